@@ -1,0 +1,34 @@
+# `make demo` and `make test` set up .venv by themselves; a second call reuses it.
+
+PYTHON ?= python3
+BIN := .venv/bin
+DEMO_ROOT ?= runs
+
+.PHONY: demo test lint bench clean
+
+demo: .venv/.ready
+	$(BIN)/springtide train --recipe demo --run.root $(DEMO_ROOT) --demo
+
+test: .venv/.ready lint
+	$(BIN)/python -m pytest
+
+lint: .venv/.ready
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+bench: .venv/.ready
+	$(BIN)/python benchmarks/step_overhead.py
+
+clean:
+	rm -rf .venv .pytest_cache .mypy_cache .ruff_cache .hypothesis
+
+# torch first and pinned: an unpinned one would bring gigabytes of CUDA packages
+.venv/.ready: pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+		{ echo "springtide needs Python >= 3.11; set PYTHON=... (found: $$($(PYTHON) --version))"; exit 1; }
+	test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	@echo "installing into .venv (once, a few minutes)"
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt torch
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev]'
+	touch $@

@@ -1,0 +1,62 @@
+"""springtide: elastic training of language models on preemptible GPUs. A resize changes nothing in the training.
+
+The map, drawn in the order the data takes:
+
+    config/       the words all else is written in: frozen models, amounts with units, recipes
+      |
+    store/        bytes at a path, committed or absent: local disk, s3, gs, az, memory
+      |
+    corpus/       raw text -> documents -> token ids                       sources, vocabulary
+      |           prepare.py joins the two
+    shards/       token ids -> sealed Parquet with a checksummed manifest  rows (T, L + 1)
+      |
+    stream/       (seed, step) -> the same rows at any world size          batch (G,) -> rank (n, L + 1)
+      |
+    model/        plain nn.Module                                          (B, L) -> logits (B, L, V)
+    parallel/     the model laid over a mesh: FSDP2, gradients summed
+    elastic/      decisions as values: micro-steps of uneven workers
+      |
+    train/        the step on one screen, the loop as an iterator of events; runs under torchrun
+      |
+    checkpoint/   a step you can come back to at another world size
+    track/        what a run says about itself: events, journal, console, MLflow, report
+      |
+    on_ray/       the only room that imports Ray: cluster, feed, worker, control, trainer
+      |
+    runs.py       a run's folder, claimed or opened      verify.py   the proof of what it trained on
+    api.py        st.train, st.prepare, st.attach        cli.py      the same for the shell
+
+``import springtide`` is light: torch and Ray load when something trains.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from springtide.api import attach, prepare, sample, train
+    from springtide.config import Config, load, override, recipes
+    from springtide.runs import Run
+
+__version__ = "0.1.0"
+
+_WHERE = {
+    "Config": "springtide.config",
+    "Run": "springtide.runs",
+    "attach": "springtide.api",
+    "load": "springtide.config",
+    "override": "springtide.config",
+    "prepare": "springtide.api",
+    "recipes": "springtide.config",
+    "sample": "springtide.api",
+    "train": "springtide.api",
+}
+
+__all__ = ["Config", "Run", "attach", "load", "override", "prepare", "recipes", "sample", "train"]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _WHERE:
+        raise AttributeError(f"module 'springtide' has no attribute {name!r}")
+    return getattr(importlib.import_module(_WHERE[name]), name)

@@ -1,0 +1,129 @@
+"""The Python API: ``st.prepare``, ``st.train``, ``st.attach``. The CLI and the jobs call nothing else."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Callable
+from typing import Any
+
+from springtide import config as configs
+from springtide.config import Config
+from springtide.prepare import Progress, open_dataset, prepare
+from springtide.runs import Run, claim, open_run
+from springtide.store import Folder
+from springtide.stream import order_of
+from springtide.track.console import Console
+from springtide.track.events import Event, Sampled, Started, StepDone, Stopped
+from springtide.track.journal import Journal
+from springtide.track.mlflow_sink import OFF, MlflowSink, default_uri
+
+_PROMPT = "def "
+_TEMPERATURE = 0.8
+
+
+def train(
+    config: Config,
+    *,
+    resume: bool = False,
+    accept_changes: bool = False,
+    listen: Callable[[Event], None] | None = None,
+    progress: Progress | None = None,
+    dashboard: bool = True,
+) -> Run:
+    """Prepare the data if need be, train on Ray to the end of the run, write the report; returns a handle on the run.
+
+    ``resume`` goes on with the run ``run.id`` (or the newest of this config) from its newest good checkpoint; a run that
+    exists is otherwise refused. ``accept_changes`` lets it go on under a config that trains something else.
+    Errors: ConfigError, CorpusError, RunExists before anything starts; TrainingFailed or the worker's own
+    SpringtideError later. The run can be resumed after any of them.
+    """
+    from springtide.on_ray.cluster import cluster  # Ray and torch load when they are needed
+    from springtide.on_ray.trainer import train as train_on_ray
+
+    config, run = claim(config, resume, accept_changes)
+    config = prepare(_absolute(config), *([progress] if progress else []))
+    manifest, _ = open_dataset(config.shards.dataset)
+    order = order_of(config, manifest)
+    run.folder.write("config.yaml", configs.dump(config))
+
+    with contextlib.ExitStack() as stack:
+        earlier = run.events
+        listeners: list[Callable[[Event], None]] = [stack.enter_context(Journal(run.folder))]
+        attempt = listeners[0].attempt  # type: ignore[attr-defined]
+        uri = _mlflow_uri(config)
+        if uri != OFF:
+            tags = {
+                "springtide.order": order.identity,
+                "springtide.dataset": config.shards.dataset,
+                "springtide.dataset_digest": manifest.digest,
+                "springtide.checkpoints": (run.folder / "checkpoints").url,
+            }
+            listeners.append(stack.enter_context(MlflowSink(config, run.folder, uri, earlier, tags)))
+        listeners.append(stack.enter_context(Console(config.num_steps, config.track.progress)))
+        if listen:
+            listeners.append(listen)
+
+        def hear(event: Event) -> None:
+            for listener in listeners:
+                listener(event)
+
+        try:
+            with cluster(config, dashboard=dashboard):
+                train_on_ray(config, run.folder, attempt, {"run": config.run.id}, hear)
+        except BaseException as error:
+            step = max((one.step for one in run.events if isinstance(one, StepDone | Started)), default=0)
+            hear(Stopped(step=step, status="failed", reason=f"{type(error).__name__}: {error}"[:2000]))
+            raise
+        finally:
+            run.write_report()
+        if config.train.sample_tokens and _finished(run):
+            hear(sample(run))
+        run.write_report()
+    return run
+
+
+def sample(
+    run: Run, prompt: str = _PROMPT, tokens: int = 0, temperature: float = _TEMPERATURE, seed: int = 0
+) -> Sampled:
+    """Text that the run's newest checkpoint writes after ``prompt``; ``tokens`` 0 takes the config's length."""
+    from springtide.checkpoint import load_tensors
+    from springtide.model import build
+    from springtide.train.evaluate import generate
+
+    config = run.config
+    manifest, vocabulary = open_dataset(config.shards.dataset)
+    model = build(config.model, manifest.vocab_size)
+    name = run.checkpoints[-1]
+    load_tensors(run.folder, name, model)
+    ids = vocabulary.tokenizer.encode(prompt).ids
+    length = tokens or config.train.sample_tokens
+    context = min(config.model.max_sequence_length, manifest.sequence_length)
+    text = vocabulary.decode(generate(model, ids, length, context, manifest.vocab_size, temperature, seed))
+    return Sampled(step=int(name.removeprefix("step-")), prompt=prompt, text=text)
+
+
+def attach(run: str) -> Run:
+    """A handle on the run in folder ``run``."""
+    return open_run(run)
+
+
+def _finished(run: Run) -> bool:
+    ends = [event for event in run.events if isinstance(event, Stopped)]
+    return bool(ends) and ends[-1].status == "finished"
+
+
+def _absolute(config: Config) -> Config:
+    """Paths as every node sees them: relative ones are the driver's."""
+    changes: dict[str, Any] = {"shards.root": Folder(config.shards.root).url}
+    if config.shards.dataset:
+        changes["shards.dataset"] = Folder(config.shards.dataset).url
+    return configs.override(config, changes)
+
+
+def _mlflow_uri(config: Config) -> str:
+    # a server that is down must cost a retry here and there, not minutes inside its client
+    os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "1")
+    os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "10")
+    chosen = config.track.mlflow_uri or os.environ.get("MLFLOW_TRACKING_URI", "")
+    return chosen or default_uri(Folder(config.run.root))

@@ -1,0 +1,281 @@
+"""The command line: ``springtide prepare | train | verify | inspect``."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import yaml
+
+from springtide import config as configs
+from springtide.config import Config
+from springtide.config.schema import fields
+from springtide.errors import ConfigError, SpringtideError, explain
+
+_EXAMPLES = {
+    "prepare": """examples:
+  springtide prepare --recipe demo
+  springtide prepare --recipe demo --corpus.source 's3://bucket/text/*.txt' --corpus.vocab-size 16384
+  springtide prepare --recipe demo --run.id twin --save twin.yaml   # for torchrun -m springtide.train --config twin.yaml""",
+    "train": """examples:
+  springtide train --recipe demo
+  springtide train --recipe demo --optim.peak-lr 1e-3 --train.total 2M
+  springtide train --recipe demo --resume                        # the newest run of this config goes on
+  springtide train --config runs/RUN/config.yaml --run.id again  # a saved run, once more, exactly""",
+    "verify": """examples:
+  springtide verify runs/RUN
+  springtide verify runs/RUN --json""",
+    "inspect": """examples:
+  springtide inspect runs/RUN                # checkpoints, evaluations, starts
+  springtide inspect datasets/FINGERPRINT    # counts, digests, a few rows as text
+  springtide inspect datasets/FINGERPRINT --verify""",
+}
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command; returns the exit status: 0 done, 1 a check failed, 2 a bad setting, 130 interrupted."""
+    options = _parser().parse_args(arguments)
+    try:
+        return int(options.command(options))
+    except (ConfigError, ValueError) as error:
+        _complain(error)
+        return 2
+    except (SpringtideError, OSError) as error:
+        _complain(error)
+        return 1
+    except KeyboardInterrupt:
+        print("\nstopped at once; --resume goes on from the last checkpoint", file=sys.stderr)
+        return 130
+
+
+def _complain(error: BaseException) -> None:
+    print(f"springtide: {error}", file=sys.stderr)
+
+
+def config_of(options: argparse.Namespace) -> Config:
+    """The config that --recipe or --config names, with every dotted override applied."""
+    given = {name: value for name, value in vars(options).items() if "." in name}
+    base = configs.load(options.config) if options.config else configs.recipe(options.recipe)
+    return configs.override(base, {name: _value(name, text) for name, text in given.items()})
+
+
+def _value(name: str, text: str) -> Any:
+    """Text as the config reads it: numbers and amounts are left to the field's own type, lists are YAML."""
+    return yaml.safe_load(text) if text[:1] in "[(" else text
+
+
+def _prepare(options: argparse.Namespace) -> int:
+    from springtide.prepare import prepare
+
+    with _progress() as progress:
+        config = prepare(config_of(options), progress)
+    if options.save:
+        with open(options.save, "w") as file:
+            file.write(configs.dump(config))
+    return _inspect_dataset(config.shards.dataset, options)
+
+
+def _train(options: argparse.Namespace) -> int:
+    from springtide.api import train
+
+    with _progress() as progress:
+        run = train(config_of(options), resume=options.resume, accept_changes=options.accept_changes, progress=progress)
+    if options.demo:
+        _farewell(run)
+    else:
+        print(f"\nrun {run.id}: {len(run.steps)} steps; report {run.report}")
+    return 0
+
+
+def _farewell(run: Any) -> None:
+    """What the demo made, and what to try next."""
+    before, after = run.evaluations[0], run.evaluations[-1]
+    root = run.config.run.root
+    fall = 1 - after.heldout_bits_per_byte / before.heldout_bits_per_byte
+    print(
+        f"""
+made in {run.folder.url}
+  report.html     loss, throughput and world size of this run; open it in a browser
+  checkpoints/    {", ".join(run.checkpoints)}
+  mlflow.json     its run in MLflow: mlflow ui --backend-store-uri sqlite:///{root}/mlflow.db
+held-out bits per byte: {before.heldout_bits_per_byte:.3f} before, {after.heldout_bits_per_byte:.3f} after ({fall:.0%} less)
+
+try next
+  springtide verify {run.folder.url}
+  springtide inspect {run.folder.url}
+  springtide train --recipe demo --run.root {root} --train.total 2M --elastic.max-workers 3"""
+    )
+
+
+def _verify(options: argparse.Namespace) -> int:
+    from springtide.runs import open_run
+
+    result = open_run(options.run).verify()
+    if options.json:
+        print(json.dumps(result))
+    else:
+        print(
+            f"{'ok' if result['ok'] else 'NOT OK'}: {result['steps_checked']} steps checked against the order ", end=""
+        )
+        print(
+            f"{result['order_identity']}; {result['steps_trained_again']} trained again, world sizes {result['world_sizes']}"
+        )
+        for mismatch in result["mismatches"]:
+            print("  step {step}: expected {expected}, found {found}".format(**mismatch))
+        if result["missing"]:
+            print(f"  not in the journal: {result['missing']}")
+    return 0 if result["ok"] else 1
+
+
+def _inspect(options: argparse.Namespace) -> int:
+    from springtide.runs import CONFIG
+    from springtide.shards import MANIFEST
+    from springtide.store import Folder
+
+    folder = Folder(options.path)
+    if folder.exists(MANIFEST):
+        return _inspect_dataset(options.path, options)
+    if folder.exists(CONFIG):
+        return _inspect_run(options)
+    raise ConfigError(explain("path", options.path, "is neither a run nor a dataset", "give one of their folders"))
+
+
+def _inspect_dataset(url: str, options: argparse.Namespace) -> int:
+    from springtide.prepare import open_dataset, rows_text
+    from springtide.shards import TRAIN, SplitReader, check_shard
+    from springtide.store import Folder
+
+    manifest, vocabulary = open_dataset(url)
+    if getattr(options, "verify", False):
+        for split in manifest.splits.values():
+            for shard in split.shards:
+                check_shard(Folder(url), shard)
+    if options.json:
+        splits = {name: split.model_dump(exclude={"shards"}) for name, split in manifest.splits.items()}
+        print(
+            json.dumps({"dataset": url, "digest": manifest.digest, "vocab_size": manifest.vocab_size, "splits": splits})
+        )
+        return 0
+    print(
+        f"dataset {url}\n  digest {manifest.digest}, {manifest.vocab_size} ids, rows of {manifest.sequence_length} tokens"
+    )
+    for name, split in manifest.splits.items():
+        print(
+            f"  {name}: {split.documents} documents, {split.tokens} tokens, {split.rows} rows, {len(split.shards)} shards"
+        )
+    rows = SplitReader(Folder(url), manifest.splits[TRAIN]).read(_first_rows(manifest.splits[TRAIN].rows))
+    for row, text in zip(rows.sample_ids, rows_text(rows.tokens, vocabulary), strict=True):
+        print(f"  row {row}: {text[:100]!r}")
+    return 0
+
+
+def _first_rows(rows: int) -> Any:
+    import numpy as np
+
+    return np.arange(min(3, rows))
+
+
+def _inspect_run(options: argparse.Namespace) -> int:
+    from springtide.checkpoint import problem, read_manifest
+    from springtide.runs import open_run
+    from springtide.track.events import Started, Stopped
+
+    run = open_run(options.path)
+    found = []
+    for name in run.checkpoints:
+        manifest = read_manifest(run.folder, name)
+        size = sum(file["size_bytes"] for file in manifest["files"].values())
+        why = problem(run.folder, name) if options.verify else ""
+        found.append({"name": name, **manifest["meta"], "size_bytes": size, "problem": why})
+    events = run.events
+    starts = [event for event in events if isinstance(event, Started)]
+    ends = [event for event in events if isinstance(event, Stopped)]
+    status = ends[-1].status if ends and ends[-1].time_s >= starts[-1].time_s else "running or killed"
+    if options.json:
+        print(json.dumps({"run": run.id, "status": status, "steps": len(run.steps), "checkpoints": found}))
+        return 0
+    print(f"run {run.id}: {status}, {len(run.steps)} of {run.config.num_steps} steps, {len(starts)} starts")
+    for start in starts:
+        print(f"  started at step {start.step} with {start.world_size} workers {start.resumed_from}")
+    for item in found:
+        state = item["problem"] or ("verified" if options.verify else "committed")
+        print(f"  {item['name']}: {item['size_bytes'] / 2**20:.1f} MiB, world size {item['world_size']}, {state}")
+    return 1 if any(item["problem"] for item in found) else 0
+
+
+def _progress() -> Any:
+    """A rich progress bar that is called with (stage, done, total); silent where stderr is no terminal."""
+    import contextlib
+
+    from rich.console import Console
+    from rich.progress import Progress
+
+    @contextlib.contextmanager
+    def bars() -> Any:
+        with Progress(console=Console(stderr=True), transient=True, disable=not sys.stderr.isatty()) as shown:
+            tasks: dict[str, Any] = {}
+
+            def report(stage: str, done: int, total: int) -> None:
+                if stage not in tasks:
+                    tasks[stage] = shown.add_task(stage, total=total)
+                shown.update(tasks[stage], completed=done, visible=done < total)
+
+            yield report
+
+    return bars()
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="springtide", description="Elastic training of language models on Ray.")
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+
+    def command(name: str, run: Callable[[argparse.Namespace], int], help: str) -> argparse.ArgumentParser:
+        sub = commands.add_parser(
+            name,
+            help=help,
+            description=help,
+            epilog=_EXAMPLES[name],
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+            allow_abbrev=False,
+        )
+        sub.set_defaults(command=run)
+        return sub
+
+    sub = command("prepare", _prepare, "Turn text into a sealed dataset, or find the one made before.")
+    _add_config(sub)
+    sub.add_argument("--save", metavar="FILE", help="write the resolved config there")
+    sub.add_argument("--json", action="store_true", help="print one JSON object")
+    sub = command("train", _train, "Train a run to its end, preparing its data first.")
+    _add_config(sub)
+    sub.add_argument("--resume", action="store_true", help="go on with a run that exists")
+    sub.add_argument("--accept-changes", action="store_true", help="resume although the config trains something else")
+    sub.add_argument("--demo", action="store_true", help=argparse.SUPPRESS)
+    sub = command("verify", _verify, "Prove that a run trained on exactly the samples it should have.")
+    sub.add_argument("run", help="the run's folder")
+    sub.add_argument("--json", action="store_true", help="print one JSON object")
+    sub = command("inspect", _inspect, "Show what a run or a dataset holds.")
+    sub.add_argument("path", help="a run's or a dataset's folder")
+    sub.add_argument("--verify", action="store_true", help="read every byte and compare digests")
+    sub.add_argument("--json", action="store_true", help="print one JSON object")
+    return parser
+
+
+def _add_config(parser: argparse.ArgumentParser) -> None:
+    """--recipe, --config, and an option for every field: ``--section.field``."""
+    chosen = parser.add_mutually_exclusive_group(required=True)
+    chosen.add_argument("--recipe", metavar="NAME", help=f"one of {', '.join(configs.recipes.RECIPES)}")
+    chosen.add_argument("--config", metavar="FILE", help="a saved config, YAML or JSON")
+    for section, field in Config.model_fields.items():
+        group = parser.add_argument_group(section, field.description)
+        for name, leaf in fields().items():
+            if name.startswith(f"{section}."):
+                spellings = dict.fromkeys([f"--{name.replace('_', '-')}", f"--{name}"])
+                text = f"{leaf.description} (default {leaf.default})".replace("%", "%%")
+                group.add_argument(*spellings, dest=name, metavar="X", default=argparse.SUPPRESS, help=text)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,65 @@
+"""Amounts with units: ``2M`` tokens, ``64MiB``, ``10m``. They are plain numbers once read."""
+
+from __future__ import annotations
+
+import re
+from typing import Any, ClassVar, Self
+
+from pydantic import GetCoreSchemaHandler
+from pydantic_core import CoreSchema, core_schema
+
+_DECIMAL = {"": 1, "k": 10**3, "M": 10**6, "B": 10**9, "G": 10**9, "T": 10**12}
+_BINARY = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
+_BINARY |= {f"{prefix}iB": 1024**power for power, prefix in enumerate("KMGT", start=1)}
+_TIME = {"": 1.0, "s": 1.0, "ms": 1e-3, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
+
+
+class _Amount:
+    unit: ClassVar[str]
+    suffixes: ClassVar[dict[str, Any]]
+
+    @classmethod
+    def parse(cls, value: Any) -> Self:
+        """Read a number or a text such as ``1.5B``; ValueError names the suffixes that are known."""
+        if isinstance(value, bool) or not isinstance(value, (int, float, str)):
+            raise ValueError(f"not an amount of {cls.unit}: {value!r}")
+        if isinstance(value, str):
+            match = re.fullmatch(r"\s*([0-9][0-9_]*\.?[0-9]*(?:e[+-]?[0-9]+)?)\s*([A-Za-z]*)\s*", value)
+            if match is None or match[2] not in cls.suffixes:
+                known = ", ".join(suffix for suffix in cls.suffixes if suffix)
+                raise ValueError(f"not an amount of {cls.unit}: {value!r} (a number, with one of {known} behind it)")
+            value = float(match[1]) * cls.suffixes[match[2]]
+        if issubclass(cls, int) and value != int(value):
+            raise ValueError(f"not a whole number of {cls.unit}: {value!r}")
+        return cls(value)  # type: ignore[call-arg]
+
+    @classmethod
+    def __get_pydantic_core_schema__(cls, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        number = core_schema.int_schema(ge=0) if issubclass(cls, int) else core_schema.float_schema(ge=0)
+        plain = int if issubclass(cls, int) else float
+        return core_schema.no_info_before_validator_function(
+            cls.parse,
+            core_schema.no_info_after_validator_function(cls, number),
+            serialization=core_schema.plain_serializer_function_ser_schema(plain),
+        )
+
+
+class Tokens(_Amount, int):
+    """A number of tokens; ``k``, ``M``, ``B``, ``T`` are powers of a thousand."""
+
+    unit = "tokens"
+    suffixes = _DECIMAL
+
+
+class Bytes(_Amount, int):
+    """A number of bytes; ``MB`` is 10**6, ``MiB`` is 2**20."""
+
+    unit = "bytes"
+    suffixes = _BINARY
+
+
+class Seconds(_Amount, float):
+    """A span of time in seconds; ``ms``, ``s``, ``m``, ``h``, ``d``."""
+
+    unit = "seconds"
+    suffixes = _TIME

@@ -1,0 +1,108 @@
+"""Configs as files and as identities: read, write, fingerprint, compare, and explain what is wrong with one."""
+
+from __future__ import annotations
+
+import difflib
+import hashlib
+import json
+from pathlib import Path
+from typing import Any
+
+import yaml
+from pydantic import ValidationError
+
+from springtide.config.recipes import RECIPES
+from springtide.config.schema import Config, fields, is_free
+from springtide.errors import ConfigError, explain
+
+
+def build(data: Any) -> Config:
+    """A config from plain data; ConfigError says field, value, limit and remedy for everything wrong with it."""
+    if not isinstance(data, dict):
+        raise ConfigError(f"a config is a mapping of sections, not {type(data).__name__}")
+    try:
+        return Config.model_validate(data)
+    except ValidationError as error:
+        raise ConfigError(describe(error)) from None
+
+
+def recipe(name: str) -> Config:
+    """The recipe of that name; ConfigError names the nearest."""
+    if name not in RECIPES:
+        raise ConfigError(explain("recipe", name, f"known are {', '.join(RECIPES)}", nearest(name, RECIPES)))
+    return RECIPES[name]()
+
+
+def load(path: str | Path) -> Config:
+    """A config saved as YAML or JSON."""
+    try:
+        data = yaml.safe_load(Path(path).read_text())
+    except OSError as error:
+        raise ConfigError(
+            explain("config", str(path), f"cannot be read ({error.strerror})", "check the path")
+        ) from None
+    except yaml.YAMLError as error:
+        raise ConfigError(explain("config", str(path), f"is not YAML ({error})", "mend the file")) from None
+    return build(data)
+
+
+def dump(config: Config) -> str:
+    """The config as YAML; ``load`` gives back an equal one."""
+    return yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False)
+
+
+def flatten(config: Config) -> dict[str, Any]:
+    """Dotted name -> plain value, for every field."""
+    data = config.model_dump(mode="json")
+    return {name: data[name.split(".")[0]][name.split(".")[1]] for name in fields()}
+
+
+def override(config: Config, changes: dict[str, Any]) -> Config:
+    """A copy with dotted fields changed, checked like any other config."""
+    data = config.model_dump(mode="json")
+    for name, value in changes.items():
+        if name not in fields():
+            raise ConfigError(explain(name, value, "is not a setting", nearest(name, fields())))
+        section, field = name.split(".")
+        data[section][field] = value
+    return build(data)
+
+
+def difference(old: Config, new: Config) -> dict[str, tuple[Any, Any]]:
+    """Dotted name -> (old, new) for every field that differs."""
+    before, after = flatten(old), flatten(new)
+    return {name: (before[name], after[name]) for name in before if before[name] != after[name]}
+
+
+def changes_the_run(changes: dict[str, tuple[Any, Any]]) -> dict[str, tuple[Any, Any]]:
+    """Those of ``difference`` that would change what is learned."""
+    return {name: change for name, change in changes.items() if not is_free(name)}
+
+
+def fingerprint(config: Config) -> str:
+    """16 hex digits over everything that decides what is learned; free fields do not count."""
+    identity = {name: value for name, value in flatten(config).items() if not is_free(name)}
+    return hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def nearest(name: str, known: Any) -> str:
+    """A remedy for a name that is not known."""
+    close = difflib.get_close_matches(name, list(known), n=1, cutoff=0.4)
+    return f"did you mean {close[0]!r}?" if close else "see --help for all of them"
+
+
+def describe(error: ValidationError) -> str:
+    """Pydantic's findings in the house's form, one line each."""
+    lines = []
+    for item in error.errors():
+        name = ".".join(str(part) for part in item["loc"])
+        if item["type"] == "extra_forbidden":
+            section = fields() if "." in name else Config.model_fields
+            lines.append(explain(name, item["input"], "is not a setting", nearest(name, section)))
+        elif item["type"] == "value_error" and isinstance(item["input"], dict | Config):
+            lines.append(str(item["ctx"]["error"]))
+        else:
+            field = fields().get(name)
+            remedy = f"it is: {field.description}" if field is not None else "see --help"
+            lines.append(explain(name, item["input"], item["msg"], remedy))
+    return "\n".join(lines)

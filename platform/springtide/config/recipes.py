@@ -1,0 +1,65 @@
+"""Recipes: functions that return a whole config, named by size and by what they run on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from springtide.config.amounts import Tokens
+from springtide.config.schema import (
+    CheckpointConfig,
+    Config,
+    ElasticConfig,
+    ModelConfig,
+    OptimConfig,
+    ParallelConfig,
+    ShardsConfig,
+    StreamConfig,
+    TrainConfig,
+)
+
+
+def demo() -> Config:
+    """A 3M-parameter model on Python's own source, two CPU workers: minutes on a laptop."""
+    return Config(
+        model=ModelConfig(num_layers=6, dim=192, num_heads=6, num_kv_heads=3, ffn_dim=512, max_sequence_length=256),
+        shards=ShardsConfig(sequence_length=256),
+        stream=StreamConfig(global_batch=16),
+        optim=OptimConfig(peak_lr=4e-3, warmup=Tokens(40_000), final_lr_ratio=0.05),
+        train=TrainConfig(total=Tokens(180 * 16 * 256), micro_batch=8),
+        checkpoint=CheckpointConfig(every_steps=50),
+        elastic=ElasticConfig(min_workers=1, max_workers=2),
+    )
+
+
+def tiny() -> Config:
+    """A 0.2M-parameter byte model that trains in seconds: for tests and first experiments."""
+    return Config.model_validate(
+        {
+            "corpus": {"tokenizer": "bytes", "max_documents": 40},
+            "model": {"num_layers": 2, "dim": 64, "num_heads": 4, "num_kv_heads": 2, "ffn_dim": 160},
+            "shards": {"sequence_length": 64, "rows_per_group": 64, "groups_per_shard": 8, "heldout_fraction": 0.1},
+            "stream": {"global_batch": 12, "window": 64},
+            "optim": {"warmup": 12 * 64 * 10},
+            "train": {"total": 12 * 64 * 60, "eval_rows": 16, "sample_tokens": 32},
+            "checkpoint": {"every_steps": 20},
+        }
+    )
+
+
+def gpu_125m() -> Config:
+    """GPT-2 small's size in a Llama shape, bf16, one to eight GPUs, 2.5B tokens."""
+    return Config(
+        model=ModelConfig(
+            num_layers=12, dim=768, num_heads=12, num_kv_heads=12, ffn_dim=2048, max_sequence_length=2048
+        ),
+        shards=ShardsConfig(sequence_length=1024),
+        stream=StreamConfig(global_batch=480),
+        parallel=ParallelConfig(precision="bf16"),
+        optim=OptimConfig(peak_lr=6e-4, warmup=Tokens(100_000_000), schedule="wsd"),
+        train=TrainConfig(total=Tokens(2_500_000_000), micro_batch=32, eval_rows=512),
+        checkpoint=CheckpointConfig(every_steps=500),
+        elastic=ElasticConfig(min_workers=1, max_workers=8, gpus_per_worker=1),
+    )
+
+
+RECIPES: dict[str, Callable[[], Config]] = {recipe.__name__: recipe for recipe in (demo, tiny, gpu_125m)}

@@ -1,0 +1,366 @@
+"""One frozen section a room. Every field has a doc line that ends with its unit in brackets.
+
+Fields marked *free* may differ when a run is resumed: they change where and how fast it trains, never what it learns.
+Everything else is the run's identity.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from springtide.config.amounts import Bytes, Seconds, Tokens
+from springtide.errors import explain
+
+free = functools.partial(Field, json_schema_extra={"free": True})
+"""A field that may change between restarts of one run."""
+
+Weight = Annotated[float, Field(ge=0)]
+
+
+class Section(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True, validate_default=True)
+
+
+class CorpusConfig(Section):
+    """Raw text and the vocabulary that turns it into token ids."""
+
+    source: str = "stdlib"
+    """``stdlib`` (the running Python's own library), or a file, folder or glob, local or any fsspec URL [url]."""
+    tokenizer: str = "bpe"
+    """``bpe`` (trained on the corpus), ``bytes``, or the path of a ``tokenizer.json`` [name or path]."""
+    vocab_size: int = Field(4096, ge=257)
+    """Ids in a vocabulary that is trained here, end-of-text included [ids]."""
+    max_documents: int = Field(0, ge=0)
+    """Take at most this many documents; 0 takes all [documents]."""
+
+
+class ShardsConfig(Section):
+    """Token ids packed into rows and sealed as Parquet."""
+
+    root: str = free(default="datasets")
+    """Folder or fsspec URL that holds prepared datasets [url]."""
+    dataset: str = free(default="")
+    """A prepared dataset to use as it is; empty finds or makes the one for this corpus [url]."""
+    sequence_length: int = Field(256, ge=2)
+    """Tokens a row trains on; a row stores one more, the first input [tokens]."""
+    token_type: Literal["uint16", "uint32"] = "uint16"
+    """How a token id is stored [type]."""
+    rows_per_group: int = Field(256, ge=1)
+    """Rows in one Parquet row group, the unit of reading [rows]."""
+    groups_per_shard: int = Field(16, ge=1)
+    """Row groups in one Parquet file [row groups]."""
+    heldout_fraction: float = Field(0.02, gt=0, lt=0.5)
+    """Share of the documents, chosen by their hash, kept for evaluation [ratio]."""
+    seed: int = Field(0, ge=0)
+    """Key of the order in which documents are packed [1]."""
+
+
+class StreamConfig(Section):
+    """Which rows make up each step: the order of samples."""
+
+    seed: int = Field(0, ge=0)
+    """Key of the order [1]."""
+    global_batch: int = Field(16, ge=1)
+    """Rows in a step over all workers, constant for the run [rows]."""
+    lanes: int = Field(0, ge=0)
+    """Parts of the order that workers own whole; must divide global_batch; 0 means global_batch [lanes]."""
+    window: int = Field(512, ge=1)
+    """Rows of a lane that are shuffled among each other, the bound of the read-ahead [rows]."""
+    skip: tuple[int, ...] = ()
+    """Steps of the order to jump over [steps]."""
+
+    @property
+    def num_lanes(self) -> int:
+        return self.lanes or self.global_batch
+
+    @model_validator(mode="after")
+    def _check(self) -> StreamConfig:
+        if self.global_batch % self.num_lanes:
+            raise ValueError(
+                explain(
+                    "stream.lanes",
+                    self.lanes,
+                    f"must divide stream.global_batch = {self.global_batch}",
+                    "choose a divisor, or 0 for one lane a row",
+                )
+            )
+        return self
+
+
+class ModelConfig(Section):
+    """A Llama-style decoder."""
+
+    num_layers: int = Field(6, ge=1)
+    """Decoder blocks [blocks]."""
+    dim: int = Field(192, ge=2)
+    """Width of the residual stream [features]."""
+    num_heads: int = Field(6, ge=1)
+    """Query heads; must divide dim [heads]."""
+    num_kv_heads: int = Field(3, ge=1)
+    """Key and value heads; must divide num_heads [heads]."""
+    ffn_dim: int = Field(512, ge=1)
+    """Hidden width of the SwiGLU [features]."""
+    max_sequence_length: int = Field(2048, ge=2)
+    """Longest sequence the rotary table is built for [tokens]."""
+    rope_theta: float = Field(10_000.0, gt=0)
+    """Base of the rotary wavelengths [1]."""
+    norm_eps: float = Field(1e-5, gt=0)
+    """Added to the mean square inside RMSNorm [1]."""
+    tied_head: bool = True
+    """Whether the output head shares the embedding's weight [flag]."""
+    init_seed: int = Field(0, ge=0)
+    """Seed of the initial weights [1]."""
+
+    @model_validator(mode="after")
+    def _check(self) -> ModelConfig:
+        if self.dim % (2 * self.num_heads):
+            raise ValueError(
+                explain(
+                    "model.num_heads",
+                    self.num_heads,
+                    f"must divide model.dim = {self.dim} into even head sizes",
+                    "choose dim as an even multiple of num_heads",
+                )
+            )
+        if self.num_heads % self.num_kv_heads:
+            raise ValueError(
+                explain(
+                    "model.num_kv_heads",
+                    self.num_kv_heads,
+                    f"must divide model.num_heads = {self.num_heads}",
+                    "choose a divisor",
+                )
+            )
+        return self
+
+
+class ParallelConfig(Section):
+    """How the model is laid over the workers."""
+
+    precision: Literal["fp32", "bf16"] = "fp32"
+    """Type of weights and activations inside a block; master weights and reductions stay fp32 [type]."""
+    reshard_after_forward: bool = free(default=True)
+    """Whether FSDP frees a block's full weights between forward and backward (ZeRO-3) or keeps them (ZeRO-2) [flag]."""
+    threads: int = free(default=0, ge=0)
+    """Intra-op CPU threads a worker; 0 leaves the choice to OMP_NUM_THREADS [threads]."""
+
+
+class OptimConfig(Section):
+    """AdamW, its schedule in tokens, and clipping."""
+
+    peak_lr: float = Field(3e-3, gt=0)
+    """Learning rate after warm-up [1]."""
+    schedule: Literal["cosine", "wsd"] = "cosine"
+    """Shape after warm-up: a half cosine, or stable and then a linear decay [name]."""
+    warmup: Tokens = Tokens(50_000)
+    """Linear warm-up from zero [tokens]."""
+    decay: Tokens = Tokens(0)
+    """Length of the final decay; 0 means all that follows the warm-up for cosine, a fifth of the run for wsd [tokens]."""
+    final_lr_ratio: float = Field(0.1, ge=0, le=1)
+    """Learning rate at the end over peak_lr [ratio]."""
+    betas: tuple[float, float] = (0.9, 0.95)
+    """Decay rates of the first and second moment [ratio]."""
+    eps: float = Field(1e-8, gt=0)
+    """Added to the root of the second moment [1]."""
+    weight_decay: float = Field(0.1, ge=0)
+    """Decoupled decay of matrices; vectors are not decayed [1]."""
+    clip_norm: float = Field(1.0, ge=0)
+    """Largest global gradient norm; 0 turns clipping off [1]."""
+
+    @model_validator(mode="after")
+    def _check(self) -> OptimConfig:
+        for beta in self.betas:
+            if not 0 <= beta < 1:
+                raise ValueError(explain("optim.betas", self.betas, "each must be in [0, 1)", "use (0.9, 0.95)"))
+        return self
+
+
+class TrainConfig(Section):
+    """Length of the run, micro-batch, evaluation."""
+
+    total: Tokens = Tokens(1_000_000)
+    """Tokens to train on; the last step may go past it [tokens]."""
+    micro_batch: int = free(default=8, ge=1)
+    """Rows a worker computes at once; the gradient does not depend on it [rows]."""
+    eval_rows: int = free(default=64, ge=0)
+    """Held-out rows to evaluate on, before and after training; 0 evaluates nothing [rows]."""
+    sample_tokens: int = free(default=96, ge=0)
+    """Length of the text generated after training; 0 generates none [tokens]."""
+
+
+class CheckpointConfig(Section):
+    """When to save, and what to keep."""
+
+    every_steps: int = free(default=50, ge=0)
+    """Steps between checkpoints; 0 saves at the end only [steps]."""
+    keep_last: int = free(default=3, ge=1)
+    """Newest committed checkpoints to keep [checkpoints]."""
+
+
+class ElasticConfig(Section):
+    """How many workers, of which size, and how much misfortune to bear."""
+
+    min_workers: int = free(default=1, ge=1)
+    """Fewest workers to train with; below, the run waits [workers]."""
+    max_workers: int = free(default=2, ge=1)
+    """Most workers to use [workers]."""
+    cpus_per_worker: float = free(default=1.0, gt=0)
+    """Logical CPUs a worker reserves in Ray [cpus]."""
+    gpus_per_worker: float = free(default=0.0, ge=0)
+    """GPUs a worker reserves in Ray [gpus]."""
+    max_failures: int = free(default=3, ge=0)
+    """Worker failures to recover from before the run stops; lost nodes do not count [failures]."""
+
+    @model_validator(mode="after")
+    def _check(self) -> ElasticConfig:
+        if self.min_workers > self.max_workers:
+            raise ValueError(
+                explain(
+                    "elastic.min_workers",
+                    self.min_workers,
+                    f"must be at most elastic.max_workers = {self.max_workers}",
+                    "lower it or raise max_workers",
+                )
+            )
+        return self
+
+
+class FeedConfig(Section):
+    """The Ray Data pipeline of each worker."""
+
+    read_bytes: Bytes = free(default=Bytes(4 * 2**20), ge=1)
+    """Token bytes that one read task fetches [bytes]."""
+    reads_in_flight: int = free(default=2, ge=1)
+    """Read tasks a worker keeps ahead of training [tasks]."""
+    cpus_per_read: float = free(default=0.0, ge=0)
+    """Logical CPUs a read task reserves; 0 never starves behind workers that hold every CPU [cpus]."""
+
+
+class TrackConfig(Section):
+    """Where a run reports to."""
+
+    mlflow_uri: str = free(default="")
+    """MLflow tracking server; empty means a sqlite file beside the runs; ``off`` turns MLflow off [url]."""
+    experiment: str = free(default="springtide")
+    """MLflow experiment [name]."""
+    progress: bool = free(default=True)
+    """Whether to draw progress on the console [flag]."""
+    retry: Seconds = free(default=Seconds(5.0))
+    """Pause before a tracking server that failed is tried again [s]."""
+
+
+class RunConfig(Section):
+    """What the run is called and where it lives."""
+
+    id: str = free(default="", pattern=r"^([A-Za-z0-9][A-Za-z0-9._-]{0,127})?$")
+    """Name of the run and of its folder; empty makes one up [name]."""
+    root: str = free(default="runs")
+    """Folder or fsspec URL that holds runs [url]."""
+
+
+class Config(Section):
+    """Everything a run is made of."""
+
+    run: RunConfig = RunConfig()
+    """Name and place."""
+    corpus: CorpusConfig = CorpusConfig()
+    """Text and vocabulary."""
+    shards: ShardsConfig = ShardsConfig()
+    """Packing and sealing."""
+    stream: StreamConfig = StreamConfig()
+    """Order of samples."""
+    model: ModelConfig = ModelConfig()
+    """Architecture."""
+    parallel: ParallelConfig = ParallelConfig()
+    """Layout over workers."""
+    optim: OptimConfig = OptimConfig()
+    """Optimizer and schedule."""
+    train: TrainConfig = TrainConfig()
+    """Length and evaluation."""
+    checkpoint: CheckpointConfig = CheckpointConfig()
+    """Saving."""
+    elastic: ElasticConfig = ElasticConfig()
+    """Workers."""
+    feed: FeedConfig = FeedConfig()
+    """Ray Data."""
+    track: TrackConfig = TrackConfig()
+    """Metrics."""
+
+    @property
+    def tokens_per_step(self) -> int:
+        """Tokens trained on in a step over all workers [tokens]."""
+        return self.stream.global_batch * self.shards.sequence_length
+
+    @property
+    def num_steps(self) -> int:
+        """Steps in the run [steps]."""
+        return -(-int(self.train.total) // self.tokens_per_step)
+
+    @model_validator(mode="after")
+    def _check(self) -> Config:
+        for problem in self._contradictions():
+            raise ValueError(problem)
+        return self
+
+    def _contradictions(self) -> list[str]:
+        """Settings that are fine alone and wrong together, each as one sentence."""
+        found = []
+        if self.elastic.max_workers > self.stream.num_lanes:
+            found.append(
+                explain(
+                    "elastic.max_workers",
+                    self.elastic.max_workers,
+                    f"a worker needs a lane, and stream.lanes is {self.stream.num_lanes} "
+                    f"(stream.global_batch = {self.stream.global_batch})",
+                    "raise stream.global_batch or lower max_workers",
+                )
+            )
+        if self.shards.sequence_length > self.model.max_sequence_length:
+            found.append(
+                explain(
+                    "shards.sequence_length",
+                    self.shards.sequence_length,
+                    f"longer than model.max_sequence_length = {self.model.max_sequence_length}",
+                    "shorten the sequence or raise the model's limit",
+                )
+            )
+        if self.corpus.tokenizer == "bpe" and self.shards.token_type == "uint16" and self.corpus.vocab_size > 2**16:
+            found.append(
+                explain(
+                    "corpus.vocab_size",
+                    self.corpus.vocab_size,
+                    "shards.token_type = 'uint16' holds ids below 65536",
+                    "set shards.token_type to uint32 or choose a smaller vocabulary",
+                )
+            )
+        if self.train.total < 1:
+            found.append(explain("train.total", int(self.train.total), "trains on nothing", "give at least one token"))
+        if self.optim.warmup + self.optim.decay > self.num_steps * self.tokens_per_step:
+            found.append(
+                explain(
+                    "optim.warmup",
+                    int(self.optim.warmup),
+                    f"with optim.decay = {int(self.optim.decay)} longer than train.total = {int(self.train.total)}",
+                    "shorten warmup or decay, or train longer",
+                )
+            )
+        return found
+
+
+def fields(section: type[BaseModel] = Config, prefix: str = "") -> dict[str, Any]:
+    """Dotted name -> pydantic field, for every leaf of ``section``."""
+    leaves: dict[str, Any] = {}
+    for name, field in section.model_fields.items():
+        if isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel):
+            leaves |= fields(field.annotation, f"{prefix}{name}.")
+        else:
+            leaves[f"{prefix}{name}"] = field
+    return leaves
+
+
+def is_free(name: str) -> bool:
+    """Whether the field of this dotted name may change when a run is resumed."""
+    return bool((fields()[name].json_schema_extra or {}).get("free"))

@@ -1,0 +1,113 @@
+"""Text to token ids and back. The only file that imports ``tokenizers``."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+import numpy as np
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+
+from springtide.errors import ConfigError, CorpusError, explain
+
+END_OF_TEXT = "<|endoftext|>"
+_KNOWN_ENDS = (END_OF_TEXT, "<|end_of_text|>", "</s>", "<eos>")
+_TRAIN_CHARACTERS = 8_000_000
+_BATCH_DOCUMENTS = 256
+
+
+class Vocabulary:
+    """A tokenizer, its end-of-text id, and how many bytes each id stands for."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        """CorpusError when ``tokenizer`` has no end-of-text token by any of its usual names."""
+        self.tokenizer = tokenizer
+        ends = [index for name in _KNOWN_ENDS if (index := tokenizer.token_to_id(name)) is not None]
+        if not ends:
+            raise CorpusError(
+                explain(
+                    "corpus.tokenizer", "(file)", f"has none of {', '.join(_KNOWN_ENDS)}", "add an end-of-text token"
+                )
+            )
+        self.end_of_text: int = ends[0]
+
+    @property
+    def size(self) -> int:
+        """Ids, end-of-text and other special tokens included."""
+        return int(self.tokenizer.get_vocab_size(with_added_tokens=True))
+
+    def to_json(self) -> str:
+        """The ``tokenizer.json`` that ``from_json`` reads."""
+        return self.tokenizer.to_str()
+
+    @classmethod
+    def from_json(cls, text: str) -> Vocabulary:
+        return cls(Tokenizer.from_str(text))
+
+    def encode(self, texts: Iterable[str]) -> Iterator[np.ndarray]:
+        """One uint32 array of ids a text, end-of-text appended; texts are encoded in parallel, a batch at a time."""
+        batches = iter(texts)
+        while batch := list(itertools.islice(batches, _BATCH_DOCUMENTS)):
+            for encoding in self.tokenizer.encode_batch_fast(batch, add_special_tokens=False):
+                yield np.array([*encoding.ids, self.end_of_text], dtype=np.uint32)
+
+    def decode(self, ids: Iterable[int]) -> str:
+        return str(self.tokenizer.decode(list(ids), skip_special_tokens=True))
+
+    def byte_lengths(self) -> np.ndarray:
+        """Bytes of text that each id stands for, int64 of shape (size,); special tokens stand for none."""
+        lengths = np.zeros(self.size, dtype=np.int64)
+        special = self.tokenizer.get_added_tokens_decoder()
+        # a byte-level vocabulary spells each byte as one character; others spell text, with U+2581 for a space
+        byte_level = isinstance(self.tokenizer.decoder, decoders.ByteLevel)
+        for token, index in self.tokenizer.get_vocab().items():
+            if index not in special:
+                lengths[index] = len(token) if byte_level else len(token.replace("\u2581", " ").encode())
+        return lengths
+
+
+def train_bpe(texts: Iterable[str], vocab_size: int) -> Vocabulary:
+    """A byte-level BPE vocabulary of at most ``vocab_size`` ids, from the first eight million characters of ``texts``."""
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocab_size,
+        special_tokens=[END_OF_TEXT],
+        initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(_first(texts, _TRAIN_CHARACTERS), trainer)
+    return Vocabulary(tokenizer)
+
+
+def bytes_vocabulary() -> Vocabulary:
+    """Every byte is an id, and end-of-text is the 257th: a BPE without merges."""
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    tokenizer = Tokenizer(models.BPE(vocab={char: index for index, char in enumerate(alphabet)}, merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens([END_OF_TEXT])
+    return Vocabulary(tokenizer)
+
+
+def open_vocabulary(kind: str, texts: Iterable[str], vocab_size: int) -> Vocabulary:
+    """The vocabulary of ``corpus.tokenizer``: trained on ``texts``, plain bytes, or read from a file."""
+    if kind == "bpe":
+        return train_bpe(texts, vocab_size)
+    if kind == "bytes":
+        return bytes_vocabulary()
+    if not Path(kind).is_file():
+        raise ConfigError(
+            explain("corpus.tokenizer", kind, "is neither 'bpe' nor 'bytes' nor a file", "give a tokenizer.json")
+        )
+    return Vocabulary(Tokenizer.from_file(kind))
+
+
+def _first(texts: Iterable[str], characters: int) -> Iterator[str]:
+    for text in texts:
+        if characters <= 0:
+            return
+        yield text[:characters]
+        characters -= len(text)

@@ -1,0 +1,51 @@
+"""Errors that say what happened, the value, the limit and the remedy; each is retryable or fatal.
+
+They cross process boundaries inside Ray, so every one pickles: the message is the only argument.
+"""
+
+from __future__ import annotations
+
+
+class SpringtideError(Exception):
+    """Base of all errors of this package."""
+
+    retryable = False
+
+
+class ConfigError(SpringtideError, ValueError):
+    """A setting that cannot work, found before anything starts."""
+
+
+class CorpusError(SpringtideError, ValueError):
+    """A corpus that is missing, empty or too small for what is asked of it."""
+
+
+class CorruptShard(SpringtideError):
+    """A shard whose bytes are not those that were sealed."""
+
+
+class OrderError(SpringtideError):
+    """A sample arrived that the order did not ask for, or a checkpoint belongs to another order."""
+
+
+class CheckpointError(SpringtideError):
+    """A checkpoint that cannot be written or read."""
+
+
+class RunExists(SpringtideError):
+    """The run id is taken: resuming must be asked for."""
+
+
+class TrainingFailed(SpringtideError):
+    """Training stopped on an error of the training code; the message has rank and trace."""
+
+
+class WorkersLost(SpringtideError):
+    """Workers went away more often than the budget of faults allows."""
+
+    retryable = True
+
+
+def explain(field: str, value: object, limit: str, remedy: str) -> str:
+    """One sentence in the house's form: ``field = value: limit; remedy``."""
+    return f"{field} = {value!r}: {limit}; {remedy}"

@@ -1,0 +1,94 @@
+"""A Ray cluster to train on: the one we are told of, or a private one that lives as long as the run.
+
+A private cluster has its own temporary folder, so no other program finds it by looking where Ray notes the last cluster
+started, and we never join one that we were not told of.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import ray
+
+from springtide.config import Config
+from springtide.errors import ConfigError, explain
+
+_PREFIX = "springtide-ray-"
+_STORE_BYTES = 512 * 2**20
+NAMESPACE = "springtide"
+
+# read by Ray Train in the driver: the dashboard's Train page is empty without it
+_ENVIRONMENT = {"RAY_TRAIN_ENABLE_STATE_TRACKING": "1", "RAY_CHDIR_TO_TRIAL_DIR": "0", "RAY_AIR_NEW_OUTPUT": "0"}
+
+
+@contextlib.contextmanager
+def cluster(config: Config, *, dashboard: bool = True) -> Iterator[str]:
+    """Connect, and disconnect at the end; yields the dashboard's URL, empty without one.
+
+    Uses the connection the caller has; else the cluster that ``RAY_ADDRESS`` names, as under ``ray job submit``; else
+    starts a private one with as many logical CPUs and GPUs as the workers need.
+    """
+    for name, value in _ENVIRONMENT.items():
+        os.environ.setdefault(name, value)
+    quiet = {"namespace": NAMESPACE, "log_to_driver": False, "logging_level": logging.ERROR}
+    if ray.is_initialized():
+        yield ""
+    elif address := os.environ.get("RAY_ADDRESS"):
+        context = ray.init(address=address, **quiet)
+        try:
+            yield context.dashboard_url or ""
+        finally:
+            ray.shutdown()
+    else:
+        with _private_folder() as folder:
+            context = ray.init(
+                address="local",
+                num_cpus=max(1, round(config.elastic.max_workers * config.elastic.cpus_per_worker + 0.5)),
+                include_dashboard=dashboard,
+                object_store_memory=_STORE_BYTES,
+                _temp_dir=folder,
+                **quiet,
+            )
+            try:
+                yield context.dashboard_url or ""
+            finally:
+                ray.shutdown()
+
+
+@contextlib.contextmanager
+def _private_folder() -> Iterator[str]:
+    """A temporary folder named after this process; those of processes that are gone are removed first."""
+    parent = Path(tempfile.gettempdir())
+    for stale in parent.glob(f"{_PREFIX}*"):
+        pid = stale.name.removeprefix(_PREFIX).split("-")[0]
+        if pid.isdigit() and not Path(f"/proc/{pid}").exists():
+            shutil.rmtree(stale, ignore_errors=True)
+    folder = tempfile.mkdtemp(prefix=f"{_PREFIX}{os.getpid()}-")
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def check_resources(config: Config) -> None:
+    """ConfigError when no node of the cluster could hold one worker."""
+    elastic = config.elastic
+    wanted = {"CPU": elastic.cpus_per_worker, "GPU": elastic.gpus_per_worker}
+    nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
+    if not any(all(node.get(kind, 0) >= amount for kind, amount in wanted.items()) for node in nodes):
+        largest = {kind: max((node.get(kind, 0) for node in nodes), default=0) for kind in wanted}
+        raise ConfigError(
+            explain(
+                "elastic.cpus_per_worker",
+                elastic.cpus_per_worker,
+                f"with elastic.gpus_per_worker = {elastic.gpus_per_worker} fits on no node of the cluster, whose largest "
+                f"has {largest['CPU']:g} CPUs and {largest['GPU']:g} GPUs",
+                "ask for less a worker or add larger nodes",
+            )
+        )

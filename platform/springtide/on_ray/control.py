@@ -1,0 +1,104 @@
+"""The line between a run's workers and its driver: events one way, requests the other.
+
+Workers need no access to the tracking store or the console: rank 0 posts, the driver takes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import ray
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+from springtide.errors import RunExists
+from springtide.track.events import Event, StepDone, record
+from springtide.train import Interrupt
+
+
+class Control:
+    """One a run, on the driver's node, ending with the driver."""
+
+    def __init__(self) -> None:
+        self._events: list[dict[str, Any]] = []
+        self._arrived = asyncio.Event()
+        self._asked: str | None = None
+
+    async def post(self, events: list[dict[str, Any]]) -> str | None:
+        """Hand events to the driver; returns what is asked of the workers."""
+        self._events += events
+        self._arrived.set()
+        return self._asked
+
+    async def take(self, wait_s: float) -> list[dict[str, Any]]:
+        """Everything posted since the last call, waiting up to ``wait_s`` for the first."""
+        if not self._events:
+            self._arrived.clear()
+            try:
+                await asyncio.wait_for(self._arrived.wait(), wait_s)
+            except TimeoutError:
+                return []
+        taken, self._events = self._events, []
+        return taken
+
+    async def ask(self, interrupt: str | None) -> None:
+        """Ask the workers something, until asked something else."""
+        self._asked = interrupt
+
+
+def open_control(run_id: str) -> Any:
+    """The control actor of a run; RunExists when the run is live in this cluster already."""
+    here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
+    try:
+        return ray.remote(Control).options(name=f"run-{run_id}", num_cpus=0, scheduling_strategy=here).remote()
+    except ValueError:
+        raise RunExists(
+            f"run {run_id!r} is being trained on this cluster by another driver; wait for it or stop it"
+        ) from None
+
+
+class Line:
+    """Rank 0's end. Never waits for the driver in a step: while a post is under way, events gather for the next."""
+
+    def __init__(self, control: Any) -> None:
+        self._control = control
+        self._waiting: list[dict[str, Any]] = []
+        self._under_way: Any = None
+        self._asked: Interrupt | None = None
+
+    def __call__(self, event: Event) -> None:
+        """Send one event. What is not a step (a checkpoint, the end) is with the driver when this returns."""
+        self._waiting.append(record(event))
+        if not isinstance(event, StepDone):
+            self.flush()
+        elif self._settle(0):
+            self._post()
+
+    def interrupt(self) -> Interrupt | None:
+        """What the driver asked, as of the last post it answered; a save is asked once."""
+        asked = self._asked
+        if asked is Interrupt.SAVE:
+            self._asked = None
+            self._control.ask.remote(None)
+        return asked
+
+    def flush(self) -> None:
+        """Wait until everything is with the driver."""
+        self._settle(None)
+        if self._waiting:
+            self._post()
+            self._settle(None)
+
+    def _post(self) -> None:
+        self._under_way = self._control.post.remote(self._waiting)
+        self._waiting = []
+
+    def _settle(self, timeout: float | None) -> bool:
+        if self._under_way is None:
+            return True
+        done, _ = ray.wait([self._under_way], timeout=timeout)
+        if done:
+            asked = ray.get(self._under_way)
+            self._asked = Interrupt(asked) if asked else None
+            self._under_way = None
+        return bool(done)

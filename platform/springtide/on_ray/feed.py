@@ -1,0 +1,93 @@
+"""The feed: one Ray Data pipeline a rank, realising that rank's plan.
+
+    plan      [steps 40-47] [steps 48-55] ...      one row a read, an in-memory table
+    reads     map_batches in Ray tasks             rows of the shards, each with its stored id
+    batches   one a step, in order                 checked against the order by the loop
+
+The pipeline is built in the worker, at the step the worker restored: where training goes on and where the data goes on are
+one decision. There is no central split coordinator, so the feed scales with the ranks.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+
+import numpy as np
+import pyarrow as pa
+import ray.data
+from ray.data import DataContext, ExecutionOptions, ExecutionResources, TaskPoolStrategy
+
+from springtide.config.schema import FeedConfig
+from springtide.stream import Batch, RankReader, Read
+
+_READS_PER_PIPELINE = 256
+"""A plan is run in legs of this many reads: every read costs the scheduler an object, and a run has millions."""
+
+
+def feed(reader: RankReader, plan: list[Read], config: FeedConfig) -> Iterator[Batch]:
+    """The batches of ``plan``, read ahead by Ray tasks."""
+    legs = iter(plan)
+    while leg := list(itertools.islice(legs, _READS_PER_PIPELINE)):
+        yield from _batches(_pipeline(reader, leg, config), config)
+
+
+def _pipeline(reader: RankReader, leg: list[Read], config: FeedConfig) -> ray.data.Dataset:
+    context = DataContext.get_current()
+    context.enable_progress_bars = False
+    reads = ray.data.from_items([read._asdict() for read in leg], override_num_blocks=len(leg))
+    batches = reads.map_batches(
+        _Fetch(reader),
+        batch_size=None,
+        batch_format="pyarrow",
+        num_cpus=config.cpus_per_read,
+        compute=TaskPoolStrategy(size=config.reads_in_flight),
+    )
+    # the tasks of one rank may not fill the node's object store: as many reads as are in flight, twice
+    store_bytes = 4 * config.reads_in_flight * max(int(config.read_bytes), 2**20)
+    batches.context.execution_options = ExecutionOptions(
+        preserve_order=True, resource_limits=ExecutionResources(object_store_memory=store_bytes)
+    )
+    return batches
+
+
+class _Fetch:
+    """The function of a read task: a table of reads in, a table of rows out."""
+
+    def __init__(self, reader: RankReader) -> None:
+        self._reader = reader
+
+    def __call__(self, reads: pa.Table) -> pa.Table:
+        batches = [batch for read in reads.to_pylist() for batch in self._reader.fetch(Read(**read))]
+        steps = np.repeat([batch.step for batch in batches], [len(batch.sample_ids) for batch in batches])
+        tokens = np.concatenate([batch.tokens for batch in batches])
+        lists = pa.FixedSizeListArray.from_arrays(pa.array(tokens.reshape(-1)), tokens.shape[1])
+        ids = np.concatenate([batch.sample_ids for batch in batches])
+        return pa.table({"step": steps, "sample_id": ids, "tokens": lists})
+
+
+def _batches(dataset: ray.data.Dataset, config: FeedConfig) -> Iterator[Batch]:
+    """Rows gathered by step again, wherever Ray Data cut its blocks."""
+    step = -1
+    parts: list[tuple[np.ndarray, np.ndarray]] = []
+    tables = dataset.iter_batches(batch_size=None, batch_format="pyarrow", prefetch_batches=config.reads_in_flight)
+    for table in tables:
+        steps = table["step"].to_numpy()
+        ids = table["sample_id"].to_numpy()
+        lists = table["tokens"].combine_chunks()
+        tokens = lists.flatten().to_numpy().reshape(len(lists), -1)
+        for rows in np.split(np.arange(len(steps)), np.flatnonzero(np.diff(steps)) + 1):
+            here = int(steps[rows[0]])
+            if here != step and parts:
+                yield _join(step, parts)
+                parts = []
+            step = here
+            parts.append((ids[rows], tokens[rows]))
+    if parts:
+        yield _join(step, parts)
+
+
+def _join(step: int, parts: list[tuple[np.ndarray, np.ndarray]]) -> Batch:
+    if len(parts) == 1:
+        return Batch(step, *parts[0])
+    return Batch(step, np.concatenate([ids for ids, _ in parts]), np.concatenate([tokens for _, tokens in parts]))

@@ -1,0 +1,128 @@
+"""The driver's side of a run: start Ray Train, take events while it runs, pass requests on, say how it ended."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from types import FrameType
+from typing import Any
+
+import pyarrow.fs
+import ray
+from ray.train import FailureConfig, RunConfig, ScalingConfig
+from ray.train.torch import TorchConfig
+
+from springtide.config import Config
+from springtide.errors import SpringtideError, TrainingFailed
+from springtide.on_ray.cluster import check_resources
+from springtide.on_ray.control import open_control
+from springtide.on_ray.policy import Trainer, fatal
+from springtide.on_ray.worker import work
+from springtide.parallel import backend
+from springtide.store import Folder
+from springtide.track.events import Event, event
+from springtide.train import Interrupt
+
+_POLL_S = 0.5
+
+
+def train(config: Config, run: Folder, attempt: int, labels: dict[str, str], listen: Callable[[Event], None]) -> None:
+    """Train ``config`` to its end on the cluster this process is connected to; ``listen`` hears every event.
+
+    SIGINT and SIGTERM ask for a checkpoint and stop; a second one raises KeyboardInterrupt at once. A SpringtideError of a
+    worker is raised as itself; TrainingFailed has rank and trace of any other.
+    """
+    check_resources(config)
+    control = open_control(config.run.id)
+    trainer = _trainer(
+        config, run, attempt, {"config": config.model_dump(mode="json"), "control": control, "labels": labels}
+    )
+    failure: list[BaseException] = []
+
+    def fit() -> None:
+        try:
+            trainer.fit()
+        except BaseException as error:  # raised again below, in the caller's thread
+            failure.append(error)
+
+    thread = threading.Thread(target=fit, name="springtide-fit", daemon=True)
+    with _signals() as asked:
+        thread.start()
+        while thread.is_alive():
+            _pass_on(control, listen)
+            if asked.is_set():
+                asked.clear()
+                ray.get(control.ask.remote(Interrupt.STOP.value))
+        thread.join()
+        _pass_on(control, listen, wait_s=0.0)
+    ray.kill(control)
+    if failure:
+        raise _explain(failure[0]) from failure[0]
+
+
+def _pass_on(control: Any, listen: Callable[[Event], None], wait_s: float = _POLL_S) -> None:
+    for record in ray.get(control.take.remote(wait_s)):
+        listen(event(record))
+
+
+def _trainer(config: Config, run: Folder, attempt: int, job: dict[str, Any]) -> Trainer:
+    elastic = config.elastic
+    # Ray keeps notes of its own there; a name it has seen would make it resume by itself
+    filesystem = None if run.is_local else pyarrow.fs.PyFileSystem(pyarrow.fs.FSSpecHandler(run.fs))
+    resources = {"CPU": elastic.cpus_per_worker}
+    if elastic.gpus_per_worker:
+        resources["GPU"] = elastic.gpus_per_worker
+    return Trainer(
+        work,
+        train_loop_config=job,
+        torch_config=TorchConfig(backend=backend("cuda" if elastic.gpus_per_worker else "cpu"), timeout_s=600),
+        scaling_config=ScalingConfig(
+            num_workers=(elastic.min_workers, elastic.max_workers),
+            use_gpu=bool(elastic.gpus_per_worker),
+            resources_per_worker=resources,
+        ),
+        run_config=RunConfig(
+            name=f"{config.run.id}-{attempt}",
+            storage_path=run.where("ray"),
+            storage_filesystem=filesystem,
+            failure_config=FailureConfig(max_failures=elastic.max_failures),
+        ),
+    )
+
+
+@contextlib.contextmanager
+def _signals() -> Iterator[threading.Event]:
+    """An event that the first SIGINT or SIGTERM sets; the second raises. Does nothing outside the main thread."""
+    asked = threading.Event()
+    if threading.current_thread() is not threading.main_thread():
+        yield asked
+        return
+    heard = 0
+
+    def handle(number: int, frame: FrameType | None) -> None:
+        nonlocal heard
+        heard += 1
+        if heard > 1:
+            raise KeyboardInterrupt
+        asked.set()
+
+    before = {number: signal.signal(number, handle) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield asked
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _explain(error: BaseException) -> BaseException:
+    """Our own error as itself; of any other, the first rank that failed with its trace."""
+    ours = fatal(error)
+    if ours is not None:
+        return type(ours)(*ours.args)
+    failures = getattr(error, "worker_failures", None)
+    if failures:
+        rank, cause = min(failures.items())
+        return TrainingFailed(f"rank {rank} failed, and restarts did not help: {cause}")
+    return error if isinstance(error, SpringtideError | KeyboardInterrupt) else TrainingFailed(str(error))

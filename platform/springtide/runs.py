@@ -1,0 +1,164 @@
+"""A run's folder and what can be asked of it: found, opened or refused, whoever trains.
+
+<root>/<run id>/config.yaml    the resolved config
+                journal/       every event
+                checkpoints/   committed steps
+                mlflow.json    the one MLflow run
+                report.html    written when training ends
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import secrets
+import time
+from typing import Any
+
+import yaml
+
+from springtide import config as configs
+from springtide.checkpoint.layout import committed
+from springtide.config import Config
+from springtide.errors import ConfigError, RunExists, explain
+from springtide.store import Folder
+from springtide.track.events import Evaluated, Event, Sampled, StepDone
+from springtide.track.journal import frame, last_steps, read_journal
+from springtide.track.report import charts, render
+
+CONFIG = "config.yaml"
+REPORT = "report.html"
+CHARTS = "charts.svg"
+
+
+@dataclasses.dataclass(frozen=True)
+class Run:
+    """A handle on a run, live or ended; everything is read from its folder when asked for."""
+
+    folder: Folder
+
+    @property
+    def id(self) -> str:
+        return self.folder.url.rstrip("/").rsplit("/", 1)[-1]
+
+    @property
+    def config(self) -> Config:
+        """The resolved config the run was last started with."""
+        return configs.build(yaml.safe_load(self.folder.read(CONFIG)))
+
+    @property
+    def events(self) -> list[Event]:
+        """Everything that happened, in order."""
+        return read_journal(self.folder)
+
+    @property
+    def metrics(self) -> Any:
+        """Step metrics as a pandas DataFrame indexed by step; units are those of ``track.metrics``."""
+        return frame(self.events)
+
+    @property
+    def steps(self) -> list[StepDone]:
+        """The steps trained, each once."""
+        return last_steps(self.events)
+
+    @property
+    def checkpoints(self) -> list[str]:
+        """Names of the committed checkpoints, oldest first."""
+        return committed(self.folder)
+
+    @property
+    def evaluations(self) -> list[Evaluated]:
+        return [event for event in self.events if isinstance(event, Evaluated)]
+
+    @property
+    def sample(self) -> str:
+        """The text last generated, its prompt before it; empty when there is none."""
+        samples = [event for event in self.events if isinstance(event, Sampled)]
+        return samples[-1].prompt + samples[-1].text if samples else ""
+
+    @property
+    def report(self) -> str:
+        """Where the HTML report is."""
+        return self.folder.where(REPORT)
+
+    def verify(self) -> dict[str, Any]:
+        """Whether the run trained on exactly the samples it should have; see ``springtide.verify``."""
+        from springtide.verify import verify
+
+        return verify(self.folder)
+
+    def write_report(self) -> None:
+        """Write ``report.html`` and ``charts.svg`` from the journal."""
+        events = self.events
+        links = {"dataset": self.config.shards.dataset, "checkpoints": (self.folder / "checkpoints").url}
+        self.folder.write(REPORT, render(self.id, events, configs.dump(self.config), links))
+        self.folder.write(CHARTS, charts(events))
+
+    def _repr_html_(self) -> str:
+        return charts(self.events)
+
+
+def open_run(path: str) -> Run:
+    """The run in the folder ``path``; ConfigError when there is none."""
+    run = Run(Folder(path))
+    if not run.folder.exists(CONFIG):
+        raise ConfigError(explain("run", path, "is no run's folder: it has no config.yaml", "give <root>/<run id>"))
+    return run
+
+
+def claim(config: Config, resume: bool, accept_changes: bool) -> tuple[Config, Run]:
+    """Name the run, find or make its folder, save the config in it; returns the config with id and root filled in.
+
+    RunExists when the id is taken and ``resume`` was not asked for, or when resuming would change what is learned and
+    that was not accepted; ConfigError when the folder cannot be written or there is nothing to resume.
+    """
+    root = Folder(config.run.root)
+    name = config.run.id or (_newest(root, config) if resume else _made_up())
+    config = configs.override(config, {"run.id": name, "run.root": root.url})
+    run = Run(root / name)
+    exists = run.folder.exists(CONFIG)
+    if exists:
+        _check_resume(run, config, resume, accept_changes)
+    elif resume:
+        raise ConfigError(explain("run.id", name, f"is not under {root.url}: nothing to resume", "leave out --resume"))
+    try:
+        run.folder.write(CONFIG, configs.dump(config))
+    except OSError as error:
+        raise ConfigError(
+            explain("run.root", root.url, f"cannot be written ({error})", "choose another folder or its permissions")
+        ) from None
+    return config, run
+
+
+def _check_resume(run: Run, config: Config, resume: bool, accept_changes: bool) -> None:
+    changed = {
+        name: change
+        for name, change in configs.difference(run.config, config).items()
+        if not name.startswith("run.") and not (name == "shards.dataset" and not config.shards.dataset)
+    }
+    shown = "".join(f"\n  {name}: {old!r} -> {new!r}" for name, (old, new) in changed.items())
+    if not resume:
+        what = f"under another config:{shown}\n" if shown else "under this config; "
+        raise RunExists(f"run.id = {run.id!r} exists {what}resume it with --resume, or choose another run.id")
+    grave = configs.changes_the_run(changed)
+    if grave and not accept_changes:
+        shown = "".join(f"\n  {name}: {old!r} -> {new!r}" for name, (old, new) in grave.items())
+        raise RunExists(
+            f"run.id = {run.id!r} cannot go on under a config that trains something else:{shown}\n"
+            "undo the change, choose another run.id, or say --accept-changes"
+        )
+
+
+def _newest(root: Folder, config: Config) -> str:
+    """The newest run of this config's fingerprint; its id begins with the time it was made up."""
+    wanted = configs.fingerprint(config)
+    for name in reversed(root.names()):
+        run = Run(root / name)
+        if run.folder.exists(CONFIG) and configs.fingerprint(run.config) == wanted:
+            return name
+    raise ConfigError(
+        explain("run.id", "", f"no run of this config is under {root.url}", "name the run with --run.id, or start one")
+    )
+
+
+def _made_up() -> str:
+    return time.strftime("%Y%m%d-%H%M%S-") + secrets.token_hex(2)

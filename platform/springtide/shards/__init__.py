@@ -1,0 +1,20 @@
+"""Token ids -> sealed Parquet shards with a checksummed manifest. Law: a dataset without a manifest does not exist, and
+one with a manifest never changes."""
+
+from springtide.shards.manifest import HELDOUT, MANIFEST, TOKENIZER, TRAIN, Manifest, Split, load_manifest
+from springtide.shards.read import Rows, SplitReader, check_shard
+from springtide.shards.seal import Sealer
+
+__all__ = [
+    "HELDOUT",
+    "MANIFEST",
+    "TOKENIZER",
+    "TRAIN",
+    "Manifest",
+    "Rows",
+    "Sealer",
+    "Split",
+    "SplitReader",
+    "check_shard",
+    "load_manifest",
+]

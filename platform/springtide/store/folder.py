@@ -1,0 +1,136 @@
+"""A folder anywhere fsspec reaches: local disk, s3, gs, az, memory.
+
+A write is all or nothing. On a local disk bytes go to a temporary file beside the target, are synced and renamed; an
+object store makes a put visible whole by itself.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import posixpath
+import uuid
+from collections.abc import Iterator
+from typing import IO, Any
+
+import fsspec
+from fsspec.implementations.local import LocalFileSystem
+
+_TEMPORARY = ".tmp-"
+
+
+class Folder:
+    """Names under one URL. Names use ``/`` and are relative to the folder."""
+
+    def __init__(self, url: str | os.PathLike[str], **options: Any) -> None:
+        """Open ``url``; nothing is created until something is written. ValueError for an unknown protocol."""
+        self._options = options
+        self.fs, path = fsspec.core.url_to_fs(os.fspath(url), **options)
+        self.path = path.rstrip("/") or path
+        self.is_local = isinstance(self.fs, LocalFileSystem)
+
+    @property
+    def url(self) -> str:
+        """Where this is, with its protocol unless it is a local path."""
+        return self.path if self.is_local else self.fs.unstrip_protocol(self.path)
+
+    def __repr__(self) -> str:
+        return f"Folder({self.url!r})"
+
+    def __truediv__(self, name: str) -> Folder:
+        return Folder(posixpath.join(self.url, name), **self._options)
+
+    def where(self, name: str) -> str:
+        """The path of ``name`` as this file system spells it."""
+        return posixpath.join(self.path, name)
+
+    def read(self, name: str) -> bytes:
+        """All bytes of ``name``; FileNotFoundError where there is none."""
+        with self.fs.open(self.where(name), "rb") as file:
+            return bytes(file.read())
+
+    def read_json(self, name: str) -> Any:
+        return json.loads(self.read(name))
+
+    def open(self, name: str) -> IO[bytes]:
+        """``name`` opened for ranged reading."""
+        return self.fs.open(self.where(name), "rb")
+
+    @contextlib.contextmanager
+    def create(self, name: str) -> Iterator[IO[bytes]]:
+        """Write ``name`` whole or not at all; it appears when the block ends without an exception."""
+        target = self.where(name)
+        if not self.is_local:
+            with self.fs.open(target, "wb") as file:
+                try:
+                    yield file
+                except BaseException:
+                    file.discard()
+                    raise
+            return
+        os.makedirs(os.path.dirname(target), exist_ok=True)
+        beside = os.path.join(os.path.dirname(target), f"{_TEMPORARY}{uuid.uuid4().hex[:12]}")
+        try:
+            with open(beside, "wb") as file:
+                yield file
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(beside, target)
+            sync_directory(os.path.dirname(target))
+        finally:
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(beside)
+
+    def write(self, name: str, data: bytes | str) -> None:
+        """Write ``data`` as ``name``, whole or not at all."""
+        with self.create(name) as file:
+            file.write(data.encode() if isinstance(data, str) else data)
+
+    def write_json(self, name: str, value: Any) -> None:
+        self.write(name, json.dumps(value, indent=1, sort_keys=True))
+
+    def exists(self, name: str = "") -> bool:
+        return bool(self.fs.exists(self.where(name) if name else self.path))
+
+    def size(self, name: str) -> int:
+        """Bytes in ``name``."""
+        return int(self.fs.size(self.where(name)))
+
+    def names(self) -> list[str]:
+        """Names directly in the folder, sorted; none where the folder does not exist. Unfinished writes are not shown."""
+        self.fs.invalidate_cache()
+        try:
+            paths = self.fs.ls(self.path, detail=False)
+        except FileNotFoundError:
+            return []
+        found = (posixpath.basename(str(path).rstrip("/")) for path in paths)
+        return sorted(name for name in found if name and not name.startswith(_TEMPORARY))
+
+    def remove(self, name: str = "") -> None:
+        """Remove ``name`` and all below it (the whole folder without a name); missing is fine."""
+        with contextlib.suppress(FileNotFoundError):
+            self.fs.rm(self.where(name) if name else self.path, recursive=True)
+
+    def rename(self, old: str, new: str) -> None:
+        """Rename within the folder; atomic on a local disk only."""
+        if self.is_local:
+            os.replace(self.where(old), self.where(new))
+            sync_directory(self.path)
+        else:
+            self.fs.mv(self.where(old), self.where(new), recursive=True)
+
+    def check_writable(self) -> None:
+        """OSError now rather than an hour later, when the folder cannot be written."""
+        name = f"{_TEMPORARY}{uuid.uuid4().hex[:12]}"
+        self.write(name, b"")
+        self.remove(name)
+
+
+def sync_directory(path: str) -> None:
+    """Make a rename in ``path`` survive a loss of power."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

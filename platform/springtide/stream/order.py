@@ -1,0 +1,213 @@
+"""The order of samples: (seed, step) -> the same rows at any world size.
+
+Letters, as in the maths: T rows of a corpus, G rows in a step, C lanes, k = G / C rows of a lane in a step, W workers,
+L = floor(T / C) rows of a lane in an epoch, w rows of a window. Steps count from 0 here: step s is made when s are done.
+
+    epoch    permutes the row groups and lays them end to end: a virtual line of T rows
+    lane     owns L rows of that line; at most C - 1 are left over, others every epoch
+    window   shuffles w rows of the lane among each other: the bound of the read-ahead
+    deal     says which corpus each of the lane's k slots draws from
+    rank     owns whole lanes: slicing by rank is the last operation, so a batch does not know W
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import hashlib
+import json
+
+import numpy as np
+
+from springtide.errors import CorpusError, explain
+from springtide.stream.deal import Deal, Schedule
+from springtide.stream.permute import key, mix, permutation
+
+_CORPUS_SHIFT = np.uint64(48)
+_LANES_KEPT = 4096
+
+
+@dataclasses.dataclass(frozen=True)
+class CorpusOrder:
+    """The order in which each lane draws the rows of one corpus."""
+
+    seed: int
+    number: int
+    """Which corpus of the mixture this is."""
+    group_rows: tuple[int, ...]
+    """Rows of every row group, in the order of the manifest."""
+    lanes: int
+    rows_per_step: int
+    """k: rows of a lane in a step."""
+    window: int
+
+    def __post_init__(self) -> None:
+        if self.draws_per_epoch == 0:
+            rows = sum(self.group_rows)
+            raise CorpusError(
+                explain(
+                    "stream.global_batch",
+                    self.lanes * self.rows_per_step,
+                    f"is more than the {rows} rows of the corpus",
+                    "use a smaller batch, shorter sequences or more text",
+                )
+            )
+        object.__setattr__(self, "_epoch", functools.lru_cache(maxsize=4)(self._permute_groups))
+        object.__setattr__(self, "_shuffle", functools.lru_cache(maxsize=_LANES_KEPT)(self._permute_window))
+
+    @property
+    def lane_rows(self) -> int:
+        """L."""
+        return sum(self.group_rows) // self.lanes
+
+    @functools.cached_property
+    def draws_per_epoch(self) -> int:
+        """Rows a lane draws before it begins the next epoch: whole steps of them."""
+        return self.lane_rows // self.rows_per_step * self.rows_per_step
+
+    @functools.cached_property
+    def _starts(self) -> np.ndarray:
+        return np.concatenate([[0], np.cumsum(self.group_rows)])
+
+    def _permute_groups(self, epoch: int) -> tuple[np.ndarray, np.ndarray]:
+        order = permutation(key(self.seed, self.number, epoch), len(self.group_rows))
+        return order, np.cumsum(np.array(self.group_rows, dtype=np.int64)[order])
+
+    def _permute_window(self, epoch: int, lane: int, window: int) -> np.ndarray:
+        size = min(self.window, self.lane_rows - window * self.window)
+        return permutation(key(self.seed, self.number, epoch, lane + 1, window), size)
+
+    def draw(self, lane: int, first: int, count: int) -> np.ndarray:
+        """The rows of draws ``first`` to ``first + count - 1`` of ``lane``, int64 (count,)."""
+        rows = np.empty(count, dtype=np.int64)
+        done = 0
+        while done < count:
+            epoch, offset = divmod(first + done, self.draws_per_epoch)
+            window, inside = divmod(offset, self.window)
+            shuffle = self._shuffle(epoch, lane, window)  # type: ignore[attr-defined]
+            take = min(count - done, len(shuffle) - inside, self.draws_per_epoch - offset)
+            virtual = lane * self.lane_rows + window * self.window + shuffle[inside : inside + take]
+            rows[done : done + take] = self._real(epoch, virtual)
+            done += take
+        return rows
+
+    def _real(self, epoch: int, virtual: np.ndarray) -> np.ndarray:
+        order, ends = self._epoch(epoch)  # type: ignore[attr-defined]
+        place = np.searchsorted(ends, virtual, side="right")
+        group = order[place]
+        size = self._starts[group + 1] - self._starts[group]
+        return self._starts[group] + virtual - (ends[place] - size)
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return CorpusOrder, tuple(getattr(self, field.name) for field in dataclasses.fields(self))
+
+
+@dataclasses.dataclass(frozen=True)
+class Order:
+    """The rows of every step of a run. Two orders with one ``identity`` give the same batches, whatever W is."""
+
+    manifests: tuple[str, ...]
+    """Digest of each corpus's manifest."""
+    group_rows: tuple[tuple[int, ...], ...]
+    """Rows of every row group, a tuple a corpus."""
+    seed: int
+    global_batch: int
+    lanes: int
+    window: int
+    schedule: Schedule = ((0, (1.0,)),)
+    skip: tuple[int, ...] = ()
+
+    @functools.cached_property
+    def identity(self) -> str:
+        """32 hex digits over everything that decides the batches."""
+        parts = [
+            self.manifests,
+            self.seed,
+            self.global_batch,
+            self.lanes,
+            self.window,
+            self.schedule,
+            sorted(self.skip),
+        ]
+        return hashlib.blake2b(json.dumps(parts).encode(), digest_size=16).hexdigest()
+
+    @functools.cached_property
+    def _deal(self) -> Deal:
+        return Deal(self.global_batch, self.schedule)
+
+    @functools.cached_property
+    def _corpora(self) -> tuple[CorpusOrder, ...]:
+        return tuple(
+            CorpusOrder(self.seed, number, rows, self.lanes, self.rows_per_lane, self.window)
+            for number, rows in enumerate(self.group_rows)
+        )
+
+    @functools.cached_property
+    def _skipped(self) -> np.ndarray:
+        return np.array(sorted(set(self.skip)), dtype=np.int64)
+
+    @property
+    def rows_per_lane(self) -> int:
+        """k."""
+        return self.global_batch // self.lanes
+
+    def undealt(self, step: int) -> int:
+        """The step of the deal that ``step`` is, skipped ones not counted."""
+        # a skipped step moves every later one by one: count those that lie at or before where we arrive
+        gaps = self._skipped - np.arange(len(self._skipped))
+        return step + int(np.searchsorted(gaps, step, side="right"))
+
+    def epoch(self, step: int, corpus: int = 0) -> float:
+        """How often the first lane has been through ``corpus`` before ``step``."""
+        dealt = self.undealt(step)
+        draws = sum(self._deal.drawn(slot, dealt)[corpus] for slot in range(self.rows_per_lane))
+        return draws / self._corpora[corpus].draws_per_epoch
+
+    def lanes_of(self, rank: int, world_size: int) -> range:
+        """The lanes l with floor(l * W / C) == rank: contiguous, and sizes differ by at most one."""
+        return range(-(-rank * self.lanes // world_size), -(-(rank + 1) * self.lanes // world_size))
+
+    def batch(self, step: int) -> np.ndarray:
+        """Sample ids of ``step``, uint64 (G,), in slot order."""
+        return self.samples(step, range(self.lanes))
+
+    def rank_batch(self, step: int, rank: int, world_size: int) -> np.ndarray:
+        """The part of ``batch(step)`` that ``rank`` of ``world_size`` trains on, uint64 (n,)."""
+        return self.samples(step, self.lanes_of(rank, world_size))
+
+    def samples(self, step: int, lanes: range) -> np.ndarray:
+        """Sample ids that ``lanes`` draw in ``step``, uint64 (len(lanes) * k,), lane by lane."""
+        dealt, k = self.undealt(step), self.rows_per_lane
+        if self._deal.num_corpora == 1:
+            drawn = [self._corpora[0].draw(lane, dealt * k, k) for lane in lanes]
+            return np.concatenate(drawn).astype(np.uint64) if drawn else np.empty(0, np.uint64)
+        corpora = self._deal.corpora(dealt)
+        ids: list[np.uint64] = []
+        for lane in lanes:
+            slots = range(lane * k, (lane + 1) * k)
+            counts = np.sum([self._deal.drawn(slot, dealt) for slot in slots], axis=0)
+            for slot in slots:
+                corpus = int(corpora[slot])
+                row = self._corpora[corpus].draw(lane, int(counts[corpus]), 1)[0]
+                ids.append((np.uint64(corpus) << _CORPUS_SHIFT) | np.uint64(row))
+                counts[corpus] += 1
+        return np.array(ids, dtype=np.uint64)
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return Order, tuple(getattr(self, field.name) for field in dataclasses.fields(self))
+
+
+def corpus_and_row(sample_ids: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The corpus number and the row in it of each sample id, int64 (n,) both."""
+    ids = sample_ids.astype(np.uint64)
+    return (ids >> _CORPUS_SHIFT).astype(np.int64), (ids & ((np.uint64(1) << _CORPUS_SHIFT) - np.uint64(1))).astype(
+        np.int64
+    )
+
+
+def digest(sample_ids: np.ndarray) -> int:
+    """A 64-bit digest of a set of sample ids that does not depend on their order: the sum of their hashes mod 2**64.
+
+    Sums of parts add up, so ranks can each digest their own.
+    """
+    return int(np.sum(mix(sample_ids), dtype=np.uint64)) if len(sample_ids) else 0

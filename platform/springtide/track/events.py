@@ -1,0 +1,112 @@
+"""What happens in a run, as values. The loop yields them; everything that prints, stores or plots listens.
+
+``record`` turns an event into one flat JSON object, ``event`` turns it back. Unknown keys are an error: a journal of
+another version is not guessed at.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from typing import Any, ClassVar
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Event:
+    kind: ClassVar[str]
+    time_s: float = dataclasses.field(default_factory=time.time)
+    """When, seconds since 1970."""
+    attempt: int = 0
+    """Which start of the driver wrote this; the first is 1."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Started(Event):
+    """A group of workers stands and is about to train from ``step``."""
+
+    kind: ClassVar[str] = "started"
+    step: int
+    world_size: int
+    resumed_from: str = ""
+    """Name of the checkpoint it came from; empty at the beginning."""
+    order_identity: str = ""
+    num_parameters: int = 0
+    flops_per_token: float = 0.0
+    peak_flops: float = 0.0
+    """FLOP/s of one worker's device, the denominator of MFU."""
+    peak_source: str = ""
+    """Where ``peak_flops`` came from, in words."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class StepDone(Event):
+    """One optimizer step. ``step`` counts from 1; ``tokens`` is what the run has seen after it."""
+
+    kind: ClassVar[str] = "step"
+    step: int
+    loss: float
+    grad_norm: float
+    learning_rate: float
+    tokens: int
+    step_tokens: int
+    step_time_s: float
+    data_wait_s: float
+    tokens_per_s: float
+    mfu: float
+    memory_bytes: int
+    world_size: int
+    digest: str
+    """16 hex digits over the sample ids that were consumed, all ranks."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Evaluated(Event):
+    kind: ClassVar[str] = "evaluated"
+    step: int
+    heldout_loss: float
+    """Nats per token."""
+    heldout_bits_per_byte: float
+    rows: int
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Saved(Event):
+    kind: ClassVar[str] = "saved"
+    step: int
+    name: str
+    size_bytes: int
+    save_time_s: float
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Sampled(Event):
+    kind: ClassVar[str] = "sampled"
+    step: int
+    prompt: str
+    text: str
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Stopped(Event):
+    """Training ended: ``finished``, ``stopped`` (asked to) or ``failed``."""
+
+    kind: ClassVar[str] = "stopped"
+    step: int
+    status: str
+    reason: str = ""
+
+
+EVENTS: dict[str, type[Event]] = {
+    event.kind: event for event in (Started, StepDone, Evaluated, Saved, Sampled, Stopped)
+}
+
+
+def record(event: Event) -> dict[str, Any]:
+    """The event as a flat JSON object."""
+    return {"kind": event.kind, **dataclasses.asdict(event)}
+
+
+def event(record: dict[str, Any]) -> Event:
+    """The event that ``record`` was made from; KeyError for a kind, TypeError for a key that is not known."""
+    values = dict(record)
+    return EVENTS[values.pop("kind")](**values)

@@ -1,0 +1,171 @@
+"""Events to MLflow, from a thread of the driver. The only file that imports ``mlflow``.
+
+A server that is down holds up nothing: events wait here and are tried again, and what is still unsent when the driver
+ends is in the journal, from which the next start sends it. One tag, written in the same request as the metrics, says how
+far MLflow got; nothing at or before it is sent again, so steps never go backwards.
+"""
+
+from __future__ import annotations
+
+import logging
+import queue
+import threading
+import time
+from collections.abc import Sequence
+from typing import Any, Self
+
+from springtide.config import Config, fingerprint, flatten
+from springtide.store import Folder
+from springtide.track.events import Evaluated, Event, StepDone, Stopped
+from springtide.track.metrics import EVAL_METRICS, STEP_METRICS
+
+RUN_FILE = "mlflow.json"
+OFF = "off"
+_STEP_MARK, _EVAL_MARK = "springtide.step_sent", "springtide.eval_sent"
+_BATCH_METRICS = 900  # MLflow takes a thousand in a request
+_STATUS = {"finished": "FINISHED", "stopped": "KILLED", "failed": "FAILED"}
+
+_log = logging.getLogger(__name__)
+
+
+def default_uri(root: Folder) -> str:
+    """A sqlite file beside the runs, or in the working directory when the runs are in an object store."""
+    return f"sqlite:///{root.where('mlflow.db')}" if root.is_local else "sqlite:///mlflow.db"
+
+
+class MlflowSink:
+    """A listener that sends. Use as a context manager; leaving it waits a little for what is unsent."""
+
+    def __init__(
+        self,
+        config: Config,
+        run: Folder,
+        uri: str,
+        earlier: Sequence[Event],
+        tags: dict[str, str],
+        grace_s: float = 15.0,
+    ) -> None:
+        """``earlier``: events of former starts, of which MLflow may lack some. ``tags`` link data, code, checkpoints."""
+        self._config, self._folder, self._uri, self._tags, self._grace_s = config, run, uri, tags, grace_s
+        self._inbox: queue.SimpleQueue[Event | None] = queue.SimpleQueue()
+        self._earlier = earlier
+        self._marks = {_STEP_MARK: 0, _EVAL_MARK: -1}
+        self._client: Any = None
+        self._run_id = ""
+        self._leaving = threading.Event()
+        self._warned = False
+        self._thread = threading.Thread(target=self._work, name="springtide-mlflow", daemon=True)
+
+    def __enter__(self) -> Self:
+        for event in self._earlier:
+            self._inbox.put(event)
+        self._thread.start()
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._inbox.put(None)
+        self._leaving.set()
+        self._thread.join(self._grace_s)
+        if self._thread.is_alive():
+            _log.warning("MLflow at %s did not take everything; the next --resume sends the rest", self._uri)
+
+    def __call__(self, event: Event) -> None:
+        """Queue one event; returns at once."""
+        self._inbox.put(event)
+
+    def _work(self) -> None:
+        unsent: list[Event] = []
+        while True:
+            event = self._inbox.get()
+            ended = event is None
+            while event is not None:
+                unsent.append(event)
+                try:
+                    event = self._inbox.get_nowait()
+                    ended = event is None
+                except queue.Empty:
+                    break
+            unsent = self._try(unsent, until_sent=ended)
+            if ended:
+                return
+
+    def _try(self, events: list[Event], until_sent: bool) -> list[Event]:
+        deadline = time.monotonic() + self._grace_s
+        while True:
+            try:
+                self._connect()
+                self._send(events)
+                return []
+            except Exception as error:  # whatever a server or its client raises, training goes on
+                if not self._warned:
+                    _log.warning(
+                        "MLflow at %s cannot be reached (%s); training goes on, metrics are kept", self._uri, error
+                    )
+                    self._warned = True
+            self._leaving.wait(float(self._config.track.retry))
+            if not until_sent or time.monotonic() > deadline:
+                return events
+
+    def _connect(self) -> None:
+        if self._client is not None:
+            return
+        from mlflow import MlflowClient  # seconds of import that training need not wait for
+
+        client = MlflowClient(tracking_uri=self._uri)
+        if self._folder.exists(RUN_FILE):
+            self._run_id = self._folder.read_json(RUN_FILE)["run_id"]
+        else:
+            self._run_id = self._create(client)
+        found = client.get_run(self._run_id).data.tags
+        self._marks = {mark: int(found.get(mark, start)) for mark, start in self._marks.items()}
+        client.update_run(self._run_id, status="RUNNING")
+        self._client = client
+
+    def _create(self, client: Any) -> str:
+        name = self._config.track.experiment
+        experiment = client.get_experiment_by_name(name)
+        root = Folder(self._config.run.root)
+        artifacts = root.where("mlartifacts") if self._uri.startswith("sqlite") and root.is_local else None
+        experiment_id = experiment.experiment_id if experiment else client.create_experiment(name, artifacts)
+        # a start that died between creating the run and writing its id down left one with our tag
+        same = client.search_runs([experiment_id], f"tags.`springtide.run` = '{self._folder.url}'", max_results=1)
+        if same:
+            run_id = same[0].info.run_id
+        else:
+            tags = {
+                **self._tags,
+                "springtide.run": self._folder.url,
+                "springtide.fingerprint": fingerprint(self._config),
+            }
+            run_id = client.create_run(experiment_id, tags=tags, run_name=self._config.run.id).info.run_id
+            for key, value in flatten(self._config).items():
+                client.log_param(run_id, key, str(value)[:500])
+        self._folder.write_json(RUN_FILE, {"run_id": run_id, "experiment_id": experiment_id, "tracking_uri": self._uri})
+        return str(run_id)
+
+    def _send(self, events: list[Event]) -> None:
+        from mlflow.entities import Metric, RunTag
+
+        metrics: list[Any] = []
+        marks = dict(self._marks)
+        for event in events:
+            if isinstance(event, StepDone) and event.step > marks[_STEP_MARK]:
+                mark, names = _STEP_MARK, STEP_METRICS
+            elif isinstance(event, Evaluated) and event.step > marks[_EVAL_MARK]:
+                mark, names = _EVAL_MARK, EVAL_METRICS
+            else:
+                continue
+            marks[mark] = event.step
+            at_ms = int(event.time_s * 1000)
+            metrics += [Metric(name, float(getattr(event, name)), at_ms, event.step) for name in names]
+            if len(metrics) + len(STEP_METRICS) > _BATCH_METRICS:
+                self._log(metrics, marks, RunTag)
+                metrics = []
+        if metrics:
+            self._log(metrics, marks, RunTag)
+        if events and isinstance(events[-1], Stopped):
+            self._client.set_terminated(self._run_id, _STATUS[events[-1].status])
+
+    def _log(self, metrics: list[Any], marks: dict[str, int], tag: Any) -> None:
+        self._client.log_batch(self._run_id, metrics, tags=[tag(name, str(mark)) for name, mark in marks.items()])
+        self._marks = dict(marks)

@@ -1,0 +1,60 @@
+"""``torchrun --nproc-per-node 2 -m springtide.train --config FILE``: the loop without Ray."""
+
+from __future__ import annotations
+
+import argparse
+import os
+
+import torch
+
+from springtide import config as configs
+from springtide.errors import ConfigError, explain
+from springtide.parallel import process_group, world
+from springtide.shards import load_manifest
+from springtide.store import Folder
+from springtide.stream import RankReader, load, order_of, reads
+from springtide.track.console import Console
+from springtide.track.journal import Journal
+from springtide.train import Run
+
+
+def main() -> None:
+    """Train the config given, from its newest checkpoint if the run has one."""
+    parser = argparse.ArgumentParser(prog="python -m springtide.train", description=__doc__)
+    parser.add_argument(
+        "--config", required=True, help="a resolved config, as `springtide prepare --save FILE` writes it"
+    )
+    config = configs.load(parser.parse_args().config)
+    if not config.shards.dataset or not config.run.id:
+        raise ConfigError(
+            explain(
+                "shards.dataset", config.shards.dataset, "and run.id must be set here", "use a config that was saved"
+            )
+        )
+    device = "cuda" if torch.cuda.is_available() and config.elastic.gpus_per_worker else "cpu"
+    with process_group(device):
+        train(config, device, int(os.environ.get("LOCAL_RANK", "0")))
+
+
+def train(config: configs.Config, device: str, local_rank: int) -> None:
+    """Train in this process as one rank of the process group."""
+    here = world(device, local_rank)
+    dataset = Folder(config.shards.dataset)
+    manifest = load_manifest(dataset)
+    order = order_of(config, manifest)
+    folder = Folder(config.run.root) / config.run.id
+    reader = RankReader((dataset.url,), (manifest,), order, here.rank, here.size)
+
+    def feed(step: int):  # type: ignore[no-untyped-def]
+        plan = reads(order, step, config.num_steps, here.rank, here.size, reader.row_bytes, int(config.feed.read_bytes))
+        return load(reader, plan)
+
+    run = Run(config, here, dataset, manifest, order, folder)
+    with Journal(folder, enabled=here.is_first) as journal, Console(config.num_steps, here.is_first) as console:
+        for event in run.events(feed, lambda: None):
+            journal(event)
+            console(event)
+
+
+if __name__ == "__main__":
+    main()

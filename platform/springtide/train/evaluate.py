@@ -1,0 +1,66 @@
+"""Held-out loss, bits per byte, and a sample of text."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from springtide.parallel import World
+from springtide.shards import HELDOUT, Manifest, SplitReader
+from springtide.store import Folder
+from springtide.track.events import Evaluated
+from springtide.train.step import token_loss
+
+
+@torch.no_grad()
+def evaluate(
+    model: nn.Module, dataset: Folder, manifest: Manifest, world: World, step: int, num_rows: int, micro_batch: int
+) -> Evaluated:
+    """Loss on the first ``num_rows`` held-out rows, shared out over the ranks; every rank makes as many forwards."""
+    split = manifest.splits[HELDOUT]
+    num_rows = min(num_rows, split.rows)
+    mine = np.arange(world.rank, num_rows, world.size)
+    most_rows = math.ceil(num_rows / world.size)
+    forwards = math.ceil(most_rows / micro_batch)
+    reader = SplitReader(dataset, split)
+    total = torch.zeros(3, dtype=torch.float64, device=world.device)
+    model.eval()
+    for index in range(forwards):
+        rows = mine[index * micro_batch : (index + 1) * micro_batch]
+        tokens, num_bytes = np.empty((0, manifest.sequence_length + 1), dtype=np.int64), 0
+        if len(rows):
+            found = reader.read(rows)
+            tokens, num_bytes = found.tokens.astype(np.int64), int(found.num_bytes.sum())
+        loss = token_loss(model, torch.from_numpy(tokens).to(world.device), world)
+        counts = torch.tensor(
+            [len(rows) * manifest.sequence_length, num_bytes], dtype=torch.float64, device=world.device
+        )
+        total += torch.cat([loss.double().reshape(1), counts])
+    model.train()
+    dist.all_reduce(total)
+    nats, tokens_seen, bytes_seen = total.tolist()
+    return Evaluated(
+        step=step,
+        heldout_loss=nats / tokens_seen,
+        heldout_bits_per_byte=nats / math.log(2) / bytes_seen,
+        rows=num_rows,
+    )
+
+
+@torch.no_grad()
+def generate(
+    model: nn.Module, prompt: list[int], length: int, max_context: int, vocab_size: int, temperature: float, seed: int
+) -> list[int]:
+    """``length`` ids after ``prompt``, drawn at ``temperature``; the same for a seed. Not sharded: one process."""
+    generator = torch.Generator().manual_seed(seed)
+    ids = list(prompt)
+    model.eval()
+    for _ in range(length):
+        logits = model(torch.tensor([ids[-max_context:]]))[0, -1, :vocab_size].float()
+        chances = torch.softmax(logits / temperature, dim=-1)
+        ids.append(int(torch.multinomial(chances, 1, generator=generator)))
+    return ids[len(prompt) :]

@@ -1,0 +1,167 @@
+"""The training loop: an iterator of events. It knows nothing of Ray, consoles or trackers; those listen.
+
+feed(step)   -> batches from that step on
+interrupt()  -> what is asked of the loop, looked at once a step
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import resource
+import time
+from collections.abc import Callable, Iterator
+
+import torch
+
+from springtide import checkpoint
+from springtide.config import Config, fingerprint
+from springtide.elastic import micro_steps
+from springtide.model import build, flops_per_token, num_parameters
+from springtide.parallel import World, parallelize
+from springtide.shards import Manifest
+from springtide.store import Folder
+from springtide.stream import Batch, Order, check
+from springtide.track.events import Event, Saved, Started, StepDone, Stopped
+from springtide.train.evaluate import evaluate
+from springtide.train.optim import adamw, learning_rate, set_learning_rate
+from springtide.train.peak import peak_flops
+from springtide.train.step import Interrupt, StepResult, train_step
+
+Feed = Callable[[int], Iterator[Batch]]
+
+
+@dataclasses.dataclass
+class Run:
+    """One group of workers' view of a run, from restore to the last step."""
+
+    config: Config
+    world: World
+    dataset: Folder
+    manifest: Manifest
+    order: Order
+    folder: Folder
+    """The run's folder; checkpoints lie below it."""
+    labels: dict[str, str] = dataclasses.field(default_factory=dict)
+    """Written into every checkpoint: the MLflow run id and the like."""
+
+    def __post_init__(self) -> None:
+        if self.config.parallel.threads:
+            torch.set_num_threads(self.config.parallel.threads)
+        model = build(self.config.model, self.manifest.vocab_size)
+        self.flops_per_token = flops_per_token(model, self.manifest.sequence_length)
+        self.num_parameters = num_parameters(model)
+        self.model = parallelize(model, self.config.parallel, self.world)
+        self.optimizer = adamw(self.model, self.config.optim)
+        self.step = 0
+        """Steps done: the whole data state."""
+        self.tokens = 0
+        self.peak_flops, self.peak_source = peak_flops(self.world.device)
+
+    def events(self, feed: Feed, interrupt: Callable[[], Interrupt | None]) -> Iterator[Event]:
+        """Train to the end of the run, or until asked to stop."""
+        yield self._restore()
+        config, last = self.config, self.config.num_steps
+        if self.step == 0 and config.train.eval_rows:
+            yield self._evaluate()
+        saved = self.step
+        batches = feed(self.step) if self.step < last else iter(())
+        clock = time.perf_counter()
+        while self.step < last:
+            batch = next(batches)
+            data_wait_s = time.perf_counter() - clock
+            check(self.order, self.world.rank, self.world.size, self.step, batch)
+            result, rate = self._step(batch, interrupt())
+            now = time.perf_counter()
+            yield self._done(result, rate, now - clock, data_wait_s)
+            stop = Interrupt.STOP in result.interrupts
+            every = config.checkpoint.every_steps
+            due = every and self.step % every == 0
+            if due or stop or Interrupt.SAVE in result.interrupts or self.step == last:
+                yield self._save()
+                saved = self.step
+            if stop and self.step < last:
+                yield Stopped(step=self.step, status="stopped", reason=f"asked to; saved at step {saved}")
+                return
+            clock = time.perf_counter()
+        if config.train.eval_rows:
+            yield self._evaluate()
+        yield Stopped(step=self.step, status="finished")
+
+    def _step(self, batch: Batch, interrupt: Interrupt | None) -> tuple[StepResult, float]:
+        config = self.config
+        total = config.num_steps * config.tokens_per_step
+        rate = learning_rate(config.optim, (self.step + 1) * config.tokens_per_step, total)
+        set_learning_rate(self.optimizer, rate)
+        result = train_step(
+            self.model,
+            self.optimizer,
+            batch,
+            self.world,
+            micro_steps=micro_steps(
+                config.stream.global_batch, config.stream.num_lanes, self.world.size, config.train.micro_batch
+            ),
+            tokens_per_step=config.tokens_per_step,
+            clip_norm=config.optim.clip_norm,
+            interrupt=interrupt,
+        )
+        self.step += 1
+        self.tokens += result.tokens
+        return result, rate
+
+    def _done(self, result: StepResult, rate: float, step_time_s: float, data_wait_s: float) -> StepDone:
+        tokens_per_s = result.tokens / step_time_s
+        return StepDone(
+            step=self.step,
+            loss=result.loss,
+            grad_norm=result.grad_norm,
+            learning_rate=rate,
+            tokens=self.tokens,
+            step_tokens=result.tokens,
+            step_time_s=step_time_s,
+            data_wait_s=data_wait_s,
+            tokens_per_s=tokens_per_s,
+            mfu=self.flops_per_token * tokens_per_s / (self.peak_flops * self.world.size),
+            memory_bytes=_peak_memory(self.world.device),
+            world_size=self.world.size,
+            digest=f"{result.digest:016x}",
+        )
+
+    def _evaluate(self) -> Event:
+        train = self.config.train
+        return evaluate(
+            self.model, self.dataset, self.manifest, self.world, self.step, train.eval_rows, train.micro_batch
+        )
+
+    def _save(self) -> Saved:
+        begin = time.perf_counter()
+        state = checkpoint.Meta(
+            step=self.step,
+            tokens=self.tokens,
+            world_size=self.world.size,
+            order_identity=self.order.identity,
+            config_fingerprint=fingerprint(self.config),
+            labels=self.labels,
+        )
+        name, size = checkpoint.save(self.folder, self.model, self.optimizer, state, self.config.checkpoint.keep_last)
+        return Saved(step=self.step, name=name, size_bytes=size, save_time_s=time.perf_counter() - begin)
+
+    def _restore(self) -> Started:
+        found = checkpoint.restore(self.folder, self.model, self.optimizer, self.order.identity)
+        if found is not None:
+            self.step, self.tokens = found.step, found.tokens
+        return Started(
+            step=self.step,
+            world_size=self.world.size,
+            resumed_from=checkpoint.name_of(found.step) if found else "",
+            order_identity=self.order.identity,
+            num_parameters=self.num_parameters,
+            flops_per_token=self.flops_per_token,
+            peak_flops=self.peak_flops,
+            peak_source=self.peak_source,
+        )
+
+
+def _peak_memory(device: torch.device) -> int:
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device)
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024

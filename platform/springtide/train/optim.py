@@ -1,0 +1,53 @@
+"""AdamW, the learning rate as a function of tokens, and clipping by the global norm."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import nn
+
+from springtide.config.schema import OptimConfig
+from springtide.parallel import local
+
+
+def adamw(model: nn.Module, config: OptimConfig) -> torch.optim.AdamW:
+    """Loshchilov and Hutter, "Decoupled weight decay regularization" (2019); matrices are decayed, vectors are not."""
+    parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    groups = [
+        {"params": [p for p in parameters if p.dim() >= 2], "weight_decay": config.weight_decay},
+        {"params": [p for p in parameters if p.dim() < 2], "weight_decay": 0.0},
+    ]
+    return torch.optim.AdamW(groups, lr=config.peak_lr, betas=config.betas, eps=config.eps, fused=True)
+
+
+def learning_rate(config: OptimConfig, tokens: int, total_tokens: int) -> float:
+    """The rate of the step that ends at ``tokens`` of ``total_tokens``.
+
+    Linear warm-up; then a half cosine over ``decay`` tokens, or, for wsd, stable and a linear decay at the end
+    (Hu et al., MiniCPM, 2024).
+    """
+    if tokens < config.warmup:
+        return config.peak_lr * tokens / config.warmup
+    after = total_tokens - config.warmup
+    decay = config.decay or (after if config.schedule == "cosine" else total_tokens // 5)
+    progress = min(1.0, max(0.0, (tokens - (total_tokens - decay)) / max(decay, 1)))
+    shape = 0.5 * (1.0 + math.cos(math.pi * progress)) if config.schedule == "cosine" else 1.0 - progress
+    return config.peak_lr * (config.final_lr_ratio + (1.0 - config.final_lr_ratio) * shape)
+
+
+def set_learning_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
+    """Use ``rate`` in the next step."""
+    for group in optimizer.param_groups:
+        group["lr"] = rate
+
+
+def local_gradients(model: nn.Module) -> list[torch.Tensor]:
+    """This rank's shard of every gradient."""
+    return [local(parameter.grad) for parameter in model.parameters() if parameter.grad is not None]
+
+
+def square_norm(gradients: list[torch.Tensor]) -> torch.Tensor:
+    """Sum of squares over this rank's shards, a float64 scalar; summed over ranks it is the global norm's square."""
+    norms = torch._foreach_norm(gradients)
+    return torch.stack(norms).double().pow(2).sum()

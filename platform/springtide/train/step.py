@@ -1,0 +1,113 @@
+"""One optimizer step, on one screen.
+
+The loss is a sum over tokens divided by the number of valid tokens of the whole step, and gradients are summed over
+ranks: neither the world size nor the micro-batch appears in the maths. Everything the ranks must agree on travels in one
+all-reduce: loss, tokens, gradient norm, digest of the samples, requests to stop or save.
+"""
+
+from __future__ import annotations
+
+import enum
+from typing import NamedTuple
+
+import numpy as np
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from springtide.elastic import micro_slices
+from springtide.parallel import World, set_gradient_sync
+from springtide.stream import Batch, digest
+from springtide.train.optim import local_gradients, square_norm
+
+_LIMBS = 4
+_LIMB_BITS = 16
+
+
+class Interrupt(enum.Enum):
+    """What may be asked of a training loop between two steps."""
+
+    SAVE = "save"
+    """Write a checkpoint and go on."""
+    STOP = "stop"
+    """Write a checkpoint and return."""
+
+
+class StepResult(NamedTuple):
+    """What a step was, the same on every rank."""
+
+    loss: float
+    """Nats per token."""
+    grad_norm: float
+    tokens: int
+    digest: int
+    """64 bits over the sample ids of all ranks."""
+    interrupts: frozenset[Interrupt]
+
+
+def train_step(
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    batch: Batch,
+    world: World,
+    *,
+    micro_steps: int,
+    tokens_per_step: int,
+    clip_norm: float,
+    interrupt: Interrupt | None = None,
+) -> StepResult:
+    """Forward, backward, agree, clip, update. ``batch.tokens`` is this rank's (n, L + 1) of the global batch."""
+    tokens_NL = torch.from_numpy(batch.tokens.astype(np.int64)).to(world.device)
+    loss_sum = torch.zeros((), dtype=torch.float64, device=world.device)
+    num_tokens = 0
+
+    for index, rows in enumerate(micro_slices(len(tokens_NL), micro_steps)):
+        set_gradient_sync(model, index == micro_steps - 1)
+        part_BL = tokens_NL[rows]
+        loss = token_loss(model, part_BL, world)
+        # divided by the tokens a full step has, known beforehand; the true count corrects it below
+        (loss / tokens_per_step).backward()
+        loss_sum += loss.detach()
+        num_tokens += part_BL.shape[0] * (tokens_NL.shape[1] - 1)
+
+    gradients = local_gradients(model)
+    agreed = _agree(loss_sum, num_tokens, square_norm(gradients), digest(batch.sample_ids), interrupt, world)
+    correction = tokens_per_step / agreed.tokens
+    grad_norm = agreed.grad_norm * correction
+    clip = min(1.0, clip_norm / (grad_norm + 1e-6)) if clip_norm else 1.0
+    if clip * correction != 1.0:
+        torch._foreach_mul_(gradients, clip * correction)
+    optimizer.step()
+    optimizer.zero_grad(set_to_none=True)
+    return agreed._replace(grad_norm=grad_norm)
+
+
+def token_loss(model: nn.Module, rows_BL: Tensor, world: World) -> Tensor:
+    """Cross-entropy summed over the tokens of ``rows_BL`` (B, L + 1), fp32. A rank without rows still runs the model, on
+    a row that counts for nothing, because the others' collectives wait for it."""
+    empty = len(rows_BL) == 0
+    if empty:
+        rows_BL = torch.zeros(1, rows_BL.shape[1], dtype=torch.int64, device=world.device)
+    logits_BLV = model(rows_BL[:, :-1])
+    loss = F.cross_entropy(logits_BLV.flatten(0, 1).float(), rows_BL[:, 1:].flatten(), reduction="sum")
+    return loss * 0.0 if empty else loss
+
+
+def _agree(
+    loss_sum: Tensor, num_tokens: int, square: Tensor, digest: int, interrupt: Interrupt | None, world: World
+) -> StepResult:
+    # a float64 sum is exact below 2**53, so the 64-bit digest travels as four limbs of 16 bits
+    limbs = [(digest >> (_LIMB_BITS * limb)) & (2**_LIMB_BITS - 1) for limb in range(_LIMBS)]
+    asked = [float(interrupt is kind) for kind in Interrupt]
+    head = torch.stack([loss_sum, square.to(world.device)])
+    message = torch.cat([head, torch.tensor([num_tokens, *limbs, *asked], dtype=torch.float64, device=world.device)])
+    dist.all_reduce(message)
+    loss, square_sum, tokens, *rest = message.tolist()
+    return StepResult(
+        loss=loss / tokens,
+        grad_norm=square_sum**0.5,
+        tokens=int(tokens),
+        digest=sum(int(limb) << (_LIMB_BITS * place) for place, limb in enumerate(rest[:_LIMBS])) % 2**64,
+        interrupts=frozenset(kind for kind, count in zip(Interrupt, rest[_LIMBS:], strict=True) if count),
+    )
