@@ -11,7 +11,6 @@ import json
 import os
 import posixpath
 import uuid
-from collections.abc import Iterator
 from typing import IO, Any
 
 import fsspec
@@ -57,35 +56,26 @@ class Folder:
         """``name`` opened for ranged reading."""
         return self.fs.open(self.where(name), "rb")
 
-    @contextlib.contextmanager
-    def create(self, name: str) -> Iterator[IO[bytes]]:
-        """Write ``name`` whole or not at all; it appears when the block ends without an exception."""
+    def write(self, name: str, data: bytes | str) -> None:
+        """Write ``data`` as ``name``, whole or not at all."""
+        data = data.encode() if isinstance(data, str) else data
         target = self.where(name)
         if not self.is_local:
-            with self.fs.open(target, "wb") as file:
-                try:
-                    yield file
-                except BaseException:
-                    file.discard()
-                    raise
+            self.fs.pipe_file(target, data)  # one put: an object store shows it whole or not at all
             return
-        os.makedirs(os.path.dirname(target), exist_ok=True)
-        beside = os.path.join(os.path.dirname(target), f"{_TEMPORARY}{uuid.uuid4().hex[:12]}")
+        folder = os.path.dirname(target)
+        os.makedirs(folder, exist_ok=True)
+        beside = os.path.join(folder, f"{_TEMPORARY}{uuid.uuid4().hex[:12]}")
         try:
             with open(beside, "wb") as file:
-                yield file
+                file.write(data)
                 file.flush()
                 os.fsync(file.fileno())
             os.replace(beside, target)
-            sync_directory(os.path.dirname(target))
+            sync_directory(folder)
         finally:
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(beside)
-
-    def write(self, name: str, data: bytes | str) -> None:
-        """Write ``data`` as ``name``, whole or not at all."""
-        with self.create(name) as file:
-            file.write(data.encode() if isinstance(data, str) else data)
 
     def write_json(self, name: str, value: Any) -> None:
         self.write(name, json.dumps(value, indent=1, sort_keys=True))

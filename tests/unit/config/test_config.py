@@ -1,0 +1,115 @@
+"""Configs are read exactly, changed by name, and refused with field, value, limit and remedy."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import ValidationError
+
+from springtide import config as configs
+from springtide.config import Bytes, Seconds, Tokens
+from springtide.config.schema import fields
+from springtide.errors import ConfigError
+
+
+@pytest.mark.parametrize("name", configs.recipes.RECIPES)
+def test_a_recipe_survives_its_file(name: str, tmp_path: Path) -> None:
+    config = configs.recipe(name)
+    (tmp_path / "saved.yaml").write_text(configs.dump(config))
+    assert configs.load(tmp_path / "saved.yaml") == config
+
+
+def test_a_config_is_frozen() -> None:
+    with pytest.raises(ValidationError):
+        configs.recipes.demo().optim.peak_lr = 1.0  # type: ignore[misc]
+
+
+@pytest.mark.parametrize(
+    ("text", "amount"),
+    [("2M", 2_000_000), ("1.5B", 1_500_000_000), ("12_000", 12_000), ("3k", 3000), ("1e6", 1_000_000), ("7", 7)],
+)
+def test_tokens_are_read_with_their_unit(text: str, amount: int) -> None:
+    assert Tokens.parse(text) == amount
+    assert configs.override(configs.recipes.demo(), {"train.total": "2M"}).train.total == 2_000_000
+
+
+def test_bytes_and_seconds() -> None:
+    assert Bytes.parse("64MiB") == 64 * 2**20
+    assert Bytes.parse("64MB") == 64 * 10**6
+    assert Seconds.parse("10m") == 600.0
+    assert Seconds.parse("250ms") == 0.25
+
+
+@pytest.mark.parametrize("text", ["2Q", "", "M", "-3", "1.5", "two", "1 000"])
+def test_what_is_no_amount_is_refused_with_the_suffixes_known(text: str) -> None:
+    with pytest.raises(ConfigError, match=r"train\.total = .*(k, M, B, G, T|whole number)"):
+        configs.override(configs.recipes.demo(), {"train.total": text})
+
+
+@given(st.integers(0, 10**15))
+def test_whole_amounts_come_back(number: int) -> None:
+    assert Tokens.parse(str(number)) == number == Tokens.parse(number)
+
+
+@pytest.mark.parametrize(
+    ("changes", "parts"),
+    [
+        ({"optim.peak_lr": "-1"}, ["optim.peak_lr = '-1'", "greater than 0", "Learning rate"]),
+        ({"optim.peek_lr": "1"}, ["optim.peek_lr", "is not a setting", "did you mean 'optim.peak_lr'"]),
+        ({"elastic.max_workers": "40"}, ["elastic.max_workers = 40", "needs a lane", "16", "raise stream.global_batch"]),
+        ({"elastic.min_workers": "3"}, ["elastic.min_workers = 3", "at most elastic.max_workers = 2", "lower it"]),
+        ({"stream.lanes": "5"}, ["stream.lanes = 5", "must divide stream.global_batch = 16", "divisor"]),
+        ({"model.num_heads": "5"}, ["model.num_heads = 5", "model.dim = 192", "even multiple"]),
+        ({"model.num_kv_heads": "4"}, ["model.num_kv_heads = 4", "must divide model.num_heads = 6"]),
+        ({"shards.sequence_length": "4096"}, ["shards.sequence_length = 4096", "model.max_sequence_length", "shorten"]),
+        ({"corpus.vocab_size": "70000"}, ["corpus.vocab_size = 70000", "uint16", "uint32"]),
+        ({"optim.warmup": "9M"}, ["optim.warmup = 9000000", "longer than train.total", "train longer"]),
+        ({"train.total": "0"}, ["train.total = 0", "at least one token"]),
+        ({"run.id": "../escape"}, ["run.id", "../escape"]),
+    ],
+)
+def test_a_bad_setting_says_field_value_limit_and_remedy(changes: dict[str, str], parts: list[str]) -> None:
+    with pytest.raises(ConfigError) as caught:
+        configs.override(configs.recipes.demo(), changes)
+    for part in parts:
+        assert part in str(caught.value)
+
+
+def test_every_mistake_in_a_file_is_named_at_once() -> None:
+    with pytest.raises(ConfigError) as caught:
+        configs.build({"optm": {}, "model": {"dimm": 3}, "train": {"total": "x"}})
+    assert "did you mean 'optim'?" in str(caught.value)
+    assert "did you mean 'model.dim'?" in str(caught.value)
+    assert "train.total = 'x'" in str(caught.value)
+
+
+def test_an_unknown_recipe_names_the_nearest() -> None:
+    with pytest.raises(ConfigError, match="did you mean 'demo'"):
+        configs.recipe("dmeo")
+
+
+@pytest.mark.parametrize("text", ["- a list", "a: [unclosed", "nothing"])
+def test_a_file_that_is_no_config_is_refused(text: str, tmp_path: Path) -> None:
+    (tmp_path / "bad.yaml").write_text(text)
+    with pytest.raises(ConfigError):
+        configs.load(tmp_path / "bad.yaml")
+    with pytest.raises(ConfigError, match="cannot be read"):
+        configs.load(tmp_path / "absent.yaml")
+
+
+def test_only_what_is_learned_counts_for_the_fingerprint() -> None:
+    demo = configs.recipes.demo()
+    moved = configs.override(demo, {"run.root": "/elsewhere", "elastic.max_workers": 7, "train.micro_batch": 1})
+    assert configs.fingerprint(moved) == configs.fingerprint(demo)
+    assert configs.changes_the_run(configs.difference(demo, moved)) == {}
+    other = configs.override(moved, {"optim.peak_lr": 1e-3})
+    assert configs.fingerprint(other) != configs.fingerprint(demo)
+    assert configs.changes_the_run(configs.difference(demo, other)) == {"optim.peak_lr": (4e-3, 1e-3)}
+
+
+def test_fields_are_dotted_names_of_leaves() -> None:
+    assert {"optim.peak_lr", "run.id", "feed.read_bytes"} <= fields().keys()
+    assert "optim" not in fields()

@@ -1,0 +1,85 @@
+"""The decoder against its definition."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils.flop_counter import FlopCounterMode
+
+from springtide.config.schema import ModelConfig
+from springtide.model import build, flops_per_token, num_parameters
+from springtide.model.decoder import RMSNorm, rotary_table, rotate
+
+CONFIG = ModelConfig(num_layers=2, dim=32, num_heads=4, num_kv_heads=2, ffn_dim=48, max_sequence_length=64)
+TOKENS = torch.randint(0, 100, (3, 20), generator=torch.Generator().manual_seed(1))
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_logits_have_a_column_an_id_padded_to_sixty_four(tied: bool) -> None:
+    model = build(CONFIG.model_copy(update={"tied_head": tied}), vocab_size=100)
+    assert model(TOKENS).shape == (3, 20, 128)
+    head = 0 if tied else 128 * 32
+    assert num_parameters(model) == 128 * 32 + head + 2 * (32 * 32 * 2 + 32 * 16 * 2 + 3 * 32 * 48 + 2 * 32) + 32
+
+
+def test_no_position_sees_a_later_one() -> None:
+    model = build(CONFIG, vocab_size=100)
+    changed = TOKENS.clone()
+    changed[:, 12:] = (changed[:, 12:] + 1) % 100
+    before, after = model(TOKENS), model(changed)
+    assert torch.equal(before[:, :12], after[:, :12])
+    assert not torch.allclose(before[:, 12:], after[:, 12:])
+
+
+def test_weights_depend_on_the_seed_alone() -> None:
+    first, second = build(CONFIG, 100), build(CONFIG, 100)
+    for one, two in zip(first.parameters(), second.parameters(), strict=True):
+        assert torch.equal(one, two)
+    other = build(CONFIG.model_copy(update={"init_seed": 1}), 100)
+    assert not torch.equal(first.embedding.weight, other.embedding.weight)
+
+
+def test_attention_is_softmax_of_scaled_products_with_shared_key_heads() -> None:
+    attention = build(CONFIG, 100).blocks[0].attention
+    x = torch.randn(2, 7, 32)
+    cos, sin = rotary_table(8, 7, 10_000.0)
+    q = rotate(attention.query(x).view(2, 7, 4, 8).transpose(1, 2), cos, sin)
+    k = rotate(attention.key(x).view(2, 7, 2, 8).transpose(1, 2), cos, sin).repeat_interleave(2, dim=1)
+    v = attention.value(x).view(2, 7, 2, 8).transpose(1, 2).repeat_interleave(2, dim=1)
+    scores = (q @ k.transpose(-1, -2) / math.sqrt(8)).masked_fill(torch.ones(7, 7).triu(1).bool(), -math.inf)
+    expected = attention.out((scores.softmax(-1) @ v).transpose(1, 2).reshape(2, 7, 32))
+    torch.testing.assert_close(attention(x, cos, sin), expected)
+
+
+def test_rotated_products_depend_on_the_distance_alone() -> None:
+    cos, sin = rotary_table(8, 64, 10_000.0)
+    q, k = torch.randn(8), torch.randn(8)
+
+    def product(i: int, j: int) -> float:
+        return float(rotate(q, cos[i], sin[i]) @ rotate(k, cos[j], sin[j]))
+
+    assert product(10, 3) == pytest.approx(product(47, 40), abs=1e-5)
+    assert product(10, 3) != pytest.approx(product(10, 4), abs=1e-5)
+
+
+def test_rms_norm_is_torchs() -> None:
+    norm = RMSNorm(32, 1e-5)
+    torch.nn.init.normal_(norm.weight)
+    x = torch.randn(4, 32)
+    torch.testing.assert_close(norm(x), F.rms_norm(x, (32,), norm.weight, 1e-5))
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_the_flops_promised_are_those_counted(tied: bool) -> None:
+    model = build(CONFIG.model_copy(update={"tied_head": tied}), vocab_size=100)
+    with sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:
+        model(TOKENS).sum().backward()
+    # plain matmuls compute the whole square of attention, of which the mask keeps half
+    attention = 6 * CONFIG.num_layers * 20 * CONFIG.dim
+    counted = counter.get_total_flops() / TOKENS.numel()
+    dense = flops_per_token(model, 20) - attention
+    assert counted == pytest.approx(dense + 2 * attention, rel=1e-9)

@@ -1,0 +1,76 @@
+"""A name that can be seen is complete."""
+
+from __future__ import annotations
+
+import errno
+import os
+import signal
+import subprocess
+import sys
+import uuid
+from pathlib import Path
+
+import pytest
+
+from springtide.store import Folder
+
+
+@pytest.fixture(params=["local", "memory"])
+def folder(request: pytest.FixtureRequest, tmp_path: Path) -> Folder:
+    return Folder(tmp_path / "a" / "b" if request.param == "local" else f"memory://test-{uuid.uuid4().hex}/b")
+
+
+def test_what_is_written_is_read_listed_and_removed(folder: Folder) -> None:
+    assert folder.names() == []
+    folder.write("x/one.bin", b"1" * 1000)
+    folder.write_json("two.json", {"a": [1, 2]})
+    assert folder.names() == ["two.json", "x"]
+    assert (folder / "x").read("one.bin") == b"1" * 1000
+    assert folder.size("x/one.bin") == 1000
+    assert folder.read_json("two.json") == {"a": [1, 2]}
+    folder.remove("x")
+    folder.remove("x")
+    assert folder.names() == ["two.json"]
+    assert not folder.exists("x/one.bin")
+    folder.remove()
+    assert not folder.exists()
+
+
+@pytest.mark.parametrize("dies_in", ["fsync", "replace"])
+def test_a_writer_killed_before_the_rename_leaves_the_old_bytes(tmp_path: Path, dies_in: str) -> None:
+    folder = Folder(tmp_path)
+    folder.write("name", b"old")
+    script = (
+        "import sys, os, signal; from springtide.store import Folder\n"
+        f"os.{dies_in} = lambda *_: os.kill(os.getpid(), signal.SIGKILL)\n"
+        "Folder(sys.argv[1]).write('name', b'x' * 10**6)"
+    )
+    done = subprocess.run([sys.executable, "-c", script, str(tmp_path)], check=False)
+    assert done.returncode == -signal.SIGKILL
+    assert folder.names() == ["name"]
+    assert folder.read("name") == b"old"
+
+
+def test_a_full_disk_leaves_the_old_bytes_and_nothing_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = Folder(tmp_path)
+    folder.write("name", b"old")
+
+    def full(_: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(OSError, match="No space left"):
+        folder.write("name", b"new")
+    assert folder.read("name") == b"old"
+    assert os.listdir(tmp_path) == ["name"]
+
+
+def test_an_unknown_protocol_is_a_value_error() -> None:
+    with pytest.raises(ValueError, match="nosuch"):
+        Folder("nosuch://bucket/x")
+
+
+def test_a_folder_below_a_file_cannot_be_written(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(OSError, match="file"):
+        Folder(tmp_path / "file" / "below").write("name", b"")
