@@ -7,7 +7,7 @@ The map, drawn in the order the data takes:
     store/        bytes at a path, committed or absent: local disk, s3, gs, az, memory
       |
     corpus/       raw text -> documents -> token ids                       sources, vocabulary
-      |           prepare.py joins the two
+      |           dataset.py joins the two
     shards/       token ids -> sealed Parquet with a checksummed manifest  rows (T, L + 1)
       |
     stream/       (seed, step) -> the same rows at any world size          batch (G,) -> rank (n, L + 1)
@@ -32,6 +32,8 @@ The map, drawn in the order the data takes:
 from __future__ import annotations
 
 import importlib
+import sys
+import types
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -50,13 +52,27 @@ _WHERE = {
     "prepare": "springtide.api",
     "recipes": "springtide.config",
     "sample": "springtide.api",
-    "train": "springtide.api",
 }
 
 __all__ = ["Config", "Run", "attach", "load", "override", "prepare", "recipes", "sample", "train"]
 
 
-def __getattr__(name: str) -> Any:
-    if name not in _WHERE:
-        raise AttributeError(f"module 'springtide' has no attribute {name!r}")
-    return getattr(importlib.import_module(_WHERE[name]), name)
+class _Package(types.ModuleType):
+    """This module. ``springtide.train`` is both a function, for people, and a room, for ``torchrun -m springtide.train``;
+    importing the room would otherwise put it in the function's place."""
+
+    @property
+    def train(self) -> Any:
+        return importlib.import_module("springtide.api").train
+
+    @train.setter
+    def train(self, room: types.ModuleType) -> None:
+        pass
+
+    def __getattr__(self, name: str) -> Any:
+        if name not in _WHERE:
+            raise AttributeError(f"module 'springtide' has no attribute {name!r}")
+        return getattr(importlib.import_module(_WHERE[name]), name)
+
+
+sys.modules[__name__].__class__ = _Package

@@ -9,7 +9,7 @@ from typing import Any
 
 from springtide import config as configs
 from springtide.config import Config
-from springtide.prepare import Progress, open_dataset, prepare
+from springtide.dataset import Progress, open_dataset, prepare
 from springtide.runs import Run, claim, open_run
 from springtide.store import Folder
 from springtide.stream import order_of

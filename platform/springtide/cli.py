@@ -68,7 +68,7 @@ def _value(name: str, text: str) -> Any:
 
 
 def _prepare(options: argparse.Namespace) -> int:
-    from springtide.prepare import prepare
+    from springtide.dataset import prepare
 
     with _progress() as progress:
         config = prepare(config_of(options), progress)
@@ -144,7 +144,7 @@ def _inspect(options: argparse.Namespace) -> int:
 
 
 def _inspect_dataset(url: str, options: argparse.Namespace) -> int:
-    from springtide.prepare import open_dataset, rows_text
+    from springtide.dataset import open_dataset, rows_text
     from springtide.shards import TRAIN, SplitReader, check_shard
     from springtide.store import Folder
 

@@ -24,7 +24,12 @@ _STORE_BYTES = 512 * 2**20
 NAMESPACE = "springtide"
 
 # read by Ray Train in the driver: the dashboard's Train page is empty without it
-_ENVIRONMENT = {"RAY_TRAIN_ENABLE_STATE_TRACKING": "1", "RAY_CHDIR_TO_TRIAL_DIR": "0", "RAY_AIR_NEW_OUTPUT": "0"}
+_ENVIRONMENT = {
+    "RAY_TRAIN_ENABLE_STATE_TRACKING": "1",
+    "RAY_CHDIR_TO_TRIAL_DIR": "0",
+    # Ray runs workers at nice 15; on a machine whose cores all train, its own services would then preempt them
+    "RAY_worker_niceness": "0",
+}
 
 
 @contextlib.contextmanager

@@ -16,6 +16,9 @@ from typing import IO, Any
 import fsspec
 from fsspec.implementations.local import LocalFileSystem
 
+UNCACHED = {"use_listings_cache": False}
+"""fsspec's listings are remembered for the life of a process, and other processes write here."""
+
 _TEMPORARY = ".tmp-"
 
 
@@ -25,7 +28,7 @@ class Folder:
     def __init__(self, url: str | os.PathLike[str], **options: Any) -> None:
         """Open ``url``; nothing is created until something is written. ValueError for an unknown protocol."""
         self._options = options
-        self.fs, path = fsspec.core.url_to_fs(os.fspath(url), **options)
+        self.fs, path = fsspec.core.url_to_fs(os.fspath(url), **UNCACHED, **options)
         self.path = path.rstrip("/") or path
         self.is_local = isinstance(self.fs, LocalFileSystem)
 
@@ -89,7 +92,6 @@ class Folder:
 
     def names(self) -> list[str]:
         """Names directly in the folder, sorted; none where the folder does not exist. Unfinished writes are not shown."""
-        self.fs.invalidate_cache()
         try:
             paths = self.fs.ls(self.path, detail=False)
         except FileNotFoundError:

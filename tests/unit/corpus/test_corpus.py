@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from springtide.corpus import Document, Vocabulary, open_source, open_vocabulary
 from springtide.corpus.vocabulary import bytes_vocabulary, train_bpe
 from springtide.errors import ConfigError, CorpusError
-from springtide.prepare import split_of
+from springtide.dataset import split_of
 
 BPE = train_bpe(["def one(two): return three\n" * 20, "class Four:\n    pass\n" * 20], 300)
 BYTES = bytes_vocabulary()

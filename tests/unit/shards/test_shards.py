@@ -14,7 +14,7 @@ from springtide import config as configs
 from springtide.config import Config
 from springtide.config.schema import ShardsConfig
 from springtide.errors import ConfigError, CorpusError, CorruptShard
-from springtide.prepare import open_dataset, prepare
+from springtide.dataset import open_dataset, prepare
 from springtide.shards import MANIFEST, TRAIN, Sealer, SplitReader, check_shard, load_manifest
 from springtide.store import Folder
 

@@ -1,0 +1,162 @@
+"""What springtide costs a step: tokens/s of the Ray path over a bare, hand-written FSDP2 loop.
+
+Same model, same batch, two gloo processes with one thread each, rounds alternating in one run. The bare loop has its data in
+memory and neither counts, checks, logs nor saves; ours does all it does for a user, but saves nothing in the timed steps.
+
+    python benchmarks/step_overhead.py [--quick] [--json] [--rounds 4] [--steps 40]
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+import torch.nn.functional as F
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+
+import springtide as st
+from springtide.config import Config
+from springtide.model import build
+from springtide.on_ray.cluster import cluster
+from springtide.shards import TRAIN, SplitReader, load_manifest
+from springtide.store import Folder
+
+WORLD_SIZE = 2
+WARM_UP_STEPS = 8
+GOAL = 0.98
+
+
+def bare(rank: int, config: Config, port: int, steps: int, results: Any) -> None:
+    """The loop one would write by hand for exactly this model and this batch."""
+    torch.set_num_threads(1)
+    os.environ.update(RANK=str(rank), WORLD_SIZE=str(WORLD_SIZE), MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
+    dist.init_process_group("gloo")
+    mesh = init_device_mesh("cpu", (WORLD_SIZE,))
+    dataset = Folder(config.shards.dataset)
+    manifest = load_manifest(dataset)
+    rows = np.arange(rank, config.stream.global_batch * 8, WORLD_SIZE)
+    data = torch.from_numpy(SplitReader(dataset, manifest.splits[TRAIN]).read(rows).tokens.astype(np.int64))
+    batches = data.split(config.stream.global_batch // WORLD_SIZE)
+
+    model = build(config.model, manifest.vocab_size)
+    for block in model.blocks:
+        fully_shard(block, mesh=mesh)
+    fully_shard(model, mesh=mesh, reshard_after_forward=False)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, betas=(0.9, 0.95), weight_decay=0.1, fused=True)
+
+    times = []
+    for step in range(steps):
+        begin = time.perf_counter()
+        tokens = batches[step % len(batches)]
+        logits = model(tokens[:, :-1])
+        loss = F.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten())
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+        loss.item()
+        times.append(time.perf_counter() - begin)
+    dist.barrier()
+    dist.destroy_process_group()
+    if rank == 0:
+        results.put(times)
+
+
+def bare_step_s(config: Config, steps: int, port: int) -> float:
+    """Mean seconds of a step of the bare loop, warm-up left out."""
+    context = mp.get_context("spawn")
+    results = context.Queue()
+    processes = [context.Process(target=bare, args=(rank, config, port, steps, results)) for rank in range(WORLD_SIZE)]
+    for process in processes:
+        process.start()
+    times = results.get(timeout=600)
+    for process in processes:
+        process.join()
+    return statistics.fmean(times[WARM_UP_STEPS:])
+
+
+def ours_step_s(config: Config, name: str) -> tuple[float, float]:
+    """Mean seconds of a step of the Ray path, and of the wait for data in it, warm-up left out."""
+    run = st.train(st.override(config, {"run.id": name}))
+    steps = run.steps[WARM_UP_STEPS:]
+    assert all(step.world_size == WORLD_SIZE for step in steps)
+    return statistics.fmean(step.step_time_s for step in steps), statistics.fmean(step.data_wait_s for step in steps)
+
+
+def measure(folder: str, rounds: int, steps: int) -> dict[str, Any]:
+    """Alternate both for ``rounds`` rounds; who goes first changes every round."""
+    config = st.override(
+        st.recipes.demo(),
+        {
+            "shards.root": f"{folder}/datasets",
+            "run.root": f"{folder}/runs",
+            "train.total": steps * st.recipes.demo().tokens_per_step,
+            "optim.warmup": 0,
+            "train.eval_rows": 0,
+            "train.sample_tokens": 0,
+            "checkpoint.every_steps": 0,
+            "elastic.min_workers": WORLD_SIZE,
+            "elastic.max_workers": WORLD_SIZE,
+            "parallel.threads": 1,
+            "track.progress": False,
+        },
+    )
+    config = st.prepare(config)
+    table = []
+    with cluster(config):
+        for number in range(rounds):
+            times: dict[str, Any] = {}
+            for who in ("ours", "bare") if number % 2 else ("bare", "ours"):
+                if who == "bare":
+                    times["bare"] = bare_step_s(config, steps, 29400 + number)
+                else:
+                    times["ours"], times["data_wait"] = ours_step_s(config, f"round-{number}")
+            table.append({**times, "ratio": times["bare"] / times["ours"]})
+            print(
+                f"round {number + 1}: ours {times['ours']:.4f} s a step ({times['data_wait'] * 1e3:.2f} ms waiting for data), "
+                f"bare {times['bare']:.4f} s, ratio {table[-1]['ratio']:.4f}",
+                flush=True,
+            )
+    return {"rounds": table, "ratio": statistics.median(row["ratio"] for row in table)}
+
+
+def main() -> None:
+    """Print the table and, with --json, one last line of JSON."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=4)
+    parser.add_argument("--steps", type=int, default=40)
+    parser.add_argument("--quick", action="store_true", help="one short round: a smoke test, no evidence")
+    parser.add_argument("--json", action="store_true", help="end with one line of JSON")
+    options = parser.parse_args()
+    rounds, steps = (1, WARM_UP_STEPS + 4) if options.quick else (options.rounds, options.steps)
+    with tempfile.TemporaryDirectory() as folder:
+        found = measure(str(Path(folder)), rounds, steps)
+    ratio = found["ratio"]
+    print(f"step_overhead: {ratio:.4f} of the bare loop's tokens/s (goal {GOAL}), median of {rounds} rounds of {steps} steps")
+    if options.quick:
+        print("--quick is a smoke test and no evidence")
+    if options.json:
+        claim = {
+            "name": "step_overhead",
+            "value": round(ratio, 4),
+            "goal": GOAL,
+            "better": "higher",
+            "holds": ratio >= GOAL,
+            "detail": {**found, "quick": options.quick, "torch": torch.__version__},
+        }
+        print(json.dumps({"claims": [claim]}))
+
+
+if __name__ == "__main__":
+    main()

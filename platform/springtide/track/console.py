@@ -1,0 +1,106 @@
+"""Progress for a person: one live line on a terminal, a plain line now and then elsewhere."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Self
+
+import rich.console
+from rich.panel import Panel
+from rich.progress import BarColumn, Progress, TextColumn
+from rich.text import Text
+
+from springtide.track.events import Evaluated, Event, Sampled, Saved, Started, StepDone, Stopped
+
+_PLAIN_EVERY_S = 10.0
+_PLAIN_PARTS = 20
+_SMOOTHING = 0.9
+
+
+class Console:
+    """A listener that prints."""
+
+    def __init__(
+        self,
+        total_steps: int,
+        enabled: bool = True,
+        console: rich.console.Console | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """``enabled`` is false for a run that should be silent. ``clock`` gives seconds."""
+        self._total, self._enabled, self._clock = total_steps, enabled, clock
+        self._console = console or rich.console.Console(highlight=False)
+        self._step_time_s = 0.0
+        self._printed_at, self._printed_step = clock(), 0
+        self._progress = Progress(
+            TextColumn("[bold]step {task.completed}/{task.total}"),
+            BarColumn(bar_width=30),
+            TextColumn("{task.fields[figures]}"),
+            console=self._console,
+            transient=True,
+        )
+        self._task = self._progress.add_task("train", total=total_steps, figures="waiting for workers")
+
+    def __enter__(self) -> Self:
+        if self._enabled and self._console.is_terminal:
+            self._progress.start()
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._progress.stop()
+
+    def __call__(self, event: Event) -> None:
+        """Show one event."""
+        if not self._enabled:
+            return
+        if isinstance(event, StepDone):
+            self._step(event)
+        elif isinstance(event, Sampled):
+            self._console.print(Panel(Text(event.prompt + event.text), title=f"sample at step {event.step}"))
+        else:
+            self._console.print(Text(describe(event)))
+
+    def _step(self, event: StepDone) -> None:
+        before = self._step_time_s or event.step_time_s
+        self._step_time_s = _SMOOTHING * before + (1 - _SMOOTHING) * event.step_time_s
+        left_s = (self._total - event.step) * self._step_time_s
+        figures = (
+            f"loss {event.loss:.3f}  {event.tokens_per_s:,.0f} tokens/s  ETA {_clock_time(left_s)}  "
+            f"{event.world_size} workers  MFU {event.mfu:.0%}"
+        )
+        self._progress.update(self._task, completed=event.step, figures=figures)
+        if self._console.is_terminal:
+            return
+        now = self._clock()
+        far_enough = event.step - self._printed_step >= self._total / _PLAIN_PARTS
+        if (far_enough and now - self._printed_at >= _PLAIN_EVERY_S) or event.step == self._total:
+            self._console.print(Text(f"step {event.step}/{self._total}  {figures}"))
+            self._printed_at, self._printed_step = now, event.step
+
+
+def describe(event: Event) -> str:
+    """What is not a step, in a line."""
+    match event:
+        case Started():
+            where = f"from step {event.step} ({event.resumed_from})" if event.resumed_from else "from the beginning"
+            size = f"{event.num_parameters / 1e6:.1f}M parameters"
+            return f"{_workers(event.world_size)}, {where}; {size}, peak {event.peak_flops / 1e9:,.0f} GFLOP/s a worker"
+        case Evaluated():
+            return f"step {event.step}: held-out {event.heldout_bits_per_byte:.3f} bits per byte, loss {event.heldout_loss:.3f}"
+        case Saved():
+            return f"step {event.step}: saved {event.name}, {event.size_bytes / 2**20:.1f} MiB in {event.save_time_s:.2f} s"
+        case Stopped():
+            return f"step {event.step}: {event.status}" + (f": {event.reason}" if event.reason else "")
+        case _:
+            return event.kind
+
+
+def _workers(number: int) -> str:
+    return f"{number} worker{'s' if number != 1 else ''}"
+
+
+def _clock_time(seconds: float) -> str:
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"

@@ -1,0 +1,144 @@
+"""The report of a run: one HTML page that needs nothing else, and the picture for a README."""
+
+from __future__ import annotations
+
+import html
+import statistics
+import time
+from collections.abc import Iterable, Mapping, Sequence
+
+from springtide.track.charts import Chart, Line, draw, smooth
+from springtide.track.console import describe
+from springtide.track.events import Evaluated, Event, Sampled, Started, StepDone
+from springtide.track.journal import last_steps
+from springtide.track.metrics import STEP_METRICS
+
+_STYLE = """
+:root { --bg: #ffffff; --fg: #1f2937; --soft: #6b7280; --grid: #e5e7eb; --card: #f7f8fa; color-scheme: light dark; }
+@media (prefers-color-scheme: dark) {
+  :root { --bg: #0f1319; --fg: #e5e7eb; --soft: #9aa3b2; --grid: #2b3340; --card: #171d26; }
+}
+body { background: var(--bg); color: var(--fg); font: 15px/1.5 system-ui, sans-serif; margin: 2rem auto;
+  max-width: 1000px; padding: 0 1rem; }
+h1 { font-size: 1.5rem; margin: 0; } h2 { font-size: 1.05rem; margin: 2rem 0 .5rem; }
+p, dt, .soft { color: var(--soft); } svg { width: 100%; height: auto; }
+dl { display: grid; grid-template-columns: repeat(auto-fit, minmax(150px, 1fr)); gap: .75rem; }
+dl div { background: var(--card); border-radius: 8px; padding: .6rem .8rem; }
+dt { font-size: .8rem; } dd { margin: 0; font-size: 1.25rem; font-variant-numeric: tabular-nums; }
+dd small { display: block; font-size: .75rem; color: var(--soft); }
+pre { background: var(--card); border-radius: 8px; padding: .8rem; overflow: auto; }
+table { border-collapse: collapse; width: 100%; } td { border-top: 1px solid var(--grid); padding: .25rem .5rem .25rem 0; }
+td:first-child { color: var(--soft); white-space: nowrap; }
+"""
+
+
+def render(run_id: str, events: Sequence[Event], config_yaml: str = "", links: Mapping[str, str] | None = None) -> str:
+    """The page. ``links``: label -> place, of what belongs to the run."""
+    samples = [event for event in events if isinstance(event, Sampled)]
+    sections = [
+        f"<h1>{html.escape(run_id)}</h1>",
+        f"<p>{html.escape(_when(events))}</p>",
+        f"<dl>{''.join(_card(*figure) for figure in figures(events))}</dl>",
+        draw([loss_chart(events), throughput_chart(events), world_size_chart(events), _rate_chart(events)]),
+    ]
+    if samples:
+        text = html.escape(samples[-1].prompt + samples[-1].text)
+        sections.append(f"<h2>What it writes, at step {samples[-1].step}</h2><pre>{text}</pre>")
+    sections.append(f"<h2>What happened</h2><table>{''.join(_rows(events))}</table>")
+    if links:
+        items = "".join(
+            f"<tr><td>{html.escape(key)}</td><td>{html.escape(url)}</td></tr>" for key, url in links.items()
+        )
+        sections.append(f"<h2>What belongs to it</h2><table>{items}</table>")
+    if config_yaml:
+        sections.append(
+            f"<details><summary>The resolved config</summary><pre>{html.escape(config_yaml)}</pre></details>"
+        )
+    head = f'<meta charset="utf-8"><title>{html.escape(run_id)}</title><style>{_STYLE}</style>'
+    return f'<!doctype html>\n<html lang="en"><head>{head}</head><body>{"".join(sections)}</body></html>\n'
+
+
+def charts(events: Sequence[Event]) -> str:
+    """Loss and world size side by side, as one SVG on white."""
+    return draw([loss_chart(events), world_size_chart(events)], css_colors=False)
+
+
+def figures(events: Sequence[Event]) -> list[tuple[str, str, str]]:
+    """(label, figure, remark) of the headline."""
+    steps = last_steps(list(events))
+    starts = [event for event in events if isinstance(event, Started)]
+    evaluations = [event for event in events if isinstance(event, Evaluated)]
+    found = []
+    if steps:
+        found.append(("steps", f"{steps[-1].step:,}", f"{steps[-1].tokens:,} tokens"))
+        found.append(("final loss", f"{steps[-1].loss:.3f}", STEP_METRICS["loss"].unit))
+    if len(evaluations) > 1:
+        before, after = evaluations[0].heldout_bits_per_byte, evaluations[-1].heldout_bits_per_byte
+        found.append(("held-out bits per byte", f"{before:.2f} → {after:.2f}", f"{1 - after / before:.0%} less"))
+    if steps:
+        found.append(
+            ("throughput", f"{statistics.median(step.tokens_per_s for step in steps):,.0f}", "tokens/s, median")
+        )
+        source = starts[-1].peak_source if starts else ""
+        found.append(("MFU", f"{statistics.median(step.mfu for step in steps):.0%}", f"of {source}"))
+    if starts:
+        found.append(("starts", str(len(starts)), f"{max(start.world_size for start in starts)} workers at most"))
+        seconds = events[-1].time_s - events[0].time_s
+        found.append(("time", f"{seconds / 60:.1f} min", "from the first start to the last event"))
+    return found
+
+
+def loss_chart(events: Sequence[Event]) -> Chart:
+    """Training loss, smoothed and as it was, and the held-out loss, against the step."""
+    raw = [(float(step.step), step.loss) for step in last_steps(list(events))]
+    held_out = [(float(event.step), event.heldout_loss) for event in events if isinstance(event, Evaluated)]
+    lines = [Line("training", smooth(raw)), Line("each step", raw, "faint"), Line("held-out", held_out, "points")]
+    return Chart("Loss", "step", STEP_METRICS["loss"].unit, [line for line in lines if line.points])
+
+
+def throughput_chart(events: Sequence[Event]) -> Chart:
+    """Tokens per second of all workers against the step."""
+    points = [(float(step.step), step.tokens_per_s) for step in last_steps(list(events))]
+    return Chart("Throughput", "step", STEP_METRICS["tokens_per_s"].unit, [Line("tokens/s", points)], from_zero=True)
+
+
+def world_size_chart(events: Sequence[Event]) -> Chart:
+    """Workers over wall time: what was held from each start to its last step, nothing in the gaps."""
+    begin = events[0].time_s if events else 0.0
+    points: list[tuple[float, float]] = []
+    last = begin
+    for event in events:
+        if isinstance(event, Started):
+            points += [((last - begin) / 60, 0.0)] if points else []
+            points.append(((event.time_s - begin) / 60, float(event.world_size)))
+        last = event.time_s if isinstance(event, StepDone | Started) else last
+    if points:
+        points.append(((last - begin) / 60, points[-1][1]))
+    restarts = [point for point in points if point[1] > 0][1:-1]
+    lines = [Line("workers", points, "step"), Line("restart", restarts, "points")]
+    return Chart(
+        "World size", "minutes", STEP_METRICS["world_size"].unit, [line for line in lines if line.points], True, True
+    )
+
+
+def _rate_chart(events: Sequence[Event]) -> Chart:
+    points = [(float(step.step), step.grad_norm) for step in last_steps(list(events))]
+    return Chart("Gradient norm", "step", "before clipping", [Line("gradient norm", points)], from_zero=True)
+
+
+def _when(events: Sequence[Event]) -> str:
+    return (
+        time.strftime("Begun %Y-%m-%d %H:%M UTC", time.gmtime(events[0].time_s)) if events else "Nothing happened yet"
+    )
+
+
+def _card(label: str, figure: str, remark: str) -> str:
+    label, figure, remark = html.escape(label), html.escape(figure), html.escape(remark)
+    return f"<div><dt>{label}</dt><dd>{figure}<small>{remark}</small></dd></div>"
+
+
+def _rows(events: Sequence[Event]) -> Iterable[str]:
+    for event in events:
+        if not isinstance(event, StepDone | Sampled):
+            at = time.strftime("%H:%M:%S", time.gmtime(event.time_s))
+            yield f"<tr><td>{at}</td><td>{html.escape(describe(event))}</td></tr>"

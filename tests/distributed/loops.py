@@ -1,0 +1,112 @@
+"""Functions that run on every rank; they stand in a module of their own because ranks import them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+
+from springtide import checkpoint
+from springtide.config import Config
+from springtide.model import build
+from springtide.parallel import World, local, parallelize
+from springtide.shards import load_manifest
+from springtide.store import Folder
+from springtide.stream import Batch, RankReader, load, order_of, reads
+from springtide.track.events import Event, Started
+from springtide.train import Interrupt, Run, train_step
+from springtide.train.optim import adamw
+
+
+def open_run(world: World, config: Config) -> Run:
+    """The loop over the config's dataset, in the folder of ``run.id``."""
+    dataset = Folder(config.shards.dataset)
+    manifest = load_manifest(dataset)
+    order = order_of(config, manifest)
+    return Run(config, world, dataset, manifest, order, Folder(config.run.root) / config.run.id)
+
+
+def train(world: World, config: Config, stop_at: int = 0, ask: Interrupt = Interrupt.STOP) -> list[Event]:
+    """Train; at ``stop_at`` the last rank alone asks for ``ask``."""
+    run = open_run(world, config)
+    reader = RankReader((run.dataset.url,), (run.manifest,), run.order, world.rank, world.size)
+
+    def feed(step: int) -> Any:
+        return load(reader, reads(run.order, step, config.num_steps, world.rank, world.size, reader.row_bytes, 2**16))
+
+    def interrupt() -> Interrupt | None:
+        return ask if stop_at and run.step + 1 == stop_at and world.rank == world.size - 1 else None
+
+    return list(run.events(feed, interrupt))
+
+
+def gradients(world: World, config: Config, tokens: np.ndarray, micro_steps: int) -> dict[str, torch.Tensor]:
+    """The full gradients of one step over ``tokens`` (G, L + 1), shared out by the order's lanes, unclipped."""
+    model = parallelize(build(config.model, 257), config.parallel, world)
+    kept: dict[str, torch.Tensor] = {}
+
+    class Keep(torch.optim.SGD):
+        def step(self, closure: Any = None) -> None:  # type: ignore[override]
+            for name, parameter in model.named_parameters():
+                assert parameter.grad is not None
+                kept[name] = parameter.grad.full_tensor()  # type: ignore[attr-defined]
+
+    lanes = [lane for lane in range(len(tokens)) if lane * world.size // len(tokens) == world.rank]
+    batch = Batch(0, np.array(lanes, dtype=np.uint64), tokens[lanes])
+    train_step(
+        model,
+        Keep(model.parameters(), lr=0.0),
+        batch,
+        world,
+        micro_steps=micro_steps,
+        tokens_per_step=tokens.shape[0] * (tokens.shape[1] - 1),
+        clip_norm=0.0,
+    )
+    return kept
+
+
+def full_state(world: World, config: Config) -> dict[str, torch.Tensor]:
+    """Every parameter and every optimizer moment after restoring the newest checkpoint, gathered."""
+    run = open_run(world, config)
+    event = run._restore()
+    assert isinstance(event, Started)
+    assert event.step > 0
+    state = {}
+    for name, parameter in run.model.named_parameters():
+        moments = run.optimizer.state[parameter]
+        for kind, tensor in {"weight": parameter, "m": moments["exp_avg"], "v": moments["exp_avg_sq"]}.items():
+            state[f"{name}/{kind}"] = tensor.full_tensor().detach().clone()  # type: ignore[attr-defined]
+        state[f"{name}/step"] = local(moments["step"]).clone()
+    return state
+
+
+def save_and_die(world: World, config: Config, point: str) -> None:
+    """Train to the second checkpoint and be killed at ``point`` of its save."""
+    import os
+    import signal
+
+    saves = 0
+    original = getattr(checkpoint.save.__globals__["dcp"], "save")
+
+    def die(*_: Any, **__: Any) -> None:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    def save(*arguments: Any, **keywords: Any) -> Any:
+        nonlocal saves
+        saves += 1
+        if saves < 2:
+            return original(*arguments, **keywords)
+        if point == "before tensors":
+            die()
+        if point == "in the middle of tensors" and world.is_first:
+            die()
+        result = original(*arguments, **keywords)
+        if point == "before the manifest":
+            die()
+        write = Folder.write
+        Folder.write = lambda self, name, data: die() if name == "COMMITTED" else write(self, name, data)  # type: ignore[method-assign,assignment]
+        return result
+
+    checkpoint.save.__globals__["dcp"].save = save
+    train(world, config)

@@ -1,0 +1,163 @@
+"""World size, micro-batch and restarts drop out of the maths."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from conftest import RankDied
+from loops import full_state, gradients, save_and_die, train
+
+from springtide import config as configs
+from springtide.checkpoint import committed
+from springtide.config import Config
+from springtide.model import build
+from springtide.store import Folder
+from springtide.track.events import Evaluated, Event, Saved, Started, StepDone, Stopped
+from springtide.train import Interrupt
+
+pytestmark = pytest.mark.distributed
+Ranks = Callable[..., list[Any]]
+
+
+def named(config: Config, name: str, **changes: Any) -> Config:
+    return configs.override(config, {"run.id": name, **{key.replace("__", "."): value for key, value in changes.items()}})
+
+
+def steps(events: list[Event]) -> dict[int, StepDone]:
+    return {event.step: event for event in events if isinstance(event, StepDone)}
+
+
+def compare(found: dict[int, StepDone], expected: dict[int, StepDone], tolerance: float) -> None:
+    assert found
+    for step, done in found.items():
+        assert done.digest == expected[step].digest
+        assert done.tokens == expected[step].tokens
+        assert done.loss == pytest.approx(expected[step].loss, abs=tolerance)
+        assert done.grad_norm == pytest.approx(expected[step].grad_norm, rel=1e-3)
+
+
+@pytest.mark.parametrize(("world_size", "micro_steps"), [(1, 1), (1, 3), (2, 2), (3, 2), (4, 5)])
+def test_the_summed_gradient_is_that_of_the_mean_loss_over_the_whole_batch(
+    tiny: Config, ranks: Ranks, world_size: int, micro_steps: int
+) -> None:
+    tokens = np.random.default_rng(0).integers(0, 257, (7, 33)).astype(np.uint16)  # 7 rows divide by no world size
+    model = build(tiny.model, 257)
+    rows = torch.from_numpy(tokens.astype(np.int64))
+    F.cross_entropy(model(rows[:, :-1]).flatten(0, 1), rows[:, 1:].flatten()).backward()
+    for found in ranks(world_size, gradients, tiny, tokens, micro_steps):
+        for name, parameter in model.named_parameters():
+            torch.testing.assert_close(found[name], parameter.grad, atol=2e-6, rtol=1e-4, msg=name)
+
+
+@pytest.fixture(scope="module")
+def baseline() -> dict[str, dict[int, StepDone]]:
+    """The uninterrupted run in one process, trained by the first test that needs it."""
+    return {}
+
+
+def uninterrupted(tiny: Config, ranks: Ranks, baseline: dict[str, dict[int, StepDone]]) -> dict[int, StepDone]:
+    if not baseline:
+        [events] = ranks(1, train, named(tiny, "alone"))
+        baseline["steps"] = steps(events)
+        assert sorted(baseline["steps"]) == list(range(1, 61))
+        before, after = [event for event in events if isinstance(event, Evaluated)]
+        assert after.heldout_bits_per_byte < 0.7 * before.heldout_bits_per_byte
+    return baseline["steps"]
+
+
+@pytest.mark.parametrize(("world_size", "micro_batch"), [(2, 8), (3, 4), (4, 1), (5, 2)])
+def test_losses_are_equal_at_any_world_size(
+    tiny: Config, ranks: Ranks, baseline: Any, world_size: int, micro_batch: int
+) -> None:
+    expected = uninterrupted(tiny, ranks, baseline)
+    everyone = ranks(world_size, train, named(tiny, "many", train__micro_batch=micro_batch))
+    for events in everyone:  # every rank holds the same opinion of the run
+        compare(steps(events), expected, 5e-5)
+        assert isinstance(events[-1], Stopped)
+
+
+def test_a_run_resized_at_every_restart_is_the_uninterrupted_run(tiny: Config, ranks: Ranks, baseline: Any) -> None:
+    expected = uninterrupted(tiny, ranks, baseline)
+    config = named(tiny, "resized")
+    last = 0
+    for world_size, stop_at in ((2, 13), (3, 27), (1, 0)):
+        events = ranks(world_size, train, config, stop_at)[0]
+        started = events[0]
+        assert isinstance(started, Started)
+        assert (started.step, started.world_size) == (last, world_size)
+        compare(steps(events), expected, 5e-5)
+        assert isinstance(events[-1], Stopped)
+        last = events[-1].step
+        assert events[-1].status == ("stopped" if stop_at else "finished")
+        assert last == (stop_at or 60)
+
+
+def test_asking_for_a_save_saves_once_and_trains_on(tiny: Config, ranks: Ranks) -> None:
+    config = named(tiny, "asked", train__total=12 * 64 * 8, optim__warmup=0, train__eval_rows=0)
+    events = ranks(2, train, config, 3, Interrupt.SAVE)[0]
+    assert [event.step for event in events if isinstance(event, Saved)] == [3, 8]
+    assert len(steps(events)) == 8
+
+
+@pytest.mark.parametrize("load_on", [1, 2, 3, 8])
+def test_a_checkpoint_of_four_ranks_is_bit_equal_on_any_number(tiny: Config, ranks: Ranks, load_on: int) -> None:
+    config = named(tiny, "reshard", train__total=12 * 64 * 3, optim__warmup=0, train__eval_rows=0)
+    ranks(4, train, config)
+    expected = ranks(4, full_state, config)[0]
+    for found in ranks(load_on, full_state, config):
+        assert found.keys() == expected.keys()
+        for name, tensor in expected.items():
+            assert torch.equal(found[name], tensor), name
+
+
+@pytest.mark.parametrize(
+    "point", ["before tensors", "in the middle of tensors", "before the manifest", "before the commit marker"]
+)
+def test_a_save_killed_at_any_point_leaves_the_checkpoint_before(tiny: Config, ranks: Ranks, point: str) -> None:
+    config = named(tiny, "killed", train__total=12 * 64 * 12, optim__warmup=0, train__eval_rows=0, checkpoint__every_steps=5)
+    with pytest.raises((RankDied, AssertionError)):  # one that outlives the other complains of the connection
+        ranks(2, save_and_die, config, point)
+    folder = Folder(config.run.root) / "killed"
+    assert committed(folder) == ["step-0000000005"]
+    events = ranks(3, train, config)[0]
+    assert isinstance(events[0], Started)
+    assert events[0].resumed_from == "step-0000000005"
+    assert committed(folder) == ["step-0000000005", "step-0000000010", "step-0000000012"]
+
+
+def test_a_flipped_bit_in_a_checkpoint_is_found_and_the_one_before_is_taken(tiny: Config, ranks: Ranks) -> None:
+    config = named(tiny, "flipped", train__total=12 * 64 * 12, optim__warmup=0, train__eval_rows=0, checkpoint__every_steps=5)
+    ranks(2, train, config)
+    folder = Path(config.run.root) / "flipped" / "checkpoints" / "step-0000000012"
+    file = next(folder.glob("__1_*.distcp"))
+    data = bytearray(file.read_bytes())
+    data[len(data) // 2] ^= 1
+    file.write_bytes(data)
+    events = ranks(2, train, config)[0]
+    assert isinstance(events[0], Started)
+    assert events[0].resumed_from == "step-0000000010"
+
+
+def test_another_order_is_refused(tiny: Config, ranks: Ranks) -> None:
+    config = named(tiny, "order", train__total=12 * 64 * 2, optim__warmup=0, train__eval_rows=0)
+    ranks(1, train, config)
+    with pytest.raises(AssertionError, match="was trained in the order"):
+        ranks(1, train, named(config, "order", stream__seed=1))
+
+
+def test_a_run_lives_in_object_storage_from_first_step_to_resume(tiny: Config, ranks: Ranks, s3: str) -> None:
+    config = named(tiny, "remote", run__root=f"{s3}/runs", checkpoint__every_steps=5, train__total=12 * 64 * 20)
+    expected = steps(ranks(1, train, named(config, "local", run__root=tiny.run.root))[0])
+    events = ranks(2, train, config, 12)[0]
+    compare(steps(events), expected, 5e-5)
+    events = ranks(3, train, config)[0]
+    assert isinstance(events[0], Started)
+    assert events[0].step == 12
+    compare(steps(events), expected, 5e-5)
+    assert committed(Folder(config.run.root) / "remote") == [f"step-{step:010d}" for step in (12, 15, 20)]
