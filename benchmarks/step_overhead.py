@@ -143,7 +143,9 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         found = measure(str(Path(folder)), rounds, steps)
     ratio = found["ratio"]
-    print(f"step_overhead: {ratio:.4f} of the bare loop's tokens/s (goal {GOAL}), median of {rounds} rounds of {steps} steps")
+    print(
+        f"step_overhead: {ratio:.4f} of the bare loop's tokens/s (goal {GOAL}), median of {rounds} rounds of {steps} steps"
+    )
     if options.quick:
         print("--quick is a smoke test and no evidence")
     if options.json:

@@ -45,7 +45,7 @@ def train(
     config = prepare(_absolute(config), *([progress] if progress else []))
     manifest, _ = open_dataset(config.shards.dataset)
     order = order_of(config, manifest)
-    run.folder.write("config.yaml", configs.dump(config))
+    run.folder.write(configs.RUN_CONFIG, configs.dump(config))
 
     with contextlib.ExitStack() as stack:
         earlier = run.events

@@ -37,8 +37,12 @@ _EXAMPLES = {
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; returns the exit status: 0 done, 1 a check failed, 2 a bad setting, 130 interrupted."""
-    options = _parser().parse_args(arguments)
+    parser = _parser()
+    options, unknown = parser.parse_known_args(arguments)
     try:
+        if unknown:
+            known = [f"--{name.replace('_', '-')}" for name in fields()]
+            raise ConfigError(explain("option", unknown[0], "is not known here", configs.nearest(unknown[0], known)))
         return int(options.command(options))
     except (ConfigError, ValueError) as error:
         _complain(error)
@@ -131,14 +135,13 @@ def _verify(options: argparse.Namespace) -> int:
 
 
 def _inspect(options: argparse.Namespace) -> int:
-    from springtide.runs import CONFIG
     from springtide.shards import MANIFEST
     from springtide.store import Folder
 
     folder = Folder(options.path)
     if folder.exists(MANIFEST):
         return _inspect_dataset(options.path, options)
-    if folder.exists(CONFIG):
+    if folder.exists(configs.RUN_CONFIG):
         return _inspect_run(options)
     raise ConfigError(explain("path", options.path, "is neither a run nor a dataset", "give one of their folders"))
 

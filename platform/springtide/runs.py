@@ -18,14 +18,13 @@ import yaml
 
 from springtide import config as configs
 from springtide.checkpoint.layout import committed
-from springtide.config import Config
+from springtide.config import RUN_CONFIG, Config
 from springtide.errors import ConfigError, RunExists, explain
 from springtide.store import Folder
 from springtide.track.events import Evaluated, Event, Sampled, StepDone
 from springtide.track.journal import frame, last_steps, read_journal
 from springtide.track.report import charts, render
 
-CONFIG = "config.yaml"
 REPORT = "report.html"
 CHARTS = "charts.svg"
 
@@ -43,7 +42,7 @@ class Run:
     @property
     def config(self) -> Config:
         """The resolved config the run was last started with."""
-        return configs.build(yaml.safe_load(self.folder.read(CONFIG)))
+        return configs.build(yaml.safe_load(self.folder.read(RUN_CONFIG)))
 
     @property
     def events(self) -> list[Event]:
@@ -100,7 +99,7 @@ class Run:
 def open_run(path: str) -> Run:
     """The run in the folder ``path``; ConfigError when there is none."""
     run = Run(Folder(path))
-    if not run.folder.exists(CONFIG):
+    if not run.folder.exists(RUN_CONFIG):
         raise ConfigError(explain("run", path, "is no run's folder: it has no config.yaml", "give <root>/<run id>"))
     return run
 
@@ -115,13 +114,13 @@ def claim(config: Config, resume: bool, accept_changes: bool) -> tuple[Config, R
     name = config.run.id or (_newest(root, config) if resume else _made_up())
     config = configs.override(config, {"run.id": name, "run.root": root.url})
     run = Run(root / name)
-    exists = run.folder.exists(CONFIG)
+    exists = run.folder.exists(RUN_CONFIG)
     if exists:
         _check_resume(run, config, resume, accept_changes)
     elif resume:
         raise ConfigError(explain("run.id", name, f"is not under {root.url}: nothing to resume", "leave out --resume"))
     try:
-        run.folder.write(CONFIG, configs.dump(config))
+        run.folder.write(RUN_CONFIG, configs.dump(config))
     except OSError as error:
         raise ConfigError(
             explain("run.root", root.url, f"cannot be written ({error})", "choose another folder or its permissions")
@@ -153,7 +152,7 @@ def _newest(root: Folder, config: Config) -> str:
     wanted = configs.fingerprint(config)
     for name in reversed(root.names()):
         run = Run(root / name)
-        if run.folder.exists(CONFIG) and configs.fingerprint(run.config) == wanted:
+        if run.folder.exists(RUN_CONFIG) and configs.fingerprint(run.config) == wanted:
             return name
     raise ConfigError(
         explain("run.id", "", f"no run of this config is under {root.url}", "name the run with --run.id, or start one")

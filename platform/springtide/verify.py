@@ -6,7 +6,7 @@ from typing import Any
 
 import yaml
 
-from springtide.config import build
+from springtide.config import RUN_CONFIG, build
 from springtide.shards import load_manifest
 from springtide.store import Folder
 from springtide.stream import digest, order_of
@@ -21,7 +21,7 @@ def verify(run: Folder) -> dict[str, Any]:
     journal does not have), ``mismatches`` (step, expected, found; the first ten), ``order_identity``, and
     ``loss_max_abs_diff`` between the tries of steps that were trained more than once.
     """
-    config = build(yaml.safe_load(run.read("config.yaml")))
+    config = build(yaml.safe_load(run.read(RUN_CONFIG)))
     order = order_of(config, load_manifest(Folder(config.shards.dataset)))
     events = read_journal(run)
     tries: dict[int, list[StepDone]] = {}

@@ -16,7 +16,6 @@ from springtide.store import Folder
 from springtide.stream import Batch, RankReader, load, order_of, reads
 from springtide.track.events import Event, Started
 from springtide.train import Interrupt, Run, train_step
-from springtide.train.optim import adamw
 
 
 def open_run(world: World, config: Config) -> Run:
@@ -87,7 +86,7 @@ def save_and_die(world: World, config: Config, point: str) -> None:
     import signal
 
     saves = 0
-    original = getattr(checkpoint.save.__globals__["dcp"], "save")
+    original = checkpoint.save.__globals__["dcp"].save
 
     def die(*_: Any, **__: Any) -> None:
         os.kill(os.getpid(), signal.SIGKILL)

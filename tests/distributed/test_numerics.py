@@ -26,7 +26,9 @@ Ranks = Callable[..., list[Any]]
 
 
 def named(config: Config, name: str, **changes: Any) -> Config:
-    return configs.override(config, {"run.id": name, **{key.replace("__", "."): value for key, value in changes.items()}})
+    return configs.override(
+        config, {"run.id": name, **{key.replace("__", "."): value for key, value in changes.items()}}
+    )
 
 
 def steps(events: list[Event]) -> dict[int, StepDone]:
@@ -120,7 +122,9 @@ def test_a_checkpoint_of_four_ranks_is_bit_equal_on_any_number(tiny: Config, ran
     "point", ["before tensors", "in the middle of tensors", "before the manifest", "before the commit marker"]
 )
 def test_a_save_killed_at_any_point_leaves_the_checkpoint_before(tiny: Config, ranks: Ranks, point: str) -> None:
-    config = named(tiny, "killed", train__total=12 * 64 * 12, optim__warmup=0, train__eval_rows=0, checkpoint__every_steps=5)
+    config = named(
+        tiny, "killed", train__total=12 * 64 * 12, optim__warmup=0, train__eval_rows=0, checkpoint__every_steps=5
+    )
     with pytest.raises((RankDied, AssertionError)):  # one that outlives the other complains of the connection
         ranks(2, save_and_die, config, point)
     folder = Folder(config.run.root) / "killed"
@@ -132,7 +136,9 @@ def test_a_save_killed_at_any_point_leaves_the_checkpoint_before(tiny: Config, r
 
 
 def test_a_flipped_bit_in_a_checkpoint_is_found_and_the_one_before_is_taken(tiny: Config, ranks: Ranks) -> None:
-    config = named(tiny, "flipped", train__total=12 * 64 * 12, optim__warmup=0, train__eval_rows=0, checkpoint__every_steps=5)
+    config = named(
+        tiny, "flipped", train__total=12 * 64 * 12, optim__warmup=0, train__eval_rows=0, checkpoint__every_steps=5
+    )
     ranks(2, train, config)
     folder = Path(config.run.root) / "flipped" / "checkpoints" / "step-0000000012"
     file = next(folder.glob("__1_*.distcp"))

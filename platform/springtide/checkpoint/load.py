@@ -15,7 +15,7 @@ from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_di
 
 from springtide.checkpoint.layout import Meta, checkpoints, committed, read_manifest
 from springtide.errors import CheckpointError
-from springtide.store import UNCACHED, Folder, digest
+from springtide.store import Folder, digest
 
 _log = logging.getLogger(__name__)
 
@@ -45,7 +45,7 @@ def restore(run: Folder, model: nn.Module, optimizer: torch.optim.Optimizer, ord
 def load_tensors(run: Folder, name: str, model: nn.Module, optimizer: torch.optim.Optimizer | None = None) -> None:
     """Load the tensors of checkpoint ``name`` in place, whatever world size wrote it."""
     folder = checkpoints(run) / name
-    reader = FileSystemReader(folder.path) if folder.is_local else FsspecReader(folder.url, **UNCACHED)
+    reader = FileSystemReader(folder.path) if folder.is_local else FsspecReader(folder.url, use_listings_cache=False)
     if optimizer is None:
         state = {"model": model.state_dict()}
         with warnings.catch_warnings():

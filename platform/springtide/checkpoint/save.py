@@ -14,7 +14,7 @@ from torch.distributed.checkpoint._fsspec_filesystem import FsspecWriter
 from torch.distributed.checkpoint.state_dict import get_state_dict
 
 from springtide.checkpoint.layout import COMMITTED, MANIFEST, Meta, checkpoints, committed, name_of
-from springtide.store import UNCACHED, Folder, digest
+from springtide.store import Folder, digest
 
 
 def save(
@@ -44,7 +44,7 @@ def save(
 def _writer(folder: Folder) -> FileSystemWriter:
     if folder.is_local:
         return FileSystemWriter(folder.path, sync_files=True)
-    return FsspecWriter(folder.url, sync_files=False, **UNCACHED)
+    return FsspecWriter(folder.url, sync_files=False, use_listings_cache=False)
 
 
 def _commit(folder: Folder, meta: Meta) -> None:

@@ -4,6 +4,7 @@ the environment, or another room."""
 from springtide.config import recipes
 from springtide.config.amounts import Bytes, Seconds, Tokens
 from springtide.config.files import (
+    RUN_CONFIG,
     build,
     changes_the_run,
     difference,
@@ -11,12 +12,14 @@ from springtide.config.files import (
     fingerprint,
     flatten,
     load,
+    nearest,
     override,
     recipe,
 )
 from springtide.config.schema import Config
 
 __all__ = [
+    "RUN_CONFIG",
     "Bytes",
     "Config",
     "Seconds",
@@ -28,6 +31,7 @@ __all__ = [
     "fingerprint",
     "flatten",
     "load",
+    "nearest",
     "override",
     "recipe",
     "recipes",

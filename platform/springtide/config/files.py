@@ -15,6 +15,9 @@ from springtide.config.recipes import RECIPES
 from springtide.config.schema import Config, fields, is_free
 from springtide.errors import ConfigError, explain
 
+RUN_CONFIG = "config.yaml"
+"""The name of the resolved config in a run's folder."""
+
 
 def build(data: Any) -> Config:
     """A config from plain data; ConfigError says field, value, limit and remedy for everything wrong with it."""

@@ -10,26 +10,44 @@ one decision. There is no central split coordinator, so the feed scales with the
 
 from __future__ import annotations
 
+import collections
 import itertools
+import logging
 from collections.abc import Iterator
 
 import numpy as np
 import pyarrow as pa
 import ray.data
 from ray.data import DataContext, ExecutionOptions, ExecutionResources, TaskPoolStrategy
+from ray.exceptions import RayError
 
 from springtide.config.schema import FeedConfig
 from springtide.stream import Batch, RankReader, Read
+
+_log = logging.getLogger(__name__)
 
 _READS_PER_PIPELINE = 256
 """A plan is run in legs of this many reads: every read costs the scheduler an object, and a run has millions."""
 
 
 def feed(reader: RankReader, plan: list[Read], config: FeedConfig) -> Iterator[Batch]:
-    """The batches of ``plan``, read ahead by Ray tasks."""
-    legs = iter(plan)
-    while leg := list(itertools.islice(legs, _READS_PER_PIPELINE)):
-        yield from _batches(_pipeline(reader, leg, config), config)
+    """The batches of ``plan``, read ahead by Ray tasks.
+
+    A read that fails in its task is made once more here: it works after all, or raises what is wrong as itself, which Ray's
+    own wrapping would lose.
+    """
+    left = collections.deque(plan)
+    while left:
+        leg = list(itertools.islice(left, _READS_PER_PIPELINE))
+        try:
+            for batch in _batches(_pipeline(reader, leg, config), config):
+                yield batch
+                read = left.popleft()
+                if batch.step + 1 < read.last:
+                    left.appendleft(Read(batch.step + 1, read.last))
+        except RayError as error:
+            _log.warning("a read failed in its task and is made here: %s", error)
+            yield from reader.fetch(left.popleft())
 
 
 def _pipeline(reader: RankReader, leg: list[Read], config: FeedConfig) -> ray.data.Dataset:

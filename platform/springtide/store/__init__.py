@@ -1,6 +1,6 @@
 """Bytes at a path, committed or absent. Law: only this room opens files that others will read; a name that can be
 seen is complete."""
 
-from springtide.store.folder import UNCACHED, Folder
+from springtide.store.folder import Folder
 
-__all__ = ["UNCACHED", "Folder"]
+__all__ = ["Folder"]

@@ -16,9 +16,6 @@ from typing import IO, Any
 import fsspec
 from fsspec.implementations.local import LocalFileSystem
 
-UNCACHED = {"use_listings_cache": False}
-"""fsspec's listings are remembered for the life of a process, and other processes write here."""
-
 _TEMPORARY = ".tmp-"
 
 
@@ -28,7 +25,8 @@ class Folder:
     def __init__(self, url: str | os.PathLike[str], **options: Any) -> None:
         """Open ``url``; nothing is created until something is written. ValueError for an unknown protocol."""
         self._options = options
-        self.fs, path = fsspec.core.url_to_fs(os.fspath(url), **UNCACHED, **options)
+        # fsspec remembers listings for the life of a process, and other processes write here
+        self.fs, path = fsspec.core.url_to_fs(os.fspath(url), use_listings_cache=False, **options)
         self.path = path.rstrip("/") or path
         self.is_local = isinstance(self.fs, LocalFileSystem)
 
@@ -39,6 +37,12 @@ class Folder:
 
     def __repr__(self) -> str:
         return f"Folder({self.url!r})"
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Folder) and other.url == self.url
+
+    def __hash__(self) -> int:
+        return hash(self.url)
 
     def __truediv__(self, name: str) -> Folder:
         return Folder(posixpath.join(self.url, name), **self._options)

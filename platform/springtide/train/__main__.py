@@ -50,6 +50,8 @@ def train(config: configs.Config, device: str, local_rank: int) -> None:
         return load(reader, plan)
 
     run = Run(config, here, dataset, manifest, order, folder)
+    if here.is_first:
+        folder.write(configs.RUN_CONFIG, configs.dump(config))
     with Journal(folder, enabled=here.is_first) as journal, Console(config.num_steps, here.is_first) as console:
         for event in run.events(feed, lambda: None):
             journal(event)

@@ -59,7 +59,10 @@ def test_whole_amounts_come_back(number: int) -> None:
     [
         ({"optim.peak_lr": "-1"}, ["optim.peak_lr = '-1'", "greater than 0", "Learning rate"]),
         ({"optim.peek_lr": "1"}, ["optim.peek_lr", "is not a setting", "did you mean 'optim.peak_lr'"]),
-        ({"elastic.max_workers": "40"}, ["elastic.max_workers = 40", "needs a lane", "16", "raise stream.global_batch"]),
+        (
+            {"elastic.max_workers": "40"},
+            ["elastic.max_workers = 40", "needs a lane", "16", "raise stream.global_batch"],
+        ),
         ({"elastic.min_workers": "3"}, ["elastic.min_workers = 3", "at most elastic.max_workers = 2", "lower it"]),
         ({"stream.lanes": "5"}, ["stream.lanes = 5", "must divide stream.global_batch = 16", "divisor"]),
         ({"model.num_heads": "5"}, ["model.num_heads = 5", "model.dim = 192", "even multiple"]),

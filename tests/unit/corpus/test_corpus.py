@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from springtide.corpus import Document, Vocabulary, open_source, open_vocabulary
 from springtide.corpus.vocabulary import bytes_vocabulary, train_bpe
-from springtide.errors import ConfigError, CorpusError
 from springtide.dataset import split_of
+from springtide.errors import ConfigError, CorpusError
 
 BPE = train_bpe(["def one(two): return three\n" * 20, "class Four:\n    pass\n" * 20], 300)
 BYTES = bytes_vocabulary()

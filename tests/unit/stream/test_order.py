@@ -129,7 +129,11 @@ def test_hashes_and_orders_are_the_same_on_every_machine() -> None:
     assert mix(np.arange(2, dtype=np.uint64)).tolist() == [16294208416658607535, 10451216379200822465]
     order = Order(("d",), ((30, 30, 4), (20,)), 7, 8, 4, 5, ((0, (0.75, 0.25)),), (2,))
     assert order.identity == "a28349027d50e0b80625510fcec742fd"
-    assert [f"{digest(order.batch(step)):016x}" for step in (0, 2, 10**9)] == ["cf081b87136176ea", "be45d906bca9b875", "72ed0b1080247289"]
+    assert [f"{digest(order.batch(step)):016x}" for step in (0, 2, 10**9)] == [
+        "cf081b87136176ea",
+        "be45d906bca9b875",
+        "72ed0b1080247289",
+    ]
 
 
 @given(orders())

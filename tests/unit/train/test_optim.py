@@ -7,9 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from springtide.config import Tokens
+from springtide.config.schema import ModelConfig, OptimConfig
 from springtide.model import build
 from springtide.train.optim import adamw, learning_rate
-from springtide.config.schema import ModelConfig, OptimConfig
 
 COSINE = OptimConfig(peak_lr=1.0, warmup=Tokens(100), final_lr_ratio=0.1)
 WSD = COSINE.model_copy(update={"schedule": "wsd", "decay": Tokens(200)})

@@ -1,0 +1,219 @@
+"""Whole runs on a real Ray cluster."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import springtide as st
+from springtide import config as configs
+from springtide.config import Config
+from springtide.errors import CorruptShard, RunExists
+from springtide.on_ray import feed as feed_module
+from springtide.on_ray.control import Line, open_control
+from springtide.shards import TRAIN, load_manifest
+from springtide.store import Folder
+from springtide.stream import RankReader, order_of, reads
+from springtide.track.events import Evaluated, Event, Started, StepDone, Stopped
+from springtide.train import Interrupt
+
+pytestmark = pytest.mark.cluster
+
+
+@pytest.fixture(scope="session")
+def uninterrupted(ray_cluster: str, datasets: Path, tmp_path_factory: pytest.TempPathFactory) -> st.Run:
+    """A whole run of the tiny recipe on two workers, from text to report."""
+    root = tmp_path_factory.mktemp("uninterrupted")
+    changes = {"shards.root": str(datasets), "run.root": str(root), "run.id": "whole", "track.progress": False}
+    return st.train(configs.override(configs.recipes.tiny(), {**changes, "elastic.min_workers": 2}))
+
+
+def named(config: Config, name: str, workers: int, **changes: Any) -> Config:
+    fixed = {"run.id": name, "elastic.min_workers": workers, "elastic.max_workers": workers}
+    return configs.override(config, {**fixed, **{key.replace("__", "."): value for key, value in changes.items()}})
+
+
+def assert_same(found: list[StepDone], expected: list[StepDone], tolerance: float) -> None:
+    assert [(step.step, step.digest) for step in found] == [(step.step, step.digest) for step in expected]
+    worst = max(abs(one.loss - other.loss) for one, other in zip(found, expected, strict=True))
+    assert worst < tolerance
+
+
+def test_a_run_goes_from_text_to_report(uninterrupted: st.Run) -> None:
+    run = uninterrupted
+    assert [step.step for step in run.steps] == list(range(1, 61))
+    before, after = run.evaluations
+    assert after.heldout_bits_per_byte < 0.65 * before.heldout_bits_per_byte
+    assert run.checkpoints == ["step-0000000020", "step-0000000040", "step-0000000060"]
+    assert run.sample.startswith("def ")
+    assert "held-out bits per byte" in Path(run.report).read_text()
+    assert run.metrics.loc[60, "tokens"] == 60 * 12 * 64
+    assert configs.load(Path(run.report).parent / "config.yaml") == run.config
+    found = run.verify()
+    assert found["ok"]
+    assert found["steps_checked"] == 60
+    assert found["world_sizes"] == [2]
+
+
+def test_mlflow_has_one_run_with_every_step_and_its_links(uninterrupted: st.Run) -> None:
+    from mlflow import MlflowClient
+
+    notes = uninterrupted.folder.read_json("mlflow.json")
+    client = MlflowClient(notes["tracking_uri"])
+    found = client.search_runs([notes["experiment_id"]])
+    assert [run.info.run_id for run in found] == [notes["run_id"]]
+    assert found[0].info.status == "FINISHED"
+    history = client.get_metric_history(notes["run_id"], "loss")
+    assert [(metric.step, metric.value) for metric in history] == [(one.step, one.loss) for one in uninterrupted.steps]
+    assert found[0].data.params["optim.peak_lr"] == str(uninterrupted.config.optim.peak_lr)
+    assert found[0].data.tags["springtide.dataset"] == uninterrupted.config.shards.dataset
+
+
+def test_verify_finds_a_single_wrong_sample(uninterrupted: st.Run, tmp_path: Path) -> None:
+    shutil.copytree(uninterrupted.folder.path, tmp_path / "run")
+    journal = tmp_path / "run" / "journal" / "0001-0000.jsonl"
+    lines = journal.read_text().splitlines()
+    place = next(index for index, line in enumerate(lines) if '"step": 33,' in line and '"kind": "step"' in line)
+    record = json.loads(lines[place])
+    record["digest"] = f"{int(record['digest'], 16) ^ 1:016x}"
+    lines[place] = json.dumps(record)
+    journal.write_text("\n".join(lines) + "\n")
+    found = st.attach(str(tmp_path / "run")).verify()
+    assert not found["ok"]
+    assert [mismatch["step"] for mismatch in found["mismatches"]] == [33]
+    del lines[place]
+    journal.write_text("\n".join(lines) + "\n")
+    assert st.attach(str(tmp_path / "run")).verify()["missing"] == [33]
+
+
+def test_torchrun_without_ray_gives_the_same_losses(uninterrupted: st.Run, tiny: Config, tmp_path: Path) -> None:
+    config = named(tiny, "torchrun", 2)
+    (tmp_path / "config.yaml").write_text(configs.dump(config))
+    # a ray that cannot be imported stands first on the path
+    (tmp_path / "ray").mkdir()
+    (tmp_path / "ray" / "__init__.py").write_text("raise ImportError('ray was imported')")
+    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--standalone"]
+    command += ["-m", "springtide.train", "--config", str(tmp_path / "config.yaml")]
+    environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=180, check=False)
+    assert done.returncode == 0, done.stderr[-3000:]
+    run = st.attach(f"{config.run.root}/torchrun")
+    assert_same(run.steps, uninterrupted.steps, 1e-5)
+
+
+def test_ctrl_c_saves_and_stops_and_the_run_goes_on_at_any_size(uninterrupted: st.Run, tiny: Config) -> None:
+    """2 -> 3 -> 1 workers between restarts; Ctrl-C comes at any moment, not at a step that suits."""
+    seen: list[Event] = []
+
+    def interrupt_after(step: int) -> Any:
+        def listen(event: Event) -> None:
+            seen.append(event)
+            if isinstance(event, StepDone) and event.step == step:
+                os.kill(os.getpid(), signal.SIGINT)
+
+        return listen
+
+    for workers, stop_at in ((2, 10), (3, 30), (1, 0)):
+        run = st.train(named(tiny, "resized", workers), resume=workers != 2, listen=interrupt_after(stop_at))
+        end = seen[-1] if stop_at else [event for event in seen if isinstance(event, Stopped)][-1]
+        assert isinstance(end, Stopped)
+        assert end.status == ("stopped" if stop_at else "finished")
+    starts = [event for event in seen if isinstance(event, Started)]
+    assert [start.world_size for start in starts] == [2, 3, 1]
+    assert 0 == starts[0].step < 10 <= starts[1].step < 30 <= starts[2].step < 60
+    assert_same(run.steps, uninterrupted.steps, 1e-4)
+    found = run.verify()
+    assert found["ok"]
+    assert found["world_sizes"] == [1, 2, 3]
+    assert found["steps_trained_again"] == 0
+
+
+def test_a_shard_that_rots_stops_the_run_at_once_and_is_named(tiny: Config, ray_cluster: str, tmp_path: Path) -> None:
+    shutil.copytree(tiny.shards.dataset, tmp_path / "rotten")
+    shard = load_manifest(Folder(tmp_path / "rotten")).splits[TRAIN].shards[0]
+    file = tmp_path / "rotten" / shard.name
+    data = bytearray(file.read_bytes())
+    data[2000::500] = bytes(len(data[2000::500]))
+    file.write_bytes(data)
+    starts: list[Event] = []
+    config = named(tiny, "rotten", 2, shards__dataset=str(tmp_path / "rotten"))
+    with pytest.raises(CorruptShard, match=rf"(?s){shard.name}.*digest expected {shard.digest}, found [0-9a-f]+"):
+        st.train(config, listen=lambda event: starts.append(event) if isinstance(event, Started) else None)
+    assert len(starts) == 1  # a fatal error is not tried again
+    end = st.attach(f"{config.run.root}/rotten").events[-1]
+    assert isinstance(end, Stopped)
+    assert end.status == "failed"
+
+
+@pytest.mark.parametrize("first", [0, 17])
+def test_the_feed_gives_each_rank_its_batches_in_order(
+    tiny: Config, ray_cluster: str, first: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(feed_module, "_READS_PER_PIPELINE", 3)  # several pipelines, several reads in each
+    manifest = load_manifest(Folder(tiny.shards.dataset))
+    order = order_of(tiny, manifest)
+    reader = RankReader((tiny.shards.dataset,), (manifest,), order, 1, 3)
+    plan = reads(order, first, first + 25, 1, 3, reader.row_bytes, 4 * 3 * reader.row_bytes)
+    assert len(plan) > 6
+    batches = list(feed_module.feed(reader, plan, tiny.feed))
+    assert [batch.step for batch in batches] == list(range(first, first + 25))
+    for batch, direct in zip(batches, (batch for read in plan for batch in reader.fetch(read)), strict=True):
+        assert np.array_equal(batch.sample_ids, order.rank_batch(batch.step, 1, 3))
+        assert np.array_equal(batch.tokens, direct.tokens)
+
+
+def test_the_line_between_workers_and_driver_loses_nothing(ray_cluster: str) -> None:
+    import ray
+
+    control = open_control("line")
+    with pytest.raises(RunExists, match="another driver"):
+        open_control("line")
+    line = Line(control)
+    assert line.interrupt() is None
+    sent = [Evaluated(step=step, heldout_loss=1.0, heldout_bits_per_byte=1.0, rows=1) for step in range(5)]
+    line(sent[0])
+    ray.get(control.ask.remote("save"))
+    for event in sent[1:]:
+        line(event)
+    assert line.interrupt() is Interrupt.SAVE
+    assert line.interrupt() is None  # asked once
+    ray.get(control.ask.remote("stop"))
+    line.flush()
+    line(sent[0])
+    assert line.interrupt() is Interrupt.STOP
+    assert line.interrupt() is Interrupt.STOP
+    taken = ray.get(control.take.remote(1.0))
+    assert [record["step"] for record in taken] == [0, 1, 2, 3, 4, 0]
+    assert ray.get(control.take.remote(0.01)) == []
+    ray.kill(control)
+
+
+def test_a_job_is_submitted_trained_and_verified(tiny: Config, ray_cluster: str, tmp_path: Path) -> None:
+    repository = Path(__file__).parents[2]
+    job = tmp_path / "job"
+    shutil.copytree(repository / "jobs", job / "jobs")
+    settings = {
+        "run.id": "submitted",
+        "run.root": tiny.run.root,
+        "shards.dataset": tiny.shards.dataset,
+        "track.mlflow-uri": "off",
+        "train.total": str(12 * 64 * 15),
+        "elastic.min-workers": "2",
+    }
+    options = [text for name, value in settings.items() for text in (f"--{name}", value)]
+    command = [str(Path(sys.executable).parent / "ray"), "job", "submit", "--address", ray_cluster]
+    command += ["--working-dir", str(job), "--", sys.executable, "jobs/train.py", "--recipe", "tiny", *options]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=240, check=False)
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-2000:]
+    run = st.attach(f"{tiny.run.root}/submitted")
+    assert len(run.steps) == 15
+    assert run.verify()["ok"]

@@ -1,0 +1,98 @@
+"""What a person types: the command line, the cluster file, the jobs."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+from springtide import config as configs
+from springtide.cli import main
+from springtide.config import Config
+
+REPOSITORY = Path(__file__).parents[2]
+
+
+def test_help_shows_every_field_with_its_unit_and_examples(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["train", "--help"])
+    assert ended.value.code == 0
+    text = capsys.readouterr().out
+    for name in configs.schema.fields():
+        assert f"--{name}" in text
+    assert "springtide train --recipe demo --resume" in text
+
+
+@pytest.mark.parametrize(
+    ("arguments", "parts"),
+    [
+        (["--recipe", "dmeo"], ["did you mean 'demo'"]),
+        (["--recipe", "demo", "--train.total", "2Q"], ["train.total = '2Q'", "k, M, B, G, T"]),
+        (["--recipe", "demo", "--elastic.max-workers", "99"], ["elastic.max_workers = 99", "stream.global_batch"]),
+        (["--config", "/nowhere.yaml"], ["/nowhere.yaml", "cannot be read"]),
+    ],
+)
+def test_a_bad_setting_ends_with_status_two_and_one_line(
+    arguments: list[str], parts: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["train", *arguments]) == 2
+    text = capsys.readouterr().err
+    assert text.startswith("springtide: ")
+    assert "Traceback" not in text
+    for part in parts:
+        assert part in text
+
+
+def test_an_unknown_option_names_the_nearest(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["train", "--recipe", "demo", "--optim.peek-lr", "1"]) == 2
+    assert "did you mean '--optim.peak-lr'" in capsys.readouterr().err
+
+
+def test_both_spellings_lists_and_flags_are_read(tiny: Config, tmp_path: Path) -> None:
+    saved = tmp_path / "saved.yaml"
+    options = ["--shards.root", tiny.shards.root, "--optim.betas", "[0.8, 0.99]", "--model.tied_head", "false"]
+    assert (
+        main(["prepare", "--recipe", "tiny", *options, "--stream.skip", "[3, 4]", "--save", str(saved), "--json"]) == 0
+    )
+    config = configs.load(saved)
+    assert config.optim.betas == (0.8, 0.99)
+    assert config.model.tied_head is False
+    assert config.stream.skip == (3, 4)
+    assert config.shards.dataset == tiny.shards.dataset
+
+
+def test_inspect_shows_a_dataset_and_finds_a_changed_byte(
+    tiny: Config, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    import shutil
+
+    assert main(["inspect", tiny.shards.dataset]) == 0
+    assert "row 0: " in capsys.readouterr().out
+    copy = tmp_path / "copy"
+    shutil.copytree(tiny.shards.dataset, copy)
+    assert main(["inspect", str(copy), "--verify", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["splits"]["train"]["rows"] > 0
+    shard = copy / "heldout-00000.parquet"
+    shard.write_bytes(shard.read_bytes().replace(b"PAR1", b"PAR2", 1))
+    assert main(["inspect", str(copy), "--verify"]) == 1
+    assert "heldout-00000.parquet" in capsys.readouterr().err
+    assert main(["inspect", str(tmp_path)]) == 2
+    assert "neither a run nor a dataset" in capsys.readouterr().err
+
+
+def test_the_cluster_file_is_valid_for_ray() -> None:
+    import jsonschema
+    import ray.autoscaler
+
+    schema = json.loads((Path(ray.autoscaler.__file__).parent / "ray-schema.json").read_text())
+    jsonschema.validate(yaml.safe_load((REPOSITORY / "cluster.yaml").read_text()), schema)
+
+
+def test_platform_is_the_standard_librarys_from_the_repository_root() -> None:
+    program = "import platform, springtide, uuid; print(platform.system())"
+    done = subprocess.run([sys.executable, "-c", program], cwd=REPOSITORY, capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "Linux"
