@@ -21,6 +21,8 @@ Weight = Annotated[float, Field(ge=0)]
 
 
 class Section(BaseModel):
+    """Frozen, and strict about names; the doc line below a field is its help."""
+
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True, validate_default=True)
 
 

@@ -16,6 +16,8 @@ _NOT_PROSE = ("/test/", "/tests/", "/site-packages/", "/__pycache__/", "/idlelib
 
 @dataclasses.dataclass(frozen=True)
 class Document:
+    """One text."""
+
     name: str
     """Path below the source."""
     text: str

@@ -60,6 +60,7 @@ class Attention(nn.Module):
         self.out = nn.Linear(self.num_heads * self.head_dim, config.dim, bias=False)
 
     def forward(self, x_BLD: Tensor, cos_LE: Tensor, sin_LE: Tensor) -> Tensor:
+        """(B, L, D) -> (B, L, D); the tables are (L, E / 2)."""
         B, L, _ = x_BLD.shape
         q_BHLE = self.query(x_BLD).view(B, L, self.num_heads, self.head_dim).transpose(1, 2)
         k_BKLE = self.key(x_BLD).view(B, L, self.num_kv_heads, self.head_dim).transpose(1, 2)
@@ -119,6 +120,7 @@ class Decoder(nn.Module):
         self.register_buffer("sin", sin, persistent=False)
 
     def forward(self, tokens_BL: Tensor) -> Tensor:
+        """(B, L) ids -> (B, L, V) logits."""
         length = tokens_BL.shape[1]
         x_BLD = self.embedding(tokens_BL)
         for block in self.blocks:

@@ -1,7 +1,7 @@
 """A Ray cluster to train on: the one we are told of, or a private one that lives as long as the run.
 
-A private cluster has its own temporary folder, so no other program finds it by looking where Ray notes the last cluster
-started, and we never join one that we were not told of.
+We never join a cluster that we were not told of, and a private one keeps its notes in a folder of its own: not where Ray
+looks for the last one started. (``ray.init("auto")`` elsewhere on the machine may still find its process.)
 """
 
 from __future__ import annotations
@@ -9,15 +9,16 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-import shutil
+import subprocess
+import sys
 import tempfile
 from collections.abc import Iterator
-from pathlib import Path
 
 import ray
 
 from springtide.config import Config
 from springtide.errors import ConfigError, explain
+from springtide.on_ray import reaper
 
 _PREFIX = "springtide-ray-"
 _STORE_BYTES = 512 * 2**20
@@ -68,17 +69,18 @@ def cluster(config: Config, *, dashboard: bool = True) -> Iterator[str]:
 
 @contextlib.contextmanager
 def _private_folder() -> Iterator[str]:
-    """A temporary folder named after this process; those of processes that are gone are removed first."""
-    parent = Path(tempfile.gettempdir())
-    for stale in parent.glob(f"{_PREFIX}*"):
-        pid = stale.name.removeprefix(_PREFIX).split("-")[0]
-        if pid.isdigit() and not Path(f"/proc/{pid}").exists():
-            shutil.rmtree(stale, ignore_errors=True)
-    folder = tempfile.mkdtemp(prefix=f"{_PREFIX}{os.getpid()}-")
+    """A temporary folder, gone with all that runs in it when the block ends or this process does, even by SIGKILL."""
+    folder = tempfile.mkdtemp(prefix=_PREFIX)
+    # a session of its own: Ctrl-C at the terminal is for the driver
+    watcher = subprocess.Popen(
+        [sys.executable, "-I", reaper.__file__, folder], stdin=subprocess.PIPE, start_new_session=True
+    )
     try:
         yield folder
     finally:
-        shutil.rmtree(folder, ignore_errors=True)
+        assert watcher.stdin is not None
+        watcher.stdin.close()
+        watcher.wait()
 
 
 def check_resources(config: Config) -> None:

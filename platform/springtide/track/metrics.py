@@ -6,6 +6,8 @@ from typing import NamedTuple
 
 
 class Metric(NamedTuple):
+    """A row of the table."""
+
     unit: str
     meaning: str
 

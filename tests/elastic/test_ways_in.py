@@ -1,0 +1,129 @@
+"""A notebook, a private cluster, a kill -9 of everything: in processes of their own."""
+
+from __future__ import annotations
+
+import glob
+import json
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import nbformat
+import psutil
+import pytest
+from nbclient import NotebookClient
+
+import springtide as st
+from springtide.config import Config
+
+pytestmark = pytest.mark.cluster
+REPOSITORY = Path(__file__).parents[2]
+CLI = [sys.executable, "-m", "springtide.cli"]
+
+
+def test_the_quickstart_runs_from_top_to_bottom(tmp_path: Path) -> None:
+    notebook = nbformat.read(REPOSITORY / "notebooks" / "quickstart.ipynb", as_version=4)
+    NotebookClient(notebook, timeout=300, resources={"metadata": {"path": str(tmp_path)}}).execute()
+    run = st.attach(str(tmp_path / "runs" / "quickstart"))
+    assert len(run.steps) == 60
+    assert run.verify()["world_sizes"] == [1, 2]
+
+
+def options(config: Config, name: str) -> list[str]:
+    settings = {
+        "run.id": name,
+        "run.root": config.run.root,
+        "shards.dataset": config.shards.dataset,
+        "track.mlflow-uri": "off",
+        "elastic.min-workers": 2,
+        "train.sample-tokens": 0,
+        "train.total": 12 * 64 * 150,
+    }
+    return ["--recipe", "tiny", *(text for key, value in settings.items() for text in (f"--{key}", str(value)))]
+
+
+def folders() -> set[str]:
+    """Private clusters that exist now."""
+    return set(glob.glob(f"{tempfile.gettempdir()}/springtide-ray-*"))
+
+
+def wait_for_step(run: Path, step: int, driver: subprocess.Popen[bytes]) -> None:
+    deadline = time.monotonic() + 120
+    while not any(f'"step": {step},' in file.read_text() for file in run.glob("journal/*.jsonl")):
+        assert driver.poll() is None, f"the driver ended with {driver.returncode}"
+        assert time.monotonic() < deadline, f"step {step} did not come"
+        time.sleep(0.02)  # between looks at the journal
+
+
+def test_killed_at_step_60_with_all_its_workers_it_resumes_as_if_nothing_had_been(tiny: Config) -> None:
+    whole = subprocess.run(
+        [*CLI, "train", *options(tiny, "whole")], capture_output=True, text=True, timeout=240, check=False
+    )
+    assert whole.returncode == 0, whole.stderr[-3000:]
+
+    root = Path(tiny.run.root)
+    before = folders()
+    driver = subprocess.Popen(
+        [*CLI, "train", *options(tiny, "killed")], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    )
+    wait_for_step(root / "killed", 60, driver)
+    family = psutil.Process(driver.pid).children(recursive=True)
+    workers = [process for process in family if "RayTrainWorker" in " ".join(process.cmdline())]
+    assert len(workers) == 2
+    for process in (driver, *workers):
+        process.send_signal(signal.SIGKILL)
+    driver.wait()
+    _, alive = psutil.wait_procs(family, timeout=60)
+    assert not alive, f"outlived their driver: {alive}"  # Ray's own processes end with the driver that started them
+
+    refused = subprocess.run(
+        [*CLI, "train", *options(tiny, "killed")], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert refused.returncode == 1
+    assert "resume it with --resume" in refused.stderr
+    command = [*CLI, "train", *options(tiny, "killed"), "--resume"]
+    resumed = subprocess.run(command, capture_output=True, text=True, timeout=240, check=False)
+    assert resumed.returncode == 0, resumed.stderr[-3000:]
+
+    expected, found = (st.attach(str(root / name)) for name in ("whole", "killed"))
+    assert [step.step for step in found.steps] == list(range(1, 151))
+    for one, other in zip(found.steps, expected.steps, strict=True):
+        assert one.digest == other.digest
+        assert one.loss == pytest.approx(other.loss, abs=1e-4)
+    proof = subprocess.run(
+        [*CLI, "verify", str(root / "killed"), "--json"], capture_output=True, text=True, check=False
+    )
+    assert proof.returncode == 0
+    result = json.loads(proof.stdout)
+    assert result["ok"]
+    assert result["steps_checked"] == 150
+    assert result["loss_max_abs_diff"] < 1e-4  # of the steps between the last checkpoint and the kill, trained twice
+    assert folders() == before  # nothing of the killed run's cluster is left
+
+
+PRIVATE = """
+import subprocess, sys
+from springtide import config
+from springtide.on_ray.cluster import cluster
+with cluster(config.recipes.tiny(), dashboard=False):
+    import ray
+    assert len(ray.nodes()) == 1
+    print(ray.get_runtime_context().gcs_address)
+    if len(sys.argv) > 1:
+        print(subprocess.run([sys.executable, "-c", sys.argv[1]], capture_output=True, text=True, check=True).stdout)
+assert not ray.is_initialized()
+"""
+
+
+def test_a_private_cluster_joins_no_other_and_leaves_nothing() -> None:
+    before = folders()
+    done = subprocess.run(
+        [sys.executable, "-c", PRIVATE, PRIVATE], capture_output=True, text=True, timeout=180, check=False
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    addresses = done.stdout.split()
+    assert len(addresses) == len(set(addresses)) == 2
+    assert folders() == before

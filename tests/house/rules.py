@@ -1,0 +1,131 @@
+"""The rules of the house as functions from a source tree to what breaks them."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+MAY_IMPORT: dict[str, set[str]] = {
+    "config": set(),
+    "store": {"config"},
+    "corpus": {"config", "store"},
+    "shards": {"config", "store"},
+    "stream": {"config", "store", "shards"},
+    "model": {"config"},
+    "parallel": {"config", "model"},
+    "elastic": {"config"},
+    "checkpoint": {"config", "store"},
+    "track": {"config", "store"},
+    "sweep": {"config"},
+    "train": {"config", "store", "shards", "stream", "model", "parallel", "elastic", "checkpoint", "track"},
+    "on_ray": {"config", "store", "shards", "stream", "model", "parallel", "elastic", "checkpoint", "track", "train"},
+}
+"""Room -> rooms it may import; an arrow never turns back. ``errors`` is everybody's; top-level files may import all."""
+
+ONLY_IN: dict[str, tuple[str, ...]] = {
+    "ray": ("on_ray/",),
+    "mlflow": ("track/mlflow_sink.py",),
+    "torch": ("model/", "parallel/", "train/", "checkpoint/", "on_ray/"),
+    "tokenizers": ("corpus/vocabulary.py",),
+    "fsspec": ("store/",),
+    "rich": ("track/console.py", "cli.py"),
+    "pandas": ("track/journal.py",),
+}
+"""Package -> the files that may import it."""
+
+EDGES = ("api.py", "on_ray/cluster.py", "train/__main__.py")
+"""Where the environment is read, once a process."""
+
+MAX_FILE_LINES = 400
+MAX_FUNCTION_LINES = 60
+
+
+def sources(package: Path) -> Iterator[tuple[str, ast.Module]]:
+    """(path below the package, syntax tree) of every file."""
+    for path in sorted(package.rglob("*.py")):
+        yield path.relative_to(package).as_posix(), ast.parse(path.read_text())
+
+
+def imports(tree: ast.Module) -> Iterator[tuple[int, str]]:
+    """(line, module) of every import, wherever it stands."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from ((node.lineno, alias.name) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            yield node.lineno, node.module
+            if node.module == "springtide":
+                yield from ((node.lineno, f"springtide.{alias.name}") for alias in node.names)
+
+
+def forbidden_rooms(package: Path) -> list[str]:
+    """Imports of a room that the law does not allow."""
+    found = []
+    for file, tree in sources(package):
+        room = file.split("/")[0]
+        if "/" not in file:
+            continue
+        for line, module in imports(tree):
+            parts = module.split(".")
+            if parts[0] != "springtide" or len(parts) == 1 or parts[1] in {room, "errors"}:
+                continue
+            if parts[1] not in MAY_IMPORT[room]:
+                found.append(
+                    f"{file}:{line} imports {module}: {room} may import {sorted(MAY_IMPORT[room]) or 'no room'}"
+                )
+    return found
+
+
+def forbidden_packages(package: Path) -> list[str]:
+    """Imports of a package outside the files it is kept behind."""
+    return [
+        f"{file}:{line} imports {module}: only {', '.join(ONLY_IN[module.split('.')[0]])} may"
+        for file, tree in sources(package)
+        for line, module in imports(tree)
+        if module.split(".")[0] in ONLY_IN and not file.startswith(ONLY_IN[module.split(".")[0]])
+    ]
+
+
+def environment_readers(package: Path) -> list[str]:
+    """Uses of os.environ and os.getenv away from the edges."""
+    return [
+        f"{file}:{node.lineno} reads the environment: only {', '.join(EDGES)} may"
+        for file, tree in sources(package)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Attribute) and node.attr in {"environ", "getenv"} and file not in EDGES
+    ]
+
+
+def too_long(package: Path) -> list[str]:
+    """Files and functions that have outgrown what one holds in the head."""
+    found = []
+    for path in sorted(package.rglob("*.py")):
+        lines = len(path.read_text().splitlines())
+        if lines > MAX_FILE_LINES:
+            found.append(f"{path.relative_to(package)} has {lines} lines, {MAX_FILE_LINES} are enough")
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+                first = node.body[1] if ast.get_docstring(node) and len(node.body) > 1 else node.body[0]
+                lines = (node.end_lineno or 0) - first.lineno + 1
+                if lines > MAX_FUNCTION_LINES:
+                    found.append(f"{path.relative_to(package)}:{node.lineno} {node.name} has {lines} lines")
+    return found
+
+
+def undocumented(package: Path) -> list[str]:
+    """Public modules, classes and functions without a docstring; properties and methods of a line or two need none."""
+    found = []
+    for file, tree in sources(package):
+        if not ast.get_docstring(tree):
+            found.append(f"{file} has no docstring")
+        for parent in (tree, *(node for node in tree.body if isinstance(node, ast.ClassDef))):
+            for node in parent.body:
+                if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef) or node.name.startswith(
+                    "_"
+                ):
+                    continue
+                small = parent is not tree and isinstance(node, ast.FunctionDef) and len(node.body) < 4
+                is_event = isinstance(node, ast.ClassDef) and file == "track/events.py"
+                if not ast.get_docstring(node) and not small and not is_event:
+                    found.append(f"{file}:{node.lineno} {node.name} has no docstring")
+    return found

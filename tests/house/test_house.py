@@ -1,0 +1,179 @@
+"""The house as it stands keeps its rules, and each rule catches what breaks it."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import rules
+
+from springtide.config.schema import fields
+from springtide.track.events import Evaluated, StepDone
+from springtide.track.metrics import EVAL_METRICS, STEP_METRICS
+
+REPOSITORY = Path(__file__).parents[2]
+PACKAGE = REPOSITORY / "platform" / "springtide"
+RULES = [
+    rules.forbidden_rooms,
+    rules.forbidden_packages,
+    rules.environment_readers,
+    rules.too_long,
+    rules.undocumented,
+]
+TOP_LEVEL = {
+    *("pyproject.toml", "platform", "jobs", "tune_spaces", "tests", "cluster.yaml", "notebooks", "benchmarks", ".ci"),
+    *("README.md", "LICENSE", "CHANGELOG.md", "CONTRIBUTING.md", "Makefile", "constraints.txt", ".gitignore"),
+}
+UNITS = {
+    *(
+        "1",
+        "blocks",
+        "bytes",
+        "checkpoints",
+        "cpus",
+        "documents",
+        "failures",
+        "features",
+        "flag",
+        "gpus",
+        "heads",
+        "ids",
+    ),
+    *(
+        "lanes",
+        "name",
+        "name or path",
+        "ratio",
+        "row groups",
+        "rows",
+        "s",
+        "steps",
+        "tasks",
+        "threads",
+        "tokens",
+        "type",
+    ),
+    *("url", "workers"),
+}
+
+
+def tracked() -> list[Path]:
+    """Files of the repository, those git would take included."""
+    command = ["git", "ls-files", "--cached", "--others", "--exclude-standard"]
+    names = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, check=True).stdout.splitlines()
+    return [path for name in names if (path := REPOSITORY / name).is_file()]
+
+
+@pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.__name__)
+def test_the_house_keeps(rule: Callable[[Path], list[str]]) -> None:
+    assert rule(PACKAGE) == []
+
+
+@pytest.mark.parametrize(
+    ("rule", "file", "text"),
+    [
+        (rules.forbidden_rooms, "config/bad.py", "from springtide.store import Folder"),
+        (rules.forbidden_rooms, "stream/bad.py", "def f():\n    import springtide.train.loop"),
+        (rules.forbidden_rooms, "model/bad.py", "from springtide import checkpoint"),
+        (rules.forbidden_packages, "train/bad.py", "import ray.data"),
+        (rules.forbidden_packages, "track/report.py", "def f():\n    from mlflow import MlflowClient"),
+        (rules.forbidden_packages, "stream/bad.py", "from torch import nn"),
+        (rules.environment_readers, "model/bad.py", "import os\nx = os.environ['A']"),
+        (rules.too_long, "model/bad.py", "x = 1\n" * 401),
+        (rules.too_long, "model/bad.py", "def f():\n" + "    x = 1\n" * 61),
+        (rules.undocumented, "model/bad.py", '"""Fine."""\ndef f():\n    pass'),
+        (rules.undocumented, "model/bad.py", "x = 1"),
+    ],
+)
+def test_a_rule_catches_what_breaks_it(rule: Callable[[Path], list[str]], file: str, text: str, tmp_path: Path) -> None:
+    (tmp_path / file).parent.mkdir(parents=True)
+    (tmp_path / file).write_text(text)
+    [found] = rule(tmp_path)
+    assert file in found
+
+
+def test_every_room_is_in_the_law_and_states_its_own() -> None:
+    rooms = {path.parent.name: path.read_text() for path in PACKAGE.glob("*/__init__.py")}
+    assert rooms.keys() == rules.MAY_IMPORT.keys()
+    assert [room for room, text in rooms.items() if "Law: " not in text] == []
+    guide = (PACKAGE / "__init__.py").read_text()
+    assert [room for room in rooms if f"{room}/" not in guide and room != "sweep"] == []
+
+
+def test_the_top_level_is_what_was_agreed() -> None:
+    assert {path.relative_to(REPOSITORY).parts[0] for path in tracked()} <= TOP_LEVEL
+
+
+def test_platform_is_a_folder_and_no_package() -> None:
+    assert not (REPOSITORY / "platform" / "__init__.py").exists()
+    assert {path.relative_to(REPOSITORY).parts[1] for path in tracked() if "platform" in path.parts} == {"springtide"}
+
+
+def test_no_room_is_a_drawer_for_everything() -> None:
+    names = {part for path in tracked() for part in path.with_suffix("").relative_to(REPOSITORY).parts}
+    assert names.isdisjoint({"utils", "util", "common", "helpers", "manager", "misc"})
+
+
+def test_notebooks_import_and_never_define() -> None:
+    notebooks = sorted((REPOSITORY / "notebooks").glob("*.ipynb"))
+    assert notebooks
+    for path in notebooks:
+        code = [cell for cell in json.loads(path.read_text())["cells"] if cell["cell_type"] == "code"]
+        assert not any(re.search(r"^\s*(def|class) ", "".join(cell["source"]), re.MULTILINE) for cell in code)
+
+
+def test_no_path_of_one_machine_is_written_down() -> None:
+    pattern = re.compile(r"(?<![\w.])/(work|root|home/\w+)/")
+    guilty = [
+        path for path in tracked() if path.suffix not in {".svg"} and pattern.search(path.read_text(errors="ignore"))
+    ]
+    assert [path.name for path in guilty if path != Path(__file__)] == []
+
+
+@pytest.mark.parametrize("module", ["springtide", "springtide.config", "springtide.stream", "springtide.elastic"])
+def test_what_is_light_stays_light(module: str) -> None:
+    program = f"import {module}, sys; print([name for name in ('torch', 'ray', 'mlflow') if name in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+def test_the_loop_needs_no_ray() -> None:
+    program = "import springtide.train.__main__, sys; print('ray' in sys.modules, 'torch' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "False True"
+
+
+def test_every_field_has_a_doc_line_that_ends_with_its_unit() -> None:
+    for name, field in fields().items():
+        match = re.search(r"\[([^\]]+)\]\.$", field.description or "")
+        assert match, name
+        assert match[1] in UNITS, f"{name}: {match[1]}"
+
+
+def test_metrics_are_those_of_the_events_and_their_names_agree_with_their_units() -> None:
+    def figures(event: type) -> set[str]:
+        ours = {"step", "step_tokens", "time_s", "attempt", "rows", "digest"}
+        return {field.name for field in dataclasses.fields(event)} - ours
+
+    assert figures(StepDone) == STEP_METRICS.keys()
+    assert figures(Evaluated) == EVAL_METRICS.keys()
+    for name, metric in (STEP_METRICS | EVAL_METRICS).items():
+        if name.endswith("_per_s"):
+            assert metric.unit.endswith("/s"), name
+        elif name.endswith("_s"):
+            assert metric.unit == "s", name
+        if name.endswith("_bytes"):
+            assert metric.unit == "bytes", name
+
+
+def test_the_readme_names_the_two_commands() -> None:
+    text = (REPOSITORY / "README.md").read_text()
+    assert "make demo" in text
+    assert "make test" in text
+    assert "make test" in (REPOSITORY / ".ci" / "run").read_text()

@@ -1,0 +1,110 @@
+"""MLflow may be late, down or gone: one run, every step once, never backwards."""
+
+from __future__ import annotations
+
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from test_journal import step
+
+from springtide import config as configs
+from springtide.config import Config
+from springtide.store import Folder
+from springtide.track.events import Evaluated, Event, Stopped
+from springtide.track.mlflow_sink import MlflowSink
+
+
+def send(config: Config, run: Folder, uri: str, earlier: list[Event], now: list[Event], grace_s: float = 60.0) -> None:
+    with MlflowSink(config, run, uri, earlier, {"springtide.order": "x"}, grace_s) as sink:
+        for event in now:
+            sink(event)
+
+
+def history(uri: str, run: Folder, name: str) -> list[tuple[int, float]]:
+    from mlflow import MlflowClient
+
+    found = MlflowClient(uri).get_metric_history(run.read_json("mlflow.json")["run_id"], name)
+    return [(metric.step, metric.value) for metric in found]
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Config:
+    changes = {"run.root": str(tmp_path), "run.id": "run", "track.retry": "200ms"}
+    return configs.override(configs.recipes.tiny(), changes)
+
+
+def evaluated(number: int) -> Evaluated:
+    return Evaluated(step=number, heldout_loss=2.0, heldout_bits_per_byte=1.0, rows=4)
+
+
+def test_restarts_are_one_run_and_steps_never_go_back(config: Config, tmp_path: Path) -> None:
+    from mlflow import MlflowClient
+
+    uri, run = f"sqlite:///{tmp_path}/mlflow.db", Folder(tmp_path / "run")
+    first: list[Event] = [evaluated(0), *(step(number, 5.0) for number in range(1, 8))]
+    send(config, run, uri, [], first)
+    # killed at 7, resumed from 5: 6 and 7 are trained again, and what was sent once is not sent again
+    again: list[Event] = [
+        *(step(number, 4.0) for number in range(6, 10)),
+        evaluated(9),
+        Stopped(step=9, status="finished"),
+    ]
+    send(config, run, uri, first, again)
+    assert history(uri, run, "loss") == [(number, 5.0) for number in range(1, 8)] + [(8, 4.0), (9, 4.0)]
+    assert [number for number, _ in history(uri, run, "heldout_loss")] == [0, 9]
+    client = MlflowClient(uri)
+    [found] = client.search_runs([run.read_json("mlflow.json")["experiment_id"]])
+    assert found.info.status == "FINISHED"
+
+
+def test_a_server_that_is_down_holds_up_nothing_and_gets_all_when_it_is_back(
+    config: Config, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    uri, run = f"http://127.0.0.1:{port}", Folder(tmp_path / "run")
+    first: list[Event] = [step(number) for number in range(1, 4)]
+    begin = time.monotonic()
+    send(config, run, uri, [], first, grace_s=1.0)
+    assert time.monotonic() - begin < 30
+    assert "cannot be reached" in caplog.text
+    assert "the next --resume sends the rest" in caplog.text
+
+    server = _server(tmp_path, port)
+    try:
+        send(config, run, uri, first, [step(4)])
+        assert [number for number, _ in history(uri, run, "loss")] == [1, 2, 3, 4]
+    finally:
+        _stop(server)
+
+
+def _server(folder: Path, port: int) -> Any:
+    command = [sys.executable, "-m", "mlflow", "server", "--host", "127.0.0.1", "--port", str(port), "--workers", "1"]
+    command += ["--backend-store-uri", f"sqlite:///{folder}/server.db", "--default-artifact-root", str(folder / "art")]
+    log = (folder / "server.log").open("wb")
+    server = subprocess.Popen(command, stdout=log, stderr=log, start_new_session=True)
+    deadline = time.monotonic() + 90
+    while True:
+        with socket.socket() as probe:
+            if probe.connect_ex(("127.0.0.1", port)) == 0:
+                return server
+        assert server.poll() is None, (folder / "server.log").read_text()[-2000:]
+        assert time.monotonic() < deadline, "the MLflow server did not answer within ninety seconds"
+        time.sleep(0.1)  # until the server answers
+
+
+def _stop(server: Any) -> None:
+    import psutil
+
+    family = [*psutil.Process(server.pid).children(recursive=True), psutil.Process(server.pid)]
+    for process in family:
+        process.terminate()
+    _, alive = psutil.wait_procs(family, timeout=20)
+    for process in alive:
+        process.kill()
