@@ -14,7 +14,7 @@ from springtide.errors import ConfigError, CorpusError, explain
 from springtide.shards import HELDOUT, MANIFEST, TOKENIZER, TRAIN, Manifest, Sealer, load_manifest
 from springtide.store import Folder
 
-_VERSION = 1
+_VERSION = 2
 """Raise it when the same settings would give other bytes."""
 
 Progress = Callable[[str, int, int], None]

@@ -11,7 +11,10 @@ from collections.abc import Iterator
 from springtide.errors import CorpusError, explain
 from springtide.store import Folder
 
-_NOT_PROSE = ("/test/", "/tests/", "/site-packages/", "/__pycache__/", "/idlelib/", "/lib2to3/", "/ensurepip/")
+_LEFT_OUT = (
+    *("/site-packages/", "/__pycache__/", "/ensurepip/", "/test/", "/tests/", "/idlelib/", "/lib2to3/"),
+    *("/encodings/", "/pydoc_data/"),  # tables, not code
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -66,7 +69,7 @@ def _stdlib() -> Source:
     root = Folder(sysconfig.get_path("stdlib"))
     paths = (str(path) for path in root.fs.find(root.path))
     names = (path[len(root.path) + 1 :] for path in paths if path.endswith(".py"))
-    return Source(root, tuple(sorted(name for name in names if not any(part in f"/{name}" for part in _NOT_PROSE))))
+    return Source(root, tuple(sorted(name for name in names if not any(part in f"/{name}" for part in _LEFT_OUT))))
 
 
 def _files(source: str) -> Source:

@@ -20,10 +20,10 @@ from springtide.train.step import token_loss
 def evaluate(
     model: nn.Module, dataset: Folder, manifest: Manifest, world: World, step: int, num_rows: int, micro_batch: int
 ) -> Evaluated:
-    """Loss on the first ``num_rows`` held-out rows, shared out over the ranks; every rank makes as many forwards."""
+    """Loss on ``num_rows`` rows spread over the held-out split, shared out over the ranks; all make as many forwards."""
     split = manifest.splits[HELDOUT]
     num_rows = min(num_rows, split.rows)
-    mine = np.arange(world.rank, num_rows, world.size)
+    mine = (np.arange(num_rows) * split.rows // max(num_rows, 1))[world.rank :: world.size]
     most_rows = math.ceil(num_rows / world.size)
     forwards = math.ceil(most_rows / micro_batch)
     reader = SplitReader(dataset, split)
