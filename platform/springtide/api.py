@@ -14,7 +14,7 @@ from springtide.runs import Run, claim, open_run
 from springtide.store import Folder
 from springtide.stream import order_of
 from springtide.track.console import Console
-from springtide.track.events import Event, Sampled, Started, StepDone, Stopped
+from springtide.track.events import Event, Sampled, Stopped
 from springtide.track.journal import Journal
 from springtide.track.mlflow_sink import OFF, MlflowSink, default_uri
 
@@ -41,45 +41,43 @@ def train(
     from springtide.on_ray.cluster import cluster  # Ray and torch load when they are needed
     from springtide.on_ray.trainer import train as train_on_ray
 
-    config, run = claim(config, resume, accept_changes)
-    config = prepare(_absolute(config), *([progress] if progress else []))
+    config, run = claim(_absolute(config), resume, accept_changes)
+    config = prepare(config, *([progress] if progress else []))
     manifest, _ = open_dataset(config.shards.dataset)
     order = order_of(config, manifest)
+    earlier = run.events
     run.folder.write(configs.RUN_CONFIG, configs.dump(config))
+    tags = {
+        "springtide.order": order.identity,
+        "springtide.dataset": config.shards.dataset,
+        "springtide.dataset_digest": manifest.digest,
+        "springtide.checkpoints": (run.folder / "checkpoints").url,
+    }
 
     with contextlib.ExitStack() as stack:
-        earlier = run.events
-        listeners: list[Callable[[Event], None]] = [stack.enter_context(Journal(run.folder))]
-        attempt = listeners[0].attempt  # type: ignore[attr-defined]
+        journal = stack.enter_context(Journal(run.folder))
+        console = stack.enter_context(Console(config.num_steps, config.track.progress))
+        listeners: list[Callable[[Event], None]] = [journal, console, *([listen] if listen else [])]
         uri = _mlflow_uri(config)
         if uri != OFF:
-            tags = {
-                "springtide.order": order.identity,
-                "springtide.dataset": config.shards.dataset,
-                "springtide.dataset_digest": manifest.digest,
-                "springtide.checkpoints": (run.folder / "checkpoints").url,
-            }
             listeners.append(stack.enter_context(MlflowSink(config, run.folder, uri, earlier, tags)))
-        listeners.append(stack.enter_context(Console(config.num_steps, config.track.progress)))
-        if listen:
-            listeners.append(listen)
 
         def hear(event: Event) -> None:
             for listener in listeners:
                 listener(event)
 
         try:
-            with cluster(config, dashboard=dashboard):
-                train_on_ray(config, run.folder, attempt, {"run": config.run.id}, hear)
+            with cluster(config, dashboard=dashboard) as address:
+                if address:
+                    console.say(f"run {run.id}; Ray dashboard: http://{address}")
+                train_on_ray(config, run.folder, journal.attempt, {"run": config.run.id}, hear)
+            if run.finished and config.train.sample_tokens:
+                hear(sample(run))
         except BaseException as error:
-            step = max((one.step for one in run.events if isinstance(one, StepDone | Started)), default=0)
-            hear(Stopped(step=step, status="failed", reason=f"{type(error).__name__}: {error}"[:2000]))
+            hear(Stopped(step=run.last_step, status="failed", reason=f"{type(error).__name__}: {error}"[:2000]))
             raise
         finally:
             run.write_report()
-        if config.train.sample_tokens and _finished(run):
-            hear(sample(run))
-        run.write_report()
     return run
 
 
@@ -106,11 +104,6 @@ def sample(
 def attach(run: str) -> Run:
     """A handle on the run in folder ``run``."""
     return open_run(run)
-
-
-def _finished(run: Run) -> bool:
-    ends = [event for event in run.events if isinstance(event, Stopped)]
-    return bool(ends) and ends[-1].status == "finished"
 
 
 def _absolute(config: Config) -> Config:

@@ -87,7 +87,11 @@ def _train(options: argparse.Namespace) -> int:
 
     with _progress() as progress:
         run = train(config_of(options), resume=options.resume, accept_changes=options.accept_changes, progress=progress)
-    if options.demo:
+    if not run.finished:
+        print(
+            f"\nstopped at step {run.last_step} of {run.config.num_steps}; the same command with --resume goes on from there"
+        )
+    elif options.demo:
         _farewell(run)
     else:
         print(f"\nrun {run.id}: {len(run.steps)} steps; report {run.report}")

@@ -21,7 +21,7 @@ from springtide.checkpoint.layout import committed
 from springtide.config import RUN_CONFIG, Config
 from springtide.errors import ConfigError, RunExists, explain
 from springtide.store import Folder
-from springtide.track.events import Evaluated, Event, Sampled, StepDone
+from springtide.track.events import Evaluated, Event, Sampled, Started, StepDone, Stopped
 from springtide.track.journal import frame, last_steps, read_journal
 from springtide.track.report import charts, render
 
@@ -69,6 +69,17 @@ class Run:
         return [event for event in self.events if isinstance(event, Evaluated)]
 
     @property
+    def finished(self) -> bool:
+        """Whether it was trained to its last step when it last ended."""
+        ends = [event for event in self.events if isinstance(event, Stopped)]
+        return bool(ends) and ends[-1].status == "finished"
+
+    @property
+    def last_step(self) -> int:
+        """The step last trained, or the one it last started from."""
+        return max((event.step for event in self.events if isinstance(event, StepDone | Started)), default=0)
+
+    @property
     def sample(self) -> str:
         """The text last generated, its prompt before it; empty when there is none."""
         samples = [event for event in self.events if isinstance(event, Sampled)]
@@ -105,7 +116,8 @@ def open_run(path: str) -> Run:
 
 
 def claim(config: Config, resume: bool, accept_changes: bool) -> tuple[Config, Run]:
-    """Name the run, find or make its folder, save the config in it; returns the config with id and root filled in.
+    """Name the run and find or make its folder; returns the config with id and root filled in. It becomes a run when its
+    config is written there, which is the caller's to do once its data stands.
 
     RunExists when the id is taken and ``resume`` was not asked for, or when resuming would change what is learned and
     that was not accepted; ConfigError when the folder cannot be written or there is nothing to resume.
@@ -120,7 +132,7 @@ def claim(config: Config, resume: bool, accept_changes: bool) -> tuple[Config, R
     elif resume:
         raise ConfigError(explain("run.id", name, f"is not under {root.url}: nothing to resume", "leave out --resume"))
     try:
-        run.folder.write(RUN_CONFIG, configs.dump(config))
+        run.folder.check_writable()
     except OSError as error:
         raise ConfigError(
             explain("run.root", root.url, f"cannot be written ({error})", "choose another folder or its permissions")

@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 
 from springtide.config import Config
-from springtide.errors import CorpusError, OrderError, explain
+from springtide.errors import OrderError
 from springtide.shards import TRAIN, Manifest, SplitReader
 from springtide.store import Folder
 from springtide.stream.order import Order, corpus_and_row
@@ -146,11 +146,3 @@ def load(reader: RankReader, plan: list[Read]) -> Iterator[Batch]:
     finally:
         closed.set()
         thread.join()
-
-
-def require_rows(manifest: Manifest, split: str, rows: int) -> int:
-    """``rows``, or what the split has if that is less; CorpusError when it has none."""
-    available = manifest.splits[split].rows
-    if rows and not available:
-        raise CorpusError(explain("train.eval_rows", rows, f"the {split} split is empty", "set it to 0"))
-    return min(rows, available)

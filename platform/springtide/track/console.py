@@ -61,6 +61,11 @@ class Console:
         else:
             self._console.print(Text(describe(event)))
 
+    def say(self, text: str) -> None:
+        """Print a line that is no event."""
+        if self._enabled:
+            self._console.print(Text(text))
+
     def _step(self, event: StepDone) -> None:
         before = self._step_time_s or event.step_time_s
         self._step_time_s = _SMOOTHING * before + (1 - _SMOOTHING) * event.step_time_s

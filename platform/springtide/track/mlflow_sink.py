@@ -111,6 +111,7 @@ class MlflowSink:
             return
         from mlflow import MlflowClient  # seconds of import that training need not wait for
 
+        logging.getLogger("mlflow").setLevel(logging.WARNING)  # it tells of every table it makes
         client = MlflowClient(tracking_uri=self._uri)
         if self._folder.exists(RUN_FILE):
             self._run_id = self._folder.read_json(RUN_FILE)["run_id"]

@@ -10,13 +10,21 @@ import pytest
 from springtide import config as configs
 from springtide.config import Config
 from springtide.errors import ConfigError, RunExists
-from springtide.runs import Run, claim, open_run
+from springtide.runs import Run, open_run
+from springtide.runs import claim as find
 
 
 def named(config: Config, name: str = "taken", **changes: object) -> Config:
     return configs.override(
         config, {"run.id": name, **{key.replace("__", "."): value for key, value in changes.items()}}
     )
+
+
+def claim(config: Config, resume: bool, accept_changes: bool) -> tuple[Config, Run]:
+    """Claim, and make it a run."""
+    config, run = find(config, resume, accept_changes)
+    run.folder.write(configs.RUN_CONFIG, configs.dump(config))
+    return config, run
 
 
 def test_a_new_run_gets_a_name_and_its_config(tiny: Config) -> None:
@@ -78,3 +86,13 @@ def test_a_run_that_only_began_can_be_looked_at(tiny: Config) -> None:
     run.write_report()
     assert "Nothing happened yet" in Path(run.report).read_text()
     assert isinstance(run, Run)
+
+
+def test_a_name_is_not_taken_by_a_run_whose_data_failed(tiny: Config, tmp_path: Path) -> None:
+    import springtide as st
+    from springtide.errors import CorpusError
+
+    missing = named(tiny, corpus__source=str(tmp_path / "absent"), shards__dataset="")
+    for _ in range(2):
+        with pytest.raises(CorpusError, match="does not exist"):
+            st.train(missing)
