@@ -48,7 +48,8 @@ class Console:
         return self
 
     def __exit__(self, *exception: object) -> None:
-        self._progress.stop()
+        if self._progress.live.is_started:
+            self._progress.stop()
 
     def __call__(self, event: Event) -> None:
         """Show one event."""

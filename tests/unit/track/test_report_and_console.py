@@ -1,0 +1,116 @@
+"""What a person sees."""
+
+from __future__ import annotations
+
+import io
+import xml.etree.ElementTree as ET
+
+import pytest
+import rich.console
+from test_journal import step
+
+from springtide.track.charts import number, smooth, thin, ticks
+from springtide.track.console import Console
+from springtide.track.events import Evaluated, Event, Sampled, Saved, Started, Stopped
+from springtide.track.report import charts, loss_chart, render, world_size_chart
+
+HOSTILE = "</pre><script>alert('x')</script>&"
+
+
+def evaluated(at: int, bits: float) -> Evaluated:
+    return Evaluated(step=at, heldout_loss=bits, heldout_bits_per_byte=bits, rows=4, time_s=float(at))
+
+
+def started(at_s: float, step: int, workers: int) -> Started:
+    return Started(step=step, world_size=workers, time_s=at_s, peak_flops=1e9, peak_source="a <source>")
+
+
+RESIZED: list[Event] = [
+    started(0, 0, 2),
+    evaluated(0, 4.0),
+    *(step(number, 5.0 - number / 10) for number in range(1, 6)),
+    started(60, 3, 3),
+    *(step(number, 9.0 - number) for number in range(4, 8)),
+    started(120, 7, 1),
+    *(step(number, 1.0) for number in range(8, 11)),
+    Saved(step=10, name="step-0000000010", size_bytes=2**20, save_time_s=0.1, time_s=180.0),
+    evaluated(10, 1.0),
+    Sampled(step=10, prompt="def ", text=HOSTILE, time_s=181.0),
+    Stopped(step=10, status="finished", time_s=182.0),
+]
+
+
+@pytest.mark.parametrize("events", [[], RESIZED], ids=["nothing yet", "resized twice"])
+def test_pages_and_pictures_are_well_formed(events: list[Event]) -> None:
+    ET.fromstring(charts(events))
+    page = render("a <run>", events, "key: <value>", {"checkpoints": "s3://a&b"})
+    body = page.split("</head>")[1].removesuffix("</html>\n")
+    ET.fromstring(body)
+    assert "a &lt;run&gt;" in page
+
+
+def test_text_of_a_model_is_shown_and_never_run() -> None:
+    page = render("run", RESIZED)
+    assert HOSTILE not in page
+    assert "&lt;script&gt;" in page
+
+
+def test_figures_are_those_of_the_run() -> None:
+    page = render("run", RESIZED)
+    assert "4.00 → 1.00" in page
+    assert "75% less" in page
+    assert "a &lt;source&gt;" in page
+
+
+def test_a_step_trained_twice_is_drawn_once() -> None:
+    [_, raw, held_out] = loss_chart(RESIZED).lines
+    assert raw.points[3:5] == [(4.0, 5.0), (5.0, 4.0)]  # of the second try
+    assert len(raw.points) == 10
+    assert held_out.points == [(0.0, 4.0), (10.0, 1.0)]
+
+
+def test_the_world_size_over_time_shows_every_resize() -> None:
+    lines = world_size_chart(RESIZED).lines
+    assert [workers for _, workers in lines[0].points if workers] == [2, 3, 1, 1]
+    assert [workers for _, workers in lines[1].points] == [3, 1]
+
+
+@pytest.mark.parametrize(("low", "high"), [(0, 1), (2.9, 11.3), (0, 737_280), (5, 5), (-3, 4), (0.001, 0.0042)])
+def test_ticks_are_round_and_cover_the_range(low: float, high: float) -> None:
+    found = ticks(low, high)
+    assert found[0] <= low + 1e-9
+    assert found[-1] >= high - 1e-9
+    assert 2 <= len(found) <= 9
+
+
+def test_small_tools_of_the_charts() -> None:
+    assert smooth([(0, 3.0), (1, 3.0)]) == [(0, pytest.approx(3.0)), (1, pytest.approx(3.0))]
+    assert len(thin([(float(x), 0.0) for x in range(10_000)])) <= 802
+    assert thin([(float(x), 0.0) for x in range(1001)])[-1] == (1000.0, 0.0)
+    assert [number(value) for value in (0, 0.05, 12, 5000, 25_000, 2_500_000, 3e9)] == [
+        *("0", "0.05", "12", "5000", "25k", "2.5M", "3B")
+    ]
+
+
+def test_without_a_terminal_a_plain_line_comes_now_and_then() -> None:
+    now, out = [0.0], io.StringIO()
+    with Console(100, console=rich.console.Console(file=out, width=200), clock=lambda: now[0]) as console:
+        console(started(0, 0, 2))
+        for done in range(1, 101):
+            now[0] += 3.0
+            console(step(done))
+        console(Stopped(step=100, status="stopped", reason="asked to"))
+    lines = out.getvalue().splitlines()
+    assert lines[0].startswith("2 workers, from the beginning")
+    steps = [int(line.split()[1].split("/")[0]) for line in lines if line.startswith("step ") and "tokens/s" in line]
+    assert steps == list(range(5, 101, 5))
+    assert lines[-1] == "step 100: stopped: asked to"
+
+
+def test_a_silent_console_says_nothing() -> None:
+    out = io.StringIO()
+    with Console(10, enabled=False, console=rich.console.Console(file=out)) as console:
+        console(started(0, 0, 1))
+        console.say("nothing")
+        console(step(1))
+    assert out.getvalue() == ""
