@@ -1,6 +1,7 @@
-"""Errors that say what happened, the value, the limit and the remedy; each is retryable or fatal.
+"""Errors that say what happened, the value, the limit and the remedy.
 
-They cross process boundaries inside Ray, so every one pickles: the message is the only argument.
+Trying again helps none of them; what may pass by itself (a lost node, a dropped connection) is left as the exception it came
+as, and Ray tries again. They cross process boundaries inside Ray, so every one pickles: the message is the only argument.
 """
 
 from __future__ import annotations
@@ -8,8 +9,6 @@ from __future__ import annotations
 
 class SpringtideError(Exception):
     """Base of all errors of this package."""
-
-    retryable = False
 
 
 class ConfigError(SpringtideError, ValueError):
@@ -38,12 +37,6 @@ class RunExists(SpringtideError):
 
 class TrainingFailed(SpringtideError):
     """Training stopped on an error of the training code; the message has rank and trace."""
-
-
-class WorkersLost(SpringtideError):
-    """Workers went away more often than the budget of faults allows."""
-
-    retryable = True
 
 
 def explain(field: str, value: object, limit: str, remedy: str) -> str:

@@ -13,21 +13,20 @@ from springtide.errors import SpringtideError
 
 
 class FailurePolicy(DefaultFailurePolicy):
-    """Ray's own, but an error of ours that says it is fatal is not tried again."""
+    """Ray's own, but an error of ours is not tried again: it would come again."""
 
     def make_decision(self, training_failed_error: Any) -> FailureDecision:
-        """RAISE for a fatal error, else what Ray decides."""
+        """RAISE for an error of ours, else what Ray decides."""
         if fatal(training_failed_error) is not None:
             return FailureDecision.RAISE
         return super().make_decision(training_failed_error)
 
 
 def fatal(error: Any) -> SpringtideError | None:
-    """The fatal error among the workers' failures, if there is one."""
+    """Our own error among the workers' failures, if there is one."""
     for failure in getattr(error, "worker_failures", {}).values():
-        cause = getattr(failure, "cause", None) or failure
-        for candidate in (failure, cause, getattr(failure, "_base_exception", None)):
-            if isinstance(candidate, SpringtideError) and not candidate.retryable:
+        for candidate in (failure, getattr(failure, "cause", None)):  # Ray wraps what an actor's call raised
+            if isinstance(candidate, SpringtideError):
                 return candidate
     return None
 

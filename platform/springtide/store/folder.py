@@ -108,14 +108,6 @@ class Folder:
         with contextlib.suppress(FileNotFoundError):
             self.fs.rm(self.where(name) if name else self.path, recursive=True)
 
-    def rename(self, old: str, new: str) -> None:
-        """Rename within the folder; atomic on a local disk only."""
-        if self.is_local:
-            os.replace(self.where(old), self.where(new))
-            sync_directory(self.path)
-        else:
-            self.fs.mv(self.where(old), self.where(new), recursive=True)
-
     def check_writable(self) -> None:
         """OSError now rather than an hour later, when the folder cannot be written."""
         name = f"{_TEMPORARY}{uuid.uuid4().hex[:12]}"
