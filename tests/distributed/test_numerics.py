@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from conftest import RankDied
 from loops import full_state, gradients, save_and_die, train
+from ranks import RankDied
 
 from springtide import config as configs
 from springtide.checkpoint import committed

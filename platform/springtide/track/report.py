@@ -22,7 +22,7 @@ body { background: var(--bg); color: var(--fg); font: 15px/1.5 system-ui, sans-s
   max-width: 1000px; padding: 0 1rem; }
 h1 { font-size: 1.5rem; margin: 0; } h2 { font-size: 1.05rem; margin: 2rem 0 .5rem; }
 p, dt, .soft { color: var(--soft); } svg { width: 100%; height: auto; }
-dl { display: grid; grid-template-columns: repeat(auto-fit, minmax(150px, 1fr)); gap: .75rem; }
+dl { display: grid; grid-template-columns: repeat(auto-fit, minmax(126px, 1fr)); gap: .75rem; }
 dl div { background: var(--card); border-radius: 8px; padding: .6rem .8rem; }
 dt { font-size: .8rem; } dd { margin: 0; font-size: 1.25rem; font-variant-numeric: tabular-nums; }
 dd small { display: block; font-size: .75rem; color: var(--soft); }
@@ -39,7 +39,12 @@ def render(run_id: str, events: Sequence[Event], config_yaml: str = "", links: M
         f"<h1>{html.escape(run_id)}</h1>",
         f"<p>{html.escape(_when(events))}</p>",
         f"<dl>{''.join(_card(*figure) for figure in figures(events))}</dl>",
-        draw([loss_chart(events), throughput_chart(events), world_size_chart(events), _rate_chart(events)]),
+        draw(
+            [
+                chart(events)
+                for chart in (loss_chart, throughput_chart, world_size_chart, norm_chart, rate_chart, wait_chart)
+            ]
+        ),
     ]
     if samples:
         text = html.escape(samples[-1].prompt + samples[-1].text)
@@ -121,9 +126,26 @@ def world_size_chart(events: Sequence[Event]) -> Chart:
     )
 
 
-def _rate_chart(events: Sequence[Event]) -> Chart:
+def norm_chart(events: Sequence[Event]) -> Chart:
+    """Gradient norm before clipping against the step."""
     points = [(float(step.step), step.grad_norm) for step in last_steps(list(events))]
     return Chart("Gradient norm", "step", "before clipping", [Line("gradient norm", points)], from_zero=True)
+
+
+def rate_chart(events: Sequence[Event]) -> Chart:
+    """Learning rate against the step."""
+    points = [(float(step.step), step.learning_rate) for step in last_steps(list(events))]
+    return Chart("Learning rate", "step", "", [Line("learning rate", points)], from_zero=True)
+
+
+def wait_chart(events: Sequence[Event]) -> Chart:
+    """Step time and the part of it that waited for data, against the step."""
+    steps = last_steps(list(events))
+    lines = [
+        Line("step", [(float(step.step), step.step_time_s) for step in steps]),
+        Line("waiting for data", [(float(step.step), step.data_wait_s) for step in steps]),
+    ]
+    return Chart("Step time", "step", STEP_METRICS["step_time_s"].unit, lines, from_zero=True)
 
 
 def _when(events: Sequence[Event]) -> str:

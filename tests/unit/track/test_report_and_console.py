@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import io
+import math
+import re
 import xml.etree.ElementTree as ET
 
 import pytest
 import rich.console
 from test_journal import step
 
-from springtide.track.charts import number, smooth, thin, ticks
+from springtide.track.charts import Chart, Line, draw, smooth
 from springtide.track.console import Console
 from springtide.track.events import Evaluated, Event, Sampled, Saved, Started, Stopped
 from springtide.track.report import charts, loss_chart, render, world_size_chart
@@ -75,21 +77,26 @@ def test_the_world_size_over_time_shows_every_resize() -> None:
     assert [workers for _, workers in lines[1].points] == [3, 1]
 
 
-@pytest.mark.parametrize(("low", "high"), [(0, 1), (2.9, 11.3), (0, 737_280), (5, 5), (-3, 4), (0.001, 0.0042)])
-def test_ticks_are_round_and_cover_the_range(low: float, high: float) -> None:
-    found = ticks(low, high)
-    assert found[0] <= low + 1e-9
-    assert found[-1] >= high - 1e-9
-    assert 2 <= len(found) <= 9
+def test_a_smoothed_curve_neither_lags_nor_falls_into_a_hole() -> None:
+    ramp = [(float(x), float(x)) for x in range(500)]
+    assert smooth(ramp)[5:-5] == [pytest.approx(point) for point in ramp[5:-5]]
+    assert smooth([(0.0, 3.0), (1.0, math.nan), (2.0, 5.0)]) == [(0.0, 3.0), (2.0, 5.0)]
+    holed = smooth([(x, math.nan if x == 250 else 1.0) for x, _ in ramp])
+    assert [y for _, y in holed] == pytest.approx([1.0] * 500)
+    assert smooth([]) == []
 
 
-def test_small_tools_of_the_charts() -> None:
-    assert smooth([(0, 3.0), (1, 3.0)]) == [(0, pytest.approx(3.0)), (1, pytest.approx(3.0))]
-    assert len(thin([(float(x), 0.0) for x in range(10_000)])) <= 802
-    assert thin([(float(x), 0.0) for x in range(1001)])[-1] == (1000.0, 0.0)
-    assert [number(value) for value in (0, 0.05, 12, 5000, 25_000, 2_500_000, 3e9)] == [
-        *("0", "0.05", "12", "5000", "25k", "2.5M", "3B")
-    ]
+def test_a_single_spike_of_a_long_curve_is_seen() -> None:
+    points = [(float(x), 100.0 if x == 7_777 else 1.0) for x in range(20_000)]
+    svg = draw([Chart("", "", "", [Line("", points)])])
+    [curve] = re.findall(r'd="([^"]*)" clip-path="[^"]*" style="fill: none; stroke: #2563eb', svg)
+    heights = [float(y) for _, y in re.findall(r"[ML] (\S+) (\S+)", curve)]
+    assert 3 < len(heights) < 1000
+    assert max(heights) - min(heights) > 100
+
+
+def test_the_same_run_gives_the_same_picture() -> None:
+    assert charts(RESIZED) == charts(RESIZED)
 
 
 def test_without_a_terminal_a_plain_line_comes_now_and_then() -> None:

@@ -1,0 +1,77 @@
+"""Real gloo processes, one a rank. A module of its own: what a process is started with is found by its module's name, and
+``conftest`` is the name of several."""
+
+from __future__ import annotations
+
+import pickle
+import queue
+import socket
+import time
+import traceback
+from collections.abc import Callable
+from typing import Any
+
+import torch.multiprocessing as mp
+
+TIMEOUT_S = 180
+
+
+class RankDied(Exception):
+    """A rank ended without a word."""
+
+
+def free_port() -> int:
+    """A loopback port that nobody listens on."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def _rank(rank: int, world_size: int, port: int, results: Any, function: Callable[..., Any], arguments: Any) -> None:
+    import os
+
+    import torch
+
+    torch.set_num_threads(1)
+    os.environ.update(RANK=str(rank), WORLD_SIZE=str(world_size), MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
+    from springtide.parallel import process_group, world
+
+    try:
+        with process_group("cpu"):
+            value = pickle.dumps(function(world("cpu"), *arguments))  # by value: this process ends before it is read
+        results.put((rank, value, None))
+    except BaseException:
+        results.put((rank, None, traceback.format_exc()))
+
+
+def run_ranks(world_size: int, function: Callable[..., Any], *arguments: Any) -> list[Any]:
+    """What ``function(world, *arguments)`` returns on each rank."""
+    context = mp.get_context("spawn")
+    results = context.Queue()
+    port = free_port()
+    processes = [
+        context.Process(target=_rank, args=(rank, world_size, port, results, function, arguments), daemon=True)
+        for rank in range(world_size)
+    ]
+    for process in processes:
+        process.start()
+    try:
+        found: dict[int, Any] = {}
+        deadline = time.monotonic() + TIMEOUT_S
+        while len(found) < world_size:
+            assert time.monotonic() < deadline, f"ranks {set(range(world_size)) - set(found)} said nothing"
+            try:
+                rank, value, error = results.get(timeout=0.2)
+            except queue.Empty:
+                dead = [rank for rank, process in enumerate(processes) if process.exitcode and rank not in found]
+                if dead:
+                    raise RankDied(f"ranks {dead} died") from None
+                continue
+            assert error is None, f"rank {rank} of {world_size} failed:\n{error}"
+            found[rank] = pickle.loads(value)
+        for process in processes:
+            process.join(TIMEOUT_S)
+        return [found[rank] for rank in range(world_size)]
+    finally:
+        for process in processes:
+            process.kill()
