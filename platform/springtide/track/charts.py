@@ -23,7 +23,7 @@ _LOOK: dict[Any, Any] = {
     "font.family": "DejaVu Sans",  # the one matplotlib brings, so that it is measured alike everywhere
     "font.size": 8,
     "axes.titlesize": 10,
-    "axes.titleweight": "semibold",
+    "axes.titleweight": "bold",
     "axes.titlelocation": "left",
     "axes.spines.top": False,
     "axes.spines.right": False,

@@ -55,17 +55,19 @@ class Console:
         """Show one event."""
         if not self._enabled:
             return
+        if isinstance(event, Started):  # other workers: steps may go back, and take another time
+            self._step_time_s, self._printed_step = 0.0, event.step
         if isinstance(event, StepDone):
             self._step(event)
         elif isinstance(event, Sampled):
             self._console.print(Panel(Text(event.prompt + event.text), title=f"sample at step {event.step}"))
         else:
-            self._console.print(Text(describe(event)))
+            self.say(describe(event))
 
     def say(self, text: str) -> None:
-        """Print a line that is no event."""
+        """Print a line; a log file gets it whole, however long."""
         if self._enabled:
-            self._console.print(Text(text))
+            self._console.print(Text(text), soft_wrap=not self._console.is_terminal)
 
     def _step(self, event: StepDone) -> None:
         before = self._step_time_s or event.step_time_s
@@ -81,7 +83,7 @@ class Console:
         now = self._clock()
         far_enough = event.step - self._printed_step >= self._total / _PLAIN_PARTS
         if (far_enough and now - self._printed_at >= _PLAIN_EVERY_S) or event.step == self._total:
-            self._console.print(Text(f"step {event.step}/{self._total}  {figures}"))
+            self.say(f"step {event.step}/{self._total}  {figures}")
             self._printed_at, self._printed_step = now, event.step
 
 

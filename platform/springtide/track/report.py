@@ -139,13 +139,9 @@ def rate_chart(events: Sequence[Event]) -> Chart:
 
 
 def wait_chart(events: Sequence[Event]) -> Chart:
-    """Step time and the part of it that waited for data, against the step."""
-    steps = last_steps(list(events))
-    lines = [
-        Line("step", [(float(step.step), step.step_time_s) for step in steps]),
-        Line("waiting for data", [(float(step.step), step.data_wait_s) for step in steps]),
-    ]
-    return Chart("Step time", "step", STEP_METRICS["step_time_s"].unit, lines, from_zero=True)
+    """Part of each step that waited for data, against the step."""
+    points = [(float(step.step), step.data_wait_s / step.step_time_s) for step in last_steps(list(events))]
+    return Chart("Waiting for data", "step", "part of the step", [Line("waiting", points)], from_zero=True)
 
 
 def _when(events: Sequence[Event]) -> str:

@@ -24,7 +24,10 @@ def evaluated(at: int, bits: float) -> Evaluated:
 
 
 def started(at_s: float, step: int, workers: int) -> Started:
-    return Started(step=step, world_size=workers, time_s=at_s, peak_flops=1e9, peak_source="a <source>")
+    source = f"step-{step:010d}" if step else ""
+    return Started(
+        step=step, world_size=workers, time_s=at_s, resumed_from=source, peak_flops=1e9, peak_source="a <source>"
+    )
 
 
 RESIZED: list[Event] = [
@@ -112,6 +115,18 @@ def test_without_a_terminal_a_plain_line_comes_now_and_then() -> None:
     steps = [int(line.split()[1].split("/")[0]) for line in lines if line.startswith("step ") and "tokens/s" in line]
     assert steps == list(range(5, 101, 5))
     assert lines[-1] == "step 100: stopped: asked to"
+
+
+def test_after_a_restart_lines_go_on_and_are_never_broken() -> None:
+    now, out = [0.0], io.StringIO()
+    with Console(100, console=rich.console.Console(file=out, width=40), clock=lambda: now[0]) as console:
+        for at in (*range(1, 61), "restart", *range(11, 31)):
+            now[0] += 3.0
+            console(started(0, 10, 3) if at == "restart" else step(int(at)))
+    lines = out.getvalue().splitlines()
+    restart = next(number for number, line in enumerate(lines) if line.startswith("3 workers, from step 10"))
+    assert [line.split("/")[0] for line in lines[restart + 1 :]] == ["step 15", "step 20", "step 25", "step 30"]
+    assert all(line.startswith(("step ", "3 workers")) for line in lines)
 
 
 def test_a_silent_console_says_nothing() -> None:
