@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import socket
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 from test_journal import step
@@ -65,46 +66,52 @@ def test_restarts_are_one_run_and_steps_never_go_back(config: Config, tmp_path: 
 def test_a_server_that_is_down_holds_up_nothing_and_gets_all_when_it_is_back(
     config: Config, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
+    import mlflow  # noqa: F401  -- seconds, the first time; the patience below is for the server
+
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     uri, run = f"http://127.0.0.1:{port}", Folder(tmp_path / "run")
     first: list[Event] = [step(number) for number in range(1, 4)]
     begin = time.monotonic()
-    send(config, run, uri, [], first, grace_s=1.0)
+    send(config, run, uri, [], first, grace_s=5.0)
     assert time.monotonic() - begin < 30
     assert "cannot be reached" in caplog.text
     assert "the next --resume sends the rest" in caplog.text
 
-    server = _server(tmp_path, port)
-    try:
+    with _server(tmp_path, port):
         send(config, run, uri, first, [step(4)])
         assert [number for number, _ in history(uri, run, "loss")] == [1, 2, 3, 4]
-    finally:
-        _stop(server)
 
 
-def _server(folder: Path, port: int) -> Any:
+@contextlib.contextmanager
+def _server(folder: Path, port: int) -> Iterator[None]:
+    import psutil
+
     command = [sys.executable, "-m", "mlflow", "server", "--host", "127.0.0.1", "--port", str(port), "--workers", "1"]
     command += ["--backend-store-uri", f"sqlite:///{folder}/server.db", "--default-artifact-root", str(folder / "art")]
-    log = (folder / "server.log").open("wb")
-    server = subprocess.Popen(command, stdout=log, stderr=log, start_new_session=True)
+    with (
+        (folder / "server.log").open("wb") as log,
+        subprocess.Popen(command, stdout=log, stderr=log, start_new_session=True) as server,
+    ):
+        try:
+            _wait_for(server, port, folder / "server.log")
+            yield
+        finally:
+            family = [*psutil.Process(server.pid).children(recursive=True), server]
+            for process in family:
+                process.terminate()
+            _, alive = psutil.wait_procs(family, timeout=20)
+            for process in alive:
+                process.kill()
+
+
+def _wait_for(server: subprocess.Popen[bytes], port: int, log: Path) -> None:
     deadline = time.monotonic() + 90
     while True:
         with socket.socket() as probe:
             if probe.connect_ex(("127.0.0.1", port)) == 0:
-                return server
-        assert server.poll() is None, (folder / "server.log").read_text()[-2000:]
+                return
+        assert server.poll() is None, log.read_text()[-2000:]
         assert time.monotonic() < deadline, "the MLflow server did not answer within ninety seconds"
         time.sleep(0.1)  # until the server answers
-
-
-def _stop(server: Any) -> None:
-    import psutil
-
-    family = [*psutil.Process(server.pid).children(recursive=True), psutil.Process(server.pid)]
-    for process in family:
-        process.terminate()
-    _, alive = psutil.wait_procs(family, timeout=20)
-    for process in alive:
-        process.kill()
