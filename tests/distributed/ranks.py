@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import multiprocessing
+import os
 import pickle
 import queue
 import socket
@@ -11,7 +13,9 @@ import traceback
 from collections.abc import Callable
 from typing import Any
 
-import torch.multiprocessing as mp
+import torch
+
+from springtide.parallel import process_group, world
 
 TIMEOUT_S = 180
 
@@ -27,15 +31,11 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-def _rank(rank: int, world_size: int, port: int, results: Any, function: Callable[..., Any], arguments: Any) -> None:
-    import os
-
-    import torch
-
+def _rank(
+    rank: int, environment: dict[str, str], results: Any, function: Callable[..., Any], arguments: tuple[Any, ...]
+) -> None:
+    os.environ.update(environment, RANK=str(rank))
     torch.set_num_threads(1)
-    os.environ.update(RANK=str(rank), WORLD_SIZE=str(world_size), MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
-    from springtide.parallel import process_group, world
-
     try:
         with process_group("cpu"):
             value = pickle.dumps(function(world("cpu"), *arguments))  # by value: this process ends before it is read
@@ -46,11 +46,14 @@ def _rank(rank: int, world_size: int, port: int, results: Any, function: Callabl
 
 def run_ranks(world_size: int, function: Callable[..., Any], *arguments: Any) -> list[Any]:
     """What ``function(world, *arguments)`` returns on each rank."""
-    context = mp.get_context("spawn")
+    # a server that has imported everything forks the ranks: importing torch takes longer than most tests
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["ranks", "loops", "torch._dynamo", "torch.distributed.checkpoint"])
     results = context.Queue()
-    port = free_port()
+    group = {"WORLD_SIZE": str(world_size), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+    environment = {**os.environ, **group}
     processes = [
-        context.Process(target=_rank, args=(rank, world_size, port, results, function, arguments), daemon=True)
+        context.Process(target=_rank, args=(rank, environment, results, function, arguments), daemon=True)
         for rank in range(world_size)
     ]
     for process in processes:
