@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import shutil
@@ -50,6 +51,22 @@ def tiny(tmp_path: Path, datasets: Path) -> Config:
         "track.progress": False,
     }
     return prepare(configs.override(configs.recipes.tiny(), changes))
+
+
+@pytest.fixture
+def poems(tiny: Config, datasets: Path) -> str:
+    """The URL of a small dataset of another text, with the vocabulary and length of ``tiny``."""
+    text = datasets / "poems.txt"
+    if not text.exists():
+        lines = (
+            f"{verb} the {noun}, number {n}.\n" for n in range(400) for verb, noun in (("Sing", "sea"), ("Fear", "fog"))
+        )
+        (datasets / "parts").mkdir()
+        for part in range(40):
+            (datasets / "parts" / f"{part}.txt").write_text(f"Song {part}\n" + "".join(itertools.islice(lines, 20)))
+        text.touch()
+    changes = {"shards.dataset": "", "corpus.source": str(datasets / "parts"), "shards.heldout_fraction": 0.1}
+    return prepare(configs.override(tiny, changes)).shards.dataset
 
 
 def free_ports(number: int, low: int = 20_000, high: int = 22_000) -> list[int]:

@@ -8,11 +8,12 @@ from collections.abc import Callable
 from typing import Any
 
 from springtide import config as configs
+from springtide.checkpoint.layout import check_order
 from springtide.config import Config
 from springtide.dataset import Progress, open_dataset, prepare
 from springtide.runs import Run, claim, open_run
 from springtide.store import Folder
-from springtide.stream import order_of
+from springtide.stream import open_data
 from springtide.track.console import Console
 from springtide.track.events import Event, Sampled, Stopped
 from springtide.track.journal import Journal
@@ -43,14 +44,14 @@ def train(
 
     config, run = claim(_absolute(config), resume, accept_changes)
     config = prepare(config, *([progress] if progress else []))
-    manifest, _ = open_dataset(config.shards.dataset)
-    order = order_of(config, manifest)
+    data = open_data(config)
+    check_order(run.folder, data.order.identity_at, accept_changes)
     earlier = run.events
     run.folder.write(configs.RUN_CONFIG, configs.dump(config))
     tags = {
-        "springtide.order": order.identity,
-        "springtide.dataset": config.shards.dataset,
-        "springtide.dataset_digest": manifest.digest,
+        "springtide.order": data.order.identity,
+        "springtide.dataset": " ".join(data.datasets),
+        "springtide.dataset_digest": " ".join(manifest.digest for manifest in data.manifests),
         "springtide.checkpoints": (run.folder / "checkpoints").url,
     }
 
@@ -90,7 +91,7 @@ def sample(
     from springtide.train.evaluate import generate
 
     config = run.config
-    manifest, vocabulary = open_dataset(config.shards.dataset)
+    manifest, vocabulary = open_dataset(open_data(config).datasets[0])
     model = build(config.model, manifest.vocab_size)
     name = run.checkpoints[-1]
     load_tensors(run.folder, name, model)
@@ -108,7 +109,8 @@ def attach(run: str) -> Run:
 
 def _absolute(config: Config) -> Config:
     """Paths as every node sees them: relative ones are the driver's."""
-    changes: dict[str, Any] = {"shards.root": Folder(config.shards.root).url}
+    mixture = {name: Folder(url).url for name, url in config.stream.mixture.items()}
+    changes: dict[str, Any] = {"shards.root": Folder(config.shards.root).url, "stream.mixture": mixture}
     if config.shards.dataset:
         changes["shards.dataset"] = Folder(config.shards.dataset).url
     return configs.override(config, changes)

@@ -12,7 +12,7 @@ import yaml
 
 from springtide import config as configs
 from springtide.config import Config
-from springtide.config.schema import fields
+from springtide.config.fields import fields
 from springtide.errors import ConfigError, SpringtideError, explain
 
 _EXAMPLES = {
@@ -67,8 +67,8 @@ def config_of(options: argparse.Namespace) -> Config:
 
 
 def _value(name: str, text: str) -> Any:
-    """Text as the config reads it: numbers and amounts are left to the field's own type, lists are YAML."""
-    return yaml.safe_load(text) if text[:1] in "[(" else text
+    """Text as the config reads it: numbers and amounts are left to the field's own type, lists and tables are YAML."""
+    return yaml.safe_load(text) if text[:1] in "[({" else text
 
 
 def _prepare(options: argparse.Namespace) -> int:

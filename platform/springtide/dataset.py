@@ -12,9 +12,9 @@ from springtide.config import Config, override
 from springtide.corpus import Document, Source, Vocabulary, open_source, open_vocabulary
 from springtide.errors import ConfigError, CorpusError, explain
 from springtide.shards import HELDOUT, MANIFEST, TOKENIZER, TRAIN, Manifest, Sealer, load_manifest
-from springtide.store import Folder
+from springtide.store import Folder, digest
 
-_VERSION = 2
+_VERSION = 3
 """Raise it when the same settings would give other bytes."""
 
 Progress = Callable[[str, int, int], None]
@@ -26,12 +26,12 @@ def _silent(stage: str, done: int, total: int) -> None:
 
 
 def prepare(config: Config, progress: Progress = _silent) -> Config:
-    """Find the dataset of ``config`` by fingerprint or make it; returns the config with ``shards.dataset`` filled in.
+    """Find the dataset of ``config`` by fingerprint or make it; returns the config with ``shards.dataset`` filled in. One that
+    names its datasets, in ``shards.dataset`` or ``stream.mixture``, comes back as it is.
 
     ConfigError or CorpusError says what is wrong with the corpus before anything is written.
     """
-    if config.shards.dataset:
-        check(config, load_manifest(Folder(config.shards.dataset)))
+    if config.shards.dataset or config.stream.mixture:
         return config
     source = open_source(config.corpus.source, config.corpus.max_documents)
     name = fingerprint(config, source)
@@ -47,19 +47,6 @@ def fingerprint(config: Config, source: Source) -> str:
     shards = config.shards.model_dump(mode="json", exclude={"root", "dataset"})
     text = json.dumps([_VERSION, corpus, shards, source.fingerprint()], sort_keys=True)
     return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
-
-
-def check(config: Config, manifest: Manifest) -> None:
-    """ConfigError when the dataset was packed for another length."""
-    if manifest.sequence_length != config.shards.sequence_length:
-        raise ConfigError(
-            explain(
-                "shards.sequence_length",
-                config.shards.sequence_length,
-                f"the dataset {config.shards.dataset} is packed to {manifest.sequence_length}",
-                "use that length, or leave shards.dataset empty to prepare another",
-            )
-        )
 
 
 def _make(config: Config, source: Source, dataset: Folder, name: str, progress: Progress) -> None:
@@ -101,6 +88,7 @@ def _make(config: Config, source: Source, dataset: Folder, name: str, progress: 
         token_type=config.shards.token_type,
         vocab_size=vocabulary.size,
         end_of_text=vocabulary.end_of_text,
+        tokenizer_digest=digest.of_bytes(vocabulary.to_json().encode()),
         fingerprint=name,
         source={"source": config.corpus.source, "documents": len(documents)},
         splits=splits,

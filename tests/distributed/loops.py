@@ -9,30 +9,27 @@ import torch
 
 from springtide import checkpoint
 from springtide.config import Config
+from springtide.elastic import micro_batches
 from springtide.model import build
 from springtide.parallel import World, local, parallelize
-from springtide.shards import load_manifest
 from springtide.store import Folder
-from springtide.stream import Batch, RankReader, load, order_of, reads
+from springtide.stream import Batch, load, open_data
 from springtide.track.events import Event, Started
 from springtide.train import Interrupt, Run, train_step
 
 
 def open_run(world: World, config: Config) -> Run:
     """The loop over the config's dataset, in the folder of ``run.id``."""
-    dataset = Folder(config.shards.dataset)
-    manifest = load_manifest(dataset)
-    order = order_of(config, manifest)
-    return Run(config, world, dataset, manifest, order, Folder(config.run.root) / config.run.id)
+    return Run(config, world, open_data(config), Folder(config.run.root) / config.run.id)
 
 
 def train(world: World, config: Config, stop_at: int = 0, ask: Interrupt = Interrupt.STOP) -> list[Event]:
     """Train; at ``stop_at`` the last rank alone asks for ``ask``."""
     run = open_run(world, config)
-    reader = RankReader((run.dataset.url,), (run.manifest,), run.order, world.rank, world.size)
+    reader = run.data.reader(world.rank, world.size)
 
     def feed(step: int) -> Any:
-        return load(reader, reads(run.order, step, config.num_steps, world.rank, world.size, reader.row_bytes, 2**16))
+        return load(reader, reader.plan(step, config.num_steps, 2**16))
 
     def interrupt() -> Interrupt | None:
         return ask if stop_at and run.step + 1 == stop_at and world.rank == world.size - 1 else None
@@ -40,7 +37,7 @@ def train(world: World, config: Config, stop_at: int = 0, ask: Interrupt = Inter
     return list(run.events(feed, interrupt))
 
 
-def gradients(world: World, config: Config, tokens: np.ndarray, micro_steps: int) -> dict[str, torch.Tensor]:
+def gradients(world: World, config: Config, tokens: np.ndarray, micro_batch: int) -> dict[str, torch.Tensor]:
     """The full gradients of one step over ``tokens`` (G, L + 1), shared out by the order's lanes, unclipped."""
     model = parallelize(build(config.model, 257), config.parallel, world)
     kept: dict[str, torch.Tensor] = {}
@@ -58,7 +55,9 @@ def gradients(world: World, config: Config, tokens: np.ndarray, micro_steps: int
         Keep(model.parameters(), lr=0.0),
         batch,
         world,
-        micro_steps=micro_steps,
+        micro_batches=micro_batches(
+            [1] * len(lanes), 1, -(-len(tokens) // world.size), micro_batch, config.parallel.reduction == "fp64"
+        ),
         tokens_per_step=tokens.shape[0] * (tokens.shape[1] - 1),
         clip_norm=0.0,
     )

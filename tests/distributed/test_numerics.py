@@ -15,9 +15,12 @@ from ranks import RankDied
 
 from springtide import config as configs
 from springtide.checkpoint import committed
+from springtide.checkpoint.layout import check_order
 from springtide.config import Config
+from springtide.errors import CheckpointError
 from springtide.model import build
 from springtide.store import Folder
+from springtide.stream import digest, open_data
 from springtide.track.events import Evaluated, Event, Saved, Started, StepDone, Stopped
 from springtide.train import Interrupt
 
@@ -44,15 +47,16 @@ def compare(found: dict[int, StepDone], expected: dict[int, StepDone], tolerance
         assert done.grad_norm == pytest.approx(expected[step].grad_norm, rel=1e-3)
 
 
-@pytest.mark.parametrize(("world_size", "micro_steps"), [(1, 1), (1, 3), (2, 2), (3, 2), (4, 5)])
+@pytest.mark.parametrize(("world_size", "micro_batch"), [(1, 7), (1, 3), (2, 2), (3, 2), (4, 1)])
+@pytest.mark.parametrize("reduction", ["fp32", "fp64"])
 def test_the_summed_gradient_is_that_of_the_mean_loss_over_the_whole_batch(
-    tiny: Config, ranks: Ranks, world_size: int, micro_steps: int
+    tiny: Config, ranks: Ranks, world_size: int, micro_batch: int, reduction: str
 ) -> None:
     tokens = np.random.default_rng(0).integers(0, 257, (7, 33)).astype(np.uint16)  # 7 rows divide by no world size
     model = build(tiny.model, 257)
     rows = torch.from_numpy(tokens.astype(np.int64))
     F.cross_entropy(model(rows[:, :-1]).flatten(0, 1), rows[:, 1:].flatten()).backward()
-    for found in ranks(world_size, gradients, tiny, tokens, micro_steps):
+    for found in ranks(world_size, gradients, named(tiny, "", parallel__reduction=reduction), tokens, micro_batch):
         for name, parameter in model.named_parameters():
             torch.testing.assert_close(found[name], parameter.grad, atol=2e-6, rtol=1e-4, msg=name)
 
@@ -98,6 +102,18 @@ def test_a_run_resized_at_every_restart_is_the_uninterrupted_run(tiny: Config, r
         last = events[-1].step
         assert events[-1].status == ("stopped" if stop_at else "finished")
         assert last == (stop_at or 60)
+
+
+def test_with_exact_sums_a_resized_run_is_bit_equal(tiny: Config, ranks: Ranks) -> None:
+    exact = named(tiny, "exact", parallel__reduction="fp64", stream__lanes=6, train__eval_rows=0)
+    whole = steps(ranks(1, train, exact)[0])
+    state = ranks(1, full_state, exact)[0]
+    config = named(exact, "exact-resized")
+    for world_size, stop_at in ((2, 13), (5, 27), (3, 40), (4, 0)):
+        for step, done in steps(ranks(world_size, train, config, stop_at)[0]).items():
+            assert done.loss == whole[step].loss, f"step {step} on {world_size} ranks"
+    for name, tensor in ranks(2, full_state, config)[0].items():
+        assert torch.equal(tensor, state[name]), name
 
 
 def test_asking_for_a_save_saves_once_and_trains_on(tiny: Config, ranks: Ranks) -> None:
@@ -155,6 +171,29 @@ def test_another_order_is_refused(tiny: Config, ranks: Ranks) -> None:
     ranks(1, train, config)
     with pytest.raises(AssertionError, match="was trained in the order"):
         ranks(1, train, named(config, "order", stream__seed=1))
+
+
+def test_skipping_steps_that_are_done_goes_back_to_before_them(tiny: Config, ranks: Ranks) -> None:
+    config = named(
+        tiny, "skips", train__total=12 * 64 * 12, optim__warmup=0, train__eval_rows=0, checkpoint__every_steps=5
+    )
+    ranks(1, train, config)
+    folder = Folder(config.run.root) / "skips"
+    folder.write("config.yaml", configs.dump(config))
+    skipping = configs.override(config, {"stream.skip": [7, 20]})
+    identity = open_data(skipping).order.identity_at
+    with pytest.raises(CheckpointError, match=r"step-0000000012 .* other weights or skips of steps that are done"):
+        check_order(folder, identity, go_back=False)
+    assert len(committed(folder)) == 3
+    check_order(folder, identity, go_back=True)
+    assert committed(folder) == ["step-0000000005"]
+    events = ranks(2, train, skipping)[0]
+    folder.write("config.yaml", configs.dump(skipping))
+    assert isinstance(events[0], Started)
+    assert events[0].step == 5
+    assert committed(folder) == ["step-0000000005", "step-0000000010", "step-0000000012"]
+    plain, found = open_data(config).order, steps(events)
+    assert [found[step].digest for step in (7, 8, 12)] == [f"{digest(plain.batch(step)):016x}" for step in (6, 8, 12)]
 
 
 def test_a_run_lives_in_object_storage_from_first_step_to_resume(tiny: Config, ranks: Ranks, s3: str) -> None:

@@ -17,12 +17,12 @@ import pytest
 import springtide as st
 from springtide import config as configs
 from springtide.config import Config
-from springtide.errors import CorruptShard, RunExists
+from springtide.errors import CheckpointError, CorruptShard, RunExists
 from springtide.on_ray import feed as feed_module
 from springtide.on_ray.control import Line, open_control
 from springtide.shards import TRAIN, load_manifest
 from springtide.store import Folder
-from springtide.stream import RankReader, order_of, reads
+from springtide.stream import open_data
 from springtide.track.events import Evaluated, Event, Started, StepDone, Stopped
 from springtide.train import Interrupt
 
@@ -137,6 +137,53 @@ def test_ctrl_c_saves_and_stops_and_the_run_goes_on_at_any_size(uninterrupted: s
     assert found["steps_trained_again"] == 0
 
 
+def test_a_mixture_whose_weights_change_is_exact_through_resizes_and_a_kill(
+    tiny: Config, poems: str, ray_cluster: str
+) -> None:
+    """2 -> 3 workers, a worker killed and its group started again, -> 1; weights change at 20 and 40, announced on the way."""
+    import ray
+    from ray.util.state import list_actors
+
+    tables: list[dict[str, Any]] = [{"shares": {"code": 3, "poems": 1}}]
+    corpora = {"code": tiny.shards.dataset, "poems": poems}
+    starts: list[Started] = []
+
+    def listener(kill_at: int, stop_at: int) -> Any:
+        def listen(event: Event) -> None:
+            if isinstance(event, Started):
+                starts.append(event)
+            if isinstance(event, StepDone) and event.step == kill_at and len(starts) == 2:
+                workers_alive = [("class_name", "=", "RayTrainWorker"), ("state", "=", "ALIVE")]
+                here = ray.get_runtime_context().gcs_address  # and no other cluster of this machine
+                alive = list_actors(here, filters=workers_alive, detail=True)
+                os.kill(alive[0].pid, signal.SIGKILL)
+            if isinstance(event, StepDone) and event.step == stop_at:
+                os.kill(os.getpid(), signal.SIGINT)
+
+        return listen
+
+    for workers, new_table, kill_at, stop_at in (
+        (2, None, 0, 10),
+        (3, {"from_step": 20, "shares": {"code": 1, "poems": 3}}, 25, 35),
+        (1, {"from_tokens": 40 * tiny.tokens_per_step, "shares": {"code": 1}}, 0, 0),
+    ):
+        tables += [new_table] if new_table else []
+        config = named(tiny, "mixed", workers, stream__mixture=corpora, stream__weights=tables)
+        run = st.train(config, resume=workers != 2, listen=listener(kill_at, stop_at))
+    assert [start.world_size for start in starts] == [2, 3, 3, 1]
+    found = run.verify()
+    assert found["ok"]
+    assert (found["steps_checked"], found["world_sizes"]) == (60, [1, 2, 3])
+    order = open_data(config).order
+    for steps, share in ((range(20), 1 / 4), (range(20, 40), 3 / 4), (range(40, 60), 0.0)):
+        for step in steps:
+            assert abs(int(order.corpora(step).sum()) - share * order.global_batch) < 1
+    assert run.evaluations[-1].corpora.keys() == {"code", "poems"}
+    # what is done may not be changed after the fact
+    with pytest.raises(CheckpointError, match="other weights or skips of steps that are done"):
+        st.train(named(config, "mixed", 1, stream__weights=tables[:1]), resume=True)
+
+
 def test_a_shard_that_rots_stops_the_run_at_once_and_is_named(tiny: Config, ray_cluster: str, tmp_path: Path) -> None:
     shutil.copytree(tiny.shards.dataset, tmp_path / "rotten")
     shard = load_manifest(Folder(tmp_path / "rotten")).splits[TRAIN].shards[0]
@@ -159,10 +206,9 @@ def test_the_feed_gives_each_rank_its_batches_in_order(
     tiny: Config, ray_cluster: str, first: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(feed_module, "_READS_PER_PIPELINE", 3)  # several pipelines, several reads in each
-    manifest = load_manifest(Folder(tiny.shards.dataset))
-    order = order_of(tiny, manifest)
-    reader = RankReader((tiny.shards.dataset,), (manifest,), order, 1, 3)
-    plan = reads(order, first, first + 25, 1, 3, reader.row_bytes, 4 * 3 * reader.row_bytes)
+    data = open_data(tiny)
+    order, reader = data.order, data.reader(1, 3)
+    plan = reader.plan(first, first + 25, 4 * 3 * 2 * (data.sequence_length + 1))
     assert len(plan) > 6
     batches = list(feed_module.feed(reader, plan, tiny.feed))
     assert [batch.step for batch in batches] == list(range(first, first + 25))

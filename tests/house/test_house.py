@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 import rules
 
-from springtide.config.schema import fields
+from springtide.config.fields import fields
 from springtide.track.events import Evaluated, StepDone
 from springtide.track.metrics import EVAL_METRICS, STEP_METRICS
 
@@ -54,6 +54,8 @@ UNITS = {
         "rows",
         "s",
         "steps",
+        "table",
+        "urls",
         "tasks",
         "threads",
         "tokens",
@@ -158,7 +160,7 @@ def test_every_field_has_a_doc_line_that_ends_with_its_unit() -> None:
 
 def test_metrics_are_those_of_the_events_and_their_names_agree_with_their_units() -> None:
     def figures(event: type) -> set[str]:
-        ours = {"step", "step_tokens", "time_s", "attempt", "rows", "digest"}
+        ours = {"step", "step_tokens", "time_s", "attempt", "rows", "corpora", "digest"}
         return {field.name for field in dataclasses.fields(event)} - ours
 
     assert figures(StepDone) == STEP_METRICS.keys()

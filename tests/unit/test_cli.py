@@ -13,6 +13,7 @@ import yaml
 from springtide import config as configs
 from springtide.cli import main
 from springtide.config import Config
+from springtide.config.fields import fields
 
 REPOSITORY = Path(__file__).parents[2]
 
@@ -22,7 +23,7 @@ def test_help_shows_every_field_with_its_unit_and_examples(capsys: pytest.Captur
         main(["train", "--help"])
     assert ended.value.code == 0
     text = capsys.readouterr().out
-    for name in configs.schema.fields():
+    for name in fields():
         assert f"--{name}" in text
     assert "springtide train --recipe demo --resume" in text
 

@@ -13,17 +13,17 @@ from torch.distributed.checkpoint import FileSystemReader
 from torch.distributed.checkpoint._fsspec_filesystem import FsspecReader
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 
-from springtide.checkpoint.layout import Meta, checkpoints, committed, read_manifest
+from springtide.checkpoint.layout import Identity, Meta, checkpoints, committed, of_another_order, read_manifest
 from springtide.errors import CheckpointError
 from springtide.store import Folder, digest
 
 _log = logging.getLogger(__name__)
 
 
-def restore(run: Folder, model: nn.Module, optimizer: torch.optim.Optimizer, order_identity: str) -> Meta | None:
+def restore(run: Folder, model: nn.Module, optimizer: torch.optim.Optimizer, identity: Identity) -> Meta | None:
     """Load the newest good checkpoint into ``model`` and ``optimizer``; all ranks call it together. None without one.
 
-    CheckpointError when there are checkpoints and none is good, or when it belongs to another order of samples.
+    CheckpointError when there are checkpoints and none is good, or when its steps are none of this run's order.
     """
     choice: list[str | None] = [_newest_good(run) if dist.get_rank() == 0 else None]
     dist.broadcast_object_list(choice)
@@ -33,11 +33,9 @@ def restore(run: Folder, model: nn.Module, optimizer: torch.optim.Optimizer, ord
     if name.startswith("!"):
         raise CheckpointError(name[1:])
     meta = Meta.model_validate(read_manifest(run, name)["meta"])
-    if meta.order_identity != order_identity:
-        raise CheckpointError(
-            f"checkpoint {name} of {run.url} was trained in the order {meta.order_identity}, this run's is "
-            f"{order_identity}: another dataset, seed, batch, lanes or window; use those it was trained with, or a new run.id"
-        )
+    other = of_another_order(run, meta, identity)
+    if other:
+        raise CheckpointError(other)
     load_tensors(run, name, model, optimizer)
     return meta
 

@@ -27,10 +27,10 @@ def save(
     """
     name = name_of(meta.step)
     folder = checkpoints(run) / name
-    if dist.get_rank() == 0 and not folder.exists(COMMITTED):
-        folder.remove()  # half a checkpoint, left by a killed save
+    if dist.get_rank() == 0 and name not in committed(run):
+        retire(run, name)  # half a checkpoint, left by a killed save, or one that was abandoned
     dist.barrier()
-    if not folder.exists(COMMITTED):
+    if name not in committed(run):
         tensors, optim = get_state_dict(model, optimizer)
         dcp.save({"model": tensors, "optim": optim}, storage_writer=_writer(folder))
         _commit(folder, meta)

@@ -11,8 +11,9 @@ from typing import Any
 import yaml
 from pydantic import ValidationError
 
+from springtide.config.fields import fields, is_free
 from springtide.config.recipes import RECIPES
-from springtide.config.schema import Config, fields, is_free
+from springtide.config.schema import Config
 from springtide.errors import ConfigError, explain
 
 RUN_CONFIG = "config.yaml"

@@ -23,7 +23,9 @@ def demo() -> Config:
     return Config(
         model=ModelConfig(num_layers=4, dim=256, num_heads=4, num_kv_heads=2, ffn_dim=688, max_sequence_length=256),
         shards=ShardsConfig(sequence_length=128, heldout_fraction=0.04),
-        stream=StreamConfig(global_batch=8),
+        stream=StreamConfig(global_batch=8, lanes=4),
+        # bit-equal at any number of workers: what a resize leaves in the loss is nothing at all
+        parallel=ParallelConfig(reduction="fp64", reshard_after_forward=False),
         optim=OptimConfig(peak_lr=3e-3, warmup=Tokens(40_000), final_lr_ratio=0.05),
         train=TrainConfig(total=Tokens(600 * 8 * 128), micro_batch=4, eval_rows=256),
         checkpoint=CheckpointConfig(every_steps=50),

@@ -1,13 +1,14 @@
 """One frozen section a room. Every field has a doc line that ends with its unit in brackets.
 
 Fields marked *free* may differ when a run is resumed: they change where and how fast it trains, never what it learns.
+Fields marked *ahead* may differ too, for steps that are not trained yet; the identity of the order guards those that are.
 Everything else is the run's identity.
 """
 
 from __future__ import annotations
 
 import functools
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
@@ -16,6 +17,9 @@ from springtide.errors import explain
 
 free = functools.partial(Field, json_schema_extra={"free": True})
 """A field that may change between restarts of one run."""
+
+ahead = functools.partial(Field, json_schema_extra={"free": True, "ahead": True})
+"""A field that may change between restarts of one run for the steps that are still to come."""
 
 Weight = Annotated[float, Field(ge=0)]
 
@@ -60,6 +64,26 @@ class ShardsConfig(Section):
     """Key of the order in which documents are packed [1]."""
 
 
+class Weights(Section):
+    """Shares of a mixture from a step on."""
+
+    from_step: int = Field(0, ge=0)
+    """First step of the order they hold for [steps]."""
+    from_tokens: Tokens = Tokens(0)
+    """The same in tokens of full steps; the later of the two counts [tokens]."""
+    shares: dict[str, Weight]
+    """Corpus -> weight; they are divided by their sum, and a corpus left out has none [1]."""
+
+
+class SkippedSamples(Section):
+    """Rows that are left out of their batches from a step on."""
+
+    from_step: int = Field(0, ge=0)
+    """First step of the order they are left out of [steps]."""
+    samples: tuple[int, ...]
+    """Sample ids, as the feed's errors and ``springtide inspect`` show them [ids]."""
+
+
 class StreamConfig(Section):
     """Which rows make up each step: the order of samples."""
 
@@ -71,8 +95,14 @@ class StreamConfig(Section):
     """Parts of the order that workers own whole; must divide global_batch; 0 means global_batch [lanes]."""
     window: int = Field(512, ge=1)
     """Rows of a lane that are shuffled among each other, the bound of the read-ahead [rows]."""
-    skip: tuple[int, ...] = ()
+    skip: tuple[int, ...] = ahead(default=())
     """Steps of the order to jump over [steps]."""
+    skip_samples: tuple[SkippedSamples, ...] = ahead(default=())
+    """Rows to leave out; their batches are smaller by them [table]."""
+    mixture: dict[str, str] = free(default={})
+    """Prepared datasets to mix, by name; empty trains on shards.dataset alone [urls]."""
+    weights: tuple[Weights, ...] = ahead(default=())
+    """Shares of the mixture as a schedule over steps or tokens; empty weighs each corpus by its rows [table]."""
 
     @property
     def num_lanes(self) -> int:
@@ -143,9 +173,12 @@ class ParallelConfig(Section):
     """How the model is laid over the workers."""
 
     precision: Literal["fp32", "bf16"] = "fp32"
-    """Type of weights and activations inside a block; master weights and reductions stay fp32 [type]."""
+    """Type of weights and activations inside a block; master weights stay fp32 [type]."""
+    reduction: Literal["fp32", "fp64"] = free(default="fp32")
+    """Type that gradients are added up in, over micro-batches and workers. With fp64 the sums are exact in all but freak cases
+    and micro-batches never cross lanes, so that a CPU run is bit-equal at any world size [type]."""
     reshard_after_forward: bool = free(default=True)
-    """Whether FSDP frees a block's full weights between forward and backward (ZeRO-3) or keeps them (ZeRO-2) [flag]."""
+    """Whether FSDP frees a block's full weights after every use (ZeRO-3) or keeps them for the step (ZeRO-2) [flag]."""
     threads: int = free(default=0, ge=0)
     """Intra-op CPU threads a worker; 0 leaves the choice to OMP_NUM_THREADS [threads]."""
 
@@ -350,19 +383,3 @@ class Config(Section):
                 )
             )
         return found
-
-
-def fields(section: type[BaseModel] = Config, prefix: str = "") -> dict[str, Any]:
-    """Dotted name -> pydantic field, for every leaf of ``section``."""
-    leaves: dict[str, Any] = {}
-    for name, field in section.model_fields.items():
-        if isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel):
-            leaves |= fields(field.annotation, f"{prefix}{name}.")
-        else:
-            leaves[f"{prefix}{name}"] = field
-    return leaves
-
-
-def is_free(name: str) -> bool:
-    """Whether the field of this dotted name may change when a run is resumed."""
-    return bool((fields()[name].json_schema_extra or {}).get("free"))

@@ -3,16 +3,24 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Sequence
 
 
-def micro_steps(global_batch: int, lanes: int, world_size: int, micro_batch: int) -> int:
-    """Micro-steps every worker makes in a step: enough for the worker with most rows, which owns
-    ceil(lanes / world_size) lanes. Collectives run in each, so all workers must make as many."""
-    most_rows = -(-lanes // world_size) * (global_batch // lanes)
-    return -(-most_rows // micro_batch)
+def micro_batches(
+    lane_rows: Sequence[int], rows_per_lane: int, most_lanes: int, micro_batch: int, by_lane: bool
+) -> list[slice]:
+    """The micro-batches of a worker whose lanes hold ``lane_rows`` rows in this step, as slices of its rows.
 
-
-def micro_slices(rows: int, steps: int) -> list[slice]:
-    """``rows`` cut into ``steps`` slices whose lengths differ by at most one; with fewer rows than steps, some are empty."""
-    bounds = [index * rows // steps for index in range(steps + 1)]
-    return [slice(begin, end) for begin, end in itertools.pairwise(bounds)]
+    Collectives run in each, so every worker makes as many as the one with most lanes, ``most_lanes``, needs; some are empty.
+    ``by_lane``: none holds rows of two lanes, so that the same rows are computed together at any world size.
+    """
+    if by_lane:
+        cells, parts, most_cells = list(lane_rows), -(-rows_per_lane // micro_batch), most_lanes
+    else:
+        cells, parts, most_cells = [sum(lane_rows)], -(-most_lanes * rows_per_lane // micro_batch), 1
+    found, begin = [], 0
+    for rows in cells:
+        bounds = [begin + part * rows // parts for part in range(parts + 1)]
+        found += [slice(first, last) for first, last in itertools.pairwise(bounds)]
+        begin += rows
+    return found + [slice(begin, begin)] * ((most_cells - len(cells)) * parts)

@@ -11,9 +11,8 @@ from springtide import config as configs
 from springtide.on_ray.control import Line
 from springtide.on_ray.feed import feed
 from springtide.parallel import world
-from springtide.shards import load_manifest
 from springtide.store import Folder
-from springtide.stream import Batch, RankReader, order_of, reads
+from springtide.stream import Batch, open_data
 from springtide.train import Run
 
 
@@ -22,16 +21,13 @@ def work(job: dict[str, Any]) -> None:
     config = configs.build(job["config"])
     context = ray.train.get_context()
     here = world("cuda" if config.elastic.gpus_per_worker else "cpu", context.get_local_rank())
-    dataset = Folder(config.shards.dataset)
-    manifest = load_manifest(dataset)
-    order = order_of(config, manifest)
-    reader = RankReader((dataset.url,), (manifest,), order, here.rank, here.size)
+    data = open_data(config)
+    reader = data.reader(here.rank, here.size)
 
     def batches(step: int) -> Iterator[Batch]:
-        plan = reads(order, step, config.num_steps, here.rank, here.size, reader.row_bytes, int(config.feed.read_bytes))
-        return feed(reader, plan, config.feed)
+        return feed(reader, reader.plan(step, config.num_steps, int(config.feed.read_bytes)), config.feed)
 
-    run = Run(config, here, dataset, manifest, order, Folder(config.run.root) / config.run.id, job["labels"])
+    run = Run(config, here, data, Folder(config.run.root) / config.run.id, job["labels"])
     # one rank speaks for all: what it hears reaches the others in the step's own all-reduce
     line = Line(job["control"]) if here.is_first else None
     for event in run.events(batches, line.interrupt if line else lambda: None):

@@ -10,17 +10,19 @@ from springtide.config.schema import ParallelConfig
 from springtide.model import Decoder
 from springtide.parallel.mesh import World
 
-_TYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
+_TYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp64": torch.float64}
+_WHOLE = "weights_stay_whole_in_a_step"
 
 
 def parallelize(model: Decoder, config: ParallelConfig, world: World) -> Decoder:
     """Lay ``model`` over the world, in place. The order matters: blocks first, then what is left in the root."""
     model.to(world.device)
-    policy = MixedPrecisionPolicy(param_dtype=_TYPES[config.precision], reduce_dtype=torch.float32)
+    policy = MixedPrecisionPolicy(param_dtype=_TYPES[config.precision], reduce_dtype=_TYPES[config.reduction])
     for block in model.blocks:
         fully_shard(block, mesh=world.mesh, mp_policy=policy, reshard_after_forward=config.reshard_after_forward)
     # the root is needed first in backward, right after forward: freeing it would only fetch it again
     fully_shard(model, mesh=world.mesh, mp_policy=policy, reshard_after_forward=False)
+    setattr(model, _WHOLE, not config.reshard_after_forward)
     for module in model.modules():
         if isinstance(module, FSDPModule):
             # gradients are summed, not averaged: the loss is already divided by the tokens of the whole step
@@ -34,6 +36,8 @@ def set_gradient_sync(model: nn.Module, enabled: bool) -> None:
     if isinstance(model, FSDPModule):
         model.set_requires_gradient_sync(enabled)
         model.set_is_last_backward(enabled)
+        # between micro-batches the weights do not change: with room for them whole, they are fetched once a step
+        model.set_reshard_after_backward(enabled or not getattr(model, _WHOLE, False))
 
 
 def local(tensor: torch.Tensor) -> torch.Tensor:

@@ -62,6 +62,8 @@ class Manifest(_Record):
     token_type: str
     vocab_size: int
     end_of_text: int
+    tokenizer_digest: str
+    """BLAKE2b-128 of ``tokenizer.json``: corpora that are mixed share it."""
     fingerprint: str
     """Of the settings and the source it was prepared from."""
     source: dict[str, Any]

@@ -12,7 +12,6 @@ from typing import NamedTuple
 
 import numpy as np
 
-from springtide.config import Config
 from springtide.errors import OrderError
 from springtide.shards import TRAIN, Manifest, SplitReader
 from springtide.store import Folder
@@ -37,30 +36,6 @@ class Read(NamedTuple):
     last: int
 
 
-def order_of(config: Config, manifest: Manifest) -> Order:
-    """The order of a run over one corpus; CorpusError when the corpus is smaller than a batch."""
-    order = Order(
-        manifests=(manifest.digest,),
-        group_rows=(tuple(manifest.splits[TRAIN].group_rows()),),
-        seed=config.stream.seed,
-        global_batch=config.stream.global_batch,
-        lanes=config.stream.num_lanes,
-        window=config.stream.window,
-        skip=config.stream.skip,
-    )
-    order.batch(0)
-    return order
-
-
-def reads(
-    order: Order, first: int, last: int, rank: int, world_size: int, row_bytes: int, read_bytes: int
-) -> list[Read]:
-    """[first, last) cut into reads of about ``read_bytes`` for this rank, at least one step each."""
-    rows = max(1, len(order.lanes_of(rank, world_size)) * order.rows_per_lane)
-    steps = max(1, read_bytes // (rows * row_bytes))
-    return [Read(start, min(start + steps, last)) for start in range(first, last, steps)]
-
-
 class RankReader:
     """Fetches reads of one rank from the shards. Picklable; opens nothing until the first read."""
 
@@ -72,11 +47,13 @@ class RankReader:
         self._rank, self._world_size = rank, world_size
         self._readers: list[SplitReader] | None = None
 
-    @property
-    def row_bytes(self) -> int:
-        """Bytes of one row's tokens."""
+    def plan(self, first: int, last: int, read_bytes: int) -> list[Read]:
+        """The steps [first, last) cut into reads of about ``read_bytes`` of tokens, at least one step each."""
         manifest = self._manifests[0]
-        return (manifest.sequence_length + 1) * np.dtype(manifest.token_type).itemsize
+        row_bytes = (manifest.sequence_length + 1) * np.dtype(manifest.token_type).itemsize
+        rows = max(1, len(self._order.lanes_of(self._rank, self._world_size)) * self._order.rows_per_lane)
+        steps = max(1, read_bytes // (rows * row_bytes))
+        return [Read(start, min(start + steps, last)) for start in range(first, last, steps)]
 
     def fetch(self, read: Read) -> Iterator[Batch]:
         """The batches of ``read`` in order; the ids are those stored beside the rows, not those asked for."""

@@ -61,6 +61,11 @@ class Deal:
             cuts.append(bounds)
         return cuts
 
+    def shares(self, piece: int) -> list[tuple[int, int]]:
+        """(corpus, upper bound of its interval) of those with a share in this piece of the schedule."""
+        cuts = self._cuts[piece].tolist()
+        return [(corpus, cut) for corpus, cut in enumerate(cuts) if cut > (cuts[corpus - 1] if corpus else 0)]
+
     def corpora(self, step: int) -> np.ndarray:
         """The corpus of every slot of ``step``, int64 (slots,)."""
         shift = (step * self._stride) % self._modulus

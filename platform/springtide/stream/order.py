@@ -25,6 +25,7 @@ from springtide.stream.permute import key, mix, permutation
 
 _CORPUS_SHIFT = np.uint64(48)
 _LANES_KEPT = 4096
+_STEPS_KEPT = 8
 
 
 @dataclasses.dataclass(frozen=True)
@@ -116,19 +117,31 @@ class Order:
     window: int
     schedule: Schedule = ((0, (1.0,)),)
     skip: tuple[int, ...] = ()
+    """Steps to jump over. These and all others below are steps of the order: they count the skipped ones too."""
+    skip_samples: tuple[tuple[int, tuple[int, ...]], ...] = ()
+    """(from_step, sample ids) to leave out of the batches from that step on."""
 
-    @functools.cached_property
+    @property
     def identity(self) -> str:
         """32 hex digits over everything that decides the batches."""
-        parts = [
-            self.manifests,
-            self.seed,
-            self.global_batch,
-            self.lanes,
-            self.window,
-            self.schedule,
-            sorted(self.skip),
+        return self._identity(None)
+
+    def identity_at(self, step: int) -> str:
+        """The identity of the first ``step`` steps alone: orders that differ only in what comes later share it."""
+        return self._identity(self.undealt(step - 1) + 1 if step else 0)
+
+    def _identity(self, end: int | None) -> str:
+        def begun(start: int) -> bool:
+            return end is None or start < end
+
+        pieces = [
+            (start, [(number, self.manifests[number], cut) for number, cut in self._deal.shares(piece)])
+            for piece, (start, _) in enumerate(self.schedule)
+            if begun(start)
         ]
+        skip = sorted({step for step in self.skip if begun(step)})
+        samples = [(start, sorted(ids)) for start, ids in self.skip_samples if begun(start)]
+        parts = [self.seed, self.global_batch, self.lanes, self.window, pieces, skip, samples]
         return hashlib.blake2b(json.dumps(parts).encode(), digest_size=16).hexdigest()
 
     @functools.cached_property
@@ -167,6 +180,13 @@ class Order:
         """The lanes l with floor(l * W / C) == rank: contiguous, and sizes differ by at most one."""
         return range(-(-rank * self.lanes // world_size), -(-(rank + 1) * self.lanes // world_size))
 
+    def lane_rows(self, step: int, rank: int, world_size: int) -> list[int]:
+        """Rows of ``step`` in each lane of ``rank``: k, less those left out."""
+        lanes = self.lanes_of(rank, world_size)
+        if not self.skip_samples:
+            return [self.rows_per_lane] * len(lanes)
+        return [len(self.samples(step, range(lane, lane + 1))) for lane in lanes]
+
     def batch(self, step: int) -> np.ndarray:
         """Sample ids of ``step``, uint64 (G,), in slot order."""
         return self.samples(step, range(self.lanes))
@@ -176,22 +196,50 @@ class Order:
         return self.samples(step, self.lanes_of(rank, world_size))
 
     def samples(self, step: int, lanes: range) -> np.ndarray:
-        """Sample ids that ``lanes`` draw in ``step``, uint64 (len(lanes) * k,), lane by lane."""
-        dealt, k = self.undealt(step), self.rows_per_lane
+        """Sample ids that ``lanes`` draw in ``step``, uint64 (at most len(lanes) * k,), lane by lane."""
+        dealt = self.undealt(step)
+        drawn = self._draw(dealt, lanes)
+        left_out = [sample for start, ids in self.skip_samples if start <= dealt for sample in ids]
+        return drawn[~np.isin(drawn, np.array(left_out, dtype=np.uint64))] if left_out else drawn
+
+    def corpora(self, step: int) -> np.ndarray:
+        """The corpus of every slot of ``step``, int64 (G,)."""
+        return self._deal.corpora(self.undealt(step))
+
+    def _draw(self, dealt: int, lanes: range) -> np.ndarray:
+        k = self.rows_per_lane
         if self._deal.num_corpora == 1:
             drawn = [self._corpora[0].draw(lane, dealt * k, k) for lane in lanes]
             return np.concatenate(drawn).astype(np.uint64) if drawn else np.empty(0, np.uint64)
-        corpora = self._deal.corpora(dealt)
-        ids: list[np.uint64] = []
+        corpora, before = self._deal.corpora(dealt), self._drawn(dealt)
+        ids: list[int] = []
         for lane in lanes:
             slots = range(lane * k, (lane + 1) * k)
-            counts = np.sum([self._deal.drawn(slot, dealt) for slot in slots], axis=0)
+            counts = before[slots.start : slots.stop].sum(axis=0)
             for slot in slots:
                 corpus = int(corpora[slot])
                 row = self._corpora[corpus].draw(lane, int(counts[corpus]), 1)[0]
-                ids.append((np.uint64(corpus) << _CORPUS_SHIFT) | np.uint64(row))
+                ids.append((corpus << int(_CORPUS_SHIFT)) | int(row))
                 counts[corpus] += 1
         return np.array(ids, dtype=np.uint64)
+
+    @functools.cached_property
+    def _kept(self) -> dict[int, np.ndarray]:
+        return {}
+
+    def _drawn(self, dealt: int) -> np.ndarray:
+        """How often each slot drew from each corpus before step ``dealt``, int64 (G, corpora)."""
+        counts = self._kept.get(dealt)
+        if counts is None:
+            last = self._kept.get(dealt - 1)
+            if last is None:  # a seek; walking on from it takes one addition
+                counts = np.array([self._deal.drawn(slot, dealt) for slot in range(self.global_batch)], dtype=np.int64)
+            else:
+                counts = last + (self._deal.corpora(dealt - 1)[:, None] == np.arange(self._deal.num_corpora))
+            while len(self._kept) >= _STEPS_KEPT:
+                self._kept.pop(next(iter(self._kept)), None)
+            self._kept[dealt] = counts
+        return counts
 
     def __reduce__(self) -> tuple[object, ...]:
         return Order, tuple(getattr(self, field.name) for field in dataclasses.fields(self))

@@ -95,7 +95,9 @@ def describe(event: Event) -> str:
             size = f"{event.num_parameters / 1e6:.1f}M parameters"
             return f"{_workers(event.world_size)}, {where}; {size}, peak {event.peak_flops / 1e9:,.0f} GFLOP/s a worker"
         case Evaluated():
-            return f"step {event.step}: held-out {event.heldout_bits_per_byte:.3f} bits per byte, loss {event.heldout_loss:.3f}"
+            each = ", ".join(f"{name} {bits:.3f}" for name, bits in event.corpora.items() if len(event.corpora) > 1)
+            figure = f"{event.heldout_bits_per_byte:.3f} bits per byte, loss {event.heldout_loss:.3f}"
+            return f"step {event.step}: held-out {figure}" + (f" ({each})" if each else "")
         case Saved():
             return f"step {event.step}: saved {event.name}, {event.size_bytes / 2**20:.1f} MiB in {event.save_time_s:.2f} s"
         case Stopped():

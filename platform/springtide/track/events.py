@@ -67,6 +67,8 @@ class Evaluated(Event):
     """Nats per token."""
     heldout_bits_per_byte: float
     rows: int
+    corpora: dict[str, float] = dataclasses.field(default_factory=dict)
+    """Bits per byte of each corpus alone."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -159,6 +159,9 @@ class MlflowSink:
             marks[mark] = event.step
             at_ms = int(event.time_s * 1000)
             metrics += [Metric(name, float(getattr(event, name)), at_ms, event.step) for name in names]
+            if isinstance(event, Evaluated) and len(event.corpora) > 1:
+                each = event.corpora.items()
+                metrics += [Metric(f"heldout_bits_per_byte/{name}", bits, at_ms, event.step) for name, bits in each]
             if len(metrics) + len(STEP_METRICS) > _BATCH_METRICS:
                 self._log(metrics, marks, RunTag)
                 metrics = []

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import argparse
 import os
+from collections.abc import Iterator
 
 import torch
 
 from springtide import config as configs
 from springtide.errors import ConfigError, explain
 from springtide.parallel import process_group, world
-from springtide.shards import load_manifest
 from springtide.store import Folder
-from springtide.stream import RankReader, load, order_of, reads
+from springtide.stream import Batch, load, open_data
 from springtide.track.console import Console
 from springtide.track.journal import Journal
 from springtide.train import Run
@@ -39,17 +39,14 @@ def main() -> None:
 def train(config: configs.Config, device: str, local_rank: int) -> None:
     """Train in this process as one rank of the process group."""
     here = world(device, local_rank)
-    dataset = Folder(config.shards.dataset)
-    manifest = load_manifest(dataset)
-    order = order_of(config, manifest)
+    data = open_data(config)
     folder = Folder(config.run.root) / config.run.id
-    reader = RankReader((dataset.url,), (manifest,), order, here.rank, here.size)
+    reader = data.reader(here.rank, here.size)
 
-    def feed(step: int):  # type: ignore[no-untyped-def]
-        plan = reads(order, step, config.num_steps, here.rank, here.size, reader.row_bytes, int(config.feed.read_bytes))
-        return load(reader, plan)
+    def feed(step: int) -> Iterator[Batch]:
+        return load(reader, reader.plan(step, config.num_steps, int(config.feed.read_bytes)))
 
-    run = Run(config, here, dataset, manifest, order, folder)
+    run = Run(config, here, data, folder)
     if here.is_first:
         folder.write(configs.RUN_CONFIG, configs.dump(config))
     with Journal(folder, enabled=here.is_first) as journal, Console(config.num_steps, here.is_first) as console:

@@ -12,23 +12,43 @@ from torch import nn
 from springtide.parallel import World
 from springtide.shards import HELDOUT, Manifest, SplitReader
 from springtide.store import Folder
+from springtide.stream import Data
 from springtide.track.events import Evaluated
 from springtide.train.step import token_loss
 
 
 @torch.no_grad()
-def evaluate(
-    model: nn.Module, dataset: Folder, manifest: Manifest, world: World, step: int, num_rows: int, micro_batch: int
-) -> Evaluated:
-    """Loss on ``num_rows`` rows spread over the held-out split, shared out over the ranks; all make as many forwards."""
+def evaluate(model: nn.Module, data: Data, world: World, step: int, num_rows: int, micro_batch: int) -> Evaluated:
+    """Loss on ``num_rows`` held-out rows, as many of each corpus."""
+    share = math.ceil(num_rows / len(data.names))
+    model.eval()
+    totals = {
+        name: _evaluate(model, Folder(url), manifest, world, share, micro_batch)
+        for name, url, manifest in zip(data.names, data.datasets, data.manifests, strict=True)
+    }
+    model.train()
+    nats, tokens, num_bytes, rows = torch.stack(list(totals.values())).sum(0).tolist()
+    return Evaluated(
+        step=step,
+        heldout_loss=nats / tokens,
+        heldout_bits_per_byte=nats / math.log(2) / num_bytes,
+        rows=int(rows),
+        corpora={name: float(total[0] / math.log(2) / total[2]) for name, total in totals.items()},
+    )
+
+
+def _evaluate(
+    model: nn.Module, dataset: Folder, manifest: Manifest, world: World, num_rows: int, micro_batch: int
+) -> torch.Tensor:
+    """Nats, tokens, bytes and rows of ``num_rows`` rows spread over the held-out split, float64 (4,); they are shared out
+    over the ranks, and all make as many forwards."""
     split = manifest.splits[HELDOUT]
     num_rows = min(num_rows, split.rows)
     mine = (np.arange(num_rows) * split.rows // max(num_rows, 1))[world.rank :: world.size]
     most_rows = math.ceil(num_rows / world.size)
     forwards = math.ceil(most_rows / micro_batch)
     reader = SplitReader(dataset, split)
-    total = torch.zeros(3, dtype=torch.float64, device=world.device)
-    model.eval()
+    total = torch.zeros(4, dtype=torch.float64, device=world.device)
     for index in range(forwards):
         rows = mine[index * micro_batch : (index + 1) * micro_batch]
         tokens, num_bytes = np.empty((0, manifest.sequence_length + 1), dtype=np.int64), 0
@@ -37,18 +57,11 @@ def evaluate(
             tokens, num_bytes = found.tokens.astype(np.int64), int(found.num_bytes.sum())
         loss = token_loss(model, torch.from_numpy(tokens).to(world.device), world)
         counts = torch.tensor(
-            [len(rows) * manifest.sequence_length, num_bytes], dtype=torch.float64, device=world.device
+            [len(rows) * manifest.sequence_length, num_bytes, len(rows)], dtype=torch.float64, device=world.device
         )
         total += torch.cat([loss.double().reshape(1), counts])
-    model.train()
     dist.all_reduce(total)
-    nats, tokens_seen, bytes_seen = total.tolist()
-    return Evaluated(
-        step=step,
-        heldout_loss=nats / tokens_seen,
-        heldout_bits_per_byte=nats / math.log(2) / bytes_seen,
-        rows=num_rows,
-    )
+    return total
 
 
 @torch.no_grad()

@@ -15,12 +15,11 @@ import torch
 
 from springtide import checkpoint
 from springtide.config import Config, fingerprint
-from springtide.elastic import micro_steps
+from springtide.elastic import micro_batches
 from springtide.model import build, flops_per_token, num_parameters
 from springtide.parallel import World, parallelize
-from springtide.shards import Manifest
 from springtide.store import Folder
-from springtide.stream import Batch, Order, check
+from springtide.stream import Batch, Data, check
 from springtide.track.events import Event, Saved, Started, StepDone, Stopped
 from springtide.train.evaluate import evaluate
 from springtide.train.optim import adamw, learning_rate, set_learning_rate
@@ -36,9 +35,7 @@ class Run:
 
     config: Config
     world: World
-    dataset: Folder
-    manifest: Manifest
-    order: Order
+    data: Data
     folder: Folder
     """The run's folder; checkpoints lie below it."""
     labels: dict[str, str] = dataclasses.field(default_factory=dict)
@@ -47,11 +44,15 @@ class Run:
     def __post_init__(self) -> None:
         if self.config.parallel.threads:
             torch.set_num_threads(self.config.parallel.threads)
-        model = build(self.config.model, self.manifest.vocab_size)
-        self.flops_per_token = flops_per_token(model, self.manifest.sequence_length)
+        model = build(self.config.model, self.data.vocab_size)
+        self.flops_per_token = flops_per_token(model, self.data.sequence_length)
         self.num_parameters = num_parameters(model)
         self.model = parallelize(model, self.config.parallel, self.world)
-        self.optimizer = adamw(self.model, self.config.optim)
+        self.exact = self.config.parallel.reduction == "fp64"
+        """Whether sums over micro-batches and workers are exact, so that the world size shows in no bit."""
+        self.optimizer = adamw(
+            self.model, self.config.optim, fused=not (self.exact and self.world.device.type == "cpu")
+        )
         self.step = 0
         """Steps done: the whole data state."""
         self.tokens = 0
@@ -69,7 +70,7 @@ class Run:
         while self.step < last:
             batch = next(batches)
             data_wait_s = time.perf_counter() - clock
-            check(self.order, self.world.rank, self.world.size, self.step, batch)
+            check(self.data.order, self.world.rank, self.world.size, self.step, batch)
             result, rate = self._step(batch, interrupt())
             now = time.perf_counter()
             yield self._done(result, rate, now - clock, data_wait_s)
@@ -92,13 +93,18 @@ class Run:
         total = config.num_steps * config.tokens_per_step
         rate = learning_rate(config.optim, (self.step + 1) * config.tokens_per_step, total)
         set_learning_rate(self.optimizer, rate)
+        order, world = self.data.order, self.world
         result = train_step(
             self.model,
             self.optimizer,
             batch,
             self.world,
-            micro_steps=micro_steps(
-                config.stream.global_batch, config.stream.num_lanes, self.world.size, config.train.micro_batch
+            micro_batches=micro_batches(
+                order.lane_rows(self.step, world.rank, world.size),
+                order.rows_per_lane,
+                -(-order.lanes // world.size),
+                config.train.micro_batch,
+                by_lane=self.exact,
             ),
             tokens_per_step=config.tokens_per_step,
             clip_norm=config.optim.clip_norm,
@@ -128,9 +134,7 @@ class Run:
 
     def _evaluate(self) -> Event:
         train = self.config.train
-        return evaluate(
-            self.model, self.dataset, self.manifest, self.world, self.step, train.eval_rows, train.micro_batch
-        )
+        return evaluate(self.model, self.data, self.world, self.step, train.eval_rows, train.micro_batch)
 
     def _save(self) -> Saved:
         begin = time.perf_counter()
@@ -138,7 +142,7 @@ class Run:
             step=self.step,
             tokens=self.tokens,
             world_size=self.world.size,
-            order_identity=self.order.identity,
+            order_identity=self.data.order.identity_at(self.step),
             config_fingerprint=fingerprint(self.config),
             labels=self.labels,
         )
@@ -146,14 +150,14 @@ class Run:
         return Saved(step=self.step, name=name, size_bytes=size, save_time_s=time.perf_counter() - begin)
 
     def _restore(self) -> Started:
-        found = checkpoint.restore(self.folder, self.model, self.optimizer, self.order.identity)
+        found = checkpoint.restore(self.folder, self.model, self.optimizer, self.data.order.identity_at)
         if found is not None:
             self.step, self.tokens = found.step, found.tokens
         return Started(
             step=self.step,
             world_size=self.world.size,
             resumed_from=checkpoint.name_of(found.step) if found else "",
-            order_identity=self.order.identity,
+            order_identity=self.data.order.identity,
             num_parameters=self.num_parameters,
             flops_per_token=self.flops_per_token,
             peak_flops=self.peak_flops,

@@ -8,6 +8,7 @@ all-reduce: loss, tokens, gradient norm, digest of the samples, requests to stop
 from __future__ import annotations
 
 import enum
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -16,7 +17,6 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from springtide.elastic import micro_slices
 from springtide.parallel import World, set_gradient_sync
 from springtide.stream import Batch, digest
 from springtide.train.optim import local_gradients, square_norm
@@ -52,18 +52,19 @@ def train_step(
     batch: Batch,
     world: World,
     *,
-    micro_steps: int,
+    micro_batches: Sequence[slice],
     tokens_per_step: int,
     clip_norm: float,
     interrupt: Interrupt | None = None,
 ) -> StepResult:
-    """Forward, backward, agree, clip, update. ``batch.tokens`` is this rank's (n, L + 1) of the global batch."""
+    """Forward, backward, agree, clip, update. ``batch.tokens`` is this rank's (n, L + 1) of the global batch, and
+    ``micro_batches`` are slices of its rows, as many on every rank."""
     tokens_NL = torch.from_numpy(batch.tokens.astype(np.int64)).to(world.device)
     loss_sum = torch.zeros((), dtype=torch.float64, device=world.device)
     num_tokens = 0
 
-    for index, rows in enumerate(micro_slices(len(tokens_NL), micro_steps)):
-        set_gradient_sync(model, index == micro_steps - 1)
+    for index, rows in enumerate(micro_batches):
+        set_gradient_sync(model, index == len(micro_batches) - 1)
         part_BL = tokens_NL[rows]
         loss = token_loss(model, part_BL, world)
         # divided by the tokens a full step has, known beforehand; the true count corrects it below

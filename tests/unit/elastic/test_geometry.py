@@ -5,21 +5,45 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from springtide.elastic import micro_slices, micro_steps
+from springtide.elastic import micro_batches
 from springtide.stream import Order
 
+SHAPES = {"lanes": st.integers(1, 40), "per_lane": st.integers(1, 5), "micro_batch": st.integers(1, 16)}
 
-@given(st.integers(1, 40), st.integers(1, 4), st.integers(1, 16), st.data())
-def test_every_worker_fits_its_rows_into_the_same_number_of_micro_steps(
-    lanes: int, per_lane: int, micro_batch: int, data: st.DataObject
+
+@given(**SHAPES, by_lane=st.booleans(), data=st.data())
+def test_every_worker_makes_as_many_and_each_row_is_in_one(
+    lanes: int, per_lane: int, micro_batch: int, by_lane: bool, data: st.DataObject
 ) -> None:
     world_size = data.draw(st.integers(1, lanes))
     order = Order(("d",), ((lanes * per_lane,),), 0, lanes * per_lane, lanes, 4)
-    steps = micro_steps(lanes * per_lane, lanes, world_size, micro_batch)
-    rows = [len(order.lanes_of(rank, world_size)) * per_lane for rank in range(world_size)]
-    for count in rows:
-        slices = micro_slices(count, steps)
-        assert len(slices) == steps
-        assert [row for part in slices for row in range(count)[part]] == list(range(count))
+    most_lanes = -(-lanes // world_size)
+    counts = set()
+    for rank in range(world_size):
+        lane_rows = [data.draw(st.integers(0, per_lane)) for _ in order.lanes_of(rank, world_size)]
+        slices = micro_batches(lane_rows, per_lane, most_lanes, micro_batch, by_lane)
+        counts.add(len(slices))
+        assert [row for part in slices for row in range(100)[part]] == list(range(sum(lane_rows)))
         assert max(part.stop - part.start for part in slices) <= micro_batch
-    assert steps == -(-max(rows) // micro_batch)  # no more than the fullest worker needs
+    [steps] = counts
+    if not by_lane:
+        assert steps == -(-most_lanes * per_lane // micro_batch)  # no more than the fullest worker needs
+
+
+@given(**SHAPES, data=st.data())
+def test_by_lane_the_same_rows_are_computed_together_at_any_world_size(
+    lanes: int, per_lane: int, micro_batch: int, data: st.DataObject
+) -> None:
+    order = Order(("d",), ((lanes * per_lane,),), 0, lanes * per_lane, lanes, 4)
+    rows = [data.draw(st.integers(0, per_lane)) for _ in range(lanes)]
+
+    def cells(world_size: int) -> list[tuple[int, int]]:
+        found, begin = [], 0
+        for rank in range(world_size):
+            mine = [rows[lane] for lane in order.lanes_of(rank, world_size)]
+            slices = micro_batches(mine, per_lane, -(-lanes // world_size), micro_batch, by_lane=True)
+            found += [(begin + part.start, begin + part.stop) for part in slices if part.stop > part.start]
+            begin += sum(mine)
+        return found
+
+    assert cells(data.draw(st.integers(1, lanes))) == cells(1)

@@ -121,8 +121,6 @@ def test_what_cannot_be_packed_is_refused_before_anything_is_sealed(tiny: Config
     long = {"shards.sequence_length": 100_000, "model.max_sequence_length": 100_000, "train.total": "2B"}
     with pytest.raises(CorpusError, match=r"shards\.sequence_length = 100000: the \w+ split .* not one row; shorten"):
         prepare(configs.override(unprepared, long))
-    with pytest.raises(ConfigError, match="is packed to 64"):
-        prepare(configs.override(tiny, {"shards.sequence_length": 32}))
 
 
 def test_a_vocabulary_too_large_for_the_token_type_is_refused(tiny: Config, tmp_path: object) -> None:

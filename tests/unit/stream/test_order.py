@@ -34,6 +34,9 @@ def orders(draw: st.DrawFn, corpora: int = 3) -> Order:
         window=draw(st.integers(1, 50)),
         schedule=tuple((start, draw(weights)) for start in starts),
         skip=tuple(draw(st.sets(st.integers(0, 50), max_size=5))),
+        skip_samples=tuple(
+            (start, (draw(st.integers(0, 60)),)) for start in draw(st.sets(st.integers(0, 40), max_size=2))
+        ),
     )
 
 
@@ -42,7 +45,10 @@ def test_the_ranks_of_any_world_size_share_out_exactly_the_batch(order: Order, s
     world_size = data.draw(st.integers(1, order.lanes))
     parts = [order.rank_batch(step, rank, world_size) for rank in range(world_size)]
     assert np.array_equal(np.concatenate(parts), order.batch(step))
-    assert len(order.batch(step)) == order.global_batch
+    whole = dataclasses.replace(order, skip_samples=())
+    left_out = {sample for start, ids in order.skip_samples if start <= order.undealt(step) for sample in ids}
+    assert len(whole.batch(step)) == order.global_batch
+    assert order.batch(step).tolist() == [sample for sample in whole.batch(step).tolist() if sample not in left_out]
 
 
 @given(st.integers(1, 64), st.data())
@@ -57,7 +63,7 @@ def test_lanes_are_owned_once_contiguously_and_evenly(lanes: int, data: st.DataO
 
 @given(orders(corpora=1), st.integers(0, 2))
 def test_one_corpus_gives_every_row_at_most_once_an_epoch(order: Order, epoch: int) -> None:
-    order = dataclasses.replace(order, skip=(), schedule=((0, (1.0,)),))
+    order = dataclasses.replace(order, skip=(), skip_samples=(), schedule=((0, (1.0,)),))
     rows = sum(order.group_rows[0])
     steps = rows // order.lanes // order.rows_per_lane
     seen = np.concatenate([order.batch(step) for step in range(epoch * steps, (epoch + 1) * steps)])
@@ -69,7 +75,7 @@ def test_one_corpus_gives_every_row_at_most_once_an_epoch(order: Order, epoch: i
 
 @given(orders())
 def test_a_mixture_gives_every_row_at_most_once_an_epoch_of_its_lane(order: Order) -> None:
-    order = dataclasses.replace(order, skip=())
+    order = dataclasses.replace(order, skip=(), skip_samples=())
     drawn: dict[tuple[int, int], list[int]] = {}
     for step in range(40):
         for lane in range(order.lanes):
@@ -92,6 +98,7 @@ def test_seeking_far_is_as_good_as_walking(order: Order, step: int) -> None:
 
 @given(orders(), st.integers(0, 60))
 def test_skipped_steps_are_jumped_over_and_nothing_else_moves(order: Order, step: int) -> None:
+    order = dataclasses.replace(order, skip_samples=())
     plain = dataclasses.replace(order, skip=())
     kept = [number for number in range(120) if number not in order.skip]
     assert np.array_equal(order.batch(step), plain.batch(kept[step]))
@@ -127,8 +134,8 @@ def test_a_permutation_permutes(key: int, size: int) -> None:
 def test_hashes_and_orders_are_the_same_on_every_machine() -> None:
     """Golden values: a change here would silently change what every saved run trains on."""
     assert mix(np.arange(2, dtype=np.uint64)).tolist() == [16294208416658607535, 10451216379200822465]
-    order = Order(("d",), ((30, 30, 4), (20,)), 7, 8, 4, 5, ((0, (0.75, 0.25)),), (2,))
-    assert order.identity == "a28349027d50e0b80625510fcec742fd"
+    order = Order(("d", "e"), ((30, 30, 4), (20,)), 7, 8, 4, 5, ((0, (0.75, 0.25)),), (2,))
+    assert order.identity == "ec943216995791c8cd0566068a6eb6d3"
     assert [f"{digest(order.batch(step)):016x}" for step in (0, 2, 10**9)] == [
         "cf081b87136176ea",
         "be45d906bca9b875",
@@ -138,15 +145,48 @@ def test_hashes_and_orders_are_the_same_on_every_machine() -> None:
 
 @given(orders())
 def test_the_identity_changes_with_anything_that_changes_a_batch(order: Order) -> None:
+    used = int(np.argmax(order.schedule[0][1]))
+    manifests = tuple("other" if number == used else name for number, name in enumerate(order.manifests))
     others = [
         dataclasses.replace(order, seed=order.seed + 1),
         dataclasses.replace(order, window=order.window + 1),
-        dataclasses.replace(order, manifests=(*order.manifests[:-1], "other")),
+        dataclasses.replace(order, manifests=manifests),
         dataclasses.replace(order, global_batch=order.global_batch * 2, lanes=order.lanes),
         dataclasses.replace(order, skip=(*order.skip, 99)),
+        dataclasses.replace(order, skip_samples=(*order.skip_samples, (0, (99,)))),
         dataclasses.replace(order, schedule=(*order.schedule, (99, order.schedule[0][1]))),
     ]
     assert len({order.identity, *(other.identity for other in others)}) == 1 + len(others)
+
+
+@given(orders(), st.integers(0, 60), st.data())
+def test_what_comes_later_may_change_and_what_is_done_keeps_its_identity(
+    order: Order, done: int, data: st.DataObject
+) -> None:
+    end = order.undealt(done - 1) + 1 if done else 0
+    extra = data.draw(st.integers(max(end, 1), 120).filter(lambda step: step not in dict(order.schedule)))
+    weights = tuple(reversed([*order.schedule[0][1], 1.0]))
+    schedule = sorted([*((start, (*old, 0.0)) for start, old in order.schedule), (extra, weights)])
+    changed = dataclasses.replace(
+        order,
+        manifests=(*order.manifests, "later"),
+        group_rows=(*order.group_rows, (order.global_batch,)),
+        schedule=tuple(schedule),
+        skip=(*order.skip, extra + 1),
+        skip_samples=(*order.skip_samples, (extra, (1,))),
+    )
+    assert changed.identity_at(done) == order.identity_at(done)
+    assert changed.identity != order.identity
+    for step in range(done):
+        assert np.array_equal(changed.batch(step), order.batch(step))
+    assert changed.identity_at(extra + 3) != order.identity_at(extra + 3)
+
+
+@given(orders(), st.integers(0, 60), st.integers(0, 9))
+def test_walking_gives_what_seeking_gives(order: Order, first: int, steps: int) -> None:
+    walked = [order.batch(step) for step in range(first, first + steps)]
+    fresh = [pickle.loads(pickle.dumps(order)).batch(step) for step in range(first, first + steps)]
+    assert all(np.array_equal(one, other) for one, other in zip(walked, fresh, strict=True))
 
 
 @given(st.lists(st.integers(0, 2**63), max_size=20), st.randoms())

@@ -1,0 +1,25 @@
+"""The config's leaves by their dotted names, as the command line and the saved files write them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pydantic import BaseModel
+
+from springtide.config.schema import Config
+
+
+def fields(section: type[BaseModel] = Config, prefix: str = "") -> dict[str, Any]:
+    """Dotted name -> pydantic field, for every leaf of ``section``."""
+    leaves: dict[str, Any] = {}
+    for name, field in section.model_fields.items():
+        if isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel):
+            leaves |= fields(field.annotation, f"{prefix}{name}.")
+        else:
+            leaves[f"{prefix}{name}"] = field
+    return leaves
+
+
+def is_free(name: str) -> bool:
+    """Whether the field of this dotted name may change when a run is resumed."""
+    return bool((fields()[name].json_schema_extra or {}).get("free"))

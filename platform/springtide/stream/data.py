@@ -1,0 +1,122 @@
+"""What a run trains on: sealed datasets, and the order of their rows."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+import numpy as np
+
+from springtide.config import Config
+from springtide.config.files import nearest
+from springtide.config.schema import StreamConfig
+from springtide.errors import ConfigError, explain
+from springtide.shards import TRAIN, Manifest, load_manifest
+from springtide.store import Folder
+from springtide.stream.batches import RankReader
+from springtide.stream.deal import Schedule
+from springtide.stream.order import Order
+
+
+@dataclasses.dataclass(frozen=True)
+class Data:
+    """The corpora of a run, in the order of their numbers, and the order of their rows."""
+
+    names: tuple[str, ...]
+    datasets: tuple[str, ...]
+    """URLs."""
+    manifests: tuple[Manifest, ...]
+    order: Order
+
+    @property
+    def vocab_size(self) -> int:
+        return self.manifests[0].vocab_size
+
+    @property
+    def sequence_length(self) -> int:
+        """Tokens a row trains on."""
+        return self.manifests[0].sequence_length
+
+    def reader(self, rank: int, world_size: int) -> RankReader:
+        """What fetches the rows of ``rank``."""
+        return RankReader(self.datasets, self.manifests, self.order, rank, world_size)
+
+    def drawn(self, steps: int) -> dict[str, dict[str, float]]:
+        """What the first ``steps`` steps hold of each corpus: ``rows`` and ``epochs``."""
+        counts = np.zeros(len(self.names), dtype=np.int64)
+        for step in range(steps):
+            counts += np.bincount(self.order.corpora(step), minlength=len(self.names))
+        return {
+            name: {"rows": int(rows), "epochs": self.order.epoch(steps, number)}
+            for number, (name, rows) in enumerate(zip(self.names, counts.tolist(), strict=True))
+        }
+
+
+def open_data(config: Config) -> Data:
+    """The datasets that ``config`` names, read and found to go together.
+
+    ConfigError when they do not, CorpusError when one is missing or smaller than a batch.
+    """
+    corpora = config.stream.mixture or {"corpus": config.shards.dataset}
+    manifests = tuple(load_manifest(Folder(url)) for url in corpora.values())
+    for name, manifest in zip(corpora, manifests, strict=True):
+        _check(config, name, corpora[name], manifest, manifests[0])
+    rows = [manifest.splits[TRAIN].rows for manifest in manifests]
+    order = Order(
+        manifests=tuple(manifest.digest for manifest in manifests),
+        group_rows=tuple(tuple(manifest.splits[TRAIN].group_rows()) for manifest in manifests),
+        seed=config.stream.seed,
+        global_batch=config.stream.global_batch,
+        lanes=config.stream.num_lanes,
+        window=config.stream.window,
+        schedule=_schedule(config.stream, config.tokens_per_step, dict(zip(corpora, rows, strict=True))),
+        skip=config.stream.skip,
+        skip_samples=tuple((entry.from_step, entry.samples) for entry in config.stream.skip_samples),
+    )
+    order.batch(0)
+    return Data(tuple(corpora), tuple(corpora.values()), manifests, order)
+
+
+def _check(config: Config, name: str, url: str, manifest: Manifest, first: Manifest) -> None:
+    if manifest.sequence_length != config.shards.sequence_length:
+        raise ConfigError(
+            explain(
+                "shards.sequence_length",
+                config.shards.sequence_length,
+                f"the dataset {url} is packed to {manifest.sequence_length}",
+                "use that length, or prepare another dataset",
+            )
+        )
+    if (manifest.tokenizer_digest, manifest.token_type) != (first.tokenizer_digest, first.token_type):
+        raise ConfigError(
+            explain(
+                f"stream.mixture.{name}",
+                url,
+                "has another vocabulary or token type than the first corpus",
+                "prepare it with corpus.tokenizer = <the first dataset>/tokenizer.json and the same shards.token_type",
+            )
+        )
+
+
+def _schedule(stream: StreamConfig, tokens_per_step: int, rows: dict[str, int]) -> Schedule:
+    if not stream.weights:
+        return ((0, tuple(float(count) for count in rows.values())),)
+    pieces: dict[int, tuple[float, ...]] = {}
+    for entry in stream.weights:
+        for name in entry.shares:
+            if name not in rows:
+                raise ConfigError(
+                    explain("stream.weights", name, "is not a corpus of stream.mixture", nearest(name, rows))
+                )
+        start = max(entry.from_step, math.ceil(entry.from_tokens / tokens_per_step))
+        shares = tuple(entry.shares.get(name, 0.0) for name in rows)
+        if sum(shares) <= 0:
+            raise ConfigError(explain("stream.weights", entry.shares, "weigh nothing", "give one corpus a weight"))
+        if start in pieces:
+            raise ConfigError(explain("stream.weights", start, "two tables begin at this step", "leave one out"))
+        pieces[start] = shares
+    if 0 not in pieces:
+        raise ConfigError(
+            explain("stream.weights", min(pieces), "is the first step with weights", "give a table from step 0")
+        )
+    return tuple(sorted(pieces.items()))
