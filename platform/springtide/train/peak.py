@@ -17,7 +17,7 @@ _DENSE_BF16 = {
     "V100": (125e12, "NVIDIA V100 data sheet, dense fp16"),
 }
 _SIZE = 1024
-_ROUNDS = 3
+_ROUNDS = 10
 
 
 def peak_flops(device: torch.device) -> tuple[float, str]:
@@ -27,7 +27,7 @@ def peak_flops(device: torch.device) -> tuple[float, str]:
         for known, figure in _DENSE_BF16.items():
             if known in name.replace("-", " ").split() or f" {known}" in name:
                 return figure
-    return _measure(device), f"fp32 matmul of {_SIZE}x{_SIZE} measured on this {device.type} at start"
+    return _measure(device), f"fp32 matmul of {_SIZE}x{_SIZE} measured on this {device.type} at start, best of {_ROUNDS}"
 
 
 def _measure(device: torch.device) -> float:
