@@ -7,7 +7,8 @@ The map, drawn in the order the data takes:
     store/        bytes at a path, committed or absent: local disk, s3, gs, az, memory
       |
     corpus/       raw text -> documents -> token ids                       sources, vocabulary
-      |           dataset.py joins the two
+    dataset/      both joined in stages that may be killed: parts, plan, shards
+      |
     shards/       token ids -> sealed Parquet with a checksummed manifest  rows (T, L + 1)
       |
     stream/       (seed, step) -> the same rows at any world size          batch (G,) -> rank (n, L + 1)

@@ -10,7 +10,8 @@ from typing import Any
 from springtide import config as configs
 from springtide.checkpoint.layout import check_order
 from springtide.config import Config
-from springtide.dataset import Progress, open_dataset, prepare
+from springtide.dataset import Progress, open_dataset, silent, units_to_make
+from springtide.dataset import prepare as prepare_here
 from springtide.runs import Run, claim, open_run
 from springtide.store import Folder
 from springtide.stream import open_data
@@ -21,6 +22,25 @@ from springtide.track.mlflow_sink import OFF, MlflowSink, default_uri
 
 _PROMPT = "def "
 _TEMPERATURE = 0.8
+
+
+_LARGE_UNITS = 8
+
+
+def prepare(config: Config, progress: Progress | None = None) -> Config:
+    """Find the dataset of ``config`` or make it; returns the config with ``shards.dataset`` filled in.
+
+    A small corpus is prepared in this process, a larger one by Ray Data tasks on the cluster that training would use. Errors:
+    ConfigError, CorpusError. One that was killed goes on where it was.
+    """
+    progress = progress or silent
+    if units_to_make(config) <= _LARGE_UNITS:
+        return prepare_here(config, progress)
+    from springtide.on_ray.cluster import cluster
+    from springtide.on_ray.prepare import ray_map
+
+    with cluster(config, dashboard=False):
+        return prepare_here(config, progress, ray_map)
 
 
 def train(
@@ -43,7 +63,7 @@ def train(
     from springtide.on_ray.trainer import train as train_on_ray
 
     config, run = claim(_absolute(config), resume, accept_changes)
-    config = prepare(config, *([progress] if progress else []))
+    config = prepare(config, progress)
     data = open_data(config)
     check_order(run.folder, data.order.identity_at, accept_changes)
     earlier = run.events

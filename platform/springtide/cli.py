@@ -72,7 +72,7 @@ def _value(name: str, text: str) -> Any:
 
 
 def _prepare(options: argparse.Namespace) -> int:
-    from springtide.dataset import prepare
+    from springtide.api import prepare
 
     with _progress() as progress:
         config = prepare(config_of(options), progress)

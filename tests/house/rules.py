@@ -11,6 +11,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "store": {"config"},
     "corpus": {"config", "store"},
     "shards": {"config", "store"},
+    "dataset": {"config", "store", "corpus", "shards"},
     "stream": {"config", "store", "shards"},
     "model": {"config"},
     "parallel": {"config", "model"},

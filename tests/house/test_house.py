@@ -55,6 +55,8 @@ UNITS = {
         "s",
         "steps",
         "table",
+        "files",
+        "characters",
         "urls",
         "tasks",
         "threads",

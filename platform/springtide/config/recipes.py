@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from springtide.config.amounts import Tokens
+from springtide.config.data import ShardsConfig, StreamConfig
 from springtide.config.schema import (
     CheckpointConfig,
     Config,
@@ -12,8 +13,6 @@ from springtide.config.schema import (
     ModelConfig,
     OptimConfig,
     ParallelConfig,
-    ShardsConfig,
-    StreamConfig,
     TrainConfig,
 )
 
@@ -37,7 +36,7 @@ def tiny() -> Config:
     """A 0.2M-parameter byte model that trains in seconds: for tests and first experiments."""
     return Config.model_validate(
         {
-            "corpus": {"tokenizer": "bytes", "max_documents": 40},
+            "corpus": {"tokenizer": "bytes", "max_files": 40},
             "model": {"num_layers": 2, "dim": 64, "num_heads": 4, "num_kv_heads": 2, "ffn_dim": 160},
             "shards": {"sequence_length": 64, "rows_per_group": 64, "groups_per_shard": 8, "heldout_fraction": 0.1},
             "stream": {"global_batch": 12, "window": 64},

@@ -1,28 +1,42 @@
-"""Documents from somewhere: Python's own library, a file, a folder, a glob, any fsspec URL."""
+"""Documents from somewhere: Python's own library, text files, JSON lines, Parquet; a file, a folder, a glob, any fsspec URL.
+
+A source is cut into *units*: a few small files, a range of a large one. Units are the same on every machine, and each is
+read alone, so any number of processes may share them out.
+"""
 
 from __future__ import annotations
 
 import dataclasses
 import hashlib
+import io
+import json
+import os
 import posixpath
 import sysconfig
 from collections.abc import Iterator
+from typing import IO, NamedTuple
+
+import pyarrow as pa
+import pyarrow.parquet as pq
 
 from springtide.errors import CorpusError, explain
 from springtide.store import Folder
 
-_LEFT_OUT = (
-    *("/site-packages/", "/__pycache__/", "/ensurepip/", "/test/", "/tests/", "/idlelib/", "/lib2to3/"),
-    *("/encodings/", "/pydoc_data/"),  # tables, not code
-)
+_LEFT_OUT = {
+    *("site-packages", "__pycache__", "ensurepip", "test", "tests", "idlelib", "lib2to3"),
+    *("encodings", "pydoc_data"),  # tables, not code
+}
+_COMPRESSIONS = {".gz": "gzip", ".zst": "zstd", ".bz2": "bz2"}
+_LINES = (".jsonl", ".ndjson")
+_UNIT_BYTES = 4 * 2**20
+_UNIT_FILES = 256
 
 
-@dataclasses.dataclass(frozen=True)
-class Document:
+class Document(NamedTuple):
     """One text."""
 
     name: str
-    """Path below the source."""
+    """Path below the source, with the line or row of a file that holds many."""
     text: str
 
     @property
@@ -31,12 +45,32 @@ class Document:
         return hashlib.blake2b(self.text.encode(), digest_size=16).digest()
 
 
+class Broken(NamedTuple):
+    """What should have been a document."""
+
+    name: str
+    reason: str
+    sample: str
+    """Its beginning."""
+
+
+class Unit(NamedTuple):
+    """What one process reads at a time."""
+
+    names: tuple[str, ...]
+    begin: int = 0
+    end: int = -1
+    """Bytes [begin, end) of JSON lines, or row groups [begin, end) of Parquet; -1 is the end of the file."""
+
+
 @dataclasses.dataclass(frozen=True)
 class Source:
-    """A folder and the files in it that are documents; each file is one."""
+    """A folder and the files in it that hold documents."""
 
     folder: Folder
     names: tuple[str, ...]
+    field: str = "text"
+    """Where a record of JSON lines or Parquet has its text."""
 
     def fingerprint(self) -> str:
         """Changes when a file is added, removed or rewritten; reads no contents."""
@@ -47,44 +81,159 @@ class Source:
             state.update(f"{name}\0{info['size']}\0{changed}\n".encode())
         return state.hexdigest()
 
-    def documents(self) -> Iterator[Document]:
-        """Every file as text, in the order of names. Bytes that are not UTF-8 become U+FFFD; empty files are left out."""
+    def units(self) -> list[Unit]:
+        """The source in units of about four megabytes, in the order of names."""
+        units: list[Unit] = []
+        small: list[str] = []
+        size = 0
         for name in self.names:
-            text = self.folder.read(name).decode("utf-8", errors="replace")
-            if text.strip():
-                yield Document(name, text)
+            if _kind(name) == "text" or _compression(name):
+                small.append(name)
+                size += self.folder.size(name)
+                if size >= _UNIT_BYTES or len(small) >= _UNIT_FILES:
+                    units.append(Unit(tuple(small)))
+                    small, size = [], 0
+            elif _kind(name) == "parquet":
+                with self.folder.open(name) as file:
+                    groups = pq.ParquetFile(file).metadata.num_row_groups
+                units += [Unit((name,), group, group + 1) for group in range(groups)]
+            else:
+                total = self.folder.size(name)
+                units += [
+                    Unit((name,), begin, min(begin + _UNIT_BYTES, total)) for begin in range(0, total, _UNIT_BYTES)
+                ]
+        return [*units, Unit(tuple(small))] if small else units
+
+    def read(self, unit: Unit) -> Iterator[Document | Broken]:
+        """The documents of ``unit`` as they lie there. Bytes that are not UTF-8 become U+FFFD."""
+        for name in unit.names:
+            if _kind(name) == "text":
+                with self._open(name) as file:
+                    yield Document(name, file.read().decode("utf-8", errors="replace"))
+            elif _kind(name) == "lines":
+                yield from self._lines(name, unit)
+            else:
+                yield from self._rows(name, unit)
+
+    def documents(self) -> Iterator[Document]:
+        """Every document that can be read, unit by unit."""
+        for unit in self.units():
+            yield from (found for found in self.read(unit) if isinstance(found, Document))
+
+    def _open(self, name: str) -> IO[bytes]:
+        data = self.folder.open(name)
+        compression = _compression(name)
+        # pyarrow knows zstd, which Python's own library does not yet
+        return io.BufferedReader(pa.CompressedInputStream(data, compression)) if compression else data
+
+    def _lines(self, name: str, unit: Unit) -> Iterator[Document | Broken]:
+        """A line belongs to the range that its first byte lies in."""
+        with self._open(name) as file:
+            place = unit.begin
+            if unit.begin:
+                file.seek(unit.begin - 1)
+                place += len(file.readline()) - 1
+            while unit.end < 0 or place < unit.end:
+                line = file.readline()
+                if not line:
+                    return
+                if line.strip():
+                    yield self._record(f"{name}@{place}", line)
+                place += len(line)
+
+    def _record(self, name: str, line: bytes) -> Document | Broken:
+        text = line.decode("utf-8", errors="replace").strip()
+        try:
+            record = json.loads(text)
+        except ValueError:
+            return Broken(name, "not JSON", text[:200])
+        found = record.get(self.field) if isinstance(record, dict) else None
+        return (
+            Document(name, found) if isinstance(found, str) else Broken(name, f"no text in {self.field!r}", text[:200])
+        )
+
+    def _rows(self, name: str, unit: Unit) -> Iterator[Document | Broken]:
+        with self.folder.open(name) as file:
+            parquet = pq.ParquetFile(file)
+            if self.field not in parquet.schema_arrow.names:
+                raise CorpusError(
+                    explain(
+                        "corpus.field",
+                        self.field,
+                        f"is no column of {self.folder.where(name)}",
+                        f"choose one of {', '.join(parquet.schema_arrow.names)}",
+                    )
+                )
+            last = parquet.metadata.num_row_groups if unit.end < 0 else unit.end
+            for group in range(unit.begin, last):
+                for row, text in enumerate(parquet.read_row_group(group, [self.field])[self.field].to_pylist()):
+                    where = f"{name}@{group}/{row}"
+                    yield Document(where, text) if isinstance(text, str) else Broken(where, "no text", repr(text)[:200])
 
 
-def open_source(source: str, max_documents: int = 0) -> Source:
-    """Find the documents of ``corpus.source``; CorpusError when it is missing or holds none."""
+def open_source(source: str, max_files: int = 0, field: str = "text") -> Source:
+    """Find the files of ``corpus.source``; CorpusError when it is missing, cannot be reached or holds none."""
     found = _stdlib() if source == "stdlib" else _files(source)
     if not found.names:
         raise CorpusError(
             explain("corpus.source", source, "holds no files", "point it at text files, a folder or a glob")
         )
-    return dataclasses.replace(found, names=found.names[: max_documents or None])
+    return dataclasses.replace(found, names=found.names[: max_files or None], field=field)
+
+
+def _kind(name: str) -> str:
+    plain = name.removesuffix(_suffix(name)) if _compression(name) else name
+    return "lines" if _suffix(plain) in _LINES else "parquet" if _suffix(plain) == ".parquet" else "text"
+
+
+def _compression(name: str) -> str:
+    return _COMPRESSIONS.get(_suffix(name), "")
+
+
+def _suffix(name: str) -> str:
+    return posixpath.splitext(name)[1].lower()
 
 
 def _stdlib() -> Source:
     root = Folder(sysconfig.get_path("stdlib"))
-    paths = (str(path) for path in root.fs.find(root.path))
-    names = (path[len(root.path) + 1 :] for path in paths if path.endswith(".py"))
-    return Source(root, tuple(sorted(name for name in names if not any(part in f"/{name}" for part in _LEFT_OUT))))
+    names = []
+    for folder, folders, files in os.walk(root.path):
+        folders[:] = [
+            name for name in folders if name not in _LEFT_OUT
+        ]  # site-packages may be a hundred times the rest
+        names += [os.path.relpath(os.path.join(folder, name), root.path) for name in files if name.endswith(".py")]
+    return Source(root, tuple(sorted(names)))
 
 
 def _files(source: str) -> Source:
     is_glob = any(char in source for char in "*?[")
     fixed = posixpath.dirname(source[: min(source.find(c) for c in "*?[" if c in source)]) if is_glob else source
     root = Folder(fixed or ".")
-    if is_glob:
-        pattern = source[len(fixed) :].lstrip("/")
-        paths = root.fs.glob(posixpath.join(root.path, pattern))
-    elif not root.exists():
-        raise CorpusError(explain("corpus.source", source, "does not exist", "check the path or URL"))
-    elif root.fs.isfile(root.path):
-        root, paths = Folder(posixpath.dirname(root.url)), [root.path]
-    else:
-        paths = root.fs.find(root.path)
-    files = (str(path) for path in paths if root.fs.isfile(path))
+    try:
+        if is_glob:
+            paths = root.fs.glob(posixpath.join(root.path, source[len(fixed) :].lstrip("/")))
+        elif not root.exists():
+            raise CorpusError(explain("corpus.source", source, "does not exist", "check the path or URL"))
+        elif root.fs.isfile(root.path):
+            root, paths = Folder(posixpath.dirname(root.url)), [root.path]
+        else:
+            paths = root.fs.find(root.path)
+        files = [str(path) for path in paths if root.is_local is False or root.fs.isfile(path)]
+    except CorpusError:
+        raise
+    except Exception as error:  # every object store has its own
+        raise CorpusError(
+            explain("corpus.source", source, f"cannot be reached ({error})", _credentials(source))
+        ) from error
     names = (path[len(root.path) + 1 :] for path in files)
     return Source(root, tuple(sorted(name for name in names if not posixpath.basename(name).startswith("."))))
+
+
+def _credentials(source: str) -> str:
+    """What to set so that a URL of this kind can be read."""
+    return {
+        "s3": "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE; AWS_ENDPOINT_URL for a server of your own",
+        "gs": "set GOOGLE_APPLICATION_CREDENTIALS, or log in with gcloud",
+        "az": "set AZURE_STORAGE_CONNECTION_STRING",
+        "abfs": "set AZURE_STORAGE_CONNECTION_STRING",
+    }.get(source.partition("://")[0], "check the path, its permissions and the network")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
@@ -14,7 +13,7 @@ from springtide.errors import ConfigError, CorpusError, explain
 END_OF_TEXT = "<|endoftext|>"
 _KNOWN_ENDS = (END_OF_TEXT, "<|end_of_text|>", "</s>", "<eos>")
 _TRAIN_CHARACTERS = 8_000_000
-_BATCH_DOCUMENTS = 256
+_BATCH_CHARACTERS = 1_000_000  # an encoding takes some hundred bytes a token
 
 
 class Vocabulary:
@@ -23,6 +22,7 @@ class Vocabulary:
     def __init__(self, tokenizer: Tokenizer) -> None:
         """CorpusError when ``tokenizer`` has no end-of-text token by any of its usual names."""
         self.tokenizer = tokenizer
+        tokenizer.encode_special_tokens = True  # text that spells a special token is text
         ends = [index for name in _KNOWN_ENDS if (index := tokenizer.token_to_id(name)) is not None]
         if not ends:
             raise CorpusError(
@@ -47,8 +47,7 @@ class Vocabulary:
 
     def encode(self, texts: Iterable[str]) -> Iterator[np.ndarray]:
         """One uint32 array of ids a text, end-of-text appended; texts are encoded in parallel, a batch at a time."""
-        batches = iter(texts)
-        while batch := list(itertools.islice(batches, _BATCH_DOCUMENTS)):
+        for batch in _batches(texts):
             for encoding in self.tokenizer.encode_batch_fast(batch, add_special_tokens=False):
                 yield np.array([*encoding.ids, self.end_of_text], dtype=np.uint32)
 
@@ -103,6 +102,19 @@ def open_vocabulary(kind: str, texts: Iterable[str], vocab_size: int) -> Vocabul
             explain("corpus.tokenizer", kind, "is neither 'bpe' nor 'bytes' nor a file", "give a tokenizer.json")
         )
     return Vocabulary(Tokenizer.from_file(kind))
+
+
+def _batches(texts: Iterable[str]) -> Iterator[list[str]]:
+    batch: list[str] = []
+    characters = 0
+    for text in texts:
+        batch.append(text)
+        characters += len(text)
+        if characters >= _BATCH_CHARACTERS:
+            yield batch
+            batch, characters = [], 0
+    if batch:
+        yield batch
 
 
 def _first(texts: Iterable[str], characters: int) -> Iterator[str]:

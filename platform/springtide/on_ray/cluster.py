@@ -55,7 +55,9 @@ def cluster(config: Config, *, dashboard: bool = True) -> Iterator[str]:
         with _private_folder() as folder:
             context = ray.init(
                 address="local",
-                num_cpus=max(1, round(config.elastic.max_workers * config.elastic.cpus_per_worker + 0.5)),
+                num_cpus=max(
+                    os.cpu_count() or 1, round(config.elastic.max_workers * config.elastic.cpus_per_worker + 0.5)
+                ),
                 include_dashboard=dashboard,
                 object_store_memory=_STORE_BYTES,
                 _temp_dir=folder,

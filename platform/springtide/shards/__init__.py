@@ -1,9 +1,9 @@
 """Token ids -> sealed Parquet shards with a checksummed manifest. Law: a dataset without a manifest does not exist, and
 one with a manifest never changes."""
 
-from springtide.shards.manifest import HELDOUT, MANIFEST, TOKENIZER, TRAIN, Manifest, Split, load_manifest
+from springtide.shards.manifest import HELDOUT, MANIFEST, TOKENIZER, TRAIN, Manifest, Shard, Split, load_manifest
 from springtide.shards.read import Rows, SplitReader, check_shard
-from springtide.shards.seal import Sealer
+from springtide.shards.seal import seal
 
 __all__ = [
     "HELDOUT",
@@ -12,9 +12,10 @@ __all__ = [
     "TRAIN",
     "Manifest",
     "Rows",
-    "Sealer",
+    "Shard",
     "Split",
     "SplitReader",
     "check_shard",
     "load_manifest",
+    "seal",
 ]

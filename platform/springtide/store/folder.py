@@ -108,6 +108,13 @@ class Folder:
         with contextlib.suppress(FileNotFoundError):
             self.fs.rm(self.where(name) if name else self.path, recursive=True)
 
+    def sweep(self) -> None:
+        """Remove what killed writes left directly in the folder. Only for a folder that nobody else writes to any more."""
+        with contextlib.suppress(FileNotFoundError):
+            for path in self.fs.ls(self.path, detail=False) if self.is_local else []:
+                if posixpath.basename(str(path)).startswith(_TEMPORARY):
+                    os.unlink(path)
+
     def check_writable(self) -> None:
         """OSError now rather than an hour later, when the folder cannot be written."""
         name = f"{_TEMPORARY}{uuid.uuid4().hex[:12]}"

@@ -8,8 +8,8 @@ import math
 import numpy as np
 
 from springtide.config import Config
+from springtide.config.data import StreamConfig
 from springtide.config.files import nearest
-from springtide.config.schema import StreamConfig
 from springtide.errors import ConfigError, explain
 from springtide.shards import TRAIN, Manifest, load_manifest
 from springtide.store import Folder

@@ -1,22 +1,13 @@
-"""Keyed permutations and hashes, computed and never stored; the same on every machine and every numpy.
-
-SplitMix64 is the finaliser of Steele, Lea and Flood, "Fast splittable pseudorandom number generators" (OOPSLA 2014).
-"""
+"""Keyed permutations, computed and never stored; the same on every machine and every numpy."""
 
 from __future__ import annotations
 
 import numpy as np
 
+from springtide.store.digest import mix
+
 _GOLDEN = 0x9E3779B97F4A7C15
 _MASK = 2**64 - 1
-
-
-def mix(values: np.ndarray) -> np.ndarray:
-    """SplitMix64 of each element; uint64 in, uint64 out, a bijection."""
-    z = values.astype(np.uint64) + np.uint64(_GOLDEN)
-    z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return z ^ (z >> np.uint64(31))
 
 
 def key(*parts: int) -> int:

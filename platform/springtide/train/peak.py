@@ -27,7 +27,9 @@ def peak_flops(device: torch.device) -> tuple[float, str]:
         for known, figure in _DENSE_BF16.items():
             if known in name.replace("-", " ").split() or f" {known}" in name:
                 return figure
-    return _measure(device), f"fp32 matmul of {_SIZE}x{_SIZE} measured on this {device.type} at start, best of {_ROUNDS}"
+    return _measure(
+        device
+    ), f"fp32 matmul of {_SIZE}x{_SIZE} measured on this {device.type} at start, best of {_ROUNDS}"
 
 
 def _measure(device: torch.device) -> float:

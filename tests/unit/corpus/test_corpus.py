@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+import json
+import uuid
 from pathlib import Path
+from typing import Any
 
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from springtide.corpus import Document, Vocabulary, open_source, open_vocabulary
+from springtide.config.data import CorpusConfig
+from springtide.corpus import Broken, Document, Source, Vocabulary, clean, open_source, open_vocabulary, sources
 from springtide.corpus.vocabulary import bytes_vocabulary, train_bpe
-from springtide.dataset import split_of
 from springtide.errors import ConfigError, CorpusError
+from springtide.store import Folder
 
 BPE = train_bpe(["def one(two): return three\n" * 20, "class Four:\n    pass\n" * 20], 300)
 BYTES = bytes_vocabulary()
@@ -45,7 +52,7 @@ def test_sources_are_folders_files_and_globs(tmp_path: Path) -> None:
     assert open_source(str(tmp_path)).names == ("a.txt", "sub/b.txt", "sub/c.md")
     assert open_source(str(tmp_path / "a.txt")).names == ("a.txt",)
     assert open_source(str(tmp_path / "**/*.txt")).names == ("a.txt", "sub/b.txt")
-    assert open_source(str(tmp_path), max_documents=2).names == ("a.txt", "sub/b.txt")
+    assert open_source(str(tmp_path), max_files=2).names == ("a.txt", "sub/b.txt")
     assert [document.text for document in open_source(str(tmp_path / "sub")).documents()] == ["sub/b.txt", "sub/c.md"]
 
 
@@ -71,8 +78,84 @@ def test_bytes_that_are_not_utf8_become_replacement_characters(tmp_path: Path) -
     assert [document.text for document in open_source(str(tmp_path)).documents()] == ["good \ufffd end"]
 
 
-def test_a_document_is_held_out_for_its_text_alone() -> None:
-    documents = [Document(f"name-{number}", f"text {number}") for number in range(2000)]
-    held_out = [split_of(document, 0.1) == "heldout" for document in documents]
-    assert 150 < sum(held_out) < 250
-    assert held_out == [split_of(Document("elsewhere", document.text), 0.1) == "heldout" for document in documents]
+def test_text_cannot_forge_an_end_of_text() -> None:
+    [ids] = BPE.encode(["before <|endoftext|> after"])
+    assert np.count_nonzero(ids == BPE.end_of_text) == 1
+    assert BPE.decode(ids.tolist()) == "before <|endoftext|> after"
+
+
+@given(st.lists(st.text(st.characters(codec="utf-8"), max_size=30), max_size=20), st.integers(1, 60))
+def test_each_line_is_read_by_one_unit(texts: list[str], unit_bytes: int) -> None:
+    folder = Folder(f"memory://lines-{uuid.uuid4().hex}")
+    folder.write("a.jsonl", "".join(json.dumps({"text": text}, ensure_ascii=False) + "\n" for text in texts))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sources, "_UNIT_BYTES", unit_bytes)
+        source = Source(folder, ("a.jsonl",))
+        assert [document.text for document in source.documents()] == texts
+        assert len(source.units()) == -(-folder.size("a.jsonl") // unit_bytes)
+    folder.remove()
+
+
+@pytest.mark.parametrize("name", ["a.jsonl", "a.jsonl.gz", "a.jsonl.zst", "a.parquet", "a.txt.gz"])
+def test_every_kind_of_file_gives_its_texts(tmp_path: Path, name: str) -> None:
+    texts = ["one\ntwo", "drei \u00fc", "four"]
+    table = pa.table({"body": texts, "id": [1, 2, 3]})
+    if name.endswith(".parquet"):
+        pq.write_table(table, tmp_path / name, row_group_size=2)
+    else:
+        lines = "\n".join(json.dumps(row) for row in table.to_pylist()) if "jsonl" in name else "".join(texts)
+        with pa.output_stream(tmp_path / name, compression="detect" if "." in name[2:] else None) as out:
+            out.write(lines.encode())
+    source = open_source(str(tmp_path), field="body")
+    found = [document.text for document in source.documents()]
+    assert found == (texts if "txt" not in name else ["".join(texts)])
+    if name.endswith(".parquet"):
+        assert len(source.units()) == 2
+        with pytest.raises(CorpusError, match=r"corpus.field = 'text': is no column of .*choose one of body, id"):
+            list(open_source(str(tmp_path)).documents())
+
+
+def test_broken_records_are_named_and_the_rest_is_read(tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_bytes(b'{"text": "good"}\n{"text": \n\n{"body": 1}\n{"text": "bad \xff"}\n')
+    source = open_source(str(tmp_path))
+    [unit] = source.units()
+    found = list(source.read(unit))
+    assert [item.text for item in found if isinstance(item, Document)] == ["good", "bad \ufffd"]
+    assert [(item.name, item.reason) for item in found if isinstance(item, Broken)] == [
+        ("a.jsonl@17", "not JSON"),
+        ("a.jsonl@28", "no text in 'text'"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("text", "changes", "expected"),
+    [
+        ("cafe\u0301", {}, ("caf\u00e9", "")),
+        ("cafe\u0301", {"normalization": "none"}, ("cafe\u0301", "")),
+        (" \n", {}, ("", "empty")),
+        ("ab", {"min_characters": 3}, ("", "short")),
+        ("abcd", {"max_characters": 3}, ("", "long")),
+        ("x \ufffd", {"broken_text": "drop"}, ("", "not UTF-8")),
+        ("same line\n" * 9 + "other", {"max_repetition": 0.8}, ("", "repetitive")),
+        ("one\ntwo\nthree", {"max_repetition": 0.0}, ("one\ntwo\nthree", "")),
+        ("{}[]();a", {"max_symbols": 0.5}, ("", "symbols")),
+        (
+            "\u0928\u092e\u0938\u094d\u0924\u0947 12",
+            {"max_symbols": 0.0},
+            ("\u0928\u092e\u0938\u094d\u0924\u0947 12", ""),
+        ),
+    ],
+)
+def test_texts_are_normalised_or_dropped_for_a_reason(
+    text: str, changes: dict[str, Any], expected: tuple[str, str]
+) -> None:
+    assert clean(text, CorpusConfig.model_validate(changes)) == expected
+
+
+def test_a_store_that_cannot_be_reached_says_what_to_set(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_PROFILE"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+    with pytest.raises(CorpusError, match=r"cannot be reached .*; set AWS_ACCESS_KEY_ID"):
+        open_source("s3://nowhere/texts/*.txt")

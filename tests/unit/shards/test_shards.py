@@ -1,54 +1,19 @@
-"""Packing loses nothing, and a shard whose bytes changed is named."""
+"""Shards are found, read and checked; one whose bytes changed is named."""
 
 from __future__ import annotations
 
 import contextlib
-import uuid
 
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from springtide import config as configs
 from springtide.config import Config
-from springtide.config.schema import ShardsConfig
 from springtide.dataset import open_dataset, prepare
 from springtide.errors import ConfigError, CorpusError, CorruptShard
-from springtide.shards import MANIFEST, TRAIN, Sealer, SplitReader, check_shard, load_manifest
+from springtide.shards import MANIFEST, TRAIN, SplitReader, check_shard, load_manifest
 from springtide.store import Folder
-
-
-@given(
-    st.lists(st.lists(st.integers(0, 299), min_size=1, max_size=40), max_size=30),
-    st.integers(2, 9),
-    st.integers(1, 4),
-    st.integers(1, 3),
-)
-def test_rows_are_the_documents_end_to_end(documents: list[list[int]], length: int, rows: int, groups: int) -> None:
-    folder = Folder(f"memory://shards-{uuid.uuid4().hex}")
-    config = ShardsConfig(sequence_length=length, rows_per_group=rows, groups_per_shard=groups)
-    byte_lengths = np.arange(300)
-    sealer = Sealer(folder, TRAIN, config, byte_lengths)
-    for document in documents:
-        sealer.add(np.array(document, dtype=np.uint32))
-    split = sealer.finish()
-
-    line = np.array([token for document in documents for token in document], dtype=np.int64)
-    assert split.rows == max(0, (len(line) - 1) // length)
-    assert split.tokens == len(line)
-    assert split.documents == len(documents)
-    if not split.rows:
-        return
-    found = SplitReader(folder, split).read(np.arange(split.rows))
-    assert np.array_equal(found.tokens[:, :-1].ravel(), line[: split.rows * length])
-    assert np.array_equal(found.tokens[:, 1:].ravel(), line[1 : split.rows * length + 1])
-    assert np.array_equal(found.num_bytes, byte_lengths[found.tokens[:, 1:]].sum(axis=1))
-    assert found.sample_ids.tolist() == list(range(split.rows))
-    for shard in split.shards:
-        check_shard(folder, shard)
-    folder.remove()
 
 
 def test_rows_are_read_in_the_order_asked_for(tiny: Config) -> None:
@@ -117,7 +82,7 @@ def test_a_shard_that_changed_is_named_with_both_digests(
 
 
 def test_what_cannot_be_packed_is_refused_before_anything_is_sealed(tiny: Config, tmp_path: object) -> None:
-    unprepared = configs.override(tiny, {"shards.dataset": "", "shards.root": str(tmp_path), "corpus.max_documents": 2})
+    unprepared = configs.override(tiny, {"shards.dataset": "", "shards.root": str(tmp_path), "corpus.max_files": 2})
     long = {"shards.sequence_length": 100_000, "model.max_sequence_length": 100_000, "train.total": "2B"}
     with pytest.raises(CorpusError, match=r"shards\.sequence_length = 100000: the \w+ split .* not one row; shorten"):
         prepare(configs.override(unprepared, long))

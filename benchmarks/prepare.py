@@ -1,0 +1,156 @@
+"""What preparing costs beside tokenising: tokens/s of the whole prepare over bare ``tokenizers.encode_batch`` on the same text.
+
+The text is the Python source of the installed packages, copied into one folder; the vocabulary is GPT-2-sized, trained once,
+untimed, and used by both. Bare: every text in memory, one call on all cores. Ours: read, clean, hash, find exact and near
+duplicates, tokenise, shuffle, pack, checksum and seal, in one process and as Ray Data tasks on as many cores. Each measurement
+is a process of its own, rounds alternate, peak memory is that of the process.
+
+    python benchmarks/prepare.py [--quick] [--json] [--rounds 3] [--megabytes 48]
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import multiprocessing as mp
+import os
+import resource
+import shutil
+import statistics
+import sysconfig
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import springtide as st
+from springtide.config import Config
+from springtide.corpus import open_source, open_vocabulary
+from springtide.dataset import in_process, open_dataset, prepare
+
+GOAL = 0.6
+
+
+def collect(folder: Path, megabytes: float) -> None:
+    """Copy Python source of the installed packages until there is enough."""
+    left = megabytes * 1e6
+    folder.mkdir(parents=True)
+    for number, path in enumerate(sorted(Path(sysconfig.get_path("purelib")).rglob("*.py"))):
+        shutil.copyfile(path, folder / f"{number:06d}.txt")
+        left -= path.stat().st_size
+        if left <= 0:
+            return
+
+
+def bare(config: Config) -> dict[str, float]:
+    """Seconds and peak bytes of one encode_batch over every text."""
+    texts = [document.text for document in open_source(config.corpus.source).documents()]
+    tokenizer = open_vocabulary(config.corpus.tokenizer, [], 0).tokenizer
+    begin = time.perf_counter()
+    encodings = tokenizer.encode_batch(texts, add_special_tokens=False)
+    seconds = time.perf_counter() - begin
+    return {"seconds": seconds, "tokens": sum(len(encoding) for encoding in encodings)}
+
+
+def ours(config: Config, on_ray: bool) -> dict[str, float]:
+    """Seconds of a whole prepare; a cluster's start is not counted."""
+    if on_ray:
+        from springtide.on_ray.cluster import cluster
+        from springtide.on_ray.prepare import ray_map
+
+        with cluster(config, dashboard=False):
+            return _timed(config, ray_map)
+    return _timed(config, in_process)
+
+
+def _timed(config: Config, run: Any) -> dict[str, float]:
+    begin = time.perf_counter()
+    prepared = prepare(config, run=run)
+    seconds = time.perf_counter() - begin
+    manifest, _ = open_dataset(prepared.shards.dataset)
+    return {"seconds": seconds, "tokens": manifest.source["tokens_before_deduplication"]}
+
+
+def _child(function: Any, arguments: Any, results: Any) -> None:
+    found = function(*arguments)
+    found["peak_mib"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+    results.put(found)
+
+
+def alone(function: Any, *arguments: Any) -> dict[str, float]:
+    """What ``function`` measures in a fresh process, with its peak memory."""
+    context = mp.get_context("spawn")
+    results = context.Queue()
+    process = context.Process(target=_child, args=(function, arguments, results))
+    process.start()
+    found: dict[str, float] = results.get(timeout=1200)
+    process.join()
+    return found
+
+
+def measure(folder: Path, rounds: int, megabytes: float) -> dict[str, Any]:
+    """Alternate the three for ``rounds`` rounds, then ours on a quarter of the text for its memory."""
+    collect(folder / "text", megabytes)
+    collect(folder / "quarter", megabytes / 4)
+    texts = (document.text for document in open_source(str(folder / "quarter")).documents())
+    (folder / "tokenizer.json").write_text(open_vocabulary("bpe", texts, 50_257).to_json())
+    changes = {"corpus.tokenizer": str(folder / "tokenizer.json"), "shards.sequence_length": 1024}
+    changes |= {"model.max_sequence_length": "1024", "corpus.source": str(folder / "text")}
+    config = st.override(st.recipes.demo(), changes)
+    table = []
+    for number in range(rounds):
+        row: dict[str, Any] = {}
+        order = ("bare", "one process", "Ray Data")
+        for who in reversed(order) if number % 2 else order:
+            root = {"shards.root": str(folder / f"data-{number}-{who.replace(' ', '-')}")}
+            if who == "bare":
+                row[who] = alone(bare, config)
+            else:
+                row[who] = alone(ours, st.override(config, root), who == "Ray Data")
+        rates = {who: found["tokens"] / found["seconds"] for who, found in row.items()}
+        row["ratios"] = {who: rates[who] / rates["bare"] for who in order[1:]}
+        table.append(row)
+        print(
+            f"round {number + 1}: "
+            + ", ".join(f"{who} {rates[who] / 1e6:.2f}M tokens/s, {row[who]['peak_mib']:.0f} MiB" for who in order),
+            flush=True,
+        )
+    quarter = {"corpus.source": str(folder / "quarter"), "shards.root": str(folder / "data-quarter")}
+    small = alone(ours, st.override(config, quarter), False)
+    ratios = {who: statistics.median(row["ratios"][who] for row in table) for who in table[0]["ratios"]}
+    large = statistics.median(row["one process"]["peak_mib"] for row in table)
+    print(
+        f"peak memory of one process: {small['peak_mib']:.0f} MiB on a quarter of the text, {large:.0f} MiB on all of it"
+    )
+    return {"rounds": table, "ratios": ratios, "peak_mib": {"quarter": small["peak_mib"], "all": large}}
+
+
+def main() -> None:
+    """Print the table and, with --json, one last line of JSON."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--megabytes", type=float, default=48)
+    parser.add_argument("--quick", action="store_true", help="one round on little text: a smoke test, no evidence")
+    parser.add_argument("--json", action="store_true", help="end with one line of JSON")
+    options = parser.parse_args()
+    rounds, megabytes = (1, 4.0) if options.quick else (options.rounds, options.megabytes)
+    with tempfile.TemporaryDirectory() as folder:
+        found = measure(Path(folder), rounds, megabytes)
+    best = max(found["ratios"].values())
+    print(f"prepare_vs_tokenizer: {best:.3f} (goal {GOAL}); {found['ratios']}, {os.cpu_count()} cores")
+    if options.quick:
+        print("--quick is a smoke test and no evidence")
+    if options.json:
+        claim = {
+            "name": "prepare_vs_tokenizer",
+            "value": round(best, 4),
+            "goal": GOAL,
+            "better": "higher",
+            "holds": best >= GOAL,
+            "detail": {**found, "quick": options.quick},
+        }
+        print(json.dumps({"claims": [claim]}))
+
+
+if __name__ == "__main__":
+    main()

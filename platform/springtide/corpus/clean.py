@@ -1,0 +1,44 @@
+"""What becomes of a document before it is worth tokens: normalised, or dropped for a reason that is counted."""
+
+from __future__ import annotations
+
+import collections
+import unicodedata
+
+from springtide.config.data import CorpusConfig
+
+Verdict = tuple[str, str]
+"""(text, ""), or ("", why it was dropped)."""
+
+
+def clean(text: str, config: CorpusConfig) -> Verdict:
+    """The text as it goes on, or why it does not. No rule knows a language."""
+    if config.broken_text == "drop" and "\ufffd" in text:
+        return "", "not UTF-8"
+    if config.normalization != "none":
+        text = unicodedata.normalize(config.normalization, text)
+    if not text.strip():
+        return "", "empty"
+    if len(text) < config.min_characters:
+        return "", "short"
+    if config.max_characters and len(text) > config.max_characters:
+        return "", "long"
+    if config.max_repetition < 1 and repetition(text) > config.max_repetition:
+        return "", "repetitive"
+    if config.max_symbols < 1 and symbols(text) > config.max_symbols:
+        return "", "symbols"
+    return text, ""
+
+
+def repetition(text: str) -> float:
+    """Share of the characters that stand in lines which occurred before (Rae et al., Gopher, 2021, appendix A)."""
+    lines = collections.Counter(line for line in (raw.strip() for raw in text.splitlines()) if line)
+    total = sum(len(line) * count for line, count in lines.items())
+    return sum(len(line) * (count - 1) for line, count in lines.items()) / total if total else 0.0
+
+
+def symbols(text: str) -> float:
+    """Share of the characters, spaces apart, that are neither letters, marks nor digits of any script."""
+    seen = [char for char in text if not char.isspace()]
+    plain = sum(char.isalnum() or unicodedata.category(char)[0] == "M" for char in seen)
+    return 1 - plain / len(seen) if seen else 0.0

@@ -1,0 +1,282 @@
+"""The stages in their order, and the dataset that comes of them."""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import dataclasses
+import errno
+import hashlib
+import json
+import shutil
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+from springtide.config import Config, override
+from springtide.corpus import Broken, Source, Vocabulary, clean, open_source, open_vocabulary
+from springtide.dataset.parts import PARTS, PartJob, make_part, open_work_vocabulary, read_tokens
+from springtide.dataset.plan import Plan, ShardPlan, make_plan
+from springtide.errors import ConfigError, CorpusError, explain
+from springtide.shards import MANIFEST, TOKENIZER, Manifest, Shard, Split, load_manifest, seal
+from springtide.store import Folder, digest
+
+_VERSION = 4
+"""Raise it when the same settings would give other bytes."""
+
+_WORK = "work"
+_VOCABULARY_CHARACTERS = 8_000_000
+
+Progress = Callable[[str, int, int], None]
+"""Called with what is being done, how much of it is done, and how much there is."""
+
+Map = Callable[[Callable[[Any], Any], Sequence[Any]], Iterator[Any]]
+"""Runs a function on every item, wherever and in whatever order, and yields what it returns."""
+
+
+def in_process(function: Callable[[Any], Any], items: Sequence[Any]) -> Iterator[Any]:
+    """One after the other, here."""
+    return (function(item) for item in items)
+
+
+def silent(stage: str, done: int, total: int) -> None:
+    """Progress that nobody wants to see."""
+
+
+def prepare(config: Config, progress: Progress = silent, run: Map = in_process) -> Config:
+    """Find the dataset of ``config`` by fingerprint or make it; returns the config with ``shards.dataset`` filled in. One that
+    names its datasets, in ``shards.dataset`` or ``stream.mixture``, comes back as it is.
+
+    ConfigError or CorpusError says what is wrong with the corpus. A prepare that was killed is gone on with.
+    """
+    if config.shards.dataset or config.stream.mixture:
+        return config
+    source = open_source(config.corpus.source, config.corpus.max_files, config.corpus.field)
+    name = fingerprint(config, source)
+    dataset = Folder(config.shards.root) / name
+    if not dataset.exists(MANIFEST):
+        try:
+            with _explained(dataset):
+                _make(config, source, dataset, name, progress, run)
+        except FileNotFoundError:
+            if not dataset.exists(MANIFEST):  # else another process made the same bytes, and cleared up first
+                raise
+    return override(config, {"shards.dataset": dataset.url})
+
+
+def units_to_make(config: Config) -> int:
+    """Units of the source that ``prepare`` would read; 0 when the dataset is there."""
+    if config.shards.dataset or config.stream.mixture:
+        return 0
+    source = open_source(config.corpus.source, config.corpus.max_files, config.corpus.field)
+    made = (Folder(config.shards.root) / fingerprint(config, source)).exists(MANIFEST)
+    return 0 if made else len(source.units())
+
+
+def fingerprint(config: Config, source: Source) -> str:
+    """16 hex digits over the settings, the source's files and the version of this code."""
+    corpus = config.corpus.model_dump(mode="json")
+    shards = config.shards.model_dump(mode="json", exclude={"root", "dataset"})
+    text = json.dumps([_VERSION, corpus, shards, source.fingerprint()], sort_keys=True)
+    return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
+
+
+def _make(config: Config, source: Source, dataset: Folder, name: str, progress: Progress, run: Map) -> None:
+    units = source.units()
+    _check_room(source, dataset)
+    work = dataset / _WORK
+    vocabulary = _vocabulary(config, source, work)
+    jobs = [PartJob(number, unit, source, config, work, TOKENIZER) for number, unit in enumerate(units)]
+    _run_all(run, make_part, [job for job in jobs if not job.done()], "reading and tokenising", progress)
+    plan = make_plan(work, len(jobs), config)
+    _check_plan(config, plan)
+    seals = [SealJob(shard, config, dataset, work) for shard in plan.shards]
+    _run_all(run, seal_shard, [job for job in seals if not job.done()], "packing and sealing", progress)
+    manifest = Manifest(
+        sequence_length=config.shards.sequence_length,
+        token_type=config.shards.token_type,
+        vocab_size=vocabulary.size,
+        end_of_text=vocabulary.end_of_text,
+        tokenizer_digest=digest.of_bytes(vocabulary.to_json().encode()),
+        fingerprint=name,
+        source={"source": config.corpus.source, **_counts(work, len(jobs), plan)},
+        splits={
+            split: _split(plan, split, [job for job in seals if job.shard.split == split]) for split in plan.documents
+        },
+    )
+    dataset.write(TOKENIZER, vocabulary.to_json())
+    dataset.write_json(MANIFEST, manifest.model_dump(mode="json"))
+    work.remove()
+    dataset.sweep()
+
+
+@dataclasses.dataclass(frozen=True)
+class SealJob:
+    """What a process needs to make one shard. Picklable."""
+
+    shard: ShardPlan
+    config: Config
+    dataset: Folder
+    work: Folder
+
+    @property
+    def record(self) -> str:
+        return f"shards/{self.shard.name}.json"
+
+    def done(self) -> bool:
+        """Whether an earlier process made it."""
+        return self.work.exists(self.record)
+
+
+def seal_shard(job: SealJob) -> None:
+    """Gather the shard's tokens from the parts, pack and write it; nothing when it is there."""
+    if job.done():
+        return
+    plan, length = job.shard, job.config.shards.sequence_length
+    documents: list[np.ndarray] = [np.empty(0)] * len(plan.parts)
+    for part in np.unique(plan.parts).tolist():
+        mine = np.flatnonzero(plan.parts == part)  # a part is sorted as the dataset is, so its rows rise here too
+        for place, tokens in zip(mine.tolist(), read_tokens(job.work, part, plan.places[mine]), strict=True):
+            documents[place] = tokens
+    line = np.concatenate(documents)[plan.skip :]
+    rows = np.lib.stride_tricks.sliding_window_view(line, length + 1)[: plan.rows * length : length]
+    byte_lengths = open_work_vocabulary(job.work, TOKENIZER).byte_lengths()
+    num_bytes = np.array([byte_lengths[row[1:]].sum() for row in rows])
+    shard = seal(job.dataset, plan.name, job.config.shards, plan.first_row, num_bytes, rows)
+    job.work.write_json(job.record, {"shard": shard.model_dump(mode="json"), "num_bytes": int(num_bytes.sum())})
+
+
+def _run_all(run: Map, function: Callable[[Any], Any], jobs: Sequence[Any], stage: str, progress: Progress) -> None:
+    for done, _ in enumerate(run(function, jobs), start=1):
+        progress(stage, done, len(jobs))
+
+
+def _vocabulary(config: Config, source: Source, work: Folder) -> Vocabulary:
+    """The vocabulary, made once; a trained one sees the first millions of characters of the units, shuffled."""
+    if not work.exists(TOKENIZER):
+        made = open_vocabulary(config.corpus.tokenizer, _texts(config, source), config.corpus.vocab_size)
+        limit = np.iinfo(config.shards.token_type).max + 1
+        if made.size > limit:
+            raise ConfigError(
+                explain(
+                    "shards.token_type",
+                    config.shards.token_type,
+                    f"holds {limit} ids, the vocabulary {config.corpus.tokenizer!r} has {made.size}",
+                    "set shards.token_type to uint32",
+                )
+            )
+        work.write(TOKENIZER, made.to_json())
+    return Vocabulary.from_json(work.read(TOKENIZER).decode())
+
+
+def _texts(config: Config, source: Source) -> Iterator[str]:
+    units = source.units()
+    left = _VOCABULARY_CHARACTERS
+    for number in np.random.default_rng(config.shards.seed).permutation(len(units)).tolist():
+        for found in source.read(units[number]):
+            text = "" if isinstance(found, Broken) else clean(found.text, config.corpus)[0]
+            if text:
+                yield text
+                left -= len(text)
+        if left <= 0:
+            return
+
+
+def _check_plan(config: Config, plan: Plan) -> None:
+    if not sum(plan.documents.values()):
+        raise CorpusError(
+            explain(
+                "corpus.source",
+                config.corpus.source,
+                "holds no text that is kept",
+                "point it at files that are not empty, or loosen corpus.min_characters and the like",
+            )
+        )
+    for split, documents in plan.documents.items():
+        if not any(shard.split == split for shard in plan.shards):
+            raise CorpusError(
+                explain(
+                    "shards.sequence_length",
+                    config.shards.sequence_length,
+                    f"the {split} split of {config.corpus.source!r} has only {plan.tokens[split]} tokens "
+                    f"in {documents} documents, not one row",
+                    "shorten the sequence, use more text, or change shards.heldout_fraction",
+                )
+            )
+
+
+def _split(plan: Plan, split: str, jobs: list[SealJob]) -> Split:
+    records = [job.work.read_json(job.record) for job in jobs]
+    shards = tuple(Shard.model_validate(record["shard"]) for record in records)
+    return Split(
+        documents=plan.documents[split],
+        tokens=plan.tokens[split],
+        num_bytes=sum(record["num_bytes"] for record in records),
+        rows=sum(shard.rows for shard in shards),
+        shards=shards,
+    )
+
+
+def _counts(work: Folder, parts: int, plan: Plan) -> dict[str, Any]:
+    """What went in and what became of it: documents by reason, characters, tokens, a few broken ones."""
+    records = [work.read_json(f"{PARTS}/{number:06d}.json") for number in range(parts)]
+    documents: collections.Counter[str] = sum(
+        (collections.Counter(r["documents"]) for r in records), collections.Counter()
+    )
+    kept = documents.pop("kept", 0)
+    edges = [0, *(2**power for power in range(4, 21, 2))]
+    lengths = np.histogram(plan.lengths, [*edges, np.inf])[0].tolist()
+    return {
+        "documents": kept + sum(documents.values()),
+        "dropped": {**documents, **plan.dropped},
+        "characters": sum(record["characters"] for record in records),
+        "tokens_before_deduplication": sum(record["tokens"] for record in records),
+        "documents_by_tokens": {f">={edge}": count for edge, count in zip(edges, lengths, strict=True)},
+        "broken": [sample for record in records for sample in record["broken"]][:20],
+    }
+
+
+def _check_room(source: Source, dataset: Folder) -> None:
+    """CorpusError before anything is written when a local disk cannot hold it."""
+    if not dataset.is_local or not dataset.fs.exists(dataset.path.rsplit("/", 2)[0]):
+        return
+    size = sum(source.folder.size(name) for name in source.names)
+    free = shutil.disk_usage(dataset.path.rsplit("/", 2)[0]).free
+    if free < size * 2:
+        raise CorpusError(
+            explain(
+                "shards.root",
+                dataset.path.rsplit("/", 1)[0],
+                f"has {free / 2**30:.1f} GiB free, preparing {size / 2**30:.1f} GiB of text takes about twice that",
+                "free some, or choose another folder",
+            )
+        )
+
+
+@contextlib.contextmanager
+def _explained(dataset: Folder) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            raise
+        raise CorpusError(
+            explain(
+                "shards.root",
+                dataset.url,
+                f"the disk is full ({error})",
+                "free about twice the size of the text and run the same command again: what is made is kept",
+            )
+        ) from error
+
+
+def open_dataset(url: str) -> tuple[Manifest, Vocabulary]:
+    """Manifest and vocabulary of a sealed dataset."""
+    dataset = Folder(url)
+    return load_manifest(dataset), Vocabulary.from_json(dataset.read(TOKENIZER).decode())
+
+
+def rows_text(rows: np.ndarray, vocabulary: Vocabulary) -> Iterator[str]:
+    """Rows of token ids, (rows, length), as text."""
+    return (vocabulary.decode(row.tolist()) for row in rows)

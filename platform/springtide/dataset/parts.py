@@ -1,0 +1,133 @@
+"""A unit of the source -> a part: its documents cleaned, hashed and turned into ids, sorted by their place in the dataset.
+
+    documents  [text] [text] [text]                      of one unit, as they lie there
+    part       key, split, length, bands, name, tokens   Parquet, sorted by key
+               counts                                    JSON, written last: a part without it is made again
+
+The key is a keyed hash of the text: sorting by it is the global shuffle, and equal texts meet.
+"""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import functools
+import hashlib
+import io
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from springtide.config.schema import Config
+from springtide.corpus import BANDS, Broken, Source, Unit, Vocabulary, bands, clean
+from springtide.store import Folder
+
+PARTS = "parts"
+_DOCUMENTS_A_GROUP = 64
+_SAMPLES = 5
+
+
+@dataclasses.dataclass(frozen=True)
+class PartJob:
+    """What a process needs to make one part. Picklable."""
+
+    number: int
+    unit: Unit
+    source: Source
+    config: Config
+    work: Folder
+    """Where parts and the vocabulary lie until the dataset is sealed."""
+    tokenizer: str
+
+    @property
+    def name(self) -> str:
+        return f"{PARTS}/{self.number:06d}"
+
+    def done(self) -> bool:
+        """Whether an earlier process made it."""
+        return self.work.exists(f"{self.name}.json")
+
+
+def make_part(job: PartJob) -> None:
+    """Read, clean, tokenise and write one part; nothing when it is there."""
+    if job.done():
+        return
+    vocabulary = open_work_vocabulary(job.work, job.tokenizer)
+    key = job.config.shards.seed.to_bytes(8, "little")
+    counts: collections.Counter[str] = collections.Counter()
+    samples: list[dict[str, str]] = []
+    texts: list[str] = []
+    rows: list[dict[str, Any]] = []
+    for found in job.source.read(job.unit):
+        if isinstance(found, Broken):
+            counts[found.reason] += 1
+            if len(samples) < _SAMPLES:
+                samples.append(found._asdict())
+            continue
+        text, reason = clean(found.text, job.config.corpus)
+        counts[reason or "kept"] += 1
+        if reason:
+            continue
+        digest = found._replace(text=text).digest
+        place = hashlib.blake2b(digest, key=key, digest_size=16).digest()
+        texts.append(text)
+        rows.append({"name": found.name, "place": place, "share": int.from_bytes(digest[:8], "little")})
+    for row, ids in zip(rows, vocabulary.encode(texts), strict=True):
+        row["tokens"] = ids
+    rows.sort(key=lambda row: (row["place"], row["name"]))
+    job.work.write(f"{job.name}.parquet", _encode(rows, job.config))
+    characters = sum(len(text) for text in texts)
+    tokens = sum(len(row["tokens"]) for row in rows)
+    job.work.write_json(
+        f"{job.name}.json", {"documents": counts, "characters": characters, "tokens": tokens, "broken": samples}
+    )
+
+
+@functools.lru_cache(maxsize=1)
+def open_work_vocabulary(work: Folder, name: str) -> Vocabulary:
+    """The vocabulary of a prepare; a process that makes many parts reads it once."""
+    return Vocabulary.from_json(work.read(name).decode())
+
+
+def _encode(rows: list[dict[str, Any]], config: Config) -> bytes:
+    places = np.frombuffer(b"".join(row["place"] for row in rows), dtype=">u8").reshape(-1, 2).astype(np.uint64)
+    signatures = np.zeros((len(rows), BANDS), dtype=np.uint64)
+    if config.corpus.near_duplicates:
+        signatures = np.array([bands(row["tokens"]) for row in rows], dtype=np.uint64).reshape(-1, BANDS)
+    lengths = np.array([len(row["tokens"]) for row in rows], dtype=np.int32)
+    flat = np.concatenate([row["tokens"] for row in rows] or [np.empty(0)]).astype(config.shards.token_type)
+    offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
+    columns: dict[str, Any] = {
+        "high": places[:, 0],
+        "low": places[:, 1],
+        "share": np.array([row["share"] for row in rows], dtype=np.uint64),
+        "length": lengths,
+        "name": pa.array([row["name"] for row in rows], pa.string()),
+        **{f"band{number:02d}": signatures[:, number] for number in range(BANDS)},
+        "tokens": pa.ListArray.from_arrays(pa.array(offsets), pa.array(flat)),
+    }
+    out = io.BytesIO()
+    pq.write_table(pa.table(columns), out, row_group_size=_DOCUMENTS_A_GROUP, compression="none", use_dictionary=False)
+    return out.getvalue()
+
+
+def read_columns(work: Folder, number: int, names: list[str]) -> pa.Table:
+    """Some columns of a part."""
+    with work.open(f"{PARTS}/{number:06d}.parquet") as file:
+        return pq.read_table(file, columns=names)
+
+
+def read_tokens(work: Folder, number: int, rows: np.ndarray) -> list[np.ndarray]:
+    """The token ids of some documents of a part, by their rows in it, rising; reads only the row groups they lie in."""
+    groups = rows // _DOCUMENTS_A_GROUP
+    found: list[np.ndarray] = []
+    with work.open(f"{PARTS}/{number:06d}.parquet") as file:
+        parquet = pq.ParquetFile(file)
+        for group in np.unique(groups).tolist():
+            lists = parquet.read_row_group(group, ["tokens"])["tokens"].combine_chunks()
+            values, offsets = lists.values.to_numpy(), lists.offsets.to_numpy()
+            for row in (rows[groups == group] - group * _DOCUMENTS_A_GROUP).tolist():
+                found.append(values[offsets[row] : offsets[row + 1]])
+    return found

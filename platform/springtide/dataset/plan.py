@@ -1,0 +1,108 @@
+"""All parts -> what the dataset holds and in which order: duplicates left out, splits made, shards cut.
+
+Some 40 bytes a document are held, never a text: keys, lengths, and one band of the signatures at a time.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+
+import numpy as np
+
+from springtide.config import Config
+from springtide.corpus import BANDS, clusters
+from springtide.dataset.parts import read_columns
+from springtide.shards import HELDOUT, TRAIN
+from springtide.store import Folder
+
+
+@dataclasses.dataclass(frozen=True)
+class ShardPlan:
+    """One shard: documents by (part, row in it), in order, and which of their tokens it holds."""
+
+    split: str
+    number: int
+    first_row: int
+    rows: int
+    parts: np.ndarray
+    """int32 (documents,)."""
+    places: np.ndarray
+    """int32 (documents,): the row of each document in its part."""
+    skip: int
+    """Tokens of the first document that lie before the shard."""
+
+    @property
+    def name(self) -> str:
+        return f"{self.split}-{self.number:05d}.parquet"
+
+
+@dataclasses.dataclass(frozen=True)
+class Plan:
+    """What becomes of every document."""
+
+    shards: tuple[ShardPlan, ...]
+    documents: dict[str, int]
+    """Split -> documents in it."""
+    tokens: dict[str, int]
+    dropped: dict[str, int]
+    """Reason -> documents left out here."""
+    lengths: np.ndarray
+    """int32: tokens of every document that is kept."""
+
+
+def make_plan(work: Folder, parts: int, config: Config) -> Plan:
+    """Decide from the parts' columns alone; the same parts in any number of processes give the same plan."""
+    part, row, high, low, share, length = _index(work, parts)
+    order = np.lexsort((row, part, low, high))
+    again = np.zeros(len(order), dtype=bool)
+    again[1:] = (high[order][1:] == high[order][:-1]) & (low[order][1:] == low[order][:-1])
+    dropped = {"duplicate": int(again.sum())}
+    order = order[~again]
+    if config.corpus.near_duplicates:
+        # of a cluster the first in the order stays
+        cluster = clusters(_bands(work, parts, order), len(order))
+        first = np.zeros(len(order), dtype=bool)
+        first[np.unique(cluster, return_index=True)[1]] = True
+        dropped["near duplicate"] = int((~first).sum())
+        order = order[first]
+    held_out = share[order] / 2.0**64 < config.shards.heldout_fraction
+    shards: list[ShardPlan] = []
+    documents, tokens = {}, {}
+    for split, chosen in ((TRAIN, order[~held_out]), (HELDOUT, order[held_out])):
+        documents[split], tokens[split] = len(chosen), int(length[chosen].sum())
+        shards += _cut(config, split, part[chosen], row[chosen], length[chosen])
+    return Plan(tuple(shards), documents, tokens, dropped, length[order])
+
+
+def _cut(config: Config, split: str, part: np.ndarray, row: np.ndarray, length: np.ndarray) -> Iterator[ShardPlan]:
+    """The documents end to end, cut into rows of sequence_length + 1 at a stride of sequence_length: a row repeats the last
+    token of the row before as its first input, so every token but the very first is predicted once."""
+    ends = np.cumsum(length, dtype=np.int64)
+    stride = config.shards.sequence_length
+    total_rows = (int(ends[-1]) - 1) // stride if len(ends) else 0
+    shard_rows = config.shards.rows_per_group * config.shards.groups_per_shard
+    for number, first_row in enumerate(range(0, total_rows, shard_rows)):
+        rows = min(shard_rows, total_rows - first_row)
+        begin, end = first_row * stride, (first_row + rows) * stride + 1
+        first, last = np.searchsorted(ends, begin, side="right"), np.searchsorted(ends, end, side="left")
+        inside = slice(int(first), int(last) + 1)
+        skip = begin - int(ends[first] - length[first])
+        yield ShardPlan(split, number, first_row, rows, part[inside], row[inside], skip)
+
+
+def _index(work: Folder, parts: int) -> tuple[np.ndarray, ...]:
+    columns: list[list[np.ndarray]] = [[], [], [], [], [], []]
+    for number in range(parts):
+        table = read_columns(work, number, ["high", "low", "share", "length"])
+        columns[0].append(np.full(table.num_rows, number, dtype=np.int32))
+        columns[1].append(np.arange(table.num_rows, dtype=np.int32))
+        for place, name in enumerate(("high", "low", "share", "length"), start=2):
+            columns[place].append(table[name].to_numpy())
+    return tuple(np.concatenate(column) for column in columns)
+
+
+def _bands(work: Folder, parts: int, order: np.ndarray) -> Iterator[np.ndarray]:
+    for band in range(BANDS):
+        name = f"band{band:02d}"
+        yield np.concatenate([read_columns(work, number, [name])[name].to_numpy() for number in range(parts)])[order]

@@ -1,0 +1,39 @@
+"""Stages of ``dataset`` run as Ray Data tasks, one an item, wherever the cluster has room."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import pyarrow as pa
+import ray
+import ray.data
+from ray.data import DataContext
+from ray.exceptions import RayError
+
+_log = logging.getLogger(__name__)
+
+
+def ray_map(function: Callable[[Any], Any], items: Sequence[Any]) -> Iterator[None]:
+    """Run ``function`` on every item; what it returns is not kept, for stages write what they make."""
+    if not items:
+        return
+    DataContext.get_current().enable_progress_bars = False
+    logging.getLogger("ray.data").setLevel(logging.ERROR)  # progress is the caller's to show, and a failure is raised
+    jobs = ray.put(list(items))
+
+    def work(batch: pa.Table) -> pa.Table:
+        for number in batch["number"].to_pylist():
+            function(ray.get(jobs)[number])
+        return batch
+
+    numbers = ray.data.from_items([{"number": number} for number in range(len(items))], override_num_blocks=len(items))
+    made = numbers.map_batches(work, batch_size=None, batch_format="pyarrow")
+    try:
+        for batch in made.iter_batches(batch_size=None, batch_format="pyarrow"):
+            yield from [None] * batch.num_rows
+    except RayError as error:
+        # what was made stays made; what failed works here after all, or raises what is wrong as itself
+        _log.warning("a task failed and what is left is made here: %s", error)
+        yield from (function(item) for item in items)

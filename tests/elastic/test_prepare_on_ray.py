@@ -1,0 +1,47 @@
+"""Preparing on a cluster."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from springtide import config as configs
+from springtide.corpus import sources
+from springtide.dataset import open_dataset, prepare
+from springtide.errors import CorpusError
+from springtide.on_ray.prepare import ray_map
+from springtide.store import Folder
+
+pytestmark = pytest.mark.cluster
+
+
+def test_on_a_cluster_the_bytes_are_those_of_one_process(
+    ray_cluster: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sources, "_UNIT_BYTES", 150_000)
+    changes = {"corpus.max_files": 60, "shards.rows_per_group": 16}
+    config = configs.override(configs.recipes.tiny(), changes)
+    found = []
+    for name, run in (("one", {}), ("cluster", {"run": ray_map})):
+        stages: dict[str, int] = {}
+        prepared = prepare(
+            configs.override(config, {"shards.root": str(tmp_path / name)}),
+            lambda stage, done, total, stages=stages: stages.__setitem__(stage, done),  # type: ignore[misc]
+            **run,  # type: ignore[arg-type]
+        )
+        assert stages["reading and tokenising"] > 4
+        assert stages["packing and sealing"] > 4
+        manifest, _ = open_dataset(prepared.shards.dataset)
+        found.append((manifest, {file: Folder(prepared.shards.dataset).read(file) for file in ("tokenizer.json",)}))
+    assert found[0] == found[1]
+
+
+def test_what_is_wrong_with_a_source_comes_back_as_itself(ray_cluster: str, tmp_path: Path) -> None:
+    pq.write_table(pa.table({"body": ["text"] * 9}), tmp_path / "a.parquet", row_group_size=3)
+    changes = {"corpus.source": str(tmp_path / "a.parquet"), "shards.root": str(tmp_path / "data")}
+    config = configs.override(configs.recipes.tiny(), changes)
+    with pytest.raises(CorpusError, match=r"corpus.field = 'text': is no column of .*choose one of body"):
+        prepare(config, run=ray_map)

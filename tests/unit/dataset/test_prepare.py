@@ -1,0 +1,211 @@
+"""Text to a sealed dataset: nothing lost, nothing twice, the same bytes however it was interrupted or shared out."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from springtide import config as configs
+from springtide.config import Config
+from springtide.corpus import Source, open_source, sources
+from springtide.dataset import open_dataset, prepare
+from springtide.errors import CorpusError
+from springtide.shards import HELDOUT, TRAIN, SplitReader, check_shard
+from springtide.store import Folder
+
+LENGTH = 16
+
+
+def write_corpus(folder: Path, documents: int = 240, seed: int = 0) -> list[str]:
+    """Files of random words, some exact and some near copies of others."""
+    rng = random.Random(seed)
+    words = ["".join(rng.choices("abcdefghijklmnopqrstuvwxyz", k=rng.randint(2, 9))) for _ in range(400)]
+    texts = [" ".join(rng.choices(words, k=rng.randint(40, 200))) for _ in range(documents)]
+    texts += texts[:10]  # exact copies
+    texts += [text + " and one word more" for text in texts[10:20]]  # near copies
+    folder.mkdir(parents=True, exist_ok=True)
+    for number, text in enumerate(texts):
+        (folder / f"{number:04d}.txt").write_text(text)
+    return texts
+
+
+def small(root: Path, source: Path, **changes: Any) -> Config:
+    settings = {
+        "corpus.source": str(source),
+        "shards.root": str(root),
+        "shards.sequence_length": LENGTH,
+        "shards.rows_per_group": 32,
+        "shards.groups_per_shard": 8,
+        "shards.heldout_fraction": 0.1,
+        **{key.replace("__", "."): value for key, value in changes.items()},
+    }
+    return configs.override(configs.recipes.tiny(), {**settings, "corpus.max_files": 0})
+
+
+@pytest.fixture
+def small_units(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sources, "_UNIT_BYTES", 8_000)
+
+
+def contents(folder: str) -> dict[str, str]:
+    """Digest of every file."""
+    return {
+        path.relative_to(folder).as_posix(): hashlib.sha256(path.read_bytes()).hexdigest()
+        for path in sorted(Path(folder).rglob("*"))
+        if path.is_file()
+    }
+
+
+@pytest.mark.usefixtures("small_units")
+def test_rows_are_the_kept_documents_end_to_end_in_the_order_of_their_keys(tmp_path: Path) -> None:
+    texts = write_corpus(tmp_path / "text")
+    config = small(tmp_path / "data", tmp_path / "text", corpus__near_duplicates=False)
+    dataset = prepare(config).shards.dataset
+    manifest, vocabulary = open_dataset(dataset)
+    digests = {hashlib.blake2b(text.encode(), digest_size=16).digest(): text for text in texts}
+    key = (0).to_bytes(8, "little")
+    order = sorted(digests, key=lambda digest: hashlib.blake2b(digest, key=key, digest_size=16).digest())
+    held_out = [int.from_bytes(digest[:8], "little") / 2**64 < 0.1 for digest in order]
+    for split, wanted in ((TRAIN, False), (HELDOUT, True)):
+        mine = [digests[digest] for digest, held in zip(order, held_out, strict=True) if held is wanted]
+        line = np.concatenate(list(vocabulary.encode(mine)))
+        found = manifest.splits[split]
+        assert (found.documents, found.tokens, found.rows) == (len(mine), len(line), (len(line) - 1) // LENGTH)
+        rows = SplitReader(Folder(dataset), found).read(np.arange(found.rows))
+        assert np.array_equal(rows.tokens[:, :-1].ravel(), line[: found.rows * LENGTH])
+        assert np.array_equal(rows.tokens[:, 1:].ravel(), line[1 : found.rows * LENGTH + 1])
+        assert np.array_equal(rows.num_bytes, vocabulary.byte_lengths()[rows.tokens[:, 1:]].sum(axis=1))
+        assert rows.sample_ids.tolist() == list(range(found.rows))
+        for shard in found.shards:
+            check_shard(Folder(dataset), shard)
+    assert len(manifest.splits[TRAIN].shards) > 5
+    assert manifest.source["documents"] == len(texts)
+    assert manifest.source["dropped"] == {"duplicate": 10}
+    assert not (Path(dataset) / "work").exists()
+
+
+@pytest.mark.usefixtures("small_units")
+def test_near_copies_are_left_out_and_counted(tmp_path: Path) -> None:
+    write_corpus(tmp_path / "text")
+    manifest, _ = open_dataset(prepare(small(tmp_path / "data", tmp_path / "text")).shards.dataset)
+    assert manifest.source["dropped"] == {"duplicate": 10, "near duplicate": 10}
+    assert sum(split.documents for split in manifest.splits.values()) == 240
+
+
+def backwards(function: Callable[[Any], Any], items: Sequence[Any]) -> Iterator[Any]:
+    return (function(item) for item in reversed(items))
+
+
+def in_processes(function: Callable[[Any], Any], items: Sequence[Any]) -> Iterator[Any]:
+    with ProcessPoolExecutor(2) as pool:
+        yield from pool.map(function, items)
+
+
+@pytest.mark.usefixtures("small_units")
+@pytest.mark.parametrize("run", [backwards, in_processes])
+def test_the_bytes_do_not_depend_on_who_makes_what_when(tmp_path: Path, run: Any) -> None:
+    write_corpus(tmp_path / "text")
+    one = prepare(small(tmp_path / "one", tmp_path / "text")).shards.dataset
+    other = prepare(small(tmp_path / "other", tmp_path / "text"), run=run).shards.dataset
+    assert contents(one) == contents(other)
+
+
+def test_killed_at_random_moments_it_goes_on_to_the_same_bytes(tmp_path: Path) -> None:
+    """kill -9, three times; the moments are drawn anew each time the test runs, and named when it fails."""
+    write_corpus(tmp_path / "text", 2000)
+    script = (
+        "import sys; from springtide import config; from springtide.corpus import sources;"
+        "from springtide.dataset import prepare;"
+        "sources._UNIT_BYTES = 40_000; prepare(config.load(sys.argv[1]))"
+    )
+
+    def start(root: str) -> subprocess.Popen[bytes]:
+        config = small(tmp_path / root, tmp_path / "text")
+        (tmp_path / f"{root}.yaml").write_text(configs.dump(config))
+        return subprocess.Popen([sys.executable, "-c", script, str(tmp_path / f"{root}.yaml")])
+
+    assert start("whole").wait(120) == 0
+    [whole] = (tmp_path / "whole").iterdir()
+    made = len(list(whole.iterdir())) + len(open_source(str(tmp_path / "text")).names) // 40
+    moments = sorted(random.sample(range(1, made), 3))
+    for files in moments:
+        process = start("killed")
+        while process.poll() is None and len(list((tmp_path / "killed").rglob("*.*"))) < files:
+            time.sleep(0.001)  # until so many files are there
+        os.kill(process.pid, signal.SIGKILL)
+        process.wait(20)
+    assert start("killed").wait(120) == 0
+    [killed] = (tmp_path / "killed").iterdir()
+    assert contents(str(killed)) == contents(str(whole)), f"killed at {moments} files"
+
+
+def test_a_broken_line_among_many_is_counted_and_shown(tmp_path: Path) -> None:
+    lines = [f'{{"text": "document {number} of some length, {number * 7919}"}}' for number in range(500)]
+    lines[250] = '{"text": "never closed'
+    (tmp_path / "a.jsonl").write_text("\n".join(lines))
+    config = small(tmp_path / "data", tmp_path / "a.jsonl", corpus__near_duplicates=False)
+    manifest, _ = open_dataset(prepare(config).shards.dataset)
+    assert manifest.source["dropped"] == {"not JSON": 1, "duplicate": 0}
+    assert [broken["sample"] for broken in manifest.source["broken"]] == ['{"text": "never closed']
+
+
+def test_filters_drop_for_a_reason_that_is_counted(tmp_path: Path) -> None:
+    write_corpus(tmp_path / "text", 60)
+    (tmp_path / "text" / "short.txt").write_text("short")
+    config = small(tmp_path / "data", tmp_path / "text", corpus__min_characters=10)
+    manifest, _ = open_dataset(prepare(config).shards.dataset)
+    assert manifest.source["dropped"]["short"] == 1
+
+
+def test_a_full_disk_is_named_and_what_is_made_is_kept(tmp_path: Path) -> None:
+    """On a real file system of half a megabyte, in a namespace of its own."""
+    write_corpus(tmp_path / "text", 2000)
+    (tmp_path / "disk").mkdir()
+    (tmp_path / "config.yaml").write_text(configs.dump(small(tmp_path / "disk", tmp_path / "text")))
+    script = (
+        "import sys; from springtide import config; from springtide.corpus import sources;"
+        "from springtide.dataset import prepare, make;"
+        "sources._UNIT_BYTES = 40_000; make._check_room = lambda *_: None; prepare(config.load(sys.argv[1]))"
+    )
+    mount = f"mount -t tmpfs -o size=512k none {tmp_path}/disk"
+    command = f"{mount} && {sys.executable} -c '{script}' {tmp_path}/config.yaml; ls -R {tmp_path}/disk"
+    unshare = shutil.which("unshare")
+    if unshare is None or subprocess.run([unshare, "-rm", "true"], capture_output=True, check=False).returncode:
+        pytest.skip("this machine lets nobody mount in a namespace of their own")
+    done = subprocess.run(
+        [unshare, "-rm", "sh", "-c", command], capture_output=True, text=True, timeout=120, check=False
+    )
+    assert "the disk is full" in done.stderr, done.stderr[-2000:]
+    assert "run the same command again: what is made is kept" in done.stderr
+    assert ".tmp-" not in done.stdout
+    assert "000000.json" in done.stdout
+    assert "manifest.json" not in done.stdout
+
+
+def test_too_little_room_is_said_before_anything_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_corpus(tmp_path / "text", 20)
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: shutil._ntuple_diskusage(10**6, 10**6, 5_000))
+    with pytest.raises(CorpusError, match=r"shards.root = .*free some, or choose another folder"):
+        prepare(small(tmp_path, tmp_path / "text"))
+
+
+def test_units_of_a_source_cover_every_file_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_corpus(tmp_path, 50)
+    monkeypatch.setattr(sources, "_UNIT_FILES", 7)
+    source: Source = open_source(str(tmp_path))
+    units = source.units()
+    assert [name for unit in units for name in unit.names] == list(source.names)
+    assert max(len(unit.names) for unit in units) == 7
