@@ -112,7 +112,7 @@ def sample(
 
     config = run.config
     manifest, vocabulary = open_dataset(open_data(config).datasets[0])
-    model = build(config.model, manifest.vocab_size)
+    model = build(config.model, manifest.vocab_size, manifest.separator)
     name = run.checkpoints[-1]
     load_tensors(run.folder, name, model)
     ids = vocabulary.tokenizer.encode(prompt).ids

@@ -17,6 +17,7 @@ from springtide import config as configs
 from springtide.checkpoint import committed
 from springtide.checkpoint.layout import check_order
 from springtide.config import Config
+from springtide.dataset import prepare
 from springtide.errors import CheckpointError
 from springtide.model import build
 from springtide.store import Folder
@@ -114,6 +115,20 @@ def test_with_exact_sums_a_resized_run_is_bit_equal(tiny: Config, ranks: Ranks) 
             assert done.loss == whole[step].loss, f"step {step} on {world_size} ranks"
     for name, tensor in ranks(2, full_state, config)[0].items():
         assert torch.equal(tensor, state[name]), name
+
+
+def test_fitted_documents_train_alike_at_any_world_size(tiny: Config, ranks: Ranks, poems: str, datasets: Path) -> None:
+    """Rows hold different numbers of tokens that count, so only a token-weighted loss is right."""
+    changes = {"shards.packing": "best_fit", "shards.separate_documents": True, "shards.dataset": ""}
+    config = prepare(
+        configs.override(tiny, {**changes, "corpus.source": str(datasets / "parts"), "corpus.near_duplicates": False})
+    )
+    config = named(config, "fitted", train__total=12 * 64 * 15, optim__warmup=0, checkpoint__every_steps=0)
+    [alone] = ranks(1, train, config)
+    counts = [done.step_tokens for done in steps(alone).values()]
+    assert len(set(counts)) > 1
+    assert min(counts) < 12 * 64
+    compare(steps(ranks(3, train, named(config, "fitted-3", train__micro_batch=1))[0]), steps(alone), 5e-5)
 
 
 def test_asking_for_a_save_saves_once_and_trains_on(tiny: Config, ranks: Ranks) -> None:

@@ -53,6 +53,10 @@ class ShardsConfig(Section):
     """Tokens a row trains on; a row stores one more, the first input [tokens]."""
     token_type: Literal["uint16", "uint32"] = "uint16"
     """How a token id is stored [type]."""
+    packing: Literal["concat", "best_fit"] = "concat"
+    """Documents end to end and cut where a row is full, or whole documents fitted together, none cut that fits a row [name]."""
+    separate_documents: bool = False
+    """Whether attention, positions and loss begin anew at each document of a row; best_fit needs it [flag]."""
     rows_per_group: int = Field(256, ge=1)
     """Rows in one Parquet row group, the unit of reading [rows]."""
     groups_per_shard: int = Field(16, ge=1)
@@ -61,6 +65,19 @@ class ShardsConfig(Section):
     """Share of the documents, chosen by their hash, kept for evaluation [ratio]."""
     seed: int = Field(0, ge=0)
     """Key of the order in which documents are packed [1]."""
+
+    @model_validator(mode="after")
+    def _check(self) -> ShardsConfig:
+        if self.packing == "best_fit" and not self.separate_documents:
+            raise ValueError(
+                explain(
+                    "shards.packing",
+                    self.packing,
+                    "fills rows with ends of text, which only shards.separate_documents leaves out of the loss",
+                    "set shards.separate_documents, or pack with concat",
+                )
+            )
+        return self
 
 
 class Weights(Section):

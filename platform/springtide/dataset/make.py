@@ -22,7 +22,7 @@ from springtide.errors import ConfigError, CorpusError, explain
 from springtide.shards import MANIFEST, TOKENIZER, Manifest, Shard, Split, load_manifest, seal
 from springtide.store import Folder, digest
 
-_VERSION = 4
+_VERSION = 5
 """Raise it when the same settings would give other bytes."""
 
 _WORK = "work"
@@ -98,6 +98,7 @@ def _make(config: Config, source: Source, dataset: Folder, name: str, progress: 
         token_type=config.shards.token_type,
         vocab_size=vocabulary.size,
         end_of_text=vocabulary.end_of_text,
+        separate_documents=config.shards.separate_documents,
         tokenizer_digest=digest.of_bytes(vocabulary.to_json().encode()),
         fingerprint=name,
         source={"source": config.corpus.source, **_counts(work, len(jobs), plan)},
@@ -139,12 +140,32 @@ def seal_shard(job: SealJob) -> None:
         mine = np.flatnonzero(plan.parts == part)  # a part is sorted as the dataset is, so its rows rise here too
         for place, tokens in zip(mine.tolist(), read_tokens(job.work, part, plan.places[mine]), strict=True):
             documents[place] = tokens
-    line = np.concatenate(documents)[plan.skip :]
-    rows = np.lib.stride_tricks.sliding_window_view(line, length + 1)[: plan.rows * length : length]
-    byte_lengths = open_work_vocabulary(job.work, TOKENIZER).byte_lengths()
-    num_bytes = np.array([byte_lengths[row[1:]].sum() for row in rows])
+    vocabulary = open_work_vocabulary(job.work, TOKENIZER)
+    if plan.pieces is None:
+        line = np.concatenate(documents)[plan.skip :]
+        rows = np.lib.stride_tricks.sliding_window_view(line, length + 1)[: plan.rows * length : length]
+    else:
+        rows = _fill(documents, plan.pieces, plan.rows, length + 1, vocabulary.end_of_text)
+    num_bytes = _bytes(rows, vocabulary, job.config.shards.separate_documents)
     shard = seal(job.dataset, plan.name, job.config.shards, plan.first_row, num_bytes, rows)
     job.work.write_json(job.record, {"shard": shard.model_dump(mode="json"), "num_bytes": int(num_bytes.sum())})
+
+
+def _fill(documents: list[np.ndarray], pieces: np.ndarray, rows: int, capacity: int, padding: int) -> np.ndarray:
+    """The rows of a shard whose pieces were fitted, (rows, capacity); what is left of a row is ends of text."""
+    found = np.full((rows, capacity), padding, dtype=documents[0].dtype)
+    filled = np.zeros(rows, dtype=np.int64)
+    for row, document, begin, end in pieces.tolist():
+        at = filled[row]
+        found[row, at : at + end - begin] = documents[document][begin:end]
+        filled[row] += end - begin
+    return found
+
+
+def _bytes(rows: np.ndarray, vocabulary: Vocabulary, separate: bool) -> np.ndarray:
+    """Bytes of text that the predicted tokens of each row stand for, int64 (rows,)."""
+    lengths, end = vocabulary.byte_lengths(), vocabulary.end_of_text
+    return np.array([lengths[row[1:][row[:-1] != end] if separate else row[1:]].sum() for row in rows], dtype=np.int64)
 
 
 def _run_all(run: Map, function: Callable[[Any], Any], jobs: Sequence[Any], stage: str, progress: Progress) -> None:

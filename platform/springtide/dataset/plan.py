@@ -13,7 +13,7 @@ import numpy as np
 from springtide.config import Config
 from springtide.corpus import BANDS, clusters
 from springtide.dataset.parts import read_columns
-from springtide.shards import HELDOUT, TRAIN
+from springtide.shards import HELDOUT, TRAIN, best_fit
 from springtide.store import Folder
 
 
@@ -29,8 +29,10 @@ class ShardPlan:
     """int32 (documents,)."""
     places: np.ndarray
     """int32 (documents,): the row of each document in its part."""
-    skip: int
-    """Tokens of the first document that lie before the shard."""
+    skip: int = 0
+    """Tokens of the first document that lie before the shard, where documents lie end to end."""
+    pieces: np.ndarray | None = None
+    """int32 (pieces, 4): row, document, begin and end, where documents are fitted into rows."""
 
     @property
     def name(self) -> str:
@@ -71,7 +73,8 @@ def make_plan(work: Folder, parts: int, config: Config) -> Plan:
     documents, tokens = {}, {}
     for split, chosen in ((TRAIN, order[~held_out]), (HELDOUT, order[held_out])):
         documents[split], tokens[split] = len(chosen), int(length[chosen].sum())
-        shards += _cut(config, split, part[chosen], row[chosen], length[chosen])
+        lay = _cut if config.shards.packing == "concat" else _fit
+        shards += lay(config, split, part[chosen], row[chosen], length[chosen])
     return Plan(tuple(shards), documents, tokens, dropped, length[order])
 
 
@@ -89,6 +92,21 @@ def _cut(config: Config, split: str, part: np.ndarray, row: np.ndarray, length: 
         inside = slice(int(first), int(last) + 1)
         skip = begin - int(ends[first] - length[first])
         yield ShardPlan(split, number, first_row, rows, part[inside], row[inside], skip)
+
+
+def _fit(config: Config, split: str, part: np.ndarray, row: np.ndarray, length: np.ndarray) -> Iterator[ShardPlan]:
+    """Documents fitted together, a shard's worth of neighbours at a time."""
+    capacity = config.shards.sequence_length + 1
+    shard_tokens = capacity * config.shards.rows_per_group * config.shards.groups_per_shard
+    ends = np.cumsum(length, dtype=np.int64)
+    first_row = begin = number = 0
+    while begin < len(length):
+        done = int(ends[begin - 1]) if begin else 0
+        end = max(begin + 1, int(np.searchsorted(ends, done + shard_tokens, side="right")))
+        pieces = best_fit(length[begin:end], capacity)
+        rows = int(pieces[-1, 0]) + 1
+        yield ShardPlan(split, number, first_row, rows, part[begin:end], row[begin:end], pieces=pieces)
+        first_row, begin, number = first_row + rows, end, number + 1
 
 
 def _index(work: Folder, parts: int) -> tuple[np.ndarray, ...]:

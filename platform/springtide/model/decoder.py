@@ -40,11 +40,23 @@ def rotary_table(head_dim: int, length: int, theta: float, device: torch.device 
     return angles.cos(), angles.sin()
 
 
-def rotate(x_BHLE: Tensor, cos_LE: Tensor, sin_LE: Tensor) -> Tensor:
-    """Turn each pair (e, e + E / 2) by its position's angle."""
+def rotate(x_BHLE: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Turn each pair (e, e + E / 2) by its position's angle; the tables are (L, E / 2), or (B, 1, L, E / 2)."""
     first, second = x_BHLE.chunk(2, dim=-1)
-    cos, sin = cos_LE.type_as(x_BHLE), sin_LE.type_as(x_BHLE)
+    cos, sin = cos.type_as(x_BHLE), sin.type_as(x_BHLE)
     return torch.cat([first * cos - second * sin, second * cos + first * sin], dim=-1)
+
+
+def documents(tokens_BL: Tensor, separator: int) -> tuple[Tensor, Tensor]:
+    """The position of each token in its own document, int64 (B, L), and who may attend to whom, bool (B, 1, L, L).
+
+    A document ends with ``separator``, the end of text; a row that begins inside one counts from its own beginning.
+    """
+    index_L = torch.arange(tokens_BL.shape[1], device=tokens_BL.device)
+    begins_BL = F.pad(tokens_BL[:, :-1] == separator, (1, 0))
+    first_BL = torch.where(begins_BL, index_L, 0).cummax(dim=1).values
+    together_BLL = first_BL[:, :, None] == first_BL[:, None, :]
+    return index_L - first_BL, (together_BLL & (index_L[:, None] >= index_L)).unsqueeze(1)
 
 
 class Attention(nn.Module):
@@ -59,15 +71,17 @@ class Attention(nn.Module):
         self.value = nn.Linear(config.dim, self.num_kv_heads * self.head_dim, bias=False)
         self.out = nn.Linear(self.num_heads * self.head_dim, config.dim, bias=False)
 
-    def forward(self, x_BLD: Tensor, cos_LE: Tensor, sin_LE: Tensor) -> Tensor:
-        """(B, L, D) -> (B, L, D); the tables are (L, E / 2)."""
+    def forward(self, x_BLD: Tensor, cos: Tensor, sin: Tensor, mask_B1LL: Tensor | None = None) -> Tensor:
+        """(B, L, D) -> (B, L, D); tables as for ``rotate``; without a mask, plainly causal."""
         B, L, _ = x_BLD.shape
         q_BHLE = self.query(x_BLD).view(B, L, self.num_heads, self.head_dim).transpose(1, 2)
         k_BKLE = self.key(x_BLD).view(B, L, self.num_kv_heads, self.head_dim).transpose(1, 2)
         v_BKLE = self.value(x_BLD).view(B, L, self.num_kv_heads, self.head_dim).transpose(1, 2)
-        q_BHLE, k_BKLE = rotate(q_BHLE, cos_LE, sin_LE), rotate(k_BKLE, cos_LE, sin_LE)
+        q_BHLE, k_BKLE = rotate(q_BHLE, cos, sin), rotate(k_BKLE, cos, sin)
         grouped = self.num_heads != self.num_kv_heads
-        y_BHLE = F.scaled_dot_product_attention(q_BHLE, k_BKLE, v_BKLE, is_causal=True, enable_gqa=grouped)
+        y_BHLE = F.scaled_dot_product_attention(
+            q_BHLE, k_BKLE, v_BKLE, attn_mask=mask_B1LL, is_causal=mask_B1LL is None, enable_gqa=grouped
+        )
         return self.out(y_BHLE.transpose(1, 2).reshape(B, L, -1))
 
 
@@ -94,17 +108,18 @@ class Block(nn.Module):
         self.ffn_norm = RMSNorm(config.dim, config.norm_eps)
         self.ffn = FeedForward(config)
 
-    def forward(self, x_BLD: Tensor, cos_LE: Tensor, sin_LE: Tensor) -> Tensor:
-        x_BLD = x_BLD + self.attention(self.attention_norm(x_BLD), cos_LE, sin_LE)
+    def forward(self, x_BLD: Tensor, cos: Tensor, sin: Tensor, mask_B1LL: Tensor | None = None) -> Tensor:
+        x_BLD = x_BLD + self.attention(self.attention_norm(x_BLD), cos, sin, mask_B1LL)
         return x_BLD + self.ffn(self.ffn_norm(x_BLD))
 
 
 class Decoder(nn.Module):
     """Token ids (B, L) -> logits (B, L, V), V being ``vocab_size`` rounded up to a multiple of 64."""
 
-    def __init__(self, config: ModelConfig, vocab_size: int) -> None:
+    def __init__(self, config: ModelConfig, vocab_size: int, separator: int | None = None) -> None:
+        """``separator``: the id that ends a document, where documents of one row shall not see each other."""
         super().__init__()
-        self.config, self.vocab_size = config, vocab_size
+        self.config, self.vocab_size, self.separator = config, vocab_size, separator
         self.padded_vocab_size = -(-vocab_size // VOCAB_MULTIPLE) * VOCAB_MULTIPLE
         self.embedding = nn.Embedding(self.padded_vocab_size, config.dim)
         self.blocks = nn.ModuleList(Block(config) for _ in range(config.num_layers))
@@ -122,9 +137,13 @@ class Decoder(nn.Module):
     def forward(self, tokens_BL: Tensor) -> Tensor:
         """(B, L) ids -> (B, L, V) logits."""
         length = tokens_BL.shape[1]
+        cos, sin, mask_B1LL = self.cos[:length], self.sin[:length], None
+        if self.separator is not None:
+            position_BL, mask_B1LL = documents(tokens_BL, self.separator)
+            cos, sin = self.cos[position_BL].unsqueeze(1), self.sin[position_BL].unsqueeze(1)
         x_BLD = self.embedding(tokens_BL)
         for block in self.blocks:
-            x_BLD = block(x_BLD, self.cos[:length], self.sin[:length])
+            x_BLD = block(x_BLD, cos, sin, mask_B1LL)
         return self.head(self.norm(x_BLD))
 
     @torch.no_grad()
@@ -141,9 +160,9 @@ class Decoder(nn.Module):
                 parameter.copy_(torch.normal(0.0, std, parameter.shape, generator=generator))
 
 
-def build(config: ModelConfig, vocab_size: int) -> Decoder:
+def build(config: ModelConfig, vocab_size: int, separator: int | None = None) -> Decoder:
     """The decoder with its initial weights, on the CPU."""
-    model = Decoder(config, vocab_size)
+    model = Decoder(config, vocab_size, separator)
     model.init_weights(config.init_seed)
     return model
 

@@ -1,6 +1,7 @@
 """Token ids -> sealed Parquet shards with a checksummed manifest. Law: a dataset without a manifest does not exist, and
 one with a manifest never changes."""
 
+from springtide.shards.fit import best_fit
 from springtide.shards.manifest import HELDOUT, MANIFEST, TOKENIZER, TRAIN, Manifest, Shard, Split, load_manifest
 from springtide.shards.read import Rows, SplitReader, check_shard
 from springtide.shards.seal import seal
@@ -15,6 +16,7 @@ __all__ = [
     "Shard",
     "Split",
     "SplitReader",
+    "best_fit",
     "check_shard",
     "load_manifest",
     "seal",

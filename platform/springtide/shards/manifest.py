@@ -62,12 +62,19 @@ class Manifest(_Record):
     token_type: str
     vocab_size: int
     end_of_text: int
+    separate_documents: bool = False
+    """Whether attention, positions and loss begin anew at each document of a row."""
     tokenizer_digest: str
     """BLAKE2b-128 of ``tokenizer.json``: corpora that are mixed share it."""
     fingerprint: str
     """Of the settings and the source it was prepared from."""
     source: dict[str, Any]
     splits: dict[str, Split]
+
+    @property
+    def separator(self) -> int | None:
+        """``end_of_text`` where documents are kept apart."""
+        return self.end_of_text if self.separate_documents else None
 
     @property
     def digest(self) -> str:

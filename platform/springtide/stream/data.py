@@ -37,6 +37,11 @@ class Data:
         """Tokens a row trains on."""
         return self.manifests[0].sequence_length
 
+    @property
+    def separator(self) -> int | None:
+        """The id that ends a document, where documents of a row are kept apart."""
+        return self.manifests[0].separator
+
     def reader(self, rank: int, world_size: int) -> RankReader:
         """What fetches the rows of ``rank``."""
         return RankReader(self.datasets, self.manifests, self.order, rank, world_size)
@@ -85,6 +90,15 @@ def _check(config: Config, name: str, url: str, manifest: Manifest, first: Manif
                 config.shards.sequence_length,
                 f"the dataset {url} is packed to {manifest.sequence_length}",
                 "use that length, or prepare another dataset",
+            )
+        )
+    if manifest.separator != first.separator:
+        raise ConfigError(
+            explain(
+                f"stream.mixture.{name}",
+                url,
+                "keeps its documents apart where the first corpus does not, or the other way round",
+                "prepare both with the same shards.separate_documents",
             )
         )
     if (manifest.tokenizer_digest, manifest.token_type) != (first.tokenizer_digest, first.token_type):

@@ -14,7 +14,7 @@ from springtide.shards import HELDOUT, Manifest, SplitReader
 from springtide.store import Folder
 from springtide.stream import Data
 from springtide.track.events import Evaluated
-from springtide.train.step import token_loss
+from springtide.train.step import predicted, separator_of, token_loss
 
 
 @torch.no_grad()
@@ -55,10 +55,10 @@ def _evaluate(
         if len(rows):
             found = reader.read(rows)
             tokens, num_bytes = found.tokens.astype(np.int64), int(found.num_bytes.sum())
-        loss = token_loss(model, torch.from_numpy(tokens).to(world.device), world)
-        counts = torch.tensor(
-            [len(rows) * manifest.sequence_length, num_bytes, len(rows)], dtype=torch.float64, device=world.device
-        )
+        rows_BL = torch.from_numpy(tokens).to(world.device)
+        counted = int(predicted(rows_BL, separator_of(model)).sum())
+        counts = torch.tensor([counted, num_bytes, len(rows)], dtype=torch.float64, device=world.device)
+        loss = token_loss(model, rows_BL, world)
         total += torch.cat([loss.double().reshape(1), counts])
     dist.all_reduce(total)
     return total

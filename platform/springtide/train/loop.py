@@ -44,7 +44,7 @@ class Run:
     def __post_init__(self) -> None:
         if self.config.parallel.threads:
             torch.set_num_threads(self.config.parallel.threads)
-        model = build(self.config.model, self.data.vocab_size)
+        model = build(self.config.model, self.data.vocab_size, self.data.separator)
         self.flops_per_token = flops_per_token(model, self.data.sequence_length)
         self.num_parameters = num_parameters(model)
         self.model = parallelize(model, self.config.parallel, self.world)

@@ -21,6 +21,7 @@ from springtide.parallel import World, set_gradient_sync
 from springtide.stream import Batch, digest
 from springtide.train.optim import local_gradients, square_norm
 
+_NOT_PREDICTED = -100
 _LIMBS = 4
 _LIMB_BITS = 16
 
@@ -61,7 +62,7 @@ def train_step(
     ``micro_batches`` are slices of its rows, as many on every rank."""
     tokens_NL = torch.from_numpy(batch.tokens.astype(np.int64)).to(world.device)
     loss_sum = torch.zeros((), dtype=torch.float64, device=world.device)
-    num_tokens = 0
+    num_tokens = torch.zeros((), dtype=torch.float64, device=world.device)
 
     for index, rows in enumerate(micro_batches):
         set_gradient_sync(model, index == len(micro_batches) - 1)
@@ -70,7 +71,7 @@ def train_step(
         # divided by the tokens a full step has, known beforehand; the true count corrects it below
         (loss / tokens_per_step).backward()
         loss_sum += loss.detach()
-        num_tokens += part_BL.shape[0] * (tokens_NL.shape[1] - 1)
+        num_tokens += predicted(part_BL, separator_of(model)).sum()
 
     gradients = local_gradients(model)
     agreed = _agree(loss_sum, num_tokens, square_norm(gradients), digest(batch.sample_ids), interrupt, world)
@@ -91,20 +92,35 @@ def token_loss(model: nn.Module, rows_BL: Tensor, world: World) -> Tensor:
     if empty:
         rows_BL = torch.zeros(1, rows_BL.shape[1], dtype=torch.int64, device=world.device)
     logits_BLV = model(rows_BL[:, :-1])
-    loss = F.cross_entropy(logits_BLV.flatten(0, 1).float(), rows_BL[:, 1:].flatten(), reduction="sum")
+    wanted_BL = rows_BL[:, 1:].masked_fill(~predicted(rows_BL, separator_of(model)), _NOT_PREDICTED)
+    loss = F.cross_entropy(
+        logits_BLV.flatten(0, 1).float(), wanted_BL.flatten(), ignore_index=_NOT_PREDICTED, reduction="sum"
+    )
     return loss * 0.0 if empty else loss
 
 
+def predicted(rows_BL: Tensor, separator: int | None) -> Tensor:
+    """Which tokens of rows (B, L + 1) but the first count for the loss, bool (B, L): all, or, where documents are apart, those
+    that do not follow the end of one. Padding is a run of ends and so counts for nothing."""
+    before_BL = rows_BL[:, :-1]
+    return torch.ones_like(before_BL, dtype=torch.bool) if separator is None else before_BL != separator
+
+
+def separator_of(model: nn.Module) -> int | None:
+    """The id that keeps documents apart, where the model has one."""
+    return getattr(model, "separator", None)
+
+
 def _agree(
-    loss_sum: Tensor, num_tokens: int, square: Tensor, digest: int, interrupt: Interrupt | None, world: World
+    loss_sum: Tensor, num_tokens: Tensor, square: Tensor, digest: int, interrupt: Interrupt | None, world: World
 ) -> StepResult:
     # a float64 sum is exact below 2**53, so the 64-bit digest travels as four limbs of 16 bits
     limbs = [(digest >> (_LIMB_BITS * limb)) & (2**_LIMB_BITS - 1) for limb in range(_LIMBS)]
     asked = [float(interrupt is kind) for kind in Interrupt]
-    head = torch.stack([loss_sum, square.to(world.device)])
-    message = torch.cat([head, torch.tensor([num_tokens, *limbs, *asked], dtype=torch.float64, device=world.device)])
+    head = torch.stack([loss_sum, num_tokens, square.to(world.device)])
+    message = torch.cat([head, torch.tensor([*limbs, *asked], dtype=torch.float64, device=world.device)])
     dist.all_reduce(message)
-    loss, square_sum, tokens, *rest = message.tolist()
+    loss, tokens, square_sum, *rest = message.tolist()
     return StepResult(
         loss=loss / tokens,
         grad_norm=square_sum**0.5,

@@ -113,6 +113,11 @@ def test_only_what_is_learned_counts_for_the_fingerprint() -> None:
     assert configs.changes_the_run(configs.difference(demo, other)) == {"optim.peak_lr": (3e-3, 1e-3)}
 
 
+def test_padding_that_would_be_learned_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"shards.packing = 'best_fit': .*set shards.separate_documents"):
+        configs.override(configs.recipes.tiny(), {"shards.packing": "best_fit"})
+
+
 def test_fields_are_dotted_names_of_leaves() -> None:
     assert {"optim.peak_lr", "run.id", "feed.read_bytes"} <= fields().keys()
     assert "optim" not in fields()

@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from springtide.config.data import CorpusConfig
@@ -85,6 +85,7 @@ def test_text_cannot_forge_an_end_of_text() -> None:
 
 
 @given(st.lists(st.text(st.characters(codec="utf-8"), max_size=30), max_size=20), st.integers(1, 60))
+@example(["", "", ""], len('{"text": ""}\n'))  # units that begin where a line does
 def test_each_line_is_read_by_one_unit(texts: list[str], unit_bytes: int) -> None:
     folder = Folder(f"memory://lines-{uuid.uuid4().hex}")
     folder.write("a.jsonl", "".join(json.dumps({"text": text}, ensure_ascii=False) + "\n" for text in texts))

@@ -105,6 +105,32 @@ def test_near_copies_are_left_out_and_counted(tmp_path: Path) -> None:
     assert sum(split.documents for split in manifest.splits.values()) == 240
 
 
+@pytest.mark.usefixtures("small_units")
+@pytest.mark.parametrize("packing", ["concat", "best_fit"])
+def test_documents_kept_apart_lose_no_byte(tmp_path: Path, packing: str) -> None:
+    texts = write_corpus(tmp_path / "text")
+    changes = {"shards__packing": packing, "shards__separate_documents": True, "corpus__near_duplicates": False}
+    config = small(tmp_path / "data", tmp_path / "text", shards__sequence_length=600, **changes)
+    dataset = prepare(config).shards.dataset
+    manifest, vocabulary = open_dataset(dataset)
+    found: set[str] = set()
+    for split in manifest.splits.values():
+        rows = SplitReader(Folder(dataset), split).read(np.arange(split.rows))
+        after = rows.tokens[:, :-1] != manifest.end_of_text
+        counted = np.where(after, vocabulary.byte_lengths()[rows.tokens[:, 1:]], 0).sum(axis=1)
+        assert np.array_equal(rows.num_bytes, counted)
+        for row in rows.tokens:
+            ends = np.flatnonzero(row == manifest.end_of_text)
+            found |= {vocabulary.decode(part.tolist()) for part in np.split(row, ends + 1)}
+    whole = [text for text in set(texts) if len(text) <= 600]
+    assert len(whole) > 40
+    if packing == "best_fit":
+        assert set(whole) <= found
+        assert sum(split.num_bytes for split in manifest.splits.values()) == sum(len(text) - 1 for text in set(texts))
+    else:
+        assert not set(whole) <= found
+
+
 def backwards(function: Callable[[Any], Any], items: Sequence[Any]) -> Iterator[Any]:
     return (function(item) for item in reversed(items))
 

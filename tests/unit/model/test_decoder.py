@@ -13,6 +13,8 @@ from torch.utils.flop_counter import FlopCounterMode
 from springtide.config.schema import ModelConfig
 from springtide.model import build, flops_per_token, num_parameters
 from springtide.model.decoder import RMSNorm, rotary_table, rotate
+from springtide.parallel import World
+from springtide.train.step import predicted, token_loss
 
 CONFIG = ModelConfig(num_layers=2, dim=32, num_heads=4, num_kv_heads=2, ffn_dim=48, max_sequence_length=64)
 TOKENS = torch.randint(0, 100, (3, 20), generator=torch.Generator().manual_seed(1))
@@ -33,6 +35,27 @@ def test_no_position_sees_a_later_one() -> None:
     before, after = model(TOKENS), model(changed)
     assert torch.equal(before[:, :12], after[:, :12])
     assert not torch.allclose(before[:, 12:], after[:, 12:])
+
+
+def test_documents_packed_into_a_row_are_computed_as_if_alone() -> None:
+    model = build(CONFIG, vocab_size=100, separator=99)
+    parts = [TOKENS[0, :7], TOKENS[1, :1], TOKENS[2, :9]]
+    assert not any((part == 99).any() for part in parts)
+    apart = [torch.cat([part, torch.tensor([99])]) for part in parts]
+    packed = model(torch.cat(apart)[None])
+    alone = torch.cat([build(CONFIG, vocab_size=100)(part[None]) for part in apart], dim=1)
+    torch.testing.assert_close(packed, alone)
+    assert not torch.allclose(build(CONFIG, vocab_size=100)(torch.cat(apart)[None])[:, 8:], alone[:, 8:])
+
+
+def test_the_loss_of_packed_documents_is_that_of_the_documents() -> None:
+    parts = [torch.cat([TOKENS[row, :length], torch.tensor([99])]) for row, length in ((0, 7), (1, 3), (2, 9))]
+    row = torch.cat([*parts, torch.tensor([99, 99])])[None]  # two of padding
+    world = World(0, 1, torch.device("cpu"), None)  # type: ignore[arg-type]
+    packed = token_loss(build(CONFIG, 100, separator=99), row, world)
+    alone = sum(token_loss(build(CONFIG, 100), part[None], world) for part in parts)
+    torch.testing.assert_close(packed, alone)
+    assert int(predicted(row, 99).sum()) == sum(len(part) - 1 for part in parts)
 
 
 def test_weights_depend_on_the_seed_alone() -> None:

@@ -104,6 +104,18 @@ def test_skipped_steps_are_jumped_over_and_nothing_else_moves(order: Order, step
     assert np.array_equal(order.batch(step), plain.batch(kept[step]))
 
 
+def test_a_sample_is_left_out_from_its_step_on() -> None:
+    order = Order(("d",), ((8,),), 0, 4, 4, 2)  # two steps an epoch: every row comes again and again
+    sample = int(order.batch(5)[0])
+    without = dataclasses.replace(order, skip_samples=((5, (sample,)),))
+    comes = [step for step in range(20) if sample in order.batch(step)]
+    assert 5 in comes
+    assert min(comes) < 5
+    for step in range(20):
+        expected = [row for row in order.batch(step).tolist() if step < 5 or row != sample]
+        assert without.batch(step).tolist() == expected
+
+
 @given(st.integers(1, 40), st.lists(st.floats(0.01, 1), min_size=2, max_size=5), st.integers(0, 10**6))
 def test_every_step_holds_its_share_of_each_corpus_to_within_one_sample(
     slots: int, weights: list[float], step: int
