@@ -162,9 +162,8 @@ def _inspect_dataset(url: str, options: argparse.Namespace) -> int:
                 check_shard(Folder(url), shard)
     if options.json:
         splits = {name: split.model_dump(exclude={"shards"}) for name, split in manifest.splits.items()}
-        print(
-            json.dumps({"dataset": url, "digest": manifest.digest, "vocab_size": manifest.vocab_size, "splits": splits})
-        )
+        facts = {"digest": manifest.digest, "vocab_size": manifest.vocab_size, "source": manifest.source}
+        print(json.dumps({"dataset": url, **facts, "splits": splits}))
         return 0
     print(
         f"dataset {url}\n  digest {manifest.digest}, {manifest.vocab_size} ids, rows of {manifest.sequence_length} tokens"
@@ -173,6 +172,13 @@ def _inspect_dataset(url: str, options: argparse.Namespace) -> int:
         print(
             f"  {name}: {split.documents} documents, {split.tokens} tokens, {split.rows} rows, {len(split.shards)} shards"
         )
+    source = manifest.source
+    dropped = ", ".join(f"{count} {reason}" for reason, count in source["dropped"].items() if count)
+    print(f"  from {source['source']}: {source['documents']} documents; left out: {dropped or 'none'}")
+    lengths = ", ".join(f"{count} from {edge}" for edge, count in source["documents_by_tokens"] if count)
+    print(f"  documents by their tokens: {lengths}")
+    for broken in source["broken"]:
+        print(f"  broken: {broken['name']}: {broken['reason']}: {broken['sample'][:60]!r}")
     rows = SplitReader(Folder(url), manifest.splits[TRAIN]).read(_first_rows(manifest.splits[TRAIN].rows))
     for row, text in zip(rows.sample_ids, rows_text(rows.tokens, vocabulary), strict=True):
         print(f"  row {row}: {text[:100]!r}")

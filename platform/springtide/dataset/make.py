@@ -253,7 +253,7 @@ def _counts(work: Folder, parts: int, plan: Plan) -> dict[str, Any]:
         "dropped": {**documents, **plan.dropped},
         "characters": sum(record["characters"] for record in records),
         "tokens_before_deduplication": sum(record["tokens"] for record in records),
-        "documents_by_tokens": {f">={edge}": count for edge, count in zip(edges, lengths, strict=True)},
+        "documents_by_tokens": [[edge, count] for edge, count in zip(edges, lengths, strict=True)],
         "broken": [sample for record in records for sample in record["broken"]][:20],
     }
 
