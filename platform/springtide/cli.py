@@ -47,6 +47,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except (ConfigError, ValueError) as error:
         _complain(error)
         return 2
+    except BrokenPipeError:  # `| head` has seen enough; nothing is left for the interpreter to flush into the pipe
+        sys.stdout = open("/dev/null", "w")  # noqa: SIM115
+        return 0
     except (SpringtideError, OSError) as error:
         _complain(error)
         return 1
