@@ -206,12 +206,15 @@ def test_the_feed_gives_each_rank_its_batches_in_order(
     tiny: Config, ray_cluster: str, first: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(feed_module, "_READS_PER_PIPELINE", 3)  # several pipelines, several reads in each
-    data = open_data(tiny)
+    whole = open_data(tiny).order
+    all_of_a_step = [int(sample) for step in (first + 3, first + 24) for sample in whole.rank_batch(step, 1, 3)]
+    data = open_data(configs.override(tiny, {"stream.skip_samples": [{"samples": all_of_a_step}]}))
     order, reader = data.order, data.reader(1, 3)
     plan = reader.plan(first, first + 25, 4 * 3 * 2 * (data.sequence_length + 1))
     assert len(plan) > 6
     batches = list(feed_module.feed(reader, plan, tiny.feed))
     assert [batch.step for batch in batches] == list(range(first, first + 25))
+    assert [batch.step for batch in batches if not len(batch.sample_ids)] == [first + 3, first + 24]
     for batch, direct in zip(batches, (batch for read in plan for batch in reader.fetch(read)), strict=True):
         assert np.array_equal(batch.sample_ids, order.rank_batch(batch.step, 1, 3))
         assert np.array_equal(batch.tokens, direct.tokens)

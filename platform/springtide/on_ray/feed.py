@@ -39,15 +39,22 @@ def feed(reader: RankReader, plan: list[Read], config: FeedConfig) -> Iterator[B
     left = collections.deque(plan)
     while left:
         leg = list(itertools.islice(left, _READS_PER_PIPELINE))
+        due = leg[0].first
         try:
             for batch in _batches(_pipeline(reader, leg, config), config):
+                # samples that are left out may be all that a rank has of a step
+                yield from map(reader.nothing, range(due, batch.step))
                 yield batch
-                read = left.popleft()
-                if batch.step + 1 < read.last:
-                    left.appendleft(Read(batch.step + 1, read.last))
+                due = batch.step + 1
+            yield from map(reader.nothing, range(due, leg[-1].last))
+            due = leg[-1].last
         except RayError as error:
             _log.warning("a read failed in its task and is made here: %s", error)
-            yield from reader.fetch(left.popleft())
+            failed = next(read for read in leg if read.last > due)
+            yield from reader.fetch(Read(max(due, failed.first), failed.last))
+            due = failed.last
+        while left and left[0].last <= due:
+            left.popleft()
 
 
 def _pipeline(reader: RankReader, leg: list[Read], config: FeedConfig) -> ray.data.Dataset:

@@ -72,6 +72,11 @@ class RankReader:
                 tokens[here] = found.tokens
             yield Batch(step, ids, tokens)
 
+    def nothing(self, step: int) -> Batch:
+        """The batch of a step of which this rank has no rows."""
+        manifest = self._manifests[0]
+        return Batch(step, np.empty(0, np.uint64), np.empty((0, manifest.sequence_length + 1), manifest.token_type))
+
     def __getstate__(self) -> dict[str, object]:
         return {**self.__dict__, "_readers": None}
 
