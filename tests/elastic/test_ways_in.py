@@ -101,7 +101,7 @@ def test_killed_at_step_60_with_all_its_workers_it_resumes_as_if_nothing_had_bee
     assert result["ok"]
     assert result["steps_checked"] == 150
     assert result["loss_max_abs_diff"] < 1e-4  # of the steps between the last checkpoint and the kill, trained twice
-    assert folders() == before  # nothing of the killed run's cluster is left
+    assert folders() <= before  # nothing of the killed run's cluster is left
 
 
 PRIVATE = """
@@ -126,4 +126,4 @@ def test_a_private_cluster_joins_no_other_and_leaves_nothing() -> None:
     assert done.returncode == 0, done.stderr[-3000:]
     addresses = done.stdout.split()
     assert len(addresses) == len(set(addresses)) == 2
-    assert folders() == before
+    assert folders() <= before

@@ -7,6 +7,7 @@ import uuid
 from pathlib import Path
 from typing import Any
 
+import fsspec
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -158,5 +159,10 @@ def test_a_store_that_cannot_be_reached_says_what_to_set(monkeypatch: pytest.Mon
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")
     monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
-    with pytest.raises(CorpusError, match=r"cannot be reached .*; set AWS_ACCESS_KEY_ID"):
-        open_source("s3://nowhere/texts/*.txt")
+    s3 = fsspec.get_filesystem_class("s3")
+    s3.clear_instance_cache()  # another test's connection, with its credentials
+    try:
+        with pytest.raises(CorpusError, match=r"cannot be reached .*; set AWS_ACCESS_KEY_ID"):
+            open_source("s3://nowhere/texts/*.txt")
+    finally:
+        s3.clear_instance_cache()
