@@ -22,8 +22,6 @@ from springtide.track.mlflow_sink import OFF, MlflowSink, default_uri
 
 _PROMPT = "def "
 _TEMPERATURE = 0.8
-
-
 _LARGE_UNITS = 8
 
 

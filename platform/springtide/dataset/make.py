@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 
 from springtide.config import Config, override
-from springtide.corpus import Broken, Source, Vocabulary, clean, open_source, open_vocabulary
-from springtide.dataset.parts import PARTS, PartJob, make_part, open_work_vocabulary, read_tokens
+from springtide.corpus import Broken, Source, Unit, Vocabulary, clean, open_source, open_vocabulary
+from springtide.dataset.parts import PartJob, make_part, open_work_vocabulary, read_counts, read_tokens
 from springtide.dataset.plan import Plan, ShardPlan, make_plan
 from springtide.errors import ConfigError, CorpusError, explain
 from springtide.shards import MANIFEST, TOKENIZER, Manifest, Shard, Split, load_manifest, seal
@@ -52,9 +52,7 @@ def prepare(config: Config, progress: Progress = silent, run: Map = in_process) 
     """
     if config.shards.dataset or config.stream.mixture:
         return config
-    source = open_source(config.corpus.source, config.corpus.max_files, config.corpus.field)
-    name = fingerprint(config, source)
-    dataset = Folder(config.shards.root) / name
+    source, name, dataset = _find(config)
     if not dataset.exists(MANIFEST):
         try:
             with _explained(dataset):
@@ -69,9 +67,15 @@ def units_to_make(config: Config) -> int:
     """Units of the source that ``prepare`` would read; 0 when the dataset is there."""
     if config.shards.dataset or config.stream.mixture:
         return 0
+    source, _, dataset = _find(config)
+    return 0 if dataset.exists(MANIFEST) else len(source.units())
+
+
+def _find(config: Config) -> tuple[Source, str, Folder]:
+    """The source, its fingerprint under this config, and where its dataset is or will be."""
     source = open_source(config.corpus.source, config.corpus.max_files, config.corpus.field)
-    made = (Folder(config.shards.root) / fingerprint(config, source)).exists(MANIFEST)
-    return 0 if made else len(source.units())
+    name = fingerprint(config, source)
+    return source, name, Folder(config.shards.root) / name
 
 
 def fingerprint(config: Config, source: Source) -> str:
@@ -86,8 +90,8 @@ def _make(config: Config, source: Source, dataset: Folder, name: str, progress: 
     units = source.units()
     _check_room(source, dataset)
     work = dataset / _WORK
-    vocabulary = _vocabulary(config, source, work)
-    jobs = [PartJob(number, unit, source, config, work, TOKENIZER) for number, unit in enumerate(units)]
+    vocabulary = _vocabulary(config, source, units, work)
+    jobs = [PartJob(number, unit, source, config, work) for number, unit in enumerate(units)]
     _run_all(run, make_part, [job for job in jobs if not job.done()], "reading and tokenising", progress)
     plan = make_plan(work, len(jobs), config)
     _check_plan(config, plan)
@@ -140,7 +144,7 @@ def seal_shard(job: SealJob) -> None:
         mine = np.flatnonzero(plan.parts == part)  # a part is sorted as the dataset is, so its rows rise here too
         for place, tokens in zip(mine.tolist(), read_tokens(job.work, part, plan.places[mine]), strict=True):
             documents[place] = tokens
-    vocabulary = open_work_vocabulary(job.work, TOKENIZER)
+    vocabulary = open_work_vocabulary(job.work)
     if plan.pieces is None:
         line = np.concatenate(documents)[plan.skip :]
         rows = np.lib.stride_tricks.sliding_window_view(line, length + 1)[: plan.rows * length : length]
@@ -173,10 +177,10 @@ def _run_all(run: Map, function: Callable[[Any], Any], jobs: Sequence[Any], stag
         progress(stage, done, len(jobs))
 
 
-def _vocabulary(config: Config, source: Source, work: Folder) -> Vocabulary:
+def _vocabulary(config: Config, source: Source, units: list[Unit], work: Folder) -> Vocabulary:
     """The vocabulary, made once; a trained one sees the first millions of characters of the units, shuffled."""
     if not work.exists(TOKENIZER):
-        made = open_vocabulary(config.corpus.tokenizer, _texts(config, source), config.corpus.vocab_size)
+        made = open_vocabulary(config.corpus.tokenizer, _texts(config, source, units), config.corpus.vocab_size)
         limit = np.iinfo(config.shards.token_type).max + 1
         if made.size > limit:
             raise ConfigError(
@@ -188,11 +192,10 @@ def _vocabulary(config: Config, source: Source, work: Folder) -> Vocabulary:
                 )
             )
         work.write(TOKENIZER, made.to_json())
-    return Vocabulary.from_json(work.read(TOKENIZER).decode())
+    return open_work_vocabulary(work)
 
 
-def _texts(config: Config, source: Source) -> Iterator[str]:
-    units = source.units()
+def _texts(config: Config, source: Source, units: list[Unit]) -> Iterator[str]:
     left = _VOCABULARY_CHARACTERS
     for number in np.random.default_rng(config.shards.seed).permutation(len(units)).tolist():
         for found in source.read(units[number]):
@@ -241,7 +244,7 @@ def _split(plan: Plan, split: str, jobs: list[SealJob]) -> Split:
 
 def _counts(work: Folder, parts: int, plan: Plan) -> dict[str, Any]:
     """What went in and what became of it: documents by reason, characters, tokens, a few broken ones."""
-    records = [work.read_json(f"{PARTS}/{number:06d}.json") for number in range(parts)]
+    records = [read_counts(work, number) for number in range(parts)]
     documents: collections.Counter[str] = sum(
         (collections.Counter(r["documents"]) for r in records), collections.Counter()
     )

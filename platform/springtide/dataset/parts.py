@@ -1,7 +1,7 @@
 """A unit of the source -> a part: its documents cleaned, hashed and turned into ids, sorted by their place in the dataset.
 
     documents  [text] [text] [text]                      of one unit, as they lie there
-    part       key, split, length, bands, name, tokens   Parquet, sorted by key
+    part       key, split, length, bands, tokens         Parquet, sorted by key
                counts                                    JSON, written last: a part without it is made again
 
 The key is a keyed hash of the text: sorting by it is the global shuffle, and equal texts meet.
@@ -22,9 +22,9 @@ import pyarrow.parquet as pq
 
 from springtide.config.schema import Config
 from springtide.corpus import BANDS, Broken, Source, Unit, Vocabulary, bands, clean
+from springtide.shards import TOKENIZER
 from springtide.store import Folder
 
-PARTS = "parts"
 _DOCUMENTS_A_GROUP = 64
 _SAMPLES = 5
 
@@ -39,22 +39,25 @@ class PartJob:
     config: Config
     work: Folder
     """Where parts and the vocabulary lie until the dataset is sealed."""
-    tokenizer: str
-
-    @property
-    def name(self) -> str:
-        return f"{PARTS}/{self.number:06d}"
 
     def done(self) -> bool:
         """Whether an earlier process made it."""
-        return self.work.exists(f"{self.name}.json")
+        return self.work.exists(_counts(self.number))
+
+
+def _counts(number: int) -> str:
+    return f"parts/{number:06d}.json"
+
+
+def _rows(number: int) -> str:
+    return f"parts/{number:06d}.parquet"
 
 
 def make_part(job: PartJob) -> None:
     """Read, clean, tokenise and write one part; nothing when it is there."""
     if job.done():
         return
-    vocabulary = open_work_vocabulary(job.work, job.tokenizer)
+    vocabulary = open_work_vocabulary(job.work)
     key = job.config.shards.seed.to_bytes(8, "little")
     counts: collections.Counter[str] = collections.Counter()
     samples: list[dict[str, str]] = []
@@ -73,22 +76,22 @@ def make_part(job: PartJob) -> None:
         digest = found._replace(text=text).digest
         place = hashlib.blake2b(digest, key=key, digest_size=16).digest()
         texts.append(text)
-        rows.append({"name": found.name, "place": place, "share": int.from_bytes(digest[:8], "little")})
+        rows.append({"place": place, "share": int.from_bytes(digest[:8], "little")})
     for row, ids in zip(rows, vocabulary.encode(texts), strict=True):
         row["tokens"] = ids
-    rows.sort(key=lambda row: (row["place"], row["name"]))
-    job.work.write(f"{job.name}.parquet", _encode(rows, job.config))
+    rows.sort(key=lambda row: row["place"])
+    job.work.write(_rows(job.number), _encode(rows, job.config))
     characters = sum(len(text) for text in texts)
     tokens = sum(len(row["tokens"]) for row in rows)
     job.work.write_json(
-        f"{job.name}.json", {"documents": counts, "characters": characters, "tokens": tokens, "broken": samples}
+        _counts(job.number), {"documents": counts, "characters": characters, "tokens": tokens, "broken": samples}
     )
 
 
 @functools.lru_cache(maxsize=1)
-def open_work_vocabulary(work: Folder, name: str) -> Vocabulary:
+def open_work_vocabulary(work: Folder) -> Vocabulary:
     """The vocabulary of a prepare; a process that makes many parts reads it once."""
-    return Vocabulary.from_json(work.read(name).decode())
+    return Vocabulary.from_json(work.read(TOKENIZER).decode())
 
 
 def _encode(rows: list[dict[str, Any]], config: Config) -> bytes:
@@ -104,7 +107,6 @@ def _encode(rows: list[dict[str, Any]], config: Config) -> bytes:
         "low": places[:, 1],
         "share": np.array([row["share"] for row in rows], dtype=np.uint64),
         "length": lengths,
-        "name": pa.array([row["name"] for row in rows], pa.string()),
         **{f"band{number:02d}": signatures[:, number] for number in range(BANDS)},
         "tokens": pa.ListArray.from_arrays(pa.array(offsets), pa.array(flat)),
     }
@@ -113,9 +115,14 @@ def _encode(rows: list[dict[str, Any]], config: Config) -> bytes:
     return out.getvalue()
 
 
+def read_counts(work: Folder, number: int) -> dict[str, Any]:
+    """What became of a part's documents."""
+    return dict(work.read_json(_counts(number)))
+
+
 def read_columns(work: Folder, number: int, names: list[str]) -> pa.Table:
     """Some columns of a part."""
-    with work.open(f"{PARTS}/{number:06d}.parquet") as file:
+    with work.open(_rows(number)) as file:
         return pq.read_table(file, columns=names)
 
 
@@ -123,7 +130,7 @@ def read_tokens(work: Folder, number: int, rows: np.ndarray) -> list[np.ndarray]
     """The token ids of some documents of a part, by their rows in it, rising; reads only the row groups they lie in."""
     groups = rows // _DOCUMENTS_A_GROUP
     found: list[np.ndarray] = []
-    with work.open(f"{PARTS}/{number:06d}.parquet") as file:
+    with work.open(_rows(number)) as file:
         parquet = pq.ParquetFile(file)
         for group in np.unique(groups).tolist():
             lists = parquet.read_row_group(group, ["tokens"])["tokens"].combine_chunks()
