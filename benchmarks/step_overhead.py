@@ -48,7 +48,7 @@ def bare(rank: int, config: Config, port: int, steps: int, results: Any) -> None
     dataset = Folder(config.shards.dataset)
     manifest = load_manifest(dataset)
     rows = np.arange(rank, config.stream.global_batch * 8, WORLD_SIZE)
-    data = torch.from_numpy(SplitReader(dataset, manifest.splits[TRAIN]).read(rows).tokens.astype(np.int64))
+    data = torch.from_numpy(SplitReader(dataset, manifest, TRAIN).read(rows).tokens.astype(np.int64))
     batches = data.split(config.stream.global_batch // WORLD_SIZE)
 
     model = build(config.model, manifest.vocab_size)

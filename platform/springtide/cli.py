@@ -182,7 +182,7 @@ def _inspect_dataset(url: str, options: argparse.Namespace) -> int:
     print(f"  documents by their tokens: {lengths}")
     for broken in source["broken"]:
         print(f"  broken: {broken['name']}: {broken['reason']}: {broken['sample'][:60]!r}")
-    rows = SplitReader(Folder(url), manifest.splits[TRAIN]).read(_first_rows(manifest.splits[TRAIN].rows))
+    rows = SplitReader(Folder(url), manifest, TRAIN).read(_first_rows(manifest.splits[TRAIN].rows))
     for row, text in zip(rows.sample_ids, rows_text(rows.tokens, vocabulary), strict=True):
         print(f"  row {row}: {text[:100]!r}")
     return 0

@@ -215,7 +215,7 @@ def test_the_feed_gives_each_rank_its_batches_in_order(
     batches = list(feed_module.feed(reader, plan, tiny.feed))
     assert [batch.step for batch in batches] == list(range(first, first + 25))
     assert [batch.step for batch in batches if not len(batch.sample_ids)] == [first + 3, first + 24]
-    for batch, direct in zip(batches, (batch for read in plan for batch in reader.fetch(read)), strict=True):
+    for batch, direct in zip(batches, (batch for read in plan for batch in reader.batches(read)), strict=True):
         assert np.array_equal(batch.sample_ids, order.rank_batch(batch.step, 1, 3))
         assert np.array_equal(batch.tokens, direct.tokens)
 

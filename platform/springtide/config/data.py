@@ -57,8 +57,9 @@ class ShardsConfig(Section):
     """Documents end to end and cut where a row is full, or whole documents fitted together, none cut that fits a row [name]."""
     separate_documents: bool = False
     """Whether attention, positions and loss begin anew at each document of a row; best_fit needs it [flag]."""
-    rows_per_group: int = Field(256, ge=1)
-    """Rows in one Parquet row group, the unit of reading [rows]."""
+    rows_per_group: int = Field(256, ge=1, le=20_000)
+    """Rows in one Parquet row group, the unit of reading: one ranged read of rows * (sequence_length + 1) * 4 bytes, best a few
+    MiB [rows]."""
     groups_per_shard: int = Field(16, ge=1)
     """Row groups in one Parquet file [row groups]."""
     heldout_fraction: float = Field(0.02, gt=0, lt=0.5)

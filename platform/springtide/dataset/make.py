@@ -22,7 +22,7 @@ from springtide.errors import ConfigError, CorpusError, explain
 from springtide.shards import MANIFEST, TOKENIZER, Manifest, Shard, Split, load_manifest, seal
 from springtide.store import Folder, digest
 
-_VERSION = 5
+_VERSION = 6
 """Raise it when the same settings would give other bytes."""
 
 _WORK = "work"

@@ -51,7 +51,7 @@ def feed(reader: RankReader, plan: list[Read], config: FeedConfig) -> Iterator[B
         except RayError as error:
             _log.warning("a read failed in its task and is made here: %s", error)
             failed = next(read for read in leg if read.last > due)
-            yield from reader.fetch(Read(max(due, failed.first), failed.last))
+            yield from reader.batches(Read(max(due, failed.first), failed.last))
             due = failed.last
         while left and left[0].last <= due:
             left.popleft()
@@ -83,11 +83,9 @@ class _Fetch:
         self._reader = reader
 
     def __call__(self, reads: pa.Table) -> pa.Table:
-        batches = [batch for read in reads.to_pylist() for batch in self._reader.fetch(Read(**read))]
-        steps = np.repeat([batch.step for batch in batches], [len(batch.sample_ids) for batch in batches])
-        tokens = np.concatenate([batch.tokens for batch in batches])
+        found = [self._reader.fetch(Read(**read)) for read in reads.to_pylist()]
+        steps, ids, tokens = (np.concatenate(column) for column in zip(*found, strict=True))
         lists = pa.FixedSizeListArray.from_arrays(pa.array(tokens.reshape(-1)), tokens.shape[1])
-        ids = np.concatenate([batch.sample_ids for batch in batches])
         return pa.table({"step": steps, "sample_id": ids, "tokens": lists})
 
 

@@ -2,8 +2,9 @@
 one with a manifest never changes."""
 
 from springtide.shards.fit import best_fit
+from springtide.shards.group import Rows
 from springtide.shards.manifest import HELDOUT, MANIFEST, TOKENIZER, TRAIN, Manifest, Shard, Split, load_manifest
-from springtide.shards.read import Rows, SplitReader, check_shard
+from springtide.shards.read import SplitReader, check_shard
 from springtide.shards.seal import seal
 
 __all__ = [

@@ -13,7 +13,7 @@ from springtide.store import Folder
 
 MANIFEST = "manifest.json"
 TOKENIZER = "tokenizer.json"
-FORMAT = 1
+FORMAT = 2
 TRAIN, HELDOUT = "train", "heldout"
 
 
@@ -22,11 +22,20 @@ class _Record(BaseModel):
 
 
 class Group(_Record):
-    """One Parquet row group."""
+    """One Parquet row group, and where its values lie in the file: plain little-endian arrays, so that one ranged read fetches
+    a group and nothing needs decoding."""
 
     rows: int
+    sample_ids: int
+    """Offset of int64 (rows,), where the group begins [bytes]."""
+    num_bytes: int
+    """Offset of int32 (rows,) [bytes]."""
+    tokens: int
+    """Offset of uint32 (rows, sequence_length + 1), as Parquet stores the narrower types too [bytes]."""
+    end: int
+    """Where the tokens end [bytes]."""
     crc32: int
-    """Over the sample ids (int64) and then the tokens of the group, little-endian, as stored."""
+    """Over the bytes from ``sample_ids`` to ``end``."""
 
 
 class Shard(_Record):

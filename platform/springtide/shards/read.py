@@ -1,78 +1,131 @@
-"""Rows out of sealed shards, each row group checked against the manifest as it is read."""
+"""Rows out of sealed shards, each row group checked against the manifest before its first row is used.
+
+local dataset     the shard is mapped                 nothing is copied but the rows asked for
+object storage    a ranged read a row group, many at once -> the node's cache -> mapped
+"""
 
 from __future__ import annotations
 
-import bisect
-import functools
-from typing import NamedTuple
+import zlib
+from collections.abc import Sequence
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
 
 from springtide.errors import CorruptShard
-from springtide.shards.manifest import Shard, Split
-from springtide.shards.seal import group_crc32
-from springtide.store import Folder, digest
+from springtide.shards.group import Rows, view
+from springtide.shards.manifest import Group, Manifest, Shard
+from springtide.store import Cache, Folder, digest
 
-_GROUPS_KEPT = 64
-
-
-class Rows(NamedTuple):
-    """Rows in the order they were asked for."""
-
-    sample_ids: np.ndarray
-    """int64 (rows,), as stored beside the tokens."""
-    tokens: np.ndarray
-    """uint16 or uint32 (rows, sequence_length + 1)."""
-    num_bytes: np.ndarray
-    """int32 (rows,)."""
+_KEPT_BYTES = 256 * 2**20
+"""Row groups held open by one reader; mapping one again costs microseconds."""
 
 
 class SplitReader:
-    """Random access to the rows of one split. Keeps the row groups it read last, and no open files."""
+    """Random access to the rows of one split."""
 
-    def __init__(self, dataset: Folder, split: Split) -> None:
-        self._dataset, self._split = dataset, split
-        self._places = [(shard, index) for shard in split.shards for index in range(len(shard.groups))]
-        self._ends = np.cumsum(split.group_rows()).tolist()
-        self._group = functools.lru_cache(maxsize=_GROUPS_KEPT)(self._read_group)
+    def __init__(self, dataset: Folder, manifest: Manifest, split: str, cache: Cache | None = None) -> None:
+        """``cache``: where row groups from object storage are kept on this node; without one they are read again."""
+        self._dataset, self._manifest, self._cache = dataset, manifest, cache
+        shards = manifest.splits[split].shards
+        self._places = [(shard, index) for shard in shards for index in range(len(shard.groups))]
+        self._ends = np.cumsum([group.rows for shard in shards for group in shard.groups])
+        self._open: dict[int, Rows] = {}
+        self._checked: set[int] = set()
 
     def read(self, rows: np.ndarray) -> Rows:
         """The rows numbered ``rows``, int64 (n,), in that order; CorruptShard names a shard whose bytes changed."""
-        found = [self._locate(int(row)) for row in rows]
-        parts = [(self._group(group), index) for group, index in found]
-        return Rows(
-            np.array([part.sample_ids[index] for part, index in parts], dtype=np.int64),
-            np.stack([part.tokens[index] for part, index in parts]),
-            np.array([part.num_bytes[index] for part, index in parts], dtype=np.int32),
+        groups = np.searchsorted(self._ends, rows, side="right")
+        found = Rows(
+            np.empty(len(rows), dtype=np.int64),
+            np.empty(len(rows), dtype=np.int32),
+            np.empty((len(rows), self._manifest.sequence_length + 1), dtype=self._manifest.token_type),
         )
+        order = np.argsort(groups, kind="stable")
+        wanted, begins = np.unique(groups[order], return_index=True)
+        self._fetch(wanted.tolist())
+        for group, here in zip(wanted.tolist(), np.split(order, begins[1:]), strict=True):
+            index = rows[here] - (self._ends[group] - self._places[group][0].groups[self._places[group][1]].rows)
+            for column, stored in zip(found, self._open[group], strict=True):
+                column[here] = stored[index]
+        self._forget()
+        return found
 
-    def _locate(self, row: int) -> tuple[int, int]:
-        group = bisect.bisect_right(self._ends, row)
-        return group, row - (self._ends[group - 1] if group else 0)
+    def _fetch(self, groups: list[int]) -> None:
+        """Have these groups open, and last in the order of use."""
+        missing = [group for group in groups if group not in self._open]
+        for group, data in zip(missing, self._bytes(missing), strict=True):
+            self._open[group] = view(data, self._group(group))
+        for group in groups:
+            self._open[group] = self._open.pop(group)
 
-    def _read_group(self, group: int) -> Rows:
-        shard, index = self._places[group]
+    def _forget(self) -> None:
+        kept = sum(rows.tokens.nbytes for rows in self._open.values())
+        while kept > _KEPT_BYTES:
+            kept -= self._open.pop(next(iter(self._open))).tokens.nbytes
+
+    def _group(self, number: int) -> Group:
+        shard, index = self._places[number]
+        return shard.groups[index]
+
+    def _bytes(self, groups: list[int]) -> list[np.ndarray]:
+        """The bytes of each group, checked when this process sees them first."""
+        if self._dataset.is_local:
+            found: list[np.ndarray] = [self._map(group) for group in groups]
+        elif self._cache is None:
+            found = [np.frombuffer(data, dtype=np.uint8) for data in self._download(groups)]
+        else:
+            found = self._cached(groups)
+        for group, data in zip(groups, found, strict=True):
+            if not self._is_good(group, data):
+                raise self._corrupt(group, "does not match its checksum")
+            self._checked.add(group)
+        return found
+
+    def _map(self, number: int) -> np.ndarray:
+        shard, index = self._places[number]
+        group = shard.groups[index]
+        path = self._dataset.where(shard.name)
         try:
-            with self._dataset.open(shard.name) as file:
-                table = pq.ParquetFile(file, page_checksum_verification=True).read_row_group(index)
-            rows = _rows(table)
-        except (OSError, pa.ArrowException) as error:
-            raise corruption(self._dataset, shard, str(error)) from error
-        if group_crc32(rows.sample_ids, rows.tokens) != shard.groups[index].crc32:
-            raise corruption(self._dataset, shard, f"row group {index} does not match its checksum")
-        return rows
+            return np.memmap(path, np.uint8, mode="r", offset=group.sample_ids, shape=(group.end - group.sample_ids,))
+        except (OSError, ValueError) as error:  # ValueError: the file is shorter
+            raise self._corrupt(number, str(error)) from error
 
+    def _cached(self, groups: list[int]) -> list[np.ndarray]:
+        assert self._cache is not None
+        names = {f"{self._places[group][0].digest}-{self._places[group][1]:04d}": group for group in groups}
 
-def _rows(table: pa.Table) -> Rows:
-    tokens = table["tokens"].combine_chunks()
-    length = tokens.type.list_size
-    return Rows(
-        table["sample_id"].to_numpy(),
-        tokens.flatten().to_numpy().reshape(-1, length),
-        table["num_bytes"].to_numpy(),
-    )
+        def fetch(wanted: Sequence[str]) -> list[bytes]:
+            return self._download([names[name] for name in wanted])
+
+        found = dict(zip(names, self._cache.get(list(names), fetch), strict=True))
+        bad = [name for name, group in names.items() if not self._is_good(group, found[name])]
+        for name in bad:  # a power failure, a bad disk: the store decides
+            self._cache.drop(name)
+        found |= dict(zip(bad, self._cache.get(bad, fetch), strict=True))
+        return list(found.values())
+
+    def _is_good(self, group: int, data: np.ndarray) -> bool:
+        return group in self._checked or zlib.crc32(data.data) == self._group(group).crc32
+
+    def _download(self, groups: list[int]) -> list[bytes]:
+        """One ranged read a group, side by side."""
+        places = [(self._dataset.where(self._places[group][0].name), self._group(group)) for group in groups]
+        found = self._dataset.fs.cat_ranges(
+            [path for path, _ in places],
+            [group.sample_ids for _, group in places],
+            [group.end for _, group in places],
+            on_error="return",
+        )
+        for number, (path, group), data in zip(groups, places, found, strict=True):
+            if isinstance(data, BaseException):
+                if isinstance(data, FileNotFoundError) or self._dataset.fs.size(path) < group.end:
+                    raise self._corrupt(number, str(data)) from data
+                raise data  # the network's, and worth another try
+        return list(found)
+
+    def _corrupt(self, number: int, what: str) -> CorruptShard:
+        shard, index = self._places[number]
+        return corruption(self._dataset, shard, f"row group {index}: {what}")
 
 
 def check_shard(dataset: Folder, shard: Shard) -> None:

@@ -5,12 +5,14 @@ from __future__ import annotations
 import io
 import zlib
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from springtide.config.data import ShardsConfig
+from springtide.shards.group import view
 from springtide.shards.manifest import Group, Shard
 from springtide.store import Folder, digest
 
@@ -27,12 +29,6 @@ def schema(config: ShardsConfig) -> pa.Schema:
     )
 
 
-def group_crc32(sample_ids: np.ndarray, tokens: np.ndarray) -> int:
-    """CRC-32 of a row group's content; shapes (rows,) and (rows, sequence_length + 1)."""
-    crc = zlib.crc32(np.ascontiguousarray(sample_ids, dtype="<i8").tobytes())
-    return zlib.crc32(np.ascontiguousarray(tokens).astype(tokens.dtype.newbyteorder("<"), copy=False).tobytes(), crc)
-
-
 def seal(
     folder: Folder, name: str, config: ShardsConfig, first_row: int, num_bytes: np.ndarray, tokens: np.ndarray
 ) -> Shard:
@@ -46,18 +42,37 @@ def seal(
 def _encode(
     config: ShardsConfig, sample_ids: np.ndarray, num_bytes: np.ndarray, tokens: np.ndarray
 ) -> tuple[bytes, list[Group]]:
-    buffer, groups = io.BytesIO(), []
-    columns = schema(config)
-    # token ids hardly compress; plain pages decode at memory speed
-    with pq.ParquetWriter(
-        buffer, columns, compression="none", use_dictionary=False, write_page_checksum=True
-    ) as writer:
+    buffer, columns = io.BytesIO(), schema(config)
+    # plain, and one page a column of a group: the values of a column are then one array in the file
+    layout = {"compression": "none", "use_dictionary": False, "data_page_size": 2**31 - 1}
+    with pq.ParquetWriter(buffer, columns, write_page_checksum=True, **layout) as writer:
         for rows in _slices(len(sample_ids), config.rows_per_group):
             lists = pa.FixedSizeListArray.from_arrays(pa.array(tokens[rows].reshape(-1)), type=columns[2].type)
             table = pa.table([pa.array(sample_ids[rows]), pa.array(num_bytes[rows]), lists], schema=columns)
             writer.write_table(table, row_group_size=table.num_rows)
-            groups.append(Group(rows=table.num_rows, crc32=group_crc32(sample_ids[rows], tokens[rows])))
-    return buffer.getvalue(), groups
+    data, footer = buffer.getvalue(), pq.ParquetFile(buffer).metadata
+    groups = [_locate(data, footer.row_group(index), tokens.shape[1]) for index in range(footer.num_row_groups)]
+    for group, rows in zip(groups, _slices(len(tokens), config.rows_per_group), strict=True):
+        found = view(memoryview(data)[group.sample_ids : group.end], group)
+        same = zip(found, (sample_ids[rows], num_bytes[rows], tokens[rows]), strict=True)
+        assert all(np.array_equal(stored, given) for stored, given in same), "pyarrow lays pages out in another way"
+    return data, groups
+
+
+def _locate(data: bytes, group: Any, length: int) -> Group:
+    rows = group.num_rows
+    # a page ends with its values (Parquet format, "Data pages"), a column with its one page
+    columns = [group.column(place) for place in range(3)]
+    ends = [column.data_page_offset + column.total_compressed_size for column in columns]
+    begin, end = ends[0] - 8 * rows, ends[2]
+    return Group(
+        rows=rows,
+        sample_ids=begin,
+        num_bytes=ends[1] - 4 * rows,
+        tokens=end - 4 * rows * length,
+        end=end,
+        crc32=zlib.crc32(memoryview(data)[begin:end]),
+    )
 
 
 def _slices(total: int, step: int) -> Iterator[slice]:

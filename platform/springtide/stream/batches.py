@@ -5,17 +5,19 @@ A *read* is the steps [first, last) of one rank: the unit that a Ray task or a t
 
 from __future__ import annotations
 
+import dataclasses
 import queue
 import threading
 from collections.abc import Iterator
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
 from springtide.errors import OrderError
-from springtide.shards import TRAIN, Manifest, SplitReader
-from springtide.store import Folder
-from springtide.stream.order import Order, corpus_and_row
+from springtide.stream.order import Order
+
+if TYPE_CHECKING:
+    from springtide.stream.data import Data
 
 
 class Batch(NamedTuple):
@@ -36,49 +38,51 @@ class Read(NamedTuple):
     last: int
 
 
-class RankReader:
-    """Fetches reads of one rank from the shards. Picklable; opens nothing until the first read."""
+class Fetched(NamedTuple):
+    """The rows of a read, step by step."""
 
-    def __init__(
-        self, datasets: tuple[str, ...], manifests: tuple[Manifest, ...], order: Order, rank: int, world_size: int
-    ):
-        """``datasets``: URLs, one a corpus of the order."""
-        self._datasets, self._manifests, self._order = datasets, manifests, order
-        self._rank, self._world_size = rank, world_size
-        self._readers: list[SplitReader] | None = None
+    steps: np.ndarray
+    """int64 (rows,)."""
+    sample_ids: np.ndarray
+    """uint64 (rows,), those stored beside the rows, not those asked for."""
+    tokens: np.ndarray
+    """uint16 or uint32 (rows, sequence_length + 1)."""
+
+
+@dataclasses.dataclass(frozen=True)
+class RankReader:
+    """Fetches reads of one rank. Picklable; opens nothing until the first read."""
+
+    data: Data
+    rank: int
+    world_size: int
 
     def plan(self, first: int, last: int, read_bytes: int) -> list[Read]:
         """The steps [first, last) cut into reads of about ``read_bytes`` of tokens, at least one step each."""
-        manifest = self._manifests[0]
-        row_bytes = (manifest.sequence_length + 1) * np.dtype(manifest.token_type).itemsize
-        rows = max(1, len(self._order.lanes_of(self._rank, self._world_size)) * self._order.rows_per_lane)
+        row_bytes = (self.data.sequence_length + 1) * np.dtype(self.data.token_type).itemsize
+        order = self.data.order
+        rows = max(1, len(order.lanes_of(self.rank, self.world_size)) * order.rows_per_lane)
         steps = max(1, read_bytes // (rows * row_bytes))
         return [Read(start, min(start + steps, last)) for start in range(first, last, steps)]
 
-    def fetch(self, read: Read) -> Iterator[Batch]:
-        """The batches of ``read`` in order; the ids are those stored beside the rows, not those asked for."""
-        if self._readers is None:
-            pairs = zip(self._datasets, self._manifests, strict=True)
-            self._readers = [SplitReader(Folder(url), manifest.splits[TRAIN]) for url, manifest in pairs]
-        for step in range(read.first, read.last):
-            wanted = self._order.rank_batch(step, self._rank, self._world_size)
-            corpora, rows = corpus_and_row(wanted)
-            ids = np.empty(len(wanted), dtype=np.uint64)
-            tokens = np.empty((len(wanted), self._manifests[0].sequence_length + 1), self._manifests[0].token_type)
-            for corpus in np.unique(corpora):
-                here = corpora == corpus
-                found = self._readers[corpus].read(rows[here])
-                ids[here] = (np.uint64(corpus) << np.uint64(48)) | found.sample_ids.astype(np.uint64)
-                tokens[here] = found.tokens
-            yield Batch(step, ids, tokens)
+    def fetch(self, read: Read) -> Fetched:
+        """The rows of ``read``."""
+        steps = range(read.first, read.last)
+        wanted = [self.data.order.rank_batch(step, self.rank, self.world_size) for step in steps]
+        sample_ids, tokens = self.data.rows(np.concatenate(wanted))
+        return Fetched(np.repeat(steps, [len(ids) for ids in wanted]), sample_ids, tokens)
+
+    def batches(self, read: Read) -> Iterator[Batch]:
+        """The batches of ``read`` in order; one of no rows where all of a step are left out."""
+        found = self.fetch(read)
+        bounds = np.searchsorted(found.steps, range(read.first, read.last + 1)).tolist()
+        for step, begin, end in zip(range(read.first, read.last), bounds[:-1], bounds[1:], strict=True):
+            yield Batch(step, found.sample_ids[begin:end], found.tokens[begin:end])
 
     def nothing(self, step: int) -> Batch:
         """The batch of a step of which this rank has no rows."""
-        manifest = self._manifests[0]
-        return Batch(step, np.empty(0, np.uint64), np.empty((0, manifest.sequence_length + 1), manifest.token_type))
-
-    def __getstate__(self) -> dict[str, object]:
-        return {**self.__dict__, "_readers": None}
+        tokens = np.empty((0, self.data.sequence_length + 1), self.data.token_type)
+        return Batch(step, np.empty(0, np.uint64), tokens)
 
 
 def check(order: Order, rank: int, world_size: int, step: int, batch: Batch) -> None:
@@ -113,7 +117,7 @@ def load(reader: RankReader, plan: list[Read]) -> Iterator[Batch]:
             for read in plan:
                 if closed.is_set():
                     return
-                put(list(reader.fetch(read)))
+                put(list(reader.batches(read)))
             put(None)
         except BaseException as error:  # crosses to the consumer, which raises it
             put(error)

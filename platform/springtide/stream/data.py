@@ -3,7 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
+import os
+import tempfile
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 
@@ -11,26 +16,38 @@ from springtide.config import Config
 from springtide.config.data import StreamConfig
 from springtide.config.files import nearest
 from springtide.errors import ConfigError, explain
-from springtide.shards import TRAIN, Manifest, load_manifest
-from springtide.store import Folder
+from springtide.shards import TRAIN, Manifest, SplitReader, load_manifest
+from springtide.store import Cache, Folder
 from springtide.stream.batches import RankReader
 from springtide.stream.deal import Schedule
-from springtide.stream.order import Order
+from springtide.stream.order import Order, corpus_and_row, join
 
 
 @dataclasses.dataclass(frozen=True)
 class Data:
-    """The corpora of a run, in the order of their numbers, and the order of their rows."""
+    """The corpora of a run, in the order of their numbers, and the order of their rows. Pickled as its config: a process opens
+    the same data once."""
 
-    names: tuple[str, ...]
-    datasets: tuple[str, ...]
-    """URLs."""
+    config: Config
     manifests: tuple[Manifest, ...]
     order: Order
 
     @property
+    def names(self) -> tuple[str, ...]:
+        return tuple(_corpora(self.config))
+
+    @property
+    def datasets(self) -> tuple[str, ...]:
+        """URLs."""
+        return tuple(_corpora(self.config).values())
+
+    @property
     def vocab_size(self) -> int:
         return self.manifests[0].vocab_size
+
+    @property
+    def token_type(self) -> str:
+        return self.manifests[0].token_type
 
     @property
     def sequence_length(self) -> int:
@@ -44,7 +61,36 @@ class Data:
 
     def reader(self, rank: int, world_size: int) -> RankReader:
         """What fetches the rows of ``rank``."""
-        return RankReader(self.datasets, self.manifests, self.order, rank, world_size)
+        return RankReader(self, rank, world_size)
+
+    def splits(self, split: str) -> list[SplitReader]:
+        """Readers of one split, a corpus each; they keep what they have open."""
+        return self._readers(split)
+
+    def rows(self, sample_ids: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Stored sample ids, uint64 (n,), and tokens (n, sequence_length + 1) of these rows to train on."""
+        corpora, rows = corpus_and_row(sample_ids)
+        ids = np.empty(len(rows), dtype=np.uint64)
+        tokens = np.empty((len(rows), self.sequence_length + 1), self.token_type)
+        for corpus in np.unique(corpora).tolist():
+            here = corpora == corpus
+            found = self.splits(TRAIN)[corpus].read(rows[here])
+            if here.all():
+                return join(corpus, found.sample_ids), found.tokens
+            ids[here], tokens[here] = join(corpus, found.sample_ids), found.tokens
+        return ids, tokens
+
+    @functools.cached_property
+    def _readers(self) -> Callable[[str], list[SplitReader]]:
+        feed = self.config.feed
+        cache = Cache(feed.cache or default_cache(), int(feed.cache_bytes)) if feed.cache_bytes else None
+        pairs = list(zip(self.datasets, self.manifests, strict=True))
+        return functools.cache(
+            lambda split: [SplitReader(Folder(url), manifest, split, cache) for url, manifest in pairs]
+        )
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _open_once, (self.config.model_dump_json(),)
 
     def drawn(self, steps: int) -> dict[str, dict[str, float]]:
         """What the first ``steps`` steps hold of each corpus: ``rows`` and ``epochs``."""
@@ -62,7 +108,7 @@ def open_data(config: Config) -> Data:
 
     ConfigError when they do not, CorpusError when one is missing or smaller than a batch.
     """
-    corpora = config.stream.mixture or {"corpus": config.shards.dataset}
+    corpora = _corpora(config)
     manifests = tuple(load_manifest(Folder(url)) for url in corpora.values())
     for name, manifest in zip(corpora, manifests, strict=True):
         _check(config, name, corpora[name], manifest, manifests[0])
@@ -79,7 +125,21 @@ def open_data(config: Config) -> Data:
         skip_samples=tuple((entry.from_step, entry.samples) for entry in config.stream.skip_samples),
     )
     order.batch(0)
-    return Data(tuple(corpora), tuple(corpora.values()), manifests, order)
+    return Data(config, manifests, order)
+
+
+@functools.lru_cache(maxsize=4)
+def _open_once(config: str) -> Data:
+    return open_data(Config.model_validate_json(config))
+
+
+def _corpora(config: Config) -> dict[str, str]:
+    return config.stream.mixture or {"corpus": config.shards.dataset}
+
+
+def default_cache() -> str:
+    """Where row groups of object storage are kept on this node: a folder of this user's."""
+    return os.path.join(tempfile.gettempdir(), f"springtide-cache-{os.getuid()}")
 
 
 def _check(config: Config, name: str, url: str, manifest: Manifest, first: Manifest) -> None:

@@ -16,6 +16,7 @@ import dataclasses
 import functools
 import hashlib
 import json
+from collections.abc import Callable
 
 import numpy as np
 
@@ -25,7 +26,9 @@ from springtide.stream.permute import key, mix, permutation
 
 _CORPUS_SHIFT = np.uint64(48)
 _LANES_KEPT = 4096
-_STEPS_KEPT = 8
+_STEPS_A_BLOCK = 64
+"""Steps are drawn this many at a time: a lane's rows of them lie together, and a step is then a row of an array."""
+_BLOCKS_KEPT = 8
 
 
 @dataclasses.dataclass(frozen=True)
@@ -182,10 +185,8 @@ class Order:
 
     def lane_rows(self, step: int, rank: int, world_size: int) -> list[int]:
         """Rows of ``step`` in each lane of ``rank``: k, less those left out."""
-        lanes = self.lanes_of(rank, world_size)
-        if not self.skip_samples:
-            return [self.rows_per_lane] * len(lanes)
-        return [len(self.samples(step, range(lane, lane + 1))) for lane in lanes]
+        _, kept = self._drawn_and_kept(step, self.lanes_of(rank, world_size))
+        return kept.reshape(-1, self.rows_per_lane).sum(axis=1).tolist()
 
     def batch(self, step: int) -> np.ndarray:
         """Sample ids of ``step``, uint64 (G,), in slot order."""
@@ -197,52 +198,72 @@ class Order:
 
     def samples(self, step: int, lanes: range) -> np.ndarray:
         """Sample ids that ``lanes`` draw in ``step``, uint64 (at most len(lanes) * k,), lane by lane."""
+        drawn, kept = self._drawn_and_kept(step, lanes)
+        return drawn[kept]
+
+    def _drawn_and_kept(self, step: int, lanes: range) -> tuple[np.ndarray, np.ndarray]:
+        """Everything drawn, uint64 (len(lanes) * k,), and which of it is not left out."""
         dealt = self.undealt(step)
-        drawn = self._draw(dealt, lanes)
+        block, place = divmod(dealt, _STEPS_A_BLOCK)
+        drawn = self._block(block, lanes)[place]
         left_out = [sample for start, ids in self.skip_samples if start <= dealt for sample in ids]
-        return drawn[~np.isin(drawn, np.array(left_out, dtype=np.uint64))] if left_out else drawn
+        return drawn, ~np.isin(drawn, np.array(left_out, dtype=np.uint64))
 
     def corpora(self, step: int) -> np.ndarray:
         """The corpus of every slot of ``step``, int64 (G,)."""
         return self._deal.corpora(self.undealt(step))
 
-    def _draw(self, dealt: int, lanes: range) -> np.ndarray:
-        k = self.rows_per_lane
+    @functools.cached_property
+    def _block(self) -> Callable[[int, range], np.ndarray]:
+        return functools.lru_cache(maxsize=_BLOCKS_KEPT)(self._draw)
+
+    def _draw(self, block: int, lanes: range) -> np.ndarray:
+        """What ``lanes`` draw in the steps of a block, uint64 (_STEPS_A_BLOCK, len(lanes) * k)."""
+        steps, k = _STEPS_A_BLOCK, self.rows_per_lane
+        drawn = np.empty((len(lanes), steps * k), dtype=np.uint64)
         if self._deal.num_corpora == 1:
-            drawn = [self._corpora[0].draw(lane, dealt * k, k) for lane in lanes]
-            return np.concatenate(drawn).astype(np.uint64) if drawn else np.empty(0, np.uint64)
-        corpora, before = self._deal.corpora(dealt), self._drawn(dealt)
-        ids: list[int] = []
-        for lane in lanes:
-            slots = range(lane * k, (lane + 1) * k)
-            counts = before[slots.start : slots.stop].sum(axis=0)
-            for slot in slots:
-                corpus = int(corpora[slot])
-                row = self._corpora[corpus].draw(lane, int(counts[corpus]), 1)[0]
-                ids.append((corpus << int(_CORPUS_SHIFT)) | int(row))
-                counts[corpus] += 1
-        return np.array(ids, dtype=np.uint64)
+            for place, lane in enumerate(lanes):
+                drawn[place] = self._corpora[0].draw(lane, block * steps * k, steps * k)
+        else:
+            dealt, before = self._dealt(block)
+            for place, lane in enumerate(lanes):
+                slots = slice(lane * k, (lane + 1) * k)
+                corpora, counts = dealt[:, slots].reshape(-1), before[slots].sum(axis=0)
+                for corpus in np.unique(corpora).tolist():
+                    here = np.flatnonzero(corpora == corpus)  # what a lane draws from one corpus follows on
+                    rows = self._corpora[corpus].draw(lane, int(counts[corpus]), len(here))
+                    drawn[place, here] = join(corpus, rows)
+        return np.ascontiguousarray(drawn.reshape(len(lanes), steps, k).swapaxes(0, 1)).reshape(steps, -1)
 
     @functools.cached_property
-    def _kept(self) -> dict[int, np.ndarray]:
-        return {}
+    def _dealt(self) -> Callable[[int], tuple[np.ndarray, np.ndarray]]:
+        return functools.lru_cache(maxsize=_BLOCKS_KEPT)(self._deal_block)
 
-    def _drawn(self, dealt: int) -> np.ndarray:
-        """How often each slot drew from each corpus before step ``dealt``, int64 (G, corpora)."""
-        counts = self._kept.get(dealt)
-        if counts is None:
-            last = self._kept.get(dealt - 1)
-            if last is None:  # a seek; walking on from it takes one addition
-                counts = np.array([self._deal.drawn(slot, dealt) for slot in range(self.global_batch)], dtype=np.int64)
-            else:
-                counts = last + (self._deal.corpora(dealt - 1)[:, None] == np.arange(self._deal.num_corpora))
-            while len(self._kept) >= _STEPS_KEPT:
-                self._kept.pop(next(iter(self._kept)), None)
-            self._kept[dealt] = counts
-        return counts
+    def _deal_block(self, block: int) -> tuple[np.ndarray, np.ndarray]:
+        """The corpus of every slot of a block's steps, int64 (_STEPS_A_BLOCK, G), and how often each slot drew from each corpus
+        before, int64 (G, corpora)."""
+        first = block * _STEPS_A_BLOCK
+        dealt = np.stack([self._deal.corpora(first + step) for step in range(_STEPS_A_BLOCK)])
+        before = self._counted.pop(block, None)
+        if before is None:  # a seek; walking on takes an addition
+            before = np.array([self._deal.drawn(slot, first) for slot in range(self.global_batch)], dtype=np.int64)
+        after = before + (dealt[:, :, None] == np.arange(self._deal.num_corpora)).sum(axis=0)
+        self._counted.clear()
+        self._counted[block + 1] = after
+        return dealt, before
+
+    @functools.cached_property
+    def _counted(self) -> dict[int, np.ndarray]:
+        """Draws before the block that is likely next."""
+        return {}
 
     def __reduce__(self) -> tuple[object, ...]:
         return Order, tuple(getattr(self, field.name) for field in dataclasses.fields(self))
+
+
+def join(corpus: int, rows: np.ndarray) -> np.ndarray:
+    """Sample ids, uint64 (n,), of rows of one corpus."""
+    return (np.uint64(corpus) << _CORPUS_SHIFT) | rows.astype(np.uint64)
 
 
 def corpus_and_row(sample_ids: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -11,7 +11,6 @@ from torch import nn
 
 from springtide.parallel import World
 from springtide.shards import HELDOUT, Manifest, SplitReader
-from springtide.store import Folder
 from springtide.stream import Data
 from springtide.track.events import Evaluated
 from springtide.train.step import predicted, separator_of, token_loss
@@ -23,8 +22,8 @@ def evaluate(model: nn.Module, data: Data, world: World, step: int, num_rows: in
     share = math.ceil(num_rows / len(data.names))
     model.eval()
     totals = {
-        name: _evaluate(model, Folder(url), manifest, world, share, micro_batch)
-        for name, url, manifest in zip(data.names, data.datasets, data.manifests, strict=True)
+        name: _evaluate(model, reader, manifest, world, share, micro_batch)
+        for name, reader, manifest in zip(data.names, data.splits(HELDOUT), data.manifests, strict=True)
     }
     model.train()
     nats, tokens, num_bytes, rows = torch.stack(list(totals.values())).sum(0).tolist()
@@ -38,7 +37,7 @@ def evaluate(model: nn.Module, data: Data, world: World, step: int, num_rows: in
 
 
 def _evaluate(
-    model: nn.Module, dataset: Folder, manifest: Manifest, world: World, num_rows: int, micro_batch: int
+    model: nn.Module, reader: SplitReader, manifest: Manifest, world: World, num_rows: int, micro_batch: int
 ) -> torch.Tensor:
     """Nats, tokens, bytes and rows of ``num_rows`` rows spread over the held-out split, float64 (4,); they are shared out
     over the ranks, and all make as many forwards."""
@@ -47,7 +46,6 @@ def _evaluate(
     mine = (np.arange(num_rows) * split.rows // max(num_rows, 1))[world.rank :: world.size]
     most_rows = math.ceil(num_rows / world.size)
     forwards = math.ceil(most_rows / micro_batch)
-    reader = SplitReader(dataset, split)
     total = torch.zeros(4, dtype=torch.float64, device=world.device)
     for index in range(forwards):
         rows = mine[index * micro_batch : (index + 1) * micro_batch]

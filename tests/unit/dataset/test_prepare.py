@@ -84,7 +84,7 @@ def test_rows_are_the_kept_documents_end_to_end_in_the_order_of_their_keys(tmp_p
         line = np.concatenate(list(vocabulary.encode(mine)))
         found = manifest.splits[split]
         assert (found.documents, found.tokens, found.rows) == (len(mine), len(line), (len(line) - 1) // LENGTH)
-        rows = SplitReader(Folder(dataset), found).read(np.arange(found.rows))
+        rows = SplitReader(Folder(dataset), manifest, split).read(np.arange(found.rows))
         assert np.array_equal(rows.tokens[:, :-1].ravel(), line[: found.rows * LENGTH])
         assert np.array_equal(rows.tokens[:, 1:].ravel(), line[1 : found.rows * LENGTH + 1])
         assert np.array_equal(rows.num_bytes, vocabulary.byte_lengths()[rows.tokens[:, 1:]].sum(axis=1))
@@ -114,8 +114,8 @@ def test_documents_kept_apart_lose_no_byte(tmp_path: Path, packing: str) -> None
     dataset = prepare(config).shards.dataset
     manifest, vocabulary = open_dataset(dataset)
     found: set[str] = set()
-    for split in manifest.splits.values():
-        rows = SplitReader(Folder(dataset), split).read(np.arange(split.rows))
+    for name, split in manifest.splits.items():
+        rows = SplitReader(Folder(dataset), manifest, name).read(np.arange(split.rows))
         after = rows.tokens[:, :-1] != manifest.end_of_text
         counted = np.where(after, vocabulary.byte_lengths()[rows.tokens[:, 1:]], 0).sum(axis=1)
         assert np.array_equal(rows.num_bytes, counted)

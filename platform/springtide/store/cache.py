@@ -1,0 +1,173 @@
+"""A folder on a node's disk that keeps pieces of remote files for all processes of the node, up to a number of bytes.
+
+    PIECE         whole, or not there: written beside and renamed
+    PIECE.part    being fetched, locked by who fetches it; the lock of a killed process is free
+    used          bytes of all pieces, and the lock of those who count
+
+A piece is a file of its own and is mapped, not read: processes share its pages, and one that was evicted lives on for those
+who have it mapped. Power may fail between a rename and its bytes, so who takes a piece checks it and drops a bad one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import logging
+import os
+from collections.abc import Callable, Iterator, Sequence
+
+import numpy as np
+
+_log = logging.getLogger(__name__)
+
+_PART = ".part"
+_USED = "used"
+_KEEP = 0.9
+"""An eviction goes on down to this share of the limit, so that it is rare."""
+
+Fetch = Callable[[Sequence[str]], Sequence[bytes]]
+"""Names of pieces -> their bytes, in one go."""
+
+
+_NOT_KEPT = -1
+"""Stands for the file of a piece that the disk has no place for."""
+
+
+class Cache:
+    """Pieces by name. Picklable; any number of processes may use one folder."""
+
+    def __init__(self, folder: str, limit_bytes: int) -> None:
+        self.folder, self.limit_bytes = folder, limit_bytes
+        self._warned = False
+
+    def get(self, names: Sequence[str], fetch: Fetch) -> list[np.ndarray]:
+        """The pieces, uint8 (size,) each; those that the node does not have are fetched, each by one process.
+
+        Where the disk is full or cannot be written, pieces are handed on without being kept, and a warning says what to do.
+        """
+        found: dict[str, np.ndarray] = {}
+        wait = False
+        while left := [name for name in names if not (name in found or self._take(name, found))]:
+            with contextlib.ExitStack() as locks:
+                parts = {}
+                # who waits holds no other piece, or two could wait for each other
+                for name in left[:1] if wait else left:
+                    part = locks.enter_context(self._own(name, wait))
+                    if part is not None and not self._take(name, found):
+                        parts[name] = part
+                for (name, part), data in zip(parts.items(), fetch(list(parts)) if parts else (), strict=True):
+                    self._keep(name, part, data, found)
+            wait = True
+        return [found[name] for name in names]
+
+    def drop(self, name: str) -> None:
+        """Remove a piece that turned out to be bad."""
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(self._path(name))
+
+    def _path(self, name: str) -> str:
+        return os.path.join(self.folder, name)
+
+    def _take(self, name: str, found: dict[str, np.ndarray]) -> bool:
+        try:
+            os.utime(self._path(name))  # the last use, which eviction goes by
+            found[name] = np.memmap(self._path(name), dtype=np.uint8, mode="r")
+        except (OSError, ValueError):  # an empty file cannot be mapped
+            return False
+        return True
+
+    @contextlib.contextmanager
+    def _own(self, name: str, wait: bool) -> Iterator[int | None]:
+        """The file that the piece is written to, locked; None while another process has it, unless told to ``wait``."""
+        path = self._path(name) + _PART
+        try:
+            os.makedirs(self.folder, exist_ok=True)
+            part = _lock(path, wait)
+        except BlockingIOError:
+            yield None
+            return
+        except OSError as error:
+            self._warn(error)
+            yield _NOT_KEPT
+            return
+        try:
+            yield part
+        finally:
+            if _is(path, part):
+                os.unlink(path)
+            os.close(part)
+
+    def _keep(self, name: str, part: int, data: bytes, found: dict[str, np.ndarray]) -> None:
+        found[name] = np.frombuffer(data, dtype=np.uint8)
+        if part == _NOT_KEPT:
+            return
+        try:
+            self._make_room(len(data))
+            with open(part, "wb", closefd=False) as file:
+                file.truncate(0)
+                file.write(data)
+            os.rename(self._path(name) + _PART, self._path(name))
+        except OSError as error:
+            self._warn(error)
+        else:
+            self._take(name, found)
+
+    def _warn(self, error: OSError) -> None:
+        if not self._warned:
+            self._warned = True
+            _log.warning(
+                "the cache %s cannot keep what is read (%s), so it is read from the store each time; make room there (at most "
+                "%.1f GiB are used), or set feed.cache to another disk",
+                self.folder,
+                error,
+                self.limit_bytes / 2**30,
+            )
+
+    def _make_room(self, size: int) -> None:
+        """Count ``size`` bytes more; where that is over the limit, remove what was used longest ago."""
+        with open(self._path(_USED), "a+") as file:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            file.seek(0)
+            used = int(file.read() or 0) + size
+            if used > self.limit_bytes:
+                used = self._evict(self.limit_bytes * _KEEP - size) + size
+            file.truncate(0)
+            file.write(str(used))
+
+    def _evict(self, goal: float) -> int:
+        """Remove pieces until at most ``goal`` bytes are left; returns how many are."""
+        with os.scandir(self.folder) as entries:
+            names = [entry.name for entry in entries if entry.name != _USED]
+        for name in names:
+            if name.endswith(_PART):  # of a process that was killed, unless it is locked
+                with self._own(name.removesuffix(_PART), wait=False):
+                    pass
+        pieces = [(os.stat(self._path(name)), name) for name in names if not name.endswith(_PART)]
+        left = sum(stat.st_size for stat, _ in pieces)
+        for stat, name in sorted(pieces, key=lambda piece: piece[0].st_mtime_ns):
+            if left <= goal:
+                break
+            self.drop(name)
+            left -= stat.st_size
+        return left
+
+
+def _lock(path: str, wait: bool) -> int:
+    """A descriptor of the file at ``path``, made if need be and locked; BlockingIOError where that would have to wait."""
+    while True:
+        file = os.open(path, os.O_CREAT | os.O_RDWR, 0o600)
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if _is(path, file):
+                return file
+        except BaseException:
+            os.close(file)
+            raise
+        os.close(file)  # it was finished or given up meanwhile: what we locked has another name, or none
+
+
+def _is(path: str, file: int) -> bool:
+    try:
+        return os.path.samestat(os.stat(path), os.fstat(file))
+    except FileNotFoundError:
+        return False
