@@ -17,11 +17,20 @@ lint: .venv/.ready
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-bench: .venv/.ready
+bench: .venv/.ready .venv-peers
 	$(BIN)/python benchmarks/step_overhead.py
+	$(BIN)/python benchmarks/prepare.py
+	$(BIN)/python benchmarks/stream.py
+
+# whom the benchmarks compare with: their dependencies and ours exclude each other
+.venv-peers: benchmarks/peers.txt
+	$(PYTHON) -m venv $@
+	$@/bin/python -m pip install --quiet --disable-pip-version-check torch==2.13.0
+	$@/bin/python -m pip install --quiet --disable-pip-version-check --requirement $<
+	touch $@
 
 clean:
-	rm -rf .venv .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf .venv .venv-peers .pytest_cache .mypy_cache .ruff_cache .hypothesis
 
 # torch first and pinned: an unpinned one would bring gigabytes of CUDA packages
 .venv/.ready: pyproject.toml constraints.txt

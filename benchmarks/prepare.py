@@ -10,11 +10,7 @@ is a process of its own, rounds alternate, peak memory is that of the process.
 
 from __future__ import annotations
 
-import argparse
-import json
-import multiprocessing as mp
 import os
-import resource
 import shutil
 import statistics
 import sysconfig
@@ -22,6 +18,8 @@ import tempfile
 import time
 from pathlib import Path
 from typing import Any
+
+import claims
 
 import springtide as st
 from springtide.config import Config
@@ -71,23 +69,6 @@ def _timed(config: Config, run: Any) -> dict[str, float]:
     return {"seconds": seconds, "tokens": manifest.source["tokens_before_deduplication"]}
 
 
-def _child(function: Any, arguments: Any, results: Any) -> None:
-    found = function(*arguments)
-    found["peak_mib"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-    results.put(found)
-
-
-def alone(function: Any, *arguments: Any) -> dict[str, float]:
-    """What ``function`` measures in a fresh process, with its peak memory."""
-    context = mp.get_context("spawn")
-    results = context.Queue()
-    process = context.Process(target=_child, args=(function, arguments, results))
-    process.start()
-    found: dict[str, float] = results.get(timeout=1200)
-    process.join()
-    return found
-
-
 def measure(folder: Path, rounds: int, megabytes: float) -> dict[str, Any]:
     """Alternate the three for ``rounds`` rounds, then ours on a quarter of the text for its memory."""
     collect(folder / "text", megabytes)
@@ -104,9 +85,9 @@ def measure(folder: Path, rounds: int, megabytes: float) -> dict[str, Any]:
         for who in reversed(order) if number % 2 else order:
             root = {"shards.root": str(folder / f"data-{number}-{who.replace(' ', '-')}")}
             if who == "bare":
-                row[who] = alone(bare, config)
+                row[who] = claims.alone(bare, config)
             else:
-                row[who] = alone(ours, st.override(config, root), who == "Ray Data")
+                row[who] = claims.alone(ours, st.override(config, root), who == "Ray Data")
         rates = {who: found["tokens"] / found["seconds"] for who, found in row.items()}
         row["ratios"] = {who: rates[who] / rates["bare"] for who in order[1:]}
         table.append(row)
@@ -116,7 +97,7 @@ def measure(folder: Path, rounds: int, megabytes: float) -> dict[str, Any]:
             flush=True,
         )
     quarter = {"corpus.source": str(folder / "quarter"), "shards.root": str(folder / "data-quarter")}
-    small = alone(ours, st.override(config, quarter), False)
+    small = claims.alone(ours, st.override(config, quarter), False)
     ratios = {who: statistics.median(row["ratios"][who] for row in table) for who in table[0]["ratios"]}
     large = statistics.median(row["one process"]["peak_mib"] for row in table)
     print(
@@ -126,30 +107,13 @@ def measure(folder: Path, rounds: int, megabytes: float) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Print the table and, with --json, one last line of JSON."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--megabytes", type=float, default=48)
-    parser.add_argument("--quick", action="store_true", help="one round on little text: a smoke test, no evidence")
-    parser.add_argument("--json", action="store_true", help="end with one line of JSON")
-    options = parser.parse_args()
-    rounds, megabytes = (1, 4.0) if options.quick else (options.rounds, options.megabytes)
+    """Print the table and the claim."""
+    options = claims.options(__doc__, rounds=3, megabytes=(48, 4))
     with tempfile.TemporaryDirectory() as folder:
-        found = measure(Path(folder), rounds, megabytes)
+        found = measure(Path(folder), int(options.rounds), options.megabytes)
     best = max(found["ratios"].values())
-    print(f"prepare_vs_tokenizer: {best:.3f} (goal {GOAL}); {found['ratios']}, {os.cpu_count()} cores")
-    if options.quick:
-        print("--quick is a smoke test and no evidence")
-    if options.json:
-        claim = {
-            "name": "prepare_vs_tokenizer",
-            "value": round(best, 4),
-            "goal": GOAL,
-            "better": "higher",
-            "holds": best >= GOAL,
-            "detail": {**found, "quick": options.quick},
-        }
-        print(json.dumps({"claims": [claim]}))
+    print(f"{found['ratios']}, {os.cpu_count()} cores")
+    claims.show(options, [claims.claim("prepare_vs_tokenizer", best, GOAL, "higher", found)])
 
 
 if __name__ == "__main__":

@@ -10,15 +10,13 @@ float64 sums and smaller micro-batches make it bit-equal at any world size.
 
 from __future__ import annotations
 
-import argparse
-import json
 import os
 import statistics
 import tempfile
 import time
-from pathlib import Path
 from typing import Any
 
+import claims
 import numpy as np
 import torch
 import torch.distributed as dist
@@ -141,33 +139,13 @@ def measure(folder: str, rounds: int, steps: int) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Print the table and, with --json, one last line of JSON."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=4)
-    parser.add_argument("--steps", type=int, default=40)
-    parser.add_argument("--quick", action="store_true", help="one short round: a smoke test, no evidence")
-    parser.add_argument("--json", action="store_true", help="end with one line of JSON")
-    options = parser.parse_args()
-    rounds, steps = (1, WARM_UP_STEPS + 4) if options.quick else (options.rounds, options.steps)
+    """Print the table and the claim."""
+    options = claims.options(__doc__, rounds=4, steps=(40, WARM_UP_STEPS + 4))
     with tempfile.TemporaryDirectory() as folder:
-        found = measure(str(Path(folder)), rounds, steps)
-    ratio = found["ratio"]
-    print(
-        f"step_overhead: {ratio:.4f} of the bare loop's tokens/s (goal {GOAL}), exact sums {found['exact_ratio']:.4f}; "
-        f"medians of {rounds} rounds of {steps} steps"
-    )
-    if options.quick:
-        print("--quick is a smoke test and no evidence")
-    if options.json:
-        claim = {
-            "name": "step_overhead",
-            "value": round(ratio, 4),
-            "goal": GOAL,
-            "better": "higher",
-            "holds": ratio >= GOAL,
-            "detail": {**found, "quick": options.quick, "torch": torch.__version__},
-        }
-        print(json.dumps({"claims": [claim]}))
+        found = measure(folder, int(options.rounds), int(options.steps))
+    print(f"exact sums: {found['exact_ratio']:.4f}")
+    detail = {**found, "torch": torch.__version__}
+    claims.show(options, [claims.claim("step_overhead", found["ratio"], GOAL, "higher", detail)])
 
 
 if __name__ == "__main__":

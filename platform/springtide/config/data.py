@@ -58,8 +58,7 @@ class ShardsConfig(Section):
     separate_documents: bool = False
     """Whether attention, positions and loss begin anew at each document of a row; best_fit needs it [flag]."""
     rows_per_group: int = Field(256, ge=1, le=20_000)
-    """Rows in one Parquet row group, the unit of reading: one ranged read of rows * (sequence_length + 1) * 4 bytes, best a few
-    MiB [rows]."""
+    """Rows in one Parquet row group, the unit of reading: its tokens are one ranged read, best of a few MiB [rows]."""
     groups_per_shard: int = Field(16, ge=1)
     """Row groups in one Parquet file [row groups]."""
     heldout_fraction: float = Field(0.02, gt=0, lt=0.5)

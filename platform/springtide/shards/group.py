@@ -1,4 +1,9 @@
-"""The rows of a row group, seen in its bytes without a copy."""
+"""The rows of a row group, seen in its bytes without decoding.
+
+The tokens of a group lie there as Parquet's BYTE_STREAM_SPLIT has them: the lowest byte of every token, then the next byte of
+every token, four such planes in all, because Parquet's smallest integer has 32 bits. The planes above the token type hold
+zeros; they come last, and are never read.
+"""
 
 from __future__ import annotations
 
@@ -20,14 +25,24 @@ class Rows(NamedTuple):
     """uint16 or uint32 (rows, sequence_length + 1)."""
 
 
-def view(data: memoryview | np.ndarray, group: Group) -> Rows:
-    """``data``: the bytes from ``group.sample_ids`` to ``group.end``."""
+class GroupView:
+    """A row group in its bytes, those from ``group.sample_ids`` to ``group.end``."""
 
-    def array(begin: int, end: int, kind: str) -> np.ndarray:
-        return np.frombuffer(data[begin - group.sample_ids : end - group.sample_ids], dtype=kind)
+    def __init__(self, data: memoryview | np.ndarray, group: Group, token_type: str) -> None:
+        def array(begin: int, end: int, kind: str) -> np.ndarray:
+            return np.frombuffer(data[begin - group.sample_ids : end - group.sample_ids], dtype=kind)
 
-    return Rows(
-        array(group.sample_ids, group.sample_ids + 8 * group.rows, "<i8"),
-        array(group.num_bytes, group.num_bytes + 4 * group.rows, "<i4"),
-        array(group.tokens, group.end, "<u4").reshape(group.rows, -1),
-    )
+        self.num_data_bytes = group.end - group.sample_ids
+        self._type = np.dtype(token_type)
+        self._sample_ids = array(group.sample_ids, group.sample_ids + 8 * group.rows, "<i8")
+        self._num_bytes = array(group.num_bytes, group.num_bytes + 4 * group.rows, "<i4")
+        self._planes = array(group.tokens, group.end, "u1").reshape(self._type.itemsize, group.rows, -1)
+
+    def take(self, index: np.ndarray | slice) -> Rows:
+        """The rows of the group at ``index``."""
+        *lower, tokens = (plane[index] for plane in self._planes)
+        tokens = tokens.astype(self._type)
+        for plane in reversed(lower):
+            tokens <<= 8
+            tokens |= plane
+        return Rows(self._sample_ids[index], self._num_bytes[index], tokens)

@@ -22,8 +22,7 @@ class _Record(BaseModel):
 
 
 class Group(_Record):
-    """One Parquet row group, and where its values lie in the file: plain little-endian arrays, so that one ranged read fetches
-    a group and nothing needs decoding."""
+    """One Parquet row group, and where its values lie in the file, so that one ranged read fetches what is needed of it."""
 
     rows: int
     sample_ids: int
@@ -31,9 +30,9 @@ class Group(_Record):
     num_bytes: int
     """Offset of int32 (rows,) [bytes]."""
     tokens: int
-    """Offset of uint32 (rows, sequence_length + 1), as Parquet stores the narrower types too [bytes]."""
+    """Offset of the tokens' bytes, uint8 (bytes of the token type, rows, sequence_length + 1), lowest first [bytes]."""
     end: int
-    """Where the tokens end [bytes]."""
+    """Where they end [bytes]."""
     crc32: int
     """Over the bytes from ``sample_ids`` to ``end``."""
 

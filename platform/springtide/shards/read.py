@@ -1,23 +1,24 @@
 """Rows out of sealed shards, each row group checked against the manifest before its first row is used.
 
 local dataset     the shard is mapped                 nothing is copied but the rows asked for
-object storage    a ranged read a row group, many at once -> the node's cache -> mapped
+object storage    a ranged read a row group, several at once -> the node's cache -> mapped
 """
 
 from __future__ import annotations
 
 import zlib
-from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 
 from springtide.errors import CorruptShard
-from springtide.shards.group import Rows, view
+from springtide.shards.group import GroupView, Rows
 from springtide.shards.manifest import Group, Manifest, Shard
 from springtide.store import Cache, Folder, digest
 
 _KEPT_BYTES = 256 * 2**20
 """Row groups held open by one reader; mapping one again costs microseconds."""
+_AT_ONCE = 8
 
 
 class SplitReader:
@@ -29,7 +30,7 @@ class SplitReader:
         shards = manifest.splits[split].shards
         self._places = [(shard, index) for shard in shards for index in range(len(shard.groups))]
         self._ends = np.cumsum([group.rows for shard in shards for group in shard.groups])
-        self._open: dict[int, Rows] = {}
+        self._open: dict[int, GroupView] = {}
         self._checked: set[int] = set()
 
     def read(self, rows: np.ndarray) -> Rows:
@@ -44,9 +45,9 @@ class SplitReader:
         wanted, begins = np.unique(groups[order], return_index=True)
         self._fetch(wanted.tolist())
         for group, here in zip(wanted.tolist(), np.split(order, begins[1:]), strict=True):
-            index = rows[here] - (self._ends[group] - self._places[group][0].groups[self._places[group][1]].rows)
-            for column, stored in zip(found, self._open[group], strict=True):
-                column[here] = stored[index]
+            index = rows[here] - (self._ends[group] - self._group(group).rows)
+            for column, stored in zip(found, self._open[group].take(index), strict=True):
+                column[here] = stored
         self._forget()
         return found
 
@@ -54,14 +55,14 @@ class SplitReader:
         """Have these groups open, and last in the order of use."""
         missing = [group for group in groups if group not in self._open]
         for group, data in zip(missing, self._bytes(missing), strict=True):
-            self._open[group] = view(data, self._group(group))
+            self._open[group] = GroupView(data, self._group(group), self._manifest.token_type)
         for group in groups:
             self._open[group] = self._open.pop(group)
 
     def _forget(self) -> None:
-        kept = sum(rows.tokens.nbytes for rows in self._open.values())
+        kept = sum(view.num_data_bytes for view in self._open.values())
         while kept > _KEPT_BYTES:
-            kept -= self._open.pop(next(iter(self._open))).tokens.nbytes
+            kept -= self._open.pop(next(iter(self._open))).num_data_bytes
 
     def _group(self, number: int) -> Group:
         shard, index = self._places[number]
@@ -72,13 +73,13 @@ class SplitReader:
         if self._dataset.is_local:
             found: list[np.ndarray] = [self._map(group) for group in groups]
         elif self._cache is None:
-            found = [np.frombuffer(data, dtype=np.uint8) for data in self._download(groups)]
+            with ThreadPoolExecutor(_AT_ONCE) as threads:
+                found = [np.frombuffer(data, dtype=np.uint8) for data in threads.map(self._download, groups)]
         else:
             found = self._cached(groups)
         for group, data in zip(groups, found, strict=True):
             if not self._is_good(group, data):
                 raise self._corrupt(group, "does not match its checksum")
-            self._checked.add(group)
         return found
 
     def _map(self, number: int) -> np.ndarray:
@@ -94,8 +95,8 @@ class SplitReader:
         assert self._cache is not None
         names = {f"{self._places[group][0].digest}-{self._places[group][1]:04d}": group for group in groups}
 
-        def fetch(wanted: Sequence[str]) -> list[bytes]:
-            return self._download([names[name] for name in wanted])
+        def fetch(name: str) -> bytes | memoryview:
+            return self._download(names[name])
 
         found = dict(zip(names, self._cache.get(list(names), fetch), strict=True))
         bad = [name for name, group in names.items() if not self._is_good(group, found[name])]
@@ -105,23 +106,21 @@ class SplitReader:
         return list(found.values())
 
     def _is_good(self, group: int, data: np.ndarray) -> bool:
-        return group in self._checked or zlib.crc32(data.data) == self._group(group).crc32
+        if group not in self._checked and zlib.crc32(data.data) == self._group(group).crc32:
+            self._checked.add(group)
+        return group in self._checked
 
-    def _download(self, groups: list[int]) -> list[bytes]:
-        """One ranged read a group, side by side."""
-        places = [(self._dataset.where(self._places[group][0].name), self._group(group)) for group in groups]
-        found = self._dataset.fs.cat_ranges(
-            [path for path, _ in places],
-            [group.sample_ids for _, group in places],
-            [group.end for _, group in places],
-            on_error="return",
-        )
-        for number, (path, group), data in zip(groups, places, found, strict=True):
-            if isinstance(data, BaseException):
-                if isinstance(data, FileNotFoundError) or self._dataset.fs.size(path) < group.end:
-                    raise self._corrupt(number, str(data)) from data
-                raise data  # the network's, and worth another try
-        return list(found)
+    def _download(self, number: int) -> bytes | memoryview:
+        (shard, _), group = self._places[number], self._group(number)
+        try:
+            return self._dataset.read_range(shard.name, group.sample_ids, group.end)
+        except FileNotFoundError as error:
+            raise self._corrupt(number, "the file is missing") from error
+        except Exception as error:  # every object store has its own
+            size = self._dataset.size(shard.name)
+            if size < group.end:
+                raise self._corrupt(number, f"the file ends after {size} of {shard.size_bytes} bytes") from error
+            raise  # the network's, and worth another try
 
     def _corrupt(self, number: int, what: str) -> CorruptShard:
         shard, index = self._places[number]

@@ -12,9 +12,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from springtide.config.data import ShardsConfig
-from springtide.shards.group import view
+from springtide.shards.group import GroupView
 from springtide.shards.manifest import Group, Shard
 from springtide.store import Folder, digest
+
+_TOKENS_PATH = "tokens.list.element"
 
 
 def schema(config: ShardsConfig) -> pa.Schema:
@@ -43,33 +45,33 @@ def _encode(
     config: ShardsConfig, sample_ids: np.ndarray, num_bytes: np.ndarray, tokens: np.ndarray
 ) -> tuple[bytes, list[Group]]:
     buffer, columns = io.BytesIO(), schema(config)
-    # plain, and one page a column of a group: the values of a column are then one array in the file
-    layout = {"compression": "none", "use_dictionary": False, "data_page_size": 2**31 - 1}
-    with pq.ParquetWriter(buffer, columns, write_page_checksum=True, **layout) as writer:
+    # uncompressed, and one page a column of a group: the values of a column are then one array in the file
+    layout = {"compression": "none", "use_dictionary": False, "data_page_size": 2**31 - 1, "write_page_checksum": True}
+    with pq.ParquetWriter(buffer, columns, column_encoding={_TOKENS_PATH: "BYTE_STREAM_SPLIT"}, **layout) as writer:
         for rows in _slices(len(sample_ids), config.rows_per_group):
             lists = pa.FixedSizeListArray.from_arrays(pa.array(tokens[rows].reshape(-1)), type=columns[2].type)
             table = pa.table([pa.array(sample_ids[rows]), pa.array(num_bytes[rows]), lists], schema=columns)
             writer.write_table(table, row_group_size=table.num_rows)
     data, footer = buffer.getvalue(), pq.ParquetFile(buffer).metadata
-    groups = [_locate(data, footer.row_group(index), tokens.shape[1]) for index in range(footer.num_row_groups)]
+    groups = [_locate(data, footer.row_group(index), tokens) for index in range(footer.num_row_groups)]
     for group, rows in zip(groups, _slices(len(tokens), config.rows_per_group), strict=True):
-        found = view(memoryview(data)[group.sample_ids : group.end], group)
+        found = GroupView(memoryview(data)[group.sample_ids : group.end], group, config.token_type).take(slice(None))
         same = zip(found, (sample_ids[rows], num_bytes[rows], tokens[rows]), strict=True)
         assert all(np.array_equal(stored, given) for stored, given in same), "pyarrow lays pages out in another way"
     return data, groups
 
 
-def _locate(data: bytes, group: Any, length: int) -> Group:
-    rows = group.num_rows
+def _locate(data: bytes, group: Any, tokens: np.ndarray) -> Group:
+    values = group.num_rows * tokens.shape[1]
     # a page ends with its values (Parquet format, "Data pages"), a column with its one page
     columns = [group.column(place) for place in range(3)]
     ends = [column.data_page_offset + column.total_compressed_size for column in columns]
-    begin, end = ends[0] - 8 * rows, ends[2]
+    begin, end = ends[0] - 8 * group.num_rows, ends[2] - (4 - tokens.itemsize) * values
     return Group(
-        rows=rows,
+        rows=group.num_rows,
         sample_ids=begin,
-        num_bytes=ends[1] - 4 * rows,
-        tokens=end - 4 * rows * length,
+        num_bytes=ends[1] - 4 * group.num_rows,
+        tokens=ends[2] - 4 * values,
         end=end,
         crc32=zlib.crc32(memoryview(data)[begin:end]),
     )

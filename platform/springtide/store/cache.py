@@ -12,9 +12,12 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import itertools
 import logging
 import os
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import IO
 
 import numpy as np
 
@@ -25,8 +28,11 @@ _USED = "used"
 _KEEP = 0.9
 """An eviction goes on down to this share of the limit, so that it is rare."""
 
-Fetch = Callable[[Sequence[str]], Sequence[bytes]]
-"""Names of pieces -> their bytes, in one go."""
+_AT_ONCE = 8
+"""Pieces that one process fetches side by side: the store's latency and the disk's then hide each other."""
+
+Fetch = Callable[[str], bytes | memoryview]
+"""The name of a piece -> its bytes; called from threads."""
 
 
 _NOT_KEPT = -1
@@ -49,14 +55,15 @@ class Cache:
         wait = False
         while left := [name for name in names if not (name in found or self._take(name, found))]:
             with contextlib.ExitStack() as locks:
-                parts = {}
+                parts: dict[str, int] = {}
                 # who waits holds no other piece, or two could wait for each other
                 for name in left[:1] if wait else left:
                     part = locks.enter_context(self._own(name, wait))
                     if part is not None and not self._take(name, found):
                         parts[name] = part
-                for (name, part), data in zip(parts.items(), fetch(list(parts)) if parts else (), strict=True):
-                    self._keep(name, part, data, found)
+                with ThreadPoolExecutor(_AT_ONCE, "springtide-cache") as threads:
+                    fetched = threads.map(self._fetch, parts, parts.values(), itertools.repeat(fetch))
+                    found |= dict(zip(parts, fetched, strict=True))
             wait = True
         return [found[name] for name in names]
 
@@ -97,20 +104,21 @@ class Cache:
                 os.unlink(path)
             os.close(part)
 
-    def _keep(self, name: str, part: int, data: bytes, found: dict[str, np.ndarray]) -> None:
-        found[name] = np.frombuffer(data, dtype=np.uint8)
-        if part == _NOT_KEPT:
-            return
-        try:
-            self._make_room(len(data))
-            with open(part, "wb", closefd=False) as file:
-                file.truncate(0)
-                file.write(data)
-            os.rename(self._path(name) + _PART, self._path(name))
-        except OSError as error:
-            self._warn(error)
-        else:
-            self._take(name, found)
+    def _fetch(self, name: str, part: int, fetch: Fetch) -> np.ndarray:
+        data = fetch(name)
+        if part != _NOT_KEPT:
+            try:
+                self._make_room(part, len(data))
+                with open(part, "wb", closefd=False) as file:
+                    file.write(data)
+                with self._counted():
+                    os.rename(self._path(name) + _PART, self._path(name))
+                found: dict[str, np.ndarray] = {}
+                if self._take(name, found):
+                    return found[name]
+            except OSError as error:
+                self._warn(error)
+        return np.frombuffer(data, dtype=np.uint8)
 
     def _warn(self, error: OSError) -> None:
         if not self._warned:
@@ -123,16 +131,23 @@ class Cache:
                 self.limit_bytes / 2**30,
             )
 
-    def _make_room(self, size: int) -> None:
-        """Count ``size`` bytes more; where that is over the limit, remove what was used longest ago."""
+    @contextlib.contextmanager
+    def _counted(self) -> Iterator[IO[str]]:
+        """The file that counts the bytes used, locked."""
         with open(self._path(_USED), "a+") as file:
             fcntl.flock(file, fcntl.LOCK_EX)
+            yield file
+
+    def _make_room(self, part: int, size: int) -> None:
+        """Count ``size`` bytes more, and give ``part`` that size; over the limit, remove what was used longest ago."""
+        with self._counted() as file:
             file.seek(0)
             used = int(file.read() or 0) + size
             if used > self.limit_bytes:
                 used = self._evict(self.limit_bytes * _KEEP - size) + size
             file.truncate(0)
             file.write(str(used))
+            os.ftruncate(part, size)  # from now on it counts in an eviction
 
     def _evict(self, goal: float) -> int:
         """Remove pieces until at most ``goal`` bytes are left; returns how many are."""
@@ -142,13 +157,14 @@ class Cache:
             if name.endswith(_PART):  # of a process that was killed, unless it is locked
                 with self._own(name.removesuffix(_PART), wait=False):
                     pass
-        pieces = [(os.stat(self._path(name)), name) for name in names if not name.endswith(_PART)]
-        left = sum(stat.st_size for stat, _ in pieces)
-        for stat, name in sorted(pieces, key=lambda piece: piece[0].st_mtime_ns):
+        found = [(os.stat(path), name) for name in names if os.path.exists(path := self._path(name))]
+        left = sum(stat.st_size for stat, _ in found)
+        for stat, name in sorted(found, key=lambda piece: piece[0].st_mtime_ns):
             if left <= goal:
                 break
-            self.drop(name)
-            left -= stat.st_size
+            if not name.endswith(_PART):
+                self.drop(name)
+                left -= stat.st_size
         return left
 
 

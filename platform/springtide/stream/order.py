@@ -12,6 +12,7 @@ L = floor(T / C) rows of a lane in an epoch, w rows of a window. Steps count fro
 
 from __future__ import annotations
 
+import bisect
 import dataclasses
 import functools
 import hashlib
@@ -159,8 +160,8 @@ class Order:
         )
 
     @functools.cached_property
-    def _skipped(self) -> np.ndarray:
-        return np.array(sorted(set(self.skip)), dtype=np.int64)
+    def _gaps(self) -> list[int]:
+        return [step - place for place, step in enumerate(sorted(set(self.skip)))]
 
     @property
     def rows_per_lane(self) -> int:
@@ -170,8 +171,7 @@ class Order:
     def undealt(self, step: int) -> int:
         """The step of the deal that ``step`` is, skipped ones not counted."""
         # a skipped step moves every later one by one: count those that lie at or before where we arrive
-        gaps = self._skipped - np.arange(len(self._skipped))
-        return step + int(np.searchsorted(gaps, step, side="right"))
+        return step + bisect.bisect_right(self._gaps, step)
 
     def epoch(self, step: int, corpus: int = 0) -> float:
         """How often the first lane has been through ``corpus`` before ``step``."""
@@ -206,8 +206,11 @@ class Order:
         dealt = self.undealt(step)
         block, place = divmod(dealt, _STEPS_A_BLOCK)
         drawn = self._block(block, lanes)[place]
-        left_out = [sample for start, ids in self.skip_samples if start <= dealt for sample in ids]
-        return drawn, ~np.isin(drawn, np.array(left_out, dtype=np.uint64))
+        kept = np.ones(len(drawn), dtype=bool)
+        for start, left_out in self.skip_samples:
+            if start <= dealt:
+                kept &= ~np.isin(drawn, np.array(left_out, dtype=np.uint64))
+        return drawn, kept
 
     def corpora(self, step: int) -> np.ndarray:
         """The corpus of every slot of ``step``, int64 (G,)."""

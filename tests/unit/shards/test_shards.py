@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import contextlib
+from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from springtide import config as configs
 from springtide.config import Config
+from springtide.config.data import ShardsConfig
 from springtide.dataset import open_dataset, prepare
 from springtide.errors import ConfigError, CorpusError, CorruptShard
-from springtide.shards import MANIFEST, TRAIN, SplitReader, check_shard, load_manifest
+from springtide.shards import MANIFEST, TRAIN, Manifest, Split, SplitReader, check_shard, load_manifest, seal
 from springtide.store import Folder
 
 
@@ -21,6 +26,38 @@ def test_rows_are_read_in_the_order_asked_for(tiny: Config) -> None:
     reader = SplitReader(Folder(tiny.shards.dataset), manifest, TRAIN)
     rows = np.random.default_rng(0).permutation(manifest.splits[TRAIN].rows)[:200]
     assert np.array_equal(reader.read(rows).sample_ids, rows)
+
+
+@given(
+    rows=st.integers(1, 40),
+    length=st.integers(2, 30),
+    rows_per_group=st.integers(1, 50),
+    token_type=st.sampled_from(["uint16", "uint32"]),
+    seed=st.integers(0, 99),
+)
+def test_what_is_sealed_is_read(
+    tmp_path_factory: pytest.TempPathFactory, rows: int, length: int, rows_per_group: int, token_type: Any, seed: int
+) -> None:
+    folder = Folder(tmp_path_factory.mktemp("sealed"))
+    config = ShardsConfig(sequence_length=length, rows_per_group=rows_per_group, token_type=token_type)
+    rng = np.random.default_rng(seed)
+    tokens = rng.integers(0, np.iinfo(token_type).max, (rows, length + 1), endpoint=True).astype(token_type)
+    num_bytes = rng.integers(0, 2**31, rows)
+    shard = seal(folder, "train-00000.parquet", config, 7, num_bytes, tokens)
+    split = Split(documents=1, tokens=1, num_bytes=1, rows=rows, shards=(shard,))
+    known = {"vocab_size": 1, "end_of_text": 0, "tokenizer_digest": "", "fingerprint": "", "source": {}}
+    manifest = Manifest(sequence_length=length, token_type=token_type, splits={TRAIN: split}, **known)
+    wanted = rng.integers(0, rows, 25)
+    found = SplitReader(folder, manifest, TRAIN).read(wanted)
+    assert np.array_equal(found.sample_ids, wanted + 7)
+    assert np.array_equal(found.num_bytes, num_bytes[wanted])
+    assert np.array_equal(found.tokens, tokens[wanted])
+    assert found.tokens.dtype == token_type
+    table = pq.read_table(folder.where(shard.name), page_checksum_verification=True)
+    assert table["tokens"].type == pa.list_(
+        pa.field("item", pa.from_numpy_dtype(token_type), nullable=False), length + 1
+    )
+    assert np.array_equal(np.array(table["tokens"].to_pylist()), tokens)
 
 
 def test_shards_are_plain_parquet(tiny: Config) -> None:

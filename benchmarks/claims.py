@@ -1,0 +1,69 @@
+"""What the benchmarks share: their options, a fresh process a measurement, and how a claim is printed."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import multiprocessing as mp
+import re
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+_MINUTES = 20
+
+
+def options(doc: str | None, rounds: int, **numbers: tuple[float, float]) -> argparse.Namespace:
+    """--rounds, --quick, --json and the ``numbers`` of the benchmark, each with its value when not quick and when quick."""
+    parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int)
+    for name in numbers:
+        parser.add_argument(f"--{name}", type=float)
+    parser.add_argument("--quick", action="store_true", help="one small round: a smoke test, no evidence")
+    parser.add_argument("--json", action="store_true", help="end with one line of JSON")
+    found = parser.parse_args()
+    for name, (usual, quick) in {"rounds": (rounds, 1), **numbers}.items():
+        if getattr(found, name) is None:
+            setattr(found, name, quick if found.quick else usual)
+    return found
+
+
+def claim(name: str, value: float, goal: float, better: str, detail: Any) -> dict[str, Any]:
+    """One figure against its goal; ``better`` is higher or lower."""
+    holds = value >= goal if better == "higher" else value <= goal
+    return {"name": name, "value": round(value, 4), "goal": goal, "better": better, "holds": holds, "detail": detail}
+
+
+def show(options: argparse.Namespace, claims: Sequence[dict[str, Any]]) -> None:
+    """Print the claims, and last, with --json, the line that a program reads."""
+    for found in claims:
+        state = "met" if found["holds"] else "missed"
+        print(f"{found['name']}: {found['value']:.3f}, goal {found['goal']} {state} ({found['better']} is better)")
+    if options.quick:
+        print("--quick is a smoke test and no evidence")
+    if options.json:
+        print(json.dumps({"quick": options.quick, "claims": list(claims)}))
+
+
+def alone(function: Callable[..., dict[str, float]], *arguments: Any) -> dict[str, float]:
+    """What ``function`` measures in a fresh process, with the peak memory of that process."""
+    context = mp.get_context("spawn")
+    results = context.Queue()
+    process = context.Process(target=_child, args=(function, arguments, results))
+    process.start()
+    found: dict[str, float] = results.get(timeout=60 * _MINUTES)
+    process.join()
+    return found
+
+
+def _child(function: Any, arguments: Any, results: Any) -> None:
+    found = function(*arguments)
+    found["peak_mib"] = peak_mib()
+    results.put(found)
+
+
+def peak_mib() -> float:
+    """Peak memory of this process [MiB]; getrusage would count what its parent had when it began."""
+    found = re.search(r"VmHWM:\s+(\d+) kB", Path("/proc/self/status").read_text())
+    assert found
+    return int(found[1]) / 1024

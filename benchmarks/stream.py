@@ -1,0 +1,211 @@
+"""Tokens/s into a rank, ours against mosaicml-streaming and litdata: the same rows, shuffled, from local disk and from S3.
+
+65,536 rows of 1,025 random ids of a vocabulary of 50,257, batches of 16 rows, one epoch a measurement. Each writes them in its
+own format, in files of 64 MiB (ours: row groups of 4 MiB, of 16-bit tokens). "One process" is what the loop uses under torchrun, against the peers' loaders without workers; "two workers" is the
+Ray Data feed with two reads in flight, against the peers' loaders with two worker processes. Every measurement is a process of
+its own; who goes first changes every round; peak memory is that of the process, without its workers. From
+S3 nothing is on the node before. Ours checks every batch against the order and every row group against its checksum; the peers
+check nothing, which is their default.
+
+Then the time from the start of a process to its first batch, at step 0 and at step 10,000,000.
+
+The peers' dependencies and ours exclude each other, so they have a virtual environment of their own: make .venv-peers
+
+    python benchmarks/stream.py [--quick] [--json] [--rounds 5] [--rows 65536]
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+_BEGIN = time.perf_counter()
+
+import claims  # noqa: E402 - the clock above starts first
+import numpy as np  # noqa: E402
+
+import springtide as st  # noqa: E402
+from springtide.shards import HELDOUT, MANIFEST, TRAIN, Manifest, Split, seal  # noqa: E402
+from springtide.store import Folder  # noqa: E402
+from springtide.stream import Batch, check, load, open_data  # noqa: E402
+
+ROOT = Path(__file__).parent.parent
+PEERS_PYTHON = ROOT / ".venv-peers" / "bin" / "python"
+PEERS = ("mosaicml", "litdata")
+LENGTH, BATCH = 1024, 16
+FAR = 10_000_000
+GOALS = {"stream_vs_best_peer_local": 2.0, "stream_vs_best_peer_s3": 1.2, "first_batch_seek": 1.05}
+
+
+def config_of(dataset: str, cache: str) -> st.Config:
+    """The demo, on rows of this benchmark."""
+    return st.override(
+        st.recipes.demo(),
+        {
+            "shards.sequence_length": LENGTH,
+            "shards.dataset": dataset,
+            "shards.rows_per_group": 2048,  # 4 MiB of tokens, as for object storage
+            "model.max_sequence_length": LENGTH,
+            "stream.global_batch": BATCH,
+            "stream.lanes": 0,
+            "train.total": "1000B",
+            "feed.cache": cache,
+            "elastic.max_workers": 1,
+        },
+    )
+
+
+def write_ours(rows: np.ndarray, folder: str) -> None:
+    """Seal ``rows`` as a dataset; the held-out split names the same shards."""
+    dataset, shards, config = Folder(folder), [], config_of("", "").shards
+    shard_rows = config.rows_per_group * config.groups_per_shard
+    for number, first in enumerate(range(0, len(rows), shard_rows)):
+        part = rows[first : first + shard_rows]
+        shards.append(seal(dataset, f"train-{number:05d}.parquet", config, first, np.zeros(len(part)), part))
+    split = Split(documents=1, tokens=rows.size, num_bytes=1, rows=len(rows), shards=tuple(shards))
+    ids = {"vocab_size": 50_257, "end_of_text": 50_256, "tokenizer_digest": "", "fingerprint": "", "source": {}}
+    manifest = Manifest(sequence_length=LENGTH, token_type="uint16", splits={TRAIN: split, HELDOUT: split}, **ids)
+    dataset.write_json(MANIFEST, manifest.model_dump(mode="json"))
+
+
+def read_ours(dataset: str, cache: str, step: int, steps: int, workers: int) -> dict[str, float]:
+    """Tokens, seconds and checksum of ``steps`` steps, as the training loop sees them."""
+    config = config_of(dataset, cache)
+    data = open_data(config)
+    reader = data.reader(0, 1)
+    begin = time.perf_counter()
+    plan = reader.plan(step, step + steps, int(config.feed.read_bytes))
+
+    def count(batches: Iterator[Batch]) -> dict[str, float]:
+        tokens, total, first, first_tokens = 0, 0, 0.0, 0
+        for due, batch in enumerate(batches, start=step):
+            check(data.order, 0, 1, due, batch)
+            tokens += batch.tokens.size
+            total += int(batch.tokens[:, 0].sum(dtype=np.int64))
+            if not first:
+                first, first_tokens = time.perf_counter(), tokens
+        end = time.perf_counter()
+        return {
+            "tokens": tokens,
+            "seconds": end - begin,
+            "first_tokens_sum": total,
+            "first_batch_s": first - _BEGIN,
+            "warm_rate": (tokens - first_tokens) / (end - first) if steps > 1 else 0.0,
+        }
+
+    if not workers:
+        return count(load(reader, plan))
+    from springtide.on_ray.cluster import cluster
+    from springtide.on_ray.feed import feed
+
+    with cluster(config, dashboard=False):
+        return count(feed(reader, plan, config.feed))
+
+
+def measure(who: str, url: str, folder: Path, rows: int, workers: int, step: int = 0) -> dict[str, Any]:
+    """One measurement in a fresh process, with an empty cache."""
+    with tempfile.TemporaryDirectory(dir=folder) as cache:
+        if who == "ours":
+            numbers = map(str, (step, rows // BATCH if not step else 1, workers))
+            command = [sys.executable, __file__, "child", url, cache, *numbers]
+        else:
+            script = str(ROOT / "benchmarks" / "stream_peers.py")
+            command = [str(PEERS_PYTHON), script, "read", who, url, str(LENGTH + 1), str(BATCH), str(workers), cache]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)
+    if done.returncode:
+        raise RuntimeError(f"{who} failed: {done.stderr[-2000:]}")
+    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return found
+
+
+def compare(urls: dict[str, str], folder: Path, rounds: int, rows: int, workers: int, title: str) -> dict[str, Any]:
+    """Alternate all for ``rounds`` rounds and print the table."""
+    table: list[dict[str, Any]] = []
+    for number in range(rounds):
+        names = list(urls)
+        row = {who: measure(who, urls[who], folder, rows, workers) for who in (names[::-1] if number % 2 else names)}
+        assert len({(found["tokens"], found["first_tokens_sum"]) for found in row.values()}) == 1, row
+        # with worker processes, their start is not the feed's
+        rates = {
+            who: found["warm_rate"] if workers else found["tokens"] / found["seconds"] for who, found in row.items()
+        }
+        table.append({"rates": rates, "peak_mib": {who: found["peak_mib"] for who, found in row.items()}})
+        cells = (f"{who} {rates[who] / 1e6:.1f}M tokens/s, {row[who]['peak_mib']:.0f} MiB" for who in names)
+        print(f"{title}, round {number + 1}: {'; '.join(cells)}", flush=True)
+    rate = {who: statistics.median(row["rates"][who] for row in table) for who in urls}
+    best = max((who for who in urls if who != "ours"), key=lambda who: rate[who])
+    ratio = statistics.median(row["rates"]["ours"] / row["rates"][best] for row in table)
+    return {"ratio": ratio, "best_peer": best, "rounds": table}
+
+
+def seek(url: str, folder: Path, rounds: int) -> dict[str, Any]:
+    """Seconds from process start to the first batch, near and far, alternating."""
+    times: dict[int, list[float]] = {0: [], FAR: []}
+    for number in range(4 * rounds):
+        for step in (FAR, 0) if number % 2 else (0, FAR):
+            times[step].append(measure("ours", url, folder, BATCH, 0, step)["first_batch_s"])
+    near, far = (statistics.median(times[step]) for step in (0, FAR))
+    print(f"first batch: {near:.3f} s after the process began at step 0, {far:.3f} s at step {FAR:,}")
+    return {"ratio": far / near, "near_s": near, "far_s": far}
+
+
+def main() -> None:
+    """Print the tables and the claims."""
+    options = claims.options(__doc__, rounds=5, rows=(65_536, 4096))
+    rows, rounds = int(options.rows), int(options.rounds)
+    if not PEERS_PYTHON.exists():
+        sys.exit(f"the peers are not there: make {PEERS_PYTHON.parent.parent.name}")
+    sys.path.append(str(ROOT / "tests"))
+    import s3_server
+
+    found: dict[str, Any] = {}
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        tokens = np.random.default_rng(0).integers(0, 50_257, (rows, LENGTH + 1)).astype(np.uint16)
+        np.save(folder / "rows.npy", tokens)
+        local = {who: str(folder / who) for who in ("ours", *PEERS)}
+        write_ours(tokens, local["ours"])
+        del tokens
+        for who in PEERS:
+            script = [str(PEERS_PYTHON), str(ROOT / "benchmarks" / "stream_peers.py"), "write", who]
+            subprocess.run([*script, str(folder / "rows.npy"), local[who]], check=True, capture_output=True)
+        found["local"] = compare(local, folder, rounds, rows, 0, "local, one process")
+        found["local_workers"] = compare(local, folder, max(1, rounds - 2), rows, 2, "local, two workers")
+        found["seek"] = seek(local["ours"], folder, rounds)
+        (folder / "s3").mkdir()
+        with s3_server.serve(folder / "s3"):
+            os.environ["S3_ENDPOINT_URL"] = os.environ["AWS_ENDPOINT_URL"]  # mosaicml-streaming's name for it
+            remote = {who: f"s3://shards/{who}" for who in local}
+            for who, path in local.items():
+                Folder(remote[who]).fs.put(f"{path}/", f"shards/{who}/", recursive=True)
+            found["s3"] = compare(remote, folder, rounds, rows, 0, "S3, one process")
+            found["s3_workers"] = compare(remote, folder, max(1, rounds - 2), rows, 2, "S3, two workers")
+    for kind in ("local_workers", "s3_workers"):
+        print(f"{kind}: {found[kind]['ratio']:.2f} of {found[kind]['best_peer']}")
+    values = {"stream_vs_best_peer_local": "local", "stream_vs_best_peer_s3": "s3", "first_batch_seek": "seek"}
+    claims.show(
+        options,
+        [
+            claims.claim(name, found[kind]["ratio"], GOALS[name], "lower" if kind == "seek" else "higher", found[kind])
+            for name, kind in values.items()
+        ],
+    )
+
+
+def child() -> None:
+    """One measurement of ours, in this process."""
+    url, cache, *numbers = sys.argv[2:]
+    found = read_ours(url, cache, *map(int, numbers))
+    print(json.dumps({**found, "peak_mib": claims.peak_mib()}))
+
+
+if __name__ == "__main__":
+    child() if sys.argv[1:2] == ["child"] else main()
