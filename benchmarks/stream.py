@@ -1,11 +1,11 @@
 """Tokens/s into a rank, ours against mosaicml-streaming and litdata: the same rows, shuffled, from local disk and from S3.
 
 65,536 rows of 1,025 random ids of a vocabulary of 50,257, batches of 16 rows, one epoch a measurement. Each writes them in its
-own format, in files of 64 MiB (ours: row groups of 4 MiB, of 16-bit tokens). "One process" is what the loop uses under torchrun, against the peers' loaders without workers; "two workers" is the
-Ray Data feed with two reads in flight, against the peers' loaders with two worker processes. Every measurement is a process of
-its own; who goes first changes every round; peak memory is that of the process, without its workers. From
-S3 nothing is on the node before. Ours checks every batch against the order and every row group against its checksum; the peers
-check nothing, which is their default.
+own format, in files of 64 MiB (ours: row groups of 4 MiB of tokens). "One process" is the loop under torchrun, against
+the peers' loaders without workers; "two workers" is the Ray Data feed with two reads in flight, against the peers' loaders with
+two worker processes, timed from the first batch on. Every measurement is a process of its own; who goes first changes every
+round; peak memory is that of the process, without its workers. From S3 nothing is on the node before. Ours checks every batch
+against the order and every row group against its checksum; the peers check nothing, which is their default.
 
 Then the time from the start of a process to its first batch, at step 0 and at step 10,000,000.
 
@@ -39,7 +39,9 @@ from springtide.stream import Batch, check, load, open_data  # noqa: E402
 
 ROOT = Path(__file__).parent.parent
 PEERS_PYTHON = ROOT / ".venv-peers" / "bin" / "python"
+PEERS_SCRIPT = Path(__file__).with_name("stream_peers.py")
 PEERS = ("mosaicml", "litdata")
+_TRIES = 3
 LENGTH, BATCH = 1024, 16
 FAR = 10_000_000
 GOALS = {"stream_vs_best_peer_local": 2.0, "stream_vs_best_peer_s3": 1.2, "first_batch_seek": 1.05}
@@ -111,19 +113,22 @@ def read_ours(dataset: str, cache: str, step: int, steps: int, workers: int) -> 
 
 
 def measure(who: str, url: str, folder: Path, rows: int, workers: int, step: int = 0) -> dict[str, Any]:
-    """One measurement in a fresh process, with an empty cache."""
-    with tempfile.TemporaryDirectory(dir=folder) as cache:
+    """One measurement in a fresh process, with an empty cache; a peer that fails may try again."""
+    for attempt in range(_TRIES):
+        with tempfile.TemporaryDirectory(dir=folder) as cache:
+            if who == "ours":
+                numbers = map(str, (step, rows // BATCH if not step else 1, workers))
+                command = [sys.executable, __file__, "child", url, cache, *numbers]
+            else:
+                numbers = map(str, (LENGTH + 1, BATCH, workers))
+                command = [str(PEERS_PYTHON), str(PEERS_SCRIPT), "read", who, url, *numbers, cache]
+            done = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)
+        if done.returncode == 0:
+            return {**json.loads(done.stdout.splitlines()[-1]), "failed_tries": attempt}
+        print(f"{who} failed: {done.stderr.strip().splitlines()[-1]}", flush=True)
         if who == "ours":
-            numbers = map(str, (step, rows // BATCH if not step else 1, workers))
-            command = [sys.executable, __file__, "child", url, cache, *numbers]
-        else:
-            script = str(ROOT / "benchmarks" / "stream_peers.py")
-            command = [str(PEERS_PYTHON), script, "read", who, url, str(LENGTH + 1), str(BATCH), str(workers), cache]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)
-    if done.returncode:
-        raise RuntimeError(f"{who} failed: {done.stderr[-2000:]}")
-    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    return found
+            break
+    raise RuntimeError(f"{who} failed: {done.stderr[-2000:]}")
 
 
 def compare(urls: dict[str, str], folder: Path, rounds: int, rows: int, workers: int, title: str) -> dict[str, Any]:
@@ -175,8 +180,8 @@ def main() -> None:
         write_ours(tokens, local["ours"])
         del tokens
         for who in PEERS:
-            script = [str(PEERS_PYTHON), str(ROOT / "benchmarks" / "stream_peers.py"), "write", who]
-            subprocess.run([*script, str(folder / "rows.npy"), local[who]], check=True, capture_output=True)
+            command = [str(PEERS_PYTHON), str(PEERS_SCRIPT), "write", who, str(folder / "rows.npy"), local[who]]
+            subprocess.run(command, check=True, capture_output=True)
         found["local"] = compare(local, folder, rounds, rows, 0, "local, one process")
         found["local_workers"] = compare(local, folder, max(1, rounds - 2), rows, 2, "local, two workers")
         found["seek"] = seek(local["ours"], folder, rounds)

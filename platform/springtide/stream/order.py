@@ -199,7 +199,7 @@ class Order:
     def samples(self, step: int, lanes: range) -> np.ndarray:
         """Sample ids that ``lanes`` draw in ``step``, uint64 (at most len(lanes) * k,), lane by lane."""
         drawn, kept = self._drawn_and_kept(step, lanes)
-        return drawn[kept]
+        return drawn[kept] if self.skip_samples else drawn
 
     def _drawn_and_kept(self, step: int, lanes: range) -> tuple[np.ndarray, np.ndarray]:
         """Everything drawn, uint64 (len(lanes) * k,), and which of it is not left out."""
