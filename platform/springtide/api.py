@@ -7,14 +7,18 @@ import os
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
+
 from springtide import config as configs
 from springtide.checkpoint.layout import check_order
 from springtide.config import Config
-from springtide.dataset import Progress, open_dataset, silent, units_to_make
+from springtide.dataset import Progress, open_dataset, rows_text, silent, units_to_make
 from springtide.dataset import prepare as prepare_here
 from springtide.runs import Run, claim, open_run
+from springtide.shards import TRAIN, SplitReader
 from springtide.store import Folder
 from springtide.stream import open_data
+from springtide.track import card
 from springtide.track.console import Console
 from springtide.track.events import Event, Sampled, Stopped
 from springtide.track.journal import Journal
@@ -23,6 +27,8 @@ from springtide.track.mlflow_sink import OFF, MlflowSink, default_uri
 _PROMPT = "def "
 _TEMPERATURE = 0.8
 _LARGE_UNITS = 8
+_CARD_ROWS = 3
+CARD = "card.html"
 
 
 def prepare(config: Config, progress: Progress | None = None) -> Config:
@@ -32,13 +38,28 @@ def prepare(config: Config, progress: Progress | None = None) -> Config:
     ConfigError, CorpusError. One that was killed goes on where it was.
     """
     progress = progress or silent
-    if units_to_make(config) <= _LARGE_UNITS:
-        return prepare_here(config, progress)
-    from springtide.on_ray.cluster import cluster
-    from springtide.on_ray.prepare import ray_map
+    units = units_to_make(config)
+    if units <= _LARGE_UNITS:
+        config = prepare_here(config, progress)
+    else:
+        from springtide.on_ray.cluster import cluster
+        from springtide.on_ray.prepare import ray_map
 
-    with cluster(config, dashboard=False):
-        return prepare_here(config, progress, ray_map)
+        with cluster(config, dashboard=False):
+            config = prepare_here(config, progress, ray_map)
+    if units:
+        write_card(config.shards.dataset)
+    return config
+
+
+def write_card(url: str) -> str:
+    """Write ``card.html`` into a sealed dataset: what it was made of, what was left out, a few rows; returns where it is."""
+    manifest, vocabulary = open_dataset(url)
+    rows = SplitReader(Folder(url), manifest, TRAIN).read(np.arange(min(_CARD_ROWS, manifest.splits[TRAIN].rows)))
+    texts = list(rows_text(rows.tokens, vocabulary))
+    page = card.render(f"Dataset {Folder(url).name}", manifest.model_dump(mode="json"), manifest.digest, texts)
+    Folder(url).write(CARD, page)
+    return Folder(url).where(CARD)
 
 
 def train(

@@ -154,6 +154,7 @@ def _inspect(options: argparse.Namespace) -> int:
 
 
 def _inspect_dataset(url: str, options: argparse.Namespace) -> int:
+    from springtide.api import CARD
     from springtide.dataset import open_dataset, rows_text
     from springtide.shards import TRAIN, SplitReader, check_shard
     from springtide.store import Folder
@@ -180,6 +181,8 @@ def _inspect_dataset(url: str, options: argparse.Namespace) -> int:
     print(f"  from {source['source']}: {source['documents']} documents; left out: {dropped or 'none'}")
     lengths = ", ".join(f"{count} from {edge}" for edge, count in source["documents_by_tokens"] if count)
     print(f"  documents by their tokens: {lengths}")
+    if Folder(url).exists(CARD):
+        print(f"  card {Folder(url).where(CARD)}")
     for broken in source["broken"]:
         print(f"  broken: {broken['name']}: {broken['reason']}: {broken['sample'][:60]!r}")
     rows = SplitReader(Folder(url), manifest, TRAIN).read(_first_rows(manifest.splits[TRAIN].rows))

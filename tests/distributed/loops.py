@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 import numpy as np
@@ -35,6 +36,19 @@ def train(world: World, config: Config, stop_at: int = 0, ask: Interrupt = Inter
         return ask if stop_at and run.step + 1 == stop_at and world.rank == world.size - 1 else None
 
     return list(run.events(feed, interrupt))
+
+
+def train_with_a_slow_feed(world: World, config: Config, slow: int, seconds: float) -> list[Event]:
+    """Train where the feed of rank ``slow`` takes ``seconds`` a batch longer."""
+    run = open_run(world, config)
+    reader = run.data.reader(world.rank, world.size)
+
+    def feed(step: int) -> Any:
+        for batch in load(reader, reader.plan(step, config.num_steps, 2**16)):
+            time.sleep(seconds if world.rank == slow else 0)
+            yield batch
+
+    return list(run.events(feed, lambda: None))
 
 
 def gradients(world: World, config: Config, tokens: np.ndarray, micro_batch: int) -> dict[str, torch.Tensor]:

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from loops import full_state, gradients, save_and_die, train
+from loops import full_state, gradients, save_and_die, train, train_with_a_slow_feed
 from ranks import RankDied
 
 from springtide import config as configs
@@ -22,7 +22,7 @@ from springtide.errors import CheckpointError
 from springtide.model import build
 from springtide.store import Folder
 from springtide.stream import digest, open_data
-from springtide.track.events import Evaluated, Event, Saved, Started, StepDone, Stopped
+from springtide.track.events import Evaluated, Event, Saved, Started, StepDone, Stopped, Waited
 from springtide.train import Interrupt
 
 pytestmark = pytest.mark.distributed
@@ -136,6 +136,16 @@ def test_asking_for_a_save_saves_once_and_trains_on(tiny: Config, ranks: Ranks) 
     events = ranks(2, train, config, 3, Interrupt.SAVE)[0]
     assert [event.step for event in events if isinstance(event, Saved)] == [3, 8]
     assert len(steps(events)) == 8
+
+
+def test_every_rank_is_told_who_waited_for_data(tiny: Config, ranks: Ranks) -> None:
+    config = named(tiny, "slow", train__total=tiny.tokens_per_step * 10, optim__warmup=0, checkpoint__every_steps=5)
+    for events in ranks(3, train_with_a_slow_feed, config, 1, 0.1):
+        waited = [event for event in events if isinstance(event, Waited)]
+        assert [event.step for event in waited] == [5, 10]
+        fast, slow, last = waited[-1].data_waits_s
+        assert slow >= 10 * 0.1 > 0.5 > max(fast, last)
+        assert all(step.data_wait_s >= 0.1 for step in steps(events).values())
 
 
 @pytest.mark.parametrize("load_on", [1, 2, 3, 8])

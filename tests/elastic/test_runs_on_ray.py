@@ -17,8 +17,9 @@ import pytest
 import springtide as st
 from springtide import config as configs
 from springtide.config import Config
-from springtide.errors import CheckpointError, CorruptShard, RunExists
+from springtide.errors import CheckpointError, ConfigError, CorruptShard, RunExists
 from springtide.on_ray import feed as feed_module
+from springtide.on_ray.cluster import check_resources
 from springtide.on_ray.control import Line, open_control
 from springtide.shards import TRAIN, load_manifest
 from springtide.store import Folder
@@ -218,6 +219,19 @@ def test_the_feed_gives_each_rank_its_batches_in_order(
     for batch, direct in zip(batches, (batch for read in plan for batch in reader.batches(read)), strict=True):
         assert np.array_equal(batch.sample_ids, order.rank_batch(batch.step, 1, 3))
         assert np.array_equal(batch.tokens, direct.tokens)
+
+
+def test_a_feed_that_could_never_run_is_refused_before_anything_starts(tiny: Config, ray_cluster: str) -> None:
+    import ray
+
+    cpus = int(ray.cluster_resources()["CPU"])
+    workers = {"elastic.max_workers": cpus, "stream.global_batch": 12 * cpus, "feed.cpus_per_read": 0.5}
+    greedy = configs.override(tiny, {**workers, "train.total": 12 * cpus * 64 * 30})
+    message = rf"feed\.cpus_per_read = 0\.5: {cpus} workers .* leave 0 of the cluster's {cpus} CPUs"
+    with pytest.raises(ConfigError, match=message):
+        check_resources(greedy)
+    check_resources(configs.override(greedy, {"feed.cpus_per_read": 0}))
+    check_resources(configs.override(greedy, {"elastic.max_workers": cpus - 1}))
 
 
 def test_the_line_between_workers_and_driver_loses_nothing(ray_cluster: str) -> None:

@@ -30,6 +30,7 @@ ONLY_IN: dict[str, tuple[str, ...]] = {
     "torch": ("model/", "parallel/", "train/", "checkpoint/", "on_ray/"),
     "tokenizers": ("corpus/vocabulary.py",),
     "fsspec": ("store/",),
+    "obstore": ("store/s3.py",),
     "rich": ("track/console.py", "cli.py"),
     "pandas": ("track/journal.py",),
 }

@@ -22,11 +22,12 @@ from springtide.errors import ConfigError, CorpusError, explain
 from springtide.shards import MANIFEST, TOKENIZER, Manifest, Shard, Split, load_manifest, seal
 from springtide.store import Folder, digest
 
-_VERSION = 6
+_VERSION = 7
 """Raise it when the same settings would give other bytes."""
 
 _WORK = "work"
 _VOCABULARY_CHARACTERS = 8_000_000
+_GROUPS_NAMED = 12
 
 Progress = Callable[[str, int, int], None]
 """Called with what is being done, how much of it is done, and how much there is."""
@@ -248,6 +249,10 @@ def _counts(work: Folder, parts: int, plan: Plan) -> dict[str, Any]:
     documents: collections.Counter[str] = sum(
         (collections.Counter(r["documents"]) for r in records), collections.Counter()
     )
+    groups: collections.Counter[str] = sum(
+        (collections.Counter(r["tokens_by_group"]) for r in records), collections.Counter()
+    )
+    largest = dict(groups.most_common(_GROUPS_NAMED))
     kept = documents.pop("kept", 0)
     edges = [0, *(2**power for power in range(4, 21, 2))]
     lengths = np.histogram(plan.lengths, [*edges, np.inf])[0].tolist()
@@ -255,7 +260,8 @@ def _counts(work: Folder, parts: int, plan: Plan) -> dict[str, Any]:
         "documents": kept + sum(documents.values()),
         "dropped": {**documents, **plan.dropped},
         "characters": sum(record["characters"] for record in records),
-        "tokens_before_deduplication": sum(record["tokens"] for record in records),
+        "tokens_before_deduplication": groups.total(),
+        "tokens_by_group": [*largest.items(), ("others", groups.total() - sum(largest.values()))],
         "documents_by_tokens": [[edge, count] for edge, count in zip(edges, lengths, strict=True)],
         "broken": [sample for record in records for sample in record["broken"]][:20],
     }

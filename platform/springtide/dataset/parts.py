@@ -76,16 +76,24 @@ def make_part(job: PartJob) -> None:
         digest = found._replace(text=text).digest
         place = hashlib.blake2b(digest, key=key, digest_size=16).digest()
         texts.append(text)
-        rows.append({"place": place, "share": int.from_bytes(digest[:8], "little")})
+        rows.append({"place": place, "share": int.from_bytes(digest[:8], "little"), "group": _group(found.name)})
     for row, ids in zip(rows, vocabulary.encode(texts), strict=True):
         row["tokens"] = ids
     rows.sort(key=lambda row: row["place"])
     job.work.write(_rows(job.number), _encode(rows, job.config))
     characters = sum(len(text) for text in texts)
-    tokens = sum(len(row["tokens"]) for row in rows)
+    groups: collections.Counter[str] = collections.Counter()
+    for row in rows:
+        groups[row["group"]] += len(row["tokens"])
     job.work.write_json(
-        _counts(job.number), {"documents": counts, "characters": characters, "tokens": tokens, "broken": samples}
+        _counts(job.number),
+        {"documents": counts, "characters": characters, "tokens_by_group": groups, "broken": samples},
     )
+
+
+def _group(name: str) -> str:
+    """What a document is counted under: the first folder below the source, or the file of many documents."""
+    return name.split("/")[0].split("@")[0]
 
 
 @functools.lru_cache(maxsize=1)

@@ -86,10 +86,23 @@ def _private_folder() -> Iterator[str]:
 
 
 def check_resources(config: Config) -> None:
-    """ConfigError when no node of the cluster could hold one worker."""
-    elastic = config.elastic
+    """ConfigError when no node of the cluster could hold one worker, or workers would leave their feeds no CPU."""
+    elastic, feed = config.elastic, config.feed
     wanted = {"CPU": elastic.cpus_per_worker, "GPU": elastic.gpus_per_worker}
     nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
+    cpus = sum(node.get("CPU", 0) for node in nodes)
+    workers = min(elastic.max_workers, int(cpus // elastic.cpus_per_worker))
+    left = cpus - workers * elastic.cpus_per_worker
+    if feed.cpus_per_read > left:
+        raise ConfigError(
+            explain(
+                "feed.cpus_per_read",
+                feed.cpus_per_read,
+                f"{workers} workers of elastic.cpus_per_worker = {elastic.cpus_per_worker} leave {left:g} of the cluster's "
+                f"{cpus:g} CPUs: no read could ever run",
+                "set it to 0, which reserves none, lower elastic.max_workers or add nodes",
+            )
+        )
     if not any(all(node.get(kind, 0) >= amount for kind, amount in wanted.items()) for node in nodes):
         largest = {kind: max((node.get(kind, 0) for node in nodes), default=0) for kind in wanted}
         raise ConfigError(

@@ -35,6 +35,11 @@ class Folder:
         """Where this is, with its protocol unless it is a local path."""
         return self.path if self.is_local else self.fs.unstrip_protocol(self.path)
 
+    @property
+    def name(self) -> str:
+        """The last part of the path."""
+        return posixpath.basename(self.path)
+
     def __repr__(self) -> str:
         return f"Folder({self.url!r})"
 

@@ -67,7 +67,17 @@ class Chart:
     whole_numbers: bool = False
 
 
-def draw(charts: Sequence[Chart], columns: int = 2, css_colors: bool = True) -> str:
+@dataclasses.dataclass(frozen=True)
+class Bars:
+    """Amounts side by side, the first on top."""
+
+    title: str
+    x_label: str
+    bars: Sequence[tuple[str, float]]
+    """(label, amount) each."""
+
+
+def draw(charts: Sequence[Chart | Bars], columns: int = 2, css_colors: bool = True) -> str:
     """The charts side by side as one SVG; colours follow the page (``--fg``, ``--grid``) or are fixed, on white."""
     rows = math.ceil(len(charts) / columns)
     out = io.StringIO()
@@ -77,7 +87,10 @@ def draw(charts: Sequence[Chart], columns: int = 2, css_colors: bool = True) -> 
         for axes in places[len(charts) :]:
             axes.set_axis_off()
         for axes, chart in zip(places, charts, strict=False):
-            _fill(axes, chart)
+            if isinstance(chart, Bars):
+                _fill_bars(axes, chart)
+            else:
+                _fill(axes, chart)
         figure.savefig(out, format="svg", transparent=css_colors, metadata={"Date": None, "Creator": None})
     svg = out.getvalue()
     svg = svg[svg.index("<svg") :]
@@ -109,3 +122,15 @@ def _fill(axes: Axes, chart: Chart) -> None:
             axis.set_major_formatter(EngFormatter(sep=""))
     if len(chart.lines) > 1:
         axes.legend(ncols=len(chart.lines), loc="lower right", bbox_to_anchor=(1, 1), borderaxespad=0, handlelength=1)
+
+
+def _fill_bars(axes: Axes, chart: Bars) -> None:
+    axes.set(title=chart.title, xlabel=chart.x_label)
+    places = range(len(chart.bars))
+    axes.barh(places, [amount for _, amount in chart.bars], color=_PALETTE[0], height=0.7)
+    axes.set_yticks(places, [label for label, _ in chart.bars])
+    axes.invert_yaxis()
+    axes.grid(visible=False, axis="y")
+    axes.grid(visible=True, axis="x")
+    axes.xaxis.set_major_locator(MaxNLocator(5))
+    axes.xaxis.set_major_formatter(EngFormatter(sep=""))

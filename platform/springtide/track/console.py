@@ -11,7 +11,7 @@ from rich.panel import Panel
 from rich.progress import BarColumn, Progress, TextColumn
 from rich.text import Text
 
-from springtide.track.events import Evaluated, Event, Sampled, Saved, Started, StepDone, Stopped
+from springtide.track.events import Evaluated, Event, Sampled, Saved, Started, StepDone, Stopped, Waited
 
 _PLAIN_EVERY_S = 10.0
 _PLAIN_PARTS = 20
@@ -61,7 +61,7 @@ class Console:
             self._step(event)
         elif isinstance(event, Sampled):
             self._console.print(Panel(Text(event.prompt + event.text), title=f"sample at step {event.step}"))
-        else:
+        elif not isinstance(event, Waited):
             self.say(describe(event))
 
     def say(self, text: str) -> None:

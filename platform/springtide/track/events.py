@@ -81,6 +81,16 @@ class Saved(Event):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+class Waited(Event):
+    """The wait for data by rank, told at every save."""
+
+    kind: ClassVar[str] = "waited"
+    step: int
+    data_waits_s: list[float]
+    """Of each rank, since this group of workers began [s]."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class Sampled(Event):
     kind: ClassVar[str] = "sampled"
     step: int
@@ -99,7 +109,7 @@ class Stopped(Event):
 
 
 EVENTS: dict[str, type[Event]] = {
-    event.kind: event for event in (Started, StepDone, Evaluated, Saved, Sampled, Stopped)
+    event.kind: event for event in (Started, StepDone, Waited, Evaluated, Saved, Sampled, Stopped)
 }
 
 

@@ -19,7 +19,7 @@ STEP_METRICS: dict[str, Metric] = {
     "tokens": Metric("tokens", "tokens trained on since the run began"),
     "tokens_per_s": Metric("tokens/s", "step tokens over step time, all workers"),
     "step_time_s": Metric("s", "from one optimizer step to the next, the wait for data included"),
-    "data_wait_s": Metric("s", "part of the step spent waiting for the feed, on rank 0"),
+    "data_wait_s": Metric("s", "part of the step spent waiting for the feed, on the rank that waited longest"),
     "mfu": Metric("ratio", "model FLOPs over the peak of all workers' devices"),
     "memory_bytes": Metric("bytes", "peak memory of rank 0: device memory on a GPU, resident set on a CPU"),
     "world_size": Metric("workers", "workers in the step"),

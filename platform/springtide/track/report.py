@@ -9,58 +9,31 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from springtide.track.charts import Chart, Line, draw, smooth
 from springtide.track.console import describe
-from springtide.track.events import Evaluated, Event, Sampled, Started, StepDone
+from springtide.track.events import Evaluated, Event, Sampled, Started, StepDone, Waited
 from springtide.track.journal import last_steps
 from springtide.track.metrics import STEP_METRICS
-
-_STYLE = """
-:root { --bg: #ffffff; --fg: #1f2937; --soft: #6b7280; --grid: #e5e7eb; --card: #f7f8fa; color-scheme: light dark; }
-@media (prefers-color-scheme: dark) {
-  :root { --bg: #0f1319; --fg: #e5e7eb; --soft: #9aa3b2; --grid: #2b3340; --card: #171d26; }
-}
-body { background: var(--bg); color: var(--fg); font: 15px/1.5 system-ui, sans-serif; margin: 2rem auto;
-  max-width: 1000px; padding: 0 1rem; }
-h1 { font-size: 1.5rem; margin: 0; } h2 { font-size: 1.05rem; margin: 2rem 0 .5rem; }
-p, dt, .soft { color: var(--soft); } svg { width: 100%; height: auto; }
-dl { display: grid; grid-template-columns: repeat(auto-fit, minmax(126px, 1fr)); gap: .75rem; }
-dl div { background: var(--card); border-radius: 8px; padding: .6rem .8rem; }
-dt { font-size: .8rem; } dd { margin: 0; font-size: 1.25rem; font-variant-numeric: tabular-nums; }
-dd small { display: block; font-size: .75rem; color: var(--soft); }
-pre { background: var(--card); border-radius: 8px; padding: .8rem; overflow: auto; }
-table { border-collapse: collapse; width: 100%; } td { border-top: 1px solid var(--grid); padding: .25rem .5rem .25rem 0; }
-td:first-child { color: var(--soft); white-space: nowrap; }
-"""
+from springtide.track.page import cards, page, table, text
 
 
 def render(run_id: str, events: Sequence[Event], config_yaml: str = "", links: Mapping[str, str] | None = None) -> str:
     """The page. ``links``: label -> place, of what belongs to the run."""
     samples = [event for event in events if isinstance(event, Sampled)]
+    shown = (loss_chart, throughput_chart, world_size_chart, norm_chart, rate_chart, wait_chart)
     sections = [
-        f"<h1>{html.escape(run_id)}</h1>",
         f"<p>{html.escape(_when(events))}</p>",
-        f"<dl>{''.join(_card(*figure) for figure in figures(events))}</dl>",
-        draw(
-            [
-                chart(events)
-                for chart in (loss_chart, throughput_chart, world_size_chart, norm_chart, rate_chart, wait_chart)
-            ]
-        ),
+        cards(figures(events)),
+        draw([chart(events) for chart in shown]),
     ]
     if samples:
-        text = html.escape(samples[-1].prompt + samples[-1].text)
-        sections.append(f"<h2>What it writes, at step {samples[-1].step}</h2><pre>{text}</pre>")
-    sections.append(f"<h2>What happened</h2><table>{''.join(_rows(events))}</table>")
+        sections.append(text(f"What it writes, at step {samples[-1].step}", samples[-1].prompt + samples[-1].text))
+    sections.append(table("What happened", _rows(events)))
     if links:
-        items = "".join(
-            f"<tr><td>{html.escape(key)}</td><td>{html.escape(url)}</td></tr>" for key, url in links.items()
-        )
-        sections.append(f"<h2>What belongs to it</h2><table>{items}</table>")
+        sections.append(table("What belongs to it", links.items()))
     if config_yaml:
         sections.append(
             f"<details><summary>The resolved config</summary><pre>{html.escape(config_yaml)}</pre></details>"
         )
-    head = f'<meta charset="utf-8"><title>{html.escape(run_id)}</title><style>{_STYLE}</style>'
-    return f'<!doctype html>\n<html lang="en"><head>{head}</head><body>{"".join(sections)}</body></html>\n'
+    return page(run_id, sections)
 
 
 def charts(events: Sequence[Event]) -> str:
@@ -86,6 +59,10 @@ def figures(events: Sequence[Event]) -> list[tuple[str, str, str]]:
         )
         source = starts[-1].peak_source if starts else ""
         found.append(("MFU", f"{statistics.median(step.mfu for step in steps):.0%}", f"of {source}"))
+    waits = [event.data_waits_s for event in events if isinstance(event, Waited)]
+    if waits:
+        longest = max(waits[-1])
+        found.append(("waited for data", f"{longest:.1f} s", f"rank {waits[-1].index(longest)}, since the last start"))
     if starts:
         found.append(("starts", str(len(starts)), f"{max(start.world_size for start in starts)} workers at most"))
         seconds = events[-1].time_s - events[0].time_s
@@ -139,9 +116,9 @@ def rate_chart(events: Sequence[Event]) -> Chart:
 
 
 def wait_chart(events: Sequence[Event]) -> Chart:
-    """Part of each step that waited for data, against the step."""
-    points = [(float(step.step), step.data_wait_s / step.step_time_s) for step in last_steps(list(events))]
-    return Chart("Waiting for data", "step", "part of the step", [Line("waiting", points)], from_zero=True)
+    """Part of each step that the rank which waited longest waited for data, against the step."""
+    points = [(float(step.step), min(1.0, step.data_wait_s / step.step_time_s)) for step in last_steps(list(events))]
+    return Chart("Waiting for data", "step", "part of the step", [Line("slowest rank", points)], from_zero=True)
 
 
 def _when(events: Sequence[Event]) -> str:
@@ -150,13 +127,7 @@ def _when(events: Sequence[Event]) -> str:
     )
 
 
-def _card(label: str, figure: str, remark: str) -> str:
-    label, figure, remark = html.escape(label), html.escape(figure), html.escape(remark)
-    return f"<div><dt>{label}</dt><dd>{figure}<small>{remark}</small></dd></div>"
-
-
-def _rows(events: Sequence[Event]) -> Iterable[str]:
+def _rows(events: Sequence[Event]) -> Iterable[tuple[str, str]]:
     for event in events:
-        if not isinstance(event, StepDone | Sampled):
-            at = time.strftime("%H:%M:%S", time.gmtime(event.time_s))
-            yield f"<tr><td>{at}</td><td>{html.escape(describe(event))}</td></tr>"
+        if not isinstance(event, StepDone | Sampled | Waited):
+            yield time.strftime("%H:%M:%S", time.gmtime(event.time_s)), describe(event)

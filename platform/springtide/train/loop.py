@@ -20,7 +20,7 @@ from springtide.model import build, flops_per_token, num_parameters
 from springtide.parallel import World, parallelize
 from springtide.store import Folder
 from springtide.stream import Batch, Data, check
-from springtide.track.events import Event, Saved, Started, StepDone, Stopped
+from springtide.track.events import Event, Saved, Started, StepDone, Stopped, Waited
 from springtide.train.evaluate import evaluate
 from springtide.train.optim import adamw, learning_rate, set_learning_rate
 from springtide.train.peak import peak_flops
@@ -56,6 +56,8 @@ class Run:
         self.step = 0
         """Steps done: the whole data state."""
         self.tokens = 0
+        self.data_waits_s = [0.0] * self.world.size
+        """What each rank waited for its feed since this group of workers began."""
         self.peak_flops, self.peak_source = peak_flops(self.world.device)
 
     def events(self, feed: Feed, interrupt: Callable[[], Interrupt | None]) -> Iterator[Event]:
@@ -71,13 +73,14 @@ class Run:
             batch = next(batches)
             data_wait_s = time.perf_counter() - clock
             check(self.data.order, self.world.rank, self.world.size, self.step, batch)
-            result, rate = self._step(batch, interrupt())
+            result, rate = self._step(batch, interrupt(), data_wait_s)
             now = time.perf_counter()
-            yield self._done(result, rate, now - clock, data_wait_s)
+            yield self._done(result, rate, now - clock)
             stop = Interrupt.STOP in result.interrupts
             every = config.checkpoint.every_steps
             due = every and self.step % every == 0
             if due or stop or Interrupt.SAVE in result.interrupts or self.step == last:
+                yield Waited(step=self.step, data_waits_s=[round(wait, 3) for wait in self.data_waits_s])
                 yield self._save()
                 saved = self.step
             if stop and self.step < last:
@@ -88,7 +91,7 @@ class Run:
             yield self._evaluate()
         yield Stopped(step=self.step, status="finished")
 
-    def _step(self, batch: Batch, interrupt: Interrupt | None) -> tuple[StepResult, float]:
+    def _step(self, batch: Batch, interrupt: Interrupt | None, data_wait_s: float) -> tuple[StepResult, float]:
         config = self.config
         total = config.num_steps * config.tokens_per_step
         rate = learning_rate(config.optim, (self.step + 1) * config.tokens_per_step, total)
@@ -109,12 +112,14 @@ class Run:
             tokens_per_step=config.tokens_per_step,
             clip_norm=config.optim.clip_norm,
             interrupt=interrupt,
+            data_wait_s=data_wait_s,
         )
+        self.data_waits_s = [sum(waits) for waits in zip(self.data_waits_s, result.data_waits_s, strict=True)]
         self.step += 1
         self.tokens += result.tokens
         return result, rate
 
-    def _done(self, result: StepResult, rate: float, step_time_s: float, data_wait_s: float) -> StepDone:
+    def _done(self, result: StepResult, rate: float, step_time_s: float) -> StepDone:
         tokens_per_s = result.tokens / step_time_s
         return StepDone(
             step=self.step,
@@ -124,7 +129,7 @@ class Run:
             tokens=self.tokens,
             step_tokens=result.tokens,
             step_time_s=step_time_s,
-            data_wait_s=data_wait_s,
+            data_wait_s=max(result.data_waits_s),
             tokens_per_s=tokens_per_s,
             mfu=self.flops_per_token * tokens_per_s / (self.peak_flops * self.world.size),
             memory_bytes=_peak_memory(self.world.device),

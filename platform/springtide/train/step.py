@@ -45,6 +45,8 @@ class StepResult(NamedTuple):
     digest: int
     """64 bits over the sample ids of all ranks."""
     interrupts: frozenset[Interrupt]
+    data_waits_s: tuple[float, ...]
+    """How long each rank waited for its batch [s]."""
 
 
 def train_step(
@@ -57,9 +59,10 @@ def train_step(
     tokens_per_step: int,
     clip_norm: float,
     interrupt: Interrupt | None = None,
+    data_wait_s: float = 0.0,
 ) -> StepResult:
     """Forward, backward, agree, clip, update. ``batch.tokens`` is this rank's (n, L + 1) of the global batch, and
-    ``micro_batches`` are slices of its rows, as many on every rank."""
+    ``micro_batches`` are slices of its rows, as many on every rank. ``data_wait_s`` is told to all."""
     tokens_NL = torch.from_numpy(batch.tokens.astype(np.int64)).to(world.device)
     loss_sum = torch.zeros((), dtype=torch.float64, device=world.device)
     num_tokens = torch.zeros((), dtype=torch.float64, device=world.device)
@@ -74,7 +77,8 @@ def train_step(
         num_tokens += predicted(part_BL, separator_of(model)).sum()
 
     gradients = local_gradients(model)
-    agreed = _agree(loss_sum, num_tokens, square_norm(gradients), digest(batch.sample_ids), interrupt, world)
+    sums = torch.stack([loss_sum, num_tokens, square_norm(gradients).to(world.device)])
+    agreed = _agree(sums, digest(batch.sample_ids), interrupt, data_wait_s, world)
     correction = tokens_per_step / agreed.tokens
     grad_norm = agreed.grad_norm * correction
     clip = min(1.0, clip_norm / (grad_norm + 1e-6)) if clip_norm else 1.0
@@ -111,20 +115,21 @@ def separator_of(model: nn.Module) -> int | None:
     return getattr(model, "separator", None)
 
 
-def _agree(
-    loss_sum: Tensor, num_tokens: Tensor, square: Tensor, digest: int, interrupt: Interrupt | None, world: World
-) -> StepResult:
+def _agree(sums: Tensor, digest: int, interrupt: Interrupt | None, data_wait_s: float, world: World) -> StepResult:
+    """``sums``: loss, tokens and squared gradient norm of this rank, float64 (3,)."""
     # a float64 sum is exact below 2**53, so the 64-bit digest travels as four limbs of 16 bits
     limbs = [(digest >> (_LIMB_BITS * limb)) & (2**_LIMB_BITS - 1) for limb in range(_LIMBS)]
     asked = [float(interrupt is kind) for kind in Interrupt]
-    head = torch.stack([loss_sum, num_tokens, square.to(world.device)])
-    message = torch.cat([head, torch.tensor([*limbs, *asked], dtype=torch.float64, device=world.device)])
+    waits = [data_wait_s if rank == world.rank else 0.0 for rank in range(world.size)]
+    message = torch.cat([sums, torch.tensor([*limbs, *asked, *waits], dtype=torch.float64, device=world.device)])
     dist.all_reduce(message)
     loss, tokens, square_sum, *rest = message.tolist()
+    limbs, asked, waits = rest[:_LIMBS], rest[_LIMBS : -world.size], rest[-world.size :]
     return StepResult(
         loss=loss / tokens,
         grad_norm=square_sum**0.5,
         tokens=int(tokens),
-        digest=sum(int(limb) << (_LIMB_BITS * place) for place, limb in enumerate(rest[:_LIMBS])) % 2**64,
-        interrupts=frozenset(kind for kind, count in zip(Interrupt, rest[_LIMBS:], strict=True) if count),
+        digest=sum(int(limb) << (_LIMB_BITS * place) for place, limb in enumerate(limbs)) % 2**64,
+        interrupts=frozenset(kind for kind, count in zip(Interrupt, asked, strict=True) if count),
+        data_waits_s=tuple(waits),
     )

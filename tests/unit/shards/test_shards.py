@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+from pathlib import Path
 from typing import Any
 
+import datasets
+import duckdb
 import numpy as np
+import pandas
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -58,6 +62,20 @@ def test_what_is_sealed_is_read(
         pa.field("item", pa.from_numpy_dtype(token_type), nullable=False), length + 1
     )
     assert np.array_equal(np.array(table["tokens"].to_pylist()), tokens)
+
+
+def test_other_programs_read_shards_as_they_are(tiny: Config, tmp_path: Path) -> None:
+    manifest, _ = open_dataset(tiny.shards.dataset)
+    shard = manifest.splits[TRAIN].shards[0]
+    path = Folder(tiny.shards.dataset).where(shard.name)
+    rows = SplitReader(Folder(tiny.shards.dataset), manifest, TRAIN).read(np.arange(shard.rows))
+    by_pandas = pandas.read_parquet(path)
+    by_duckdb = duckdb.sql(f"select * from '{path}' order by sample_id").df()
+    by_datasets = datasets.Dataset.from_parquet(path, cache_dir=str(tmp_path)).to_pandas()
+    for found in (by_pandas, by_duckdb, by_datasets):
+        assert np.array_equal(found["sample_id"], rows.sample_ids)
+        assert np.array_equal(found["num_bytes"], rows.num_bytes)
+        assert np.array_equal(np.stack(found["tokens"]), rows.tokens)
 
 
 def test_shards_are_plain_parquet(tiny: Config) -> None:

@@ -1,0 +1,48 @@
+"""The frame of an HTML page that needs nothing else: no script, no server, light or dark as the reader's machine is."""
+
+from __future__ import annotations
+
+import html
+from collections.abc import Iterable
+
+_STYLE = """
+:root { --bg: #ffffff; --fg: #1f2937; --soft: #6b7280; --grid: #e5e7eb; --card: #f7f8fa; color-scheme: light dark; }
+@media (prefers-color-scheme: dark) {
+  :root { --bg: #0f1319; --fg: #e5e7eb; --soft: #9aa3b2; --grid: #2b3340; --card: #171d26; }
+}
+body { background: var(--bg); color: var(--fg); font: 15px/1.5 system-ui, sans-serif; margin: 2rem auto;
+  max-width: 1000px; padding: 0 1rem; }
+h1 { font-size: 1.5rem; margin: 0; } h2 { font-size: 1.05rem; margin: 2rem 0 .5rem; }
+p, dt, .soft { color: var(--soft); } svg { width: 100%; height: auto; }
+dl { display: grid; grid-template-columns: repeat(auto-fit, minmax(126px, 1fr)); gap: .75rem; }
+dl div { background: var(--card); border-radius: 8px; padding: .6rem .8rem; }
+dt { font-size: .8rem; } dd { margin: 0; font-size: 1.25rem; font-variant-numeric: tabular-nums; }
+dd small { display: block; font-size: .75rem; color: var(--soft); }
+pre { background: var(--card); border-radius: 8px; padding: .8rem; overflow: auto; }
+table { border-collapse: collapse; width: 100%; } td { border-top: 1px solid var(--grid); padding: .25rem .5rem .25rem 0; }
+td:first-child { color: var(--soft); white-space: nowrap; }
+"""
+
+
+def page(title: str, sections: Iterable[str]) -> str:
+    """The whole page; ``sections`` are HTML."""
+    head = f'<meta charset="utf-8"><title>{html.escape(title)}</title><style>{_STYLE}</style>'
+    heading = f"<h1>{html.escape(title)}</h1>"
+    return f'<!doctype html>\n<html lang="en"><head>{head}</head><body>{heading}{"".join(sections)}</body></html>\n'
+
+
+def cards(figures: Iterable[tuple[str, str, str]]) -> str:
+    """The headline: (label, figure, remark) each."""
+    texts = (tuple(map(html.escape, figure)) for figure in figures)
+    return f"<dl>{''.join(f'<div><dt>{a}</dt><dd>{b}<small>{c}</small></dd></div>' for a, b, c in texts)}</dl>"
+
+
+def table(title: str, rows: Iterable[tuple[str, str]]) -> str:
+    """A heading and (key, value) rows."""
+    lines = (f"<tr><td>{html.escape(key)}</td><td>{html.escape(value)}</td></tr>" for key, value in rows)
+    return f"<h2>{html.escape(title)}</h2><table>{''.join(lines)}</table>"
+
+
+def text(title: str, body: str) -> str:
+    """A heading and text as it is."""
+    return f"<h2>{html.escape(title)}</h2><pre>{html.escape(body)}</pre>"

@@ -1,0 +1,48 @@
+"""The card says what the manifest knows, and nothing a text holds becomes part of the page."""
+
+from __future__ import annotations
+
+import json
+import xml.etree.ElementTree as ET
+from pathlib import Path
+
+import springtide as st
+from springtide.api import CARD
+from springtide.dataset import open_dataset
+
+
+def test_a_dataset_gets_its_card(tmp_path: Path) -> None:
+    folder = tmp_path / "text"
+    for part in ("poems", "prose<b>"):
+        (folder / part).mkdir(parents=True)
+        for number in range(30):
+            (folder / part / f"{number}.txt").write_text(
+                f"<script>alert({number})</script> {part} line {number}\n" * 3 * number
+            )
+    lines = [json.dumps({"text": f"a line of its own, number {number} & more " * 5}) for number in range(20)]
+    (folder / "lines.jsonl").write_text("\n".join([*lines, "{broken<i>"]))
+    changes = {"corpus.source": str(folder), "corpus.near_duplicates": False, "shards.root": str(tmp_path / "data")}
+    config = st.prepare(
+        st.override(st.recipes.tiny(), {**changes, "corpus.max_files": 0, "shards.sequence_length": 16})
+    )
+    manifest, _ = open_dataset(config.shards.dataset)
+    groups = dict(manifest.source["tokens_by_group"])
+    assert set(groups) == {"poems", "prose<b>", "lines.jsonl", "others"}
+    assert sum(groups.values()) == manifest.source["tokens_before_deduplication"]
+    assert groups["others"] == 0
+    page = (Path(config.shards.dataset) / CARD).read_text()
+    assert manifest.digest in page
+    assert "<script>" not in page
+    assert "<i>" not in page
+    for told in ("prose&lt;b&gt;", "of 81 read", "empty", "not JSON", "{broken&lt;i&gt;", "64 to 255"):
+        assert told in page, told
+    svg = page[page.index("<svg") : page.index("</svg>") + 6]
+    words = {text.strip() for text in ET.fromstring(svg).itertext()}
+    assert {"poems", "prose<b>", "lines.jsonl", "kept", "train", "heldout"} <= words
+
+
+def test_a_dataset_that_was_there_keeps_its_card(tiny: st.Config) -> None:
+    card = Path(tiny.shards.dataset) / CARD
+    card.unlink(missing_ok=True)
+    st.prepare(st.override(tiny, {"shards.dataset": ""}))
+    assert not card.exists()  # sealed is sealed: only making one writes into it
