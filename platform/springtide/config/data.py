@@ -19,7 +19,7 @@ class CorpusConfig(Section):
     source: str = "stdlib"
     """``stdlib`` (the running Python's own library), or a file, folder or glob, local or any fsspec URL [url]."""
     tokenizer: str = "bpe"
-    """``bpe`` (trained on the corpus), ``bytes``, or the path of a ``tokenizer.json`` [name or path]."""
+    """``bpe`` (trained on the corpus), ``bytes``, ``tiktoken:NAME``, or the path of a ``tokenizer.json`` [name or path]."""
     vocab_size: int = Field(4096, ge=257)
     """Ids in a vocabulary that is trained here, end-of-text included [ids]."""
     max_files: int = Field(0, ge=0)

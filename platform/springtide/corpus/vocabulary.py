@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import itertools
+import re
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import numpy as np
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from springtide.errors import ConfigError, CorpusError, explain
 
 END_OF_TEXT = "<|endoftext|>"
 _KNOWN_ENDS = (END_OF_TEXT, "<|end_of_text|>", "</s>", "<eos>")
 _TRAIN_CHARACTERS = 8_000_000
+_TIKTOKEN = "tiktoken:"
 _BATCH_CHARACTERS = 1_000_000  # an encoding takes some hundred bytes a token
 
 
@@ -32,10 +35,8 @@ class Vocabulary:
             )
         self.end_of_text: int = ends[0]
 
-    @property
-    def size(self) -> int:
-        """Ids, end-of-text and other special tokens included."""
-        return int(self.tokenizer.get_vocab_size(with_added_tokens=True))
+        self.size: int = 1 + max(tokenizer.get_vocab(with_added_tokens=True).values())
+        """One more than the largest id, end-of-text and other special tokens included; some vocabularies leave ids out."""
 
     def to_json(self) -> str:
         """The ``tokenizer.json`` that ``from_json`` reads."""
@@ -91,16 +92,70 @@ def bytes_vocabulary() -> Vocabulary:
     return Vocabulary(tokenizer)
 
 
+def tiktoken_vocabulary(name: str) -> Vocabulary:
+    """The encoding that the ``tiktoken`` package knows by ``name``, as a ``tokenizers`` BPE that gives the same ids.
+
+    ConfigError when the package is missing, or has or can fetch no such encoding.
+    """
+    try:
+        import tiktoken
+
+        encoding = tiktoken.get_encoding(name)
+    except Exception as error:  # an import, a name, a network
+        why = str(error).split("\n")[0]
+        remedy = "pip install 'springtide[tiktoken]'; without a network, fill TIKTOKEN_CACHE_DIR"
+        raise ConfigError(
+            explain("corpus.tokenizer", f"{_TIKTOKEN}{name}", f"cannot be opened ({why})", remedy)
+        ) from error
+    ranks: dict[bytes, int] = encoding._mergeable_ranks
+    letters = _byte_letters()
+
+    def spelled(token: bytes) -> str:
+        return "".join(letters[byte] for byte in token)
+
+    merges = [_last_merge(ranks, token) for token in sorted(ranks, key=ranks.__getitem__) if len(token) > 1]
+    ids = {spelled(token): rank for token, rank in ranks.items()} | {END_OF_TEXT: encoding.eot_token}
+    tokenizer = Tokenizer(
+        models.BPE(vocab=ids, merges=[(spelled(left), spelled(right)) for left, right in merges], ignore_merges=True)
+    )
+    # Oniguruma reads {1,3}+ as a repetition of {1,3}, and $ as the end of any line
+    pattern = re.sub(r"(\{\d+(?:,\d*)?\})\+", r"\1", encoding._pat_str).replace("$", r"\z")
+    split = pre_tokenizers.Split(Regex(pattern), behavior="isolated")
+    plain = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([split, plain])
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens([END_OF_TEXT])
+    return Vocabulary(tokenizer)
+
+
+def _byte_letters() -> list[str]:
+    """The letter that a byte-level vocabulary spells each byte with (Radford et al., GPT-2, 2019)."""
+    plain = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
+    others = iter(range(256, 512))
+    return [chr(byte) if byte in plain else chr(next(others)) for byte in range(256)]
+
+
+def _last_merge(ranks: dict[bytes, int], token: bytes) -> tuple[bytes, bytes]:
+    """The pair that becomes ``token``: what merging its bytes by rank leaves before the last merge."""
+    parts = [token[place : place + 1] for place in range(len(token))]
+    while len(parts) > 2:
+        joined = [ranks.get(left + right, len(ranks) * 2) for left, right in itertools.pairwise(parts)]
+        place = joined.index(min(joined))
+        parts[place : place + 2] = [parts[place] + parts[place + 1]]
+    return parts[0], parts[1]
+
+
 def open_vocabulary(kind: str, texts: Iterable[str], vocab_size: int) -> Vocabulary:
-    """The vocabulary of ``corpus.tokenizer``: trained on ``texts``, plain bytes, or read from a file."""
+    """The vocabulary of ``corpus.tokenizer``: trained on ``texts``, plain bytes, tiktoken's, or read from a file."""
     if kind == "bpe":
         return train_bpe(texts, vocab_size)
     if kind == "bytes":
         return bytes_vocabulary()
+    if kind.startswith(_TIKTOKEN):
+        return tiktoken_vocabulary(kind.removeprefix(_TIKTOKEN))
     if not Path(kind).is_file():
-        raise ConfigError(
-            explain("corpus.tokenizer", kind, "is neither 'bpe' nor 'bytes' nor a file", "give a tokenizer.json")
-        )
+        known = f"is neither 'bpe' nor 'bytes' nor '{_TIKTOKEN}NAME' nor a file"
+        raise ConfigError(explain("corpus.tokenizer", kind, known, "give a tokenizer.json"))
     return Vocabulary(Tokenizer.from_file(kind))
 
 

@@ -42,7 +42,7 @@ def test_a_vocabulary_survives_its_file(tmp_path: Path) -> None:
     (tmp_path / "tokenizer.json").write_text(BPE.to_json())
     again = open_vocabulary(str(tmp_path / "tokenizer.json"), [], 0)
     assert again.tokenizer.get_vocab() == BPE.tokenizer.get_vocab()
-    with pytest.raises(ConfigError, match="neither 'bpe' nor 'bytes' nor a file"):
+    with pytest.raises(ConfigError, match="neither 'bpe' nor 'bytes' nor 'tiktoken:NAME' nor a file"):
         open_vocabulary("bqe", [], 300)
 
 
