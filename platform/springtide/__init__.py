@@ -4,12 +4,12 @@ The map, drawn in the order the data takes:
 
     config/       the words all else is written in: frozen models, amounts with units, recipes
       |
-    store/        bytes at a path, committed or absent: local disk, s3, gs, az, memory
+    store/        bytes at a path, committed or absent: local disk, s3, gs, az, memory; a cache on each node
       |
     corpus/       raw text -> documents -> token ids                       sources, vocabulary
     dataset/      both joined in stages that may be killed: parts, plan, shards
       |
-    shards/       token ids -> sealed Parquet with a checksummed manifest  rows (T, L + 1)
+    shards/       token ids -> sealed Parquet that is read in place        rows (T, L + 1)
       |
     stream/       (seed, step) -> the same rows at any world size          batch (G,) -> rank (n, L + 1)
       |
