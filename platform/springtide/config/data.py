@@ -13,11 +13,37 @@ from springtide.errors import explain
 Weight = Annotated[float, Field(ge=0)]
 
 
+class SourceConfig(Section):
+    """One of several sources, and where it is read or cleaned otherwise than ``corpus`` says."""
+
+    source: str
+    """As corpus.source [url]."""
+    max_files: int | None = Field(None, ge=0)
+    """Take at most this many files; 0 takes all [files]."""
+    field: str | None = None
+    """Where a record of JSON lines or Parquet has its text [name]."""
+    normalization: Literal["none", "NFC", "NFKC"] | None = None
+    """Unicode normal form that texts are brought to [name]."""
+    broken_text: Literal["replace", "drop"] | None = None
+    """What becomes of texts with bytes that are not UTF-8 [name]."""
+    min_characters: int | None = Field(None, ge=1)
+    """Shortest document to keep [characters]."""
+    max_characters: int | None = Field(None, ge=0)
+    """Longest document to keep; 0 keeps all [characters]."""
+    max_repetition: float | None = Field(None, ge=0, le=1)
+    """Largest share of characters in repeated lines; 1 keeps all [ratio]."""
+    max_symbols: float | None = Field(None, ge=0, le=1)
+    """Largest share of characters that are no letters or digits, spaces apart; 1 keeps all [ratio]."""
+
+
 class CorpusConfig(Section):
     """Raw text and the vocabulary that turns it into token ids."""
 
     source: str = "stdlib"
     """``stdlib`` (the running Python's own library), or a file, folder or glob, local or any fsspec URL [url]."""
+    sources: tuple[SourceConfig, ...] = ()
+    """Several in place of the one: tables of a ``source`` and of whatever of ``max_files``, ``field`` and the filters differs for
+    it [table]."""
     tokenizer: str = "bpe"
     """``bpe`` (trained on the corpus), ``bytes``, ``tiktoken:NAME``, or the path of a ``tokenizer.json`` [name or path]."""
     vocab_size: int = Field(4096, ge=257)
@@ -40,6 +66,13 @@ class CorpusConfig(Section):
     """Largest share of characters that are no letters or digits, spaces apart; 1 keeps all [ratio]."""
     near_duplicates: bool = True
     """Whether to keep one of each cluster of documents that share most of their text [flag]."""
+
+    def each(self) -> tuple[CorpusConfig, ...]:
+        """One config a source, its own fields in place of the common ones."""
+        if not self.sources:
+            return (self,)
+        own = (source.model_dump(exclude_none=True) for source in self.sources)
+        return tuple(self.model_copy(update={**fields, "sources": ()}) for fields in own)
 
 
 class ShardsConfig(Section):

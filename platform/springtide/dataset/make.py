@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from springtide.config import Config, override
-from springtide.corpus import Broken, Source, Unit, Vocabulary, clean, open_source, open_vocabulary
+from springtide.corpus import Broken, Source, Vocabulary, clean, open_source, open_vocabulary
 from springtide.dataset.parts import PartJob, make_part, open_work_vocabulary, read_counts, read_tokens
 from springtide.dataset.plan import Plan, ShardPlan, make_plan
 from springtide.errors import ConfigError, CorpusError, explain
@@ -53,11 +53,11 @@ def prepare(config: Config, progress: Progress = silent, run: Map = in_process) 
     """
     if config.shards.dataset or config.stream.mixture:
         return config
-    source, name, dataset = _find(config)
+    sources, name, dataset = _find(config)
     if not dataset.exists(MANIFEST):
         try:
             with _explained(dataset):
-                _make(config, source, dataset, name, progress, run)
+                _make(config, sources, dataset, name, progress, run)
         except FileNotFoundError:
             if not dataset.exists(MANIFEST):  # else another process made the same bytes, and cleared up first
                 raise
@@ -68,31 +68,36 @@ def units_to_make(config: Config) -> int:
     """Units of the source that ``prepare`` would read; 0 when the dataset is there."""
     if config.shards.dataset or config.stream.mixture:
         return 0
-    source, _, dataset = _find(config)
-    return 0 if dataset.exists(MANIFEST) else len(source.units())
+    sources, _, dataset = _find(config)
+    return 0 if dataset.exists(MANIFEST) else sum(len(source.units()) for source in sources)
 
 
-def _find(config: Config) -> tuple[Source, str, Folder]:
-    """The source, its fingerprint under this config, and where its dataset is or will be."""
-    source = open_source(config.corpus.source, config.corpus.max_files, config.corpus.field)
-    name = fingerprint(config, source)
-    return source, name, Folder(config.shards.root) / name
+def _find(config: Config) -> tuple[list[Source], str, Folder]:
+    """The sources, their fingerprint under this config, and where their dataset is or will be."""
+    sources = [open_source(corpus.source, corpus.max_files, corpus.field) for corpus in config.corpus.each()]
+    name = fingerprint(config, sources)
+    return sources, name, Folder(config.shards.root) / name
 
 
-def fingerprint(config: Config, source: Source) -> str:
-    """16 hex digits over the settings, the source's files and the version of this code."""
+def fingerprint(config: Config, sources: Sequence[Source]) -> str:
+    """16 hex digits over the settings, the sources' files and the version of this code."""
     corpus = config.corpus.model_dump(mode="json")
     shards = config.shards.model_dump(mode="json", exclude={"root", "dataset"})
-    text = json.dumps([_VERSION, corpus, shards, source.fingerprint()], sort_keys=True)
+    text = json.dumps([_VERSION, corpus, shards, [source.fingerprint() for source in sources]], sort_keys=True)
     return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
 
 
-def _make(config: Config, source: Source, dataset: Folder, name: str, progress: Progress, run: Map) -> None:
-    units = source.units()
-    _check_room(source, dataset)
+def _make(config: Config, sources: list[Source], dataset: Folder, name: str, progress: Progress, run: Map) -> None:
+    _check_room(sources, dataset)
     work = dataset / _WORK
-    vocabulary = _vocabulary(config, source, units, work)
-    jobs = [PartJob(number, unit, source, config, work) for number, unit in enumerate(units)]
+    several = len(sources) > 1
+    units = [
+        (source, corpus, unit, corpus.source if several else "")
+        for source, corpus in zip(sources, config.corpus.each(), strict=True)
+        for unit in source.units()
+    ]
+    jobs = [PartJob(number, *unit, config, work) for number, unit in enumerate(units)]
+    vocabulary = _vocabulary(config, jobs, work)
     _run_all(run, make_part, [job for job in jobs if not job.done()], "reading and tokenising", progress)
     plan = make_plan(work, len(jobs), config)
     _check_plan(config, plan)
@@ -106,7 +111,7 @@ def _make(config: Config, source: Source, dataset: Folder, name: str, progress: 
         separate_documents=config.shards.separate_documents,
         tokenizer_digest=digest.of_bytes(vocabulary.to_json().encode()),
         fingerprint=name,
-        source={"source": config.corpus.source, **_counts(work, len(jobs), plan)},
+        source={"source": _named(config), **_counts(work, len(jobs), plan)},
         splits={
             split: _split(plan, split, [job for job in seals if job.shard.split == split]) for split in plan.documents
         },
@@ -178,10 +183,14 @@ def _run_all(run: Map, function: Callable[[Any], Any], jobs: Sequence[Any], stag
         progress(stage, done, len(jobs))
 
 
-def _vocabulary(config: Config, source: Source, units: list[Unit], work: Folder) -> Vocabulary:
+def _named(config: Config) -> str:
+    return ", ".join(corpus.source for corpus in config.corpus.each())
+
+
+def _vocabulary(config: Config, jobs: list[PartJob], work: Folder) -> Vocabulary:
     """The vocabulary, made once; a trained one sees the first millions of characters of the units, shuffled."""
     if not work.exists(TOKENIZER):
-        made = open_vocabulary(config.corpus.tokenizer, _texts(config, source, units), config.corpus.vocab_size)
+        made = open_vocabulary(config.corpus.tokenizer, _texts(config, jobs), config.corpus.vocab_size)
         limit = np.iinfo(config.shards.token_type).max + 1
         if made.size > limit:
             raise ConfigError(
@@ -196,11 +205,12 @@ def _vocabulary(config: Config, source: Source, units: list[Unit], work: Folder)
     return open_work_vocabulary(work)
 
 
-def _texts(config: Config, source: Source, units: list[Unit]) -> Iterator[str]:
+def _texts(config: Config, jobs: list[PartJob]) -> Iterator[str]:
     left = _VOCABULARY_CHARACTERS
-    for number in np.random.default_rng(config.shards.seed).permutation(len(units)).tolist():
-        for found in source.read(units[number]):
-            text = "" if isinstance(found, Broken) else clean(found.text, config.corpus)[0]
+    for number in np.random.default_rng(config.shards.seed).permutation(len(jobs)).tolist():
+        job = jobs[number]
+        for found in job.source.read(job.unit):
+            text = "" if isinstance(found, Broken) else clean(found.text, job.corpus)[0]
             if text:
                 yield text
                 left -= len(text)
@@ -213,7 +223,7 @@ def _check_plan(config: Config, plan: Plan) -> None:
         raise CorpusError(
             explain(
                 "corpus.source",
-                config.corpus.source,
+                _named(config),
                 "holds no text that is kept",
                 "point it at files that are not empty, or loosen corpus.min_characters and the like",
             )
@@ -224,7 +234,7 @@ def _check_plan(config: Config, plan: Plan) -> None:
                 explain(
                     "shards.sequence_length",
                     config.shards.sequence_length,
-                    f"the {split} split of {config.corpus.source!r} has only {plan.tokens[split]} tokens "
+                    f"the {split} split of {_named(config)!r} has only {plan.tokens[split]} tokens "
                     f"in {documents} documents, not one row",
                     "shorten the sequence, use more text, or change shards.heldout_fraction",
                 )
@@ -267,11 +277,11 @@ def _counts(work: Folder, parts: int, plan: Plan) -> dict[str, Any]:
     }
 
 
-def _check_room(source: Source, dataset: Folder) -> None:
+def _check_room(sources: list[Source], dataset: Folder) -> None:
     """CorpusError before anything is written when a local disk cannot hold it."""
     if not dataset.is_local or not dataset.fs.exists(dataset.path.rsplit("/", 2)[0]):
         return
-    size = sum(source.folder.size(name) for name in source.names)
+    size = sum(source.folder.size(name) for source in sources for name in source.names)
     free = shutil.disk_usage(dataset.path.rsplit("/", 2)[0]).free
     if free < size * 2:
         raise CorpusError(

@@ -20,6 +20,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from springtide.config.data import CorpusConfig
 from springtide.config.schema import Config
 from springtide.corpus import BANDS, Broken, Source, Unit, Vocabulary, bands, clean
 from springtide.shards import TOKENIZER
@@ -34,8 +35,12 @@ class PartJob:
     """What a process needs to make one part. Picklable."""
 
     number: int
-    unit: Unit
     source: Source
+    corpus: CorpusConfig
+    """How this source is cleaned."""
+    unit: Unit
+    group: str
+    """What its tokens are counted under; empty counts by its first folders."""
     config: Config
     work: Folder
     """Where parts and the vocabulary lie until the dataset is sealed."""
@@ -69,14 +74,20 @@ def make_part(job: PartJob) -> None:
             if len(samples) < _SAMPLES:
                 samples.append(found._asdict())
             continue
-        text, reason = clean(found.text, job.config.corpus)
+        text, reason = clean(found.text, job.corpus)
         counts[reason or "kept"] += 1
         if reason:
             continue
         digest = found._replace(text=text).digest
         place = hashlib.blake2b(digest, key=key, digest_size=16).digest()
         texts.append(text)
-        rows.append({"place": place, "share": int.from_bytes(digest[:8], "little"), "group": _group(found.name)})
+        rows.append(
+            {
+                "place": place,
+                "share": int.from_bytes(digest[:8], "little"),
+                "group": job.group or _first_folder(found.name),
+            }
+        )
     for row, ids in zip(rows, vocabulary.encode(texts), strict=True):
         row["tokens"] = ids
     rows.sort(key=lambda row: row["place"])
@@ -91,8 +102,8 @@ def make_part(job: PartJob) -> None:
     )
 
 
-def _group(name: str) -> str:
-    """What a document is counted under: the first folder below the source, or the file of many documents."""
+def _first_folder(name: str) -> str:
+    """The first folder of a document's name, or its file."""
     return name.split("/")[0].split("@")[0]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import random
 import shutil
@@ -22,7 +23,7 @@ from springtide import config as configs
 from springtide.config import Config
 from springtide.corpus import Source, open_source, sources
 from springtide.dataset import open_dataset, prepare
-from springtide.errors import CorpusError
+from springtide.errors import ConfigError, CorpusError
 from springtide.shards import HELDOUT, TRAIN, SplitReader, check_shard
 from springtide.store import Folder
 
@@ -195,6 +196,37 @@ def test_filters_drop_for_a_reason_that_is_counted(tmp_path: Path) -> None:
     config = small(tmp_path / "data", tmp_path / "text", corpus__min_characters=10)
     manifest, _ = open_dataset(prepare(config).shards.dataset)
     assert manifest.source["dropped"]["short"] == 1
+
+
+def test_each_source_has_its_own_field_and_filters(tmp_path: Path) -> None:
+    texts = write_corpus(tmp_path / "text", 60)
+    records = [{"body": f"{text} told again"} for text in texts[:30]] + [{"body": "tiny"}, {"text": "elsewhere"}]
+    (tmp_path / "lines.jsonl").write_text("\n".join(map(json.dumps, records)))
+    sources = [
+        {"source": str(tmp_path / "text"), "max_characters": 500},
+        {"source": str(tmp_path / "lines.jsonl"), "field": "body", "min_characters": 20},
+    ]
+    config = small(tmp_path / "data", tmp_path / "nowhere", corpus__sources=sources, corpus__near_duplicates=False)
+    manifest, _ = open_dataset(prepare(config).shards.dataset)
+    source = manifest.source
+    short = [text for text in texts if len(text) <= 500]
+    assert 5 < len(short) < len(texts) - 5
+    assert source["documents"] == len(texts) + len(records)
+    assert source["dropped"]["long"] == len(texts) - len(short)
+    assert source["dropped"]["short"] == 1
+    assert source["dropped"]["no text in 'body'"] == 1
+    kept = sum(split.documents for split in manifest.splits.values())
+    assert kept == len(set(short)) + len({record.get("body") for record in records[:30]})
+    assert [group for group, _ in source["tokens_by_group"]][:2] == [sources[1]["source"], sources[0]["source"]]
+    assert source["source"] == f"{tmp_path / 'text'}, {tmp_path / 'lines.jsonl'}"
+    # what differs for a source is part of what the dataset is
+    other = configs.override(config, {"corpus.sources": [{**sources[0], "max_characters": 501}, sources[1]]})
+    assert prepare(other).shards.dataset != prepare(config).shards.dataset
+
+
+def test_a_source_with_a_wrong_field_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"corpus\.sources.*minimum_characters"):
+        small(tmp_path / "data", tmp_path, corpus__sources=[{"source": "x", "minimum_characters": 3}])
 
 
 def test_a_full_disk_is_named_and_what_is_made_is_kept(tmp_path: Path, small_disk: SmallDisk) -> None:
