@@ -44,6 +44,7 @@ def tiny(tmp_path: Path, datasets: Path) -> Config:
     changes = {
         "shards.root": str(datasets),
         "run.root": str(tmp_path / "runs"),
+        "feed.cache": str(tmp_path / "cache"),
         "track.mlflow_uri": "off",
         "track.progress": False,
     }

@@ -14,7 +14,7 @@ from springtide.elastic import micro_batches
 from springtide.model import build
 from springtide.parallel import World, local, parallelize
 from springtide.store import Folder
-from springtide.stream import Batch, load, open_data
+from springtide.stream import load, open_data
 from springtide.track.events import Event, Started
 from springtide.train import Interrupt, Run, train_step
 
@@ -63,11 +63,11 @@ def gradients(world: World, config: Config, tokens: np.ndarray, micro_batch: int
                 kept[name] = parameter.grad.full_tensor()  # type: ignore[attr-defined]
 
     lanes = [lane for lane in range(len(tokens)) if lane * world.size // len(tokens) == world.rank]
-    batch = Batch(0, np.array(lanes, dtype=np.uint64), tokens[lanes])
     train_step(
         model,
         Keep(model.parameters(), lr=0.0),
-        batch,
+        torch.from_numpy(tokens[lanes].astype(np.int64)),
+        0,
         world,
         micro_batches=micro_batches(
             [1] * len(lanes), 1, -(-len(tokens) // world.size), micro_batch, config.parallel.reduction == "fp64"

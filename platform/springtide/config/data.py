@@ -42,8 +42,8 @@ class CorpusConfig(Section):
     source: str = "stdlib"
     """``stdlib`` (the running Python's own library), or a file, folder or glob, local or any fsspec URL [url]."""
     sources: tuple[SourceConfig, ...] = ()
-    """Several in place of the one: tables of a ``source`` and of whatever of ``max_files``, ``field`` and the filters differs for
-    it [table]."""
+    """Several in place of the one: tables of a ``source``, and of what of ``max_files``, ``field`` and filters differs for it
+    [table]."""
     tokenizer: str = "bpe"
     """``bpe`` (trained on the corpus), ``bytes``, ``tiktoken:NAME``, or the path of a ``tokenizer.json`` [name or path]."""
     vocab_size: int = Field(4096, ge=257)

@@ -8,8 +8,8 @@ from __future__ import annotations
 import dataclasses
 import queue
 import threading
-from collections.abc import Iterator
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 import numpy as np
 
@@ -18,6 +18,9 @@ from springtide.stream.order import Order
 
 if TYPE_CHECKING:
     from springtide.stream.data import Data
+
+
+Item = TypeVar("Item")
 
 
 class Batch(NamedTuple):
@@ -100,11 +103,17 @@ def check(order: Order, rank: int, world_size: int, step: int, batch: Batch) -> 
 
 
 def load(reader: RankReader, plan: list[Read]) -> Iterator[Batch]:
-    """The batches of ``plan``, one read ahead in a thread: the feed of a process without Ray."""
-    ready: queue.Queue[list[Batch] | BaseException | None] = queue.Queue(maxsize=1)
+    """The batches of ``plan``, one read ahead: the feed of a process without Ray."""
+    for batches in ahead(list(reader.batches(read)) for read in plan):
+        yield from batches
+
+
+def ahead(items: Iterable[Item]) -> Iterator[Item]:
+    """``items``, the next one drawn in a thread while the last is used; what drawing raises is raised in its place."""
+    ready: queue.Queue[Item | BaseException | None] = queue.Queue(maxsize=1)
     closed = threading.Event()
 
-    def put(item: list[Batch] | BaseException | None) -> None:
+    def put(item: Item | BaseException | None) -> None:
         while not closed.is_set():
             try:
                 ready.put(item, timeout=0.1)
@@ -114,21 +123,21 @@ def load(reader: RankReader, plan: list[Read]) -> Iterator[Batch]:
 
     def work() -> None:
         try:
-            for read in plan:
+            for item in items:
                 if closed.is_set():
                     return
-                put(list(reader.batches(read)))
+                put(item)
             put(None)
         except BaseException as error:  # crosses to the consumer, which raises it
             put(error)
 
-    thread = threading.Thread(target=work, name="springtide-load", daemon=True)
+    thread = threading.Thread(target=work, name="springtide-ahead", daemon=True)
     thread.start()
     try:
         while (item := ready.get()) is not None:
             if isinstance(item, BaseException):
                 raise item
-            yield from item
+            yield item
     finally:
         closed.set()
         thread.join()

@@ -9,9 +9,11 @@ from __future__ import annotations
 import dataclasses
 import resource
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
+import numpy as np
 import torch
+from torch import Tensor
 
 from springtide import checkpoint
 from springtide.config import Config, fingerprint
@@ -19,7 +21,7 @@ from springtide.elastic import micro_batches
 from springtide.model import build, flops_per_token, num_parameters
 from springtide.parallel import World, parallelize
 from springtide.store import Folder
-from springtide.stream import Batch, Data, check
+from springtide.stream import Batch, Data, ahead, check, digest
 from springtide.track.events import Event, Saved, Started, StepDone, Stopped, Waited
 from springtide.train.evaluate import evaluate
 from springtide.train.optim import adamw, learning_rate, set_learning_rate
@@ -67,13 +69,13 @@ class Run:
         if self.step == 0 and config.train.eval_rows:
             yield self._evaluate()
         saved = self.step
-        batches = feed(self.step) if self.step < last else iter(())
+        batches = to_device(feed(self.step) if self.step < last else (), self.world.device)
         clock = time.perf_counter()
         while self.step < last:
-            batch = next(batches)
+            batch, tokens_NL = next(batches)
             data_wait_s = time.perf_counter() - clock
             check(self.data.order, self.world.rank, self.world.size, self.step, batch)
-            result, rate = self._step(batch, interrupt(), data_wait_s)
+            result, rate = self._step(batch, tokens_NL, interrupt(), data_wait_s)
             now = time.perf_counter()
             yield self._done(result, rate, now - clock)
             stop = Interrupt.STOP in result.interrupts
@@ -91,7 +93,9 @@ class Run:
             yield self._evaluate()
         yield Stopped(step=self.step, status="finished")
 
-    def _step(self, batch: Batch, interrupt: Interrupt | None, data_wait_s: float) -> tuple[StepResult, float]:
+    def _step(
+        self, batch: Batch, tokens_NL: Tensor, interrupt: Interrupt | None, data_wait_s: float
+    ) -> tuple[StepResult, float]:
         config = self.config
         total = config.num_steps * config.tokens_per_step
         rate = learning_rate(config.optim, (self.step + 1) * config.tokens_per_step, total)
@@ -100,7 +104,8 @@ class Run:
         result = train_step(
             self.model,
             self.optimizer,
-            batch,
+            tokens_NL,
+            digest(batch.sample_ids),
             self.world,
             micro_batches=micro_batches(
                 order.lane_rows(self.step, world.rank, world.size),
@@ -168,6 +173,17 @@ class Run:
             peak_flops=self.peak_flops,
             peak_source=self.peak_source,
         )
+
+
+def to_device(batches: Iterable[Batch], device: torch.device) -> Iterator[tuple[Batch, Tensor]]:
+    """The batches and their tokens, int64 (n, L + 1), on ``device``. For a GPU they reach pinned memory a batch ahead, in a
+    thread, so that the copy runs beside the computing."""
+    pairs: Iterator[tuple[Batch, Tensor]] = (
+        (batch, torch.from_numpy(batch.tokens.astype(np.int64))) for batch in batches
+    )
+    if device.type == "cuda":
+        pairs = ahead((batch, tokens_NL.pin_memory()) for batch, tokens_NL in pairs)
+    return ((batch, tokens_NL.to(device, non_blocking=True)) for batch, tokens_NL in pairs)
 
 
 def _peak_memory(device: torch.device) -> int:

@@ -11,14 +11,12 @@ import enum
 from collections.abc import Sequence
 from typing import NamedTuple
 
-import numpy as np
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from springtide.parallel import World, set_gradient_sync
-from springtide.stream import Batch, digest
 from springtide.train.optim import local_gradients, square_norm
 
 _NOT_PREDICTED = -100
@@ -52,7 +50,8 @@ class StepResult(NamedTuple):
 def train_step(
     model: nn.Module,
     optimizer: torch.optim.Optimizer,
-    batch: Batch,
+    tokens_NL: Tensor,
+    digest: int,
     world: World,
     *,
     micro_batches: Sequence[slice],
@@ -61,9 +60,9 @@ def train_step(
     interrupt: Interrupt | None = None,
     data_wait_s: float = 0.0,
 ) -> StepResult:
-    """Forward, backward, agree, clip, update. ``batch.tokens`` is this rank's (n, L + 1) of the global batch, and
-    ``micro_batches`` are slices of its rows, as many on every rank. ``data_wait_s`` is told to all."""
-    tokens_NL = torch.from_numpy(batch.tokens.astype(np.int64)).to(world.device)
+    """Forward, backward, agree, clip, update. ``tokens_NL`` is this rank's int64 (n, L + 1) of the global batch, on its device,
+    ``micro_batches`` are slices of its rows, as many on every rank, ``digest`` is of its sample ids; ``data_wait_s`` is told
+    to all."""
     loss_sum = torch.zeros((), dtype=torch.float64, device=world.device)
     num_tokens = torch.zeros((), dtype=torch.float64, device=world.device)
 
@@ -78,7 +77,7 @@ def train_step(
 
     gradients = local_gradients(model)
     sums = torch.stack([loss_sum, num_tokens, square_norm(gradients).to(world.device)])
-    agreed = _agree(sums, digest(batch.sample_ids), interrupt, data_wait_s, world)
+    agreed = _agree(sums, digest, interrupt, data_wait_s, world)
     correction = tokens_per_step / agreed.tokens
     grad_norm = agreed.grad_norm * correction
     clip = min(1.0, clip_norm / (grad_norm + 1e-6)) if clip_norm else 1.0
