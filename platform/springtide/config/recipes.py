@@ -53,7 +53,7 @@ def gpu_125m() -> Config:
         model=ModelConfig(
             num_layers=12, dim=768, num_heads=12, num_kv_heads=12, ffn_dim=2048, max_sequence_length=2048
         ),
-        shards=ShardsConfig(sequence_length=1024),
+        shards=ShardsConfig(sequence_length=1024, rows_per_group=2048),  # ranged reads of 4 MiB
         stream=StreamConfig(global_batch=480),
         parallel=ParallelConfig(precision="bf16"),
         optim=OptimConfig(peak_lr=6e-4, warmup=Tokens(100_000_000), schedule="wsd"),
