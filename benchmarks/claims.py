@@ -10,8 +10,6 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-_MINUTES = 20
-
 
 def options(doc: str | None, rounds: int, text: str = "", **numbers: tuple[float, float]) -> argparse.Namespace:
     """--rounds, --quick, --json, an option that names a ``text``, and ``numbers``, each with its value when not quick and when
@@ -51,18 +49,19 @@ def show(options: argparse.Namespace, claims: Sequence[dict[str, Any]]) -> None:
 def alone(function: Callable[..., dict[str, float]], *arguments: Any) -> dict[str, float]:
     """What ``function`` measures in a fresh process, with the peak memory of that process."""
     context = mp.get_context("spawn")
-    results = context.Queue()
-    process = context.Process(target=_child, args=(function, arguments, results))
+    ours, theirs = context.Pipe(duplex=False)
+    process = context.Process(target=_child, args=(function, arguments, theirs))
     process.start()
-    found: dict[str, float] = results.get(timeout=60 * _MINUTES)
+    theirs.close()  # the child alone holds that end: if it dies, recv says so
+    found: dict[str, float] = ours.recv()
     process.join()
     return found
 
 
-def _child(function: Any, arguments: Any, results: Any) -> None:
+def _child(function: Any, arguments: Any, result: Any) -> None:
     found = function(*arguments)
     found["peak_mib"] = peak_mib()
-    results.put(found)
+    result.send(found)
 
 
 def peak_mib() -> float:

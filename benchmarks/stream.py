@@ -183,7 +183,8 @@ def main() -> None:
             command = [str(PEERS_PYTHON), str(PEERS_SCRIPT), "write", who, str(folder / "rows.npy"), local[who]]
             subprocess.run(command, check=True, capture_output=True)
         found["local"] = compare(local, folder, rounds, rows, 0, "local, one process")
-        found["local_workers"] = compare(local, folder, max(1, rounds - 2), rows, 2, "local, two workers")
+        if not options.quick:
+            found["local_workers"] = compare(local, folder, max(1, rounds - 2), rows, 2, "local, two workers")
         found["seek"] = seek(local["ours"], folder, rounds)
         (folder / "s3").mkdir()
         with s3_server.serve(folder / "s3"):
@@ -192,8 +193,9 @@ def main() -> None:
             for who, path in local.items():
                 Folder(remote[who]).fs.put(f"{path}/", f"shards/{who}/", recursive=True)
             found["s3"] = compare(remote, folder, rounds, rows, 0, "S3, one process")
-            found["s3_workers"] = compare(remote, folder, max(1, rounds - 2), rows, 2, "S3, two workers")
-    for kind in ("local_workers", "s3_workers"):
+            if not options.quick:
+                found["s3_workers"] = compare(remote, folder, max(1, rounds - 2), rows, 2, "S3, two workers")
+    for kind in {"local_workers", "s3_workers"} & found.keys():
         print(f"{kind}: {found[kind]['ratio']:.2f} of {found[kind]['best_peer']}")
     values = {"stream_vs_best_peer_local": "local", "stream_vs_best_peer_s3": "s3", "first_batch_seek": "seek"}
     claims.show(
