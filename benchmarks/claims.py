@@ -6,7 +6,8 @@ import argparse
 import json
 import multiprocessing as mp
 import re
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -62,6 +63,26 @@ def _child(function: Any, arguments: Any, result: Any) -> None:
     found = function(*arguments)
     found["peak_mib"] = peak_mib()
     result.send(found)
+
+
+def read_through(batches: Iterable[Any], began: float) -> dict[str, float]:
+    """Tokens, seconds and checksum of arrays of token ids (rows, length); ``warm_rate`` is of what followed the first of them,
+    ``began`` when the process did. Needs no package: the peers' interpreter calls it too."""
+    begin = time.perf_counter()
+    tokens, total, first, first_tokens = 0, 0, 0.0, 0
+    for rows in batches:
+        tokens += rows.size
+        total += int(rows[:, 0].sum(dtype="int64"))
+        if not first:
+            first, first_tokens = time.perf_counter(), tokens
+    end = time.perf_counter()
+    return {
+        "tokens": tokens,
+        "seconds": end - begin,
+        "first_tokens_sum": total,
+        "first_batch_s": first - began,
+        "warm_rate": (tokens - first_tokens) / (end - first),
+    }
 
 
 def peak_mib() -> float:

@@ -83,33 +83,20 @@ def read_ours(dataset: str, cache: str, step: int, steps: int, workers: int) -> 
     config = config_of(dataset, cache)
     data = open_data(config)
     reader = data.reader(0, 1)
-    begin = time.perf_counter()
     plan = reader.plan(step, step + steps, int(config.feed.read_bytes))
 
-    def count(batches: Iterator[Batch]) -> dict[str, float]:
-        tokens, total, first, first_tokens = 0, 0, 0.0, 0
+    def checked(batches: Iterator[Batch]) -> Iterator[np.ndarray]:
         for due, batch in enumerate(batches, start=step):
             check(data.order, 0, 1, due, batch)
-            tokens += batch.tokens.size
-            total += int(batch.tokens[:, 0].sum(dtype=np.int64))
-            if not first:
-                first, first_tokens = time.perf_counter(), tokens
-        end = time.perf_counter()
-        return {
-            "tokens": tokens,
-            "seconds": end - begin,
-            "first_tokens_sum": total,
-            "first_batch_s": first - _BEGIN,
-            "warm_rate": (tokens - first_tokens) / (end - first) if steps > 1 else 0.0,
-        }
+            yield batch.tokens
 
     if not workers:
-        return count(load(reader, plan))
+        return claims.read_through(checked(load(reader, plan)), _BEGIN)
     from springtide.on_ray.cluster import cluster
     from springtide.on_ray.feed import feed
 
     with cluster(config, dashboard=False):
-        return count(feed(reader, plan, config.feed))
+        return claims.read_through(checked(feed(reader, plan, config.feed)), _BEGIN)
 
 
 def measure(who: str, url: str, folder: Path, rows: int, workers: int, step: int = 0) -> dict[str, Any]:

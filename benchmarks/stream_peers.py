@@ -12,17 +12,16 @@ from __future__ import annotations
 import functools
 import json
 import os
-import re
 import sys
 import time
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 _START = time.perf_counter()
 _SLICES = 64
 
-import numpy as np  # noqa: E402 - the clock above starts first
+import claims  # noqa: E402 - the clock above starts first
+import numpy as np  # noqa: E402
 import torch  # noqa: E402
 
 
@@ -92,33 +91,6 @@ def open_litdata(url: str, length: int, batch: int, workers: int, cache: str) ->
     return litdata.StreamingDataLoader(data, batch_size=batch, num_workers=workers)
 
 
-def read(loader: Any) -> dict[str, float]:
-    """Tokens, seconds and checksum of one epoch; ``warm_rate`` is of what followed the first batch."""
-    begin = time.perf_counter()
-    tokens, total, first, first_tokens = 0, 0, 0.0, 0
-    for found in loader:
-        rows = found["tokens"] if isinstance(found, dict) else found
-        rows = rows.numpy()
-        tokens += rows.size
-        total += int(rows[:, 0].sum(dtype=np.int64))
-        if not first:
-            first, first_tokens = time.perf_counter(), tokens
-    end = time.perf_counter()
-    return {
-        "tokens": tokens,
-        "seconds": end - begin,
-        "first_tokens_sum": total,
-        "first_batch_s": first - _START,
-        "warm_rate": (tokens - first_tokens) / (end - first),
-    }
-
-
-def peak_mib() -> float:
-    found = re.search(r"VmHWM:\s+(\d+) kB", Path("/proc/self/status").read_text())
-    assert found
-    return int(found[1]) / 1024
-
-
 def main() -> None:
     action, peer, *rest = sys.argv[1:]
     if action == "write":
@@ -128,8 +100,9 @@ def main() -> None:
     url, *numbers, cache = rest
     length, batch, workers = map(int, numbers)
     loader = {"mosaicml": open_mosaicml, "litdata": open_litdata}[peer](url, length, batch, workers, cache)
-    found = read(loader)
-    found["peak_mib"] = peak_mib()
+    arrays = ((found["tokens"] if isinstance(found, dict) else found).numpy() for found in loader)
+    found = claims.read_through(arrays, _START)
+    found["peak_mib"] = claims.peak_mib()
     print(json.dumps(found))
 
 

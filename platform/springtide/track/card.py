@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from springtide.track.charts import Bars, draw
@@ -18,14 +18,13 @@ def render(name: str, manifest: Mapping[str, Any], digest: str, rows: Sequence[s
     labels = [f"{low} to {high - 1}" for (low, _), (high, _) in itertools.pairwise(lengths)]
     labels.append(f"{lengths[-1][0]} and more")
     kept = sum(split["documents"] for split in splits.values())
-    groups = zip(*source["tokens_by_group"], strict=True)
     charts = [
-        Bars("Length of documents", "documents, by tokens", _seen(labels, [count for _, count in lengths])),
         Bars(
-            "Where the tokens come from",
-            "tokens, before deduplication",
-            _seen(*groups),
+            "Length of documents",
+            "documents, by tokens",
+            _seen(zip(labels, (count for _, count in lengths), strict=True)),
         ),
+        Bars("Where the tokens come from", "tokens, before deduplication", _seen(source["tokens_by_group"])),
         Bars("What became of the documents", "documents", [("kept", kept), *dropped.items()]),
         Bars("Splits", "tokens", [(name, split["tokens"]) for name, split in splits.items()]),
     ]
@@ -64,5 +63,5 @@ def _figures(source: Mapping[str, Any], splits: Mapping[str, Any], kept: int) ->
     ]
 
 
-def _seen(labels: Sequence[str], amounts: Sequence[float]) -> list[tuple[str, float]]:
-    return [(label, amount) for label, amount in zip(labels, amounts, strict=True) if amount]
+def _seen(amounts: Iterable[tuple[str, float]]) -> list[tuple[str, float]]:
+    return [(label, amount) for label, amount in amounts if amount]
