@@ -54,6 +54,7 @@ class MlflowSink:
         self._run_id = ""
         self._leaving = threading.Event()
         self._warned = False
+        self._delivered = False
         self._thread = threading.Thread(target=self._work, name="springtide-mlflow", daemon=True)
 
     def __enter__(self) -> Self:
@@ -66,7 +67,7 @@ class MlflowSink:
         self._inbox.put(None)
         self._leaving.set()
         self._thread.join(self._grace_s)
-        if self._thread.is_alive():
+        if not self._delivered:  # the thread may still be trying, or have given up
             _log.warning("MLflow at %s did not take everything; the next --resume sends the rest", self._uri)
 
     def __call__(self, event: Event) -> None:
@@ -87,6 +88,7 @@ class MlflowSink:
                     break
             unsent = self._try(unsent, until_sent=ended)
             if ended:
+                self._delivered = not unsent
                 return
 
     def _try(self, events: list[Event], until_sent: bool) -> list[Event]:
