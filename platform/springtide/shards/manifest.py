@@ -13,7 +13,7 @@ from springtide.store import Folder
 
 MANIFEST = "manifest.json"
 TOKENIZER = "tokenizer.json"
-FORMAT = 2
+FORMAT = 3
 TRAIN, HELDOUT = "train", "heldout"
 
 

@@ -1,26 +1,30 @@
-"""Digests: BLAKE2b of bytes, SplitMix64 of numbers."""
+"""Digests: BLAKE3 of bytes, SplitMix64 of numbers.
+
+BLAKE3 (O'Connor, Aumasson, Neves, Wilcox-O'Hearn, 2020) is a cryptographic hash that reads 7 GB/s on a core where BLAKE2b
+and SHA-256 read 1 to 2: checksums of whole checkpoints cost a training machine little.
+"""
 
 from __future__ import annotations
 
-import hashlib
 from typing import IO
 
 import numpy as np
+from blake3 import blake3
 
 CHUNK_BYTES = 4 * 2**20
 
 
 def of_bytes(data: bytes | memoryview) -> str:
-    """32 hex digits of BLAKE2b-128."""
-    return hashlib.blake2b(data, digest_size=16).hexdigest()
+    """32 hex digits, the first 128 bits of BLAKE3."""
+    return blake3(data).hexdigest(length=16)
 
 
 def of_file(file: IO[bytes]) -> str:
     """As ``of_bytes``, streaming."""
-    state = hashlib.blake2b(digest_size=16)
+    state = blake3()
     while chunk := file.read(CHUNK_BYTES):
         state.update(chunk)
-    return state.hexdigest()
+    return state.hexdigest(length=16)
 
 
 def mix(values: np.ndarray) -> np.ndarray:

@@ -11,12 +11,14 @@ import json
 import os
 import posixpath
 import uuid
+from collections.abc import Iterable, Iterator, Sequence
 from typing import IO, Any
 
 import fsspec
 from fsspec.implementations.local import LocalFileSystem
 
 _TEMPORARY = ".tmp-"
+_ONE_PUT_BYTES = 16 * 2**20
 
 
 class Folder:
@@ -29,6 +31,7 @@ class Folder:
         self.fs, path = fsspec.core.url_to_fs(os.fspath(url), use_listings_cache=False, **options)
         self.path = path.rstrip("/") or path
         self.is_local = isinstance(self.fs, LocalFileSystem)
+        self._is_s3 = "s3" in self.fs.protocol
 
     @property
     def url(self) -> str:
@@ -70,7 +73,10 @@ class Folder:
 
     def read_range(self, name: str, begin: int, end: int) -> bytes | memoryview:
         """Bytes [begin, end) of ``name``; fewer where it is shorter. May be called from threads."""
-        if "s3" in self.fs.protocol:
+        if self.is_local:
+            with open(self.where(name), "rb", buffering=0) as file:
+                return os.pread(file.fileno(), end - begin, begin)
+        if self._is_s3:
             from springtide.store import s3
 
             return s3.read_range(self.fs, self.where(name), begin, end)
@@ -79,19 +85,52 @@ class Folder:
     def write(self, name: str, data: bytes | str) -> None:
         """Write ``data`` as ``name``, whole or not at all."""
         data = data.encode() if isinstance(data, str) else data
+        self.put(name, [memoryview(data)])
+
+    def put(self, name: str, parts: Sequence[memoryview]) -> None:
+        """Write the bytes of ``parts`` one after the other as ``name``, whole or not at all, without joining them in memory."""
         target = self.where(name)
-        if not self.is_local:
-            self.fs.pipe_file(target, data)  # one put: an object store shows it whole or not at all
-            return
+        if self.is_local:
+            with self._beside(target, parts) as beside:
+                os.replace(beside, target)
+        elif self._is_s3:
+            from springtide.store import s3
+
+            s3.put(self.fs, target, parts, sum(part.nbytes for part in parts))
+        elif sum(part.nbytes for part in parts) <= _ONE_PUT_BYTES:
+            self.fs.pipe_file(target, b"".join(parts))  # one put: an object store shows it whole or not at all
+        else:
+            with self.fs.open(target, "wb", block_size=_ONE_PUT_BYTES) as file:
+                for part in parts:
+                    file.write(part)
+
+    def create(self, name: str, data: bytes) -> None:
+        """Write ``data`` as ``name`` if there is none: FileExistsError, and what is there stays. Of several who try at once
+        exactly one succeeds, where the store can (local disks, S3, gs, az)."""
+        target = self.where(name)
+        if self.is_local:
+            with self._beside(target, [memoryview(data)]) as beside:
+                os.link(beside, target)
+        elif self._is_s3:
+            from springtide.store import s3
+
+            s3.create(self.fs, target, data)
+        else:
+            self.fs.pipe_file(target, data, mode="create")
+
+    @contextlib.contextmanager
+    def _beside(self, target: str, parts: Iterable[memoryview]) -> Iterator[str]:
+        """A synced file with ``parts`` beside ``target``, which the block makes the target of."""
         folder = os.path.dirname(target)
         os.makedirs(folder, exist_ok=True)
         beside = os.path.join(folder, f"{_TEMPORARY}{uuid.uuid4().hex[:12]}")
         try:
-            with open(beside, "wb") as file:
-                file.write(data)
-                file.flush()
+            with open(beside, "wb", buffering=0) as file:
+                for part in parts:
+                    while part.nbytes:  # one call writes two GiB at most
+                        part = part[file.write(part) :]
                 os.fsync(file.fileno())
-            os.replace(beside, target)
+            yield beside
             sync_directory(folder)
         finally:
             with contextlib.suppress(FileNotFoundError):
