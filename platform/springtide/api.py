@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import os
+import secrets
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
 from springtide import config as configs
+from springtide.checkpoint import attempts
 from springtide.checkpoint.layout import check_order
 from springtide.config import Config
 from springtide.dataset import Progress, open_dataset, rows_text, silent, units_to_make
@@ -86,6 +88,7 @@ def train(
     data = open_data(config)
     check_order(run.folder, data.order.identity_at, accept_changes)
     earlier = run.events
+    attempt = attempts.claim(run.folder, secrets.token_hex(8), trains=False)
     run.folder.write(configs.RUN_CONFIG, configs.dump(config))
     tags = {
         "springtide.order": data.order.identity,
@@ -110,13 +113,15 @@ def train(
             with cluster(config, dashboard=dashboard) as address:
                 if address:
                     console.say(f"run {run.id}; Ray dashboard: http://{address}")
-                train_on_ray(config, run.folder, journal.attempt, {"run": config.run.id}, hear)
+                labels = {"run": config.run.id}
+                train_on_ray(config, run.folder, journal.attempt, labels, attempt.owner, hear)
             if run.finished and config.train.sample_tokens:
                 hear(sample(run))
         except BaseException as error:
             hear(Stopped(step=run.last_step, status="failed", reason=f"{type(error).__name__}: {error}"[:2000]))
             raise
         finally:
+            attempts.end(run.folder, attempt.number)
             run.write_report()
     return run
 
@@ -125,7 +130,7 @@ def sample(
     run: Run, prompt: str = _PROMPT, tokens: int = 0, temperature: float = _TEMPERATURE, seed: int = 0
 ) -> Sampled:
     """Text that the run's newest checkpoint writes after ``prompt``; ``tokens`` 0 takes the config's length."""
-    from springtide.checkpoint import load_tensors
+    from springtide.checkpoint.load import load
     from springtide.model import build
     from springtide.train.evaluate import generate
 
@@ -133,7 +138,7 @@ def sample(
     manifest, vocabulary = open_dataset(open_data(config).datasets[0])
     model = build(config.model, manifest.vocab_size, manifest.separator)
     name = run.checkpoints[-1]
-    load_tensors(run.folder, name, model)
+    load(run.folder, name, model)
     ids = vocabulary.tokenizer.encode(prompt).ids
     length = tokens or config.train.sample_tokens
     context = min(config.model.max_sequence_length, manifest.sequence_length)

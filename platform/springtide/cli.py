@@ -29,7 +29,8 @@ _EXAMPLES = {
   springtide verify runs/RUN
   springtide verify runs/RUN --json""",
     "inspect": """examples:
-  springtide inspect runs/RUN                # checkpoints, evaluations, starts
+  springtide inspect runs/RUN                # starts and checkpoints, which count and why others do not
+  springtide inspect runs/RUN/checkpoints/step-0000000100 --verify   # read every byte of it
   springtide inspect datasets/FINGERPRINT    # counts, digests, a few rows as text
   springtide inspect datasets/FINGERPRINT --verify""",
 }
@@ -142,6 +143,7 @@ def _verify(options: argparse.Namespace) -> int:
 
 
 def _inspect(options: argparse.Namespace) -> int:
+    from springtide.checkpoint.layout import step_of
     from springtide.shards import MANIFEST
     from springtide.store import Folder
 
@@ -149,8 +151,11 @@ def _inspect(options: argparse.Namespace) -> int:
     if folder.exists(MANIFEST):
         return _inspect_dataset(options.path, options)
     if folder.exists(configs.RUN_CONFIG):
-        return _inspect_run(options)
-    raise ConfigError(explain("path", options.path, "is neither a run nor a dataset", "give one of their folders"))
+        return _inspect_run(options.path, "", options)
+    if step_of(folder.name) is not None:
+        return _inspect_run(folder.url.rsplit("/", 2)[0], folder.name, options)
+    remedy = "give one of their folders"
+    raise ConfigError(explain("path", options.path, "is neither a run, nor a checkpoint, nor a dataset", remedy))
 
 
 def _inspect_dataset(url: str, options: argparse.Namespace) -> int:
@@ -197,32 +202,31 @@ def _first_rows(rows: int) -> Any:
     return np.arange(min(3, rows))
 
 
-def _inspect_run(options: argparse.Namespace) -> int:
-    from springtide.checkpoint import problem, read_manifest
+def _inspect_run(url: str, only: str, options: argparse.Namespace) -> int:
+    """The checkpoints of the run at ``url``, or ``only`` the one of that name."""
+    from springtide.checkpoint.inspect import inspect
     from springtide.runs import open_run
     from springtide.track.events import Started, Stopped
 
-    run = open_run(options.path)
-    found = []
-    for name in run.checkpoints:
-        manifest = read_manifest(run.folder, name)
-        size = sum(file["size_bytes"] for file in manifest["files"].values())
-        why = problem(run.folder, name) if options.verify else ""
-        found.append({"name": name, **manifest["meta"], "size_bytes": size, "problem": why})
-    events = run.events
-    starts = [event for event in events if isinstance(event, Started)]
-    ends = [event for event in events if isinstance(event, Stopped)]
+    run = open_run(url)
+    found = inspect(run.folder, options.verify, only)
+    if only and not found:
+        raise ConfigError(
+            explain("path", options.path, "is no checkpoint of this run", f"springtide inspect {url} lists them")
+        )
+    starts = [event for event in run.events if isinstance(event, Started)]
+    ends = [event for event in run.events if isinstance(event, Stopped)]
     status = ends[-1].status if ends and ends[-1].time_s >= starts[-1].time_s else "running or killed"
     if options.json:
-        print(json.dumps({"run": run.id, "status": status, "steps": len(run.steps), "checkpoints": found}))
-        return 0
-    print(f"run {run.id}: {status}, {len(run.steps)} of {run.config.num_steps} steps, {len(starts)} starts")
-    for start in starts:
-        print(f"  started at step {start.step} with {start.world_size} workers {start.resumed_from}")
-    for item in found:
-        state = item["problem"] or ("verified" if options.verify else "committed")
-        print(f"  {item['name']}: {item['size_bytes'] / 2**20:.1f} MiB, world size {item['world_size']}, {state}")
-    return 1 if any(item["problem"] for item in found) else 0
+        shown = [{**one.facts, "problem": one.reason} for one in found]
+        print(json.dumps({"run": run.id, "status": status, "steps": len(run.steps), "checkpoints": shown}))
+    else:
+        print(f"run {run.id}: {status}, {len(run.steps)} of {run.config.num_steps} steps, {len(starts)} starts")
+        for start in [] if only else starts:
+            print(f"  started at step {start.step} with {start.world_size} workers {start.resumed_from}")
+        for one in found:
+            print(f"  {one}" + (", verified" if options.verify and one.state == "committed" else ""))
+    return 1 if any(one.state == "bad" for one in found) else 0
 
 
 def _progress() -> Any:
@@ -275,8 +279,8 @@ def _parser() -> argparse.ArgumentParser:
     sub = command("verify", _verify, "Prove that a run trained on exactly the samples it should have.")
     sub.add_argument("run", help="the run's folder")
     sub.add_argument("--json", action="store_true", help="print one JSON object")
-    sub = command("inspect", _inspect, "Show what a run or a dataset holds.")
-    sub.add_argument("path", help="a run's or a dataset's folder")
+    sub = command("inspect", _inspect, "Show what a run, a checkpoint or a dataset holds.")
+    sub.add_argument("path", help="a run's, a checkpoint's or a dataset's folder")
     sub.add_argument("--verify", action="store_true", help="read every byte and compare digests")
     sub.add_argument("--json", action="store_true", help="print one JSON object")
     return parser

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import time
 from typing import Any
 
 import numpy as np
 import torch
 
-from springtide import checkpoint
+from springtide.checkpoint.layout import Meta
+from springtide.checkpoint.saver import Saver
+from springtide.checkpoint.stage import Stage
 from springtide.config import Config
 from springtide.elastic import micro_batches
 from springtide.model import build
@@ -81,7 +85,7 @@ def gradients(world: World, config: Config, tokens: np.ndarray, micro_batch: int
 def full_state(world: World, config: Config) -> dict[str, torch.Tensor]:
     """Every parameter and every optimizer moment after restoring the newest checkpoint, gathered."""
     run = open_run(world, config)
-    event = run._restore()
+    event = list(run._restore())[-1]
     assert isinstance(event, Started)
     assert event.step > 0
     state = {}
@@ -93,32 +97,31 @@ def full_state(world: World, config: Config) -> dict[str, torch.Tensor]:
     return state
 
 
-def save_and_die(world: World, config: Config, point: str) -> None:
-    """Train to the second checkpoint and be killed at ``point`` of its save."""
-    import os
-    import signal
-
-    saves = 0
-    original = checkpoint.save.__globals__["dcp"].save
+def save_and_die(world: World, config: Config, point: str) -> list[Event]:
+    """Train to the second checkpoint; at ``point`` of its save the trainers are killed, or rank 0's alone, or a writer."""
 
     def die(*_: Any, **__: Any) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
 
-    def save(*arguments: Any, **keywords: Any) -> Any:
-        nonlocal saves
-        saves += 1
-        if saves < 2:
-            return original(*arguments, **keywords)
-        if point == "before tensors":
-            die()
-        if point == "in the middle of tensors" and world.is_first:
-            die()
-        result = original(*arguments, **keywords)
-        if point == "before the manifest":
-            die()
-        write = Folder.write
-        Folder.write = lambda self, name, data: die() if name == "COMMITTED" else write(self, name, data)  # type: ignore[method-assign,assignment]
-        return result
+    begin = Saver.begin
 
-    checkpoint.save.__globals__["dcp"].save = save
-    train(world, config)
+    def begin_and_die(saver: Saver, tensors: Any, meta: Meta, config: Any) -> None:
+        if meta.step != 10:
+            begin(saver, tensors, meta, config)
+        elif point == "writer":
+            if not world.is_first:
+                assert saver._process is not None
+                saver._process.kill()
+            begin(saver, tensors, meta, config)
+        else:
+            if point == "staging":
+                Stage.settle = die  # type: ignore[method-assign]
+            elif point == "before staging" or world.is_first:
+                die()
+            begin(saver, tensors, meta, config)
+            if point == "handed over":
+                saver._handing_over.join()  # type: ignore[union-attr]
+                die()
+
+    Saver.begin = begin_and_die  # type: ignore[method-assign]
+    return train(world, config)

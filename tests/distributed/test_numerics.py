@@ -14,15 +14,14 @@ from loops import full_state, gradients, save_and_die, train, train_with_a_slow_
 from ranks import RankDied
 
 from springtide import config as configs
-from springtide.checkpoint import committed
-from springtide.checkpoint.layout import check_order
+from springtide.checkpoint.layout import check_order, committed
 from springtide.config import Config
 from springtide.dataset import prepare
 from springtide.errors import CheckpointError
 from springtide.model import build
 from springtide.store import Folder
 from springtide.stream import digest, open_data
-from springtide.track.events import Evaluated, Event, Saved, Started, StepDone, Stopped, Waited
+from springtide.track.events import Evaluated, Event, Rejected, Saved, SaveFailed, Started, StepDone, Stopped, Waited
 from springtide.train import Interrupt
 
 pytestmark = pytest.mark.distributed
@@ -159,36 +158,51 @@ def test_a_checkpoint_of_four_ranks_is_bit_equal_on_any_number(tiny: Config, ran
             assert torch.equal(found[name], tensor), name
 
 
-@pytest.mark.parametrize(
-    "point", ["before tensors", "in the middle of tensors", "before the manifest", "before the commit marker"]
-)
-def test_a_save_killed_at_any_point_leaves_the_checkpoint_before(tiny: Config, ranks: Ranks, point: str) -> None:
-    config = named(
-        tiny, "killed", train__total=12 * 64 * 12, optim__warmup=0, train__eval_rows=0, checkpoint__every_steps=5
-    )
+@pytest.mark.parametrize("point", ["before staging", "one of two", "staging", "handed over"])
+def test_trainers_killed_at_any_point_of_a_save_go_on_from_a_good_checkpoint(
+    tiny: Config, ranks: Ranks, point: str
+) -> None:
+    config = named(tiny, "killed", train__total=12 * 64 * 12, optim__warmup=0, checkpoint__every_steps=5)
     with pytest.raises((RankDied, AssertionError)):  # one that outlives the other complains of the connection
         ranks(2, save_and_die, config, point)
-    folder = Folder(config.run.root) / "killed"
-    assert committed(folder) == ["step-0000000005"]
     events = ranks(3, train, config)[0]
     assert isinstance(events[0], Started)
-    assert events[0].resumed_from == "step-0000000005"
-    assert committed(folder) == ["step-0000000005", "step-0000000010", "step-0000000012"]
+    # what was handed over is written and committed by the writing processes, unless the next attempt was faster
+    after = {"step-0000000005", "step-0000000010"} if point == "handed over" else {"step-0000000005"}
+    assert events[0].resumed_from in after
+    assert committed(Folder(config.run.root) / "killed")[-3:] == [f"step-{step:010d}" for step in (5, 10, 12)]
 
 
-def test_a_flipped_bit_in_a_checkpoint_is_found_and_the_one_before_is_taken(tiny: Config, ranks: Ranks) -> None:
+def test_a_writing_process_that_is_killed_costs_one_save_and_says_so(tiny: Config, ranks: Ranks) -> None:
+    config = named(tiny, "unwritten", train__total=12 * 64 * 60, checkpoint__every_steps=5)
+    [events, _] = ranks(2, save_and_die, config, "writer")
+    [failure] = [event for event in events if isinstance(event, SaveFailed)]
+    assert failure.step == 10
+    assert "rank 1: the writing process ended with status -9" in failure.reason
+    saved = [event.step for event in events if isinstance(event, Saved)]
+    assert 10 not in saved
+    assert saved[-1] == 60
+    assert committed(Folder(config.run.root) / "unwritten")[-1] == "step-0000000060"
+
+
+def test_a_flipped_bit_in_a_checkpoint_is_found_told_and_the_one_before_is_taken(tiny: Config, ranks: Ranks) -> None:
     config = named(
         tiny, "flipped", train__total=12 * 64 * 12, optim__warmup=0, train__eval_rows=0, checkpoint__every_steps=5
     )
     ranks(2, train, config)
     folder = Path(config.run.root) / "flipped" / "checkpoints" / "step-0000000012"
-    file = next(folder.glob("__1_*.distcp"))
+    file = next(folder.glob("*r0001.safetensors"))
     data = bytearray(file.read_bytes())
     data[len(data) // 2] ^= 1
     file.write_bytes(data)
     events = ranks(2, train, config)[0]
-    assert isinstance(events[0], Started)
-    assert events[0].resumed_from == "step-0000000010"
+    rejected, started = events[:2]
+    assert isinstance(rejected, Rejected)
+    assert (rejected.name, rejected.step) == ("step-0000000012", 10)
+    assert f"{file.name}: bytes " in rejected.reason
+    assert isinstance(started, Started)
+    assert started.resumed_from == "step-0000000010"
+    assert committed(Folder(config.run.root) / "flipped")[-1] == "step-0000000012"  # written anew
 
 
 def test_another_order_is_refused(tiny: Config, ranks: Ranks) -> None:

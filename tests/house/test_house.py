@@ -60,6 +60,7 @@ UNITS = {
         "urls",
         "tasks",
         "threads",
+        "tries",
         "tokens",
         "type",
     ),

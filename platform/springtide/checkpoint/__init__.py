@@ -1,7 +1,16 @@
-"""A step you can come back to, at another world size. Law: committed last; no file belongs to a rank's own history."""
+"""A step you can come back to, at another world size. Law: committed last; no file belongs to a rank's own history.
 
-from springtide.checkpoint.layout import Meta, committed, name_of, read_manifest
-from springtide.checkpoint.load import load_tensors, problem, restore
-from springtide.checkpoint.save import save
+    tensors    model and optimizer -> named tensors, and the box of each that a rank holds
+      |
+    stage      copied into shared memory while the next step computes
+      |
+    saver      one save at a time, from a process that has neither torch nor the training's GIL: writer
+      |
+    write      blocks digested, what changed written, the manifest, and last COMMITTED
+      |
+    layout     what lies where; which count                attempts   who may write: the newest claim
+    load       any box of any tensor, verified as it streams in; the newest good checkpoint
+    retention  which to keep, which files nobody needs (pure)
 
-__all__ = ["Meta", "committed", "load_tensors", "name_of", "problem", "read_manifest", "restore", "save"]
+The modules without torch are imported by the writing process, so this one imports nothing.
+"""

@@ -1,34 +1,47 @@
 """Where checkpoints lie and which of them count.
 
-<run>/checkpoints/step-0000000050/   files of torch.distributed.checkpoint
-                                     manifest.json   every file's size and digest, and what the state is
-                                     COMMITTED       written last: without it there is no checkpoint
-                                     ABANDONED       written when the run went on from an older one in another order
+<run>/checkpoints/step-0000000050/   a0002-r0000.safetensors   tensors that rank 0 wrote in attempt 2
+                                     a0002-r0000.json          its index: where pieces lie, the digests of their blocks
+                                     a0002-manifest.json       every file's size and digest, and what the state is
+                                     COMMITTED                 created last, names the manifest; no checkpoint without it
+                                     ABANDONED                 the run went on from an older one in another order
+                                     QUARANTINED               its bytes are not those that were committed; the reason
+
+A tensor is stored in pieces, boxes of it, one a rank that held one. A piece that has not changed since the checkpoint
+before is not written again: the index refers to the file that has it. Data files are safetensors: any tool opens them.
 """
 
 from __future__ import annotations
 
+import json
 import re
-from collections.abc import Callable
-from typing import Any
+import time
+from collections.abc import Callable, Iterable
+from typing import Any, NamedTuple
 
 from pydantic import BaseModel, ConfigDict
 
 from springtide.errors import CheckpointError
-from springtide.store import Folder
+from springtide.store import Folder, digest
 
-MANIFEST = "manifest.json"
 COMMITTED = "COMMITTED"
 ABANDONED = "ABANDONED"
+QUARANTINED = "QUARANTINED"
+BLOCK_BYTES = 4 * 2**20
+"""What a digest stands for: a reader of part of a tensor verifies the blocks it touches."""
+FORMAT = 2
 _NAME = re.compile(r"step-(\d{10})")
-
 
 Identity = Callable[[int], str]
 """Steps done -> the identity of the order that they were trained in."""
 
 
 class Meta(BaseModel):
-    """The part of a run's state that is not tensors, and where it came from."""
+    """The part of a run's state that is not tensors, and where it came from.
+
+    Whatever is a function of the step is not here: learning rate, position in the data, and the seed of every random
+    generator, which the loop derives anew at each step.
+    """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -38,7 +51,82 @@ class Meta(BaseModel):
     world_size: int
     order_identity: str
     config_fingerprint: str
+    code_fingerprint: str = ""
+    """Of the source of this package."""
+    saved_s: float = 0.0
+    """When it was asked for, seconds since 1970."""
+    metrics: dict[str, float] = {}
+    """What retention may choose the best by."""
+    components: dict[str, Any] = {}
+    """State of what is neither model nor optimizer (a gradient scaler), each as plain data."""
     labels: dict[str, str] = {}
+
+
+class Staged(NamedTuple):
+    """A box of a tensor that is to be written, and where its bytes lie in the stage."""
+
+    tensor: str
+    dtype: str
+    shape: tuple[int, ...]
+    offsets: tuple[int, ...]
+    sizes: tuple[int, ...]
+    begin: int
+    size_bytes: int
+
+
+class Piece(NamedTuple):
+    """A box of a tensor, and where its bytes lie, row-major."""
+
+    tensor: str
+    dtype: str
+    shape: tuple[int, ...]
+    """Of the whole tensor."""
+    offsets: tuple[int, ...]
+    sizes: tuple[int, ...]
+    file: str
+    """Below ``checkpoints/``."""
+    begin: int
+    """Offset in the file [bytes]."""
+    size_bytes: int
+    digests: tuple[str, ...]
+    """Of its blocks of BLOCK_BYTES, the last of which may be shorter."""
+
+    @property
+    def box(self) -> tuple[str, str, tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
+        """What it is, wherever it lies."""
+        return self[:5]
+
+
+class Manifest(BaseModel):
+    """What a committed checkpoint is made of."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    format: int = FORMAT
+    attempt: int
+    meta: Meta
+    config: dict[str, Any]
+    """The resolved config."""
+    files: dict[str, dict[str, Any]]
+    """Every file of its own: name -> ``size_bytes`` and ``digest``, for data files over the digests of header and blocks."""
+    refers: tuple[str, ...] = ()
+    """Files of older checkpoints that hold pieces of this one, below ``checkpoints/``."""
+    size_bytes: int
+    """Of all pieces."""
+
+    @property
+    def name(self) -> str:
+        """Of its own file."""
+        return file_name(self.attempt, "manifest.json")
+
+    @property
+    def indexes(self) -> list[str]:
+        return [name for name in self.files if name.endswith(".json")]
+
+    @property
+    def written_bytes(self) -> int:
+        """Of its own files; less than ``size_bytes`` where pieces did not change."""
+        return sum(file["size_bytes"] for file in self.files.values())
 
 
 def name_of(step: int) -> str:
@@ -46,16 +134,89 @@ def name_of(step: int) -> str:
     return f"step-{step:010d}"
 
 
+def step_of(name: str) -> int | None:
+    """The step of a checkpoint's folder name; None for any other name."""
+    found = _NAME.fullmatch(name)
+    return int(found[1]) if found else None
+
+
+def file_name(attempt: int, what: str) -> str:
+    """Files of different attempts have different names, so that two writers cannot mix."""
+    return f"a{attempt:04d}-{what}"
+
+
+def attempt_of(file: str) -> int | None:
+    """The attempt that wrote a file; None for a marker."""
+    found = re.match(r"a(\d{4,})-", file)
+    return int(found[1]) if found else None
+
+
+def data_name(attempt: int, rank: int) -> str:
+    return file_name(attempt, f"r{rank:04d}.safetensors")
+
+
+def index_name(attempt: int, rank: int) -> str:
+    return file_name(attempt, f"r{rank:04d}.json")
+
+
 def checkpoints(run: Folder) -> Folder:
     """The folder that holds a run's checkpoints."""
     return run / "checkpoints"
 
 
-def committed(run: Folder) -> list[str]:
-    """Names of the committed checkpoints that are not abandoned, oldest first."""
+def listed(run: Folder) -> dict[str, set[str]]:
+    """Names of all checkpoints, whatever their state, oldest first -> the names of their files."""
     folder = checkpoints(run)
-    names = [name for name in folder.names() if _NAME.fullmatch(name) and folder.exists(f"{name}/{COMMITTED}")]
-    return [name for name in names if not folder.exists(f"{name}/{ABANDONED}")]
+    return {name: set((folder / name).names()) for name in folder.names() if step_of(name) is not None}
+
+
+def is_good(files: set[str]) -> bool:
+    """Whether a checkpoint with these files counts."""
+    return COMMITTED in files and not files & {ABANDONED, QUARANTINED}
+
+
+def committed(run: Folder) -> list[str]:
+    """Names of the committed checkpoints that are neither abandoned nor in quarantine, oldest first."""
+    return [name for name, files in listed(run).items() if is_good(files)]
+
+
+def read_manifest(run: Folder, name: str) -> Manifest:
+    """The manifest that the commit marker names; CheckpointError when its bytes are others than were committed, OSError when
+    it cannot be read."""
+    folder = checkpoints(run) / name
+    try:
+        marker = folder.read_json(COMMITTED)
+        data = folder.read(marker["manifest"])
+        _check(marker["manifest"], data, marker["digest"])
+        return Manifest.model_validate_json(data)
+    except FileNotFoundError as error:
+        raise CheckpointError(f"{name}: a file is missing: {error}") from None
+    except (ValueError, KeyError, TypeError) as error:  # no JSON, or another format
+        raise CheckpointError(f"{name}: manifest or commit marker cannot be understood: {error}") from None
+
+
+def read_index(folder: Folder, name: str, expected: str = "") -> tuple[dict[str, Any], list[Piece]]:
+    """The index ``name`` of one rank: facts of its data file, and its pieces. CheckpointError when it is not ``expected``."""
+    data = folder.read(name)
+    if expected:
+        _check(name, data, expected)
+    index = json.loads(data)
+    pieces = [
+        Piece(tensor, dtype, tuple(shape), tuple(offsets), tuple(sizes), file, begin, size_bytes, tuple(digests))
+        for tensor, dtype, shape, offsets, sizes, file, begin, size_bytes, digests in index.pop("pieces")
+    ]
+    return index, pieces
+
+
+def data_digest(header_digest: str, pieces: Iterable[Piece]) -> str:
+    """Of a data file: over the digests of its header and of the blocks that lie in it, in order."""
+    return digest.of_bytes("".join([header_digest, *(one for piece in pieces for one in piece.digests)]).encode())
+
+
+def quarantine(run: Folder, name: str, reason: str) -> None:
+    """Take a checkpoint out of those that count. Its files stay until retention passes it, for whoever wants to look."""
+    note = {"reason": reason, "time_s": time.time()}
+    checkpoints(run).write(f"{name}/{QUARANTINED}", json.dumps(note))
 
 
 def of_another_order(run: Folder, meta: Meta, identity: Identity) -> str:
@@ -74,16 +235,21 @@ def check_order(run: Folder, identity: Identity, go_back: bool) -> None:
     """CheckpointError when the newest checkpoint is none of this run's order. With ``go_back`` the run goes on from the
     newest that is, and those after it are marked as abandoned, which loses no byte of them."""
     for name in reversed(committed(run)):
-        problem = of_another_order(run, Meta.model_validate(read_manifest(run, name)["meta"]), identity)
+        try:
+            meta = read_manifest(run, name).meta
+        except CheckpointError:
+            continue  # whoever restores will put it in quarantine
+        problem = of_another_order(run, meta, identity)
         if not problem:
             return
         if not go_back:
             raise CheckpointError(
                 f"{problem}, or say --accept-changes to go on from the newest checkpoint of this order"
             )
-        checkpoints(run).write(f"{name}/{ABANDONED}", identity(0).encode())
+        checkpoints(run).write(f"{name}/{ABANDONED}", identity(0))
 
 
-def read_manifest(run: Folder, name: str) -> dict[str, Any]:
-    """``{"meta": ..., "files": {name: {"size_bytes", "digest"}}}`` of a committed checkpoint."""
-    return dict(checkpoints(run).read_json(f"{name}/{MANIFEST}"))
+def _check(name: str, data: bytes, expected: str) -> None:
+    found = digest.of_bytes(data)
+    if found != expected:
+        raise CheckpointError(f"{name}: digest expected {expected}, found {found}")

@@ -1,85 +1,330 @@
-"""Read a checkpoint back, at any world size: the newest whose bytes are those that were committed."""
+"""Read a checkpoint back, at any world size: the newest whose bytes are those that were committed.
+
+    boxes this rank wants x pieces that are stored -> blocks to read -> read, verified, copied, all in one pass
+
+Bytes are verified as they arrive; nothing is read twice and nothing is held that is not on its way into a tensor.
+"""
 
 from __future__ import annotations
 
+import dataclasses
+import itertools
 import logging
-import warnings
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, NamedTuple, Protocol
 
+import numpy as np
 import torch
 import torch.distributed as dist
-import torch.distributed.checkpoint as dcp
-from torch import nn
-from torch.distributed.checkpoint import FileSystemReader
-from torch.distributed.checkpoint._fsspec_filesystem import FsspecReader
-from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
+from torch import Tensor, nn
 
-from springtide.checkpoint.layout import Identity, Meta, checkpoints, committed, of_another_order, read_manifest
+from springtide.checkpoint.layout import (
+    BLOCK_BYTES,
+    Identity,
+    Manifest,
+    Meta,
+    Piece,
+    checkpoints,
+    committed,
+    of_another_order,
+    quarantine,
+    read_index,
+    read_manifest,
+)
+from springtide.checkpoint.retention import note_reader
+from springtide.checkpoint.tensors import Box, box, local, materialize, named_tensors, raw, type_name
 from springtide.errors import CheckpointError
 from springtide.store import Folder, digest
+
+_READ_BYTES = 16 * 2**20
+_READERS = 4
+_NAMES_SHOWN = 5
 
 _log = logging.getLogger(__name__)
 
 
-def restore(run: Folder, model: nn.Module, optimizer: torch.optim.Optimizer, identity: Identity) -> Meta | None:
+class Source(Protocol):
+    """What holds the files that pieces name."""
+
+    def read_range(self, name: str, begin: int, end: int) -> Any: ...
+
+    def size(self, name: str) -> int: ...
+
+
+@dataclasses.dataclass(frozen=True)
+class Restored:
+    """Where a run goes on."""
+
+    meta: Meta
+    name: str
+    rejected: tuple[tuple[str, str], ...] = ()
+    """Newer checkpoints that were passed over, and why; they are in quarantine now."""
+
+
+def restore(run: Folder, model: nn.Module, optimizer: torch.optim.Optimizer, identity: Identity) -> Restored | None:
     """Load the newest good checkpoint into ``model`` and ``optimizer``; all ranks call it together. None without one.
 
-    CheckpointError when there are checkpoints and none is good, or when its steps are none of this run's order.
+    One whose bytes turn out to be bad is put in quarantine, and the one before is taken. CheckpointError when there are
+    checkpoints and none is good, when its steps are none of this run's order, or when it is of another model.
     """
-    choice: list[str | None] = [_newest_good(run) if dist.get_rank() == 0 else None]
-    dist.broadcast_object_list(choice)
-    name = choice[0]
-    if name is None:
-        return None
-    if name.startswith("!"):
-        raise CheckpointError(name[1:])
-    meta = Meta.model_validate(read_manifest(run, name)["meta"])
-    other = of_another_order(run, meta, identity)
-    if other:
-        raise CheckpointError(other)
-    load_tensors(run, name, model, optimizer)
-    return meta
-
-
-def load_tensors(run: Folder, name: str, model: nn.Module, optimizer: torch.optim.Optimizer | None = None) -> None:
-    """Load the tensors of checkpoint ``name`` in place, whatever world size wrote it."""
-    folder = checkpoints(run) / name
-    reader = FileSystemReader(folder.path) if folder.is_local else FsspecReader(folder.url, use_listings_cache=False)
-    if optimizer is None:
-        state = {"model": model.state_dict()}
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", message="torch.distributed is disabled")  # one process is what we want
-            dcp.load(state, storage_reader=reader, no_dist=not dist.is_initialized())
-        model.load_state_dict(state["model"])
-        return
-    tensors, optim = get_state_dict(model, optimizer)
-    state = {"model": tensors, "optim": optim}
-    dcp.load(state, storage_reader=reader)
-    set_state_dict(model, optimizer, model_state_dict=state["model"], optim_state_dict=state["optim"])
-
-
-def problem(run: Folder, name: str) -> str:
-    """Why a committed checkpoint cannot be used: the file, what was expected and what was found; empty when it is good."""
-    folder = checkpoints(run) / name
-    try:
-        for file, expected in read_manifest(run, name)["files"].items():
-            with folder.open(file) as stream:
-                found = digest.of_file(stream)
-            if found != expected["digest"]:
-                return f"{file}: digest expected {expected['digest']}, found {found}"
-    except (OSError, ValueError, KeyError) as error:
-        return str(error)
-    return ""
-
-
-def _newest_good(run: Folder) -> str | None:
-    names = committed(run)
-    problems = []
-    for name in reversed(names):
-        why = problem(run, name)
-        if not why:
-            return name
-        _log.warning("checkpoint %s is passed over: %s", name, why)
-        problems.append(f"{name}: {why}")
-    if problems:
-        return "!none of the checkpoints of " + run.url + " can be used: " + "; ".join(problems)
+    rejected: list[tuple[str, str]] = []
+    while True:
+        name = _agreed(committed(run)[-1:])
+        if not name:
+            break
+        manifest, problem = _attempt(run, name[0], model, optimizer, identity)
+        if manifest is not None:
+            return Restored(manifest.meta, name[0], tuple(rejected))
+        rejected.append((name[0], problem))
+        if _rank() == 0:
+            _log.warning("checkpoint %s is put in quarantine: %s", name[0], problem)
+            quarantine(run, name[0], problem)
+    if rejected:
+        problems = "; ".join(f"{name}: {problem}" for name, problem in rejected)
+        raise CheckpointError(f"none of the checkpoints of {run.url} can be used: {problems}")
     return None
+
+
+def _attempt(
+    run: Folder, name: str, model: nn.Module, optimizer: torch.optim.Optimizer, identity: Identity
+) -> tuple[Manifest | None, str]:
+    """The manifest when every rank loaded its part, else None and what is wrong with the bytes."""
+    manifest: Manifest | None = None
+    problem = ""
+    fatal: Exception | None = None
+    try:
+        with note_reader(run, name):
+            manifest = read_manifest(run, name)
+            if mismatch := of_another_order(run, manifest.meta, identity):
+                raise _Mismatch(mismatch)
+            load(run, name, model, optimizer, manifest)
+    except (_Mismatch, PermissionError) as error:
+        fatal = CheckpointError(str(error))
+    except (CheckpointError, FileNotFoundError) as error:
+        problem = str(error)
+    except OSError as error:  # the store cannot be reached: that says nothing about the checkpoint
+        fatal = OSError(str(error))
+    everyone = _gather((problem, fatal))
+    for _, found in everyone:
+        if found is not None:
+            raise found
+    problems = [f"{text} (rank {rank})" for rank, (text, _) in enumerate(everyone) if text]
+    return (None, problems[0]) if problems else (manifest, "")
+
+
+def load(
+    run: Folder,
+    name: str,
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer | None = None,
+    manifest: Manifest | None = None,
+) -> Manifest:
+    """Load this rank's part of checkpoint ``name`` in place, whatever world size and layout wrote it.
+
+    CheckpointError says which file is bad or which tensors are missing, unexpected or of another shape. A process alone
+    needs no process group.
+    """
+    manifest = manifest or read_manifest(run, name)
+    folder = checkpoints(run) / name
+    with ThreadPoolExecutor(_READERS, "springtide-load") as threads:
+        found = threads.map(lambda file: read_index(folder, file, manifest.files[file]["digest"]), manifest.indexes)
+        pieces = list(itertools.chain.from_iterable(index[1] for index in found))
+    if optimizer is not None:
+        materialize(optimizer)
+    wanted = named_tensors(model, optimizer)
+    if optimizer is None:
+        pieces = [piece for piece in pieces if piece.tensor.startswith("model/")]
+    with torch.no_grad():
+        read_into(checkpoints(run), pieces, wanted)
+    return manifest
+
+
+class _Mismatch(CheckpointError):
+    """A checkpoint that is good, but of another model."""
+
+
+def read_into(source: Source, pieces: Sequence[Piece], wanted: Mapping[str, Tensor], verify: bool = True) -> None:
+    """Fill each tensor's local part from the pieces that overlap it, several reads at a time."""
+    by_tensor: dict[str, list[Piece]] = {}
+    for piece in pieces:
+        by_tensor.setdefault(piece.tensor, []).append(piece)
+    check_names(by_tensor, wanted)
+    copies = [
+        copy
+        for name, tensor in wanted.items()
+        for piece in by_tensor[name]
+        for copy in [_Copy.of(piece, tensor)]
+        if copy is not None
+    ]
+    for name, tensor in wanted.items():
+        lacking = box(tensor).num_elements - sum(copy.num_elements for copy in copies if copy.piece.tensor == name)
+        if lacking:
+            raise CheckpointError(f"{name}: {lacking} elements are in no file of the checkpoint")
+    with ThreadPoolExecutor(_READERS, "springtide-load") as threads:
+        for _ in threads.map(lambda read: _read(source, read, verify), _reads(copies)):
+            pass
+    for copy in copies:
+        copy.finish()
+
+
+def check_names(stored: Mapping[str, Sequence[Piece]], wanted: Mapping[str, Tensor]) -> None:
+    """CheckpointError that names what the checkpoint lacks, what it has too much, and what has another shape or type."""
+    problems = []
+    for what, names in (
+        ("the checkpoint lacks", wanted.keys() - stored.keys()),
+        ("the model has no place for", stored.keys() - wanted.keys()),
+    ):
+        if names:
+            shown = ", ".join(sorted(names)[:_NAMES_SHOWN])
+            problems.append(
+                f"{what} {shown}" + (f" and {len(names) - _NAMES_SHOWN} more" if len(names) > _NAMES_SHOWN else "")
+            )
+    for name in sorted(wanted.keys() & stored.keys()):
+        piece, tensor = stored[name][0], wanted[name]
+        here = type_name(tensor.dtype), tuple(tensor.shape)
+        if (piece.dtype, piece.shape) != here:
+            problems.append(f"{name} is {piece.dtype} {piece.shape} there and {here[0]} {here[1]} here")
+    if problems:
+        raise _Mismatch(
+            "the checkpoint is of another model: "
+            + "; ".join(problems[:_NAMES_SHOWN])
+            + ". Use the config it was saved with"
+        )
+
+
+class _Copy:
+    """The overlap of a stored piece and this rank's part of the tensor."""
+
+    def __init__(self, piece: Piece, overlap: Box, tensor: Tensor, held: Box) -> None:
+        self.piece = piece
+        self.num_elements = overlap.num_elements
+        self._target = local(tensor)
+        within_piece = [begin - offset for begin, offset in zip(overlap.offsets, piece.offsets, strict=True)]
+        within_held = [begin - offset for begin, offset in zip(overlap.offsets, held.offsets, strict=True)]
+        self._place = tuple(slice(begin, begin + size) for begin, size in zip(within_held, overlap.sizes, strict=True))
+        self._source = tuple(
+            slice(begin, begin + size) for begin, size in zip(within_piece, overlap.sizes, strict=True)
+        )
+        item = self._target.element_size()
+        row = item * math.prod(piece.sizes[1:])
+        # whole rows of the piece are read: sharding along the first dimension wants nothing else
+        first, rows = (within_piece[0], overlap.sizes[0]) if overlap.sizes else (0, 1)
+        self.begin, self.end = first * row, (first + rows) * row
+        same_rows = piece.sizes[1:] == held.sizes[1:] == overlap.sizes[1:]
+        self._whole: Tensor | None = None
+        if same_rows and self._target.is_contiguous():
+            offset = within_held[0] * row if overlap.sizes else 0
+            self._into = raw(self._target)[offset : offset + self.end - self.begin]
+        else:  # columns of it too: the rows are gathered first
+            self._whole = torch.empty((rows, *piece.sizes[1:]), dtype=self._target.dtype)
+            self._into = raw(self._whole)
+
+    @classmethod
+    def of(cls, piece: Piece, tensor: Tensor) -> _Copy | None:
+        """None where they do not overlap."""
+        held = box(tensor)
+        begins = tuple(map(max, piece.offsets, held.offsets))
+        ends = [
+            min(one + size, other + length)
+            for one, size, other, length in zip(piece.offsets, piece.sizes, held.offsets, held.sizes, strict=True)
+        ]
+        sizes = tuple(end - begin for begin, end in zip(begins, ends, strict=True))
+        if any(size <= 0 for size in sizes):
+            return None
+        return cls(piece, Box(begins, sizes), tensor, held)
+
+    def blocks(self) -> Iterator[_Block]:
+        """What to read."""
+        piece = self.piece
+        for number in range(self.begin // BLOCK_BYTES, -(-self.end // BLOCK_BYTES)):
+            begin = number * BLOCK_BYTES
+            end = min(begin + BLOCK_BYTES, piece.size_bytes)
+            yield _Block(piece.file, piece.begin + begin, piece.begin + end, number, self)
+
+    def take(self, data: memoryview, begin: int) -> None:
+        """Bytes of the piece from ``begin`` on, of which some may be wanted."""
+        first, last = max(begin, self.begin), min(begin + data.nbytes, self.end)
+        part = np.frombuffer(data[first - begin : last - begin], dtype=np.uint8)
+        target = self._into[first - self.begin : last - self.begin]
+        if target.is_cpu:
+            np.copyto(target.numpy(), part)
+        else:
+            target.copy_(torch.from_numpy(part.copy()))  # torch wants memory that it may write to
+
+    def finish(self) -> None:
+        """Copy columns, where rows were gathered."""
+        if self._whole is not None:
+            first_row = (slice(0, self._source[0].stop - self._source[0].start), *self._source[1:])
+            self._target[self._place].copy_(self._whole[first_row])
+
+
+class _Block(NamedTuple):
+    """A block of a piece, and who wants of it."""
+
+    file: str
+    begin: int
+    end: int
+    """In the file [bytes]."""
+    number: int
+    copy: _Copy
+
+
+def _reads(copies: Sequence[_Copy]) -> list[list[_Block]]:
+    """The blocks to read, those that follow each other in a file together, up to _READ_BYTES."""
+    blocks = sorted((block for copy in copies for block in copy.blocks()), key=lambda block: block[:3])
+    reads: list[list[_Block]] = []
+    for block in blocks:
+        read = reads[-1] if reads else []
+        follows = read and (read[-1].file, read[-1].end) == (block.file, block.begin)
+        if follows and block.end - read[0].begin <= _READ_BYTES:
+            read.append(block)
+        else:
+            reads.append([block])
+    return reads
+
+
+def _read(source: Source, blocks: list[_Block], verify: bool) -> None:
+    file, begin, end = blocks[0].file, blocks[0].begin, blocks[-1].end
+    try:
+        data = memoryview(source.read_range(file, begin, end))
+    except FileNotFoundError:
+        raise CheckpointError(f"{file} is missing") from None
+    except OSError:
+        if source.size(file) >= end:
+            raise  # the network's
+        data = memoryview(b"")
+    if data.nbytes != end - begin:
+        raise CheckpointError(f"{file} ends after {source.size(file)} bytes, {end} were committed")
+    for block in blocks:
+        part = data[block.begin - begin : block.end - begin]
+        piece = block.copy.piece
+        found = digest.of_bytes(part) if verify else ""
+        if verify and found != piece.digests[block.number]:
+            raise CheckpointError(
+                f"{file}: bytes {block.begin} to {block.end} of {piece.tensor}: digest expected "
+                f"{piece.digests[block.number]}, found {found}"
+            )
+        block.copy.take(part, block.number * BLOCK_BYTES)
+
+
+def _rank() -> int:
+    return dist.get_rank() if dist.is_initialized() else 0
+
+
+def _agreed(value: Any) -> Any:
+    """What rank 0 found."""
+    values = [value]
+    if dist.is_initialized():
+        dist.broadcast_object_list(values)
+    return values[0]
+
+
+def _gather(value: Any) -> list[Any]:
+    """What every rank found."""
+    if not dist.is_initialized():
+        return [value]
+    values: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(values, value)
+    return values

@@ -3,6 +3,7 @@ the environment, or another room."""
 
 from springtide.config import recipes
 from springtide.config.amounts import Bytes, Seconds, Tokens
+from springtide.config.code import code_fingerprint
 from springtide.config.files import (
     RUN_CONFIG,
     build,
@@ -26,6 +27,7 @@ __all__ = [
     "Tokens",
     "build",
     "changes_the_run",
+    "code_fingerprint",
     "difference",
     "dump",
     "fingerprint",

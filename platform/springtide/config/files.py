@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import difflib
 import hashlib
 import json
@@ -97,9 +98,11 @@ def nearest(name: str, known: Any) -> str:
 
 def describe(error: ValidationError) -> str:
     """Pydantic's findings in the house's form, one line each."""
-    lines = []
+    lines, messages = [], collections.defaultdict(list)
     for item in error.errors():
-        name = ".".join(str(part) for part in item["loc"])
+        messages[_field(item["loc"])].append(item["msg"])
+    for item in error.errors():
+        name = _field(item["loc"])
         if item["type"] == "extra_forbidden":
             section = fields() if "." in name else Config.model_fields
             lines.append(explain(name, item["input"], "is not a setting", nearest(name, section)))
@@ -108,5 +111,11 @@ def describe(error: ValidationError) -> str:
         else:
             field = fields().get(name)
             remedy = f"it is: {field.description}" if field is not None else "see --help"
-            lines.append(explain(name, item["input"], item["msg"], remedy))
-    return "\n".join(lines)
+            lines.append(explain(name, item["input"], " or: ".join(messages[name]), remedy))
+    return "\n".join(dict.fromkeys(lines))
+
+
+def _field(loc: tuple[int | str, ...]) -> str:
+    """The dotted name; where a value may be of several types pydantic adds which it tried."""
+    name = ".".join(str(part) for part in loc[:2])
+    return name if name in fields() and not isinstance(fields()[name].default, tuple) else ".".join(map(str, loc))

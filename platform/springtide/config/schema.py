@@ -7,7 +7,7 @@ Everything else is the run's identity.
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
@@ -115,6 +115,8 @@ class TrainConfig(Section):
     """Tokens to train on; the last step may go past it [tokens]."""
     micro_batch: int = free(default=8, ge=1)
     """Rows a worker computes at once; the gradient does not depend on it [rows]."""
+    seed: int = Field(0, ge=0)
+    """Seed of what is drawn in training, such as dropout; each step and worker draws from its own [1]."""
     eval_rows: int = free(default=64, ge=0)
     """Held-out rows to evaluate on, before and after training; 0 evaluates nothing [rows]."""
     sample_tokens: int = free(default=96, ge=0)
@@ -122,12 +124,48 @@ class TrainConfig(Section):
 
 
 class CheckpointConfig(Section):
-    """When to save, and what to keep."""
+    """When to save, where to stage it, and what to keep."""
 
-    every_steps: int = free(default=50, ge=0)
-    """Steps between checkpoints; 0 saves at the end only [steps]."""
+    every_steps: Annotated[int, Field(ge=0)] | Literal["auto"] = free(default=50)
+    """Steps between checkpoints; 0 saves at the end only, ``auto`` when it pays, by what a save costs and how often workers are
+    lost [steps]."""
+    min_every: Seconds = free(default=Seconds(30.0), gt=0)
+    """Least time between checkpoints of ``auto`` [s]."""
+    max_every: Seconds = free(default=Seconds(1800.0), gt=0)
+    """Most time between checkpoints of ``auto`` [s]."""
+    expected_loss: Seconds = free(default=Seconds(4 * 3600.0), gt=0)
+    """Training time a loss of workers is expected after, until this run has seen its own; for ``auto`` [s]."""
+    when_busy: Literal["skip", "queue"] = free(default="skip")
+    """What becomes of a save that is due while the one before is being written: it is left out, or training waits [name]."""
+    stage: str = free(default="/dev/shm")
+    """Folder of a memory file system that state is copied to, to be written from beside training; empty copies nothing, and
+    training waits for saves [name]."""
+    tries: int = free(default=5, ge=1)
+    """How often a save is tried before it has failed [tries]."""
+    max_failed: int = free(default=3, ge=0)
+    """Saves that may fail one after the other before the run stops [checkpoints]."""
     keep_last: int = free(default=3, ge=1)
     """Newest committed checkpoints to keep [checkpoints]."""
+    keep_every: int = free(default=0, ge=0)
+    """Keep those whose step is a multiple of it; 0 keeps none for that [steps]."""
+    keep_best: int = free(default=0, ge=0)
+    """Keep so many with the smallest ``best_by`` [checkpoints]."""
+    best_by: Literal["loss", "heldout_loss"] = free(default="loss")
+    """What the best are chosen by: the mean training loss since the save before, or the held-out loss, of those that were
+    evaluated [name]."""
+
+    @model_validator(mode="after")
+    def _check(self) -> CheckpointConfig:
+        if self.min_every > self.max_every:
+            raise ValueError(
+                explain(
+                    "checkpoint.min_every",
+                    float(self.min_every),
+                    f"must be at most checkpoint.max_every = {float(self.max_every):g} s",
+                    "lower it or raise max_every",
+                )
+            )
+        return self
 
 
 class ElasticConfig(Section):

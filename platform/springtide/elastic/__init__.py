@@ -1,5 +1,6 @@
 """Decisions as values. Law: no I/O, no clock of its own, no torch; what a room does with a decision is its own affair."""
 
+from springtide.elastic.cadence import Cadence, cadence, mean_time_to_loss, snapshot_every
 from springtide.elastic.geometry import micro_batches
 
-__all__ = ["micro_batches"]
+__all__ = ["Cadence", "cadence", "mean_time_to_loss", "micro_batches", "snapshot_every"]

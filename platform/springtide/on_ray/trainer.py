@@ -28,17 +28,19 @@ from springtide.train import Interrupt
 _POLL_S = 0.5
 
 
-def train(config: Config, run: Folder, attempt: int, labels: dict[str, str], listen: Callable[[Event], None]) -> None:
-    """Train ``config`` to its end on the cluster this process is connected to; ``listen`` hears every event.
+def train(
+    config: Config, run: Folder, attempt: int, labels: dict[str, str], owner: str, listen: Callable[[Event], None]
+) -> None:
+    """Train ``config`` to its end on the cluster this process is connected to; ``listen`` hears every event, ``owner`` has
+    claimed the run.
 
     SIGINT and SIGTERM ask for a checkpoint and stop; a second one raises KeyboardInterrupt at once. A SpringtideError of a
     worker is raised as itself; TrainingFailed has rank and trace of any other.
     """
     check_resources(config)
     control = open_control(config.run.id)
-    trainer = _trainer(
-        config, run, attempt, {"config": config.model_dump(mode="json"), "control": control, "labels": labels}
-    )
+    job = {"config": config.model_dump(mode="json"), "control": control, "labels": labels, "owner": owner}
+    trainer = _trainer(config, run, attempt, job)
     failure: list[BaseException] = []
 
     def fit() -> None:

@@ -17,7 +17,8 @@ from springtide.train import Run
 
 
 def work(job: dict[str, Any]) -> None:
-    """Train as one rank. ``job``: ``config`` (plain data), ``control`` (actor), ``labels`` (for checkpoints)."""
+    """Train as one rank. ``job``: ``config`` (plain data), ``control`` (actor), ``labels`` (for checkpoints),
+    ``owner`` (of the run)."""
     config = configs.build(job["config"])
     context = ray.train.get_context()
     here = world("cuda" if config.elastic.gpus_per_worker else "cpu", context.get_local_rank())
@@ -27,7 +28,7 @@ def work(job: dict[str, Any]) -> None:
     def batches(step: int) -> Iterator[Batch]:
         return feed(reader, reader.plan(step, config.num_steps, int(config.feed.read_bytes)), config.feed)
 
-    run = Run(config, here, data, Folder(config.run.root) / config.run.id, job["labels"])
+    run = Run(config, here, data, Folder(config.run.root) / config.run.id, job["labels"], job["owner"])
     # one rank speaks for all: what it hears reaches the others in the step's own all-reduce
     line = Line(job["control"]) if here.is_first else None
     for event in run.events(batches, line.interrupt if line else lambda: None):

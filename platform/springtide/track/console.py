@@ -11,7 +11,20 @@ from rich.panel import Panel
 from rich.progress import BarColumn, Progress, TextColumn
 from rich.text import Text
 
-from springtide.track.events import Evaluated, Event, Sampled, Saved, Started, StepDone, Stopped, Waited
+from springtide.track.events import (
+    CadenceSet,
+    Evaluated,
+    Event,
+    Rejected,
+    Sampled,
+    Saved,
+    SaveFailed,
+    SaveSkipped,
+    Started,
+    StepDone,
+    Stopped,
+    Waited,
+)
 
 _PLAIN_EVERY_S = 10.0
 _PLAIN_PARTS = 20
@@ -93,13 +106,26 @@ def describe(event: Event) -> str:
         case Started():
             where = f"from step {event.step} ({event.resumed_from})" if event.resumed_from else "from the beginning"
             size = f"{event.num_parameters / 1e6:.1f}M parameters"
-            return f"{_workers(event.world_size)}, {where}; {size}, peak {event.peak_flops / 1e9:,.0f} GFLOP/s a worker"
+            peak = f"peak {event.peak_flops / 1e9:,.0f} GFLOP/s a worker"
+            return "; ".join(filter(None, (f"{_workers(event.world_size)}, {where}", f"{size}, {peak}", event.remark)))
         case Evaluated():
             each = ", ".join(f"{name} {bits:.3f}" for name, bits in event.corpora.items() if len(event.corpora) > 1)
             figure = f"{event.heldout_bits_per_byte:.3f} bits per byte, loss {event.heldout_loss:.3f}"
             return f"step {event.step}: held-out {figure}" + (f" ({each})" if each else "")
         case Saved():
-            return f"step {event.step}: saved {event.name}, {event.size_bytes / 2**20:.1f} MiB in {event.save_time_s:.2f} s"
+            size = f"{event.size_bytes / 2**20:.1f} MiB"
+            if event.written_bytes < event.size_bytes:
+                size += f" ({event.written_bytes / 2**20:.1f} MiB new)"
+            waited = f", training waited {event.stall_s:.2f} s"
+            return f"step {event.step}: saved {event.name}, {size} in {event.save_time_s:.2f} s{waited}"
+        case SaveFailed():
+            return f"step {event.step}: THE SAVE FAILED ({event.in_a_row} in a row): {event.reason}"
+        case SaveSkipped():
+            return f"step {event.step}: save left out: {event.reason}"
+        case CadenceSet():
+            return f"step {event.step}: saving every {event.every_s:.0f} s: {event.reason}"
+        case Rejected():
+            return f"step {event.step}: {event.name} is put in quarantine, going on from here: {event.reason}"
         case Stopped():
             return f"step {event.step}: {event.status}" + (f": {event.reason}" if event.reason else "")
         case _:

@@ -36,6 +36,8 @@ class Started(Event):
     """FLOP/s of one worker's device, the denominator of MFU."""
     peak_source: str = ""
     """Where ``peak_flops`` came from, in words."""
+    remark: str = ""
+    """What a person should know of this start, in words."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -77,7 +79,51 @@ class Saved(Event):
     step: int
     name: str
     size_bytes: int
+    """Of the state."""
     save_time_s: float
+    """From its beginning until it was committed; training went on meanwhile."""
+    written_bytes: int = 0
+    """What of it had changed, and was written."""
+    stall_s: float = 0.0
+    """How long training waited for it."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class SaveFailed(Event):
+    kind: ClassVar[str] = "save_failed"
+    step: int
+    reason: str
+    in_a_row: int
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class SaveSkipped(Event):
+    """A save was due and left out."""
+
+    kind: ClassVar[str] = "save_skipped"
+    step: int
+    reason: str
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class CadenceSet(Event):
+    """From now on a save is begun every so often."""
+
+    kind: ClassVar[str] = "cadence"
+    step: int
+    every_s: float
+    reason: str
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Rejected(Event):
+    """A checkpoint whose bytes are bad was put in quarantine."""
+
+    kind: ClassVar[str] = "rejected"
+    step: int
+    """Where the run goes on instead."""
+    name: str
+    reason: str
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -108,9 +154,8 @@ class Stopped(Event):
     reason: str = ""
 
 
-EVENTS: dict[str, type[Event]] = {
-    event.kind: event for event in (Started, StepDone, Waited, Evaluated, Saved, Sampled, Stopped)
-}
+_KINDS = (Started, StepDone, Waited, Evaluated, Saved, SaveFailed, SaveSkipped, CadenceSet, Rejected, Sampled, Stopped)
+EVENTS: dict[str, type[Event]] = {event.kind: event for event in _KINDS}
 
 
 def record(event: Event) -> dict[str, Any]:

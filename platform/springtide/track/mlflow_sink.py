@@ -16,12 +16,13 @@ from typing import Any, Self
 
 from springtide.config import Config, fingerprint, flatten
 from springtide.store import Folder
-from springtide.track.events import Evaluated, Event, StepDone, Stopped
+from springtide.track.events import Evaluated, Event, Rejected, StepDone, Stopped
 from springtide.track.metrics import EVAL_METRICS, STEP_METRICS
 
 RUN_FILE = "mlflow.json"
 OFF = "off"
 _STEP_MARK, _EVAL_MARK = "springtide.step_sent", "springtide.eval_sent"
+_TAG_LENGTH = 2000
 _BATCH_METRICS = 900  # MLflow takes a thousand in a request
 _STATUS = {"finished": "FINISHED", "stopped": "KILLED", "failed": "FAILED"}
 
@@ -152,6 +153,8 @@ class MlflowSink:
         metrics: list[Any] = []
         marks = dict(self._marks)
         for event in events:
+            if isinstance(event, Rejected):
+                self._client.set_tag(self._run_id, f"springtide.rejected.{event.name}", event.reason[:_TAG_LENGTH])
             if isinstance(event, StepDone) and event.step > marks[_STEP_MARK]:
                 mark, names = _STEP_MARK, STEP_METRICS
             elif isinstance(event, Evaluated) and event.step > marks[_EVAL_MARK]:

@@ -7,26 +7,35 @@ interrupt()  -> what is asked of the loop, looked at once a step
 from __future__ import annotations
 
 import dataclasses
+import random
 import resource
+import secrets
 import time
 from collections.abc import Callable, Iterable, Iterator
 
 import numpy as np
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
-from springtide import checkpoint
-from springtide.config import Config, fingerprint
+from springtide.checkpoint import attempts
+from springtide.checkpoint.layout import Meta
+from springtide.checkpoint.load import Restored, restore
+from springtide.checkpoint.tensors import named_tensors
+from springtide.config import Config, code_fingerprint, fingerprint
 from springtide.elastic import micro_batches
+from springtide.errors import SpringtideError
 from springtide.model import build, flops_per_token, num_parameters
 from springtide.parallel import World, parallelize
 from springtide.store import Folder
+from springtide.store.digest import of_bytes
 from springtide.stream import Batch, Data, ahead, check, digest
-from springtide.track.events import Event, Saved, Started, StepDone, Stopped, Waited
+from springtide.track.events import Evaluated, Event, Rejected, Started, StepDone, Stopped, Waited
 from springtide.train.evaluate import evaluate
 from springtide.train.optim import adamw, learning_rate, set_learning_rate
 from springtide.train.peak import peak_flops
-from springtide.train.step import Interrupt, StepResult, train_step
+from springtide.train.saves import Saves
+from springtide.train.step import Interrupt, StepResult, Tell, train_step
 
 Feed = Callable[[int], Iterator[Batch]]
 
@@ -41,7 +50,9 @@ class Run:
     folder: Folder
     """The run's folder; checkpoints lie below it."""
     labels: dict[str, str] = dataclasses.field(default_factory=dict)
-    """Written into every checkpoint: the MLflow run id and the like."""
+    """Written into every checkpoint."""
+    owner: str = ""
+    """Of the driver, which has claimed the run; empty where there is none, and this group of workers claims it for itself."""
 
     def __post_init__(self) -> None:
         if self.config.parallel.threads:
@@ -58,49 +69,63 @@ class Run:
         self.step = 0
         """Steps done: the whole data state."""
         self.tokens = 0
+        self.attempt = 0
+        """This group's claim on the run."""
+        self._losses_since_save: list[float] = []
+        self._heldout_losses: dict[int, float] = {}
         self.data_waits_s = [0.0] * self.world.size
         """What each rank waited for its feed since this group of workers began."""
         self.peak_flops, self.peak_source = peak_flops(self.world.device)
 
     def events(self, feed: Feed, interrupt: Callable[[], Interrupt | None]) -> Iterator[Event]:
         """Train to the end of the run, or until asked to stop."""
-        yield self._restore()
+        self.attempt = self._claim()
+        yield from self._restore()
         config, last = self.config, self.config.num_steps
-        if self.step == 0 and config.train.eval_rows:
-            yield self._evaluate()
-        saved = self.step
-        batches = to_device(feed(self.step) if self.step < last else (), self.world.device)
-        clock = time.perf_counter()
-        while self.step < last:
-            batch, tokens_NL = next(batches)
-            data_wait_s = time.perf_counter() - clock
-            check(self.data.order, self.world.rank, self.world.size, self.step, batch)
-            result, rate = self._step(batch, tokens_NL, interrupt(), data_wait_s)
-            now = time.perf_counter()
-            yield self._done(result, rate, now - clock)
-            stop = Interrupt.STOP in result.interrupts
-            every = config.checkpoint.every_steps
-            due = every and self.step % every == 0
-            if due or stop or Interrupt.SAVE in result.interrupts or self.step == last:
-                yield Waited(step=self.step, data_waits_s=[round(wait, 3) for wait in self.data_waits_s])
-                yield self._save()
-                saved = self.step
-            if stop and self.step < last:
-                yield Stopped(step=self.step, status="stopped", reason=f"asked to; saved at step {saved}")
-                return
+        if self.step == 0:
+            yield from self._evaluate()
+        losses = attempts.losses(self.folder) if self.world.is_first else 0
+        with Saves(config, self.world, self.folder, self.attempt, losses, self._state) as saves:
+            saves.last_step = self.step
+            stopped = False
+            batches = to_device(feed(self.step) if self.step < last else (), self.world.device)
             clock = time.perf_counter()
-        if config.train.eval_rows:
-            yield self._evaluate()
+            while self.step < last and not stopped:
+                batch, tokens_NL = next(batches)
+                data_wait_s = time.perf_counter() - clock
+                check(self.data.order, self.world.rank, self.world.size, self.step, batch)
+                asked = frozenset(filter(None, [interrupt(), Interrupt.SAVE if saves.asks() else None]))
+                tell = Tell(asked, saves.busy, saves.failed, data_wait_s)
+                result, rate = self._step(batch, tokens_NL, tell, saves.before_update)
+                now = time.perf_counter()
+                yield self._done(result, rate, now - clock)
+                stopped = Interrupt.STOP in result.interrupts
+                if self.step == last:
+                    yield from self._evaluate()
+                if stopped or self.step == last:
+                    yield from saves.finish(self.step)
+                else:
+                    yield from saves.after(self.step, result, now - clock)
+                if saves.last_step == self.step:
+                    yield Waited(step=self.step, data_waits_s=[round(wait, 3) for wait in self.data_waits_s])
+                clock = time.perf_counter()
+        if self.world.is_first:
+            attempts.end(self.folder, self.attempt)
+        if self.step < last:
+            yield Stopped(step=self.step, status="stopped", reason=f"asked to; saved at step {self.step}")
+            return
+        yield from self._evaluate()
         yield Stopped(step=self.step, status="finished")
 
     def _step(
-        self, batch: Batch, tokens_NL: Tensor, interrupt: Interrupt | None, data_wait_s: float
+        self, batch: Batch, tokens_NL: Tensor, tell: Tell, before_update: Callable[[], None]
     ) -> tuple[StepResult, float]:
         config = self.config
         total = config.num_steps * config.tokens_per_step
         rate = learning_rate(config.optim, (self.step + 1) * config.tokens_per_step, total)
         set_learning_rate(self.optimizer, rate)
         order, world = self.data.order, self.world
+        seed_generators(config.train.seed, self.step, world.rank)
         result = train_step(
             self.model,
             self.optimizer,
@@ -116,8 +141,8 @@ class Run:
             ),
             tokens_per_step=config.tokens_per_step,
             clip_norm=config.optim.clip_norm,
-            interrupt=interrupt,
-            data_wait_s=data_wait_s,
+            tell=tell,
+            before_update=before_update,
         )
         self.data_waits_s = [sum(waits) for waits in zip(self.data_waits_s, result.data_waits_s, strict=True)]
         self.step += 1
@@ -126,6 +151,7 @@ class Run:
 
     def _done(self, result: StepResult, rate: float, step_time_s: float) -> StepDone:
         tokens_per_s = result.tokens / step_time_s
+        self._losses_since_save.append(result.loss)
         return StepDone(
             step=self.step,
             loss=result.loss,
@@ -142,37 +168,78 @@ class Run:
             digest=f"{result.digest:016x}",
         )
 
-    def _evaluate(self) -> Event:
+    def _evaluate(self) -> Iterator[Evaluated]:
         train = self.config.train
-        return evaluate(self.model, self.data, self.world, self.step, train.eval_rows, train.micro_batch)
+        if train.eval_rows and self.step not in self._heldout_losses:
+            found = evaluate(self.model, self.data, self.world, self.step, train.eval_rows, train.micro_batch)
+            self._heldout_losses[self.step] = found.heldout_loss
+            yield found
 
-    def _save(self) -> Saved:
-        begin = time.perf_counter()
-        state = checkpoint.Meta(
+    def _state(self) -> tuple[dict[str, Tensor], Meta]:
+        """What a checkpoint of now holds."""
+        metrics = {"loss": sum(self._losses_since_save) / len(self._losses_since_save)}
+        if self.step in self._heldout_losses:
+            metrics["heldout_loss"] = self._heldout_losses[self.step]
+        self._losses_since_save = []
+        meta = Meta(
             step=self.step,
             tokens=self.tokens,
             world_size=self.world.size,
             order_identity=self.data.order.identity_at(self.step),
             config_fingerprint=fingerprint(self.config),
+            code_fingerprint=code_fingerprint(),
+            saved_s=time.time(),
+            metrics=metrics,
             labels=self.labels,
         )
-        name, size = checkpoint.save(self.folder, self.model, self.optimizer, state, self.config.checkpoint.keep_last)
-        return Saved(step=self.step, name=name, size_bytes=size, save_time_s=time.perf_counter() - begin)
+        return named_tensors(self.model, self.optimizer), meta
 
-    def _restore(self) -> Started:
-        found = checkpoint.restore(self.folder, self.model, self.optimizer, self.data.order.identity_at)
+    def _claim(self) -> int:
+        """This group's number; the run is theirs from now on."""
+        found: list[int | Exception] = [0]
+        if self.world.is_first:
+            try:
+                owner = self.owner or secrets.token_hex(8)
+                found = [attempts.claim(self.folder, owner, again=bool(self.owner)).number]
+            except (SpringtideError, OSError) as error:
+                found = [error]
+        dist.broadcast_object_list(found)
+        if isinstance(found[0], Exception):
+            raise found[0]
+        return found[0]
+
+    def _restore(self) -> Iterator[Event]:
+        found = restore(self.folder, self.model, self.optimizer, self.data.order.identity_at)
         if found is not None:
-            self.step, self.tokens = found.step, found.tokens
-        return Started(
+            self.step, self.tokens = found.meta.step, found.meta.tokens
+            for name, reason in found.rejected:
+                yield Rejected(step=self.step, name=name, reason=reason)
+        yield Started(
             step=self.step,
             world_size=self.world.size,
-            resumed_from=checkpoint.name_of(found.step) if found else "",
+            resumed_from=found.name if found else "",
             order_identity=self.data.order.identity,
             num_parameters=self.num_parameters,
             flops_per_token=self.flops_per_token,
             peak_flops=self.peak_flops,
             peak_source=self.peak_source,
+            remark=_remark(found),
         )
+
+
+def _remark(found: Restored | None) -> str:
+    if found is None or found.meta.code_fingerprint == code_fingerprint():
+        return ""
+    return f"saved by springtide's code {found.meta.code_fingerprint}, this is {code_fingerprint()}"
+
+
+def seed_generators(seed: int, step: int, rank: int) -> None:
+    """Seed every generator that a model or a user's code may draw from, as a function of the step: so a checkpoint has no state
+    of theirs, and a run that was interrupted draws what it would have drawn, at the same world size."""
+    mixed = int(of_bytes(f"{seed} {step} {rank}".encode())[:16], 16)
+    torch.manual_seed(mixed)  # of every device
+    random.seed(mixed)
+    np.random.seed(mixed % 2**32)
 
 
 def to_device(batches: Iterable[Batch], device: torch.device) -> Iterator[tuple[Batch, Tensor]]:

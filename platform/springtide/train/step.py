@@ -8,7 +8,7 @@ all-reduce: loss, tokens, gradient norm, digest of the samples, requests to stop
 from __future__ import annotations
 
 import enum
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import torch
@@ -33,6 +33,21 @@ class Interrupt(enum.Enum):
     """Write a checkpoint and return."""
 
 
+class Tell(NamedTuple):
+    """What a rank tells the others in a step."""
+
+    interrupts: frozenset[Interrupt] = frozenset()
+    saving: bool = False
+    """A save is under way here."""
+    save_failed: bool = False
+    """One has failed here since the last step."""
+    data_wait_s: float = 0.0
+    """How long this rank waited for its batch [s]."""
+
+
+_NOTHING = Tell()
+
+
 class StepResult(NamedTuple):
     """What a step was, the same on every rank."""
 
@@ -43,6 +58,9 @@ class StepResult(NamedTuple):
     digest: int
     """64 bits over the sample ids of all ranks."""
     interrupts: frozenset[Interrupt]
+    saving: bool
+    """Whether any rank is; so for the next."""
+    save_failed: bool
     data_waits_s: tuple[float, ...]
     """How long each rank waited for its batch [s]."""
 
@@ -57,12 +75,12 @@ def train_step(
     micro_batches: Sequence[slice],
     tokens_per_step: int,
     clip_norm: float,
-    interrupt: Interrupt | None = None,
-    data_wait_s: float = 0.0,
+    tell: Tell = _NOTHING,
+    before_update: Callable[[], None] = lambda: None,
 ) -> StepResult:
     """Forward, backward, agree, clip, update. ``tokens_NL`` is this rank's int64 (n, L + 1) of the global batch, on its device,
-    ``micro_batches`` are slices of its rows, as many on every rank, ``digest`` is of its sample ids; ``data_wait_s`` is told
-    to all."""
+    ``micro_batches`` are slices of its rows, as many on every rank, ``digest`` is of its sample ids. ``before_update`` is
+    called before a weight or a moment changes: whoever copies them waits there."""
     loss_sum = torch.zeros((), dtype=torch.float64, device=world.device)
     num_tokens = torch.zeros((), dtype=torch.float64, device=world.device)
 
@@ -77,12 +95,13 @@ def train_step(
 
     gradients = local_gradients(model)
     sums = torch.stack([loss_sum, num_tokens, square_norm(gradients).to(world.device)])
-    agreed = _agree(sums, digest, interrupt, data_wait_s, world)
+    agreed = _agree(sums, digest, tell, world)
     correction = tokens_per_step / agreed.tokens
     grad_norm = agreed.grad_norm * correction
     clip = min(1.0, clip_norm / (grad_norm + 1e-6)) if clip_norm else 1.0
     if clip * correction != 1.0:
         torch._foreach_mul_(gradients, clip * correction)
+    before_update()
     optimizer.step()
     optimizer.zero_grad(set_to_none=True)
     return agreed._replace(grad_norm=grad_norm)
@@ -114,21 +133,24 @@ def separator_of(model: nn.Module) -> int | None:
     return getattr(model, "separator", None)
 
 
-def _agree(sums: Tensor, digest: int, interrupt: Interrupt | None, data_wait_s: float, world: World) -> StepResult:
+def _agree(sums: Tensor, digest: int, tell: Tell, world: World) -> StepResult:
     """``sums``: loss, tokens and squared gradient norm of this rank, float64 (3,)."""
     # a float64 sum is exact below 2**53, so the 64-bit digest travels as four limbs of 16 bits
     limbs = [(digest >> (_LIMB_BITS * limb)) & (2**_LIMB_BITS - 1) for limb in range(_LIMBS)]
-    asked = [float(interrupt is kind) for kind in Interrupt]
-    waits = [data_wait_s if rank == world.rank else 0.0 for rank in range(world.size)]
-    message = torch.cat([sums, torch.tensor([*limbs, *asked, *waits], dtype=torch.float64, device=world.device)])
+    flags = [kind in tell.interrupts for kind in Interrupt] + [tell.saving, tell.save_failed]
+    waits = [tell.data_wait_s if rank == world.rank else 0.0 for rank in range(world.size)]
+    message = torch.cat([sums, torch.tensor([*limbs, *flags, *waits], dtype=torch.float64, device=world.device)])
     dist.all_reduce(message)
     loss, tokens, square_sum, *rest = message.tolist()
-    limbs, asked, waits = rest[:_LIMBS], rest[_LIMBS : -world.size], rest[-world.size :]
+    limbs, waits = rest[:_LIMBS], rest[-world.size :]
+    *asked, saving, save_failed = map(bool, rest[_LIMBS : -world.size])
     return StepResult(
         loss=loss / tokens,
         grad_norm=square_sum**0.5,
         tokens=int(tokens),
         digest=sum(int(limb) << (_LIMB_BITS * place) for place, limb in enumerate(limbs)) % 2**64,
-        interrupts=frozenset(kind for kind, count in zip(Interrupt, asked, strict=True) if count),
+        interrupts=frozenset(kind for kind, is_asked in zip(Interrupt, asked, strict=True) if is_asked),
+        saving=saving,
+        save_failed=save_failed,
         data_waits_s=tuple(waits),
     )

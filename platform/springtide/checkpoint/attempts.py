@@ -1,0 +1,124 @@
+"""Who may write a run: the newest attempt. Each start of a group of workers claims the next number by creating its file.
+
+<run>/attempts/0003.json    whose it is
+               0003.ended   written when it ended by itself: what has none was lost, or is still there
+
+An older attempt that is not dead (a network that parted, a second driver) learns at its next commit that it was fenced off.
+Numbers decide, never clocks.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import re
+import socket
+import time
+from pathlib import Path
+
+from springtide.errors import RunExists
+from springtide.store import Folder
+
+_FILE = re.compile(r"(\d{4,})\.json")
+
+
+@dataclasses.dataclass(frozen=True)
+class Attempt:
+    """A claim on a run."""
+
+    number: int
+    owner: str
+    """Of the driver; its groups of workers claim one number after the other under the same owner."""
+    host: str
+    pid: int
+    begun_s: float
+    """When, seconds since 1970; shown to people, never compared."""
+    trains: bool = True
+    """False for a driver, which only starts groups of workers."""
+    process: str = ""
+    """Tells the process from a later one of the same pid."""
+
+    def __str__(self) -> str:
+        when = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(self.begun_s))
+        return f"attempt {self.number}, begun {when} by process {self.pid} on {self.host}"
+
+
+def newest(run: Folder) -> Attempt | None:
+    """The attempt that may write; None before the first."""
+    numbers = [int(match[1]) for name in (run / "attempts").names() if (match := _FILE.fullmatch(name))]
+    if not numbers:
+        return None
+    return Attempt(**(run / "attempts").read_json(_file(max(numbers))))
+
+
+def claim(run: Folder, owner: str, *, trains: bool = True, again: bool = False) -> Attempt:
+    """Claim the next number. ``trains``: for a group of workers, not for a driver alone; ``again``: for an owner that has
+    claimed before.
+
+    RunExists names the holder when another claimed at the same moment, when the holder is a process of this machine that is
+    alive, or, ``again``, when another owner has taken over since.
+    """
+    last = newest(run)
+    if last and last.owner != owner and (again or _is_alive(run, last)):
+        raise RunExists(f"{run.url} is held by {last}; stop that one first, or choose another run.id")
+    mine = Attempt(
+        number=1 + (last.number if last else 0),
+        owner=owner,
+        host=socket.gethostname(),
+        pid=os.getpid(),
+        begun_s=time.time(),
+        trains=trains,
+        process=_process(os.getpid()),
+    )
+    try:
+        (run / "attempts").create(_file(mine.number), json.dumps(dataclasses.asdict(mine)).encode())
+    except FileExistsError:
+        holder = newest(run)
+        if holder != mine:  # a put whose answer was lost finds itself
+            raise RunExists(
+                f"{run.url} was claimed at the same moment by {holder}; it goes on there, this one stops"
+            ) from None
+    return mine
+
+
+def check(run: Folder, mine: int) -> None:
+    """RunExists when a newer attempt has claimed the run."""
+    last = newest(run)
+    if last and last.number > mine:
+        raise RunExists(f"attempt {mine} of {run.url} may not write any more: it is held by {last}")
+
+
+def end(run: Folder, number: int) -> None:
+    """Note that an attempt ended by itself."""
+    (run / "attempts").write(f"{number:04d}.ended", b"")
+
+
+def losses(run: Folder) -> int:
+    """How many groups of workers before the newest attempt did not end by themselves."""
+    folder = run / "attempts"
+    names = set(folder.names())
+    numbers = sorted(int(match[1]) for name in names if (match := _FILE.fullmatch(name)))
+    lost = [number for number in numbers[:-1] if f"{number:04d}.ended" not in names]
+    return sum(bool(folder.read_json(_file(number))["trains"]) for number in lost)
+
+
+def _file(number: int) -> str:
+    return f"{number:04d}.json"
+
+
+def _is_alive(run: Folder, attempt: Attempt) -> bool:
+    if attempt.host != socket.gethostname() or attempt.pid == os.getpid():
+        return False
+    ended = (run / "attempts").exists(f"{attempt.number:04d}.ended")
+    return not ended and _process(attempt.pid) == attempt.process != ""
+
+
+def _process(pid: int) -> str:
+    """What a process of this machine is told by from a later one of its pid: when it began; empty where it cannot be seen."""
+    try:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        state, *rest = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        return "" if state == "Z" else f"{boot}-{rest[18]}"
+    except (OSError, IndexError):
+        return ""

@@ -1,0 +1,134 @@
+"""What checkpoints a run has, in which state, and whether every byte is what was committed."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+from springtide.checkpoint.layout import (
+    ABANDONED,
+    BLOCK_BYTES,
+    COMMITTED,
+    QUARANTINED,
+    Manifest,
+    Piece,
+    checkpoints,
+    listed,
+    read_index,
+    read_manifest,
+    step_of,
+)
+from springtide.errors import CheckpointError
+from springtide.store import Folder, digest
+
+_READERS = 4
+
+
+@dataclasses.dataclass(frozen=True)
+class Inspected:
+    """A checkpoint as it was found."""
+
+    name: str
+    step: int
+    state: str
+    """``committed``, ``uncommitted`` (being written, or left by a killed save), ``abandoned``, ``quarantined`` or ``bad``."""
+    reason: str = ""
+    """Why it does not count."""
+    manifest: Manifest | None = None
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """As plain data."""
+        found: dict[str, Any] = {"name": self.name, "step": self.step, "state": self.state, "reason": self.reason}
+        if self.manifest is not None:
+            manifest = self.manifest
+            found |= {**manifest.meta.model_dump(mode="json"), "attempt": manifest.attempt, "refers": manifest.refers}
+            found |= {"size_bytes": manifest.size_bytes, "written_bytes": manifest.written_bytes}
+        return found
+
+    def __str__(self) -> str:
+        parts = [f"{self.name}: {self.state}"]
+        if self.manifest is not None:
+            meta, size = self.manifest.meta, self.manifest.size_bytes
+            new = f" ({self.manifest.written_bytes / 2**20:.1f} MiB new)" if self.manifest.refers else ""
+            parts.append(f"{size / 2**20:.1f} MiB{new}, world size {meta.world_size}, {_age(meta.saved_s)} old")
+        return ", ".join(parts) + (f": {self.reason}" if self.reason else "")
+
+
+def inspect(run: Folder, verify: bool = False, only: str = "") -> list[Inspected]:
+    """Every checkpoint of a run, oldest first, or ``only`` one; with ``verify`` all bytes of those that count are read."""
+    found = listed(run)
+    return [inspect_one(run, name, files, verify) for name, files in found.items() if only in ("", name)]
+
+
+def inspect_one(run: Folder, name: str, files: set[str], verify: bool) -> Inspected:
+    """The checkpoint ``name``, whose folder holds ``files``."""
+    state, reason = "committed", ""
+    manifest = None
+    if COMMITTED in files:
+        try:
+            manifest = read_manifest(run, name)
+        except CheckpointError as error:
+            state, reason = "bad", str(error)
+    else:
+        state = "uncommitted"
+    if QUARANTINED in files:
+        state, reason = "quarantined", _reason(checkpoints(run), name)
+    elif ABANDONED in files:
+        state, reason = "abandoned", "the run went on from an older one in another order"
+    elif manifest is not None and verify:
+        reason = problem(run, name, manifest)
+        state = "bad" if reason else state
+    return Inspected(name, step_of(name) or 0, state, reason, manifest)
+
+
+def problem(run: Folder, name: str, manifest: Manifest) -> str:
+    """What is wrong with the bytes of a checkpoint, those in files that it refers to included; empty when they are good."""
+    folder = checkpoints(run)
+    try:
+        pieces: list[Piece] = []
+        for file in manifest.indexes:
+            facts, found = read_index(folder / name, file, manifest.files[file]["digest"])
+            pieces += found
+            if facts["size_bytes"]:
+                _check_header(folder, f"{name}/{file.removesuffix('.json')}.safetensors", facts)
+        with ThreadPoolExecutor(_READERS, "springtide-verify") as threads:
+            return next(filter(None, threads.map(lambda piece: _problem_of(folder, piece), pieces)), "")
+    except (CheckpointError, FileNotFoundError) as error:
+        return str(error)
+
+
+def _check_header(folder: Folder, file: str, facts: dict[str, Any]) -> None:
+    found = digest.of_bytes(folder.read_range(file, 0, facts["header_bytes"]))
+    if found != facts["header_digest"]:
+        raise CheckpointError(f"{file}: header: digest expected {facts['header_digest']}, found {found}")
+    size = folder.size(file)
+    if size != facts["size_bytes"]:
+        raise CheckpointError(f"{file} has {size} bytes, {facts['size_bytes']} were committed")
+
+
+def _problem_of(folder: Folder, piece: Piece) -> str:
+    for number, expected in enumerate(piece.digests):
+        begin = piece.begin + number * BLOCK_BYTES
+        end = min(begin + BLOCK_BYTES, piece.begin + piece.size_bytes)
+        found = digest.of_bytes(folder.read_range(piece.file, begin, end))
+        if found != expected:
+            return f"{piece.file}: bytes {begin} to {end} of {piece.tensor}: digest expected {expected}, found {found}"
+    return ""
+
+
+def _age(saved_s: float) -> str:
+    seconds = max(0.0, time.time() - saved_s)  # clocks differ
+    for unit, length in (("d", 86400), ("h", 3600), ("m", 60)):
+        if seconds >= 2 * length:
+            return f"{seconds / length:.0f} {unit}"
+    return f"{seconds:.0f} s"
+
+
+def _reason(folder: Folder, name: str) -> str:
+    try:
+        return str(folder.read_json(f"{name}/{QUARANTINED}")["reason"])
+    except (OSError, ValueError, KeyError):
+        return "its note cannot be read"

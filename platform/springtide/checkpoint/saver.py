@@ -1,0 +1,214 @@
+"""The training side of saving: stage, hand over, hear how it went. Never two at once."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import multiprocessing
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Mapping
+from multiprocessing.connection import Connection
+from multiprocessing.reduction import send_handle
+from typing import Any, Self
+
+import torch
+from torch import Tensor
+
+from springtide.checkpoint.layout import Meta, Staged
+from springtide.checkpoint.retention import Rule
+from springtide.checkpoint.stage import Stage, lay_out
+from springtide.checkpoint.tensors import local, raw, writes
+from springtide.checkpoint.write import Job, Writer, Written
+from springtide.checkpoint.writer import CANCEL, SAVE, STAGE, try_to_write
+from springtide.store import Folder
+
+WRITER = "from springtide.checkpoint.writer import main; main()"
+"""What the writing process runs."""
+_PATIENCE_S = 600.0
+"""How long a save that training waits for waits for the other ranks."""
+
+_log = logging.getLogger(__name__)
+
+
+@dataclasses.dataclass(frozen=True)
+class Outcome:
+    """How a save ended on this rank."""
+
+    step: int
+    written: Written | None
+    """None when it failed."""
+    error: BaseException | None
+
+
+class Saver:
+    """Saves of one rank. Use as a context manager: leaving it lets the writing process end what it is at, and go."""
+
+    def __init__(
+        self, run: Folder, attempt: int, rank: int, world_size: int, *, stage_in: str, tries: int, rule: Rule
+    ) -> None:
+        """``attempt``: this group's claim on the run. ``stage_in``: a folder of a memory file system; empty saves without
+        one, while training waits. ``tries``: of each save, for what may pass by itself."""
+        self._run, self._attempt, self._rank, self._world_size = run, attempt, rank, world_size
+        self._stage_in, self._tries, self._rule = stage_in, tries, rule
+        self._stage: Stage | None = None
+        self._stages = 0
+        self._process: subprocess.Popen[bytes] | None = None
+        self._connection: Connection | None = None
+        self._step: int | None = None
+        self._handing_over: threading.Thread | None = None
+        self._outcome: Outcome | None = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+    @property
+    def busy(self) -> bool:
+        """Whether a save is under way on this rank, or its outcome has not been taken."""
+        return self._step is not None
+
+    def begin(self, tensors: Mapping[str, Tensor], meta: Meta, config: dict[str, Any]) -> None:
+        """Begin to save; the tensors may not change before ``staged`` has returned. ``busy`` must be false."""
+        assert not self.busy
+        mine = {name: tensor for name, tensor in tensors.items() if writes(name, tensor, self._rank, self._world_size)}
+        pieces = lay_out(mine)
+        job = Job(self._run.url, self._attempt, self._rank, meta, config, pieces, self._rule)
+        self._step = meta.step
+        if self._ready(sum(piece.size_bytes for piece in pieces)):
+            assert self._stage is not None
+            self._stage.copy(mine, pieces)
+            self._handing_over = threading.Thread(target=self._hand_over, args=(job,), name="springtide-hand-over")
+            self._handing_over.start()
+        else:
+            self._write_here(job, mine)
+
+    def staged(self) -> None:
+        """Wait until the tensors may change."""
+        if self._stage is not None:
+            self._stage.wait()
+
+    def poll(self, wait: bool = False) -> Outcome | None:
+        """The outcome of the save under way, once; None while there is none. ``wait`` waits for it."""
+        if self._step is None:
+            return None
+        if self._outcome is None:
+            if self._handing_over is not None and (wait or not self._handing_over.is_alive()):
+                self._handing_over.join()
+                self._handing_over = None
+            if self._handing_over is not None or not (wait or self._answered()):
+                return None
+            self._outcome = self._hear()
+        outcome, self._outcome, self._step = self._outcome, None, None
+        return outcome
+
+    def cancel(self) -> None:
+        """Rank 0: do not wait for the other ranks' parts any longer; the outcome will be a failure."""
+        if self._connection is not None and self.busy:
+            self._send(CANCEL, self._step)
+
+    def close(self) -> None:
+        """Let the writing process end what it is at and go; nothing is waited for."""
+        if self._handing_over is not None:
+            self._handing_over.join()
+        if self._connection is not None:
+            self._connection.close()
+        if self._stage is not None:
+            self._stage.close()
+        self._connection = self._stage = None
+
+    def start(self) -> None:
+        """Start the writing process now, so that the first save need not."""
+        if self._process is not None and self._process.poll() is None:
+            return
+        ours, theirs = multiprocessing.Pipe()
+        # with the path of this process, which may have come from elsewhere than its environment
+        program = f"import sys; sys.path[:] = {sys.path!r}; {WRITER}"
+        command = [sys.executable, "-c", program, str(theirs.fileno())]
+        self._process = subprocess.Popen(command, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL)
+        theirs.close()
+        self._connection = ours
+        if self._stage is not None:
+            self._send_stage()
+
+    def _ready(self, size_bytes: int) -> bool:
+        """Whether there is a process to write and memory to stage in."""
+        if not self._stage_in:
+            return False
+        self.start()
+        if self._stage is not None and self._stage.size_bytes >= size_bytes:
+            return True
+        if self._stage is not None:
+            self._stage.close()
+            self._stage = None
+        try:
+            self._stage = Stage(self._stage_in, size_bytes)
+        except OSError as error:
+            _log.warning(
+                "%d MiB to stage a save in cannot be had in %s (%s): training waits for saves; make room there, or set "
+                "checkpoint.stage to a folder of a larger memory file system",
+                size_bytes >> 20,
+                self._stage_in,
+                error,
+            )
+            self._stage_in = ""
+            return False
+        self._send_stage()
+        return True
+
+    def _send_stage(self) -> None:
+        assert self._stage is not None
+        assert self._process is not None
+        assert self._connection is not None
+        self._stages += 1
+        self._send(STAGE, self._stages, max(self._stage.size_bytes, 1))
+        send_handle(self._connection, self._stage.fd, self._process.pid)
+
+    def _hand_over(self, job: Job) -> None:
+        assert self._stage is not None
+        self._stage.settle()
+        self._send(SAVE, job, self._stages, self._tries)
+
+    def _send(self, *message: Any) -> None:
+        assert self._connection is not None
+        try:
+            self._connection.send(message)
+        except OSError as error:  # the process is dead, which the answer that does not come will say
+            _log.warning("the writing process is gone: %s", error)
+
+    def _answered(self) -> bool:
+        assert self._connection is not None
+        try:
+            return self._connection.poll()
+        except OSError:
+            return True
+
+    def _hear(self) -> Outcome:
+        assert self._step is not None
+        assert self._connection is not None
+        try:
+            answer = self._connection.recv()
+        except (EOFError, OSError):
+            status = self._process.wait() if self._process is not None else None
+            answer = OSError(f"the writing process ended with status {status}")
+            self._process = None  # the next save starts another
+        return self._as_outcome(answer)
+
+    def _write_here(self, job: Job, tensors: Mapping[str, Tensor]) -> None:
+        def view(staged: Staged) -> memoryview:
+            return raw(local(tensors[staged.tensor]).contiguous().cpu()).numpy().data
+
+        with torch.no_grad():
+            deadline = time.monotonic() + _PATIENCE_S  # nobody can take the job back while training waits
+            result = try_to_write(Writer(self._run), job, view, lambda: time.monotonic() > deadline, self._tries)
+            self._outcome = self._as_outcome(result)
+
+    def _as_outcome(self, answer: Any) -> Outcome:
+        assert self._step is not None
+        if isinstance(answer, Written):
+            return Outcome(self._step, answer, None)
+        return Outcome(self._step, None, answer)

@@ -1,0 +1,101 @@
+"""This rank's state, copied into shared memory beside the next step, whence another process writes it.
+
+The memory is a file of a memory file system that has no name: it is gone with the last process that has it open, however
+that ends, and can be taken for no other run's. It is made once and used for every save.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import mmap
+import os
+import tempfile
+import threading
+from collections.abc import Mapping
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from springtide.checkpoint.layout import Staged
+from springtide.checkpoint.tensors import box, local, raw, type_name
+
+
+def lay_out(tensors: Mapping[str, Tensor]) -> list[Staged]:
+    """Where each tensor's box goes: one after the other, wide types first, so that each is aligned without gaps."""
+    found, begin = [], 0
+    for name, tensor in sorted(tensors.items(), key=lambda item: (-item[1].element_size(), item[0])):
+        offsets, sizes = box(tensor)
+        size = local(tensor).nbytes
+        found.append(Staged(name, type_name(tensor.dtype), tuple(tensor.shape), offsets, sizes, begin, size))
+        begin += size
+    return found
+
+
+class Stage:
+    """Shared memory of ``size_bytes``. OSError (ENOSPC) when ``folder`` has not so much."""
+
+    def __init__(self, folder: str, size_bytes: int) -> None:
+        self.size_bytes = size_bytes
+        with tempfile.TemporaryFile(dir=folder, buffering=0) as file:
+            # now, rather than a SIGBUS in the middle of a copy
+            os.posix_fallocate(file.fileno(), 0, max(size_bytes, 1))
+            self._map = mmap.mmap(file.fileno(), max(size_bytes, 1))
+            self.fd = os.dup(file.fileno())
+        self._bytes = torch.frombuffer(self._map, dtype=torch.uint8)
+        self._copied: threading.Thread | torch.cuda.Event | None = None
+        self._pinned = False
+
+    def copy(self, tensors: Mapping[str, Tensor], staged: list[Staged]) -> None:
+        """Begin to copy. The tensors may not change before ``wait`` has returned; the stage is whole when ``settle`` has."""
+        pairs = [
+            (self._bytes[one.begin : one.begin + one.size_bytes], raw(local(tensors[one.tensor]).contiguous()))
+            for one in staged
+        ]
+        if any(source.is_cuda for _, source in pairs):
+            self._copied = self._copy_from_gpu(pairs)
+        else:
+            self._copied = threading.Thread(target=_copy, args=(pairs,), name="springtide-stage", daemon=True)
+            self._copied.start()
+
+    def wait(self) -> None:
+        """Let the tensors change: the host waits for a CPU's copy; a GPU's stream waits for its own, the host does not."""
+        if isinstance(self._copied, threading.Thread):
+            self._copied.join()
+        elif self._copied is not None:
+            torch.cuda.current_stream().wait_event(self._copied)
+
+    def settle(self) -> None:
+        """Wait until the copy is whole."""
+        if isinstance(self._copied, threading.Thread):
+            self._copied.join()
+        elif self._copied is not None:
+            self._copied.synchronize()
+
+    def close(self) -> None:
+        """Let go of the memory; a process that has it open keeps it."""
+        self.settle()
+        if self._pinned:
+            torch.cuda.cudart().cudaHostUnregister(self._bytes.data_ptr())
+        os.close(self.fd)
+        del self._bytes
+        with contextlib.suppress(BufferError):  # a view of it is alive; the memory goes with the last of them
+            self._map.close()
+
+    def _copy_from_gpu(self, pairs: list[tuple[Tensor, Tensor]]) -> torch.cuda.Event:
+        if not self._pinned:  # pinned memory is copied to at full speed, and without the host
+            torch.cuda.cudart().cudaHostRegister(self._bytes.data_ptr(), self._bytes.nbytes, 0)
+            self._pinned = True
+        beside, done = torch.cuda.Stream(), torch.cuda.Event()
+        beside.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(beside):
+            for target, source in pairs:
+                target.copy_(source, non_blocking=True)
+                source.record_stream(beside)
+            done.record(beside)
+        return done
+
+
+def _copy(pairs: list[tuple[Tensor, Tensor]]) -> None:
+    for target, source in pairs:
+        np.copyto(target.numpy(), source.numpy())  # one thread, no GIL: torch's own copy would start a thread a core

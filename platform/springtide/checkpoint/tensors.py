@@ -1,0 +1,135 @@
+"""A model and its optimizer as named tensors, and the box of each that this rank holds.
+
+``model/<name of the parameter or buffer>`` and ``optim/<name of the parameter>/<name of the state>``, whatever the layout:
+FSDP2, HSDP or a single device. Hyperparameters are not state: they come from the config.
+"""
+
+from __future__ import annotations
+
+import math
+import zlib
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.fsdp import FSDPModule
+from torch.distributed.tensor import DTensor, Replicate
+
+from springtide.errors import CheckpointError
+
+_WRAPPERS = ("_orig_mod.", "_checkpoint_wrapped_module.")
+"""What torch.compile and activation recompute put into names."""
+
+
+class Box(NamedTuple):
+    """Part of a tensor."""
+
+    offsets: tuple[int, ...]
+    sizes: tuple[int, ...]
+
+    @property
+    def num_elements(self) -> int:
+        return math.prod(self.sizes)
+
+
+def named_tensors(model: nn.Module, optimizer: torch.optim.Optimizer | None = None) -> dict[str, Tensor]:
+    """Every tensor of the state, each once: DTensors where the model is sharded. A weight that two modules share has the
+    first one's name. CheckpointError for optimizer state that is no tensor."""
+    for module in model.modules():
+        if isinstance(module, FSDPModule):
+            module.reshard()  # after a forward without a backward the root's weights are whole, and no longer these
+    names = {id(parameter): _plain(name) for name, parameter in model.named_parameters()}
+    kept = set(model.state_dict(keep_vars=True))
+    found = {f"model/{_plain(name)}": parameter.detach() for name, parameter in model.named_parameters()}
+    found |= {f"model/{_plain(name)}": buffer for name, buffer in model.named_buffers() if name in kept}
+    if optimizer is None:
+        return found
+    for parameter, state in optimizer.state.items():
+        for key, value in state.items():
+            name = f"optim/{names[id(parameter)]}/{key}"
+            if isinstance(value, Tensor):
+                found[name] = value
+            elif value is not None:
+                raise CheckpointError(
+                    f"{name} is a {type(value).__name__} = {value!r}: only tensors can be saved; keep it in one"
+                )
+    return found
+
+
+def materialize(optimizer: torch.optim.Optimizer) -> None:
+    """Let an optimizer that has taken no step make its state, to load into: a step of no gradient and no learning rate."""
+    if optimizer.state:
+        return
+    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    before = [group["lr"] for group in optimizer.param_groups]
+    for parameter in parameters:
+        parameter.grad = torch.zeros_like(parameter)
+    for group in optimizer.param_groups:
+        group["lr"] = torch.zeros_like(group["lr"]) if isinstance(group["lr"], Tensor) else 0.0
+    optimizer.step()
+    for group, rate in zip(optimizer.param_groups, before, strict=True):
+        group["lr"] = rate
+    optimizer.zero_grad(set_to_none=True)
+
+
+def local(tensor: Tensor) -> Tensor:
+    """This rank's part."""
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+
+def box(tensor: Tensor) -> Box:
+    """Which part of the whole tensor this rank holds."""
+    if not isinstance(tensor, DTensor):
+        return Box((0,) * tensor.dim(), tuple(tensor.shape))
+    [chunk] = tensor.__create_chunk_list__()  # the protocol of torch's own checkpoints
+    return Box(tuple(chunk.offsets), tuple(chunk.sizes))
+
+
+def writes(name: str, tensor: Tensor, rank: int, world_size: int) -> bool:
+    """Whether this rank writes its box: of those that hold the same one, exactly one does, and names are dealt over them."""
+    deal = zlib.crc32(name.encode())
+    if not isinstance(tensor, DTensor):
+        return deal % world_size == rank
+    mesh = tensor.device_mesh
+    place = mesh.get_coordinate()
+    if place is None or not box(tensor).num_elements:
+        return False
+    return all(
+        place[axis] == deal % mesh.size(axis)
+        for axis, placement in enumerate(tensor.placements)
+        if isinstance(placement, Replicate)
+    )
+
+
+def type_name(dtype: torch.dtype) -> str:
+    """As safetensors spells it; CheckpointError for a type it has no name for."""
+    if dtype not in _TYPES:
+        raise CheckpointError(f"tensors of {dtype} cannot be saved; known are {', '.join(map(str, _TYPES))}")
+    return _TYPES[dtype]
+
+
+def raw(tensor: Tensor) -> Tensor:
+    """The bytes of a contiguous tensor, uint8 (bytes,), sharing its memory."""
+    return tensor.reshape(-1).view(torch.uint8)
+
+
+def _plain(name: str) -> str:
+    for wrapper in _WRAPPERS:
+        name = name.replace(wrapper, "")
+    return name
+
+
+_TYPES: dict[Any, str] = {
+    torch.float64: "F64",
+    torch.float32: "F32",
+    torch.float16: "F16",
+    torch.bfloat16: "BF16",
+    torch.int64: "I64",
+    torch.int32: "I32",
+    torch.int16: "I16",
+    torch.int8: "I8",
+    torch.uint8: "U8",
+    torch.bool: "BOOL",
+    torch.float8_e4m3fn: "F8_E4M3",
+    torch.float8_e5m2: "F8_E5M2",
+}
