@@ -15,6 +15,8 @@ from pathlib import Path
 
 import fsspec
 
+_SECRET = {"accessKey": "springtide", "secretKey": "for-tests-only"}
+
 
 def free_ports(number: int, low: int = 20_000, high: int = 22_000) -> list[int]:
     """Loopback ports that nobody listens on, away from those Ray takes; port + 10000 is free too."""
@@ -32,42 +34,77 @@ def free_ports(number: int, low: int = 20_000, high: int = 22_000) -> list[int]:
     raise RuntimeError(f"no {number} free ports between {low} and {high}")
 
 
-@contextlib.contextmanager
-def serve(folder: Path) -> Iterator[None]:
-    """Serve the buckets ``checkpoints`` and ``shards`` out of ``folder``; the environment names server and credentials."""
-    master, volume, filer, port, admin = free_ports(5)
-    secret = {"accessKey": "springtide", "secretKey": "for-tests-only"}
-    identity = {"name": "admin", "credentials": [secret], "actions": ["Admin", "Read", "List", "Tagging", "Write"]}
-    (folder / "s3.json").write_text(json.dumps({"identities": [identity]}))
-    weed = shutil.which("weed") or str(Path(sys.executable).parent / "weed")
-    ports = {"master": master, "volume": volume, "filer": filer, "s3": port, "admin": admin}
-    off = ["master.telemetry=false", "s3.port.iceberg=0", "s3.port.lance=0", "webdav=false", "admin.ui=false"]
-    command = [weed, "-logtostderr=true", "mini", f"-dir={folder}", "-ip=127.0.0.1", "-ip.bind=127.0.0.1"]
-    command += [f"-{name}.port={number}" for name, number in ports.items()]
-    command += [f"-s3.config={folder}/s3.json", "-bucket=checkpoints,shards", *(f"-{switch}" for switch in off)]
-    environment = {key: value for key, value in os.environ.items() if not key.startswith("AWS_")}
-    log = (folder / "weed.log").open("wb")
-    server = subprocess.Popen(command, env={**environment, "GOMEMLIMIT": "600MiB"}, stdout=log, stderr=log)
-    os.environ.update(
-        AWS_ACCESS_KEY_ID=secret["accessKey"],
-        AWS_SECRET_ACCESS_KEY=secret["secretKey"],
-        AWS_ENDPOINT_URL=f"http://127.0.0.1:{port}",
-        AWS_DEFAULT_REGION="us-east-1",
-    )
-    try:
+class Server:
+    """SeaweedFS with the buckets ``checkpoints`` and ``shards``, its data in ``folder``."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._ports = dict(zip(("master", "volume", "filer", "s3", "admin"), free_ports(5), strict=True))
+        self.url = f"http://127.0.0.1:{self._ports['s3']}"
+        self._process: subprocess.Popen[bytes] | None = None
+        identity = {"name": "admin", "credentials": [_SECRET], "actions": ["Admin", "Read", "List", "Tagging", "Write"]}
+        (folder / "s3.json").write_text(json.dumps({"identities": [identity]}))
+
+    def start(self) -> None:
+        """Start it, or start it again; returns when it answers."""
+        weed = shutil.which("weed") or str(Path(sys.executable).parent / "weed")
+        off = ["master.telemetry=false", "s3.port.iceberg=0", "s3.port.lance=0", "webdav=false", "admin.ui=false"]
+        command = [weed, "-logtostderr=true", "mini", f"-dir={self._folder}", "-ip=127.0.0.1", "-ip.bind=127.0.0.1"]
+        command += [f"-{name}.port={number}" for name, number in self._ports.items()]
+        command += [
+            f"-s3.config={self._folder}/s3.json",
+            "-bucket=checkpoints,shards",
+            *(f"-{switch}" for switch in off),
+        ]
+        environment = {key: value for key, value in os.environ.items() if not key.startswith("AWS_")}
+        with (self._folder / "weed.log").open("ab") as log:
+            self._process = subprocess.Popen(
+                command, env={**environment, "GOMEMLIMIT": "600MiB"}, stdout=log, stderr=log
+            )
         deadline = time.monotonic() + 60
+        options = {"key": _SECRET["accessKey"], "secret": _SECRET["secretKey"], "endpoint_url": self.url}
         while True:
             try:
-                if "checkpoints" in fsspec.filesystem("s3", skip_instance_cache=True, use_listings_cache=False).ls(""):
-                    break
+                found = fsspec.filesystem("s3", skip_instance_cache=True, use_listings_cache=False, **options).ls("")
+                if "checkpoints" in found:
+                    return
             except Exception:
-                assert server.poll() is None, (folder / "weed.log").read_text()[-2000:]
+                assert self._process.poll() is None, (self._folder / "weed.log").read_text()[-2000:]
                 assert time.monotonic() < deadline, "the S3 server did not answer within a minute"
             time.sleep(0.2)  # until the server answers; nothing else is waited for
-        yield
+
+    def kill(self) -> None:
+        """As a power failure would."""
+        assert self._process is not None
+        self._process.kill()
+        self._process.wait(20)
+
+    def stop(self) -> None:
+        """End it."""
+        assert self._process is not None
+        self._process.terminate()
+        self._process.wait(20)
+
+
+def environment(url: str) -> dict[str, str]:
+    """What names a server at ``url``, and its credentials."""
+    return {
+        "AWS_ACCESS_KEY_ID": _SECRET["accessKey"],
+        "AWS_SECRET_ACCESS_KEY": _SECRET["secretKey"],
+        "AWS_ENDPOINT_URL": url,
+        "AWS_DEFAULT_REGION": "us-east-1",
+    }
+
+
+@contextlib.contextmanager
+def serve(folder: Path) -> Iterator[Server]:
+    """A server out of ``folder``; the environment names it and its credentials meanwhile."""
+    server = Server(folder)
+    server.start()
+    os.environ.update(environment(server.url))
+    try:
+        yield server
     finally:
-        server.terminate()
-        server.wait(20)
-        log.close()
-        for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_ENDPOINT_URL", "AWS_DEFAULT_REGION"):
+        server.stop()
+        for name in environment(""):
             os.environ.pop(name, None)

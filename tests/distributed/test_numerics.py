@@ -26,6 +26,7 @@ from springtide.train import Interrupt
 
 pytestmark = pytest.mark.distributed
 Ranks = Callable[..., list[Any]]
+EVERY_FIVE = {"checkpoint__every_steps": 5, "checkpoint__when_busy": "queue"}
 
 
 def named(config: Config, name: str, **changes: Any) -> Config:
@@ -138,7 +139,7 @@ def test_asking_for_a_save_saves_once_and_trains_on(tiny: Config, ranks: Ranks) 
 
 
 def test_every_rank_is_told_who_waited_for_data(tiny: Config, ranks: Ranks) -> None:
-    config = named(tiny, "slow", train__total=tiny.tokens_per_step * 10, optim__warmup=0, checkpoint__every_steps=5)
+    config = named(tiny, "slow", train__total=tiny.tokens_per_step * 10, optim__warmup=0, **EVERY_FIVE)
     for events in ranks(3, train_with_a_slow_feed, config, 1, 0.1):
         waited = [event for event in events if isinstance(event, Waited)]
         assert [event.step for event in waited] == [5, 10]
@@ -162,7 +163,7 @@ def test_a_checkpoint_of_four_ranks_is_bit_equal_on_any_number(tiny: Config, ran
 def test_trainers_killed_at_any_point_of_a_save_go_on_from_a_good_checkpoint(
     tiny: Config, ranks: Ranks, point: str
 ) -> None:
-    config = named(tiny, "killed", train__total=12 * 64 * 12, optim__warmup=0, checkpoint__every_steps=5)
+    config = named(tiny, "killed", train__total=12 * 64 * 12, optim__warmup=0, **EVERY_FIVE)
     with pytest.raises((RankDied, AssertionError)):  # one that outlives the other complains of the connection
         ranks(2, save_and_die, config, point)
     events = ranks(3, train, config)[0]
@@ -174,7 +175,7 @@ def test_trainers_killed_at_any_point_of_a_save_go_on_from_a_good_checkpoint(
 
 
 def test_a_writing_process_that_is_killed_costs_one_save_and_says_so(tiny: Config, ranks: Ranks) -> None:
-    config = named(tiny, "unwritten", train__total=12 * 64 * 60, checkpoint__every_steps=5)
+    config = named(tiny, "unwritten", train__total=12 * 64 * 60, **EVERY_FIVE)
     [events, _] = ranks(2, save_and_die, config, "writer")
     [failure] = [event for event in events if isinstance(event, SaveFailed)]
     assert failure.step == 10
@@ -186,9 +187,7 @@ def test_a_writing_process_that_is_killed_costs_one_save_and_says_so(tiny: Confi
 
 
 def test_a_flipped_bit_in_a_checkpoint_is_found_told_and_the_one_before_is_taken(tiny: Config, ranks: Ranks) -> None:
-    config = named(
-        tiny, "flipped", train__total=12 * 64 * 12, optim__warmup=0, train__eval_rows=0, checkpoint__every_steps=5
-    )
+    config = named(tiny, "flipped", train__total=12 * 64 * 12, optim__warmup=0, train__eval_rows=0, **EVERY_FIVE)
     ranks(2, train, config)
     folder = Path(config.run.root) / "flipped" / "checkpoints" / "step-0000000012"
     file = next(folder.glob("*r0001.safetensors"))
@@ -213,9 +212,7 @@ def test_another_order_is_refused(tiny: Config, ranks: Ranks) -> None:
 
 
 def test_skipping_steps_that_are_done_goes_back_to_before_them(tiny: Config, ranks: Ranks) -> None:
-    config = named(
-        tiny, "skips", train__total=12 * 64 * 12, optim__warmup=0, train__eval_rows=0, checkpoint__every_steps=5
-    )
+    config = named(tiny, "skips", train__total=12 * 64 * 12, optim__warmup=0, train__eval_rows=0, **EVERY_FIVE)
     ranks(1, train, config)
     folder = Folder(config.run.root) / "skips"
     folder.write("config.yaml", configs.dump(config))
@@ -236,7 +233,7 @@ def test_skipping_steps_that_are_done_goes_back_to_before_them(tiny: Config, ran
 
 
 def test_a_run_lives_in_object_storage_from_first_step_to_resume(tiny: Config, ranks: Ranks, s3: str) -> None:
-    config = named(tiny, "remote", run__root=f"{s3}/runs", checkpoint__every_steps=5, train__total=12 * 64 * 20)
+    config = named(tiny, "remote", run__root=f"{s3}/runs", **EVERY_FIVE, train__total=12 * 64 * 20)
     expected = steps(ranks(1, train, named(config, "local", run__root=tiny.run.root))[0])
     events = ranks(2, train, config, 12)[0]
     compare(steps(events), expected, 5e-5)

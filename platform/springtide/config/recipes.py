@@ -42,7 +42,7 @@ def tiny() -> Config:
             "stream": {"global_batch": 12, "window": 64},
             "optim": {"warmup": 12 * 64 * 10},
             "train": {"total": 12 * 64 * 60, "eval_rows": 16, "sample_tokens": 32},
-            "checkpoint": {"every_steps": 20},
+            "checkpoint": {"every_steps": 20, "when_busy": "queue"},
         }
     )
 
