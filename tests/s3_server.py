@@ -15,6 +15,8 @@ from pathlib import Path
 
 import fsspec
 
+from springtide.store import s3
+
 _SECRET = {"accessKey": "springtide", "secretKey": "for-tests-only"}
 
 
@@ -83,7 +85,10 @@ class Server:
         """End it."""
         assert self._process is not None
         self._process.terminate()
-        self._process.wait(20)
+        try:
+            self._process.wait(5)
+        except subprocess.TimeoutExpired:  # one that was killed before may linger
+            self.kill()
 
 
 def environment(url: str) -> dict[str, str]:
@@ -97,14 +102,33 @@ def environment(url: str) -> dict[str, str]:
 
 
 @contextlib.contextmanager
+def pointing_to(url: str) -> Iterator[None]:
+    """The environment names the server at ``url`` meanwhile, and no client of another is kept."""
+    before = {name: os.environ.get(name) for name in environment(url)}
+    os.environ.update(environment(url))
+    _forget()
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            os.environ.pop(name)
+            if value is not None:
+                os.environ[name] = value
+        _forget()
+
+
+def _forget() -> None:
+    fsspec.get_filesystem_class("s3").clear_instance_cache()
+    s3._bucket.cache_clear()
+
+
+@contextlib.contextmanager
 def serve(folder: Path) -> Iterator[Server]:
-    """A server out of ``folder``; the environment names it and its credentials meanwhile."""
+    """A server out of ``folder``, which the environment names meanwhile."""
     server = Server(folder)
     server.start()
-    os.environ.update(environment(server.url))
     try:
-        yield server
+        with pointing_to(server.url):
+            yield server
     finally:
         server.stop()
-        for name in environment(""):
-            os.environ.pop(name, None)

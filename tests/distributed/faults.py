@@ -10,6 +10,48 @@ from pathlib import Path
 from typing import Any
 
 _ROOMS = ("springtide/checkpoint/", "springtide/store/")
+_PLACES = {
+    *(
+        "begin",
+        "_ready",
+        "_send",
+        "_send_stage",
+        "_hand_over",
+        "copy",
+        "settle",
+        "wait",
+        "poll",
+        "_hear",
+        "close",
+        "lay_out",
+    ),
+    *(
+        "write",
+        "_part",
+        "_base",
+        "header_of",
+        "commit",
+        "_manifest",
+        "tidy",
+        "garbage",
+        "check",
+        "newest",
+        "listed",
+        "tell",
+    ),
+    *(
+        "put",
+        "create",
+        "read",
+        "read_json",
+        "names",
+        "remove",
+        "_beside",
+        "sync_directory",
+        "read_manifest",
+        "read_index",
+    ),
+}
 
 
 def arm(begin: str, step: int, nth: int, told: str) -> None:
@@ -25,7 +67,7 @@ def arm(begin: str, step: int, nth: int, told: str) -> None:
         if event == "call" and code.co_qualname == begin:
             found = frame.f_locals
             armed = (found["job"].meta if "job" in found else found["meta"]).step == step
-        if armed and event in ("call", "return"):
+        if armed and event in ("call", "return") and code.co_name in _PLACES:
             count += 1
             if count == nth:
                 Path(told).write_text(f"{event} of {Path(code.co_filename).stem}.{code.co_name}")

@@ -20,6 +20,7 @@ from springtide.checkpoint.load import restore
 from springtide.checkpoint.retention import Rule
 from springtide.checkpoint.saver import Outcome, Saver
 from springtide.checkpoint.tensors import named_tensors
+from springtide.errors import RunExists
 from springtide.store import Folder
 
 HERE = str(Path(__file__).parent)
@@ -50,10 +51,11 @@ def save(
     tries: int = 3,
     keep: int = 10,
     width: int = WIDTH,
+    attempt: int = 0,
 ) -> list[Outcome]:
-    """Save these steps one after the other, as a new attempt."""
+    """Save these steps one after the other, as a new attempt or the one given."""
     run = Folder(url)
-    number = attempts.claim(run, owner).number
+    number = attempt or attempts.claim(run, owner).number
     found = []
     with Saver(run, number, 0, 1, stage_in=stage_in, tries=tries, rule=Rule(keep)) as one:
         for step in steps:
@@ -63,6 +65,7 @@ def save(
             outcome = one.poll(wait=True)
             assert outcome is not None
             found.append(outcome)
+    attempts.end(run, number)
     return found
 
 
@@ -117,6 +120,54 @@ def apart(function: Any, *arguments: Any, **keywords: Any) -> Any:
     if not ok:
         raise value
     return value
+
+
+def claim_apart(url: str, elsewhere: bool = False) -> Any:
+    """Claim a run, as if on another machine where there is nothing to see of this one's: the process that did, or why not."""
+    if elsewhere:
+        attempts.socket.gethostname = lambda: "elsewhere"  # type: ignore[attr-defined]
+    try:
+        return attempts.claim(Folder(url), "second").pid
+    except RunExists as error:
+        return str(error)
+
+
+def claim_together(barrier: Any, results: Any, url: str, number: int) -> None:
+    """Claim at one moment with others, each having seen the same newest attempt."""
+    newest = attempts.newest
+
+    def wait(run: Folder) -> Any:
+        found = newest(run)
+        attempts.newest = newest
+        barrier.wait()
+        return found
+
+    attempts.newest = wait
+    try:
+        attempts.claim(Folder(url), f"claimant {number}")
+        results.put(None)
+    except RunExists as error:
+        results.put(str(error))
+
+
+def apart_all(function: Any, url: str, number: int) -> list[Any]:
+    """What ``number`` processes that run ``function`` together say."""
+    barrier, results = context().Barrier(number), context().Queue()
+    processes = [
+        context().Process(target=_with, args=(dict(os.environ), function, barrier, results, url, one))
+        for one in range(number)
+    ]
+    for process in processes:
+        process.start()
+    found = [results.get(timeout=60) for _ in processes]
+    for process in processes:
+        process.join()
+    return found
+
+
+def _with(environment: dict[str, str], function: Any, *arguments: Any) -> None:
+    os.environ.update(environment)
+    function(*arguments)
 
 
 def _apart(connection: Any, environment: dict[str, str], function: Any, arguments: Any, keywords: Any) -> None:

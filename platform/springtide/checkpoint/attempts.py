@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import logging
 import os
 import re
 import socket
@@ -20,6 +21,7 @@ from pathlib import Path
 from springtide.errors import RunExists
 from springtide.store import Folder
 
+_log = logging.getLogger(__name__)
 _FILE = re.compile(r"(\d{4,})\.json")
 
 
@@ -90,8 +92,11 @@ def check(run: Folder, mine: int) -> None:
 
 
 def end(run: Folder, number: int) -> None:
-    """Note that an attempt ended by itself."""
-    (run / "attempts").write(f"{number:04d}.ended", b"")
+    """Note that an attempt ended by itself; where that cannot be noted it will count as lost."""
+    try:
+        (run / "attempts").write(f"{number:04d}.ended", b"")
+    except OSError as error:
+        _log.warning("the end of attempt %d of %s could not be noted: %s", number, run.url, error)
 
 
 def losses(run: Folder) -> int:

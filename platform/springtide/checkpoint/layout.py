@@ -29,6 +29,9 @@ ABANDONED = "ABANDONED"
 QUARANTINED = "QUARANTINED"
 BLOCK_BYTES = 4 * 2**20
 """What a digest stands for: a reader of part of a tensor verifies the blocks it touches."""
+MARK_BYTES = 64
+"""Before the tensors in shared memory: which step they are of, as int64; NO_STEP while they are being copied."""
+NO_STEP = -1
 FORMAT = 2
 _NAME = re.compile(r"step-(\d{10})")
 
@@ -152,10 +155,12 @@ def attempt_of(file: str) -> int | None:
 
 
 def data_name(attempt: int, rank: int) -> str:
+    """The file of the tensors that a rank wrote."""
     return file_name(attempt, f"r{rank:04d}.safetensors")
 
 
 def index_name(attempt: int, rank: int) -> str:
+    """The file that says where in it they lie."""
     return file_name(attempt, f"r{rank:04d}.json")
 
 

@@ -71,14 +71,14 @@ def restore(run: Folder, model: nn.Module, optimizer: torch.optim.Optimizer, ide
     """
     rejected: list[tuple[str, str]] = []
     while True:
-        name = _agreed(committed(run)[-1:])
+        name = agreed(committed(run)[-1:])
         if not name:
             break
         manifest, problem = _attempt(run, name[0], model, optimizer, identity)
         if manifest is not None:
             return Restored(manifest.meta, name[0], tuple(rejected))
         rejected.append((name[0], problem))
-        if _rank() == 0:
+        if rank_here() == 0:
             _log.warning("checkpoint %s is put in quarantine: %s", name[0], problem)
             quarantine(run, name[0], problem)
     if rejected:
@@ -106,7 +106,7 @@ def _attempt(
         problem = str(error)
     except OSError as error:  # the store cannot be reached: that says nothing about the checkpoint
         fatal = OSError(str(error))
-    everyone = _gather((problem, fatal))
+    everyone = gathered((problem, fatal))
     for _, found in everyone:
         if found is not None:
             raise found
@@ -309,11 +309,12 @@ def _read(source: Source, blocks: list[_Block], verify: bool) -> None:
         block.copy.take(part, block.number * BLOCK_BYTES)
 
 
-def _rank() -> int:
-    return dist.get_rank() if dist.is_initialized() else 0
+def rank_here() -> int:
+    """This process's rank; 0 of a process alone."""
+    return dist.getrank_here() if dist.is_initialized() else 0
 
 
-def _agreed(value: Any) -> Any:
+def agreed(value: Any) -> Any:
     """What rank 0 found."""
     values = [value]
     if dist.is_initialized():
@@ -321,7 +322,7 @@ def _agreed(value: Any) -> Any:
     return values[0]
 
 
-def _gather(value: Any) -> list[Any]:
+def gathered(value: Any) -> list[Any]:
     """What every rank found."""
     if not dist.is_initialized():
         return [value]

@@ -17,7 +17,7 @@ from typing import Any, Self
 import torch
 from torch import Tensor
 
-from springtide.checkpoint.layout import Meta, Staged
+from springtide.checkpoint.layout import MARK_BYTES, Meta, Staged
 from springtide.checkpoint.retention import Rule
 from springtide.checkpoint.stage import Stage, lay_out
 from springtide.checkpoint.tensors import local, raw, writes
@@ -112,11 +112,13 @@ class Saver:
             self._send(CANCEL, self._step)
 
     def close(self) -> None:
-        """Let the writing process end what it is at and go; nothing is waited for."""
+        """Let the writing process end what it is at and go; that is not waited for."""
         if self._handing_over is not None:
             self._handing_over.join()
         if self._connection is not None:
             self._connection.close()
+            if self._process is not None and not self.busy:
+                self._process.wait()
         if self._stage is not None:
             self._stage.close()
         self._connection = self._stage = None
@@ -165,7 +167,7 @@ class Saver:
         assert self._process is not None
         assert self._connection is not None
         self._stages += 1
-        self._send(STAGE, self._stages, max(self._stage.size_bytes, 1))
+        self._send(STAGE, self._stages, MARK_BYTES + self._stage.size_bytes)
         send_handle(self._connection, self._stage.fd, self._process.pid)
 
     def _hand_over(self, job: Job) -> None:

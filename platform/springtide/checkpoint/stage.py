@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from springtide.checkpoint.layout import Staged
+from springtide.checkpoint.layout import MARK_BYTES, Staged
 from springtide.checkpoint.tensors import box, local, raw, type_name
 
 
@@ -33,18 +33,23 @@ def lay_out(tensors: Mapping[str, Tensor]) -> list[Staged]:
 
 
 class Stage:
-    """Shared memory of ``size_bytes``. OSError (ENOSPC) when ``folder`` has not so much."""
+    """Shared memory of ``size_bytes`` behind a mark. OSError (ENOSPC) when ``folder`` has not so much."""
 
     def __init__(self, folder: str, size_bytes: int) -> None:
         self.size_bytes = size_bytes
         with tempfile.TemporaryFile(dir=folder, buffering=0) as file:
             # now, rather than a SIGBUS in the middle of a copy
-            os.posix_fallocate(file.fileno(), 0, max(size_bytes, 1))
-            self._map = mmap.mmap(file.fileno(), max(size_bytes, 1))
+            os.posix_fallocate(file.fileno(), 0, MARK_BYTES + size_bytes)
+            self._map = mmap.mmap(file.fileno(), MARK_BYTES + size_bytes)
             self.fd = os.dup(file.fileno())
-        self._bytes = torch.frombuffer(self._map, dtype=torch.uint8)
+        self._whole = torch.frombuffer(self._map, dtype=torch.uint8)
+        self._bytes = self._whole[MARK_BYTES:]
         self._copied: threading.Thread | torch.cuda.Event | None = None
         self._pinned = False
+
+    def mark(self, step: int) -> None:
+        """Say which step the tensors are of; NO_STEP before they change. Others who map the memory see it."""
+        self._map[:8] = step.to_bytes(8, "little", signed=True)
 
     def copy(self, tensors: Mapping[str, Tensor], staged: list[Staged]) -> None:
         """Begin to copy. The tensors may not change before ``wait`` has returned; the stage is whole when ``settle`` has."""
@@ -76,15 +81,15 @@ class Stage:
         """Let go of the memory; a process that has it open keeps it."""
         self.settle()
         if self._pinned:
-            torch.cuda.cudart().cudaHostUnregister(self._bytes.data_ptr())
+            torch.cuda.cudart().cudaHostUnregister(self._whole.data_ptr())
         os.close(self.fd)
-        del self._bytes
+        del self._bytes, self._whole
         with contextlib.suppress(BufferError):  # a view of it is alive; the memory goes with the last of them
             self._map.close()
 
     def _copy_from_gpu(self, pairs: list[tuple[Tensor, Tensor]]) -> torch.cuda.Event:
         if not self._pinned:  # pinned memory is copied to at full speed, and without the host
-            torch.cuda.cudart().cudaHostRegister(self._bytes.data_ptr(), self._bytes.nbytes, 0)
+            torch.cuda.cudart().cudaHostRegister(self._whole.data_ptr(), self._whole.nbytes, 0)
             self._pinned = True
         beside, done = torch.cuda.Stream(), torch.cuda.Event()
         beside.wait_stream(torch.cuda.current_stream())

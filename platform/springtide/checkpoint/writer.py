@@ -19,7 +19,7 @@ from multiprocessing.connection import Connection
 from multiprocessing.reduction import recv_handle
 from typing import Any
 
-from springtide.checkpoint.layout import Staged
+from springtide.checkpoint.layout import MARK_BYTES, Staged
 from springtide.checkpoint.write import Job, Writer, Written
 from springtide.errors import SpringtideError
 from springtide.store import Folder
@@ -81,7 +81,7 @@ class _Line:
                 return None
 
     def view(self, stage: int) -> Callable[[Staged], memoryview]:
-        whole = memoryview(self._stages[stage])
+        whole = memoryview(self._stages[stage])[MARK_BYTES:]
         return lambda staged: whole[staged.begin : staged.begin + staged.size_bytes]
 
     def gone(self) -> bool:

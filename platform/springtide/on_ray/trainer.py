@@ -19,6 +19,7 @@ from springtide.errors import SpringtideError, TrainingFailed
 from springtide.on_ray.cluster import check_resources
 from springtide.on_ray.control import open_control
 from springtide.on_ray.policy import Trainer, fatal
+from springtide.on_ray.vault import vaults_end
 from springtide.on_ray.worker import work
 from springtide.parallel import backend
 from springtide.store import Folder
@@ -50,7 +51,7 @@ def train(
             failure.append(error)
 
     thread = threading.Thread(target=fit, name="springtide-fit", daemon=True)
-    with _signals() as asked:
+    with vaults_end(run), _signals() as asked:
         thread.start()
         while thread.is_alive():
             _pass_on(control, listen)
@@ -59,9 +60,9 @@ def train(
                 ray.get(control.ask.remote(Interrupt.STOP.value))
         thread.join()
         _pass_on(control, listen, wait_s=0.0)
-    ray.kill(control)
-    if failure:
-        raise _explain(failure[0]) from failure[0]
+        ray.kill(control)
+        if failure:
+            raise _explain(failure[0]) from failure[0]
 
 
 def _pass_on(control: Any, listen: Callable[[Event], None], wait_s: float = _POLL_S) -> None:

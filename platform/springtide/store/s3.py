@@ -11,6 +11,8 @@ from __future__ import annotations
 import contextlib
 import datetime
 import functools
+import random
+import time
 from collections.abc import Iterable, Iterator
 from typing import Any
 
@@ -31,6 +33,7 @@ _CREDENTIALS_LAST = datetime.timedelta(minutes=5)
 _PART_BYTES = 16 * 2**20
 _PARTS_IN_FLIGHT = 4
 _RETRIES = 12
+_CREATE_TRIES = 8
 _RETRY_FOR = datetime.timedelta(minutes=2)
 _REQUEST_TIMEOUT = datetime.timedelta(minutes=2)
 """A part of 16 MiB may take so long: a slow store is waited for, a dead connection is not waited for for ever."""
@@ -63,8 +66,17 @@ def create(fs: Any, path: str, data: bytes) -> None:
     A retry of a put whose answer was lost finds what the first one wrote; whoever calls compares the bytes.
     """
     bucket, key = path.split("/", 1)
-    with _as_os_errors(path):
-        obstore.put(_bucket(fs, bucket), key, data, mode="create", use_multipart=False)
+    for left in reversed(range(_CREATE_TRIES)):
+        try:
+            with _as_os_errors(path):
+                obstore.put(_bucket(fs, bucket), key, data, mode="create", use_multipart=False)
+            return
+        except (FileExistsError, PermissionError):
+            raise
+        except OSError:  # the client does not try this one again by itself when the connection drops
+            if not left:
+                raise
+            time.sleep(random.uniform(0.5, 1.0) * min(5.0, 0.1 * 2.0 ** (_CREATE_TRIES - left)))
 
 
 @contextlib.contextmanager

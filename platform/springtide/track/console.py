@@ -20,6 +20,7 @@ from springtide.track.events import (
     Saved,
     SaveFailed,
     SaveSkipped,
+    SnapshotsSet,
     Started,
     StepDone,
     Stopped,
@@ -124,6 +125,9 @@ def describe(event: Event) -> str:
             return f"step {event.step}: save left out: {event.reason}"
         case CadenceSet():
             return f"step {event.step}: saving every {event.every_s:.0f} s: {event.reason}"
+        case SnapshotsSet():
+            often = f"every {event.every_steps} steps" if event.every_steps else "NO MORE"
+            return f"step {event.step}: snapshots in memory {often}: {event.reason}"
         case Rejected():
             return f"step {event.step}: {event.name} is put in quarantine, going on from here: {event.reason}"
         case Stopped():

@@ -116,6 +116,17 @@ class CadenceSet(Event):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+class SnapshotsSet(Event):
+    """From now on a snapshot in memory is taken every so often."""
+
+    kind: ClassVar[str] = "snapshots"
+    step: int
+    every_steps: int
+    """0: no more of them."""
+    reason: str
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class Rejected(Event):
     """A checkpoint whose bytes are bad was put in quarantine."""
 
@@ -154,7 +165,10 @@ class Stopped(Event):
     reason: str = ""
 
 
-_KINDS = (Started, StepDone, Waited, Evaluated, Saved, SaveFailed, SaveSkipped, CadenceSet, Rejected, Sampled, Stopped)
+_KINDS = (
+    *(Started, StepDone, Waited, Evaluated, Sampled, Stopped),
+    *(Saved, SaveFailed, SaveSkipped, CadenceSet, SnapshotsSet, Rejected),
+)
 EVENTS: dict[str, type[Event]] = {event.kind: event for event in _KINDS}
 
 

@@ -6,6 +6,7 @@ interrupt()  -> what is asked of the loop, looked at once a step
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import random
 import resource
@@ -21,6 +22,7 @@ from torch import Tensor
 from springtide.checkpoint import attempts
 from springtide.checkpoint.layout import Meta
 from springtide.checkpoint.load import Restored, restore
+from springtide.checkpoint.memory import Keeper, Memory, restore_from_memory
 from springtide.checkpoint.tensors import named_tensors
 from springtide.config import Config, code_fingerprint, fingerprint
 from springtide.elastic import micro_batches
@@ -35,6 +37,7 @@ from springtide.train.evaluate import evaluate
 from springtide.train.optim import adamw, learning_rate, set_learning_rate
 from springtide.train.peak import peak_flops
 from springtide.train.saves import Saves
+from springtide.train.snapshots import Snapshots
 from springtide.train.step import Interrupt, StepResult, Tell, train_step
 
 Feed = Callable[[int], Iterator[Batch]]
@@ -51,6 +54,8 @@ class Run:
     """The run's folder; checkpoints lie below it."""
     labels: dict[str, str] = dataclasses.field(default_factory=dict)
     """Written into every checkpoint."""
+    keeper: Keeper | None = None
+    """Who holds snapshots in memory for this rank; None takes none."""
     owner: str = ""
     """Of the driver, which has claimed the run; empty where there is none, and this group of workers claims it for itself."""
 
@@ -85,8 +90,17 @@ class Run:
         if self.step == 0:
             yield from self._evaluate()
         losses = attempts.losses(self.folder) if self.world.is_first else 0
-        with Saves(config, self.world, self.folder, self.attempt, losses, self._state) as saves:
+        with contextlib.ExitStack() as stack:
+            saves = stack.enter_context(Saves(config, self.world, self.folder, self.attempt, losses, self._state))
             saves.last_step = self.step
+            memory = self._memory()
+            snapshots = Snapshots(config.checkpoint, memory, self._state, self.step, self.world.is_first)
+            stack.callback(snapshots.close)
+
+            def before_update() -> None:
+                saves.before_update()
+                snapshots.before_update()
+
             stopped = False
             batches = to_device(feed(self.step) if self.step < last else (), self.world.device)
             clock = time.perf_counter()
@@ -95,8 +109,15 @@ class Run:
                 data_wait_s = time.perf_counter() - clock
                 check(self.data.order, self.world.rank, self.world.size, self.step, batch)
                 asked = frozenset(filter(None, [interrupt(), Interrupt.SAVE if saves.asks() else None]))
-                tell = Tell(asked, saves.busy, saves.failed, data_wait_s)
-                result, rate = self._step(batch, tokens_NL, tell, saves.before_update)
+                tell = Tell(
+                    interrupts=asked,
+                    saving=saves.busy,
+                    save_failed=saves.failed,
+                    keeping=snapshots.keeping,
+                    snapshot=snapshots.due(self.step + 1),
+                    data_wait_s=data_wait_s,
+                )
+                result, rate = self._step(batch, tokens_NL, tell, before_update)
                 now = time.perf_counter()
                 yield self._done(result, rate, now - clock)
                 stopped = Interrupt.STOP in result.interrupts
@@ -106,6 +127,7 @@ class Run:
                     yield from saves.finish(self.step)
                 else:
                     yield from saves.after(self.step, result, now - clock)
+                    yield from snapshots.after(self.step, result, now - clock)
                 if saves.last_step == self.step:
                     yield Waited(step=self.step, data_waits_s=[round(wait, 3) for wait in self.data_waits_s])
                 clock = time.perf_counter()
@@ -208,8 +230,18 @@ class Run:
             raise found[0]
         return found[0]
 
+    def _memory(self) -> Memory | None:
+        if self.keeper is None or not self.config.checkpoint.memory_every or not self.config.checkpoint.stage:
+            return None
+        return Memory(self.keeper, self.attempt, self.world.rank, self.world.size, self.config.checkpoint.stage)
+
     def _restore(self) -> Iterator[Event]:
-        found = restore(self.folder, self.model, self.optimizer, self.data.order.identity_at)
+        identity = self.data.order.identity_at
+        found = (
+            restore_from_memory(self.folder, self.keeper, self.model, self.optimizer, identity) if self.keeper else None
+        )
+        if found is None:
+            found = restore(self.folder, self.model, self.optimizer, identity)
         if found is not None:
             self.step, self.tokens = found.meta.step, found.meta.tokens
             for name, reason in found.rejected:

@@ -41,6 +41,10 @@ class Tell(NamedTuple):
     """A save is under way here."""
     save_failed: bool = False
     """One has failed here since the last step."""
+    keeping: bool = False
+    """A snapshot in memory is under way here."""
+    snapshot: bool = False
+    """Rank 0: a snapshot is due after this step."""
     data_wait_s: float = 0.0
     """How long this rank waited for its batch [s]."""
 
@@ -61,6 +65,8 @@ class StepResult(NamedTuple):
     saving: bool
     """Whether any rank is; so for the next."""
     save_failed: bool
+    keeping: bool
+    snapshot: bool
     data_waits_s: tuple[float, ...]
     """How long each rank waited for its batch [s]."""
 
@@ -137,13 +143,14 @@ def _agree(sums: Tensor, digest: int, tell: Tell, world: World) -> StepResult:
     """``sums``: loss, tokens and squared gradient norm of this rank, float64 (3,)."""
     # a float64 sum is exact below 2**53, so the 64-bit digest travels as four limbs of 16 bits
     limbs = [(digest >> (_LIMB_BITS * limb)) & (2**_LIMB_BITS - 1) for limb in range(_LIMBS)]
-    flags = [kind in tell.interrupts for kind in Interrupt] + [tell.saving, tell.save_failed]
+    asked = [kind in tell.interrupts for kind in Interrupt]
+    flags = [*asked, tell.saving, tell.save_failed, tell.keeping, tell.snapshot]
     waits = [tell.data_wait_s if rank == world.rank else 0.0 for rank in range(world.size)]
     message = torch.cat([sums, torch.tensor([*limbs, *flags, *waits], dtype=torch.float64, device=world.device)])
     dist.all_reduce(message)
     loss, tokens, square_sum, *rest = message.tolist()
     limbs, waits = rest[:_LIMBS], rest[-world.size :]
-    *asked, saving, save_failed = map(bool, rest[_LIMBS : -world.size])
+    *asked, saving, save_failed, keeping, snapshot = map(bool, rest[_LIMBS : -world.size])
     return StepResult(
         loss=loss / tokens,
         grad_norm=square_sum**0.5,
@@ -152,5 +159,7 @@ def _agree(sums: Tensor, digest: int, tell: Tell, world: World) -> StepResult:
         interrupts=frozenset(kind for kind, is_asked in zip(Interrupt, asked, strict=True) if is_asked),
         saving=saving,
         save_failed=save_failed,
+        keeping=keeping,
+        snapshot=snapshot,
         data_waits_s=tuple(waits),
     )

@@ -1,0 +1,177 @@
+"""Snapshots in the memory of the nodes: what a step costs when a process or a node is lost.
+
+Each rank copies its boxes into one of two stages in turn. A keeper (on Ray: an actor a node) holds the memory when the rank is
+gone, and copies it to a peer on another node. One of the two stages is always whole on every rank: the next snapshot begins
+only when the one before is safe everywhere. The mark in a stage tells whole from torn.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import threading
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from springtide.checkpoint.layout import NO_STEP, Identity, Meta, Piece, Staged, committed, name_of, of_another_order
+from springtide.checkpoint.load import Restored, Source, agreed, gathered, rank_here, read_into
+from springtide.checkpoint.stage import Stage, lay_out
+from springtide.checkpoint.tensors import materialize, named_tensors, writes
+from springtide.store import Folder
+
+
+@dataclasses.dataclass(frozen=True)
+class Snapshot:
+    """One rank's part of a snapshot, as its keeper is told of it."""
+
+    attempt: int
+    rank: int
+    meta: Meta
+    pieces: tuple[Staged, ...]
+    size_bytes: int
+
+    @property
+    def key(self) -> tuple[int, int, int]:
+        """Attempt, step, rank."""
+        return self.attempt, self.meta.step, self.rank
+
+
+class Keeper(Protocol):
+    """Who holds snapshots for this rank."""
+
+    def keep(self, snapshot: Snapshot, stage: Stage) -> Any:
+        """Hold the stage's memory, and have it copied to a peer; what is returned is for ``settled``."""
+
+    def settled(self, handle: Any) -> bool:
+        """Whether it is held and copied. OSError when it cannot be: nothing is kept from then on."""
+
+    def forget(self, before: int) -> None:
+        """Let go of what older attempts than ``before`` left."""
+
+    def found(self) -> Sequence[Snapshot]:
+        """What any keeper of the run holds whole; asked on rank 0."""
+
+    def source(self, snapshots: Sequence[Snapshot]) -> Source:
+        """The bytes of these; files are named by ``file_of``."""
+
+
+class Memory:
+    """Snapshots of one rank."""
+
+    def __init__(self, keeper: Keeper, attempt: int, rank: int, world_size: int, stage_in: str) -> None:
+        self._keeper, self._attempt, self._rank, self._world_size = keeper, attempt, rank, world_size
+        self._stage_in = stage_in
+        self._stages: list[Stage] = []
+        self._next = 0
+        self._snapshot: Snapshot | None = None
+        self._handle: Any = None
+        self._handing_over: threading.Thread | None = None
+        self._taken = 0
+
+    def begin(self, tensors: Mapping[str, Tensor], meta: Meta) -> None:
+        """Begin to copy; the tensors may not change before ``staged`` has returned. The snapshot before must be safe on every
+        rank. OSError when there is no memory for it."""
+        mine = {name: tensor for name, tensor in tensors.items() if writes(name, tensor, self._rank, self._world_size)}
+        pieces = tuple(lay_out(mine))
+        size = sum(piece.size_bytes for piece in pieces)
+        if not self._stages or self._stages[0].size_bytes < size:
+            self.close()
+            for _ in range(2):
+                self._stages.append(Stage(self._stage_in, size))
+        stage = self._stages[self._next]
+        stage.mark(NO_STEP)
+        stage.copy(mine, list(pieces))
+        self._snapshot = Snapshot(self._attempt, self._rank, meta, pieces, size)
+
+        self._handing_over = threading.Thread(target=self._hand_over, name="springtide-memory")
+        self._handing_over.start()
+
+    def staged(self) -> None:
+        """Wait until the tensors may change."""
+        if self._handing_over is not None:
+            self._stages[self._next].wait()
+
+    def busy(self) -> bool:
+        """Whether the last snapshot is not safe yet. OSError when it cannot be kept."""
+        if self._handing_over is not None:
+            if self._handing_over.is_alive():
+                return True
+            self._handing_over.join()
+            self._handing_over, self._next = None, 1 - self._next
+        if self._handle is not None and self._keeper.settled(self._handle):
+            self._handle = None
+            self._taken += 1
+            if self._taken == 2:  # both stages are of this attempt
+                self._keeper.forget(self._attempt)
+        return self._handle is not None
+
+    def _hand_over(self) -> None:
+        stage, snapshot = self._stages[self._next], self._snapshot
+        assert snapshot is not None
+        stage.settle()
+        stage.mark(snapshot.meta.step)
+        self._handle = self._keeper.keep(snapshot, stage)
+
+    def close(self) -> None:
+        """Let go of the memory; the keeper has it still."""
+        if self._handing_over is not None:
+            self._handing_over.join()
+        for stage in self._stages:
+            stage.close()
+        self._stages = []
+
+
+def restore_from_memory(
+    run: Folder, keeper: Keeper, model: nn.Module, optimizer: torch.optim.Optimizer, identity: Identity
+) -> Restored | None:
+    """Load the newest snapshot of which every part survives; all ranks call it together. None where there is none, where the store
+    has a newer checkpoint, or where it cannot be read after all. CheckpointError when it is of another model."""
+    parts: list[Snapshot] = []
+    if rank_here() == 0:
+        parts = newest_whole(keeper.found())
+        newest = committed(run)[-1:]
+        if parts and (
+            name_of(parts[0].meta.step) < max(newest, default="") or of_another_order(run, parts[0].meta, identity)
+        ):
+            parts = []
+    parts = agreed(parts)
+    if not parts:
+        return None
+    problem = ""
+    try:
+        materialize(optimizer)
+        with torch.no_grad():
+            read_into(keeper.source(parts), pieces_of(parts), named_tensors(model, optimizer), verify=False)
+    except OSError as error:
+        problem = str(error)
+    if any(gathered(problem)):
+        return None
+    return Restored(parts[0].meta, f"memory of step {parts[0].meta.step}")
+
+
+def newest_whole(found: Sequence[Snapshot]) -> list[Snapshot]:
+    """The parts of the newest snapshot that has one of every rank, by rank; none where there is no such snapshot."""
+    by_step: dict[tuple[int, int], dict[int, Snapshot]] = {}
+    for snapshot in found:
+        by_step.setdefault((snapshot.meta.step, snapshot.attempt), {})[snapshot.rank] = snapshot
+    for _, parts in sorted(by_step.items(), reverse=True):
+        if sorted(parts) == list(range(parts[min(parts)].meta.world_size)):
+            return [parts[rank] for rank in sorted(parts)]
+    return []
+
+
+def file_of(key: tuple[int, int, int]) -> str:
+    """What a snapshot is called among pieces."""
+    attempt, step, rank = key
+    return f"{attempt}-{step}-{rank}"
+
+
+def pieces_of(snapshots: Sequence[Snapshot]) -> list[Piece]:
+    """Where every box lies; memory has no digests."""
+    return [
+        Piece(*staged[:5], file_of(snapshot.key), staged.begin, staged.size_bytes, ())
+        for snapshot in snapshots
+        for staged in snapshot.pieces
+    ]

@@ -1,0 +1,281 @@
+"""The keeper of snapshots on a node: one small actor that holds shared memory when the rank that filled it is gone.
+
+    rank --keep(pid, fd)--> vault of its node: opens the memory itself --replicate--> vault of another node
+    after a loss: every rank asks every vault what it has; the newest step of which each part is somewhere is read back
+
+A vault belongs to one run (its name has the digest of the run's URL), outlives groups of workers, and ends itself when the
+run's driver has been gone for a minute; its memory has no name anywhere and goes with it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import mmap
+import os
+import tempfile
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import ray
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+from springtide.checkpoint.layout import MARK_BYTES, NO_STEP
+from springtide.checkpoint.memory import Snapshot, file_of
+from springtide.checkpoint.stage import Stage
+from springtide.config import Config
+from springtide.on_ray.cluster import NAMESPACE
+from springtide.store import Folder, digest
+
+_CHUNK_BYTES = 32 * 2**20
+_ALONE_S = 60.0
+_LOOK_S = 5.0
+_ANSWER_S = 10.0
+
+_log = logging.getLogger(__name__)
+Key = tuple[int, int, int]
+"""Attempt, step, rank."""
+Place = tuple[int, int, bool, int]
+"""Attempt, rank, whether it is a replica, and which of the rank's two stages."""
+
+
+class _Held:
+    """Memory of a snapshot, mapped."""
+
+    def __init__(self, fd: int, snapshot: Snapshot, writable: bool) -> None:
+        self.fd, self.snapshot = fd, snapshot
+        self.map = mmap.mmap(
+            fd, MARK_BYTES + snapshot.size_bytes, access=mmap.ACCESS_WRITE if writable else mmap.ACCESS_READ
+        )
+
+    def mark(self, step: int) -> None:
+        """As ``Stage.mark``."""
+        self.map[:8] = step.to_bytes(8, "little", signed=True)
+
+    @property
+    def size_bytes(self) -> int:
+        return len(self.map)
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether the memory is of the step that was told: its rank may have died while it copied the next."""
+        return int.from_bytes(self.map[:8], "little", signed=True) == self.snapshot.meta.step
+
+    def close(self) -> None:
+        with contextlib.suppress(BufferError):  # somebody reads it; the memory goes with the last view
+            self.map.close()
+        os.close(self.fd)
+
+
+class Vault:
+    """One a node and run."""
+
+    def __init__(self, run_id: str, folder: str, limit_bytes: int) -> None:
+        self._held: dict[Place, _Held] = {}
+        self._folder, self._limit = folder, limit_bytes
+        self._lock = threading.Lock()
+        threading.Thread(target=self._end_with, args=(f"run-{run_id}",), daemon=True).start()
+
+    def where(self) -> tuple[str, int]:
+        """Node and process, for those on the node that can read the memory themselves."""
+        return ray.get_runtime_context().get_node_id(), os.getpid()
+
+    def keep(self, snapshot: Snapshot, slot: int, pid: int, fd: int, peer: Any) -> None:
+        """Hold the memory that process ``pid`` has open as ``fd``, and copy it to ``peer``. OSError past the limit."""
+        place, path = (snapshot.attempt, snapshot.rank, False, slot), f"/proc/{pid}/fd/{fd}"
+        held = self._held.get(place)
+        if held is None or os.stat(path).st_ino != os.fstat(held.fd).st_ino:
+            self._make_room(place, snapshot)
+            held = self._put(place, _Held(os.open(path, os.O_RDONLY), snapshot, writable=False))
+        held.snapshot = snapshot
+        if peer is not None:
+            with memoryview(held.map) as whole:
+                for begin in range(MARK_BYTES, len(whole), _CHUNK_BYTES):
+                    part = np.frombuffer(whole[begin : begin + _CHUNK_BYTES], dtype=np.uint8)
+                    ray.get(peer.replicate.remote(snapshot, slot, begin, part, begin + part.nbytes == len(whole)))
+
+    def replicate(self, snapshot: Snapshot, slot: int, begin: int, part: np.ndarray, is_last: bool) -> None:
+        """A part of a peer's snapshot, from byte ``begin`` of its memory."""
+        place = snapshot.attempt, snapshot.rank, True, slot
+        held = self._held.get(place)
+        if held is None or held.size_bytes != MARK_BYTES + snapshot.size_bytes:
+            self._make_room(place, snapshot)
+            with tempfile.TemporaryFile(dir=self._folder, buffering=0) as file:
+                os.posix_fallocate(file.fileno(), 0, MARK_BYTES + snapshot.size_bytes)
+                held = self._put(place, _Held(os.dup(file.fileno()), snapshot, writable=True))
+        if begin == MARK_BYTES:
+            held.mark(NO_STEP)
+            held.snapshot = snapshot
+        held.map[begin : begin + part.nbytes] = part.data
+        if is_last:
+            held.mark(snapshot.meta.step)
+
+    def forget(self, before: int) -> None:
+        """Let go of what attempts older than ``before`` left."""
+        with self._lock:
+            for place in [place for place, held in self._held.items() if held.snapshot.attempt < before]:
+                self._held.pop(place).close()
+
+    def found(self) -> list[tuple[Snapshot, int]]:
+        """What is here and whole, and the file descriptor of each."""
+        with self._lock:
+            return [(held.snapshot, held.fd) for held in self._held.values() if held.is_whole]
+
+    def read(self, key: Key, begin: int, end: int) -> np.ndarray:
+        """Bytes of a snapshot, for a process on another node."""
+        with self._lock:
+            [held, *_] = [held for held in self._held.values() if held.snapshot.key == key and held.is_whole]
+        return np.frombuffer(held.map[MARK_BYTES + begin : MARK_BYTES + end], dtype=np.uint8)
+
+    def _put(self, place: Place, held: _Held) -> _Held:
+        with self._lock:
+            before, self._held[place] = self._held.get(place), held
+        if before is not None:
+            before.close()
+        return held
+
+    def _make_room(self, place: Place, snapshot: Snapshot) -> None:
+        with self._lock:
+            others = sum(held.size_bytes for other, held in self._held.items() if other != place)
+        wanted = others + MARK_BYTES + snapshot.size_bytes
+        if wanted > self._limit:
+            raise OSError(
+                f"snapshots would take {wanted >> 20} MiB of a node, checkpoint.memory_bytes allows {self._limit >> 20} MiB"
+            )
+
+    def _end_with(self, driver: str) -> None:
+        """End this process when the run's driver has been gone for a while."""
+        seen = time.monotonic()
+        while time.monotonic() - seen < _ALONE_S:
+            time.sleep(_LOOK_S)  # between looks
+            with contextlib.suppress(Exception):  # not there, or the cluster itself is going
+                ray.get_actor(driver, namespace=NAMESPACE)
+                seen = time.monotonic()
+        os._exit(0)
+
+
+class Vaults:
+    """A rank's way to the vaults of its run; the ``Keeper`` of its snapshots."""
+
+    def __init__(self, config: Config, run: Folder) -> None:
+        checkpoint = config.checkpoint
+        self._prefix = prefix(run)
+        self._arguments = (config.run.id, checkpoint.stage, int(checkpoint.memory_bytes))
+        self.node = ray.get_runtime_context().get_node_id()
+        self._mine = self._vault(self.node)
+        self._peer: Any = None
+        self._read_from: dict[str, tuple[Key, Any, int]] = {}
+        self._slots: dict[int, int] = {}
+
+    def pair(self, nodes: Sequence[str]) -> None:
+        """Choose a peer, of the nodes of all ranks: the next one in a ring of them."""
+        ring = sorted(set(nodes))
+        if len(ring) > 1:
+            self._peer = self._vault(ring[(ring.index(self.node) + 1) % len(ring)])
+
+    def keep(self, snapshot: Snapshot, stage: Stage) -> Any:
+        slot = self._slots.setdefault(stage.fd, len(self._slots) % 2)
+        return self._mine.keep.remote(snapshot, slot, os.getpid(), stage.fd, self._peer)
+
+    def settled(self, handle: Any) -> bool:
+        done, _ = ray.wait([handle], timeout=0)
+        if not done:
+            return False
+        try:
+            ray.get(handle)
+        except ray.exceptions.RayTaskError as error:
+            cause = error.as_instanceof_cause()
+            raise OSError(str(getattr(cause, "cause", cause))) from None
+        except ray.exceptions.RayError as error:  # a vault is gone, with its node or alone
+            raise OSError(str(error).splitlines()[0]) from None
+        return True
+
+    def forget(self, before: int) -> None:
+        for vault in self._all().values():
+            vault.forget.remote(before)
+
+    def found(self) -> list[Snapshot]:
+        found = []
+        for vault in self._all().values():
+            with contextlib.suppress(ray.exceptions.RayError):  # its node went with it
+                held, (node, pid) = ray.get([vault.found.remote(), vault.where.remote()], timeout=_ANSWER_S)
+                for snapshot, fd in held:
+                    here = pid if node == self.node else 0
+                    name = file_of(snapshot.key)
+                    if here or name not in self._read_from:
+                        self._read_from[name] = (snapshot.key, (here, fd) if here else vault, snapshot.size_bytes)
+                    found.append(snapshot)
+        return found
+
+    def source(self, snapshots: Sequence[Snapshot]) -> _Source:
+        if not self._read_from:
+            self.found()
+        return _Source({file_of(snapshot.key): self._read_from[file_of(snapshot.key)] for snapshot in snapshots})
+
+    def _all(self) -> dict[str, Any]:
+        names = [
+            one["name"] for one in ray.util.list_named_actors(all_namespaces=True) if one["namespace"] == NAMESPACE
+        ]
+        found = {}
+        for name in names:
+            if name.startswith(self._prefix):
+                with contextlib.suppress(ValueError):
+                    found[name] = ray.get_actor(name, namespace=NAMESPACE)
+        return found
+
+    def _vault(self, node: str) -> Any:
+        options = {
+            "name": f"{self._prefix}{node}",
+            "namespace": NAMESPACE,
+            "get_if_exists": True,
+            "lifetime": "detached",
+            "num_cpus": 0,
+            "max_concurrency": 16,
+            "scheduling_strategy": NodeAffinitySchedulingStrategy(node, soft=False),
+        }
+        return ray.remote(Vault).options(**options).remote(*self._arguments)
+
+
+class _Source:
+    """The bytes of snapshots: memory of this node is mapped, that of others is asked for."""
+
+    def __init__(self, places: dict[str, tuple[Key, Any, int]]) -> None:
+        self._places = places
+        self._maps: dict[str, mmap.mmap] = {}
+        self._lock = threading.Lock()
+
+    def read_range(self, name: str, begin: int, end: int) -> Any:
+        key, place, size = self._places[name]
+        if isinstance(place, tuple):
+            with self._lock:
+                if name not in self._maps:
+                    pid, fd = place
+                    opened = os.open(f"/proc/{pid}/fd/{fd}", os.O_RDONLY)
+                    self._maps[name] = mmap.mmap(opened, MARK_BYTES + size, access=mmap.ACCESS_READ)
+                    os.close(opened)
+            return memoryview(self._maps[name])[MARK_BYTES + begin : MARK_BYTES + end]
+        try:
+            return memoryview(ray.get(place.read.remote(key, begin, end)))
+        except ray.exceptions.RayError as error:
+            raise OSError(f"the snapshot {name} is gone: {error}") from None
+
+    def size(self, name: str) -> int:
+        return self._places[name][2]
+
+
+def prefix(run: Folder) -> str:
+    """What the names of a run's vaults begin with."""
+    return f"vault-{digest.of_bytes(run.url.encode())[:12]}-"
+
+
+@contextlib.contextmanager
+def vaults_end(run: Folder) -> Iterator[None]:
+    """The run's vaults end when the block does, unless by an error: whoever resumes within a minute finds them."""
+    yield
+    for one in ray.util.list_named_actors(all_namespaces=True):
+        if one["namespace"] == NAMESPACE and one["name"].startswith(prefix(run)):
+            with contextlib.suppress(ValueError):
+                ray.kill(ray.get_actor(one["name"], namespace=NAMESPACE))

@@ -1,0 +1,92 @@
+"""When the loop takes snapshots in memory: as often as they cost training no more than their share."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections import deque
+from collections.abc import Iterator
+
+from springtide.checkpoint.memory import Memory
+from springtide.config.schema import CheckpointConfig
+from springtide.elastic import snapshot_every
+from springtide.track.events import Event, SnapshotsSet
+from springtide.train.saves import State
+from springtide.train.step import StepResult
+
+_SHARE = 0.03
+_REMEMBERED = 9
+
+
+class Snapshots:
+    """The snapshots of one rank; rank 0 decides when, and the others hear it in the step's all-reduce."""
+
+    def __init__(
+        self, config: CheckpointConfig, memory: Memory | None, state: State, step: int, is_first: bool
+    ) -> None:
+        """``memory`` None takes none."""
+        self._config, self._memory, self._state, self._is_first = config, memory, state, is_first
+        self._last = step
+        self._every = config.memory_every if config.memory_every != "auto" else 1
+        self._costs_s: deque[float] = deque(maxlen=_REMEMBERED)
+        self._steps_s: deque[float] = deque(maxlen=_REMEMBERED)
+        self._stall_s: float | None = None
+        self._problem = ""
+        self._told = True
+
+    @property
+    def keeping(self) -> bool:
+        """Whether the last snapshot is not safe yet, or none can be kept here: then nobody begins another."""
+        if self._memory is None:
+            return True
+        try:
+            return self._memory.busy()
+        except OSError as error:
+            self._turn_off(str(error))
+            return True
+
+    def due(self, step: int) -> bool:
+        """Rank 0: whether to take one after ``step``."""
+        return bool(self._is_first and self._memory and self._every and step - self._last >= self._every)
+
+    def before_update(self) -> None:
+        """Wait until the weights may change."""
+        if self._memory is None or self._stall_s is None:
+            return
+        begin = time.perf_counter()
+        self._memory.staged()
+        self._costs_s.append(self._stall_s + time.perf_counter() - begin)
+        self._stall_s = None
+
+    def after(self, step: int, result: StepResult, step_time_s: float) -> Iterator[Event]:
+        """Take one, if all heard that one is due and nobody is still at the one before."""
+        self._steps_s.append(step_time_s)
+        if self._problem and not self._told:
+            self._told = True
+            yield SnapshotsSet(step=step, every_steps=0, reason=self._problem)
+        if self._memory is None or not result.snapshot or result.keeping:
+            return
+        begin = time.perf_counter()
+        self._last = step
+        try:
+            self._memory.begin(*self._state())
+        except OSError as error:
+            self._turn_off(str(error))
+            return
+        self._stall_s = time.perf_counter() - begin
+        if self._is_first and self._config.memory_every == "auto" and len(self._costs_s) == _REMEMBERED:
+            cost_s, step_s = statistics.median(self._costs_s), statistics.median(self._steps_s)
+            every = snapshot_every(cost_s, step_s, _SHARE)
+            if every != self._every:
+                reason = f"one costs {cost_s * 1e3:.1f} ms of a step of {step_s * 1e3:.0f} ms"
+                yield SnapshotsSet(step=step, every_steps=every, reason=reason)
+            self._every = every
+
+    def close(self) -> None:
+        """Let go of the memory; its keepers have it still."""
+        if self._memory is not None:
+            self._memory.close()
+
+    def _turn_off(self, problem: str) -> None:
+        self.close()
+        self._memory, self._problem, self._told = None, problem, False

@@ -1,0 +1,103 @@
+"""Whatever is removed, the newest good checkpoint and all it refers to stay; nothing that is read goes."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from springtide.checkpoint.layout import ABANDONED, COMMITTED, QUARANTINED, name_of
+from springtide.checkpoint.retention import Found, Rule, being_read, garbage, kept, note_reader
+from springtide.store import Folder
+
+rules = st.builds(
+    Rule, last=st.integers(0, 4), every=st.sampled_from([0, 2, 5]), best=st.integers(0, 3), metric=st.just("loss")
+)
+
+
+@st.composite
+def histories(draw: st.DrawFn) -> dict[str, Found]:
+    """Checkpoints of a run with killed saves, bad ones, several attempts and references to older files."""
+    found: dict[str, Found] = {}
+    older: list[str] = []
+    attempt = 1
+    for step in range(1, draw(st.integers(0, 14)) + 1):
+        attempt += draw(st.integers(0, 1))
+        name = name_of(step)
+        own = {f"a{attempt:04d}-r0000.safetensors", f"a{attempt:04d}-r0000.json", f"a{attempt:04d}-manifest.json"}
+        left = {f"a{attempt - 1:04d}-r0000.safetensors"} if draw(st.booleans()) else set()
+        is_committed, mark = draw(st.booleans()), draw(st.sampled_from([None, None, None, ABANDONED, QUARANTINED]))
+        refers = set(draw(st.lists(st.sampled_from(older), max_size=3))) if older else set()
+        marks = ({COMMITTED} if is_committed else set()) | ({mark} if mark else set())
+        needs = {f"{name}/{file}" for file in own} | refers if is_committed else set()
+        found[name] = Found(
+            files=frozenset(own | left | marks),
+            counts=is_committed and mark is None,
+            metrics={"loss": draw(st.floats(0, 10))} if draw(st.booleans()) else {},
+            needs=frozenset(needs),
+        )
+        if is_committed:
+            older.append(f"{name}/a{attempt:04d}-r0000.safetensors")
+    return found
+
+
+@given(histories(), rules, st.data())
+def test_nothing_that_anyone_may_need_is_removed(found: dict[str, Found], rule: Rule, data: st.DataObject) -> None:
+    reading = set(data.draw(st.lists(st.sampled_from(sorted(found)), max_size=2))) if found else set()
+    attempt = data.draw(st.integers(1, 15))
+    keep = kept(found, rule)
+    counting = sorted(name for name, one in found.items() if one.counts)
+    assert keep <= set(counting)
+    assert set(counting[-max(rule.last, 1) :]) <= keep
+    if rule.every:
+        assert {name for name in counting if int(name[5:]) % rule.every == 0} <= keep
+    losses = sorted((found[name].metrics["loss"], name) for name in counting if "loss" in found[name].metrics)
+    assert {name for _, name in losses[: rule.best]} <= keep
+    removed = garbage(found, rule, reading, attempt)
+    assert len(set(removed)) == len(removed)
+    for name in keep | reading:
+        assert not found[name].needs & set(removed)
+        assert f"{name}/{COMMITTED}" not in removed
+    for whole in removed:
+        name, file = whole.split("/")
+        assert file in found[name].files
+        assert name <= max(counting), "what is newer than the newest is somebody's work"
+        if file.startswith("a"):
+            assert int(file[1:5]) <= attempt, "a newer attempt's work"
+    if removed:  # a marker goes before all that it vouches for
+        markers = [whole.endswith(COMMITTED) for whole in removed]
+        assert markers == sorted(markers, reverse=True)
+
+
+@given(histories(), rules)
+def test_what_the_rule_does_not_keep_goes_at_last(found: dict[str, Found], rule: Rule) -> None:
+    keep = kept(found, rule)
+    removed = set(garbage(found, rule, set(), 99))
+    if not keep:
+        assert not removed
+        return
+    left = {name: {file for file in one.files if f"{name}/{file}" not in removed} for name, one in found.items()}
+    oldest_of_last = sorted(name for name, one in found.items() if one.counts)[-max(rule.last, 1) :][0]
+    for name, files in left.items():
+        if name not in keep and name < oldest_of_last:
+            needed = frozenset().union(
+                *(one.needs for other, one in found.items() if other >= oldest_of_last or other in keep)
+            )
+            assert {f"{name}/{file}" for file in files} <= needed
+
+
+def test_a_readers_note_keeps_a_checkpoint_and_runs_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = Folder(tmp_path)
+    with note_reader(run, name_of(5)), note_reader(run, name_of(5)), note_reader(run, name_of(10)):
+        assert being_read(run) == {name_of(5), name_of(10)}
+    assert being_read(run) == set()
+    dead = note_reader(run, name_of(5))
+    dead.__enter__()  # and never left: a reader that was killed
+    assert being_read(run) == {name_of(5)}
+    now = time.time()
+    monkeypatch.setattr(time, "time", lambda: now + 7200)
+    assert being_read(run) == set()
+    assert (run / "checkpoints" / "readers").names() == []
