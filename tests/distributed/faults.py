@@ -23,7 +23,7 @@ _PLACES = {
         "poll",
         "_hear",
         "close",
-        "lay_out",
+        "of",
     ),
     *(
         "write",

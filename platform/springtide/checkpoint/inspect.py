@@ -33,7 +33,8 @@ class Inspected:
     name: str
     step: int
     state: str
-    """``committed``, ``uncommitted`` (being written, or left by a killed save), ``abandoned``, ``quarantined`` or ``bad``."""
+    """``committed``, ``uncommitted`` (being written, or left by a killed save), ``referred`` (only there because newer ones refer
+    to its files), ``abandoned``, ``quarantined`` or ``bad``."""
     reason: str = ""
     """Why it does not count."""
     manifest: Manifest | None = None
@@ -59,8 +60,12 @@ class Inspected:
 
 def inspect(run: Folder, verify: bool = False, only: str = "") -> list[Inspected]:
     """Every checkpoint of a run, oldest first, or ``only`` one; with ``verify`` all bytes of those that count are read."""
-    found = listed(run)
-    return [inspect_one(run, name, files, verify) for name, files in found.items() if only in ("", name)]
+    found = [inspect_one(run, name, files, verify) for name, files in listed(run).items() if only in ("", name)]
+    referred = {file.split("/")[0] for one in found if one.manifest is not None for file in one.manifest.refers}
+    return [
+        dataclasses.replace(one, state="referred") if one.state == "uncommitted" and one.name in referred else one
+        for one in found
+    ]
 
 
 def inspect_one(run: Folder, name: str, files: set[str], verify: bool) -> Inspected:

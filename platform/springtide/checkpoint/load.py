@@ -311,11 +311,11 @@ def _read(source: Source, blocks: list[_Block], verify: bool) -> None:
 
 def rank_here() -> int:
     """This process's rank; 0 of a process alone."""
-    return dist.getrank_here() if dist.is_initialized() else 0
+    return dist.get_rank() if dist.is_initialized() else 0
 
 
 def agreed(value: Any) -> Any:
-    """What rank 0 found."""
+    """What rank 0 says."""
     values = [value]
     if dist.is_initialized():
         dist.broadcast_object_list(values)
@@ -323,7 +323,7 @@ def agreed(value: Any) -> Any:
 
 
 def gathered(value: Any) -> list[Any]:
-    """What every rank found."""
+    """What every rank says, by rank."""
     if not dist.is_initialized():
         return [value]
     values: list[Any] = [None] * dist.get_world_size()

@@ -17,8 +17,8 @@ from torch import Tensor, nn
 
 from springtide.checkpoint.layout import NO_STEP, Identity, Meta, Piece, Staged, committed, name_of, of_another_order
 from springtide.checkpoint.load import Restored, Source, agreed, gathered, rank_here, read_into
-from springtide.checkpoint.stage import Stage, lay_out
-from springtide.checkpoint.tensors import materialize, named_tensors, writes
+from springtide.checkpoint.stage import Layout, Stage
+from springtide.checkpoint.tensors import materialize, named_tensors
 from springtide.store import Folder
 
 
@@ -61,7 +61,8 @@ class Memory:
     """Snapshots of one rank."""
 
     def __init__(self, keeper: Keeper, attempt: int, rank: int, world_size: int, stage_in: str) -> None:
-        self._keeper, self._attempt, self._rank, self._world_size = keeper, attempt, rank, world_size
+        self._keeper, self._attempt, self._rank = keeper, attempt, rank
+        self._layout = Layout(rank, world_size)
         self._stage_in = stage_in
         self._stages: list[Stage] = []
         self._next = 0
@@ -73,17 +74,15 @@ class Memory:
     def begin(self, tensors: Mapping[str, Tensor], meta: Meta) -> None:
         """Begin to copy; the tensors may not change before ``staged`` has returned. The snapshot before must be safe on every
         rank. OSError when there is no memory for it."""
-        mine = {name: tensor for name, tensor in tensors.items() if writes(name, tensor, self._rank, self._world_size)}
-        pieces = tuple(lay_out(mine))
-        size = sum(piece.size_bytes for piece in pieces)
+        mine, size = self._layout.of(tensors), self._layout.size_bytes
         if not self._stages or self._stages[0].size_bytes < size:
             self.close()
             for _ in range(2):
                 self._stages.append(Stage(self._stage_in, size))
         stage = self._stages[self._next]
         stage.mark(NO_STEP)
-        stage.copy(mine, list(pieces))
-        self._snapshot = Snapshot(self._attempt, self._rank, meta, pieces, size)
+        stage.copy(mine, self._layout.pieces)
+        self._snapshot = Snapshot(self._attempt, self._rank, meta, tuple(self._layout.pieces), size)
 
         self._handing_over = threading.Thread(target=self._hand_over, name="springtide-memory")
         self._handing_over.start()
@@ -126,8 +125,8 @@ class Memory:
 def restore_from_memory(
     run: Folder, keeper: Keeper, model: nn.Module, optimizer: torch.optim.Optimizer, identity: Identity
 ) -> Restored | None:
-    """Load the newest snapshot of which every part survives; all ranks call it together. None where there is none, where the store
-    has a newer checkpoint, or where it cannot be read after all. CheckpointError when it is of another model."""
+    """Load the newest snapshot of which every part survives; all ranks call it together. None where there is none, where the
+    store has a newer checkpoint, or where it cannot be read after all. CheckpointError when it is of another model."""
     parts: list[Snapshot] = []
     if rank_here() == 0:
         parts = newest_whole(keeper.found())

@@ -19,8 +19,8 @@ from torch import Tensor
 
 from springtide.checkpoint.layout import MARK_BYTES, Meta, Staged
 from springtide.checkpoint.retention import Rule
-from springtide.checkpoint.stage import Stage, lay_out
-from springtide.checkpoint.tensors import local, raw, writes
+from springtide.checkpoint.stage import Layout, Stage
+from springtide.checkpoint.tensors import local, raw
 from springtide.checkpoint.write import Job, Writer, Written
 from springtide.checkpoint.writer import CANCEL, SAVE, STAGE, try_to_write
 from springtide.store import Folder
@@ -51,7 +51,8 @@ class Saver:
     ) -> None:
         """``attempt``: this group's claim on the run. ``stage_in``: a folder of a memory file system; empty saves without
         one, while training waits. ``tries``: of each save, for what may pass by itself."""
-        self._run, self._attempt, self._rank, self._world_size = run, attempt, rank, world_size
+        self._run, self._attempt, self._rank = run, attempt, rank
+        self._layout = Layout(rank, world_size)
         self._stage_in, self._tries, self._rule = stage_in, tries, rule
         self._stage: Stage | None = None
         self._stages = 0
@@ -75,11 +76,10 @@ class Saver:
     def begin(self, tensors: Mapping[str, Tensor], meta: Meta, config: dict[str, Any]) -> None:
         """Begin to save; the tensors may not change before ``staged`` has returned. ``busy`` must be false."""
         assert not self.busy
-        mine = {name: tensor for name, tensor in tensors.items() if writes(name, tensor, self._rank, self._world_size)}
-        pieces = lay_out(mine)
+        mine, pieces = self._layout.of(tensors), self._layout.pieces
         job = Job(self._run.url, self._attempt, self._rank, meta, config, pieces, self._rule)
         self._step = meta.step
-        if self._ready(sum(piece.size_bytes for piece in pieces)):
+        if self._ready(self._layout.size_bytes):
             assert self._stage is not None
             self._stage.copy(mine, pieces)
             self._handing_over = threading.Thread(target=self._hand_over, args=(job,), name="springtide-hand-over")

@@ -18,18 +18,33 @@ import torch
 from torch import Tensor
 
 from springtide.checkpoint.layout import MARK_BYTES, Staged
-from springtide.checkpoint.tensors import box, local, raw, type_name
+from springtide.checkpoint.tensors import box, local, raw, type_name, writes
 
 
-def lay_out(tensors: Mapping[str, Tensor]) -> list[Staged]:
-    """Where each tensor's box goes: one after the other, wide types first, so that each is aligned without gaps."""
-    found, begin = [], 0
-    for name, tensor in sorted(tensors.items(), key=lambda item: (-item[1].element_size(), item[0])):
-        offsets, sizes = box(tensor)
-        size = local(tensor).nbytes
-        found.append(Staged(name, type_name(tensor.dtype), tuple(tensor.shape), offsets, sizes, begin, size))
-        begin += size
-    return found
+class Layout:
+    """Where the boxes that this rank writes go in a stage: one after the other, wide types first, so that each is aligned
+    without gaps. Worked out once: while a group of workers trains, neither names nor boxes change."""
+
+    def __init__(self, rank: int, world_size: int) -> None:
+        self._rank, self._world_size = rank, world_size
+        self._names: list[str] = []
+        self.pieces: list[Staged] = []
+
+    @property
+    def size_bytes(self) -> int:
+        """Of all pieces."""
+        return self.pieces[-1].begin + self.pieces[-1].size_bytes if self.pieces else 0
+
+    def of(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """The tensors that this rank writes its boxes of; ``pieces`` then says where they go."""
+        if self._names != list(tensors):
+            self._names, self.pieces, begin = list(tensors), [], 0
+            for name, tensor in sorted(tensors.items(), key=lambda item: (-item[1].element_size(), item[0])):
+                if writes(name, tensor, self._rank, self._world_size):
+                    size, dtype = local(tensor).nbytes, type_name(tensor.dtype)
+                    self.pieces.append(Staged(name, dtype, tuple(tensor.shape), *box(tensor), begin, size))
+                    begin += size
+        return {piece.tensor: tensors[piece.tensor] for piece in self.pieces}
 
 
 class Stage:

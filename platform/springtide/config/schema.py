@@ -141,8 +141,8 @@ class CheckpointConfig(Section):
     """Folder of a memory file system that state is copied to, to be written from beside training; empty copies nothing, and
     training waits for saves [name]."""
     memory_every: Annotated[int, Field(ge=0)] | Literal["auto"] = free(default="auto")
-    """Steps between snapshots in the memory of the nodes, on Ray; 0 takes none, ``auto`` as many as cost training less than 3% of
-    its time [steps]."""
+    """Steps between snapshots in the memory of the nodes, on Ray; 0 takes none, ``auto`` as many as cost training less than
+    3% of its time [steps]."""
     memory_bytes: Bytes = free(default=Bytes(64 * 2**30), ge=0)
     """Most memory that snapshots may take on a node, those of its peer included [bytes]."""
     tries: int = free(default=5, ge=1)

@@ -33,7 +33,8 @@ from springtide.store import Folder, digest
 _CHUNK_BYTES = 32 * 2**20
 _ALONE_S = 60.0
 _LOOK_S = 5.0
-_ANSWER_S = 10.0
+_ANSWER_S = 3.0
+"""A vault that has not answered by then is taken for lost."""
 
 _log = logging.getLogger(__name__)
 Key = tuple[int, int, int]
@@ -73,15 +74,11 @@ class _Held:
 class Vault:
     """One a node and run."""
 
-    def __init__(self, run_id: str, folder: str, limit_bytes: int) -> None:
+    def __init__(self, run_id: str, folder: str, limit_bytes: int, alone_s: float) -> None:
         self._held: dict[Place, _Held] = {}
         self._folder, self._limit = folder, limit_bytes
         self._lock = threading.Lock()
-        threading.Thread(target=self._end_with, args=(f"run-{run_id}",), daemon=True).start()
-
-    def where(self) -> tuple[str, int]:
-        """Node and process, for those on the node that can read the memory themselves."""
-        return ray.get_runtime_context().get_node_id(), os.getpid()
+        threading.Thread(target=self._end_with, args=(f"run-{run_id}", alone_s), daemon=True).start()
 
     def keep(self, snapshot: Snapshot, slot: int, pid: int, fd: int, peer: Any) -> None:
         """Hold the memory that process ``pid`` has open as ``fd``, and copy it to ``peer``. OSError past the limit."""
@@ -119,10 +116,12 @@ class Vault:
             for place in [place for place, held in self._held.items() if held.snapshot.attempt < before]:
                 self._held.pop(place).close()
 
-    def found(self) -> list[tuple[Snapshot, int]]:
-        """What is here and whole, and the file descriptor of each."""
+    def found(self) -> tuple[tuple[str, int], list[tuple[Snapshot, int]]]:
+        """Node and process of this vault, for those of the node, who can open its memory themselves; what is here and whole,
+        with the descriptor of each."""
         with self._lock:
-            return [(held.snapshot, held.fd) for held in self._held.values() if held.is_whole]
+            whole = [(held.snapshot, held.fd) for held in self._held.values() if held.is_whole]
+        return (ray.get_runtime_context().get_node_id(), os.getpid()), whole
 
     def read(self, key: Key, begin: int, end: int) -> np.ndarray:
         """Bytes of a snapshot, for a process on another node."""
@@ -146,11 +145,11 @@ class Vault:
                 f"snapshots would take {wanted >> 20} MiB of a node, checkpoint.memory_bytes allows {self._limit >> 20} MiB"
             )
 
-    def _end_with(self, driver: str) -> None:
+    def _end_with(self, driver: str, alone_s: float) -> None:
         """End this process when the run's driver has been gone for a while."""
         seen = time.monotonic()
-        while time.monotonic() - seen < _ALONE_S:
-            time.sleep(_LOOK_S)  # between looks
+        while time.monotonic() - seen < alone_s:
+            time.sleep(min(_LOOK_S, alone_s / 4))  # between looks
             with contextlib.suppress(Exception):  # not there, or the cluster itself is going
                 ray.get_actor(driver, namespace=NAMESPACE)
                 seen = time.monotonic()
@@ -160,10 +159,11 @@ class Vault:
 class Vaults:
     """A rank's way to the vaults of its run; the ``Keeper`` of its snapshots."""
 
-    def __init__(self, config: Config, run: Folder) -> None:
+    def __init__(self, config: Config, run: Folder, alone_s: float = _ALONE_S) -> None:
+        """``alone_s``: how long a vault goes on without the run's driver."""
         checkpoint = config.checkpoint
         self._prefix = prefix(run)
-        self._arguments = (config.run.id, checkpoint.stage, int(checkpoint.memory_bytes))
+        self._arguments = (config.run.id, checkpoint.stage, int(checkpoint.memory_bytes), alone_s)
         self.node = ray.get_runtime_context().get_node_id()
         self._mine = self._vault(self.node)
         self._peer: Any = None
@@ -198,15 +198,17 @@ class Vaults:
             vault.forget.remote(before)
 
     def found(self) -> list[Snapshot]:
+        asked = {vault.found.remote(): vault for vault in self._all().values()}
+        answered, _ = ray.wait(list(asked), num_returns=len(asked), timeout=_ANSWER_S) if asked else ([], [])
         found = []
-        for vault in self._all().values():
+        for answer in answered:
             with contextlib.suppress(ray.exceptions.RayError):  # its node went with it
-                held, (node, pid) = ray.get([vault.found.remote(), vault.where.remote()], timeout=_ANSWER_S)
+                (node, pid), held = ray.get(answer)
                 for snapshot, fd in held:
-                    here = pid if node == self.node else 0
-                    name = file_of(snapshot.key)
-                    if here or name not in self._read_from:
-                        self._read_from[name] = (snapshot.key, (here, fd) if here else vault, snapshot.size_bytes)
+                    name, is_here = file_of(snapshot.key), node == self.node
+                    if is_here or name not in self._read_from:
+                        place = (pid, fd) if is_here else asked[answer]
+                        self._read_from[name] = (snapshot.key, place, snapshot.size_bytes)
                     found.append(snapshot)
         return found
 

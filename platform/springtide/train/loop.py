@@ -76,6 +76,7 @@ class Run:
         self.tokens = 0
         self.attempt = 0
         """This group's claim on the run."""
+        self._fingerprint = fingerprint(self.config)
         self._losses_since_save: list[float] = []
         self._heldout_losses: dict[int, float] = {}
         self.data_waits_s = [0.0] * self.world.size
@@ -129,6 +130,7 @@ class Run:
                     yield from saves.after(self.step, result, now - clock)
                     yield from snapshots.after(self.step, result, now - clock)
                 if saves.last_step == self.step:
+                    self._losses_since_save = []
                     yield Waited(step=self.step, data_waits_s=[round(wait, 3) for wait in self.data_waits_s])
                 clock = time.perf_counter()
         if self.world.is_first:
@@ -199,16 +201,16 @@ class Run:
 
     def _state(self) -> tuple[dict[str, Tensor], Meta]:
         """What a checkpoint of now holds."""
-        metrics = {"loss": sum(self._losses_since_save) / len(self._losses_since_save)}
+        losses = self._losses_since_save
+        metrics = {"loss": sum(losses) / len(losses)} if losses else {}
         if self.step in self._heldout_losses:
             metrics["heldout_loss"] = self._heldout_losses[self.step]
-        self._losses_since_save = []
         meta = Meta(
             step=self.step,
             tokens=self.tokens,
             world_size=self.world.size,
             order_identity=self.data.order.identity_at(self.step),
-            config_fingerprint=fingerprint(self.config),
+            config_fingerprint=self._fingerprint,
             code_fingerprint=code_fingerprint(),
             saved_s=time.time(),
             metrics=metrics,

@@ -1,0 +1,92 @@
+"""A checkpoint of one layout and world size is the same, bit for bit, in every other."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from layouts import load_another_model, load_in, save_in
+from safetensors import safe_open
+
+from springtide.checkpoint.inspect import inspect
+from springtide.checkpoint.layout import committed, read_index, read_manifest
+from springtide.store import Folder
+
+pytestmark = pytest.mark.distributed
+Ranks = Callable[..., list[Any]]
+
+
+@pytest.mark.parametrize(
+    ("saved_on", "saved_in", "loaded"),
+    [
+        (4, "fsdp", [(1, "fsdp"), (2, "fsdp"), (3, "fsdp"), (8, "fsdp"), (4, "hsdp"), (1, "single"), (3, "columns")]),
+        (4, "hsdp", [(1, "single"), (3, "fsdp"), (4, "hsdp")]),
+        (1, "single", [(4, "hsdp"), (3, "fsdp")]),
+        (3, "columns", [(2, "fsdp"), (2, "columns")]),
+    ],
+)
+def test_any_layout_at_any_world_size(tmp_path: Path, ranks: Ranks, saved_on: int, saved_in: str, loaded: Any) -> None:
+    url = str(tmp_path)
+    ranks(saved_on, save_in, saved_in, url)
+    [expected] = ranks(1, load_in, "single", url)
+    assert len(expected) == 6 + 4 * 3  # weights and the persistent buffer; two moments and a count of each that trains
+    numbers = torch.cat(
+        [tensor.double().flatten() for name, tensor in sorted(expected.items()) if "narrow" not in name]
+    )
+    assert len(numbers.unique()) == len(numbers)
+    for world_size, layout in loaded:
+        for found in ranks(world_size, load_in, layout, url):
+            assert found.keys() == expected.keys()
+            for name, tensor in expected.items():
+                assert torch.equal(found[name], tensor), (layout, world_size, name)
+
+
+def test_another_model_is_refused_and_every_name_is_told(tmp_path: Path, ranks: Ranks) -> None:
+    ranks(2, save_in, "fsdp", str(tmp_path))
+    [said] = ranks(1, load_another_model, str(tmp_path))
+    assert "the checkpoint lacks " in said
+    assert "model/third.bias, model/third.weight" in said
+    assert "the model has no place for model/second.weight" in said
+    assert "model/narrow is BF16 (5, 4) there and BF16 (5, 3) here" in said
+    assert committed(Folder(tmp_path)), "a good checkpoint does not go to quarantine for it"
+
+
+def test_what_has_not_changed_is_not_written_again(tmp_path: Path, ranks: Ranks) -> None:
+    run = Folder(tmp_path)
+    for step in (5, 10, 15, 20):
+        written = ranks(2, save_in, "fsdp", str(tmp_path), step)
+        assert written
+    assert committed(run) == ["step-0000000015", "step-0000000020"]
+    first, last = read_manifest(run, "step-0000000015"), read_manifest(run, "step-0000000020")
+    assert first.size_bytes == last.size_bytes
+    where = {}
+    for name in last.indexes:
+        _, pieces = read_index(run / "checkpoints" / "step-0000000020", name)
+        where |= {(piece.tensor, piece.offsets): piece.file.split("/")[0] for piece in pieces}
+    assert {where[place] for place in where if place[0] in ("model/frozen", "model/table")} == {"step-0000000005"}
+    assert {where[place] for place in where if place[0] == "model/first.weight"} == {"step-0000000020"}
+    # what is referred to outlives the checkpoint that it was written for, and nothing else of that does
+    left = {f"step-0000000005/{name}" for name in (run / "checkpoints" / "step-0000000005").names()}
+    assert left == {name for name in {*first.refers, *last.refers} if name.startswith("step-0000000005")}
+    assert [one.state for one in inspect(run, verify=True)] == ["referred", "referred", "committed", "committed"]
+    # on another number of ranks the boxes are others: all is written, and nothing refers back any more
+    ranks(3, save_in, "fsdp", str(tmp_path), 25)
+    ranks(3, save_in, "fsdp", str(tmp_path), 30)
+    refers = read_manifest(run, "step-0000000030").refers
+    assert {name.split("/")[0] for name in refers} == {"step-0000000025"}
+    assert "step-0000000005" not in (run / "checkpoints").names()
+
+
+def test_any_tool_that_knows_safetensors_opens_the_files(tmp_path: Path, ranks: Ranks) -> None:
+    ranks(2, save_in, "fsdp", str(tmp_path))
+    [alone] = ranks(1, load_in, "single", str(tmp_path))
+    seen = set()
+    for file in tmp_path.glob("checkpoints/*/*.safetensors"):
+        with safe_open(file, "pt") as opened:
+            for name in opened.keys():  # noqa: SIM118
+                seen.add(name)
+                assert opened.get_tensor(name).dtype == alone[name].dtype
+    assert seen == alone.keys()

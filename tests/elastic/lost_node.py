@@ -1,0 +1,144 @@
+"""Three raylets, a rank on each; one node is killed with its rank and its vault. Prints one line of JSON."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "distributed"))
+
+import ray
+import torch
+from ray.cluster_utils import Cluster
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+from saving import meta, state
+
+from springtide import config as configs
+from springtide.checkpoint.memory import Memory, restore_from_memory
+from springtide.checkpoint.tensors import named_tensors
+from springtide.on_ray.cluster import NAMESPACE
+from springtide.on_ray.control import open_control
+from springtide.on_ray.vault import Vaults
+from springtide.store import Folder
+
+WORLD_SIZE = 3
+ALONE_S = 8.0
+
+
+class Rank:
+    """One rank of a run, without a training loop."""
+
+    def __init__(self, rank: int, attempt: int, url: str, limit_bytes: int = 2**30) -> None:
+        changes = {"run.id": "vaults", "run.root": str(Path(url).parent), "checkpoint.memory_bytes": limit_bytes}
+        self.vaults = Vaults(configs.override(configs.recipes.tiny(), changes), Folder(url), ALONE_S)
+        self.memory = Memory(self.vaults, attempt, rank, WORLD_SIZE, "/dev/shm")
+        self.url = url
+
+    def node(self) -> str:
+        return self.vaults.node
+
+    def pair(self, nodes: list[str]) -> None:
+        self.vaults.pair(nodes)
+
+    def snapshot(self, step: int, wait: bool = True) -> str:
+        """Take one, and wait until it is safe; the problem, if there is one."""
+        self.memory.begin(named_tensors(*state(step)), meta(step).model_copy(update={"world_size": WORLD_SIZE}))
+        self.memory.staged()
+        try:
+            while wait and self.memory.busy():
+                time.sleep(0.01)  # between looks
+        except OSError as error:
+            return str(error)
+        return ""
+
+    def tear(self) -> None:
+        """As a rank that is killed in the middle of a copy leaves its stage."""
+        self.memory._stages[self.memory._next].mark(-1)
+
+    def restored(self) -> int:
+        """The step that comes back from memory, every bit compared; 0 for none."""
+        model, optimizer = state(0)
+        found = restore_from_memory(Folder(self.url), self.vaults, model, optimizer, lambda step: "o")
+        if found is None:
+            return 0
+        expected = named_tensors(*state(found.meta.step))
+        for name, tensor in named_tensors(model, optimizer).items():
+            assert torch.equal(tensor, expected[name]), name
+        return found.meta.step
+
+
+def main() -> None:
+    """Kill and look."""
+    root = tempfile.mkdtemp()
+    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "object_store_memory": 100 * 2**20})
+    nodes = [cluster.add_node(num_cpus=1, object_store_memory=100 * 2**20) for _ in range(WORLD_SIZE)]
+    cluster.wait_for_nodes()
+    path = [str(Path(__file__).parent), str(Path(__file__).parents[1] / "distributed"), *sys.path]
+    ray.init(
+        cluster.address,
+        namespace=NAMESPACE,
+        log_to_driver=False,
+        runtime_env={"env_vars": {"PYTHONPATH": os.pathsep.join(path)}},
+    )
+    control = open_control("vaults")
+
+    def start(rank: int, node: str, attempt: int, url: str = f"{root}/run", **options: Any) -> Any:
+        here = NodeAffinitySchedulingStrategy(node, soft=False)
+        return ray.remote(Rank).options(num_cpus=0, scheduling_strategy=here).remote(rank, attempt, url, **options)
+
+    def everyone(ranks: list[Any], method: str, *arguments: Any) -> list[Any]:
+        return ray.get([getattr(rank, method).remote(*arguments) for rank in ranks], timeout=60)
+
+    found: dict[str, Any] = {}
+    ids = [node.node_id for node in nodes]
+    head = ray.get_runtime_context().get_node_id()
+    ranks = [start(rank, node, 1) for rank, node in enumerate(ids)]
+    everyone(ranks, "pair", everyone(ranks, "node"))
+    for step in (1, 2, 3, 4):
+        found.setdefault("problems", []).extend(filter(None, everyone(ranks, "snapshot", step)))
+    # a fifth that one rank has ended, and another was in the middle of
+    ray.get(ranks[0].snapshot.remote(5))
+    ray.get(ranks[1].tear.remote())
+    cluster.remove_node(nodes[2], allow_graceful=False)
+    for rank in ranks[:2]:
+        ray.kill(rank)
+    heir = start(0, ids[0], 2)
+    found["after_a_lost_node"] = ray.get(heir.restored.remote(), timeout=60)
+    found["another_run"] = ray.get(start(0, ids[0], 1, f"{root}/other").restored.remote(), timeout=60)
+    # the next attempt on the two that are left: what it keeps replaces what the first one left
+    heirs = [heir, start(1, ids[1], 2), start(2, ids[0], 2)]
+    everyone(heirs, "pair", everyone(heirs, "node"))
+    everyone(heirs, "snapshot", 7)
+    found["of_the_next_attempt"] = ray.get(heir.restored.remote(), timeout=60)
+    everyone(heirs, "snapshot", 8)
+    everyone(heirs, "snapshot", 9)
+    held = ray.get([vault.found.remote() for vault in vaults_on(ids[:2])], timeout=60)
+    found["attempts_held"] = sorted({snapshot.attempt for _, parts in held for snapshot, _ in parts})
+    # a limit
+    small = start(0, head, 1, f"{root}/small", limit_bytes=1000)
+    found["past_the_limit"] = ray.get(small.snapshot.remote(1), timeout=60)
+    # with the driver gone the vaults go too
+    pids = [pid for (_, pid), _ in held]
+    ray.kill(control)
+    deadline = time.monotonic() + 90
+    while any(Path(f"/proc/{pid}").exists() for pid in pids) and time.monotonic() < deadline:
+        time.sleep(0.5)  # until they have ended
+    found["vaults_left"] = sum(Path(f"/proc/{pid}").exists() for pid in pids)
+    ray.shutdown()
+    cluster.shutdown()
+    print(json.dumps(found))
+
+
+def vaults_on(nodes: list[str]) -> list[Any]:
+    """Handles on the vaults of these nodes."""
+    names = [one["name"] for one in ray.util.list_named_actors(all_namespaces=True)]
+    return [ray.get_actor(name, namespace=NAMESPACE) for name in names if name.endswith(tuple(nodes))]
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,45 @@
+"""Snapshots outlive the processes and the nodes that took them, and nothing else."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytestmark = pytest.mark.cluster
+
+
+@pytest.fixture(scope="module")
+def found() -> dict[str, Any]:
+    """What ``lost_node.py`` saw on three raylets of its own."""
+    script = str(Path(__file__).parent / "lost_node.py")
+    done = subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=240, check=False)
+    assert done.returncode == 0, done.stderr[-3000:]
+    result: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return result
+
+
+def test_a_lost_node_costs_no_snapshot_that_all_ranks_had_ended(found: dict[str, Any]) -> None:
+    assert found["problems"] == []
+    assert found["after_a_lost_node"] == 4
+
+
+def test_snapshots_are_never_taken_for_another_runs(found: dict[str, Any]) -> None:
+    assert found["another_run"] == 0
+
+
+def test_the_next_attempts_snapshots_replace_the_older(found: dict[str, Any]) -> None:
+    assert found["of_the_next_attempt"] == 7
+    assert found["attempts_held"] == [2]
+
+
+def test_a_vault_takes_no_more_than_its_limit(found: dict[str, Any]) -> None:
+    assert "checkpoint.memory_bytes allows 0 MiB" in found["past_the_limit"]
+
+
+def test_vaults_end_when_their_driver_is_gone(found: dict[str, Any]) -> None:
+    assert found["vaults_left"] == 0
