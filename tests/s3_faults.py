@@ -21,6 +21,8 @@ class Faults:
         self.kind = ""
         """``slowdown``, ``reset``, ``deny``, ``slow``, or nothing."""
         self.methods = ("PUT", "POST")
+        self.only = ""
+        """Requests whose path has this in it; all when empty."""
         self.left = 0
         """Requests that will suffer; negative for all."""
         self.suffered = 0
@@ -34,10 +36,10 @@ class Faults:
             self.kind, self.left, self.methods, self.suffered = kind, left, methods, 0
             self.seen.clear()
 
-    def next(self, method: str) -> str:
+    def next(self, method: str, path: str) -> str:
         """What becomes of the next request."""
         with self._lock:
-            if not self.kind or self.left == 0 or method not in self.methods:
+            if not self.kind or self.left == 0 or method not in self.methods or self.only not in path:
                 return ""
             self.left -= 1
             self.suffered += 1
@@ -56,7 +58,7 @@ class _Handler(BaseHTTPRequestHandler):
     server: Any
 
     def _serve(self) -> None:
-        fault = self.server.faults.next(self.command)
+        fault = self.server.faults.next(self.command, self.path)
         length = int(self.headers.get("Content-Length") or 0)
         if fault == "reset":
             self.rfile.read(length // 2)

@@ -150,13 +150,7 @@ def _check_resume(run: Run, config: Config, resume: bool, accept_changes: bool) 
     if not resume:
         what = f"under another config:{shown}\n" if shown else "under this config; "
         raise RunExists(f"run.id = {run.id!r} exists {what}resume it with --resume, or choose another run.id")
-    grave = configs.changes_the_run(changed)
-    if grave and not accept_changes:
-        shown = "".join(f"\n  {name}: {old!r} -> {new!r}" for name, (old, new) in grave.items())
-        raise RunExists(
-            f"run.id = {run.id!r} cannot go on under a config that trains something else:{shown}\n"
-            "undo the change, choose another run.id, or say --accept-changes"
-        )
+    configs.check_same_run(run.config, config, accept_changes)
 
 
 def _newest(root: Folder, config: Config) -> str:

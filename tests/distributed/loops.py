@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import random
 import signal
 import time
 from typing import Any
@@ -10,6 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from springtide.checkpoint import saver
 from springtide.checkpoint.layout import Meta
 from springtide.checkpoint.saver import Saver
 from springtide.checkpoint.stage import Stage
@@ -105,23 +107,55 @@ def save_and_die(world: World, config: Config, point: str) -> list[Event]:
 
     begin = Saver.begin
 
-    def begin_and_die(saver: Saver, tensors: Any, meta: Meta, config: Any) -> None:
+    def begin_and_die(self: Saver, tensors: Any, meta: Meta, config: Any) -> None:
         if meta.step != 10:
-            begin(saver, tensors, meta, config)
+            begin(self, tensors, meta, config)
         elif point == "writer":
             if not world.is_first:
-                assert saver._process is not None
-                saver._process.kill()
-            begin(saver, tensors, meta, config)
+                assert self._process is not None
+                self._process.kill()
+            begin(self, tensors, meta, config)
         else:
             if point == "staging":
                 Stage.settle = die  # type: ignore[method-assign]
             elif point == "before staging" or world.is_first:
                 die()
-            begin(saver, tensors, meta, config)
+            begin(self, tensors, meta, config)
             if point == "handed over":
-                saver._handing_over.join()  # type: ignore[union-attr]
+                self._handing_over.join()  # type: ignore[union-attr]
                 die()
 
     Saver.begin = begin_and_die  # type: ignore[method-assign]
     return train(world, config)
+
+
+SLOW_WRITER = (
+    "import time; from springtide.store import Folder; put = Folder.put; "
+    "Folder.put = lambda *arguments: (time.sleep(0.2), put(*arguments)); from springtide.checkpoint.writer import main; main()"
+)
+"""A writing process to which every file takes a fifth of a second."""
+
+
+def train_with_writer(world: World, config: Config, program: str) -> list[Event]:
+    """Train with another program as the writing process."""
+    saver.WRITER = program
+    return train(world, config)
+
+
+def train_with_dropout(world: World, config: Config, stop_at: int = 0) -> list[Event]:
+    """Train a model that drops a tenth of its embeddings, by torch's generator and by numpy's."""
+
+    def drop(module: Any, inputs: Any, found: torch.Tensor) -> torch.Tensor:
+        if not module.training:
+            return found
+        scale = 1.0 + 0.1 * float(np.random.rand()) + 0.1 * random.random()
+        return torch.nn.functional.dropout(found, 0.1) * scale
+
+    run_of = Run.__post_init__
+
+    def made(run: Run) -> None:
+        run_of(run)
+        next(one for one in run.model.modules() if isinstance(one, torch.nn.Embedding)).register_forward_hook(drop)
+
+    Run.__post_init__ = made  # type: ignore[method-assign]
+    return train(world, config, stop_at)

@@ -33,8 +33,8 @@ class Inspected:
     name: str
     step: int
     state: str
-    """``committed``, ``uncommitted`` (being written, or left by a killed save), ``referred`` (only there because newer ones refer
-    to its files), ``abandoned``, ``quarantined`` or ``bad``."""
+    """``committed``, ``uncommitted`` (being written, or left by a killed save), ``referred`` (there because newer ones refer to
+    its files), ``abandoned``, ``quarantined`` or ``bad``."""
     reason: str = ""
     """Why it does not count."""
     manifest: Manifest | None = None

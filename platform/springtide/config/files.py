@@ -15,7 +15,7 @@ from pydantic import ValidationError
 from springtide.config.fields import fields, is_free
 from springtide.config.recipes import RECIPES
 from springtide.config.schema import Config
-from springtide.errors import ConfigError, explain
+from springtide.errors import ConfigError, RunExists, explain
 
 RUN_CONFIG = "config.yaml"
 """The name of the resolved config in a run's folder."""
@@ -82,6 +82,22 @@ def difference(old: Config, new: Config) -> dict[str, tuple[Any, Any]]:
 def changes_the_run(changes: dict[str, tuple[Any, Any]]) -> dict[str, tuple[Any, Any]]:
     """Those of ``difference`` that would change what is learned."""
     return {name: change for name, change in changes.items() if not is_free(name)}
+
+
+def check_same_run(old: Config, new: Config, accept_changes: bool) -> None:
+    """RunExists, with every difference, when a run under ``old`` that went on under ``new`` would train something else and that
+    was not accepted. Where it lives, and a dataset that is still to be found, are no difference."""
+    changed = {
+        name: change
+        for name, change in changes_the_run(difference(old, new)).items()
+        if not (name == "shards.dataset" and not new.shards.dataset)
+    }
+    if changed and not accept_changes:
+        shown = "".join(f"\n  {name}: {before!r} -> {after!r}" for name, (before, after) in changed.items())
+        raise RunExists(
+            f"run.id = {new.run.id!r} cannot go on under a config that trains something else:{shown}\n"
+            "undo the change, choose another run.id, or say --accept-changes"
+        )
 
 
 def fingerprint(config: Config) -> str:

@@ -7,6 +7,7 @@ import os
 from collections.abc import Iterator
 
 import torch
+import yaml
 
 from springtide import config as configs
 from springtide.errors import ConfigError, explain
@@ -24,23 +25,28 @@ def main() -> None:
     parser.add_argument(
         "--config", required=True, help="a resolved config, as `springtide prepare --save FILE` writes it"
     )
-    config = configs.load(parser.parse_args().config)
+    parser.add_argument("--accept-changes", action="store_true", help="go on although the config trains something else")
+    options = parser.parse_args()
+    config = configs.load(options.config)
     if not config.shards.dataset or not config.run.id:
         raise ConfigError(
             explain(
                 "shards.dataset", config.shards.dataset, "and run.id must be set here", "use a config that was saved"
             )
         )
+    folder = Folder(config.run.root) / config.run.id
+    if folder.exists(configs.RUN_CONFIG):
+        before = configs.build(yaml.safe_load(folder.read(configs.RUN_CONFIG)))
+        configs.check_same_run(before, config, options.accept_changes)
     device = "cuda" if torch.cuda.is_available() and config.elastic.gpus_per_worker else "cpu"
     with process_group(device):
-        train(config, device, int(os.environ.get("LOCAL_RANK", "0")))
+        train(config, folder, device, int(os.environ.get("LOCAL_RANK", "0")))
 
 
-def train(config: configs.Config, device: str, local_rank: int) -> None:
+def train(config: configs.Config, folder: Folder, device: str, local_rank: int) -> None:
     """Train in this process as one rank of the process group."""
     here = world(device, local_rank)
     data = open_data(config)
-    folder = Folder(config.run.root) / config.run.id
     reader = data.reader(here.rank, here.size)
 
     def feed(step: int) -> Iterator[Batch]:
