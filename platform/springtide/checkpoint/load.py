@@ -39,7 +39,7 @@ from springtide.errors import CheckpointError
 from springtide.store import Folder, digest
 
 _READ_BYTES = 16 * 2**20
-_READERS = 4
+_READERS = 6
 _NAMES_SHOWN = 5
 
 _log = logging.getLogger(__name__)
@@ -151,17 +151,14 @@ def read_into(source: Source, pieces: Sequence[Piece], wanted: Mapping[str, Tens
     for piece in pieces:
         by_tensor.setdefault(piece.tensor, []).append(piece)
     check_names(by_tensor, wanted)
-    copies = [
-        copy
-        for name, tensor in wanted.items()
-        for piece in by_tensor[name]
-        for copy in [_Copy.of(piece, tensor)]
-        if copy is not None
-    ]
+    copies: list[_Copy] = []
     for name, tensor in wanted.items():
-        lacking = box(tensor).num_elements - sum(copy.num_elements for copy in copies if copy.piece.tensor == name)
+        held = box(tensor)
+        found = [copy for piece in by_tensor[name] if (copy := _Copy.of(piece, tensor, held))]
+        lacking = held.num_elements - sum(copy.num_elements for copy in found)
         if lacking:
             raise CheckpointError(f"{name}: {lacking} elements are in no file of the checkpoint")
+        copies += found
     with ThreadPoolExecutor(_READERS, "springtide-load") as threads:
         for _ in threads.map(lambda read: _read(source, read, verify), _reads(copies)):
             pass
@@ -222,9 +219,8 @@ class _Copy:
             self._into = raw(self._whole)
 
     @classmethod
-    def of(cls, piece: Piece, tensor: Tensor) -> _Copy | None:
-        """None where they do not overlap."""
-        held = box(tensor)
+    def of(cls, piece: Piece, tensor: Tensor, held: Box) -> _Copy | None:
+        """None where the piece and what is held of the tensor do not overlap."""
         begins = tuple(map(max, piece.offsets, held.offsets))
         ends = [
             min(one + size, other + length)

@@ -21,7 +21,7 @@ from springtide.checkpoint.layout import MARK_BYTES, Meta, Staged
 from springtide.checkpoint.retention import Rule
 from springtide.checkpoint.stage import Layout, Stage
 from springtide.checkpoint.tensors import local, raw
-from springtide.checkpoint.write import Job, Writer, Written
+from springtide.checkpoint.write import Job, Writer, Written, tidy
 from springtide.checkpoint.writer import CANCEL, SAVE, STAGE, try_to_write
 from springtide.store import Folder
 
@@ -208,6 +208,8 @@ class Saver:
             deadline = time.monotonic() + _PATIENCE_S  # nobody can take the job back while training waits
             result = try_to_write(Writer(self._run), job, view, lambda: time.monotonic() > deadline, self._tries)
             self._outcome = self._as_outcome(result)
+            if job.rank == 0 and self._outcome.written is not None:
+                tidy(self._run, job)
 
     def _as_outcome(self, answer: Any) -> Outcome:
         assert self._step is not None

@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import json
+import logging
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -40,10 +41,13 @@ from springtide.checkpoint.layout import (
 from springtide.errors import CheckpointError
 from springtide.store import Folder, digest
 
-_PUT_BYTES = 16 * 2**20
+_PUT_BYTES = 8 * 2**20
 _LOOK_S = (0.05, 1.0)
 """Between looks for the other ranks' indexes: at first, and at most [s]."""
 _READERS = 8
+
+
+_log = logging.getLogger(__name__)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -92,7 +96,6 @@ class Writer:
         if job.rank:
             return Written(job.name, sum(piece.size_bytes for piece in pieces), written)
         manifest = commit(self._run, job, gone)
-        tidy(self._run, job)
         return Written(job.name, manifest.size_bytes, manifest.written_bytes)
 
     def _part(self, job: Job, view: Callable[[Staged], memoryview]) -> tuple[list[Piece], int]:
@@ -187,8 +190,15 @@ def _manifest(job: Job, contents: dict[str, bytes]) -> Manifest:
 
 
 def tidy(run: Folder, job: Job) -> None:
-    """Remove what the rule does not keep and nobody needs, the commit marker first, so that half of one is never taken for a
-    whole. What cannot be removed now is removed after a later save."""
+    """After a commit: remove what the rule does not keep and nobody needs, the commit marker first, so that half of one is
+    never taken for a whole. What cannot be removed now is removed after a later save."""
+    try:
+        _tidy(run, job)
+    except OSError as error:
+        _log.warning("older checkpoints of %s could not be removed: %s", run.url, error)
+
+
+def _tidy(run: Folder, job: Job) -> None:
     found: dict[str, retention.Found] = {}
     for name, files in listed(run).items():
         manifest, needs = None, set()

@@ -20,7 +20,7 @@ from multiprocessing.reduction import recv_handle
 from typing import Any
 
 from springtide.checkpoint.layout import MARK_BYTES, Staged
-from springtide.checkpoint.write import Job, Writer, Written
+from springtide.checkpoint.write import Job, Writer, Written, tidy
 from springtide.errors import SpringtideError
 from springtide.store import Folder
 
@@ -108,7 +108,10 @@ def main() -> None:
     while (found := line.next()) is not None:
         job, stage, tries = found
         writer = writers.setdefault(job.run_url, Writer(Folder(job.run_url)))
-        line.tell(try_to_write(writer, job, line.view(stage), line.gone, tries))
+        result = try_to_write(writer, job, line.view(stage), line.gone, tries)
+        line.tell(result)
+        if job.rank == 0 and isinstance(result, Written):
+            tidy(Folder(job.run_url), job)
 
 
 if __name__ == "__main__":

@@ -61,6 +61,10 @@ class Folder:
 
     def read(self, name: str) -> bytes:
         """All bytes of ``name``; FileNotFoundError where there is none."""
+        if self._is_s3:
+            from springtide.store import s3
+
+            return s3.read(self.fs, self.where(name))
         with self.fs.open(self.where(name), "rb") as file:
             return bytes(file.read())
 

@@ -2,7 +2,7 @@
 
 Of the clients measured (benchmarks/RESULTS.md) it is the fastest, for a fraction of the CPU time: its requests, retries and
 parts in flight run in threads of its own that hold no GIL. What throttling (503 SlowDown), a 5xx or a dropped connection
-cost is retried there with exponential backoff and jitter. S3 limits requests by prefix (3,500 writes/s): parts of 16 MiB stay
+cost is retried there with exponential backoff and jitter. S3 limits requests by prefix (3,500 writes/s): parts of 8 MiB stay
 far below it.
 """
 
@@ -30,15 +30,22 @@ from obstore.store import S3Store
 
 _CREDENTIALS_LAST = datetime.timedelta(minutes=5)
 """After so long they are asked for again; the session behind them renews them in time."""
-_PART_BYTES = 16 * 2**20
+_PART_BYTES = 8 * 2**20
 _PARTS_IN_FLIGHT = 4
 _RETRIES = 12
 _CREATE_TRIES = 8
 _RETRY_FOR = datetime.timedelta(minutes=2)
 _REQUEST_TIMEOUT = datetime.timedelta(minutes=2)
-"""A part of 16 MiB may take so long: a slow store is waited for, a dead connection is not waited for for ever."""
+"""A part of 8 MiB may take so long: a slow store is waited for, a dead connection is not waited for for ever."""
 _MOST_PARTS = 10_000
 """Of one object, says S3."""
+
+
+def read(fs: Any, path: str) -> bytes:
+    """All of ``bucket/key``; OSError after its retries, FileNotFoundError where there is nothing."""
+    bucket, key = path.split("/", 1)
+    with _as_os_errors(path):
+        return bytes(obstore.get(_bucket(fs, bucket), key).bytes())
 
 
 def read_range(fs: Any, path: str, begin: int, end: int) -> memoryview:

@@ -1,0 +1,422 @@
+"""Checkpoints: what a save costs training, and how fast state moves, against torch's own and against raw clients.
+
+    stall      time that training waits for a save, against a synchronous save of torch.distributed.checkpoint (DCP) of the same
+               state to the same S3 server; step time while the background save runs, against steps without one
+    move       our save and load from a quiet process against the best raw put and get of the same bytes by obstore, s3fs and
+               s3torchconnector; load from a node's memory against load from S3
+    memory     peak memory of training and writing process over that of training alone, against the size of the shard
+
+For ``stall`` and ``memory`` one process with one thread trains on a core of its own; the writing process and the S3 server
+(SeaweedFS, real) share the rest, as they would beside a GPU. ``move`` leaves every core to everyone.
+"""
+
+from __future__ import annotations
+
+import argparse
+import concurrent.futures
+import datetime
+import os
+import re
+import statistics
+import sys
+import tempfile
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import claims
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
+
+BLOCK = 16 * 2**20
+READERS = 4
+STEPS = 30
+"""Of the slowdown's rounds, with and without a save."""
+ANCHORS = {"8B": 8.03e9, "70B": 70.6e9}
+BYTES_PER_PARAMETER = 12
+"""fp32 weights and both moments of AdamW."""
+
+
+def model_of(mib: float) -> Any:
+    """A stack of layers whose weights and moments take about ``mib``, and a batch that makes a step of about half a second."""
+    import torch
+    from torch import nn
+
+    torch.manual_seed(0)
+    width = 1024
+    layers = max(1, round(mib * 2**20 / BYTES_PER_PARAMETER / width**2))
+    model = nn.Sequential(*(nn.Linear(width, width, bias=False) for _ in range(layers)))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, foreach=False)
+    return model, optimizer, torch.randn(256, width)
+
+
+def step(model: Any, optimizer: Any, batch: Any, before_update: Any = lambda: None) -> None:
+    """Forward, backward, update."""
+    model(batch).square().mean().backward()
+    before_update()
+    optimizer.step()
+    optimizer.zero_grad(set_to_none=True)
+
+
+def alone_in_a_group() -> None:
+    """A process group of one, which DCP wants."""
+    import torch
+    import torch.distributed as dist
+
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"file://{tempfile.mktemp()}", rank=0, world_size=1)
+
+
+def meta(number: int) -> Any:
+    """What our checkpoints carry."""
+    from springtide.checkpoint.layout import Meta
+
+    return Meta(step=number, tokens=0, world_size=1, order_identity="o", config_fingerprint="c")
+
+
+def saver(url: str) -> Any:
+    """Ours, as the loop uses it."""
+    from springtide.checkpoint import attempts
+    from springtide.checkpoint.retention import Rule
+    from springtide.checkpoint.saver import Saver
+    from springtide.store import Folder
+
+    number = attempts.claim(Folder(url), "benchmark").number
+    return Saver(Folder(url), number, 0, 1, stage_in="/dev/shm", tries=2, rule=Rule(2))
+
+
+def memory_of(pid: int) -> int:
+    """Memory that is this process's own [bytes]: what it shares with others is theirs too, divided."""
+    text = Path(f"/proc/{pid}/smaps_rollup").read_text()
+    return int(re.search(r"Pss:\s+(\d+) kB", text)[1]) * 1024  # type: ignore[index]
+
+
+class Watch:
+    """The peak of a sum of memory, sampled ten times a second."""
+
+    def __init__(self, *pids: int) -> None:
+        self.peak = 0
+        self._pids, self._over = pids, threading.Event()
+        self._thread = threading.Thread(target=self._run)
+        self._thread.start()
+
+    def _run(self) -> None:
+        while not self._over.wait(0.1):
+            self.peak = max(self.peak, sum(memory_of(pid) for pid in self._pids))
+
+    def end(self) -> int:
+        self._over.set()
+        self._thread.join()
+        return self.peak
+
+
+def stall(url: str, mib: float, number: int) -> dict[str, float]:
+    """One round: step times alone, then with our save beside them; then a synchronous save by DCP."""
+    import torch.distributed.checkpoint as dcp
+    from torch.distributed.checkpoint._fsspec_filesystem import FsspecWriter
+    from torch.distributed.checkpoint.state_dict import get_state_dict
+
+    from springtide.checkpoint.tensors import named_tensors
+
+    first, *rest = sorted(os.sched_getaffinity(0))
+    os.sched_setaffinity(0, {first})
+    alone_in_a_group()
+    model, optimizer, batch = model_of(mib)
+    found: dict[str, float] = {}
+    with saver(f"{url}/ours-{number}") as ours:
+        ours.start()
+        os.sched_setaffinity(ours._process.pid, rest)
+        for count in range(2):  # the first makes the stage and starts the process, as the first of a run does
+            step(model, optimizer, batch)
+            begin = time.perf_counter()
+            ours.begin(named_tensors(model, optimizer), meta(count), {})
+            waited = time.perf_counter() - begin
+            begin = time.perf_counter()
+            ours.staged()
+            found[f"first_{count}_s"] = waited + time.perf_counter() - begin
+            assert ours.poll(wait=True).error is None
+        times: list[float] = []
+        for _ in range(STEPS):
+            begin = time.perf_counter()
+            step(model, optimizer, batch)
+            times.append(time.perf_counter() - begin)
+        found["step_s"] = statistics.median(times)
+        begin = time.perf_counter()
+        ours._stage.copy(ours._layout.of(named_tensors(model, optimizer)), ours._layout.pieces)
+        ours._stage.settle()
+        found["copy_s"] = time.perf_counter() - begin
+        tensors = named_tensors(model, optimizer)
+        shard = sum(tensor.nbytes for tensor in tensors.values())
+        pids = os.getpid(), ours._process.pid
+        # the stage is this process's memory from the first save on, and it is extra: it counts
+        stage = ours._stage.size_bytes
+        before = sum(memory_of(pid) for pid in pids) - stage
+        watch = Watch(*pids)
+        waits: list[float] = []
+        beside: list[float] = []
+
+        def before_update() -> None:
+            begin = time.perf_counter()
+            ours.staged()
+            waits.append(time.perf_counter() - begin)
+
+        begin = time.perf_counter()
+        ours.begin(tensors, meta(10), {})
+        asked_s, saved_s = time.perf_counter() - begin, 0.0
+        while not saved_s or len(beside) < 2:
+            start = time.perf_counter()
+            step(model, optimizer, batch, before_update)
+            outcome = ours.poll()
+            if outcome is not None:
+                assert outcome.error is None, outcome.error
+                saved_s = time.perf_counter() - begin
+            elif not saved_s:
+                beside.append(time.perf_counter() - start)
+            else:
+                break
+        found["peak_extra_over_shard"] = (watch.end() - before) / shard
+    found["stall_s"] = asked_s + waits[0]
+    # the step that the copy ran beside took longer than its wait shows
+    found["stall_all_s"] = asked_s + max(0.0, (beside[0] if beside else 0.0) - found["step_s"])
+    found["beside_s"] = statistics.median(beside[1:] or beside)
+    found["background_save_s"] = saved_s
+    begin = time.perf_counter()
+    weights, moments = get_state_dict(model, optimizer)
+    dcp.save({"model": weights, "optim": moments}, storage_writer=FsspecWriter(f"{url}/dcp-{number}", sync_files=False))
+    found["dcp_s"] = time.perf_counter() - begin
+    found["shard_mib"] = shard / 2**20
+    return found
+
+
+def move(url: str, mib: float, number: int) -> dict[str, float]:
+    """Seconds of our save and load, to S3 and from memory, with nothing else running."""
+    import mmap
+
+    import torch
+
+    from springtide.checkpoint import stage
+    from springtide.checkpoint.layout import MARK_BYTES, Piece, committed
+    from springtide.checkpoint.load import load, read_into
+    from springtide.checkpoint.tensors import named_tensors
+    from springtide.store import Folder
+
+    torch.set_num_threads(1)
+    model, optimizer, batch = model_of(mib)
+    step(model, optimizer, batch)
+    tensors = named_tensors(model, optimizer)
+    run = Folder(f"{url}/move-{number}")
+    found: dict[str, float] = {"bytes": sum(tensor.nbytes for tensor in tensors.values())}
+    with saver(run.url) as ours:
+        ours.begin(tensors, meta(1), {})
+        assert ours.poll(wait=True).error is None
+        step(model, optimizer, batch)
+        begin = time.perf_counter()
+        ours.begin(tensors, meta(2), {})
+        assert ours.poll(wait=True).error is None
+        found["save_s"] = time.perf_counter() - begin
+    expected = {name: tensor.clone() for name, tensor in tensors.items()}
+    for tensor in tensors.values():
+        tensor.zero_()
+    begin = time.perf_counter()
+    load(run, committed(run)[-1], model, optimizer)
+    found["load_s"] = time.perf_counter() - begin
+    # from memory, as from the vault of this node: another process's memory, opened by its descriptor and mapped
+    kept, layout = stage.Stage("/dev/shm", int(found["bytes"])), stage.Layout(0, 1)
+    kept.copy(layout.of(tensors), layout.pieces)
+    kept.settle()
+    pieces = [Piece(*one[:5], "memory", one.begin, one.size_bytes, ()) for one in layout.pieces]
+    for tensor in tensors.values():
+        tensor.zero_()
+
+    class Vault:
+        def __init__(self) -> None:
+            fd = os.open(f"/proc/{os.getpid()}/fd/{kept.fd}", os.O_RDONLY)
+            self.map = memoryview(mmap.mmap(fd, MARK_BYTES + kept.size_bytes, access=mmap.ACCESS_READ))
+
+        def read_range(self, name: str, begin: int, end: int) -> Any:
+            return self.map[MARK_BYTES + begin : MARK_BYTES + end]
+
+        def size(self, name: str) -> int:
+            return kept.size_bytes
+
+    begin = time.perf_counter()
+    with torch.no_grad():
+        read_into(Vault(), pieces, tensors, verify=False)
+    found["memory_load_s"] = time.perf_counter() - begin
+    for name, tensor in tensors.items():
+        assert torch.equal(tensor, expected[name]), name
+    return found
+
+
+def raw_obstore(size: int) -> dict[str, float]:
+    """Seconds of one put in parts, and of ranged gets by threads."""
+    import numpy as np
+    import obstore
+    from obstore.store import S3Store
+
+    store = S3Store(
+        "checkpoints",
+        endpoint=os.environ["AWS_ENDPOINT_URL"],
+        region="us-east-1",
+        client_options={"allow_http": True, "timeout": datetime.timedelta(minutes=2)},
+    )
+    data = memoryview(np.random.default_rng(0).bytes(size))
+    begin = time.perf_counter()
+    obstore.put(store, "raw-obstore", data, chunk_size=BLOCK, max_concurrency=READERS)
+    put_s = time.perf_counter() - begin
+    into = np.zeros(size, dtype=np.uint8)
+
+    def get(start: int) -> None:
+        part = obstore.get_range(store, "raw-obstore", start=start, end=min(start + BLOCK, size))
+        into[start : start + BLOCK] = np.frombuffer(part, dtype=np.uint8)
+
+    begin = time.perf_counter()
+    with concurrent.futures.ThreadPoolExecutor(READERS) as threads:
+        list(threads.map(get, range(0, size, BLOCK)))
+    return {"put_s": put_s, "get_s": time.perf_counter() - begin}
+
+
+def raw_s3fs(size: int) -> dict[str, float]:
+    """As ``raw_obstore``, with parts of the same size."""
+    import numpy as np
+    import s3fs
+
+    fs = s3fs.S3FileSystem(use_listings_cache=False)
+    data = memoryview(np.random.default_rng(0).bytes(size))
+    begin = time.perf_counter()
+    with fs.open("checkpoints/raw-s3fs", "wb", block_size=BLOCK) as file:
+        for start in range(0, size, BLOCK):
+            file.write(data[start : start + BLOCK])
+    put_s = time.perf_counter() - begin
+    into = np.zeros(size, dtype=np.uint8)
+
+    def get(start: int) -> None:
+        part = fs.cat_file("checkpoints/raw-s3fs", start=start, end=min(start + BLOCK, size))
+        into[start : start + BLOCK] = np.frombuffer(part, dtype=np.uint8)
+
+    begin = time.perf_counter()
+    with concurrent.futures.ThreadPoolExecutor(READERS) as threads:
+        list(threads.map(get, range(0, size, BLOCK)))
+    return {"put_s": put_s, "get_s": time.perf_counter() - begin}
+
+
+def raw_s3torchconnector(size: int) -> dict[str, float]:
+    """Its checkpoint reader and writer; nothing where it is not installed."""
+    try:
+        from s3torchconnector import S3Checkpoint, S3ClientConfig
+    except ImportError:
+        return {}
+    import numpy as np
+
+    config = S3ClientConfig(force_path_style=True, part_size=BLOCK)
+    client = S3Checkpoint(region="us-east-1", endpoint=os.environ["AWS_ENDPOINT_URL"], s3client_config=config)
+    data = memoryview(np.random.default_rng(0).bytes(size))
+    begin = time.perf_counter()
+    with client.writer("s3://checkpoints/raw-connector") as writer:
+        for start in range(0, size, BLOCK):
+            writer.write(data[start : start + BLOCK])
+    put_s = time.perf_counter() - begin
+    begin = time.perf_counter()
+    with client.reader("s3://checkpoints/raw-connector") as reader:
+        reader.read()
+    return {"put_s": put_s, "get_s": time.perf_counter() - begin}
+
+
+def main() -> None:
+    """Measure, print, claim."""
+    options = claims.options(__doc__, 3, mib=(512, 50), largest=(2048, 0))
+    import s3_server
+
+    stalls: list[dict[str, float]] = []
+    moves: list[dict[str, Any]] = []
+    with tempfile.TemporaryDirectory(dir=os.environ.get("TMPDIR")) as folder:
+        server = Path(folder) / "s3"
+        server.mkdir()
+        everywhere = os.sched_getaffinity(0)
+        os.sched_setaffinity(0, sorted(everywhere)[1:])  # which the server's process inherits
+        with s3_server.serve(server):
+            os.sched_setaffinity(0, everywhere)
+            sizes = [options.mib] * options.rounds + ([options.largest] if options.largest else [])
+            for number, mib in enumerate(sizes):
+                stalls.append(claims.alone(stall, "s3://checkpoints/stall", mib, number))
+                print("stall", {key: round(value, 4) for key, value in stalls[-1].items()}, flush=True)
+                found: dict[str, Any] = claims.alone(move, "s3://checkpoints/move", mib, number)
+                size = int(found["bytes"])
+                for client in (raw_obstore, raw_s3fs, raw_s3torchconnector):
+                    found[client.__name__] = claims.alone(client, size)
+                moves.append(found)
+                print("move", found, flush=True)
+                s3_clear()
+    report(options, stalls, moves)
+
+
+def s3_clear() -> None:
+    """Make room for the next round."""
+    import fsspec
+
+    fs = fsspec.filesystem("s3", use_listings_cache=False)
+    for path in fs.ls("checkpoints"):
+        fs.rm(path, recursive=True)
+
+
+def report(options: argparse.Namespace, stalls: list[dict[str, float]], moves: list[dict[str, Any]]) -> None:
+    """Tables and claims; medians over the rounds of the usual size."""
+    print(
+        f"\n{'MiB':>6} {'DCP s':>7} {'stall s':>8} {'share':>7} {'step s':>7} {'beside s':>8} {'ratio':>6} {'memory':>7}"
+    )
+    for one in stalls:
+        print(
+            f"{one['shard_mib']:6.0f} {one['dcp_s']:7.2f} {one['stall_s']:8.3f} {one['stall_s'] / one['dcp_s']:7.3f} "
+            f"{one['step_s']:7.3f} {one['beside_s']:8.3f} {one['beside_s'] / one['step_s']:6.3f} "
+            f"{one['peak_extra_over_shard']:7.3f}"
+        )
+    clients = ("raw_obstore", "raw_s3fs", "raw_s3torchconnector")
+    print("\nMiB/s: ours, " + ", ".join(clients))
+    for one in moves:
+        mib = one["bytes"] / 2**20
+        rates = [f"{mib / one[name]['put_s']:.0f}" if "put_s" in one[name] else "-" for name in clients]
+        print(f"{mib:6.0f} save {mib / one['save_s']:.0f} | " + " ".join(rates), end="   ")
+        rates = [f"{mib / one[name]['get_s']:.0f}" if "get_s" in one[name] else "-" for name in clients]
+        print(f"load {mib / one['load_s']:.0f} | " + " ".join(rates), end="   ")
+        print(f"from memory {mib / one['memory_load_s']:.0f}")
+    usual, moved = stalls[: options.rounds], moves[: options.rounds]
+
+    def median(values: Any) -> float:
+        return statistics.median(list(values))
+
+    put = [min(one[name]["put_s"] for name in clients if "put_s" in one[name]) / one["save_s"] for one in moved]
+    get = [min(one[name]["get_s"] for name in clients if "get_s" in one[name]) / one["load_s"] for one in moved]
+    tiers = [one["load_s"] / one["memory_load_s"] for one in moved]
+    rate = median(one["shard_mib"] * 2**20 / one["copy_s"] for one in usual)
+    print(
+        f"\na copy takes {2**30 / rate:.2f} s a GiB of one core here; it runs beside the next step and stalls what exceeds that"
+    )
+    for name, parameters in ANCHORS.items():
+        size = parameters * BYTES_PER_PARAMETER
+        each = [
+            f"{size / ranks / 2**30:.1f} GiB, {size / ranks / rate:.2f} s on {ranks} ranks" for ranks in (8, 64, 256)
+        ]
+        print(f"{name}: {size / 2**30:.0f} GiB of state; a rank copies {'; '.join(each)}")
+    detail = {"stalls": stalls, "moves": moves}
+    claims.show(
+        options,
+        [
+            claims.claim(
+                "save_stall_vs_sync", median(one["stall_s"] / one["dcp_s"] for one in usual), 0.05, "lower", detail
+            ),
+            claims.claim(
+                "save_step_slowdown", median(one["beside_s"] / one["step_s"] for one in usual), 1.05, "lower", {}
+            ),
+            claims.claim("save_vs_raw_put", median(put), 0.85, "higher", put),
+            claims.claim("load_vs_raw_get", median(get), 0.85, "higher", get),
+            claims.claim("memory_vs_store_load", median(tiers), 5.0, "higher", tiers),
+            claims.claim(
+                "save_peak_memory_vs_shard", median(one["peak_extra_over_shard"] for one in usual), 1.1, "lower", {}
+            ),
+        ],
+    )
+
+
+if __name__ == "__main__":
+    main()
