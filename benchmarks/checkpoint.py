@@ -18,6 +18,7 @@ import datetime
 import os
 import re
 import statistics
+import subprocess
 import sys
 import tempfile
 import threading
@@ -31,8 +32,8 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 
 BLOCK = 16 * 2**20
 READERS = 4
-STEPS = 30
-"""Of the slowdown's rounds, with and without a save."""
+STEPS = 8
+"""To learn what a step takes."""
 ANCHORS = {"8B": 8.03e9, "70B": 70.6e9}
 BYTES_PER_PARAMETER = 12
 """fp32 weights and both moments of AdamW."""
@@ -176,6 +177,19 @@ def stall(url: str, mib: float, number: int) -> dict[str, float]:
             else:
                 break
         found["peak_extra_over_shard"] = (watch.end() - before) / shard
+    # what a bare put of as many bytes beside the steps costs them: the server's share, which a GPU's host does not pay
+    floor = subprocess.Popen(
+        ["taskset", "-c", ",".join(map(str, rest)), sys.executable, __file__, "--put", str(int(shard))],
+        stdout=subprocess.PIPE,
+    )
+    assert floor.stdout is not None
+    floor.stdout.readline()  # it has imported what it needs, and begins
+    beside_raw: list[float] = []
+    while floor.poll() is None or not beside_raw:
+        begin = time.perf_counter()
+        step(model, optimizer, batch)
+        beside_raw.append(time.perf_counter() - begin)
+    found["beside_raw_s"] = statistics.median(beside_raw[:-1] or beside_raw)
     found["stall_s"] = asked_s + waits[0]
     # the step that the copy ran beside took longer than its wait shows
     found["stall_all_s"] = asked_s + max(0.0, (beside[0] if beside else 0.0) - found["step_s"])
@@ -249,7 +263,7 @@ def move(url: str, mib: float, number: int) -> dict[str, float]:
     return found
 
 
-def raw_obstore(size: int) -> dict[str, float]:
+def raw_obstore(size: int, get_too: bool = True) -> dict[str, float]:
     """Seconds of one put in parts, and of ranged gets by threads."""
     import numpy as np
     import obstore
@@ -265,6 +279,8 @@ def raw_obstore(size: int) -> dict[str, float]:
     begin = time.perf_counter()
     obstore.put(store, "raw-obstore", data, chunk_size=BLOCK, max_concurrency=READERS)
     put_s = time.perf_counter() - begin
+    if not get_too:
+        return {"put_s": put_s}
     into = np.zeros(size, dtype=np.uint8)
 
     def get(start: int) -> None:
@@ -325,7 +341,11 @@ def raw_s3torchconnector(size: int) -> dict[str, float]:
 
 def main() -> None:
     """Measure, print, claim."""
-    options = claims.options(__doc__, 3, mib=(512, 50), largest=(2048, 0))
+    if "--put" in sys.argv:
+        print("begins", flush=True)
+        raw_obstore(int(sys.argv[-1]), get_too=False)
+        return
+    options = claims.options(__doc__, 3, mib=(512, 50), largest=(4096, 0))
     import s3_server
 
     stalls: list[dict[str, float]] = []
@@ -337,7 +357,7 @@ def main() -> None:
         os.sched_setaffinity(0, sorted(everywhere)[1:])  # which the server's process inherits
         with s3_server.serve(server):
             os.sched_setaffinity(0, everywhere)
-            sizes = [options.mib] * options.rounds + ([options.largest] if options.largest else [])
+            sizes = [options.mib] * options.rounds + ([50, options.largest] if options.largest else [])
             for number, mib in enumerate(sizes):
                 stalls.append(claims.alone(stall, "s3://checkpoints/stall", mib, number))
                 print("stall", {key: round(value, 4) for key, value in stalls[-1].items()}, flush=True)
@@ -362,15 +382,20 @@ def s3_clear() -> None:
 
 def report(options: argparse.Namespace, stalls: list[dict[str, float]], moves: list[dict[str, Any]]) -> None:
     """Tables and claims; medians over the rounds of the usual size."""
-    print(
-        f"\n{'MiB':>6} {'DCP s':>7} {'stall s':>8} {'share':>7} {'step s':>7} {'beside s':>8} {'ratio':>6} {'memory':>7}"
-    )
+    heads = ("MiB", "DCP s", "stall s", "share", "step s", "beside s", "ratio", "bare put", "memory")
+    print("\n" + " ".join(f"{head:>8}" for head in heads))
     for one in stalls:
-        print(
-            f"{one['shard_mib']:6.0f} {one['dcp_s']:7.2f} {one['stall_s']:8.3f} {one['stall_s'] / one['dcp_s']:7.3f} "
-            f"{one['step_s']:7.3f} {one['beside_s']:8.3f} {one['beside_s'] / one['step_s']:6.3f} "
-            f"{one['peak_extra_over_shard']:7.3f}"
+        step_s = one["step_s"]
+        figures = (
+            one["shard_mib"],
+            one["dcp_s"],
+            one["stall_s"],
+            one["stall_s"] / one["dcp_s"],
+            step_s,
+            one["beside_s"],
         )
+        ratios = (one["beside_s"] / step_s, one["beside_raw_s"] / step_s, one["peak_extra_over_shard"])
+        print(" ".join(f"{figure:8.3f}" for figure in (*figures, *ratios)))
     clients = ("raw_obstore", "raw_s3fs", "raw_s3torchconnector")
     print("\nMiB/s: ours, " + ", ".join(clients))
     for one in moves:

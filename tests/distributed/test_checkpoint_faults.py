@@ -144,10 +144,13 @@ def test_permission_lost_in_mid_run_is_one_clear_error(s3: str, misbehaving: Any
     recover(url, "permission to write lost", "one error")
 
 
-def test_the_server_killed_in_the_middle_of_an_upload_and_started_again(tmp_path: Path) -> None:
+def test_the_server_killed_in_the_middle_of_an_upload_and_started_again(
+    tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
     folder = tmp_path / "server"
     folder.mkdir()
     server = s3_server.Server(folder)
+    request.addfinalizer(server.stop)
     server.start()
     url = "s3://checkpoints/killed"
     with s3_faults.proxy(server.url) as (through, faults), s3_server.pointing_to(through):
@@ -162,7 +165,6 @@ def test_the_server_killed_in_the_middle_of_an_upload_and_started_again(tmp_path
         thread.join()
         assert [outcome.error for outcome in found] == [None]
         assert recover(url, "the server killed in mid-upload, started again", "saved", 1024)["step"] == 10
-    server.stop()
 
 
 POSITIONS: dict[str, tuple[str, Any]] = {

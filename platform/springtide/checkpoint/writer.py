@@ -102,6 +102,7 @@ class _Line:
 def main() -> None:
     """Write what is asked until the trainer is gone."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C at a terminal is for the trainer, which says what to do
+    os.nice(10)  # where cores are scarce, training comes first
     logging.basicConfig(level=logging.WARNING, format="springtide writer: %(message)s")
     line = _Line(Connection(int(sys.argv[1])))
     writers: dict[str, Writer] = {}
