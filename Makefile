@@ -21,6 +21,7 @@ bench: .venv/.ready .venv-peers
 	$(BIN)/python benchmarks/step_overhead.py
 	$(BIN)/python benchmarks/prepare.py
 	$(BIN)/python benchmarks/stream.py
+	$(BIN)/python benchmarks/checkpoint.py
 
 # whom the benchmarks compare with: their dependencies and ours exclude each other
 .venv-peers: benchmarks/peers.txt

@@ -60,6 +60,13 @@ def step(model: Any, optimizer: Any, batch: Any, before_update: Any = lambda: No
     optimizer.zero_grad(set_to_none=True)
 
 
+def timed(function: Any) -> float:
+    """Seconds of a call."""
+    begin = time.perf_counter()
+    function()
+    return time.perf_counter() - begin
+
+
 def alone_in_a_group() -> None:
     """A process group of one, which DCP wants."""
     import torch
@@ -137,46 +144,49 @@ def stall(url: str, mib: float, number: int) -> dict[str, float]:
             ours.staged()
             found[f"first_{count}_s"] = waited + time.perf_counter() - begin
             assert ours.poll(wait=True).error is None
-        times: list[float] = []
-        for _ in range(STEPS):
-            begin = time.perf_counter()
-            step(model, optimizer, batch)
-            times.append(time.perf_counter() - begin)
-        found["step_s"] = statistics.median(times)
         begin = time.perf_counter()
         ours._stage.copy(ours._layout.of(named_tensors(model, optimizer)), ours._layout.pieces)
         ours._stage.settle()
         found["copy_s"] = time.perf_counter() - begin
         tensors = named_tensors(model, optimizer)
         shard = sum(tensor.nbytes for tensor in tensors.values())
-        pids = os.getpid(), ours._process.pid
-        # the stage is this process's memory from the first save on, and it is extra: it counts
-        stage = ours._stage.size_bytes
-        before = sum(memory_of(pid) for pid in pids) - stage
-        watch = Watch(*pids)
         waits: list[float] = []
-        beside: list[float] = []
 
         def before_update() -> None:
             begin = time.perf_counter()
             ours.staged()
             waits.append(time.perf_counter() - begin)
 
-        begin = time.perf_counter()
-        ours.begin(tensors, meta(10), {})
-        asked_s, saved_s = time.perf_counter() - begin, 0.0
-        while not saved_s or len(beside) < 2:
-            start = time.perf_counter()
-            step(model, optimizer, batch, before_update)
-            outcome = ours.poll()
-            if outcome is not None:
-                assert outcome.error is None, outcome.error
-                saved_s = time.perf_counter() - begin
-            elif not saved_s:
-                beside.append(time.perf_counter() - start)
-            else:
-                break
+        def save_beside_steps(count: int) -> tuple[float, float, list[float]]:
+            """Seconds to begin, until it was safe, and of each step beside it."""
+            os.sync()  # what is still to be written of the last one costs this one nothing
+            begin = time.perf_counter()
+            ours.begin(tensors, meta(count), {})
+            asked_s, times = time.perf_counter() - begin, []
+            while True:
+                start = time.perf_counter()
+                step(model, optimizer, batch, before_update)
+                times.append(time.perf_counter() - start)
+                outcome = ours.poll()
+                if outcome is not None:
+                    assert outcome.error is None, outcome.error
+                    return asked_s, time.perf_counter() - begin, times
+
+        alone = [timed(lambda: step(model, optimizer, batch)) for _ in range(STEPS)]
+        asked_s, found["background_save_s"], beside = save_beside_steps(10)
+        alone += [timed(lambda: step(model, optimizer, batch)) for _ in range(STEPS)]
+        found["step_s"] = statistics.median(alone)
+        found["wait_s"] = asked_s + waits[0]
+        # the copy takes its share of the step that it runs beside: that is stall too
+        found["stall_s"] = asked_s + max(waits[0], beside[0] - found["step_s"])
+        found["beside_s"] = statistics.median(beside[1:] or beside)
+        pids = os.getpid(), ours._process.pid
+        # the stage is this process's memory from the first save on, and it is extra: it counts
+        before = sum(memory_of(pid) for pid in pids) - ours._stage.size_bytes
+        watch = Watch(*pids)  # which slows the steps it looks at, so in a save of its own
+        save_beside_steps(20)
         found["peak_extra_over_shard"] = (watch.end() - before) / shard
+    os.sync()
     # what a bare put of as many bytes beside the steps costs them: the server's share, which a GPU's host does not pay
     floor = subprocess.Popen(
         ["taskset", "-c", ",".join(map(str, rest)), sys.executable, __file__, "--put", str(int(shard))],
@@ -186,15 +196,9 @@ def stall(url: str, mib: float, number: int) -> dict[str, float]:
     floor.stdout.readline()  # it has imported what it needs, and begins
     beside_raw: list[float] = []
     while floor.poll() is None or not beside_raw:
-        begin = time.perf_counter()
-        step(model, optimizer, batch)
-        beside_raw.append(time.perf_counter() - begin)
+        beside_raw.append(timed(lambda: step(model, optimizer, batch)))
     found["beside_raw_s"] = statistics.median(beside_raw[:-1] or beside_raw)
-    found["stall_s"] = asked_s + waits[0]
-    # the step that the copy ran beside took longer than its wait shows
-    found["stall_all_s"] = asked_s + max(0.0, (beside[0] if beside else 0.0) - found["step_s"])
-    found["beside_s"] = statistics.median(beside[1:] or beside)
-    found["background_save_s"] = saved_s
+    os.sync()
     begin = time.perf_counter()
     weights, moments = get_state_dict(model, optimizer)
     dcp.save({"model": weights, "optim": moments}, storage_writer=FsspecWriter(f"{url}/dcp-{number}", sync_files=False))
@@ -361,14 +365,24 @@ def main() -> None:
             for number, mib in enumerate(sizes):
                 stalls.append(claims.alone(stall, "s3://checkpoints/stall", mib, number))
                 print("stall", {key: round(value, 4) for key, value in stalls[-1].items()}, flush=True)
-                found: dict[str, Any] = claims.alone(move, "s3://checkpoints/move", mib, number)
-                size = int(found["bytes"])
-                for client in (raw_obstore, raw_s3fs, raw_s3torchconnector):
-                    found[client.__name__] = claims.alone(client, size)
-                moves.append(found)
-                print("move", found, flush=True)
+                moves.append(one_round(mib, number))
+                print("move", moves[-1], flush=True)
                 s3_clear()
     report(options, stalls, moves)
+
+
+def one_round(mib: float, number: int) -> dict[str, Any]:
+    """Ours and each raw client on as many bytes, another one first each round."""
+    size = int(mib * 2**20)
+    calls: list[tuple[str, Any, tuple[Any, ...]]] = [
+        ("ours", move, ("s3://checkpoints/move", mib, number)),
+        *((client.__name__, client, (size,)) for client in (raw_obstore, raw_s3fs, raw_s3torchconnector)),
+    ]
+    found: dict[str, Any] = {}
+    for name, function, arguments in calls[number % len(calls) :] + calls[: number % len(calls)]:
+        os.sync()
+        found[name] = claims.alone(function, *arguments)
+    return {**found.pop("ours"), "raw_bytes": size, **found}
 
 
 def s3_clear() -> None:
@@ -400,9 +414,10 @@ def report(options: argparse.Namespace, stalls: list[dict[str, float]], moves: l
     print("\nMiB/s: ours, " + ", ".join(clients))
     for one in moves:
         mib = one["bytes"] / 2**20
-        rates = [f"{mib / one[name]['put_s']:.0f}" if "put_s" in one[name] else "-" for name in clients]
+        raw_mib = one["raw_bytes"] / 2**20
+        rates = [f"{raw_mib / one[name]['put_s']:.0f}" if "put_s" in one[name] else "-" for name in clients]
         print(f"{mib:6.0f} save {mib / one['save_s']:.0f} | " + " ".join(rates), end="   ")
-        rates = [f"{mib / one[name]['get_s']:.0f}" if "get_s" in one[name] else "-" for name in clients]
+        rates = [f"{raw_mib / one[name]['get_s']:.0f}" if "get_s" in one[name] else "-" for name in clients]
         print(f"load {mib / one['load_s']:.0f} | " + " ".join(rates), end="   ")
         print(f"from memory {mib / one['memory_load_s']:.0f}")
     usual, moved = stalls[: options.rounds], moves[: options.rounds]
@@ -410,8 +425,12 @@ def report(options: argparse.Namespace, stalls: list[dict[str, float]], moves: l
     def median(values: Any) -> float:
         return statistics.median(list(values))
 
-    put = [min(one[name]["put_s"] for name in clients if "put_s" in one[name]) / one["save_s"] for one in moved]
-    get = [min(one[name]["get_s"] for name in clients if "get_s" in one[name]) / one["load_s"] for one in moved]
+    def against_raw(ours: str, raw: str) -> list[float]:
+        """Our bytes a second over the best raw client's."""
+        best = [min(one[name][raw] for name in clients if raw in one[name]) / one["raw_bytes"] for one in moved]
+        return [one["bytes"] / one[ours] * seconds_a_byte for one, seconds_a_byte in zip(moved, best, strict=True)]
+
+    put, get = against_raw("save_s", "put_s"), against_raw("load_s", "get_s")
     tiers = [one["load_s"] / one["memory_load_s"] for one in moved]
     rate = median(one["shard_mib"] * 2**20 / one["copy_s"] for one in usual)
     print(

@@ -88,6 +88,7 @@ def train(
     data = open_data(config)
     check_order(run.folder, data.order.identity_at, accept_changes)
     earlier = run.events
+    changed = configs.difference(run.config, config) if earlier else {}
     attempt = attempts.claim(run.folder, secrets.token_hex(8), trains=False)
     run.folder.write(configs.RUN_CONFIG, configs.dump(config))
     tags = {
@@ -100,6 +101,8 @@ def train(
     with contextlib.ExitStack() as stack:
         journal = stack.enter_context(Journal(run.folder))
         console = stack.enter_context(Console(config.num_steps, config.track.progress))
+        for name, (before, after) in changed.items():
+            console.say(f"resumed with {name}: {before!r} -> {after!r}")
         listeners: list[Callable[[Event], None]] = [journal, console, *([listen] if listen else [])]
         uri = _mlflow_uri(config)
         if uri != OFF:

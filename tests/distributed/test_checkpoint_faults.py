@@ -307,3 +307,13 @@ def test_whoever_is_alive_on_this_machine_holds_its_run(tmp_path: Path) -> None:
     # the process is dead, so what it held is free, and counts as lost
     assert attempts.claim(run, "me again").number == 3
     assert attempts.losses(run) == 1
+
+
+def test_any_file_system_of_fsspec_will_do() -> None:
+    """gs, az and the like come the same way; memory is the one that starts here."""
+    url = "memory://any"
+    assert [outcome.error for outcome in save(url, [5, 10, 15], stage_in="", keep=2)] == [None] * 3
+    assert committed(Folder(url)) == ["step-0000000010", "step-0000000015"]
+    assert resume(url)["step"] == 15
+    attempts.claim(Folder(url), "once more")
+    assert [one.state for one in inspect(Folder(url), verify=True)] == ["committed"] * 3

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,7 +16,8 @@ from loops import full_state, gradients, save_and_die, train, train_with_a_slow_
 from ranks import RankDied
 
 from springtide import config as configs
-from springtide.checkpoint.layout import check_order, committed
+from springtide.checkpoint.layout import check_order, committed, quarantine
+from springtide.cli import main
 from springtide.config import Config
 from springtide.dataset import prepare
 from springtide.errors import CheckpointError
@@ -242,3 +245,30 @@ def test_a_run_lives_in_object_storage_from_first_step_to_resume(tiny: Config, r
     assert events[0].step == 12
     compare(steps(events), expected, 5e-5)
     assert committed(Folder(config.run.root) / "remote") == [f"step-{step:010d}" for step in (12, 15, 20)]
+
+
+def test_inspect_lists_checkpoints_and_says_why_one_is_rejected(
+    tiny: Config, ranks: Ranks, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = named(tiny, "inspected", train__total=12 * 64 * 12, optim__warmup=0, train__eval_rows=0, **EVERY_FIVE)
+    ranks(2, train, config)
+    folder = Folder(config.run.root) / "inspected"
+    folder.write("config.yaml", configs.dump(config))
+    assert main(["inspect", folder.url, "--verify"]) == 0
+    shown = capsys.readouterr().out
+    assert re.search(r"step-0000000005: committed, 1\.2 MiB, world size 2, \d+ s old, verified", shown)
+    one = folder.url + "/checkpoints/step-0000000010"
+    file = next(Path(one).glob("*r0001.safetensors"))
+    file.write_bytes(file.read_bytes()[:-1] + b"x")
+    assert main(["inspect", one]) == 0  # what does not read the bytes cannot know
+    assert main(["inspect", one, "--verify"]) == 1
+    assert re.search(rf"step-0000000010: bad, .*{file.name}.* digest expected", capsys.readouterr().out)
+    quarantine(folder, "step-0000000010", "a bit flipped")
+    assert main(["inspect", folder.url, "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)["checkpoints"]
+    assert [(item["step"], item["state"], item["problem"]) for item in found] == [
+        (5, "committed", ""),
+        (10, "quarantined", "a bit flipped"),
+        (12, "committed", ""),
+    ]
+    assert main(["inspect", folder.url + "/checkpoints/step-0000000011"]) == 2

@@ -19,6 +19,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from saving import meta, state
 
 from springtide import config as configs
+from springtide.checkpoint.layout import NO_STEP
 from springtide.checkpoint.memory import Memory, restore_from_memory
 from springtide.checkpoint.tensors import named_tensors
 from springtide.on_ray.cluster import NAMESPACE
@@ -57,8 +58,10 @@ class Rank:
         return ""
 
     def tear(self) -> None:
-        """As a rank that is killed in the middle of a copy leaves its stage."""
-        self.memory._stages[self.memory._next].mark(-1)
+        """Leave the stage taken last as a rank that is killed in the middle of a copy into it would."""
+        stage = self.memory._stages[1 - self.memory._next]
+        stage.mark(NO_STEP)
+        stage._bytes.zero_()
 
     def restored(self) -> int:
         """The step that comes back from memory, every bit compared; 0 for none."""
@@ -95,29 +98,30 @@ def main() -> None:
         return ray.get([getattr(rank, method).remote(*arguments) for rank in ranks], timeout=60)
 
     found: dict[str, Any] = {}
+    # each node's peer is the next in the ring of their ids: the first is lost, the second has a torn stage
+    nodes.sort(key=lambda node: node.node_id)
     ids = [node.node_id for node in nodes]
     head = ray.get_runtime_context().get_node_id()
     ranks = [start(rank, node, 1) for rank, node in enumerate(ids)]
     everyone(ranks, "pair", everyone(ranks, "node"))
     for step in (1, 2, 3, 4):
         found.setdefault("problems", []).extend(filter(None, everyone(ranks, "snapshot", step)))
-    # a fifth that one rank has ended, and another was in the middle of
-    ray.get(ranks[0].snapshot.remote(5))
+    ray.get(ranks[2].snapshot.remote(5))  # which the others never ended
     ray.get(ranks[1].tear.remote())
-    cluster.remove_node(nodes[2], allow_graceful=False)
-    for rank in ranks[:2]:
+    cluster.remove_node(nodes[0], allow_graceful=False)
+    for rank in ranks[1:]:
         ray.kill(rank)
-    heir = start(0, ids[0], 2)
+    heir = start(0, ids[1], 2)
     found["after_a_lost_node"] = ray.get(heir.restored.remote(), timeout=60)
-    found["another_run"] = ray.get(start(0, ids[0], 1, f"{root}/other").restored.remote(), timeout=60)
+    found["another_run"] = ray.get(start(0, ids[1], 1, f"{root}/other").restored.remote(), timeout=60)
     # the next attempt on the two that are left: what it keeps replaces what the first one left
-    heirs = [heir, start(1, ids[1], 2), start(2, ids[0], 2)]
+    heirs = [heir, start(1, ids[2], 2), start(2, ids[1], 2)]
     everyone(heirs, "pair", everyone(heirs, "node"))
     everyone(heirs, "snapshot", 7)
     found["of_the_next_attempt"] = ray.get(heir.restored.remote(), timeout=60)
     everyone(heirs, "snapshot", 8)
     everyone(heirs, "snapshot", 9)
-    held = ray.get([vault.found.remote() for vault in vaults_on(ids[:2])], timeout=60)
+    held = ray.get([vault.found.remote() for vault in vaults_on(ids[1:])], timeout=60)
     found["attempts_held"] = sorted({snapshot.attempt for _, parts in held for snapshot, _ in parts})
     # a limit
     small = start(0, head, 1, f"{root}/small", limit_bytes=1000)

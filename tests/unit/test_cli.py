@@ -82,7 +82,7 @@ def test_inspect_shows_a_dataset_and_finds_a_changed_byte(
     assert main(["inspect", str(copy), "--verify"]) == 1
     assert "heldout-00000.parquet" in capsys.readouterr().err
     assert main(["inspect", str(tmp_path)]) == 2
-    assert "neither a run nor a dataset" in capsys.readouterr().err
+    assert "neither a run, nor a checkpoint, nor a dataset" in capsys.readouterr().err
 
 
 def test_the_cluster_file_is_valid_for_ray() -> None:

@@ -171,8 +171,12 @@ def checkpoints(run: Folder) -> Folder:
 
 def listed(run: Folder) -> dict[str, set[str]]:
     """Names of all checkpoints, whatever their state, oldest first -> the names of their files."""
-    folder = checkpoints(run)
-    return {name: set((folder / name).names()) for name in folder.names() if step_of(name) is not None}
+    found: dict[str, set[str]] = {}
+    for path in checkpoints(run).files():
+        name, _, file = path.partition("/")
+        if step_of(name) is not None and file:
+            found.setdefault(name, set()).add(file)
+    return found
 
 
 def is_good(files: set[str]) -> bool:

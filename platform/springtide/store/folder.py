@@ -159,6 +159,13 @@ class Folder:
         found = (posixpath.basename(str(path).rstrip("/")) for path in paths)
         return sorted(name for name in found if name and not name.startswith(_TEMPORARY))
 
+    def files(self) -> list[str]:
+        """Names of all files in the folder and below it, sorted, in one listing where the store can; unfinished writes are not
+        shown."""
+        paths = self.fs.find(self.path)
+        found = (posixpath.relpath(str(path), self.path) for path in paths)
+        return sorted(name for name in found if not posixpath.basename(name).startswith(_TEMPORARY))
+
     def remove(self, name: str = "") -> None:
         """Remove ``name`` and all below it (the whole folder without a name); missing is fine."""
         with contextlib.suppress(FileNotFoundError):

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from springtide.track.charts import Chart, Line, draw, smooth
 from springtide.track.console import describe
-from springtide.track.events import Evaluated, Event, Sampled, Started, StepDone, Waited
+from springtide.track.events import Evaluated, Event, Sampled, Saved, SaveFailed, Started, StepDone, Waited
 from springtide.track.journal import last_steps
 from springtide.track.metrics import STEP_METRICS
 from springtide.track.page import cards, page, table, text
@@ -63,6 +63,11 @@ def figures(events: Sequence[Event]) -> list[tuple[str, str, str]]:
     if waits:
         longest = max(waits[-1])
         found.append(("waited for data", f"{longest:.1f} s", f"rank {waits[-1].index(longest)}, since the last start"))
+    saves = [event for event in events if isinstance(event, Saved)]
+    if saves:
+        failed = sum(isinstance(event, SaveFailed) for event in events)
+        stall_s = sum(event.stall_s for event in saves)
+        found.append(("waited for saves", f"{stall_s:.1f} s", f"{len(saves)} checkpoints, {failed} failed"))
     if starts:
         found.append(("starts", str(len(starts)), f"{max(start.world_size for start in starts)} workers at most"))
         seconds = events[-1].time_s - events[0].time_s

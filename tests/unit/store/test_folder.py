@@ -25,6 +25,8 @@ def test_what_is_written_is_read_listed_and_removed(folder: Folder) -> None:
     folder.write("x/one.bin", b"1" * 1000)
     folder.write_json("two.json", {"a": [1, 2]})
     assert folder.names() == ["two.json", "x"]
+    assert folder.files() == ["two.json", "x/one.bin"]
+    assert (folder / "y").files() == []
     assert (folder / "x").read("one.bin") == b"1" * 1000
     assert folder.size("x/one.bin") == 1000
     assert folder.read_json("two.json") == {"a": [1, 2]}
@@ -74,3 +76,20 @@ def test_a_folder_below_a_file_cannot_be_written(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(OSError, match="file"):
         Folder(tmp_path / "file" / "below").write("name", b"")
+
+
+def test_parts_are_written_one_after_the_other(folder: Folder) -> None:
+    parts = [memoryview(bytes([number]) * size) for number, size in enumerate((5, 0, 20_000_000, 1))]
+    folder.put("long", parts)
+    assert folder.read("long") == b"".join(parts)
+    assert bytes(folder.read_range("long", 3, 7)) == b"\0\0\2\2"
+    folder.put("long", [memoryview(b"short")])
+    assert folder.read("long") == b"short"
+
+
+def test_of_many_who_create_a_name_one_succeeds(folder: Folder, tmp_path: Path) -> None:
+    folder.create("name", b"first")
+    with pytest.raises(FileExistsError):
+        folder.create("name", b"second")
+    assert folder.read("name") == b"first"
+    assert folder.names() == ["name"]

@@ -16,7 +16,7 @@ from test_journal import step
 from springtide import config as configs
 from springtide.config import Config
 from springtide.store import Folder
-from springtide.track.events import Evaluated, Event, Stopped
+from springtide.track.events import Evaluated, Event, Rejected, Stopped
 from springtide.track.mlflow_sink import MlflowSink
 
 
@@ -51,6 +51,7 @@ def test_restarts_are_one_run_and_steps_never_go_back(config: Config, tmp_path: 
     send(config, run, uri, [], first)
     # killed at 7, resumed from 5: 6 and 7 are trained again, and what was sent once is not sent again
     again: list[Event] = [
+        Rejected(step=5, name="step-0000000006", reason="a bit flipped"),
         *(step(number, 4.0) for number in range(6, 10)),
         evaluated(9),
         Stopped(step=9, status="finished"),
@@ -58,6 +59,8 @@ def test_restarts_are_one_run_and_steps_never_go_back(config: Config, tmp_path: 
     send(config, run, uri, first, again)
     assert history(uri, run, "loss") == [(number, 5.0) for number in range(1, 8)] + [(8, 4.0), (9, 4.0)]
     assert [number for number, _ in history(uri, run, "heldout_loss")] == [0, 9]
+    tags = MlflowClient(uri).get_run(run.read_json("mlflow.json")["run_id"]).data.tags
+    assert tags["springtide.rejected.step-0000000006"] == "a bit flipped"
     client = MlflowClient(uri)
     [found] = client.search_runs([run.read_json("mlflow.json")["experiment_id"]])
     assert found.info.status == "FINISHED"

@@ -13,7 +13,19 @@ from test_journal import step
 
 from springtide.track.charts import Chart, Line, draw, smooth
 from springtide.track.console import Console
-from springtide.track.events import Evaluated, Event, Sampled, Saved, Started, Stopped
+from springtide.track.events import (
+    CadenceSet,
+    Evaluated,
+    Event,
+    Rejected,
+    Sampled,
+    Saved,
+    SaveFailed,
+    SaveSkipped,
+    SnapshotsSet,
+    Started,
+    Stopped,
+)
 from springtide.track.report import charts, loss_chart, render, world_size_chart
 
 HOSTILE = "</pre><script>alert('x')</script>&"
@@ -38,7 +50,12 @@ RESIZED: list[Event] = [
     *(step(number, 9.0 - number) for number in range(4, 8)),
     started(120, 7, 1),
     *(step(number, 1.0) for number in range(8, 11)),
-    Saved(step=10, name="step-0000000010", size_bytes=2**20, save_time_s=0.1, time_s=180.0),
+    Saved(step=10, name="step-0000000010", size_bytes=2**20, save_time_s=0.1, stall_s=0.25, time_s=180.0),
+    SaveFailed(step=11, reason="rank 1: No space left on device", in_a_row=2, time_s=181.0),
+    SaveSkipped(step=12, reason="the save of step 10 is still being written", time_s=182.0),
+    CadenceSet(step=12, every_s=90.0, reason="a save costs 1.00 s", time_s=183.0),
+    SnapshotsSet(step=12, every_steps=4, reason="one costs 9 ms", time_s=184.0),
+    Rejected(step=5, name="step-0000000009", reason="a bit flipped", time_s=185.0),
     evaluated(10, 1.0),
     Sampled(step=10, prompt="def ", text=HOSTILE, time_s=181.0),
     Stopped(step=10, status="finished", time_s=182.0),
