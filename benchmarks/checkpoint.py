@@ -31,7 +31,9 @@ import claims
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 
 BLOCK = 16 * 2**20
-READERS = 4
+READERS = 6
+TRIES = 3
+"""Of each save, load, put and get, of which the best counts: the disk under the server is everybody's."""
 STEPS = 8
 """To learn what a step takes."""
 ANCHORS = {"8B": 8.03e9, "70B": 70.6e9}
@@ -226,19 +228,20 @@ def move(url: str, mib: float, number: int) -> dict[str, float]:
     run = Folder(f"{url}/move-{number}")
     found: dict[str, float] = {"bytes": sum(tensor.nbytes for tensor in tensors.values())}
     with saver(run.url) as ours:
-        ours.begin(tensors, meta(1), {})
-        assert ours.poll(wait=True).error is None
-        step(model, optimizer, batch)
-        begin = time.perf_counter()
-        ours.begin(tensors, meta(2), {})
-        assert ours.poll(wait=True).error is None
-        found["save_s"] = time.perf_counter() - begin
+
+        def save(count: int) -> float:
+            step(model, optimizer, batch)
+            os.sync()
+            begin = time.perf_counter()
+            ours.begin(tensors, meta(count), {})
+            assert ours.poll(wait=True).error is None
+            return time.perf_counter() - begin
+
+        found["save_s"] = min(save(count) for count in range(TRIES))
     expected = {name: tensor.clone() for name, tensor in tensors.items()}
     for tensor in tensors.values():
         tensor.zero_()
-    begin = time.perf_counter()
-    load(run, committed(run)[-1], model, optimizer)
-    found["load_s"] = time.perf_counter() - begin
+    found["load_s"] = min(timed(lambda: load(run, committed(run)[-1], model, optimizer)) for _ in range(TRIES))
     # from memory, as from the vault of this node: another process's memory, opened by its descriptor and mapped
     kept, layout = stage.Stage("/dev/shm", int(found["bytes"])), stage.Layout(0, 1)
     kept.copy(layout.of(tensors), layout.pieces)
@@ -267,6 +270,21 @@ def move(url: str, mib: float, number: int) -> dict[str, float]:
     return found
 
 
+def best_of(put: Any, get: Any) -> dict[str, float]:
+    """Seconds of the best of as many tries as ours has."""
+    puts = []
+    for _ in range(TRIES):
+        os.sync()
+        puts.append(timed(put))
+    return {"put_s": min(puts), "get_s": min(timed(get) for _ in range(TRIES))}
+
+
+def in_threads(get: Any, size: int) -> None:
+    """Get each part."""
+    with concurrent.futures.ThreadPoolExecutor(READERS) as threads:
+        list(threads.map(get, range(0, size, BLOCK)))
+
+
 def raw_obstore(size: int, get_too: bool = True) -> dict[str, float]:
     """Seconds of one put in parts, and of ranged gets by threads."""
     import numpy as np
@@ -280,21 +298,20 @@ def raw_obstore(size: int, get_too: bool = True) -> dict[str, float]:
         client_options={"allow_http": True, "timeout": datetime.timedelta(minutes=2)},
     )
     data = memoryview(np.random.default_rng(0).bytes(size))
-    begin = time.perf_counter()
-    obstore.put(store, "raw-obstore", data, chunk_size=BLOCK, max_concurrency=READERS)
-    put_s = time.perf_counter() - begin
+
+    def put() -> None:
+        obstore.put(store, "raw-obstore", data, chunk_size=BLOCK, max_concurrency=READERS)
+
     if not get_too:
-        return {"put_s": put_s}
+        put()
+        return {}
     into = np.zeros(size, dtype=np.uint8)
 
     def get(start: int) -> None:
         part = obstore.get_range(store, "raw-obstore", start=start, end=min(start + BLOCK, size))
         into[start : start + BLOCK] = np.frombuffer(part, dtype=np.uint8)
 
-    begin = time.perf_counter()
-    with concurrent.futures.ThreadPoolExecutor(READERS) as threads:
-        list(threads.map(get, range(0, size, BLOCK)))
-    return {"put_s": put_s, "get_s": time.perf_counter() - begin}
+    return best_of(put, lambda: in_threads(get, size))
 
 
 def raw_s3fs(size: int) -> dict[str, float]:
@@ -304,21 +321,19 @@ def raw_s3fs(size: int) -> dict[str, float]:
 
     fs = s3fs.S3FileSystem(use_listings_cache=False)
     data = memoryview(np.random.default_rng(0).bytes(size))
-    begin = time.perf_counter()
-    with fs.open("checkpoints/raw-s3fs", "wb", block_size=BLOCK) as file:
-        for start in range(0, size, BLOCK):
-            file.write(data[start : start + BLOCK])
-    put_s = time.perf_counter() - begin
+
+    def put() -> None:
+        with fs.open("checkpoints/raw-s3fs", "wb", block_size=BLOCK) as file:
+            for start in range(0, size, BLOCK):
+                file.write(data[start : start + BLOCK])
+
     into = np.zeros(size, dtype=np.uint8)
 
     def get(start: int) -> None:
         part = fs.cat_file("checkpoints/raw-s3fs", start=start, end=min(start + BLOCK, size))
         into[start : start + BLOCK] = np.frombuffer(part, dtype=np.uint8)
 
-    begin = time.perf_counter()
-    with concurrent.futures.ThreadPoolExecutor(READERS) as threads:
-        list(threads.map(get, range(0, size, BLOCK)))
-    return {"put_s": put_s, "get_s": time.perf_counter() - begin}
+    return best_of(put, lambda: in_threads(get, size))
 
 
 def raw_s3torchconnector(size: int) -> dict[str, float]:
@@ -332,15 +347,17 @@ def raw_s3torchconnector(size: int) -> dict[str, float]:
     config = S3ClientConfig(force_path_style=True, part_size=BLOCK)
     client = S3Checkpoint(region="us-east-1", endpoint=os.environ["AWS_ENDPOINT_URL"], s3client_config=config)
     data = memoryview(np.random.default_rng(0).bytes(size))
-    begin = time.perf_counter()
-    with client.writer("s3://checkpoints/raw-connector") as writer:
-        for start in range(0, size, BLOCK):
-            writer.write(data[start : start + BLOCK])
-    put_s = time.perf_counter() - begin
-    begin = time.perf_counter()
-    with client.reader("s3://checkpoints/raw-connector") as reader:
-        reader.read()
-    return {"put_s": put_s, "get_s": time.perf_counter() - begin}
+
+    def put() -> None:
+        with client.writer("s3://checkpoints/raw-connector") as writer:
+            for start in range(0, size, BLOCK):
+                writer.write(data[start : start + BLOCK])
+
+    def get() -> None:
+        with client.reader("s3://checkpoints/raw-connector") as reader:
+            reader.read()
+
+    return best_of(put, get)
 
 
 def main() -> None:

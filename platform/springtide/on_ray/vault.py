@@ -177,10 +177,12 @@ class Vaults:
             self._peer = self._vault(ring[(ring.index(self.node) + 1) % len(ring)])
 
     def keep(self, snapshot: Snapshot, stage: Stage) -> Any:
+        """Have the vault of this node hold the stage."""
         slot = self._slots.setdefault(stage.fd, len(self._slots) % 2)
         return self._mine.keep.remote(snapshot, slot, os.getpid(), stage.fd, self._peer)
 
     def settled(self, handle: Any) -> bool:
+        """Whether the vault has it and its peer has a copy. OSError when they cannot."""
         done, _ = ray.wait([handle], timeout=0)
         if not done:
             return False
@@ -198,6 +200,7 @@ class Vaults:
             vault.forget.remote(before)
 
     def found(self) -> list[Snapshot]:
+        """What the vaults that answer hold whole."""
         asked = {vault.found.remote(): vault for vault in self._all().values()}
         answered, _ = ray.wait(list(asked), num_returns=len(asked), timeout=_ANSWER_S) if asked else ([], [])
         found = []
@@ -213,6 +216,7 @@ class Vaults:
         return found
 
     def source(self, snapshots: Sequence[Snapshot]) -> _Source:
+        """Where to read these from: this node if it has them."""
         if not self._read_from:
             self.found()
         return _Source({file_of(snapshot.key): self._read_from[file_of(snapshot.key)] for snapshot in snapshots})
