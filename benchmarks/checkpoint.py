@@ -191,7 +191,7 @@ def stall(url: str, mib: float, number: int) -> dict[str, float]:
     os.sync()
     # what a bare put of as many bytes beside the steps costs them: the server's share, which a GPU's host does not pay
     floor = subprocess.Popen(
-        ["taskset", "-c", ",".join(map(str, rest)), sys.executable, __file__, "--put", str(int(shard))],
+        ["taskset", "-c", ",".join(map(str, rest)), sys.executable, __file__, "--put", str(mib)],
         stdout=subprocess.PIPE,
     )
     assert floor.stdout is not None
@@ -285,7 +285,22 @@ def in_threads(get: Any, size: int) -> None:
         list(threads.map(get, range(0, size, BLOCK)))
 
 
-def raw_obstore(size: int, get_too: bool = True) -> dict[str, float]:
+def state_bytes(mib: float) -> memoryview:
+    """The very bytes that ours saves."""
+    import torch
+
+    from springtide.checkpoint.stage import Layout
+    from springtide.checkpoint.tensors import named_tensors, raw
+
+    torch.set_num_threads(1)
+    model, optimizer, batch = model_of(mib)
+    step(model, optimizer, batch)
+    tensors, layout = named_tensors(model, optimizer), Layout(0, 1)
+    layout.of(tensors)
+    return torch.cat([raw(tensors[piece.tensor]) for piece in layout.pieces]).numpy().data
+
+
+def raw_obstore(mib: float, get_too: bool = True) -> dict[str, float]:
     """Seconds of one put in parts, and of ranged gets by threads."""
     import numpy as np
     import obstore
@@ -297,7 +312,8 @@ def raw_obstore(size: int, get_too: bool = True) -> dict[str, float]:
         region="us-east-1",
         client_options={"allow_http": True, "timeout": datetime.timedelta(minutes=2)},
     )
-    data = memoryview(np.random.default_rng(0).bytes(size))
+    data = state_bytes(mib)
+    size = len(data)
 
     def put() -> None:
         obstore.put(store, "raw-obstore", data, chunk_size=BLOCK, max_concurrency=READERS)
@@ -314,13 +330,14 @@ def raw_obstore(size: int, get_too: bool = True) -> dict[str, float]:
     return best_of(put, lambda: in_threads(get, size))
 
 
-def raw_s3fs(size: int) -> dict[str, float]:
+def raw_s3fs(mib: float) -> dict[str, float]:
     """As ``raw_obstore``, with parts of the same size."""
     import numpy as np
     import s3fs
 
     fs = s3fs.S3FileSystem(use_listings_cache=False)
-    data = memoryview(np.random.default_rng(0).bytes(size))
+    data = state_bytes(mib)
+    size = len(data)
 
     def put() -> None:
         with fs.open("checkpoints/raw-s3fs", "wb", block_size=BLOCK) as file:
@@ -336,17 +353,17 @@ def raw_s3fs(size: int) -> dict[str, float]:
     return best_of(put, lambda: in_threads(get, size))
 
 
-def raw_s3torchconnector(size: int) -> dict[str, float]:
+def raw_s3torchconnector(mib: float) -> dict[str, float]:
     """Its checkpoint reader and writer; nothing where it is not installed."""
     try:
         from s3torchconnector import S3Checkpoint, S3ClientConfig
     except ImportError:
         return {}
-    import numpy as np
 
     config = S3ClientConfig(force_path_style=True, part_size=BLOCK)
     client = S3Checkpoint(region="us-east-1", endpoint=os.environ["AWS_ENDPOINT_URL"], s3client_config=config)
-    data = memoryview(np.random.default_rng(0).bytes(size))
+    data = state_bytes(mib)
+    size = len(data)
 
     def put() -> None:
         with client.writer("s3://checkpoints/raw-connector") as writer:
@@ -364,7 +381,7 @@ def main() -> None:
     """Measure, print, claim."""
     if "--put" in sys.argv:
         print("begins", flush=True)
-        raw_obstore(int(sys.argv[-1]), get_too=False)
+        raw_obstore(float(sys.argv[-1]), get_too=False)
         return
     options = claims.options(__doc__, 3, mib=(512, 50), largest=(4096, 0))
     import s3_server
@@ -390,16 +407,15 @@ def main() -> None:
 
 def one_round(mib: float, number: int) -> dict[str, Any]:
     """Ours and each raw client on as many bytes, another one first each round."""
-    size = int(mib * 2**20)
     calls: list[tuple[str, Any, tuple[Any, ...]]] = [
         ("ours", move, ("s3://checkpoints/move", mib, number)),
-        *((client.__name__, client, (size,)) for client in (raw_obstore, raw_s3fs, raw_s3torchconnector)),
+        *((client.__name__, client, (mib,)) for client in (raw_obstore, raw_s3fs, raw_s3torchconnector)),
     ]
     found: dict[str, Any] = {}
     for name, function, arguments in calls[number % len(calls) :] + calls[: number % len(calls)]:
         os.sync()
         found[name] = claims.alone(function, *arguments)
-    return {**found.pop("ours"), "raw_bytes": size, **found}
+    return {**found.pop("ours"), **found}
 
 
 def s3_clear() -> None:
@@ -431,10 +447,9 @@ def report(options: argparse.Namespace, stalls: list[dict[str, float]], moves: l
     print("\nMiB/s: ours, " + ", ".join(clients))
     for one in moves:
         mib = one["bytes"] / 2**20
-        raw_mib = one["raw_bytes"] / 2**20
-        rates = [f"{raw_mib / one[name]['put_s']:.0f}" if "put_s" in one[name] else "-" for name in clients]
+        rates = [f"{mib / one[name]['put_s']:.0f}" if "put_s" in one[name] else "-" for name in clients]
         print(f"{mib:6.0f} save {mib / one['save_s']:.0f} | " + " ".join(rates), end="   ")
-        rates = [f"{raw_mib / one[name]['get_s']:.0f}" if "get_s" in one[name] else "-" for name in clients]
+        rates = [f"{mib / one[name]['get_s']:.0f}" if "get_s" in one[name] else "-" for name in clients]
         print(f"load {mib / one['load_s']:.0f} | " + " ".join(rates), end="   ")
         print(f"from memory {mib / one['memory_load_s']:.0f}")
     usual, moved = stalls[: options.rounds], moves[: options.rounds]
@@ -444,7 +459,7 @@ def report(options: argparse.Namespace, stalls: list[dict[str, float]], moves: l
 
     def against_raw(ours: str, raw: str) -> list[float]:
         """Our bytes a second over the best raw client's."""
-        best = [min(one[name][raw] for name in clients if raw in one[name]) / one["raw_bytes"] for one in moved]
+        best = [min(one[name][raw] for name in clients if raw in one[name]) / one["bytes"] for one in moved]
         return [one["bytes"] / one[ours] * seconds_a_byte for one, seconds_a_byte in zip(moved, best, strict=True)]
 
     put, get = against_raw("save_s", "put_s"), against_raw("load_s", "get_s")
