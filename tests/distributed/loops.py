@@ -136,10 +136,12 @@ SLOW_WRITER = (
 """A writing process to which every file takes a fifth of a second."""
 
 
-def train_with_writer(world: World, config: Config, program: str) -> list[Event]:
+def train_with_writer(
+    world: World, config: Config, program: str, stop_at: int = 0, ask: Interrupt = Interrupt.STOP
+) -> list[Event]:
     """Train with another program as the writing process."""
     saver.WRITER = program
-    return train(world, config)
+    return train(world, config, stop_at, ask)
 
 
 def train_with_dropout(world: World, config: Config, stop_at: int = 0) -> list[Event]:

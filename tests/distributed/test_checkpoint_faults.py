@@ -33,8 +33,8 @@ from springtide.checkpoint.layout import committed
 from springtide.checkpoint.retention import Rule
 from springtide.checkpoint.saver import Outcome, Saver
 from springtide.checkpoint.tensors import named_tensors
-from springtide.errors import RunExists
-from springtide.store import Folder
+from springtide.errors import CheckpointError, RunExists
+from springtide.store import Folder, digest
 
 pytestmark = pytest.mark.distributed
 TABLE: list[tuple[str, str, int, int]] = []
@@ -316,4 +316,21 @@ def test_any_file_system_of_fsspec_will_do() -> None:
     assert committed(Folder(url)) == ["step-0000000010", "step-0000000015"]
     assert resume(url)["step"] == 15
     attempts.claim(Folder(url), "once more")
-    assert [one.state for one in inspect(Folder(url), verify=True)] == ["committed"] * 3
+    # AdamW's counts of steps are the same in all of them here, so the first one's file is still referred to
+    assert [one.state for one in inspect(Folder(url), verify=True)] == ["referred", *["committed"] * 3]
+
+
+def test_a_checkpoint_of_another_version_is_refused_and_left_alone(tmp_path: Path) -> None:
+    save(str(tmp_path), [5], stage_in="")
+    checkpoint = Folder(tmp_path) / "checkpoints" / "step-0000000005"
+    marker = checkpoint.read_json("COMMITTED")
+    data = (
+        checkpoint.read(marker["manifest"])
+        .replace(b'"format":2', b'"format":99')
+        .replace(b'"refers"', b'"new":1,"refers"')
+    )
+    checkpoint.write(marker["manifest"], data)
+    checkpoint.write_json("COMMITTED", {**marker, "digest": digest.of_bytes(data)})
+    with pytest.raises(CheckpointError, match="is in format 99, this version of springtide reads 2"):
+        resume(str(tmp_path))
+    assert committed(Folder(tmp_path)) == ["step-0000000005"]

@@ -17,6 +17,7 @@ from springtide.checkpoint.layout import committed, read_manifest
 from springtide.config import Config
 from springtide.store import Folder
 from springtide.track.events import CadenceSet, Event, Rejected, Saved, SaveFailed, SaveSkipped, Started, StepDone
+from springtide.train import Interrupt
 
 pytestmark = pytest.mark.distributed
 Ranks = Callable[..., list[Any]]
@@ -41,6 +42,10 @@ def test_a_save_that_is_due_while_one_is_written_is_left_out_or_waited_for(tiny:
     saved = [event.step for event in of(events, Saved)]
     assert saved[-1] == 9
     assert not set(saved) & {event.step for event in of(events, SaveSkipped)}
+    # what somebody asked for is not left out
+    asked = named(skipping, "asked", 9)
+    events = ranks(2, train_with_writer, asked, SLOW_WRITER, 3, Interrupt.SAVE)[0]
+    assert [event.step for event in of(events, Saved)][:2] == [2, 3]
     queueing = named(tiny, "queue", 9, **every, checkpoint__when_busy="queue")
     events = ranks(2, train_with_writer, queueing, SLOW_WRITER)[0]
     assert [event.step for event in of(events, Saved)] == [2, 4, 6, 8, 9]

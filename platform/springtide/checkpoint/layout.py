@@ -39,6 +39,10 @@ Identity = Callable[[int], str]
 """Steps done -> the identity of the order that they were trained in."""
 
 
+class OtherFormat(CheckpointError):
+    """A checkpoint that is good, but written by another version of this package."""
+
+
 class Meta(BaseModel):
     """The part of a run's state that is not tensors, and where it came from.
 
@@ -190,13 +194,19 @@ def committed(run: Folder) -> list[str]:
 
 
 def read_manifest(run: Folder, name: str) -> Manifest:
-    """The manifest that the commit marker names; CheckpointError when its bytes are others than were committed, OSError when
-    it cannot be read."""
+    """The manifest that the commit marker names; CheckpointError when its bytes are others than were committed, OtherFormat
+    when they are of another version of this package, OSError when it cannot be read."""
     folder = checkpoints(run) / name
     try:
         marker = folder.read_json(COMMITTED)
         data = folder.read(marker["manifest"])
         _check(marker["manifest"], data, marker["digest"])
+        written = json.loads(data)["format"]
+        if written != FORMAT:
+            raise OtherFormat(
+                f"{name} of {run.url} is in format {written}, this version of springtide reads {FORMAT}: use the version that "
+                "wrote it, or a new run.id"
+            )
         return Manifest.model_validate_json(data)
     except FileNotFoundError as error:
         raise CheckpointError(f"{name}: a file is missing: {error}") from None

@@ -25,6 +25,7 @@ from springtide.checkpoint.layout import (
     Identity,
     Manifest,
     Meta,
+    OtherFormat,
     Piece,
     checkpoints,
     committed,
@@ -100,7 +101,7 @@ def _attempt(
             if mismatch := of_another_order(run, manifest.meta, identity):
                 raise _Mismatch(mismatch)
             load(run, name, model, optimizer, manifest)
-    except (_Mismatch, PermissionError) as error:
+    except (_Mismatch, OtherFormat, PermissionError) as error:
         fatal = CheckpointError(str(error))
     except (CheckpointError, FileNotFoundError) as error:
         problem = str(error)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import logging
 import multiprocessing
@@ -27,6 +28,7 @@ from springtide.store import Folder
 
 WRITER = "from springtide.checkpoint.writer import main; main()"
 """What the writing process runs."""
+_LEAVING_S = 30.0
 _PATIENCE_S = 600.0
 """How long a save that training waits for waits for the other ranks."""
 
@@ -118,7 +120,8 @@ class Saver:
         if self._connection is not None:
             self._connection.close()
             if self._process is not None and not self.busy:
-                self._process.wait()
+                with contextlib.suppress(subprocess.TimeoutExpired):  # it removes old checkpoints from a slow store
+                    self._process.wait(_LEAVING_S)
         if self._stage is not None:
             self._stage.close()
         self._connection = self._stage = None

@@ -87,10 +87,11 @@ class Saves:
             yield from self._give_up()
         every = self._checkpoint.every_steps
         due = every != "auto" and every > 0 and step % every == 0
-        if not (due or Interrupt.SAVE in result.interrupts) or step == self.last_step:
+        asked = Interrupt.SAVE in result.interrupts
+        if not (due or asked) or step == self.last_step:
             return
         if result.saving:
-            if self._checkpoint.when_busy == "skip":
+            if self._checkpoint.when_busy == "skip" and not asked:  # somebody waits for what was asked for
                 yield SaveSkipped(step=step, reason=f"the save of step {self.last_step} is still being written")
                 return
             yield from self._settle()
