@@ -88,7 +88,7 @@ def sweep(root: str, told: Path, where: str, points: int) -> None:
 
 
 def test_the_writing_process_killed_anywhere(tmp_path: Path) -> None:
-    sweep(str(tmp_path), tmp_path / "told", "writer", 16)
+    sweep(str(tmp_path), tmp_path / "told", "writer", 14)
 
 
 def test_the_trainer_killed_anywhere(tmp_path: Path) -> None:
@@ -96,7 +96,7 @@ def test_the_trainer_killed_anywhere(tmp_path: Path) -> None:
 
 
 def test_the_writing_process_killed_anywhere_on_object_storage(s3: str, tmp_path: Path) -> None:
-    sweep(f"{s3}/faults", tmp_path / "told", "writer", 10)
+    sweep(f"{s3}/faults", tmp_path / "told", "writer", 8)
 
 
 @pytest.fixture(scope="module")

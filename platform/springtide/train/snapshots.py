@@ -16,8 +16,6 @@ from springtide.train.step import StepResult
 
 _SHARE = 0.03
 _REMEMBERED = 9
-_CHANGE = 1.5
-"""A cadence that would change by less stays."""
 
 
 class Snapshots:
@@ -78,8 +76,8 @@ class Snapshots:
         self._stall_s = time.perf_counter() - begin
         if self._is_first and self._config.memory_every == "auto" and len(self._costs_s) == _REMEMBERED:
             cost_s, step_s = statistics.median(self._costs_s), statistics.median(self._steps_s)
-            every = snapshot_every(cost_s, step_s, _SHARE)
-            if not self._every / _CHANGE <= every <= self._every * _CHANGE:
+            every = snapshot_every(cost_s, step_s, _SHARE, self._every)
+            if every != self._every:
                 reason = f"one costs {cost_s * 1e3:.1f} ms of a step of {step_s * 1e3:.0f} ms"
                 yield SnapshotsSet(step=step, every_steps=every, reason=reason)
                 self._every = every

@@ -47,3 +47,14 @@ def test_snapshots_take_no_more_than_their_share(copy_s: float, step_s: float) -
     k = snapshot_every(copy_s, step_s, 0.03)
     assert copy_s / (k * step_s) <= 0.03 * (1 + 1e-9)
     assert k == 1 or copy_s / ((k - 1) * step_s) > 0.03 * (1 - 1e-9)
+
+
+@given(st.floats(1e-6, 10), st.floats(1e-3, 100), st.integers(1, 100))
+def test_snapshots_do_not_waver(copy_s: float, step_s: float, now: int) -> None:
+    k = snapshot_every(copy_s, step_s, 0.03, now)
+    assert copy_s / (k * step_s) <= 0.03 * 1.3 * (1 + 1e-9)
+    assert snapshot_every(copy_s, step_s, 0.03, k) in (k, snapshot_every(copy_s, step_s, 0.03))
+    for noise in (0.8, 1.2):  # around a figure that was chosen
+        chosen = snapshot_every(copy_s, step_s, 0.03)
+        if chosen > 1:
+            assert snapshot_every(copy_s * noise, step_s, 0.03, chosen) == chosen
