@@ -27,13 +27,12 @@ ROWS = 13  # divides by no world size here
 class Net(nn.Module):
     """Odd sizes, a buffer, a frozen weight, two types."""
 
-    def __init__(self, tied: bool = False) -> None:
+    def __init__(self) -> None:
         super().__init__()
         self.first = nn.Linear(7, ROWS)
         self.second = nn.Linear(ROWS, 7, bias=False)
         self.frozen = nn.Parameter(torch.zeros(ROWS, 3), requires_grad=False)
         self.narrow = nn.Parameter(torch.zeros(5, 4, dtype=torch.bfloat16))
-        self.tied = self.first if tied else None
         self.register_buffer("table", torch.zeros(4))
         self.register_buffer("scratch", torch.zeros(4), persistent=False)
 
@@ -71,7 +70,7 @@ def fill(tensors: dict[str, Tensor]) -> None:
             tensor.copy_(whole)
 
 
-def save_in(world: World, layout: str, url: str, step: int = 5, frozen_too: bool = True) -> list[Any]:
+def save_in(world: World, layout: str, url: str, step: int = 5) -> list[Any]:
     """Save the state in a layout; what this rank's part was."""
     model, optimizer = laid_out(layout, world)
     tensors = named_tensors(model, optimizer)

@@ -14,6 +14,7 @@ from springtide.checkpoint.layout import (
     QUARANTINED,
     Manifest,
     Piece,
+    check,
     checkpoints,
     listed,
     read_index,
@@ -21,7 +22,7 @@ from springtide.checkpoint.layout import (
     step_of,
 )
 from springtide.errors import CheckpointError
-from springtide.store import Folder, digest
+from springtide.store import Folder
 
 _READERS = 4
 
@@ -100,28 +101,26 @@ def problem(run: Folder, name: str, manifest: Manifest) -> str:
             if facts["size_bytes"]:
                 _check_header(folder, f"{name}/{file.removesuffix('.json')}.safetensors", facts)
         with ThreadPoolExecutor(_READERS, "springtide-verify") as threads:
-            return next(filter(None, threads.map(lambda piece: _problem_of(folder, piece), pieces)), "")
+            for _ in threads.map(lambda piece: _check_piece(folder, piece), pieces):
+                pass
+        return ""
     except (CheckpointError, FileNotFoundError) as error:
         return str(error)
 
 
 def _check_header(folder: Folder, file: str, facts: dict[str, Any]) -> None:
-    found = digest.of_bytes(folder.read_range(file, 0, facts["header_bytes"]))
-    if found != facts["header_digest"]:
-        raise CheckpointError(f"{file}: header: digest expected {facts['header_digest']}, found {found}")
+    check(f"{file}: header", folder.read_range(file, 0, facts["header_bytes"]), facts["header_digest"])
     size = folder.size(file)
     if size != facts["size_bytes"]:
         raise CheckpointError(f"{file} has {size} bytes, {facts['size_bytes']} were committed")
 
 
-def _problem_of(folder: Folder, piece: Piece) -> str:
+def _check_piece(folder: Folder, piece: Piece) -> None:
     for number, expected in enumerate(piece.digests):
         begin = piece.begin + number * BLOCK_BYTES
         end = min(begin + BLOCK_BYTES, piece.begin + piece.size_bytes)
-        found = digest.of_bytes(folder.read_range(piece.file, begin, end))
-        if found != expected:
-            return f"{piece.file}: bytes {begin} to {end} of {piece.tensor}: digest expected {expected}, found {found}"
-    return ""
+        data = folder.read_range(piece.file, begin, end)
+        check(f"{piece.file}: bytes {begin} to {end} of {piece.tensor}", data, expected)
 
 
 def _age(saved_s: float) -> str:

@@ -200,7 +200,7 @@ def read_manifest(run: Folder, name: str) -> Manifest:
     try:
         marker = folder.read_json(COMMITTED)
         data = folder.read(marker["manifest"])
-        _check(marker["manifest"], data, marker["digest"])
+        check(marker["manifest"], data, marker["digest"])
         written = json.loads(data)["format"]
         if written != FORMAT:
             raise OtherFormat(
@@ -218,7 +218,7 @@ def read_index(folder: Folder, name: str, expected: str = "") -> tuple[dict[str,
     """The index ``name`` of one rank: facts of its data file, and its pieces. CheckpointError when it is not ``expected``."""
     data = folder.read(name)
     if expected:
-        _check(name, data, expected)
+        check(name, data, expected)
     index = json.loads(data)
     pieces = [
         Piece(tensor, dtype, tuple(shape), tuple(offsets), tuple(sizes), file, begin, size_bytes, tuple(digests))
@@ -268,7 +268,8 @@ def check_order(run: Folder, identity: Identity, go_back: bool) -> None:
         checkpoints(run).write(f"{name}/{ABANDONED}", identity(0))
 
 
-def _check(name: str, data: bytes, expected: str) -> None:
+def check(name: str, data: bytes | memoryview, expected: str) -> None:
+    """CheckpointError when ``data`` has not the digest ``expected``."""
     found = digest.of_bytes(data)
     if found != expected:
         raise CheckpointError(f"{name}: digest expected {expected}, found {found}")

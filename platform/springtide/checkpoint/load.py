@@ -27,6 +27,7 @@ from springtide.checkpoint.layout import (
     Meta,
     OtherFormat,
     Piece,
+    check,
     checkpoints,
     committed,
     of_another_order,
@@ -37,7 +38,7 @@ from springtide.checkpoint.layout import (
 from springtide.checkpoint.retention import note_reader
 from springtide.checkpoint.tensors import Box, box, local, materialize, named_tensors, raw, type_name
 from springtide.errors import CheckpointError
-from springtide.store import Folder, digest
+from springtide.store import Folder
 
 _READ_BYTES = 16 * 2**20
 _READERS = 6
@@ -297,12 +298,9 @@ def _read(source: Source, blocks: list[_Block], verify: bool) -> None:
     for block in blocks:
         part = data[block.begin - begin : block.end - begin]
         piece = block.copy.piece
-        found = digest.of_bytes(part) if verify else ""
-        if verify and found != piece.digests[block.number]:
-            raise CheckpointError(
-                f"{file}: bytes {block.begin} to {block.end} of {piece.tensor}: digest expected "
-                f"{piece.digests[block.number]}, found {found}"
-            )
+        if verify:
+            what = f"{file}: bytes {block.begin} to {block.end} of {piece.tensor}"
+            check(what, part, piece.digests[block.number])
         block.copy.take(part, block.number * BLOCK_BYTES)
 
 

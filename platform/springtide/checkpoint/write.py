@@ -28,7 +28,6 @@ from springtide.checkpoint.layout import (
     Piece,
     Staged,
     checkpoints,
-    committed,
     data_digest,
     data_name,
     index_name,
@@ -89,18 +88,20 @@ class Writer:
     def write(self, job: Job, view: Callable[[Staged], memoryview], gone: Callable[[], bool]) -> Written:
         """Write, and on rank 0 commit once every rank has written. ``view`` gives a piece's bytes; ``gone`` says, while rank 0
         waits, that there is nothing to wait for. OSError, or CheckpointError for what trying again will not mend."""
-        if is_good(listed(self._run).get(job.name, set())):  # an earlier attempt's: the same state
+        found = listed(self._run)
+        if is_good(found.get(job.name, set())):  # an earlier attempt's: the same state
             manifest = read_manifest(self._run, job.name)
             return Written(job.name, manifest.size_bytes, 0)
-        pieces, written = self._part(job, view)
+        older = [name for name, files in found.items() if is_good(files) and name < job.name]
+        pieces, written = self._part(job, view, older)
         if job.rank:
             return Written(job.name, sum(piece.size_bytes for piece in pieces), written)
         manifest = commit(self._run, job, gone)
         return Written(job.name, manifest.size_bytes, manifest.written_bytes)
 
-    def _part(self, job: Job, view: Callable[[Staged], memoryview]) -> tuple[list[Piece], int]:
+    def _part(self, job: Job, view: Callable[[Staged], memoryview], older: list[str]) -> tuple[list[Piece], int]:
         folder, own = checkpoints(self._run) / job.name, f"{job.name}/{data_name(job.attempt, job.rank)}"
-        known = self._base(job)
+        known = self._base(job, older)
         pieces, changed = [], []
         for staged in job.pieces:
             digests = tuple(digest.of_bytes(block) for block in cut(view(staged), BLOCK_BYTES))
@@ -117,16 +118,16 @@ class Writer:
         if changed:
             views = [block for staged in changed for block in cut(view(staged), _PUT_BYTES)]
             folder.put(data_name(job.attempt, job.rank), [memoryview(header), *views])
-            in_file = [piece for staged in changed for piece in pieces if piece.tensor == staged.tensor]
+            of_tensor = {piece.tensor: piece for piece in pieces}
+            in_file = [of_tensor[staged.tensor] for staged in changed]
             head = digest.of_bytes(header)
             index = {"header_bytes": len(header), "header_digest": head, "digest": data_digest(head, in_file)}
             index["size_bytes"] = len(header) + sum(piece.size_bytes for piece in in_file)
         folder.write(index_name(job.attempt, job.rank), json.dumps({**index, "pieces": pieces}))
         return pieces, index["size_bytes"]
 
-    def _base(self, job: Job) -> dict[Any, Piece]:
-        """Box -> piece, of the newest checkpoint that counts: what need not be written again."""
-        names = [name for name in committed(self._run) if name < job.name]
+    def _base(self, job: Job, names: list[str]) -> dict[Any, Piece]:
+        """Box -> piece, of the last of the checkpoints ``names``: what need not be written again."""
         if not names or names[-1] == self._known_of:
             return self._known if names else {}
         self._known_of, self._known = names[-1], {}

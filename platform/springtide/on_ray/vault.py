@@ -10,7 +10,6 @@ run's driver has been gone for a minute; its memory has no name anywhere and goe
 from __future__ import annotations
 
 import contextlib
-import logging
 import mmap
 import os
 import tempfile
@@ -36,7 +35,6 @@ _LOOK_S = 5.0
 _ANSWER_S = 3.0
 """A vault that has not answered by then is taken for lost."""
 
-_log = logging.getLogger(__name__)
 Key = tuple[int, int, int]
 """Attempt, step, rank."""
 Place = tuple[int, int, bool, int]
@@ -196,12 +194,12 @@ class Vaults:
         return True
 
     def forget(self, before: int) -> None:
-        for vault in self._all().values():
+        for vault in vaults(self._prefix):
             vault.forget.remote(before)
 
     def found(self) -> list[Snapshot]:
         """What the vaults that answer hold whole."""
-        asked = {vault.found.remote(): vault for vault in self._all().values()}
+        asked = {vault.found.remote(): vault for vault in vaults(self._prefix)}
         answered, _ = ray.wait(list(asked), num_returns=len(asked), timeout=_ANSWER_S) if asked else ([], [])
         found = []
         for answer in answered:
@@ -220,17 +218,6 @@ class Vaults:
         if not self._read_from:
             self.found()
         return _Source({file_of(snapshot.key): self._read_from[file_of(snapshot.key)] for snapshot in snapshots})
-
-    def _all(self) -> dict[str, Any]:
-        names = [
-            one["name"] for one in ray.util.list_named_actors(all_namespaces=True) if one["namespace"] == NAMESPACE
-        ]
-        found = {}
-        for name in names:
-            if name.startswith(self._prefix):
-                with contextlib.suppress(ValueError):
-                    found[name] = ray.get_actor(name, namespace=NAMESPACE)
-        return found
 
     def _vault(self, node: str) -> Any:
         options = {
@@ -277,11 +264,17 @@ def prefix(run: Folder) -> str:
     return f"vault-{digest.of_bytes(run.url.encode())[:12]}-"
 
 
+def vaults(name: str) -> Iterator[Any]:
+    """Handles on the vaults whose names begin with ``name``."""
+    for one in ray.util.list_named_actors(all_namespaces=True):
+        if one["namespace"] == NAMESPACE and one["name"].startswith(name):
+            with contextlib.suppress(ValueError):  # it went meanwhile
+                yield ray.get_actor(one["name"], namespace=NAMESPACE)
+
+
 @contextlib.contextmanager
 def vaults_end(run: Folder) -> Iterator[None]:
     """The run's vaults end when the block does, unless by an error: whoever resumes within a minute finds them."""
     yield
-    for one in ray.util.list_named_actors(all_namespaces=True):
-        if one["namespace"] == NAMESPACE and one["name"].startswith(prefix(run)):
-            with contextlib.suppress(ValueError):
-                ray.kill(ray.get_actor(one["name"], namespace=NAMESPACE))
+    for vault in vaults(prefix(run)):
+        ray.kill(vault)

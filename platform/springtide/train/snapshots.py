@@ -32,7 +32,6 @@ class Snapshots:
         self._steps_s: deque[float] = deque(maxlen=_REMEMBERED)
         self._stall_s: float | None = None
         self._problem = ""
-        self._told = True
 
     @property
     def keeping(self) -> bool:
@@ -61,9 +60,9 @@ class Snapshots:
     def after(self, step: int, result: StepResult, step_time_s: float) -> Iterator[Event]:
         """Take one, if all heard that one is due and nobody is still at the one before."""
         self._steps_s.append(step_time_s)
-        if self._problem and not self._told:
-            self._told = True
+        if self._problem:
             yield SnapshotsSet(step=step, every_steps=0, reason=self._problem)
+            self._problem = ""
         if self._memory is None or not result.snapshot or result.keeping:
             return
         begin = time.perf_counter()
@@ -89,4 +88,4 @@ class Snapshots:
 
     def _turn_off(self, problem: str) -> None:
         self.close()
-        self._memory, self._problem, self._told = None, problem, False
+        self._memory, self._problem = None, problem
