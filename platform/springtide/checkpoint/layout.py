@@ -270,6 +270,10 @@ def check_order(run: Folder, identity: Identity, go_back: bool) -> None:
 
 def check(name: str, data: bytes | memoryview, expected: str) -> None:
     """CheckpointError when ``data`` has not the digest ``expected``."""
-    found = digest.of_bytes(data)
+    check_digest(name, digest.of_bytes(data), expected)
+
+
+def check_digest(name: str, found: str, expected: str) -> None:
+    """CheckpointError when the digest ``found`` is not ``expected``."""
     if found != expected:
         raise CheckpointError(f"{name}: digest expected {expected}, found {found}")

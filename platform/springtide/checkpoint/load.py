@@ -11,7 +11,7 @@ import dataclasses
 import itertools
 import logging
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple, Protocol
 
@@ -27,7 +27,7 @@ from springtide.checkpoint.layout import (
     Meta,
     OtherFormat,
     Piece,
-    check,
+    check_digest,
     checkpoints,
     committed,
     of_another_order,
@@ -38,7 +38,7 @@ from springtide.checkpoint.layout import (
 from springtide.checkpoint.retention import note_reader
 from springtide.checkpoint.tensors import Box, box, local, materialize, named_tensors, raw, type_name
 from springtide.errors import CheckpointError
-from springtide.store import Folder
+from springtide.store import Folder, digest
 
 _READ_BYTES = 16 * 2**20
 _READERS = 6
@@ -50,7 +50,7 @@ _log = logging.getLogger(__name__)
 class Source(Protocol):
     """What holds the files that pieces name."""
 
-    def read_range(self, name: str, begin: int, end: int) -> Any: ...
+    def stream(self, name: str, begin: int, end: int) -> Iterable[memoryview]: ...
 
     def size(self, name: str) -> int: ...
 
@@ -215,10 +215,11 @@ class _Copy:
         self._whole: Tensor | None = None
         if same_rows and self._target.is_contiguous():
             offset = within_held[0] * row if overlap.sizes else 0
-            self._into = raw(self._target)[offset : offset + self.end - self.begin]
+            into = raw(self._target)[offset : offset + self.end - self.begin]
         else:  # columns of it too: the rows are gathered first
             self._whole = torch.empty((rows, *piece.sizes[1:]), dtype=self._target.dtype)
-            self._into = raw(self._whole)
+            into = raw(self._whole)
+        self._into: Any = into.numpy() if into.is_cpu else into
 
     @classmethod
     def of(cls, piece: Piece, tensor: Tensor, held: Box) -> _Copy | None:
@@ -244,10 +245,12 @@ class _Copy:
     def take(self, data: memoryview, begin: int) -> None:
         """Bytes of the piece from ``begin`` on, of which some may be wanted."""
         first, last = max(begin, self.begin), min(begin + data.nbytes, self.end)
+        if first >= last:
+            return
         part = np.frombuffer(data[first - begin : last - begin], dtype=np.uint8)
         target = self._into[first - self.begin : last - self.begin]
-        if target.is_cpu:
-            np.copyto(target.numpy(), part)
+        if isinstance(target, np.ndarray):
+            np.copyto(target, part)
         else:
             target.copy_(torch.from_numpy(part.copy()))  # torch wants memory that it may write to
 
@@ -268,15 +271,20 @@ class _Block(NamedTuple):
     number: int
     copy: _Copy
 
+    @property
+    def what(self) -> str:
+        """For whoever reads an error."""
+        return f"{self.file}: bytes {self.begin} to {self.end} of {self.copy.piece.tensor}"
+
 
 def _reads(copies: Sequence[_Copy]) -> list[list[_Block]]:
-    """The blocks to read, those that follow each other in a file together, up to _READ_BYTES."""
+    """The blocks to read, those that follow each other in a file together, until they are _READ_BYTES or more."""
     blocks = sorted((block for copy in copies for block in copy.blocks()), key=lambda block: block[:3])
     reads: list[list[_Block]] = []
     for block in blocks:
         read = reads[-1] if reads else []
         follows = read and (read[-1].file, read[-1].end) == (block.file, block.begin)
-        if follows and block.end - read[0].begin <= _READ_BYTES:
+        if follows and block.begin - read[0].begin < _READ_BYTES:
             read.append(block)
         else:
             reads.append([block])
@@ -284,24 +292,28 @@ def _reads(copies: Sequence[_Copy]) -> list[list[_Block]]:
 
 
 def _read(source: Source, blocks: list[_Block], verify: bool) -> None:
-    file, begin, end = blocks[0].file, blocks[0].begin, blocks[-1].end
+    """Read blocks that follow each other; each byte is hashed and copied while the processor's cache has it."""
+    file, place, end = blocks[0].file, blocks[0].begin, blocks[-1].end
+    running, left = digest.Running(), iter(blocks)
+    block = next(left)
     try:
-        data = memoryview(source.read_range(file, begin, end))
+        for data in source.stream(file, place, end):
+            while data.nbytes:
+                part, data = data[: block.end - place], data[block.end - place :]
+                block.copy.take(part, block.number * BLOCK_BYTES + place - block.begin)
+                place += part.nbytes
+                if verify:
+                    running.add(part)
+                    if place == block.end:
+                        check_digest(block.what, running.end(), block.copy.piece.digests[block.number])
+                block = next(left, block) if place == block.end else block
     except FileNotFoundError:
         raise CheckpointError(f"{file} is missing") from None
     except OSError:
         if source.size(file) >= end:
             raise  # the network's
-        data = memoryview(b"")
-    if data.nbytes != end - begin:
+    if place != end:
         raise CheckpointError(f"{file} ends after {source.size(file)} bytes, {end} were committed")
-    for block in blocks:
-        part = data[block.begin - begin : block.end - begin]
-        piece = block.copy.piece
-        if verify:
-            what = f"{file}: bytes {block.begin} to {block.end} of {piece.tensor}"
-            check(what, part, piece.digests[block.number])
-        block.copy.take(part, block.number * BLOCK_BYTES)
 
 
 def rank_here() -> int:

@@ -240,7 +240,10 @@ class _Source:
         self._maps: dict[str, mmap.mmap] = {}
         self._lock = threading.Lock()
 
-    def read_range(self, name: str, begin: int, end: int) -> Any:
+    def stream(self, name: str, begin: int, end: int) -> Iterator[Any]:
+        yield self._read(name, begin, end)
+
+    def _read(self, name: str, begin: int, end: int) -> Any:
         key, place, size = self._places[name]
         if isinstance(place, tuple):
             with self._lock:

@@ -19,12 +19,28 @@ def of_bytes(data: bytes | memoryview) -> str:
     return blake3(data).hexdigest(length=16)
 
 
+class Running:
+    """As ``of_bytes``, of bytes that come one part after the other."""
+
+    def __init__(self) -> None:
+        self._state = blake3()
+
+    def add(self, data: bytes | memoryview) -> None:
+        self._state.update(data)
+
+    def end(self) -> str:
+        """32 hex digits; what is added next begins anew."""
+        found = self._state.hexdigest(length=16)
+        self._state.reset()
+        return found
+
+
 def of_file(file: IO[bytes]) -> str:
     """As ``of_bytes``, streaming."""
-    state = blake3()
+    state = Running()
     while chunk := file.read(CHUNK_BYTES):
-        state.update(chunk)
-    return state.hexdigest(length=16)
+        state.add(chunk)
+    return state.end()
 
 
 def mix(values: np.ndarray) -> np.ndarray:

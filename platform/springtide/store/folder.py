@@ -19,6 +19,7 @@ from fsspec.implementations.local import LocalFileSystem
 
 _TEMPORARY = ".tmp-"
 _ONE_PUT_BYTES = 16 * 2**20
+_STREAM_BYTES = 2**20
 
 
 class Folder:
@@ -85,6 +86,20 @@ class Folder:
 
             return s3.read_range(self.fs, self.where(name), begin, end)
         return bytes(self.fs.cat_file(self.where(name), start=begin, end=end))
+
+    def stream(self, name: str, begin: int, end: int) -> Iterator[memoryview]:
+        """As ``read_range``, a little at a time, so that the bytes are still in the processor's cache when they are used."""
+        if self.is_local:
+            with open(self.where(name), "rb", buffering=0) as file:
+                while part := os.pread(file.fileno(), min(end - begin, _STREAM_BYTES), begin):
+                    yield memoryview(part)
+                    begin += len(part)
+        elif self._is_s3:
+            from springtide.store import s3
+
+            yield from s3.stream(self.fs, self.where(name), begin, end)
+        else:
+            yield memoryview(self.read_range(name, begin, end))
 
     def write(self, name: str, data: bytes | str) -> None:
         """Write ``data`` as ``name``, whole or not at all."""
@@ -162,8 +177,12 @@ class Folder:
     def files(self) -> list[str]:
         """Names of all files in the folder and below it, sorted, in one listing where the store can; unfinished writes are not
         shown."""
-        paths = self.fs.find(self.path)
-        found = (posixpath.relpath(str(path), self.path) for path in paths)
+        if self._is_s3:
+            from springtide.store import s3
+
+            found = s3.files(self.fs, self.path)
+        else:
+            found = [posixpath.relpath(str(path), self.path) for path in self.fs.find(self.path)]
         return sorted(name for name in found if not posixpath.basename(name).startswith(_TEMPORARY))
 
     def remove(self, name: str = "") -> None:

@@ -30,6 +30,7 @@ from obstore.store import S3Store
 
 _CREDENTIALS_LAST = datetime.timedelta(minutes=5)
 """After so long they are asked for again; the session behind them renews them in time."""
+_STREAM_BYTES = 256 * 2**10
 _PART_BYTES = 8 * 2**20
 _PARTS_IN_FLIGHT = 4
 _RETRIES = 12
@@ -53,6 +54,24 @@ def read_range(fs: Any, path: str, begin: int, end: int) -> memoryview:
     bucket, key = path.split("/", 1)
     with _as_os_errors(path):
         return memoryview(obstore.get_range(_bucket(fs, bucket), key, start=begin, end=end))
+
+
+def stream(fs: Any, path: str, begin: int, end: int) -> Iterator[memoryview]:
+    """Bytes [begin, end) of ``bucket/key`` as they come in, some 256 KiB at a time. Errors as of ``read_range``; a connection
+    that drops is made again where it broke off."""
+    bucket, key = path.split("/", 1)
+    with _as_os_errors(path):
+        found = obstore.get(_bucket(fs, bucket), key, options={"range": (begin, end)})
+        yield from (memoryview(part) for part in found.stream(min_chunk_size=_STREAM_BYTES))
+
+
+def files(fs: Any, path: str) -> list[str]:
+    """What is below ``bucket/prefix/``, relative to it, in any order."""
+    bucket, _, prefix = path.partition("/")
+    prefix += "/" if prefix else ""
+    with _as_os_errors(path):
+        found = obstore.list(_bucket(fs, bucket), prefix).collect()
+    return [one["path"].removeprefix(prefix) for one in found]
 
 
 def put(fs: Any, path: str, parts: Iterable[memoryview], size: int) -> None:

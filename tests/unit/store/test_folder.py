@@ -83,6 +83,8 @@ def test_parts_are_written_one_after_the_other(folder: Folder) -> None:
     folder.put("long", parts)
     assert folder.read("long") == b"".join(parts)
     assert bytes(folder.read_range("long", 3, 7)) == b"\0\0\2\2"
+    for begin, end in ((3, 20_000_004), (0, 1), (20_000_000, 30_000_000)):
+        assert b"".join(folder.stream("long", begin, end)) == folder.read("long")[begin:end]
     folder.put("long", [memoryview(b"short")])
     assert folder.read("long") == b"short"
 
