@@ -4,7 +4,7 @@
                state to the same S3 server; step time while the background save runs, against steps without one
     move       our save and load from a quiet process against the best raw put and get of the same bytes by obstore, s3fs and
                s3torchconnector; load from a node's memory against load from S3
-    memory     peak memory of training and writing process over that of training alone, against the size of the shard
+    memory     with ``stall``: peak memory of training and writing process over that of training, against the size of the shard
 
 For ``stall`` and ``memory`` one process with one thread trains on a core of its own; the writing process and the S3 server
 (SeaweedFS, real) share the rest, as they would beside a GPU. ``move`` leaves every core to everyone.
@@ -243,6 +243,7 @@ def move(url: str, mib: float, number: int) -> dict[str, float]:
     expected = {name: tensor.clone() for name, tensor in tensors.items()}
     for tensor in tensors.values():
         tensor.zero_()
+    os.sync()
     found["load_s"] = min(timed(lambda: load(run, committed(run)[-1], model, optimizer)) for _ in range(TRIES))
     # from memory, as from the vault of this node: another process's memory, opened by its descriptor and mapped
     kept, layout = stage.Stage("/dev/shm", int(found["bytes"])), stage.Layout(0, 1)
@@ -278,6 +279,7 @@ def best_of(put: Any, get: Any) -> dict[str, float]:
     for _ in range(TRIES):
         os.sync()
         puts.append(timed(put))
+    os.sync()
     return {"put_s": min(puts), "get_s": min(timed(get) for _ in range(TRIES))}
 
 
@@ -385,7 +387,7 @@ def main() -> None:
         print("begins", flush=True)
         raw_obstore(float(sys.argv[-1]), get_too=False)
         return
-    options = claims.options(__doc__, 3, mib=(512, 50), largest=(4096, 0))
+    options = claims.options(__doc__, 4, text="only", mib=(512, 50), largest=(4096, 0))
     import s3_server
 
     stalls: list[dict[str, float]] = []
@@ -399,10 +401,12 @@ def main() -> None:
             os.sched_setaffinity(0, everywhere)
             sizes = [options.mib] * options.rounds + ([50, options.largest] if options.largest else [])
             for number, mib in enumerate(sizes):
-                stalls.append(claims.alone(stall, "s3://checkpoints/stall", mib, number))
-                print("stall", {key: round(value, 4) for key, value in stalls[-1].items()}, flush=True)
-                moves.append(one_round(mib, number))
-                print("move", moves[-1], flush=True)
+                if options.only != "move":
+                    stalls.append(claims.alone(stall, "s3://checkpoints/stall", mib, number))
+                    print("stall", {key: round(value, 4) for key, value in stalls[-1].items()}, flush=True)
+                if options.only != "stall":
+                    moves.append(one_round(mib, number))
+                    print("move", moves[-1], flush=True)
                 s3_clear()
     report(options, stalls, moves)
 
@@ -431,42 +435,31 @@ def s3_clear() -> None:
 
 def report(options: argparse.Namespace, stalls: list[dict[str, float]], moves: list[dict[str, Any]]) -> None:
     """Tables and claims; medians over the rounds of the usual size."""
+    found: list[dict[str, Any]] = []
+    if stalls:
+        found += report_stalls(stalls, stalls[: options.rounds])
+    if moves:
+        found += report_moves(moves, moves[: options.rounds])
+    claims.show(options, found)
+
+
+def report_stalls(stalls: list[dict[str, float]], usual: list[dict[str, float]]) -> list[dict[str, Any]]:
+    """The table of ``stall``, what it means for large models, and its claims."""
     heads = ("MiB", "DCP s", "stall s", "share", "step s", "beside s", "ratio", "bare put", "memory")
     print("\n" + " ".join(f"{head:>8}" for head in heads))
     for one in stalls:
         step_s = one["step_s"]
-        figures = (
+        figures = [
             one["shard_mib"],
             one["dcp_s"],
             one["stall_s"],
             one["stall_s"] / one["dcp_s"],
             step_s,
             one["beside_s"],
-        )
-        ratios = (one["beside_s"] / step_s, one["beside_raw_s"] / step_s, one["peak_extra_over_shard"])
-        print(" ".join(f"{figure:8.3f}" for figure in (*figures, *ratios)))
-    clients = ("raw_obstore", "raw_s3fs", "raw_s3torchconnector")
-    print("\nMiB/s: ours, " + ", ".join(clients))
-    for one in moves:
-        mib = one["bytes"] / 2**20
-        rates = [f"{mib / one[name]['put_s']:.0f}" if "put_s" in one[name] else "-" for name in clients]
-        print(f"{mib:6.0f} save {mib / one['save_s']:.0f} | " + " ".join(rates), end="   ")
-        rates = [f"{mib / one[name]['get_s']:.0f}" if "get_s" in one[name] else "-" for name in clients]
-        print(f"load {mib / one['load_s']:.0f} | " + " ".join(rates), end="   ")
-        print(f"from memory {mib / one['memory_load_s']:.0f}")
-    usual, moved = stalls[: options.rounds], moves[: options.rounds]
-
-    def median(values: Any) -> float:
-        return statistics.median(list(values))
-
-    def against_raw(ours: str, raw: str) -> list[float]:
-        """Our bytes a second over the best raw client's."""
-        best = [min(one[name][raw] for name in clients if raw in one[name]) / one["bytes"] for one in moved]
-        return [one["bytes"] / one[ours] * seconds_a_byte for one, seconds_a_byte in zip(moved, best, strict=True)]
-
-    put, get = against_raw("save_s", "put_s"), against_raw("load_s", "get_s")
-    tiers = [one["load_s"] / one["memory_load_s"] for one in moved]
-    rate = median(one["shard_mib"] * 2**20 / one["copy_s"] for one in usual)
+        ]
+        figures += [one["beside_s"] / step_s, one["beside_raw_s"] / step_s, one["peak_extra_over_shard"]]
+        print(" ".join(f"{figure:8.3f}" for figure in figures))
+    rate = statistics.median(one["shard_mib"] * 2**20 / one["copy_s"] for one in usual)
     print(
         f"\na copy takes {2**30 / rate:.2f} s a GiB of one core here; it runs beside the next step and stalls what exceeds that"
     )
@@ -476,24 +469,40 @@ def report(options: argparse.Namespace, stalls: list[dict[str, float]], moves: l
             f"{size / ranks / 2**30:.1f} GiB, {size / ranks / rate:.2f} s on {ranks} ranks" for ranks in (8, 64, 256)
         ]
         print(f"{name}: {size / 2**30:.0f} GiB of state; a rank copies {'; '.join(each)}")
-    detail = {"stalls": stalls, "moves": moves}
-    claims.show(
-        options,
-        [
-            claims.claim(
-                "save_stall_vs_sync", median(one["stall_s"] / one["dcp_s"] for one in usual), 0.05, "lower", detail
-            ),
-            claims.claim(
-                "save_step_slowdown", median(one["beside_s"] / one["step_s"] for one in usual), 1.05, "lower", {}
-            ),
-            claims.claim("save_vs_raw_put", median(put), 0.85, "higher", put),
-            claims.claim("load_vs_raw_get", median(get), 0.85, "higher", get),
-            claims.claim("memory_vs_store_load", median(tiers), 5.0, "higher", tiers),
-            claims.claim(
-                "save_peak_memory_vs_shard", median(one["peak_extra_over_shard"] for one in usual), 1.1, "lower", {}
-            ),
-        ],
-    )
+    shares = [one["stall_s"] / one["dcp_s"] for one in usual]
+    slowdowns = [one["beside_s"] / one["step_s"] for one in usual]
+    peaks = [one["peak_extra_over_shard"] for one in usual]
+    return [
+        claims.claim("save_stall_vs_sync", statistics.median(shares), 0.05, "lower", stalls),
+        claims.claim("save_step_slowdown", statistics.median(slowdowns), 1.05, "lower", slowdowns),
+        claims.claim("save_peak_memory_vs_shard", statistics.median(peaks), 1.1, "lower", peaks),
+    ]
+
+
+def report_moves(moves: list[dict[str, Any]], usual: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The table of ``move``, and its claims."""
+    clients = ("raw_obstore", "raw_s3fs", "raw_s3torchconnector")
+    print("\nMiB/s: ours, " + ", ".join(clients))
+    for one in moves:
+        mib = one["bytes"] / 2**20
+
+        def rates(kind: str, one: dict[str, Any] = one, mib: float = mib) -> str:
+            return " ".join(f"{mib / one[name][kind]:.0f}" if kind in one[name] else "-" for name in clients)
+
+        print(f"{mib:6.0f} save {mib / one['save_s']:.0f} | {rates('put_s')}", end="   ")
+        print(f"load {mib / one['load_s']:.0f} | {rates('get_s')}   from memory {mib / one['memory_load_s']:.0f}")
+
+    def against_raw(ours: str, raw: str) -> list[float]:
+        """Our bytes a second over the best raw client's."""
+        return [min(one[name][raw] for name in clients if raw in one[name]) / one[ours] for one in usual]
+
+    put, get = against_raw("save_s", "put_s"), against_raw("load_s", "get_s")
+    tiers = [one["load_s"] / one["memory_load_s"] for one in usual]
+    return [
+        claims.claim("save_vs_raw_put", statistics.median(put), 0.85, "higher", moves),
+        claims.claim("load_vs_raw_get", statistics.median(get), 0.85, "higher", get),
+        claims.claim("memory_vs_store_load", statistics.median(tiers), 5.0, "higher", tiers),
+    ]
 
 
 if __name__ == "__main__":

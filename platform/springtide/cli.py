@@ -1,8 +1,9 @@
-"""The command line: ``springtide prepare | train | verify | inspect``."""
+"""The command line: ``springtide prepare | train | verify | report | inspect | drill``."""
 
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import json
 import sys
 from collections.abc import Callable, Sequence
@@ -28,6 +29,13 @@ _EXAMPLES = {
     "verify": """examples:
   springtide verify runs/RUN
   springtide verify runs/RUN --json""",
+    "report": """examples:
+  springtide report runs/RUN          # where the time went, and every restart
+  springtide report runs/RUN --json""",
+    "drill": """examples:
+  springtide drill --scenario kill    # a node is killed in mid-step: at most one step is trained again
+  springtide drill --scenario drain   # a node is announced to go: no step is
+  springtide drill --scenario storm --seed 3 --json""",
     "inspect": """examples:
   springtide inspect runs/RUN                # starts and checkpoints, which count and why others do not
   springtide inspect runs/RUN/checkpoints/step-0000000100 --verify   # read every byte of it
@@ -140,6 +148,53 @@ def _verify(options: argparse.Namespace) -> int:
         if result["missing"]:
             print(f"  not in the journal: {result['missing']}")
     return 0 if result["ok"] else 1
+
+
+def _report(options: argparse.Namespace) -> int:
+    from springtide.runs import open_run
+    from springtide.track.ledger import ledger
+
+    run = open_run(options.run)
+    book = ledger(run.events)
+    if options.json:
+        restarts = [dataclasses.asdict(one) for one in book.restarts]
+        print(
+            json.dumps(
+                {"run": run.id, "held": book.held, "goodput": book.goodput, "spent": book.spent, "restarts": restarts}
+            )
+        )
+        return 0
+    print(f"run {run.id}: {book.held:.0f} worker-seconds held, {book.goodput:.1%} of them in steps that were new")
+    for kind, seconds in book.spent.items():
+        if seconds:
+            print(f"  {kind.replace('_', ' '):16} {seconds:10.1f}  {seconds / book.held:6.1%}")
+    for one in book.restarts:
+        print(
+            f"  step {one.step}: {one.workers_before} -> {one.workers_after} workers, {one.gap_s:.1f} s without a step, "
+            f"{one.steps_lost} steps lost; {one.cause}"
+        )
+    print(f"  {run.report}")
+    return 0
+
+
+def _drill(options: argparse.Namespace) -> int:
+    from springtide.drill import drill
+
+    say = (lambda text: print(text, file=sys.stderr, flush=True)) if options.json else print
+    found = drill(options.scenario, say, options.seed, options.keep)
+    if options.json:
+        print(json.dumps(found))
+        return 0 if found["ok"] else 1
+    same = "the same samples at every step" if found["digests_match"] else "OTHER SAMPLES THAN THE TWIN"
+    gaps = ", ".join(f"{gap:.1f} s" for gap in found["gaps_s"]) or "none"
+    print(
+        f"""
+{same}; losses differ by {found["loss_max_abs_diff"]:.1e} at most
+without a step   {gaps}
+steps lost       {", ".join(map(str, found["steps_lost"])) or "none"}
+goodput          {found["goodput"]:.1%}"""
+    )
+    return 0 if found["ok"] else 1
 
 
 def _inspect(options: argparse.Namespace) -> int:
@@ -278,6 +333,16 @@ def _parser() -> argparse.ArgumentParser:
     sub.add_argument("--demo", action="store_true", help=argparse.SUPPRESS)
     sub = command("verify", _verify, "Prove that a run trained on exactly the samples it should have.")
     sub.add_argument("run", help="the run's folder")
+    sub.add_argument("--json", action="store_true", help="print one JSON object")
+    sub = command("report", _report, "Say where the time of a run went, and what its restarts cost.")
+    sub.add_argument("run", help="the run's folder")
+    sub.add_argument("--json", action="store_true", help="print one JSON object")
+    sub = command(
+        "drill", _drill, "Train on a cluster of this machine's whose nodes are lost, and compare with a twin."
+    )
+    sub.add_argument("--scenario", metavar="NAME", default="kill", help="kill, drain, regrow, resize or storm")
+    sub.add_argument("--seed", metavar="N", type=int, default=0, help="of the storm")
+    sub.add_argument("--keep", metavar="FOLDER", default="", help="leave both runs there")
     sub.add_argument("--json", action="store_true", help="print one JSON object")
     sub = command("inspect", _inspect, "Show what a run, a checkpoint or a dataset holds.")
     sub.add_argument("path", help="a run's, a checkpoint's or a dataset's folder")

@@ -28,9 +28,18 @@ NAMESPACE = "springtide"
 _ENVIRONMENT = {
     "RAY_TRAIN_ENABLE_STATE_TRACKING": "1",
     "RAY_CHDIR_TO_TRIAL_DIR": "0",
+    "RAY_TRAIN_HEALTH_CHECK_INTERVAL_S": "0.2",
+    # ours acts on a notice at once; Ray's waits for the deadline
+    "RAY_TRAIN_ENABLE_PREEMPTION_WATCHER": "0",
     # Ray runs workers at nice 15; on a machine whose cores all train, its own services would then preempt them
     "RAY_worker_niceness": "0",
 }
+
+
+def set_environment(**more: str) -> None:
+    """What Ray reads in this process, and in those it starts, unless whoever started us said otherwise."""
+    for name, value in {**_ENVIRONMENT, **more}.items():
+        os.environ.setdefault(name, value)
 
 
 @contextlib.contextmanager
@@ -40,8 +49,7 @@ def cluster(config: Config, *, dashboard: bool = True) -> Iterator[str]:
     Uses the connection the caller has; else the cluster that ``RAY_ADDRESS`` names, as under ``ray job submit``; else
     starts a private one with as many logical CPUs and GPUs as the workers need.
     """
-    for name, value in _ENVIRONMENT.items():
-        os.environ.setdefault(name, value)
+    set_environment()
     quiet = {"namespace": NAMESPACE, "log_to_driver": False, "logging_level": logging.ERROR}
     if ray.is_initialized():
         yield ""
@@ -52,7 +60,7 @@ def cluster(config: Config, *, dashboard: bool = True) -> Iterator[str]:
         finally:
             ray.shutdown()
     else:
-        with _private_folder() as folder:
+        with private_folder() as folder:
             context = ray.init(
                 address="local",
                 num_cpus=max(
@@ -70,7 +78,7 @@ def cluster(config: Config, *, dashboard: bool = True) -> Iterator[str]:
 
 
 @contextlib.contextmanager
-def _private_folder() -> Iterator[str]:
+def private_folder() -> Iterator[str]:
     """A temporary folder, gone with all that runs in it when the block ends or this process does, even by SIGKILL."""
     folder = tempfile.mkdtemp(prefix=_PREFIX)
     # a session of its own: Ctrl-C at the terminal is for the driver

@@ -6,29 +6,60 @@ Workers need no access to the tracking store or the console: rank 0 posts, the d
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 from typing import Any
 
 import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
+from springtide.elastic.policy import Prospects
+from springtide.elastic.prospects import History
 from springtide.errors import RunExists
 from springtide.track.events import Event, StepDone, record
 from springtide.train import Interrupt
+
+_LEAVING = {Interrupt.LEAVE.value, Interrupt.EVACUATE.value}
+
+
+@dataclasses.dataclass(frozen=True)
+class Progress:
+    """What the controller needs to know of training."""
+
+    step: int = 0
+    left: bool = False
+    """Whether the group has brought its state to safety and waits to be replaced."""
+    prospects: Prospects = dataclasses.field(default_factory=Prospects)
+    problems: dict[str, str] = dataclasses.field(default_factory=dict)
+    """Nodes that are not to be used, and why."""
 
 
 class Control:
     """One a run, on the driver's node, ending with the driver."""
 
-    def __init__(self) -> None:
+    def __init__(self, num_steps: int = 0, expected_loss_s: float = 3600.0) -> None:
         self._events: list[dict[str, Any]] = []
         self._arrived = asyncio.Event()
         self._asked: str | None = None
+        self._left = False
+        self._history = History(num_steps, expected_loss_s)
 
     async def post(self, events: list[dict[str, Any]]) -> str | None:
         """Hand events to the driver; returns what is asked of the workers."""
+        for one in events:
+            self._left |= one["kind"] == "left"
+            self._history.hear(one)
         self._events += events
         self._arrived.set()
         return self._asked
+
+    async def next_group(self) -> None:
+        """Another group is being started: it has not left, and nobody asked it to."""
+        self._left = False
+        self._asked = None if self._asked in _LEAVING else self._asked
+
+    async def progress(self) -> Progress:
+        """Where training is."""
+        return Progress(self._history.step, self._left, self._history.prospects())
 
     async def take(self, wait_s: float) -> list[dict[str, Any]]:
         """Everything posted since the last call, waiting up to ``wait_s`` for the first."""
@@ -42,15 +73,17 @@ class Control:
         return taken
 
     async def ask(self, interrupt: str | None) -> None:
-        """Ask the workers something, until asked something else."""
-        self._asked = interrupt
+        """Ask the workers something, until asked something else; to stop is not forgotten for less."""
+        if not (self._asked == Interrupt.STOP.value and interrupt in _LEAVING):
+            self._asked = interrupt
 
 
-def open_control(run_id: str) -> Any:
+def open_control(run_id: str, num_steps: int = 0, expected_loss_s: float = 3600.0) -> Any:
     """The control actor of a run; RunExists when the run is live in this cluster already."""
     here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
     try:
-        return ray.remote(Control).options(name=f"run-{run_id}", num_cpus=0, scheduling_strategy=here).remote()
+        actor = ray.remote(Control).options(name=f"run-{run_id}", num_cpus=0, scheduling_strategy=here)
+        return actor.remote(num_steps, expected_loss_s)
     except ValueError:
         raise RunExists(
             f"run {run_id!r} is being trained on this cluster by another driver; wait for it or stop it"

@@ -22,7 +22,7 @@ from ray.data import DataContext, ExecutionOptions, ExecutionResources, TaskPool
 from ray.exceptions import RayError
 
 from springtide.config.schema import FeedConfig
-from springtide.stream import Batch, RankReader, Read
+from springtide.stream import Batch, RankReader, Read, ahead
 
 _log = logging.getLogger(__name__)
 
@@ -31,6 +31,18 @@ _READS_PER_PIPELINE = 256
 
 
 def feed(reader: RankReader, plan: list[Read], config: FeedConfig) -> Iterator[Batch]:
+    """The batches of ``plan``. The first read is made in this process, where nothing has to be started, and meanwhile Ray
+    begins with the rest: a group that takes over trains at once."""
+    rest = ahead(_by_tasks(reader, plan[1:], config))
+    try:
+        for read in plan[:1]:
+            yield from reader.batches(read)
+        yield from rest
+    finally:
+        rest.close()
+
+
+def _by_tasks(reader: RankReader, plan: list[Read], config: FeedConfig) -> Iterator[Batch]:
     """The batches of ``plan``, read ahead by Ray tasks.
 
     A read that fails in its task is made once more here: it works after all, or raises what is wrong as itself, which Ray's

@@ -1,25 +1,200 @@
-"""Which failures of a worker group are worth another try. The only file that touches Ray Train's failure policy."""
+"""The decisions of ``elastic/policy.py``, carried out inside Ray Train's controller; and which failures are worth another
+try. The only file that touches Ray Train's policies."""
 
 from __future__ import annotations
 
-from typing import Any
+import contextlib
+import re
+import time
+from typing import Any, ClassVar
 
+import ray
+import torch.distributed as dist
+from ray.exceptions import RayError
 from ray.train import FailureConfig
 from ray.train.torch import TorchTrainer
+from ray.train.v2._internal.callbacks.placement_group_callback import PlacementGroupCleanerCallback
+from ray.train.v2._internal.constants import get_env_vars_to_propagate
+from ray.train.v2._internal.exceptions import WorkerHealthCheckFailedError
 from ray.train.v2._internal.execution.failure_handling.default import DefaultFailurePolicy
 from ray.train.v2._internal.execution.failure_handling.failure_policy import FailureDecision
+from ray.train.v2._internal.execution.scaling_policy import NoopDecision, ScalingDecision
+from ray.train.v2._internal.execution.scaling_policy.elastic import ElasticScalingPolicy
 
+from springtide.elastic.policy import Bounds, Decision, Group, Leave, Memory, Node, Replace, Start, decide
 from springtide.errors import SpringtideError
+from springtide.on_ray.control import Progress
+from springtide.on_ray.group import PROCESSES, Controller
+from springtide.on_ray.nodes import lost, observed, unanswering
+from springtide.track.events import Decided, Failed, record
+from springtide.train import Interrupt
+
+_ANSWER_S = 2.0
+_LOOK_S = 0.5
+_ECHOES = ("Connection closed by peer", "Connection reset by peer", "Socket", "Broken pipe", "NCCL")
+"""What gloo and NCCL say of a peer that is gone."""
+
+
+class Elastic(ElasticScalingPolicy):
+    """Ray's elastic policy, which asks for capacity, with our decisions."""
+
+    def __init__(self, scaling_config: Any, bounds: Bounds, control: Any) -> None:
+        super().__init__(scaling_config)
+        self._bounds, self._control = bounds, control
+        self._memory = Memory()
+        self._told = ""
+        self._asked = False
+        self._alive: set[str] = set()
+        self._mine: dict[str, dict[str, float]] = {}
+        self._looked_s = float("-inf")
+        self._leaving = 0
+
+    def make_decision_for_non_running_worker_group(self) -> ScalingDecision:
+        """Start where there is room; else wait."""
+        self._maybe_send_resource_request()
+        self._asked = False
+        return self._start(self._progress(), probe=True)
+
+    def make_decision_for_running_worker_group(
+        self, worker_group_state: Any, worker_group_status: Any
+    ) -> ScalingDecision:
+        """Have the group leave when it should, and start the next one when it has."""
+        self._maybe_send_resource_request()
+        progress = self._progress()
+        if progress.left:
+            return self._start(progress, probe=False)
+        group = Group(tuple(worker.metadata.node_id for worker in worker_group_state.workers))
+        decision = self._decide(group, progress)
+        if isinstance(decision, Replace):
+            return self._start(progress, probe=True)
+        if isinstance(decision, Leave) and not self._asked and self._ready(decision, group, progress):
+            asked = Interrupt.EVACUATE if decision.durable else Interrupt.LEAVE
+            self._control.ask.remote(asked.value)
+            self._asked = True
+        return NoopDecision()
+
+    def _start(self, progress: Progress, probe: bool) -> ScalingDecision:
+        decision = self._decide(None, progress, probe)
+        if not isinstance(decision, Start):
+            return NoopDecision()
+        PROCESSES.plan = decision.nodes
+        FailurePolicy.nodes = set(decision.nodes)
+        self._control.next_group.remote()
+        self._asked = False
+        return self._get_resize_decision(decision.workers)
+
+    def _decide(self, group: Group | None, progress: Progress, probe: bool = False) -> Decision:
+        nodes = self._nodes(progress)
+        if probe:
+            silent = unanswering({node.id for node in nodes})
+            nodes = [node for node in nodes if node.id not in silent]
+        decision, self._memory = decide(self._bounds, nodes, group, progress.prospects, self._memory, time.monotonic())
+        self._tell(decision)
+        return decision
+
+    def _ready(self, leave: Leave, group: Group, progress: Progress) -> bool:
+        """Whether the processes of the next group stand, or there is no time to wait for them."""
+        if time.monotonic() >= leave.by_s:
+            return True
+        nodes = self._nodes(progress)
+        following, _ = decide(self._bounds, nodes, None, progress.prospects, self._memory, time.monotonic())
+        return isinstance(following, Start) and PROCESSES.prepare(following.nodes, group.nodes)
+
+    def _nodes(self, progress: Progress) -> list[Node]:
+        nodes = observed(self._reserved(), self.scaling_config._resources_per_worker_not_none, progress.problems)
+        self._ask_for_what_leaves(nodes)
+        return nodes
+
+    def _progress(self) -> Progress:
+        try:
+            found: Progress = ray.get(self._control.progress.remote(), timeout=_ANSWER_S)
+            return found
+        except RayError:  # it is slow, or goes with its driver
+            return Progress()
+
+    def _reserved(self) -> dict[str, dict[str, float]]:
+        """Node -> what of it is this run's. Ray looks for new nodes every 20 s; here it is made to when there are some."""
+        now = time.monotonic()
+        if now - self._looked_s >= _LOOK_S:
+            alive = {node["NodeID"] for node in ray.nodes() if node["Alive"]}
+            asked = self._autoscaling_coordinator.get_reserved_resources.remote(
+                self._requester_id, alive != self._alive
+            )
+            self._looked_s = now
+            with contextlib.suppress(RayError):
+                self._mine = ray.get(asked, timeout=_ANSWER_S)
+                self._alive = alive
+        return self._mine
+
+    def _get_num_workers_for_resource_request(self) -> int:
+        """What nodes that are leaving hold is asked for again, before they are gone."""
+        return self.scaling_config.max_workers + self._leaving
+
+    def _ask_for_what_leaves(self, nodes: list[Node]) -> None:
+        leaving = sum(node.places for node in nodes if node.leaves_at is not None)
+        if leaving != self._leaving:
+            self._leaving = leaving
+            self._send_resource_request()
+
+    def _tell(self, decision: Decision) -> None:
+        words = re.sub(r"\d+", "", decision.reason)
+        if words != self._told:
+            self._told = words
+            told = Decided(decision=type(decision).__name__.lower(), reason=decision.reason)
+            self._control.post.remote([record(told)])
 
 
 class FailurePolicy(DefaultFailurePolicy):
-    """Ray's own, but an error of ours is not tried again: it would come again."""
+    """Ray's own, but lost nodes are free, and an error that would come again is not tried again: one of ours, or the same
+    one at the same step."""
+
+    nodes: ClassVar[set[str]] = set()
+    """Where the group is."""
+
+    def __init__(self, limits: FailureConfig, control: Any) -> None:
+        super().__init__(limits)
+        self._control = control
+        self._before: tuple[int, str] | None = None
 
     def make_decision(self, training_failed_error: Any) -> FailureDecision:
-        """RAISE for an error of ours, else what Ray decides."""
+        """What to do about a failure, told in the run's journal."""
+        failures = getattr(training_failed_error, "worker_failures", None)
+        gone = lost(self.nodes) | unanswering(self.nodes) if failures is not None else set()
         if fatal(training_failed_error) is not None:
-            return FailureDecision.RAISE
-        return super().make_decision(training_failed_error)
+            cause, decision = "failed workers", FailureDecision.RAISE
+        elif gone:
+            cause, decision = "lost nodes", FailureDecision.RETRY
+        elif failures is not None:
+            cause, decision = "failed workers", self._of_workers(training_failed_error, failures)
+        else:
+            cause, decision = "start-up", super().make_decision(training_failed_error)
+        reason = ", ".join(sorted(name[:8] for name in gone)) or first_line(training_failed_error)
+        told = Failed(cause=cause, reason=reason, again=decision is FailureDecision.RETRY)
+        self._control.post.remote([record(told)])
+        return decision
+
+    def _of_workers(self, error: Any, failures: dict[int, Any]) -> FailureDecision:
+        own = [f"{type(one).__name__}: {one}" for _, one in sorted(failures.items()) if not is_echo(one)]
+        if own:
+            now = ray.get(self._control.progress.remote(), timeout=_ANSWER_S).step, own[0]
+            before, self._before = self._before, now
+            if now == before:
+                return FailureDecision.RAISE
+        return super().make_decision(error)
+
+
+def is_echo(error: Any) -> bool:
+    """Whether a worker's failure is only what another's death does to those that talk to it."""
+    return isinstance(error, WorkerHealthCheckFailedError | RayError | dist.DistError) or (
+        isinstance(error, RuntimeError) and any(word in str(error) for word in _ECHOES)
+    )
+
+
+def first_line(error: Any) -> str:
+    """Of what a worker said, or of the error itself."""
+    failures = getattr(error, "worker_failures", None) or {}
+    told = next((f"rank {rank}: {one}" for rank, one in sorted(failures.items())), str(error))
+    return next(iter(told.strip().splitlines()), type(error).__name__)[:300]
 
 
 def fatal(error: Any) -> SpringtideError | None:
@@ -32,8 +207,23 @@ def fatal(error: Any) -> SpringtideError | None:
 
 
 class Trainer(TorchTrainer):
-    """TorchTrainer with our failure policy."""
+    """TorchTrainer with our policies and groups."""
+
+    def __init__(self, *arguments: Any, bounds: Bounds, control: Any, **named: Any) -> None:
+        super().__init__(*arguments, **named)
+        self._bounds, self._control = bounds, control
 
     def _initialize_and_run_controller(self, **arguments: Any) -> Any:
         limits = self.run_config.failure_config or FailureConfig()
-        return super()._initialize_and_run_controller(**{**arguments, "failure_policy": FailurePolicy(limits)})
+        arguments["failure_policy"] = FailurePolicy(limits, self._control)
+        arguments["scaling_policy"] = Elastic(self.scaling_config, self._bounds, self._control)
+        # there is no placement group to clean up after
+        arguments["callbacks"] = [
+            one for one in arguments["callbacks"] if not isinstance(one, PlacementGroupCleanerCallback)
+        ]
+        here = {ray._raylet.RAY_NODE_ID_KEY: ray.get_runtime_context().get_node_id()}
+        environment = {"env_vars": get_env_vars_to_propagate()}
+        actor = ray.remote(Controller).options(num_cpus=0, label_selector=here, runtime_env=environment)
+        controller = actor.remote(**arguments)
+        ray.get(controller.run.remote())
+        return ray.get(controller.get_result.remote())

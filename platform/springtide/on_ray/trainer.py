@@ -15,6 +15,7 @@ from ray.train import FailureConfig, RunConfig, ScalingConfig
 from ray.train.torch import TorchConfig
 
 from springtide.config import Config
+from springtide.elastic.policy import Bounds
 from springtide.errors import SpringtideError, TrainingFailed
 from springtide.on_ray.cluster import check_resources
 from springtide.on_ray.control import open_control
@@ -39,9 +40,9 @@ def train(
     worker is raised as itself; TrainingFailed has rank and trace of any other.
     """
     check_resources(config)
-    control = open_control(config.run.id)
+    control = open_control(config.run.id, config.num_steps, float(config.checkpoint.expected_loss))
     job = {"config": config.model_dump(mode="json"), "control": control, "labels": labels, "owner": owner}
-    trainer = _trainer(config, run, attempt, job)
+    trainer = _trainer(config, run, attempt, job, control)
     failure: list[BaseException] = []
 
     def fit() -> None:
@@ -70,15 +71,20 @@ def _pass_on(control: Any, listen: Callable[[Event], None], wait_s: float = _POL
         listen(event(record))
 
 
-def _trainer(config: Config, run: Folder, attempt: int, job: dict[str, Any]) -> Trainer:
+def _trainer(config: Config, run: Folder, attempt: int, job: dict[str, Any], control: Any) -> Trainer:
     elastic = config.elastic
     # Ray keeps notes of its own there; a name it has seen would make it resume by itself
     filesystem = None if run.is_local else pyarrow.fs.PyFileSystem(pyarrow.fs.FSSpecHandler(run.fs))
     resources = {"CPU": elastic.cpus_per_worker}
     if elastic.gpus_per_worker:
         resources["GPU"] = elastic.gpus_per_worker
+    bounds = Bounds(
+        elastic.min_workers, elastic.max_workers, settle_s=float(elastic.settle), reserve_s=float(elastic.reserve)
+    )
     return Trainer(
         work,
+        bounds=bounds,
+        control=control,
         train_loop_config=job,
         torch_config=TorchConfig(backend=backend("cuda" if elastic.gpus_per_worker else "cpu"), timeout_s=600),
         scaling_config=ScalingConfig(

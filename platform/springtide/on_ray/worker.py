@@ -1,11 +1,20 @@
-"""What runs in each Ray Train worker: the loop of ``train``, with Ray behind its seams."""
+"""What runs in each Ray Train worker: the loop of ``train``, with Ray behind its seams.
+
+A worker's process outlives the group it is in: ``work`` may be called in it again, as another rank of another world.
+"""
 
 from __future__ import annotations
 
+import gc
+import importlib
+import threading
+import traceback
 from collections.abc import Iterator
 from typing import Any
 
 import ray.train
+import torch
+import torch.distributed as dist
 
 from springtide import config as configs
 from springtide.checkpoint.load import gathered
@@ -15,12 +24,48 @@ from springtide.on_ray.vault import Vaults
 from springtide.parallel import world
 from springtide.store import Folder
 from springtide.stream import Batch, open_data
+from springtide.track.events import Left
 from springtide.train import Run
+
+_LET_GO = threading.Event()
+_TRAINING = threading.Lock()
 
 
 def work(job: dict[str, Any]) -> None:
     """Train as one rank. ``job``: ``config`` (plain data), ``control`` (actor), ``labels`` (for checkpoints),
     ``owner`` (of the run)."""
+    with _TRAINING:
+        _LET_GO.clear()
+        try:
+            left = _train(job)
+        except BaseException as error:
+            traceback.clear_frames(error.__traceback__)  # model, optimizer and feed: the next group needs the room
+            raise
+        if left:  # to return would be to say that training is over
+            _LET_GO.wait()
+
+
+def let_go(patience_s: float) -> bool:
+    """Called in a worker's process, beside ``work``: have it ready for another group. Whether it is, in time."""
+    _LET_GO.set()
+    if not _TRAINING.acquire(timeout=patience_s):
+        return False
+    _TRAINING.release()
+    gc.collect()
+    if dist.is_initialized():
+        dist.destroy_process_group()
+    if torch.cuda.is_initialized():
+        torch.cuda.empty_cache()
+    return True
+
+
+def warm_up() -> None:
+    """Called in a new worker's process, before it has a group: what is imported now need not be imported later."""
+    importlib.import_module("ray.data")
+
+
+def _train(job: dict[str, Any]) -> bool:
+    """Whether the group left for another to go on."""
     config = configs.build(job["config"])
     context = ray.train.get_context()
     here = world("cuda" if config.elastic.gpus_per_worker else "cpu", context.get_local_rank())
@@ -38,8 +83,11 @@ def work(job: dict[str, Any]) -> None:
     run = Run(config, here, data, folder, job["labels"], vaults, job["owner"])
     # one rank speaks for all: what it hears reaches the others in the step's own all-reduce
     line = Line(job["control"]) if here.is_first else None
+    left = False
     for event in run.events(batches, line.interrupt if line else lambda: None):
+        left |= isinstance(event, Left)
         if line:
             line(event)
     if line:
         line.flush()
+    return left

@@ -108,11 +108,34 @@ def load(reader: RankReader, plan: list[Read]) -> Iterator[Batch]:
         yield from batches
 
 
-def ahead(items: Iterable[Item]) -> Iterator[Item]:
-    """``items``, the next one drawn in a thread while the last is used; what drawing raises is raised in its place."""
-    ready: queue.Queue[Item | BaseException | None] = queue.Queue(maxsize=1)
-    closed = threading.Event()
+class ahead(Iterator[Item]):  # noqa: N801  used as a function is
+    """``items``, drawn in a thread from now on, one ahead of what is used; what drawing raises is raised in its place.
 
+    The thread ends when the items do, or with this object.
+    """
+
+    def __init__(self, items: Iterable[Item]) -> None:
+        self._ready: queue.Queue[Item | BaseException | None] = queue.Queue(maxsize=1)
+        self._closed = threading.Event()
+        work = (items, self._ready, self._closed)  # not this object, whose end is the thread's
+        threading.Thread(target=_draw, args=work, name="springtide-ahead", daemon=True).start()
+
+    def __next__(self) -> Item:
+        item = None if self._closed.is_set() else self._ready.get()
+        if item is None or isinstance(item, BaseException):
+            self._closed.set()
+            raise StopIteration if item is None else item
+        return item
+
+    def close(self) -> None:
+        """Draw no more than what is being drawn."""
+        self._closed.set()
+
+    def __del__(self) -> None:
+        self._closed.set()
+
+
+def _draw(items: Iterable[Item], ready: queue.Queue[Item | BaseException | None], closed: threading.Event) -> None:
     def put(item: Item | BaseException | None) -> None:
         while not closed.is_set():
             try:
@@ -121,23 +144,11 @@ def ahead(items: Iterable[Item]) -> Iterator[Item]:
             except queue.Full:
                 continue
 
-    def work() -> None:
-        try:
-            for item in items:
-                if closed.is_set():
-                    return
-                put(item)
-            put(None)
-        except BaseException as error:  # crosses to the consumer, which raises it
-            put(error)
-
-    thread = threading.Thread(target=work, name="springtide-ahead", daemon=True)
-    thread.start()
     try:
-        while (item := ready.get()) is not None:
-            if isinstance(item, BaseException):
-                raise item
-            yield item
-    finally:
-        closed.set()
-        thread.join()
+        for item in items:
+            put(item)
+            if closed.is_set():
+                return
+        put(None)
+    except BaseException as error:  # crosses to the consumer, which raises it
+        put(error)

@@ -13,8 +13,11 @@ from rich.text import Text
 
 from springtide.track.events import (
     CadenceSet,
+    Decided,
     Evaluated,
     Event,
+    Failed,
+    Left,
     Rejected,
     Sampled,
     Saved,
@@ -130,6 +133,12 @@ def describe(event: Event) -> str:
             return f"step {event.step}: snapshots in memory {often}: {event.reason}"
         case Rejected():
             return f"step {event.step}: {event.name} is put in quarantine, going on from here: {event.reason}"
+        case Decided():
+            return f"{event.decision}: {event.reason}"
+        case Left():
+            return f"step {event.step}: safe in {'the store' if event.kept_in == 'store' else 'memory'}; another group goes on"
+        case Failed():
+            return f"{event.cause}: {event.reason}" + ("" if event.again else "; this is not tried again")
         case Stopped():
             return f"step {event.step}: {event.status}" + (f": {event.reason}" if event.reason else "")
         case _:

@@ -156,6 +156,37 @@ class Sampled(Event):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+class Decided(Event):
+    """What was decided of the size of the run: ``start``, ``leave``, ``replace`` or ``stay``."""
+
+    kind: ClassVar[str] = "decided"
+    decision: str
+    reason: str
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Left(Event):
+    """A group of workers brought its state to safety, for another to go on."""
+
+    kind: ClassVar[str] = "left"
+    step: int
+    kept_in: str
+    """``memory`` or ``store``."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Failed(Event):
+    """A group of workers ended by a failure."""
+
+    kind: ClassVar[str] = "failed"
+    cause: str
+    """``lost nodes``, ``failed workers`` or ``start-up``."""
+    reason: str
+    again: bool
+    """Whether another is started."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class Stopped(Event):
     """Training ended: ``finished``, ``stopped`` (asked to) or ``failed``."""
 
@@ -168,6 +199,7 @@ class Stopped(Event):
 _KINDS = (
     *(Started, StepDone, Waited, Evaluated, Sampled, Stopped),
     *(Saved, SaveFailed, SaveSkipped, CadenceSet, SnapshotsSet, Rejected),
+    *(Decided, Left, Failed),
 )
 EVENTS: dict[str, type[Event]] = {event.kind: event for event in _KINDS}
 

@@ -32,7 +32,7 @@ from springtide.parallel import World, parallelize
 from springtide.store import Folder
 from springtide.store.digest import of_bytes
 from springtide.stream import Batch, Data, ahead, check, digest
-from springtide.track.events import Evaluated, Event, Rejected, Started, StepDone, Stopped, Waited
+from springtide.track.events import Evaluated, Event, Left, Rejected, Started, StepDone, Stopped, Waited
 from springtide.train.evaluate import evaluate
 from springtide.train.optim import adamw, learning_rate, set_learning_rate
 from springtide.train.peak import peak_flops
@@ -126,6 +126,12 @@ class Run:
                     yield from self._evaluate()
                 if stopped or self.step == last:
                     yield from saves.finish(self.step)
+                elif result.interrupts & {Interrupt.LEAVE, Interrupt.EVACUATE}:
+                    kept = Interrupt.EVACUATE not in result.interrupts and snapshots.leave(self.step)
+                    if not kept:
+                        yield from saves.finish(self.step)
+                    yield Left(step=self.step, kept_in="memory" if kept else "store")
+                    return
                 else:
                     yield from saves.after(self.step, result, now - clock)
                     yield from snapshots.after(self.step, result, now - clock)

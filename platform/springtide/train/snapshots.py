@@ -7,6 +7,7 @@ import time
 from collections import deque
 from collections.abc import Iterator
 
+from springtide.checkpoint.load import gathered
 from springtide.checkpoint.memory import Memory
 from springtide.config.schema import CheckpointConfig
 from springtide.elastic import snapshot_every
@@ -16,6 +17,7 @@ from springtide.train.step import StepResult
 
 _SHARE = 0.03
 _REMEMBERED = 9
+_LOOK_S = 0.005
 
 
 class Snapshots:
@@ -80,6 +82,23 @@ class Snapshots:
                 reason = f"one costs {cost_s * 1e3:.1f} ms of a step of {step_s * 1e3:.0f} ms"
                 yield SnapshotsSet(step=step, every_steps=every, reason=reason)
                 self._every = every
+
+    def leave(self, step: int) -> bool:
+        """Take one of ``step`` and wait until it is safe; all ranks call it together. False when some rank could not."""
+        self._settle()
+        if self._memory is not None and self._last != step:
+            self._last = step
+            try:
+                self._memory.begin(*self._state())
+                self._memory.staged()
+            except OSError as error:
+                self._turn_off(str(error))
+        self._settle()
+        return all(gathered(self._memory is not None))
+
+    def _settle(self) -> None:
+        while self._memory is not None and self.keeping:
+            time.sleep(_LOOK_S)  # between looks, while training waits anyhow
 
     def close(self) -> None:
         """Let go of the memory; its keepers have it still."""

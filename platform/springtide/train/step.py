@@ -31,6 +31,10 @@ class Interrupt(enum.Enum):
     """Write a checkpoint and go on."""
     STOP = "stop"
     """Write a checkpoint and return."""
+    LEAVE = "leave"
+    """Bring the state to safety, in memory if it is kept there, and return: another group goes on."""
+    EVACUATE = "evacuate"
+    """As ``LEAVE``, but into the store: no memory is left."""
 
 
 class Tell(NamedTuple):

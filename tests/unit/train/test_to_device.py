@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Iterator
 
 import numpy as np
@@ -64,5 +65,8 @@ def test_an_error_comes_in_its_place_and_ends_the_thread() -> None:
 def test_who_stops_early_leaves_no_thread() -> None:
     endless = ahead(iter(int, 1))
     assert next(endless) == 0
-    endless.close()  # type: ignore[attr-defined]
+    endless.close()
+    deadline = time.monotonic() + 10
+    while threads() and time.monotonic() < deadline:
+        time.sleep(0.01)  # until it has seen that
     assert not threads()

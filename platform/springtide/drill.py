@@ -1,0 +1,208 @@
+"""A drill: real training on a cluster of several raylets on this machine, whose nodes are really announced to go, killed and
+added; and the same training left in peace, to compare with."""
+
+from __future__ import annotations
+
+import dataclasses
+import random
+import shutil
+import tempfile
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+from springtide import config as configs
+from springtide.config import Config
+from springtide.errors import ConfigError, explain
+from springtide.runs import Run
+from springtide.track.events import Event, StepDone
+from springtide.track.ledger import ledger
+
+Say = Callable[[str], None]
+_NOTICE_S = 12.0
+"""Between a notice and the loss: a tenth of what clouds give."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Act:
+    """What happens to the cluster, and when."""
+
+    step: int
+    what: str
+    """``kill``, ``drain`` or ``add``."""
+    nodes: int = 1
+
+
+@dataclasses.dataclass(frozen=True)
+class Scenario:
+    """A drill."""
+
+    workers: int
+    acts: tuple[Act, ...]
+    steps: int
+    about: str
+
+
+def storm(seed: int, faults: int = 20) -> Scenario:
+    """Random acts, of which none leaves the cluster without a node."""
+    chance = random.Random(seed)
+    nodes, acts = 3, []
+    for number in range(faults):
+        least, most = nodes > 1, nodes < 3
+        what = chance.choice(["kill", "drain"] * least + ["add", "add"] * most)
+        nodes += 1 if what == "add" else -1
+        acts.append(Act(20 + 25 * number + chance.randrange(10), what))
+    return Scenario(3, tuple(acts), 60 + 25 * faults, f"{faults} faults at random, seed {seed}")
+
+
+SCENARIOS: dict[str, Callable[[int], Scenario]] = {
+    "kill": lambda _: Scenario(3, (Act(40, "kill"),), 100, "a node and all its processes are killed"),
+    "drain": lambda _: Scenario(3, (Act(40, "drain"),), 160, "a node is announced to go, and goes"),
+    "regrow": lambda _: Scenario(3, (Act(40, "kill"), Act(80, "add")), 180, "a node is killed, another one joins"),
+    "resize": lambda _: Scenario(
+        8, (Act(30, "kill", 3), Act(60, "add", 2), Act(100, "add")), 160, "8 -> 5 -> 7 -> 8 workers"
+    ),
+    "storm": storm,
+}
+
+
+def config_of(scenario: Scenario, root: str) -> Config:
+    """The tiny recipe at the size of the drill, its sums exact, so that a resize has nothing to hide behind."""
+    base = configs.recipes.tiny()
+    rows = base.stream.global_batch
+    changes = {
+        "run.root": root,
+        "shards.root": f"{root}/datasets",
+        "stream.lanes": rows,
+        "parallel.reduction": "fp64",
+        "parallel.threads": 1,
+        "elastic.min_workers": 1,
+        "elastic.max_workers": scenario.workers,
+        "train.total": scenario.steps * rows * base.shards.sequence_length,
+        "train.eval_rows": 0,
+        "train.sample_tokens": 0,
+        "track.mlflow_uri": "off",
+        "track.progress": False,
+    }
+    return configs.override(base, changes)
+
+
+def drill(name: str, say: Say, seed: int = 0, keep: str = "") -> dict[str, Any]:
+    """Run scenario ``name``; ``say`` hears what happens as it does. ``keep``: a folder that the two runs stay in.
+
+    Returns ``gaps_s`` and ``steps_lost`` of each restart, ``digests_match``, ``loss_max_abs_diff`` against the twin,
+    ``goodput``, ``events``, and ``ok``. ConfigError for a scenario that is not known.
+    """
+    if name not in SCENARIOS:
+        raise ConfigError(explain("scenario", name, "is not known", f"one of {', '.join(SCENARIOS)}"))
+    scenario = SCENARIOS[name](seed)
+    root = keep or tempfile.mkdtemp(prefix="springtide-drill-")
+    try:
+        return _drill(scenario, config_of(scenario, root), say)
+    finally:
+        if not keep:
+            shutil.rmtree(root, ignore_errors=True)
+
+
+def _drill(scenario: Scenario, config: Config, say: Say) -> dict[str, Any]:
+    from springtide.api import prepare, train
+    from springtide.on_ray.local import LocalCluster
+    from springtide.track.console import describe
+
+    config = prepare(config)
+    begin = time.time()
+
+    def tell(text: str) -> None:
+        say(f"{time.time() - begin:6.1f} s  {text}")
+
+    say(f"{scenario.about}; {scenario.steps} steps on {scenario.workers} nodes, twice: in peace, then not")
+    with LocalCluster(scenario.workers) as cluster:
+        tell("the twin trains")
+        twin = train(configs.override(config, {"run.id": "twin"}))
+        tell(f"the twin is done; now with what happens: {', '.join(_words(act) for act in scenario.acts)}")
+        stage = _Stage(cluster, scenario.acts, tell)
+
+        def listen(event: Event) -> None:
+            if isinstance(event, StepDone):
+                stage.reach(event.step)
+            elif event.kind in ("started", "decided", "left", "failed", "stopped"):
+                tell(describe(event))
+
+        run = train(configs.override(config, {"run.id": "drilled"}), listen=listen)
+        stage.end()
+    return compare(run, twin, stage.told)
+
+
+class _Stage:
+    """Does what a scenario says when its steps come, one act after the other, while training goes on."""
+
+    def __init__(self, cluster: Any, acts: tuple[Act, ...], tell: Say) -> None:
+        self._cluster, self._acts, self._tell = cluster, list(acts), tell
+        self._doomed: set[str] = set()
+        self._threads: list[threading.Thread] = []
+        self._lock = threading.Lock()
+        self._over = threading.Event()
+        self.told: list[dict[str, Any]] = []
+
+    def reach(self, step: int) -> None:
+        """Training has done ``step``."""
+        while self._acts and self._acts[0].step <= step:
+            thread = threading.Thread(target=self._do, args=(self._acts.pop(0), step), daemon=True)
+            thread.start()
+            self._threads.append(thread)
+
+    def end(self) -> None:
+        """Training is over: what is still to come does not."""
+        self._over.set()
+        for thread in self._threads:
+            thread.join()
+
+    def _do(self, act: Act, step: int) -> None:
+        for _ in range(act.nodes):
+            with self._lock:
+                left = [node for node in self._cluster.nodes if node not in self._doomed]
+                node = self._cluster.add() if act.what == "add" else left[0]
+                self._doomed |= {node} if act.what != "add" else set()
+                self._note(step, act.what, node)
+                if act.what == "drain":
+                    self._cluster.drain(node, _NOTICE_S)
+                elif act.what == "kill":
+                    self._cluster.kill(node)
+            if act.what == "drain":
+                self._over.wait(_NOTICE_S)
+                with self._lock:
+                    self._cluster.kill(node)
+                    self._note(step, "gone", node)
+
+    def _note(self, step: int, what: str, node: str) -> None:
+        self.told.append({"step": step, "what": what, "node": node[:8], "time_s": time.time()})
+        words = {"kill": "is killed", "drain": f"will go in {_NOTICE_S:.0f} s", "add": "joins", "gone": "is gone"}
+        self._tell(f"step {step}: node {node[:8]} {words[what]}")
+
+
+def compare(run: Run, twin: Run, told: list[dict[str, Any]]) -> dict[str, Any]:
+    """What the drill cost, and whether it shows in the training."""
+    mine, theirs = {one.step: one for one in run.steps}, {one.step: one for one in twin.steps}
+    book = ledger(run.events)
+    same = mine.keys() == theirs.keys() and all(mine[step].digest == theirs[step].digest for step in theirs)
+    furthest = max((abs(mine[step].loss - theirs[step].loss) for step in mine.keys() & theirs.keys()), default=0.0)
+    verified = bool(run.verify()["ok"])
+    return {
+        "ok": same and verified and furthest <= 1e-4,
+        "digests_match": same,
+        "loss_max_abs_diff": furthest,
+        "gaps_s": [round(one.gap_s, 2) for one in book.restarts],
+        "steps_lost": [one.steps_lost for one in book.restarts],
+        "goodput": round(book.goodput, 4),
+        "restarts": [dataclasses.asdict(one) for one in book.restarts],
+        "spent": {kind: round(seconds, 2) for kind, seconds in book.spent.items()},
+        "events": told,
+        "steps": len(mine),
+    }
+
+
+def _words(act: Act) -> str:
+    many = f"{act.nodes} nodes" if act.nodes > 1 else "a node"
+    verb = {"kill": "is killed", "drain": "is announced to go", "add": "joins"}[act.what]
+    return f"{many} {verb} at step {act.step}".replace("s is", "s are").replace("s joins", "s join")

@@ -1,0 +1,90 @@
+"""A cluster of several raylets on this machine, whose nodes can be announced to go, lost and added: for drills.
+
+The only file that touches Ray's cluster utilities.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import signal
+import time
+from pathlib import Path
+from typing import Any, Self
+
+import ray
+from ray._raylet import GcsClient  # type: ignore[attr-defined]
+from ray.cluster_utils import Cluster
+
+from springtide.on_ray.cluster import NAMESPACE, private_folder, set_environment
+
+_STORE_BYTES = 100 * 2**20
+_PREEMPTION = 2
+"""Why a node is drained, in Ray's protocol."""
+_HEALTH = {
+    "RAY_health_check_initial_delay_ms": "1000",
+    "RAY_health_check_period_ms": "1000",
+    "RAY_health_check_timeout_ms": "1000",
+    "RAY_health_check_failure_threshold": "2",
+}
+
+
+class LocalCluster:
+    """A head without CPUs, where this process is the driver, and nodes with one each. A context manager; one a process."""
+
+    def __init__(self, nodes: int) -> None:
+        self._first = nodes
+        self._nodes: dict[str, Any] = {}
+        self._stack = contextlib.ExitStack()
+
+    def __enter__(self) -> Self:
+        """Start it, and connect."""
+        set_environment(**_HEALTH)
+        folder = self._stack.enter_context(private_folder())
+        head = {"num_cpus": 0, "object_store_memory": _STORE_BYTES, "include_dashboard": False, "temp_dir": folder}
+        self._cluster = Cluster(initialize_head=True, head_node_args=head)
+        self._stack.callback(self._cluster.shutdown)
+        for _ in range(self._first):
+            self.add(wait=False)
+        self._cluster.wait_for_nodes()
+        ray.init(self._cluster.address, namespace=NAMESPACE, log_to_driver=False, logging_level=logging.ERROR)
+        self._stack.callback(ray.shutdown)
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._stack.close()
+
+    @property
+    def nodes(self) -> list[str]:
+        """The nodes that are there, the oldest first."""
+        return list(self._nodes)
+
+    def add(self, wait: bool = True) -> str:
+        """Another node."""
+        node = self._cluster.add_node(num_cpus=1, object_store_memory=_STORE_BYTES, wait=wait)
+        self._nodes[node.node_id] = node
+        return str(node.node_id)
+
+    def drain(self, node: str, deadline_s: float) -> None:
+        """Announce that a node goes in ``deadline_s``, as a cloud's notice does."""
+        client = GcsClient(address=self._cluster.gcs_address)
+        client.drain_node(node, _PREEMPTION, "spot instance interruption", int((time.time() + deadline_s) * 1000))
+
+    def kill(self, node: str) -> None:
+        """Take a node away, with every process on it at once, as when its host goes."""
+        gone = self._nodes.pop(node)
+        raylets = [info.process.pid for infos in gone.all_processes.values() for info in infos]
+        for pid in [pid for raylet in raylets for pid in _descendants(raylet)] + raylets:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        self._cluster.remove_node(gone, allow_graceful=False)
+
+
+def _descendants(pid: int) -> list[int]:
+    found = []
+    for task in Path(f"/proc/{pid}/task").glob("*/children"):
+        with contextlib.suppress(OSError):
+            for child in map(int, task.read_text().split()):
+                found += [child, *_descendants(child)]
+    return found

@@ -1,0 +1,67 @@
+"""What Ray knows of the cluster's nodes, and what it does not know yet. The only file that reads Ray's private state."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import time
+from collections.abc import Collection, Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+
+import ray
+from ray._private.state import state
+
+from springtide.elastic.policy import Node
+
+_ANSWER_S = 0.5
+"""A raylet that takes no connection for so long is taken for dead."""
+
+
+def observed(
+    reserved: Mapping[str, Mapping[str, float]], resources: Mapping[str, float], problems: Mapping[str, str]
+) -> list[Node]:
+    """The nodes that are alive, with room for workers of ``resources`` in what is ``reserved`` for this run on each; what was
+    announced of them, in seconds of ``time.monotonic``; and their ``problems``."""
+    leaving = state.get_draining_nodes()
+    found = []
+    for node in ray.nodes():
+        name = node["NodeID"]
+        if not node["Alive"]:
+            continue
+        here = reserved.get(name, {})
+        places = min(
+            (int(here.get(kind, 0.0) // amount) for kind, amount in resources.items() if amount > 0), default=0
+        )
+        leaves_at = _monotonic(leaving[name]) if name in leaving else None
+        found.append(Node(name, places, leaves_at, problems.get(name, "")))
+    return found
+
+
+def unanswering(names: Collection[str]) -> set[str]:
+    """Those of the nodes whose raylet takes no connection: Ray itself may learn of it much later."""
+    addresses = {
+        node["NodeID"]: (node["NodeManagerAddress"], node["NodeManagerPort"])
+        for node in ray.nodes()
+        if node["NodeID"] in names and node["Alive"]
+    }
+    with ThreadPoolExecutor(max(1, len(addresses)), "springtide-probe") as threads:
+        answers = dict(zip(addresses, threads.map(_answers, addresses.values()), strict=True))
+    return {name for name in names if not answers.get(name)}
+
+
+def lost(before: Iterable[str]) -> set[str]:
+    """Those of the nodes that are dead or going."""
+    alive = {node["NodeID"] for node in ray.nodes() if node["Alive"]} - set(state.get_draining_nodes())
+    return set(before) - alive
+
+
+def _answers(address: tuple[str, int]) -> bool:
+    with contextlib.suppress(OSError), socket.create_connection(address, timeout=_ANSWER_S):
+        return True
+    return False
+
+
+def _monotonic(deadline_ms: int) -> float:
+    """Of a time since 1970; one that is not known is far, but a node that is announced to go is never counted."""
+    left_s = deadline_ms / 1000 - time.time() if deadline_ms > 0 else 120.0
+    return time.monotonic() + left_s

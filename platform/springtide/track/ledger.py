@@ -1,0 +1,186 @@
+"""Where the time of a run went, from its journal: every worker-second is of one kind, and they sum to what was held.
+
+productive        steps that were new              recomputed        steps that had been trained before
+data_stall        waiting for batches              checkpoint_stall  waiting for saves
+evaluation        on held-out rows                 start_up          until the first group trains
+resize            from one group to the next       waiting           for capacity, nobody training
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+
+from springtide.track.events import (
+    CadenceSet,
+    Decided,
+    Evaluated,
+    Event,
+    Failed,
+    Left,
+    Rejected,
+    Saved,
+    SaveFailed,
+    SaveSkipped,
+    SnapshotsSet,
+    Started,
+    StepDone,
+    Waited,
+)
+
+KINDS = (
+    "productive",
+    "recomputed",
+    "data_stall",
+    "checkpoint_stall",
+    "evaluation",
+    "start_up",
+    "resize",
+    "waiting",
+)
+_ELSEWHERE = (Decided, Failed)
+"""Told by the controller, whenever it likes."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Restart:
+    """From one group of workers to the next."""
+
+    time_s: float
+    """When the next one stood, seconds since 1970."""
+    cause: str
+    workers_before: int
+    workers_after: int
+    gap_s: float
+    """From the end of the last step to the beginning of the next."""
+    step: int
+    """Where it went on."""
+    steps_lost: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Ledger:
+    """Of a whole run."""
+
+    held: float
+    """Wall time x workers [worker-seconds]; while there was no group, the workers of the next one."""
+    spent: dict[str, float]
+    """By kind [worker-seconds]."""
+    restarts: list[Restart]
+
+    @property
+    def goodput(self) -> float:
+        """Productive / held."""
+        return self.spent["productive"] / self.held if self.held else 0.0
+
+
+class _Book:
+    def __init__(self) -> None:
+        self.spent = dict.fromkeys(KINDS, 0.0)
+        self.restarts: list[Restart] = []
+        self._workers = 0
+        self._pending: dict[str, float] = {}
+        self._now = 0.0
+        self._phase = "start_up"
+        self._cause = ""
+        self._newest = 0
+        self._last: StepDone | None = None
+        self._started: tuple[Started, int] | None = None
+
+    def attempt(self, now: float) -> None:
+        """A start of the driver: what lies between two is nobody's time."""
+        self._close()
+        self._now, self._phase, self._workers = now, "start_up", 0
+        self._cause = "the driver was started again" if self._last else ""
+
+    def hear(self, event: Event) -> None:
+        """One event, in order of time."""
+        if isinstance(event, _ELSEWHERE):
+            self._hear_controller(event)
+            return
+        passed_s = max(0.0, event.time_s - self._now)
+        self._now += passed_s
+        match event:
+            case Started():
+                self._spend(self._phase, passed_s)
+                self._stand(event)
+            case StepDone():
+                self._step(event, passed_s)
+            case Left():
+                self._spend("resize", passed_s)
+                self._leave("resize", self._cause or "asked to leave")
+            case Evaluated():
+                self._spend("evaluation", passed_s)
+            case Saved() | SaveFailed() | SaveSkipped() | CadenceSet() | SnapshotsSet() | Waited() | Rejected():
+                self._spend("checkpoint_stall", passed_s)
+            case _:
+                self._spend(self._phase if not self._workers else "productive", passed_s)
+
+    def _hear_controller(self, event: Decided | Failed) -> None:
+        if isinstance(event, Failed):
+            self._cause = f"{event.cause}: {event.reason}"
+            if self._workers:
+                self._leave("resize", self._cause)
+        elif event.decision == "leave":
+            self._cause = event.reason
+        if not self._workers and isinstance(event, Decided):
+            passed_s = max(0.0, event.time_s - self._now)
+            self._now += passed_s
+            self._spend(self._phase, passed_s)
+            if event.decision == "stay" and "waiting" in event.reason:
+                self._phase = "waiting"
+            elif self._phase == "waiting":
+                self._phase = "resize" if self._last else "start_up"
+
+    def _leave(self, phase: str, cause: str) -> None:
+        self._workers, self._phase, self._cause = 0, phase, cause
+
+    def _stand(self, event: Started) -> None:
+        if self._workers:  # the controller's word was late or lost
+            self._leave("resize", self._cause or "unknown")
+        self._workers = event.world_size
+        self._started = (event, self._last.world_size if self._last else 0)
+        self._close()
+
+    def _step(self, event: StepDone, passed_s: float) -> None:
+        step_s = min(event.step_time_s, passed_s)
+        stall_s = min(event.data_wait_s, step_s)
+        before_s = passed_s - step_s
+        if self._started and self._last:
+            started, workers = self._started
+            gap_s = max(0.0, event.time_s - event.step_time_s - self._last.time_s)
+            lost = self._last.step - started.step
+            self.restarts.append(
+                Restart(started.time_s, self._cause, workers, started.world_size, gap_s, started.step, lost)
+            )
+            self._spend("resize", before_s)
+        else:
+            self._spend("start_up" if self._started else "checkpoint_stall", before_s)
+        self._started, self._cause, self._phase = None, "", "resize"
+        self._spend("productive" if event.step > self._newest else "recomputed", step_s - stall_s)
+        self._spend("data_stall", stall_s)
+        self._newest, self._last = max(self._newest, event.step), event
+
+    def _spend(self, kind: str, seconds: float) -> None:
+        if self._workers:
+            self.spent[kind] += seconds * self._workers
+        else:
+            self._pending[kind] = self._pending.get(kind, 0.0) + seconds
+
+    def _close(self) -> None:
+        """What was spent before it was known by how many."""
+        for kind, seconds in self._pending.items():
+            self.spent[kind] += seconds * self._workers
+        self._pending = {}
+
+
+def ledger(events: Sequence[Event]) -> Ledger:
+    """The ledger of the events of a run."""
+    book = _Book()
+    attempt = -1
+    for event in sorted(events, key=lambda event: (event.attempt, event.time_s)):
+        if event.attempt != attempt:
+            attempt = event.attempt
+            book.attempt(event.time_s)
+        book.hear(event)
+    return Ledger(sum(book.spent.values()), book.spent, book.restarts)

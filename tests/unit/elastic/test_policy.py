@@ -1,0 +1,205 @@
+"""Who trains: single rules, and thousands of random histories tick by tick."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as some
+
+from springtide.elastic.policy import (
+    Bounds,
+    Decision,
+    Group,
+    Leave,
+    Memory,
+    Node,
+    Prospects,
+    Replace,
+    Start,
+    Stay,
+    decide,
+)
+
+BOUNDS = Bounds(min_workers=2, max_workers=8, settle_s=2.0, reserve_s=5.0)
+PAYS = Prospects(restart_s=5.0, loss_s=3600.0)
+THREE = [Node("a", 1), Node("b", 1), Node("c", 1)]
+TICK_S = 0.5
+
+
+def after_quiet(
+    nodes: list[Node], group: Group | None, prospects: Prospects = PAYS, bounds: Bounds = BOUNDS
+) -> Decision:
+    """What is decided of nodes that have not changed for long."""
+    _, memory = decide(bounds, nodes, group, prospects, Memory(held=frozenset("a")), 0.0)
+    return decide(bounds, nodes, group, prospects, memory, 100.0)[0]
+
+
+def test_it_starts_at_once_with_all_it_may_have_and_waits_a_moment_for_more() -> None:
+    eight = [Node(str(number), 2) for number in range(5)]
+    first, memory = decide(BOUNDS, eight, None, PAYS, Memory(), 0.0)
+    assert isinstance(first, Start)
+    assert (first.workers, first.nodes) == (8, ("0", "0", "1", "1", "2", "2", "3", "3"))
+    fewer, memory = decide(BOUNDS, THREE, None, PAYS, Memory(), 0.0)
+    assert isinstance(fewer, Stay)
+    assert "room for 3 of 8" in fewer.reason
+    later, _ = decide(BOUNDS, THREE, None, PAYS, memory, 2.0)
+    assert isinstance(later, Start)
+    assert later.workers == 3
+    again, _ = decide(BOUNDS, THREE, None, PAYS, Memory(held=frozenset("a")), 0.0)
+    assert isinstance(again, Start)  # after a loss nobody waits
+
+
+def test_it_says_what_it_waits_for() -> None:
+    nodes = [Node("aaaaaaaaaaaa", 1), Node("b", 1, leaves_at=9.0), Node("c", 1, problem="is slow")]
+    waits = after_quiet(nodes, None)
+    assert isinstance(waits, Stay)
+    assert waits.reason == (
+        "waiting for capacity: room for 1 workers, elastic.min_workers is 2; leaving: b; left out: c is slow"
+    )
+
+
+def test_a_notice_is_followed_at_once_when_no_other_follows() -> None:
+    group = Group(("a", "b", "c"))
+    _, memory = decide(BOUNDS, THREE, group, PAYS, Memory(), 0.0)
+    told = [Node("a", 1, leaves_at=130.0), *THREE[1:]]
+    first, memory = decide(BOUNDS, told, group, PAYS, memory, 10.0)
+    assert isinstance(first, Stay)
+    second, _ = decide(BOUNDS, told, group, PAYS, memory, 12.0)
+    assert isinstance(second, Leave)
+    assert second.reason == "notice: a will be taken away in 118 s"
+
+
+def test_two_notices_in_a_window_are_one_restart_and_a_short_deadline_waits_for_none() -> None:
+    nodes, group = [*THREE, Node("d", 1)], Group(("a", "b", "c", "d"))
+    _, memory = decide(BOUNDS, nodes, group, PAYS, Memory(), 0.0)
+    nodes[0] = Node("a", 1, leaves_at=130.0)
+    _, memory = decide(BOUNDS, nodes, group, PAYS, memory, 10.0)
+    nodes[1] = Node("b", 1, leaves_at=131.0)
+    other, memory = decide(BOUNDS, nodes, group, PAYS, memory, 11.5)
+    assert isinstance(other, Stay)
+    assert isinstance(decide(BOUNDS, nodes, group, PAYS, memory, 13.0)[0], Stay)
+    assert isinstance(decide(BOUNDS, nodes, group, PAYS, memory, 13.5)[0], Leave)
+    nodes[2] = Node("c", 1, leaves_at=18.0)
+    assert isinstance(decide(BOUNDS, nodes, group, PAYS, memory, 13.5)[0], Leave)
+
+
+def test_with_nowhere_to_go_it_trains_until_the_last_moment_and_saves_to_the_store() -> None:
+    told = [node._replace(leaves_at=60.0) for node in THREE]
+    group = Group(("a", "b", "c"))
+    stays, memory = decide(BOUNDS, told, group, PAYS, Memory(), 10.0)
+    assert isinstance(stays, Stay)
+    what = "notice: a, b, c will be taken away in 5 s"
+    assert decide(BOUNDS, told, group, PAYS, memory, 55.0)[0] == Leave(what, 55.0, durable=True)
+
+
+def test_it_grows_when_that_pays_and_not_before_the_nodes_have_settled() -> None:
+    nodes, group = [*THREE, Node("d", 1)], Group(("a", "b", "c"))
+    first, _ = decide(BOUNDS, nodes, group, PAYS, Memory(), 0.0)
+    assert isinstance(first, Stay)
+    assert after_quiet(nodes, group) == Leave("grow from 3 to 4 workers")
+    # 3 workers for 20 s do more than 4 for 15
+    assert isinstance(after_quiet(nodes, group, Prospects(restart_s=5.0, loss_s=20.0)), Stay)
+    assert isinstance(after_quiet(nodes, group, Prospects(restart_s=5.0, loss_s=21.0)), Leave)
+    assert isinstance(after_quiet(nodes, group, Prospects(restart_s=5.0, loss_s=3600.0, left_s=19.0)), Stay)
+
+
+def test_a_node_that_is_gone_or_bad_is_left() -> None:
+    assert after_quiet(THREE[1:], Group(("a", "b", "c"))) == Replace("lost a")
+    bad = [Node("a", 1, problem="computes wrongly"), *THREE[1:]]
+    assert after_quiet(bad, Group(("a", "b", "c"))) == Leave("a computes wrongly")
+
+
+def test_sizes_are_multiples_of_the_cell() -> None:
+    bounds = dataclasses.replace(BOUNDS, cell=4, min_workers=4)
+    assert [bounds.feasible(places) for places in range(14)] == [0] * 4 + [4] * 4 + [8] * 6
+
+
+events = some.one_of(
+    some.tuples(some.just("join"), some.integers(0, 7), some.integers(1, 3)),
+    some.tuples(some.just("notice"), some.integers(0, 7), some.floats(0.0, 60.0)),
+    some.tuples(some.just("survives"), some.integers(0, 7), some.none()),
+    some.tuples(some.just("bad"), some.integers(0, 7), some.none()),
+    some.tuples(some.just("dies"), some.integers(0, 7), some.none()),
+)
+histories = some.lists(some.tuples(some.integers(0, 12), events), max_size=30)
+
+
+class Cluster:
+    """Nodes as a history makes them, and a group that does what it is told within a tick."""
+
+    def __init__(self, bounds: Bounds) -> None:
+        self.bounds, self.nodes, self.group, self.now = bounds, {}, None, 0.0
+        self.memory, self.restarts, self.changes = Memory(), 0, 0
+        self.last: Decision = Stay("")
+
+    def happen(self, kind: str, name: int, value: Any) -> None:
+        """An event of a history; it is none where it makes no sense."""
+        node = self.nodes.get(name)
+        if kind == "join" and node is None:
+            self.nodes[name] = Node(str(name), value)
+        elif node is None:
+            return
+        elif kind == "dies":
+            del self.nodes[name]
+        else:
+            changes = {
+                "notice": {"leaves_at": self.now + (value or 0.0)},
+                "survives": {"leaves_at": None},
+                "bad": {"problem": "is bad"},
+            }
+            self.nodes[name] = node._replace(**changes.get(kind, {}))
+        self.changes += 1
+
+    def tick(self) -> None:
+        """Half a second: nodes whose time has come go, and what is decided is done."""
+        self.now += TICK_S
+        for name, node in list(self.nodes.items()):
+            if node.leaves_at is not None and node.leaves_at <= self.now:
+                del self.nodes[name]
+                self.changes += 1
+        nodes = list(self.nodes.values())
+        self.last, self.memory = decide(self.bounds, nodes, self.group, PAYS, self.memory, self.now)
+        if isinstance(self.last, Start):
+            self.check_start(self.last)
+            self.group = Group(self.last.nodes)
+            self.restarts += 1
+        elif isinstance(self.last, Leave | Replace):
+            assert self.group is not None
+            self.group = None
+
+    def check_start(self, start: Start) -> None:
+        """It is feasible, and stands on nodes that are alive, stay and are well."""
+        assert self.group is None
+        assert self.bounds.min_workers <= start.workers <= self.bounds.max_workers
+        assert start.workers % self.bounds.cell == 0
+        chosen = [self.nodes[int(name)] for name in start.nodes]
+        assert all(node.leaves_at is None and not node.problem for node in chosen)
+        assert start.workers == len(start.nodes)
+        assert all(start.nodes.count(node.id) <= node.places for node in chosen)
+
+
+@pytest.mark.parametrize("cell", [1, 2])
+@given(history=histories, least=some.integers(1, 4), extra=some.integers(0, 8))
+def test_any_history_ends_in_the_largest_group_that_fits(cell: int, history: Any, least: int, extra: int) -> None:
+    bounds = Bounds(min_workers=least * cell, max_workers=(least + extra) * cell, cell=cell)
+    cluster = Cluster(bounds)
+    for ticks, event in history:
+        for _ in range(ticks):
+            cluster.tick()
+        cluster.happen(*event)
+    for _ in range(math.ceil(60.0 / TICK_S) + 20):
+        cluster.tick()
+    # whatever was announced has happened, and nothing has for ten seconds
+    fits = bounds.feasible(sum(node.places for node in cluster.nodes.values() if not node.problem))
+    if fits:
+        assert cluster.group is not None
+        assert len(cluster.group.nodes) == fits
+    elif cluster.group is not None:  # there is nowhere else to go, so it goes on where it is
+        assert any(cluster.nodes[int(name)].problem for name in cluster.group.nodes)
+    assert isinstance(cluster.last, Stay)
+    # no flapping: a restart has a cause
+    assert cluster.restarts <= 1 + cluster.changes
