@@ -58,8 +58,8 @@ def storm(seed: int, faults: int = 20) -> Scenario:
 
 SCENARIOS: dict[str, Callable[[int], Scenario]] = {
     "kill": lambda _: Scenario(3, (Act(40, "kill"),), 100, "a node and all its processes are killed"),
-    "drain": lambda _: Scenario(3, (Act(40, "drain"),), 160, "a node is announced to go, and goes"),
-    "regrow": lambda _: Scenario(3, (Act(40, "kill"), Act(80, "add")), 180, "a node is killed, another one joins"),
+    "drain": lambda _: Scenario(3, (Act(40, "drain"),), 120, "a node is announced to go, and goes"),
+    "regrow": lambda _: Scenario(3, (Act(40, "kill"), Act(60, "add")), 260, "a node is killed, another one joins"),
     "resize": lambda _: Scenario(
         8, (Act(30, "kill", 3), Act(60, "add", 2), Act(100, "add")), 160, "8 -> 5 -> 7 -> 8 workers"
     ),
@@ -70,16 +70,21 @@ SCENARIOS: dict[str, Callable[[int], Scenario]] = {
 def config_of(scenario: Scenario, root: str) -> Config:
     """The tiny recipe at the size of the drill, its sums exact, so that a resize has nothing to hide behind."""
     base = configs.recipes.tiny()
-    rows = base.stream.global_batch
+    rows = 24
     changes = {
         "run.root": root,
         "shards.root": f"{root}/datasets",
-        "stream.lanes": rows,
+        "model.num_layers": 4,
+        "model.dim": 128,
+        "model.ffn_dim": 352,
+        "stream.global_batch": rows,
+        "stream.lanes": 12 if scenario.workers > 4 else 4,
         "parallel.reduction": "fp64",
         "parallel.threads": 1,
         "elastic.min_workers": 1,
         "elastic.max_workers": scenario.workers,
         "train.total": scenario.steps * rows * base.shards.sequence_length,
+        "checkpoint.memory_every": 1,
         "train.eval_rows": 0,
         "train.sample_tokens": 0,
         "track.mlflow_uri": "off",
@@ -135,45 +140,42 @@ def _drill(scenario: Scenario, config: Config, say: Say) -> dict[str, Any]:
 
 
 class _Stage:
-    """Does what a scenario says when its steps come, one act after the other, while training goes on."""
+    """Does what a scenario says when its steps come, in the thread that hears of them: training goes on meanwhile."""
 
     def __init__(self, cluster: Any, acts: tuple[Act, ...], tell: Say) -> None:
         self._cluster, self._acts, self._tell = cluster, list(acts), tell
-        self._doomed: set[str] = set()
-        self._threads: list[threading.Thread] = []
-        self._lock = threading.Lock()
-        self._over = threading.Event()
+        self._doomed: dict[str, threading.Timer] = {}
         self.told: list[dict[str, Any]] = []
 
     def reach(self, step: int) -> None:
         """Training has done ``step``."""
         while self._acts and self._acts[0].step <= step:
-            thread = threading.Thread(target=self._do, args=(self._acts.pop(0), step), daemon=True)
-            thread.start()
-            self._threads.append(thread)
+            act = self._acts.pop(0)
+            for _ in range(act.nodes):
+                self._do(act.what, step)
 
     def end(self) -> None:
         """Training is over: what is still to come does not."""
-        self._over.set()
-        for thread in self._threads:
-            thread.join()
+        for timer in self._doomed.values():
+            timer.cancel()
+            timer.join()
 
-    def _do(self, act: Act, step: int) -> None:
-        for _ in range(act.nodes):
-            with self._lock:
-                left = [node for node in self._cluster.nodes if node not in self._doomed]
-                node = self._cluster.add() if act.what == "add" else left[0]
-                self._doomed |= {node} if act.what != "add" else set()
-                self._note(step, act.what, node)
-                if act.what == "drain":
-                    self._cluster.drain(node, _NOTICE_S)
-                elif act.what == "kill":
-                    self._cluster.kill(node)
-            if act.what == "drain":
-                self._over.wait(_NOTICE_S)
-                with self._lock:
-                    self._cluster.kill(node)
-                    self._note(step, "gone", node)
+    def _do(self, what: str, step: int) -> None:
+        node = self._cluster.add() if what == "add" else self._next()
+        self._note(step, what, node)
+        if what == "kill":
+            self._cluster.kill(node)
+        elif what == "drain":
+            self._cluster.drain(node, _NOTICE_S)
+            self._doomed[node] = threading.Timer(_NOTICE_S, self._go, (step, node))
+            self._doomed[node].start()
+
+    def _next(self) -> str:
+        return next(node for node in self._cluster.nodes if node not in self._doomed)
+
+    def _go(self, step: int, node: str) -> None:
+        self._cluster.kill(node)
+        self._note(step, "gone", node)
 
     def _note(self, step: int, what: str, node: str) -> None:
         self.told.append({"step": step, "what": what, "node": node[:8], "time_s": time.time()})

@@ -16,13 +16,13 @@ from springtide.checkpoint.layout import Meta
 from springtide.checkpoint.saver import Saver
 from springtide.checkpoint.stage import Stage
 from springtide.config import Config
-from springtide.elastic import micro_batches
+from springtide.elastic import Interrupt, micro_batches
 from springtide.model import build
 from springtide.parallel import World, local, parallelize
 from springtide.store import Folder
 from springtide.stream import load, open_data
 from springtide.track.events import Event, Started
-from springtide.train import Interrupt, Run, train_step
+from springtide.train import Run, train_step
 
 
 def open_run(world: World, config: Config) -> Run:

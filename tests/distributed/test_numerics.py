@@ -20,12 +20,12 @@ from springtide.checkpoint.layout import check_order, committed, quarantine
 from springtide.cli import main
 from springtide.config import Config
 from springtide.dataset import prepare
+from springtide.elastic import Interrupt
 from springtide.errors import CheckpointError
 from springtide.model import build
 from springtide.store import Folder
 from springtide.stream import digest, open_data
 from springtide.track.events import Evaluated, Event, Rejected, Saved, SaveFailed, Started, StepDone, Stopped, Waited
-from springtide.train import Interrupt
 
 pytestmark = pytest.mark.distributed
 Ranks = Callable[..., list[Any]]

@@ -15,9 +15,9 @@ from springtide import config as configs
 from springtide.checkpoint import attempts
 from springtide.checkpoint.layout import committed, read_manifest
 from springtide.config import Config
+from springtide.elastic import Interrupt
 from springtide.store import Folder
 from springtide.track.events import CadenceSet, Event, Rejected, Saved, SaveFailed, SaveSkipped, Started, StepDone
-from springtide.train import Interrupt
 
 pytestmark = pytest.mark.distributed
 Ranks = Callable[..., list[Any]]

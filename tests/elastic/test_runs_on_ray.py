@@ -17,6 +17,7 @@ import pytest
 import springtide as st
 from springtide import config as configs
 from springtide.config import Config
+from springtide.elastic import Interrupt
 from springtide.errors import CheckpointError, ConfigError, CorruptShard, RunExists
 from springtide.on_ray import feed as feed_module
 from springtide.on_ray.cluster import check_resources
@@ -25,7 +26,6 @@ from springtide.shards import TRAIN, load_manifest
 from springtide.store import Folder
 from springtide.stream import open_data
 from springtide.track.events import Evaluated, Event, Started, StepDone, Stopped
-from springtide.train import Interrupt
 
 pytestmark = pytest.mark.cluster
 

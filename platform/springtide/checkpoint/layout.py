@@ -13,6 +13,7 @@ before is not written again: the index refers to the file that has it. Data file
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import re
 import time
@@ -104,6 +105,22 @@ class Piece(NamedTuple):
         return self[:5]
 
 
+@dataclasses.dataclass(frozen=True)
+class Snapshot:
+    """One rank's part of a snapshot, as its keeper is told of it."""
+
+    attempt: int
+    rank: int
+    meta: Meta
+    pieces: tuple[Staged, ...]
+    size_bytes: int
+
+    @property
+    def key(self) -> tuple[int, int, int]:
+        """Attempt, step, rank."""
+        return self.attempt, self.meta.step, self.rank
+
+
 class Manifest(BaseModel):
     """What a committed checkpoint is made of."""
 
@@ -134,6 +151,12 @@ class Manifest(BaseModel):
     def written_bytes(self) -> int:
         """Of its own files; less than ``size_bytes`` where pieces did not change."""
         return sum(file["size_bytes"] for file in self.files.values())
+
+
+def file_of(key: tuple[int, int, int]) -> str:
+    """What a snapshot is called among pieces."""
+    attempt, step, rank = key
+    return f"{attempt}-{step}-{rank}"
 
 
 def name_of(step: int) -> str:

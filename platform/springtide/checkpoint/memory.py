@@ -7,7 +7,6 @@ only when the one before is safe everywhere. The mark in a stage tells whole fro
 
 from __future__ import annotations
 
-import dataclasses
 import threading
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
@@ -15,27 +14,21 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
-from springtide.checkpoint.layout import NO_STEP, Identity, Meta, Piece, Staged, committed, name_of, of_another_order
+from springtide.checkpoint.layout import (
+    NO_STEP,
+    Identity,
+    Meta,
+    Piece,
+    Snapshot,
+    committed,
+    file_of,
+    name_of,
+    of_another_order,
+)
 from springtide.checkpoint.load import Restored, Source, agreed, gathered, rank_here, read_into
 from springtide.checkpoint.stage import Layout, Stage
 from springtide.checkpoint.tensors import materialize, named_tensors
 from springtide.store import Folder
-
-
-@dataclasses.dataclass(frozen=True)
-class Snapshot:
-    """One rank's part of a snapshot, as its keeper is told of it."""
-
-    attempt: int
-    rank: int
-    meta: Meta
-    pieces: tuple[Staged, ...]
-    size_bytes: int
-
-    @property
-    def key(self) -> tuple[int, int, int]:
-        """Attempt, step, rank."""
-        return self.attempt, self.meta.step, self.rank
 
 
 class Keeper(Protocol):
@@ -159,12 +152,6 @@ def newest_whole(found: Sequence[Snapshot]) -> list[Snapshot]:
         if sorted(parts) == list(range(parts[min(parts)].meta.world_size)):
             return [parts[rank] for rank in sorted(parts)]
     return []
-
-
-def file_of(key: tuple[int, int, int]) -> str:
-    """What a snapshot is called among pieces."""
-    attempt, step, rank = key
-    return f"{attempt}-{step}-{rank}"
 
 
 def pieces_of(snapshots: Sequence[Snapshot]) -> list[Piece]:

@@ -2,5 +2,6 @@
 
 from springtide.elastic.cadence import Cadence, cadence, mean_time_to_loss, snapshot_every
 from springtide.elastic.geometry import micro_batches
+from springtide.elastic.interrupt import Interrupt
 
-__all__ = ["Cadence", "cadence", "mean_time_to_loss", "micro_batches", "snapshot_every"]
+__all__ = ["Cadence", "Interrupt", "cadence", "mean_time_to_loss", "micro_batches", "snapshot_every"]

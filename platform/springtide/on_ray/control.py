@@ -12,11 +12,11 @@ from typing import Any
 import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
+from springtide.elastic import Interrupt
 from springtide.elastic.policy import Prospects
 from springtide.elastic.prospects import History
 from springtide.errors import RunExists
 from springtide.track.events import Event, StepDone, record
-from springtide.train import Interrupt
 
 _LEAVING = {Interrupt.LEAVE.value, Interrupt.EVACUATE.value}
 

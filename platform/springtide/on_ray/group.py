@@ -46,15 +46,16 @@ class Processes:
         self._idle: dict[str, list[Worker]] = {}
         self._warming: dict[str, list[tuple[Any, Any]]] = {}
 
-    def prepare(self, nodes: Sequence[str], busy: Sequence[str]) -> bool:
-        """Whether each of ``nodes`` has as many processes as it is named, those ``busy`` counted; starts what is lacking."""
+    def prepare(self, nodes: Sequence[str], busy: Sequence[str], job: dict[str, Any]) -> bool:
+        """Whether each of ``nodes`` has as many processes as it is named, those ``busy`` counted; starts what is lacking, ready
+        for ``job``."""
         have = Counter(busy) + Counter({node: len(idle) for node, idle in self._idle.items()})
         lacking = Counter(nodes) - have
         for node, number in lacking.items():
             actors = self._warming.setdefault(node, [])
             while len(actors) < number:
                 actor = self.start(node)
-                actors.append((actor, actor.execute.remote(warm_up)))
+                actors.append((actor, actor.execute.remote(warm_up, job)))
         awaited = [ready for node in lacking for _, ready in self._warming[node]]
         return len(ray.wait(awaited, num_returns=len(awaited), timeout=0)[0]) == len(awaited) if awaited else True
 

@@ -21,13 +21,13 @@ from ray.train.v2._internal.execution.failure_handling.failure_policy import Fai
 from ray.train.v2._internal.execution.scaling_policy import NoopDecision, ScalingDecision
 from ray.train.v2._internal.execution.scaling_policy.elastic import ElasticScalingPolicy
 
+from springtide.elastic import Interrupt
 from springtide.elastic.policy import Bounds, Decision, Group, Leave, Memory, Node, Replace, Start, decide
 from springtide.errors import SpringtideError
 from springtide.on_ray.control import Progress
 from springtide.on_ray.group import PROCESSES, Controller
 from springtide.on_ray.nodes import lost, observed, unanswering
 from springtide.track.events import Decided, Failed, record
-from springtide.train import Interrupt
 
 _ANSWER_S = 2.0
 _LOOK_S = 0.5
@@ -38,9 +38,10 @@ _ECHOES = ("Connection closed by peer", "Connection reset by peer", "Socket", "B
 class Elastic(ElasticScalingPolicy):
     """Ray's elastic policy, which asks for capacity, with our decisions."""
 
-    def __init__(self, scaling_config: Any, bounds: Bounds, control: Any) -> None:
+    def __init__(self, scaling_config: Any, bounds: Bounds, job: dict[str, Any]) -> None:
+        """``job``: as for ``worker.work``."""
         super().__init__(scaling_config)
-        self._bounds, self._control = bounds, control
+        self._bounds, self._job, self._control = bounds, job, job["control"]
         self._memory = Memory()
         self._told = ""
         self._asked = False
@@ -98,7 +99,7 @@ class Elastic(ElasticScalingPolicy):
             return True
         nodes = self._nodes(progress)
         following, _ = decide(self._bounds, nodes, None, progress.prospects, self._memory, time.monotonic())
-        return isinstance(following, Start) and PROCESSES.prepare(following.nodes, group.nodes)
+        return isinstance(following, Start) and PROCESSES.prepare(following.nodes, group.nodes, self._job)
 
     def _nodes(self, progress: Progress) -> list[Node]:
         nodes = observed(self._reserved(), self.scaling_config._resources_per_worker_not_none, progress.problems)
@@ -209,14 +210,14 @@ def fatal(error: Any) -> SpringtideError | None:
 class Trainer(TorchTrainer):
     """TorchTrainer with our policies and groups."""
 
-    def __init__(self, *arguments: Any, bounds: Bounds, control: Any, **named: Any) -> None:
+    def __init__(self, *arguments: Any, bounds: Bounds, **named: Any) -> None:
         super().__init__(*arguments, **named)
-        self._bounds, self._control = bounds, control
+        self._bounds, self._job = bounds, named["train_loop_config"]
 
     def _initialize_and_run_controller(self, **arguments: Any) -> Any:
         limits = self.run_config.failure_config or FailureConfig()
-        arguments["failure_policy"] = FailurePolicy(limits, self._control)
-        arguments["scaling_policy"] = Elastic(self.scaling_config, self._bounds, self._control)
+        arguments["failure_policy"] = FailurePolicy(limits, self._job["control"])
+        arguments["scaling_policy"] = Elastic(self.scaling_config, self._bounds, self._job)
         # there is no placement group to clean up after
         arguments["callbacks"] = [
             one for one in arguments["callbacks"] if not isinstance(one, PlacementGroupCleanerCallback)

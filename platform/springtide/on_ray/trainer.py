@@ -15,6 +15,7 @@ from ray.train import FailureConfig, RunConfig, ScalingConfig
 from ray.train.torch import TorchConfig
 
 from springtide.config import Config
+from springtide.elastic import Interrupt
 from springtide.elastic.policy import Bounds
 from springtide.errors import SpringtideError, TrainingFailed
 from springtide.on_ray.cluster import check_resources
@@ -25,7 +26,6 @@ from springtide.on_ray.worker import work
 from springtide.parallel import backend
 from springtide.store import Folder
 from springtide.track.events import Event, event
-from springtide.train import Interrupt
 
 _POLL_S = 0.5
 
@@ -42,7 +42,7 @@ def train(
     check_resources(config)
     control = open_control(config.run.id, config.num_steps, float(config.checkpoint.expected_loss))
     job = {"config": config.model_dump(mode="json"), "control": control, "labels": labels, "owner": owner}
-    trainer = _trainer(config, run, attempt, job, control)
+    trainer = _trainer(config, run, attempt, job)
     failure: list[BaseException] = []
 
     def fit() -> None:
@@ -71,7 +71,7 @@ def _pass_on(control: Any, listen: Callable[[Event], None], wait_s: float = _POL
         listen(event(record))
 
 
-def _trainer(config: Config, run: Folder, attempt: int, job: dict[str, Any], control: Any) -> Trainer:
+def _trainer(config: Config, run: Folder, attempt: int, job: dict[str, Any]) -> Trainer:
     elastic = config.elastic
     # Ray keeps notes of its own there; a name it has seen would make it resume by itself
     filesystem = None if run.is_local else pyarrow.fs.PyFileSystem(pyarrow.fs.FSSpecHandler(run.fs))
@@ -84,7 +84,6 @@ def _trainer(config: Config, run: Folder, attempt: int, job: dict[str, Any], con
     return Trainer(
         work,
         bounds=bounds,
-        control=control,
         train_loop_config=job,
         torch_config=TorchConfig(backend=backend("cuda" if elastic.gpus_per_worker else "cpu"), timeout_s=600),
         scaling_config=ScalingConfig(

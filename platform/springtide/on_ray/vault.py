@@ -16,15 +16,13 @@ import tempfile
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from springtide.checkpoint.layout import MARK_BYTES, NO_STEP
-from springtide.checkpoint.memory import Snapshot, file_of
-from springtide.checkpoint.stage import Stage
+from springtide.checkpoint.layout import MARK_BYTES, NO_STEP, Snapshot, file_of
 from springtide.config import Config
 from springtide.on_ray.cluster import NAMESPACE
 from springtide.store import Folder, digest
@@ -34,6 +32,9 @@ _ALONE_S = 60.0
 _LOOK_S = 5.0
 _ANSWER_S = 3.0
 """A vault that has not answered by then is taken for lost."""
+
+if TYPE_CHECKING:  # a vault's process needs no torch
+    from springtide.checkpoint.stage import Stage
 
 Key = tuple[int, int, int]
 """Attempt, step, rank."""
@@ -167,6 +168,10 @@ class Vaults:
         self._peer: Any = None
         self._read_from: dict[str, tuple[Key, Any, int]] = {}
         self._slots: dict[int, int] = {}
+
+    def wait(self) -> None:
+        """Until the vault of this node stands."""
+        ray.get(self._mine.found.remote())
 
     def pair(self, nodes: Sequence[str]) -> None:
         """Choose a peer, of the nodes of all ranks: the next one in a ring of them."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 import gc
 import importlib
 import threading
+import time
 import traceback
 from collections.abc import Iterator
 from typing import Any
@@ -18,6 +19,7 @@ import torch.distributed as dist
 
 from springtide import config as configs
 from springtide.checkpoint.load import gathered
+from springtide.config import Config
 from springtide.on_ray.control import Line
 from springtide.on_ray.feed import feed
 from springtide.on_ray.vault import Vaults
@@ -59,28 +61,42 @@ def let_go(patience_s: float) -> bool:
     return True
 
 
-def warm_up() -> None:
-    """Called in a new worker's process, before it has a group: what is imported now need not be imported later."""
+def warm_up(job: dict[str, Any]) -> None:
+    """Called in a new worker's process, before it has a group: what is imported and started now need not be later."""
     importlib.import_module("ray.data")
+    config = configs.build(job["config"])
+    if keeps_snapshots(config):
+        Vaults(config, _folder(config)).wait()
+
+
+def keeps_snapshots(config: Config) -> bool:
+    """Whether the run has a memory tier."""
+    return bool(config.checkpoint.memory_every and config.checkpoint.stage)
+
+
+def _folder(config: Config) -> Folder:
+    return Folder(config.run.root) / config.run.id
 
 
 def _train(job: dict[str, Any]) -> bool:
     """Whether the group left for another to go on."""
+    begin = time.perf_counter()
     config = configs.build(job["config"])
     context = ray.train.get_context()
     here = world("cuda" if config.elastic.gpus_per_worker else "cpu", context.get_local_rank())
     data = open_data(config)
     reader = data.reader(here.rank, here.size)
+    phases_s = {"data": time.perf_counter() - begin}
 
     def batches(step: int) -> Iterator[Batch]:
         return feed(reader, reader.plan(step, config.num_steps, int(config.feed.read_bytes)), config.feed)
 
-    folder = Folder(config.run.root) / config.run.id
-    vaults = None
-    if config.checkpoint.memory_every and config.checkpoint.stage:
+    folder, vaults = _folder(config), None
+    if keeps_snapshots(config):
         vaults = Vaults(config, folder)
         vaults.pair(gathered(vaults.node))
-    run = Run(config, here, data, folder, job["labels"], vaults, job["owner"])
+    phases_s["vaults"] = time.perf_counter() - begin - phases_s["data"]
+    run = Run(config, here, data, folder, job["labels"], vaults, phases_s, job["owner"])
     # one rank speaks for all: what it hears reaches the others in the step's own all-reduce
     line = Line(job["control"]) if here.is_first else None
     left = False

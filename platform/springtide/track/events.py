@@ -38,6 +38,8 @@ class Started(Event):
     """Where ``peak_flops`` came from, in words."""
     remark: str = ""
     """What a person should know of this start, in words."""
+    phases_s: dict[str, float] = dataclasses.field(default_factory=dict)
+    """What rank 0 took for each thing it did since it was told to train [s]."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

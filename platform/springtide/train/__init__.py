@@ -2,6 +2,6 @@
 seams, and the same loop runs under torchrun."""
 
 from springtide.train.loop import Feed, Run
-from springtide.train.step import Interrupt, StepResult, train_step
+from springtide.train.step import StepResult, train_step
 
-__all__ = ["Feed", "Interrupt", "Run", "StepResult", "train_step"]
+__all__ = ["Feed", "Run", "StepResult", "train_step"]

@@ -25,7 +25,7 @@ from springtide.checkpoint.load import Restored, restore
 from springtide.checkpoint.memory import Keeper, Memory, restore_from_memory
 from springtide.checkpoint.tensors import named_tensors
 from springtide.config import Config, code_fingerprint, fingerprint
-from springtide.elastic import micro_batches
+from springtide.elastic import Interrupt, micro_batches
 from springtide.errors import SpringtideError
 from springtide.model import build, flops_per_token, num_parameters
 from springtide.parallel import World, parallelize
@@ -38,7 +38,7 @@ from springtide.train.optim import adamw, learning_rate, set_learning_rate
 from springtide.train.peak import peak_flops
 from springtide.train.saves import Saves
 from springtide.train.snapshots import Snapshots
-from springtide.train.step import Interrupt, StepResult, Tell, train_step
+from springtide.train.step import StepResult, Tell, train_step
 
 Feed = Callable[[int], Iterator[Batch]]
 
@@ -56,10 +56,13 @@ class Run:
     """Written into every checkpoint."""
     keeper: Keeper | None = None
     """Who holds snapshots in memory for this rank; None takes none."""
+    phases_s: dict[str, float] = dataclasses.field(default_factory=dict)
+    """What each thing took until now [s]."""
     owner: str = ""
     """Of the driver, which has claimed the run; empty where there is none, and this group of workers claims it for itself."""
 
     def __post_init__(self) -> None:
+        begin = time.perf_counter()
         if self.config.parallel.threads:
             torch.set_num_threads(self.config.parallel.threads)
         model = build(self.config.model, self.data.vocab_size, self.data.separator)
@@ -81,11 +84,15 @@ class Run:
         self._heldout_losses: dict[int, float] = {}
         self.data_waits_s = [0.0] * self.world.size
         """What each rank waited for its feed since this group of workers began."""
+        self.phases_s["model"] = time.perf_counter() - begin
         self.peak_flops, self.peak_source = peak_flops(self.world.device)
+        self.phases_s["peak"] = time.perf_counter() - begin - self.phases_s["model"]
 
     def events(self, feed: Feed, interrupt: Callable[[], Interrupt | None]) -> Iterator[Event]:
         """Train to the end of the run, or until asked to stop."""
+        begin = time.perf_counter()
         self.attempt = self._claim()
+        self.phases_s["claim"] = time.perf_counter() - begin
         yield from self._restore()
         config, last = self.config, self.config.num_steps
         if self.step == 0:
@@ -244,7 +251,7 @@ class Run:
         return Memory(self.keeper, self.attempt, self.world.rank, self.world.size, self.config.checkpoint.stage)
 
     def _restore(self) -> Iterator[Event]:
-        identity = self.data.order.identity_at
+        begin, identity = time.perf_counter(), self.data.order.identity_at
         found = (
             restore_from_memory(self.folder, self.keeper, self.model, self.optimizer, identity) if self.keeper else None
         )
@@ -254,6 +261,7 @@ class Run:
             self.step, self.tokens = found.meta.step, found.meta.tokens
             for name, reason in found.rejected:
                 yield Rejected(step=self.step, name=name, reason=reason)
+        self.phases_s["state"] = time.perf_counter() - begin
         yield Started(
             step=self.step,
             world_size=self.world.size,
@@ -264,6 +272,7 @@ class Run:
             peak_flops=self.peak_flops,
             peak_source=self.peak_source,
             remark=_remark(found),
+            phases_s={phase: round(seconds, 3) for phase, seconds in self.phases_s.items()},
         )
 
 

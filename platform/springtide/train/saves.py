@@ -13,12 +13,12 @@ from springtide.checkpoint.layout import Meta
 from springtide.checkpoint.retention import Rule
 from springtide.checkpoint.saver import Outcome, Saver
 from springtide.config import Config
-from springtide.elastic import Cadence, cadence, mean_time_to_loss
+from springtide.elastic import Cadence, Interrupt, cadence, mean_time_to_loss
 from springtide.errors import CheckpointError, SpringtideError
 from springtide.parallel import World
 from springtide.store import Folder
 from springtide.track.events import CadenceSet, Event, Saved, SaveFailed, SaveSkipped
-from springtide.train.step import Interrupt, StepResult
+from springtide.train.step import StepResult
 
 State = Callable[[], tuple[Mapping[str, Tensor], Meta]]
 _TOLD_AGAIN = 0.2

@@ -7,7 +7,6 @@ all-reduce: loss, tokens, gradient norm, digest of the samples, requests to stop
 
 from __future__ import annotations
 
-import enum
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
@@ -16,25 +15,13 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from springtide.elastic import Interrupt
 from springtide.parallel import World, set_gradient_sync
 from springtide.train.optim import local_gradients, square_norm
 
 _NOT_PREDICTED = -100
 _LIMBS = 4
 _LIMB_BITS = 16
-
-
-class Interrupt(enum.Enum):
-    """What may be asked of a training loop between two steps."""
-
-    SAVE = "save"
-    """Write a checkpoint and go on."""
-    STOP = "stop"
-    """Write a checkpoint and return."""
-    LEAVE = "leave"
-    """Bring the state to safety, in memory if it is kept there, and return: another group goes on."""
-    EVACUATE = "evacuate"
-    """As ``LEAVE``, but into the store: no memory is left."""
 
 
 class Tell(NamedTuple):
