@@ -340,7 +340,7 @@ def _parser() -> argparse.ArgumentParser:
     sub = command(
         "drill", _drill, "Train on a cluster of this machine's whose nodes are lost, and compare with a twin."
     )
-    sub.add_argument("--scenario", metavar="NAME", default="kill", help="kill, drain, regrow, resize or storm")
+    sub.add_argument("--scenario", metavar="NAME", default="kill", help="kill, drain, regrow, resize, all or storm")
     sub.add_argument("--seed", metavar="N", type=int, default=0, help="of the storm")
     sub.add_argument("--keep", metavar="FOLDER", default="", help="leave both runs there")
     sub.add_argument("--json", action="store_true", help="print one JSON object")

@@ -63,6 +63,9 @@ SCENARIOS: dict[str, Callable[[int], Scenario]] = {
     "resize": lambda _: Scenario(
         8, (Act(30, "kill", 3), Act(60, "add", 2), Act(100, "add")), 160, "8 -> 5 -> 7 -> 8 workers"
     ),
+    "all": lambda _: Scenario(
+        3, (Act(15, "drain"), Act(45, "kill"), Act(55, "add")), 140, "one goes with a notice, one without, one joins"
+    ),
     "storm": storm,
 }
 

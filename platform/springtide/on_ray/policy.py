@@ -90,7 +90,7 @@ class Elastic(ElasticScalingPolicy):
             silent = unanswering({node.id for node in nodes})
             nodes = [node for node in nodes if node.id not in silent]
         decision, self._memory = decide(self._bounds, nodes, group, progress.prospects, self._memory, time.monotonic())
-        self._tell(decision)
+        self._tell(decision, progress.step)
         return decision
 
     def _ready(self, leave: Leave, group: Group, progress: Progress) -> bool:
@@ -137,11 +137,11 @@ class Elastic(ElasticScalingPolicy):
             self._leaving = leaving
             self._send_resource_request()
 
-    def _tell(self, decision: Decision) -> None:
+    def _tell(self, decision: Decision, step: int) -> None:
         words = re.sub(r"\d+", "", decision.reason)
         if words != self._told:
             self._told = words
-            told = Decided(decision=type(decision).__name__.lower(), reason=decision.reason)
+            told = Decided(step=step, decision=type(decision).__name__.lower(), reason=decision.reason)
             self._control.post.remote([record(told)])
 
 
@@ -170,18 +170,22 @@ class FailurePolicy(DefaultFailurePolicy):
         else:
             cause, decision = "start-up", super().make_decision(training_failed_error)
         reason = ", ".join(sorted(name[:8] for name in gone)) or first_line(training_failed_error)
-        told = Failed(cause=cause, reason=reason, again=decision is FailureDecision.RETRY)
+        told = Failed(step=self._step(), cause=cause, reason=reason, again=decision is FailureDecision.RETRY)
         self._control.post.remote([record(told)])
         return decision
 
     def _of_workers(self, error: Any, failures: dict[int, Any]) -> FailureDecision:
         own = [f"{type(one).__name__}: {one}" for _, one in sorted(failures.items()) if not is_echo(one)]
         if own:
-            now = ray.get(self._control.progress.remote(), timeout=_ANSWER_S).step, own[0]
-            before, self._before = self._before, now
-            if now == before:
+            before, self._before = self._before, (self._step(), own[0])
+            if self._before == before:
                 return FailureDecision.RAISE
         return super().make_decision(error)
+
+    def _step(self) -> int:
+        with contextlib.suppress(RayError):  # it goes with its driver
+            return int(ray.get(self._control.progress.remote(), timeout=_ANSWER_S).step)
+        return 0
 
 
 def is_echo(error: Any) -> bool:

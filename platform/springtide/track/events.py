@@ -162,6 +162,7 @@ class Decided(Event):
     """What was decided of the size of the run: ``start``, ``leave``, ``replace`` or ``stay``."""
 
     kind: ClassVar[str] = "decided"
+    step: int
     decision: str
     reason: str
 
@@ -181,6 +182,7 @@ class Failed(Event):
     """A group of workers ended by a failure."""
 
     kind: ClassVar[str] = "failed"
+    step: int
     cause: str
     """``lost nodes``, ``failed workers`` or ``start-up``."""
     reason: str

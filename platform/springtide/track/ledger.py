@@ -154,9 +154,10 @@ class _Book:
                 Restart(started.time_s, self._cause, workers, started.world_size, gap_s, started.step, lost)
             )
             self._spend("resize", before_s)
+            self._cause = ""
         else:
             self._spend("start_up" if self._started else "checkpoint_stall", before_s)
-        self._started, self._cause, self._phase = None, "", "resize"
+        self._started, self._phase = None, "resize"
         self._spend("productive" if event.step > self._newest else "recomputed", step_s - stall_s)
         self._spend("data_stall", stall_s)
         self._newest, self._last = max(self._newest, event.step), event

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import time
 
 import torch
@@ -20,6 +21,7 @@ _SIZE = 1024
 _ROUNDS = 10
 
 
+@functools.cache  # a process keeps its device from one group of workers to the next
 def peak_flops(device: torch.device) -> tuple[float, str]:
     """FLOP/s of one device, and its source in words: a data sheet, or a matmul timed here and now."""
     if device.type == "cuda":

@@ -42,7 +42,8 @@ def test_an_event_survives_its_record() -> None:
     for one in (Started(step=0, world_size=2), step(3), Stopped(step=4, status="finished")):
         assert event(record(one)) == one
     saves = {"saved", "save_failed", "save_skipped", "cadence", "snapshots", "rejected"}
-    assert set(EVENTS) == {"started", "step", "waited", "evaluated", "sampled", "stopped"} | saves
+    elastic = {"decided", "left", "failed"}
+    assert set(EVENTS) == {"started", "step", "waited", "evaluated", "sampled", "stopped"} | saves | elastic
     with pytest.raises(KeyError):
         event({"kind": "of another version"})
 

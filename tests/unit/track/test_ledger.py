@@ -1,0 +1,97 @@
+"""Every worker-second is of one kind, and they sum to what was held."""
+
+from __future__ import annotations
+
+import pytest
+
+from springtide.track.events import Decided, Event, Failed, Left, Saved, Started, StepDone
+from springtide.track.ledger import ledger
+
+
+def step(number: int, time_s: float, workers: int, step_time_s: float = 1.0, wait_s: float = 0.0) -> StepDone:
+    return StepDone(
+        step=number,
+        time_s=time_s,
+        attempt=1,
+        loss=1.0,
+        grad_norm=1.0,
+        learning_rate=1.0,
+        tokens=number,
+        step_tokens=1,
+        step_time_s=step_time_s,
+        data_wait_s=wait_s,
+        tokens_per_s=1.0,
+        mfu=0.5,
+        memory_bytes=1,
+        world_size=workers,
+        digest="0",
+    )
+
+
+def started(at: int, time_s: float, workers: int) -> Started:
+    return Started(step=at, world_size=workers, time_s=time_s, attempt=1)
+
+
+def decided(decision: str, reason: str, time_s: float) -> Decided:
+    return Decided(step=0, decision=decision, reason=reason, time_s=time_s, attempt=1)
+
+
+HISTORY: list[Event] = [
+    decided("start", "3 of 3 workers on 3 nodes", 0.0),
+    started(0, 10.0, 3),
+    step(1, 11.0, 3, wait_s=0.25),
+    step(2, 12.0, 3),
+    Saved(step=2, name="x", size_bytes=1, save_time_s=0.1, time_s=12.5, attempt=1),
+    step(3, 13.5, 3),
+    Failed(step=3, cause="lost nodes", reason="a", again=True, time_s=14.0, attempt=1),
+    started(2, 16.0, 2),
+    step(3, 17.0, 2),
+    decided("leave", "grow from 2 to 3 workers", 17.5),
+    step(4, 18.0, 2),
+    Left(step=4, kept_in="memory", time_s=18.25, attempt=1),
+    decided("stay", "waiting for capacity: room for 0 workers", 18.5),
+    decided("start", "3 of 3 workers on 3 nodes", 28.5),
+    started(4, 29.0, 3),
+    step(5, 30.5, 3),
+]
+
+
+def test_restarts_have_a_cause_a_gap_and_the_steps_they_lost() -> None:
+    first, second = ledger(HISTORY).restarts
+    assert (first.cause, first.workers_before, first.workers_after) == ("lost nodes: a", 3, 2)
+    assert (first.gap_s, first.step, first.steps_lost) == (2.5, 2, 1)
+    assert (second.cause, second.workers_before, second.workers_after) == ("grow from 2 to 3 workers", 2, 3)
+    assert (second.gap_s, second.step, second.steps_lost) == (11.5, 4, 0)
+
+
+def test_every_second_is_of_one_kind() -> None:
+    found = ledger(HISTORY)
+    assert found.spent == pytest.approx(
+        {
+            "start_up": 10 * 3,
+            "productive": 3 * 3 - 0.75 + 2 + 3,
+            "data_stall": 0.75,
+            "checkpoint_stall": 0.5 * 3,
+            "recomputed": 2,
+            "resize": 2.5 * 2 + 0.25 * 2 + (0.25 + 0.5 + 0.5) * 3,
+            "waiting": 10 * 3,
+            "evaluation": 0,
+        }
+    )
+    # 3 workers until the loss, 2 until they left, then those of the next group
+    assert found.held == pytest.approx(13.5 * 3 + 4.75 * 2 + 12.25 * 3)
+    assert found.goodput == pytest.approx((9 - 0.75 + 5) / found.held)
+
+
+def test_time_between_two_starts_of_the_driver_is_nobodys() -> None:
+    again = [
+        Started(step=5, world_size=2, time_s=1000.0, attempt=2),
+        StepDone(**{**step(6, 1001.0, 2).__dict__, "attempt": 2}),
+    ]
+    found = ledger([*HISTORY, *again])
+    assert found.held == pytest.approx(ledger(HISTORY).held + 2)
+    assert found.restarts[-1].cause == "the driver was started again"
+
+
+def test_a_run_without_events_held_nothing() -> None:
+    assert ledger([]).goodput == 0.0
