@@ -187,9 +187,9 @@ class ElasticConfig(Section):
     max_failures: int = free(default=3, ge=0)
     """Worker failures to recover from before the run stops; lost nodes do not count [failures]."""
     settle: Seconds = free(default=Seconds(2.0), ge=0)
-    """Changes of the cluster that follow each other faster than this are one restart [seconds]."""
+    """Changes of the cluster that follow each other faster than this are one restart [s]."""
     reserve: Seconds = free(default=Seconds(5.0), ge=0)
-    """What is kept of the time before an announced loss to bring the state to safety [seconds]."""
+    """What is kept of the time before an announced loss to bring the state to safety [s]."""
 
     @model_validator(mode="after")
     def _check(self) -> ElasticConfig:

@@ -90,9 +90,7 @@ class Run:
 
     def events(self, feed: Feed, interrupt: Callable[[], Interrupt | None]) -> Iterator[Event]:
         """Train to the end of the run, or until asked to stop."""
-        begin = time.perf_counter()
         self.attempt = self._claim()
-        self.phases_s["claim"] = time.perf_counter() - begin
         yield from self._restore()
         config, last = self.config, self.config.num_steps
         if self.step == 0:
@@ -134,10 +132,7 @@ class Run:
                 if stopped or self.step == last:
                     yield from saves.finish(self.step)
                 elif result.interrupts & {Interrupt.LEAVE, Interrupt.EVACUATE}:
-                    kept = Interrupt.EVACUATE not in result.interrupts and snapshots.leave(self.step)
-                    if not kept:
-                        yield from saves.finish(self.step)
-                    yield Left(step=self.step, kept_in="memory" if kept else "store")
+                    yield from self._leave(Interrupt.EVACUATE in result.interrupts, saves, snapshots)
                     return
                 else:
                     yield from saves.after(self.step, result, now - clock)
@@ -153,6 +148,13 @@ class Run:
             return
         yield from self._evaluate()
         yield Stopped(step=self.step, status="finished")
+
+    def _leave(self, evacuate: bool, saves: Saves, snapshots: Snapshots) -> Iterator[Event]:
+        """Bring the state to safety for the next group."""
+        kept = not evacuate and snapshots.leave(self.step)
+        if not kept:
+            yield from saves.finish(self.step)
+        yield Left(step=self.step, kept_in="memory" if kept else "store")
 
     def _step(
         self, batch: Batch, tokens_NL: Tensor, tell: Tell, before_update: Callable[[], None]
@@ -233,6 +235,7 @@ class Run:
 
     def _claim(self) -> int:
         """This group's number; the run is theirs from now on."""
+        begin = time.perf_counter()
         found: list[int | Exception] = [0]
         if self.world.is_first:
             try:
@@ -241,6 +244,7 @@ class Run:
             except (SpringtideError, OSError) as error:
                 found = [error]
         dist.broadcast_object_list(found)
+        self.phases_s["claim"] = time.perf_counter() - begin
         if isinstance(found[0], Exception):
             raise found[0]
         return found[0]
