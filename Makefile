@@ -4,7 +4,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 DEMO_ROOT ?= runs
 
-.PHONY: demo test lint bench clean
+.PHONY: demo test lint bench drills clean
 
 demo: .venv/.ready
 	$(BIN)/springtide train --recipe demo --run.root $(DEMO_ROOT) --demo
@@ -22,6 +22,11 @@ bench: .venv/.ready .venv-peers
 	$(BIN)/python benchmarks/prepare.py
 	$(BIN)/python benchmarks/stream.py
 	$(BIN)/python benchmarks/checkpoint.py
+
+# each drill in full: half an hour; `make test` runs one of them
+drills: .venv/.ready
+	for scenario in kill drain regrow resize; do $(BIN)/springtide drill --scenario $$scenario || exit 1; done
+	for seed in 1 2 3; do $(BIN)/springtide drill --scenario storm --seed $$seed || exit 1; done
 
 # whom the benchmarks compare with: their dependencies and ours exclude each other
 .venv-peers: benchmarks/peers.txt
