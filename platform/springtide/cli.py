@@ -33,7 +33,7 @@ _EXAMPLES = {
   springtide report runs/RUN          # where the time went, and every restart
   springtide report runs/RUN --json""",
     "drill": """examples:
-  springtide drill --scenario kill    # a node is killed in mid-step: at most one step is trained again
+  springtide drill --scenario kill    # a node is killed in mid-step: what was done since the last snapshot is trained again
   springtide drill --scenario drain   # a node is announced to go: no step is
   springtide drill --scenario storm --seed 3 --json""",
     "inspect": """examples:
