@@ -29,8 +29,6 @@ class Progress:
     left: bool = False
     """Whether the group has brought its state to safety and waits to be replaced."""
     prospects: Prospects = dataclasses.field(default_factory=Prospects)
-    problems: dict[str, str] = dataclasses.field(default_factory=dict)
-    """Nodes that are not to be used, and why."""
 
 
 class Control:

@@ -17,11 +17,9 @@ _ANSWER_S = 0.5
 """A raylet that takes no connection for so long is taken for dead."""
 
 
-def observed(
-    reserved: Mapping[str, Mapping[str, float]], resources: Mapping[str, float], problems: Mapping[str, str]
-) -> list[Node]:
-    """The nodes that are alive, with room for workers of ``resources`` in what is ``reserved`` for this run on each; what was
-    announced of them, in seconds of ``time.monotonic``; and their ``problems``."""
+def observed(reserved: Mapping[str, Mapping[str, float]], resources: Mapping[str, float]) -> list[Node]:
+    """The nodes that are alive, with room for workers of ``resources`` in what is ``reserved`` for this run on each, and what
+    was announced of them, in seconds of ``time.monotonic``."""
     leaving = state.get_draining_nodes()
     found = []
     for node in ray.nodes():
@@ -33,7 +31,7 @@ def observed(
             (int(here.get(kind, 0.0) // amount) for kind, amount in resources.items() if amount > 0), default=0
         )
         leaves_at = _monotonic(leaving[name]) if name in leaving else None
-        found.append(Node(name, places, leaves_at, problems.get(name, "")))
+        found.append(Node(name, places, leaves_at))
     return found
 
 

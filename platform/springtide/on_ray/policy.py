@@ -85,7 +85,7 @@ class Elastic(ElasticScalingPolicy):
         return self._get_resize_decision(decision.workers)
 
     def _decide(self, group: Group | None, progress: Progress, probe: bool = False) -> Decision:
-        nodes = self._nodes(progress)
+        nodes = self._nodes()
         if probe:
             silent = unanswering({node.id for node in nodes})
             nodes = [node for node in nodes if node.id not in silent]
@@ -97,12 +97,12 @@ class Elastic(ElasticScalingPolicy):
         """Whether the processes of the next group stand, or there is no time to wait for them."""
         if time.monotonic() >= leave.by_s:
             return True
-        nodes = self._nodes(progress)
+        nodes = self._nodes()
         following, _ = decide(self._bounds, nodes, None, progress.prospects, self._memory, time.monotonic())
         return isinstance(following, Start) and PROCESSES.prepare(following.nodes, group.nodes, self._job)
 
-    def _nodes(self, progress: Progress) -> list[Node]:
-        nodes = observed(self._reserved(), self.scaling_config._resources_per_worker_not_none, progress.problems)
+    def _nodes(self) -> list[Node]:
+        nodes = observed(self._reserved(), self.scaling_config._resources_per_worker_not_none)
         self._ask_for_what_leaves(nodes)
         return nodes
 

@@ -108,7 +108,7 @@ class _Book:
                 self._step(event, passed_s)
             case Left():
                 self._spend("resize", passed_s)
-                self._leave("resize", self._cause or "asked to leave")
+                self._leave(self._cause or "asked to leave")
             case Evaluated():
                 self._spend("evaluation", passed_s)
             case Saved() | SaveFailed() | SaveSkipped() | CadenceSet() | SnapshotsSet() | Waited() | Rejected():
@@ -120,7 +120,7 @@ class _Book:
         if isinstance(event, Failed):
             self._cause = f"{event.cause}: {event.reason}"
             if self._workers:
-                self._leave("resize", self._cause)
+                self._leave(self._cause)
         elif event.decision == "leave":
             self._cause = event.reason
         if not self._workers and isinstance(event, Decided):
@@ -132,12 +132,12 @@ class _Book:
             elif self._phase == "waiting":
                 self._phase = "resize" if self._last else "start_up"
 
-    def _leave(self, phase: str, cause: str) -> None:
-        self._workers, self._phase, self._cause = 0, phase, cause
+    def _leave(self, cause: str) -> None:
+        self._workers, self._phase, self._cause = 0, "resize", cause
 
     def _stand(self, event: Started) -> None:
         if self._workers:  # the controller's word was late or lost
-            self._leave("resize", self._cause or "unknown")
+            self._leave(self._cause or "unknown")
         self._workers = event.world_size
         self._started = (event, self._last.world_size if self._last else 0)
         self._close()
