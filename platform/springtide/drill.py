@@ -61,10 +61,10 @@ SCENARIOS: dict[str, Callable[[int], Scenario]] = {
     "drain": lambda _: Scenario(3, (Act(40, "drain"),), 120, "a node is announced to go, and goes"),
     "regrow": lambda _: Scenario(3, (Act(40, "kill"), Act(60, "add")), 260, "a node is killed, another one joins"),
     "resize": lambda _: Scenario(
-        8, (Act(30, "kill", 3), Act(60, "add", 2), Act(100, "add")), 160, "8 -> 5 -> 7 -> 8 workers"
-    ),
-    "all": lambda _: Scenario(
-        3, (Act(15, "drain"), Act(45, "kill"), Act(55, "add")), 140, "one goes with a notice, one without, one joins"
+        8,
+        (Act(15, "drain", 3), Act(35, "add", 2), Act(80, "add"), Act(150, "kill")),
+        180,
+        "8 -> 5 -> 7 -> 8 -> 7 workers: three go with a notice, two join, another joins, one goes without",
     ),
     "storm": storm,
 }
@@ -77,15 +77,16 @@ def config_of(scenario: Scenario, root: str) -> Config:
     changes = {
         "run.root": root,
         "shards.root": f"{root}/datasets",
-        "model.num_layers": 4,
-        "model.dim": 128,
-        "model.ffn_dim": 352,
+        "model.num_layers": 2,
+        "model.dim": 64,
+        "model.ffn_dim": 176,
         "stream.global_batch": rows,
         "stream.lanes": 12 if scenario.workers > 4 else 4,
         "parallel.reduction": "fp64",
         "parallel.threads": 1,
         "elastic.min_workers": 1,
         "elastic.max_workers": scenario.workers,
+        "elastic.grow": "always",
         "train.total": scenario.steps * rows * base.shards.sequence_length,
         "checkpoint.memory_every": 1,
         "train.eval_rows": 0,
@@ -127,7 +128,7 @@ def _drill(scenario: Scenario, config: Config, say: Say) -> dict[str, Any]:
     say(f"{scenario.about}; {scenario.steps} steps on {scenario.workers} nodes, twice: in peace, then not")
     with LocalCluster(scenario.workers) as cluster:
         tell("the twin trains")
-        twin = train(configs.override(config, {"run.id": "twin"}))
+        twin = train(configs.override(config, {"run.id": "twin", "elastic.max_workers": 1}))
         tell(f"the twin is done; now with what happens: {', '.join(_words(act) for act in scenario.acts)}")
         stage = _Stage(cluster, scenario.acts, tell)
 

@@ -144,7 +144,10 @@ class CheckpointConfig(Section):
     """Steps between snapshots in the memory of the nodes, on Ray; 0 takes none, ``auto`` as many as cost training less than
     3% of its time [steps]."""
     memory_bytes: Bytes = free(default=Bytes(64 * 2**30), ge=0)
-    """Most memory that snapshots may take on a node, those of its peer included [bytes]."""
+    """Most memory that snapshots may take on a node, copies for its peers included [bytes]."""
+    memory_copies: int = free(default=1, ge=0)
+    """Copies of each snapshot on other nodes: so many nodes may go at once, without notice, and none of what was in memory is
+    lost [copies]."""
     tries: int = free(default=5, ge=1)
     """How often a save is tried before it has failed [tries]."""
     max_failed: int = free(default=3, ge=0)
@@ -184,6 +187,8 @@ class ElasticConfig(Section):
     """Logical CPUs a worker reserves in Ray [cpus]."""
     gpus_per_worker: float = free(default=0.0, ge=0)
     """GPUs a worker reserves in Ray [gpus]."""
+    grow: Literal["when_it_pays", "always", "never"] = free(default="when_it_pays")
+    """Whether to take up nodes that join: when the time they save is more than the restart takes, or by rule [name]."""
     max_failures: int = free(default=3, ge=0)
     """Worker failures to recover from before the run stops; lost nodes do not count [failures]."""
     settle: Seconds = free(default=Seconds(2.0), ge=0)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Collection, Sequence
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 
 @dataclasses.dataclass(frozen=True)
@@ -25,6 +25,7 @@ class Bounds:
     """Changes that follow each other faster than this are one change."""
     reserve_s: float = 5.0
     """Before a node goes, what it takes to bring the state to safety."""
+    grow: Literal["when_it_pays", "always", "never"] = "when_it_pays"
 
     def feasible(self, places: int) -> int:
         """The most workers that ``places`` hold; 0 when they are too few."""
@@ -156,8 +157,14 @@ def _with_group(
         return Stay(f"{workers} workers train")
     if not quiet:
         return Stay(f"room for {size} workers instead of {workers}; more nodes may be joining")
+    return _growth(bounds, workers, size, prospects)
+
+
+def _growth(bounds: Bounds, workers: int, size: int, prospects: Prospects) -> Decision:
+    if bounds.grow == "never":
+        return Stay(f"room for {size} workers instead of {workers}, elastic.grow is 'never'")
     lasts_s = min(prospects.loss_s, prospects.left_s)
-    if size * (lasts_s - prospects.restart_s) <= workers * lasts_s:
+    if bounds.grow != "always" and size * (lasts_s - prospects.restart_s) <= workers * lasts_s:
         return Stay(
             f"{size} workers instead of {workers} would not pay: a restart takes {prospects.restart_s:.0f} s, and lasts "
             f"{lasts_s:.0f} s"

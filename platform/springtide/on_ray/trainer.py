@@ -79,7 +79,11 @@ def _trainer(config: Config, run: Folder, attempt: int, job: dict[str, Any]) -> 
     if elastic.gpus_per_worker:
         resources["GPU"] = elastic.gpus_per_worker
     bounds = Bounds(
-        elastic.min_workers, elastic.max_workers, settle_s=float(elastic.settle), reserve_s=float(elastic.reserve)
+        elastic.min_workers,
+        elastic.max_workers,
+        settle_s=float(elastic.settle),
+        reserve_s=float(elastic.reserve),
+        grow=elastic.grow,
     )
     return Trainer(
         work,

@@ -1,6 +1,6 @@
 """The keeper of snapshots on a node: one small actor that holds shared memory when the rank that filled it is gone.
 
-    rank --keep(pid, fd)--> vault of its node: opens the memory itself --replicate--> vault of another node
+    rank --keep(pid, fd)--> vault of its node: opens the memory itself --replicate--> vaults of other nodes
     after a loss: every rank asks every vault what it has; the newest step of which each part is somewhere is read back
 
 A vault belongs to one run (its name has the digest of the run's URL), outlives groups of workers, and ends itself when the
@@ -79,19 +79,20 @@ class Vault:
         self._lock = threading.Lock()
         threading.Thread(target=self._end_with, args=(f"run-{run_id}", alone_s), daemon=True).start()
 
-    def keep(self, snapshot: Snapshot, slot: int, pid: int, fd: int, peer: Any) -> None:
-        """Hold the memory that process ``pid`` has open as ``fd``, and copy it to ``peer``. OSError past the limit."""
+    def keep(self, snapshot: Snapshot, slot: int, pid: int, fd: int, peers: Sequence[Any]) -> None:
+        """Hold the memory that process ``pid`` has open as ``fd``, and copy it to ``peers``. OSError past the limit."""
         place, path = (snapshot.attempt, snapshot.rank, False, slot), f"/proc/{pid}/fd/{fd}"
         held = self._held.get(place)
         if held is None or os.stat(path).st_ino != os.fstat(held.fd).st_ino:
             self._make_room(place, snapshot)
             held = self._put(place, _Held(os.open(path, os.O_RDONLY), snapshot, writable=False))
         held.snapshot = snapshot
-        if peer is not None:
+        if peers:
             with memoryview(held.map) as whole:
                 for begin in range(MARK_BYTES, len(whole), _CHUNK_BYTES):
                     part = np.frombuffer(whole[begin : begin + _CHUNK_BYTES], dtype=np.uint8)
-                    ray.get(peer.replicate.remote(snapshot, slot, begin, part, begin + part.nbytes == len(whole)))
+                    last, sent = begin + part.nbytes == len(whole), ray.put(part)
+                    ray.get([peer.replicate.remote(snapshot, slot, begin, sent, last) for peer in peers])
 
     def replicate(self, snapshot: Snapshot, slot: int, begin: int, part: np.ndarray, is_last: bool) -> None:
         """A part of a peer's snapshot, from byte ``begin`` of its memory."""
@@ -165,7 +166,8 @@ class Vaults:
         self._arguments = (config.run.id, checkpoint.stage, int(checkpoint.memory_bytes), alone_s)
         self.node = ray.get_runtime_context().get_node_id()
         self._mine = self._vault(self.node)
-        self._peer: Any = None
+        self._copies = checkpoint.memory_copies
+        self._peers: list[Any] = []
         self._read_from: dict[str, tuple[Key, Any, int]] = {}
         self._slots: dict[int, int] = {}
 
@@ -174,18 +176,19 @@ class Vaults:
         ray.get(self._mine.found.remote())
 
     def pair(self, nodes: Sequence[str]) -> None:
-        """Choose a peer, of the nodes of all ranks: the next one in a ring of them."""
+        """Choose peers, of the nodes of all ranks: the next ones in a ring of them."""
         ring = sorted(set(nodes))
-        if len(ring) > 1:
-            self._peer = self._vault(ring[(ring.index(self.node) + 1) % len(ring)])
+        here = ring.index(self.node)
+        following = ring[here + 1 :] + ring[:here]
+        self._peers = [self._vault(node) for node in following[: self._copies]]
 
     def keep(self, snapshot: Snapshot, stage: Stage) -> Any:
         """Have the vault of this node hold the stage."""
         slot = self._slots.setdefault(stage.fd, len(self._slots) % 2)
-        return self._mine.keep.remote(snapshot, slot, os.getpid(), stage.fd, self._peer)
+        return self._mine.keep.remote(snapshot, slot, os.getpid(), stage.fd, self._peers)
 
     def settled(self, handle: Any) -> bool:
-        """Whether the vault has it and its peer has a copy. OSError when they cannot."""
+        """Whether the vault has it and its peers have copies. OSError when they cannot."""
         done, _ = ray.wait([handle], timeout=0)
         if not done:
             return False

@@ -23,7 +23,7 @@ from springtide.config import Config
 from springtide.on_ray.control import Line
 from springtide.on_ray.feed import feed
 from springtide.on_ray.vault import Vaults
-from springtide.parallel import world
+from springtide.parallel import Links, world
 from springtide.store import Folder
 from springtide.stream import Batch, open_data
 from springtide.track.events import Left
@@ -31,6 +31,8 @@ from springtide.train import Run
 
 _LET_GO = threading.Event()
 _TRAINING = threading.Lock()
+_links: Links | None = None
+"""Of the group that this process is in."""
 
 
 def work(job: dict[str, Any]) -> None:
@@ -50,6 +52,8 @@ def work(job: dict[str, Any]) -> None:
 def let_go(patience_s: float) -> bool:
     """Called in a worker's process, beside ``work``: have it ready for another group. Whether it is, in time."""
     _LET_GO.set()
+    if _links is not None:  # a collective that waits for a lost peer fails now
+        _links.cut()
     if not _TRAINING.acquire(timeout=patience_s):
         return False
     _TRAINING.release()
@@ -86,6 +90,8 @@ def _train(job: dict[str, Any]) -> bool:
     here = world("cuda" if config.elastic.gpus_per_worker else "cpu", context.get_local_rank())
     data = open_data(config)
     reader = data.reader(here.rank, here.size)
+    global _links
+    _links = Links()
     phases_s = {"data": time.perf_counter() - begin}
 
     def batches(step: int) -> Iterator[Batch]:

@@ -1,0 +1,382 @@
+"""What a lost, an announced and a new node cost: springtide, bare Ray Train elastic, torchrun elastic.
+
+Three nodes on this machine train the same model; one is announced to go and goes, one joins, one is killed. All three clients
+run the same training loop with the same checkpoints, every ten steps, so that only who restarts it, and from what, differs:
+
+    springtide   st.train: notices, memory tier, processes that outlive their group
+    bare Ray     TorchTrainer(num_workers=(1, 3)) with Ray's own elastic policy, as it comes; nodes as in ours
+    torchrun     --nnodes=1:3 --rdzv-backend=c10d, as it comes; a notice is SIGTERM to the agent, as a spot handler would send
+
+A gap is the time between the last step before and the first step after; what training through a notice until the node goes
+saves and then loses shows in the steps lost. ``steady`` compares a step with memory tier and policy to one without, on Ray.
+
+    python benchmarks/recovery.py [--quick] [--json] [--rounds 2] [--steady 3]
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import statistics
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, Protocol
+
+import claims
+import psutil
+
+import springtide as st
+from springtide import config as configs
+from springtide.config import Config
+from springtide.runs import Run
+from springtide.store import Folder
+from springtide.track.events import StepDone
+from springtide.track.ledger import Restart, ledger
+
+NODES = 3
+NOTICE_S = 15.0
+BEFORE, AFTER = 30, 20
+"""Steps before the first event, and after each."""
+PATIENCE_S = 240.0
+EVENTS = ("notice", "grow", "kill")
+GOALS = {"notice": 15.0, "grow": 1.0, "kill": 10.0}
+LOST = {"notice": 0, "grow": 0, "kill": 1}
+RAYS_OWN = {"RAY_TRAIN_ENABLE_PREEMPTION_WATCHER": "1", "RAY_TRAIN_HEALTH_CHECK_INTERVAL_S": "2.0"}
+"""What springtide sets otherwise."""
+
+
+class Nodes(Protocol):
+    """What can happen to a cluster."""
+
+    def notice(self) -> None:
+        """One is told that it will go, and goes ``NOTICE_S`` later."""
+
+    def grow(self) -> None:
+        """One joins."""
+
+    def kill(self) -> None:
+        """One goes."""
+
+
+def play(nodes: Nodes, run: Run) -> dict[str, float]:
+    """Let everything happen, each when training goes on again; gap and steps lost of each."""
+    _until(run, NODES, BEFORE, time.time())
+    began: dict[str, float] = {}
+    for event, workers in zip(EVENTS, (NODES - 1, NODES, NODES - 1), strict=True):
+        began[event] = time.time()
+        getattr(nodes, event)()
+        _until(run, workers, AFTER, began[event])
+        _say(f"  {event}: trains on with {workers}")
+    return _costs(ledger(run.events).restarts, began)
+
+
+def _until(run: Run, workers: int, steps: int, since: float) -> None:
+    """Until ``workers`` have done ``steps`` since then."""
+    deadline = time.time() + PATIENCE_S
+    while True:
+        done = [one for one in _steps(run) if one.world_size == workers and one.time_s > since]
+        if len(done) >= steps:
+            return
+        if time.time() > deadline:
+            raise TimeoutError(f"{workers} workers did not do {steps} steps in {PATIENCE_S:.0f} s")
+        time.sleep(0.2)  # between looks
+
+
+def _steps(run: Run) -> list[StepDone]:
+    return [one for one in run.events if isinstance(one, StepDone)] if run.folder.exists("journal") else []
+
+
+def _costs(restarts: list[Restart], began: dict[str, float]) -> dict[str, float]:
+    costs = {}
+    ends = [*list(began.values())[1:], float("inf")]
+    for (event, begin), end in zip(began.items(), ends, strict=True):
+        mine = [one for one in restarts if begin < one.time_s <= end]
+        costs[f"{event}_gap_s"] = sum(one.gap_s for one in mine)
+        costs[f"{event}_steps_lost"] = float(sum(one.steps_lost for one in mine))
+    return costs
+
+
+class _Raylets:
+    """Nodes of a LocalCluster."""
+
+    def __init__(self, cluster: Any) -> None:
+        self._cluster = cluster
+
+    def notice(self) -> None:
+        node = self._cluster.nodes[0]
+        self._cluster.drain(node, NOTICE_S)
+        threading.Timer(NOTICE_S, self._cluster.kill, (node,)).start()
+
+    def grow(self) -> None:
+        self._cluster.add()
+
+    def kill(self) -> None:
+        self._cluster.kill(self._cluster.nodes[0])
+
+
+class _Agents:
+    """Nodes that are torchrun's agents."""
+
+    def __init__(self, config: str) -> None:
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            endpoint = f"127.0.0.1:{probe.getsockname()[1]}"
+        torchrun = f"-m torch.distributed.run --nnodes=1:{NODES} --nproc-per-node=1 --max-restarts=100 --local-addr=127.0.0.1"
+        rendezvous = f"--rdzv-backend=c10d --rdzv-endpoint={endpoint} --rdzv-id=recovery"
+        self._command = [sys.executable, *torchrun.split(), *rendezvous.split(), "-m", "springtide.train"]
+        self._command += ["--config", config]
+        self._agents: list[psutil.Popen] = []
+        for _ in range(NODES):
+            self.grow()
+            time.sleep(1)  # the first is to be the one that keeps the rendezvous: it is never lost
+
+    def notice(self) -> None:
+        self._agents[-1].send_signal(signal.SIGTERM)
+        threading.Timer(NOTICE_S, _end, (self._agents.pop(),)).start()
+
+    def grow(self) -> None:
+        self._agents.append(psutil.Popen(self._command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL))
+
+    def kill(self) -> None:
+        _end(self._agents.pop())
+
+    def end(self) -> None:
+        for agent in self._agents:
+            _end(agent)
+
+
+def _end(agent: psutil.Popen) -> None:
+    """With all below it, as when its host goes."""
+    with contextlib.suppress(psutil.NoSuchProcess):
+        for process in [*agent.children(recursive=True), agent]:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.kill()
+    agent.wait()
+
+
+def springtide(config: Config) -> dict[str, float]:
+    """Ours."""
+    from springtide.on_ray.local import LocalCluster
+
+    with LocalCluster(NODES) as cluster, _beside(lambda: st.train(config)):
+        return play(_Raylets(cluster), _run(config))
+
+
+def bare_ray(config: Config) -> dict[str, float]:
+    """Ray Train's own elasticity around the loop that torchrun has too."""
+    os.environ.update(RAYS_OWN)
+    from ray.train import FailureConfig, RunConfig, ScalingConfig
+    from ray.train.torch import TorchConfig, TorchTrainer
+
+    from springtide.on_ray.local import LocalCluster
+
+    with LocalCluster(NODES) as cluster:
+        trainer = TorchTrainer(
+            _plain,
+            train_loop_config=config.model_dump(mode="json"),
+            torch_config=TorchConfig(backend="gloo"),
+            scaling_config=ScalingConfig(num_workers=(1, NODES), resources_per_worker={"CPU": 1}),
+            run_config=RunConfig(
+                name="bare", storage_path=f"{config.run.root}/ray", failure_config=FailureConfig(max_failures=-1)
+            ),
+        )
+        with _beside(trainer.fit):
+            return play(_Raylets(cluster), _run(config))
+
+
+def torchrun(config: Config) -> dict[str, float]:
+    """torch's own elasticity."""
+    resolved = Path(config.run.root, f"{config.run.id}.yaml")
+    resolved.parent.mkdir(parents=True, exist_ok=True)
+    resolved.write_text(configs.dump(config))
+    agents = _Agents(str(resolved))
+    try:
+        return play(agents, _run(config))
+    finally:
+        agents.end()
+
+
+CLIENTS: dict[str, Callable[[Config], dict[str, float]]] = {
+    "springtide": springtide,
+    "bare_ray": bare_ray,
+    "torchrun": torchrun,
+}
+
+
+def _plain(plain: dict[str, Any]) -> None:
+    """A worker of bare Ray Train: the loop, without anything of ours around it."""
+    from springtide.train.__main__ import train
+
+    config = configs.build(plain)
+    train(config, Folder(config.run.root) / config.run.id, "cpu", 0)
+
+
+@contextlib.contextmanager
+def _beside(function: Callable[[], Any]) -> Iterator[None]:
+    """Meanwhile, in a thread that is never waited for: its cluster ends under it."""
+
+    def quietly() -> None:
+        with contextlib.suppress(BaseException):
+            function()
+
+    threading.Thread(target=quietly, daemon=True).start()
+    yield
+
+
+def _run(config: Config) -> Run:
+    return Run(Folder(config.run.root) / config.run.id)
+
+
+def steady(config: Config, machinery: bool) -> dict[str, float]:
+    """Median seconds of a step on Ray, with all that elasticity needs or with none of it."""
+    from springtide.on_ray.cluster import cluster
+
+    with cluster(config, dashboard=False):
+        if machinery:
+            st.train(config)
+        else:
+            _without(config)
+    steps = _steps(_run(config))[20:]
+    return {"step_s": statistics.median(step.step_time_s for step in steps)}
+
+
+def _without(config: Config) -> None:
+    from ray.train import RunConfig, ScalingConfig
+    from ray.train.torch import TorchConfig, TorchTrainer
+
+    from springtide.on_ray.control import open_control
+    from springtide.on_ray.worker import work
+    from springtide.track.events import event
+    from springtide.track.journal import Journal
+
+    import ray
+
+    control, folder = open_control(config.run.id), Folder(config.run.root) / config.run.id
+    config = configs.override(config, {"checkpoint.memory_every": 0})
+    job = {"config": config.model_dump(mode="json"), "control": control, "labels": {}, "owner": ""}
+    trainer = TorchTrainer(
+        work,
+        train_loop_config=job,
+        torch_config=TorchConfig(backend="gloo"),
+        scaling_config=ScalingConfig(num_workers=config.elastic.max_workers, resources_per_worker={"CPU": 1}),
+        run_config=RunConfig(name="bare", storage_path=f"{config.run.root}/ray"),
+    )
+    training = threading.Thread(target=trainer.fit)
+    training.start()
+    with Journal(folder) as journal:
+        while training.is_alive():
+            for record in ray.get(control.take.remote(0.5)):
+                journal(event(record))
+
+
+def config_of(root: str, steps: int = 100_000, workers: int = NODES) -> Config:
+    """Four layers of 128, a step of a quarter of a second on two cores."""
+    base = configs.recipes.tiny()
+    rows = 24
+    changes = {
+        "run.root": root,
+        "shards.root": f"{root}/datasets",
+        "model.num_layers": 4,
+        "model.dim": 128,
+        "model.ffn_dim": 352,
+        "stream.global_batch": rows,
+        "parallel.threads": 1,
+        "elastic.min_workers": 1,
+        "elastic.max_workers": workers,
+        "checkpoint.every_steps": 10,
+        "train.total": steps * rows * base.shards.sequence_length,
+        "train.eval_rows": 0,
+        "train.sample_tokens": 0,
+        "track.mlflow_uri": "off",
+        "track.progress": False,
+    }
+    return st.prepare(configs.override(base, changes))
+
+
+def measure(root: str, rounds: int) -> dict[str, list[dict[str, float]]]:
+    """Each client in each round, in turn another one first; a client that does not get there is said to."""
+    config = config_of(root)
+    found: dict[str, list[dict[str, float]]] = {name: [] for name in CLIENTS}
+    for number in range(rounds):
+        names = list(CLIENTS)
+        for name in names[number % len(names) :] + names[: number % len(names)]:
+            _say(f"round {number + 1}: {name}")
+            here = configs.override(config, {"run.id": f"{name.replace('_', '-')}-{number}"})
+            try:
+                found[name].append(claims.alone(CLIENTS[name], here))
+                _say(f"  {found[name][-1]}")
+            except EOFError:
+                _say(f"  {name} did not get there")
+    return found
+
+
+def measure_steady(root: str, rounds: int, steps: int) -> dict[str, float]:
+    """Medians over rounds of the median step."""
+    config = config_of(root, steps, workers=2)
+    times: dict[bool, list[float]] = {True: [], False: []}
+    for number in range(rounds):
+        for machinery in (True, False) if number % 2 else (False, True):
+            here = configs.override(config, {"run.id": f"steady-{number}-{machinery}"})
+            times[machinery].append(claims.alone(steady, here, machinery)["step_s"])
+            _say(f"steady, {'with' if machinery else 'without'}: {times[machinery][-1] * 1e3:.1f} ms")
+    return {"with": statistics.median(times[True]), "without": statistics.median(times[False])}
+
+
+def judge(found: dict[str, list[dict[str, float]]], steps: dict[str, float]) -> list[dict[str, Any]]:
+    """The claims."""
+    table = {
+        name: {key: statistics.median(one[key] for one in rounds) for key in rounds[0]}
+        for name, rounds in found.items()
+        if rounds
+    }
+    judged = []
+    for event in EVENTS:
+        for peer in ("bare_ray", "torchrun"):
+            if {peer, "springtide"} <= table.keys():
+                ratio = table[peer][f"{event}_gap_s"] / table["springtide"][f"{event}_gap_s"]
+                goal = GOALS[event] if peer == "bare_ray" else 1.0
+                judged.append(claims.claim(f"{event}_gap_vs_{peer}", ratio, goal, "higher", table))
+    if "springtide" in table:
+        for event, most in LOST.items():
+            worst = max(one[f"{event}_steps_lost"] for one in found["springtide"])
+            judged.append(claims.claim(f"{event}_steps_lost", worst, most, "lower", table))
+    judged.append(claims.claim("steady_state_cost", steps["with"] / steps["without"], 1.03, "lower", steps))
+    return judged
+
+
+def show(found: dict[str, list[dict[str, float]]]) -> None:
+    """A row a client."""
+    columns = [f"{event}_{what}" for event in EVENTS for what in ("gap_s", "steps_lost")]
+    print("  ".join(["client    ", *(f"{column:>17}" for column in columns)]))
+    for name, rounds in found.items():
+        cells = [" / ".join(f"{one[column]:.1f}" for one in rounds) or "-" for column in columns]
+        print("  ".join([f"{name:10}", *(f"{cell:>17}" for cell in cells)]))
+
+
+def _say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
+
+
+def main() -> None:
+    """Measure, print, judge."""
+    options = claims.options(__doc__, rounds=2, steady=(3, 1))
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    with tempfile.TemporaryDirectory() as root:
+        if options.quick:  # ours alone: a round of the peers takes minutes
+            for peer in ("bare_ray", "torchrun"):
+                del CLIENTS[peer]
+        found = measure(root, options.rounds)
+        steps = measure_steady(root, int(options.steady), 40 if options.quick else 140)
+    show(found)
+    claims.show(options, judge(found, steps))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,34 @@
+"""Ranks that wait for one that does not come, and are cut off."""
+
+from __future__ import annotations
+
+import threading
+import time
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+from springtide.parallel import Links, World
+
+
+def cut_off(world: World, folder: str, port: int) -> tuple[int, str, float]:
+    """The last rank does not come to a collective; each of the others cuts itself off from another thread. Its links, what the
+    collective raised, and the sum that a new group of the same processes then has."""
+    links, raised = Links(), ""
+    count = len(links)
+    if world.rank < world.size - 1:
+        threading.Timer(0.5, links.cut).start()
+        try:
+            dist.all_reduce(torch.ones(1000))
+        except RuntimeError as error:
+            raised = str(error)
+        Path(folder, f"raised-{world.rank}").touch()
+    while len(list(Path(folder).iterdir())) < world.size - 1:
+        time.sleep(0.02)  # between looks: as long as any waits, the last rank stays away
+    dist.destroy_process_group()
+    address = f"tcp://127.0.0.1:{port}"
+    dist.init_process_group("gloo", init_method=address, rank=world.rank, world_size=world.size)
+    total = torch.ones(1)
+    dist.all_reduce(total)
+    return count, raised, total.item()
