@@ -128,7 +128,9 @@ class _Agents:
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
             endpoint = f"127.0.0.1:{probe.getsockname()[1]}"
-        torchrun = f"-m torch.distributed.run --nnodes=1:{NODES} --nproc-per-node=1 --max-restarts=100 --local-addr=127.0.0.1"
+        torchrun = (
+            f"-m torch.distributed.run --nnodes=1:{NODES} --nproc-per-node=1 --max-restarts=100 --local-addr=127.0.0.1"
+        )
         rendezvous = f"--rdzv-backend=c10d --rdzv-endpoint={endpoint} --rdzv-id=recovery"
         self._command = [sys.executable, *torchrun.split(), *rendezvous.split(), "-m", "springtide.train"]
         self._command += ["--config", config]
@@ -248,6 +250,7 @@ def steady(config: Config, machinery: bool) -> dict[str, float]:
 
 
 def _without(config: Config) -> None:
+    import ray
     from ray.train import RunConfig, ScalingConfig
     from ray.train.torch import TorchConfig, TorchTrainer
 
@@ -255,8 +258,6 @@ def _without(config: Config) -> None:
     from springtide.on_ray.worker import work
     from springtide.track.events import event
     from springtide.track.journal import Journal
-
-    import ray
 
     control, folder = open_control(config.run.id), Folder(config.run.root) / config.run.id
     config = configs.override(config, {"checkpoint.memory_every": 0})

@@ -23,7 +23,7 @@ from springtide.checkpoint.retention import Rule
 from springtide.checkpoint.stage import Layout, Stage
 from springtide.checkpoint.tensors import local, raw
 from springtide.checkpoint.write import Job, Writer, Written, tidy
-from springtide.checkpoint.writer import CANCEL, SAVE, STAGE, try_to_write
+from springtide.checkpoint.writer import CANCEL, RELEASE, SAVE, STAGE, try_to_write
 from springtide.store import Folder
 
 WRITER = "from springtide.checkpoint.writer import main; main()"
@@ -33,6 +33,10 @@ _PATIENCE_S = 600.0
 """How long a save that training waits for waits for the other ranks."""
 
 _log = logging.getLogger(__name__)
+
+
+_spare: list[tuple[subprocess.Popen[bytes], Connection]] = []
+"""The writing process that the group before left, if it did."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -46,7 +50,8 @@ class Outcome:
 
 
 class Saver:
-    """Saves of one rank. Use as a context manager: leaving it lets the writing process end what it is at, and go."""
+    """Saves of one rank. Use as a context manager: leaving it lets the writing process end what it is at, and go; one that has
+    nothing to do stays for the next group that this process is in."""
 
     def __init__(
         self, run: Folder, attempt: int, rank: int, world_size: int, *, stage_in: str, tries: int, rule: Rule
@@ -68,7 +73,7 @@ class Saver:
         return self
 
     def __exit__(self, *exception: object) -> None:
-        self.close()
+        self._leave()
 
     @property
     def busy(self) -> bool:
@@ -113,21 +118,31 @@ class Saver:
         if self._connection is not None and self.busy:
             self._send(CANCEL, self._step)
 
-    def close(self) -> None:
-        """Let the writing process end what it is at and go; that is not waited for."""
+    def end(self) -> None:
+        """No save follows: wait until the writing process has tidied up and gone."""
+        connection, process = self._connection, self._process
+        self._leave(keep=False)
+        if connection is not None and process is not None and not self.busy:
+            with contextlib.suppress(subprocess.TimeoutExpired):  # it removes old checkpoints from a slow store
+                process.wait(_LEAVING_S)
+
+    def _leave(self, keep: bool = True) -> None:
         if self._handing_over is not None:
             self._handing_over.join()
-        if self._connection is not None:
-            self._connection.close()
-            if self._process is not None and not self.busy:
-                with contextlib.suppress(subprocess.TimeoutExpired):  # it removes old checkpoints from a slow store
-                    self._process.wait(_LEAVING_S)
+        if self._connection is not None and self._process is not None:
+            if keep and not self.busy and not _spare:
+                self._send(RELEASE)
+                _spare.append((self._process, self._connection))
+            else:
+                self._connection.close()
         if self._stage is not None:
             self._stage.close()
-        self._connection = self._stage = None
+        self._connection = self._process = self._stage = None
 
     def start(self) -> None:
         """Start the writing process now, so that the first save need not."""
+        if self._process is None and _spare:
+            self._process, self._connection = _spare.pop()
         if self._process is not None and self._process.poll() is None:
             return
         ours, theirs = multiprocessing.Pipe()

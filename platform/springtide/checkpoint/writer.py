@@ -24,7 +24,7 @@ from springtide.checkpoint.write import Job, Writer, Written, tidy
 from springtide.errors import SpringtideError
 from springtide.store import Folder
 
-STAGE, SAVE, CANCEL = "stage", "save", "cancel"
+STAGE, SAVE, CANCEL, RELEASE = "stage", "save", "cancel", "release"
 _ORPHAN_PATIENCE_S = 60.0
 """How long a writer whose trainer is dead waits for the other ranks."""
 _BACKOFF_S = (0.5, 15.0)
@@ -73,6 +73,8 @@ class _Line:
                     fd = recv_handle(self._connection)
                     self._stages[number] = mmap.mmap(fd, size, access=mmap.ACCESS_READ)
                     os.close(fd)
+                elif kind == RELEASE:
+                    self._stages.clear()
                 elif kind == SAVE:
                     job, stage, tries = values
                     self._step = job.meta.step

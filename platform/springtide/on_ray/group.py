@@ -9,22 +9,26 @@ process that does not let go in time (a collective that hangs) is killed, and a 
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import logging
+import math
+import time
 from collections import Counter
 from collections.abc import Collection, Sequence
-from typing import Any
+from typing import Any, Self
 
 import ray
 from ray.exceptions import GetTimeoutError, RayError
-from ray.train.v2._internal.exceptions import WorkerGroupStartupFailedError, WorkerGroupStartupTimeoutError
+from ray.train.v2._internal.exceptions import WorkerGroupStartupFailedError
+from ray.train.v2._internal.execution.checkpoint.sync_actor import SynchronizationActor
 from ray.train.v2._internal.execution.controller import TrainController
 from ray.train.v2._internal.execution.controller.state import ShuttingDownState
-from ray.train.v2._internal.execution.worker_group import WorkerGroup
+from ray.train.v2._internal.execution.worker_group import WorkerGroup, worker_group
 from ray.train.v2._internal.execution.worker_group.placement_group_handle import PlacementGroupHandle
+from ray.train.v2._internal.execution.worker_group.state import WorkerGroupState
 from ray.train.v2._internal.execution.worker_group.worker import RayTrainWorker, Worker
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
+from springtide.elastic.health import Health, unfit
 from springtide.on_ray.nodes import unanswering
 from springtide.on_ray.worker import let_go, warm_up
 
@@ -32,7 +36,10 @@ _log = logging.getLogger(__name__)
 
 _PATIENCE_S = 3.0
 """How long a process may take to let go of its group."""
-_START_S = 60.0
+_START_S = 180.0
+"""How long a new process may take to come up."""
+_AGAIN_S = 30.0
+"""How long a node is left out on which a process did not come up; twice as long each time."""
 
 
 class Processes:
@@ -41,35 +48,82 @@ class Processes:
     def __init__(self) -> None:
         self.plan: tuple[str, ...] = ()
         """The node of each worker of the next group."""
+        self.job: dict[str, Any] = {}
+        """What they are made ready for, as for ``worker.work``."""
         self.start: Any = None
         """Starts a worker process on a node, once there was a group."""
         self._idle: dict[str, list[Worker]] = {}
         self._warming: dict[str, list[tuple[Any, Any]]] = {}
+        self._health: dict[str, Health] = {}
+        self._left_out: dict[str, tuple[str, float]] = {}
+        self._failures: Counter[str] = Counter()
 
-    def prepare(self, nodes: Sequence[str], busy: Sequence[str], job: dict[str, Any]) -> bool:
-        """Whether each of ``nodes`` has as many processes as it is named, those ``busy`` counted; starts what is lacking, ready
-        for ``job``."""
+    def problems(self) -> dict[str, str]:
+        """Nodes that are not to be used now, and why."""
+        now = time.monotonic()
+        return {node: reason for node, (reason, until_s) in self._left_out.items() if now < until_s}
+
+    def prepare(self, nodes: Sequence[str], busy: Sequence[str]) -> bool:
+        """Whether each of ``nodes`` has as many processes as it is named, those ``busy`` counted, and all are ready; starts
+        what is lacking. A node whose process is not fit has a problem from then on."""
         have = Counter(busy) + Counter({node: len(idle) for node, idle in self._idle.items()})
         lacking = Counter(nodes) - have
         for node, number in lacking.items():
             actors = self._warming.setdefault(node, [])
-            while len(actors) < number:
-                actor = self.start(node)
-                actors.append((actor, actor.execute.remote(warm_up, job)))
-        awaited = [ready for node in lacking for _, ready in self._warming[node]]
-        return len(ray.wait(awaited, num_returns=len(awaited), timeout=0)[0]) == len(awaited) if awaited else True
+            actors += [self._begin(node) for _ in range(number - len(actors))]
+        waited = [ready for node in lacking for _, ready in self._warming[node]]
+        done = set(ray.wait(waited, num_returns=len(waited), timeout=0)[0]) if waited else set()
+        fit = [self._examine(node, ready) for node in lacking for _, ready in self._warming[node] if ready in done]
+        for node in self.problems().keys() & self._warming.keys():
+            for actor, _ in self._warming.pop(node):
+                ray.kill(actor)
+        return len(fit) == len(waited) and all(fit)
 
     def take(self) -> list[Any]:
-        """Actors for the plan, one a worker; processes of other nodes end."""
-        actors = []
+        """Ready actors for the plan, one a worker; processes of other nodes end. WorkerGroupStartupFailedError when one does
+        not come up, or is not fit: its node has a problem from then on."""
+        actors, awaited = [], {}
         for node, number in Counter(self.plan).items():
-            here = [worker.actor for worker in self._idle.pop(node, [])]
-            here += [actor for actor, _ in self._warming.pop(node, [])]
-            for actor in here[number:]:
+            here = [(worker.actor, None) for worker in self._idle.pop(node, [])] + self._warming.pop(node, [])
+            for actor, _ in here[number:]:
                 ray.kill(actor)
-            actors += here[:number] + [self.start(node) for _ in range(number - len(here))]
+            here = here[:number] + [self._begin(node) for _ in range(number - len(here))]
+            actors += [actor for actor, _ in here]
+            awaited.update({ready: node for _, ready in here if ready is not None})
         self.end()
+        done = set(ray.wait(list(awaited), num_returns=len(awaited), timeout=_START_S)[0]) if awaited else set()
+        late = {node for ready, node in awaited.items() if ready not in done}
+        for node in late:
+            self._leave_out(node, f"no worker came up on it in {_START_S:.0f} s")
+        fit = [self._examine(node, ready) for ready, node in awaited.items() if ready in done]
+        if late or not all(fit):
+            for actor in actors:
+                ray.kill(actor)
+            raise WorkerGroupStartupFailedError("; ".join(f"{n[:8]}: {why}" for n, why in self.problems().items()))
         return actors
+
+    def _begin(self, node: str) -> tuple[Any, Any]:
+        actor = self.start(node)
+        return actor, actor.execute.remote(warm_up, self.job)
+
+    def _examine(self, node: str, ready: Any) -> bool:
+        try:
+            self._health[node] = ray.get(ready)
+        except RayError as error:
+            self._failures[node] += 1
+            said = str(getattr(error, "cause", None) or error).strip().splitlines() or [type(error).__name__]
+            self._leave_out(node, f"no worker came up on it: {said[-1][:200]}")
+            return False
+        reason = unfit(node, self._health)
+        if reason:
+            self._leave_out(node, reason, for_s=math.inf)
+        return not reason
+
+    def _leave_out(self, node: str, reason: str, for_s: float | None = None) -> None:
+        if for_s is None:
+            for_s = _AGAIN_S * 2 ** self._failures[node]
+        self._left_out[node] = reason, time.monotonic() + for_s
+        _log.warning("node %s is left out: %s", node, reason)
 
     def keep(self, workers: Sequence[Worker], gone: Collection[str]) -> None:
         """Keep the processes that let go of their group; the others end, those on nodes that are ``gone`` at once."""
@@ -121,6 +175,33 @@ class Reservation(PlacementGroupHandle):
         return None
 
 
+class _Over(WorkerGroupState):
+    """A group that is over; everything it had is kept."""
+
+    def shutdown(self) -> None:
+        """Nothing ends."""
+
+
+class _OneSyncActor:
+    """In the place of Ray's class of actors that its workers meet in: one for all groups. To start its process takes two
+    seconds of a core, in the middle of a restart."""
+
+    def __init__(self) -> None:
+        self._options: dict[str, Any] = {}
+        self._actor: Any = None
+
+    def options(self, **options: Any) -> Self:
+        self._options = options
+        return self
+
+    def remote(self, **arguments: Any) -> Any:
+        if self._actor is None:
+            self._actor = SynchronizationActor.options(**self._options).remote(**arguments)
+        else:
+            self._actor.reset.remote()
+        return self._actor
+
+
 class Group(WorkerGroup):
     """A group on the nodes of ``PROCESSES.plan``."""
 
@@ -136,17 +217,12 @@ class Group(WorkerGroup):
         PROCESSES.start = _starter(resources_per_worker, environment)
         actors = PROCESSES.take()
         try:
-            asked = [actor.get_metadata.remote() for actor in actors]
-            workers = [
-                Worker(actor, found, resources_per_worker)
-                for actor, found in zip(actors, ray.get(asked, timeout=_START_S), strict=True)
-            ]
+            metadata = ray.get([actor.get_metadata.remote() for actor in actors], timeout=_START_S)
         except (RayError, GetTimeoutError) as error:
             for actor in actors:
                 ray.kill(actor)
-            if isinstance(error, GetTimeoutError):
-                raise WorkerGroupStartupTimeoutError(num_workers=num_workers) from error
-            raise WorkerGroupStartupFailedError(f"a worker did not start: {error}") from error
+            raise WorkerGroupStartupFailedError(f"a worker was lost before it began: {error}") from error
+        workers = [Worker(actor, found, resources_per_worker) for actor, found in zip(actors, metadata, strict=True)]
         assigned: list[Worker] = WorkerGroup._assign_worker_ranks(workers)
         return assigned
 
@@ -156,7 +232,10 @@ class Group(WorkerGroup):
             workers = self.get_workers()
             PROCESSES.keep(workers, unanswering({worker.metadata.node_id for worker in workers}))
             # what is left to Ray is to tell its callbacks; there is nobody it could wait for
-            self._worker_group_state: Any = dataclasses.replace(self.get_worker_group_state(), workers=[])
+            before = self.get_worker_group_state()
+            self._worker_group_state: Any = _Over(
+                before.start_time, before.placement_group_handle, [], before.sync_actor
+            )
         super().shutdown()
 
 
@@ -177,6 +256,10 @@ class Controller(TrainController):
     """Ray Train's controller with our groups."""
 
     worker_group_cls = Group
+
+    def __init__(self, *arguments: Any, **named: Any) -> None:
+        worker_group.SynchronizationActor = _OneSyncActor()
+        super().__init__(*arguments, **named)
 
     def _shutdown_worker_group(self) -> None:
         super()._shutdown_worker_group()

@@ -78,7 +78,7 @@ class Elastic(ElasticScalingPolicy):
         decision = self._decide(None, progress, probe)
         if not isinstance(decision, Start):
             return NoopDecision()
-        PROCESSES.plan = decision.nodes
+        PROCESSES.plan, PROCESSES.job = decision.nodes, self._job
         FailurePolicy.nodes = set(decision.nodes)
         self._control.next_group.remote()
         self._asked = False
@@ -99,10 +99,12 @@ class Elastic(ElasticScalingPolicy):
             return True
         nodes = self._nodes()
         following, _ = decide(self._bounds, nodes, None, progress.prospects, self._memory, time.monotonic())
-        return isinstance(following, Start) and PROCESSES.prepare(following.nodes, group.nodes, self._job)
+        return isinstance(following, Start) and PROCESSES.prepare(following.nodes, group.nodes)
 
     def _nodes(self) -> list[Node]:
-        nodes = observed(self._reserved(), self.scaling_config._resources_per_worker_not_none)
+        problems = PROCESSES.problems()
+        seen = observed(self._reserved(), self.scaling_config._resources_per_worker_not_none)
+        nodes = [node._replace(problem=problems.get(node.id, "")) for node in seen]
         self._ask_for_what_leaves(nodes)
         return nodes
 
@@ -156,11 +158,13 @@ class FailurePolicy(DefaultFailurePolicy):
         super().__init__(limits)
         self._control = control
         self._before: tuple[int, str] | None = None
+        self._starts, self._starts_at = 0, -1
+        """Groups that failed to start one after the other, and at which step."""
 
     def make_decision(self, training_failed_error: Any) -> FailureDecision:
         """What to do about a failure, told in the run's journal."""
         failures = getattr(training_failed_error, "worker_failures", None)
-        gone = lost(self.nodes) | unanswering(self.nodes) if failures is not None else set()
+        gone = lost(self.nodes) | unanswering(self.nodes)
         if fatal(training_failed_error) is not None:
             cause, decision = "failed workers", FailureDecision.RAISE
         elif gone:
@@ -168,7 +172,7 @@ class FailurePolicy(DefaultFailurePolicy):
         elif failures is not None:
             cause, decision = "failed workers", self._of_workers(training_failed_error, failures)
         else:
-            cause, decision = "start-up", super().make_decision(training_failed_error)
+            cause, decision = "start-up", self._of_start(training_failed_error)
         reason = ", ".join(sorted(name[:8] for name in gone)) or first_line(training_failed_error)
         told = Failed(step=self._step(), cause=cause, reason=reason, again=decision is FailureDecision.RETRY)
         self._control.post.remote([record(told)])
@@ -180,6 +184,14 @@ class FailurePolicy(DefaultFailurePolicy):
             before, self._before = self._before, (self._step(), own[0])
             if self._before == before:
                 return FailureDecision.RAISE
+        return super().make_decision(error)
+
+    def _of_start(self, error: Any) -> FailureDecision:
+        step = self._step()
+        self._starts = self._starts + 1 if self._starts_at == step else 1
+        self._starts_at = step
+        if self._starts > self.failure_config.max_failures:
+            return FailureDecision.RAISE
         return super().make_decision(error)
 
     def _step(self) -> int:
@@ -198,7 +210,10 @@ def is_echo(error: Any) -> bool:
 def first_line(error: Any) -> str:
     """Of what a worker said, or of the error itself."""
     failures = getattr(error, "worker_failures", None) or {}
-    told = next((f"rank {rank}: {one}" for rank, one in sorted(failures.items())), str(error))
+    told = next(
+        (f"rank {rank}: {one}" for rank, one in sorted(failures.items())),
+        str(getattr(error, "controller_failure", error)),
+    )
     return next(iter(told.strip().splitlines()), type(error).__name__)[:300]
 
 

@@ -20,6 +20,7 @@ import torch.distributed as dist
 from springtide import config as configs
 from springtide.checkpoint.load import gathered
 from springtide.config import Config
+from springtide.elastic.health import Health
 from springtide.on_ray.control import Line
 from springtide.on_ray.feed import feed
 from springtide.on_ray.vault import Vaults
@@ -28,6 +29,7 @@ from springtide.store import Folder
 from springtide.stream import Batch, open_data
 from springtide.track.events import Left
 from springtide.train import Run
+from springtide.train.rehearsal import rehearse
 
 _LET_GO = threading.Event()
 _TRAINING = threading.Lock()
@@ -65,12 +67,17 @@ def let_go(patience_s: float) -> bool:
     return True
 
 
-def warm_up(job: dict[str, Any]) -> None:
+def warm_up(job: dict[str, Any]) -> Health:
     """Called in a new worker's process, before it has a group: what is imported and started now need not be later."""
     importlib.import_module("ray.data")
     config = configs.build(job["config"])
-    if keeps_snapshots(config):
-        Vaults(config, _folder(config)).wait()
+    vaults = Vaults(config, _folder(config)) if keeps_snapshots(config) else None
+    found = rehearse(config)
+    if vaults is not None:
+        vaults.wait()
+    gc.collect()
+    gc.freeze()  # what is loaded by now stays: looking for garbage in it would take half of what a restart takes
+    return found
 
 
 def keeps_snapshots(config: Config) -> bool:

@@ -141,6 +141,7 @@ class Run:
                     self._losses_since_save = []
                     yield Waited(step=self.step, data_waits_s=[round(wait, 3) for wait in self.data_waits_s])
                 clock = time.perf_counter()
+            saves.end()
         if self.world.is_first:
             attempts.end(self.folder, self.attempt)
         if self.step < last:

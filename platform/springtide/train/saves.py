@@ -55,7 +55,11 @@ class Saves:
         return self
 
     def __exit__(self, *exception: object) -> None:
-        self._saver.close()
+        self._saver.__exit__(*exception)
+
+    def end(self) -> None:
+        """Nothing more will be saved."""
+        self._saver.end()
 
     @property
     def busy(self) -> bool:

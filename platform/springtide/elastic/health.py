@@ -1,0 +1,36 @@
+"""Whether a node is fit to train: what its process found of its device before it joined, beside what the others' did."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Mapping
+from typing import NamedTuple
+
+LEAST_SHARE = 0.4
+"""Of the median of the nodes that are known: a slower one would hold up all the others."""
+
+
+class Health(NamedTuple):
+    """Of one device."""
+
+    flops_per_s: float
+    copy_bytes_per_s: float
+    wrong: str = ""
+    """What it does wrong."""
+
+
+def unfit(node: str, known: Mapping[str, Health]) -> str:
+    """Why ``node`` is not to be trained with, in words; empty when it is. ``known`` has it and the others."""
+    mine = known[node]
+    others = [health for name, health in known.items() if name != node and not health.wrong]
+    if mine.wrong:
+        return f"its device {mine.wrong}"
+    if not others:
+        return ""
+    for what, here, median in (
+        ("multiplies", mine.flops_per_s, statistics.median(one.flops_per_s for one in others)),
+        ("copies", mine.copy_bytes_per_s, statistics.median(one.copy_bytes_per_s for one in others)),
+    ):
+        if here < LEAST_SHARE * median:
+            return f"its device {what} at {here / median:.0%} of the others' speed"
+    return ""
