@@ -1,12 +1,15 @@
-"""The command line: ``springtide prepare | train | verify | report | inspect | drill``."""
+"""The command line: ``springtide prepare | train | verify | report | inspect | drill | notice``."""
 
 from __future__ import annotations
 
 import argparse
 import dataclasses
 import json
+import math
+import os
 import sys
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import yaml
@@ -36,6 +39,9 @@ _EXAMPLES = {
   springtide drill --scenario kill    # a node is killed in mid-step: what was done since the last snapshot is trained again
   springtide drill --scenario drain   # a node is announced to go: no step is
   springtide drill --scenario storm --seed 3 --json""",
+    "notice": """examples:
+  springtide notice --in 25                     # in a preStop hook of Kubernetes
+  trap 'springtide notice --in 60' TERM         # in an sbatch script with --signal=B:TERM@60""",
     "inspect": """examples:
   springtide inspect runs/RUN                # starts and checkpoints, which count and why others do not
   springtide inspect runs/RUN/checkpoints/step-0000000100 --verify   # read every byte of it
@@ -181,7 +187,7 @@ def _drill(options: argparse.Namespace) -> int:
     from springtide.drill import drill
 
     say = (lambda text: print(text, file=sys.stderr, flush=True)) if options.json else print
-    found = drill(options.scenario, say, options.seed, options.keep)
+    found = drill(options.scenario, say, options.seed, options.faults, options.keep)
     if options.json:
         print(json.dumps(found))
         return 0 if found["ok"] else 1
@@ -195,6 +201,17 @@ steps lost       {", ".join(map(str, found["steps_lost"])) or "none"}
 goodput          {found["goodput"]:.1%}"""
     )
     return 0 if found["ok"] else 1
+
+
+def _notice(options: argparse.Namespace) -> int:
+    file = Path(options.file or Config().elastic.notice_file)
+    if not 0 <= options.left_s < math.inf:
+        raise ConfigError(explain("--in", options.left_s, "is no time that is left", "give seconds"))
+    beside = file.with_name(f"{file.name}.{os.getpid()}")
+    beside.write_text(f"{options.left_s:g}")
+    beside.replace(file)
+    print(f"{file}: this node goes in {options.left_s:g} s")
+    return 0
 
 
 def _inspect(options: argparse.Namespace) -> int:
@@ -340,10 +357,16 @@ def _parser() -> argparse.ArgumentParser:
     sub = command(
         "drill", _drill, "Train on a cluster of this machine's whose nodes are lost, and compare with a twin."
     )
-    sub.add_argument("--scenario", metavar="NAME", default="kill", help="kill, drain, regrow, resize, all or storm")
+    sub.add_argument(
+        "--scenario", metavar="NAME", default="kill", help="kill, drain, regrow, hang, resize, all or storm"
+    )
     sub.add_argument("--seed", metavar="N", type=int, default=0, help="of the storm")
+    sub.add_argument("--faults", metavar="N", type=int, default=20, help="of the storm")
     sub.add_argument("--keep", metavar="FOLDER", default="", help="leave both runs there")
     sub.add_argument("--json", action="store_true", help="print one JSON object")
+    sub = command("notice", _notice, "Say that this node will be taken away: what trains on it leaves it in time.")
+    sub.add_argument("--in", dest="left_s", metavar="S", type=float, default=30.0, help="seconds that are left")
+    sub.add_argument("--file", metavar="FILE", default="", help="where nodes look: elastic.notice_file")
     sub = command("inspect", _inspect, "Show what a run, a checkpoint or a dataset holds.")
     sub.add_argument("path", help="a run's, a checkpoint's or a dataset's folder")
     sub.add_argument("--verify", action="store_true", help="read every byte and compare digests")

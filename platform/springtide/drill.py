@@ -10,6 +10,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from springtide import config as configs
@@ -30,7 +31,7 @@ class Act:
 
     step: int
     what: str
-    """``kill``, ``drain`` or ``add``."""
+    """``kill``, ``drain``, ``hang`` or ``add``."""
     nodes: int = 1
 
 
@@ -44,23 +45,26 @@ class Scenario:
     about: str
 
 
-def storm(seed: int, faults: int = 20) -> Scenario:
-    """Random acts, of which none leaves the cluster without a node."""
+def storm(seed: int, faults: int) -> Scenario:
+    """Random faults, of which none leaves the cluster without a node; nodes join between them."""
     chance = random.Random(seed)
-    nodes, acts = 3, []
-    for number in range(faults):
-        least, most = nodes > 1, nodes < 3
-        what = chance.choice(["kill", "drain"] * least + ["add", "add"] * most)
-        nodes += 1 if what == "add" else -1
-        acts.append(Act(20 + 25 * number + chance.randrange(10), what))
-    return Scenario(3, tuple(acts), 60 + 25 * faults, f"{faults} faults at random, seed {seed}")
+    nodes, acts, step, left = 3, [], 20, faults
+    while left:
+        kinds = ["hang", "kill", "drain"] if nodes > 1 else ["hang"]
+        what = "add" if nodes == 1 or (nodes < 3 and chance.random() < 0.5) else chance.choice(kinds)
+        left -= what != "add"
+        nodes += {"add": 1, "kill": -1, "drain": -1, "hang": 0}[what]
+        acts.append(Act(step, what))
+        step += chance.randrange(1, 30)
+    return Scenario(3, tuple(acts), step + 40, f"{faults} faults at random, seed {seed}")
 
 
-SCENARIOS: dict[str, Callable[[int], Scenario]] = {
-    "kill": lambda _: Scenario(3, (Act(40, "kill"),), 100, "a node and all its processes are killed"),
-    "drain": lambda _: Scenario(3, (Act(40, "drain"),), 120, "a node is announced to go, and goes"),
-    "regrow": lambda _: Scenario(3, (Act(40, "kill"), Act(60, "add")), 260, "a node is killed, another one joins"),
-    "resize": lambda _: Scenario(
+SCENARIOS: dict[str, Callable[..., Scenario]] = {
+    "kill": lambda *_: Scenario(3, (Act(40, "kill"),), 100, "a node and all its processes are killed"),
+    "drain": lambda *_: Scenario(3, (Act(40, "drain"),), 120, "a node is announced to go, and goes"),
+    "regrow": lambda *_: Scenario(3, (Act(40, "kill"), Act(60, "add")), 260, "a node is killed, another one joins"),
+    "hang": lambda *_: Scenario(2, (Act(40, "hang"),), 60, "a worker's process stands still, and answers nobody"),
+    "resize": lambda *_: Scenario(
         8,
         (Act(15, "drain", 3), Act(35, "add", 2), Act(80, "add"), Act(150, "kill")),
         180,
@@ -87,6 +91,9 @@ def config_of(scenario: Scenario, root: str) -> Config:
         "elastic.min_workers": 1,
         "elastic.max_workers": scenario.workers,
         "elastic.grow": "always",
+        "elastic.hang": 15.0,
+        "elastic.notices": "file",
+        "elastic.notice_file": f"{root}/notice-{{node}}",
         "train.total": scenario.steps * rows * base.shards.sequence_length,
         "checkpoint.memory_every": 1,
         "train.eval_rows": 0,
@@ -97,15 +104,16 @@ def config_of(scenario: Scenario, root: str) -> Config:
     return configs.override(base, changes)
 
 
-def drill(name: str, say: Say, seed: int = 0, keep: str = "") -> dict[str, Any]:
-    """Run scenario ``name``; ``say`` hears what happens as it does. ``keep``: a folder that the two runs stay in.
+def drill(name: str, say: Say, seed: int = 0, faults: int = 20, keep: str = "") -> dict[str, Any]:
+    """Run scenario ``name``; ``say`` hears what happens as it does. ``seed`` and ``faults`` are the storm's, ``keep`` is a folder
+    that the two runs stay in.
 
     Returns ``gaps_s`` and ``steps_lost`` of each restart, ``digests_match``, ``loss_max_abs_diff`` against the twin,
-    ``goodput``, ``events``, and ``ok``. ConfigError for a scenario that is not known.
+    ``goodput``, ``events``, what was left in the cluster, and ``ok``. ConfigError for a scenario that is not known.
     """
     if name not in SCENARIOS:
         raise ConfigError(explain("scenario", name, "is not known", f"one of {', '.join(SCENARIOS)}"))
-    scenario = SCENARIOS[name](seed)
+    scenario = SCENARIOS[name](seed, faults)
     root = keep or tempfile.mkdtemp(prefix="springtide-drill-")
     try:
         return _drill(scenario, config_of(scenario, root), say)
@@ -117,6 +125,7 @@ def drill(name: str, say: Say, seed: int = 0, keep: str = "") -> dict[str, Any]:
 def _drill(scenario: Scenario, config: Config, say: Say) -> dict[str, Any]:
     from springtide.api import prepare, train
     from springtide.on_ray.local import LocalCluster
+    from springtide.on_ray.nodes import leftovers
     from springtide.track.console import describe
 
     config = prepare(config)
@@ -130,7 +139,7 @@ def _drill(scenario: Scenario, config: Config, say: Say) -> dict[str, Any]:
         tell("the twin trains")
         twin = train(configs.override(config, {"run.id": "twin", "elastic.max_workers": 1}))
         tell(f"the twin is done; now with what happens: {', '.join(_words(act) for act in scenario.acts)}")
-        stage = _Stage(cluster, scenario.acts, tell)
+        stage = _Stage(cluster, scenario.acts, config.elastic.notice_file, tell)
 
         def listen(event: Event) -> None:
             if isinstance(event, StepDone):
@@ -140,14 +149,16 @@ def _drill(scenario: Scenario, config: Config, say: Say) -> dict[str, Any]:
 
         run = train(configs.override(config, {"run.id": "drilled"}), listen=listen)
         stage.end()
-    return compare(run, twin, stage.told)
+        left = leftovers()
+    return compare(run, twin, stage.told, left)
 
 
 class _Stage:
     """Does what a scenario says when its steps come, in the thread that hears of them: training goes on meanwhile."""
 
-    def __init__(self, cluster: Any, acts: tuple[Act, ...], tell: Say) -> None:
+    def __init__(self, cluster: Any, acts: tuple[Act, ...], notice_file: str, tell: Say) -> None:
         self._cluster, self._acts, self._tell = cluster, list(acts), tell
+        self._notice_file = notice_file
         self._doomed: dict[str, threading.Timer] = {}
         self.told: list[dict[str, Any]] = []
 
@@ -169,8 +180,10 @@ class _Stage:
         self._note(step, what, node)
         if what == "kill":
             self._cluster.kill(node)
+        elif what == "hang":
+            self._cluster.halt(node)
         elif what == "drain":
-            self._cluster.drain(node, _NOTICE_S)
+            Path(self._notice_file.replace("{node}", node)).write_text(f"{_NOTICE_S}")
             self._doomed[node] = threading.Timer(_NOTICE_S, self._go, (step, node))
             self._doomed[node].start()
 
@@ -184,10 +197,11 @@ class _Stage:
     def _note(self, step: int, what: str, node: str) -> None:
         self.told.append({"step": step, "what": what, "node": node[:8], "time_s": time.time()})
         words = {"kill": "is killed", "drain": f"will go in {_NOTICE_S:.0f} s", "add": "joins", "gone": "is gone"}
+        words["hang"] = "has its worker stopped"
         self._tell(f"step {step}: node {node[:8]} {words[what]}")
 
 
-def compare(run: Run, twin: Run, told: list[dict[str, Any]]) -> dict[str, Any]:
+def compare(run: Run, twin: Run, told: list[dict[str, Any]], left: dict[str, int]) -> dict[str, Any]:
     """What the drill cost, and whether it shows in the training."""
     mine, theirs = {one.step: one for one in run.steps}, {one.step: one for one in twin.steps}
     book = ledger(run.events)
@@ -195,7 +209,7 @@ def compare(run: Run, twin: Run, told: list[dict[str, Any]]) -> dict[str, Any]:
     furthest = max((abs(mine[step].loss - theirs[step].loss) for step in mine.keys() & theirs.keys()), default=0.0)
     verified = bool(run.verify()["ok"])
     return {
-        "ok": same and verified and furthest <= 1e-4,
+        "ok": same and verified and furthest <= 1e-4 and not left,
         "digests_match": same,
         "loss_max_abs_diff": furthest,
         "gaps_s": [round(one.gap_s, 2) for one in book.restarts],
@@ -204,11 +218,12 @@ def compare(run: Run, twin: Run, told: list[dict[str, Any]]) -> dict[str, Any]:
         "restarts": [dataclasses.asdict(one) for one in book.restarts],
         "spent": {kind: round(seconds, 2) for kind, seconds in book.spent.items()},
         "events": told,
+        "leftovers": left,
         "steps": len(mine),
     }
 
 
 def _words(act: Act) -> str:
     many = f"{act.nodes} nodes" if act.nodes > 1 else "a node"
-    verb = {"kill": "is killed", "drain": "is announced to go", "add": "joins"}[act.what]
+    verb = {"kill": "is killed", "drain": "is announced to go", "hang": "hangs", "add": "joins"}[act.what]
     return f"{many} {verb} at step {act.step}".replace("s is", "s are").replace("s joins", "s join")

@@ -14,6 +14,8 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "distributed"))
 
 import ray
 import torch
+from metadata import metadata
+from ray._private.state import state as state_of_ray
 from ray.cluster_utils import Cluster
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from saving import meta, state
@@ -24,6 +26,7 @@ from springtide.checkpoint.memory import Memory, restore_from_memory
 from springtide.checkpoint.tensors import named_tensors
 from springtide.on_ray.cluster import NAMESPACE
 from springtide.on_ray.control import open_control
+from springtide.on_ray.notices import Watches
 from springtide.on_ray.vault import Vaults
 from springtide.store import Folder
 
@@ -126,6 +129,7 @@ def main() -> None:
     # a limit
     small = start(0, head, 1, f"{root}/small", limit_bytes=1000)
     found["past_the_limit"] = ray.get(small.snapshot.remote(1), timeout=60)
+    found["heard_s"] = heard_s(ids[1])
     # with the driver gone the vaults go too
     pids = [pid for (_, pid), _ in held]
     ray.kill(control)
@@ -136,6 +140,25 @@ def main() -> None:
     ray.shutdown()
     cluster.shutdown()
     print(json.dumps(found))
+
+
+def heard_s(node: str) -> float:
+    """From when a cloud says that a node goes until Ray knows."""
+    with metadata() as cloud:
+        cloud.answers = {"/latest/api/token": "t"}
+        watches = Watches("aws", cloud.url, "", False)
+        watches.cover({node})
+        while "GET /latest/meta-data/spot/instance-action" not in cloud.asked:
+            time.sleep(0.05)  # until it stands
+        assert node not in state_of_ray.get_draining_nodes()
+        begin = time.monotonic()
+        cloud.answers["/latest/meta-data/spot/instance-action"] = json.dumps(
+            {"action": "terminate", "time": "2099-01-01T00:00:00Z"}
+        )
+        while node not in state_of_ray.get_draining_nodes():
+            assert time.monotonic() - begin < 60
+            time.sleep(0.02)  # between looks
+        return time.monotonic() - begin
 
 
 def vaults_on(nodes: list[str]) -> list[Any]:

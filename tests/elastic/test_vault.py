@@ -41,5 +41,9 @@ def test_a_vault_takes_no_more_than_its_limit(found: dict[str, Any]) -> None:
     assert "checkpoint.memory_bytes allows 0 MiB" in found["past_the_limit"]
 
 
+def test_a_notice_of_the_cloud_is_soon_a_drain(found: dict[str, Any]) -> None:
+    assert found["heard_s"] < 5.0  # every half second it is asked, on a machine that may be busy
+
+
 def test_vaults_end_when_their_driver_is_gone(found: dict[str, Any]) -> None:
     assert found["vaults_left"] == 0

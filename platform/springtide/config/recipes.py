@@ -28,7 +28,7 @@ def demo() -> Config:
         optim=OptimConfig(peak_lr=3e-3, warmup=Tokens(40_000), final_lr_ratio=0.05),
         train=TrainConfig(total=Tokens(600 * 8 * 128), micro_batch=4, eval_rows=256),
         checkpoint=CheckpointConfig(every_steps=50),
-        elastic=ElasticConfig(min_workers=1, max_workers=2),
+        elastic=ElasticConfig(min_workers=1, max_workers=2, notices="off"),
     )
 
 
@@ -43,6 +43,7 @@ def tiny() -> Config:
             "optim": {"warmup": 12 * 64 * 10},
             "train": {"total": 12 * 64 * 60, "eval_rows": 16, "sample_tokens": 32},
             "checkpoint": {"every_steps": 20, "when_busy": "queue"},
+            "elastic": {"notices": "off"},
         }
     )
 

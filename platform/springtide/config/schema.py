@@ -195,6 +195,19 @@ class ElasticConfig(Section):
     """Changes of the cluster that follow each other faster than this are one restart [s]."""
     reserve: Seconds = free(default=Seconds(5.0), ge=0)
     """What is kept of the time before an announced loss to bring the state to safety [s]."""
+    hang: Seconds = free(default=Seconds(300.0), ge=0)
+    """Least time without a step, a save or an evaluation after which workers count as hung and are restarted; never less than
+    twenty usual steps; 0 waits for ever [s]."""
+    notices: Literal["auto", "aws", "gcp", "azure", "file", "off"] = free(default="auto")
+    """Whom each node asks whether it will be taken away: the cloud it is in, as its firmware tells, and ``notice_file``; only
+    the file; nobody [name]."""
+    notice_file: str = free(default="/tmp/springtide-notice")
+    """File on each node in which a hook leaves the seconds that are left, as `springtide notice` does; ``{node}`` in it stands
+    for the node's id in Ray; empty looks at none [name]."""
+    metadata_url: str = free(default="")
+    """Where the cloud's metadata service answers; empty is the address that clouds have in common [url]."""
+    leave_on_rebalance: bool = free(default=False)
+    """Whether to leave a node that AWS recommends to rebalance, before it is known that it goes [flag]."""
 
     @model_validator(mode="after")
     def _check(self) -> ElasticConfig:

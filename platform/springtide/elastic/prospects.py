@@ -14,6 +14,8 @@ from springtide.elastic.policy import Prospects
 _FIRST_RESTART_S = 10.0
 """Until one was measured."""
 _REMEMBERED = 9
+_USUAL_STEPS = 20
+"""Longer than so many of them no step takes."""
 
 
 class History:
@@ -47,6 +49,10 @@ class History:
             self._restarted, self._last_s, self.step = False, record["time_s"], record["step"]
             self._trained_s += step_s
             self._steps_s.append(step_s)
+
+    def longest_s(self, least_s: float) -> float:
+        """How long a group may say nothing, at least ``least_s``, until it counts as hung; for ever before its first steps."""
+        return max(least_s, _USUAL_STEPS * statistics.median(self._steps_s)) if self._steps_s else math.inf
 
     def prospects(self) -> Prospects:
         """As of now."""

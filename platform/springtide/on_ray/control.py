@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import math
+import time
 from typing import Any
 
 import ray
@@ -18,6 +20,7 @@ from springtide.elastic.prospects import History
 from springtide.errors import RunExists
 from springtide.track.events import Event, StepDone, record
 
+_OF_THE_CONTROLLER = {"decided", "failed"}
 _LEAVING = {Interrupt.LEAVE.value, Interrupt.EVACUATE.value}
 
 
@@ -28,23 +31,31 @@ class Progress:
     step: int = 0
     left: bool = False
     """Whether the group has brought its state to safety and waits to be replaced."""
+    silent_s: float = 0.0
+    """Since the group was last heard of [s]."""
+    longest_s: float = math.inf
+    """For how long it may be silent [s]."""
     prospects: Prospects = dataclasses.field(default_factory=Prospects)
 
 
 class Control:
     """One a run, on the driver's node, ending with the driver."""
 
-    def __init__(self, num_steps: int = 0, expected_loss_s: float = 3600.0) -> None:
+    def __init__(self, num_steps: int = 0, expected_loss_s: float = 3600.0, hang_s: float = 0.0) -> None:
         self._events: list[dict[str, Any]] = []
         self._arrived = asyncio.Event()
         self._asked: str | None = None
         self._left = False
+        self._hang_s = hang_s
+        self._heard_s = math.inf
         self._history = History(num_steps, expected_loss_s)
 
     async def post(self, events: list[dict[str, Any]]) -> str | None:
         """Hand events to the driver; returns what is asked of the workers."""
         for one in events:
             self._left |= one["kind"] == "left"
+            if one["kind"] not in _OF_THE_CONTROLLER:
+                self._heard_s = time.monotonic()
             self._history.hear(one)
         self._events += events
         self._arrived.set()
@@ -52,12 +63,14 @@ class Control:
 
     async def next_group(self) -> None:
         """Another group is being started: it has not left, and nobody asked it to."""
-        self._left = False
+        self._left, self._heard_s = False, math.inf
         self._asked = None if self._asked in _LEAVING else self._asked
 
     async def progress(self) -> Progress:
         """Where training is."""
-        return Progress(self._history.step, self._left, self._history.prospects())
+        longest_s = self._history.longest_s(self._hang_s) if self._hang_s else math.inf
+        silent_s = max(0.0, time.monotonic() - self._heard_s)
+        return Progress(self._history.step, self._left, silent_s, longest_s, self._history.prospects())
 
     async def take(self, wait_s: float) -> list[dict[str, Any]]:
         """Everything posted since the last call, waiting up to ``wait_s`` for the first."""
@@ -76,12 +89,12 @@ class Control:
             self._asked = interrupt
 
 
-def open_control(run_id: str, num_steps: int = 0, expected_loss_s: float = 3600.0) -> Any:
+def open_control(run_id: str, num_steps: int = 0, expected_loss_s: float = 3600.0, hang_s: float = 0.0) -> Any:
     """The control actor of a run; RunExists when the run is live in this cluster already."""
     here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
     try:
         actor = ray.remote(Control).options(name=f"run-{run_id}", num_cpus=0, scheduling_strategy=here)
-        return actor.remote(num_steps, expected_loss_s)
+        return actor.remote(num_steps, expected_loss_s, hang_s)
     except ValueError:
         raise RunExists(
             f"run {run_id!r} is being trained on this cluster by another driver; wait for it or stop it"

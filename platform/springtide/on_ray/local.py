@@ -14,14 +14,12 @@ from pathlib import Path
 from typing import Any, Self
 
 import ray
-from ray._raylet import GcsClient  # type: ignore[attr-defined]
 from ray.cluster_utils import Cluster
 
 from springtide.on_ray.cluster import NAMESPACE, private_folder, set_environment
+from springtide.on_ray.nodes import drain
 
 _STORE_BYTES = 100 * 2**20
-_PREEMPTION = 2
-"""Why a node is drained, in Ray's protocol."""
 _HEALTH = {
     "RAY_health_check_initial_delay_ms": "1000",
     "RAY_health_check_period_ms": "1000",
@@ -68,8 +66,15 @@ class LocalCluster:
 
     def drain(self, node: str, deadline_s: float) -> None:
         """Announce that a node goes in ``deadline_s``, as a cloud's notice does."""
-        client = GcsClient(address=self._cluster.gcs_address)
-        client.drain_node(node, _PREEMPTION, "spot instance interruption", int((time.time() + deadline_s) * 1000))
+        drain(self._cluster.gcs_address, node, time.time() + deadline_s, "spot instance interruption")
+
+    def halt(self, node: str) -> None:
+        """Stop a node's worker without ending it, as a fault of its device does."""
+        raylets = [info.process.pid for infos in self._nodes[node].all_processes.values() for info in infos]
+        for pid in [pid for raylet in raylets for pid in _descendants(raylet)]:
+            with contextlib.suppress(OSError):
+                if b"RayTrainWorker" in Path(f"/proc/{pid}/cmdline").read_bytes():
+                    os.kill(pid, signal.SIGSTOP)
 
     def kill(self, node: str) -> None:
         """Take a node away, with every process on it at once, as when its host goes."""

@@ -1,18 +1,24 @@
-"""What Ray knows of the cluster's nodes, and what it does not know yet. The only file that reads Ray's private state."""
+"""What Ray knows of the cluster's nodes, what it does not know yet, and what it is told of them. The only file that touches
+Ray's private state."""
 
 from __future__ import annotations
 
 import contextlib
 import socket
 import time
+from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 
 import ray
 from ray._private.state import state
+from ray._raylet import GcsClient  # type: ignore[attr-defined]
 
 from springtide.elastic.policy import Node
 
+_PREEMPTION = 2
+"""Why a node is drained, in Ray's protocol."""
+_RAYS_OWN = {"_StatsActor", "AutoscalingRequester", "AutoscalingCoordinator", "_AutoscalingCoordinatorActor"}
 _ANSWER_S = 0.5
 """A raylet that takes no connection for so long is taken for dead."""
 
@@ -45,6 +51,20 @@ def unanswering(names: Collection[str]) -> set[str]:
     with ThreadPoolExecutor(max(1, len(addresses)), "springtide-probe") as threads:
         answers = dict(zip(addresses, threads.map(_answers, addresses.values()), strict=True))
     return {name for name in names if not answers.get(name)}
+
+
+def drain(gcs: str, node: str, at_s: float, why: str) -> None:
+    """Tell the cluster whose GCS is at ``gcs`` that a node goes, ``at_s`` in seconds since 1970."""
+    GcsClient(address=gcs).drain_node(node, _PREEMPTION, why, int(at_s * 1000))
+
+
+def leftovers() -> dict[str, int]:
+    """What of a run that is over is still in the cluster: its actors by class, and placement groups. What Ray keeps for itself
+    does not count."""
+    alive = [actor["ActorClassName"] for actor in state.actor_table(None).values() if actor["State"] == "ALIVE"]
+    found = Counter(name for name in alive if name not in _RAYS_OWN)
+    groups = sum(group["state"] != "REMOVED" for group in ray.util.placement_group_table().values())
+    return {**found, **({"placement groups": groups} if groups else {})}
 
 
 def lost(before: Iterable[str]) -> set[str]:

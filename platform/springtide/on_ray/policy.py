@@ -6,6 +6,7 @@ from __future__ import annotations
 import contextlib
 import re
 import time
+from collections.abc import Sequence
 from typing import Any, ClassVar
 
 import ray
@@ -26,7 +27,10 @@ from springtide.elastic.policy import Bounds, Decision, Group, Leave, Memory, No
 from springtide.errors import SpringtideError
 from springtide.on_ray.control import Progress
 from springtide.on_ray.group import PROCESSES, Controller
+from springtide.on_ray.hang import diagnose
 from springtide.on_ray.nodes import lost, observed, unanswering
+from springtide.on_ray.notices import Watches
+from springtide.store import Folder
 from springtide.track.events import Decided, Failed, record
 
 _ANSWER_S = 2.0
@@ -38,10 +42,12 @@ _ECHOES = ("Connection closed by peer", "Connection reset by peer", "Socket", "B
 class Elastic(ElasticScalingPolicy):
     """Ray's elastic policy, which asks for capacity, with our decisions."""
 
-    def __init__(self, scaling_config: Any, bounds: Bounds, job: dict[str, Any]) -> None:
-        """``job``: as for ``worker.work``."""
+    def __init__(self, scaling_config: Any, bounds: Bounds, job: dict[str, Any], watches: Watches | None) -> None:
+        """``job``: as for ``worker.work``; ``watches``: who hears notices on the nodes, if anybody."""
         super().__init__(scaling_config)
         self._bounds, self._job, self._control = bounds, job, job["control"]
+        self._run = Folder(job["config"]["run"]["root"]) / job["config"]["run"]["id"]
+        self._watches = watches
         self._memory = Memory()
         self._told = ""
         self._asked = False
@@ -64,6 +70,8 @@ class Elastic(ElasticScalingPolicy):
         progress = self._progress()
         if progress.left:
             return self._start(progress, probe=False)
+        if progress.silent_s > progress.longest_s:
+            return self._end_hung(worker_group_state.workers, progress)
         group = Group(tuple(worker.metadata.node_id for worker in worker_group_state.workers))
         decision = self._decide(group, progress)
         if isinstance(decision, Replace):
@@ -83,6 +91,13 @@ class Elastic(ElasticScalingPolicy):
         self._control.next_group.remote()
         self._asked = False
         return self._get_resize_decision(decision.workers)
+
+    def _end_hung(self, workers: Sequence[Any], progress: Progress) -> ScalingDecision:
+        """Replace a group that says nothing any more; what its ranks are at is written down first."""
+        reason = f"nothing was heard for {progress.silent_s:.0f} s, {diagnose(workers, self._run, progress.step)}"
+        told = Failed(step=progress.step, cause="hung", reason=reason, again=True)
+        self._control.post.remote([record(told)])
+        return self._start(progress, probe=True)
 
     def _decide(self, group: Group | None, progress: Progress, probe: bool = False) -> Decision:
         nodes = self._nodes()
@@ -105,6 +120,8 @@ class Elastic(ElasticScalingPolicy):
         problems = PROCESSES.problems()
         seen = observed(self._reserved(), self.scaling_config._resources_per_worker_not_none)
         nodes = [node._replace(problem=problems.get(node.id, "")) for node in seen]
+        if self._watches is not None:
+            self._watches.cover({node.id for node in nodes if node.places})
         self._ask_for_what_leaves(nodes)
         return nodes
 
@@ -229,14 +246,14 @@ def fatal(error: Any) -> SpringtideError | None:
 class Trainer(TorchTrainer):
     """TorchTrainer with our policies and groups."""
 
-    def __init__(self, *arguments: Any, bounds: Bounds, **named: Any) -> None:
+    def __init__(self, *arguments: Any, bounds: Bounds, watches: Watches | None, **named: Any) -> None:
         super().__init__(*arguments, **named)
-        self._bounds, self._job = bounds, named["train_loop_config"]
+        self._bounds, self._watches, self._job = bounds, watches, named["train_loop_config"]
 
     def _initialize_and_run_controller(self, **arguments: Any) -> Any:
         limits = self.run_config.failure_config or FailureConfig()
         arguments["failure_policy"] = FailurePolicy(limits, self._job["control"])
-        arguments["scaling_policy"] = Elastic(self.scaling_config, self._bounds, self._job)
+        arguments["scaling_policy"] = Elastic(self.scaling_config, self._bounds, self._job, self._watches)
         # there is no placement group to clean up after
         arguments["callbacks"] = [
             one for one in arguments["callbacks"] if not isinstance(one, PlacementGroupCleanerCallback)

@@ -20,6 +20,7 @@ from springtide.elastic.policy import Bounds
 from springtide.errors import SpringtideError, TrainingFailed
 from springtide.on_ray.cluster import check_resources
 from springtide.on_ray.control import open_control
+from springtide.on_ray.notices import Watches
 from springtide.on_ray.policy import Trainer, fatal
 from springtide.on_ray.vault import vaults_end
 from springtide.on_ray.worker import work
@@ -40,7 +41,8 @@ def train(
     worker is raised as itself; TrainingFailed has rank and trace of any other.
     """
     check_resources(config)
-    control = open_control(config.run.id, config.num_steps, float(config.checkpoint.expected_loss))
+    expected_loss_s, hang_s = float(config.checkpoint.expected_loss), float(config.elastic.hang)
+    control = open_control(config.run.id, config.num_steps, expected_loss_s, hang_s)
     job = {"config": config.model_dump(mode="json"), "control": control, "labels": labels, "owner": owner}
     trainer = _trainer(config, run, attempt, job)
     failure: list[BaseException] = []
@@ -88,6 +90,7 @@ def _trainer(config: Config, run: Folder, attempt: int, job: dict[str, Any]) -> 
     return Trainer(
         work,
         bounds=bounds,
+        watches=_watches(config),
         train_loop_config=job,
         torch_config=TorchConfig(backend=backend("cuda" if elastic.gpus_per_worker else "cpu"), timeout_s=600),
         scaling_config=ScalingConfig(
@@ -102,6 +105,13 @@ def _trainer(config: Config, run: Folder, attempt: int, job: dict[str, Any]) -> 
             failure_config=FailureConfig(max_failures=elastic.max_failures),
         ),
     )
+
+
+def _watches(config: Config) -> Watches | None:
+    elastic = config.elastic
+    if elastic.notices == "off":
+        return None
+    return Watches(elastic.notices, elastic.metadata_url, elastic.notice_file, elastic.leave_on_rebalance)
 
 
 @contextlib.contextmanager

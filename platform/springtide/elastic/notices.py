@@ -1,0 +1,101 @@
+"""What clouds and schedulers say before they take a node away, read from what their services answer.
+
+    service      asked for                                     says nothing         says that the node goes
+    AWS          spot/instance-action (IMDSv2)                 404                  action and time
+                 events/recommendations/rebalance              404                  a time: it may go, and no more is known
+    GCP          instance/preempted                            FALSE                TRUE, thirty seconds before
+    Azure        scheduledevents                               no event of ours     Preempt, Terminate, Redeploy, Reboot
+    a file       its text, written by a hook or a trap         not there            seconds after it was written, 30 if empty
+
+Sources: AWS EC2 User Guide "Spot Instance interruption notices", Google Compute Engine "Spot VMs: preemption process", Azure
+"Scheduled Events for Linux VMs".
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import email.utils
+import json
+from typing import Any, NamedTuple
+
+GCP_NOTICE_S = 30.0
+FILE_NOTICE_S = 30.0
+_TAKE_AWAY = {"Preempt", "Terminate", "Redeploy", "Reboot"}
+_LONGEST_S = 7 * 24 * 3600.0
+
+
+class Notice(NamedTuple):
+    """A node will be taken away."""
+
+    at_s: float
+    """When, in seconds since 1970."""
+    why: str
+
+
+def of_aws(answer: str) -> Notice:
+    """Of spot/instance-action. ValueError when it is not one."""
+    found = _object(answer)
+    return Notice(_time(found.get("time")), f"AWS will {_word(found.get('action'))} the spot instance")
+
+
+def of_aws_rebalance(answer: str) -> Notice:
+    """Of the rebalance recommendation; ``at_s`` is when it was made. ValueError when it is not one."""
+    return Notice(_time(_object(answer).get("noticeTime")), "AWS recommends to rebalance: the spot instance may go")
+
+
+def of_gcp(answer: str, now: float) -> Notice | None:
+    """Of instance/preempted. ValueError when it is neither TRUE nor FALSE."""
+    match answer.strip():
+        case "TRUE":
+            return Notice(now + GCP_NOTICE_S, "GCP preempts the instance")
+        case "FALSE":
+            return None
+        case other:
+            raise ValueError(f"instance/preempted is {other[:80]!r}, neither TRUE nor FALSE")
+
+
+def of_azure(answer: str, machine: str, now: float) -> Notice | None:
+    """Of scheduledevents: the first that takes ``machine`` away. ValueError when it is not a document of events."""
+    events = _object(answer).get("Events")
+    if not isinstance(events, list):
+        raise ValueError(f"scheduledevents has no list of Events: {answer[:80]!r}")
+    notices = [
+        Notice(_not_before(event.get("NotBefore"), now), f"Azure will {event['EventType'].lower()} the machine")
+        for event in events
+        if isinstance(event, dict) and event.get("EventType") in _TAKE_AWAY and machine in event.get("Resources", [])
+    ]
+    return min(notices, default=None)
+
+
+def of_file(text: str, written_s: float, now: float) -> Notice | None:
+    """Of a file with the seconds that are left; None when that time is past: it was written for another life of the node.
+    ValueError when it is no number."""
+    left_s = float(text) if text.strip() else FILE_NOTICE_S
+    if not 0 <= left_s <= _LONGEST_S:
+        raise ValueError(f"{left_s:g} s are not between 0 and a week")
+    at_s = written_s + left_s
+    return Notice(at_s, "a notice was left in a file") if at_s > now else None
+
+
+def _object(answer: str) -> dict[str, Any]:
+    found = json.loads(answer)
+    if not isinstance(found, dict):
+        raise ValueError(f"not an object: {answer[:80]!r}")
+    return found
+
+
+def _word(value: Any) -> str:
+    return value if isinstance(value, str) and value.isalpha() else "take away"
+
+
+def _time(text: Any) -> float:
+    """Of 2026-11-21T08:22:00Z."""
+    if not isinstance(text, str):
+        raise ValueError(f"no time: {text!r}")
+    found = dt.datetime.fromisoformat(text)
+    return (found if found.tzinfo else found.replace(tzinfo=dt.UTC)).timestamp()
+
+
+def _not_before(text: Any, now: float) -> float:
+    """Of Sat, 21 Nov 2026 08:22:00 GMT; empty once it has begun."""
+    return email.utils.parsedate_to_datetime(text).timestamp() if text else now

@@ -1,0 +1,49 @@
+"""A group that makes no progress: what every rank is at, written into the run's folder before the group is ended.
+
+<run>/hangs/step-0000000040-1795249320.txt     the stacks of all threads of each rank that answers; who does not
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Sequence
+from typing import Any
+
+import ray
+from ray.exceptions import RayError
+
+from springtide.store import Folder
+
+_ANSWER_S = 5.0
+
+
+def stacks() -> str:
+    """Called in a worker's process, beside ``work``: where each of its threads is."""
+    names = {thread.ident: thread.name for thread in threading.enumerate()}
+    return "\n".join(
+        f"thread {names.get(ident, ident)}\n{''.join(traceback.format_stack(frame))}"
+        for ident, frame in sys._current_frames().items()
+    )
+
+
+def diagnose(workers: Sequence[Any], run: Folder, step: int) -> str:
+    """Write down what ``workers``, of Ray Train and by rank, are at; what was found, in words."""
+    asked = [worker.actor.execute.remote(stacks) for worker in workers]
+    done = set(ray.wait(asked, num_returns=len(asked), timeout=_ANSWER_S)[0])
+    silent, text = [], ""
+    for rank, (answer, worker) in enumerate(zip(asked, workers, strict=True)):
+        where = f"rank {rank} on node {worker.metadata.node_id[:8]}, pid {worker.metadata.pid}"
+        try:
+            said = ray.get(answer) if answer in done else ""
+        except RayError as error:
+            said = str(error)
+        if not said:
+            silent.append(where)
+        text += f"{where}\n{said or f'does not answer within {_ANSWER_S:g} s'}\n\n"
+    name = f"step-{step:010d}-{int(time.time())}.txt"
+    (run / "hangs").write(name, text)
+    who = f"{', '.join(silent)} does not answer" if silent else "every rank answers"
+    return f"{who}; their stacks are in hangs/{name}"

@@ -1,0 +1,95 @@
+"""What clouds say of a node's end, read right or refused."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from springtide.elastic.notices import Notice, of_aws, of_aws_rebalance, of_azure, of_file, of_gcp
+
+NOW = 1_795_249_320.0  # 2026-11-21T08:22:00Z
+
+
+def azure(*events: dict[str, object]) -> str:
+    return json.dumps({"DocumentIncarnation": 2, "Events": list(events)})
+
+
+def event(**changes: object) -> dict[str, object]:
+    usual = {"EventId": "f0", "EventType": "Preempt", "ResourceType": "VirtualMachine", "Resources": ["node-3"]}
+    return {**usual, "EventStatus": "Scheduled", "NotBefore": "Sat, 21 Nov 2026 08:22:30 GMT", **changes}
+
+
+def test_aws_says_when_and_what() -> None:
+    said = of_aws('{"action": "terminate", "time": "2026-11-21T08:24:00Z"}')
+    assert said == Notice(NOW + 120, "AWS will terminate the spot instance")
+    assert of_aws_rebalance('{"noticeTime": "2026-11-21T08:22:00Z"}').at_s == NOW
+
+
+def test_gcp_gives_thirty_seconds() -> None:
+    notice = of_gcp("TRUE\n", NOW)
+    assert notice is not None
+    assert notice.at_s == NOW + 30
+    assert of_gcp("FALSE", NOW) is None
+
+
+@pytest.mark.parametrize(
+    ("events", "left_s"),
+    [
+        ([], None),
+        ([event()], 30),
+        ([event(Resources=["node-4"])], None),
+        ([event(EventType="Freeze")], None),
+        ([event(EventType="Terminate", NotBefore="")], 0),
+        ([event(NotBefore="Sat, 21 Nov 2026 08:30:00 GMT"), event(EventType="Reboot")], 30),
+        (["what", event()], 30),
+    ],
+)
+def test_azure_counts_what_takes_this_machine_away(events: list[dict[str, object]], left_s: float | None) -> None:
+    found = of_azure(azure(*events), "node-3", NOW)
+    assert (None if found is None else found.at_s - NOW) == left_s
+
+
+def test_a_file_counts_from_when_it_was_written_and_not_for_ever() -> None:
+    assert of_file("25", NOW, NOW + 5) == Notice(NOW + 25, "a notice was left in a file")
+    assert of_file("  \n", NOW, NOW) == Notice(NOW + 30, "a notice was left in a file")
+    assert of_file("25", NOW, NOW + 25) is None
+
+
+@pytest.mark.parametrize("text", ["soon", "-1", "nan", "inf", "1e9"])
+def test_a_file_that_says_no_time_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match=r"not between|could not convert"):
+        of_file(text, NOW, NOW)
+
+
+@given(st.one_of(st.text(max_size=60), st.recursive(st.none() | st.text() | st.integers(), st.lists).map(json.dumps)))
+def test_nonsense_is_a_value_error(answer: str) -> None:
+    for read in (
+        of_aws,
+        of_aws_rebalance,
+        lambda text: of_gcp(text, NOW),
+        lambda text: of_azure(text, "node-3", NOW),
+    ):
+        try:
+            read(answer)
+        except ValueError:
+            continue
+        assert answer.strip() in ("TRUE", "FALSE")
+
+
+@given(
+    st.dictionaries(
+        st.sampled_from(["action", "time", "noticeTime", "Events"]),
+        st.none() | st.text() | st.integers() | st.lists(st.dictionaries(st.just("NotBefore"), st.text())),
+    )
+)
+def test_a_document_of_the_wrong_kind_is_a_value_error_or_says_nothing(found: dict[str, object]) -> None:
+    answer = json.dumps(found)
+    for read in (of_aws, of_aws_rebalance, lambda text: of_azure(text, "node-3", NOW)):
+        try:
+            notice = read(answer)
+        except ValueError:
+            continue
+        assert notice is None or notice.at_s > -1e12
