@@ -36,6 +36,7 @@ UNITS = {
         "blocks",
         "bytes",
         "checkpoints",
+        "copies",
         "cpus",
         "documents",
         "failures",

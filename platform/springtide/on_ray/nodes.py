@@ -18,7 +18,13 @@ from springtide.elastic.policy import Node
 
 _PREEMPTION = 2
 """Why a node is drained, in Ray's protocol."""
-_RAYS_OWN = {"_StatsActor", "AutoscalingRequester", "AutoscalingCoordinator", "_AutoscalingCoordinatorActor"}
+_RAYS_OWN = {
+    "TrainStateActor",
+    "_StatsActor",
+    "AutoscalingRequester",
+    "AutoscalingCoordinator",
+    "_AutoscalingCoordinatorActor",
+}
 _ANSWER_S = 0.5
 """A raylet that takes no connection for so long is taken for dead."""
 
