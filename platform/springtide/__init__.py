@@ -14,15 +14,15 @@ The map, drawn in the order the data takes:
     stream/       (seed, step) -> the same rows at any world size          batch (G,) -> rank (n, L + 1)
       |
     model/        plain nn.Module                                          (B, L) -> logits (B, L, V)
-    parallel/     the model laid over a mesh: FSDP2, gradients summed
-    elastic/      decisions as values: who trains, when to change that, micro-steps of uneven workers, how often to save
+    parallel/     the model laid over a mesh: FSDP2, gradients summed; the links between ranks, to cut them
+    elastic/      decisions as values: who trains, when to change that, notices, fitness, micro-steps of uneven workers, cadence
       |
     train/        the step on one screen, the loop as an iterator of events; runs under torchrun
       |
     checkpoint/   a step you can come back to at another world size: staged, written beside training, verified as it loads
     track/        what a run says about itself: events, journal, ledger, console, MLflow, report
       |
-    on_ray/       the only room that imports Ray: cluster, nodes, group, policy, feed, worker, control, vault, trainer
+    on_ray/       the only room that imports Ray: cluster, nodes, notices, group, policy, hang, feed, worker, control, vault, trainer
       |
     runs.py       a run's folder, claimed or opened      verify.py   the proof of what it trained on
     drill.py      real losses on this machine, compared with a run left in peace

@@ -105,8 +105,8 @@ def config_of(scenario: Scenario, root: str) -> Config:
 
 
 def drill(name: str, say: Say, seed: int = 0, faults: int = 20, keep: str = "") -> dict[str, Any]:
-    """Run scenario ``name``; ``say`` hears what happens as it does. ``seed`` and ``faults`` are the storm's, ``keep`` is a folder
-    that the two runs stay in.
+    """Run scenario ``name``; ``say`` hears what happens as it does. ``seed`` and ``faults`` are the storm's, ``keep`` is a
+    folder that the two runs stay in.
 
     Returns ``gaps_s`` and ``steps_lost`` of each restart, ``digests_match``, ``loss_max_abs_diff`` against the twin,
     ``goodput``, ``events``, what was left in the cluster, and ``ok``. ConfigError for a scenario that is not known.

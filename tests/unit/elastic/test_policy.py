@@ -107,6 +107,17 @@ def test_it_grows_when_that_pays_and_not_before_the_nodes_have_settled() -> None
     assert isinstance(after_quiet(nodes, group, Prospects(restart_s=5.0, loss_s=3600.0, left_s=19.0)), Stay)
 
 
+def test_growth_may_be_forbidden_or_ordered() -> None:
+    nodes, group = [*THREE, Node("d", 1)], Group(("a", "b", "c"))
+    for grow, prospects, expected in (
+        ("never", PAYS, Stay),
+        ("always", Prospects(restart_s=5.0, loss_s=1.0), Leave),
+    ):
+        bounds = dataclasses.replace(BOUNDS, grow=grow)
+        _, memory = decide(bounds, nodes, group, prospects, Memory(), 0.0)
+        assert isinstance(decide(bounds, nodes, group, prospects, memory, 60.0)[0], expected)
+
+
 def test_a_node_that_is_gone_or_bad_is_left() -> None:
     assert after_quiet(THREE[1:], Group(("a", "b", "c"))) == Replace("lost a")
     bad = [Node("a", 1, problem="computes wrongly"), *THREE[1:]]

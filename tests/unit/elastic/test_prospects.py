@@ -28,3 +28,15 @@ def test_it_learns_gaps_losses_and_what_is_left() -> None:
     history.hear({"kind": "started"})
     history.hear(step(11, 32.0))
     assert history.prospects() == (4.0, 3624.0 / 2, 178.0)
+
+
+def test_a_group_is_hung_after_many_usual_steps_and_not_before_it_has_made_one() -> None:
+    history = History(100, 3600.0)
+    history.hear({"kind": "started"})
+    assert history.longest_s(5.0) == math.inf
+    for number in range(1, 4):
+        history.hear(step(number, 2.0 * number))
+    assert history.longest_s(5.0) == 40.0
+    assert history.longest_s(300.0) == 300.0
+    history.hear({"kind": "started"})  # the first step of a group may compile
+    assert history.longest_s(300.0) == math.inf

@@ -1,0 +1,31 @@
+"""Who is fit to train."""
+
+from __future__ import annotations
+
+import pytest
+
+from springtide.elastic.health import Health, unfit
+
+GOOD = Health(100e9, 10e9)
+OTHERS = {"a": GOOD, "b": Health(110e9, 9e9), "c": Health(90e9, 11e9)}
+
+
+@pytest.mark.parametrize(
+    ("mine", "reason"),
+    [
+        (GOOD, ""),
+        (Health(45e9, 4.5e9), ""),
+        (Health(39e9, 10e9), "its device multiplies at 39% of the others' speed"),
+        (Health(100e9, 3e9), "its device copies at 30% of the others' speed"),
+        (Health(100e9, 10e9, "multiplies wrong"), "its device multiplies wrong"),
+    ],
+)
+def test_slow_and_broken_nodes_are_named(mine: Health, reason: str) -> None:
+    assert unfit("d", {**OTHERS, "d": mine}) == reason
+
+
+def test_a_node_alone_is_compared_with_nobody_and_never_with_one_that_is_broken() -> None:
+    slow = Health(1e9, 1e9)
+    assert unfit("d", {"d": slow}) == ""
+    assert unfit("d", {"d": slow, "a": Health(100e9, 10e9, "copies wrong")}) == ""
+    assert unfit("d", {"d": slow._replace(wrong="copies wrong")}) == "its device copies wrong"
