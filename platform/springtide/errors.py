@@ -39,6 +39,10 @@ class TrainingFailed(SpringtideError):
     """Training stopped on an error of the training code; the message has rank and trace."""
 
 
+class StoppedWaiting(SpringtideError):
+    """Training was asked to stop while it waited for capacity: an end like any other that was asked for."""
+
+
 def explain(field: str, value: object, limit: str, remedy: str) -> str:
     """One sentence in the house's form: ``field = value: limit; remedy``."""
     return f"{field} = {value!r}: {limit}; {remedy}"

@@ -18,14 +18,14 @@ import springtide as st
 from springtide import config as configs
 from springtide.config import Config
 from springtide.elastic import Interrupt
-from springtide.errors import CheckpointError, ConfigError, CorruptShard, RunExists
+from springtide.errors import CheckpointError, ConfigError, CorruptShard, RunExists, TrainingFailed
 from springtide.on_ray import feed as feed_module
 from springtide.on_ray.cluster import check_resources
 from springtide.on_ray.control import Line, open_control
 from springtide.shards import TRAIN, load_manifest
 from springtide.store import Folder
 from springtide.stream import open_data
-from springtide.track.events import Evaluated, Event, Started, StepDone, Stopped
+from springtide.track.events import Decided, Evaluated, Event, Started, StepDone, Stopped
 
 pytestmark = pytest.mark.cluster
 
@@ -41,6 +41,25 @@ def uninterrupted(ray_cluster: str, datasets: Path, tmp_path_factory: pytest.Tem
 def named(config: Config, name: str, workers: int, **changes: Any) -> Config:
     fixed = {"run.id": name, "elastic.min_workers": workers, "elastic.max_workers": workers}
     return configs.override(config, {**fixed, **{key.replace("__", "."): value for key, value in changes.items()}})
+
+
+def test_a_run_that_waits_says_what_for_and_until_when(ray_cluster: str, datasets: Path, tmp_path: Path) -> None:
+    changes = {"shards.root": str(datasets), "run.root": str(tmp_path), "track.progress": False}
+    config = named(configs.override(configs.recipes.tiny(), changes), "waits", 9)
+    heard: list[Event] = []
+    with pytest.raises(TrainingFailed, match=r"waited for 1 s, as elastic\.wait says; waiting for capacity: room for"):
+        st.train(configs.override(config, {"elastic.wait": 1.0}), listen=heard.append)
+    assert any(isinstance(event, Decided) and "elastic.min_workers is 9" in event.reason for event in heard)
+
+    def interrupt(event: Event) -> None:
+        if isinstance(event, Decided):
+            os.kill(os.getpid(), signal.SIGINT)
+
+    run = st.train(config, resume=True, listen=interrupt)
+    [*_, last] = run.events
+    assert isinstance(last, Stopped)
+    assert (last.status, last.step) == ("stopped", 0)
+    assert "asked to, while nobody trained" in last.reason
 
 
 def assert_same(found: list[StepDone], expected: list[StepDone], tolerance: float) -> None:

@@ -40,6 +40,9 @@ class Keeper(Protocol):
     def settled(self, handle: Any) -> bool:
         """Whether it is held and copied. OSError when it cannot be: nothing is kept from then on."""
 
+    def flee(self) -> bool:
+        """Have copies on nodes that stay, from now on. Whether what is kept then outlives those that leave."""
+
     def forget(self, before: int) -> None:
         """Let go of what older attempts than ``before`` left."""
 
@@ -98,6 +101,10 @@ class Memory:
             if self._taken == 2:  # both stages are of this attempt
                 self._keeper.forget(self._attempt)
         return self._handle is not None
+
+    def flee(self) -> bool:
+        """As ``Keeper.flee``."""
+        return self._keeper.flee()
 
     def _hand_over(self) -> None:
         stage, snapshot = self._stages[self._next], self._snapshot

@@ -193,6 +193,8 @@ class ElasticConfig(Section):
     """Worker failures to recover from before the run stops; lost nodes do not count [failures]."""
     settle: Seconds = free(default=Seconds(2.0), ge=0)
     """Changes of the cluster that follow each other faster than this are one restart [s]."""
+    wait: Seconds = free(default=Seconds(0.0), ge=0)
+    """How long to wait for ``min_workers`` before the run ends, to be resumed; 0 waits for ever [s]."""
     reserve: Seconds = free(default=Seconds(5.0), ge=0)
     """What is kept of the time before an announced loss to bring the state to safety [s]."""
     hang: Seconds = free(default=Seconds(300.0), ge=0)

@@ -26,6 +26,8 @@ class Bounds:
     reserve_s: float = 5.0
     """Before a node goes, what it takes to bring the state to safety."""
     grow: Literal["when_it_pays", "always", "never"] = "when_it_pays"
+    wait_s: float = math.inf
+    """How long to wait for ``min_workers``."""
 
     def feasible(self, places: int) -> int:
         """The most workers that ``places`` hold; 0 when they are too few."""
@@ -68,6 +70,8 @@ class Memory(NamedTuple):
     usable: frozenset[tuple[str, int]] = frozenset()
     """Nodes and their places, when they last changed."""
     since_s: float = -math.inf
+    lacking_s: float | None = None
+    """Since when there has been too little to train; None while there is enough."""
     held: frozenset[str] = frozenset()
     """Where the last group was; none before the first."""
 
@@ -97,13 +101,19 @@ class Leave(NamedTuple):
     """Nobody is left to keep it in memory: it has to go to the store."""
 
 
+class GiveUp(NamedTuple):
+    """Waited for long enough."""
+
+    reason: str
+
+
 class Replace(NamedTuple):
     """The group has lost workers and cannot go on: end it."""
 
     reason: str
 
 
-Decision = Stay | Start | Leave | Replace
+Decision = Stay | Start | Leave | Replace | GiveUp
 
 
 def decide(
@@ -117,16 +127,21 @@ def decide(
     quiet = now - memory.since_s >= bounds.settle_s
     size = bounds.feasible(sum(node.places for node in usable))
     if group is None:
-        return _without_group(bounds, nodes, usable, size, quiet, memory)
-    memory = memory._replace(held=frozenset(group.nodes))
+        return _without_group(bounds, nodes, usable, size, quiet, memory, now)
+    memory = memory._replace(held=frozenset(group.nodes), lacking_s=None)
     return _with_group(bounds, nodes, group, size, quiet, prospects, now), memory
 
 
 def _without_group(
-    bounds: Bounds, nodes: Sequence[Node], usable: Sequence[Node], size: int, quiet: bool, memory: Memory
+    bounds: Bounds, nodes: Sequence[Node], usable: Sequence[Node], size: int, quiet: bool, memory: Memory, now: float
 ) -> tuple[Decision, Memory]:
     if not size:
-        return Stay(_lack(bounds, nodes, usable)), memory
+        lacking_s = now if memory.lacking_s is None else memory.lacking_s
+        memory, lack = memory._replace(lacking_s=lacking_s), _lack(bounds, nodes, usable)
+        if now - lacking_s >= bounds.wait_s:
+            return GiveUp(f"waited for {bounds.wait_s:g} s, as elastic.wait says; {lack}"), memory
+        return Stay(lack), memory
+    memory = memory._replace(lacking_s=None)
     if size < bounds.feasible(bounds.max_workers) and not quiet and not memory.held:
         return Stay(f"room for {size} of {bounds.max_workers} workers; more nodes may be joining"), memory
     chosen = _choose(size, usable, memory.held)

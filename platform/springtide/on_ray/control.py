@@ -31,6 +31,8 @@ class Progress:
     step: int = 0
     left: bool = False
     """Whether the group has brought its state to safety and waits to be replaced."""
+    stop: bool = False
+    """Whether it was asked to stop."""
     silent_s: float = 0.0
     """Since the group was last heard of [s]."""
     longest_s: float = math.inf
@@ -70,7 +72,8 @@ class Control:
         """Where training is."""
         longest_s = self._history.longest_s(self._hang_s) if self._hang_s else math.inf
         silent_s = max(0.0, time.monotonic() - self._heard_s)
-        return Progress(self._history.step, self._left, silent_s, longest_s, self._history.prospects())
+        stop = self._asked == Interrupt.STOP.value
+        return Progress(self._history.step, self._left, stop, silent_s, longest_s, self._history.prospects())
 
     async def take(self, wait_s: float) -> list[dict[str, Any]]:
         """Everything posted since the last call, waiting up to ``wait_s`` for the first."""

@@ -29,11 +29,12 @@ def stacks() -> str:
     )
 
 
-def diagnose(workers: Sequence[Any], run: Folder, step: int) -> str:
-    """Write down what ``workers``, of Ray Train and by rank, are at; what was found, in words."""
+def diagnose(workers: Sequence[Any], run: Folder, step: int) -> tuple[str, list[Any]]:
+    """Write down what ``workers``, of Ray Train and by rank, are at; what was found, in words, and those that do not answer."""
     asked = [worker.actor.execute.remote(stacks) for worker in workers]
     done = set(ray.wait(asked, num_returns=len(asked), timeout=_ANSWER_S)[0])
-    silent, text = [], ""
+    silent: dict[str, Any] = {}
+    text = ""
     for rank, (answer, worker) in enumerate(zip(asked, workers, strict=True)):
         where = f"rank {rank} on node {worker.metadata.node_id[:8]}, pid {worker.metadata.pid}"
         try:
@@ -41,9 +42,11 @@ def diagnose(workers: Sequence[Any], run: Folder, step: int) -> str:
         except RayError as error:
             said = str(error)
         if not said:
-            silent.append(where)
+            silent[where] = worker
         text += f"{where}\n{said or f'does not answer within {_ANSWER_S:g} s'}\n\n"
     name = f"step-{step:010d}-{int(time.time())}.txt"
     (run / "hangs").write(name, text)
-    who = f"{', '.join(silent)} does not answer" if silent else "every rank answers"
-    return f"{who}; their stacks are in hangs/{name}"
+    who = (
+        f"{' and '.join(silent)} {'does' if len(silent) == 1 else 'do'} not answer" if silent else "every rank answers"
+    )
+    return f"{who}; their stacks are in hangs/{name}", list(silent.values())

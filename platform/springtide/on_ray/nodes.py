@@ -25,6 +25,7 @@ _RAYS_OWN = {
     "AutoscalingCoordinator",
     "_AutoscalingCoordinatorActor",
 }
+_MARKET = "ray.io/market-type"
 _ANSWER_S = 0.5
 """A raylet that takes no connection for so long is taken for dead."""
 
@@ -71,6 +72,21 @@ def leftovers() -> dict[str, int]:
     found = Counter(name for name in alive if name not in _RAYS_OWN)
     groups = sum(group["state"] != "REMOVED" for group in ray.util.placement_group_table().values())
     return {**found, **({"placement groups": groups} if groups else {})}
+
+
+def staying() -> list[str]:
+    """The nodes that are alive and not announced to go, those with room for workers first."""
+    leaving = state.get_draining_nodes()
+    nodes = [node for node in ray.nodes() if node["Alive"] and node["NodeID"] not in leaving]
+    nodes.sort(key=lambda node: (not node["Resources"].get("CPU"), node["NodeID"]))
+    return [node["NodeID"] for node in nodes]
+
+
+def may_be_taken_away(node: str) -> str:
+    """What the labels of a node say of it, if it is one of the spot market's; else nothing."""
+    [labels, *_] = [one.get("Labels", {}) for one in ray.nodes() if one["NodeID"] == node] or [{}]
+    market = labels.get(_MARKET, "")
+    return f"{node[:8]} ({_MARKET}={market})" if market.lower() in ("spot", "preemptible") else ""
 
 
 def lost(before: Iterable[str]) -> set[str]:

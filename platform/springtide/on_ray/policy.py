@@ -6,6 +6,7 @@ from __future__ import annotations
 import contextlib
 import re
 import time
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any, ClassVar
 
@@ -23,18 +24,20 @@ from ray.train.v2._internal.execution.scaling_policy import NoopDecision, Scalin
 from ray.train.v2._internal.execution.scaling_policy.elastic import ElasticScalingPolicy
 
 from springtide.elastic import Interrupt
-from springtide.elastic.policy import Bounds, Decision, Group, Leave, Memory, Node, Replace, Start, decide
-from springtide.errors import SpringtideError
+from springtide.elastic.policy import Bounds, Decision, GiveUp, Group, Leave, Memory, Node, Replace, Start, decide
+from springtide.errors import SpringtideError, StoppedWaiting, TrainingFailed
 from springtide.on_ray.control import Progress
 from springtide.on_ray.group import PROCESSES, Controller
 from springtide.on_ray.hang import diagnose
 from springtide.on_ray.nodes import lost, observed, unanswering
 from springtide.on_ray.notices import Watches
 from springtide.store import Folder
-from springtide.track.events import Decided, Failed, record
+from springtide.track.events import Decided, Failed, Stopped, record
 
 _ANSWER_S = 2.0
 _LOOK_S = 0.5
+_MOST_HANGS = 3
+"""At one step."""
 _ECHOES = ("Connection closed by peer", "Connection reset by peer", "Socket", "Broken pipe", "NCCL")
 """What gloo and NCCL say of a peer that is gone."""
 
@@ -55,12 +58,19 @@ class Elastic(ElasticScalingPolicy):
         self._mine: dict[str, dict[str, float]] = {}
         self._looked_s = float("-inf")
         self._leaving = 0
+        self._hangs: Counter[int] = Counter()
 
     def make_decision_for_non_running_worker_group(self) -> ScalingDecision:
-        """Start where there is room; else wait."""
+        """Start where there is room; else wait. StoppedWaiting and TrainingFailed when that is over."""
         self._maybe_send_resource_request()
         self._asked = False
-        return self._start(self._progress(), probe=True)
+        progress = self._progress()
+        if progress.stop:
+            reason = "asked to, while nobody trained; it can be resumed from its newest checkpoint"
+            ended = Stopped(step=progress.step, status="stopped", reason=reason)
+            ray.get(self._control.post.remote([record(ended)]))
+            raise StoppedWaiting(reason)
+        return self._start(progress, probe=True)
 
     def make_decision_for_running_worker_group(
         self, worker_group_state: Any, worker_group_status: Any
@@ -84,6 +94,8 @@ class Elastic(ElasticScalingPolicy):
 
     def _start(self, progress: Progress, probe: bool) -> ScalingDecision:
         decision = self._decide(None, progress, probe)
+        if isinstance(decision, GiveUp):
+            raise TrainingFailed(f"{decision.reason}; --resume goes on")
         if not isinstance(decision, Start):
             return NoopDecision()
         PROCESSES.plan, PROCESSES.job = decision.nodes, self._job
@@ -94,9 +106,16 @@ class Elastic(ElasticScalingPolicy):
 
     def _end_hung(self, workers: Sequence[Any], progress: Progress) -> ScalingDecision:
         """Replace a group that says nothing any more; what its ranks are at is written down first."""
-        reason = f"nothing was heard for {progress.silent_s:.0f} s, {diagnose(workers, self._run, progress.step)}"
-        told = Failed(step=progress.step, cause="hung", reason=reason, again=True)
+        found, silent = diagnose(workers, self._run, progress.step)
+        for worker in silent:  # it would not hear that it is to let go
+            ray.kill(worker.actor)
+        reason = f"nothing was heard for {progress.silent_s:.0f} s, {found}"
+        self._hangs[progress.step] += 1
+        again = self._hangs[progress.step] < _MOST_HANGS
+        told = Failed(step=progress.step, cause="hung", reason=reason, again=again)
         self._control.post.remote([record(told)])
+        if not again:
+            raise TrainingFailed(f"training hung {_MOST_HANGS} times after step {progress.step}: {reason}")
         return self._start(progress, probe=True)
 
     def _decide(self, group: Group | None, progress: Progress, probe: bool = False) -> Decision:
@@ -182,8 +201,10 @@ class FailurePolicy(DefaultFailurePolicy):
         """What to do about a failure, told in the run's journal."""
         failures = getattr(training_failed_error, "worker_failures", None)
         gone = lost(self.nodes) | unanswering(self.nodes)
-        if fatal(training_failed_error) is not None:
-            cause, decision = "failed workers", FailureDecision.RAISE
+        if (ours := fatal(training_failed_error)) is not None:
+            if isinstance(ours, StoppedWaiting):
+                return FailureDecision.RAISE
+            cause, decision = "failed workers" if failures is not None else "given up", FailureDecision.RAISE
         elif gone:
             cause, decision = "lost nodes", FailureDecision.RETRY
         elif failures is not None:
@@ -235,8 +256,9 @@ def first_line(error: Any) -> str:
 
 
 def fatal(error: Any) -> SpringtideError | None:
-    """Our own error among the workers' failures, if there is one."""
-    for failure in getattr(error, "worker_failures", {}).values():
+    """Our own error among the workers' failures, or the controller's, if there is one."""
+    failures = [*getattr(error, "worker_failures", {}).values(), getattr(error, "controller_failure", None)]
+    for failure in failures:
         for candidate in (failure, getattr(failure, "cause", None)):  # Ray wraps what an actor's call raised
             if isinstance(candidate, SpringtideError):
                 return candidate

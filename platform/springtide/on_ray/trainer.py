@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import logging
+import math
 import signal
 import threading
 from collections.abc import Callable, Iterator
@@ -17,9 +19,10 @@ from ray.train.torch import TorchConfig
 from springtide.config import Config
 from springtide.elastic import Interrupt
 from springtide.elastic.policy import Bounds
-from springtide.errors import SpringtideError, TrainingFailed
+from springtide.errors import SpringtideError, StoppedWaiting, TrainingFailed
 from springtide.on_ray.cluster import check_resources
 from springtide.on_ray.control import open_control
+from springtide.on_ray.nodes import may_be_taken_away
 from springtide.on_ray.notices import Watches
 from springtide.on_ray.policy import Trainer, fatal
 from springtide.on_ray.vault import vaults_end
@@ -29,6 +32,7 @@ from springtide.store import Folder
 from springtide.track.events import Event, event
 
 _POLL_S = 0.5
+_log = logging.getLogger(__name__)
 
 
 def train(
@@ -41,6 +45,11 @@ def train(
     worker is raised as itself; TrainingFailed has rank and trace of any other.
     """
     check_resources(config)
+    if place := may_be_taken_away(ray.get_runtime_context().get_node_id()):
+        _log.warning(
+            "the driver is on node %s: the run ends with it, to be resumed; start it on a node that stays",
+            place,
+        )
     expected_loss_s, hang_s = float(config.checkpoint.expected_loss), float(config.elastic.hang)
     control = open_control(config.run.id, config.num_steps, expected_loss_s, hang_s)
     job = {"config": config.model_dump(mode="json"), "control": control, "labels": labels, "owner": owner}
@@ -64,7 +73,7 @@ def train(
         thread.join()
         _pass_on(control, listen, wait_s=0.0)
         ray.kill(control)
-        if failure:
+        if failure and not isinstance(fatal(failure[0]), StoppedWaiting):
             raise _explain(failure[0]) from failure[0]
 
 
@@ -86,6 +95,7 @@ def _trainer(config: Config, run: Folder, attempt: int, job: dict[str, Any]) -> 
         settle_s=float(elastic.settle),
         reserve_s=float(elastic.reserve),
         grow=elastic.grow,
+        wait_s=float(elastic.wait) or math.inf,
     )
     return Trainer(
         work,

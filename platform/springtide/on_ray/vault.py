@@ -25,6 +25,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from springtide.checkpoint.layout import MARK_BYTES, NO_STEP, Snapshot, file_of
 from springtide.config import Config
 from springtide.on_ray.cluster import NAMESPACE
+from springtide.on_ray.nodes import staying
 from springtide.store import Folder, digest
 
 _CHUNK_BYTES = 32 * 2**20
@@ -167,6 +168,7 @@ class Vaults:
         self.node = ray.get_runtime_context().get_node_id()
         self._mine = self._vault(self.node)
         self._copies = checkpoint.memory_copies
+        self._ring: list[str] = []
         self._peers: list[Any] = []
         self._read_from: dict[str, tuple[Key, Any, int]] = {}
         self._slots: dict[int, int] = {}
@@ -177,10 +179,22 @@ class Vaults:
 
     def pair(self, nodes: Sequence[str]) -> None:
         """Choose peers, of the nodes of all ranks: the next ones in a ring of them."""
-        ring = sorted(set(nodes))
+        self._ring = sorted(set(nodes))
+        self._peers = [self._vault(node) for node in self._following(self._ring)[: self._copies]]
+
+    def flee(self) -> bool:
+        """Choose peers again, of the nodes that stay: those of the ranks, or else any. Whether what is kept from now on
+        outlives the nodes that leave."""
+        stay = staying()
+        mine = [node for node in self._following(self._ring) if node in stay]
+        others = [node for node in stay if node not in self._ring]
+        found = (mine or others)[: max(1, self._copies)]
+        self._peers = [self._vault(node) for node in found]
+        return bool(found) or self.node in stay
+
+    def _following(self, ring: list[str]) -> list[str]:
         here = ring.index(self.node)
-        following = ring[here + 1 :] + ring[:here]
-        self._peers = [self._vault(node) for node in following[: self._copies]]
+        return ring[here + 1 :] + ring[:here]
 
     def keep(self, snapshot: Snapshot, stage: Stage) -> Any:
         """Have the vault of this node hold the stage."""

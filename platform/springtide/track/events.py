@@ -184,7 +184,7 @@ class Failed(Event):
     kind: ClassVar[str] = "failed"
     step: int
     cause: str
-    """``lost nodes``, ``failed workers``, ``start-up`` or ``hung``."""
+    """``lost nodes``, ``failed workers``, ``start-up``, ``hung`` or ``given up``."""
     reason: str
     again: bool
     """Whether another is started."""

@@ -86,15 +86,18 @@ class Snapshots:
     def leave(self, step: int) -> bool:
         """Take one of ``step`` and wait until it is safe; all ranks call it together. False when some rank could not."""
         self._settle()
-        if self._memory is not None and self._last != step:
+        gathered(None)  # the one before is safe on every rank
+        safe = False
+        if self._memory is not None:
             self._last = step
             try:
+                safe = self._memory.flee()
                 self._memory.begin(*self._state())
                 self._memory.staged()
             except OSError as error:
                 self._turn_off(str(error))
         self._settle()
-        return all(gathered(self._memory is not None))
+        return all(gathered(safe and self._memory is not None))
 
     def _settle(self) -> None:
         while self._memory is not None and self.keeping:

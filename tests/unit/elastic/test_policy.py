@@ -13,6 +13,7 @@ from hypothesis import strategies as some
 from springtide.elastic.policy import (
     Bounds,
     Decision,
+    GiveUp,
     Group,
     Leave,
     Memory,
@@ -105,6 +106,21 @@ def test_it_grows_when_that_pays_and_not_before_the_nodes_have_settled() -> None
     assert isinstance(after_quiet(nodes, group, Prospects(restart_s=5.0, loss_s=20.0)), Stay)
     assert isinstance(after_quiet(nodes, group, Prospects(restart_s=5.0, loss_s=21.0)), Leave)
     assert isinstance(after_quiet(nodes, group, Prospects(restart_s=5.0, loss_s=3600.0, left_s=19.0)), Stay)
+
+
+def test_it_waits_for_capacity_as_long_as_it_was_told_to_and_anew_each_time() -> None:
+    bounds, memory = dataclasses.replace(BOUNDS, min_workers=3, wait_s=10.0), Memory()
+    for now, nodes, expected in (
+        (0.0, THREE[1:], Stay),
+        (9.0, THREE[1:], Stay),
+        (9.5, THREE, Stay),  # enough; more may be joining
+        (10.0, THREE[1:], Stay),
+        (19.0, THREE[2:], Stay),
+        (20.0, THREE[2:], GiveUp),
+    ):
+        decision, memory = decide(bounds, nodes, None, PAYS, memory, now)
+        assert isinstance(decision, expected), (now, decision)
+    assert "waited for 10 s, as elastic.wait says; waiting for capacity: room for 1 workers" in decision.reason
 
 
 def test_growth_may_be_forbidden_or_ordered() -> None:
