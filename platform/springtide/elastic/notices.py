@@ -2,7 +2,7 @@
 
     service      asked for                                     says nothing         says that the node goes
     AWS          spot/instance-action (IMDSv2)                 404                  action and time
-                 events/recommendations/rebalance              404                  a time: it may go, and no more is known
+                 events/recommendations/rebalance              404                  when that was said: it may go
     GCP          instance/preempted                            FALSE                TRUE, thirty seconds before
     Azure        scheduledevents                               no event of ours     Preempt, Terminate, Redeploy, Reboot
     a file       its text, written by a hook or a trap         not there            seconds after it was written, 30 if empty
@@ -19,6 +19,8 @@ import json
 from typing import Any, NamedTuple
 
 GCP_NOTICE_S = 30.0
+REBALANCE_S = 600.0
+"""What is given to an instance that may go or not."""
 FILE_NOTICE_S = 30.0
 _TAKE_AWAY = {"Preempt", "Terminate", "Redeploy", "Reboot"}
 _LONGEST_S = 7 * 24 * 3600.0
@@ -39,8 +41,9 @@ def of_aws(answer: str) -> Notice:
 
 
 def of_aws_rebalance(answer: str) -> Notice:
-    """Of the rebalance recommendation; ``at_s`` is when it was made. ValueError when it is not one."""
-    return Notice(_time(_object(answer).get("noticeTime")), "AWS recommends to rebalance: the spot instance may go")
+    """Of the rebalance recommendation, which names no time. ValueError when it is not one."""
+    made_s = _time(_object(answer).get("noticeTime"))
+    return Notice(made_s + REBALANCE_S, "AWS recommends to rebalance: the spot instance may go")
 
 
 def of_gcp(answer: str, now: float) -> Notice | None:

@@ -14,10 +14,10 @@ import math
 import time
 from collections import Counter
 from collections.abc import Collection, Sequence
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 import ray
-from ray.exceptions import GetTimeoutError, RayError
+from ray.exceptions import RayError
 from ray.train.v2._internal.exceptions import WorkerGroupStartupFailedError
 from ray.train.v2._internal.execution.checkpoint.sync_actor import SynchronizationActor
 from ray.train.v2._internal.execution.controller import TrainController
@@ -42,8 +42,17 @@ _AGAIN_S = 30.0
 """How long a node is left out on which a process did not come up; twice as long each time."""
 
 
+class Process(NamedTuple):
+    """Of a worker."""
+
+    node: str
+    actor: Any
+    ready: Any
+    """A reference to what it found of its device; it is there when the process is ready."""
+
+
 class Processes:
-    """The worker processes of a run that no group has now, by node; in the controller's process, of which a run has one."""
+    """The worker processes of a run that no group has now; in the controller's process, of which a run has one."""
 
     def __init__(self) -> None:
         self.plan: tuple[str, ...] = ()
@@ -51,9 +60,8 @@ class Processes:
         self.job: dict[str, Any] = {}
         """What they are made ready for, as for ``worker.work``."""
         self.start: Any = None
-        """Starts a worker process on a node, once there was a group."""
-        self._idle: dict[str, list[Worker]] = {}
-        self._warming: dict[str, list[tuple[Any, Any]]] = {}
+        """Starts a worker's actor on a node, once there was a group."""
+        self._free: list[Process] = []
         self._health: dict[str, Health] = {}
         self._left_out: dict[str, tuple[str, float]] = {}
         self._failures: Counter[str] = Counter()
@@ -66,49 +74,50 @@ class Processes:
     def prepare(self, nodes: Sequence[str], busy: Sequence[str]) -> bool:
         """Whether each of ``nodes`` has as many processes as it is named, those ``busy`` counted, and all are ready; starts
         what is lacking. A node whose process is not fit has a problem from then on."""
-        have = Counter(busy) + Counter({node: len(idle) for node, idle in self._idle.items()})
-        lacking = Counter(nodes) - have
-        for node, number in lacking.items():
-            actors = self._warming.setdefault(node, [])
-            actors += [self._begin(node) for _ in range(number - len(actors))]
-        waited = [ready for node in lacking for _, ready in self._warming[node]]
-        done = set(ray.wait(waited, num_returns=len(waited), timeout=0)[0]) if waited else set()
-        fit = [self._examine(node, ready) for node in lacking for _, ready in self._warming[node] if ready in done]
-        for node in self.problems().keys() & self._warming.keys():
-            for actor, _ in self._warming.pop(node):
-                ray.kill(actor)
-        return len(fit) == len(waited) and all(fit)
+        have = Counter(busy) + Counter(process.node for process in self._free)
+        self._free += [self._begin(node) for node in (Counter(nodes) - have).elements()]
+        awaited = [process for process in self._free if process.node in nodes]
+        done = _done([process.ready for process in awaited], 0.0)
+        fit = [self._examine(process) for process in awaited if process.ready in done]
+        self.give_back([])
+        return len(fit) == len(awaited) and all(fit)
 
-    def take(self) -> list[Any]:
-        """Ready actors for the plan, one a worker; processes of other nodes end. WorkerGroupStartupFailedError when one does
-        not come up, or is not fit: its node has a problem from then on."""
-        actors, awaited = [], {}
+    def take(self) -> list[Process]:
+        """Ready processes for the plan, one a worker; others end. WorkerGroupStartupFailedError when one does not come up,
+        or is not fit: its node has a problem from then on."""
+        taken: list[Process] = []
         for node, number in Counter(self.plan).items():
-            here = [(worker.actor, None) for worker in self._idle.pop(node, [])] + self._warming.pop(node, [])
-            for actor, _ in here[number:]:
-                ray.kill(actor)
-            here = here[:number] + [self._begin(node) for _ in range(number - len(here))]
-            actors += [actor for actor, _ in here]
-            awaited.update({ready: node for _, ready in here if ready is not None})
+            here = [process for process in self._free if process.node == node][:number]
+            taken += here + [self._begin(node) for _ in range(number - len(here))]
+        refs = [process.ready for process in taken]
+        self._free = [process for process in self._free if process.ready not in refs]
         self.end()
-        done = set(ray.wait(list(awaited), num_returns=len(awaited), timeout=_START_S)[0]) if awaited else set()
-        late = {node for ready, node in awaited.items() if ready not in done}
-        for node in late:
-            self._leave_out(node, f"no worker came up on it in {_START_S:.0f} s")
-        fit = [self._examine(node, ready) for ready, node in awaited.items() if ready in done]
-        if late or not all(fit):
-            for actor in actors:
-                ray.kill(actor)
+        done = _done(refs, _START_S)
+        for process in taken:
+            if process.ready not in done:
+                self._leave_out(process.node, f"no worker came up on it in {_START_S:.0f} s")
+        fit = [process.ready in done and self._examine(process) for process in taken]
+        if not all(fit):
+            self.give_back(taken)
             raise WorkerGroupStartupFailedError("; ".join(f"{n[:8]}: {why}" for n, why in self.problems().items()))
-        return actors
+        return taken
 
-    def _begin(self, node: str) -> tuple[Any, Any]:
+    def give_back(self, processes: Sequence[Process]) -> None:
+        """Keep those whose node has no problem."""
+        bad, self._free = self.problems(), self._free + list(processes)
+        for process in self._free:
+            if process.node in bad:
+                ray.kill(process.actor)
+        self._free = [process for process in self._free if process.node not in bad]
+
+    def _begin(self, node: str) -> Process:
         actor = self.start(node)
-        return actor, actor.execute.remote(warm_up, self.job)
+        return Process(node, actor, actor.execute.remote(warm_up, self.job))
 
-    def _examine(self, node: str, ready: Any) -> bool:
+    def _examine(self, process: Process) -> bool:
+        node = process.node
         try:
-            self._health[node] = ray.get(ready)
+            self._health[node] = ray.get(process.ready)
         except RayError as error:
             self._failures[node] += 1
             said = str(getattr(error, "cause", None) or error).strip().splitlines() or [type(error).__name__]
@@ -133,26 +142,24 @@ class Processes:
                 ray.kill(worker.actor)
             else:
                 asked[worker.actor.execute.remote(let_go, _PATIENCE_S)] = worker
-        done, late = ray.wait(list(asked), num_returns=len(asked), timeout=2 * _PATIENCE_S) if asked else ([], [])
-        for answer in done + late:
-            worker = asked[answer]
+        done = _done(list(asked), 2 * _PATIENCE_S)
+        for answer, worker in asked.items():
             try:
                 kept = answer in done and ray.get(answer)
             except RayError:
                 kept = False
             if kept:
-                self._idle.setdefault(worker.metadata.node_id, []).append(worker)
+                node = worker.metadata.node_id
+                self._free.append(Process(node, worker.actor, ray.put(self._health[node])))
             else:
                 _log.warning("the worker on node %s did not let go and is ended", worker.metadata.node_id)
                 ray.kill(worker.actor)
 
     def end(self) -> None:
         """End them all."""
-        for worker in (worker for idle in self._idle.values() for worker in idle):
-            ray.kill(worker.actor)
-        for actor, _ in (pair for warming in self._warming.values() for pair in warming):
-            ray.kill(actor)
-        self._idle, self._warming = {}, {}
+        for process in self._free:
+            ray.kill(process.actor)
+        self._free = []
 
 
 PROCESSES = Processes()
@@ -215,14 +222,19 @@ class Group(WorkerGroup):
             custom_runtime_env=self._train_run_context.run_config.worker_runtime_env
         )
         PROCESSES.start = _starter(resources_per_worker, environment)
-        actors = PROCESSES.take()
-        try:
-            metadata = ray.get([actor.get_metadata.remote() for actor in actors], timeout=_START_S)
-        except (RayError, GetTimeoutError) as error:
-            for actor in actors:
-                ray.kill(actor)
-            raise WorkerGroupStartupFailedError(f"a worker was lost before it began: {error}") from error
-        workers = [Worker(actor, found, resources_per_worker) for actor, found in zip(actors, metadata, strict=True)]
+        asked = {process.actor.get_metadata.remote(): process for process in PROCESSES.take()}
+        done, workers, lost = _done(list(asked), _START_S), [], set()
+        for answer, process in asked.items():
+            try:
+                found = ray.get(answer, timeout=None if answer in done else 0)
+                workers.append(Worker(process.actor, found, resources_per_worker))
+            except RayError:
+                lost.add(answer)
+                ray.kill(process.actor)
+        if lost:
+            PROCESSES.give_back([process for answer, process in asked.items() if answer not in lost])
+            where = ", ".join(asked[answer].node[:8] for answer in lost)
+            raise WorkerGroupStartupFailedError(f"a worker was lost before it began, on node {where}")
         assigned: list[Worker] = WorkerGroup._assign_worker_ranks(workers)
         return assigned
 
@@ -237,6 +249,11 @@ class Group(WorkerGroup):
                 before.start_time, before.placement_group_handle, [], before.sync_actor
             )
         super().shutdown()
+
+
+def _done(refs: list[Any], timeout_s: float) -> set[Any]:
+    """Those of ``refs`` that are there in time, with a value or an error."""
+    return set(ray.wait(refs, num_returns=len(refs), timeout=timeout_s)[0]) if refs else set()
 
 
 def _starter(resources: dict[str, float], environment: Any) -> Any:

@@ -48,8 +48,8 @@ class Links:
 def _connections() -> dict[int, socket.socket]:
     """The TCP connections of this process by the name that both ends would give them, as descriptors of our own, which no later
     file can take the place of."""
-    found = {}
-    for name in os.listdir(_OPEN_FILES):
+    found: dict[int, socket.socket] = {}
+    for name in os.listdir(_OPEN_FILES) if os.path.isdir(_OPEN_FILES) else ():
         with contextlib.suppress(OSError):  # not a socket, or not connected
             one = socket.socket(fileno=os.dup(int(name)))
             try:

@@ -25,7 +25,7 @@ def event(**changes: object) -> dict[str, object]:
 def test_aws_says_when_and_what() -> None:
     said = of_aws('{"action": "terminate", "time": "2026-11-21T08:24:00Z"}')
     assert said == Notice(NOW + 120, "AWS will terminate the spot instance")
-    assert of_aws_rebalance('{"noticeTime": "2026-11-21T08:22:00Z"}').at_s == NOW
+    assert of_aws_rebalance('{"noticeTime": "2026-11-21T08:22:00Z"}').at_s == NOW + 600
 
 
 def test_gcp_gives_thirty_seconds() -> None:
