@@ -26,6 +26,7 @@ The map, drawn in the order the data takes:
       |
     runs.py       a run's folder, claimed or opened      verify.py   the proof of what it trained on
     drill.py      real losses on this machine, compared with a run left in peace
+    plan.py       what a run would make of a record of spot capacity      show.py     what lies in a folder
     api.py        st.train, st.prepare, st.attach        cli.py      the same for the shell
 
 ``import springtide`` is light: torch and Ray load when something trains.

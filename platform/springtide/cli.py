@@ -1,4 +1,4 @@
-"""The command line: ``springtide prepare | train | verify | report | inspect | drill | notice``."""
+"""The command line: ``springtide prepare | train | verify | report | inspect | drill | plan | notice``."""
 
 from __future__ import annotations
 
@@ -39,6 +39,9 @@ _EXAMPLES = {
   springtide drill --scenario kill    # a node is killed in mid-step: what was done since the last snapshot is trained again
   springtide drill --scenario drain   # a node is announced to go: no step is
   springtide drill --scenario storm --seed 3 --json""",
+    "plan": """examples:
+  springtide plan --trace p3-trace.csv                        # of a day of spot capacity, how much would have been training
+  springtide plan --trace p3-trace.csv --times 8 --notice 0   # on eight times the nodes, without notices""",
     "notice": """examples:
   springtide notice --in 25                     # in a preStop hook of Kubernetes
   trap 'springtide notice --in 60' TERM         # in an sbatch script with --signal=B:TERM@60""",
@@ -91,13 +94,14 @@ def _value(name: str, text: str) -> Any:
 
 def _prepare(options: argparse.Namespace) -> int:
     from springtide.api import prepare
+    from springtide.show import show_dataset
 
     with _progress() as progress:
         config = prepare(config_of(options), progress)
     if options.save:
         with open(options.save, "w") as file:
             file.write(configs.dump(config))
-    return _inspect_dataset(config.shards.dataset, options)
+    return show_dataset(config.shards.dataset, False, options.json)
 
 
 def _train(options: argparse.Namespace) -> int:
@@ -203,6 +207,14 @@ goodput          {found["goodput"]:.1%}"""
     return 0 if found["ok"] else 1
 
 
+def _plan(options: argparse.Namespace) -> int:
+    from springtide.plan import plan, words
+
+    found = plan(options.trace, options.times, options.min_workers, options.step, options.restart, options.notice)
+    print(json.dumps(found) if options.json else words(found))
+    return 0
+
+
 def _notice(options: argparse.Namespace) -> int:
     file = Path(options.file or Config().elastic.notice_file)
     if not 0 <= options.left_s < math.inf:
@@ -215,90 +227,9 @@ def _notice(options: argparse.Namespace) -> int:
 
 
 def _inspect(options: argparse.Namespace) -> int:
-    from springtide.checkpoint.layout import step_of
-    from springtide.shards import MANIFEST
-    from springtide.store import Folder
+    from springtide.show import show
 
-    folder = Folder(options.path)
-    if folder.exists(MANIFEST):
-        return _inspect_dataset(options.path, options)
-    if folder.exists(configs.RUN_CONFIG):
-        return _inspect_run(options.path, "", options)
-    if step_of(folder.name) is not None:
-        return _inspect_run(folder.url.rsplit("/", 2)[0], folder.name, options)
-    remedy = "give one of their folders"
-    raise ConfigError(explain("path", options.path, "is neither a run, nor a checkpoint, nor a dataset", remedy))
-
-
-def _inspect_dataset(url: str, options: argparse.Namespace) -> int:
-    from springtide.api import CARD
-    from springtide.dataset import open_dataset, rows_text
-    from springtide.shards import TRAIN, SplitReader, check_shard
-    from springtide.store import Folder
-
-    manifest, vocabulary = open_dataset(url)
-    if getattr(options, "verify", False):
-        for split in manifest.splits.values():
-            for shard in split.shards:
-                check_shard(Folder(url), shard)
-    if options.json:
-        splits = {name: split.model_dump(exclude={"shards"}) for name, split in manifest.splits.items()}
-        facts = {"digest": manifest.digest, "vocab_size": manifest.vocab_size, "source": manifest.source}
-        print(json.dumps({"dataset": url, **facts, "splits": splits}))
-        return 0
-    print(
-        f"dataset {url}\n  digest {manifest.digest}, {manifest.vocab_size} ids, rows of {manifest.sequence_length} tokens"
-    )
-    for name, split in manifest.splits.items():
-        print(
-            f"  {name}: {split.documents} documents, {split.tokens} tokens, {split.rows} rows, {len(split.shards)} shards"
-        )
-    source = manifest.source
-    dropped = ", ".join(f"{count} {reason}" for reason, count in source["dropped"].items() if count)
-    print(f"  from {source['source']}: {source['documents']} documents; left out: {dropped or 'none'}")
-    lengths = ", ".join(f"{count} from {edge}" for edge, count in source["documents_by_tokens"] if count)
-    print(f"  documents by their tokens: {lengths}")
-    if Folder(url).exists(CARD):
-        print(f"  card {Folder(url).where(CARD)}")
-    for broken in source["broken"]:
-        print(f"  broken: {broken['name']}: {broken['reason']}: {broken['sample'][:60]!r}")
-    rows = SplitReader(Folder(url), manifest, TRAIN).read(_first_rows(manifest.splits[TRAIN].rows))
-    for row, text in zip(rows.sample_ids, rows_text(rows.tokens, vocabulary), strict=True):
-        print(f"  row {row}: {text[:100]!r}")
-    return 0
-
-
-def _first_rows(rows: int) -> Any:
-    import numpy as np
-
-    return np.arange(min(3, rows))
-
-
-def _inspect_run(url: str, only: str, options: argparse.Namespace) -> int:
-    """The checkpoints of the run at ``url``, or ``only`` the one of that name."""
-    from springtide.checkpoint.inspect import inspect
-    from springtide.runs import open_run
-    from springtide.track.events import Started, Stopped
-
-    run = open_run(url)
-    found = inspect(run.folder, options.verify, only)
-    if only and not found:
-        raise ConfigError(
-            explain("path", options.path, "is no checkpoint of this run", f"springtide inspect {url} lists them")
-        )
-    starts = [event for event in run.events if isinstance(event, Started)]
-    ends = [event for event in run.events if isinstance(event, Stopped)]
-    status = ends[-1].status if ends and ends[-1].time_s >= starts[-1].time_s else "running or killed"
-    if options.json:
-        shown = [{**one.facts, "problem": one.reason} for one in found]
-        print(json.dumps({"run": run.id, "status": status, "steps": len(run.steps), "checkpoints": shown}))
-    else:
-        print(f"run {run.id}: {status}, {len(run.steps)} of {run.config.num_steps} steps, {len(starts)} starts")
-        for start in [] if only else starts:
-            print(f"  started at step {start.step} with {start.world_size} workers {start.resumed_from}")
-        for one in found:
-            print(f"  {one}" + (", verified" if options.verify and one.state == "committed" else ""))
-    return 1 if any(one.state == "bad" for one in found) else 0
+    return show(options.path, options.verify, options.json)
 
 
 def _progress() -> Any:
@@ -354,6 +285,16 @@ def _parser() -> argparse.ArgumentParser:
     sub = command("report", _report, "Say where the time of a run went, and what its restarts cost.")
     sub.add_argument("run", help="the run's folder")
     sub.add_argument("--json", action="store_true", help="print one JSON object")
+    _add_elastic(command)
+    sub = command("inspect", _inspect, "Show what a run, a checkpoint or a dataset holds.")
+    sub.add_argument("path", help="a run's, a checkpoint's or a dataset's folder")
+    sub.add_argument("--verify", action="store_true", help="read every byte and compare digests")
+    sub.add_argument("--json", action="store_true", help="print one JSON object")
+    return parser
+
+
+def _add_elastic(command: Callable[..., argparse.ArgumentParser]) -> None:
+    """drill, plan, notice."""
     sub = command(
         "drill", _drill, "Train on a cluster of this machine's whose nodes are lost, and compare with a twin."
     )
@@ -364,14 +305,23 @@ def _parser() -> argparse.ArgumentParser:
     sub.add_argument("--faults", metavar="N", type=int, default=20, help="of the storm")
     sub.add_argument("--keep", metavar="FOLDER", default="", help="leave both runs there")
     sub.add_argument("--json", action="store_true", help="print one JSON object")
+    sub = command("plan", _plan, "Say what a run would make of a record of spot capacity, by the policy that trains.")
+    sub.add_argument(
+        "--trace", metavar="FILE", required=True, help="of Bamboo, SkyPilot, dated numbers, or hours and numbers"
+    )
+    sub.add_argument(
+        "--times", metavar="N", type=int, default=1, help="as many clusters, each at another place of the record"
+    )
+    sub.add_argument("--min-workers", metavar="N", type=int, default=1, help="below, the run waits")
+    sub.add_argument("--step", metavar="S", type=float, default=10.0, help="what a step takes [s]")
+    sub.add_argument(
+        "--restart", metavar="S", type=float, default=2.5, help="from one group of workers to the next [s]"
+    )
+    sub.add_argument("--notice", metavar="S", type=float, default=120.0, help="between a notice and the loss, or 0 [s]")
+    sub.add_argument("--json", action="store_true", help="print one JSON object")
     sub = command("notice", _notice, "Say that this node will be taken away: what trains on it leaves it in time.")
     sub.add_argument("--in", dest="left_s", metavar="S", type=float, default=30.0, help="seconds that are left")
     sub.add_argument("--file", metavar="FILE", default="", help="where nodes look: elastic.notice_file")
-    sub = command("inspect", _inspect, "Show what a run, a checkpoint or a dataset holds.")
-    sub.add_argument("path", help="a run's, a checkpoint's or a dataset's folder")
-    sub.add_argument("--verify", action="store_true", help="read every byte and compare digests")
-    sub.add_argument("--json", action="store_true", help="print one JSON object")
-    return parser
 
 
 def _add_config(parser: argparse.ArgumentParser) -> None:

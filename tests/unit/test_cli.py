@@ -97,3 +97,27 @@ def test_platform_is_the_standard_librarys_from_the_repository_root() -> None:
     program = "import platform, springtide, uuid; print(platform.system())"
     done = subprocess.run([sys.executable, "-c", program], cwd=REPOSITORY, capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "Linux"
+
+
+def test_plan_says_what_a_record_of_capacity_leaves(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    trace = tmp_path / "trace.csv"
+    trace.write_text("0,add,a\n0,add,b\n1800000,remove,a\n3600000\n")
+    assert main(["plan", "--trace", str(trace), "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert (found["hours"], found["most_nodes"], found["springtide"]["restarts"]) == (1.0, 2, 1)
+    assert found["springtide"]["of_ideal"] > found["checkpoint_restart"]["of_ideal"]
+    trace.write_text("what is this")
+    for options in (
+        ["--trace", str(trace)],
+        ["--trace", str(tmp_path / "none")],
+        ["--trace", str(trace), "--times", "0"],
+    ):
+        assert main(["plan", *options]) == 2
+
+
+def test_a_notice_is_left_where_nodes_look(tmp_path: Path) -> None:
+    file = tmp_path / "notice"
+    assert main(["notice", "--in", "25", "--file", str(file)]) == 0
+    assert file.read_text() == "25"
+    assert list(tmp_path.iterdir()) == [file]
+    assert main(["notice", "--in", "-1", "--file", str(file)]) == 2

@@ -1,0 +1,266 @@
+"""A run on a cluster that there is only a record of: the policy that trains real clusters, on a clock that jumps.
+
+    trace -> joins, notices, losses --decide()--> groups that train, leave and start -> worker-seconds
+
+What is not decided but happens (how long a restart takes, what a lost node costs) is given as ``Costs``, measured by a drill.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Collection, Sequence
+from typing import NamedTuple
+
+from springtide.elastic.policy import Bounds, Decision, Group, Leave, Memory, Node, Prospects, Replace, Start, decide
+from springtide.elastic.traces import Trace
+
+_SOON_S = 1e-3
+
+
+class Costs(NamedTuple):
+    """What things take."""
+
+    step_s: float = 10.0
+    """A step, at any number of workers [s]."""
+    restart_s: float = 2.5
+    """From one group to the next, where the processes stand [s]."""
+    first_start_s: float = 20.0
+    """Until the first group trains [s]."""
+    warm_up_s: float = 15.0
+    """Until the process on a node that joined is ready, beside training [s]."""
+    notice_s: float = 120.0
+    """Between a notice and the loss; 0 where there is none [s]."""
+    copies: int = 1
+    """Of each snapshot in memory, on the next nodes in a ring."""
+    store_every_s: float = 600.0
+    """Between checkpoints in the store, for when the memory is lost too [s]."""
+
+
+@dataclasses.dataclass
+class Outcome:
+    """Of a simulated run, in worker-seconds."""
+
+    possible: float = 0.0
+    """Of a run that loses no time at all, at every moment at the size that the nodes allow."""
+    productive: float = 0.0
+    recomputed: float = 0.0
+    restarting: float = 0.0
+    waiting_s: float = 0.0
+    """Time without enough nodes [s]."""
+    restarts: int = 0
+    lost_memory: int = 0
+    """How often the snapshots in memory were lost with their nodes."""
+
+    @property
+    def of_ideal(self) -> float:
+        """Productive over possible."""
+        return self.productive / self.possible if self.possible else 0.0
+
+
+class Simulation:
+    """One run on one trace; ``run`` does it."""
+
+    def __init__(self, trace: Trace, bounds: Bounds, costs: Costs) -> None:
+        self._bounds, self._costs = bounds, costs
+        self._events = _events(trace, costs.notice_s)
+        self._end_s = trace.end_s
+        self._now = 0.0
+        self._joined: dict[str, float] = {}
+        self._leaves_at: dict[str, float] = {}
+        self._memory = Memory()
+        self._group: Group | None = None
+        self._trains_from = math.inf
+        self._unsaved_s = 0.0
+        """Trained since the last checkpoint in the store."""
+        self._again_s = 0.0
+        """To be trained a second time."""
+        self._losses = 0
+        self.outcome = Outcome()
+
+    def run(self) -> Outcome:
+        """From the beginning of the trace to its end."""
+        index = 0
+        while self._now < self._end_s:
+            upcoming = self._events[index][0] if index < len(self._events) else self._end_s
+            gone: list[str] = []
+            while index < len(self._events) and self._events[index][0] <= self._now:
+                _, what, nodes = self._events[index]
+                gone += self._change(what, nodes)
+                index += 1
+                upcoming = self._events[index][0] if index < len(self._events) else self._end_s
+            wake = self._act(gone)
+            self._pass(min(upcoming, wake, self._end_s))
+        return self.outcome
+
+    def _change(self, what: str, nodes: Sequence[str]) -> list[str]:
+        for node in nodes:
+            if what == "join":
+                self._joined[node] = self._now
+            elif what == "notice":
+                self._leaves_at[node] = self._now + self._costs.notice_s
+            else:
+                self._joined.pop(node, None)
+                self._leaves_at.pop(node, None)
+        return list(nodes) if what == "go" else []
+
+    def _act(self, gone: Sequence[str]) -> float:
+        """Decide and carry out; when to look again at the latest."""
+        decision = self._decide(self._group)
+        if isinstance(decision, Replace):
+            self._lose(set(gone))
+            decision = self._decide(None)
+        elif isinstance(decision, Leave) and self._group is not None:
+            ready = self._ready_at()
+            boundary = self._boundary()
+            leaves = max(boundary, min(ready, decision.by_s))
+            if leaves > self._now + _SOON_S:
+                return leaves
+            self._group = None
+            decision = self._decide(None)
+        if isinstance(decision, Start) and self._group is None:
+            self._start(decision)
+        return self._next_look()
+
+    def _decide(self, group: Group | None) -> Decision:
+        nodes = [Node(node, 1, self._leaves_at.get(node)) for node in self._joined]
+        trained_s = max(self._now, 1.0)
+        loss_s = (trained_s + 4 * 3600.0) / (self._losses + 1)
+        prospects = Prospects(self._costs.restart_s, loss_s, self._end_s - self._now)
+        decision, self._memory = decide(self._bounds, nodes, group, prospects, self._memory, self._now)
+        return decision
+
+    def _start(self, decision: Start) -> None:
+        first = not self._memory.held
+        ready = max((self._ready(node) for node in set(decision.nodes)), default=self._now)
+        begin = self._now if first else max(self._now, ready)
+        self._trains_from = begin + (self._costs.first_start_s if first else self._costs.restart_s)
+        self._group = Group(decision.nodes)
+        self.outcome.restarts += not first
+
+    def _lose(self, gone: Collection[str]) -> None:
+        """The group ends where it stands: the step under way, and the one before it, whose snapshot is the newest."""
+        assert self._group is not None
+        trained_s = max(0.0, self._now - self._trains_from)
+        step_s = self._costs.step_s
+        lost_s = min(trained_s, trained_s % step_s + step_s)
+        if not self._copied(gone):
+            self.outcome.lost_memory += 1
+            lost_s = max(lost_s, min(self._unsaved_s, self._costs.store_every_s))
+        self._again_s += lost_s * len(self._group.nodes)
+        self._losses += 1
+        self._group = None
+
+    def _copied(self, gone: Collection[str]) -> bool:
+        """Whether of each node's snapshot a copy is left."""
+        assert self._group is not None
+        ring = sorted(set(self._group.nodes))
+        keepers = self._costs.copies + 1
+        return not any(
+            all(ring[(place + one) % len(ring)] in gone for one in range(min(keepers, len(ring))))
+            for place in range(len(ring))
+        )
+
+    def _boundary(self) -> float:
+        """When the step under way ends."""
+        trained_s = self._now - self._trains_from
+        if trained_s < 0:
+            return self._trains_from
+        steps = math.ceil(trained_s / self._costs.step_s - 1e-9)
+        return self._trains_from + steps * self._costs.step_s
+
+    def _ready(self, node: str) -> float:
+        """When the process on a node stands."""
+        if node in self._memory.held:
+            return self._now
+        return self._joined.get(node, self._now) + self._bounds.settle_s + self._costs.warm_up_s
+
+    def _ready_at(self) -> float:
+        following, _ = decide(
+            self._bounds,
+            [Node(node, 1, self._leaves_at.get(node)) for node in self._joined],
+            None,
+            Prospects(),
+            self._memory,
+            self._now,
+        )
+        if not isinstance(following, Start):
+            return math.inf
+        return max(self._ready(node) for node in set(following.nodes))
+
+    def _next_look(self) -> float:
+        """When something is decided that no node's coming or going decides."""
+        looks = [self._memory.since_s + self._bounds.settle_s]
+        looks += [at_s - self._bounds.reserve_s for at_s in self._leaves_at.values()]
+        return min((look for look in looks if look > self._now + _SOON_S), default=math.inf)
+
+    def _pass(self, until_s: float) -> None:
+        """Let time go by."""
+        until_s = max(until_s, self._now + _SOON_S)
+        passed_s = until_s - self._now
+        self.outcome.possible += self._bounds.feasible(len(self._joined)) * passed_s
+        if self._group is None:
+            self.outcome.waiting_s += passed_s
+        else:
+            workers = len(self._group.nodes)
+            trained_s = max(0.0, until_s - max(self._now, self._trains_from))
+            self.outcome.restarting += (passed_s - trained_s) * workers
+            again = min(self._again_s, trained_s * workers)
+            self._again_s -= again
+            self.outcome.recomputed += again
+            self.outcome.productive += trained_s * workers - again
+            self._unsaved_s = (self._unsaved_s + trained_s) % self._costs.store_every_s
+        self._now = until_s
+
+
+def simulate(trace: Trace, bounds: Bounds, costs: Costs) -> Outcome:
+    """A run of endless work from the beginning of ``trace`` to its end, a worker a node."""
+    return Simulation(trace, bounds, costs).run()
+
+
+def checkpoint_restart(trace: Trace, bounds: Bounds, every_s: float, restart_s: float) -> Outcome:
+    """The same with nothing but checkpoints, which cost nothing here: saved every ``every_s``, started anew at every loss on
+    all nodes there are, and with the next checkpoint where there are more."""
+    outcome, now, here = Outcome(), 0.0, frozenset[str]()
+    group, trains_from = frozenset[str](), math.inf
+    for time_s, what, nodes in [*_events(trace, 0.0), (trace.end_s, "end", ())]:
+        while now < time_s:
+            grows = bool(group) and len(group) < bounds.feasible(len(here))
+            saved = trains_from + every_s * (math.floor(max(0.0, now - trains_from) / every_s + 1e-9) + 1)
+            until = min(time_s, saved) if grows else time_s
+            trained_s = max(0.0, until - max(now, trains_from))
+            outcome.possible += bounds.feasible(len(here)) * (until - now)
+            outcome.productive += trained_s * len(group)
+            outcome.restarting += (until - now - trained_s) * len(group)
+            outcome.waiting_s += (until - now) * (not group)
+            now = until
+            if grows and now == saved:
+                group, trains_from = _largest(bounds, here), now + restart_s
+                outcome.restarts += 1
+        here = here | {*nodes} if what == "join" else here - {*nodes}
+        if not group <= here or not group:
+            lost = max(0.0, now - trains_from) % every_s * len(group) if group else 0.0
+            outcome.productive -= lost
+            outcome.recomputed += lost
+            outcome.restarts += bool(group)
+            group = _largest(bounds, here)
+            trains_from = now + restart_s if group else math.inf
+    return outcome
+
+
+def _largest(bounds: Bounds, here: Collection[str]) -> frozenset[str]:
+    return frozenset(sorted(here)[: bounds.feasible(len(here))])
+
+
+def _events(trace: Trace, notice_s: float) -> list[tuple[float, str, tuple[str, ...]]]:
+    """Joins, notices and losses in order of time; a loss at the moment of a join comes first."""
+    found: list[tuple[float, str, tuple[str, ...]]] = []
+    for change in trace.changes:
+        if change.gone:
+            found.append((change.time_s, "go", change.gone))
+            if notice_s:
+                found.append((max(0.0, change.time_s - notice_s), "notice", change.gone))
+        if change.joined:
+            found.append((change.time_s, "join", change.joined))
+    order = {"go": 0, "join": 1, "notice": 2}
+    return sorted(found, key=lambda event: (event[0], order[event[1]]))

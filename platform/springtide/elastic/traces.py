@@ -1,0 +1,133 @@
+"""Records of spot capacity: which nodes there were, and when.
+
+    Bamboo         time_ms,add|remove,node             of each node
+    SkyPilot       {"metadata": {"gap_seconds"}, "data": [number of nodes at each tick]}
+    Google Cloud   date, time, number of nodes         not always in order
+    step curve     hours,number of nodes
+
+Where only numbers are known, the nodes that came last are the first to go. Sources: Bamboo (Thorpe et al., NSDI 2023), Can't
+Be Late (Wu et al., NSDI 2024).
+"""
+
+from __future__ import annotations
+
+import csv
+import dataclasses
+import datetime as dt
+import json
+import math
+import random
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+from springtide.errors import ConfigError, explain
+
+
+class Change(NamedTuple):
+    """Of the nodes there are."""
+
+    time_s: float
+    joined: tuple[str, ...]
+    gone: tuple[str, ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class Trace:
+    """Changes in order of time, beginning with no node."""
+
+    changes: tuple[Change, ...]
+    end_s: float
+
+    @property
+    def most(self) -> int:
+        """Nodes there ever were at once."""
+        number = most = 0
+        for change in self.changes:
+            number += len(change.joined) - len(change.gone)
+            most = max(most, number)
+        return most
+
+
+def read(text: str, name: str) -> Trace:
+    """Of any of the formats. ConfigError, with ``name``, when it is of none."""
+    try:
+        if text.lstrip().startswith("{"):
+            record = json.loads(text)
+            gap_s = float(record["metadata"]["gap_seconds"])
+            return of_numbers([(tick * gap_s, int(number)) for tick, number in enumerate(record["data"])], gap_s)
+        rows = [[cell.strip() for cell in row] for row in csv.reader(text.splitlines()) if any(row)]
+        if rows[0][1] in ("add", "remove"):
+            kinds = {"add": True, "remove": False}
+            *changes, last = rows if len(rows[-1]) == 1 else [*rows, rows[-1]]  # it may end with a time alone
+            found = of_nodes([(float(row[0]) / 1000, kinds[row[1]], row[2]) for row in changes])
+            return dataclasses.replace(found, end_s=float(last[0]) / 1000)
+        if len(rows[0]) == 3:
+            times = sorted((dt.datetime.fromisoformat(f"{row[0]} {row[1]}"), int(row[2])) for row in rows)
+            return of_numbers([((time - times[0][0]).total_seconds(), number) for time, number in times])
+        return of_numbers([(float(row[0]) * 3600, round(float(row[1]))) for row in rows])
+    except (ValueError, KeyError, IndexError, TypeError) as error:
+        formats = "Bamboo's CSV, SkyPilot's JSON, dated numbers, or hours and numbers"
+        raise ConfigError(
+            explain("trace", name, f"is of no format that is known here ({error})", f"give one of {formats}")
+        ) from None
+
+
+def of_nodes(rows: Iterable[tuple[float, bool, str]]) -> Trace:
+    """Of (seconds, whether it joins, node); what changes nothing is passed over."""
+    here: set[str] = set()
+    by_time: dict[float, tuple[list[str], list[str]]] = {}
+    for time_s, joins, node in sorted(rows, key=lambda row: row[0]):
+        joined, gone = by_time.setdefault(time_s, ([], []))
+        if joins != (node in here):
+            here ^= {node}
+            (joined if joins else gone).append(node)
+    changes = [Change(time_s, tuple(joined), tuple(gone)) for time_s, (joined, gone) in by_time.items()]
+    return Trace(tuple(change for change in changes if change.joined or change.gone), max(by_time, default=0.0))
+
+
+def of_numbers(rows: Sequence[tuple[float, int]], last_s: float = 0.0) -> Trace:
+    """Of (seconds, number of nodes), of which the last lasts for ``last_s``."""
+    here: list[str] = []
+    changes, born = [], 0
+    for time_s, number in rows:
+        joined = tuple(f"node{born + one}" for one in range(max(0, number - len(here))))
+        gone = tuple(here[number:])
+        born += len(joined)
+        here = [*here[:number], *joined]
+        if joined or gone:
+            changes.append(Change(time_s, joined, gone))
+    return Trace(tuple(changes), (rows[-1][0] if rows else 0.0) + last_s)
+
+
+def larger(trace: Trace, times: int, seed: int = 0) -> Trace:
+    """``times`` as many nodes: as many clusters, each at another place of the record, which begins anew where it ends."""
+    chance = random.Random(seed)
+    rows: list[tuple[float, bool, str]] = []
+    for copy in range(times):
+        begin_s = chance.random() * trace.end_s if copy else 0.0
+        again_s = trace.end_s - begin_s
+        rows += [(0.0, True, f"{copy}-{node}") for node in _there(trace, begin_s)]
+        rows += _moved(trace, copy, -begin_s, begin_s, math.inf)
+        if copy:
+            ended = _there(trace, trace.end_s) - _there(trace, 0.0)
+            rows += [(again_s, False, f"{copy}-{node}") for node in ended]
+            rows += _moved(trace, copy, again_s, -math.inf, begin_s)
+    return dataclasses.replace(of_nodes(rows), end_s=trace.end_s)
+
+
+def _there(trace: Trace, time_s: float) -> set[str]:
+    here: set[str] = set()
+    for change in trace.changes:
+        if change.time_s <= time_s:
+            here = (here | {*change.joined}) - {*change.gone}
+    return here
+
+
+def _moved(trace: Trace, copy: int, by_s: float, after_s: float, until_s: float) -> list[tuple[float, bool, str]]:
+    return [
+        (change.time_s + by_s, joins, f"{copy}-{node}")
+        for change in trace.changes
+        if after_s < change.time_s <= until_s
+        for joins, nodes in ((True, change.joined), (False, change.gone))
+        for node in nodes
+    ]
