@@ -33,6 +33,8 @@ class Act:
     what: str
     """``kill``, ``drain``, ``hang`` or ``add``."""
     nodes: int = 1
+    workers: int = 0
+    """Not before so many train; 0 for any number."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -66,8 +68,8 @@ SCENARIOS: dict[str, Callable[..., Scenario]] = {
     "hang": lambda *_: Scenario(2, (Act(40, "hang"),), 60, "a worker's process stands still, and answers nobody"),
     "resize": lambda *_: Scenario(
         8,
-        (Act(15, "drain", 3), Act(35, "add", 2), Act(80, "add"), Act(150, "kill")),
-        180,
+        (Act(15, "drain", 3), Act(35, "add", 2, 5), Act(60, "add", 1, 7), Act(80, "kill", 1, 8)),
+        300,
         "8 -> 5 -> 7 -> 8 -> 7 workers: three go with a notice, two join, another joins, one goes without",
     ),
     "all": lambda *_: Scenario(
@@ -146,7 +148,7 @@ def _drill(scenario: Scenario, config: Config, say: Say) -> dict[str, Any]:
 
         def listen(event: Event) -> None:
             if isinstance(event, StepDone):
-                stage.reach(event.step)
+                stage.reach(event.step, event.world_size)
             elif event.kind in ("started", "decided", "left", "failed", "stopped"):
                 tell(describe(event))
 
@@ -165,9 +167,9 @@ class _Stage:
         self._doomed: dict[str, threading.Timer] = {}
         self.told: list[dict[str, Any]] = []
 
-    def reach(self, step: int) -> None:
-        """Training has done ``step``."""
-        while self._acts and self._acts[0].step <= step:
+    def reach(self, step: int, workers: int) -> None:
+        """So many ``workers`` have done ``step``."""
+        while self._acts and self._acts[0].step <= step and self._acts[0].workers in (0, workers):
             act = self._acts.pop(0)
             for _ in range(act.nodes):
                 self._do(act.what, step)
