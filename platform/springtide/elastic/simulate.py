@@ -12,10 +12,13 @@ import math
 from collections.abc import Collection, Sequence
 from typing import NamedTuple
 
+from springtide.elastic.cadence import mean_time_to_loss
 from springtide.elastic.policy import Bounds, Decision, Group, Leave, Memory, Node, Prospects, Replace, Start, decide
 from springtide.elastic.traces import Trace
 
 _SOON_S = 1e-3
+_EXPECTED_LOSS_S = 4 * 3600.0
+"""As checkpoint.expected_loss."""
 
 
 class Costs(NamedTuple):
@@ -82,13 +85,12 @@ class Simulation:
         """From the beginning of the trace to its end."""
         index = 0
         while self._now < self._end_s:
-            upcoming = self._events[index][0] if index < len(self._events) else self._end_s
             gone: list[str] = []
             while index < len(self._events) and self._events[index][0] <= self._now:
                 _, what, nodes = self._events[index]
                 gone += self._change(what, nodes)
                 index += 1
-                upcoming = self._events[index][0] if index < len(self._events) else self._end_s
+            upcoming = self._events[index][0] if index < len(self._events) else self._end_s
             wake = self._act(gone)
             self._pass(min(upcoming, wake, self._end_s))
         return self.outcome
@@ -123,12 +125,13 @@ class Simulation:
         return self._next_look()
 
     def _decide(self, group: Group | None) -> Decision:
-        nodes = [Node(node, 1, self._leaves_at.get(node)) for node in self._joined]
-        trained_s = max(self._now, 1.0)
-        loss_s = (trained_s + 4 * 3600.0) / (self._losses + 1)
+        loss_s = mean_time_to_loss(_EXPECTED_LOSS_S, max(self._now, 1.0), self._losses)
         prospects = Prospects(self._costs.restart_s, loss_s, self._end_s - self._now)
-        decision, self._memory = decide(self._bounds, nodes, group, prospects, self._memory, self._now)
+        decision, self._memory = decide(self._bounds, self._nodes(), group, prospects, self._memory, self._now)
         return decision
+
+    def _nodes(self) -> list[Node]:
+        return [Node(node, 1, self._leaves_at.get(node)) for node in self._joined]
 
     def _start(self, decision: Start) -> None:
         first = not self._memory.held
@@ -176,14 +179,7 @@ class Simulation:
         return self._joined.get(node, self._now) + self._bounds.settle_s + self._costs.warm_up_s
 
     def _ready_at(self) -> float:
-        following, _ = decide(
-            self._bounds,
-            [Node(node, 1, self._leaves_at.get(node)) for node in self._joined],
-            None,
-            Prospects(),
-            self._memory,
-            self._now,
-        )
+        following, _ = decide(self._bounds, self._nodes(), None, Prospects(), self._memory, self._now)
         if not isinstance(following, Start):
             return math.inf
         return max(self._ready(node) for node in set(following.nodes))

@@ -180,21 +180,21 @@ class Vaults:
     def pair(self, nodes: Sequence[str]) -> None:
         """Choose peers, of the nodes of all ranks: the next ones in a ring of them."""
         self._ring = sorted(set(nodes))
-        self._peers = [self._vault(node) for node in self._following(self._ring)[: self._copies]]
+        self._peers = [self._vault(node) for node in self._following()[: self._copies]]
 
     def flee(self) -> bool:
         """Choose peers again, of the nodes that stay: those of the ranks, or else any. Whether what is kept from now on
         outlives the nodes that leave."""
         stay = staying()
-        mine = [node for node in self._following(self._ring) if node in stay]
+        mine = [node for node in self._following() if node in stay]
         others = [node for node in stay if node not in self._ring]
         found = (mine or others)[: max(1, self._copies)]
         self._peers = [self._vault(node) for node in found]
         return bool(found) or self.node in stay
 
-    def _following(self, ring: list[str]) -> list[str]:
-        here = ring.index(self.node)
-        return ring[here + 1 :] + ring[:here]
+    def _following(self) -> list[str]:
+        here = self._ring.index(self.node)
+        return self._ring[here + 1 :] + self._ring[:here]
 
     def keep(self, snapshot: Snapshot, stage: Stage) -> Any:
         """Have the vault of this node hold the stage."""

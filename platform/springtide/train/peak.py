@@ -39,14 +39,15 @@ def _measure(device: torch.device) -> float:
     best = float("inf")
     a @ a
     for _ in range(_ROUNDS):
-        _wait(device)
+        wait_for(device)
         begin = time.perf_counter()
         a @ a
-        _wait(device)
+        wait_for(device)
         best = min(best, time.perf_counter() - begin)
     return 2 * _SIZE**3 / best
 
 
-def _wait(device: torch.device) -> None:
+def wait_for(device: torch.device) -> None:
+    """Until the device has done what it was given."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)

@@ -18,7 +18,7 @@ from springtide.elastic.health import Health
 from springtide.model import build
 from springtide.parallel import World, backend, parallelize, world
 from springtide.train.optim import adamw
-from springtide.train.peak import peak_flops
+from springtide.train.peak import peak_flops, wait_for
 from springtide.train.step import train_step
 
 _VOCABULARY = 256
@@ -58,21 +58,16 @@ def _best_s(device: torch.device, function: object) -> tuple[float, torch.Tensor
     assert callable(function)
     best, found = float("inf"), function()
     for _ in range(_ROUNDS):
-        _settle(device)
+        wait_for(device)
         begin = _clock(device)
         found = function()
-        _settle(device)
+        wait_for(device)
         best = min(best, _clock(device) - begin)
     return max(best, 1e-9), found
 
 
 def _clock(device: torch.device) -> float:
     return time.perf_counter() if device.type == "cuda" else time.thread_time()
-
-
-def _settle(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
 
 
 def _step(config: Config, here: World) -> None:
