@@ -65,6 +65,7 @@ def save(
             outcome = one.poll(wait=True)
             assert outcome is not None
             found.append(outcome)
+        one.end()  # what the writing process does after its answer belongs to the save, too
     attempts.end(run, number)
     return found
 
