@@ -12,6 +12,15 @@ import math
 from collections.abc import Collection, Sequence
 from typing import Literal, NamedTuple
 
+from springtide.elastic.cadence import mean_time_to_loss
+
+_LIKELY = 0.2
+"""That another node is lost before this one is: then one restart is for both."""
+_ENOUGH = 0.5
+"""Of the workers there could be, to start with while the processes of others are still getting ready."""
+_GATHER_S = 30.0
+"""How long nodes that are ready wait for others that will be soon, to grow once."""
+
 
 @dataclasses.dataclass(frozen=True)
 class Bounds:
@@ -24,10 +33,12 @@ class Bounds:
     settle_s: float = 2.0
     """Changes that follow each other faster than this are one change."""
     reserve_s: float = 5.0
-    """Before a node goes, what it takes to bring the state to safety."""
+    """Before a node goes, what it takes to bring the state to safety when the step is done."""
     grow: Literal["when_it_pays", "always", "never"] = "when_it_pays"
     wait_s: float = math.inf
     """How long to wait for ``min_workers``."""
+    expected_loss_s: float = 4 * 3600.0
+    """Mean time between losses of nodes, before one is seen [s]."""
 
     def feasible(self, places: int) -> int:
         """The most workers that ``places`` hold; 0 when they are too few."""
@@ -45,6 +56,13 @@ class Node(NamedTuple):
     """When it will be taken away, if that was announced [s]."""
     problem: str = ""
     """Why it is not to be used."""
+    ready: int | None = None
+    """How many workers' processes stand on it; None: as many as it holds."""
+
+    @property
+    def standing(self) -> int:
+        """Workers that need not wait for their process."""
+        return self.places if self.ready is None else min(self.places, self.ready)
 
 
 class Group(NamedTuple):
@@ -55,13 +73,13 @@ class Group(NamedTuple):
 
 
 class Prospects(NamedTuple):
-    """What a restart would cost, and how long its gain would last."""
+    """What a restart would cost, and how long its gain could last."""
 
     restart_s: float = 10.0
-    loss_s: float = 3600.0
-    """Mean time to the next loss of a worker [s]."""
     left_s: float = math.inf
     """Training time that is left at the present size [s]."""
+    step_s: float = 0.0
+    """A step, after which a group can leave [s]."""
 
 
 class Memory(NamedTuple):
@@ -74,12 +92,25 @@ class Memory(NamedTuple):
     """Since when there has been too little to train; None while there is enough."""
     held: frozenset[str] = frozenset()
     """Where the last group was; none before the first."""
+    room_s: float | None = None
+    """Since when there are nodes to grow to that are ready; None while there are none."""
+    begin_s: float | None = None
+    """When the first decision was made."""
+    losses: int = 0
+    """Times at which nodes were lost, or announced to be."""
+
+    def loss_s(self, bounds: Bounds, now: float) -> float:
+        """Mean time to the next loss, as far as is known [s]."""
+        observed_s = 0.0 if self.begin_s is None else now - self.begin_s
+        return mean_time_to_loss(bounds.expected_loss_s, observed_s, self.losses)
 
 
 class Stay(NamedTuple):
     """Go on as it is: training, or waiting for capacity."""
 
     reason: str
+    until_s: float = math.inf
+    """When to look again though nothing has changed [s]."""
 
 
 class Start(NamedTuple):
@@ -95,8 +126,6 @@ class Leave(NamedTuple):
     """Ask the group to bring its state to safety after the step it is at, so that another can start."""
 
     reason: str
-    by_s: float = math.inf
-    """When that has to begin; earlier is better, once there is somewhere to go on [s]."""
     durable: bool = False
     """Nobody is left to keep it in memory: it has to go to the store."""
 
@@ -120,21 +149,48 @@ def decide(
     bounds: Bounds, nodes: Sequence[Node], group: Group | None, prospects: Prospects, memory: Memory, now: float
 ) -> tuple[Decision, Memory]:
     """The one rule of who trains. ``nodes`` are those alive, ``group`` is None when nobody trains."""
-    usable = [node for node in nodes if node.leaves_at is None and not node.problem and node.places > 0]
+    usable = _usable(nodes)
     here = frozenset((node.id, node.places) for node in usable)
     if here != memory.usable:
-        memory = memory._replace(usable=here, since_s=now)
-    quiet = now - memory.since_s >= bounds.settle_s
-    size = bounds.feasible(sum(node.places for node in usable))
+        gone = {name for name, _ in memory.usable} - {node.id for node in nodes if node.leaves_at is None}
+        begin_s = now if memory.begin_s is None else memory.begin_s
+        memory = memory._replace(usable=here, since_s=now, begin_s=begin_s, losses=memory.losses + bool(gone))
+    room = _room(bounds, usable)
     if group is None:
-        return _without_group(bounds, nodes, usable, size, quiet, memory, now)
-    memory = memory._replace(held=frozenset(group.nodes), lacking_s=None)
-    return _with_group(bounds, nodes, group, size, quiet, prospects, now), memory
+        return _without_group(bounds, nodes, usable, room, memory, now)
+    grows = room.ready > len(group.nodes)
+    room_s = (now if memory.room_s is None else memory.room_s) if grows else None
+    memory = memory._replace(held=frozenset(group.nodes), lacking_s=None, room_s=room_s)
+    return _with_group(bounds, nodes, group, room, prospects, memory, now), memory
+
+
+def following(bounds: Bounds, nodes: Sequence[Node], memory: Memory) -> tuple[str, ...]:
+    """Where the next group would be, were all its nodes ready: a node for each worker."""
+    usable = _usable(nodes)
+    return _choose(_room(bounds, usable).size, usable, memory.held)
+
+
+class _Room(NamedTuple):
+    """How many workers fit."""
+
+    size: int
+    ready: int
+    """On the nodes whose processes stand."""
+
+
+def _room(bounds: Bounds, usable: Sequence[Node]) -> _Room:
+    places, standing = sum(node.places for node in usable), sum(node.standing for node in usable)
+    return _Room(bounds.feasible(places), bounds.feasible(standing))
+
+
+def _usable(nodes: Sequence[Node]) -> list[Node]:
+    return [node for node in nodes if node.leaves_at is None and not node.problem and node.places > 0]
 
 
 def _without_group(
-    bounds: Bounds, nodes: Sequence[Node], usable: Sequence[Node], size: int, quiet: bool, memory: Memory, now: float
+    bounds: Bounds, nodes: Sequence[Node], usable: Sequence[Node], room: _Room, memory: Memory, now: float
 ) -> tuple[Decision, Memory]:
+    size = room.size
     if not size:
         lacking_s = now if memory.lacking_s is None else memory.lacking_s
         memory, lack = memory._replace(lacking_s=lacking_s), _lack(bounds, nodes, usable)
@@ -142,15 +198,23 @@ def _without_group(
             return GiveUp(f"waited for {bounds.wait_s:g} s, as elastic.wait says; {lack}"), memory
         return Stay(lack), memory
     memory = memory._replace(lacking_s=None)
-    if size < bounds.feasible(bounds.max_workers) and not quiet and not memory.held:
+    if size < bounds.feasible(bounds.max_workers) and not memory.held and not _quiet(bounds, memory, now):
         return Stay(f"room for {size} of {bounds.max_workers} workers; more nodes may be joining"), memory
+    if memory.held and bounds.grow != "never" and room.ready >= _ENOUGH * size:
+        size, usable = room.ready, [node._replace(places=node.standing) for node in usable]
     chosen = _choose(size, usable, memory.held)
     reason = f"{size} of {bounds.max_workers} workers on {_count(len(set(chosen)), 'node')}"
     return Start(size, chosen, reason), memory
 
 
 def _with_group(
-    bounds: Bounds, nodes: Sequence[Node], group: Group, size: int, quiet: bool, prospects: Prospects, now: float
+    bounds: Bounds,
+    nodes: Sequence[Node],
+    group: Group,
+    room: _Room,
+    prospects: Prospects,
+    memory: Memory,
+    now: float,
 ) -> Decision:
     alive = {node.id: node for node in nodes}
     workers, mine = len(group.nodes), dict.fromkeys(group.nodes)
@@ -159,26 +223,50 @@ def _with_group(
     if leaving := [alive[name] for name in mine if alive[name].leaves_at is not None]:
         first = min(node.leaves_at for node in leaving if node.leaves_at is not None)
         what = f"notice: {_names([node.id for node in leaving])} will be taken away in {max(0.0, first - now):.0f} s"
-        by_s = first - bounds.reserve_s
-        if not size and now < by_s:
-            return Stay(f"{what}; too little is left to go on with, so it trains until then")
-        if not quiet and now < by_s:
-            return Stay(f"{what}; others may follow")
-        return Leave(what, by_s, durable=not size)
+        by_s = first - bounds.reserve_s - prospects.step_s
+        if now < by_s and (why := _not_yet(bounds, room, memory, by_s, now)):
+            return why._replace(reason=f"{what}; {why.reason}")
+        return Leave(what, durable=not room.size)
     if bad := [alive[name] for name in mine if alive[name].problem]:
         reason = "; ".join(f"{node.id[:8]} {node.problem}" for node in bad)
-        return Leave(reason) if size else Stay(f"{reason}; there is nowhere else to go")
-    if size <= workers:
+        return Leave(reason) if room.size else Stay(f"{reason}; there is nowhere else to go")
+    return _growth(bounds, workers, room, prospects, memory, now)
+
+
+def _not_yet(bounds: Bounds, room: _Room, memory: Memory, by_s: float, now: float) -> Stay | None:
+    """Why not to leave nodes that go before ``by_s``."""
+    loss_s = memory.loss_s(bounds, now)
+    if not room.size:
+        return Stay("too little is left to go on with, so it trains until then", by_s)
+    if not _quiet(bounds, memory, now):
+        return Stay("others may follow", by_s)
+    if by_s - now > _LIKELY * loss_s:
+        often = f"others may follow, one comes every {loss_s:.0f} s: one restart for all"
+        return Stay(often, by_s - _LIKELY * loss_s)
+    if room.ready < room.size:
+        return Stay("the processes on others are getting ready", by_s)
+    return None
+
+
+def _quiet(bounds: Bounds, memory: Memory, now: float) -> bool:
+    return now - memory.since_s >= bounds.settle_s
+
+
+def _growth(
+    bounds: Bounds, workers: int, room: _Room, prospects: Prospects, memory: Memory, now: float
+) -> Stay | Leave:
+    if room.size <= workers:
         return Stay(f"{workers} workers train")
-    if not quiet:
-        return Stay(f"room for {size} workers instead of {workers}; more nodes may be joining")
-    return _growth(bounds, workers, size, prospects)
-
-
-def _growth(bounds: Bounds, workers: int, size: int, prospects: Prospects) -> Decision:
+    more = f"room for {room.size} workers instead of {workers}"
+    if not _quiet(bounds, memory, now):
+        return Stay(f"{more}; more nodes may be joining")
+    until_s = math.inf if memory.room_s is None else memory.room_s + _GATHER_S
+    if room.ready < room.size and now < until_s:
+        return Stay(f"{more}; their processes are getting ready", until_s)
+    size, loss_s = room.ready, memory.loss_s(bounds, now)
     if bounds.grow == "never":
         return Stay(f"room for {size} workers instead of {workers}, elastic.grow is 'never'")
-    lasts_s = min(prospects.loss_s, prospects.left_s)
+    lasts_s = min(loss_s, prospects.left_s)
     if bounds.grow != "always" and size * (lasts_s - prospects.restart_s) <= workers * lasts_s:
         return Stay(
             f"{size} workers instead of {workers} would not pay: a restart takes {prospects.restart_s:.0f} s, and lasts "
@@ -189,7 +277,7 @@ def _growth(bounds: Bounds, workers: int, size: int, prospects: Prospects) -> De
 
 def _choose(size: int, usable: Sequence[Node], held: Collection[str]) -> tuple[str, ...]:
     """A node for each of ``size`` workers: those that have processes already, then the fewest."""
-    ranked = sorted(usable, key=lambda node: (node.id not in held, -node.places, node.id))
+    ranked = sorted(usable, key=lambda node: (not node.standing, node.id not in held, -node.places, node.id))
     return tuple([node.id for node in ranked for _ in range(node.places)][:size])
 
 

@@ -1,4 +1,4 @@
-"""What a restart costs and how long its gain will last, learnt from the run's own events."""
+"""What a restart costs and how much training is left, learnt from the run's own events."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from collections import deque
 from collections.abc import Mapping
 from typing import Any
 
-from springtide.elastic.cadence import mean_time_to_loss
 from springtide.elastic.policy import Prospects
 
 _FIRST_RESTART_S = 10.0
@@ -21,33 +20,26 @@ _USUAL_STEPS = 20
 class History:
     """Hears the events of a run, as records, in order."""
 
-    def __init__(self, num_steps: int, expected_loss_s: float) -> None:
-        """``num_steps``: of the whole run; ``expected_loss_s``: mean time between losses of workers, before one is seen [s]."""
+    def __init__(self, num_steps: int) -> None:
+        """``num_steps``: of the whole run."""
         self.step = 0
-        self._num_steps, self._expected_loss_s = num_steps, expected_loss_s
+        self._num_steps = num_steps
         self._steps_s: deque[float] = deque(maxlen=_REMEMBERED)
         self._gaps_s: deque[float] = deque(maxlen=_REMEMBERED)
-        self._trained_s = 0.0
         self._last_s: float | None = None
         self._restarted = False
-        self._left = True
-        self._losses = 0
 
     def hear(self, record: Mapping[str, Any]) -> None:
         """Any event; those that tell nothing of this are passed over."""
         kind = record["kind"]
         if kind == "started":
-            self._losses += not self._left
-            self._left, self._restarted = False, self._last_s is not None
+            self._restarted = self._last_s is not None
             self._steps_s.clear()
-        elif kind == "left":
-            self._left = True
         elif kind == "step":
             step_s = record["step_time_s"]
             if self._restarted and self._last_s is not None:
                 self._gaps_s.append(max(0.0, record["time_s"] - self._last_s - step_s))
             self._restarted, self._last_s, self.step = False, record["time_s"], record["step"]
-            self._trained_s += step_s
             self._steps_s.append(step_s)
 
     def longest_s(self, least_s: float) -> float:
@@ -59,4 +51,4 @@ class History:
         step_s = statistics.median(self._steps_s) if self._steps_s else 0.0
         left_s = (self._num_steps - self.step) * step_s if step_s and self._num_steps else math.inf
         restart_s = statistics.median(self._gaps_s) if self._gaps_s else _FIRST_RESTART_S
-        return Prospects(restart_s, mean_time_to_loss(self._expected_loss_s, self._trained_s, self._losses), left_s)
+        return Prospects(restart_s, left_s, step_s)

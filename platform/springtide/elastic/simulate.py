@@ -12,13 +12,22 @@ import math
 from collections.abc import Collection, Sequence
 from typing import NamedTuple
 
-from springtide.elastic.cadence import mean_time_to_loss
-from springtide.elastic.policy import Bounds, Decision, Group, Leave, Memory, Node, Prospects, Replace, Start, decide
+from springtide.elastic.policy import (
+    Bounds,
+    Decision,
+    Group,
+    Leave,
+    Memory,
+    Node,
+    Prospects,
+    Replace,
+    Start,
+    Stay,
+    decide,
+)
 from springtide.elastic.traces import Trace
 
 _SOON_S = 1e-3
-_EXPECTED_LOSS_S = 4 * 3600.0
-"""As checkpoint.expected_loss."""
 
 
 class Costs(NamedTuple):
@@ -78,7 +87,6 @@ class Simulation:
         """Trained since the last checkpoint in the store."""
         self._again_s = 0.0
         """To be trained a second time."""
-        self._losses = 0
         self.outcome = Outcome()
 
     def run(self) -> Outcome:
@@ -113,25 +121,23 @@ class Simulation:
             self._lose(set(gone))
             decision = self._decide(None)
         elif isinstance(decision, Leave) and self._group is not None:
-            ready = self._ready_at()
-            boundary = self._boundary()
-            leaves = max(boundary, min(ready, decision.by_s))
-            if leaves > self._now + _SOON_S:
+            if (leaves := self._boundary()) > self._now + _SOON_S:
                 return leaves
             self._group = None
             decision = self._decide(None)
         if isinstance(decision, Start) and self._group is None:
             self._start(decision)
-        return self._next_look()
+        return self._next_look(decision)
 
     def _decide(self, group: Group | None) -> Decision:
-        loss_s = mean_time_to_loss(_EXPECTED_LOSS_S, max(self._now, 1.0), self._losses)
-        prospects = Prospects(self._costs.restart_s, loss_s, self._end_s - self._now)
+        prospects = Prospects(self._costs.restart_s, self._end_s - self._now, self._costs.step_s)
         decision, self._memory = decide(self._bounds, self._nodes(), group, prospects, self._memory, self._now)
         return decision
 
     def _nodes(self) -> list[Node]:
-        return [Node(node, 1, self._leaves_at.get(node)) for node in self._joined]
+        return [
+            Node(node, 1, self._leaves_at.get(node), ready=int(self._ready(node) <= self._now)) for node in self._joined
+        ]
 
     def _start(self, decision: Start) -> None:
         first = not self._memory.held
@@ -151,7 +157,6 @@ class Simulation:
             self.outcome.lost_memory += 1
             lost_s = max(lost_s, min(self._unsaved_s, self._costs.store_every_s))
         self._again_s += lost_s * len(self._group.nodes)
-        self._losses += 1
         self._group = None
 
     def _copied(self, gone: Collection[str]) -> bool:
@@ -176,19 +181,15 @@ class Simulation:
         """When the process on a node stands."""
         if node in self._memory.held:
             return self._now
-        return self._joined.get(node, self._now) + self._bounds.settle_s + self._costs.warm_up_s
+        return self._joined[node] + self._costs.warm_up_s
 
-    def _ready_at(self) -> float:
-        following, _ = decide(self._bounds, self._nodes(), None, Prospects(), self._memory, self._now)
-        if not isinstance(following, Start):
-            return math.inf
-        return max(self._ready(node) for node in set(following.nodes))
-
-    def _next_look(self) -> float:
+    def _next_look(self, decision: Decision) -> float:
         """When something is decided that no node's coming or going decides."""
-        looks = [self._memory.since_s + self._bounds.settle_s]
-        looks += [at_s - self._bounds.reserve_s for at_s in self._leaves_at.values()]
-        return min((look for look in looks if look > self._now + _SOON_S), default=math.inf)
+        looks = [self._memory.since_s + self._bounds.settle_s, *map(self._ready, self._joined)]
+        look_s = min((look for look in looks if look > self._now), default=math.inf)
+        if isinstance(decision, Stay):
+            look_s = min(look_s, decision.until_s)
+        return max(look_s, self._now + _SOON_S)
 
     def _pass(self, until_s: float) -> None:
         """Let time go by."""

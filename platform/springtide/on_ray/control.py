@@ -43,14 +43,14 @@ class Progress:
 class Control:
     """One a run, on the driver's node, ending with the driver."""
 
-    def __init__(self, num_steps: int = 0, expected_loss_s: float = 3600.0, hang_s: float = 0.0) -> None:
+    def __init__(self, num_steps: int = 0, hang_s: float = 0.0) -> None:
         self._events: list[dict[str, Any]] = []
         self._arrived = asyncio.Event()
         self._asked: str | None = None
         self._left = False
         self._hang_s = hang_s
         self._heard_s = math.inf
-        self._history = History(num_steps, expected_loss_s)
+        self._history = History(num_steps)
 
     async def post(self, events: list[dict[str, Any]]) -> str | None:
         """Hand events to the driver; returns what is asked of the workers."""
@@ -92,12 +92,12 @@ class Control:
             self._asked = interrupt
 
 
-def open_control(run_id: str, num_steps: int = 0, expected_loss_s: float = 3600.0, hang_s: float = 0.0) -> Any:
+def open_control(run_id: str, num_steps: int = 0, hang_s: float = 0.0) -> Any:
     """The control actor of a run; RunExists when the run is live in this cluster already."""
     here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
     try:
         actor = ray.remote(Control).options(name=f"run-{run_id}", num_cpus=0, scheduling_strategy=here)
-        return actor.remote(num_steps, expected_loss_s, hang_s)
+        return actor.remote(num_steps, hang_s)
     except ValueError:
         raise RunExists(
             f"run {run_id!r} is being trained on this cluster by another driver; wait for it or stop it"

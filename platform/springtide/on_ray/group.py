@@ -38,6 +38,7 @@ _PATIENCE_S = 3.0
 """How long a process may take to let go of its group."""
 _START_S = 180.0
 """How long a new process may take to come up."""
+_SILENT = f"no worker came up on it in {_START_S:.0f} s"
 _AGAIN_S = 30.0
 """How long a node is left out on which a process did not come up; twice as long each time."""
 
@@ -49,6 +50,8 @@ class Process(NamedTuple):
     actor: Any
     ready: Any
     """A reference to what it found of its device; it is there when the process is ready."""
+    begin_s: float
+    """When it was started."""
 
 
 class Processes:
@@ -63,6 +66,8 @@ class Processes:
         """Starts a worker's actor on a node, once there was a group."""
         self._free: list[Process] = []
         self._health: dict[str, Health] = {}
+        self._fit: set[Any] = set()
+        """What is known of free processes: references to what they found of their device."""
         self._left_out: dict[str, tuple[str, float]] = {}
         self._failures: Counter[str] = Counter()
 
@@ -71,31 +76,39 @@ class Processes:
         now = time.monotonic()
         return {node: reason for node, (reason, until_s) in self._left_out.items() if now < until_s}
 
-    def prepare(self, nodes: Sequence[str], busy: Sequence[str]) -> bool:
-        """Whether each of ``nodes`` has as many processes as it is named, those ``busy`` counted, and all are ready; starts
-        what is lacking. A node whose process is not fit has a problem from then on."""
+    def warm(self, nodes: Sequence[str], busy: Sequence[str]) -> None:
+        """See that each of ``nodes`` has as many processes as it is named, those ``busy`` counted. A node whose process is not
+        fit, or does not come up, has a problem from then on."""
         have = Counter(busy) + Counter(process.node for process in self._free)
         self._free += [self._begin(node) for node in (Counter(nodes) - have).elements()]
-        awaited = [process for process in self._free if process.node in nodes]
-        done = _done([process.ready for process in awaited], 0.0)
-        fit = [self._examine(process) for process in awaited if process.ready in done]
+        done = _done([process.ready for process in self._free], 0.0)
+        self._fit &= done
+        for process in self._free:
+            if process.ready not in done:
+                if time.monotonic() - process.begin_s > _START_S:
+                    self._leave_out(process.node, _SILENT)
+            elif process.ready not in self._fit and self._examine(process):
+                self._fit.add(process.ready)
         self.give_back([])
-        return len(fit) == len(awaited) and all(fit)
+
+    def ready(self, busy: Sequence[str]) -> Counter[str]:
+        """How many processes stand on each node, those ``busy`` counted."""
+        done = _done([process.ready for process in self._free], 0.0)
+        return Counter(busy) + Counter(process.node for process in self._free if process.ready in done)
 
     def take(self) -> list[Process]:
-        """Ready processes for the plan, one a worker; others end. WorkerGroupStartupFailedError when one does not come up,
-        or is not fit: its node has a problem from then on."""
+        """Processes for the plan, one a worker, as soon as they are ready. WorkerGroupStartupFailedError when one does not
+        come up, or is not fit: its node has a problem from then on."""
         taken: list[Process] = []
         for node, number in Counter(self.plan).items():
             here = [process for process in self._free if process.node == node][:number]
             taken += here + [self._begin(node) for _ in range(number - len(here))]
         refs = [process.ready for process in taken]
         self._free = [process for process in self._free if process.ready not in refs]
-        self.end()
         done = _done(refs, _START_S)
         for process in taken:
             if process.ready not in done:
-                self._leave_out(process.node, f"no worker came up on it in {_START_S:.0f} s")
+                self._leave_out(process.node, _SILENT)
         fit = [process.ready in done and self._examine(process) for process in taken]
         if not all(fit):
             self.give_back(taken)
@@ -112,7 +125,7 @@ class Processes:
 
     def _begin(self, node: str) -> Process:
         actor = self.start(node)
-        return Process(node, actor, actor.execute.remote(warm_up, self.job))
+        return Process(node, actor, actor.execute.remote(warm_up, self.job), time.monotonic())
 
     def _examine(self, process: Process) -> bool:
         node = process.node
@@ -150,7 +163,7 @@ class Processes:
                 kept = False
             if kept:
                 node = worker.metadata.node_id
-                self._free.append(Process(node, worker.actor, ray.put(self._health[node])))
+                self._free.append(Process(node, worker.actor, ray.put(self._health[node]), time.monotonic()))
             else:
                 _log.warning("the worker on node %s did not let go and is ended", worker.metadata.node_id)
                 ray.kill(worker.actor)

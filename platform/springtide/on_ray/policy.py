@@ -24,7 +24,19 @@ from ray.train.v2._internal.execution.scaling_policy import NoopDecision, Scalin
 from ray.train.v2._internal.execution.scaling_policy.elastic import ElasticScalingPolicy
 
 from springtide.elastic import Interrupt
-from springtide.elastic.policy import Bounds, Decision, GiveUp, Group, Leave, Memory, Node, Replace, Start, decide
+from springtide.elastic.policy import (
+    Bounds,
+    Decision,
+    GiveUp,
+    Group,
+    Leave,
+    Memory,
+    Node,
+    Replace,
+    Start,
+    decide,
+    following,
+)
 from springtide.errors import SpringtideError, StoppedWaiting, TrainingFailed
 from springtide.on_ray.control import Progress
 from springtide.on_ray.group import PROCESSES, Controller
@@ -70,7 +82,7 @@ class Elastic(ElasticScalingPolicy):
             ended = Stopped(step=progress.step, status="stopped", reason=reason)
             ray.get(self._control.post.remote([record(ended)]))
             raise StoppedWaiting(reason)
-        return self._start(progress, probe=True)
+        return self._start(progress)
 
     def make_decision_for_running_worker_group(
         self, worker_group_state: Any, worker_group_status: Any
@@ -78,22 +90,27 @@ class Elastic(ElasticScalingPolicy):
         """Have the group leave when it should, and start the next one when it has."""
         self._maybe_send_resource_request()
         progress = self._progress()
+        busy = tuple(worker.metadata.node_id for worker in worker_group_state.workers)
         if progress.left:
-            return self._start(progress, probe=False)
+            return self._start(progress, busy, probe=False)
         if progress.silent_s > progress.longest_s:
             return self._end_hung(worker_group_state.workers, progress)
-        group = Group(tuple(worker.metadata.node_id for worker in worker_group_state.workers))
-        decision = self._decide(group, progress)
+        decision = self._decide(self._nodes(busy, warm=True), Group(busy), progress)
         if isinstance(decision, Replace):
-            return self._start(progress, probe=True)
-        if isinstance(decision, Leave) and not self._asked and self._ready(decision, group, progress):
+            return self._start(progress, busy)
+        if isinstance(decision, Leave) and not self._asked:
             asked = Interrupt.EVACUATE if decision.durable else Interrupt.LEAVE
             self._control.ask.remote(asked.value)
             self._asked = True
         return NoopDecision()
 
-    def _start(self, progress: Progress, probe: bool) -> ScalingDecision:
-        decision = self._decide(None, progress, probe)
+    def _start(self, progress: Progress, busy: tuple[str, ...] = (), probe: bool = True) -> ScalingDecision:
+        """Start a group where there is room. ``busy``: nodes of the one that ends; ``probe`` asks each node whether it lives."""
+        nodes = self._nodes(busy)
+        if probe:
+            silent = unanswering({node.id for node in nodes})
+            nodes = [node for node in nodes if node.id not in silent]
+        decision = self._decide(nodes, None, progress)
         if isinstance(decision, GiveUp):
             raise TrainingFailed(f"{decision.reason}; --resume goes on")
         if not isinstance(decision, Start):
@@ -116,33 +133,26 @@ class Elastic(ElasticScalingPolicy):
         self._control.post.remote([record(told)])
         if not again:
             raise TrainingFailed(f"training hung {_MOST_HANGS} times after step {progress.step}: {reason}")
-        return self._start(progress, probe=True)
+        dead = {id(worker) for worker in silent}
+        return self._start(progress, tuple(worker.metadata.node_id for worker in workers if id(worker) not in dead))
 
-    def _decide(self, group: Group | None, progress: Progress, probe: bool = False) -> Decision:
-        nodes = self._nodes()
-        if probe:
-            silent = unanswering({node.id for node in nodes})
-            nodes = [node for node in nodes if node.id not in silent]
+    def _decide(self, nodes: list[Node], group: Group | None, progress: Progress) -> Decision:
         decision, self._memory = decide(self._bounds, nodes, group, progress.prospects, self._memory, time.monotonic())
         self._tell(decision, progress.step)
         return decision
 
-    def _ready(self, leave: Leave, group: Group, progress: Progress) -> bool:
-        """Whether the processes of the next group stand, or there is no time to wait for them."""
-        if time.monotonic() >= leave.by_s:
-            return True
-        nodes = self._nodes()
-        following, _ = decide(self._bounds, nodes, None, progress.prospects, self._memory, time.monotonic())
-        return isinstance(following, Start) and PROCESSES.prepare(following.nodes, group.nodes)
-
-    def _nodes(self) -> list[Node]:
+    def _nodes(self, busy: tuple[str, ...] = (), warm: bool = False) -> list[Node]:
+        """What is seen of the nodes. ``warm``: processes are started where the next group would be and there are none."""
         problems = PROCESSES.problems()
         seen = observed(self._reserved(), self.scaling_config._resources_per_worker_not_none)
         nodes = [node._replace(problem=problems.get(node.id, "")) for node in seen]
         if self._watches is not None:
             self._watches.cover({node.id for node in nodes if node.places})
         self._ask_for_what_leaves(nodes)
-        return nodes
+        if warm:
+            PROCESSES.warm(following(self._bounds, nodes, self._memory), busy)
+        ready = PROCESSES.ready(busy)
+        return [node._replace(ready=ready[node.id]) for node in nodes]
 
     def _progress(self) -> Progress:
         try:

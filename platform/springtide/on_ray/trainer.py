@@ -50,8 +50,7 @@ def train(
             "the driver is on node %s: the run ends with it, to be resumed; start it on a node that stays",
             place,
         )
-    expected_loss_s, hang_s = float(config.checkpoint.expected_loss), float(config.elastic.hang)
-    control = open_control(config.run.id, config.num_steps, expected_loss_s, hang_s)
+    control = open_control(config.run.id, config.num_steps, float(config.elastic.hang))
     job = {"config": config.model_dump(mode="json"), "control": control, "labels": labels, "owner": owner}
     trainer = _trainer(config, run, attempt, job)
     failure: list[BaseException] = []
@@ -96,6 +95,7 @@ def _trainer(config: Config, run: Folder, attempt: int, job: dict[str, Any]) -> 
         reserve_s=float(elastic.reserve),
         grow=elastic.grow,
         wait_s=float(elastic.wait) or math.inf,
+        expected_loss_s=float(config.checkpoint.expected_loss),
     )
     return Trainer(
         work,

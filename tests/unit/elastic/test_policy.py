@@ -26,17 +26,21 @@ from springtide.elastic.policy import (
 )
 
 BOUNDS = Bounds(min_workers=2, max_workers=8, settle_s=2.0, reserve_s=5.0)
-PAYS = Prospects(restart_s=5.0, loss_s=3600.0)
+PAYS = Prospects(restart_s=5.0)
 THREE = [Node("a", 1), Node("b", 1), Node("c", 1)]
 TICK_S = 0.5
 
 
 def after_quiet(
-    nodes: list[Node], group: Group | None, prospects: Prospects = PAYS, bounds: Bounds = BOUNDS
+    nodes: list[Node],
+    group: Group | None,
+    prospects: Prospects = PAYS,
+    bounds: Bounds = BOUNDS,
+    after_s: float = 100.0,
 ) -> Decision:
     """What is decided of nodes that have not changed for long."""
     _, memory = decide(bounds, nodes, group, prospects, Memory(held=frozenset("a")), 0.0)
-    return decide(bounds, nodes, group, prospects, memory, 100.0)[0]
+    return decide(bounds, nodes, group, prospects, memory, after_s)[0]
 
 
 def test_it_starts_at_once_with_all_it_may_have_and_waits_a_moment_for_more() -> None:
@@ -94,7 +98,7 @@ def test_with_nowhere_to_go_it_trains_until_the_last_moment_and_saves_to_the_sto
     stays, memory = decide(BOUNDS, told, group, PAYS, Memory(), 10.0)
     assert isinstance(stays, Stay)
     what = "notice: a, b, c will be taken away in 5 s"
-    assert decide(BOUNDS, told, group, PAYS, memory, 55.0)[0] == Leave(what, 55.0, durable=True)
+    assert decide(BOUNDS, told, group, PAYS, memory, 55.0)[0] == Leave(what, durable=True)
 
 
 def test_it_grows_when_that_pays_and_not_before_the_nodes_have_settled() -> None:
@@ -103,9 +107,78 @@ def test_it_grows_when_that_pays_and_not_before_the_nodes_have_settled() -> None
     assert isinstance(first, Stay)
     assert after_quiet(nodes, group) == Leave("grow from 3 to 4 workers")
     # 3 workers for 20 s do more than 4 for 15
-    assert isinstance(after_quiet(nodes, group, Prospects(restart_s=5.0, loss_s=20.0)), Stay)
-    assert isinstance(after_quiet(nodes, group, Prospects(restart_s=5.0, loss_s=21.0)), Leave)
-    assert isinstance(after_quiet(nodes, group, Prospects(restart_s=5.0, loss_s=3600.0, left_s=19.0)), Stay)
+    often, less_often = (dataclasses.replace(BOUNDS, expected_loss_s=seconds) for seconds in (10.0, 11.0))
+    assert isinstance(after_quiet(nodes, group, bounds=often, after_s=10.0), Stay)
+    assert isinstance(after_quiet(nodes, group, bounds=less_often, after_s=10.0), Leave)
+    assert isinstance(after_quiet(nodes, group, Prospects(restart_s=5.0, left_s=19.0)), Stay)
+
+
+def test_what_was_lost_or_announced_counts_once_and_makes_the_next_more_likely() -> None:
+    bounds, memory, group = dataclasses.replace(BOUNDS, expected_loss_s=1000.0), Memory(), Group(("b", "c"))
+    leaving = THREE[0]._replace(leaves_at=500.0)
+    histories = [
+        (0.0, THREE, 1000.0),
+        (100.0, THREE[:2], 1100.0 / 2),
+        (110.0, THREE[:2], 1110.0 / 2),
+        (120.0, THREE, 1120.0 / 2),  # one that joins is no loss
+        (130.0, [leaving, *THREE[1:]], 1130.0 / 3),
+        (500.0, THREE[1:], 1500.0 / 3),  # it was announced, and counted
+    ]
+    for now, nodes, expected in histories:
+        _, memory = decide(bounds, nodes, group, PAYS, memory, now)
+        assert memory.loss_s(bounds, now) == expected
+
+
+def test_a_group_is_never_kept_waiting_for_processes_and_grows_once_they_stand() -> None:
+    bounds, here = dataclasses.replace(BOUNDS, min_workers=1), Memory(held=frozenset("ab"))
+    new = [node._replace(ready=0) for node in (Node("c", 1), Node("d", 1))]
+    both = [*THREE[:2], *new]
+    lost, _ = decide(bounds, both, None, PAYS, here, 0.0)
+    assert isinstance(lost, Start)
+    assert lost.nodes == ("a", "b")
+    most = [*THREE[:1], *new]
+    lost, _ = decide(bounds, most, None, PAYS, here, 0.0)
+    assert isinstance(lost, Start)
+    assert lost.workers == 3  # one of three is too little to begin with
+    never = dataclasses.replace(bounds, grow="never")
+    lost, _ = decide(never, both, None, PAYS, here, 0.0)
+    assert isinstance(lost, Start)
+    assert lost.workers == 4  # for the others could not join it later
+
+    group = Group(("a", "b"))
+    decision, memory = decide(bounds, both, group, PAYS, here, 10.0)
+    decision, memory = decide(bounds, both, group, PAYS, memory, 20.0)
+    assert decision == Stay("room for 4 workers instead of 2; their processes are getting ready")
+    one_ready = [*THREE[:2], new[0]._replace(ready=1), new[1]]
+    decision, memory = decide(bounds, one_ready, group, PAYS, memory, 30.0)
+    assert isinstance(decision, Stay)
+    assert decision.until_s == 60.0
+    assert decide(bounds, one_ready, group, PAYS, memory, 60.0)[0] == Leave("grow from 2 to 3 workers")
+
+
+def test_a_notice_waits_for_the_processes_of_a_node_that_joined_while_there_is_time() -> None:
+    nodes = [THREE[0]._replace(leaves_at=130.0), *THREE[1:], Node("d", 1, ready=0)]
+    group = Group(("a", "b", "c"))
+    _, memory = decide(BOUNDS, nodes, group, PAYS, Memory(), 0.0)
+    decision, memory = decide(BOUNDS, nodes, group, PAYS, memory, 10.0)
+    assert isinstance(decision, Stay)
+    assert decision.reason.endswith("the processes on others are getting ready")
+    assert isinstance(decide(BOUNDS, nodes, group, PAYS, memory, 125.0)[0], Leave)
+    slow = PAYS._replace(step_s=10.0)  # the step under way has to end before it
+    assert isinstance(decide(BOUNDS, nodes, group, slow, memory, 115.0)[0], Leave)
+
+
+def test_where_notices_come_one_after_the_other_those_of_one_deadline_are_one_restart() -> None:
+    group = Group(("a", "b", "c"))
+    for expected_loss_s, gathers in ((40.0, True), (4000.0, False)):
+        bounds = dataclasses.replace(BOUNDS, expected_loss_s=expected_loss_s)
+        _, memory = decide(bounds, THREE, group, PAYS, Memory(), 0.0)
+        told = [Node("a", 1, leaves_at=140.0), *THREE[1:]]
+        _, memory = decide(bounds, told, group, PAYS, memory, 20.0)
+        decision, memory = decide(bounds, told, group, PAYS, memory, 60.0)
+        assert isinstance(decision, Stay if gathers else Leave)
+        decision, _ = decide(bounds, told, group, PAYS, memory, 125.0)
+        assert isinstance(decision, Leave)  # in time: another one every 80 s, ten are left until the reserve
 
 
 def test_it_waits_for_capacity_as_long_as_it_was_told_to_and_anew_each_time() -> None:
@@ -127,7 +200,7 @@ def test_growth_may_be_forbidden_or_ordered() -> None:
     nodes, group = [*THREE, Node("d", 1)], Group(("a", "b", "c"))
     for grow, prospects, expected in (
         ("never", PAYS, Stay),
-        ("always", Prospects(restart_s=5.0, loss_s=1.0), Leave),
+        ("always", Prospects(restart_s=5.0, left_s=1.0), Leave),
     ):
         bounds = dataclasses.replace(BOUNDS, grow=grow)
         _, memory = decide(bounds, nodes, group, prospects, Memory(), 0.0)

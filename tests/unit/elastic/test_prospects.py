@@ -12,26 +12,25 @@ def step(number: int, time_s: float, step_time_s: float = 2.0) -> dict[str, Any]
     return {"kind": "step", "step": number, "time_s": time_s, "step_time_s": step_time_s}
 
 
-def test_it_learns_gaps_losses_and_what_is_left() -> None:
-    history = History(100, 3600.0)
+def test_it_learns_gaps_and_what_is_left() -> None:
+    history = History(100)
     before = history.prospects()
-    assert (before.restart_s, before.loss_s, before.left_s) == (10.0, 3600.0, math.inf)
+    assert before == (10.0, math.inf, 0.0)
     history.hear({"kind": "started"})
     for number in range(1, 11):
         history.hear(step(number, 2.0 * number))
     assert history.step == 10
-    assert history.prospects() == (10.0, 3620.0, 180.0)
-    history.hear({"kind": "started"})  # a loss: nobody left
+    assert history.prospects() == (10.0, 180.0, 2.0)
+    history.hear({"kind": "started"})
     history.hear(step(10, 25.0))
-    assert history.prospects() == (3.0, 3622.0 / 2, 180.0)
-    history.hear({"kind": "left"})
+    assert history.prospects() == (3.0, 180.0, 2.0)
     history.hear({"kind": "started"})
     history.hear(step(11, 32.0))
-    assert history.prospects() == (4.0, 3624.0 / 2, 178.0)
+    assert history.prospects() == (4.0, 178.0, 2.0)
 
 
 def test_a_group_is_hung_after_many_usual_steps_and_not_before_it_has_made_one() -> None:
-    history = History(100, 3600.0)
+    history = History(100)
     history.hear({"kind": "started"})
     assert history.longest_s(5.0) == math.inf
     for number in range(1, 4):
