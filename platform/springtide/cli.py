@@ -38,7 +38,8 @@ _EXAMPLES = {
     "drill": """examples:
   springtide drill --scenario kill    # a node is killed in mid-step: what was done since the last snapshot is trained again
   springtide drill --scenario drain   # a node is announced to go: no step is
-  springtide drill --scenario storm --seed 3 --json""",
+  springtide drill --scenario storm --seed 3 --json
+  springtide drill --scenario trace --trace p3-trace.csv --faults 12   # and what the simulator makes of it""",
     "plan": """examples:
   springtide plan --trace p3-trace.csv                        # of a day of spot capacity, how much would have been training
   springtide plan --trace p3-trace.csv --times 8 --notice 0   # on eight times the nodes, without notices""",
@@ -162,27 +163,27 @@ def _verify(options: argparse.Namespace) -> int:
 
 def _report(options: argparse.Namespace) -> int:
     from springtide.runs import open_run
-    from springtide.track.ledger import ledger
+    from springtide.track.console import describe
+    from springtide.track.ledger import Prices, ledger
 
     run = open_run(options.run)
-    book = ledger(run.events)
+    book = ledger(run.events, Prices(run.config.track.price, run.config.track.spot_price))
     if options.json:
-        restarts = [dataclasses.asdict(one) for one in book.restarts]
-        print(
-            json.dumps(
-                {"run": run.id, "held": book.held, "goodput": book.goodput, "spent": book.spent, "restarts": restarts}
-            )
-        )
+        print(json.dumps({"run": run.id, "goodput": book.goodput, **dataclasses.asdict(book)}))
         return 0
+    dollars = sum(book.dollars.values())
     print(f"run {run.id}: {book.held:.0f} worker-seconds held, {book.goodput:.1%} of them in steps that were new")
     for kind, seconds in book.spent.items():
         if seconds:
-            print(f"  {kind.replace('_', ' '):16} {seconds:10.1f}  {seconds / book.held:6.1%}")
+            money = f"  {book.dollars[kind]:10.2f} $" if dollars else ""
+            print(f"  {kind.replace('_', ' '):16} {seconds:10.1f}  {seconds / book.held:6.1%}{money}")
     for one in book.restarts:
         print(
             f"  step {one.step}: {one.workers_before} -> {one.workers_after} workers, {one.gap_s:.1f} s without a step, "
             f"{one.steps_lost} steps lost; {one.cause}"
         )
+    for straggler in book.stragglers:
+        print(f"  {describe(straggler)}")
     print(f"  {run.report}")
     return 0
 
@@ -191,18 +192,19 @@ def _drill(options: argparse.Namespace) -> int:
     from springtide.drill import drill
 
     say = (lambda text: print(text, file=sys.stderr, flush=True)) if options.json else print
-    found = drill(options.scenario, say, options.seed, options.faults, options.keep)
+    found = drill(options.scenario, say, options.seed, options.faults, options.trace, options.keep)
     if options.json:
         print(json.dumps(found))
         return 0 if found["ok"] else 1
     same = "the same samples at every step" if found["digests_match"] else "OTHER SAMPLES THAN THE TWIN"
+    predicted = f", {found['predicted_goodput']:.1%} predicted" if "predicted_goodput" in found else ""
     gaps = ", ".join(f"{gap:.1f} s" for gap in found["gaps_s"]) or "none"
     print(
         f"""
 {same}; losses differ by {found["loss_max_abs_diff"]:.1e} at most
 without a step   {gaps}
 steps lost       {", ".join(map(str, found["steps_lost"])) or "none"}
-goodput          {found["goodput"]:.1%}"""
+goodput          {found["goodput"]:.1%}{predicted}"""
     )
     return 0 if found["ok"] else 1
 
@@ -299,10 +301,11 @@ def _add_elastic(command: Callable[..., argparse.ArgumentParser]) -> None:
         "drill", _drill, "Train on a cluster of this machine's whose nodes are lost, and compare with a twin."
     )
     sub.add_argument(
-        "--scenario", metavar="NAME", default="kill", help="kill, drain, regrow, hang, resize, all or storm"
+        "--scenario", metavar="NAME", default="kill", help="kill, drain, regrow, hang, resize, all, storm or trace"
     )
     sub.add_argument("--seed", metavar="N", type=int, default=0, help="of the storm")
-    sub.add_argument("--faults", metavar="N", type=int, default=20, help="of the storm")
+    sub.add_argument("--faults", metavar="N", type=int, default=20, help="of the storm, or changes of the trace")
+    sub.add_argument("--trace", metavar="FILE", default="", help="a record of spot capacity, as for plan")
     sub.add_argument("--keep", metavar="FOLDER", default="", help="leave both runs there")
     sub.add_argument("--json", action="store_true", help="print one JSON object")
     sub = command("plan", _plan, "Say what a run would make of a record of spot capacity, by the policy that trains.")

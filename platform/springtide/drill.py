@@ -6,6 +6,7 @@ from __future__ import annotations
 import dataclasses
 import random
 import shutil
+import statistics
 import tempfile
 import threading
 import time
@@ -15,6 +16,9 @@ from typing import Any
 
 from springtide import config as configs
 from springtide.config import Config
+from springtide.elastic.policy import Bounds
+from springtide.elastic.simulate import Costs, Outcome, simulate
+from springtide.elastic.traces import of_nodes, read, smaller
 from springtide.errors import ConfigError, explain
 from springtide.runs import Run
 from springtide.track.events import Event, StepDone
@@ -23,6 +27,9 @@ from springtide.track.ledger import ledger
 Say = Callable[[str], None]
 _NOTICE_S = 12.0
 """Between a notice and the loss: a tenth of what clouds give."""
+_TRACE_NODES = 4
+_STEPS_BETWEEN = 25
+"""Changes of a trace, on average."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,6 +52,8 @@ class Scenario:
     acts: tuple[Act, ...]
     steps: int
     about: str
+    most: int = 0
+    """Workers, where they are more than in the beginning."""
 
 
 def storm(seed: int, faults: int) -> Scenario:
@@ -61,6 +70,25 @@ def storm(seed: int, faults: int) -> Scenario:
     return Scenario(3, tuple(acts), step + 40, f"{faults} faults at random, seed {seed}")
 
 
+def traced(_: int, changes: int, trace: str) -> Scenario:
+    """The first ``changes`` of a record of spot capacity, scaled to a few nodes, and to steps that are soon done."""
+    try:
+        text = Path(trace).read_text()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(explain("--trace", trace, f"cannot be read: {error}", "give a record to drill")) from None
+    numbers = smaller(read(text, trace), _TRACE_NODES)[: changes + 1]
+    if len(numbers) < 2:
+        raise ConfigError(explain("--trace", trace, "has no change of the number of nodes", "give another record"))
+    (begin_s, here), (end_s, _) = numbers[0], numbers[-1]
+    first, acts = here, []
+    for time_s, number in numbers[1:]:
+        step = 20 + round((time_s - begin_s) / (end_s - begin_s) * _STEPS_BETWEEN * len(numbers))
+        acts.append(Act(step, "add" if number > here else "drain", abs(number - here)))
+        here = number
+    about = f"{len(acts)} changes of {Path(trace).name}, on at most {_TRACE_NODES} nodes"
+    return Scenario(first, tuple(acts), acts[-1].step + 60, about, most=_TRACE_NODES)
+
+
 SCENARIOS: dict[str, Callable[..., Scenario]] = {
     "kill": lambda *_: Scenario(3, (Act(40, "kill"),), 100, "a node and all its processes are killed"),
     "drain": lambda *_: Scenario(3, (Act(40, "drain"),), 120, "a node is announced to go, and goes"),
@@ -75,7 +103,8 @@ SCENARIOS: dict[str, Callable[..., Scenario]] = {
     "all": lambda *_: Scenario(
         3, (Act(15, "drain"), Act(60, "kill"), Act(80, "add")), 420, "one goes with a notice, one without, one joins"
     ),
-    "storm": storm,
+    "storm": lambda seed, faults, _: storm(seed, faults),
+    "trace": traced,
 }
 
 
@@ -94,7 +123,7 @@ def config_of(scenario: Scenario, root: str) -> Config:
         "parallel.reduction": "fp64",
         "parallel.threads": 1,
         "elastic.min_workers": 1,
-        "elastic.max_workers": scenario.workers,
+        "elastic.max_workers": max(scenario.workers, scenario.most),
         "elastic.grow": "always",
         "elastic.hang": 15.0,
         "elastic.notices": "file",
@@ -109,16 +138,17 @@ def config_of(scenario: Scenario, root: str) -> Config:
     return configs.override(base, changes)
 
 
-def drill(name: str, say: Say, seed: int = 0, faults: int = 20, keep: str = "") -> dict[str, Any]:
-    """Run scenario ``name``; ``say`` hears what happens as it does. ``seed`` and ``faults`` are the storm's, ``keep`` is a
-    folder that the two runs stay in.
+def drill(name: str, say: Say, seed: int = 0, faults: int = 20, trace: str = "", keep: str = "") -> dict[str, Any]:
+    """Run scenario ``name``; ``say`` hears what happens as it does. ``seed`` is the storm's, ``faults`` its and the trace's
+    number, ``trace`` the file of the latter; ``keep`` is a folder that the two runs stay in.
 
     Returns ``gaps_s`` and ``steps_lost`` of each restart, ``digests_match``, ``loss_max_abs_diff`` against the twin,
-    ``goodput``, ``events``, what was left in the cluster, and ``ok``. ConfigError for a scenario that is not known.
+    ``goodput``, ``events``, what was left in the cluster, and ``ok``; for a trace also what the simulator makes of what
+    happened. ConfigError for a scenario that is not known, or a file that is no trace.
     """
     if name not in SCENARIOS:
         raise ConfigError(explain("scenario", name, "is not known", f"one of {', '.join(SCENARIOS)}"))
-    scenario = SCENARIOS[name](seed, faults)
+    scenario = SCENARIOS[name](seed, faults, trace)
     root = keep or tempfile.mkdtemp(prefix="springtide-drill-")
     try:
         return _drill(scenario, config_of(scenario, root), say)
@@ -155,7 +185,10 @@ def _drill(scenario: Scenario, config: Config, say: Say) -> dict[str, Any]:
         run = train(configs.override(config, {"run.id": "drilled"}), listen=listen)
         stage.end()
         left = leftovers()
-    return compare(run, twin, stage.told, left)
+    found = compare(run, twin, stage.told, left)
+    if scenario.most:
+        found["predicted_goodput"] = round(predict(scenario, run, twin, stage.told).goodput, 4)
+    return found
 
 
 class _Stage:
@@ -226,6 +259,21 @@ def compare(run: Run, twin: Run, told: list[dict[str, Any]], left: dict[str, int
         "leftovers": left,
         "steps": len(mine),
     }
+
+
+def predict(scenario: Scenario, run: Run, twin: Run, told: list[dict[str, Any]]) -> Outcome:
+    """What the simulator makes of the changes as they came, with the step and the start-up of the twin."""
+    begin_s, steps = min(event.time_s for event in run.events), run.steps
+    joined = {one["node"]: one["time_s"] - begin_s for one in told if one["what"] == "add"}
+    gone = {one["node"]: one["time_s"] - begin_s + _NOTICE_S for one in told if one["what"] == "drain"}
+    first = [node for node in gone if node not in joined]
+    first += [f"stays-{one}" for one in range(scenario.workers - len(first))]
+    rows = [(time_s, True, node) for node, time_s in [*dict.fromkeys(first, 0.0).items(), *joined.items()]]
+    rows += [(time_s, False, node) for node, time_s in gone.items()]
+    trace = dataclasses.replace(of_nodes(rows), end_s=steps[-1].time_s - begin_s)
+    step_s = statistics.median(one.step_time_s for one in steps)
+    costs = Costs(step_s=step_s, first_start_s=ledger(twin.events).spent["start_up"], notice_s=_NOTICE_S)
+    return simulate(trace, Bounds(1, max(scenario.workers, scenario.most), grow="always"), costs)
 
 
 def _words(act: Act) -> str:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import random
 import signal
+import subprocess
+import sys
 import time
 from typing import Any
 
@@ -55,6 +57,30 @@ def train_with_a_slow_feed(world: World, config: Config, slow: int, seconds: flo
             yield batch
 
     return list(run.events(feed, lambda: None))
+
+
+_THROTTLE = """
+import os, select, signal, sys
+target = int(sys.argv[1])
+while not select.select([sys.stdin], [], [], 0.005)[0]:
+    os.kill(target, signal.SIGSTOP)
+    select.select([sys.stdin], [], [], 0.02)
+    os.kill(target, signal.SIGCONT)
+"""
+
+
+def train_with_a_slow_device(world: World, config: Config, slow: int, nodes: list[str]) -> list[Event]:
+    """Train where the process of rank ``slow`` stands still four fifths of the time."""
+    run = Run(config, world, open_data(config), Folder(config.run.root) / config.run.id, nodes=nodes)
+    reader = run.data.reader(world.rank, world.size)
+
+    def events() -> list[Event]:
+        return list(run.events(lambda step: load(reader, reader.plan(step, config.num_steps, 2**16)), lambda: None))
+
+    if world.rank != slow:
+        return events()
+    with subprocess.Popen([sys.executable, "-c", _THROTTLE, str(os.getpid())], stdin=subprocess.PIPE):
+        return events()  # its end closes the pipe, and that ends it
 
 
 def gradients(world: World, config: Config, tokens: np.ndarray, micro_batch: int) -> dict[str, torch.Tensor]:

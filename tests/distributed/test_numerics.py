@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from loops import full_state, gradients, save_and_die, train, train_with_a_slow_feed
+from loops import full_state, gradients, save_and_die, train, train_with_a_slow_device, train_with_a_slow_feed
 from ranks import RankDied
 
 from springtide import config as configs
@@ -25,7 +25,18 @@ from springtide.errors import CheckpointError
 from springtide.model import build
 from springtide.store import Folder
 from springtide.stream import digest, open_data
-from springtide.track.events import Evaluated, Event, Rejected, Saved, SaveFailed, Started, StepDone, Stopped, Waited
+from springtide.track.events import (
+    Evaluated,
+    Event,
+    Rejected,
+    Saved,
+    SaveFailed,
+    Started,
+    StepDone,
+    Stopped,
+    Straggling,
+    Waited,
+)
 
 pytestmark = pytest.mark.distributed
 Ranks = Callable[..., list[Any]]
@@ -149,6 +160,14 @@ def test_every_rank_is_told_who_waited_for_data(tiny: Config, ranks: Ranks) -> N
         fast, slow, last = waited[-1].data_waits_s
         assert slow >= 10 * 0.1 > 0.5 > max(fast, last)
         assert all(step.data_wait_s >= 0.1 for step in steps(events).values())
+
+
+def test_a_rank_that_holds_up_the_others_is_named_once_with_its_node(tiny: Config, ranks: Ranks) -> None:
+    config = named(tiny, "straggler", train__total=tiny.tokens_per_step * 12, optim__warmup=0, elastic__compare=0.1)
+    for events in ranks(3, train_with_a_slow_device, config, 1, ["a", "b", "c"]):
+        [straggler] = [event for event in events if isinstance(event, Straggling)]
+        assert (straggler.rank, straggler.node) == (1, "b")
+        assert straggler.share < 0.6
 
 
 @pytest.mark.parametrize("load_on", [1, 2, 3, 8])

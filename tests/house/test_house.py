@@ -39,6 +39,7 @@ UNITS = {
         "copies",
         "cpus",
         "documents",
+        "dollars/h",
         "failures",
         "features",
         "flag",

@@ -200,6 +200,9 @@ class ElasticConfig(Section):
     hang: Seconds = free(default=Seconds(300.0), ge=0)
     """Least time without a step, a save or an evaluation after which workers count as hung and are restarted; never less than
     twenty usual steps; 0 waits for ever [s]."""
+    compare: Seconds = free(default=Seconds(60.0), ge=0)
+    """How often the devices of all workers are compared while they train, to name those that hold up the others; 0 never
+    [s]."""
     notices: Literal["auto", "aws", "gcp", "azure", "file", "off"] = free(default="auto")
     """Whom each node asks whether it will be taken away: the cloud it is in, as its firmware tells, and ``notice_file``; only
     the file; nobody [name]."""
@@ -250,6 +253,10 @@ class TrackConfig(Section):
     """MLflow experiment [name]."""
     progress: bool = free(default=True)
     """Whether to draw progress on the console [flag]."""
+    price: float = free(default=0.0, ge=0)
+    """What a worker costs in an hour, for the report; 0 where money is not counted [dollars/h]."""
+    spot_price: float = free(default=0.0, ge=0)
+    """The same on nodes whose label ``ray.io/market-type`` is ``spot`` [dollars/h]."""
     retry: Seconds = free(default=Seconds(5.0))
     """Pause before a tracking server that failed is tried again [s]."""
 

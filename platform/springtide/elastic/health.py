@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 LEAST_SHARE = 0.4
 """Of the median of the nodes that are known: a slower one would hold up all the others."""
+
+SLOW_SHARE = 0.6
+"""Of the median of the others, while all train: a slower one is worth a word."""
 
 
 class Health(NamedTuple):
@@ -34,3 +37,11 @@ def unfit(node: str, known: Mapping[str, Health]) -> str:
         if here < LEAST_SHARE * median:
             return f"its device {what} at {here / median:.0%} of the others' speed"
     return ""
+
+
+def slow(speeds: Sequence[float]) -> dict[int, float]:
+    """Rank -> its share of the median speed of the others, of those that hold them up; ``speeds`` by rank, in any unit."""
+    shares = {
+        rank: speed / statistics.median([*speeds[:rank], *speeds[rank + 1 :]]) for rank, speed in enumerate(speeds)
+    }
+    return {rank: share for rank, share in shares.items() if share < SLOW_SHARE}

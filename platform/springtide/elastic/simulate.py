@@ -65,6 +65,12 @@ class Outcome:
     """How often the snapshots in memory were lost with their nodes."""
 
     @property
+    def goodput(self) -> float:
+        """Productive over what was held by groups, as in the ledger."""
+        held = self.productive + self.recomputed + self.restarting
+        return self.productive / held if held else 0.0
+
+    @property
     def of_ideal(self) -> float:
         """Productive over possible."""
         return self.productive / self.possible if self.possible else 0.0

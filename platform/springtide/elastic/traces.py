@@ -39,13 +39,18 @@ class Trace:
     end_s: float
 
     @property
-    def most(self) -> int:
-        """Nodes there ever were at once."""
-        number = most = 0
+    def numbers(self) -> list[tuple[float, int]]:
+        """How many nodes there are from when on [s]."""
+        found, number = [], 0
         for change in self.changes:
             number += len(change.joined) - len(change.gone)
-            most = max(most, number)
-        return most
+            found.append((change.time_s, number))
+        return found
+
+    @property
+    def most(self) -> int:
+        """Nodes there ever were at once."""
+        return max((number for _, number in self.numbers), default=0)
 
 
 def read(text: str, name: str) -> Trace:
@@ -113,6 +118,16 @@ def larger(trace: Trace, times: int, seed: int = 0) -> Trace:
             rows += [(again_s, False, f"{copy}-{node}") for node in ended]
             rows += _moved(trace, copy, again_s, -math.inf, begin_s)
     return dataclasses.replace(of_nodes(rows), end_s=trace.end_s)
+
+
+def smaller(trace: Trace, most: int) -> list[tuple[float, int]]:
+    """Its numbers, scaled to at most ``most`` nodes and at least one; only where they change."""
+    found: list[tuple[float, int]] = []
+    for time_s, number in trace.numbers:
+        scaled = max(1, math.ceil(number * most / max(1, trace.most)))
+        if not found or found[-1][1] != scaled:
+            found.append((time_s, scaled))
+    return found
 
 
 def _there(trace: Trace, time_s: float) -> set[str]:

@@ -51,6 +51,7 @@ class Control:
         self._hang_s = hang_s
         self._heard_s = math.inf
         self._history = History(num_steps)
+        self._micro_batch: int | None = None
 
     async def post(self, events: list[dict[str, Any]]) -> str | None:
         """Hand events to the driver; returns what is asked of the workers."""
@@ -74,6 +75,12 @@ class Control:
         silent_s = max(0.0, time.monotonic() - self._heard_s)
         stop = self._asked == Interrupt.STOP.value
         return Progress(self._history.step, self._left, stop, silent_s, longest_s, self._history.prospects())
+
+    async def limit(self, micro_batch: int | None = None) -> int | None:
+        """What micro-batches are limited to, because more did not fit; None where nothing is known. One given holds from now
+        on, for the groups that follow."""
+        self._micro_batch = micro_batch or self._micro_batch
+        return self._micro_batch
 
     async def take(self, wait_s: float) -> list[dict[str, Any]]:
         """Everything posted since the last call, waiting up to ``wait_s`` for the first."""

@@ -15,6 +15,7 @@ from ray._private.state import state
 from ray._raylet import GcsClient  # type: ignore[attr-defined]
 
 from springtide.elastic.policy import Node
+from springtide.track.ledger import SPOT
 
 _PREEMPTION = 2
 """Why a node is drained, in Ray's protocol."""
@@ -86,7 +87,13 @@ def may_be_taken_away(node: str) -> str:
     """What the labels of a node say of it, if it is one of the spot market's; else nothing."""
     [labels, *_] = [one.get("Labels", {}) for one in ray.nodes() if one["NodeID"] == node] or [{}]
     market = labels.get(_MARKET, "")
-    return f"{node[:8]} ({_MARKET}={market})" if market.lower() in ("spot", "preemptible") else ""
+    return f"{node[:8]} ({_MARKET}={market})" if market.lower() in SPOT else ""
+
+
+def where() -> tuple[str, str]:
+    """The node of this process, and what its labels say of its market."""
+    context = ray.get_runtime_context()
+    return context.get_node_id(), context.get_node_labels().get(_MARKET, "").lower()
 
 
 def lost(before: Iterable[str]) -> set[str]:

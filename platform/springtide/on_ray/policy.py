@@ -23,6 +23,7 @@ from ray.train.v2._internal.execution.failure_handling.failure_policy import Fai
 from ray.train.v2._internal.execution.scaling_policy import NoopDecision, ScalingDecision
 from ray.train.v2._internal.execution.scaling_policy.elastic import ElasticScalingPolicy
 
+from springtide import config as configs
 from springtide.elastic import Interrupt
 from springtide.elastic.policy import (
     Bounds,
@@ -50,6 +51,8 @@ _ANSWER_S = 2.0
 _LOOK_S = 0.5
 _MOST_HANGS = 3
 """At one step."""
+_NO_ROOM = ("OutOfMemoryError", "MemoryError", "can't allocate memory", "out of memory", "low on memory")
+"""What torch, numpy and Ray say where memory ends."""
 _ECHOES = ("Connection closed by peer", "Connection reset by peer", "Socket", "Broken pipe", "NCCL")
 """What gloo and NCCL say of a peer that is gone."""
 
@@ -105,7 +108,7 @@ class Elastic(ElasticScalingPolicy):
         return NoopDecision()
 
     def _start(self, progress: Progress, busy: tuple[str, ...] = (), probe: bool = True) -> ScalingDecision:
-        """Start a group where there is room. ``busy``: nodes of the one that ends; ``probe`` asks each node whether it lives."""
+        """Start a group where there is room. ``busy``: nodes of the one that ends; ``probe``: ask each whether it lives."""
         nodes = self._nodes(busy)
         if probe:
             silent = unanswering({node.id for node in nodes})
@@ -200,9 +203,11 @@ class FailurePolicy(DefaultFailurePolicy):
     nodes: ClassVar[set[str]] = set()
     """Where the group is."""
 
-    def __init__(self, limits: FailureConfig, control: Any) -> None:
+    def __init__(self, limits: FailureConfig, job: dict[str, Any]) -> None:
+        """``job``: as for ``worker.work``."""
         super().__init__(limits)
-        self._control = control
+        self._config, self._control = configs.build(job["config"]), job["control"]
+        self._micro_batch = self._config.train.micro_batch
         self._before: tuple[int, str] | None = None
         self._starts, self._starts_at = 0, -1
         """Groups that failed to start one after the other, and at which step."""
@@ -222,6 +227,9 @@ class FailurePolicy(DefaultFailurePolicy):
         else:
             cause, decision = "start-up", self._of_start(training_failed_error)
         reason = ", ".join(sorted(name[:8] for name in gone)) or first_line(training_failed_error)
+        if cause == "failed workers" and any(map(is_out_of_memory, (failures or {}).values())):
+            cause, (decision, remedy) = "out of memory", self._with_less(decision)
+            reason += f"; {remedy}"
         told = Failed(step=self._step(), cause=cause, reason=reason, again=decision is FailureDecision.RETRY)
         self._control.post.remote([record(told)])
         return decision
@@ -233,6 +241,17 @@ class FailurePolicy(DefaultFailurePolicy):
             if self._before == before:
                 return FailureDecision.RAISE
         return super().make_decision(error)
+
+    def _with_less(self, decision: FailureDecision) -> tuple[FailureDecision, str]:
+        """Smaller micro-batches, of the same global batch, if there are any: what fell to fewer workers does not fit."""
+        lanes = self._config.stream.num_lanes
+        rows = -(-lanes // max(1, len(PROCESSES.plan))) * (self._config.stream.global_batch // lanes)
+        before = min(self._micro_batch, rows)
+        if before < 2:
+            return decision, "a micro-batch is of one row already"
+        self._micro_batch = before // 2
+        ray.get(self._control.limit.remote(self._micro_batch))
+        return FailureDecision.RETRY, f"micro-batches are of {self._micro_batch} rows instead of {before} from now on"
 
     def _of_start(self, error: Any) -> FailureDecision:
         step = self._step()
@@ -253,6 +272,12 @@ def is_echo(error: Any) -> bool:
     return isinstance(error, WorkerHealthCheckFailedError | RayError | dist.DistError) or (
         isinstance(error, RuntimeError) and any(word in str(error) for word in _ECHOES)
     )
+
+
+def is_out_of_memory(error: Any) -> bool:
+    """Whether a worker failed for want of memory, its device's or its host's."""
+    text = f"{type(error).__name__}: {error}"
+    return any(word in text for word in _NO_ROOM)
 
 
 def first_line(error: Any) -> str:
@@ -284,7 +309,7 @@ class Trainer(TorchTrainer):
 
     def _initialize_and_run_controller(self, **arguments: Any) -> Any:
         limits = self.run_config.failure_config or FailureConfig()
-        arguments["failure_policy"] = FailurePolicy(limits, self._job["control"])
+        arguments["failure_policy"] = FailurePolicy(limits, self._job)
         arguments["scaling_policy"] = Elastic(self.scaling_config, self._bounds, self._job, self._watches)
         # there is no placement group to clean up after
         arguments["callbacks"] = [

@@ -13,6 +13,7 @@ import traceback
 from collections.abc import Iterator
 from typing import Any
 
+import ray
 import ray.train
 import torch
 import torch.distributed as dist
@@ -23,6 +24,7 @@ from springtide.config import Config
 from springtide.elastic.health import Health
 from springtide.on_ray.control import Line
 from springtide.on_ray.feed import feed
+from springtide.on_ray.nodes import where
 from springtide.on_ray.vault import Vaults
 from springtide.parallel import Links, world
 from springtide.store import Folder
@@ -93,6 +95,8 @@ def _train(job: dict[str, Any]) -> bool:
     """Whether the group left for another to go on."""
     begin = time.perf_counter()
     config = configs.build(job["config"])
+    if (most := ray.get(job["control"].limit.remote())) is not None:
+        config = configs.override(config, {"train.micro_batch": most})
     context = ray.train.get_context()
     here = world("cuda" if config.elastic.gpus_per_worker else "cpu", context.get_local_rank())
     data = open_data(config)
@@ -105,11 +109,12 @@ def _train(job: dict[str, Any]) -> bool:
         return feed(reader, reader.plan(step, config.num_steps, int(config.feed.read_bytes)), config.feed)
 
     folder, vaults = _folder(config), None
+    nodes, markets = zip(*gathered(where()), strict=True)
     if keeps_snapshots(config):
         vaults = Vaults(config, folder)
-        vaults.pair(gathered(vaults.node))
+        vaults.pair(list(nodes))
     phases_s["vaults"] = time.perf_counter() - begin - phases_s["data"]
-    run = Run(config, here, data, folder, job["labels"], vaults, phases_s, job["owner"])
+    run = Run(config, here, data, folder, job["labels"], vaults, phases_s, job["owner"], nodes, markets)
     # one rank speaks for all: what it hears reaches the others in the step's own all-reduce
     line = Line(job["control"]) if here.is_first else None
     left = False

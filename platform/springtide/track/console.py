@@ -27,6 +27,7 @@ from springtide.track.events import (
     Started,
     StepDone,
     Stopped,
+    Straggling,
     Waited,
 )
 
@@ -131,6 +132,9 @@ def describe(event: Event) -> str:
         case SnapshotsSet():
             often = f"every {event.every_steps} steps" if event.every_steps else "NO MORE"
             return f"step {event.step}: snapshots in memory {often}: {event.reason}"
+        case Straggling():
+            where = f" on node {event.node[:8]}" if event.node else ""
+            return f"step {event.step}: rank {event.rank}{where} is slow, {event.share:.0%} of the others' speed"
         case Rejected():
             return f"step {event.step}: {event.name} is put in quarantine, going on from here: {event.reason}"
         case Decided():

@@ -38,6 +38,10 @@ class Started(Event):
     """Where ``peak_flops`` came from, in words."""
     remark: str = ""
     """What a person should know of this start, in words."""
+    nodes: list[str] = dataclasses.field(default_factory=list)
+    """Where each rank is; empty where that is not known."""
+    markets: list[str] = dataclasses.field(default_factory=list)
+    """``spot`` or whatever else the labels of each rank's node say of its market; empty where they say nothing."""
     phases_s: dict[str, float] = dataclasses.field(default_factory=dict)
     """What rank 0 took for each thing it did since it was told to train [s]."""
 
@@ -150,6 +154,18 @@ class Waited(Event):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+class Straggling(Event):
+    """A rank's device was far slower than the others', twice in a row: all wait for it."""
+
+    kind: ClassVar[str] = "straggling"
+    step: int
+    rank: int
+    node: str
+    share: float
+    """Of the median speed of the others."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class Sampled(Event):
     kind: ClassVar[str] = "sampled"
     step: int
@@ -201,7 +217,7 @@ class Stopped(Event):
 
 
 _KINDS = (
-    *(Started, StepDone, Waited, Evaluated, Sampled, Stopped),
+    *(Started, StepDone, Waited, Straggling, Evaluated, Sampled, Stopped),
     *(Saved, SaveFailed, SaveSkipped, CadenceSet, SnapshotsSet, Rejected),
     *(Decided, Left, Failed),
 )

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from springtide.track.events import (
     CadenceSet,
@@ -25,6 +26,7 @@ from springtide.track.events import (
     SnapshotsSet,
     Started,
     StepDone,
+    Straggling,
     Waited,
 )
 
@@ -38,6 +40,8 @@ KINDS = (
     "resize",
     "waiting",
 )
+SPOT = ("spot", "preemptible")
+"""What labels call a market whose nodes may be taken away."""
 _ELSEWHERE = (Decided, Failed)
 """Told by the controller, whenever it likes."""
 
@@ -67,6 +71,10 @@ class Ledger:
     spent: dict[str, float]
     """By kind [worker-seconds]."""
     restarts: list[Restart]
+    stragglers: list[Straggling] = dataclasses.field(default_factory=list)
+    """Ranks that held up the others."""
+    dollars: dict[str, float] = dataclasses.field(default_factory=dict)
+    """``spent`` at its price, by kind."""
 
     @property
     def goodput(self) -> float:
@@ -74,9 +82,27 @@ class Ledger:
         return self.spent["productive"] / self.held if self.held else 0.0
 
 
+class Prices(NamedTuple):
+    """Of a worker [dollars/hour]."""
+
+    other: float = 0.0
+    spot: float = 0.0
+
+    def of(self, event: Started) -> float:
+        """What a group costs [dollars/s]."""
+        markets = event.markets or [""] * event.world_size
+        return sum(self.spot if market in SPOT else self.other for market in markets) / 3600
+
+
+_FREE = Prices()
+
+
 class _Book:
-    def __init__(self) -> None:
+    def __init__(self, prices: Prices) -> None:
         self.spent = dict.fromkeys(KINDS, 0.0)
+        self.dollars = dict.fromkeys(KINDS, 0.0)
+        self.stragglers: list[Straggling] = []
+        self._prices, self._dollars_per_s = prices, 0.0
         self.restarts: list[Restart] = []
         self._workers = 0
         self._pending: dict[str, float] = {}
@@ -113,6 +139,9 @@ class _Book:
                 self._spend("evaluation", passed_s)
             case Saved() | SaveFailed() | SaveSkipped() | CadenceSet() | SnapshotsSet() | Waited() | Rejected():
                 self._spend("checkpoint_stall", passed_s)
+            case Straggling():
+                self._spend("checkpoint_stall", passed_s)
+                self.stragglers.append(event)
             case _:
                 self._spend(self._phase if not self._workers else "productive", passed_s)
 
@@ -138,7 +167,7 @@ class _Book:
     def _stand(self, event: Started) -> None:
         if self._workers:  # the controller's word was late or lost
             self._leave(self._cause or "unknown")
-        self._workers = event.world_size
+        self._workers, self._dollars_per_s = event.world_size, self._prices.of(event)
         self._started = (event, self._last.world_size if self._last else 0)
         self._close()
 
@@ -164,24 +193,28 @@ class _Book:
 
     def _spend(self, kind: str, seconds: float) -> None:
         if self._workers:
-            self.spent[kind] += seconds * self._workers
+            self._charge(kind, seconds)
         else:
             self._pending[kind] = self._pending.get(kind, 0.0) + seconds
 
     def _close(self) -> None:
         """What was spent before it was known by how many."""
         for kind, seconds in self._pending.items():
-            self.spent[kind] += seconds * self._workers
+            self._charge(kind, seconds)
         self._pending = {}
 
+    def _charge(self, kind: str, seconds: float) -> None:
+        self.spent[kind] += seconds * self._workers
+        self.dollars[kind] += seconds * self._dollars_per_s
 
-def ledger(events: Sequence[Event]) -> Ledger:
+
+def ledger(events: Sequence[Event], prices: Prices = _FREE) -> Ledger:
     """The ledger of the events of a run."""
-    book = _Book()
+    book = _Book(prices)
     attempt = -1
     for event in sorted(events, key=lambda event: (event.attempt, event.time_s)):
         if event.attempt != attempt:
             attempt = event.attempt
             book.attempt(event.time_s)
         book.hear(event)
-    return Ledger(sum(book.spent.values()), book.spent, book.restarts)
+    return Ledger(sum(book.spent.values()), book.spent, book.restarts, book.stragglers, book.dollars)

@@ -12,7 +12,7 @@ import random
 import resource
 import secrets
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import numpy as np
 import torch
@@ -36,6 +36,7 @@ from springtide.track.events import Evaluated, Event, Left, Rejected, Started, S
 from springtide.train.evaluate import evaluate
 from springtide.train.optim import adamw, learning_rate, set_learning_rate
 from springtide.train.peak import peak_flops
+from springtide.train.probe import Pace
 from springtide.train.saves import Saves
 from springtide.train.snapshots import Snapshots
 from springtide.train.step import StepResult, Tell, train_step
@@ -60,6 +61,10 @@ class Run:
     """What each thing took until now [s]."""
     owner: str = ""
     """Of the driver, which has claimed the run; empty where there is none, and this group of workers claims it for itself."""
+    nodes: Sequence[str] = ()
+    """Where each rank is, if that is known."""
+    markets: Sequence[str] = ()
+    """What each rank's node says of its market, likewise."""
 
     def __post_init__(self) -> None:
         begin = time.perf_counter()
@@ -102,6 +107,7 @@ class Run:
             memory = self._memory()
             snapshots = Snapshots(config.checkpoint, memory, self._state, self.step, self.world.is_first)
             stack.callback(snapshots.close)
+            pace = Pace(self.world, self.nodes, float(config.elastic.compare))
 
             def before_update() -> None:
                 saves.before_update()
@@ -114,16 +120,8 @@ class Run:
                 batch, tokens_NL = next(batches)
                 data_wait_s = time.perf_counter() - clock
                 check(self.data.order, self.world.rank, self.world.size, self.step, batch)
-                asked = frozenset(filter(None, [interrupt(), Interrupt.SAVE if saves.asks() else None]))
-                tell = Tell(
-                    interrupts=asked,
-                    saving=saves.busy,
-                    save_failed=saves.failed,
-                    keeping=snapshots.keeping,
-                    snapshot=snapshots.due(self.step + 1),
-                    data_wait_s=data_wait_s,
-                )
-                result, rate = self._step(batch, tokens_NL, tell, before_update)
+                tell = self._tell(interrupt(), saves, snapshots, pace)
+                result, rate = self._step(batch, tokens_NL, tell._replace(data_wait_s=data_wait_s), before_update)
                 now = time.perf_counter()
                 yield self._done(result, rate, now - clock)
                 stopped = Interrupt.STOP in result.interrupts
@@ -137,6 +135,7 @@ class Run:
                 else:
                     yield from saves.after(self.step, result, now - clock)
                     yield from snapshots.after(self.step, result, now - clock)
+                    yield from pace.after(self.step, result.examine, result.speeds)
                 if saves.last_step == self.step:
                     self._losses_since_save = []
                     yield Waited(step=self.step, data_waits_s=[round(wait, 3) for wait in self.data_waits_s])
@@ -149,6 +148,17 @@ class Run:
             return
         yield from self._evaluate()
         yield Stopped(step=self.step, status="finished")
+
+    def _tell(self, asked: Interrupt | None, saves: Saves, snapshots: Snapshots, pace: Pace) -> Tell:
+        return Tell(
+            interrupts=frozenset(filter(None, [asked, Interrupt.SAVE if saves.asks() else None])),
+            saving=saves.busy,
+            save_failed=saves.failed,
+            keeping=snapshots.keeping,
+            snapshot=snapshots.due(self.step + 1),
+            examine=pace.due(),
+            speed=pace.speed,
+        )
 
     def _leave(self, evacuate: bool, saves: Saves, snapshots: Snapshots) -> Iterator[Event]:
         """Bring the state to safety for the next group."""
@@ -277,6 +287,8 @@ class Run:
             peak_flops=self.peak_flops,
             peak_source=self.peak_source,
             remark=_remark(found),
+            nodes=list(self.nodes),
+            markets=list(self.markets),
             phases_s={phase: round(seconds, 3) for phase, seconds in self.phases_s.items()},
         )
 

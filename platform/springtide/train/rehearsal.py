@@ -7,7 +7,6 @@ wrong, or slowly, is found before anybody trains with it.
 from __future__ import annotations
 
 import contextlib
-import time
 from collections.abc import Iterator
 
 import torch
@@ -18,15 +17,13 @@ from springtide.elastic.health import Health
 from springtide.model import build
 from springtide.parallel import World, backend, parallelize, world
 from springtide.train.optim import adamw
-from springtide.train.peak import peak_flops, wait_for
+from springtide.train.peak import peak_flops
+from springtide.train.probe import examine
 from springtide.train.step import train_step
 
 _VOCABULARY = 256
 _ROWS = 2
 _LENGTH = 32
-_SIZE = 768
-_COPY_BYTES = 64 * 2**20
-_ROUNDS = 5
 
 
 def rehearse(config: Config) -> Health:
@@ -37,37 +34,6 @@ def rehearse(config: Config) -> Health:
         _step(config, here)
         peak_flops(here.device)
         return examine(here.device)
-
-
-def examine(device: torch.device) -> Health:
-    """How fast the device multiplies and copies, and whether it does so right. On a CPU seconds are those of this thread: who
-    else uses the machine does not matter."""
-    small = torch.arange(_SIZE, dtype=torch.float32, device=device) % 8
-    a = small.repeat(_SIZE, 1)
-    multiply_s, product = _best_s(device, lambda: a @ a.T)
-    # integers far below 2**24: every order of summing is exact
-    wrong = "" if bool((product == (small * small).sum()).all()) else "multiplies wrong"
-    pattern = torch.arange(_COPY_BYTES // 8, dtype=torch.int64, device=device)
-    copy_s, copy = _best_s(device, pattern.clone)
-    if not torch.equal(copy, pattern):
-        wrong = "copies wrong"
-    return Health(2 * _SIZE**3 / multiply_s, 2 * _COPY_BYTES / copy_s, wrong)
-
-
-def _best_s(device: torch.device, function: object) -> tuple[float, torch.Tensor]:
-    assert callable(function)
-    best, found = float("inf"), function()
-    for _ in range(_ROUNDS):
-        wait_for(device)
-        begin = _clock(device)
-        found = function()
-        wait_for(device)
-        best = min(best, _clock(device) - begin)
-    return max(best, 1e-9), found
-
-
-def _clock(device: torch.device) -> float:
-    return time.perf_counter() if device.type == "cuda" else time.thread_time()
 
 
 def _step(config: Config, here: World) -> None:

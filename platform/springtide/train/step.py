@@ -36,8 +36,12 @@ class Tell(NamedTuple):
     """A snapshot in memory is under way here."""
     snapshot: bool = False
     """Rank 0: a snapshot is due after this step."""
+    examine: bool = False
+    """Rank 0: devices are to be looked at after this step."""
     data_wait_s: float = 0.0
     """How long this rank waited for its batch [s]."""
+    speed: float = 0.0
+    """What this rank's device was found to do since the last step; 0 when nobody looked [FLOP/s]."""
 
 
 _NOTHING = Tell()
@@ -58,8 +62,11 @@ class StepResult(NamedTuple):
     save_failed: bool
     keeping: bool
     snapshot: bool
+    examine: bool
     data_waits_s: tuple[float, ...]
     """How long each rank waited for its batch [s]."""
+    speeds: tuple[float, ...]
+    """Of each rank's device [FLOP/s]."""
 
 
 def train_step(
@@ -135,13 +142,15 @@ def _agree(sums: Tensor, digest: int, tell: Tell, world: World) -> StepResult:
     # a float64 sum is exact below 2**53, so the 64-bit digest travels as four limbs of 16 bits
     limbs = [(digest >> (_LIMB_BITS * limb)) & (2**_LIMB_BITS - 1) for limb in range(_LIMBS)]
     asked = [kind in tell.interrupts for kind in Interrupt]
-    flags = [*asked, tell.saving, tell.save_failed, tell.keeping, tell.snapshot]
-    waits = [tell.data_wait_s if rank == world.rank else 0.0 for rank in range(world.size)]
-    message = torch.cat([sums, torch.tensor([*limbs, *flags, *waits], dtype=torch.float64, device=world.device)])
+    flags = [*asked, tell.saving, tell.save_failed, tell.keeping, tell.snapshot, tell.examine]
+    mine = [[0.0] * world.size, [0.0] * world.size]
+    mine[0][world.rank], mine[1][world.rank] = tell.data_wait_s, tell.speed
+    figures = [*limbs, *flags, *mine[0], *mine[1]]
+    message = torch.cat([sums, torch.tensor(figures, dtype=torch.float64, device=world.device)])
     dist.all_reduce(message)
     loss, tokens, square_sum, *rest = message.tolist()
-    limbs, waits = rest[:_LIMBS], rest[-world.size :]
-    *asked, saving, save_failed, keeping, snapshot = map(bool, rest[_LIMBS : -world.size])
+    limbs, by_rank = rest[:_LIMBS], rest[-2 * world.size :]
+    *asked, saving, save_failed, keeping, snapshot, examine = map(bool, rest[_LIMBS : -2 * world.size])
     return StepResult(
         loss=loss / tokens,
         grad_norm=square_sum**0.5,
@@ -152,5 +161,7 @@ def _agree(sums: Tensor, digest: int, tell: Tell, world: World) -> StepResult:
         save_failed=save_failed,
         keeping=keeping,
         snapshot=snapshot,
-        data_waits_s=tuple(waits),
+        examine=examine,
+        data_waits_s=tuple(by_rank[: world.size]),
+        speeds=tuple(by_rank[world.size :]),
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from springtide.elastic.health import Health, unfit
+from springtide.elastic.health import Health, slow, unfit
 
 GOOD = Health(100e9, 10e9)
 OTHERS = {"a": GOOD, "b": Health(110e9, 9e9), "c": Health(90e9, 11e9)}
@@ -29,3 +29,10 @@ def test_a_node_alone_is_compared_with_nobody_and_never_with_one_that_is_broken(
     assert unfit("d", {"d": slow}) == ""
     assert unfit("d", {"d": slow, "a": Health(100e9, 10e9, "copies wrong")}) == ""
     assert unfit("d", {"d": slow._replace(wrong="copies wrong")}) == "its device copies wrong"
+
+
+def test_who_holds_up_the_others_is_compared_with_the_others() -> None:
+    assert slow([100.0, 90.0, 50.0]) == {2: 50 / 95}
+    assert slow([100.0, 61.0]) == {}
+    assert slow([100.0, 59.0]) == {1: 0.59}
+    assert slow([1.0, 1.0, 100.0, 100.0, 100.0]) == {0: 0.01, 1: 0.01}

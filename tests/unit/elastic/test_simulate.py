@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 
 import pytest
@@ -10,7 +11,7 @@ from hypothesis import strategies as st
 
 from springtide.elastic.policy import Bounds
 from springtide.elastic.simulate import Costs, Outcome, checkpoint_restart, simulate
-from springtide.elastic.traces import Change, Trace, larger, of_nodes, of_numbers, read
+from springtide.elastic.traces import Change, Trace, larger, of_nodes, of_numbers, read, smaller
 from springtide.errors import ConfigError
 
 HOUR = 3600.0
@@ -20,14 +21,6 @@ numbers = st.lists(st.integers(0, 12), min_size=2, max_size=30)
 def steady(nodes: int, *changes: Change, hours: float = 1.0) -> Trace:
     first = Change(0.0, tuple(f"n{one}" for one in range(nodes)), ())
     return Trace((first, *changes), hours * HOUR)
-
-
-def counts(trace: Trace) -> list[tuple[float, int]]:
-    found, number = [], 0
-    for change in trace.changes:
-        number += len(change.joined) - len(change.gone)
-        found.append((change.time_s, number))
-    return found
 
 
 @pytest.mark.parametrize(
@@ -41,7 +34,7 @@ def counts(trace: Trace) -> list[tuple[float, int]]:
 )
 def test_every_format_is_read(text: str, expected: list[tuple[float, int]], end_s: float) -> None:
     trace = read(text, "file")
-    assert counts(trace) == expected
+    assert trace.numbers == expected
     assert trace.end_s == end_s
     assert trace.most == max(number for _, number in expected)
 
@@ -65,7 +58,17 @@ def test_a_larger_trace_is_as_many_at_once_and_no_node_is_twice(ticks: list[int]
         assert set(change.gone) <= here | set(change.joined)
         here = (here | set(change.joined)) - set(change.gone)
         assert 0 <= change.time_s <= found.end_s
-    assert counts(larger(trace, 1)) == counts(of_nodes(rows_of(trace)))
+    assert larger(trace, 1).numbers == of_nodes(rows_of(trace)).numbers
+
+
+@given(numbers, st.integers(1, 4))
+def test_a_smaller_trace_has_its_shape_and_never_nobody(ticks: list[int], most: int) -> None:
+    trace = of_numbers([(60.0 * tick, number) for tick, number in enumerate(ticks)], 60.0)
+    found = smaller(trace, most)
+    assert all(1 <= number <= most for _, number in found)
+    assert all(before[1] != after[1] for before, after in itertools.pairwise(found))
+    if trace.most >= most and trace.changes:
+        assert max(number for _, number in found) == most
 
 
 def rows_of(trace: Trace) -> list[tuple[float, bool, str]]:

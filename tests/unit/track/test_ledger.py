@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from springtide.track.events import Decided, Event, Failed, Left, Saved, Started, StepDone
-from springtide.track.ledger import ledger
+from springtide.track.events import Decided, Event, Failed, Left, Saved, Started, StepDone, Straggling
+from springtide.track.ledger import Prices, ledger
 
 
 def step(number: int, time_s: float, workers: int, step_time_s: float = 1.0, wait_s: float = 0.0) -> StepDone:
@@ -28,8 +28,8 @@ def step(number: int, time_s: float, workers: int, step_time_s: float = 1.0, wai
     )
 
 
-def started(at: int, time_s: float, workers: int) -> Started:
-    return Started(step=at, world_size=workers, time_s=time_s, attempt=1)
+def started(at: int, time_s: float, workers: int, *markets: str) -> Started:
+    return Started(step=at, world_size=workers, time_s=time_s, attempt=1, markets=list(markets))
 
 
 def decided(decision: str, reason: str, time_s: float) -> Decided:
@@ -91,6 +91,30 @@ def test_time_between_two_starts_of_the_driver_is_nobodys() -> None:
     found = ledger([*HISTORY, *again])
     assert found.held == pytest.approx(ledger(HISTORY).held + 2)
     assert found.restarts[-1].cause == "the driver was started again"
+
+
+def test_seconds_have_the_price_of_the_market_they_were_bought_on() -> None:
+    history = [
+        decided("start", "2 of 2 workers on 2 nodes", 0.0),
+        started(0, 10.0, 2, "spot", "on-demand"),
+        step(1, 11.0, 2),
+        Failed(step=1, cause="lost nodes", reason="a", again=True, time_s=12.0, attempt=1),
+        started(1, 14.0, 1, "on-demand"),
+        step(2, 15.0, 1),
+    ]
+    found = ledger(history, Prices(other=7200.0, spot=3600.0))
+    assert {kind: dollars for kind, dollars in found.dollars.items() if dollars} == pytest.approx(
+        {"start_up": 10 * 3, "productive": 3 + 2, "resize": 3 * 2}
+    )
+    assert sum(ledger(history).dollars.values()) == 0.0
+    unlabelled = [started(0, 0.0, 3), step(1, 1.0, 3)]
+    assert ledger(unlabelled, Prices(other=3600.0)).dollars["productive"] == 3.0
+
+
+def test_stragglers_are_named() -> None:
+    slow = Straggling(step=5, rank=1, node="n", share=0.4, time_s=30.5, attempt=1)
+    assert ledger([*HISTORY, slow]).stragglers == [slow]
+    assert ledger([*HISTORY, slow]).held == ledger(HISTORY).held
 
 
 def test_a_run_without_events_held_nothing() -> None:

@@ -7,8 +7,9 @@ import torch
 import torch.distributed as dist
 
 from springtide import config as configs
-from springtide.train import rehearsal
-from springtide.train.rehearsal import examine, rehearse
+from springtide.train import probe
+from springtide.train.probe import examine
+from springtide.train.rehearsal import rehearse
 
 
 def test_a_process_may_rehearse_before_each_group_it_joins() -> None:
@@ -22,7 +23,7 @@ def test_a_process_may_rehearse_before_each_group_it_joins() -> None:
 
 
 def test_one_wrong_bit_of_a_product_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    timed = rehearsal._best_s
+    timed = probe._best_s
 
     def flipped(device: torch.device, function: object) -> tuple[float, torch.Tensor]:
         seconds, found = timed(device, function)
@@ -30,5 +31,5 @@ def test_one_wrong_bit_of_a_product_is_found(monkeypatch: pytest.MonkeyPatch) ->
             found[17, 3] += 1
         return seconds, found
 
-    monkeypatch.setattr(rehearsal, "_best_s", flipped)
+    monkeypatch.setattr(probe, "_best_s", flipped)
     assert examine(torch.device("cpu")).wrong == "multiplies wrong"
