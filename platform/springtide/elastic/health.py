@@ -9,6 +9,8 @@ from typing import NamedTuple
 LEAST_SHARE = 0.4
 """Of the median of the nodes that are known: a slower one would hold up all the others."""
 
+LEAST_NETWORK_SHARE = 0.1
+"""Likewise; what a network gives a node wavers more than what it has of its own."""
 SLOW_SHARE = 0.6
 """Of the median of the others, while all train: a slower one is worth a word."""
 
@@ -20,6 +22,8 @@ class Health(NamedTuple):
     copy_bytes_per_s: float
     wrong: str = ""
     """What it does wrong."""
+    network_bytes_per_s: float = 0.0
+    """From the driver's node to this one; 0 where nothing was sent."""
 
 
 def unfit(node: str, known: Mapping[str, Health]) -> str:
@@ -30,12 +34,14 @@ def unfit(node: str, known: Mapping[str, Health]) -> str:
         return f"its device {mine.wrong}"
     if not others:
         return ""
-    for what, here, median in (
-        ("multiplies", mine.flops_per_s, statistics.median(one.flops_per_s for one in others)),
-        ("copies", mine.copy_bytes_per_s, statistics.median(one.copy_bytes_per_s for one in others)),
+    for what, least, speeds in (
+        ("its device multiplies", LEAST_SHARE, [one.flops_per_s for one in (mine, *others)]),
+        ("its device copies", LEAST_SHARE, [one.copy_bytes_per_s for one in (mine, *others)]),
+        ("the network reaches it", LEAST_NETWORK_SHARE, [one.network_bytes_per_s for one in (mine, *others)]),
     ):
-        if here < LEAST_SHARE * median:
-            return f"its device {what} at {here / median:.0%} of the others' speed"
+        here, median = speeds[0], statistics.median([speed for speed in speeds[1:] if speed] or [0.0])
+        if 0 < here < least * median:
+            return f"{what} at {here / median:.0%} of the others' speed"
     return ""
 
 

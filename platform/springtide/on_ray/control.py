@@ -11,6 +11,7 @@ import math
 import time
 from typing import Any
 
+import numpy as np
 import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
@@ -20,6 +21,7 @@ from springtide.elastic.prospects import History
 from springtide.errors import RunExists
 from springtide.track.events import Event, StepDone, record
 
+BLOCK_BYTES = 8 * 2**20
 _OF_THE_CONTROLLER = {"decided", "failed"}
 _LEAVING = {Interrupt.LEAVE.value, Interrupt.EVACUATE.value}
 
@@ -81,6 +83,14 @@ class Control:
         on, for the groups that follow."""
         self._micro_batch = micro_batch or self._micro_batch
         return self._micro_batch
+
+    async def node(self) -> str:
+        """The driver's."""
+        return str(ray.get_runtime_context().get_node_id())
+
+    async def block(self) -> np.ndarray:
+        """Something to fetch, to see how fast the network is."""
+        return np.ones(BLOCK_BYTES, np.uint8)
 
     async def take(self, wait_s: float) -> list[dict[str, Any]]:
         """Everything posted since the last call, waiting up to ``wait_s`` for the first."""

@@ -244,9 +244,9 @@ class FailurePolicy(DefaultFailurePolicy):
 
     def _with_less(self, decision: FailureDecision) -> tuple[FailureDecision, str]:
         """Smaller micro-batches, of the same global batch, if there are any: what fell to fewer workers does not fit."""
-        lanes = self._config.stream.num_lanes
-        rows = -(-lanes // max(1, len(PROCESSES.plan))) * (self._config.stream.global_batch // lanes)
-        before = min(self._micro_batch, rows)
+        lanes, exact = self._config.stream.num_lanes, self._config.parallel.reduction == "fp64"
+        most_lanes = 1 if exact else -(-lanes // max(1, len(PROCESSES.plan)))  # in one micro-batch
+        before = min(self._micro_batch, most_lanes * self._config.stream.global_batch // lanes)
         if before < 2:
             return decision, "a micro-batch is of one row already"
         self._micro_batch = before // 2

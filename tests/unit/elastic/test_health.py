@@ -6,15 +6,16 @@ import pytest
 
 from springtide.elastic.health import Health, slow, unfit
 
-GOOD = Health(100e9, 10e9)
-OTHERS = {"a": GOOD, "b": Health(110e9, 9e9), "c": Health(90e9, 11e9)}
+GOOD = Health(100e9, 10e9, network_bytes_per_s=1e9)
+OTHERS = {"a": GOOD, "b": Health(110e9, 9e9, "", 1e9), "c": Health(90e9, 11e9, "", 5e9)}
 
 
 @pytest.mark.parametrize(
     ("mine", "reason"),
     [
         (GOOD, ""),
-        (Health(45e9, 4.5e9), ""),
+        (Health(45e9, 4.5e9, "", 1.1e8), ""),
+        (Health(100e9, 10e9, "", 0.9e8), "the network reaches it at 9% of the others' speed"),
         (Health(39e9, 10e9), "its device multiplies at 39% of the others' speed"),
         (Health(100e9, 3e9), "its device copies at 30% of the others' speed"),
         (Health(100e9, 10e9, "multiplies wrong"), "its device multiplies wrong"),

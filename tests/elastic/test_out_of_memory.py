@@ -1,0 +1,70 @@
+"""Where memory ends, a run goes on with smaller micro-batches of the same global batch."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from ray.train import FailureConfig, WorkerGroupError
+from ray.train.v2._internal.execution.failure_handling.failure_policy import FailureDecision
+
+from springtide import config as configs
+from springtide.config import Config
+from springtide.on_ray.control import open_control
+from springtide.on_ray.group import PROCESSES
+from springtide.on_ray.policy import FailurePolicy, is_out_of_memory
+
+pytestmark = pytest.mark.cluster
+
+
+def torchs() -> None:
+    torch.empty(2**50)
+
+
+def numpys() -> None:
+    np.ones(2**50)
+
+
+def nobodys() -> None:
+    raise ValueError("memory of a better time")
+
+
+def raised(function: object) -> Exception:
+    assert callable(function)
+    with pytest.raises((RuntimeError, MemoryError, ValueError)) as found:
+        function()
+    return found.value
+
+
+@pytest.mark.parametrize(("function", "expected"), [(torchs, True), (numpys, True), (nobodys, False)])
+def test_what_they_say_where_memory_ends_is_known(function: object, expected: bool) -> None:
+    assert is_out_of_memory(raised(function)) is expected
+
+
+@pytest.mark.parametrize(("reduction", "limits"), [("fp32", [8, 4, 2, 1]), ("fp64", [2, 1])])
+def test_micro_batches_are_halved_from_what_a_worker_had_until_they_are_of_one_row(
+    tiny: Config, ray_cluster: str, reduction: str, limits: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Three workers share twelve lanes of four rows: 16 rows each, or lanes of 4, whatever train.micro_batch says."""
+    import ray
+
+    changes = {"stream.global_batch": 48, "stream.lanes": 12, "train.micro_batch": 100, "parallel.reduction": reduction}
+    config = configs.override(tiny, {**changes, "train.total": 48 * 64 * 10, "optim.warmup": 0})
+    control = open_control(f"memory-{reduction}")
+    monkeypatch.setattr(PROCESSES, "plan", ("a", "b", "b"))
+    policy = FailurePolicy(
+        FailureConfig(max_failures=3), {"config": config.model_dump(mode="json"), "control": control}
+    )
+    error = WorkerGroupError("", {1: raised(torchs), 0: RuntimeError("Connection closed by peer")})
+    assert ray.get(control.limit.remote()) is None
+    for limit in limits:
+        assert policy.make_decision(error) is FailureDecision.RETRY
+        assert ray.get(control.limit.remote()) == limit
+    assert policy.make_decision(error) is FailureDecision.RAISE
+    told = ray.get(control.take.remote(1.0))
+    while more := ray.get(control.take.remote(0.5)):
+        told += more
+    assert [record["cause"] for record in told] == ["out of memory"] * len(told)
+    assert f"micro-batches are of {limits[0]} rows instead of {2 * limits[0]} from now on" in told[0]["reason"]
+    assert told[-1]["reason"].endswith("a micro-batch is of one row already")
+    ray.kill(control)
