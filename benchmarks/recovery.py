@@ -16,6 +16,7 @@ saves and then loses shows in the steps lost. ``steady`` compares a step with me
 from __future__ import annotations
 
 import contextlib
+import multiprocessing.util
 import os
 import signal
 import socket
@@ -173,9 +174,8 @@ def _end(agent: psutil.Popen) -> None:
 
 def springtide(config: Config) -> dict[str, float]:
     """Ours."""
-    from springtide.on_ray.local import LocalCluster
-
-    with LocalCluster(NODES) as cluster, _beside(lambda: st.train(config)):
+    cluster = _cluster()
+    with _beside(lambda: st.train(config)):
         return play(_Raylets(cluster), _run(config))
 
 
@@ -185,26 +185,24 @@ def bare_ray(config: Config) -> dict[str, float]:
     from ray.train import FailureConfig, RunConfig, ScalingConfig
     from ray.train.torch import TorchConfig, TorchTrainer
 
-    from springtide.on_ray.local import LocalCluster
-
     def plain(values: dict[str, Any]) -> None:  # in here, so that Ray sends it by value
         from springtide.train.__main__ import train
 
         here = configs.build(values)
         train(here, Folder(here.run.root) / here.run.id, "cpu", 0)
 
-    with LocalCluster(NODES) as cluster:
-        trainer = TorchTrainer(
-            plain,
-            train_loop_config=config.model_dump(mode="json"),
-            torch_config=TorchConfig(backend="gloo"),
-            scaling_config=ScalingConfig(num_workers=(1, NODES), resources_per_worker={"CPU": 1}),
-            run_config=RunConfig(
-                name="bare", storage_path=f"{config.run.root}/ray", failure_config=FailureConfig(max_failures=-1)
-            ),
-        )
-        with _beside(trainer.fit):
-            return play(_Raylets(cluster), _run(config))
+    cluster = _cluster()
+    trainer = TorchTrainer(
+        plain,
+        train_loop_config=config.model_dump(mode="json"),
+        torch_config=TorchConfig(backend="gloo"),
+        scaling_config=ScalingConfig(num_workers=(1, NODES), resources_per_worker={"CPU": 1}),
+        run_config=RunConfig(
+            name="bare", storage_path=f"{config.run.root}/ray", failure_config=FailureConfig(max_failures=-1)
+        ),
+    )
+    with _beside(trainer.fit):
+        return play(_Raylets(cluster), _run(config))
 
 
 def torchrun(config: Config) -> dict[str, float]:
@@ -224,6 +222,16 @@ CLIENTS: dict[str, Callable[[Config], dict[str, float]]] = {
     "bare_ray": bare_ray,
     "torchrun": torchrun,
 }
+
+
+def _cluster() -> Any:
+    """Of this process, which tells what it found before the cluster ends: who still trains on it may take the process along."""
+    from springtide.on_ray.local import LocalCluster
+
+    stack = contextlib.ExitStack()
+    cluster = stack.enter_context(LocalCluster(NODES))
+    multiprocessing.util.Finalize(None, stack.close, exitpriority=0)
+    return cluster
 
 
 @contextlib.contextmanager

@@ -27,6 +27,8 @@ from springtide.track.ledger import ledger
 Say = Callable[[str], None]
 _NOTICE_S = 12.0
 """Between a notice and the loss: a tenth of what clouds give."""
+_WARM_UP_S = 20.0
+"""Until a worker's process on a new node stands, on a machine that trains meanwhile."""
 _TRACE_NODES = 4
 _STEPS_BETWEEN = 25
 """Changes of a trace, on average."""
@@ -187,7 +189,7 @@ def _drill(scenario: Scenario, config: Config, say: Say) -> dict[str, Any]:
         left = leftovers()
     found = compare(run, twin, stage.told, left)
     if scenario.most:
-        found["predicted_goodput"] = round(predict(scenario, run, twin, stage.told).goodput, 4)
+        found["predicted_goodput"] = round(predict(scenario, run, stage.told).goodput, 4)
     return found
 
 
@@ -261,9 +263,10 @@ def compare(run: Run, twin: Run, told: list[dict[str, Any]], left: dict[str, int
     }
 
 
-def predict(scenario: Scenario, run: Run, twin: Run, told: list[dict[str, Any]]) -> Outcome:
-    """What the simulator makes of the changes as they came, with the step and the start-up of the twin."""
-    begin_s, steps = min(event.time_s for event in run.events), run.steps
+def predict(scenario: Scenario, run: Run, told: list[dict[str, Any]]) -> Outcome:
+    """What the simulator makes of the changes as they came. A step, a usual restart and the first start take what they took;
+    when it restarts, with whom, and what that costs altogether is for it to find out."""
+    begin_s, steps, book = min(event.time_s for event in run.events), run.steps, ledger(run.events)
     joined = {one["node"]: one["time_s"] - begin_s for one in told if one["what"] == "add"}
     gone = {one["node"]: one["time_s"] - begin_s + _NOTICE_S for one in told if one["what"] == "drain"}
     first = [node for node in gone if node not in joined]
@@ -271,8 +274,13 @@ def predict(scenario: Scenario, run: Run, twin: Run, told: list[dict[str, Any]])
     rows = [(time_s, True, node) for node, time_s in [*dict.fromkeys(first, 0.0).items(), *joined.items()]]
     rows += [(time_s, False, node) for node, time_s in gone.items()]
     trace = dataclasses.replace(of_nodes(rows), end_s=steps[-1].time_s - begin_s)
-    step_s = statistics.median(one.step_time_s for one in steps)
-    costs = Costs(step_s=step_s, first_start_s=ledger(twin.events).spent["start_up"], notice_s=_NOTICE_S)
+    costs = Costs(
+        step_s=statistics.median(one.step_time_s for one in steps),
+        restart_s=statistics.median(one.gap_s for one in book.restarts) if book.restarts else 0.0,
+        first_start_s=steps[0].time_s - steps[0].step_time_s - begin_s,
+        warm_up_s=_WARM_UP_S,
+        notice_s=_NOTICE_S,
+    )
     return simulate(trace, Bounds(1, max(scenario.workers, scenario.most), grow="always"), costs)
 
 

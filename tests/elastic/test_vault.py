@@ -37,6 +37,10 @@ def test_the_next_attempts_snapshots_replace_the_older(found: dict[str, Any]) ->
     assert found["attempts_held"] == [2]
 
 
+def test_a_vault_that_dies_while_it_is_read_is_read_elsewhere(found: dict[str, Any]) -> None:
+    assert found["while_a_vault_dies"] == 9
+
+
 def test_a_vault_takes_no_more_than_its_limit(found: dict[str, Any]) -> None:
     assert "checkpoint.memory_bytes allows 0 MiB" in found["past_the_limit"]
 

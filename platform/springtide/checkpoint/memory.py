@@ -30,6 +30,8 @@ from springtide.checkpoint.stage import Layout, Stage
 from springtide.checkpoint.tensors import materialize, named_tensors
 from springtide.store import Folder
 
+_TRIES = 3
+
 
 class Keeper(Protocol):
     """Who holds snapshots for this rank."""
@@ -50,7 +52,7 @@ class Keeper(Protocol):
         """What any keeper of the run holds whole; asked on rank 0."""
 
     def source(self, snapshots: Sequence[Snapshot]) -> Source:
-        """The bytes of these; files are named by ``file_of``."""
+        """The bytes of these, wherever they are now; files are named by ``file_of``. OSError when some are nowhere."""
 
 
 class Memory:
@@ -127,6 +129,24 @@ def restore_from_memory(
 ) -> Restored | None:
     """Load the newest snapshot of which every part survives; all ranks call it together. None where there is none, where the
     store has a newer checkpoint, or where it cannot be read after all. CheckpointError when it is of another model."""
+    for _ in range(_TRIES):  # a node may go while it is read from; others have copies
+        parts = _newest(run, keeper, identity)
+        if not parts:
+            return None
+        problem = ""
+        try:
+            materialize(optimizer)
+            with torch.no_grad():
+                read_into(keeper.source(parts), pieces_of(parts), named_tensors(model, optimizer), verify=False)
+        except OSError as error:
+            problem = str(error)
+        if not any(gathered(problem)):
+            return Restored(parts[0].meta, f"memory of step {parts[0].meta.step}")
+    return None
+
+
+def _newest(run: Folder, keeper: Keeper, identity: Identity) -> list[Snapshot]:
+    """The parts to load, the same on every rank."""
     parts: list[Snapshot] = []
     if rank_here() == 0:
         parts = newest_whole(keeper.found())
@@ -135,19 +155,7 @@ def restore_from_memory(
             name_of(parts[0].meta.step) < max(newest, default="") or of_another_order(run, parts[0].meta, identity)
         ):
             parts = []
-    parts = agreed(parts)
-    if not parts:
-        return None
-    problem = ""
-    try:
-        materialize(optimizer)
-        with torch.no_grad():
-            read_into(keeper.source(parts), pieces_of(parts), named_tensors(model, optimizer), verify=False)
-    except OSError as error:
-        problem = str(error)
-    if any(gathered(problem)):
-        return None
-    return Restored(parts[0].meta, f"memory of step {parts[0].meta.step}")
+    return agreed(parts)
 
 
 def newest_whole(found: Sequence[Snapshot]) -> list[Snapshot]:

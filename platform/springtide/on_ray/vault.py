@@ -220,26 +220,30 @@ class Vaults:
             vault.forget.remote(before)
 
     def found(self) -> list[Snapshot]:
-        """What the vaults that answer hold whole."""
+        """What the vaults that answer hold whole; it is read from this node if it is here, or from one that stays."""
         asked = {vault.found.remote(): vault for vault in vaults(self._prefix)}
         answered, _ = ray.wait(list(asked), num_returns=len(asked), timeout=_ANSWER_S) if asked else ([], [])
-        found = []
+        stay, places = staying(), []
         for answer in answered:
             with contextlib.suppress(ray.exceptions.RayError):  # its node went with it
-                (node, pid), held = ray.get(answer)
-                for snapshot, fd in held:
-                    name, is_here = file_of(snapshot.key), node == self.node
-                    if is_here or name not in self._read_from:
-                        place = (pid, fd) if is_here else asked[answer]
-                        self._read_from[name] = (snapshot.key, place, snapshot.size_bytes)
-                    found.append(snapshot)
-        return found
+                places.append((*ray.get(answer), asked[answer]))
+        places.sort(key=lambda place: (place[0][0] != self.node, place[0][0] not in stay))
+        self._read_from = {}
+        for (node, pid), held, vault in places:
+            for snapshot, fd in held:
+                where = (pid, fd) if node == self.node else vault
+                self._read_from.setdefault(file_of(snapshot.key), (snapshot.key, where, snapshot.size_bytes))
+        return [snapshot for _, held, _ in places for snapshot, _ in held]
 
     def source(self, snapshots: Sequence[Snapshot]) -> _Source:
-        """Where to read these from: this node if it has them."""
+        """Where to read these from, as found last; the next time it is looked for again. OSError when some are nowhere."""
         if not self._read_from:
             self.found()
-        return _Source({file_of(snapshot.key): self._read_from[file_of(snapshot.key)] for snapshot in snapshots})
+        known, self._read_from = self._read_from, {}
+        try:
+            return _Source({file_of(snapshot.key): known[file_of(snapshot.key)] for snapshot in snapshots})
+        except KeyError as error:
+            raise OSError(f"the snapshot {error} is gone") from None
 
     def _vault(self, node: str) -> Any:
         options = {
