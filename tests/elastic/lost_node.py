@@ -27,7 +27,7 @@ from springtide.checkpoint.tensors import named_tensors
 from springtide.on_ray.cluster import NAMESPACE
 from springtide.on_ray.control import open_control
 from springtide.on_ray.notices import Watches
-from springtide.on_ray.vault import Vaults
+from springtide.on_ray.vault import Vaults, prefix, vaults
 from springtide.store import Folder
 
 WORLD_SIZE = 3
@@ -137,6 +137,13 @@ def main() -> None:
     held = ray.get([vault.found.remote() for vault in vaults_on(ids[1:])], timeout=60)
     found["attempts_held"] = sorted({snapshot.attempt for _, parts in held for snapshot, _ in parts})
     found["while_a_vault_dies"] = ray.get(start(0, head, 9).restored.remote(vaults_on(ids[1:2])[0]), timeout=60)
+    # a group on one node has its copies elsewhere, and again elsewhere when they are lost
+    lonely = start(0, ids[2], 1, f"{root}/lonely")
+    ray.get(lonely.pair.remote([ids[2]]))
+    found["lonely"] = [lonely_holds(lonely, root, 1, ids[2])]
+    [copy] = [vault for vault, node in vaults_of(f"{root}/lonely") if node != ids[2]]
+    ray.kill(copy)
+    found["lonely"] += [lonely_holds(lonely, root, step, ids[2]) for step in (2, 3)]
     # a limit
     small = start(0, head, 1, f"{root}/small", limit_bytes=1000)
     found["past_the_limit"] = ray.get(small.snapshot.remote(1), timeout=60)
@@ -170,6 +177,18 @@ def heard_s(node: str) -> float:
             assert time.monotonic() - begin < 60
             time.sleep(0.02)  # between looks
         return time.monotonic() - begin
+
+
+def lonely_holds(rank: Any, root: str, step: int, node: str) -> list[bool]:
+    """Take a snapshot; of each vault that holds it, whether it is of the rank's node."""
+    assert ray.get(rank.snapshot.remote(step), timeout=60) == ""
+    held = [(one, ray.get(vault.found.remote())[1]) for vault, one in vaults_of(f"{root}/lonely")]
+    return sorted(one == node for one, parts in held if any(part.meta.step == step for part, _ in parts))
+
+
+def vaults_of(url: str) -> list[tuple[Any, str]]:
+    """The vaults of a run, and their nodes."""
+    return [(vault, ray.get(vault.found.remote())[0][0]) for vault in vaults(prefix(Folder(url)))]
 
 
 def vaults_on(nodes: list[str]) -> list[Any]:

@@ -41,6 +41,11 @@ def test_a_vault_that_dies_while_it_is_read_is_read_elsewhere(found: dict[str, A
     assert found["while_a_vault_dies"] == 9
 
 
+def test_a_group_on_one_node_has_its_copies_on_another_and_again_when_that_is_lost(found: dict[str, Any]) -> None:
+    here_and_there, here = [False, True], [True]
+    assert found["lonely"] == [here_and_there, here, here_and_there]
+
+
 def test_a_vault_takes_no_more_than_its_limit(found: dict[str, Any]) -> None:
     assert "checkpoint.memory_bytes allows 0 MiB" in found["past_the_limit"]
 

@@ -75,12 +75,18 @@ def leftovers() -> dict[str, int]:
     return {**found, **({"placement groups": groups} if groups else {})}
 
 
-def staying() -> list[str]:
-    """The nodes that are alive and not announced to go, those with room for workers first."""
-    leaving = state.get_draining_nodes()
-    nodes = [node for node in ray.nodes() if node["Alive"] and node["NodeID"] not in leaving]
-    nodes.sort(key=lambda node: (not node["Resources"].get("CPU"), node["NodeID"]))
-    return [node["NodeID"] for node in nodes]
+def staying(with_room: bool = False) -> list[str]:
+    """The nodes that are alive and not announced to go; those come first, ``with_room`` alone, that have all kinds of resources
+    that the node of this process has: room for workers."""
+    leaving, here = state.get_draining_nodes(), ray.get_runtime_context().get_node_id()
+    kinds = {
+        node["NodeID"]: {kind for kind in ("CPU", "GPU") if node["Resources"].get(kind)}
+        for node in ray.nodes()
+        if node["Alive"] and node["NodeID"] not in leaving
+    }
+    wanted = kinds.get(here, set())
+    roomy = sorted(name for name, has in kinds.items() if wanted <= has)
+    return roomy if with_room else roomy + sorted(kinds.keys() - set(roomy))
 
 
 def may_be_taken_away(node: str) -> str:

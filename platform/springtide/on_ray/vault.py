@@ -170,6 +170,7 @@ class Vaults:
         self._copies = checkpoint.memory_copies
         self._ring: list[str] = []
         self._peers: list[Any] = []
+        self._chosen_s = 0.0
         self._read_from: dict[str, tuple[Key, Any, int]] = {}
         self._slots: dict[int, int] = {}
 
@@ -178,9 +179,17 @@ class Vaults:
         ray.get(self._mine.found.remote())
 
     def pair(self, nodes: Sequence[str]) -> None:
-        """Choose peers, of the nodes of all ranks: the next ones in a ring of them."""
+        """Choose peers, of the nodes of all ranks: the next ones in a ring of them. Where they are too few, other nodes with
+        room for workers do, as soon as there are some: a group on one node would be lost with it."""
         self._ring = sorted(set(nodes))
-        self._peers = [self._vault(node) for node in self._following()[: self._copies]]
+        self._choose()
+
+    def _choose(self) -> None:
+        found = self._following()
+        if len(found) < self._copies:
+            found += [node for node in staying(with_room=True) if node not in self._ring]
+        self._peers = [self._vault(node) for node in found[: self._copies]]
+        self._chosen_s = time.monotonic()
 
     def flee(self) -> bool:
         """Choose peers again, of the nodes that stay: those of the ranks, or else any. Whether what is kept from now on
@@ -198,6 +207,8 @@ class Vaults:
 
     def keep(self, snapshot: Snapshot, stage: Stage) -> Any:
         """Have the vault of this node hold the stage."""
+        if self._ring and len(self._peers) < self._copies and time.monotonic() - self._chosen_s > _LOOK_S:
+            self._choose()
         slot = self._slots.setdefault(stage.fd, len(self._slots) % 2)
         return self._mine.keep.remote(snapshot, slot, os.getpid(), stage.fd, self._peers)
 
@@ -209,6 +220,9 @@ class Vaults:
         try:
             ray.get(handle)
         except ray.exceptions.RayTaskError as error:
+            if isinstance(error.cause, ray.exceptions.RayActorError):  # a peer is gone; what is here is held
+                self._choose()
+                return True
             cause = error.as_instanceof_cause()
             raise OSError(str(getattr(cause, "cause", cause))) from None
         except ray.exceptions.RayError as error:  # a vault is gone, with its node or alone
@@ -220,7 +234,7 @@ class Vaults:
             vault.forget.remote(before)
 
     def found(self) -> list[Snapshot]:
-        """What the vaults that answer hold whole; it is read from this node if it is here, or from one that stays."""
+        """What the vaults that answer hold whole; it is read from this node if it can be, else from one that stays."""
         asked = {vault.found.remote(): vault for vault in vaults(self._prefix)}
         answered, _ = ray.wait(list(asked), num_returns=len(asked), timeout=_ANSWER_S) if asked else ([], [])
         stay, places = staying(), []
