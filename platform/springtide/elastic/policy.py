@@ -150,7 +150,7 @@ def decide(
 ) -> tuple[Decision, Memory]:
     """The one rule of who trains. ``nodes`` are those alive, ``group`` is None when nobody trains."""
     usable = _usable(nodes)
-    here = frozenset((node.id, node.places) for node in usable)
+    here = frozenset([(node.id, node.places) for node in usable])
     if here != memory.usable:
         gone = {name for name, _ in memory.usable} - {node.id for node in nodes if node.leaves_at is None}
         begin_s = now if memory.begin_s is None else memory.begin_s
@@ -179,7 +179,7 @@ class _Room(NamedTuple):
 
 
 def _room(bounds: Bounds, usable: Sequence[Node]) -> _Room:
-    places, standing = sum(node.places for node in usable), sum(node.standing for node in usable)
+    places, standing = sum([node.places for node in usable]), sum([node.standing for node in usable])
     return _Room(bounds.feasible(places), bounds.feasible(standing))
 
 

@@ -84,8 +84,9 @@ class Simulation:
         self._events = _events(trace, costs.notice_s)
         self._end_s = trace.end_s
         self._now = 0.0
-        self._joined: dict[str, float] = {}
-        self._leaves_at: dict[str, float] = {}
+        self._nodes: dict[str, Node] = {}
+        self._ready_at: dict[str, float] = {}
+        """Of nodes whose process does not stand yet, the earliest first."""
         self._memory = Memory()
         self._group: Group | None = None
         self._trains_from = math.inf
@@ -112,16 +113,21 @@ class Simulation:
     def _change(self, what: str, nodes: Sequence[str]) -> list[str]:
         for node in nodes:
             if what == "join":
-                self._joined[node] = self._now
+                self._nodes[node] = Node(node, 1, ready=0)
+                self._ready_at[node] = self._now + self._costs.warm_up_s
             elif what == "notice":
-                self._leaves_at[node] = self._now + self._costs.notice_s
+                if node in self._nodes:
+                    self._nodes[node] = self._nodes[node]._replace(leaves_at=self._now + self._costs.notice_s)
             else:
-                self._joined.pop(node, None)
-                self._leaves_at.pop(node, None)
+                self._nodes.pop(node, None)
+                self._ready_at.pop(node, None)
         return list(nodes) if what == "go" else []
 
     def _act(self, gone: Sequence[str]) -> float:
         """Decide and carry out; when to look again at the latest."""
+        for node in [node for node, ready_s in self._ready_at.items() if ready_s <= self._now]:
+            del self._ready_at[node]
+            self._nodes[node] = self._nodes[node]._replace(ready=1)
         decision = self._decide(self._group)
         if isinstance(decision, Replace):
             self._lose(set(gone))
@@ -137,18 +143,14 @@ class Simulation:
 
     def _decide(self, group: Group | None) -> Decision:
         prospects = Prospects(self._costs.restart_s, self._end_s - self._now, self._costs.step_s)
-        decision, self._memory = decide(self._bounds, self._nodes(), group, prospects, self._memory, self._now)
+        nodes = list(self._nodes.values())
+        decision, self._memory = decide(self._bounds, nodes, group, prospects, self._memory, self._now)
         return decision
-
-    def _nodes(self) -> list[Node]:
-        return [
-            Node(node, 1, self._leaves_at.get(node), ready=int(self._ready(node) <= self._now)) for node in self._joined
-        ]
 
     def _start(self, decision: Start) -> None:
         first = not self._memory.held
-        ready = max((self._ready(node) for node in set(decision.nodes)), default=self._now)
-        begin = self._now if first else max(self._now, ready)
+        ready = max((self._ready_at.get(node, self._now) for node in decision.nodes), default=self._now)
+        begin = self._now if first else ready
         self._trains_from = begin + (self._costs.first_start_s if first else self._costs.restart_s)
         self._group = Group(decision.nodes)
         self.outcome.restarts += not first
@@ -183,15 +185,9 @@ class Simulation:
         steps = math.ceil(trained_s / self._costs.step_s - 1e-9)
         return self._trains_from + steps * self._costs.step_s
 
-    def _ready(self, node: str) -> float:
-        """When the process on a node stands."""
-        if node in self._memory.held:
-            return self._now
-        return self._joined[node] + self._costs.warm_up_s
-
     def _next_look(self, decision: Decision) -> float:
         """When something is decided that no node's coming or going decides."""
-        looks = [self._memory.since_s + self._bounds.settle_s, *map(self._ready, self._joined)]
+        looks = [self._memory.since_s + self._bounds.settle_s, *self._ready_at.values()]
         look_s = min((look for look in looks if look > self._now), default=math.inf)
         if isinstance(decision, Stay):
             look_s = min(look_s, decision.until_s)
@@ -201,7 +197,7 @@ class Simulation:
         """Let time go by."""
         until_s = max(until_s, self._now + _SOON_S)
         passed_s = until_s - self._now
-        self.outcome.possible += self._bounds.feasible(len(self._joined)) * passed_s
+        self.outcome.possible += self._bounds.feasible(len(self._nodes)) * passed_s
         if self._group is None:
             self.outcome.waiting_s += passed_s
         else:
