@@ -17,7 +17,7 @@ from typing import Any
 from springtide import config as configs
 from springtide.config import Config
 from springtide.elastic.policy import Bounds
-from springtide.elastic.simulate import Costs, Outcome, simulate
+from springtide.elastic.simulate import Costs, simulate
 from springtide.elastic.traces import of_nodes, read, smaller
 from springtide.errors import ConfigError, explain
 from springtide.runs import Run
@@ -27,8 +27,6 @@ from springtide.track.ledger import ledger
 Say = Callable[[str], None]
 _NOTICE_S = 12.0
 """Between a notice and the loss: a tenth of what clouds give."""
-_WARM_UP_S = 20.0
-"""Until a worker's process on a new node stands, on a machine that trains meanwhile."""
 _TRACE_NODES = 4
 _STEPS_BETWEEN = 25
 """Changes of a trace, on average."""
@@ -189,7 +187,7 @@ def _drill(scenario: Scenario, config: Config, say: Say) -> dict[str, Any]:
         left = leftovers()
     found = compare(run, twin, stage.told, left)
     if scenario.most:
-        found["predicted_goodput"] = round(predict(scenario, run, stage.told).goodput, 4)
+        found["predicted_goodput"] = round(predict(scenario, run, twin, stage.told), 4)
     return found
 
 
@@ -263,9 +261,10 @@ def compare(run: Run, twin: Run, told: list[dict[str, Any]], left: dict[str, int
     }
 
 
-def predict(scenario: Scenario, run: Run, told: list[dict[str, Any]]) -> Outcome:
-    """What the simulator makes of the changes as they came. A step, a usual restart and the first start take what they took;
-    when it restarts, with whom, and what that costs altogether is for it to find out."""
+def predict(scenario: Scenario, run: Run, twin: Run, told: list[dict[str, Any]]) -> float:
+    """The goodput that the simulator makes of the changes as they came. A step, a usual restart and the first start take what
+    they took, a new process as long as the first, saves and data what they took of the twin; when it restarts, with whom, and
+    what that costs altogether is for it to find out."""
     begin_s, steps, book = min(event.time_s for event in run.events), run.steps, ledger(run.events)
     joined = {one["node"]: one["time_s"] - begin_s for one in told if one["what"] == "add"}
     gone = {one["node"]: one["time_s"] - begin_s + _NOTICE_S for one in told if one["what"] == "drain"}
@@ -274,14 +273,17 @@ def predict(scenario: Scenario, run: Run, told: list[dict[str, Any]]) -> Outcome
     rows = [(time_s, True, node) for node, time_s in [*dict.fromkeys(first, 0.0).items(), *joined.items()]]
     rows += [(time_s, False, node) for node, time_s in gone.items()]
     trace = dataclasses.replace(of_nodes(rows), end_s=steps[-1].time_s - begin_s)
+    start_s = steps[0].time_s - steps[0].step_time_s - begin_s
     costs = Costs(
         step_s=statistics.median(one.step_time_s for one in steps),
         restart_s=statistics.median(one.gap_s for one in book.restarts) if book.restarts else 0.0,
-        first_start_s=steps[0].time_s - steps[0].step_time_s - begin_s,
-        warm_up_s=_WARM_UP_S,
+        first_start_s=start_s,
+        warm_up_s=start_s,
         notice_s=_NOTICE_S,
     )
-    return simulate(trace, Bounds(1, max(scenario.workers, scenario.most), grow="always"), costs)
+    found = simulate(trace, Bounds(1, max(scenario.workers, scenario.most), grow="always"), costs)
+    spent = ledger(twin.events).spent
+    return found.goodput * spent["productive"] / (spent["productive"] + spent["data_stall"] + spent["checkpoint_stall"])
 
 
 def _words(act: Act) -> str:

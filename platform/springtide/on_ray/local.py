@@ -76,14 +76,6 @@ class LocalCluster:
                 if b"RayTrainWorker" in Path(f"/proc/{pid}/cmdline").read_bytes():
                     os.kill(pid, signal.SIGSTOP)
 
-    def lose_head(self) -> None:
-        """Kill Ray's control store. What it knew is gone, unless Ray was told to keep it in Redis (RAY_REDIS_ADDRESS)."""
-        self._cluster.head_node.kill_gcs_server(check_alive=False)
-
-    def return_head(self) -> None:
-        """Start it again, where it was."""
-        self._cluster.head_node.start_gcs_server()
-
     def kill(self, node: str) -> None:
         """Take a node away, with every process on it at once, as when its host goes."""
         gone = self._nodes.pop(node)
