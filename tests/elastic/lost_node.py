@@ -140,9 +140,12 @@ def main() -> None:
     # a group on one node has its copies elsewhere, and again elsewhere when they are lost
     lonely = start(0, ids[2], 1, f"{root}/lonely")
     ray.get(lonely.pair.remote([ids[2]]))
+    ray.get([vault.found.remote() for vault, _ in vaults_of(f"{root}/lonely")])  # nobody else waits for the others
+    ray.get(lonely.pair.remote([ids[2]]))
     found["lonely"] = [lonely_holds(lonely, root, 1, ids[2])]
-    [copy] = [vault for vault, node in vaults_of(f"{root}/lonely") if node != ids[2]]
-    ray.kill(copy)
+    for vault, node in vaults_of(f"{root}/lonely"):
+        if node != ids[2] and ray.get(vault.found.remote())[1]:
+            ray.kill(vault)
     found["lonely"] += [lonely_holds(lonely, root, step, ids[2]) for step in (2, 3)]
     # a limit
     small = start(0, head, 1, f"{root}/small", limit_bytes=1000)

@@ -171,6 +171,8 @@ class Vaults:
         self._ring: list[str] = []
         self._peers: list[Any] = []
         self._chosen_s = 0.0
+        self._asked: dict[str, Any] = {}
+        """Other nodes' vaults, and what they answered first."""
         self._read_from: dict[str, tuple[Key, Any, int]] = {}
         self._slots: dict[int, int] = {}
 
@@ -187,9 +189,16 @@ class Vaults:
     def _choose(self) -> None:
         found = self._following()
         if len(found) < self._copies:
-            found += [node for node in staying(with_room=True) if node not in self._ring]
+            others = [node for node in staying(with_room=True) if node not in self._ring]
+            found += [node for node in others[: 2 * self._copies] if self._stands(node)]
         self._peers = [self._vault(node) for node in found[: self._copies]]
         self._chosen_s = time.monotonic()
+
+    def _stands(self, node: str) -> bool:
+        """Whether the vault of a node answers already; if not it will: a new node may be busy, and nobody waits for it."""
+        if node not in self._asked:
+            self._asked[node] = self._vault(node).found.remote()
+        return bool(ray.wait([self._asked[node]], timeout=0)[0])
 
     def flee(self) -> bool:
         """Choose peers again, of the nodes that stay: those of the ranks, or else any. Whether what is kept from now on
