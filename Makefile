@@ -23,6 +23,7 @@ bench: .venv/.ready .venv-peers
 	$(BIN)/python benchmarks/stream.py
 	$(BIN)/python benchmarks/checkpoint.py
 	$(BIN)/python benchmarks/recovery.py
+	$(BIN)/python benchmarks/goodput.py --traces "$(TRACES)"
 
 # each drill in full: half an hour; `make test` runs one of them
 drills: .venv/.ready

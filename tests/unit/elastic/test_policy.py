@@ -29,6 +29,8 @@ BOUNDS = Bounds(min_workers=2, max_workers=8, settle_s=2.0, reserve_s=5.0)
 PAYS = Prospects(restart_s=5.0)
 THREE = [Node("a", 1), Node("b", 1), Node("c", 1)]
 TICK_S = 0.5
+READY_S = 4.0
+"""Until the processes on a node stand that has joined."""
 
 
 def after_quiet(
@@ -234,13 +236,15 @@ class Cluster:
     def __init__(self, bounds: Bounds) -> None:
         self.bounds, self.nodes, self.group, self.now = bounds, {}, None, 0.0
         self.memory, self.restarts, self.changes = Memory(), 0, 0
+        self.ready_s: dict[int, float] = {}
         self.last: Decision = Stay("")
 
     def happen(self, kind: str, name: int, value: Any) -> None:
         """An event of a history; it is none where it makes no sense."""
         node = self.nodes.get(name)
         if kind == "join" and node is None:
-            self.nodes[name] = Node(str(name), value)
+            self.nodes[name] = Node(str(name), value, ready=0)
+            self.ready_s[name] = self.now + READY_S
         elif node is None:
             return
         elif kind == "dies":
@@ -261,6 +265,9 @@ class Cluster:
             if node.leaves_at is not None and node.leaves_at <= self.now:
                 del self.nodes[name]
                 self.changes += 1
+        for name, node in self.nodes.items():
+            if self.now >= self.ready_s[name]:
+                self.nodes[name] = node._replace(ready=node.places)
         nodes = list(self.nodes.values())
         self.last, self.memory = decide(self.bounds, nodes, self.group, PAYS, self.memory, self.now)
         if isinstance(self.last, Start):
@@ -280,6 +287,13 @@ class Cluster:
         assert all(node.leaves_at is None and not node.problem for node in chosen)
         assert start.workers == len(start.nodes)
         assert all(start.nodes.count(node.id) <= node.places for node in chosen)
+        usable = [node for node in self.nodes.values() if node.leaves_at is None and not node.problem]
+        standing, size = (
+            self.bounds.feasible(sum(places)) for places in zip(*((n.standing, n.places) for n in usable), strict=True)
+        )
+        if self.restarts and 2 * standing >= size:  # then nobody waits
+            assert all(node.standing for node in chosen)
+            assert start.workers == standing
 
 
 @pytest.mark.parametrize("cell", [1, 2])
