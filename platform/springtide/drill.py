@@ -97,7 +97,7 @@ SCENARIOS: dict[str, Callable[..., Scenario]] = {
     "resize": lambda *_: Scenario(
         8,
         (Act(15, "drain", 3), Act(35, "add", 2, 5), Act(60, "add", 1, 7), Act(80, "kill", 1, 8)),
-        300,
+        230,
         "8 -> 5 -> 7 -> 8 -> 7 workers: three go with a notice, two join, another joins, one goes without",
     ),
     "all": lambda *_: Scenario(

@@ -31,6 +31,8 @@ from springtide.store import Folder, digest
 _CHUNK_BYTES = 32 * 2**20
 _ALONE_S = 60.0
 _LOOK_S = 5.0
+_CANDIDATES = 4
+"""Nodes that do not train whose vaults are started, to hold copies."""
 _ANSWER_S = 3.0
 """A vault that has not answered by then is taken for lost."""
 
@@ -190,7 +192,7 @@ class Vaults:
         found = self._following()
         if len(found) < self._copies:
             others = [node for node in staying(with_room=True) if node not in self._ring]
-            found += [node for node in others[: 2 * self._copies] if self._stands(node)]
+            found += [node for node in others[: _CANDIDATES + self._copies] if self._stands(node)]
         self._peers = [self._vault(node) for node in found[: self._copies]]
         self._chosen_s = time.monotonic()
 
@@ -205,7 +207,8 @@ class Vaults:
         outlives the nodes that leave."""
         stay = staying()
         mine = [node for node in self._following() if node in stay]
-        others = [node for node in stay if node not in self._ring]
+        others = [node for node in stay if node not in self._ring][: _CANDIDATES + self._copies]
+        others.sort(key=lambda node: not self._stands(node))
         found = (mine or others)[: max(1, self._copies)]
         self._peers = [self._vault(node) for node in found]
         return bool(found) or self.node in stay
