@@ -19,7 +19,8 @@ import claims
 
 from springtide.elastic.policy import Bounds
 from springtide.elastic.simulate import Costs, checkpoint_restart, simulate
-from springtide.elastic.traces import larger, read
+from springtide.elastic.traces import larger, read_file
+from springtide.plan import RESTART_S, SAVES_S
 
 TRACES = {
     "p3": "bamboo/traces/p3-trace.csv",
@@ -29,12 +30,11 @@ TRACES = {
 }
 NODES = (32, 256, 2048)
 GOAL = 0.95
-SAVES_S, RESTART_S = 600.0, 75.0
 
 
 def measure(file: Path, nodes: int) -> dict[str, Any]:
     """One record, at about so many nodes."""
-    trace = read(file.read_text(), str(file))
+    trace = read_file(str(file))
     times = max(1, round(nodes / trace.most))
     trace = larger(trace, times) if times > 1 else trace
     bounds, begin = Bounds(1, trace.most), time.perf_counter()

@@ -18,7 +18,7 @@ from springtide import config as configs
 from springtide.config import Config
 from springtide.elastic.policy import Bounds
 from springtide.elastic.simulate import Costs, simulate
-from springtide.elastic.traces import of_nodes, read, smaller
+from springtide.elastic.traces import of_nodes, read_file, smaller
 from springtide.errors import ConfigError, explain
 from springtide.runs import Run
 from springtide.track.events import Event, StepDone
@@ -53,7 +53,12 @@ class Scenario:
     steps: int
     about: str
     most: int = 0
-    """Workers, where they are more than in the beginning."""
+    """Workers, where they may be more than in the beginning."""
+
+    @property
+    def max_workers(self) -> int:
+        """There ever are at once."""
+        return max(self.workers, self.most)
 
 
 def storm(seed: int, faults: int) -> Scenario:
@@ -72,11 +77,7 @@ def storm(seed: int, faults: int) -> Scenario:
 
 def traced(_: int, changes: int, trace: str) -> Scenario:
     """The first ``changes`` of a record of spot capacity, scaled to a few nodes, and to steps that are soon done."""
-    try:
-        text = Path(trace).read_text()
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(explain("--trace", trace, f"cannot be read: {error}", "give a record to drill")) from None
-    numbers = smaller(read(text, trace), _TRACE_NODES)[: changes + 1]
+    numbers = smaller(read_file(trace), _TRACE_NODES)[: changes + 1]
     if len(numbers) < 2:
         raise ConfigError(explain("--trace", trace, "has no change of the number of nodes", "give another record"))
     (begin_s, here), (end_s, _) = numbers[0], numbers[-1]
@@ -123,7 +124,7 @@ def config_of(scenario: Scenario, root: str) -> Config:
         "parallel.reduction": "fp64",
         "parallel.threads": 1,
         "elastic.min_workers": 1,
-        "elastic.max_workers": max(scenario.workers, scenario.most),
+        "elastic.max_workers": scenario.max_workers,
         "elastic.grow": "always",
         "elastic.hang": 15.0,
         "elastic.notices": "file",
@@ -281,7 +282,7 @@ def predict(scenario: Scenario, run: Run, twin: Run, told: list[dict[str, Any]])
         warm_up_s=start_s,
         notice_s=_NOTICE_S,
     )
-    found = simulate(trace, Bounds(1, max(scenario.workers, scenario.most), grow="always"), costs)
+    found = simulate(trace, Bounds(1, scenario.max_workers, grow="always"), costs)
     spent = ledger(twin.events).spent
     return found.goodput * spent["productive"] / (spent["productive"] + spent["data_stall"] + spent["checkpoint_stall"])
 

@@ -3,33 +3,28 @@
 from __future__ import annotations
 
 import dataclasses
-from pathlib import Path
 from typing import Any
 
 from springtide.elastic.policy import Bounds
 from springtide.elastic.simulate import Costs, checkpoint_restart, simulate
-from springtide.elastic.traces import larger, read
+from springtide.elastic.traces import larger, read_file
 from springtide.errors import ConfigError, explain
 
-_SAVES_S, _RESTART_S = 600.0, 75.0
+SAVES_S, RESTART_S = 600.0, 75.0
 """Of training that has only checkpoints; the restart is bare Ray Train's, as benchmarks/recovery.py found it."""
 
 
 def plan(trace: str, times: int, min_workers: int, step_s: float, restart_s: float, notice_s: float) -> dict[str, Any]:
     """Simulate both on the record in file ``trace``, on ``times`` as many nodes. ConfigError for what cannot be."""
-    try:
-        text = Path(trace).read_text()
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(explain("--trace", trace, f"cannot be read: {error}", "give a file of text")) from None
+    record = read_file(trace)
     limits = (("--times", times, 1), ("--min-workers", min_workers, 1), ("--step", step_s, 1e-3))
     for name, value, least in (*limits, ("--restart", restart_s, 0), ("--notice", notice_s, 0)):
         if value < least:
             raise ConfigError(explain(name, value, f"is less than {least:g}", "give more"))
-    record = read(text, trace)
     record = larger(record, times) if times > 1 else record
     bounds = Bounds(min_workers, max(record.most, min_workers))
     ours = simulate(record, bounds, Costs(step_s=step_s, restart_s=restart_s, notice_s=notice_s))
-    theirs = checkpoint_restart(record, bounds, _SAVES_S, _RESTART_S)
+    theirs = checkpoint_restart(record, bounds, SAVES_S, RESTART_S)
     outcomes = {"springtide": ours, "checkpoint_restart": theirs}
     rows = {name: {"of_ideal": one.of_ideal, **dataclasses.asdict(one)} for name, one in outcomes.items()}
     return {"hours": record.end_s / 3600, "most_nodes": record.most, **rows}
@@ -38,7 +33,7 @@ def plan(trace: str, times: int, min_workers: int, step_s: float, restart_s: flo
 def words(found: dict[str, Any]) -> str:
     """The same for people."""
     ours, theirs = found["springtide"], found["checkpoint_restart"]
-    others = f"a checkpoint every {_SAVES_S / 60:.0f} minutes, {_RESTART_S:.0f} s a restart"
+    others = f"a checkpoint every {SAVES_S / 60:.0f} minutes, {RESTART_S:.0f} s a restart"
     return f"""{found["hours"]:.1f} hours, at most {found["most_nodes"]} nodes; of what a run that loses no time would train:
   {ours["of_ideal"]:6.1%}  springtide: {ours["restarts"]} restarts
   {theirs["of_ideal"]:6.1%}  {others}: {theirs["restarts"]} restarts

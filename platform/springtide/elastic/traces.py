@@ -18,6 +18,7 @@ import json
 import math
 import random
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 from typing import NamedTuple
 
 from springtide.errors import ConfigError, explain
@@ -51,6 +52,15 @@ class Trace:
     def most(self) -> int:
         """Nodes there ever were at once."""
         return max((number for _, number in self.numbers), default=0)
+
+
+def read_file(name: str) -> Trace:
+    """The record in a file. ConfigError when it cannot be read, or is of no format that is known."""
+    try:
+        text = Path(name).read_text()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(explain("--trace", name, f"cannot be read: {error}", "give a file of text")) from None
+    return read(text, name)
 
 
 def read(text: str, name: str) -> Trace:
