@@ -28,7 +28,7 @@ Say = Callable[[str], None]
 _NOTICE_S = 12.0
 """Between a notice and the loss: a tenth of what clouds give."""
 _TRACE_NODES = 4
-_STEPS_BETWEEN = 25
+_STEPS_BETWEEN = 100
 """Changes of a trace, on average."""
 
 

@@ -85,6 +85,14 @@ class LocalCluster:
                 os.kill(pid, signal.SIGKILL)
         self._cluster.remove_node(gone, allow_graceful=False)
 
+    def lose_head(self) -> None:
+        """Kill Ray's control store, as when the head's pod goes; it has a memory only with RAY_REDIS_ADDRESS."""
+        self._cluster.head_node.kill_gcs_server(check_alive=False)
+
+    def return_head(self) -> None:
+        """Start it again, at the same address. In the main thread: Ray's servers die with the thread that started them."""
+        self._cluster.head_node.start_gcs_server()
+
 
 def _descendants(pid: int) -> list[int]:
     found = []
