@@ -80,7 +80,7 @@ class LocalCluster:
         """Take a node away, with every process on it at once, as when its host goes."""
         gone = self._nodes.pop(node)
         raylets = [info.process.pid for infos in gone.all_processes.values() for info in infos]
-        for pid in [pid for raylet in raylets for pid in _descendants(raylet)] + raylets:
+        for pid in raylets + [pid for raylet in raylets for pid in _descendants(raylet)]:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
         self._cluster.remove_node(gone, allow_graceful=False)
