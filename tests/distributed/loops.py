@@ -19,12 +19,13 @@ from springtide.checkpoint.saver import Saver
 from springtide.checkpoint.stage import Stage
 from springtide.config import Config
 from springtide.elastic import Interrupt, micro_batches
-from springtide.model import build
+from springtide.model import skeleton
 from springtide.parallel import World, local, parallelize
 from springtide.store import Folder
 from springtide.stream import load, open_data
 from springtide.track.events import Event, Started
 from springtide.train import Run, train_step
+from springtide.train.weights import initialize
 
 
 def open_run(world: World, config: Config) -> Run:
@@ -85,7 +86,8 @@ def train_with_a_slow_device(world: World, config: Config, slow: int, nodes: lis
 
 def gradients(world: World, config: Config, tokens: np.ndarray, micro_batch: int) -> dict[str, torch.Tensor]:
     """The full gradients of one step over ``tokens`` (G, L + 1), shared out by the order's lanes, unclipped."""
-    model = parallelize(build(config.model, 257), config.parallel, world)
+    model = parallelize(skeleton(config.model, 257), config.parallel, world)
+    initialize(model)
     kept: dict[str, torch.Tensor] = {}
 
     class Keep(torch.optim.SGD):

@@ -18,40 +18,70 @@ from springtide.errors import explain
 
 
 class ModelConfig(Section):
-    """A Llama-style decoder."""
+    """A decoder; its options span Llama, Qwen and Gemma."""
 
     num_layers: int = Field(6, ge=1)
     """Decoder blocks [blocks]."""
     dim: int = Field(192, ge=2)
     """Width of the residual stream [features]."""
     num_heads: int = Field(6, ge=1)
-    """Query heads; must divide dim [heads]."""
+    """Query heads; must divide dim, unless head_dim is given [heads]."""
     num_kv_heads: int = Field(3, ge=1)
     """Key and value heads; must divide num_heads [heads]."""
+    head_dim: int = Field(0, ge=0)
+    """Width of a head; 0 means dim / num_heads [features]."""
     ffn_dim: int = Field(512, ge=1)
-    """Hidden width of the SwiGLU [features]."""
+    """Hidden width of the gated feed-forward [features]."""
+    activation: Literal["silu", "gelu"] = "silu"
+    """What the gate goes through: SwiGLU, or Gemma's GeGLU with the tanh approximation [name]."""
+    qkv_bias: bool = False
+    """Whether queries, keys and values have biases, as in Qwen 2 [flag]."""
+    qk_norm: bool = False
+    """Whether each head's queries and keys are normalised before they are turned, as in Qwen 3 [flag]."""
+    norm_eps: float = Field(1e-5, gt=0)
+    """Added to the mean square inside RMSNorm [1]."""
+    norm_around_one: bool = False
+    """Whether norms scale by one plus their weight, which begins at zero, as in Gemma [flag]."""
+    scaled_embedding: bool = False
+    """Whether embeddings are multiplied by the root of dim, as in Gemma [flag]."""
+    tied_head: bool = True
+    """Whether the output head shares the embedding's weight [flag]."""
     max_sequence_length: int = Field(2048, ge=2)
     """Longest sequence the rotary table is built for [tokens]."""
     rope_theta: float = Field(10_000.0, gt=0)
     """Base of the rotary wavelengths [1]."""
-    norm_eps: float = Field(1e-5, gt=0)
-    """Added to the mean square inside RMSNorm [1]."""
-    tied_head: bool = True
-    """Whether the output head shares the embedding's weight [flag]."""
+    rope_scaling: Literal["none", "linear", "llama3"] = "none"
+    """How wavelengths are stretched for longer sequences than a model was trained on: all alike, or as in Llama 3 the long ones
+    only [name]."""
+    rope_factor: float = Field(8.0, ge=1)
+    """By how much they are stretched [ratio]."""
+    rope_original_length: int = Field(8192, ge=2)
+    """Length of the sequences the model was trained on before; for llama3 [tokens]."""
+    rope_low_freq_factor: float = Field(1.0, gt=0)
+    """Wavelengths above rope_original_length over this are stretched wholly; for llama3 [ratio]."""
+    rope_high_freq_factor: float = Field(4.0, gt=0)
+    """Wavelengths below rope_original_length over this are kept; for llama3 [ratio]."""
     init_seed: int = Field(0, ge=0)
     """Seed of the initial weights [1]."""
 
+    @property
+    def head_width(self) -> int:
+        """Of a head [features]."""
+        return self.head_dim or self.dim // self.num_heads
+
     @model_validator(mode="after")
     def _check(self) -> ModelConfig:
-        if self.dim % (2 * self.num_heads):
+        if not self.head_dim and self.dim % (2 * self.num_heads):
             raise ValueError(
                 explain(
                     "model.num_heads",
                     self.num_heads,
                     f"must divide model.dim = {self.dim} into even head sizes",
-                    "choose dim as an even multiple of num_heads",
+                    "choose dim as an even multiple of num_heads, or set model.head_dim",
                 )
             )
+        if self.head_dim % 2:
+            raise ValueError(explain("model.head_dim", self.head_dim, "must be even", f"use {self.head_dim + 1}"))
         if self.num_heads % self.num_kv_heads:
             raise ValueError(
                 explain(
@@ -59,6 +89,15 @@ class ModelConfig(Section):
                     self.num_kv_heads,
                     f"must divide model.num_heads = {self.num_heads}",
                     "choose a divisor",
+                )
+            )
+        if self.rope_high_freq_factor <= self.rope_low_freq_factor:
+            raise ValueError(
+                explain(
+                    "model.rope_high_freq_factor",
+                    self.rope_high_freq_factor,
+                    f"must be more than model.rope_low_freq_factor = {self.rope_low_freq_factor:g}",
+                    "Llama 3 has 1 and 4",
                 )
             )
         return self

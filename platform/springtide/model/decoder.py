@@ -1,4 +1,5 @@
-"""A Llama-style decoder in one file: RMSNorm, rotary positions, grouped-query attention, SwiGLU.
+"""A decoder in one file: RMSNorm, rotary positions, grouped-query attention, a gated feed-forward. Its options make it a
+Llama, a Qwen or a Gemma.
 
 Shape suffixes: B rows, L positions, D width, H query heads, K key/value heads, E head width, F hidden width, V ids.
 The model knows nothing of ranks.
@@ -6,6 +7,7 @@ The model knows nothing of ranks.
 
 from __future__ import annotations
 
+import hashlib
 import math
 
 import torch
@@ -16,26 +18,40 @@ from springtide.config.schema import ModelConfig
 
 VOCAB_MULTIPLE = 64
 """The embedding is padded to a multiple of this, so that it shards evenly and its matmuls are fast."""
+_STD = 0.02
+_RESIDUAL = ("attention.out.weight", "ffn.down.weight")
+_INIT_ROWS = 64
+"""Drawn with one seed."""
 
 
 class RMSNorm(nn.Module):
     """Zhang and Sennrich, "Root mean square layer normalization" (2019); computed in fp32."""
 
-    def __init__(self, dim: int, eps: float) -> None:
+    def __init__(self, dim: int, eps: float, around_one: bool = False) -> None:
+        """``around_one``: the weight is what the scale differs from one by."""
         super().__init__()
-        self.eps = eps
-        self.weight = nn.Parameter(torch.ones(dim))
+        self.eps, self.around_one = eps, around_one
+        self.weight = nn.Parameter(torch.empty(dim))
 
     def forward(self, x: Tensor) -> Tensor:
         """(..., D) -> (..., D), type kept."""
-        x32 = x.float()
+        x32, weight = x.float(), self.weight.float()
         scaled = x32 * torch.rsqrt(x32.pow(2).mean(-1, keepdim=True) + self.eps)
-        return (scaled * self.weight.float()).type_as(x)
+        return (scaled * (1.0 + weight if self.around_one else weight)).type_as(x)
 
 
-def rotary_table(head_dim: int, length: int, theta: float, device: torch.device | None = None) -> tuple[Tensor, Tensor]:
-    """Cosines and sines of Su et al., "RoFormer" (2021), fp32 (length, head_dim / 2) each."""
-    rates = theta ** (-torch.arange(0, head_dim, 2, dtype=torch.float32, device=device) / head_dim)
+def rotary_table(config: ModelConfig, length: int, device: torch.device | None = None) -> tuple[Tensor, Tensor]:
+    """Cosines and sines of Su et al., "RoFormer" (2021), fp32 (length, E / 2) each."""
+    width = config.head_width
+    rates = config.rope_theta ** (-torch.arange(0, width, 2, dtype=torch.float32, device=device) / width)
+    if config.rope_scaling == "linear":
+        rates = rates / config.rope_factor
+    elif config.rope_scaling == "llama3":
+        # how often a wave goes round in the sequences seen before; between the two limits, a mixture (Llama 3.1, 2024)
+        turns = config.rope_original_length * rates / (2 * math.pi)
+        low, high = config.rope_low_freq_factor, config.rope_high_freq_factor
+        kept = ((turns - low) / (high - low)).clamp(0.0, 1.0)
+        rates = kept * rates + (1.0 - kept) * rates / config.rope_factor
     angles = torch.arange(length, dtype=torch.float32, device=device)[:, None] * rates
     return angles.cos(), angles.sin()
 
@@ -64,19 +80,23 @@ class Attention(nn.Module):
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
-        self.num_heads, self.num_kv_heads = config.num_heads, config.num_kv_heads
-        self.head_dim = config.dim // config.num_heads
-        self.query = nn.Linear(config.dim, self.num_heads * self.head_dim, bias=False)
-        self.key = nn.Linear(config.dim, self.num_kv_heads * self.head_dim, bias=False)
-        self.value = nn.Linear(config.dim, self.num_kv_heads * self.head_dim, bias=False)
-        self.out = nn.Linear(self.num_heads * self.head_dim, config.dim, bias=False)
+        self.num_heads, self.num_kv_heads, self.head_width = config.num_heads, config.num_kv_heads, config.head_width
+        width, kv_width = self.num_heads * self.head_width, self.num_kv_heads * self.head_width
+        self.query = nn.Linear(config.dim, width, bias=config.qkv_bias)
+        self.key = nn.Linear(config.dim, kv_width, bias=config.qkv_bias)
+        self.value = nn.Linear(config.dim, kv_width, bias=config.qkv_bias)
+        self.out = nn.Linear(width, config.dim, bias=False)
+        self.query_norm, self.key_norm = (
+            RMSNorm(self.head_width, config.norm_eps, config.norm_around_one) if config.qk_norm else nn.Identity()
+            for _ in range(2)
+        )
 
     def forward(self, x_BLD: Tensor, cos: Tensor, sin: Tensor, mask_B1LL: Tensor | None = None) -> Tensor:
         """(B, L, D) -> (B, L, D); tables as for ``rotate``; without a mask, plainly causal."""
         B, L, _ = x_BLD.shape
-        q_BHLE = self.query(x_BLD).view(B, L, self.num_heads, self.head_dim).transpose(1, 2)
-        k_BKLE = self.key(x_BLD).view(B, L, self.num_kv_heads, self.head_dim).transpose(1, 2)
-        v_BKLE = self.value(x_BLD).view(B, L, self.num_kv_heads, self.head_dim).transpose(1, 2)
+        q_BHLE = self.query_norm(self.query(x_BLD).view(B, L, self.num_heads, self.head_width)).transpose(1, 2)
+        k_BKLE = self.key_norm(self.key(x_BLD).view(B, L, self.num_kv_heads, self.head_width)).transpose(1, 2)
+        v_BKLE = self.value(x_BLD).view(B, L, self.num_kv_heads, self.head_width).transpose(1, 2)
         q_BHLE, k_BKLE = rotate(q_BHLE, cos, sin), rotate(k_BKLE, cos, sin)
         grouped = self.num_heads != self.num_kv_heads
         y_BHLE = F.scaled_dot_product_attention(
@@ -86,16 +106,19 @@ class Attention(nn.Module):
 
 
 class FeedForward(nn.Module):
-    """SwiGLU (Shazeer, "GLU variants improve transformer", 2020)."""
+    """SwiGLU or GeGLU (Shazeer, "GLU variants improve transformer", 2020)."""
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
+        self.activation = config.activation
         self.gate = nn.Linear(config.dim, config.ffn_dim, bias=False)
         self.up = nn.Linear(config.dim, config.ffn_dim, bias=False)
         self.down = nn.Linear(config.ffn_dim, config.dim, bias=False)
 
     def forward(self, x_BLD: Tensor) -> Tensor:
-        return self.down(F.silu(self.gate(x_BLD)) * self.up(x_BLD))
+        gate_BLF = self.gate(x_BLD)
+        gate_BLF = F.silu(gate_BLF) if self.activation == "silu" else F.gelu(gate_BLF, approximate="tanh")
+        return self.down(gate_BLF * self.up(x_BLD))
 
 
 class Block(nn.Module):
@@ -103,9 +126,9 @@ class Block(nn.Module):
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
-        self.attention_norm = RMSNorm(config.dim, config.norm_eps)
+        self.attention_norm = RMSNorm(config.dim, config.norm_eps, config.norm_around_one)
         self.attention = Attention(config)
-        self.ffn_norm = RMSNorm(config.dim, config.norm_eps)
+        self.ffn_norm = RMSNorm(config.dim, config.norm_eps, config.norm_around_one)
         self.ffn = FeedForward(config)
 
     def forward(self, x_BLD: Tensor, cos: Tensor, sin: Tensor, mask_B1LL: Tensor | None = None) -> Tensor:
@@ -123,16 +146,14 @@ class Decoder(nn.Module):
         self.padded_vocab_size = -(-vocab_size // VOCAB_MULTIPLE) * VOCAB_MULTIPLE
         self.embedding = nn.Embedding(self.padded_vocab_size, config.dim)
         self.blocks = nn.ModuleList(Block(config) for _ in range(config.num_layers))
-        self.norm = RMSNorm(config.dim, config.norm_eps)
+        self.norm = RMSNorm(config.dim, config.norm_eps, config.norm_around_one)
         self.head = nn.Linear(config.dim, self.padded_vocab_size, bias=False)
-        if config.tied_head:
-            self.head.weight = self.embedding.weight
-        # rebuilt from the config, so it is no part of a checkpoint
-        cos, sin = rotary_table(config.dim // config.num_heads, config.max_sequence_length, config.rope_theta)
+        self.tie()
+        # made from the config, where the weights are, so they are no part of a checkpoint
         self.cos: Tensor
         self.sin: Tensor
-        self.register_buffer("cos", cos, persistent=False)
-        self.register_buffer("sin", sin, persistent=False)
+        self.register_buffer("cos", None, persistent=False)
+        self.register_buffer("sin", None, persistent=False)
 
     def forward(self, tokens_BL: Tensor) -> Tensor:
         """(B, L) ids -> (B, L, V) logits."""
@@ -142,42 +163,71 @@ class Decoder(nn.Module):
             position_BL, mask_B1LL = documents(tokens_BL, self.separator)
             cos, sin = self.cos[position_BL].unsqueeze(1), self.sin[position_BL].unsqueeze(1)
         x_BLD = self.embedding(tokens_BL)
+        if self.config.scaled_embedding:
+            x_BLD = x_BLD * math.sqrt(self.config.dim)
         for block in self.blocks:
             x_BLD = block(x_BLD, cos, sin, mask_B1LL)
         return self.head(self.norm(x_BLD))
 
-    @torch.no_grad()
-    def init_weights(self, seed: int) -> None:
-        """Normal weights, the same on every rank and at any world size; residual outputs are scaled by depth
-        (Radford et al., GPT-2, 2019)."""
-        generator = torch.Generator().manual_seed(seed)
-        residual = 0.02 / math.sqrt(2 * self.config.num_layers)
-        for name, parameter in self.named_parameters():
-            if parameter.dim() == 1:
-                parameter.fill_(1.0)
-            else:
-                std = residual if name.endswith(("attention.out.weight", "ffn.down.weight")) else 0.02
-                parameter.copy_(torch.normal(0.0, std, parameter.shape, generator=generator))
+    def tie(self) -> None:
+        """Have the head share the embedding's weight, if it does."""
+        if self.config.tied_head:
+            self.head.weight = self.embedding.weight
+
+    def place(self, device: torch.device) -> None:
+        """From the meta device to ``device``: memory that nothing is in yet, but for the rotary tables."""
+        self.to_empty(device=device)
+        self.tie()
+        self.cos, self.sin = rotary_table(self.config, self.config.max_sequence_length, device)
+
+
+def skeleton(config: ModelConfig, vocab_size: int, separator: int | None = None) -> Decoder:
+    """The decoder without memory for its weights, on the meta device."""
+    with torch.device("meta"):
+        return Decoder(config, vocab_size, separator)
 
 
 def build(config: ModelConfig, vocab_size: int, separator: int | None = None) -> Decoder:
     """The decoder with its initial weights, on the CPU."""
-    model = Decoder(config, vocab_size, separator)
-    model.init_weights(config.init_seed)
+    model = skeleton(config, vocab_size, separator)
+    model.place(torch.device("cpu"))
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            parameter.copy_(initial(config, name, tuple(parameter.shape), 0, parameter.shape[0]))
     return model
+
+
+def initial(config: ModelConfig, name: str, shape: tuple[int, ...], begin: int, end: int) -> Tensor:
+    """Rows [begin, end) of a parameter's initial value, fp32: a function of the config, the name and the row, so that every
+    rank makes what it holds and the whole is the same at any world size.
+
+    Normal, residual outputs scaled by depth (Radford et al., GPT-2, 2019); norms begin as identities, biases at zero.
+    """
+    if len(shape) == 1:
+        scale = 0.0 if name.endswith("bias") or config.norm_around_one else 1.0
+        return torch.full((end - begin,), scale)
+    std = _STD / math.sqrt(2 * config.num_layers) if name.endswith(_RESIDUAL) else _STD
+    first, last = begin // _INIT_ROWS, -(-end // _INIT_ROWS)
+    rows = torch.empty((last - first) * _INIT_ROWS, *shape[1:])
+    for block in range(first, last):
+        key = hashlib.blake2b(f"{config.init_seed}/{name}/{block}".encode(), digest_size=8).digest()
+        generator = torch.Generator().manual_seed(int.from_bytes(key, "little"))
+        rows[(block - first) * _INIT_ROWS :][:_INIT_ROWS].normal_(0.0, std, generator=generator)
+    return rows[begin - first * _INIT_ROWS : end - first * _INIT_ROWS]
 
 
 def flops_per_token(model: Decoder, sequence_length: int) -> float:
     """Model FLOPs to train on one token, forward and backward.
 
     6 for each weight that multiplies (the head counts, the embedding's look-up does not) plus the causal half of
-    attention's two matmuls, 6 * layers * length * dim (Chowdhery et al., PaLM, 2022, appendix B, halved for the mask).
+    attention's two matmuls, 6 * layers * length * width of all heads (Chowdhery et al., PaLM, 2022, appendix B, halved for
+    the mask).
     """
     config = model.config
     matmul = sum(p.numel() for name, p in model.named_parameters() if p.dim() == 2 and "embedding" not in name)
     if config.tied_head:
         matmul += model.head.weight.numel()
-    return 6.0 * matmul + 6.0 * config.num_layers * sequence_length * config.dim
+    return 6.0 * matmul + 6.0 * config.num_layers * sequence_length * config.num_heads * config.head_width
 
 
 def num_parameters(model: nn.Module) -> int:

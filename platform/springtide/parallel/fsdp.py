@@ -15,14 +15,15 @@ _WHOLE = "weights_stay_whole_in_a_step"
 
 
 def parallelize(model: Decoder, config: ParallelConfig, world: World) -> Decoder:
-    """Lay ``model`` over the world, in place. The order matters: blocks first, then what is left in the root."""
-    model.to(world.device)
+    """Lay ``model``, which is on the meta device, over the world, in place; nothing is in its weights yet. The order matters:
+    blocks first, then what is left in the root."""
     policy = MixedPrecisionPolicy(param_dtype=_TYPES[config.precision], reduce_dtype=_TYPES[config.reduction])
     for block in model.blocks:
         fully_shard(block, mesh=world.mesh, mp_policy=policy, reshard_after_forward=config.reshard_after_forward)
     # the root is needed first in backward, right after forward: freeing it would only fetch it again
     fully_shard(model, mesh=world.mesh, mp_policy=policy, reshard_after_forward=False)
     setattr(model, _WHOLE, not config.reshard_after_forward)
+    model.place(world.device)
     for module in model.modules():
         if isinstance(module, FSDPModule):
             # gradients are summed, not averaged: the loss is already divided by the tokens of the whole step

@@ -27,7 +27,7 @@ from springtide.checkpoint.tensors import named_tensors
 from springtide.config import Config, code_fingerprint, fingerprint
 from springtide.elastic import Interrupt, micro_batches
 from springtide.errors import SpringtideError
-from springtide.model import build, flops_per_token, num_parameters
+from springtide.model import flops_per_token, num_parameters, skeleton
 from springtide.parallel import World, parallelize
 from springtide.store import Folder
 from springtide.store.digest import of_bytes
@@ -40,6 +40,7 @@ from springtide.train.probe import Pace
 from springtide.train.saves import Saves
 from springtide.train.snapshots import Snapshots
 from springtide.train.step import StepResult, Tell, train_step
+from springtide.train.weights import initialize
 
 Feed = Callable[[int], Iterator[Batch]]
 
@@ -70,7 +71,7 @@ class Run:
         begin = time.perf_counter()
         if self.config.parallel.threads:
             torch.set_num_threads(self.config.parallel.threads)
-        model = build(self.config.model, self.data.vocab_size, self.data.separator)
+        model = skeleton(self.config.model, self.data.vocab_size, self.data.separator)
         self.flops_per_token = flops_per_token(model, self.data.sequence_length)
         self.num_parameters = num_parameters(model)
         self.model = parallelize(model, self.config.parallel, self.world)
@@ -272,7 +273,10 @@ class Run:
         )
         if found is None:
             found = restore(self.folder, self.model, self.optimizer, identity)
-        if found is not None:
+        if found is None:
+            initialize(self.model)
+            self.optimizer.state.clear()  # a snapshot that could not be read to its end
+        else:
             self.step, self.tokens = found.meta.step, found.meta.tokens
             for name, reason in found.rejected:
                 yield Rejected(step=self.step, name=name, reason=reason)

@@ -14,12 +14,13 @@ import torch.distributed as dist
 
 from springtide.config import Config
 from springtide.elastic.health import Health
-from springtide.model import build
+from springtide.model import skeleton
 from springtide.parallel import World, backend, parallelize, world
 from springtide.train.optim import adamw
 from springtide.train.peak import peak_flops
 from springtide.train.probe import examine
 from springtide.train.step import train_step
+from springtide.train.weights import initialize
 
 _VOCABULARY = 256
 _ROWS = 2
@@ -38,7 +39,8 @@ def rehearse(config: Config) -> Health:
 
 def _step(config: Config, here: World) -> None:
     small = config.model.model_copy(update={"num_layers": 1})
-    model = parallelize(build(small, _VOCABULARY, None), config.parallel, here)
+    model = parallelize(skeleton(small, _VOCABULARY, None), config.parallel, here)
+    initialize(model)
     optimizer = adamw(model, config.optim, fused=config.parallel.reduction != "fp64" or here.device.type != "cpu")
     length = min(_LENGTH, config.model.max_sequence_length)
     rows_NL = torch.randint(_VOCABULARY, (_ROWS, length + 1), device=here.device)

@@ -7,11 +7,13 @@ import math
 import pytest
 import torch
 import torch.nn.functional as F
+from hypothesis import given
+from hypothesis import strategies as st
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 from springtide.config.schema import ModelConfig
-from springtide.model import build, flops_per_token, num_parameters
+from springtide.model import build, flops_per_token, initial, num_parameters
 from springtide.model.decoder import RMSNorm, rotary_table, rotate
 from springtide.parallel import World
 from springtide.train.step import predicted, token_loss
@@ -66,10 +68,34 @@ def test_weights_depend_on_the_seed_alone() -> None:
     assert not torch.equal(first.embedding.weight, other.embedding.weight)
 
 
+@given(
+    begin=st.integers(0, 200), end=st.integers(0, 200), name=st.sampled_from(["head.weight", "norm.weight", "key.bias"])
+)
+def test_any_rows_of_a_first_weight_are_those_of_the_whole(begin: int, end: int, name: str) -> None:
+    shape = (200, 8) if name == "head.weight" else (200,)
+    whole = initial(CONFIG, name, shape, 0, 200)
+    assert torch.equal(initial(CONFIG, name, shape, begin, max(begin, end)), whole[begin : max(begin, end)])
+
+
+def test_first_weights_are_normal_smaller_where_they_add_to_the_stream_and_norms_change_nothing() -> None:
+    def spread(name: str) -> float:
+        return float(initial(CONFIG, name, (512, 64), 0, 512).std())
+
+    assert spread("blocks.0.ffn.up.weight") == pytest.approx(0.02, rel=0.05)
+    assert spread("blocks.0.ffn.down.weight") == pytest.approx(0.02 / math.sqrt(2 * CONFIG.num_layers), rel=0.05)
+    assert spread("blocks.0.ffn.up.weight") != spread("blocks.1.ffn.up.weight")
+    x = torch.randn(4, 32)
+    for around_one in (False, True):
+        norm = RMSNorm(32, 1e-5, around_one)
+        config = CONFIG.model_copy(update={"norm_around_one": around_one})
+        norm.weight.data = initial(config, "norm.weight", (32,), 0, 32)
+        torch.testing.assert_close(norm(x), F.rms_norm(x, (32,), eps=1e-5))
+
+
 def test_attention_is_softmax_of_scaled_products_with_shared_key_heads() -> None:
     attention = build(CONFIG, 100).blocks[0].attention
     x = torch.randn(2, 7, 32)
-    cos, sin = rotary_table(8, 7, 10_000.0)
+    cos, sin = rotary_table(CONFIG, 7)
     q = rotate(attention.query(x).view(2, 7, 4, 8).transpose(1, 2), cos, sin)
     k = rotate(attention.key(x).view(2, 7, 2, 8).transpose(1, 2), cos, sin).repeat_interleave(2, dim=1)
     v = attention.value(x).view(2, 7, 2, 8).transpose(1, 2).repeat_interleave(2, dim=1)
@@ -79,7 +105,7 @@ def test_attention_is_softmax_of_scaled_products_with_shared_key_heads() -> None
 
 
 def test_rotated_products_depend_on_the_distance_alone() -> None:
-    cos, sin = rotary_table(8, 64, 10_000.0)
+    cos, sin = rotary_table(CONFIG, 64)
     q, k = torch.randn(8), torch.randn(8)
 
     def product(i: int, j: int) -> float:
