@@ -210,9 +210,11 @@ goodput          {found["goodput"]:.1%}{predicted}"""
 
 
 def _plan(options: argparse.Namespace) -> int:
+    from springtide.elastic.simulate import Costs
     from springtide.plan import plan, words
 
-    found = plan(options.trace, options.times, options.min_workers, options.step, options.restart, options.notice)
+    costs = Costs(options.step, options.restart, warm_up_s=options.warm_up, notice_s=options.notice)
+    found = plan(options.trace, options.times, options.min_workers, costs)
     print(json.dumps(found) if options.json else words(found))
     return 0
 
@@ -319,6 +321,9 @@ def _add_elastic(command: Callable[..., argparse.ArgumentParser]) -> None:
     sub.add_argument("--step", metavar="S", type=float, default=10.0, help="what a step takes [s]")
     sub.add_argument(
         "--restart", metavar="S", type=float, default=2.5, help="from one group of workers to the next [s]"
+    )
+    sub.add_argument(
+        "--warm-up", metavar="S", type=float, default=15.0, help="from a node's joining until its process stands [s]"
     )
     sub.add_argument("--notice", metavar="S", type=float, default=120.0, help="between a notice and the loss, or 0 [s]")
     sub.add_argument("--json", action="store_true", help="print one JSON object")

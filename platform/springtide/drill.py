@@ -21,7 +21,7 @@ from springtide.elastic.simulate import Costs, simulate
 from springtide.elastic.traces import of_nodes, read_file, smaller
 from springtide.errors import ConfigError, explain
 from springtide.runs import Run
-from springtide.track.events import Event, StepDone
+from springtide.track.events import Event, Ready, StepDone
 from springtide.track.ledger import ledger
 
 Say = Callable[[str], None]
@@ -180,7 +180,7 @@ def _drill(scenario: Scenario, config: Config, say: Say) -> dict[str, Any]:
         def listen(event: Event) -> None:
             if isinstance(event, StepDone):
                 stage.reach(event.step, event.world_size)
-            elif event.kind in ("started", "decided", "left", "failed", "stopped"):
+            elif event.kind in ("started", "decided", "left", "failed", "ready", "stopped"):
                 tell(describe(event))
 
         run = train(configs.override(config, {"run.id": "drilled"}), listen=listen)
@@ -263,12 +263,14 @@ def compare(run: Run, twin: Run, told: list[dict[str, Any]], left: dict[str, int
 
 
 def predict(scenario: Scenario, run: Run, twin: Run, told: list[dict[str, Any]]) -> float:
-    """The goodput that the simulator makes of the changes as they came. A step, a usual restart and the first start take what
-    they took, a new process as long as the first, saves and data what they took of the twin; when it restarts, with whom, and
-    what that costs altogether is for it to find out."""
+    """The goodput that the simulator makes of the changes as they came. A step, a usual restart, the first start and each new
+    process take what they took, saves and data what they took of the twin; when it restarts, with whom, and what that costs
+    altogether is for it to find out."""
     begin_s, steps, book = min(event.time_s for event in run.events), run.steps, ledger(run.events)
     joined = {one["node"]: one["time_s"] - begin_s for one in told if one["what"] == "add"}
     gone = {one["node"]: one["time_s"] - begin_s + _NOTICE_S for one in told if one["what"] == "drain"}
+    ready = {one.node[:8]: one.time_s - begin_s for one in run.events if isinstance(one, Ready)}
+    warm_ups_s = {node: max(0.0, ready[node] - time_s) for node, time_s in joined.items() if node in ready}
     first = [node for node in gone if node not in joined]
     first += [f"stays-{one}" for one in range(scenario.workers - len(first))]
     rows = [(time_s, True, node) for node, time_s in [*dict.fromkeys(first, 0.0).items(), *joined.items()]]
@@ -282,7 +284,7 @@ def predict(scenario: Scenario, run: Run, twin: Run, told: list[dict[str, Any]])
         warm_up_s=start_s,
         notice_s=_NOTICE_S,
     )
-    found = simulate(trace, Bounds(1, scenario.max_workers, grow="always"), costs)
+    found = simulate(trace, Bounds(1, scenario.max_workers, grow="always"), costs, warm_ups_s)
     spent = ledger(twin.events).spent
     return found.goodput * spent["productive"] / (spent["productive"] + spent["data_stall"] + spent["checkpoint_stall"])
 

@@ -14,16 +14,17 @@ SAVES_S, RESTART_S = 600.0, 75.0
 """Of training that has only checkpoints; the restart is bare Ray Train's, as benchmarks/recovery.py found it."""
 
 
-def plan(trace: str, times: int, min_workers: int, step_s: float, restart_s: float, notice_s: float) -> dict[str, Any]:
+def plan(trace: str, times: int, min_workers: int, costs: Costs) -> dict[str, Any]:
     """Simulate both on the record in file ``trace``, on ``times`` as many nodes. ConfigError for what cannot be."""
     record = read_file(trace)
-    limits = (("--times", times, 1), ("--min-workers", min_workers, 1), ("--step", step_s, 1e-3))
-    for name, value, least in (*limits, ("--restart", restart_s, 0), ("--notice", notice_s, 0)):
+    limits: list[tuple[str, float, float]] = [("--times", times, 1), ("--min-workers", min_workers, 1)]
+    limits += [("--step", costs.step_s, 1e-3), ("--restart", costs.restart_s, 0), ("--warm-up", costs.warm_up_s, 0)]
+    for name, value, least in (*limits, ("--notice", costs.notice_s, 0)):
         if value < least:
             raise ConfigError(explain(name, value, f"is less than {least:g}", "give more"))
     record = larger(record, times) if times > 1 else record
     bounds = Bounds(min_workers, max(record.most, min_workers))
-    ours = simulate(record, bounds, Costs(step_s=step_s, restart_s=restart_s, notice_s=notice_s))
+    ours = simulate(record, bounds, costs)
     theirs = checkpoint_restart(record, bounds, SAVES_S, RESTART_S)
     outcomes = {"springtide": ours, "checkpoint_restart": theirs}
     rows = {name: {"of_ideal": one.of_ideal, **dataclasses.asdict(one)} for name, one in outcomes.items()}

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from types import MappingProxyType
 from typing import NamedTuple
 
 from springtide.elastic.policy import (
@@ -79,8 +80,8 @@ class Outcome:
 class Simulation:
     """One run on one trace; ``run`` does it."""
 
-    def __init__(self, trace: Trace, bounds: Bounds, costs: Costs) -> None:
-        self._bounds, self._costs = bounds, costs
+    def __init__(self, trace: Trace, bounds: Bounds, costs: Costs, warm_ups_s: Mapping[str, float]) -> None:
+        self._bounds, self._costs, self._warm_ups_s = bounds, costs, warm_ups_s
         self._events = _events(trace, costs.notice_s)
         self._end_s = trace.end_s
         self._now = 0.0
@@ -114,7 +115,7 @@ class Simulation:
         for node in nodes:
             if what == "join":
                 self._nodes[node] = Node(node, 1, ready=0)
-                self._ready_at[node] = self._now + self._costs.warm_up_s
+                self._ready_at[node] = self._now + self._warm_ups_s.get(node, self._costs.warm_up_s)
             elif what == "notice":
                 if node in self._nodes:
                     self._nodes[node] = self._nodes[node]._replace(leaves_at=self._now + self._costs.notice_s)
@@ -212,9 +213,11 @@ class Simulation:
         self._now = until_s
 
 
-def simulate(trace: Trace, bounds: Bounds, costs: Costs) -> Outcome:
-    """A run of endless work from the beginning of ``trace`` to its end, a worker a node."""
-    return Simulation(trace, bounds, costs).run()
+def simulate(
+    trace: Trace, bounds: Bounds, costs: Costs, warm_ups_s: Mapping[str, float] = MappingProxyType({})
+) -> Outcome:
+    """A run of endless work from the beginning of ``trace`` to its end, a worker a node; ``warm_ups_s`` by node, where known."""
+    return Simulation(trace, bounds, costs, warm_ups_s).run()
 
 
 def checkpoint_restart(trace: Trace, bounds: Bounds, every_s: float, restart_s: float) -> Outcome:

@@ -22,7 +22,7 @@ from springtide.errors import RunExists
 from springtide.track.events import Event, StepDone, record
 
 BLOCK_BYTES = 8 * 2**20
-_OF_THE_CONTROLLER = {"decided", "failed"}
+_OF_THE_CONTROLLER = {"decided", "failed", "ready"}
 _LEAVING = {Interrupt.LEAVE.value, Interrupt.EVACUATE.value}
 
 

@@ -51,7 +51,9 @@ class Process(NamedTuple):
     ready: Any
     """A reference to what it found of its device; it is there when the process is ready."""
     begin_s: float
-    """When it was started."""
+    """When it was started, or became free."""
+    is_new: bool = True
+    """Whether it has not been in a group."""
 
 
 class Processes:
@@ -66,6 +68,8 @@ class Processes:
         """Starts a worker's actor on a node, once there was a group."""
         self._free: list[Process] = []
         self._health: dict[str, Health] = {}
+        self.stood: list[tuple[str, float]] = []
+        """Nodes on which a new process has come to stand since somebody looked, and how long it took [s]."""
         self._fit: set[Any] = set()
         """What is known of free processes: references to what they found of their device."""
         self._left_out: dict[str, tuple[str, float]] = {}
@@ -139,6 +143,8 @@ class Processes:
         reason = unfit(node, self._health)
         if reason:
             self._leave_out(node, reason, for_s=math.inf)
+        elif process.is_new:
+            self.stood.append((node, time.monotonic() - process.begin_s))
         return not reason
 
     def _leave_out(self, node: str, reason: str, for_s: float | None = None) -> None:
@@ -163,7 +169,8 @@ class Processes:
                 kept = False
             if kept:
                 node = worker.metadata.node_id
-                self._free.append(Process(node, worker.actor, ray.put(self._health[node]), time.monotonic()))
+                health = ray.put(self._health[node])
+                self._free.append(Process(node, worker.actor, health, time.monotonic(), is_new=False))
             else:
                 _log.warning("the worker on node %s did not let go and is ended", worker.metadata.node_id)
                 ray.kill(worker.actor)

@@ -45,7 +45,7 @@ from springtide.on_ray.hang import diagnose
 from springtide.on_ray.nodes import lost, observed, unanswering
 from springtide.on_ray.notices import Watches
 from springtide.store import Folder
-from springtide.track.events import Decided, Failed, Stopped, record
+from springtide.track.events import Decided, Failed, Ready, Stopped, record
 
 _ANSWER_S = 2.0
 _LOOK_S = 0.5
@@ -141,6 +141,10 @@ class Elastic(ElasticScalingPolicy):
 
     def _decide(self, nodes: list[Node], group: Group | None, progress: Progress) -> Decision:
         decision, self._memory = decide(self._bounds, nodes, group, progress.prospects, self._memory, time.monotonic())
+        while PROCESSES.stood:
+            node, took_s = PROCESSES.stood.pop(0)
+            stands = Ready(step=progress.step, node=node, took_s=round(took_s, 3))
+            self._control.post.remote([record(stands)])
         self._tell(decision, progress.step)
         return decision
 

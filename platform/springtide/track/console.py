@@ -18,6 +18,7 @@ from springtide.track.events import (
     Event,
     Failed,
     Left,
+    Ready,
     Rejected,
     Sampled,
     Saved,
@@ -137,6 +138,8 @@ def describe(event: Event) -> str:
             return f"step {event.step}: rank {event.rank}{where} is slow, {event.share:.0%} of the others' speed"
         case Rejected():
             return f"step {event.step}: {event.name} is put in quarantine, going on from here: {event.reason}"
+        case Ready():
+            return f"node {event.node[:8]} is ready, {event.took_s:.1f} s after its process was started"
         case Decided():
             return f"{event.decision}: {event.reason}"
         case Left():

@@ -207,6 +207,17 @@ class Failed(Event):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+class Ready(Event):
+    """A new worker's process stands on a node, and can be used by the next group."""
+
+    kind: ClassVar[str] = "ready"
+    step: int
+    node: str
+    took_s: float
+    """Since it was asked for."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class Stopped(Event):
     """Training ended: ``finished``, ``stopped`` (asked to) or ``failed``."""
 
@@ -219,7 +230,7 @@ class Stopped(Event):
 _KINDS = (
     *(Started, StepDone, Waited, Straggling, Evaluated, Sampled, Stopped),
     *(Saved, SaveFailed, SaveSkipped, CadenceSet, SnapshotsSet, Rejected),
-    *(Decided, Left, Failed),
+    *(Decided, Left, Failed, Ready),
 )
 EVENTS: dict[str, type[Event]] = {event.kind: event for event in _KINDS}
 

@@ -19,6 +19,7 @@ from springtide.track.events import (
     Event,
     Failed,
     Left,
+    Ready,
     Rejected,
     Saved,
     SaveFailed,
@@ -42,7 +43,7 @@ KINDS = (
 )
 SPOT = ("spot", "preemptible")
 """What labels call a market whose nodes may be taken away."""
-_ELSEWHERE = (Decided, Failed)
+_ELSEWHERE = (Decided, Failed, Ready)
 """Told by the controller, whenever it likes."""
 
 
@@ -145,12 +146,12 @@ class _Book:
             case _:
                 self._spend(self._phase if not self._workers else "productive", passed_s)
 
-    def _hear_controller(self, event: Decided | Failed) -> None:
+    def _hear_controller(self, event: Decided | Failed | Ready) -> None:
         if isinstance(event, Failed):
             self._cause = f"{event.cause}: {event.reason}"
             if self._workers:
                 self._leave(self._cause)
-        elif event.decision == "leave":
+        elif isinstance(event, Decided) and event.decision == "leave":
             self._cause = event.reason
         if not self._workers and isinstance(event, Decided):
             passed_s = max(0.0, event.time_s - self._now)

@@ -42,7 +42,7 @@ def test_an_event_survives_its_record() -> None:
     for one in (Started(step=0, world_size=2), step(3), Stopped(step=4, status="finished")):
         assert event(record(one)) == one
     saves = {"saved", "save_failed", "save_skipped", "cadence", "snapshots", "rejected"}
-    elastic = {"decided", "left", "failed"}
+    elastic = {"decided", "left", "failed", "ready"}
     training = {"started", "step", "waited", "straggling", "evaluated", "sampled", "stopped"}
     assert set(EVENTS) == training | saves | elastic
     with pytest.raises(KeyError):
