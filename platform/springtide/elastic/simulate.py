@@ -216,7 +216,8 @@ class Simulation:
 def simulate(
     trace: Trace, bounds: Bounds, costs: Costs, warm_ups_s: Mapping[str, float] = MappingProxyType({})
 ) -> Outcome:
-    """A run of endless work from the beginning of ``trace`` to its end, a worker a node; ``warm_ups_s`` by node, where known."""
+    """A run of endless work from the beginning of ``trace`` to its end, a worker a node; ``warm_ups_s`` of those nodes where it
+    was measured."""
     return Simulation(trace, bounds, costs, warm_ups_s).run()
 
 
