@@ -51,7 +51,7 @@ def bare(rank: int, config: Config, port: int, steps: int, results: Any) -> None
 
     model = build(config.model, manifest.vocab_size)
     for block in model.blocks:
-        fully_shard(block, mesh=mesh, reshard_after_forward=config.parallel.reshard_after_forward)
+        fully_shard(block, mesh=mesh, reshard_after_forward=config.parallel.strategy == "zero3")
     fully_shard(model, mesh=mesh, reshard_after_forward=False)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, betas=(0.9, 0.95), weight_decay=0.1, fused=True)
 

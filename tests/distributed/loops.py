@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from springtide import parallel
 from springtide.checkpoint import saver
 from springtide.checkpoint.layout import Meta
 from springtide.checkpoint.saver import Saver
@@ -33,9 +34,12 @@ def open_run(world: World, config: Config) -> Run:
     return Run(config, world, open_data(config), Folder(config.run.root) / config.run.id)
 
 
-def train(world: World, config: Config, stop_at: int = 0, ask: Interrupt = Interrupt.STOP) -> list[Event]:
-    """Train; at ``stop_at`` the last rank alone asks for ``ask``."""
+def train(
+    world: World, config: Config, stop_at: int = 0, ask: Interrupt = Interrupt.STOP, loss_scale: float = 0.0
+) -> list[Event]:
+    """Train; at ``stop_at`` the last rank alone asks for ``ask``. ``loss_scale`` is what to begin with."""
     run = open_run(world, config)
+    run.judge.scale.value = loss_scale or run.judge.scale.value
     reader = run.data.reader(world.rank, world.size)
 
     def feed(step: int) -> Any:
@@ -45,6 +49,11 @@ def train(world: World, config: Config, stop_at: int = 0, ask: Interrupt = Inter
         return ask if stop_at and run.step + 1 == stop_at and world.rank == world.size - 1 else None
 
     return list(run.events(feed, interrupt))
+
+
+def train_laid_out(world: World, config: Config, stop_at: int = 0) -> list[Event]:
+    """Train in the layout of the config, which ``world`` does not know of."""
+    return train(parallel.world("cpu", 0, config.parallel.shards), config, stop_at)
 
 
 def train_with_a_slow_feed(world: World, config: Config, slow: int, seconds: float) -> list[Event]:

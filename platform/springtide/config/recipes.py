@@ -6,15 +6,8 @@ from collections.abc import Callable
 
 from springtide.config.amounts import Tokens
 from springtide.config.data import ShardsConfig, StreamConfig
-from springtide.config.schema import (
-    CheckpointConfig,
-    Config,
-    ElasticConfig,
-    ModelConfig,
-    OptimConfig,
-    ParallelConfig,
-    TrainConfig,
-)
+from springtide.config.engine import ModelConfig, OptimConfig, ParallelConfig
+from springtide.config.schema import CheckpointConfig, Config, ElasticConfig, TrainConfig
 
 
 def demo() -> Config:
@@ -24,7 +17,7 @@ def demo() -> Config:
         shards=ShardsConfig(sequence_length=128, heldout_fraction=0.04),
         stream=StreamConfig(global_batch=8, lanes=4),
         # bit-equal at any number of workers: what a resize leaves in the loss is nothing at all
-        parallel=ParallelConfig(reduction="fp64", reshard_after_forward=False),
+        parallel=ParallelConfig(reduction="fp64", strategy="zero1"),
         optim=OptimConfig(peak_lr=3e-3, warmup=Tokens(40_000), final_lr_ratio=0.05),
         train=TrainConfig(total=Tokens(600 * 8 * 128), micro_batch=4, eval_rows=256),
         checkpoint=CheckpointConfig(every_steps=50),
@@ -64,4 +57,93 @@ def gpu_125m() -> Config:
     )
 
 
-RECIPES: dict[str, Callable[[], Config]] = {recipe.__name__: recipe for recipe in (demo, tiny, gpu_125m)}
+def gpu_1b() -> Config:
+    """1.3B parameters in a Llama shape, bf16, on eight GPUs, 26B tokens."""
+    model = ModelConfig(num_layers=24, dim=2048, num_heads=16, num_kv_heads=16, ffn_dim=5632, tied_head=False)
+    return _pretrain(model, global_batch=512, peak_lr=3e-4, total=26_000_000_000, micro_batch=8)
+
+
+def llama3_8b() -> Config:
+    """Llama 3 8B's shape, bf16, 64 GPUs, 200B tokens."""
+    return _pretrain(_llama3(32, 4096, 32, 14336), global_batch=512, peak_lr=3e-4, total=200_000_000_000, length=8192)
+
+
+def llama3_70b() -> Config:
+    """Llama 3 70B's shape, bf16, 256 GPUs, 1.4T tokens."""
+    return _pretrain(
+        _llama3(80, 8192, 64, 28672), global_batch=1024, peak_lr=1.5e-4, total=1_400_000_000_000, length=8192, most=256
+    )
+
+
+def qwen3_4b() -> Config:
+    """Qwen 3 4B's shape, bf16, 64 GPUs, 80B tokens."""
+    model = ModelConfig(
+        num_layers=36,
+        dim=2560,
+        num_heads=32,
+        num_kv_heads=8,
+        head_dim=128,
+        ffn_dim=9728,
+        qk_norm=True,
+        norm_eps=1e-6,
+        max_sequence_length=32768,
+        rope_theta=1e6,
+    )
+    return _pretrain(model, global_batch=512, peak_lr=3e-4, total=80_000_000_000, length=4096)
+
+
+def gemma_2b() -> Config:
+    """Gemma 2B's shape, bf16, 64 GPUs, 50B tokens."""
+    model = ModelConfig(
+        num_layers=18,
+        dim=2048,
+        num_heads=8,
+        num_kv_heads=1,
+        head_dim=256,
+        ffn_dim=16384,
+        activation="gelu",
+        norm_eps=1e-6,
+        norm_around_one=True,
+        scaled_embedding=True,
+        max_sequence_length=8192,
+    )
+    return _pretrain(model, global_batch=512, peak_lr=3e-4, total=50_000_000_000, length=4096)
+
+
+def _llama3(num_layers: int, dim: int, num_heads: int, ffn_dim: int) -> ModelConfig:
+    return ModelConfig(
+        num_layers=num_layers,
+        dim=dim,
+        num_heads=num_heads,
+        num_kv_heads=8,
+        ffn_dim=ffn_dim,
+        tied_head=False,
+        max_sequence_length=8192,
+        rope_theta=500_000.0,
+    )
+
+
+def _pretrain(
+    model: ModelConfig,
+    global_batch: int,
+    peak_lr: float,
+    total: int,
+    micro_batch: int = 1,
+    length: int = 2048,
+    most: int = 64,
+) -> Config:
+    """On GPUs, in bf16, blocks compiled; ``most`` workers."""
+    return Config(
+        model=model,
+        shards=ShardsConfig(sequence_length=length, rows_per_group=1024),
+        stream=StreamConfig(global_batch=global_batch),
+        parallel=ParallelConfig(precision="bf16", recompute="selective", compile=True),
+        optim=OptimConfig(peak_lr=peak_lr, warmup=Tokens(total // 100), schedule="wsd"),
+        train=TrainConfig(total=Tokens(total), micro_batch=micro_batch, eval_rows=512),
+        checkpoint=CheckpointConfig(every_steps="auto"),
+        elastic=ElasticConfig(min_workers=1, max_workers=most, gpus_per_worker=1),
+    )
+
+
+_ALL = (tiny, demo, gpu_125m, gpu_1b, gemma_2b, qwen3_4b, llama3_8b, llama3_70b)
+RECIPES: dict[str, Callable[[], Config]] = {recipe.__name__: recipe for recipe in _ALL}

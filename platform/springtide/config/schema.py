@@ -13,138 +13,9 @@ from pydantic import Field, model_validator
 
 from springtide.config.amounts import Bytes, Seconds, Tokens
 from springtide.config.data import CorpusConfig, ShardsConfig, StreamConfig
+from springtide.config.engine import ModelConfig, OptimConfig, ParallelConfig
 from springtide.config.section import Section, free
 from springtide.errors import explain
-
-
-class ModelConfig(Section):
-    """A decoder; its options span Llama, Qwen and Gemma."""
-
-    num_layers: int = Field(6, ge=1)
-    """Decoder blocks [blocks]."""
-    dim: int = Field(192, ge=2)
-    """Width of the residual stream [features]."""
-    num_heads: int = Field(6, ge=1)
-    """Query heads; must divide dim, unless head_dim is given [heads]."""
-    num_kv_heads: int = Field(3, ge=1)
-    """Key and value heads; must divide num_heads [heads]."""
-    head_dim: int = Field(0, ge=0)
-    """Width of a head; 0 means dim / num_heads [features]."""
-    ffn_dim: int = Field(512, ge=1)
-    """Hidden width of the gated feed-forward [features]."""
-    activation: Literal["silu", "gelu"] = "silu"
-    """What the gate goes through: SwiGLU, or Gemma's GeGLU with the tanh approximation [name]."""
-    qkv_bias: bool = False
-    """Whether queries, keys and values have biases, as in Qwen 2 [flag]."""
-    qk_norm: bool = False
-    """Whether each head's queries and keys are normalised before they are turned, as in Qwen 3 [flag]."""
-    norm_eps: float = Field(1e-5, gt=0)
-    """Added to the mean square inside RMSNorm [1]."""
-    norm_around_one: bool = False
-    """Whether norms scale by one plus their weight, which begins at zero, as in Gemma [flag]."""
-    scaled_embedding: bool = False
-    """Whether embeddings are multiplied by the root of dim, as in Gemma [flag]."""
-    tied_head: bool = True
-    """Whether the output head shares the embedding's weight [flag]."""
-    max_sequence_length: int = Field(2048, ge=2)
-    """Longest sequence the rotary table is built for [tokens]."""
-    rope_theta: float = Field(10_000.0, gt=0)
-    """Base of the rotary wavelengths [1]."""
-    rope_scaling: Literal["none", "linear", "llama3"] = "none"
-    """How wavelengths are stretched for longer sequences than a model was trained on: all alike, or as in Llama 3 the long ones
-    only [name]."""
-    rope_factor: float = Field(8.0, ge=1)
-    """By how much they are stretched [ratio]."""
-    rope_original_length: int = Field(8192, ge=2)
-    """Length of the sequences the model was trained on before; for llama3 [tokens]."""
-    rope_low_freq_factor: float = Field(1.0, gt=0)
-    """Wavelengths above rope_original_length over this are stretched wholly; for llama3 [ratio]."""
-    rope_high_freq_factor: float = Field(4.0, gt=0)
-    """Wavelengths below rope_original_length over this are kept; for llama3 [ratio]."""
-    init_seed: int = Field(0, ge=0)
-    """Seed of the initial weights [1]."""
-
-    @property
-    def head_width(self) -> int:
-        """Of a head [features]."""
-        return self.head_dim or self.dim // self.num_heads
-
-    @model_validator(mode="after")
-    def _check(self) -> ModelConfig:
-        if not self.head_dim and self.dim % (2 * self.num_heads):
-            raise ValueError(
-                explain(
-                    "model.num_heads",
-                    self.num_heads,
-                    f"must divide model.dim = {self.dim} into even head sizes",
-                    "choose dim as an even multiple of num_heads, or set model.head_dim",
-                )
-            )
-        if self.head_dim % 2:
-            raise ValueError(explain("model.head_dim", self.head_dim, "must be even", f"use {self.head_dim + 1}"))
-        if self.num_heads % self.num_kv_heads:
-            raise ValueError(
-                explain(
-                    "model.num_kv_heads",
-                    self.num_kv_heads,
-                    f"must divide model.num_heads = {self.num_heads}",
-                    "choose a divisor",
-                )
-            )
-        if self.rope_high_freq_factor <= self.rope_low_freq_factor:
-            raise ValueError(
-                explain(
-                    "model.rope_high_freq_factor",
-                    self.rope_high_freq_factor,
-                    f"must be more than model.rope_low_freq_factor = {self.rope_low_freq_factor:g}",
-                    "Llama 3 has 1 and 4",
-                )
-            )
-        return self
-
-
-class ParallelConfig(Section):
-    """How the model is laid over the workers."""
-
-    precision: Literal["fp32", "bf16"] = "fp32"
-    """Type of weights and activations inside a block; master weights stay fp32 [type]."""
-    reduction: Literal["fp32", "fp64"] = free(default="fp32")
-    """Type that gradients are added up in, over micro-batches and workers. With fp64 the sums are exact in all but freak cases
-    and micro-batches never cross lanes, so that a CPU run is bit-equal at any world size [type]."""
-    reshard_after_forward: bool = free(default=True)
-    """Whether FSDP frees a block's full weights after every use (ZeRO-3) or keeps them for the step (ZeRO-2) [flag]."""
-    threads: int = free(default=0, ge=0)
-    """Intra-op CPU threads a worker; 0 leaves the choice to OMP_NUM_THREADS [threads]."""
-
-
-class OptimConfig(Section):
-    """AdamW, its schedule in tokens, and clipping."""
-
-    peak_lr: float = Field(3e-3, gt=0)
-    """Learning rate after warm-up [1]."""
-    schedule: Literal["cosine", "wsd"] = "cosine"
-    """Shape after warm-up: a half cosine, or stable and then a linear decay [name]."""
-    warmup: Tokens = Tokens(50_000)
-    """Linear warm-up from zero [tokens]."""
-    decay: Tokens = Tokens(0)
-    """Length of the final decay; 0 means all that follows the warm-up for cosine, a fifth of the run for wsd [tokens]."""
-    final_lr_ratio: float = Field(0.1, ge=0, le=1)
-    """Learning rate at the end over peak_lr [ratio]."""
-    betas: tuple[float, float] = (0.9, 0.95)
-    """Decay rates of the first and second moment [ratio]."""
-    eps: float = Field(1e-8, gt=0)
-    """Added to the root of the second moment [1]."""
-    weight_decay: float = Field(0.1, ge=0)
-    """Decoupled decay of matrices; vectors are not decayed [1]."""
-    clip_norm: float = Field(1.0, ge=0)
-    """Largest global gradient norm; 0 turns clipping off [1]."""
-
-    @model_validator(mode="after")
-    def _check(self) -> OptimConfig:
-        for beta in self.betas:
-            if not 0 <= beta < 1:
-                raise ValueError(explain("optim.betas", self.betas, "each must be in [0, 1)", "use (0.9, 0.95)"))
-        return self
 
 
 class TrainConfig(Section):
@@ -364,6 +235,15 @@ class Config(Section):
                     f"a worker needs a lane, and stream.lanes is {self.stream.num_lanes} "
                     f"(stream.global_batch = {self.stream.global_batch})",
                     "raise stream.global_batch or lower max_workers",
+                )
+            )
+        if self.parallel.shards and self.elastic.min_workers % self.parallel.shards:
+            found.append(
+                explain(
+                    "elastic.min_workers",
+                    self.elastic.min_workers,
+                    f"must be a multiple of parallel.shard_workers = {self.parallel.shards}",
+                    f"use {-(-self.elastic.min_workers // self.parallel.shards) * self.parallel.shards}",
                 )
             )
         if self.shards.sequence_length > self.model.max_sequence_length:

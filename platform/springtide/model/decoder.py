@@ -14,7 +14,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from springtide.config.schema import ModelConfig
+from springtide.config.engine import ModelConfig
+from springtide.model.loss import head_loss
 
 VOCAB_MULTIPLE = 64
 """The embedding is padded to a multiple of this, so that it shards evenly and its matmuls are fast."""
@@ -75,6 +76,33 @@ def documents(tokens_BL: Tensor, separator: int) -> tuple[Tensor, Tensor]:
     return index_L - first_BL, (together_BLL & (index_L[:, None] >= index_L)).unsqueeze(1)
 
 
+class Kept:
+    """Keys and values of the tokens that a block has seen, (B, K, L, E) each."""
+
+    def __init__(self) -> None:
+        self._seen: tuple[Tensor, Tensor] | None = None
+
+    def extended(self, k_BKLE: Tensor, v_BKLE: Tensor) -> tuple[Tensor, Tensor]:
+        """All of them, these last."""
+        if self._seen is not None:
+            k_BKLE, v_BKLE = torch.cat([self._seen[0], k_BKLE], 2), torch.cat([self._seen[1], v_BKLE], 2)
+        self._seen = k_BKLE, v_BKLE
+        return self._seen
+
+
+class Past:
+    """What a decoder has seen of a text, so that each further token costs a token's work."""
+
+    def __init__(self, num_layers: int) -> None:
+        self.blocks = [Kept() for _ in range(num_layers)]
+        self._ids_BL: Tensor | None = None
+
+    def extended(self, tokens_BL: Tensor) -> Tensor:
+        """All ids (B, L), these last."""
+        self._ids_BL = tokens_BL if self._ids_BL is None else torch.cat([self._ids_BL, tokens_BL], 1)
+        return self._ids_BL
+
+
 class Attention(nn.Module):
     """Causal self-attention; K key/value heads serve H query heads (Ainslie et al., "GQA", 2023)."""
 
@@ -91,13 +119,17 @@ class Attention(nn.Module):
             for _ in range(2)
         )
 
-    def forward(self, x_BLD: Tensor, cos: Tensor, sin: Tensor, mask_B1LL: Tensor | None = None) -> Tensor:
+    def forward(
+        self, x_BLD: Tensor, cos: Tensor, sin: Tensor, mask_B1LL: Tensor | None = None, kept: Kept | None = None
+    ) -> Tensor:
         """(B, L, D) -> (B, L, D); tables as for ``rotate``; without a mask, plainly causal."""
         B, L, _ = x_BLD.shape
         q_BHLE = self.query_norm(self.query(x_BLD).view(B, L, self.num_heads, self.head_width)).transpose(1, 2)
         k_BKLE = self.key_norm(self.key(x_BLD).view(B, L, self.num_kv_heads, self.head_width)).transpose(1, 2)
         v_BKLE = self.value(x_BLD).view(B, L, self.num_kv_heads, self.head_width).transpose(1, 2)
         q_BHLE, k_BKLE = rotate(q_BHLE, cos, sin), rotate(k_BKLE, cos, sin)
+        if kept is not None:
+            k_BKLE, v_BKLE = kept.extended(k_BKLE, v_BKLE)
         grouped = self.num_heads != self.num_kv_heads
         y_BHLE = F.scaled_dot_product_attention(
             q_BHLE, k_BKLE, v_BKLE, attn_mask=mask_B1LL, is_causal=mask_B1LL is None, enable_gqa=grouped
@@ -131,13 +163,18 @@ class Block(nn.Module):
         self.ffn_norm = RMSNorm(config.dim, config.norm_eps, config.norm_around_one)
         self.ffn = FeedForward(config)
 
-    def forward(self, x_BLD: Tensor, cos: Tensor, sin: Tensor, mask_B1LL: Tensor | None = None) -> Tensor:
-        x_BLD = x_BLD + self.attention(self.attention_norm(x_BLD), cos, sin, mask_B1LL)
+    def forward(
+        self, x_BLD: Tensor, cos: Tensor, sin: Tensor, mask_B1LL: Tensor | None = None, kept: Kept | None = None
+    ) -> Tensor:
+        x_BLD = x_BLD + self.attention(self.attention_norm(x_BLD), cos, sin, mask_B1LL, kept)
         return x_BLD + self.ffn(self.ffn_norm(x_BLD))
 
 
 class Decoder(nn.Module):
     """Token ids (B, L) -> logits (B, L, V), V being ``vocab_size`` rounded up to a multiple of 64."""
+
+    computes_loss = True
+    """Given the ids that are wanted, it makes the loss itself, without logits of them all."""
 
     def __init__(self, config: ModelConfig, vocab_size: int, separator: int | None = None) -> None:
         """``separator``: the id that ends a document, where documents of one row shall not see each other."""
@@ -155,19 +192,31 @@ class Decoder(nn.Module):
         self.register_buffer("cos", None, persistent=False)
         self.register_buffer("sin", None, persistent=False)
 
-    def forward(self, tokens_BL: Tensor) -> Tensor:
-        """(B, L) ids -> (B, L, V) logits."""
-        length = tokens_BL.shape[1]
-        cos, sin, mask_B1LL = self.cos[:length], self.sin[:length], None
-        if self.separator is not None:
-            position_BL, mask_B1LL = documents(tokens_BL, self.separator)
-            cos, sin = self.cos[position_BL].unsqueeze(1), self.sin[position_BL].unsqueeze(1)
+    def forward(
+        self, tokens_BL: Tensor, wanted_BL: Tensor | None = None, z_weight: float = 0.0, past: Past | None = None
+    ) -> Tensor | tuple[Tensor, Tensor]:
+        """(B, L) ids -> (B, L, V) logits; or, given the ids that are wanted, what ``head_loss`` makes of them. Ids follow those
+        that ``past`` has seen."""
         x_BLD = self.embedding(tokens_BL)
         if self.config.scaled_embedding:
             x_BLD = x_BLD * math.sqrt(self.config.dim)
-        for block in self.blocks:
-            x_BLD = block(x_BLD, cos, sin, mask_B1LL)
-        return self.head(self.norm(x_BLD))
+        cos, sin, mask_B1LL = self._places(tokens_BL, past)
+        for block, kept in zip(self.blocks, past.blocks if past else [None] * len(self.blocks), strict=True):
+            x_BLD = block(x_BLD, cos, sin, mask_B1LL, kept)
+        x_BLD = self.norm(x_BLD)
+        if wanted_BL is None:
+            return self.head(x_BLD)
+        return head_loss(x_BLD.flatten(0, 1), self.head.weight, wanted_BL.flatten(), z_weight)
+
+    def _places(self, tokens_BL: Tensor, past: Past | None) -> tuple[Tensor, Tensor, Tensor | None]:
+        """The rotary tables of the tokens, and whom each may attend to, if that is not all before it."""
+        length = tokens_BL.shape[1]
+        if past is None and self.separator is None:
+            return self.cos[:length], self.sin[:length], None
+        ids_BL = tokens_BL if past is None else past.extended(tokens_BL)
+        position_BL, mask_B1LL = documents(ids_BL, -1 if self.separator is None else self.separator)
+        position_BL, mask_B1LL = position_BL[:, -length:], mask_B1LL[:, :, -length:]
+        return self.cos[position_BL].unsqueeze(1), self.sin[position_BL].unsqueeze(1), mask_B1LL
 
     def tie(self) -> None:
         """Have the head share the embedding's weight, if it does."""

@@ -91,6 +91,7 @@ def _trainer(config: Config, run: Folder, attempt: int, job: dict[str, Any]) -> 
     bounds = Bounds(
         elastic.min_workers,
         elastic.max_workers,
+        cell=max(1, config.parallel.shards),
         settle_s=float(elastic.settle),
         reserve_s=float(elastic.reserve),
         grow=elastic.grow,

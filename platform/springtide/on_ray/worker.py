@@ -113,7 +113,8 @@ def _train(job: dict[str, Any]) -> bool:
     if (most := ray.get(job["control"].limit.remote())) is not None:
         config = configs.override(config, {"train.micro_batch": most})
     context = ray.train.get_context()
-    here = world("cuda" if config.elastic.gpus_per_worker else "cpu", context.get_local_rank())
+    device = "cuda" if config.elastic.gpus_per_worker else "cpu"
+    here = world(device, context.get_local_rank(), config.parallel.shards)
     data = open_data(config)
     reader = data.reader(here.rank, here.size)
     global _links

@@ -1,4 +1,12 @@
-"""Fully sharded data parallelism (FSDP2) over the mesh's one axis."""
+"""The model laid over the mesh by FSDP2. One mechanism gives all strategies: what differs is how many ranks a copy is sharded
+over, and for how long weights and gradients are whole.
+
+              copies        weights whole              gradients whole
+    ddp       every rank    always                     until the last micro-batch
+    zero1     one           in a step                  until the last micro-batch
+    zero2     one           in a step                  in a micro-batch
+    zero3     one           of a block, while used     in a block's backward
+"""
 
 from __future__ import annotations
 
@@ -6,23 +14,29 @@ import torch
 from torch import nn
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 
-from springtide.config.schema import ParallelConfig
+from springtide.config.engine import ParallelConfig
 from springtide.model import Decoder
 from springtide.parallel.mesh import World
+from springtide.parallel.recompute import recomputed
 
-_TYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp64": torch.float64}
-_WHOLE = "weights_stay_whole_in_a_step"
+TYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16, "fp64": torch.float64}
+_CONFIG = "laid_out_by"
 
 
 def parallelize(model: Decoder, config: ParallelConfig, world: World) -> Decoder:
     """Lay ``model``, which is on the meta device, over the world, in place; nothing is in its weights yet. The order matters:
-    blocks first, then what is left in the root."""
-    policy = MixedPrecisionPolicy(param_dtype=_TYPES[config.precision], reduce_dtype=_TYPES[config.reduction])
-    for block in model.blocks:
-        fully_shard(block, mesh=world.mesh, mp_policy=policy, reshard_after_forward=config.reshard_after_forward)
+    what wraps a block, the block, then what is left in the root."""
+    policy = MixedPrecisionPolicy(param_dtype=TYPES[config.precision], reduce_dtype=TYPES[config.reduction])
+    reshard = config.strategy == "zero3"
+    for index, block in enumerate(model.blocks):
+        if config.recompute != "none":
+            model.blocks[index] = recomputed(block, config.recompute)
+        if config.compile:
+            model.blocks[index].compile()
+        fully_shard(model.blocks[index], mesh=world.mesh, mp_policy=policy, reshard_after_forward=reshard)
     # the root is needed first in backward, right after forward: freeing it would only fetch it again
     fully_shard(model, mesh=world.mesh, mp_policy=policy, reshard_after_forward=False)
-    setattr(model, _WHOLE, not config.reshard_after_forward)
+    setattr(model, _CONFIG, config)
     model.place(world.device)
     for module in model.modules():
         if isinstance(module, FSDPModule):
@@ -32,13 +46,17 @@ def parallelize(model: Decoder, config: ParallelConfig, world: World) -> Decoder
     return model
 
 
-def set_gradient_sync(model: nn.Module, enabled: bool) -> None:
-    """Reduce gradients in the next backward, or only accumulate them on this rank."""
+def set_gradient_sync(model: nn.Module, last: bool) -> None:
+    """Say whether the next backward is the ``last`` of the step, before which gradients need not be agreed on."""
     if isinstance(model, FSDPModule):
-        model.set_requires_gradient_sync(enabled)
-        model.set_is_last_backward(enabled)
+        config: ParallelConfig = getattr(model, _CONFIG)
+        # sums in fp64 are of whole gradients: shards have the type of the weights
+        whole = config.strategy in ("ddp", "zero1") or config.reduction == "fp64"
+        model.set_requires_gradient_sync(last or not whole)
+        model.set_requires_all_reduce(last)
+        model.set_is_last_backward(last)
         # between micro-batches the weights do not change: with room for them whole, they are fetched once a step
-        model.set_reshard_after_backward(enabled or not getattr(model, _WHOLE, False))
+        model.set_reshard_after_backward(last or config.strategy == "zero3")
 
 
 def local(tensor: torch.Tensor) -> torch.Tensor:

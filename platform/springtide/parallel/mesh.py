@@ -11,6 +11,8 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
+from springtide.errors import ConfigError, explain
+
 _TIMEOUT = timedelta(minutes=10)
 
 
@@ -22,7 +24,12 @@ class World:
     size: int
     device: torch.device
     mesh: DeviceMesh
-    """One axis, ``shard``, over all ranks."""
+    """One axis, ``shard``, over all ranks; or ``replicate`` and ``shard``, where there are several copies of the model."""
+
+    @property
+    def copies(self) -> int:
+        """Of the model."""
+        return self.mesh.size(0) if self.mesh.ndim == 2 else 1
 
     @property
     def is_first(self) -> bool:
@@ -34,13 +41,22 @@ def backend(device_type: str) -> str:
     return "cpu:gloo,cuda:nccl" if device_type == "cuda" else "gloo"
 
 
-def world(device_type: str, local_rank: int = 0) -> World:
-    """This process in the process group that is already initialised."""
+def world(device_type: str, local_rank: int = 0, shards: int = 0) -> World:
+    """This process in the process group that is already initialised; ``shards`` ranks share a copy of the model, 0 means all.
+    ConfigError when they cannot."""
     device = torch.device("cuda", local_rank) if device_type == "cuda" else torch.device("cpu")
     if device_type == "cuda":
         torch.cuda.set_device(device)
-    mesh = init_device_mesh(device_type, (dist.get_world_size(),), mesh_dim_names=("shard",))
-    return World(dist.get_rank(), dist.get_world_size(), device, mesh)
+    size = dist.get_world_size()
+    if shards and size % shards:
+        raise ConfigError(
+            explain("parallel.shard_workers", shards, f"must divide the world size, {size}", "start a multiple of it")
+        )
+    if shards and shards < size:
+        mesh = init_device_mesh(device_type, (size // shards, shards), mesh_dim_names=("replicate", "shard"))
+    else:
+        mesh = init_device_mesh(device_type, (size,), mesh_dim_names=("shard",))
+    return World(dist.get_rank(), size, device, mesh)
 
 
 @contextlib.contextmanager

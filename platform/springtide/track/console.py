@@ -25,6 +25,7 @@ from springtide.track.events import (
     SaveFailed,
     SaveSkipped,
     SnapshotsSet,
+    Spiked,
     Started,
     StepDone,
     Stopped,
@@ -97,6 +98,9 @@ class Console:
             f"{event.world_size} workers  MFU {event.mfu:.0%}"
         )
         self._progress.update(self._task, completed=event.step, figures=figures)
+        if not event.updated:
+            scale = f", loss scale {event.loss_scale:g}" if event.loss_scale != 1.0 else ""
+            self.say(f"step {event.step} is left out: loss {event.loss:g}, gradient norm {event.grad_norm:g}{scale}")
         if self._console.is_terminal:
             return
         now = self._clock()
@@ -133,6 +137,10 @@ def describe(event: Event) -> str:
         case SnapshotsSet():
             often = f"every {event.every_steps} steps" if event.every_steps else "NO MORE"
             return f"step {event.step}: snapshots in memory {often}: {event.reason}"
+        case Spiked():
+            done = "it is left out" if event.left_out else "it is trained on"
+            usual = f"{event.value:.4g} instead of {event.usual:.4g}, {event.deviations:.0f} deviations"
+            return f"step {event.step}: {event.what} {usual}; {done}"
         case Straggling():
             where = f" on node {event.node[:8]}" if event.node else ""
             return f"step {event.step}: rank {event.rank}{where} is slow, {event.share:.0%} of the others' speed"

@@ -65,6 +65,23 @@ class StepDone(Event):
     world_size: int
     digest: str
     """16 hex digits over the sample ids that were consumed, all ranks."""
+    updated: bool = True
+    """Whether the weights have changed; not where a gradient was infinite or no number, or a spike."""
+    loss_scale: float = 1.0
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Spiked(Event):
+    """A step's loss or gradient norm was far above those of the steps before."""
+
+    kind: ClassVar[str] = "spiked"
+    step: int
+    what: str
+    value: float
+    usual: float
+    deviations: float
+    left_out: bool
+    """Whether the weights are those of before."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -228,7 +245,7 @@ class Stopped(Event):
 
 
 _KINDS = (
-    *(Started, StepDone, Waited, Straggling, Evaluated, Sampled, Stopped),
+    *(Started, StepDone, Spiked, Waited, Straggling, Evaluated, Sampled, Stopped),
     *(Saved, SaveFailed, SaveSkipped, CadenceSet, SnapshotsSet, Rejected),
     *(Decided, Left, Failed, Ready),
 )

@@ -23,6 +23,7 @@ STEP_METRICS: dict[str, Metric] = {
     "mfu": Metric("ratio", "model FLOPs over the peak of all workers' devices"),
     "memory_bytes": Metric("bytes", "peak memory of rank 0: device memory on a GPU, resident set on a CPU"),
     "world_size": Metric("workers", "workers in the step"),
+    "loss_scale": Metric("1", "what the loss was multiplied by before backward"),
 }
 
 EVAL_METRICS: dict[str, Metric] = {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import html
+import math
 import statistics
 import time
 from collections.abc import Iterable, Mapping, Sequence
@@ -59,6 +60,8 @@ def figures(events: Sequence[Event]) -> list[tuple[str, str, str]]:
         )
         source = starts[-1].peak_source if starts else ""
         found.append(("MFU", f"{statistics.median(step.mfu for step in steps):.0%}", f"of {source}"))
+    if left_out := sum(not step.updated for step in steps):
+        found.append(("steps left out", f"{left_out:,}", "gradients not finite, or spikes"))
     waits = [event.data_waits_s for event in events if isinstance(event, Waited)]
     if waits:
         longest = max(waits[-1])
@@ -110,7 +113,7 @@ def world_size_chart(events: Sequence[Event]) -> Chart:
 
 def norm_chart(events: Sequence[Event]) -> Chart:
     """Gradient norm before clipping against the step."""
-    points = [(float(step.step), step.grad_norm) for step in last_steps(list(events))]
+    points = [(float(step.step), step.grad_norm) for step in last_steps(list(events)) if math.isfinite(step.grad_norm)]
     return Chart("Gradient norm", "step", "before clipping", [Line("gradient norm", points)], from_zero=True)
 
 

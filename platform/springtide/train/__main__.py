@@ -45,7 +45,7 @@ def main() -> None:
 
 def train(config: configs.Config, folder: Folder, device: str, local_rank: int) -> None:
     """Train in this process as one rank of the process group."""
-    here = world(device, local_rank)
+    here = world(device, local_rank, config.parallel.shards)
     data = open_data(config)
     reader = data.reader(here.rank, here.size)
 

@@ -9,6 +9,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from springtide.model import Decoder, Past
 from springtide.parallel import World
 from springtide.shards import HELDOUT, Manifest, SplitReader
 from springtide.stream import Data
@@ -56,22 +57,27 @@ def _evaluate(
         rows_BL = torch.from_numpy(tokens).to(world.device)
         counted = int(predicted(rows_BL, separator_of(model)).sum())
         counts = torch.tensor([counted, num_bytes, len(rows)], dtype=torch.float64, device=world.device)
-        loss = token_loss(model, rows_BL, world)
-        total += torch.cat([loss.double().reshape(1), counts])
+        _, nats = token_loss(model, rows_BL, world)
+        total += torch.cat([nats.double().reshape(1), counts])
     dist.all_reduce(total)
     return total
 
 
 @torch.no_grad()
 def generate(
-    model: nn.Module, prompt: list[int], length: int, max_context: int, vocab_size: int, temperature: float, seed: int
+    model: Decoder, prompt: list[int], length: int, max_context: int, vocab_size: int, temperature: float, seed: int
 ) -> list[int]:
-    """``length`` ids after ``prompt``, drawn at ``temperature``; the same for a seed. Not sharded: one process."""
+    """``length`` ids after ``prompt``, drawn at ``temperature``; the same for a seed. Not sharded: one process. Of a text that
+    outgrows ``max_context`` the later half is read anew."""
     generator = torch.Generator().manual_seed(seed)
-    ids = list(prompt)
+    ids, new, past = list(prompt), prompt[-max_context:], Past(len(model.blocks))
+    seen = 0
     model.eval()
     for _ in range(length):
-        logits = model(torch.tensor([ids[-max_context:]]))[0, -1, :vocab_size].float()
-        chances = torch.softmax(logits / temperature, dim=-1)
-        ids.append(int(torch.multinomial(chances, 1, generator=generator)))
+        if seen + len(new) > max_context:
+            new, past, seen = ids[-max(1, max_context // 2) :], Past(len(model.blocks)), 0
+        logits = model(torch.tensor([new]), past=past)[0, -1, :vocab_size].float()
+        seen += len(new)
+        new = [int(torch.multinomial(torch.softmax(logits / temperature, dim=-1), 1, generator=generator))]
+        ids += new
     return ids[len(prompt) :]

@@ -34,6 +34,7 @@ from springtide.store.digest import of_bytes
 from springtide.stream import Batch, Data, ahead, check, digest
 from springtide.track.events import Evaluated, Event, Left, Rejected, Started, StepDone, Stopped, Waited
 from springtide.train.evaluate import evaluate
+from springtide.train.judge import Judge
 from springtide.train.optim import adamw, learning_rate, set_learning_rate
 from springtide.train.peak import peak_flops
 from springtide.train.probe import Pace
@@ -83,6 +84,7 @@ class Run:
         self.step = 0
         """Steps done: the whole data state."""
         self.tokens = 0
+        self.judge = Judge(self.config)
         self.attempt = 0
         """This group's claim on the run."""
         self._fingerprint = fingerprint(self.config)
@@ -125,6 +127,7 @@ class Run:
                 result, rate = self._step(batch, tokens_NL, tell._replace(data_wait_s=data_wait_s), before_update)
                 now = time.perf_counter()
                 yield self._done(result, rate, now - clock)
+                yield from self.judge.after(self.step, result)
                 stopped = Interrupt.STOP in result.interrupts
                 if self.step == last:
                     yield from self._evaluate()
@@ -192,7 +195,10 @@ class Run:
             ),
             tokens_per_step=config.tokens_per_step,
             clip_norm=config.optim.clip_norm,
+            z_weight=config.optim.z_loss,
+            loss_scale=self.judge.scale.value,
             tell=tell,
+            accept=self.judge.accept,
             before_update=before_update,
         )
         self.data_waits_s = [sum(waits) for waits in zip(self.data_waits_s, result.data_waits_s, strict=True)]
@@ -217,6 +223,8 @@ class Run:
             memory_bytes=_peak_memory(self.world.device),
             world_size=self.world.size,
             digest=f"{result.digest:016x}",
+            updated=result.updated,
+            loss_scale=self.judge.scale.value,
         )
 
     def _evaluate(self) -> Iterator[Evaluated]:
@@ -241,6 +249,7 @@ class Run:
             code_fingerprint=code_fingerprint(),
             saved_s=time.time(),
             metrics=metrics,
+            components=self.judge.state(),
             labels=self.labels,
         )
         return named_tensors(self.model, self.optimizer), meta
@@ -278,6 +287,7 @@ class Run:
             self.optimizer.state.clear()  # a snapshot that could not be read to its end
         else:
             self.step, self.tokens = found.meta.step, found.meta.tokens
+            self.judge.load(found.meta.components)
             for name, reason in found.rejected:
                 yield Rejected(step=self.step, name=name, reason=reason)
         self.phases_s["state"] = time.perf_counter() - begin

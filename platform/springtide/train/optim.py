@@ -7,7 +7,7 @@ import math
 import torch
 from torch import nn
 
-from springtide.config.schema import OptimConfig
+from springtide.config.engine import OptimConfig
 from springtide.parallel import local
 
 
@@ -54,7 +54,7 @@ def local_gradients(model: nn.Module) -> list[torch.Tensor]:
 
 
 def square_norm(gradients: list[torch.Tensor]) -> torch.Tensor:
-    """Sum of squares over this rank's shards, a float64 scalar; summed over ranks it is the global norm's square."""
+    """Sum of squares over this rank's shards, a float64 scalar; over the ranks of a copy it adds up to the global norm's."""
     # in float64, so that where the shards are cut does not show
     norms = torch._foreach_norm(gradients, 2, dtype=torch.float64)
     return torch.stack(norms).pow(2).sum()

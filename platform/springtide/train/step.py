@@ -7,8 +7,9 @@ all-reduce: loss, tokens, gradient norm, digest of the samples, requests to stop
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -16,10 +17,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from springtide.elastic import Interrupt
+from springtide.errors import TrainingFailed
+from springtide.model import NOT_PREDICTED
 from springtide.parallel import World, set_gradient_sync
 from springtide.train.optim import local_gradients, square_norm
 
-_NOT_PREDICTED = -100
 _LIMBS = 4
 _LIMB_BITS = 16
 
@@ -67,6 +69,8 @@ class StepResult(NamedTuple):
     """How long each rank waited for its batch [s]."""
     speeds: tuple[float, ...]
     """Of each rank's device [FLOP/s]."""
+    updated: bool = True
+    """Whether the weights have changed."""
 
 
 def train_step(
@@ -79,50 +83,68 @@ def train_step(
     micro_batches: Sequence[slice],
     tokens_per_step: int,
     clip_norm: float,
+    z_weight: float = 0.0,
+    loss_scale: float = 1.0,
     tell: Tell = _NOTHING,
+    accept: Callable[[float, float], bool] = lambda loss, grad_norm: math.isfinite(grad_norm),
     before_update: Callable[[], None] = lambda: None,
 ) -> StepResult:
     """Forward, backward, agree, clip, update. ``tokens_NL`` is this rank's int64 (n, L + 1) of the global batch, on its device,
-    ``micro_batches`` are slices of its rows, as many on every rank, ``digest`` is of its sample ids. ``before_update`` is
-    called before a weight or a moment changes: whoever copies them waits there."""
+    ``micro_batches`` are slices of its rows, as many on every rank, ``digest`` is of its sample ids. ``accept`` says of the
+    step's loss and gradient norm, the same on every rank, whether the weights are to change. ``before_update`` is called before
+    one does: whoever copies them waits there."""
     loss_sum = torch.zeros((), dtype=torch.float64, device=world.device)
     num_tokens = torch.zeros((), dtype=torch.float64, device=world.device)
 
     for index, rows in enumerate(micro_batches):
         set_gradient_sync(model, index == len(micro_batches) - 1)
         part_BL = tokens_NL[rows]
-        loss = token_loss(model, part_BL, world)
+        total, nats = token_loss(model, part_BL, world, z_weight)
         # divided by the tokens a full step has, known beforehand; the true count corrects it below
-        (loss / tokens_per_step).backward()
-        loss_sum += loss.detach()
+        (total * (loss_scale / tokens_per_step)).backward()
+        loss_sum += nats
         num_tokens += predicted(part_BL, separator_of(model)).sum()
 
     gradients = local_gradients(model)
-    sums = torch.stack([loss_sum, num_tokens, square_norm(gradients).to(world.device)])
+    sums = torch.stack([loss_sum, num_tokens, square_norm(gradients).to(world.device) / world.copies])
     agreed = _agree(sums, digest, tell, world)
-    correction = tokens_per_step / agreed.tokens
+    correction = tokens_per_step / agreed.tokens / loss_scale
     grad_norm = agreed.grad_norm * correction
     clip = min(1.0, clip_norm / (grad_norm + 1e-6)) if clip_norm else 1.0
     if clip * correction != 1.0:
         torch._foreach_mul_(gradients, clip * correction)
     before_update()
-    optimizer.step()
+    if updated := accept(agreed.loss, grad_norm):
+        optimizer.step()
     optimizer.zero_grad(set_to_none=True)
-    return agreed._replace(grad_norm=grad_norm)
+    return agreed._replace(grad_norm=grad_norm, updated=updated)
 
 
-def token_loss(model: nn.Module, rows_BL: Tensor, world: World) -> Tensor:
-    """Cross-entropy summed over the tokens of ``rows_BL`` (B, L + 1), fp32. A rank without rows still runs the model, on
-    a row that counts for nothing, because the others' collectives wait for it."""
+def token_loss(model: nn.Module, rows_BL: Tensor, world: World, z_weight: float = 0.0) -> tuple[Tensor, Tensor]:
+    """What to minimise and the cross-entropy in it, summed over the tokens of ``rows_BL`` (B, L + 1), fp32 scalars; see
+    ``head_loss``. A rank without rows still runs the model, on a row that counts for nothing, because the others' collectives
+    wait for it. TrainingFailed when a model returns no logits (B, L, V)."""
     empty = len(rows_BL) == 0
     if empty:
         rows_BL = torch.zeros(1, rows_BL.shape[1], dtype=torch.int64, device=world.device)
-    logits_BLV = model(rows_BL[:, :-1])
-    wanted_BL = rows_BL[:, 1:].masked_fill(~predicted(rows_BL, separator_of(model)), _NOT_PREDICTED)
-    loss = F.cross_entropy(
-        logits_BLV.flatten(0, 1).float(), wanted_BL.flatten(), ignore_index=_NOT_PREDICTED, reduction="sum"
-    )
-    return loss * 0.0 if empty else loss
+    tokens_BL = rows_BL[:, :-1]
+    wanted_BL = rows_BL[:, 1:].masked_fill(~predicted(rows_BL, separator_of(model)), NOT_PREDICTED)
+    if getattr(model, "computes_loss", False):
+        total, nats = model(tokens_BL, wanted_BL, z_weight)
+    else:
+        total, nats = _of_logits(model(tokens_BL), wanted_BL, z_weight)
+    return (total * 0.0, nats * 0.0) if empty else (total, nats)
+
+
+def _of_logits(logits_BLV: Any, wanted_BL: Tensor, z_weight: float) -> tuple[Tensor, Tensor]:
+    if not isinstance(logits_BLV, Tensor) or logits_BLV.dim() != 3 or logits_BLV.shape[:2] != wanted_BL.shape:
+        B, L = wanted_BL.shape
+        found = tuple(logits_BLV.shape) if isinstance(logits_BLV, Tensor) else f"a {type(logits_BLV).__name__}"
+        raise TrainingFailed(f"the model returned {found} for ids ({B}, {L}); return logits ({B}, {L}, ids)")
+    logits_NV, wanted_N = logits_BLV.flatten(0, 1).float(), wanted_BL.flatten()
+    nats = F.cross_entropy(logits_NV, wanted_N, ignore_index=NOT_PREDICTED, reduction="sum")
+    extra = (logits_NV.logsumexp(-1).square() * (wanted_N != NOT_PREDICTED)).sum() if z_weight else 0.0
+    return nats + z_weight * extra, nats.detach()
 
 
 def predicted(rows_BL: Tensor, separator: int | None) -> Tensor:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from springtide.checkpoint.tensors import box, local
+from springtide.checkpoint.tensors import box, local, named_tensors
 from springtide.model import Decoder, initial
 
 
@@ -12,6 +12,7 @@ from springtide.model import Decoder, initial
 def initialize(model: Decoder) -> None:
     """Fill what this rank holds of each parameter: no rank ever makes the whole, and the whole does not depend on how many they
     are."""
-    for name, parameter in model.named_parameters():
-        (begin, *_), (rows, *_) = box(parameter)
-        local(parameter).copy_(initial(model.config, name, tuple(parameter.shape), begin, begin + rows))
+    for name, tensor in named_tensors(model).items():
+        (begin, *_), (rows, *_) = box(tensor)
+        name = name.removeprefix("model/")
+        local(tensor).copy_(initial(model.config, name, tuple(tensor.shape), begin, begin + rows))

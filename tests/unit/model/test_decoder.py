@@ -12,10 +12,11 @@ from hypothesis import strategies as st
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
-from springtide.config.schema import ModelConfig
-from springtide.model import build, flops_per_token, initial, num_parameters
+from springtide.config.engine import ModelConfig
+from springtide.model import Past, build, flops_per_token, initial, num_parameters
 from springtide.model.decoder import RMSNorm, rotary_table, rotate
 from springtide.parallel import World
+from springtide.train.evaluate import generate
 from springtide.train.step import predicted, token_loss
 
 CONFIG = ModelConfig(num_layers=2, dim=32, num_heads=4, num_kv_heads=2, ffn_dim=48, max_sequence_length=64)
@@ -54,10 +55,39 @@ def test_the_loss_of_packed_documents_is_that_of_the_documents() -> None:
     parts = [torch.cat([TOKENS[row, :length], torch.tensor([99])]) for row, length in ((0, 7), (1, 3), (2, 9))]
     row = torch.cat([*parts, torch.tensor([99, 99])])[None]  # two of padding
     world = World(0, 1, torch.device("cpu"), None)  # type: ignore[arg-type]
-    packed = token_loss(build(CONFIG, 100, separator=99), row, world)
-    alone = sum(token_loss(build(CONFIG, 100), part[None], world) for part in parts)
+    packed, _ = token_loss(build(CONFIG, 100, separator=99), row, world)
+    alone = sum(token_loss(build(CONFIG, 100), part[None], world)[0] for part in parts)
     torch.testing.assert_close(packed, alone)
     assert int(predicted(row, 99).sum()) == sum(len(part) - 1 for part in parts)
+
+
+@pytest.mark.parametrize("separator", [None, 99])
+def test_a_text_read_in_parts_has_the_logits_of_the_whole(separator: int | None) -> None:
+    model = build(CONFIG, vocab_size=100, separator=separator)
+    tokens = TOKENS[:1].clone()
+    tokens[0, [6, 13]] = 99
+    past, parts = Past(CONFIG.num_layers), []
+    with torch.no_grad():
+        for begin, end in ((0, 5), (5, 6), (6, 7), (7, 15), (15, 20)):
+            parts.append(model(tokens[:, begin:end], past=past))
+        torch.testing.assert_close(torch.cat(parts, dim=1), model(tokens))
+
+
+def test_a_text_that_outgrows_the_context_goes_on_from_its_later_half() -> None:
+    model = build(CONFIG, vocab_size=100)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.mul_(8.0)  # so that what was read before shows in what is drawn
+
+    def drawn(prompt: list[int], length: int, context: int) -> list[int]:
+        return generate(model, prompt, length, context, 100, 1.0, seed=5)
+
+    prompt = TOKENS[0, :8].tolist()
+    assert drawn(prompt, 4, 12) == drawn(prompt, 4, 64)
+    long = drawn(prompt, 12, 12)
+    assert long[:5] == drawn(prompt, 5, 64)
+    assert len(long) == 12
+    assert all(0 <= one < 100 for one in long)
 
 
 def test_weights_depend_on_the_seed_alone() -> None:

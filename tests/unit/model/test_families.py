@@ -7,8 +7,9 @@ from typing import Any
 import pytest
 import torch
 
-from springtide.config.schema import ModelConfig
-from springtide.model import Decoder, build
+from springtide import config as configs
+from springtide.config.engine import ModelConfig
+from springtide.model import Decoder, build, num_parameters, skeleton
 
 transformers = pytest.importorskip("transformers")
 
@@ -132,3 +133,17 @@ def test_logits_and_gradients_are_those_of_transformers(family: str) -> None:
     torch.testing.assert_close(
         model.embedding.weight.grad, theirs.get_input_embeddings().weight.grad, atol=1e-5, rtol=1e-4
     )
+
+
+@pytest.mark.parametrize(
+    ("recipe", "vocabulary", "billions"),
+    [
+        ("llama3_8b", 128256, 8.030),
+        ("llama3_70b", 128256, 70.554),
+        ("qwen3_4b", 151936, 4.022),
+        ("gemma_2b", 256000, 2.506),
+    ],
+)
+def test_recipes_have_the_size_their_name_says(recipe: str, vocabulary: int, billions: float) -> None:
+    model = skeleton(configs.recipes.RECIPES[recipe]().model, vocabulary)  # no memory for it
+    assert num_parameters(model) / 1e9 == pytest.approx(billions, abs=5e-4)

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from springtide.config import Tokens
-from springtide.config.schema import ModelConfig, OptimConfig
+from springtide.config.engine import ModelConfig, OptimConfig
 from springtide.model import build
 from springtide.train.optim import adamw, learning_rate
 

@@ -1,0 +1,78 @@
+"""Cross-entropy of the output head, a part of the tokens at a time: the logits of a batch, often larger than all else that
+training holds, never stand whole.
+
+Shape suffixes: N tokens, D width, V ids.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+NOT_PREDICTED = -100
+"""In place of an id: the token counts for nothing."""
+_LOGITS_AT_ONCE = 2**27
+
+
+class _HeadLoss(torch.autograd.Function):
+    """The gradient is made in forward, while a part's logits are there: what comes from above is a single number."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, hidden_ND: Tensor, head_VD: Tensor, wanted_N: Tensor, z_weight: float
+    ) -> tuple[Tensor, Tensor]:
+        """As ``head_loss``."""
+        trains = ctx.needs_input_grad[0] or ctx.needs_input_grad[1]
+        grad_hidden_ND = torch.empty_like(hidden_ND) if trains else None
+        grad_head_VD = torch.zeros_like(head_VD, dtype=torch.float32) if trains else None
+        nats, extra = hidden_ND.new_zeros((), dtype=torch.float32), hidden_ND.new_zeros((), dtype=torch.float32)
+        parts = (hidden_ND.split(_at_once(head_VD)), wanted_N.split(_at_once(head_VD)))
+        begin = 0
+        for part_ND, ids_N in zip(*parts, strict=True):
+            logits_NV = (part_ND @ head_VD.T).float()
+            counts_N = ids_N != NOT_PREDICTED
+            ids_N = ids_N.clamp_min(0)[:, None]
+            log_sum_N = logits_NV.logsumexp(-1)
+            nats += ((log_sum_N - logits_NV.gather(-1, ids_N)[:, 0]) * counts_N).sum()
+            if z_weight:
+                extra += z_weight * (log_sum_N.square() * counts_N).sum()
+            if grad_hidden_ND is None or grad_head_VD is None:
+                continue
+            grad_NV = logits_NV.sub_(log_sum_N[:, None]).exp_()
+            if z_weight:
+                grad_NV *= 1.0 + 2.0 * z_weight * log_sum_N[:, None]
+            grad_NV.scatter_add_(-1, ids_N, grad_NV.new_full(ids_N.shape, -1.0))
+            grad_NV *= counts_N[:, None]
+            grad_NV = grad_NV.type_as(head_VD)
+            torch.matmul(grad_NV, head_VD, out=grad_hidden_ND[begin : begin + len(part_ND)])
+            grad_head_VD += grad_NV.T @ part_ND
+            begin += len(part_ND)
+        if trains:
+            ctx.save_for_backward(grad_hidden_ND, grad_head_VD)
+            ctx.head_dtype = head_VD.dtype
+        ctx.mark_non_differentiable(nats)
+        return nats + extra, nats
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor, None, None]:
+        """The gradients that are kept, times the one from above."""
+        grad_hidden_ND, grad_head_VD = ctx.saved_tensors
+        from_above = grads[0]
+        return grad_hidden_ND * from_above, (grad_head_VD * from_above).to(ctx.head_dtype), None, None
+
+
+def head_loss(hidden_ND: Tensor, head_VD: Tensor, wanted_N: Tensor, z_weight: float = 0.0) -> tuple[Tensor, Tensor]:
+    """What to minimise, and the cross-entropy in it, both summed over tokens, fp32 scalars; the second has no gradient.
+
+    ``wanted_N`` int64 ids, or NOT_PREDICTED. ``z_weight`` times the squared logarithm of the softmax's sum is added, which
+    keeps logits from drifting (Chowdhery et al., PaLM, 2022, section 5).
+    """
+    total, nats = _HeadLoss.apply(hidden_ND, head_VD, wanted_N, z_weight)
+    return total, nats
+
+
+def _at_once(head_VD: Tensor) -> int:
+    """Tokens whose logits may stand together."""
+    return max(1, _LOGITS_AT_ONCE // len(head_VD))

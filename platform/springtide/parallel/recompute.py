@@ -1,0 +1,35 @@
+"""Activations that are computed again in backward instead of kept (Chen et al., "Sublinear memory cost", 2016)."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import torch
+from torch import nn
+from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
+from torch.utils.checkpoint import CheckpointPolicy, create_selective_checkpoint_contexts
+
+_aten = torch.ops.aten
+_DEAR = {
+    _aten.mm.default,
+    _aten.addmm.default,
+    _aten._scaled_dot_product_flash_attention.default,
+    _aten._scaled_dot_product_flash_attention_for_cpu.default,
+    _aten._scaled_dot_product_efficient_attention.default,
+    _aten._scaled_dot_product_cudnn_attention.default,
+}
+"""What costs more to compute again than to keep."""
+
+
+def recomputed(block: nn.Module, how: str) -> nn.Module:
+    """``block``, which keeps its input alone (``full``), or beside it the results of matrix products and attention
+    (``selective``); blocks draw no random numbers."""
+    if how == "full":
+        return checkpoint_wrapper(block, preserve_rng_state=False)
+    contexts = functools.partial(create_selective_checkpoint_contexts, _keep)
+    return checkpoint_wrapper(block, preserve_rng_state=False, context_fn=contexts)
+
+
+def _keep(_context: Any, operator: Any, *_arguments: Any, **_named: Any) -> CheckpointPolicy:
+    return CheckpointPolicy.MUST_SAVE if operator in _DEAR else CheckpointPolicy.PREFER_RECOMPUTE

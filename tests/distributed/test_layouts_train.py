@@ -1,0 +1,124 @@
+"""However a model is laid out, in whichever type it computes, whatever it computes twice: it learns the same."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from loops import train, train_laid_out
+
+from springtide import config as configs
+from springtide.config import Config
+from springtide.dataset import prepare
+from springtide.elastic import Interrupt
+from springtide.track.events import Event, Started, StepDone
+
+pytestmark = pytest.mark.distributed
+Ranks = Callable[..., list[Any]]
+STEPS = 30
+TOLERANCES = {"fp32": 5e-5, "bf16": 0.05, "fp16": 0.01}
+"""Of the loss, against float32 on one worker, at every step [nats]."""
+
+
+@pytest.fixture(scope="module")
+def config(tmp_path_factory: pytest.TempPathFactory) -> Config:
+    root = tmp_path_factory.mktemp("layouts")
+    changes = {
+        "run.root": f"{root}/runs",
+        "shards.root": f"{root}/datasets",
+        "corpus.max_files": 20,
+        "train.total": STEPS * 12 * 64,
+        "train.eval_rows": 0,
+        "train.micro_batch": 2,
+        "checkpoint.every_steps": 0,
+    }
+    return prepare(configs.override(configs.recipes.tiny(), changes))
+
+
+def laid_out(config: Config, name: str, **changes: Any) -> Config:
+    dotted = {f"parallel.{key}": value for key, value in changes.items()}
+    return configs.override(config, {"run.id": name, "elastic.min_workers": 4, "elastic.max_workers": 4, **dotted})
+
+
+def losses(events: list[Event]) -> list[float]:
+    return [event.loss for event in events if isinstance(event, StepDone)]
+
+
+@pytest.fixture(scope="module")
+def expected(config: Config) -> list[float]:
+    from ranks import run_ranks
+
+    [events] = run_ranks(1, train, laid_out(config, "alone"))
+    assert len(losses(events)) == STEPS
+    return losses(events)
+
+
+@pytest.mark.parametrize(
+    ("world_size", "strategy", "shard_workers"),
+    [(2, "ddp", 0), (3, "zero1", 0), (3, "zero2", 0), (2, "zero3", 0), (4, "zero3", 2), (4, "zero1", 2)],
+)
+def test_every_layout_has_the_losses_of_one_worker(
+    config: Config, expected: list[float], ranks: Ranks, world_size: int, strategy: str, shard_workers: int
+) -> None:
+    name = f"{strategy}-{shard_workers}-{world_size}"
+    changed = laid_out(config, name, strategy=strategy, shard_workers=shard_workers)
+    for events in ranks(world_size, train_laid_out, changed):
+        assert losses(events) == pytest.approx(expected, abs=TOLERANCES["fp32"])
+
+
+@pytest.mark.parametrize("recompute", ["selective", "full"])
+@pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16"])
+def test_types_stay_near_float32_and_computing_again_changes_nothing(
+    config: Config, expected: list[float], ranks: Ranks, precision: str, recompute: str
+) -> None:
+    found = {}
+    for how in ("none", recompute):
+        changed = laid_out(config, f"{precision}-{recompute}-{how}", precision=precision, recompute=how)
+        found[how] = losses(ranks(2, train_laid_out, changed)[0])
+    assert found[recompute] == found["none"]
+    assert found["none"] == pytest.approx(expected, abs=TOLERANCES[precision])
+
+
+def test_a_run_goes_on_in_another_layout(config: Config, expected: list[float], ranks: Ranks) -> None:
+    found: list[float] = []
+    layouts = [(2, "zero1", 0, 7), (4, "zero3", 2, 15), (3, "ddp", 0, 22), (1, "zero2", 0, 0)]
+    for world_size, strategy, shard_workers, stop_at in layouts:
+        changed = laid_out(config, "changing", strategy=strategy, shard_workers=shard_workers)
+        events = ranks(world_size, train_laid_out, changed, stop_at)[0]
+        assert isinstance(events[0], Started)
+        assert events[0].step == len(found)
+        found += losses(events)
+    assert found == pytest.approx(expected, abs=TOLERANCES["fp32"])
+
+
+def test_a_run_in_fp16_that_is_stopped_goes_on_with_its_loss_scale(config: Config, ranks: Ranks) -> None:
+    def run(name: str, stop_at: int) -> list[StepDone]:
+        half = laid_out(config, name, precision="fp16")
+        events = ranks(2, train_laid_out, half, stop_at)[0]
+        return [event for event in events if isinstance(event, StepDone)]
+
+    whole = run("half", 0)
+    parts = run("half-stopped", 12) + run("half-stopped", 0)
+    assert [(one.step, one.loss, one.loss_scale) for one in parts] == [
+        (one.step, one.loss, one.loss_scale) for one in whole
+    ]
+
+
+def test_a_gradient_that_overflows_leaves_the_step_out_and_halves_the_scale(config: Config, ranks: Ranks) -> None:
+    half = laid_out(config, "overflow", precision="fp16")
+    events = ranks(2, train, half, 0, Interrupt.STOP, 2.0**30)[0]
+    done = [event for event in events if isinstance(event, StepDone)]
+    left_out = [one for one in done if not one.updated]
+    assert 2 < len(left_out) < STEPS
+    assert [one.loss_scale for one in left_out] == [2.0 ** (30 - number) for number in range(len(left_out))]
+    assert left_out == done[: len(left_out)]  # and none after
+    assert not any(math.isfinite(one.grad_norm) for one in left_out)
+    assert done[-1].loss < done[0].loss
+
+
+def test_a_run_whose_gradients_stay_infinite_ends_and_says_why(config: Config, ranks: Ranks) -> None:
+    changes = {"run.id": "wild", "optim.peak_lr": 1e30, "optim.warmup": 0, "optim.max_left_out": 2}
+    with pytest.raises(AssertionError, match=r"3 steps in a row are left out, .*lower optim.peak_lr"):
+        ranks(2, train, configs.override(config, changes))

@@ -1,0 +1,54 @@
+"""The loss that never sees all logits, against the one that does."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from springtide.model import loss
+from springtide.model.loss import NOT_PREDICTED, head_loss
+
+
+def problem() -> tuple[Tensor, Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(3)
+    hidden = torch.randn(37, 16, generator=generator).requires_grad_()
+    head = torch.randn(50, 16, generator=generator).requires_grad_()
+    wanted = torch.randint(0, 50, (37,), generator=generator)
+    wanted[::5] = NOT_PREDICTED
+    return hidden, head, wanted
+
+
+@pytest.mark.parametrize("tokens_at_once", [1, 7, 37, 100])
+@pytest.mark.parametrize("z_weight", [0.0, 0.01])
+def test_it_is_cross_entropy_and_so_are_its_gradients(
+    tokens_at_once: int, z_weight: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(loss, "_LOGITS_AT_ONCE", 50 * tokens_at_once)
+    hidden, head, wanted = problem()
+    total, nats = head_loss(hidden, head, wanted, z_weight)
+    (total * 0.3).backward()
+    expected_hidden, expected_head = hidden.detach().requires_grad_(), head.detach().requires_grad_()
+    logits = expected_hidden @ expected_head.T
+    cross_entropy = F.cross_entropy(logits, wanted, ignore_index=NOT_PREDICTED, reduction="sum")
+    squares = logits.logsumexp(-1).square()[wanted != NOT_PREDICTED].sum()
+    ((cross_entropy + z_weight * squares) * 0.3).backward()
+    torch.testing.assert_close(nats, cross_entropy.detach())
+    torch.testing.assert_close(total, cross_entropy + z_weight * squares)
+    torch.testing.assert_close(hidden.grad, expected_hidden.grad)
+    torch.testing.assert_close(head.grad, expected_head.grad)
+
+
+def test_tokens_that_count_for_nothing_have_no_gradient_and_none_is_made_without_training() -> None:
+    hidden, head, wanted = problem()
+    total, _ = head_loss(hidden, head, wanted)
+    total.backward()
+    assert hidden.grad is not None
+    assert not hidden.grad[::5].any()
+    assert hidden.grad[1::5].any()
+    with torch.no_grad():
+        again, nats = head_loss(hidden, head, wanted)
+    assert not again.requires_grad
+    torch.testing.assert_close(again, total.detach())
+    assert nats == again
