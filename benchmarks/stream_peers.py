@@ -26,8 +26,8 @@ import torch  # noqa: E402
 
 
 @functools.cache  # an operator lives as long as its library
-def _let_torchvision_load() -> torch.library.Library:
-    """mosaicml-streaming imports torchvision for its image sets. Beside a CPU torch, one built for CUDA stops at operators
+def let_torchvision_load() -> torch.library.Library:
+    """mosaicml-streaming and transformers import torchvision for images. Beside a CPU torch, one built for CUDA stops at operators
     that are missing; declaring them is enough, for nothing here calls them."""
     library = torch.library.Library("torchvision", "FRAGMENT")
     for name in ("nms", "qnms") if torch.version.cuda is None else ():
@@ -36,7 +36,7 @@ def _let_torchvision_load() -> torch.library.Library:
 
 
 def write_mosaicml(source: str, folder: str) -> None:
-    _let_torchvision_load()
+    let_torchvision_load()
     from streaming import MDSWriter
 
     rows = np.load(source, mmap_mode="r")
@@ -64,7 +64,7 @@ def _slice(source: str, number: int) -> Iterator[np.ndarray]:
 
 
 def open_mosaicml(url: str, length: int, batch: int, workers: int, cache: str) -> Any:
-    _let_torchvision_load()
+    let_torchvision_load()
     from streaming import StreamingDataset
     from torch.utils.data import DataLoader
 

@@ -18,6 +18,7 @@ import claims
 import numpy as np
 import torch
 import torch.nn.functional as F
+from stream_peers import let_torchvision_load
 from torch import Tensor, nn
 
 from springtide.config.engine import ModelConfig
@@ -54,6 +55,7 @@ def bare_loop(model: nn.Module, rows: Tensor, batch: int, steps: int) -> list[fl
 
 def hf_trainer(model: nn.Module, rows: Tensor, batch: int, steps: int) -> list[float]:
     """transformers.Trainer as it comes, told the same hyperparameters."""
+    let_torchvision_load()
     from transformers import Trainer, TrainerCallback, TrainingArguments
 
     class WithLoss(nn.Module):
@@ -97,6 +99,7 @@ def hf_trainer(model: nn.Module, rows: Tensor, batch: int, steps: int) -> list[f
 
 def lightning(model: nn.Module, rows: Tensor, batch: int, steps: int) -> list[float]:
     """lightning.Trainer as it comes, without logger and checkpoints."""
+    let_torchvision_load()
     import lightning as L
 
     ends: list[float] = []
