@@ -27,7 +27,7 @@ import torch  # noqa: E402
 
 @functools.cache  # an operator lives as long as its library
 def let_torchvision_load() -> torch.library.Library:
-    """mosaicml-streaming and transformers import torchvision for images. Beside a CPU torch, one built for CUDA stops at operators
+    """mosaicml-streaming and transformers import torchvision. Beside a CPU torch, one built for CUDA stops at operators
     that are missing; declaring them is enough, for nothing here calls them."""
     library = torch.library.Library("torchvision", "FRAGMENT")
     for name in ("nms", "qnms") if torch.version.cuda is None else ():
