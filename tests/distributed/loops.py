@@ -51,6 +51,21 @@ def train(
     return list(run.events(feed, interrupt))
 
 
+def train_poisoned(world: World, config: Config, poisoned: set[int]) -> list[Event]:
+    """Train where the rows of some steps, counted from one, are noise."""
+    run = open_run(world, config)
+    reader = run.data.reader(world.rank, world.size)
+
+    def feed(step: int) -> Any:
+        for place, batch in enumerate(load(reader, reader.plan(step, config.num_steps, 2**16)), start=step + 1):
+            if place in poisoned:
+                noise = np.random.default_rng(place).integers(0, 256, batch.tokens.shape).astype(batch.tokens.dtype)
+                batch = batch._replace(tokens=noise)
+            yield batch
+
+    return list(run.events(feed, lambda: None))
+
+
 def train_laid_out(world: World, config: Config, stop_at: int = 0) -> list[Event]:
     """Train in the layout of the config, which ``world`` does not know of."""
     return train(parallel.world("cpu", 0, config.parallel.shards), config, stop_at)

@@ -3,6 +3,7 @@ one spike does not hide the next."""
 
 from __future__ import annotations
 
+import itertools
 import math
 import statistics
 from collections import deque
@@ -11,8 +12,10 @@ from typing import Any, NamedTuple
 
 _FEWEST = 16
 """Steps to compare with; before, nothing is a spike."""
-_DEVIATIONS = 1.4826
-"""Median absolute deviation -> standard deviation of a normal distribution."""
+_RECENT = 9
+"""The last of them, whose median is what a step is expected to be: a loss falls."""
+_DEVIATIONS = 1.4826 / math.sqrt(2)
+"""Median difference from one step to the next -> standard deviation of normal noise; a trend hardly shows in it."""
 _LEAST = 0.01
 """Of the usual value: no deviation is taken for smaller."""
 
@@ -23,7 +26,7 @@ class Spike(NamedTuple):
     what: str
     value: float
     usual: float
-    """The median of the steps before."""
+    """The median of the steps just before."""
     deviations: float
     """Robust z-score: how many deviations above."""
 
@@ -42,8 +45,8 @@ class Spikes:
             past = self._past[what]
             if len(past) < _FEWEST:
                 continue
-            usual = statistics.median(past)
-            spread = _DEVIATIONS * statistics.median(abs(one - usual) for one in past)
+            usual = statistics.median(list(past)[-_RECENT:])
+            spread = _DEVIATIONS * statistics.median(abs(after - one) for one, after in itertools.pairwise(past))
             above = (value - usual) / max(spread, _LEAST * abs(usual), 1e-12)
             if not math.isfinite(value) or above > self._threshold:
                 return Spike(what, value, usual, above)

@@ -39,7 +39,15 @@ def test_a_step_far_above_the_others_is_one_and_says_what(loss: float, norm: flo
     found = seen(64).find(loss, norm)
     assert found is not None
     assert found.what == what
-    assert found.usual == pytest.approx(3.7 if what == "loss" else 1.0, abs=0.2)
+    assert found.usual == pytest.approx(3.4 if what == "loss" else 1.0, abs=0.3)
+
+
+def test_a_loss_that_falls_fast_hides_no_spike() -> None:
+    spikes = Spikes(64, 12.0)
+    for step in range(40):
+        spikes.remember(6.0 - 0.08 * step, 1.0)
+    assert spikes.find(6.0 - 0.08 * 40, 1.0) is None
+    assert spikes.find(5.5, 1.0) is not None  # lower than where it began
 
 
 def test_a_fall_is_none_nor_is_anything_among_the_first_steps() -> None:
