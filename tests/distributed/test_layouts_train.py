@@ -95,13 +95,14 @@ def test_a_run_goes_on_in_another_layout(config: Config, expected: list[float], 
 
 
 def test_a_run_in_fp16_that_is_stopped_goes_on_with_its_loss_scale(config: Config, ranks: Ranks) -> None:
-    def run(name: str, stop_at: int) -> list[StepDone]:
-        half = laid_out(config, name, precision="fp16")
-        events = ranks(2, train_laid_out, half, stop_at)[0]
+    def run(name: str, stop_at: int, scale: float = 0.0) -> list[StepDone]:
+        events = ranks(2, train, laid_out(config, name, precision="fp16"), stop_at, Interrupt.STOP, scale)[0]
         return [event for event in events if isinstance(event, StepDone)]
 
-    whole = run("half", 0)
-    parts = run("half-stopped", 12) + run("half-stopped", 0)
+    too_large = 2.0**24
+    whole = run("half", 0, too_large)
+    parts = run("half-stopped", 18, too_large) + run("half-stopped", 0)
+    assert whole[-1].loss_scale not in (too_large, 2.0**16)  # where it would begin anew
     assert [(one.step, one.loss, one.loss_scale) for one in parts] == [
         (one.step, one.loss, one.loss_scale) for one in whole
     ]
