@@ -1,0 +1,57 @@
+"""Which steps may change the weights, and what a run that goes on remembers of it."""
+
+from __future__ import annotations
+
+import json
+import math
+
+import pytest
+
+from springtide import config as configs
+from springtide.errors import TrainingFailed
+from springtide.train.judge import Judge
+from springtide.train.step import StepResult
+
+
+def judge(**changes: object) -> Judge:
+    return Judge(configs.override(configs.recipes.tiny(), {f"optim.{key}": value for key, value in changes.items()}))
+
+
+def trained(one: Judge) -> Judge:
+    for step in range(20):
+        assert one.accept(4.0 + 0.1 * (step % 3), 1.0)
+    return one
+
+
+def result(updated: bool) -> StepResult:
+    return StepResult(2.0, 1.0, 1, 0, frozenset(), False, False, False, False, False, (), (), updated)
+
+
+@pytest.mark.parametrize(("how", "accepted"), [("off", True), ("warn", True), ("skip", False)])
+def test_a_spike_is_told_or_left_out_also_after_a_restart(how: str, accepted: bool) -> None:
+    one, other = trained(judge(on_spike=how)), judge(on_spike=how)
+    other.load(json.loads(json.dumps(one.state())))
+    for each in (one, other):
+        assert each.accept(40.0, 1.0) == accepted
+        told = list(each.after(21, result(accepted)))
+        assert len(told) == (how != "off")
+        assert not any(event.left_out for event in told if accepted)  # type: ignore[attr-defined]
+    assert judge(on_spike=how).accept(40.0, 1.0)  # with nothing to compare with
+
+
+@pytest.mark.parametrize("how", ["off", "warn", "skip"])
+def test_a_gradient_that_is_not_finite_never_changes_a_weight(how: str) -> None:
+    one = trained(judge(on_spike=how))
+    assert not one.accept(4.0, math.inf)
+    assert not one.accept(4.0, math.nan)
+    assert one.accept(4.0, 1.0)
+
+
+def test_a_run_ends_when_too_many_are_left_out_in_a_row_and_at_once_when_it_is_the_first() -> None:
+    one = judge(max_left_out=2)
+    for updated in (False, False, True, False, False):
+        list(one.after(5, result(updated)))
+    with pytest.raises(TrainingFailed, match=r"3 steps in a row are left out.*lower optim.peak_lr"):
+        list(one.after(6, result(False)))
+    with pytest.raises(TrainingFailed, match=r"1 step is left out"):
+        list(judge().after(1, result(False)))
