@@ -11,6 +11,7 @@ one run; who goes first changes. Peers are found in .venv-peers, or said to be m
 from __future__ import annotations
 
 import json
+import os
 import statistics
 import subprocess
 import sys
@@ -68,8 +69,6 @@ def config_of(folder: str, steps: int) -> Config:
 
 def ours(config: Config, number: int) -> dict[str, float]:
     """The loop of a run, as under torchrun."""
-    import os
-
     port = 29600 + number
     os.environ.update(RANK="0", WORLD_SIZE="1", MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
     device = "cuda" if torch.cuda.is_available() else "cpu"

@@ -4,7 +4,6 @@ Prints one line of JSON."""
 from __future__ import annotations
 
 import contextlib
-import itertools
 import json
 import logging
 import os
@@ -87,7 +86,6 @@ def main() -> None:
         found["ok"] = bool(run.verify()["ok"]) and run.finished
         found["restarts"] = [(one.cause, one.gap_s, one.steps_lost) for one in report.restarts]
         found["done_while_away"] = sum(0 < step.time_s - away[LOSES_HEAD] < AWAY_S for step in run.steps)
-        found["pauses_s"] = sorted(after.time_s - one.time_s for one, after in itertools.pairwise(run.steps))[-3:]
     print(json.dumps(found))
 
 

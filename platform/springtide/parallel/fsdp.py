@@ -19,14 +19,14 @@ from springtide.model import Decoder
 from springtide.parallel.mesh import World
 from springtide.parallel.recompute import recomputed
 
-TYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16, "fp64": torch.float64}
+_TYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16, "fp64": torch.float64}
 _CONFIG = "laid_out_by"
 
 
 def parallelize(model: Decoder, config: ParallelConfig, world: World) -> Decoder:
     """Lay ``model``, which is on the meta device, over the world, in place; nothing is in its weights yet. The order matters:
     what wraps a block, the block, then what is left in the root."""
-    policy = MixedPrecisionPolicy(param_dtype=TYPES[config.precision], reduce_dtype=TYPES[config.reduction])
+    policy = MixedPrecisionPolicy(param_dtype=_TYPES[config.precision], reduce_dtype=_TYPES[config.reduction])
     reshard = config.strategy == "zero3"
     for index, block in enumerate(model.blocks):
         if config.recompute != "none":
