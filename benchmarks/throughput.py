@@ -29,7 +29,7 @@ from springtide.config import Config
 from springtide.parallel import process_group, world
 from springtide.shards import TRAIN, SplitReader, load_manifest
 from springtide.store import Folder
-from springtide.stream import load, open_data
+from springtide.stream import RankReader, load, open_data
 from springtide.track.events import StepDone
 from springtide.train import Run
 
@@ -74,10 +74,9 @@ def ours(config: Config, number: int) -> dict[str, float]:
     device = "cuda" if torch.cuda.is_available() else "cpu"
     with process_group(device):
         data = open_data(config)
-        reader = data.reader(0, 1)
         run = Run(config, world(device), data, Folder(config.run.root) / f"run-{number}")
 
-        def feed(step: int) -> Any:
+        def feed(reader: RankReader, step: int) -> Any:
             return load(reader, reader.plan(step, config.num_steps, int(config.feed.read_bytes)))
 
         ends = [time.perf_counter() for event in run.events(feed, lambda: None) if isinstance(event, StepDone)]

@@ -14,8 +14,6 @@ import secrets
 import time
 from typing import Any
 
-import yaml
-
 from springtide import config as configs
 from springtide.checkpoint.layout import committed
 from springtide.config import RUN_CONFIG, Config
@@ -42,7 +40,7 @@ class Run:
     @property
     def config(self) -> Config:
         """The resolved config the run was last started with."""
-        return configs.build(yaml.safe_load(self.folder.read(RUN_CONFIG)))
+        return configs.parse(self.folder.read(RUN_CONFIG))
 
     @property
     def events(self) -> list[Event]:
@@ -129,6 +127,8 @@ def claim(config: Config, resume: bool, accept_changes: bool) -> tuple[Config, R
     exists = run.folder.exists(RUN_CONFIG)
     if exists:
         _check_resume(run, config, resume, accept_changes)
+        # what the run has jumped over it never trains on
+        config = configs.override(config, {"stream.skip": sorted({*config.stream.skip, *run.config.stream.skip})})
     elif resume:
         raise ConfigError(explain("run.id", name, f"is not under {root.url}: nothing to resume", "leave out --resume"))
     try:

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-import yaml
-
-from springtide.config import RUN_CONFIG, build
+from springtide.config import RUN_CONFIG, parse
 from springtide.store import Folder
 from springtide.stream import digest, open_data
 from springtide.track.events import Started, StepDone
@@ -21,7 +19,7 @@ def verify(run: Folder) -> dict[str, Any]:
     ``loss_max_abs_diff`` between the tries of steps that were trained more than once. A try in an order that was abandoned
     since, by skipping steps that were done, counts only as ``steps_abandoned``. ``corpora``: rows and epochs of each so far.
     """
-    data = open_data(build(yaml.safe_load(run.read(RUN_CONFIG))))
+    data = open_data(parse(run.read(RUN_CONFIG)))
     events = read_journal(run)
     tries: dict[int, list[tuple[str, StepDone]]] = {}
     identity = ""

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -23,8 +24,9 @@ from springtide.elastic import Interrupt, micro_batches
 from springtide.model import skeleton
 from springtide.parallel import World, local, parallelize
 from springtide.store import Folder
-from springtide.stream import load, open_data
+from springtide.stream import Batch, RankReader, load, open_data
 from springtide.track.events import Event, Started
+from springtide.track.journal import Journal
 from springtide.train import Run, train_step
 from springtide.train.weights import initialize
 
@@ -34,16 +36,17 @@ def open_run(world: World, config: Config) -> Run:
     return Run(config, world, open_data(config), Folder(config.run.root) / config.run.id)
 
 
+def feed(reader: RankReader, step: int) -> Iterator[Batch]:
+    """The batches of a rank, read in this process."""
+    return load(reader, reader.plan(step, reader.data.config.num_steps, 2**16))
+
+
 def train(
     world: World, config: Config, stop_at: int = 0, ask: Interrupt = Interrupt.STOP, loss_scale: float = 0.0
 ) -> list[Event]:
     """Train; at ``stop_at`` the last rank alone asks for ``ask``. ``loss_scale`` is what to begin with."""
     run = open_run(world, config)
     run.judge.scale.value = loss_scale or run.judge.scale.value
-    reader = run.data.reader(world.rank, world.size)
-
-    def feed(step: int) -> Any:
-        return load(reader, reader.plan(step, config.num_steps, 2**16))
 
     def interrupt() -> Interrupt | None:
         return ask if stop_at and run.step + 1 == stop_at and world.rank == world.size - 1 else None
@@ -52,18 +55,23 @@ def train(
 
 
 def train_poisoned(world: World, config: Config, poisoned: set[int]) -> list[Event]:
-    """Train where the rows of some steps, counted from one, are noise."""
+    """Train where the rows of some steps of the order, counted from one, are noise; as far as a journal says, go on."""
     run = open_run(world, config)
-    reader = run.data.reader(world.rank, world.size)
 
-    def feed(step: int) -> Any:
-        for place, batch in enumerate(load(reader, reader.plan(step, config.num_steps, 2**16)), start=step + 1):
+    def noisy(reader: RankReader, step: int) -> Iterator[Batch]:
+        for batch in feed(reader, step):
+            place = reader.data.order.undealt(batch.step) + 1
             if place in poisoned:
                 noise = np.random.default_rng(place).integers(0, 256, batch.tokens.shape).astype(batch.tokens.dtype)
                 batch = batch._replace(tokens=noise)
             yield batch
 
-    return list(run.events(feed, lambda: None))
+    found = []
+    with Journal(run.folder, enabled=world.is_first) as journal:
+        for event in run.events(noisy, lambda: None):
+            journal(event)
+            found.append(event)
+    return found
 
 
 def train_laid_out(world: World, config: Config, stop_at: int = 0) -> list[Event]:
@@ -74,14 +82,13 @@ def train_laid_out(world: World, config: Config, stop_at: int = 0) -> list[Event
 def train_with_a_slow_feed(world: World, config: Config, slow: int, seconds: float) -> list[Event]:
     """Train where the feed of rank ``slow`` takes ``seconds`` a batch longer."""
     run = open_run(world, config)
-    reader = run.data.reader(world.rank, world.size)
 
-    def feed(step: int) -> Any:
-        for batch in load(reader, reader.plan(step, config.num_steps, 2**16)):
+    def slowly(reader: RankReader, step: int) -> Iterator[Batch]:
+        for batch in feed(reader, step):
             time.sleep(seconds if world.rank == slow else 0)
             yield batch
 
-    return list(run.events(feed, lambda: None))
+    return list(run.events(slowly, lambda: None))
 
 
 _THROTTLE = """
@@ -97,15 +104,10 @@ while not select.select([sys.stdin], [], [], 0.005)[0]:
 def train_with_a_slow_device(world: World, config: Config, slow: int, nodes: list[str]) -> list[Event]:
     """Train where the process of rank ``slow`` stands still four fifths of the time."""
     run = Run(config, world, open_data(config), Folder(config.run.root) / config.run.id, nodes=nodes)
-    reader = run.data.reader(world.rank, world.size)
-
-    def events() -> list[Event]:
-        return list(run.events(lambda step: load(reader, reader.plan(step, config.num_steps, 2**16)), lambda: None))
-
     if world.rank != slow:
-        return events()
+        return list(run.events(feed, lambda: None))
     with subprocess.Popen([sys.executable, "-c", _THROTTLE, str(os.getpid())], stdin=subprocess.PIPE):
-        return events()  # its end closes the pipe, and that ends it
+        return list(run.events(feed, lambda: None))  # its end closes the pipe, and that ends it
 
 
 def gradients(world: World, config: Config, tokens: np.ndarray, micro_batch: int) -> dict[str, torch.Tensor]:

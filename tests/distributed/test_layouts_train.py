@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable
 from typing import Any
@@ -13,7 +14,11 @@ from springtide import config as configs
 from springtide.config import Config
 from springtide.dataset import prepare
 from springtide.elastic import Interrupt
-from springtide.track.events import Event, Spiked, Started, StepDone
+from springtide.store import Folder
+from springtide.track.events import Event, RolledBack, Spiked, Started, StepDone
+from springtide.track.journal import read_journal
+from springtide.track.ledger import ledger
+from springtide.verify import verify
 
 pytestmark = pytest.mark.distributed
 Ranks = Callable[..., list[Any]]
@@ -139,3 +144,39 @@ def test_steps_of_noise_are_found_before_they_count(config: Config, ranks: Ranks
     apart = max(abs(one - other) for one, other in zip(found[23:], clean[23:], strict=True))
     # two steps behind, or led astray by noise
     assert (apart < 0.15) == (how == "skip"), apart
+
+
+@pytest.mark.parametrize("before", [0, 1])
+def test_a_run_goes_back_before_steps_of_noise_and_ends_as_if_they_had_never_been(
+    config: Config, ranks: Ranks, before: int
+) -> None:
+    changes = {"optim.on_spike": "rollback", "optim.rollback_steps": before, "checkpoint.every_steps": 11}
+    changed = configs.override(config, {"run.id": f"rollback-{before}", **changes})
+    events = ranks(2, train_poisoned, changed, {23, 24})[0]
+    skipped = [event.skipped for event in events if isinstance(event, RolledBack)]
+    # the step before the second one is step 22 of the order, because step 23 is gone
+    assert skipped == ([[22], [23]] if before == 0 else [[21, 22], [20, 23]])
+    left_out = tuple(sorted(itertools.chain.from_iterable(skipped)))
+
+    # 22 steps are done when the first shows: before it, or the one before, a checkpoint stands; and so again
+    starts = [event.step for event in events if isinstance(event, Started)]
+    assert starts == ([0, 22, 22] if before == 0 else [0, 11, 11])
+    folder = Folder(changed.run.root) / changed.run.id
+    assert configs.parse(folder.read(configs.RUN_CONFIG)).stream.skip == left_out
+    found = verify(folder)
+    assert found["ok"]
+    assert found["steps_abandoned"] >= 2
+    causes = [restart.cause for restart in ledger(read_journal(folder)).restarts]
+    assert causes == [f"rolled back: for the spike at step {step}" for step in ((23, 23) if before == 0 else (23, 22))]
+
+    without = configs.override(config, {"run.id": f"without-{before}", "stream.skip": left_out})
+    clean = losses(ranks(2, train, without)[0])
+    assert {event.step: event.loss for event in events if isinstance(event, StepDone)} == dict(enumerate(clean, 1))
+
+
+def test_a_run_that_goes_back_again_and_again_ends(config: Config, ranks: Ranks) -> None:
+    changes = {"run.id": "hopeless", "optim.on_spike": "rollback", "optim.max_left_out": 2}
+    with pytest.raises(
+        AssertionError, match=r"3 steps of the order in a row, to 23, are jumped over because of spikes"
+    ):
+        ranks(2, train_poisoned, configs.override(config, changes), set(range(22, STEPS)))

@@ -16,6 +16,7 @@ from springtide.config.files import (
     load,
     nearest,
     override,
+    parse,
     recipe,
 )
 from springtide.config.schema import Config
@@ -37,6 +38,7 @@ __all__ = [
     "load",
     "nearest",
     "override",
+    "parse",
     "recipe",
     "recipes",
 ]

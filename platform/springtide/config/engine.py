@@ -148,16 +148,18 @@ class OptimConfig(Section):
     """Decoupled decay of matrices; vectors are not decayed [1]."""
     clip_norm: float = Field(1.0, ge=0)
     """Largest global gradient norm; 0 turns clipping off [1]."""
-    on_spike: Literal["off", "warn", "skip"] = "warn"
-    """What becomes of a step whose loss or gradient norm is far above those before: nothing is looked at, it is told, or it is
-    told and changes no weight [name]."""
+    on_spike: Literal["off", "warn", "skip", "rollback"] = "warn"
+    """What becomes of a step whose loss or gradient norm is far above those before: nothing is looked at, it is told, it is
+    told and changes no weight, or the run goes back to the newest checkpoint before it and jumps over it [name]."""
+    rollback_steps: int = Field(0, ge=0)
+    """Steps before a spike that rolling back jumps over with it [steps]."""
     spike_deviations: float = Field(12.0, gt=0)
     """How far above the median makes a spike, in robust standard deviations [1]."""
     spike_window: int = Field(128, ge=16)
     """Steps it is compared with [steps]."""
     max_left_out: int = free(default=20, ge=0)
-    """Steps that may be left out one after the other, as spikes or because a gradient is infinite or no number, before the run
-    stops [steps]."""
+    """Steps that may be left out or jumped over one after the other, as spikes or because a gradient is infinite or no number,
+    before the run stops [steps]."""
     z_loss: float = Field(0.0, ge=0)
     """Weight of the squared logarithm of the softmax's sum, a token, which keeps logits from drifting; 1e-4 in PaLM [ratio]."""
 

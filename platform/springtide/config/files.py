@@ -41,14 +41,19 @@ def recipe(name: str) -> Config:
 def load(path: str | Path) -> Config:
     """A config saved as YAML or JSON."""
     try:
-        data = yaml.safe_load(Path(path).read_text())
+        return parse(Path(path).read_bytes(), str(path))
     except OSError as error:
         raise ConfigError(
             explain("config", str(path), f"cannot be read ({error.strerror})", "check the path")
         ) from None
+
+
+def parse(text: bytes, name: str = RUN_CONFIG) -> Config:
+    """The config that ``dump`` made ``text`` of; ``name`` is for the error."""
+    try:
+        return build(yaml.safe_load(text))
     except yaml.YAMLError as error:
-        raise ConfigError(explain("config", str(path), f"is not YAML ({error})", "mend the file")) from None
-    return build(data)
+        raise ConfigError(explain("config", name, f"is not YAML ({error})", "mend the file")) from None
 
 
 def dump(config: Config) -> str:

@@ -20,6 +20,7 @@ from springtide.config import Config
 from springtide.errors import ConfigError, explain
 from springtide.on_ray import reaper
 
+_RAY_FOLDER = "RAY_TMPDIR"
 _PREFIX = "springtide-ray-"
 _STORE_BYTES = 512 * 2**20
 NAMESPACE = "springtide"
@@ -91,6 +92,22 @@ def private_folder() -> Iterator[str]:
         assert watcher.stdin is not None
         watcher.stdin.close()
         watcher.wait()
+
+
+@contextlib.contextmanager
+def own_address_file(folder: str) -> Iterator[None]:
+    """Ray's cluster utility writes down its address where every driver of this machine looks: it would hide a cluster of the
+    user's own, and fails where Ray has never run. In the block it writes below ``folder``."""
+    before = os.environ.get(_RAY_FOLDER)
+    os.environ[_RAY_FOLDER] = folder
+    os.makedirs(os.path.join(folder, "ray"))
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ[_RAY_FOLDER]
+        else:
+            os.environ[_RAY_FOLDER] = before
 
 
 def check_resources(config: Config) -> None:

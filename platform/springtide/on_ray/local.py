@@ -10,14 +10,13 @@ import logging
 import os
 import signal
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Self
 
 import ray
 from ray.cluster_utils import Cluster
 
-from springtide.on_ray.cluster import NAMESPACE, private_folder, set_environment
+from springtide.on_ray.cluster import NAMESPACE, own_address_file, private_folder, set_environment
 from springtide.on_ray.nodes import drain
 
 _STORE_BYTES = 100 * 2**20
@@ -41,7 +40,7 @@ class LocalCluster:
         """Start it, and connect."""
         set_environment(**_HEALTH)
         folder = self._stack.enter_context(private_folder())
-        self._stack.enter_context(_own_address_file(folder))
+        self._stack.enter_context(own_address_file(folder))
         head = {"num_cpus": 0, "object_store_memory": _STORE_BYTES, "include_dashboard": False, "temp_dir": folder}
         self._cluster = Cluster(initialize_head=True, head_node_args=head)
         self._stack.callback(self._cluster.shutdown)
@@ -94,22 +93,6 @@ class LocalCluster:
     def return_head(self) -> None:
         """Start it again, at the same address. In the main thread: Ray's servers die with the thread that started them."""
         self._cluster.head_node.start_gcs_server()
-
-
-@contextlib.contextmanager
-def _own_address_file(folder: str) -> Iterator[None]:
-    """Ray's cluster utility writes down its address where every driver of this machine looks: it would hide a cluster of the
-    user's own, and fails where Ray has never run."""
-    before = os.environ.get("RAY_TMPDIR")
-    os.environ["RAY_TMPDIR"] = folder
-    os.makedirs(os.path.join(folder, "ray"))
-    try:
-        yield
-    finally:
-        if before is None:
-            del os.environ["RAY_TMPDIR"]
-        else:
-            os.environ["RAY_TMPDIR"] = before
 
 
 def _descendants(pid: int) -> list[int]:

@@ -30,7 +30,7 @@ from springtide.on_ray.nodes import where
 from springtide.on_ray.vault import Vaults
 from springtide.parallel import Links, world
 from springtide.store import Folder
-from springtide.stream import Batch, open_data
+from springtide.stream import Batch, RankReader, open_data
 from springtide.track.events import Left
 from springtide.train import Run
 from springtide.train.rehearsal import rehearse
@@ -116,12 +116,11 @@ def _train(job: dict[str, Any]) -> bool:
     device = "cuda" if config.elastic.gpus_per_worker else "cpu"
     here = world(device, context.get_local_rank(), config.parallel.shards)
     data = open_data(config)
-    reader = data.reader(here.rank, here.size)
     global _links
     _links = Links()
     phases_s = {"data": time.perf_counter() - begin}
 
-    def batches(step: int) -> Iterator[Batch]:
+    def batches(reader: RankReader, step: int) -> Iterator[Batch]:
         return feed(reader, reader.plan(step, config.num_steps, int(config.feed.read_bytes)), config.feed)
 
     folder, vaults = _folder(config), None

@@ -7,12 +7,12 @@ import functools
 import math
 import os
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import numpy as np
 
-from springtide.config import Config
+from springtide.config import Config, override
 from springtide.config.data import StreamConfig
 from springtide.config.files import nearest
 from springtide.errors import ConfigError, explain
@@ -62,6 +62,12 @@ class Data:
     def reader(self, rank: int, world_size: int) -> RankReader:
         """What fetches the rows of ``rank``."""
         return RankReader(self, rank, world_size)
+
+    def skipping(self, steps: Iterable[int]) -> Data:
+        """The same, but these steps of the order are jumped over too."""
+        skip = tuple(sorted({*self.order.skip, *steps}))
+        config = override(self.config, {"stream.skip": skip})
+        return dataclasses.replace(self, config=config, order=dataclasses.replace(self.order, skip=skip))
 
     def splits(self, split: str) -> list[SplitReader]:
         """Readers of one split, a corpus each; they keep what they have open."""

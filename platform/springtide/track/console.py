@@ -20,6 +20,7 @@ from springtide.track.events import (
     Left,
     Ready,
     Rejected,
+    RolledBack,
     Sampled,
     Saved,
     SaveFailed,
@@ -141,6 +142,9 @@ def describe(event: Event) -> str:
             done = "it is left out" if event.left_out else "it is trained on"
             usual = f"{event.value:.4g} instead of {event.usual:.4g}, {event.deviations:.0f} deviations"
             return f"step {event.step}: {event.what} {usual}; {done}"
+        case RolledBack():
+            steps = ", ".join(map(str, event.skipped))
+            return f"step {event.step}: ROLLED BACK, {event.reason}; steps {steps} of the order are jumped over from now on"
         case Straggling():
             where = f" on node {event.node[:8]}" if event.node else ""
             return f"step {event.step}: rank {event.rank}{where} is slow, {event.share:.0%} of the others' speed"

@@ -85,6 +85,18 @@ class Spiked(Event):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+class RolledBack(Event):
+    """The run goes back to a checkpoint before a spike; what it starts from is told next."""
+
+    kind: ClassVar[str] = "rolled_back"
+    step: int
+    """The spike's."""
+    skipped: list[int]
+    """Steps of the order that are jumped over from now on."""
+    reason: str
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class Evaluated(Event):
     kind: ClassVar[str] = "evaluated"
     step: int
@@ -245,7 +257,7 @@ class Stopped(Event):
 
 
 _KINDS = (
-    *(Started, StepDone, Spiked, Waited, Straggling, Evaluated, Sampled, Stopped),
+    *(Started, StepDone, Spiked, RolledBack, Waited, Straggling, Evaluated, Sampled, Stopped),
     *(Saved, SaveFailed, SaveSkipped, CadenceSet, SnapshotsSet, Rejected),
     *(Decided, Left, Failed, Ready),
 )

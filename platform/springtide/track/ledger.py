@@ -21,6 +21,7 @@ from springtide.track.events import (
     Left,
     Ready,
     Rejected,
+    RolledBack,
     Saved,
     SaveFailed,
     SaveSkipped,
@@ -136,6 +137,9 @@ class _Book:
             case Left():
                 self._spend("resize", passed_s)
                 self._leave(self._cause or "asked to leave")
+            case RolledBack():
+                self._spend("resize", passed_s)
+                self._leave(f"rolled back: {event.reason}")
             case Evaluated():
                 self._spend("evaluation", passed_s)
             case Saved() | SaveFailed() | SaveSkipped() | CadenceSet() | SnapshotsSet() | Waited() | Rejected():

@@ -7,13 +7,12 @@ import os
 from collections.abc import Iterator
 
 import torch
-import yaml
 
 from springtide import config as configs
 from springtide.errors import ConfigError, explain
 from springtide.parallel import process_group, world
 from springtide.store import Folder
-from springtide.stream import Batch, load, open_data
+from springtide.stream import Batch, RankReader, load, open_data
 from springtide.track.console import Console
 from springtide.track.journal import Journal
 from springtide.train import Run
@@ -36,8 +35,9 @@ def main() -> None:
         )
     folder = Folder(config.run.root) / config.run.id
     if folder.exists(configs.RUN_CONFIG):
-        before = configs.build(yaml.safe_load(folder.read(configs.RUN_CONFIG)))
+        before = configs.parse(folder.read(configs.RUN_CONFIG))
         configs.check_same_run(before, config, options.accept_changes)
+        config = configs.override(config, {"stream.skip": sorted({*config.stream.skip, *before.stream.skip})})
     device = "cuda" if torch.cuda.is_available() and config.elastic.gpus_per_worker else "cpu"
     with process_group(device):
         train(config, folder, device, int(os.environ.get("LOCAL_RANK", "0")))
@@ -47,9 +47,8 @@ def train(config: configs.Config, folder: Folder, device: str, local_rank: int) 
     """Train in this process as one rank of the process group."""
     here = world(device, local_rank, config.parallel.shards)
     data = open_data(config)
-    reader = data.reader(here.rank, here.size)
 
-    def feed(step: int) -> Iterator[Batch]:
+    def feed(reader: RankReader, step: int) -> Iterator[Batch]:
         return load(reader, reader.plan(step, config.num_steps, int(config.feed.read_bytes)))
 
     run = Run(config, here, data, folder)

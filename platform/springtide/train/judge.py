@@ -29,11 +29,18 @@ class Judge:
     def accept(self, loss: float, grad_norm: float) -> bool:
         """Before the update of a step of this loss [nats] and norm."""
         finite, how = math.isfinite(grad_norm), self._optim.on_spike
-        self._spike = self._spikes.find(loss, grad_norm) if finite and how != "off" else None
+        # an overflow of fp16 says nothing of the rows
+        looks = how != "off" and (finite or (how == "rollback" and not self.scale.enabled))
+        self._spike = self._spikes.find(loss, grad_norm) if looks else None
         accepted = finite and (self._spike is None or how == "warn")
         if accepted:
             self._spikes.remember(loss, grad_norm)
         return accepted
+
+    @property
+    def goes_back(self) -> bool:
+        """Whether the step just judged is to be undone, and those before it back to a checkpoint."""
+        return self._spike is not None and self._optim.on_spike == "rollback"
 
     def after(self, step: int, result: StepResult) -> Iterator[Event]:
         """What there is to tell of it. TrainingFailed when too many have been left out, or the very first one of a run."""

@@ -1,38 +1,40 @@
 """The training loop: an iterator of events. It knows nothing of Ray, consoles or trackers; those listen.
 
-feed(step)   -> batches from that step on
-interrupt()  -> what is asked of the loop, looked at once a step
+feed(reader, step) -> batches from that step on
+interrupt()        -> what is asked of the loop, looked at once a step
 """
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
+import itertools
 import random
 import resource
 import secrets
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 
 import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from springtide import config as configs
 from springtide.checkpoint import attempts
-from springtide.checkpoint.layout import Meta
+from springtide.checkpoint.layout import Meta, check_order
 from springtide.checkpoint.load import Restored, restore
 from springtide.checkpoint.memory import Keeper, Memory, restore_from_memory
 from springtide.checkpoint.tensors import named_tensors
 from springtide.config import Config, code_fingerprint, fingerprint
 from springtide.elastic import Interrupt, micro_batches
-from springtide.errors import SpringtideError
+from springtide.errors import SpringtideError, TrainingFailed
 from springtide.model import flops_per_token, num_parameters, skeleton
 from springtide.parallel import World, parallelize
 from springtide.store import Folder
 from springtide.store.digest import of_bytes
-from springtide.stream import Batch, Data, ahead, check, digest
-from springtide.track.events import Evaluated, Event, Left, Rejected, Started, StepDone, Stopped, Waited
+from springtide.stream import Batch, Data, RankReader, ahead, check, digest
+from springtide.track.events import Evaluated, Event, Left, Rejected, RolledBack, Started, StepDone, Stopped, Waited
 from springtide.train.evaluate import evaluate
 from springtide.train.judge import Judge
 from springtide.train.optim import adamw, learning_rate, set_learning_rate
@@ -43,7 +45,7 @@ from springtide.train.snapshots import Snapshots
 from springtide.train.step import StepResult, Tell, train_step
 from springtide.train.weights import initialize
 
-Feed = Callable[[int], Iterator[Batch]]
+Feed = Callable[[RankReader, int], Iterator[Batch]]
 
 
 @dataclasses.dataclass
@@ -70,6 +72,8 @@ class Run:
 
     def __post_init__(self) -> None:
         begin = time.perf_counter()
+        if self.folder.exists(configs.RUN_CONFIG):  # a group before this one may have gone back
+            self.data = self.data.skipping(configs.parse(self.folder.read(configs.RUN_CONFIG)).stream.skip)
         if self.config.parallel.threads:
             torch.set_num_threads(self.config.parallel.threads)
         model = skeleton(self.config.model, self.data.vocab_size, self.data.separator)
@@ -98,11 +102,18 @@ class Run:
 
     def events(self, feed: Feed, interrupt: Callable[[], Interrupt | None]) -> Iterator[Event]:
         """Train to the end of the run, or until asked to stop."""
-        self.attempt = self._claim()
+        begin = time.perf_counter()
+        self.attempt = self._on_first(self._claim)
+        self.phases_s["claim"] = time.perf_counter() - begin
         yield from self._restore()
-        config, last = self.config, self.config.num_steps
         if self.step == 0:
             yield from self._evaluate()
+        while (yield from self._train(feed, interrupt)):
+            yield from self._go_back()
+
+    def _train(self, feed: Feed, interrupt: Callable[[], Interrupt | None]) -> Generator[Event, None, bool]:
+        """To the end of the run, or until asked to stop; or, and it returns True, to a step that must not have been."""
+        config, last = self.config, self.config.num_steps
         losses = attempts.losses(self.folder) if self.world.is_first else 0
         with contextlib.ExitStack() as stack:
             saves = stack.enter_context(Saves(config, self.world, self.folder, self.attempt, losses, self._state))
@@ -117,7 +128,8 @@ class Run:
                 snapshots.before_update()
 
             stopped = False
-            batches = to_device(feed(self.step) if self.step < last else (), self.world.device)
+            reader = self.data.reader(self.world.rank, self.world.size)
+            batches = to_device(feed(reader, self.step) if self.step < last else (), self.world.device)
             clock = time.perf_counter()
             while self.step < last and not stopped:
                 batch, tokens_NL = next(batches)
@@ -128,6 +140,9 @@ class Run:
                 now = time.perf_counter()
                 yield self._done(result, rate, now - clock)
                 yield from self.judge.after(self.step, result)
+                if self.judge.goes_back and not result.interrupts:  # who is asked to end leaves the step out, and ends
+                    yield from saves.settle()
+                    return True
                 stopped = Interrupt.STOP in result.interrupts
                 if self.step == last:
                     yield from self._evaluate()
@@ -135,7 +150,7 @@ class Run:
                     yield from saves.finish(self.step)
                 elif result.interrupts & {Interrupt.LEAVE, Interrupt.EVACUATE}:
                     yield from self._leave(Interrupt.EVACUATE in result.interrupts, saves, snapshots)
-                    return
+                    return False
                 else:
                     yield from saves.after(self.step, result, now - clock)
                     yield from snapshots.after(self.step, result, now - clock)
@@ -149,9 +164,36 @@ class Run:
             attempts.end(self.folder, self.attempt)
         if self.step < last:
             yield Stopped(step=self.step, status="stopped", reason=f"asked to; saved at step {self.step}")
-            return
+            return False
         yield from self._evaluate()
         yield Stopped(step=self.step, status="finished")
+        return False
+
+    def _go_back(self) -> Iterator[Event]:
+        """To the newest checkpoint before a spike. Its step, and those that may have led to it, are jumped over from now on;
+        what is written into the run's config says so to every later group of workers."""
+        optim, order = self.config.optim, self.data.order
+        steps = range(max(0, self.step - 1 - optim.rollback_steps), self.step)
+        skipped = [order.undealt(step) for step in steps]
+        self.data = self.data.skipping(skipped)
+        in_a_row = next(count for count in itertools.count() if skipped[-1] - count not in self.data.order.skip)
+        if in_a_row > optim.max_left_out + optim.rollback_steps:
+            raise TrainingFailed(
+                f"{in_a_row} steps of the order in a row, to {skipped[-1]}, are jumped over because of spikes: look at their "
+                "rows (springtide inspect), lower optim.peak_lr, or raise optim.spike_deviations"
+            )
+        yield RolledBack(step=self.step, skipped=skipped, reason=f"for the spike at step {self.step}")
+        ended, skip = self.attempt, self.data.order.skip
+
+        def claim_anew() -> int:
+            attempts.end(self.folder, ended)
+            check_order(self.folder, self.data.order.identity_at, go_back=True)
+            self.folder.write(configs.RUN_CONFIG, configs.dump(configs.override(self.config, {"stream.skip": skip})))
+            return self._claim()
+
+        self.attempt = self._on_first(claim_anew)
+        self.judge, self._losses_since_save = Judge(self.config), []
+        yield from self._restore(from_memory=False)
 
     def _tell(self, asked: Interrupt | None, saves: Saves, snapshots: Snapshots, pace: Pace) -> Tell:
         return Tell(
@@ -256,16 +298,18 @@ class Run:
 
     def _claim(self) -> int:
         """This group's number; the run is theirs from now on."""
-        begin = time.perf_counter()
+        again, self.owner = bool(self.owner), self.owner or secrets.token_hex(8)
+        return attempts.claim(self.folder, self.owner, again=again).number
+
+    def _on_first(self, function: Callable[[], int]) -> int:
+        """What ``function`` returns on rank 0, or raises there, on every rank."""
         found: list[int | Exception] = [0]
         if self.world.is_first:
             try:
-                owner = self.owner or secrets.token_hex(8)
-                found = [attempts.claim(self.folder, owner, again=bool(self.owner)).number]
+                found = [function()]
             except (SpringtideError, OSError) as error:
                 found = [error]
         dist.broadcast_object_list(found)
-        self.phases_s["claim"] = time.perf_counter() - begin
         if isinstance(found[0], Exception):
             raise found[0]
         return found[0]
@@ -275,14 +319,14 @@ class Run:
             return None
         return Memory(self.keeper, self.attempt, self.world.rank, self.world.size, self.config.checkpoint.stage)
 
-    def _restore(self) -> Iterator[Event]:
-        begin, identity = time.perf_counter(), self.data.order.identity_at
-        found = (
-            restore_from_memory(self.folder, self.keeper, self.model, self.optimizer, identity) if self.keeper else None
-        )
+    def _restore(self, from_memory: bool = True) -> Iterator[Event]:
+        begin, identity, found = time.perf_counter(), self.data.order.identity_at, None
+        if self.keeper and from_memory:
+            found = restore_from_memory(self.folder, self.keeper, self.model, self.optimizer, identity)
         if found is None:
             found = restore(self.folder, self.model, self.optimizer, identity)
         if found is None:
+            self.step = self.tokens = 0
             initialize(self.model)
             self.optimizer.state.clear()  # a snapshot that could not be read to its end
         else:

@@ -98,18 +98,18 @@ class Saves:
             if self._checkpoint.when_busy == "skip" and not asked:  # somebody waits for what was asked for
                 yield SaveSkipped(step=step, reason=f"the save of step {self.last_step} is still being written")
                 return
-            yield from self._settle()
+            yield from self.settle()
         self._begin(step)
 
     def finish(self, step: int) -> Iterator[Event]:
         """Save ``step`` and wait until it is safe; CheckpointError when it cannot be."""
-        yield from self._settle()
+        yield from self.settle()
         if step == self.last_step and self._failed_in_a_row == 0:
             return
         while True:
             self._begin(step)
             failed = self._failed_in_a_row
-            yield from self._settle()
+            yield from self.settle()
             if self._failed_in_a_row <= failed:
                 return
 
@@ -123,7 +123,7 @@ class Saves:
         self._waited_since = self._began
         self._stall_s = time.perf_counter() - begin
 
-    def _settle(self) -> Iterator[Event]:
+    def settle(self) -> Iterator[Event]:
         """Wait, all ranks together, until no save is under way; one that fails ends the wait of all."""
         while True:
             yield from self._hear(self._saver.poll())

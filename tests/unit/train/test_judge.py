@@ -27,23 +27,25 @@ def result(updated: bool) -> StepResult:
     return StepResult(2.0, 1.0, 1, 0, frozenset(), False, False, False, False, False, (), (), updated)
 
 
-@pytest.mark.parametrize(("how", "accepted"), [("off", True), ("warn", True), ("skip", False)])
+@pytest.mark.parametrize(("how", "accepted"), [("off", True), ("warn", True), ("skip", False), ("rollback", False)])
 def test_a_spike_is_told_or_left_out_also_after_a_restart(how: str, accepted: bool) -> None:
     one, other = trained(judge(on_spike=how)), judge(on_spike=how)
     other.load(json.loads(json.dumps(one.state())))
     for each in (one, other):
         assert each.accept(40.0, 1.0) == accepted
+        assert each.goes_back == (how == "rollback")
         told = list(each.after(21, result(accepted)))
         assert len(told) == (how != "off")
         assert not any(event.left_out for event in told if accepted)  # type: ignore[attr-defined]
     assert judge(on_spike=how).accept(40.0, 1.0)  # with nothing to compare with
 
 
-@pytest.mark.parametrize("how", ["off", "warn", "skip"])
+@pytest.mark.parametrize("how", ["off", "warn", "skip", "rollback"])
 def test_a_gradient_that_is_not_finite_never_changes_a_weight(how: str) -> None:
     one = trained(judge(on_spike=how))
     assert not one.accept(4.0, math.inf)
-    assert not one.accept(4.0, math.nan)
+    assert not one.accept(math.nan, math.nan)
+    assert one.goes_back == (how == "rollback")
     assert one.accept(4.0, 1.0)
 
 
