@@ -13,7 +13,7 @@ The map, drawn in the order the data takes:
       |
     stream/       (seed, step) -> the same rows at any world size          batch (G,) -> rank (n, L + 1)
       |
-    model/        plain nn.Module                                          (B, L) -> logits (B, L, V)
+    model/        plain nn.Module, ours or yours                           (B, L) -> logits (B, L, V)
     parallel/     the model laid over a mesh: FSDP2, gradients summed; the links between ranks, to cut them
     elastic/      decisions as values: who trains, when to change that, notices, fitness, micro-steps of uneven workers, cadence
       |
@@ -27,6 +27,7 @@ The map, drawn in the order the data takes:
     runs.py       a run's folder, claimed or opened      verify.py   the proof of what it trained on
     drill.py      real losses on this machine, compared with a run left in peace
     plan.py       what a run would make of a record of spot capacity      show.py     what lies in a folder
+    fit.py        what a device must hold for a step, and what would make it less
     api.py        st.train, st.prepare, st.attach        cli.py      the same for the shell
 
 ``import springtide`` is light: torch and Ray load when something trains.

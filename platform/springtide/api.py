@@ -16,6 +16,7 @@ from springtide.checkpoint.layout import check_order
 from springtide.config import Config
 from springtide.dataset import Progress, open_dataset, rows_text, silent, units_to_make
 from springtide.dataset import prepare as prepare_here
+from springtide.fit import check_fits
 from springtide.runs import Run, claim, open_run
 from springtide.shards import TRAIN, SplitReader
 from springtide.store import Folder
@@ -80,9 +81,12 @@ def train(
     Errors: ConfigError, CorpusError, RunExists before anything starts; TrainingFailed or the worker's own
     SpringtideError later. The run can be resumed after any of them.
     """
-    from springtide.on_ray.cluster import cluster  # Ray and torch load when they are needed
+    from springtide.model import find
+    from springtide.on_ray.cluster import cluster, device_bytes  # Ray and torch load when they are needed
     from springtide.on_ray.trainer import train as train_on_ray
 
+    if config.model.source:
+        find(config.model.source)
     config, run = claim(_absolute(config), resume, accept_changes)
     config = prepare(config, progress)
     data = open_data(config)
@@ -116,6 +120,7 @@ def train(
             with cluster(config, dashboard=dashboard) as address:
                 if address:
                     console.say(f"run {run.id}; Ray dashboard: http://{address}")
+                check_fits(config, data.vocab_size, data.separator, config.elastic.max_workers, device_bytes(config))
                 labels = {"run": config.run.id}
                 train_on_ray(config, run.folder, journal.attempt, labels, attempt.owner, hear)
             if run.finished and config.train.sample_tokens:
@@ -134,12 +139,13 @@ def sample(
 ) -> Sampled:
     """Text that the run's newest checkpoint writes after ``prompt``; ``tokens`` 0 takes the config's length."""
     from springtide.checkpoint.load import load
-    from springtide.model import build
+    from springtide.model import build, make
     from springtide.train.evaluate import generate
 
     config = run.config
     manifest, vocabulary = open_dataset(open_data(config).datasets[0])
-    model = build(config.model, manifest.vocab_size, manifest.separator)
+    begin = make if config.model.source else build
+    model = begin(config.model, manifest.vocab_size, manifest.separator)
     name = run.checkpoints[-1]
     load(run.folder, name, model)
     ids = vocabulary.tokenizer.encode(prompt).ids

@@ -1,4 +1,4 @@
-"""The command line: ``springtide prepare | train | verify | report | inspect | drill | plan | notice``."""
+"""The command line: ``springtide prepare | train | verify | report | inspect | fit | drill | plan | notice``."""
 
 from __future__ import annotations
 
@@ -43,6 +43,9 @@ _EXAMPLES = {
     "plan": """examples:
   springtide plan --trace p3-trace.csv                        # of a day of spot capacity, how much would have been training
   springtide plan --trace p3-trace.csv --times 8 --notice 0   # on eight times the nodes, without notices""",
+    "fit": """examples:
+  springtide fit --recipe llama3_8b --workers 16 --vocabulary 128256
+  springtide fit --recipe gpu_1b --workers 8 --parallel.recompute full --json""",
     "notice": """examples:
   springtide notice --in 25                     # in a preStop hook of Kubernetes
   trap 'springtide notice --in 60' TERM         # in an sbatch script with --signal=B:TERM@60""",
@@ -219,6 +222,21 @@ def _plan(options: argparse.Namespace) -> int:
     return 0
 
 
+def _fit(options: argparse.Namespace) -> int:
+    from springtide.fit import fit, gigabytes
+
+    config = config_of(options)
+    separator = 0 if config.shards.separate_documents else None
+    found = fit(config, options.vocabulary or config.corpus.vocab_size, separator, options.workers)
+    if options.json:
+        print(json.dumps(found))
+        return 0
+    print(f"of tensors, on each of {options.workers} workers, in a step:")
+    for words, size in found.items():
+        print(f"  {gigabytes(size):>10}  {words}")
+    return 0
+
+
 def _notice(options: argparse.Namespace) -> int:
     file = Path(options.file or Config().elastic.notice_file)
     if not 0 <= options.left_s < math.inf:
@@ -288,6 +306,11 @@ def _parser() -> argparse.ArgumentParser:
     sub.add_argument("--json", action="store_true", help="print one JSON object")
     sub = command("report", _report, "Say where the time of a run went, and what its restarts cost.")
     sub.add_argument("run", help="the run's folder")
+    sub.add_argument("--json", action="store_true", help="print one JSON object")
+    sub = command("fit", _fit, "Say what a worker's device must hold for a step, and what would make it less.")
+    _add_config(sub)
+    sub.add_argument("--workers", metavar="N", type=int, default=1, help="that train")
+    sub.add_argument("--vocabulary", metavar="N", type=int, default=0, help="ids; 0 takes corpus.vocab_size")
     sub.add_argument("--json", action="store_true", help="print one JSON object")
     _add_elastic(command)
     sub = command("inspect", _inspect, "Show what a run, a checkpoint or a dataset holds.")

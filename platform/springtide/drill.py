@@ -97,7 +97,7 @@ SCENARIOS: dict[str, Callable[..., Scenario]] = {
     "hang": lambda *_: Scenario(2, (Act(40, "hang"),), 60, "a worker's process stands still, and answers nobody"),
     "resize": lambda *_: Scenario(
         8,
-        (Act(15, "drain", 3), Act(35, "add", 2, 5), Act(60, "add", 1, 7), Act(80, "kill", 1, 8)),
+        (Act(15, "drain", 3, 8), Act(35, "add", 2, 5), Act(60, "add", 1, 7), Act(80, "kill", 1, 8)),
         230,
         "8 -> 5 -> 7 -> 8 -> 7 workers: three go with a notice, two join, another joins, one goes without",
     ),
@@ -144,8 +144,8 @@ def drill(name: str, say: Say, seed: int = 0, faults: int = 20, trace: str = "",
     number, ``trace`` the file of the latter; ``keep`` is a folder that the two runs stay in.
 
     Returns ``gaps_s`` and ``steps_lost`` of each restart, ``digests_match``, ``loss_max_abs_diff`` against the twin,
-    ``goodput``, ``events``, what was left in the cluster, and ``ok``; for a trace also what the simulator makes of what
-    happened. ConfigError for a scenario that is not known, or a file that is no trace.
+    ``goodput``, ``events``, what was left in the cluster, what of the scenario was ``left_undone``, and ``ok``; for a trace
+    also what the simulator makes of what happened. ConfigError for a scenario that is not known, or a file that is no trace.
     """
     if name not in SCENARIOS:
         raise ConfigError(explain("scenario", name, "is not known", f"one of {', '.join(SCENARIOS)}"))
@@ -187,6 +187,10 @@ def _drill(scenario: Scenario, config: Config, say: Say) -> dict[str, Any]:
         stage.end()
         left = leftovers()
     found = compare(run, twin, stage.told, left)
+    found["left_undone"] = [_words(act) for act in stage.to_come]
+    if found["left_undone"]:  # a drill that did not take place shows nothing
+        found["ok"] = False
+        tell(f"NOT DONE, because training was over: {', '.join(found['left_undone'])}")
     if scenario.most:
         found["predicted_goodput"] = round(predict(scenario, run, twin, stage.told), 4)
     return found
@@ -196,15 +200,15 @@ class _Stage:
     """Does what a scenario says when its steps come, in the thread that hears of them: training goes on meanwhile."""
 
     def __init__(self, cluster: Any, acts: tuple[Act, ...], notice_file: str, tell: Say) -> None:
-        self._cluster, self._acts, self._tell = cluster, list(acts), tell
+        self._cluster, self.to_come, self._tell = cluster, list(acts), tell
         self._notice_file = notice_file
         self._doomed: dict[str, threading.Timer] = {}
         self.told: list[dict[str, Any]] = []
 
     def reach(self, step: int, workers: int) -> None:
         """So many ``workers`` have done ``step``."""
-        while self._acts and self._acts[0].step <= step and self._acts[0].workers in (0, workers):
-            act = self._acts.pop(0)
+        while self.to_come and self.to_come[0].step <= step and self.to_come[0].workers in (0, workers):
+            act = self.to_come.pop(0)
             for _ in range(act.nodes):
                 self._do(act.what, step)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import random
 import signal
+import statistics
 import subprocess
 import sys
 import time
@@ -28,6 +29,8 @@ from springtide.stream import Batch, RankReader, load, open_data
 from springtide.track.events import Event, Started
 from springtide.track.journal import Journal
 from springtide.train import Run, train_step
+from springtide.train.memory import Meter
+from springtide.train.optim import adamw
 from springtide.train.weights import initialize
 
 
@@ -113,7 +116,7 @@ def train_with_a_slow_device(world: World, config: Config, slow: int, nodes: lis
 def gradients(world: World, config: Config, tokens: np.ndarray, micro_batch: int) -> dict[str, torch.Tensor]:
     """The full gradients of one step over ``tokens`` (G, L + 1), shared out by the order's lanes, unclipped."""
     model = parallelize(skeleton(config.model, 257), config.parallel, world)
-    initialize(model)
+    initialize(model, config.model, 257)
     kept: dict[str, torch.Tensor] = {}
 
     class Keep(torch.optim.SGD):
@@ -215,3 +218,27 @@ def train_with_dropout(world: World, config: Config, stop_at: int = 0) -> list[E
 
     Run.__post_init__ = made  # type: ignore[method-assign]
     return train(world, config, stop_at)
+
+
+def memory(world: World, config: Config, vocab_size: int) -> float:
+    """Most bytes of tensors that this rank holds at once in a usual step of the config, by the allocator's account."""
+    _memory(world, config, 64)  # what libraries take for themselves the first time
+    return _memory(world, config, vocab_size)
+
+
+def _memory(world: World, config: Config, vocab_size: int) -> float:
+    rows = -(-config.stream.global_batch // world.size)
+    rows_NL = torch.randint(1, vocab_size, (rows, config.shards.sequence_length + 1))
+    parts = micro_batches([1] * rows, 1, rows, config.train.micro_batch, by_lane=False)
+    here = parallel.world("cpu", 0, config.parallel.shards)
+    with Meter(world.device) as meter:
+        model = parallelize(skeleton(config.model, vocab_size, 0), config.parallel, here)
+        initialize(model, config.model, vocab_size)
+        optimizer = adamw(model, config.optim)
+        most = []
+        for _ in range(4):
+            tokens = rows_NL.numel()
+            train_step(model, optimizer, rows_NL, 0, here, micro_batches=parts, tokens_per_step=tokens, clip_norm=1.0)
+            most.append(meter.lap())
+    # how far gloo's threads are with what they send differs from step to step
+    return statistics.median(most[1:])

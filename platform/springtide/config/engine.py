@@ -15,6 +15,9 @@ from springtide.errors import explain
 class ModelConfig(Section):
     """A decoder; its options span Llama, Qwen and Gemma."""
 
+    source: str = ""
+    """A function that returns a model of one's own, ``package.module:function``, see ``springtide.model.source``; empty is the
+    decoder that the rest of this section describes [name]."""
     num_layers: int = Field(6, ge=1)
     """Decoder blocks [blocks]."""
     dim: int = Field(192, ge=2)

@@ -2,5 +2,17 @@
 
 from springtide.model.decoder import Decoder, Past, build, flops_per_token, initial, num_parameters, skeleton
 from springtide.model.loss import NOT_PREDICTED
+from springtide.model.source import find, make
 
-__all__ = ["NOT_PREDICTED", "Decoder", "Past", "build", "flops_per_token", "initial", "num_parameters", "skeleton"]
+__all__ = [
+    "NOT_PREDICTED",
+    "Decoder",
+    "Past",
+    "build",
+    "find",
+    "flops_per_token",
+    "initial",
+    "make",
+    "num_parameters",
+    "skeleton",
+]

@@ -265,15 +265,18 @@ def initial(config: ModelConfig, name: str, shape: tuple[int, ...], begin: int, 
     return rows[begin - first * _INIT_ROWS : end - first * _INIT_ROWS]
 
 
-def flops_per_token(model: Decoder, sequence_length: int) -> float:
+def flops_per_token(model: nn.Module, sequence_length: int) -> float:
     """Model FLOPs to train on one token, forward and backward.
 
     6 for each weight that multiplies (the head counts, the embedding's look-up does not) plus the causal half of
     attention's two matmuls, 6 * layers * length * width of all heads (Chowdhery et al., PaLM, 2022, appendix B, halved for
-    the mask).
+    the mask). Of a model that is not ours the attention is not known, and not counted.
     """
+    looked_up = {id(module.weight) for module in model.modules() if isinstance(module, nn.Embedding)}
+    matmul = sum(p.numel() for p in model.parameters() if p.dim() >= 2 and id(p) not in looked_up)
+    if not isinstance(model, Decoder):
+        return 6.0 * matmul
     config = model.config
-    matmul = sum(p.numel() for name, p in model.named_parameters() if p.dim() == 2 and "embedding" not in name)
     if config.tied_head:
         matmul += model.head.weight.numel()
     return 6.0 * matmul + 6.0 * config.num_layers * sequence_length * config.num_heads * config.head_width

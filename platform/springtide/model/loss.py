@@ -6,6 +6,8 @@ Shape suffixes: N tokens, D width, V ids.
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -73,6 +75,17 @@ def head_loss(hidden_ND: Tensor, head_VD: Tensor, wanted_N: Tensor, z_weight: fl
     """
     total, nats = _HeadLoss.apply(hidden_ND, head_VD, wanted_N, z_weight)
     return total, nats
+
+
+@contextlib.contextmanager
+def logits_as_on(device_type: str) -> Iterator[None]:
+    """Have the CPU make as many at once as another device would: to foretell what that one holds."""
+    before = _LOGITS_AT_ONCE["cpu"]
+    _LOGITS_AT_ONCE["cpu"] = _LOGITS_AT_ONCE[device_type]
+    try:
+        yield
+    finally:
+        _LOGITS_AT_ONCE["cpu"] = before
 
 
 def _at_once(head_VD: Tensor) -> int:

@@ -20,6 +20,8 @@ from springtide.config import Config
 from springtide.errors import ConfigError, explain
 from springtide.on_ray import reaper
 
+_DEVICE_GB = {"V100": 32, "T4": 16, "L4": 24, "A10G": 24, "L40S": 48, "A100": 80, "H100": 80, "H200": 141, "B200": 180}
+"""Most that devices of Ray's names for them have, by their makers' data sheets [GB]."""
 _RAY_FOLDER = "RAY_TMPDIR"
 _PREFIX = "springtide-ray-"
 _STORE_BYTES = 512 * 2**20
@@ -108,6 +110,21 @@ def own_address_file(folder: str) -> Iterator[None]:
             del os.environ[_RAY_FOLDER]
         else:
             os.environ[_RAY_FOLDER] = before
+
+
+def device_bytes(config: Config) -> int:
+    """What the largest device of the cluster has for one worker; 0 where that is not known [bytes]."""
+    elastic = config.elastic
+    nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
+    if elastic.gpus_per_worker:
+        kinds = [kind for node in nodes for kind in _DEVICE_GB if f"accelerator_type:{kind}" in node]
+        return int(max((_DEVICE_GB[kind] for kind in kinds), default=0) * 1e9 * min(1.0, elastic.gpus_per_worker))
+
+    def share(node: dict[str, float]) -> int:
+        workers = max(1, min(elastic.max_workers, int(node.get("CPU", 0) // elastic.cpus_per_worker)))
+        return int(node.get("memory", 0)) // workers
+
+    return max((share(node) for node in nodes if node.get("CPU", 0) >= elastic.cpus_per_worker), default=0)
 
 
 def check_resources(config: Config) -> None:

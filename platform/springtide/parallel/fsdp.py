@@ -23,21 +23,23 @@ _TYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16, 
 _CONFIG = "laid_out_by"
 
 
-def parallelize(model: Decoder, config: ParallelConfig, world: World) -> Decoder:
-    """Lay ``model``, which is on the meta device, over the world, in place; nothing is in its weights yet. The order matters:
-    what wraps a block, the block, then what is left in the root."""
+def parallelize(model: nn.Module, config: ParallelConfig, world: World) -> nn.Module:
+    """Lay ``model`` over the world, in place; of one on the meta device nothing is in the weights yet. The order matters: what
+    wraps a block, the block, then what is left in the root."""
     policy = MixedPrecisionPolicy(param_dtype=_TYPES[config.precision], reduce_dtype=_TYPES[config.reduction])
     reshard = config.strategy == "zero3"
-    for index, block in enumerate(model.blocks):
+    blocks = getattr(model, "blocks", nn.ModuleList())
+    for index, block in enumerate(blocks):
         if config.recompute != "none":
-            model.blocks[index] = recomputed(block, config.recompute)
+            blocks[index] = recomputed(block, config.recompute)
         if config.compile:
-            model.blocks[index].compile()
-        fully_shard(model.blocks[index], mesh=world.mesh, mp_policy=policy, reshard_after_forward=reshard)
+            blocks[index].compile()
+        fully_shard(blocks[index], mesh=world.mesh, mp_policy=policy, reshard_after_forward=reshard)
     # the root is needed first in backward, right after forward: freeing it would only fetch it again
     fully_shard(model, mesh=world.mesh, mp_policy=policy, reshard_after_forward=False)
     setattr(model, _CONFIG, config)
-    model.place(world.device)
+    if isinstance(model, Decoder):
+        model.place(world.device)
     for module in model.modules():
         if isinstance(module, FSDPModule):
             # gradients are summed, not averaged: the loss is already divided by the tokens of the whole step

@@ -65,19 +65,26 @@ def _evaluate(
 
 @torch.no_grad()
 def generate(
-    model: Decoder, prompt: list[int], length: int, max_context: int, vocab_size: int, temperature: float, seed: int
+    model: nn.Module, prompt: list[int], length: int, max_context: int, vocab_size: int, temperature: float, seed: int
 ) -> list[int]:
     """``length`` ids after ``prompt``, drawn at ``temperature``; the same for a seed. Not sharded: one process. Of a text that
-    outgrows ``max_context`` the later half is read anew."""
+    outgrows ``max_context`` the later half is read anew; a model that is not ours keeps nothing of what it has read."""
     generator = torch.Generator().manual_seed(seed)
-    ids, new, past = list(prompt), prompt[-max_context:], Past(len(model.blocks))
-    seen = 0
+    ids, new, past, seen = list(prompt), prompt[-max_context:], _past(model), 0
     model.eval()
     for _ in range(length):
         if seen + len(new) > max_context:
-            new, past, seen = ids[-max(1, max_context // 2) :], Past(len(model.blocks)), 0
-        logits = model(torch.tensor([new]), past=past)[0, -1, :vocab_size].float()
-        seen += len(new)
+            new, past, seen = ids[-max(1, max_context // 2) :], _past(model), 0
+        if past is None:
+            logits_V = model(torch.tensor([ids[-max_context:]]))[0, -1]
+        else:
+            logits_V = model(torch.tensor([new]), past=past)[0, -1]
+            seen += len(new)
+        logits = logits_V[:vocab_size].float()
         new = [int(torch.multinomial(torch.softmax(logits / temperature, dim=-1), 1, generator=generator))]
         ids += new
     return ids[len(prompt) :]
+
+
+def _past(model: nn.Module) -> Past | None:
+    return Past(len(model.blocks)) if isinstance(model, Decoder) else None

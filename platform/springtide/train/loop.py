@@ -29,7 +29,7 @@ from springtide.checkpoint.tensors import named_tensors
 from springtide.config import Config, code_fingerprint, fingerprint
 from springtide.elastic import Interrupt, micro_batches
 from springtide.errors import SpringtideError, TrainingFailed
-from springtide.model import flops_per_token, num_parameters, skeleton
+from springtide.model import flops_per_token, make, num_parameters
 from springtide.parallel import World, parallelize
 from springtide.store import Folder
 from springtide.store.digest import of_bytes
@@ -76,7 +76,7 @@ class Run:
             self.data = self.data.skipping(configs.parse(self.folder.read(configs.RUN_CONFIG)).stream.skip)
         if self.config.parallel.threads:
             torch.set_num_threads(self.config.parallel.threads)
-        model = skeleton(self.config.model, self.data.vocab_size, self.data.separator)
+        model = make(self.config.model, self.data.vocab_size, self.data.separator)
         self.flops_per_token = flops_per_token(model, self.data.sequence_length)
         self.num_parameters = num_parameters(model)
         self.model = parallelize(model, self.config.parallel, self.world)
@@ -327,7 +327,7 @@ class Run:
             found = restore(self.folder, self.model, self.optimizer, identity)
         if found is None:
             self.step = self.tokens = 0
-            initialize(self.model)
+            initialize(self.model, self.config.model, self.data.vocab_size, self.data.separator)
             self.optimizer.state.clear()  # a snapshot that could not be read to its end
         else:
             self.step, self.tokens = found.meta.step, found.meta.tokens

@@ -32,7 +32,8 @@ def rehearse(config: Config) -> Health:
     with _alone("cuda" if config.elastic.gpus_per_worker else "cpu") as here:
         if config.parallel.threads:
             torch.set_num_threads(config.parallel.threads)
-        _step(config, here)
+        if not config.model.source:  # that of a user's may be large
+            _step(config, here)
         peak_flops(here.device)
         return examine(here.device)
 
@@ -40,7 +41,7 @@ def rehearse(config: Config) -> Health:
 def _step(config: Config, here: World) -> None:
     small = config.model.model_copy(update={"num_layers": 1})
     model = parallelize(skeleton(small, _VOCABULARY, None), config.parallel, here)
-    initialize(model)
+    initialize(model, small, _VOCABULARY)
     optimizer = adamw(model, config.optim, fused=config.parallel.reduction != "fp64" or here.device.type != "cpu")
     length = min(_LENGTH, config.model.max_sequence_length)
     rows_NL = torch.randint(_VOCABULARY, (_ROWS, length + 1), device=here.device)

@@ -93,18 +93,8 @@ def train_step(
     ``micro_batches`` are slices of its rows, as many on every rank, ``digest`` is of its sample ids. ``accept`` says of the
     step's loss and gradient norm, the same on every rank, whether the weights are to change. ``before_update`` is called before
     one does: whoever copies them waits there."""
-    loss_sum = torch.zeros((), dtype=torch.float64, device=world.device)
-    num_tokens = torch.zeros((), dtype=torch.float64, device=world.device)
-
-    for index, rows in enumerate(micro_batches):
-        set_gradient_sync(model, index == len(micro_batches) - 1)
-        part_BL = tokens_NL[rows]
-        total, nats = token_loss(model, part_BL, world, z_weight)
-        # divided by the tokens a full step has, known beforehand; the true count corrects it below
-        (total * (loss_scale / tokens_per_step)).backward()
-        loss_sum += nats
-        num_tokens += predicted(part_BL, separator_of(model)).sum()
-
+    # divided by the tokens a full step has, known beforehand; the true count corrects it below
+    loss_sum, num_tokens = accumulate(model, tokens_NL, world, micro_batches, loss_scale / tokens_per_step, z_weight)
     gradients = local_gradients(model)
     sums = torch.stack([loss_sum, num_tokens, square_norm(gradients).to(world.device) / world.copies])
     agreed = _agree(sums, digest, tell, world)
@@ -118,6 +108,28 @@ def train_step(
         optimizer.step()
     optimizer.zero_grad(set_to_none=True)
     return agreed._replace(grad_norm=grad_norm, updated=updated)
+
+
+def accumulate(
+    model: nn.Module,
+    tokens_NL: Tensor,
+    world: World,
+    micro_batches: Sequence[slice],
+    loss_weight: float,
+    z_weight: float,
+) -> tuple[Tensor, Tensor]:
+    """Forward and backward; gradients are of the loss times ``loss_weight``. Returns this rank's loss [nats] and its tokens,
+    float64 scalars."""
+    loss_sum = torch.zeros((), dtype=torch.float64, device=world.device)
+    num_tokens = torch.zeros((), dtype=torch.float64, device=world.device)
+    for index, rows in enumerate(micro_batches):
+        set_gradient_sync(model, index == len(micro_batches) - 1)
+        part_BL = tokens_NL[rows]
+        total, nats = token_loss(model, part_BL, world, z_weight)
+        (total * loss_weight).backward()
+        loss_sum += nats
+        num_tokens += predicted(part_BL, separator_of(model)).sum()
+    return loss_sum, num_tokens
 
 
 def token_loss(model: nn.Module, rows_BL: Tensor, world: World, z_weight: float = 0.0) -> tuple[Tensor, Tensor]:

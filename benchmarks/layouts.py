@@ -1,0 +1,173 @@
+"""Every layout of the model: what it learns in 30 steps against float32 on one worker, and what a worker holds for it.
+
+Two real processes over gloo, one after the other through strategy x precision x recompute, on the same rows. Predicted bytes
+are those of ``springtide fit``; measured is the most that torch's allocator had out at once in the median step. On a GPU the
+same table has other figures; without one it shows that layouts agree, and that bytes are foretold.
+
+    python benchmarks/layouts.py [--quick] [--json] [--steps 30]
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from typing import Any
+
+import claims
+import torch
+
+import springtide as st
+from springtide.config import Config, build
+from springtide.parallel import process_group, world
+from springtide.store import Folder
+from springtide.stream import Batch, RankReader, load, open_data
+from springtide.track.events import StepDone
+from springtide.train import Run
+from springtide.train.memory import Meter, predicted_bytes
+
+STRATEGIES, PRECISIONS, RECOMPUTES = (
+    ("ddp", "zero1", "zero2", "zero3"),
+    ("fp32", "bf16", "fp16"),
+    ("none", "selective", "full"),
+)
+TOLERANCES = {"fp32": 5e-5, "bf16": 0.05, "fp16": 0.01}
+"""Of the loss after the last step [nats]."""
+WORKERS = 2
+
+
+def config_of(folder: str, steps: int) -> Config:
+    """Wide enough that a block's weights and activations both count."""
+    changes = {
+        "run.root": f"{folder}/runs",
+        "shards.root": f"{folder}/datasets",
+        "model.num_layers": 6,
+        "model.dim": 192,
+        "model.ffn_dim": 768,
+        "stream.global_batch": 8,
+        "train.micro_batch": 2,
+        "train.total": steps * 8 * st.recipes.demo().shards.sequence_length,
+        "train.eval_rows": 0,
+        "optim.warmup": 0,
+        "optim.peak_lr": 1e-3,
+        "checkpoint.every_steps": 0,
+        "parallel.reduction": "fp32",
+        "parallel.threads": 1,
+        "elastic.max_workers": WORKERS,
+    }
+    return st.prepare(st.override(st.recipes.demo(), changes))
+
+
+def rank(configs: list[dict[str, Any]], workers: int) -> None:
+    """What each process of a group does: all cells in turn; rank 0 prints a line for each."""
+    with process_group("cpu"):
+        warm_up = {
+            **configs[0],
+            "run": {**configs[0]["run"], "id": f"warm-up-{workers}"},
+        }  # what libraries take for themselves
+        for told in [warm_up, *configs]:
+            config = build(told)
+            with Meter(torch.device("cpu")) as meter:
+                here = world("cpu", 0, config.parallel.shards)
+                run = Run(config, here, open_data(config), Folder(config.run.root) / config.run.id)
+                found = {"id": config.run.id, **_train(run, meter)}
+                del run
+            if here.is_first:
+                print(json.dumps(found), flush=True)
+
+
+def _train(run: Run, meter: Meter) -> dict[str, float]:
+    def feed(reader: RankReader, step: int) -> Iterator[Batch]:
+        return load(reader, reader.plan(step, run.config.num_steps, 2**16))
+
+    losses, most = [], []
+    for event in run.events(feed, lambda: None):
+        if isinstance(event, StepDone):
+            losses.append(event.loss)
+            most.append(meter.lap())
+    return {"loss": losses[-1], "bytes": statistics.median(most[1:])}
+
+
+def together(configs: list[Config], workers: int) -> dict[str, dict[str, float]]:
+    """What each config did, by its run's id."""
+    told = json.dumps([config.model_dump(mode="json") for config in configs])
+    environment = {"WORLD_SIZE": str(workers), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(29650 + workers)}
+    processes = [
+        subprocess.Popen(
+            [sys.executable, __file__, "--rank"],
+            env=os.environ | environment | {"RANK": str(number)},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        for number in range(workers)
+    ]
+    for process in processes:
+        assert process.stdin is not None
+        process.stdin.write(told)
+        process.stdin.close()
+    assert processes[0].stdout is not None
+    found = [json.loads(line) for line in processes[0].stdout if line.startswith("{")]
+    if any(process.wait() for process in processes):
+        raise RuntimeError("a rank failed")
+    return {one.pop("id"): one for one in found}
+
+
+def main() -> None:
+    """Print the table and the claims."""
+    options = claims.options(__doc__, rounds=1, steps=(30, 6))
+    cells = list(itertools.product(STRATEGIES, PRECISIONS, RECOMPUTES))[:: 7 if options.quick else 1]
+    with tempfile.TemporaryDirectory() as folder:
+        base = config_of(folder, int(options.steps))
+        configs = {
+            cell: st.override(base, {"run.id": "-".join(cell), **dict(zip(_FIELDS, cell, strict=True))})
+            for cell in cells
+        }
+        alone = together([st.override(base, {"run.id": "alone"})], 1)["alone"]["loss"]
+        found = together(list(configs.values()), WORKERS)
+        data = open_data(base)
+        predicted = {
+            cell: predicted_bytes(config, data.vocab_size, data.separator, WORKERS) for cell, config in configs.items()
+        }
+    print(f"float32 on one worker: loss {alone:.5f} after {options.steps:.0f} steps\n")
+    print("| strategy | precision | recompute | loss - that | tolerance | predicted | measured | ratio |")
+    print("|---|---|---|---|---|---|---|---|")
+    apart, ratios = [], []
+    for cell in cells:
+        one = found["-".join(cell)]
+        apart.append(abs(one["loss"] - alone) / TOLERANCES[cell[1]])
+        ratios.append(predicted[cell] / one["bytes"])
+        print(
+            f"| {' | '.join(cell)} | {one['loss'] - alone:+.6f} | {TOLERANCES[cell[1]]:g} | {predicted[cell] / 2**20:.1f} MiB "
+            f"| {one['bytes'] / 2**20:.1f} MiB | {ratios[-1]:.3f} |"
+        )
+    off = max(abs(ratio - 1.0) for ratio in ratios)
+    claims.show(
+        options,
+        [
+            claims.claim(
+                "layouts_loss_over_tolerance",
+                max(apart),
+                1.0,
+                "lower",
+                dict(zip(map("-".join, cells), apart, strict=True)),
+            ),
+            claims.claim(
+                "bytes_predicted_off", off, 0.1, "lower", dict(zip(map("-".join, cells), ratios, strict=True))
+            ),
+        ],
+    )
+
+
+_FIELDS = ("parallel.strategy", "parallel.precision", "parallel.recompute")
+
+if __name__ == "__main__":
+    if sys.argv[1:] == ["--rank"]:
+        rank(json.load(sys.stdin), int(os.environ["WORLD_SIZE"]))
+    else:
+        main()

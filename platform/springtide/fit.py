@@ -1,0 +1,82 @@
+"""What a worker's device must hold for a step, and which settings would make it less."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from springtide import config as configs
+from springtide.config import Config
+from springtide.errors import ConfigError, explain
+
+_REMEDIES: dict[str, dict[str, Any]] = {
+    "parallel.recompute = full": {"parallel.recompute": "full"},
+    "train.micro_batch = 1": {"train.micro_batch": 1},
+    "parallel.strategy = zero3 over all": {"parallel.strategy": "zero3", "parallel.shard_workers": 0},
+    "parallel.precision = bf16": {"parallel.precision": "bf16", "parallel.reduction": "fp32"},
+}
+_TOGETHER = "all of these"
+_MORE_WORKERS = (2, 4, 8)
+_PLENTY = 8
+"""A device that has so many times the bound needs no closer look."""
+
+
+def fit(config: Config, vocab_size: int, separator: int | None, workers: int) -> dict[str, int]:
+    """Bytes a worker holds as configured, and after each change that may help, in words: all are predicted, see
+    ``train.memory``."""
+    from springtide.train.memory import predicted_bytes
+
+    before = configs.flatten(config)
+    remedies = {
+        words: changes
+        for words, changes in _REMEDIES.items()
+        if any(before[name] != value for name, value in changes.items())
+    }
+    if len(remedies) > 1:
+        remedies[_TOGETHER] = {name: value for changes in remedies.values() for name, value in changes.items()}
+    found = {"as configured": predicted_bytes(config, vocab_size, separator, workers)}
+    for words, changes in remedies.items():
+        found[words] = predicted_bytes(configs.override(config, changes), vocab_size, separator, workers)
+    for times in _MORE_WORKERS:
+        if workers * times <= config.stream.num_lanes and not config.parallel.shard_workers:
+            found[f"{workers * times} workers"] = predicted_bytes(config, vocab_size, separator, workers * times)
+    return found
+
+
+def check_fits(config: Config, vocab_size: int, separator: int | None, workers: int, device_bytes: int) -> None:
+    """ConfigError, with what would help, when a step of ``workers`` workers needs more than ``device_bytes`` of each."""
+    from springtide.train.memory import predicted_bytes
+
+    if not device_bytes or _bound(config, vocab_size) * _PLENTY < device_bytes:
+        return
+    needed = predicted_bytes(config, vocab_size, separator, workers)
+    if needed <= device_bytes:
+        return
+    found = fit(config, vocab_size, separator, workers)
+    helps = [f"{words} ({gigabytes(size)})" for words, size in found.items() if size <= device_bytes]
+    least = min(found, key=lambda words: found[words])
+    nearly = f"nothing alone: {least} still needs {gigabytes(found[least])}; take a smaller model or larger devices"
+    raise ConfigError(
+        explain(
+            "model",
+            f"{config.model.num_layers} layers of {config.model.dim}",
+            f"needs {gigabytes(needed)} on each of {workers} workers, {gigabytes(needed - device_bytes)} more than the "
+            f"{gigabytes(device_bytes)} that each has",
+            f"what would fit: {' or '.join(helps) or nearly}",
+        )
+    )
+
+
+def _bound(config: Config, vocab_size: int) -> int:
+    """No step needs more, whatever the layout: at most 32 bytes a weight, and every activation in fp32 [bytes]."""
+    model, length = config.model, config.shards.sequence_length
+    rows = min(config.train.micro_batch, config.stream.global_batch)
+    heads = (model.num_heads + 2 * model.num_kv_heads) * model.head_width
+    block = model.dim * (heads + model.num_heads * model.head_width + 3 * model.ffn_dim)
+    activations = 20 * model.dim + 10 * model.ffn_dim + 6 * heads + 2 * length
+    weights = model.num_layers * block + 2 * vocab_size * model.dim
+    return 32 * weights + 4 * rows * length * model.num_layers * activations + 2**28
+
+
+def gigabytes(size: int) -> str:
+    """For people."""
+    return f"{size / 1e9:.3g} GB"

@@ -1,0 +1,96 @@
+"""Any nn.Module trains as ours does: sharded, resized, saved, sampled."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from loops import train, train_laid_out
+
+from springtide import api
+from springtide import config as configs
+from springtide.config import Config
+from springtide.dataset import prepare
+from springtide.errors import ConfigError
+from springtide.model import find, make
+from springtide.store import Folder
+from springtide.track.events import Event, Started, StepDone
+from springtide.train.memory import predicted_bytes
+
+pytestmark = pytest.mark.distributed
+Ranks = Callable[..., list[Any]]
+STEPS = 20
+
+
+@pytest.fixture(scope="module")
+def config(tmp_path_factory: pytest.TempPathFactory) -> Config:
+    root = tmp_path_factory.mktemp("own")
+    changes = {
+        "model.source": "own_model:build",
+        "model.num_layers": 2,
+        "run.root": f"{root}/runs",
+        "shards.root": f"{root}/datasets",
+        "corpus.max_files": 20,
+        "train.total": STEPS * 12 * 64,
+        "train.eval_rows": 0,
+        "checkpoint.every_steps": 0,
+    }
+    return prepare(configs.override(configs.recipes.tiny(), changes))
+
+
+def losses(events: list[Event]) -> list[float]:
+    return [event.loss for event in events if isinstance(event, StepDone)]
+
+
+def test_a_model_of_ones_own_learns_the_same_on_any_workers_and_writes(config: Config, ranks: Ranks) -> None:
+    [alone] = ranks(1, train, configs.override(config, {"run.id": "alone"}))
+    assert isinstance(alone[0], Started)
+    assert alone[0].flops_per_token > 0
+    assert losses(alone)[-1] < losses(alone)[0] - 0.3
+
+    changed = configs.override(config, {"run.id": "resized", "parallel.recompute": "full"})
+    first = ranks(3, train, changed, 8)[0]
+    second = ranks(2, train_laid_out, configs.override(changed, {"parallel.strategy": "zero1"}))[0]
+    assert losses(first + second) == pytest.approx(losses(alone), abs=5e-5)
+
+    folder = Folder(changed.run.root) / "resized"
+    folder.write(configs.RUN_CONFIG, configs.dump(changed))
+    assert len(api.sample(api.attach(folder.url), tokens=5).text) >= 1
+
+
+def test_what_returns_no_logits_ends_with_what_it_returned(config: Config, ranks: Ranks) -> None:
+    changed = configs.override(config, {"run.id": "headless", "model.source": "own_model:headless"})
+    with pytest.raises(AssertionError, match=r"TrainingFailed: the model returned .* return logits \(6, 64, ids\)"):
+        ranks(1, train, changed)
+
+
+@pytest.mark.parametrize(
+    ("source", "problem"),
+    [
+        ("own_model", "is not package.module:function"),
+        ("own_modle:build", "cannot be imported"),
+        ("own_model:bulid", "cannot be imported"),
+        ("own_model:__name__", "is no function"),
+    ],
+)
+def test_a_source_that_is_none_is_told_before_anything_starts(
+    config: Config, tmp_path: Path, source: str, problem: str
+) -> None:
+    changed = configs.override(config, {"model.source": source, "run.root": str(tmp_path)})
+    with pytest.raises(ConfigError, match=f"model.source = '{source}': {problem}"):
+        api.train(changed)
+    assert not list(tmp_path.iterdir())
+
+
+def test_what_returns_no_module_is_told(config: Config) -> None:
+    model = config.model.model_copy(update={"source": "own_model:nothing"})
+    with pytest.raises(ConfigError, match=r"returned a NoneType; return an nn.Module"):
+        make(model, 257)
+    assert callable(find("own_model:nothing"))
+
+
+def test_its_bytes_are_predicted_too(config: Config) -> None:
+    wide = configs.override(config, {"model.dim": 2 * config.model.dim})
+    assert predicted_bytes(wide, 257, None, 2) > predicted_bytes(config, 257, None, 2) > 0

@@ -1,0 +1,65 @@
+"""What a step needs of a worker's device, and what is said where it has less."""
+
+from __future__ import annotations
+
+import importlib
+import json
+
+import pytest
+
+from springtide import config as configs
+from springtide.cli import main
+from springtide.errors import ConfigError
+from springtide.fit import check_fits, fit
+from springtide.train.memory import predicted_bytes
+
+memory = importlib.import_module("springtide.train.memory")  # the package's own ``train`` is a function
+VOCABULARY = 4096
+CONFIG = configs.override(
+    configs.recipes.demo(),
+    {"train.micro_batch": 8, "stream.global_batch": 16, "parallel.strategy": "ddp"},
+)
+
+
+@pytest.fixture(scope="module")
+def found() -> dict[str, int]:
+    return fit(CONFIG, VOCABULARY, 0, workers=2)
+
+
+def test_what_helps_is_said_with_what_it_saves(found: dict[str, int]) -> None:
+    needed = found["as configured"]
+    assert needed == predicted_bytes(CONFIG, VOCABULARY, 0, 2)
+    helps = ["parallel.recompute = full", "train.micro_batch = 1", "parallel.strategy = zero3 over all"]
+    assert list(found) == ["as configured", *helps, "parallel.precision = bf16", "all of these", "4 workers"]
+    assert all(found[words] < needed for words in helps)
+    assert found["all of these"] == min(found.values())
+
+
+def test_a_model_that_cannot_fit_is_told_by_how_much_and_what_would_fit(found: dict[str, int]) -> None:
+    needed, best = found["as configured"], found["train.micro_batch = 1"]
+    check_fits(CONFIG, VOCABULARY, 0, 2, needed)
+    check_fits(CONFIG, VOCABULARY, 0, 2, 0)  # nothing known of the device
+    limit = best + (needed - best) // 4
+    with pytest.raises(
+        ConfigError, match=r"model = '4 layers of 256': needs .* more than the .*what would fit"
+    ) as told:
+        check_fits(CONFIG, VOCABULARY, 0, 2, limit)
+    said = str(told.value).split("what would fit: ")[1]
+    assert {words for words in found if f"{words} (" in said} == {words for words in found if found[words] <= limit}
+    with pytest.raises(ConfigError, match=r"nothing alone: all of these still needs .*; take a smaller model"):
+        check_fits(CONFIG, VOCABULARY, 0, 2, 10**6)
+
+
+@pytest.mark.parametrize("recipe", ["tiny", "demo"])
+def test_small_models_are_never_looked_at_closely(recipe: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = configs.recipe(recipe)
+    monkeypatch.setattr(memory, "predicted_bytes", lambda *_: pytest.fail("was predicted"))
+    check_fits(config, VOCABULARY, 0, 2, 8 * 10**9)
+
+
+def test_the_command_prints_the_table(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["fit", "--recipe", "tiny", "--workers", "2", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["as configured"] > 0
+    assert main(["fit", "--recipe", "tiny", "--workers", "2"]) == 0
+    assert "as configured" in capsys.readouterr().out
