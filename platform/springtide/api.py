@@ -16,11 +16,11 @@ from springtide.checkpoint.layout import check_order
 from springtide.config import Config
 from springtide.dataset import Progress, open_dataset, rows_text, silent, units_to_make
 from springtide.dataset import prepare as prepare_here
-from springtide.fit import check_fits
+from springtide.fit import check_fits, choose, gigabytes
 from springtide.runs import Run, claim, open_run
 from springtide.shards import TRAIN, SplitReader
 from springtide.store import Folder
-from springtide.stream import open_data
+from springtide.stream import Data, open_data
 from springtide.track import card
 from springtide.track.console import Console
 from springtide.track.events import Event, Sampled, Stopped
@@ -82,7 +82,7 @@ def train(
     SpringtideError later. The run can be resumed after any of them.
     """
     from springtide.model import find
-    from springtide.on_ray.cluster import cluster, device_bytes  # Ray and torch load when they are needed
+    from springtide.on_ray.cluster import cluster  # Ray and torch load when they are needed
     from springtide.on_ray.trainer import train as train_on_ray
 
     if config.model.source:
@@ -120,7 +120,7 @@ def train(
             with cluster(config, dashboard=dashboard) as address:
                 if address:
                     console.say(f"run {run.id}; Ray dashboard: http://{address}")
-                check_fits(config, data.vocab_size, data.separator, config.elastic.max_workers, device_bytes(config))
+                config = _fitted(config, data, console.say)
                 labels = {"run": config.run.id}
                 train_on_ray(config, run.folder, journal.attempt, labels, attempt.owner, hear)
             if run.finished and config.train.sample_tokens:
@@ -132,6 +132,18 @@ def train(
             attempts.end(run.folder, attempt.number)
             run.write_report()
     return run
+
+
+def _fitted(config: Config, data: Data, say: Callable[[str], None]) -> Config:
+    """``config`` with rows at once that fit the cluster; ConfigError when nothing does."""
+    from springtide.on_ray.cluster import device_bytes
+
+    has = device_bytes(config)
+    chosen = choose(config, data.vocab_size, data.separator, has)
+    if chosen != config:
+        say(f"train.micro_batch = {chosen.train.micro_batch} fits the {gigabytes(has)} that a worker has")
+    check_fits(chosen, data.vocab_size, data.separator, config.elastic.max_workers, has)
+    return chosen
 
 
 def sample(

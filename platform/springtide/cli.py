@@ -171,11 +171,16 @@ def _report(options: argparse.Namespace) -> int:
 
     run = open_run(options.run)
     book = ledger(run.events, Prices(run.config.track.price, run.config.track.spot_price))
-    if options.json:
-        print(json.dumps({"run": run.id, "goodput": book.goodput, **dataclasses.asdict(book)}))
-        return 0
     dollars = sum(book.dollars.values())
+    tokens = max((step.tokens for step in run.steps), default=0)
+    per_million = 1e6 * dollars / tokens if tokens else 0.0
+    if options.json:
+        figures = {"goodput": book.goodput, "tokens": tokens, "dollars_per_million_tokens": per_million}
+        print(json.dumps({"run": run.id, **figures, **dataclasses.asdict(book)}))
+        return 0
     print(f"run {run.id}: {book.held:.0f} worker-seconds held, {book.goodput:.1%} of them in steps that were new")
+    if dollars:
+        print(f"  {dollars:.2f} $ for {tokens / 1e6:.2f} million tokens, {per_million:.4f} $ a million")
     for kind, seconds in book.spent.items():
         if seconds:
             money = f"  {book.dollars[kind]:10.2f} $" if dollars else ""

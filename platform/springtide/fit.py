@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 from springtide import config as configs
@@ -16,6 +17,9 @@ _REMEDIES: dict[str, dict[str, Any]] = {
 }
 _TOGETHER = "all of these"
 _MORE_WORKERS = (2, 4, 8)
+_PROBED = (2, 4)
+"""Rows at once."""
+_KEPT_FREE = 0.9
 _PLENTY = 8
 """A device that has so many times the bound needs no closer look."""
 
@@ -40,6 +44,29 @@ def fit(config: Config, vocab_size: int, separator: int | None, workers: int) ->
         if workers * times <= config.stream.num_lanes and not config.parallel.shard_workers:
             found[f"{workers * times} workers"] = predicted_bytes(config, vocab_size, separator, workers * times)
     return found
+
+
+def choose(config: Config, vocab_size: int, separator: int | None, device_bytes: int) -> Config:
+    """``config`` with a number for ``train.micro_batch: auto``: the largest power of two whose step is predicted to leave a
+    tenth of the device free, with the fewest workers and with the most. ConfigError where it is not known what a device has."""
+    from springtide.train.memory import predicted_bytes
+
+    if config.train.micro_batch != "auto":
+        return config
+    if not device_bytes:
+        raise ConfigError(
+            explain("train.micro_batch", "auto", "it is not known what the devices hold", "give a number of rows")
+        )
+    fitting = []
+    for workers in {config.elastic.min_workers, config.elastic.max_workers}:
+        fewer, more = (
+            predicted_bytes(configs.override(config, {"train.micro_batch": size}), vocab_size, separator, workers)
+            for size in _PROBED
+        )
+        a_row = max(1.0, (more - fewer) / (_PROBED[1] - _PROBED[0]))  # what a row adds is the same for each
+        fitting.append(_PROBED[0] + (_KEPT_FREE * device_bytes - fewer) / a_row)
+    most = min(*fitting, -(-config.stream.global_batch // config.elastic.min_workers))
+    return configs.override(config, {"train.micro_batch": 2 ** int(math.log2(max(1.0, most)))})
 
 
 def check_fits(config: Config, vocab_size: int, separator: int | None, workers: int, device_bytes: int) -> None:
@@ -69,7 +96,7 @@ def check_fits(config: Config, vocab_size: int, separator: int | None, workers: 
 def _bound(config: Config, vocab_size: int) -> int:
     """No step needs more, whatever the layout: at most 32 bytes a weight, and every activation in fp32 [bytes]."""
     model, length = config.model, config.shards.sequence_length
-    rows = min(config.train.micro_batch, config.stream.global_batch)
+    rows = min(config.train.rows_at_once, config.stream.global_batch)
     heads = (model.num_heads + 2 * model.num_kv_heads) * model.head_width
     block = model.dim * (heads + model.num_heads * model.head_width + 3 * model.ffn_dim)
     activations = 20 * model.dim + 10 * model.ffn_dim + 6 * heads + 2 * length

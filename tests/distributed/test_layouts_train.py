@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import shutil
 from collections.abc import Callable
 from typing import Any
 
@@ -180,3 +181,10 @@ def test_a_run_that_goes_back_again_and_again_ends(config: Config, ranks: Ranks)
         AssertionError, match=r"3 steps of the order in a row, to 23, are jumped over because of spikes"
     ):
         ranks(2, train_poisoned, configs.override(config, changes), set(range(22, STEPS)))
+
+
+@pytest.mark.skipif(shutil.which("g++") is None, reason="torch.compile needs a C++ compiler")
+def test_compiled_blocks_learn_the_same(config: Config, expected: list[float], ranks: Ranks) -> None:
+    compiled = laid_out(config, "compiled", compile=True)
+    found = losses(ranks(1, train_laid_out, compiled, 4)[0])
+    assert found == pytest.approx(expected[:4], abs=TOLERANCES["fp32"])

@@ -10,7 +10,7 @@ import pytest
 from springtide import config as configs
 from springtide.cli import main
 from springtide.errors import ConfigError
-from springtide.fit import check_fits, fit
+from springtide.fit import check_fits, choose, fit
 from springtide.train.memory import predicted_bytes
 
 memory = importlib.import_module("springtide.train.memory")  # the package's own ``train`` is a function
@@ -48,6 +48,26 @@ def test_a_model_that_cannot_fit_is_told_by_how_much_and_what_would_fit(found: d
     assert {words for words in found if f"{words} (" in said} == {words for words in found if found[words] <= limit}
     with pytest.raises(ConfigError, match=r"nothing alone: all of these still needs .*; take a smaller model"):
         check_fits(CONFIG, VOCABULARY, 0, 2, 10**6)
+
+
+def test_rows_at_once_are_as_many_as_fit_with_few_workers_as_with_many() -> None:
+    auto = configs.override(
+        CONFIG, {"train.micro_batch": "auto", "parallel.strategy": "zero3", "elastic.max_workers": 4}
+    )
+    with pytest.raises(ValueError, match=r"is chosen by a run on Ray only"):
+        _ = auto.train.rows_at_once
+    with pytest.raises(ConfigError, match=r"train.micro_batch = 'auto': it is not known what the devices hold"):
+        choose(auto, VOCABULARY, 0, 0)
+
+    def predicted(rows: int, workers: int) -> int:
+        return predicted_bytes(configs.override(auto, {"train.micro_batch": rows}), VOCABULARY, 0, workers)
+
+    device = int(predicted(8, 1) * 1.15)
+    assert choose(auto, VOCABULARY, 0, device).train.micro_batch == 8
+    assert predicted(16, 1) > 0.9 * device > predicted(8, 1)
+    assert choose(auto, VOCABULARY, 0, 100 * device).train.micro_batch == 16
+    assert choose(auto, VOCABULARY, 0, 1).train.micro_batch == 1
+    assert choose(CONFIG, VOCABULARY, 0, 1) == CONFIG
 
 
 @pytest.mark.parametrize("recipe", ["tiny", "demo"])

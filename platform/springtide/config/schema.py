@@ -23,14 +23,24 @@ class TrainConfig(Section):
 
     total: Tokens = Tokens(1_000_000)
     """Tokens to train on; the last step may go past it [tokens]."""
-    micro_batch: int = free(default=8, ge=1)
-    """Rows a worker computes at once; the gradient does not depend on it [rows]."""
+    micro_batch: Annotated[int, Field(ge=1)] | Literal["auto"] = free(default=8)
+    """Rows a worker computes at once; the gradient does not depend on it. ``auto`` takes as many as fit the devices of the
+    cluster, with the fewest workers as with the most [rows]."""
     seed: int = Field(0, ge=0)
     """Seed of what is drawn in training, such as dropout; each step and worker draws from its own [1]."""
     eval_rows: int = free(default=64, ge=0)
     """Held-out rows to evaluate on, before and after training; 0 evaluates nothing [rows]."""
     sample_tokens: int = free(default=96, ge=0)
     """Length of the text generated after training; 0 generates none [tokens]."""
+
+    @property
+    def rows_at_once(self) -> int:
+        """``micro_batch``, which is a number by the time anything trains [rows]."""
+        if self.micro_batch == "auto":
+            raise ValueError(
+                explain("train.micro_batch", "auto", "is chosen by a run on Ray only", "give a number of rows here")
+            )
+        return self.micro_batch
 
 
 class CheckpointConfig(Section):

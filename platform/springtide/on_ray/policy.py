@@ -211,7 +211,7 @@ class FailurePolicy(DefaultFailurePolicy):
         """``job``: as for ``worker.work``."""
         super().__init__(limits)
         self._config, self._control = configs.build(job["config"]), job["control"]
-        self._micro_batch = self._config.train.micro_batch
+        self._micro_batch = self._config.train.rows_at_once
         self._before: tuple[int, str] | None = None
         self._starts, self._starts_at = 0, -1
         """Groups that failed to start one after the other, and at which step."""

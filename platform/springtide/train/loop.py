@@ -232,7 +232,7 @@ class Run:
                 order.lane_rows(self.step, world.rank, world.size),
                 order.rows_per_lane,
                 -(-order.lanes // world.size),
-                config.train.micro_batch,
+                config.train.rows_at_once,
                 by_lane=self.exact,
             ),
             tokens_per_step=config.tokens_per_step,
@@ -272,7 +272,7 @@ class Run:
     def _evaluate(self) -> Iterator[Evaluated]:
         train = self.config.train
         if train.eval_rows and self.step not in self._heldout_losses:
-            found = evaluate(self.model, self.data, self.world, self.step, train.eval_rows, train.micro_batch)
+            found = evaluate(self.model, self.data, self.world, self.step, train.eval_rows, train.rows_at_once)
             self._heldout_losses[self.step] = found.heldout_loss
             yield found
 

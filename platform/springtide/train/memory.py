@@ -46,7 +46,7 @@ def predicted_bytes(config: Config, vocab_size: int, separator: int | None, worl
 def _peak(config: Config, vocab_size: int, separator: int | None, world_size: int, layers: int) -> int:
     shallow = config.model.model_copy(update={"num_layers": layers})
     rows = -(-config.stream.global_batch // world_size)
-    size = min(config.train.micro_batch, rows)
+    size = min(config.train.rows_at_once, rows)
     with _no_peers(world_size):
         # the mesh is made of real numbers
         here = world("cpu", 0, config.parallel.shards)
