@@ -303,6 +303,9 @@ def _parser() -> argparse.ArgumentParser:
     sub.add_argument("--json", action="store_true", help="print one JSON object")
     sub = command("train", _train, "Train a run to its end, preparing its data first.")
     _add_config(sub)
+    sub.add_argument(
+        "--profile", dest="train.profile", metavar="STEPS", default=argparse.SUPPRESS, help="--train.profile"
+    )
     sub.add_argument("--resume", action="store_true", help="go on with a run that exists")
     sub.add_argument("--accept-changes", action="store_true", help="resume although the config trains something else")
     sub.add_argument("--demo", action="store_true", help=argparse.SUPPRESS)

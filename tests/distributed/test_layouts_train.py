@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 import math
 import shutil
 from collections.abc import Callable
@@ -16,7 +17,7 @@ from springtide.config import Config
 from springtide.dataset import prepare
 from springtide.elastic import Interrupt
 from springtide.store import Folder
-from springtide.track.events import Event, RolledBack, Spiked, Started, StepDone
+from springtide.track.events import Event, Profiled, RolledBack, Spiked, Started, StepDone
 from springtide.track.journal import read_journal
 from springtide.track.ledger import ledger
 from springtide.verify import verify
@@ -188,3 +189,20 @@ def test_compiled_blocks_learn_the_same(config: Config, expected: list[float], r
     compiled = laid_out(config, "compiled", compile=True)
     found = losses(ranks(1, train_laid_out, compiled, 4)[0])
     assert found == pytest.approx(expected[:4], abs=TOLERANCES["fp32"])
+
+
+def test_a_profile_says_where_the_time_went_and_changes_nothing(
+    config: Config, expected: list[float], ranks: Ranks
+) -> None:
+    profiled = configs.override(config, {"run.id": "profiled", "train.profile": 4})
+    one, other = ranks(2, train, profiled, 10)
+    assert losses(one) == pytest.approx(expected[:10], abs=TOLERANCES["fp32"])
+    [found] = [event for event in one if isinstance(event, Profiled)]
+    assert not [event for event in other if isinstance(event, Profiled)]
+    assert found.step == 7
+    assert sum(found.shares.values()) == pytest.approx(1.0, abs=0.001)
+    assert found.shares["arithmetic"] > 0.05
+    assert found.shares[found.bound_by] == max(found.shares.values())
+    assert any("mm" in name for name in found.top)
+    trace = json.loads((Folder(profiled.run.root) / "profiled").read("profile/step-0000000007.json"))
+    assert any("mm" in event.get("name", "") for event in trace["traceEvents"])

@@ -26,6 +26,8 @@ class TrainConfig(Section):
     micro_batch: Annotated[int, Field(ge=1)] | Literal["auto"] = free(default=8)
     """Rows a worker computes at once; the gradient does not depend on it. ``auto`` takes as many as fit the devices of the
     cluster, with the fewest workers as with the most [rows]."""
+    profile: int = free(default=0, ge=0)
+    """Steps that rank 0 takes a profile of, after the first three of a group of workers; 0 takes none [steps]."""
     seed: int = Field(0, ge=0)
     """Seed of what is drawn in training, such as dropout; each step and worker draws from its own [1]."""
     eval_rows: int = free(default=64, ge=0)

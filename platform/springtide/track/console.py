@@ -18,6 +18,7 @@ from springtide.track.events import (
     Event,
     Failed,
     Left,
+    Profiled,
     Ready,
     Rejected,
     RolledBack,
@@ -145,6 +146,11 @@ def describe(event: Event) -> str:
         case RolledBack():
             steps = ", ".join(map(str, event.skipped))
             return f"step {event.step}: ROLLED BACK, {event.reason}; steps {steps} of the order are jumped over from now on"
+        case Profiled():
+            each = ", ".join(f"{kind} {share:.0%}" for kind, share in event.shares.items() if share >= 0.005)
+            top = ", ".join(f"{name} {share:.0%}" for name, share in event.top.items())
+            found = f"bound by {event.bound_by} ({each}; most in {top})"
+            return f"step {event.step}: {found}. Try {event.advice}. The trace: {event.trace}"
         case Straggling():
             where = f" on node {event.node[:8]}" if event.node else ""
             return f"step {event.step}: rank {event.rank}{where} is slow, {event.share:.0%} of the others' speed"

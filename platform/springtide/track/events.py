@@ -195,6 +195,23 @@ class Straggling(Event):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+class Profiled(Event):
+    """Where the time of rank 0 went in the steps up to this one."""
+
+    kind: ClassVar[str] = "profiled"
+    step: int
+    bound_by: str
+    """The kind that took most: ``arithmetic``, ``memory``, ``communication``, ``input`` or ``waiting``."""
+    shares: dict[str, float]
+    """Of the time, by kind."""
+    top: dict[str, float]
+    """Operation -> its share."""
+    advice: str
+    trace: str
+    """Where the trace is, for chrome://tracing or Perfetto."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class Sampled(Event):
     kind: ClassVar[str] = "sampled"
     step: int
@@ -257,7 +274,7 @@ class Stopped(Event):
 
 
 _KINDS = (
-    *(Started, StepDone, Spiked, RolledBack, Waited, Straggling, Evaluated, Sampled, Stopped),
+    *(Started, StepDone, Spiked, RolledBack, Waited, Straggling, Evaluated, Sampled, Profiled, Stopped),
     *(Saved, SaveFailed, SaveSkipped, CadenceSet, SnapshotsSet, Rejected),
     *(Decided, Left, Failed, Ready),
 )

@@ -19,6 +19,7 @@ from springtide.track.events import (
     Event,
     Failed,
     Left,
+    Profiled,
     Ready,
     Rejected,
     RolledBack,
@@ -142,7 +143,16 @@ class _Book:
                 self._leave(f"rolled back: {event.reason}")
             case Evaluated():
                 self._spend("evaluation", passed_s)
-            case Saved() | SaveFailed() | SaveSkipped() | CadenceSet() | SnapshotsSet() | Waited() | Rejected():
+            case (
+                Saved()
+                | SaveFailed()
+                | SaveSkipped()
+                | CadenceSet()
+                | SnapshotsSet()
+                | Waited()
+                | Rejected()
+                | Profiled()
+            ):
                 self._spend("checkpoint_stall", passed_s)
             case Straggling():
                 self._spend("checkpoint_stall", passed_s)

@@ -40,6 +40,7 @@ from springtide.train.judge import Judge
 from springtide.train.optim import adamw, learning_rate, set_learning_rate
 from springtide.train.peak import peak_flops
 from springtide.train.probe import Pace
+from springtide.train.profile import Profile
 from springtide.train.saves import Saves
 from springtide.train.snapshots import Snapshots
 from springtide.train.step import StepResult, Tell, train_step
@@ -121,6 +122,8 @@ class Run:
             memory = self._memory()
             snapshots = Snapshots(config.checkpoint, memory, self._state, self.step, self.world.is_first)
             stack.callback(snapshots.close)
+            profile = Profile(config.train.profile, self.world, self.folder)
+            stack.callback(profile.close)
             pace = Pace(self.world, self.nodes, float(config.elastic.compare))
 
             def before_update() -> None:
@@ -143,6 +146,7 @@ class Run:
                 if self.judge.goes_back and not result.interrupts:  # who is asked to end leaves the step out, and ends
                     yield from saves.settle()
                     return True
+                yield from profile.after(self.step, data_wait_s)
                 stopped = Interrupt.STOP in result.interrupts
                 if self.step == last:
                     yield from self._evaluate()

@@ -43,7 +43,18 @@ def test_an_event_survives_its_record() -> None:
         assert event(record(one)) == one
     saves = {"saved", "save_failed", "save_skipped", "cadence", "snapshots", "rejected"}
     elastic = {"decided", "left", "failed", "ready"}
-    training = {"started", "step", "spiked", "rolled_back", "waited", "straggling", "evaluated", "sampled", "stopped"}
+    training = {
+        "started",
+        "step",
+        "spiked",
+        "rolled_back",
+        "waited",
+        "straggling",
+        "evaluated",
+        "sampled",
+        "profiled",
+        "stopped",
+    }
     assert set(EVENTS) == training | saves | elastic
     with pytest.raises(KeyError):
         event({"kind": "of another version"})
