@@ -21,6 +21,7 @@ bench: .venv/.ready .venv-peers
 	$(BIN)/python benchmarks/step_overhead.py
 	$(BIN)/python benchmarks/prepare.py
 	$(BIN)/python benchmarks/stream.py
+	$(BIN)/python benchmarks/layouts.py
 	$(BIN)/python benchmarks/checkpoint.py
 	$(BIN)/python benchmarks/recovery.py
 	$(BIN)/python benchmarks/goodput.py --traces "$(TRACES)"

@@ -1,14 +1,16 @@
 """Every layout of the model: what it learns in 30 steps against float32 on one worker, and what a worker holds for it.
 
 Two real processes over gloo, one after the other through strategy x precision x recompute, on the same rows. Predicted bytes
-are those of ``springtide fit``; measured is the most that torch's allocator had out at once in the median step. On a GPU the
-same table has other figures; without one it shows that layouts agree, and that bytes are foretold.
+are those of ``springtide fit``; measured is the most that the C library had given out at once in the median of a few steps: to ask it
+after each operation is what most of this benchmark's half an hour goes into. It shows that layouts agree, and that bytes are
+foretold; a GPU would have other figures.
 
     python benchmarks/layouts.py [--quick] [--json] [--steps 30]
 """
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import json
 import os
@@ -39,6 +41,8 @@ STRATEGIES, PRECISIONS, RECOMPUTES = (
 TOLERANCES = {"fp32": 5e-5, "bf16": 0.05, "fp16": 0.01}
 """Of the loss after the last step [nats]."""
 WORKERS = 2
+METERED = 4
+"""Steps."""
 
 
 def config_of(folder: str, steps: int) -> Config:
@@ -66,22 +70,33 @@ def config_of(folder: str, steps: int) -> Config:
 def rank(configs: list[dict[str, Any]], workers: int) -> None:
     """What each process of a group does: all cells in turn; rank 0 prints a line for each."""
     with process_group("cpu"):
-        warm_up = {
-            **configs[0],
-            "run": {**configs[0]["run"], "id": f"warm-up-{workers}"},
-        }  # what libraries take for themselves
-        for told in [warm_up, *configs]:
+        for told in [*_warm_ups(configs[0], workers), *configs]:
             config = build(told)
-            with Meter(torch.device("cpu")) as meter:
+            with contextlib.ExitStack() as stack:
+                meter = stack.enter_context(Meter(torch.device("cpu")))
                 here = world("cpu", 0, config.parallel.shards)
                 run = Run(config, here, open_data(config), Folder(config.run.root) / config.run.id)
-                found = {"id": config.run.id, **_train(run, meter)}
+                found = {"id": config.run.id, **_train(run, meter, stack)}
                 del run
             if here.is_first:
                 print(json.dumps(found), flush=True)
 
 
-def _train(run: Run, meter: Meter) -> dict[str, float]:
+def _warm_ups(first: dict[str, Any], workers: int) -> list[dict[str, Any]]:
+    """Two steps in each type: what libraries take for themselves, the first time they multiply it, is no layout's."""
+    tokens = 2 * first["stream"]["global_batch"] * first["shards"]["sequence_length"]
+    return [
+        {
+            **first,
+            "run": {**first["run"], "id": f"warm-up-{precision}-{workers}"},
+            "parallel": {**first["parallel"], "precision": precision},
+            "train": {**first["train"], "total": tokens},
+        }
+        for precision in PRECISIONS
+    ]
+
+
+def _train(run: Run, meter: Meter, metering: contextlib.ExitStack) -> dict[str, float]:
     def feed(reader: RankReader, step: int) -> Iterator[Batch]:
         return load(reader, reader.plan(step, run.config.num_steps, 2**16))
 
@@ -89,7 +104,10 @@ def _train(run: Run, meter: Meter) -> dict[str, float]:
     for event in run.events(feed, lambda: None):
         if isinstance(event, StepDone):
             losses.append(event.loss)
-            most.append(meter.lap())
+            if len(most) < METERED:
+                most.append(meter.lap())
+            if len(most) == METERED:
+                metering.close()  # to ask the allocator after each operation takes longer than the operation
     return {"loss": losses[-1], "bytes": statistics.median(most[1:])}
 
 
@@ -112,7 +130,11 @@ def together(configs: list[Config], workers: int) -> dict[str, dict[str, float]]
         process.stdin.write(told)
         process.stdin.close()
     assert processes[0].stdout is not None
-    found = [json.loads(line) for line in processes[0].stdout if line.startswith("{")]
+    found = []
+    for line in processes[0].stdout:
+        if line.startswith("{"):
+            found.append(json.loads(line))
+            print(line.strip(), file=sys.stderr, flush=True)
     if any(process.wait() for process in processes):
         raise RuntimeError("a rank failed")
     return {one.pop("id"): one for one in found}

@@ -73,7 +73,8 @@ def check_fits(config: Config, vocab_size: int, separator: int | None, workers: 
     """ConfigError, with what would help, when a step of ``workers`` workers needs more than ``device_bytes`` of each."""
     from springtide.train.memory import predicted_bytes
 
-    if not device_bytes or _bound(config, vocab_size) * _PLENTY < device_bytes:
+    small = not config.model.source and _bound(config, vocab_size) * _PLENTY < device_bytes
+    if not device_bytes or small:
         return
     needed = predicted_bytes(config, vocab_size, separator, workers)
     if needed <= device_bytes:

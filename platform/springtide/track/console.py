@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable
 from typing import Self
@@ -100,7 +101,7 @@ class Console:
             f"{event.world_size} workers  MFU {event.mfu:.0%}"
         )
         self._progress.update(self._task, completed=event.step, figures=figures)
-        if not event.updated:
+        if not event.updated and not math.isfinite(event.grad_norm):  # a spike tells itself
             scale = f", loss scale {event.loss_scale:g}" if event.loss_scale != 1.0 else ""
             self.say(f"step {event.step} is left out: loss {event.loss:g}, gradient norm {event.grad_norm:g}{scale}")
         if self._console.is_terminal:

@@ -192,7 +192,9 @@ class Run:
         def claim_anew() -> int:
             attempts.end(self.folder, ended)
             check_order(self.folder, self.data.order.identity_at, go_back=True)
-            self.folder.write(configs.RUN_CONFIG, configs.dump(configs.override(self.config, {"stream.skip": skip})))
+            known = self.folder.exists(configs.RUN_CONFIG)  # this group's may have a smaller micro-batch
+            saved = configs.parse(self.folder.read(configs.RUN_CONFIG)) if known else self.config
+            self.folder.write(configs.RUN_CONFIG, configs.dump(configs.override(saved, {"stream.skip": skip})))
             return self._claim()
 
         self.attempt = self._on_first(claim_anew)
