@@ -30,7 +30,7 @@ def laid_out(layers: int = 8, **changes: Any) -> Config:
     [
         ("ddp", "fp32", "none"),
         ("zero1", "bf16", "full"),
-        ("zero3", "fp16", "selective"),
+        ("zero3", "bf16", "selective"),
     ],
 )
 def test_what_is_predicted_is_what_ranks_hold(
