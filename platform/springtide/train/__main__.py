@@ -37,7 +37,6 @@ def main() -> None:
     if folder.exists(configs.RUN_CONFIG):
         before = configs.parse(folder.read(configs.RUN_CONFIG))
         configs.check_same_run(before, config, options.accept_changes)
-        config = configs.override(config, {"stream.skip": sorted({*config.stream.skip, *before.stream.skip})})
     device = "cuda" if torch.cuda.is_available() and config.elastic.gpus_per_worker else "cpu"
     with process_group(device):
         train(config, folder, device, int(os.environ.get("LOCAL_RANK", "0")))
@@ -53,7 +52,7 @@ def train(config: configs.Config, folder: Folder, device: str, local_rank: int) 
 
     run = Run(config, here, data, folder)
     if here.is_first:
-        folder.write(configs.RUN_CONFIG, configs.dump(config))
+        folder.write(configs.RUN_CONFIG, configs.dump(run.data.config))  # with what the run jumps over
     with Journal(folder, enabled=here.is_first) as journal, Console(config.num_steps, here.is_first) as console:
         for event in run.events(feed, lambda: None):
             journal(event)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import functools
 import gc
 import weakref
 from collections.abc import Callable, Iterator
@@ -154,9 +155,14 @@ class _Mallinfo2(ctypes.Structure):
     )
 
 
+@functools.cache
+def _mallinfo2() -> Callable[[], _Mallinfo2]:
+    found = ctypes.CDLL(None).mallinfo2
+    found.restype = _Mallinfo2
+    return found
+
+
 def _allocated() -> int:
     """What this process has of glibc's allocator, which torch takes a CPU's tensors from [bytes]."""
-    mallinfo2 = ctypes.CDLL(None).mallinfo2
-    mallinfo2.restype = _Mallinfo2
-    found = mallinfo2()
+    found = _mallinfo2()()
     return int(found.uordblks + found.hblkhd)
