@@ -28,7 +28,7 @@ bench: .venv/.ready .venv-peers
 
 # each drill in full: half an hour; `make test` runs one of them
 drills: .venv/.ready
-	for scenario in kill drain regrow hang resize; do $(BIN)/springtide drill --scenario $$scenario || exit 1; done
+	for scenario in kill drain regrow hang all resize; do $(BIN)/springtide drill --scenario $$scenario || exit 1; done
 	for seed in 1 2 3; do $(BIN)/springtide drill --scenario storm --seed $$seed || exit 1; done
 
 # whom the benchmarks compare with: their dependencies and ours exclude each other

@@ -151,13 +151,12 @@ def sample(
 ) -> Sampled:
     """Text that the run's newest checkpoint writes after ``prompt``; ``tokens`` 0 takes the config's length."""
     from springtide.checkpoint.load import load
-    from springtide.model import build, make
+    from springtide.model import whole
     from springtide.train.evaluate import generate
 
     config = run.config
     manifest, vocabulary = open_dataset(open_data(config).datasets[0])
-    begin = make if config.model.source else build
-    model = begin(config.model, manifest.vocab_size, manifest.separator)
+    model = whole(config.model, manifest.vocab_size, manifest.separator)
     name = run.checkpoints[-1]
     load(run.folder, name, model)
     ids = vocabulary.tokenizer.encode(prompt).ids

@@ -1,19 +1,18 @@
-"""The command line: ``springtide prepare | train | verify | report | inspect | fit | drill | plan | notice``."""
+"""The command line: ``springtide prepare | train | evaluate | verify | report | inspect | fit`` and, of
+``cli_elastic``, ``drill | plan | notice``."""
 
 from __future__ import annotations
 
 import argparse
 import dataclasses
 import json
-import math
-import os
 import sys
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any
 
 import yaml
 
+from springtide import cli_elastic
 from springtide import config as configs
 from springtide.config import Config
 from springtide.config.fields import fields
@@ -32,23 +31,15 @@ _EXAMPLES = {
     "verify": """examples:
   springtide verify runs/RUN
   springtide verify runs/RUN --json""",
+    "evaluate": """examples:
+  springtide evaluate runs/RUN                     # the newest checkpoint, on all that was held out
+  springtide evaluate runs/RUN --step 400 --rows 64 --json""",
     "report": """examples:
   springtide report runs/RUN          # where the time went, and every restart
   springtide report runs/RUN --json""",
-    "drill": """examples:
-  springtide drill --scenario kill    # a node is killed in mid-step: what was done since the last snapshot is trained again
-  springtide drill --scenario drain   # a node is announced to go: no step is
-  springtide drill --scenario storm --seed 3 --json
-  springtide drill --scenario trace --trace p3-trace.csv --faults 12   # and what the simulator makes of it""",
-    "plan": """examples:
-  springtide plan --trace p3-trace.csv                        # of a day of spot capacity, how much would have been training
-  springtide plan --trace p3-trace.csv --times 8 --notice 0   # on eight times the nodes, without notices""",
     "fit": """examples:
   springtide fit --recipe llama3_8b --workers 16 --vocabulary 128256
   springtide fit --recipe gpu_1b --workers 8 --parallel.recompute full --json""",
-    "notice": """examples:
-  springtide notice --in 25                     # in a preStop hook of Kubernetes
-  trap 'springtide notice --in 60' TERM         # in an sbatch script with --signal=B:TERM@60""",
     "inspect": """examples:
   springtide inspect runs/RUN                # starts and checkpoints, which count and why others do not
   springtide inspect runs/RUN/checkpoints/step-0000000100 --verify   # read every byte of it
@@ -144,6 +135,15 @@ try next
     )
 
 
+def _evaluate(options: argparse.Namespace) -> int:
+    from springtide.runs import open_run
+    from springtide.track.console import describe
+
+    found = open_run(options.run).evaluate(options.step, options.rows)
+    print(json.dumps(dataclasses.asdict(found)) if options.json else describe(found))
+    return 0
+
+
 def _verify(options: argparse.Namespace) -> int:
     from springtide.runs import open_run
 
@@ -196,37 +196,6 @@ def _report(options: argparse.Namespace) -> int:
     return 0
 
 
-def _drill(options: argparse.Namespace) -> int:
-    from springtide.drill import drill
-
-    say = (lambda text: print(text, file=sys.stderr, flush=True)) if options.json else print
-    found = drill(options.scenario, say, options.seed, options.faults, options.trace, options.keep)
-    if options.json:
-        print(json.dumps(found))
-        return 0 if found["ok"] else 1
-    same = "the same samples at every step" if found["digests_match"] else "OTHER SAMPLES THAN THE TWIN"
-    predicted = f", {found['predicted_goodput']:.1%} predicted" if "predicted_goodput" in found else ""
-    gaps = ", ".join(f"{gap:.1f} s" for gap in found["gaps_s"]) or "none"
-    print(
-        f"""
-{same}; losses differ by {found["loss_max_abs_diff"]:.1e} at most
-without a step   {gaps}
-steps lost       {", ".join(map(str, found["steps_lost"])) or "none"}
-goodput          {found["goodput"]:.1%}{predicted}"""
-    )
-    return 0 if found["ok"] else 1
-
-
-def _plan(options: argparse.Namespace) -> int:
-    from springtide.elastic.simulate import Costs
-    from springtide.plan import plan, words
-
-    costs = Costs(options.step, options.restart, warm_up_s=options.warm_up, notice_s=options.notice)
-    found = plan(options.trace, options.times, options.min_workers, costs)
-    print(json.dumps(found) if options.json else words(found))
-    return 0
-
-
 def _fit(options: argparse.Namespace) -> int:
     from springtide.fit import fit, gigabytes
 
@@ -239,17 +208,6 @@ def _fit(options: argparse.Namespace) -> int:
     print(f"of tensors, on each of {options.workers} workers, in a step:")
     for words, size in found.items():
         print(f"  {gigabytes(size):>10}  {words}")
-    return 0
-
-
-def _notice(options: argparse.Namespace) -> int:
-    file = Path(options.file or Config().elastic.notice_file)
-    if not 0 <= options.left_s < math.inf:
-        raise ConfigError(explain("--in", options.left_s, "is no time that is left", "give seconds"))
-    beside = file.with_name(f"{file.name}.{os.getpid()}")
-    beside.write_text(f"{options.left_s:g}")
-    beside.replace(file)
-    print(f"{file}: this node goes in {options.left_s:g} s")
     return 0
 
 
@@ -285,12 +243,14 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="springtide", description="Elastic training of language models on Ray.")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
 
-    def command(name: str, run: Callable[[argparse.Namespace], int], help: str) -> argparse.ArgumentParser:
+    def command(
+        name: str, run: Callable[[argparse.Namespace], int], help: str, examples: str = ""
+    ) -> argparse.ArgumentParser:
         sub = commands.add_parser(
             name,
             help=help,
             description=help,
-            epilog=_EXAMPLES[name],
+            epilog=examples or _EXAMPLES[name],
             formatter_class=argparse.RawDescriptionHelpFormatter,
             allow_abbrev=False,
         )
@@ -309,6 +269,11 @@ def _parser() -> argparse.ArgumentParser:
     sub.add_argument("--resume", action="store_true", help="go on with a run that exists")
     sub.add_argument("--accept-changes", action="store_true", help="resume although the config trains something else")
     sub.add_argument("--demo", action="store_true", help=argparse.SUPPRESS)
+    sub = command("evaluate", _evaluate, "Say the held-out loss and bits per byte of a checkpoint.")
+    sub.add_argument("run", help="the run's folder")
+    sub.add_argument("--step", metavar="N", type=int, default=None, help="the newest checkpoint if left out")
+    sub.add_argument("--rows", metavar="N", type=int, default=0, help="of each corpus together; 0 takes all")
+    sub.add_argument("--json", action="store_true", help="print one JSON object")
     sub = command("verify", _verify, "Prove that a run trained on exactly the samples it should have.")
     sub.add_argument("run", help="the run's folder")
     sub.add_argument("--json", action="store_true", help="print one JSON object")
@@ -320,47 +285,12 @@ def _parser() -> argparse.ArgumentParser:
     sub.add_argument("--workers", metavar="N", type=int, default=1, help="that train")
     sub.add_argument("--vocabulary", metavar="N", type=int, default=0, help="ids; 0 takes corpus.vocab_size")
     sub.add_argument("--json", action="store_true", help="print one JSON object")
-    _add_elastic(command)
+    cli_elastic.add(command)
     sub = command("inspect", _inspect, "Show what a run, a checkpoint or a dataset holds.")
     sub.add_argument("path", help="a run's, a checkpoint's or a dataset's folder")
     sub.add_argument("--verify", action="store_true", help="read every byte and compare digests")
     sub.add_argument("--json", action="store_true", help="print one JSON object")
     return parser
-
-
-def _add_elastic(command: Callable[..., argparse.ArgumentParser]) -> None:
-    """drill, plan, notice."""
-    sub = command(
-        "drill", _drill, "Train on a cluster of this machine's whose nodes are lost, and compare with a twin."
-    )
-    sub.add_argument(
-        "--scenario", metavar="NAME", default="kill", help="kill, drain, regrow, hang, resize, all, storm or trace"
-    )
-    sub.add_argument("--seed", metavar="N", type=int, default=0, help="of the storm")
-    sub.add_argument("--faults", metavar="N", type=int, default=20, help="of the storm, or changes of the trace")
-    sub.add_argument("--trace", metavar="FILE", default="", help="a record of spot capacity, as for plan")
-    sub.add_argument("--keep", metavar="FOLDER", default="", help="leave both runs there")
-    sub.add_argument("--json", action="store_true", help="print one JSON object")
-    sub = command("plan", _plan, "Say what a run would make of a record of spot capacity, by the policy that trains.")
-    sub.add_argument(
-        "--trace", metavar="FILE", required=True, help="of Bamboo, SkyPilot, dated numbers, or hours and numbers"
-    )
-    sub.add_argument(
-        "--times", metavar="N", type=int, default=1, help="as many clusters, each at another place of the record"
-    )
-    sub.add_argument("--min-workers", metavar="N", type=int, default=1, help="below, the run waits")
-    sub.add_argument("--step", metavar="S", type=float, default=10.0, help="what a step takes [s]")
-    sub.add_argument(
-        "--restart", metavar="S", type=float, default=2.5, help="from one group of workers to the next [s]"
-    )
-    sub.add_argument(
-        "--warm-up", metavar="S", type=float, default=15.0, help="from a node's joining until its process stands [s]"
-    )
-    sub.add_argument("--notice", metavar="S", type=float, default=120.0, help="between a notice and the loss, or 0 [s]")
-    sub.add_argument("--json", action="store_true", help="print one JSON object")
-    sub = command("notice", _notice, "Say that this node will be taken away: what trains on it leaves it in time.")
-    sub.add_argument("--in", dest="left_s", metavar="S", type=float, default=30.0, help="seconds that are left")
-    sub.add_argument("--file", metavar="FILE", default="", help="where nodes look: elastic.notice_file")
 
 
 def _add_config(parser: argparse.ArgumentParser) -> None:

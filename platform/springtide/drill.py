@@ -102,7 +102,7 @@ SCENARIOS: dict[str, Callable[..., Scenario]] = {
         "8 -> 5 -> 7 -> 8 -> 7 workers: three go with a notice, two join, another joins, one goes without",
     ),
     "all": lambda *_: Scenario(
-        3, (Act(15, "drain"), Act(60, "kill"), Act(80, "add")), 420, "one goes with a notice, one without, one joins"
+        3, (Act(15, "drain"), Act(60, "kill"), Act(80, "add")), 320, "one goes with a notice, one without, one joins"
     ),
     "storm": lambda seed, faults, _: storm(seed, faults),
     "trace": traced,

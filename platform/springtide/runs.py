@@ -11,11 +11,12 @@ from __future__ import annotations
 
 import dataclasses
 import secrets
+import sys
 import time
 from typing import Any
 
 from springtide import config as configs
-from springtide.checkpoint.layout import committed
+from springtide.checkpoint.layout import committed, name_of, step_of
 from springtide.config import RUN_CONFIG, Config
 from springtide.errors import ConfigError, RunExists, explain
 from springtide.store import Folder
@@ -87,6 +88,21 @@ class Run:
     def report(self) -> str:
         """Where the HTML report is."""
         return self.folder.where(REPORT)
+
+    def evaluate(self, step: int | None = None, rows: int = 0) -> Evaluated:
+        """The held-out loss of the checkpoint of ``step``, the newest if None, on ``rows`` rows of all corpora, 0 for all there
+        are; computed here, in fp32. ConfigError when there is no such checkpoint, CheckpointError when its bytes are bad."""
+        from springtide.train.evaluate import evaluate_checkpoint
+
+        names = self.checkpoints
+        name = name_of(step) if step is not None else (names or [""])[-1]
+        if name not in names:
+            steps = ", ".join(str(step_of(one)) for one in names) or "none"
+            raise ConfigError(
+                explain("step", step, f"has no checkpoint that counts in {self.folder.url}", f"of: {steps}")
+            )
+        changed = configs.override(self.config, {"train.eval_rows": rows or sys.maxsize})
+        return evaluate_checkpoint(self.folder, changed, name)
 
     def verify(self) -> dict[str, Any]:
         """Whether the run trained on exactly the samples it should have; see ``springtide.verify``."""

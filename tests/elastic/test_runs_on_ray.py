@@ -16,13 +16,14 @@ import pytest
 
 import springtide as st
 from springtide import config as configs
+from springtide.cli import main
 from springtide.config import Config
 from springtide.elastic import Interrupt
 from springtide.errors import CheckpointError, ConfigError, CorruptShard, RunExists, TrainingFailed
 from springtide.on_ray import feed as feed_module
 from springtide.on_ray.cluster import check_resources
 from springtide.on_ray.control import Line, open_control
-from springtide.shards import TRAIN, load_manifest
+from springtide.shards import HELDOUT, TRAIN, load_manifest
 from springtide.store import Folder
 from springtide.stream import open_data
 from springtide.track.events import Decided, Evaluated, Event, Started, StepDone, Stopped
@@ -35,7 +36,8 @@ def uninterrupted(ray_cluster: str, datasets: Path, tmp_path_factory: pytest.Tem
     """A whole run of the tiny recipe on two workers, from text to report."""
     root = tmp_path_factory.mktemp("uninterrupted")
     changes = {"shards.root": str(datasets), "run.root": str(root), "run.id": "whole", "track.progress": False}
-    return st.train(configs.override(configs.recipes.tiny(), {**changes, "elastic.min_workers": 2}))
+    changes |= {"elastic.min_workers": 2, "train.eval_every": 20, "train.eval_beside": True}
+    return st.train(configs.override(configs.recipes.tiny(), changes))
 
 
 def named(config: Config, name: str, workers: int, **changes: Any) -> Config:
@@ -71,7 +73,9 @@ def assert_same(found: list[StepDone], expected: list[StepDone], tolerance: floa
 def test_a_run_goes_from_text_to_report(uninterrupted: st.Run) -> None:
     run = uninterrupted
     assert [step.step for step in run.steps] == list(range(1, 61))
-    before, after = run.evaluations
+    before, *between, after = run.evaluations
+    assert [(one.step, one.beside) for one in run.evaluations] == [(0, False), (20, True), (40, True), (60, False)]
+    assert before.heldout_loss > between[0].heldout_loss > between[1].heldout_loss > after.heldout_loss
     assert after.heldout_bits_per_byte < 0.65 * before.heldout_bits_per_byte
     assert run.checkpoints == ["step-0000000020", "step-0000000040", "step-0000000060"]
     assert run.sample.startswith("def ")
@@ -116,7 +120,7 @@ def test_verify_finds_a_single_wrong_sample(uninterrupted: st.Run, tmp_path: Pat
 
 
 def test_torchrun_without_ray_gives_the_same_losses(uninterrupted: st.Run, tiny: Config, tmp_path: Path) -> None:
-    config = named(tiny, "torchrun", 2)
+    config = named(tiny, "torchrun", 2, train__eval_every=20)
     (tmp_path / "config.yaml").write_text(configs.dump(config))
     # a ray that cannot be imported stands first on the path
     (tmp_path / "ray").mkdir()
@@ -128,6 +132,21 @@ def test_torchrun_without_ray_gives_the_same_losses(uninterrupted: st.Run, tiny:
     assert done.returncode == 0, done.stderr[-3000:]
     run = st.attach(f"{config.run.root}/torchrun")
     assert_same(run.steps, uninterrupted.steps, 1e-5)
+    assert not any(one.beside for one in run.evaluations)
+    here, there = run.evaluations, uninterrupted.evaluations
+    assert [(one.step, one.rows) for one in here] == [(one.step, one.rows) for one in there]
+    assert [one.heldout_loss for one in here] == pytest.approx([one.heldout_loss for one in there], abs=1e-5)
+
+
+def test_a_checkpoint_is_evaluated_by_whoever_asks(uninterrupted: st.Run, capsys: pytest.CaptureFixture[str]) -> None:
+    [seen] = [one for one in uninterrupted.evaluations if one.step == 40]
+    assert uninterrupted.evaluate(40, seen.rows).heldout_loss == pytest.approx(seen.heldout_loss, abs=1e-5)
+    assert main(["evaluate", uninterrupted.folder.path, "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["step"] == 60
+    assert found["rows"] == load_manifest(Folder(uninterrupted.config.shards.dataset)).splits[HELDOUT].rows
+    assert main(["evaluate", uninterrupted.folder.path, "--step", "41"]) == 2
+    assert "has no checkpoint that counts" in capsys.readouterr().err
 
 
 def test_ctrl_c_saves_and_stops_and_the_run_goes_on_at_any_size(uninterrupted: st.Run, tiny: Config) -> None:

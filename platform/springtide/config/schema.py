@@ -32,6 +32,14 @@ class TrainConfig(Section):
     """Seed of what is drawn in training, such as dropout; each step and worker draws from its own [1]."""
     eval_rows: int = free(default=64, ge=0)
     """Held-out rows to evaluate on, before and after training; 0 evaluates nothing [rows]."""
+    eval_every: int = free(default=0, ge=0)
+    """Steps between evaluations while it trains; 0 makes none [steps]."""
+    eval_beside: bool = free(default=False)
+    """Whether those are made beside training, of the first checkpoint committed at or after each such step, by a process of its
+    own that computes in fp32; else training waits for them. One that takes longer than it has leaves out checkpoints
+    [flag]."""
+    eval_gpus: float = free(default=0.0, ge=0)
+    """GPUs that process reserves in Ray; without one it computes on the driver's node [gpus]."""
     sample_tokens: int = free(default=96, ge=0)
     """Length of the text generated after training; 0 generates none [tokens]."""
 

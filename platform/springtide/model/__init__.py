@@ -2,7 +2,7 @@
 
 from springtide.model.decoder import Decoder, Past, build, flops_per_token, initial, num_parameters, skeleton
 from springtide.model.loss import NOT_PREDICTED
-from springtide.model.source import find, make
+from springtide.model.source import find, make, whole
 
 __all__ = [
     "NOT_PREDICTED",
@@ -15,4 +15,5 @@ __all__ = [
     "make",
     "num_parameters",
     "skeleton",
+    "whole",
 ]

@@ -22,7 +22,7 @@ from torch import nn
 
 from springtide.config.engine import ModelConfig
 from springtide.errors import ConfigError, explain
-from springtide.model.decoder import skeleton
+from springtide.model.decoder import build, skeleton
 
 
 def make(config: ModelConfig, vocab_size: int, separator: int | None = None) -> nn.Module:
@@ -36,6 +36,11 @@ def make(config: ModelConfig, vocab_size: int, separator: int | None = None) -> 
     if not isinstance(model, nn.Module):
         raise _problem(config.source, f"returned a {type(model).__name__}", "return an nn.Module")
     return model
+
+
+def whole(config: ModelConfig, vocab_size: int, separator: int | None = None) -> nn.Module:
+    """The same with all its weights on the CPU, for a process alone to load them into."""
+    return make(config, vocab_size, separator) if config.source else build(config, vocab_size, separator)
 
 
 def find(source: str) -> Callable[..., object]:

@@ -20,6 +20,7 @@ from springtide.config import Config
 from springtide.elastic import Interrupt
 from springtide.elastic.policy import Bounds
 from springtide.errors import SpringtideError, StoppedWaiting, TrainingFailed
+from springtide.on_ray.beside import evaluations
 from springtide.on_ray.cluster import check_resources
 from springtide.on_ray.control import open_control
 from springtide.on_ray.nodes import may_be_taken_away
@@ -62,15 +63,15 @@ def train(
             failure.append(error)
 
     thread = threading.Thread(target=fit, name="springtide-fit", daemon=True)
-    with vaults_end(run), _signals() as asked:
+    with vaults_end(run), evaluations(config, run, listen) as hear, _signals() as asked:
         thread.start()
         while thread.is_alive():
-            _pass_on(control, listen)
+            _pass_on(control, hear)
             if asked.is_set():
                 asked.clear()
                 ray.get(control.ask.remote(Interrupt.STOP.value))
         thread.join()
-        _pass_on(control, listen, wait_s=0.0)
+        _pass_on(control, hear, wait_s=0.0)
         ray.kill(control)
         if failure and not isinstance(fatal(failure[0]), StoppedWaiting):
             raise _explain(failure[0]) from failure[0]

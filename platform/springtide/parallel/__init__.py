@@ -2,6 +2,6 @@
 
 from springtide.parallel.fsdp import local, parallelize, set_gradient_sync
 from springtide.parallel.links import Links
-from springtide.parallel.mesh import World, backend, process_group, world
+from springtide.parallel.mesh import World, alone, backend, process_group, world
 
-__all__ = ["Links", "World", "backend", "local", "parallelize", "process_group", "set_gradient_sync", "world"]
+__all__ = ["Links", "World", "alone", "backend", "local", "parallelize", "process_group", "set_gradient_sync", "world"]

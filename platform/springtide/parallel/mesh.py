@@ -23,17 +23,23 @@ class World:
     rank: int
     size: int
     device: torch.device
-    mesh: DeviceMesh
-    """One axis, ``shard``, over all ranks; or ``replicate`` and ``shard``, where there are several copies of the model."""
+    mesh: DeviceMesh | None = None
+    """One axis, ``shard``, over all ranks; or ``replicate`` and ``shard``, where there are several copies of the model. A
+    process alone, without a process group, has none."""
 
     @property
     def copies(self) -> int:
         """Of the model."""
-        return self.mesh.size(0) if self.mesh.ndim == 2 else 1
+        return self.mesh.size(0) if self.mesh is not None and self.mesh.ndim == 2 else 1
 
     @property
     def is_first(self) -> bool:
         return self.rank == 0
+
+
+def alone(device: torch.device) -> World:
+    """A process that needs no others."""
+    return World(0, 1, device)
 
 
 def backend(device_type: str) -> str:

@@ -106,6 +106,8 @@ class Evaluated(Event):
     rows: int
     corpora: dict[str, float] = dataclasses.field(default_factory=dict)
     """Bits per byte of each corpus alone."""
+    beside: bool = False
+    """Whether training went on meanwhile."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

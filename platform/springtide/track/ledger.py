@@ -124,6 +124,8 @@ class _Book:
 
     def hear(self, event: Event) -> None:
         """One event, in order of time."""
+        if isinstance(event, Evaluated) and event.beside:
+            return
         if isinstance(event, _ELSEWHERE):
             self._hear_controller(event)
             return

@@ -9,12 +9,20 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from springtide.model import Decoder, Past
-from springtide.parallel import World
+from springtide.checkpoint.layout import step_of
+from springtide.checkpoint.load import load
+from springtide.checkpoint.retention import note_reader
+from springtide.config import Config
+from springtide.model import Decoder, Past, whole
+from springtide.parallel import World, alone
 from springtide.shards import HELDOUT, Manifest, SplitReader
-from springtide.stream import Data
+from springtide.store import Folder
+from springtide.stream import Data, open_data
 from springtide.track.events import Evaluated
 from springtide.train.step import predicted, separator_of, token_loss
+
+_ROWS_AT_ONCE = 8
+"""Where a run has left that to its cluster."""
 
 
 @torch.no_grad()
@@ -59,8 +67,22 @@ def _evaluate(
         counts = torch.tensor([counted, num_bytes, len(rows)], dtype=torch.float64, device=world.device)
         _, nats = token_loss(model, rows_BL, world)
         total += torch.cat([nats.double().reshape(1), counts])
-    dist.all_reduce(total)
+    if world.size > 1:
+        dist.all_reduce(total)
     return total
+
+
+def evaluate_checkpoint(run: Folder, config: Config, name: str, device_type: str = "cpu") -> Evaluated:
+    """The same of a committed checkpoint, in a process alone, in fp32. CheckpointError when its bytes are not those that were
+    committed."""
+    data = open_data(config)
+    model = whole(config.model, data.vocab_size, data.separator)
+    with note_reader(run, name):
+        load(run, name, model)
+    train, world = config.train, alone(torch.device(device_type))
+    rows_at_once = train.rows_at_once if train.micro_batch != "auto" else _ROWS_AT_ONCE
+    step = step_of(name) or 0
+    return evaluate(model.to(world.device), data, world, step, train.eval_rows, rows_at_once)
 
 
 @torch.no_grad()

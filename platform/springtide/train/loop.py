@@ -10,10 +10,9 @@ import contextlib
 import dataclasses
 import itertools
 import random
-import resource
 import secrets
 import time
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 
 import numpy as np
 import torch
@@ -33,8 +32,9 @@ from springtide.model import flops_per_token, make, num_parameters
 from springtide.parallel import World, parallelize
 from springtide.store import Folder
 from springtide.store.digest import of_bytes
-from springtide.stream import Batch, Data, RankReader, ahead, check, digest
+from springtide.stream import Batch, Data, RankReader, check, digest
 from springtide.track.events import Evaluated, Event, Left, Rejected, RolledBack, Started, StepDone, Stopped, Waited
+from springtide.train.device import peak_memory, to_device
 from springtide.train.evaluate import evaluate
 from springtide.train.judge import Judge
 from springtide.train.optim import adamw, learning_rate, set_learning_rate
@@ -148,7 +148,7 @@ class Run:
                     return True
                 yield from profile.after(self.step, data_wait_s)
                 stopped = Interrupt.STOP in result.interrupts
-                if self.step == last:
+                if self.step == last or self._evaluates_now:
                     yield from self._evaluate()
                 if stopped or self.step == last:
                     yield from saves.finish(self.step)
@@ -268,12 +268,17 @@ class Run:
             data_wait_s=max(result.data_waits_s),
             tokens_per_s=tokens_per_s,
             mfu=self.flops_per_token * tokens_per_s / (self.peak_flops * self.world.size),
-            memory_bytes=_peak_memory(self.world.device),
+            memory_bytes=peak_memory(self.world.device),
             world_size=self.world.size,
             digest=f"{result.digest:016x}",
             updated=result.updated,
             loss_scale=self.judge.scale.value,
         )
+
+    @property
+    def _evaluates_now(self) -> bool:
+        every, beside = self.config.train.eval_every, self.config.train.eval_beside
+        return every > 0 and self.step % every == 0 and not beside
 
     def _evaluate(self) -> Iterator[Evaluated]:
         train = self.config.train
@@ -370,20 +375,3 @@ def seed_generators(seed: int, step: int, rank: int) -> None:
     torch.manual_seed(mixed)  # of every device
     random.seed(mixed)
     np.random.seed(mixed % 2**32)
-
-
-def to_device(batches: Iterable[Batch], device: torch.device) -> Iterator[tuple[Batch, Tensor]]:
-    """The batches and their tokens, int64 (n, L + 1), on ``device``. For a GPU they reach pinned memory a batch ahead, in a
-    thread, so that the copy runs beside the computing."""
-    pairs: Iterator[tuple[Batch, Tensor]] = (
-        (batch, torch.from_numpy(batch.tokens.astype(np.int64))) for batch in batches
-    )
-    if device.type == "cuda":
-        pairs = ahead((batch, tokens_NL.pin_memory()) for batch, tokens_NL in pairs)
-    return ((batch, tokens_NL.to(device, non_blocking=True)) for batch, tokens_NL in pairs)
-
-
-def _peak_memory(device: torch.device) -> int:
-    if device.type == "cuda":
-        return torch.cuda.max_memory_allocated(device)
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from springtide.stream import Batch, ahead
-from springtide.train.loop import to_device
+from springtide.train.device import to_device
 
 
 def batches(number: int) -> Iterator[Batch]:
