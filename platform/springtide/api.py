@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from springtide import config as configs
-from springtide.checkpoint import attempts
+from springtide.checkpoint import attempts, branch
 from springtide.checkpoint.layout import check_order
 from springtide.config import Config
 from springtide.dataset import Progress, open_dataset, rows_text, silent, units_to_make
@@ -30,6 +30,7 @@ from springtide.track.mlflow_sink import OFF, MlflowSink, default_uri
 _PROMPT = "def "
 _TEMPERATURE = 0.8
 _LARGE_UNITS = 8
+_RATE_JUMP = 0.02
 _CARD_ROWS = 3
 CARD = "card.html"
 
@@ -91,6 +92,7 @@ def train(
     config = prepare(config, progress)
     data = open_data(config)
     check_order(run.folder, data.order.identity_at, accept_changes)
+    remark = _branched(config, data) if config.train.start_from else ""
     earlier = run.events
     changed = configs.difference(run.config, config) if earlier else {}
     attempt = attempts.claim(run.folder, secrets.token_hex(8), trains=False)
@@ -100,11 +102,14 @@ def train(
         "springtide.dataset": " ".join(data.datasets),
         "springtide.dataset_digest": " ".join(manifest.digest for manifest in data.manifests),
         "springtide.checkpoints": (run.folder / "checkpoints").url,
+        "springtide.start_from": config.train.start_from,
     }
 
     with contextlib.ExitStack() as stack:
         journal = stack.enter_context(Journal(run.folder))
         console = stack.enter_context(Console(config.num_steps, config.track.progress))
+        if remark:
+            console.say(remark)
         for name, (before, after) in changed.items():
             console.say(f"resumed with {name}: {before!r} -> {after!r}")
         listeners: list[Callable[[Event], None]] = [journal, console, *([listen] if listen else [])]
@@ -132,6 +137,17 @@ def train(
             attempts.end(run.folder, attempt.number)
             run.write_report()
     return run
+
+
+def _branched(config: Config, data: Data) -> str:
+    """What a person should know of where the run begins; ConfigError when it cannot begin there."""
+    from springtide.train.optim import rate_after
+
+    saved, step = branch.prepare(config, data.order.identity_at), branch.first_step(config.train)
+    there, here = rate_after(saved, step), rate_after(config, step)
+    if not step or abs(there - here) <= _RATE_JUMP * there:
+        return ""
+    return f"the learning rate of step {step} was {there:.3g} in {config.train.start_from} and is {here:.3g} here"
 
 
 def _fitted(config: Config, data: Data, say: Callable[[str], None]) -> Config:

@@ -16,6 +16,7 @@ import time
 from typing import Any
 
 from springtide import config as configs
+from springtide.checkpoint import branch
 from springtide.checkpoint.layout import committed, name_of, step_of
 from springtide.config import RUN_CONFIG, Config
 from springtide.errors import ConfigError, RunExists, explain
@@ -141,6 +142,9 @@ def claim(config: Config, resume: bool, accept_changes: bool) -> tuple[Config, R
     config = configs.override(config, {"run.id": name, "run.root": root.url})
     run = Run(root / name)
     exists = run.folder.exists(RUN_CONFIG)
+    if config.train.start_from:
+        known = run.config.train.start_from if exists else ""
+        config = configs.override(config, {"train.start_from": branch.resolve(config.train.start_from, known)})
     if exists:
         _check_resume(run, config, resume, accept_changes)
         # what the run has jumped over it never trains on

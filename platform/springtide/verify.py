@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from springtide.checkpoint import branch
 from springtide.config import RUN_CONFIG, parse
 from springtide.store import Folder
 from springtide.stream import digest, open_data
@@ -19,7 +20,8 @@ def verify(run: Folder) -> dict[str, Any]:
     ``loss_max_abs_diff`` between the tries of steps that were trained more than once. A try in an order that was abandoned
     since, by skipping steps that were done, counts only as ``steps_abandoned``. ``corpora``: rows and epochs of each so far.
     """
-    data = open_data(parse(run.read(RUN_CONFIG)))
+    config = parse(run.read(RUN_CONFIG))
+    data = open_data(config)
     events = read_journal(run)
     tries: dict[int, list[tuple[str, StepDone]]] = {}
     identity = ""
@@ -37,7 +39,8 @@ def verify(run: Folder) -> dict[str, Any]:
         mismatches += [
             {"step": step, "expected": expected, "found": one.digest} for one in counted if one.digest != expected
         ]
-    missing = [step for step in range(1, max(tries, default=0) + 1) if step not in tries]
+    first = branch.first_step(config.train) + 1
+    missing = [step for step in range(first, max(tries, default=0) + 1) if step not in tries]
     spread = [max(one.loss for one in done) - min(one.loss for one in done) for done in checked.values()]
     return {
         "ok": bool(tries) and not mismatches and not missing,

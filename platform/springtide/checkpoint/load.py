@@ -20,6 +20,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from springtide.checkpoint import branch
 from springtide.checkpoint.layout import (
     BLOCK_BYTES,
     Identity,
@@ -37,6 +38,7 @@ from springtide.checkpoint.layout import (
 )
 from springtide.checkpoint.retention import note_reader
 from springtide.checkpoint.tensors import Box, box, local, materialize, named_tensors, raw, type_name
+from springtide.config.schema import TrainConfig
 from springtide.errors import CheckpointError
 from springtide.store import Folder, digest
 
@@ -89,17 +91,36 @@ def restore(run: Folder, model: nn.Module, optimizer: torch.optim.Optimizer, ide
     return None
 
 
+def begin(
+    config: TrainConfig, model: nn.Module, optimizer: torch.optim.Optimizer, identity: Identity
+) -> Restored | None:
+    """Load the checkpoint of another run that ``config`` begins with; all ranks call it together. None where it names none.
+    CheckpointError as for ``restore``, and when its bytes are bad: which other to take is for its owner to say."""
+    if not config.start_from:
+        return None
+    weights_only = config.start_with == "weights"
+    run, name = branch.split(config.start_from)
+    manifest, problem = _attempt(run, name, model, None if weights_only else optimizer, identity)
+    if manifest is None:
+        raise CheckpointError(f"{config.start_from}, which {branch.FIELD} names: {problem}")
+    if not weights_only:
+        return Restored(manifest.meta, config.start_from)
+    optimizer.state.clear()  # a snapshot that could not be read to its end
+    return Restored(manifest.meta.model_copy(update={"step": 0, "tokens": 0, "components": {}}), config.start_from)
+
+
 def _attempt(
-    run: Folder, name: str, model: nn.Module, optimizer: torch.optim.Optimizer, identity: Identity
+    run: Folder, name: str, model: nn.Module, optimizer: torch.optim.Optimizer | None, identity: Identity
 ) -> tuple[Manifest | None, str]:
-    """The manifest when every rank loaded its part, else None and what is wrong with the bytes."""
+    """The manifest when every rank loaded its part, else None and what is wrong with the bytes. All ranks call it together; of
+    weights alone, without ``optimizer``, the order says nothing."""
     manifest: Manifest | None = None
     problem = ""
     fatal: Exception | None = None
     try:
         with note_reader(run, name):
             manifest = read_manifest(run, name)
-            if mismatch := of_another_order(run, manifest.meta, identity):
+            if optimizer is not None and (mismatch := of_another_order(run, manifest.meta, identity)):
                 raise _Mismatch(mismatch)
             load(run, name, model, optimizer, manifest)
     except (_Mismatch, OtherFormat, PermissionError) as error:

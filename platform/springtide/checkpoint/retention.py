@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import time
 import uuid
 from collections.abc import Iterator, Mapping
@@ -95,6 +96,11 @@ def note_reader(run: Folder, name: str) -> Iterator[None]:
     finally:
         with contextlib.suppress(OSError):
             folder.remove(note)
+
+
+def hold(run: Folder, name: str, who: str) -> None:
+    """Have checkpoint ``name`` kept for good, for ``who``; OSError when that cannot be noted."""
+    checkpoints(run).write(f"{_READERS}/{name}.{who}", json.dumps({"until_s": math.inf}))
 
 
 def being_read(run: Folder) -> set[str]:

@@ -30,6 +30,11 @@ class TrainConfig(Section):
     """Steps that rank 0 takes a profile of, after the first three of a group of workers; 0 takes none [steps]."""
     seed: int = Field(0, ge=0)
     """Seed of what is drawn in training, such as dropout; each step and worker draws from its own [1]."""
+    start_from: str = ""
+    """Checkpoint of another run to begin with, or its run's folder for the newest; empty begins with new weights [url]."""
+    start_with: Literal["state", "weights"] = "state"
+    """What of it: all its state, so that this run branches off at its step and trains on the rows that follow, or its weights,
+    at step 0 [name]."""
     eval_rows: int = free(default=64, ge=0)
     """Held-out rows to evaluate on, before and after training; 0 evaluates nothing [rows]."""
     eval_every: int = free(default=0, ge=0)

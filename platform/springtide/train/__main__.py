@@ -9,6 +9,7 @@ from collections.abc import Iterator
 import torch
 
 from springtide import config as configs
+from springtide.checkpoint import branch
 from springtide.errors import ConfigError, explain
 from springtide.parallel import process_group, world
 from springtide.store import Folder
@@ -34,8 +35,11 @@ def main() -> None:
             )
         )
     folder = Folder(config.run.root) / config.run.id
-    if folder.exists(configs.RUN_CONFIG):
-        before = configs.parse(folder.read(configs.RUN_CONFIG))
+    before = configs.parse(folder.read(configs.RUN_CONFIG)) if folder.exists(configs.RUN_CONFIG) else None
+    if config.train.start_from:
+        known = before.train.start_from if before else ""
+        config = configs.override(config, {"train.start_from": branch.resolve(config.train.start_from, known)})
+    if before:
         configs.check_same_run(before, config, options.accept_changes)
     device = "cuda" if torch.cuda.is_available() and config.elastic.gpus_per_worker else "cpu"
     with process_group(device):

@@ -20,9 +20,10 @@ import torch.distributed as dist
 from torch import Tensor
 
 from springtide import config as configs
-from springtide.checkpoint import attempts
+from springtide.checkpoint import attempts, branch
 from springtide.checkpoint.layout import Meta, check_order
 from springtide.checkpoint.load import Restored, restore
+from springtide.checkpoint.load import begin as begin_from
 from springtide.checkpoint.memory import Keeper, Memory, restore_from_memory
 from springtide.checkpoint.tensors import named_tensors
 from springtide.config import Config, code_fingerprint, fingerprint
@@ -37,7 +38,7 @@ from springtide.track.events import Evaluated, Event, Left, Rejected, RolledBack
 from springtide.train.device import peak_memory, to_device
 from springtide.train.evaluate import evaluate
 from springtide.train.judge import Judge
-from springtide.train.optim import adamw, learning_rate, set_learning_rate
+from springtide.train.optim import adamw, rate_after, set_learning_rate
 from springtide.train.peak import peak_flops
 from springtide.train.probe import Pace
 from springtide.train.profile import Profile
@@ -107,7 +108,7 @@ class Run:
         self.attempt = self._on_first(self._claim)
         self.phases_s["claim"] = time.perf_counter() - begin
         yield from self._restore()
-        if self.step == 0:
+        if self.step == branch.first_step(self.config.train):
             yield from self._evaluate()
         while (yield from self._train(feed, interrupt)):
             yield from self._go_back()
@@ -223,8 +224,7 @@ class Run:
         self, batch: Batch, tokens_NL: Tensor, tell: Tell, before_update: Callable[[], None]
     ) -> tuple[StepResult, float]:
         config = self.config
-        total = config.num_steps * config.tokens_per_step
-        rate = learning_rate(config.optim, (self.step + 1) * config.tokens_per_step, total)
+        rate = rate_after(config, self.step + 1)
         set_learning_rate(self.optimizer, rate)
         order, world = self.data.order, self.world
         seed_generators(config.train.seed, self.step, world.rank)
@@ -336,6 +336,8 @@ class Run:
             found = restore_from_memory(self.folder, self.keeper, self.model, self.optimizer, identity)
         if found is None:
             found = restore(self.folder, self.model, self.optimizer, identity)
+        if found is None:
+            found = begin_from(self.config.train, self.model, self.optimizer, identity)
         if found is None:
             self.step = self.tokens = 0
             initialize(self.model, self.config.model, self.data.vocab_size, self.data.separator)

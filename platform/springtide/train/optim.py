@@ -7,6 +7,7 @@ import math
 import torch
 from torch import nn
 
+from springtide.config import Config
 from springtide.config.engine import OptimConfig
 from springtide.parallel import local
 
@@ -40,6 +41,12 @@ def learning_rate(config: OptimConfig, tokens: int, total_tokens: int) -> float:
     progress = min(1.0, max(0.0, (tokens - (total_tokens - decay)) / max(decay, 1)))
     shape = 0.5 * (1.0 + math.cos(math.pi * progress)) if config.schedule == "cosine" else 1.0 - progress
     return config.peak_lr * (config.final_lr_ratio + (1.0 - config.final_lr_ratio) * shape)
+
+
+def rate_after(config: Config, step: int) -> float:
+    """The rate of the step after which ``step`` are done."""
+    total = config.num_steps * config.tokens_per_step
+    return learning_rate(config.optim, step * config.tokens_per_step, total)
 
 
 def set_learning_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:

@@ -1,0 +1,66 @@
+"""A run that begins with a checkpoint of another: with its state, at its step (a branch), or with its weights alone.
+
+The checkpoint is read where it lies, at any world size (``load.begin``). The other run keeps it from then on: until the branch
+has one of its own, it begins here again.
+"""
+
+from __future__ import annotations
+
+from springtide import config as configs
+from springtide.checkpoint.layout import Identity, committed, name_of, of_another_order, read_manifest, step_of
+from springtide.checkpoint.retention import hold
+from springtide.config import Config
+from springtide.config.schema import TrainConfig
+from springtide.errors import CheckpointError, ConfigError, explain
+from springtide.store import Folder
+
+FIELD = "train.start_from"
+
+
+def resolve(url: str, known: str) -> str:
+    """The URL of the checkpoint that ``url`` means: itself, or the newest of the run it names; ``known`` where that is one of
+    the same run, so that one who goes on means the one that was begun with. ConfigError when there is none."""
+    run, name = split(url)
+    if not name and known and split(known)[0] == run:
+        return known
+    names = committed(run)
+    name = name or (names or [""])[-1]
+    if name not in names:
+        there = ", ".join(names[-3:]) or "none"
+        raise ConfigError(explain(FIELD, url, f"names no checkpoint that counts; {run.url} has {there}", "name one"))
+    return f"{run.url}/checkpoints/{name}"
+
+
+def prepare(config: Config, identity: Identity) -> Config:
+    """See that a run of ``config`` can begin with the checkpoint it names, and have that kept; returns the config that it was
+    saved under. ConfigError when it cannot."""
+    url = config.train.start_from
+    run, name = split(url)
+    try:
+        manifest = read_manifest(run, name)
+    except CheckpointError as error:
+        raise ConfigError(explain(FIELD, url, f"cannot be used: {error}", "name another checkpoint")) from None
+    meta, weights_only = manifest.meta, config.train.start_with == "weights"
+    if not weights_only and (problem := of_another_order(run, meta, identity)):
+        raise ConfigError(
+            explain(FIELD, url, problem, "or train.start_with = weights, to begin at step 0 of this order")
+        )
+    if not weights_only and meta.step >= config.num_steps:
+        end = f"is of step {meta.step}, and train.total ends at step {config.num_steps}"
+        raise ConfigError(explain(FIELD, url, end, "raise train.total"))
+    hold(run, name, config.run.id)
+    return configs.build(manifest.config)
+
+
+def first_step(config: TrainConfig) -> int:
+    """Steps done when a run of ``config`` begins."""
+    branches = config.start_from and config.start_with == "state"
+    return (step_of(split(config.start_from)[1]) or 0) if branches else 0
+
+
+def split(url: str) -> tuple[Folder, str]:
+    """The run of a checkpoint, and the name of its checkpoint; empty where ``url`` is the run's."""
+    folder = Folder(url)
+    if step_of(folder.name) is None:
+        return folder, ""
+    return Folder(folder.url.rsplit("/", 2)[0]), name_of(step_of(folder.name) or 0)
