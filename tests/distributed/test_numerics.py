@@ -131,6 +131,22 @@ def test_with_exact_sums_a_resized_run_is_bit_equal(tiny: Config, ranks: Ranks) 
         assert torch.equal(tensor, state[name]), name
 
 
+def test_batches_that_grow_are_the_same_at_any_world_size(tiny: Config, ranks: Ranks) -> None:
+    length = tiny.shards.sequence_length
+    ramp = [{"rows": 4, "until_tokens": 4 * length * 6}, {"rows": 8, "until_tokens": 4 * length * 6 + 8 * length * 4}]
+    config = named(tiny, "grown", stream__lanes=4, stream__ramp=ramp, parallel__reduction="fp64", train__eval_rows=0)
+    config = configs.override(config, {"train.total": length * (4 * 6 + 8 * 4 + 12 * 5), "optim.warmup": 16 * length})
+    expected = steps(ranks(1, train, config)[0])
+    assert [one.step_tokens // length for one in expected.values()] == [4] * 6 + [8] * 4 + [12] * 5
+    assert expected[4].learning_rate == config.optim.peak_lr  # in tokens, however small the steps
+    resized = named(config, "resized")
+    found = {**steps(ranks(3, train, resized, 5)[0]), **steps(ranks(2, train, resized, 11)[0])}
+    found |= steps(ranks(4, train, resized)[0])
+    assert found.keys() == expected.keys()
+    for step, one in found.items():
+        assert (one.digest, one.tokens, one.loss) == (expected[step].digest, expected[step].tokens, expected[step].loss)
+
+
 def test_fitted_documents_train_alike_at_any_world_size(tiny: Config, ranks: Ranks, poems: str, datasets: Path) -> None:
     """Rows hold different numbers of tokens that count, so only a token-weighted loss is right."""
     changes = {"shards.packing": "best_fit", "shards.separate_documents": True, "shards.dataset": ""}

@@ -133,13 +133,24 @@ class SkippedSamples(Section):
     """Sample ids, as the feed's errors and ``springtide inspect`` show them [ids]."""
 
 
+class SmallerBatches(Section):
+    """A size of batch to begin with."""
+
+    rows: int = Field(ge=1)
+    """Rows in a step over all workers; a multiple of the lanes [rows]."""
+    until_tokens: Tokens
+    """Trained on when the next size begins, or stream.global_batch after the last [tokens]."""
+
+
 class StreamConfig(Section):
     """Which rows make up each step: the order of samples."""
 
     seed: int = Field(0, ge=0)
     """Key of the order [1]."""
     global_batch: int = Field(16, ge=1)
-    """Rows in a step over all workers, constant for the run [rows]."""
+    """Rows in a step over all workers, whatever their number [rows]."""
+    ramp: tuple[SmallerBatches, ...] = ahead(default=())
+    """Smaller batches to begin with, in steps of the order; empty trains with global_batch from the first on [table]."""
     lanes: int = Field(0, ge=0)
     """Parts of the order that workers own whole; must divide global_batch; 0 means global_batch [lanes]."""
     window: int = Field(512, ge=1)
@@ -168,4 +179,15 @@ class StreamConfig(Section):
                     "choose a divisor, or 0 for one lane a row",
                 )
             )
+        until = 0
+        for entry in self.ramp:
+            if entry.rows % self.num_lanes or entry.rows > self.global_batch:
+                limit = f"must be a multiple of the {self.num_lanes} lanes, and at most stream.global_batch"
+                raise ValueError(
+                    explain("stream.ramp.rows", entry.rows, limit, "set stream.lanes to a divisor of all sizes")
+                )
+            if entry.until_tokens <= until:
+                limit = f"must be more than {until}, where the size before ends"
+                raise ValueError(explain("stream.ramp.until_tokens", int(entry.until_tokens), limit, "sort the table"))
+            until = int(entry.until_tokens)
         return self

@@ -14,6 +14,7 @@ from pydantic import Field, model_validator
 from springtide.config.amounts import Bytes, Seconds, Tokens
 from springtide.config.data import CorpusConfig, ShardsConfig, StreamConfig
 from springtide.config.engine import ModelConfig, OptimConfig, ParallelConfig
+from springtide.config.ramp import Ramp
 from springtide.config.section import Section, free
 from springtide.errors import explain
 
@@ -234,14 +235,33 @@ class Config(Section):
     """Metrics."""
 
     @property
+    def ramp(self) -> Ramp:
+        """Rows of every step."""
+        length, pieces, trained = self.shards.sequence_length, [(0, self.stream.global_batch)], 0
+        for entry in self.stream.ramp:
+            start = pieces.pop()[0]
+            steps = -(-(int(entry.until_tokens) - trained) // (entry.rows * length))
+            trained += steps * entry.rows * length
+            pieces += [(start, entry.rows), (start + steps, self.stream.global_batch)]
+        return Ramp(tuple(pieces))
+
+    @property
     def tokens_per_step(self) -> int:
-        """Tokens trained on in a step over all workers [tokens]."""
+        """Tokens trained on in a step of full size over all workers [tokens]."""
         return self.stream.global_batch * self.shards.sequence_length
 
     @property
     def num_steps(self) -> int:
         """Steps in the run [steps]."""
-        return -(-int(self.train.total) // self.tokens_per_step)
+        return self.steps_to(int(self.train.total))
+
+    def steps_to(self, tokens: int) -> int:
+        """Steps until ``tokens`` are trained on, or more, if none is jumped over [steps]."""
+        return self.ramp.steps(-(-tokens // self.shards.sequence_length))
+
+    def tokens_after(self, step: int) -> int:
+        """Tokens trained on after ``step`` steps, if none is jumped over [tokens]."""
+        return self.ramp.before(step) * self.shards.sequence_length
 
     @model_validator(mode="after")
     def _check(self) -> Config:
@@ -291,7 +311,7 @@ class Config(Section):
             )
         if self.train.total < 1:
             found.append(explain("train.total", int(self.train.total), "trains on nothing", "give at least one token"))
-        if self.optim.warmup + self.optim.decay > self.num_steps * self.tokens_per_step:
+        if self.optim.warmup + self.optim.decay > self.tokens_after(self.num_steps):
             found.append(
                 explain(
                     "optim.warmup",

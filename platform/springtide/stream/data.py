@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import math
 import os
 import tempfile
 from collections.abc import Callable, Iterable
@@ -13,7 +12,6 @@ from typing import Any
 import numpy as np
 
 from springtide.config import Config, override
-from springtide.config.data import StreamConfig
 from springtide.config.files import nearest
 from springtide.errors import ConfigError, explain
 from springtide.shards import TRAIN, Manifest, SplitReader, load_manifest
@@ -126,7 +124,8 @@ def open_data(config: Config) -> Data:
         global_batch=config.stream.global_batch,
         lanes=config.stream.num_lanes,
         window=config.stream.window,
-        schedule=_schedule(config.stream, config.tokens_per_step, dict(zip(corpora, rows, strict=True))),
+        schedule=_schedule(config, dict(zip(corpora, rows, strict=True))),
+        ramp=config.ramp.pieces,
         skip=config.stream.skip,
         skip_samples=tuple((entry.from_step, entry.samples) for entry in config.stream.skip_samples),
     )
@@ -178,7 +177,8 @@ def _check(config: Config, name: str, url: str, manifest: Manifest, first: Manif
         )
 
 
-def _schedule(stream: StreamConfig, tokens_per_step: int, rows: dict[str, int]) -> Schedule:
+def _schedule(config: Config, rows: dict[str, int]) -> Schedule:
+    stream = config.stream
     if not stream.weights:
         return ((0, tuple(float(count) for count in rows.values())),)
     pieces: dict[int, tuple[float, ...]] = {}
@@ -188,7 +188,7 @@ def _schedule(stream: StreamConfig, tokens_per_step: int, rows: dict[str, int]) 
                 raise ConfigError(
                     explain("stream.weights", name, "is not a corpus of stream.mixture", nearest(name, rows))
                 )
-        start = max(entry.from_step, math.ceil(entry.from_tokens / tokens_per_step))
+        start = max(entry.from_step, config.steps_to(int(entry.from_tokens)))
         shares = tuple(entry.shares.get(name, 0.0) for name in rows)
         if sum(shares) <= 0:
             raise ConfigError(explain("stream.weights", entry.shares, "weigh nothing", "give one corpus a weight"))

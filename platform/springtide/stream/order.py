@@ -21,6 +21,7 @@ from collections.abc import Callable
 
 import numpy as np
 
+from springtide.config.ramp import Ramp
 from springtide.errors import CorpusError, explain
 from springtide.stream.deal import Deal, Schedule
 from springtide.stream.permute import key, mix, permutation
@@ -124,6 +125,8 @@ class Order:
     """Steps to jump over. These and all others below are steps of the order: they count the skipped ones too."""
     skip_samples: tuple[tuple[int, tuple[int, ...]], ...] = ()
     """(from_step, sample ids) to leave out of the batches from that step on."""
+    ramp: tuple[tuple[int, int], ...] = ()
+    """(from_step, rows) of steps that are smaller or of full size, see ``Ramp``; empty: all are of full size."""
 
     @property
     def identity(self) -> str:
@@ -139,18 +142,25 @@ class Order:
             return end is None or start < end
 
         pieces = [
-            (start, [(number, self.manifests[number], cut) for number, cut in self._deal.shares(piece)])
+            (start, [(number, self.manifests[number], cut) for number, cut in self._deals[0].shares(piece)])
             for piece, (start, _) in enumerate(self.schedule)
             if begun(start)
         ]
         skip = sorted({step for step in self.skip if begun(step)})
         samples = [(start, sorted(ids)) for start, ids in self.skip_samples if begun(start)]
         parts = [self.seed, self.global_batch, self.lanes, self.window, pieces, skip, samples]
+        if len(self._ramp.pieces) > 1:
+            parts.append([piece for piece in self._ramp.pieces if begun(piece[0])])
         return hashlib.blake2b(json.dumps(parts).encode(), digest_size=16).hexdigest()
 
     @functools.cached_property
-    def _deal(self) -> Deal:
-        return Deal(self.global_batch, self.schedule)
+    def _ramp(self) -> Ramp:
+        return Ramp(self.ramp or ((0, self.global_batch),))
+
+    @functools.cached_property
+    def _deals(self) -> tuple[Deal, ...]:
+        """One for each piece of the ramp: a step's slots are evenly spaced whatever their number."""
+        return tuple(Deal(rows, self.schedule) for _, rows in self._ramp.pieces)
 
     @functools.cached_property
     def _corpora(self) -> tuple[CorpusOrder, ...]:
@@ -165,8 +175,16 @@ class Order:
 
     @property
     def rows_per_lane(self) -> int:
-        """k."""
+        """k, of a step of full size."""
         return self.global_batch // self.lanes
+
+    def rows(self, step: int) -> int:
+        """G, of ``step``, before any are left out."""
+        return self._ramp.rows(self.undealt(step))
+
+    def lane_share(self, step: int) -> int:
+        """k, of ``step``."""
+        return self.rows(step) // self.lanes
 
     def undealt(self, step: int) -> int:
         """The step of the deal that ``step`` is, skipped ones not counted."""
@@ -175,9 +193,8 @@ class Order:
 
     def epoch(self, step: int, corpus: int = 0) -> float:
         """How often the first lane has been through ``corpus`` before ``step``."""
-        dealt = self.undealt(step)
-        draws = sum(self._deal.drawn(slot, dealt)[corpus] for slot in range(self.rows_per_lane))
-        return draws / self._corpora[corpus].draws_per_epoch
+        draws = self._drawn_before(self.undealt(step), range(1))[0, corpus]
+        return float(draws / self._corpora[corpus].draws_per_epoch)
 
     def lanes_of(self, rank: int, world_size: int) -> range:
         """The lanes l with floor(l * W / C) == rank: contiguous, and sizes differ by at most one."""
@@ -186,7 +203,7 @@ class Order:
     def lane_rows(self, step: int, rank: int, world_size: int) -> list[int]:
         """Rows of ``step`` in each lane of ``rank``: k, less those left out."""
         _, kept = self._drawn_and_kept(step, self.lanes_of(rank, world_size))
-        return kept.reshape(-1, self.rows_per_lane).sum(axis=1).tolist()
+        return kept.reshape(-1, self.lane_share(step)).sum(axis=1).tolist()
 
     def batch(self, step: int) -> np.ndarray:
         """Sample ids of ``step``, uint64 (G,), in slot order."""
@@ -214,46 +231,62 @@ class Order:
 
     def corpora(self, step: int) -> np.ndarray:
         """The corpus of every slot of ``step``, int64 (G,)."""
-        return self._deal.corpora(self.undealt(step))
+        dealt = self.undealt(step)
+        return self._deals[self._ramp.piece(dealt)].corpora(dealt)
 
     @functools.cached_property
-    def _block(self) -> Callable[[int, range], np.ndarray]:
+    def _block(self) -> Callable[[int, range], list[np.ndarray]]:
         return functools.lru_cache(maxsize=_BLOCKS_KEPT)(self._draw)
 
-    def _draw(self, block: int, lanes: range) -> np.ndarray:
-        """What ``lanes`` draw in the steps of a block, uint64 (_STEPS_A_BLOCK, len(lanes) * k)."""
-        steps, k = _STEPS_A_BLOCK, self.rows_per_lane
-        drawn = np.empty((len(lanes), steps * k), dtype=np.uint64)
-        if self._deal.num_corpora == 1:
+    def _draw(self, block: int, lanes: range) -> list[np.ndarray]:
+        """What ``lanes`` draw in each step of a block, uint64 (len(lanes) * k,)."""
+        first = block * _STEPS_A_BLOCK
+        runs = list(self._ramp.runs(first, first + _STEPS_A_BLOCK))
+        ks = [self._ramp.pieces[piece][1] // self.lanes for piece, begin, end in runs for _ in range(begin, end)]
+        drawn = np.empty((len(lanes), sum(ks)), dtype=np.uint64)
+        if len(self.group_rows) == 1:
+            before = self._ramp.before(first) // self.lanes
             for place, lane in enumerate(lanes):
-                drawn[place] = self._corpora[0].draw(lane, block * steps * k, steps * k)
+                drawn[place] = self._corpora[0].draw(lane, before, sum(ks))
         else:
-            dealt, before = self._dealt(block)
+            dealt, counts = self._dealt(block)
             for place, lane in enumerate(lanes):
-                slots = slice(lane * k, (lane + 1) * k)
-                corpora, counts = dealt[:, slots].reshape(-1), before[slots].sum(axis=0)
-                for corpus in np.unique(corpora).tolist():
-                    here = np.flatnonzero(corpora == corpus)  # what a lane draws from one corpus follows on
-                    rows = self._corpora[corpus].draw(lane, int(counts[corpus]), len(here))
+                for corpus in np.unique(dealt[lane]).tolist():
+                    here = np.flatnonzero(dealt[lane] == corpus)  # what a lane draws from one corpus follows on
+                    rows = self._corpora[corpus].draw(lane, int(counts[lane, corpus]), len(here))
                     drawn[place, here] = join(corpus, rows)
-        return np.ascontiguousarray(drawn.reshape(len(lanes), steps, k).swapaxes(0, 1)).reshape(steps, -1)
+        return [part.reshape(-1) for part in np.split(drawn, np.cumsum(ks)[:-1], axis=1)]
 
     @functools.cached_property
     def _dealt(self) -> Callable[[int], tuple[np.ndarray, np.ndarray]]:
         return functools.lru_cache(maxsize=_BLOCKS_KEPT)(self._deal_block)
 
     def _deal_block(self, block: int) -> tuple[np.ndarray, np.ndarray]:
-        """The corpus of every slot of a block's steps, int64 (_STEPS_A_BLOCK, G), and how often each slot drew from each corpus
-        before, int64 (G, corpora)."""
+        """The corpus of every draw that a lane makes in a block, int64 (C, draws), and how often it drew from each corpus
+        before, int64 (C, corpora)."""
         first = block * _STEPS_A_BLOCK
-        dealt = np.stack([self._deal.corpora(first + step) for step in range(_STEPS_A_BLOCK)])
+        parts = []
+        for piece, begin, end in self._ramp.runs(first, first + _STEPS_A_BLOCK):
+            corpora = np.stack([self._deals[piece].corpora(step) for step in range(begin, end)])
+            parts.append(corpora.reshape(end - begin, self.lanes, -1).swapaxes(0, 1).reshape(self.lanes, -1))
+        dealt = np.concatenate(parts, axis=1)
         before = self._counted.pop(block, None)
         if before is None:  # a seek; walking on takes an addition
-            before = np.array([self._deal.drawn(slot, first) for slot in range(self.global_batch)], dtype=np.int64)
-        after = before + (dealt[:, :, None] == np.arange(self._deal.num_corpora)).sum(axis=0)
+            before = self._drawn_before(first, range(self.lanes))
+        after = before + (dealt[:, :, None] == np.arange(len(self.group_rows))).sum(axis=1)
         self._counted.clear()
         self._counted[block + 1] = after
         return dealt, before
+
+    def _drawn_before(self, dealt: int, lanes: range) -> np.ndarray:
+        """How often each of ``lanes`` drew from each corpus before step ``dealt`` of the deal, int64 (len(lanes), corpora)."""
+        counts = np.zeros((len(lanes), len(self.group_rows)), dtype=np.int64)
+        for piece, begin, end in self._ramp.runs(0, dealt):
+            deal, k = self._deals[piece], self._ramp.pieces[piece][1] // self.lanes
+            for place, lane in enumerate(lanes):
+                for slot in range(lane * k, (lane + 1) * k):
+                    counts[place] += np.array(deal.drawn(slot, end)) - np.array(deal.drawn(slot, begin))
+        return counts
 
     @functools.cached_property
     def _counted(self) -> dict[int, np.ndarray]:

@@ -45,8 +45,7 @@ def learning_rate(config: OptimConfig, tokens: int, total_tokens: int) -> float:
 
 def rate_after(config: Config, step: int) -> float:
     """The rate of the step after which ``step`` are done."""
-    total = config.num_steps * config.tokens_per_step
-    return learning_rate(config.optim, step * config.tokens_per_step, total)
+    return learning_rate(config.optim, config.tokens_after(step), config.tokens_after(config.num_steps))
 
 
 def set_learning_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:

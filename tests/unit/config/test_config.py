@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -65,6 +66,14 @@ def test_whole_amounts_come_back(number: int) -> None:
         ),
         ({"elastic.min_workers": "3"}, ["elastic.min_workers = 3", "at most elastic.max_workers = 2", "lower it"]),
         ({"stream.lanes": "5"}, ["stream.lanes = 5", "must divide stream.global_batch = 8", "divisor"]),
+        (
+            {"stream.ramp": [{"rows": 6, "until_tokens": 1}]},
+            ["stream.ramp.rows = 6", "multiple of the 4 lanes", "stream.lanes"],
+        ),
+        (
+            {"stream.ramp": [{"rows": 4, "until_tokens": 9}, {"rows": 8, "until_tokens": 9}]},
+            ["stream.ramp.until_tokens = 9", "more than 9", "sort"],
+        ),
         ({"model.num_heads": "5"}, ["model.num_heads = 5", "model.dim = 256", "even multiple"]),
         ({"model.num_kv_heads": "3"}, ["model.num_kv_heads = 3", "must divide model.num_heads = 4"]),
         ({"shards.sequence_length": "4096"}, ["shards.sequence_length = 4096", "model.max_sequence_length", "shorten"]),
@@ -74,7 +83,7 @@ def test_whole_amounts_come_back(number: int) -> None:
         ({"run.id": "../escape"}, ["run.id", "../escape"]),
     ],
 )
-def test_a_bad_setting_says_field_value_limit_and_remedy(changes: dict[str, str], parts: list[str]) -> None:
+def test_a_bad_setting_says_field_value_limit_and_remedy(changes: dict[str, Any], parts: list[str]) -> None:
     with pytest.raises(ConfigError) as caught:
         configs.override(configs.recipes.demo(), changes)
     for part in parts:
@@ -121,3 +130,13 @@ def test_padding_that_would_be_learned_is_refused() -> None:
 def test_fields_are_dotted_names_of_leaves() -> None:
     assert {"optim.peak_lr", "run.id", "feed.read_bytes"} <= fields().keys()
     assert "optim" not in fields()
+
+
+def test_steps_and_tokens_follow_the_ramp() -> None:
+    demo = configs.recipes.demo()
+    length, batch = demo.shards.sequence_length, demo.stream.global_batch
+    ramp = [{"rows": batch // 2, "until_tokens": 3 * batch * length}]
+    config = configs.override(demo, {"stream.ramp": ramp, "train.total": 10 * batch * length})
+    assert demo.num_steps * demo.tokens_per_step >= demo.train.total
+    assert (config.num_steps, config.steps_to(3 * batch * length)) == (6 + 7, 6)
+    assert [config.tokens_after(step) // length for step in (1, 6, 7)] == [batch // 2, 3 * batch, 4 * batch]

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from springtide.config.ramp import Ramp
 from springtide.errors import CorpusError
 from springtide.stream import Order, digest
 from springtide.stream.deal import Deal, floor_sum
@@ -25,6 +26,8 @@ def orders(draw: st.DrawFn, corpora: int = 3) -> Order:
     group_rows = tuple(map(tuple, draw(st.lists(groups, min_size=1, max_size=corpora))))
     weights = st.tuples(*[st.floats(0, 1) for _ in group_rows]).filter(lambda w: sum(w) > 0.01)
     starts = [0, *sorted(draw(st.sets(st.integers(1, 60), max_size=2)))]
+    smaller = sorted(draw(st.sets(st.integers(1, 80), max_size=2)))
+    sizes = [lanes * draw(st.integers(1, global_batch // lanes)) for _ in smaller] + [global_batch]
     return Order(
         manifests=tuple(f"digest-{number}" for number in range(len(group_rows))),
         group_rows=group_rows,
@@ -33,11 +36,23 @@ def orders(draw: st.DrawFn, corpora: int = 3) -> Order:
         lanes=lanes,
         window=draw(st.integers(1, 50)),
         schedule=tuple((start, draw(weights)) for start in starts),
+        ramp=tuple(zip([0, *smaller], sizes, strict=True)),
         skip=tuple(draw(st.sets(st.integers(0, 50), max_size=5))),
         skip_samples=tuple(
             (start, (draw(st.integers(0, 60)),)) for start in draw(st.sets(st.integers(0, 40), max_size=2))
         ),
     )
+
+
+def by_lane_and_corpus(order: Order, steps: int) -> dict[tuple[int, int], list[int]]:
+    """What each lane draws from each corpus, in order."""
+    found: dict[tuple[int, int], list[int]] = {}
+    for step in range(steps):
+        for lane, ids in enumerate(order.batch(step).reshape(order.lanes, -1)):
+            corpora, rows = corpus_and_row(ids)
+            for corpus, row in zip(corpora.tolist(), rows.tolist(), strict=True):
+                found.setdefault((lane, corpus), []).append(row)
+    return found
 
 
 @given(orders(), st.integers(0, 200), st.data())
@@ -47,7 +62,7 @@ def test_the_ranks_of_any_world_size_share_out_exactly_the_batch(order: Order, s
     assert np.array_equal(np.concatenate(parts), order.batch(step))
     whole = dataclasses.replace(order, skip_samples=())
     left_out = {sample for start, ids in order.skip_samples if start <= order.undealt(step) for sample in ids}
-    assert len(whole.batch(step)) == order.global_batch
+    assert len(whole.batch(step)) == order.rows(step)
     assert order.batch(step).tolist() == [sample for sample in whole.batch(step).tolist() if sample not in left_out]
 
 
@@ -63,7 +78,7 @@ def test_lanes_are_owned_once_contiguously_and_evenly(lanes: int, data: st.DataO
 
 @given(orders(corpora=1), st.integers(0, 2))
 def test_one_corpus_gives_every_row_at_most_once_an_epoch(order: Order, epoch: int) -> None:
-    order = dataclasses.replace(order, skip=(), skip_samples=(), schedule=((0, (1.0,)),))
+    order = dataclasses.replace(order, skip=(), skip_samples=(), schedule=((0, (1.0,)),), ramp=())
     rows = sum(order.group_rows[0])
     steps = rows // order.lanes // order.rows_per_lane
     seen = np.concatenate([order.batch(step) for step in range(epoch * steps, (epoch + 1) * steps)])
@@ -76,17 +91,44 @@ def test_one_corpus_gives_every_row_at_most_once_an_epoch(order: Order, epoch: i
 @given(orders())
 def test_a_mixture_gives_every_row_at_most_once_an_epoch_of_its_lane(order: Order) -> None:
     order = dataclasses.replace(order, skip=(), skip_samples=())
-    drawn: dict[tuple[int, int], list[int]] = {}
-    for step in range(40):
-        for lane in range(order.lanes):
-            corpora, rows = corpus_and_row(order.samples(step, range(lane, lane + 1)))
-            for corpus, row in zip(corpora.tolist(), rows.tolist(), strict=True):
-                drawn.setdefault((lane, corpus), []).append(row)
-    for (_, corpus), rows_drawn in drawn.items():
+    for (_, corpus), rows_drawn in by_lane_and_corpus(order, 40).items():
         epoch = order._corpora[corpus].draws_per_epoch
         for start in range(0, len(rows_drawn), epoch):
             part = rows_drawn[start : start + epoch]
             assert len(set(part)) == len(part)
+
+
+@given(orders())
+def test_smaller_batches_draw_the_same_rows_in_the_same_order(order: Order) -> None:
+    order = dataclasses.replace(order, skip=(), skip_samples=())
+    plain = by_lane_and_corpus(dataclasses.replace(order, ramp=()), 90)
+    for place, rows in by_lane_and_corpus(order, 90).items():
+        shared = min(len(rows), len(plain.get(place, [])))
+        assert rows[:shared] == plain.get(place, [])[:shared]
+    assert [len(order.batch(step)) for step in range(90)] == [order.rows(step) for step in range(90)]
+
+
+@given(orders(), st.integers(0, 300))
+def test_what_was_drawn_before_a_step_is_counted_as_it_was_dealt(order: Order, step: int) -> None:
+    order = dataclasses.replace(order, skip=(), skip_samples=())
+    dealt = [order.corpora(before).reshape(order.lanes, -1) for before in range(step)]
+    counts = order._drawn_before(step, range(order.lanes))
+    for corpus in range(len(order.group_rows)):
+        expected = sum((np.sum(one == corpus, axis=1) for one in dealt), np.zeros(order.lanes))
+        assert counts[:, corpus].tolist() == expected.tolist()
+
+
+@given(st.lists(st.tuples(st.integers(1, 20), st.integers(1, 9)), min_size=1, max_size=4), st.integers(0, 99))
+def test_a_ramp_counts_rows_and_steps(lengths: list[tuple[int, int]], step: int) -> None:
+    starts = np.cumsum([0, *(length for length, _ in lengths)]).tolist()
+    ramp = Ramp(tuple(zip(starts, [*(rows for _, rows in lengths), 5], strict=True)))
+    rows = [ramp.rows(one) for one in range(step)]
+    assert ramp.before(step) == sum(rows)
+    assert [
+        rows for piece, begin, end in ramp.runs(0, step) for rows in [ramp.pieces[piece][1]] * (end - begin)
+    ] == rows
+    assert ramp.steps(sum(rows)) == step
+    assert ramp.steps(sum(rows) + 1) == step + 1
 
 
 @given(orders(), st.integers(0, 10**12))
@@ -127,7 +169,7 @@ def test_every_step_holds_its_share_of_each_corpus_to_within_one_sample(
 
 @given(orders(), st.integers(0, 30))
 def test_draws_counted_by_floor_sums_are_those_dealt(order: Order, step: int) -> None:
-    deal = order._deal
+    deal = order._deals[-1]
     for slot in range(min(order.global_batch, 3)):
         dealt = [int(deal.corpora(before)[slot]) for before in range(step)]
         assert deal.drawn(slot, step) == [dealt.count(corpus) for corpus in range(deal.num_corpora)]
