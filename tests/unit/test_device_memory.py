@@ -11,6 +11,7 @@ from springtide import config as configs
 from springtide.cli import main
 from springtide.errors import ConfigError
 from springtide.fit import check_fits, choose, fit
+from springtide.on_ray.cluster import check_precision
 from springtide.train.memory import predicted_bytes
 
 memory = importlib.import_module("springtide.train.memory")  # the package's own ``train`` is a function
@@ -83,3 +84,13 @@ def test_the_command_prints_the_table(capsys: pytest.CaptureFixture[str]) -> Non
     assert found["as configured"] > 0
     assert main(["fit", "--recipe", "tiny", "--workers", "2"]) == 0
     assert "as configured" in capsys.readouterr().out
+
+
+def test_a_type_that_a_device_lacks_is_refused_with_the_device_named() -> None:
+    nodes = [{"CPU": 8.0, "GPU": 1.0, "accelerator_type:T4": 1.0}, {"GPU": 8.0, "accelerator_type:H100": 1.0}]
+    wanted = configs.override(configs.recipes.demo(), {"parallel.precision": "bf16", "elastic.gpus_per_worker": 1})
+    with pytest.raises(ConfigError, match=r"parallel\.precision = 'bf16': .* T4 devices.*; use fp16"):
+        check_precision(wanted, nodes)
+    check_precision(wanted, nodes[1:])
+    check_precision(configs.override(wanted, {"parallel.precision": "fp16"}), nodes)
+    check_precision(configs.override(wanted, {"elastic.gpus_per_worker": 0}), nodes)

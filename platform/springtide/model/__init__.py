@@ -1,6 +1,15 @@
 """Plain ``nn.Module``. Law: a model knows its config and nothing of ranks, devices or files."""
 
-from springtide.model.decoder import Decoder, Past, build, flops_per_token, initial, num_parameters, skeleton
+from springtide.model.decoder import (
+    Decoder,
+    Past,
+    build,
+    flops_per_token,
+    hardware_flops_per_token,
+    initial,
+    num_parameters,
+    skeleton,
+)
 from springtide.model.loss import NOT_PREDICTED
 from springtide.model.source import find, make, whole
 
@@ -11,6 +20,7 @@ __all__ = [
     "build",
     "find",
     "flops_per_token",
+    "hardware_flops_per_token",
     "initial",
     "make",
     "num_parameters",

@@ -282,6 +282,21 @@ def flops_per_token(model: nn.Module, sequence_length: int) -> float:
     return 6.0 * matmul + 6.0 * config.num_layers * sequence_length * config.num_heads * config.head_width
 
 
+def hardware_flops_per_token(model: nn.Module, sequence_length: int, recompute: str) -> float:
+    """FLOPs that a device does for one token: those of the model, and the forward of the blocks once more where all of a block
+    is computed again (``recompute`` "full"; what "selective" repeats is small). The look-up of the other half of attention and
+    what fused kernels repeat by themselves are left out (Korthikanti et al., "Reducing activation recomputation", 2022)."""
+    flops = flops_per_token(model, sequence_length)
+    blocks = getattr(model, "blocks", None)
+    if recompute != "full" or blocks is None:
+        return flops
+    again = 2.0 * sum(p.numel() for p in blocks.parameters() if p.dim() >= 2)
+    if isinstance(model, Decoder):
+        config = model.config
+        again += 2.0 * config.num_layers * sequence_length * config.num_heads * config.head_width
+    return flops + again
+
+
 def num_parameters(model: nn.Module) -> int:
     """Parameters, shared ones counted once."""
     return sum(parameter.numel() for parameter in model.parameters())

@@ -12,7 +12,7 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import ray
 
@@ -22,6 +22,9 @@ from springtide.on_ray import reaper
 
 _DEVICE_GB = {"V100": 32, "T4": 16, "L4": 24, "A10G": 24, "L40S": 48, "A100": 80, "H100": 80, "H200": 141, "B200": 180}
 """Most that devices of Ray's names for them have, by their makers' data sheets [GB]."""
+_WITHOUT_BF16 = ("K80", "P100", "P4", "V100", "T4")
+"""Those of before Ampere: what they have of it is emulated, slower than fp32."""
+_ACCELERATOR = "accelerator_type:"
 _RAY_FOLDER = "RAY_TMPDIR"
 _PREFIX = "springtide-ray-"
 _STORE_BYTES = 512 * 2**20
@@ -117,7 +120,7 @@ def device_bytes(config: Config) -> int:
     elastic = config.elastic
     nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
     if elastic.gpus_per_worker:
-        kinds = [kind for node in nodes for kind in _DEVICE_GB if f"accelerator_type:{kind}" in node]
+        kinds = [kind for kind in _kinds(nodes) if kind in _DEVICE_GB]
         return int(max((_DEVICE_GB[kind] for kind in kinds), default=0) * 1e9 * min(1.0, elastic.gpus_per_worker))
 
     def share(node: dict[str, float]) -> int:
@@ -127,11 +130,26 @@ def device_bytes(config: Config) -> int:
     return max((share(node) for node in nodes if node.get("CPU", 0) >= elastic.cpus_per_worker), default=0)
 
 
+def _kinds(nodes: Sequence[dict[str, float]]) -> list[str]:
+    """Ray's names for the devices of nodes of these resources."""
+    return sorted({name.partition(":")[2] for node in nodes for name in node if name.startswith(_ACCELERATOR)})
+
+
+def check_precision(config: Config, nodes: Sequence[dict[str, float]]) -> None:
+    """ConfigError when a device of nodes of these resources cannot compute in the config's type."""
+    poor = [kind for kind in _kinds(nodes) if kind in _WITHOUT_BF16]
+    if config.elastic.gpus_per_worker and config.parallel.precision == "bf16" and poor:
+        limit = f"the cluster has {' and '.join(poor)} devices, which have no bf16 arithmetic"
+        raise ConfigError(explain("parallel.precision", "bf16", limit, "use fp16, or nodes with newer devices alone"))
+
+
 def check_resources(config: Config) -> None:
-    """ConfigError when no node of the cluster could hold one worker, or workers would leave their feeds no CPU."""
+    """ConfigError when no node of the cluster could hold one worker, workers would leave their feeds no CPU, or a device cannot
+    compute as it is asked to."""
     elastic, feed = config.elastic, config.feed
     wanted = {"CPU": elastic.cpus_per_worker, "GPU": elastic.gpus_per_worker}
     nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
+    check_precision(config, nodes)
     cpus = sum(node.get("CPU", 0) for node in nodes)
     workers = min(elastic.max_workers, int(cpus // elastic.cpus_per_worker))
     left = cpus - workers * elastic.cpus_per_worker

@@ -15,6 +15,7 @@ from torch import nn
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 
 from springtide.config.engine import ParallelConfig
+from springtide.errors import ConfigError, explain
 from springtide.model import Decoder
 from springtide.parallel.mesh import World
 from springtide.parallel.recompute import recomputed
@@ -26,6 +27,13 @@ _CONFIG = "laid_out_by"
 def parallelize(model: nn.Module, config: ParallelConfig, world: World) -> nn.Module:
     """Lay ``model`` over the world, in place; of one on the meta device nothing is in the weights yet. The order matters: what
     wraps a block, the block, then what is left in the root."""
+    if (
+        world.device.type == "cuda"
+        and config.precision == "bf16"
+        and torch.cuda.get_device_capability(world.device) < (8, 0)
+    ):
+        name = torch.cuda.get_device_name(world.device)
+        raise ConfigError(explain("parallel.precision", "bf16", f"a {name} has no bf16 arithmetic", "use fp16"))
     policy = MixedPrecisionPolicy(param_dtype=_TYPES[config.precision], reduce_dtype=_TYPES[config.reduction])
     reshard = config.strategy == "zero3"
     blocks = getattr(model, "blocks", nn.ModuleList())

@@ -32,6 +32,9 @@ class Started(Event):
     order_identity: str = ""
     num_parameters: int = 0
     flops_per_token: float = 0.0
+    """Of the model, forward and backward."""
+    hardware_flops_per_token: float = 0.0
+    """The same with what is computed again in backward."""
     peak_flops: float = 0.0
     """FLOP/s of one worker's device, the denominator of MFU."""
     peak_source: str = ""

@@ -29,7 +29,7 @@ from springtide.checkpoint.tensors import named_tensors
 from springtide.config import Config, code_fingerprint, fingerprint
 from springtide.elastic import Interrupt, micro_batches
 from springtide.errors import SpringtideError, TrainingFailed
-from springtide.model import flops_per_token, make, num_parameters
+from springtide.model import flops_per_token, hardware_flops_per_token, make, num_parameters
 from springtide.parallel import World, parallelize
 from springtide.store import Folder
 from springtide.store.digest import of_bytes
@@ -80,6 +80,9 @@ class Run:
             torch.set_num_threads(self.config.parallel.threads)
         model = make(self.config.model, self.data.vocab_size, self.data.separator)
         self.flops_per_token = flops_per_token(model, self.data.sequence_length)
+        self.hardware_flops_per_token = hardware_flops_per_token(
+            model, self.data.sequence_length, self.config.parallel.recompute
+        )
         self.num_parameters = num_parameters(model)
         self.model = parallelize(model, self.config.parallel, self.world)
         self.exact = self.config.parallel.reduction == "fp64"
@@ -355,6 +358,7 @@ class Run:
             order_identity=self.data.order.identity,
             num_parameters=self.num_parameters,
             flops_per_token=self.flops_per_token,
+            hardware_flops_per_token=self.hardware_flops_per_token,
             peak_flops=self.peak_flops,
             peak_source=self.peak_source,
             remark=_remark(found),

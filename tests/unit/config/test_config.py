@@ -136,7 +136,7 @@ def test_steps_and_tokens_follow_the_ramp() -> None:
     demo = configs.recipes.demo()
     length, batch = demo.shards.sequence_length, demo.stream.global_batch
     ramp = [{"rows": batch // 2, "until_tokens": 3 * batch * length}]
-    config = configs.override(demo, {"stream.ramp": ramp, "train.total": 10 * batch * length})
+    config = configs.override(demo, {"stream.ramp": ramp, "train.total": 10 * batch * length, "optim.warmup": 0})
     assert demo.num_steps * demo.tokens_per_step >= demo.train.total
     assert (config.num_steps, config.steps_to(3 * batch * length)) == (6 + 7, 6)
     assert [config.tokens_after(step) // length for step in (1, 6, 7)] == [batch // 2, 3 * batch, 4 * batch]

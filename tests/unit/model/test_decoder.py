@@ -13,9 +13,10 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 from springtide.config.engine import ModelConfig
-from springtide.model import Past, build, flops_per_token, initial, num_parameters
+from springtide.model import Past, build, flops_per_token, hardware_flops_per_token, initial, num_parameters
 from springtide.model.decoder import RMSNorm, rotary_table, rotate
 from springtide.parallel import World
+from springtide.parallel.recompute import recomputed
 from springtide.train.evaluate import generate
 from springtide.train.step import predicted, token_loss
 
@@ -162,3 +163,17 @@ def test_the_flops_promised_are_those_counted(tied: bool) -> None:
     counted = counter.get_total_flops() / TOKENS.numel()
     dense = flops_per_token(model, 20) - attention
     assert counted == pytest.approx(dense + 2 * attention, rel=1e-9)
+
+
+def test_hardware_flops_are_what_torch_counts_when_blocks_are_computed_again() -> None:
+    model = build(CONFIG, 100)
+    for index, block in enumerate(model.blocks):
+        model.blocks[index] = recomputed(block, "full")
+    with sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:
+        model(TOKENS).sum().backward()
+    # of the last product of a block the result is not needed again, and torch leaves it out
+    early_stop = 2 * CONFIG.num_layers * CONFIG.dim * CONFIG.ffn_dim
+    attention = 8 * CONFIG.num_layers * 20 * CONFIG.dim
+    counted = counter.get_total_flops() / TOKENS.numel()
+    assert counted == pytest.approx(hardware_flops_per_token(model, 20, "full") + attention - early_stop, rel=1e-9)
+    assert hardware_flops_per_token(model, 20, "selective") == flops_per_token(model, 20)
