@@ -30,7 +30,7 @@ from springtide.track.events import Event, Started
 from springtide.track.journal import Journal
 from springtide.train import Run, train_step
 from springtide.train.memory import Meter
-from springtide.train.optim import adamw
+from springtide.train.optim import optimizer_of
 from springtide.train.weights import initialize
 
 
@@ -234,7 +234,7 @@ def _memory(world: World, config: Config, vocab_size: int) -> float:
     with Meter(world.device) as meter:
         model = parallelize(skeleton(config.model, vocab_size, 0), config.parallel, here)
         initialize(model, config.model, vocab_size)
-        optimizer = adamw(model, config.optim)
+        optimizer = optimizer_of(model, config.optim)
         most = []
         for _ in range(4):
             tokens = rows_NL.numel()

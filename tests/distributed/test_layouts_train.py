@@ -185,6 +185,20 @@ def test_a_run_that_goes_back_again_and_again_ends(config: Config, ranks: Ranks)
 
 
 @pytest.mark.skipif(shutil.which("g++") is None, reason="torch.compile needs a C++ compiler")
+def test_muon_is_the_same_at_any_world_size_in_any_layout(config: Config, ranks: Ranks) -> None:
+    muon = configs.override(laid_out(config, "muon"), {"optim.optimizer": "muon"})
+    exact = laid_out(muon, "exact", reduction="fp64")
+    expected = losses(ranks(1, train, exact)[0])
+    assert expected[-1] < 0.8 * expected[0]
+    resized = laid_out(muon, "resized", reduction="fp64")
+    found = losses(ranks(3, train, resized, 7)[0]) + losses(ranks(2, train, resized, 19)[0])
+    found += losses(ranks(4, train, resized)[0])
+    assert found == expected
+    for name, world_size, changes in (("hsdp", 4, {"shard_workers": 2}), ("whole", 2, {"strategy": "ddp"})):
+        found = losses(ranks(world_size, train_laid_out, laid_out(muon, name, **changes))[0])
+        assert found == pytest.approx(expected, abs=TOLERANCES["fp32"])
+
+
 def test_compiled_blocks_learn_the_same(config: Config, expected: list[float], ranks: Ranks) -> None:
     compiled = laid_out(config, "compiled", compile=True)
     found = losses(ranks(1, train_laid_out, compiled, 4)[0])

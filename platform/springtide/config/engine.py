@@ -131,8 +131,13 @@ class ParallelConfig(Section):
 
 
 class OptimConfig(Section):
-    """AdamW, its schedule in tokens, and clipping."""
+    """The optimizer, its schedule in tokens, and clipping."""
 
+    optimizer: Literal["adamw", "muon"] = "adamw"
+    """What moves the weights: AdamW, or Muon for the matrices of blocks, at the same learning rates, and AdamW for all else
+    [name]."""
+    momentum: float = Field(0.95, ge=0, lt=1)
+    """Of Muon [ratio]."""
     peak_lr: float = Field(3e-3, gt=0)
     """Learning rate after warm-up [1]."""
     schedule: Literal["cosine", "wsd"] = "cosine"

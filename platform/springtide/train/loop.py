@@ -38,7 +38,7 @@ from springtide.track.events import Evaluated, Event, Left, Rejected, RolledBack
 from springtide.train.device import peak_memory, to_device
 from springtide.train.evaluate import evaluate
 from springtide.train.judge import Judge
-from springtide.train.optim import adamw, rate_after, set_learning_rate
+from springtide.train.optim import optimizer_of, rate_after, set_learning_rate
 from springtide.train.peak import peak_flops
 from springtide.train.probe import Pace
 from springtide.train.profile import Profile
@@ -87,7 +87,7 @@ class Run:
         self.model = parallelize(model, self.config.parallel, self.world)
         self.exact = self.config.parallel.reduction == "fp64"
         """Whether sums over micro-batches and workers are exact, so that the world size shows in no bit."""
-        self.optimizer = adamw(
+        self.optimizer = optimizer_of(
             self.model, self.config.optim, fused=not (self.exact and self.world.device.type == "cpu")
         )
         self.step = 0

@@ -26,7 +26,7 @@ from springtide.config import Config
 from springtide.model import make
 from springtide.model.loss import logits_as_on
 from springtide.parallel import local, parallelize, world
-from springtide.train.optim import adamw, local_gradients, square_norm
+from springtide.train.optim import local_gradients, optimizer_of, square_norm
 from springtide.train.step import accumulate
 
 _FEW, _MORE = 2, 4
@@ -54,7 +54,7 @@ def _peak(config: Config, vocab_size: int, separator: int | None, world_size: in
         device = "cuda" if config.elastic.gpus_per_worker else "cpu"
         with logits_as_on(device), FakeTensorMode(allow_non_fake_inputs=True), _Live() as live:
             model = parallelize(make(shallow, vocab_size, separator), config.parallel, here)
-            optimizer = adamw(model, config.optim)
+            optimizer = optimizer_of(model, config.optim)
             materialize(optimizer)
             rows_NL = torch.zeros(min(rows, 2 * size), config.shards.sequence_length + 1, dtype=torch.int64)
             parts = [slice(begin, begin + size) for begin in range(0, len(rows_NL), size)]

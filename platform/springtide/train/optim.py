@@ -1,31 +1,44 @@
-"""AdamW, the learning rate as a function of tokens, and clipping by the global norm."""
+"""The optimizer, the learning rate as a function of tokens, and clipping by the global norm."""
 
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import torch
 from torch import nn
 
 from springtide.config import Config
 from springtide.config.engine import OptimConfig
+from springtide.errors import ConfigError, explain
 from springtide.parallel import local
+from springtide.train.muon import Muon
 
 
-def adamw(model: nn.Module, config: OptimConfig, fused: bool = True) -> torch.optim.AdamW:
-    """Loshchilov and Hutter, "Decoupled weight decay regularization" (2019); matrices are decayed, vectors are not.
+def optimizer_of(model: nn.Module, config: OptimConfig, fused: bool = True) -> torch.optim.AdamW:
+    """AdamW (Loshchilov and Hutter, "Decoupled weight decay regularization", 2019), or Muon for the matrices of ``blocks``;
+    matrices are decayed, vectors are not. ConfigError when Muon finds no such matrices.
 
     ``fused`` is faster. On a CPU it rounds the elements that do not fill a vector register otherwise than the rest, so that
     where the shards are cut shows in the last bit.
     """
-    parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    trained = {id(parameter): parameter for parameter in model.parameters() if parameter.requires_grad}
+    blocks = getattr(model, "blocks", nn.ModuleList()) if config.optimizer == "muon" else nn.ModuleList()
+    matrices = [parameter for parameter in blocks.parameters() if parameter.dim() == 2 and id(parameter) in trained]
+    others = trained.keys() - {id(parameter) for parameter in matrices}
+    parameters = [parameter for name, parameter in trained.items() if name in others]
     groups = [
         {"params": [p for p in parameters if p.dim() >= 2], "weight_decay": config.weight_decay},
         {"params": [p for p in parameters if p.dim() < 2], "weight_decay": 0.0},
     ]
-    return torch.optim.AdamW(
-        groups, lr=config.peak_lr, betas=config.betas, eps=config.eps, fused=fused, foreach=not fused
-    )
+    options: dict[str, Any] = {"lr": config.peak_lr, "betas": config.betas, "eps": config.eps}
+    options |= {"fused": fused, "foreach": not fused}
+    if config.optimizer == "adamw":
+        return torch.optim.AdamW(groups, **options)
+    if not matrices:
+        remedy = "give it ``blocks`` (springtide.model.source), or use adamw"
+        raise ConfigError(explain("optim.optimizer", "muon", "finds no matrices in the blocks of this model", remedy))
+    return Muon(matrices, groups, config.momentum, config.weight_decay, **options)
 
 
 def learning_rate(config: OptimConfig, tokens: int, total_tokens: int) -> float:

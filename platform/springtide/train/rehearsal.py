@@ -16,7 +16,7 @@ from springtide.config import Config
 from springtide.elastic.health import Health
 from springtide.model import skeleton
 from springtide.parallel import World, backend, parallelize, world
-from springtide.train.optim import adamw
+from springtide.train.optim import optimizer_of
 from springtide.train.peak import peak_flops
 from springtide.train.probe import examine
 from springtide.train.step import train_step
@@ -42,7 +42,9 @@ def _step(config: Config, here: World) -> None:
     small = config.model.model_copy(update={"num_layers": 1})
     model = parallelize(skeleton(small, _VOCABULARY, None), config.parallel, here)
     initialize(model, small, _VOCABULARY)
-    optimizer = adamw(model, config.optim, fused=config.parallel.reduction != "fp64" or here.device.type != "cpu")
+    optimizer = optimizer_of(
+        model, config.optim, fused=config.parallel.reduction != "fp64" or here.device.type != "cpu"
+    )
     length = min(_LENGTH, config.model.max_sequence_length)
     rows_NL = torch.randint(_VOCABULARY, (_ROWS, length + 1), device=here.device)
     whole = [slice(0, _ROWS)]

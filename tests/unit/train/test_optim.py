@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 from springtide.config import Tokens
 from springtide.config.engine import ModelConfig, OptimConfig
+from springtide.errors import ConfigError
 from springtide.model import build
-from springtide.train.optim import adamw, learning_rate
+from springtide.train.muon import orthogonalized
+from springtide.train.optim import learning_rate, optimizer_of
 
 COSINE = OptimConfig(peak_lr=1.0, warmup=Tokens(100), final_lr_ratio=0.1)
 WSD = COSINE.model_copy(update={"schedule": "wsd", "decay": Tokens(200)})
@@ -37,8 +40,50 @@ def test_after_the_warm_up_the_rate_never_rises(tokens: int, config: OptimConfig
 
 
 def test_vectors_are_not_decayed() -> None:
-    optimizer = adamw(build(ModelConfig(num_layers=1, dim=32, num_heads=2, num_kv_heads=1), 100), COSINE)
+    optimizer = optimizer_of(build(ModelConfig(num_layers=1, dim=32, num_heads=2, num_kv_heads=1), 100), COSINE)
     decayed, plain = optimizer.param_groups
     assert {p.dim() for p in decayed["params"]} == {2}
     assert {p.dim() for p in plain["params"]} == {1}
     assert (decayed["weight_decay"], plain["weight_decay"]) == (0.1, 0.0)
+
+
+@pytest.mark.parametrize("shape", [(16, 48), (48, 16), (32, 32)])
+def test_orthogonalized_keeps_singular_vectors_and_brings_values_near_one(shape: tuple[int, int]) -> None:
+    matrix = torch.randn(shape, generator=torch.Generator().manual_seed(0))
+    left, values, right = torch.linalg.svd(matrix, full_matrices=False)
+    assert values.max() / values.min() > 2
+    in_its_frame = left.T @ orthogonalized(matrix) @ right.T
+    assert torch.all((in_its_frame.diagonal() > 0.6) & (in_its_frame.diagonal() < 1.3))
+    assert (in_its_frame - in_its_frame.diagonal().diag()).abs().max() < 1e-4
+
+
+def test_muon_moves_the_matrices_of_blocks_as_torchs_does_and_all_else_as_adamw() -> None:
+    sizes = ModelConfig(num_layers=2, dim=32, num_heads=2, num_kv_heads=1, ffn_dim=48)
+    config = COSINE.model_copy(update={"optimizer": "muon", "peak_lr": 0.01})
+    model, twin = build(sizes, 100), build(sizes, 100)
+    ours = optimizer_of(model, config)
+    matrices = [p for p in twin.blocks.parameters() if p.dim() == 2]
+    known = {id(p) for p in matrices}
+    others = [p for p in twin.parameters() if id(p) not in known]
+    theirs = [
+        torch.optim.Muon(matrices, lr=0.01, weight_decay=0.1, momentum=0.95, adjust_lr_fn="match_rms_adamw"),
+        torch.optim.AdamW([p for p in others if p.dim() >= 2], lr=0.01, betas=(0.9, 0.95), weight_decay=0.1),
+        torch.optim.AdamW([p for p in others if p.dim() < 2], lr=0.01, betas=(0.9, 0.95), weight_decay=0.0),
+    ]
+    begun = [p.detach().clone() for p in model.parameters()]
+    generator = torch.Generator().manual_seed(1)
+    for _ in range(3):
+        for parameter, other in zip(model.parameters(), twin.parameters(), strict=True):
+            parameter.grad = torch.randn(parameter.shape, generator=generator)
+            other.grad = parameter.grad.clone()
+        for optimizer in (ours, *theirs):
+            optimizer.step()
+    for before, parameter, other in zip(begun, model.parameters(), twin.parameters(), strict=True):
+        moved = (parameter - before).norm()
+        # torch makes matrices orthogonal in bf16
+        assert (parameter - other).norm() < (0.03 if id(other) in known else 1e-6) * moved
+
+
+def test_muon_without_blocks_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"optim\.optimizer = 'muon': finds no matrices.*use adamw"):
+        optimizer_of(torch.nn.Linear(4, 4), COSINE.model_copy(update={"optimizer": "muon"}))

@@ -1,0 +1,120 @@
+"""Muon: the matrices of blocks move by updates whose singular values are all near one (Jordan et al., "Muon", 2024), scaled so
+that the learning rate and decay of AdamW serve (Liu et al., "Muon is scalable for LLM training", 2025). All else has AdamW.
+
+A matrix is made orthogonal whole, by one rank: the ranks exchange the shards of as many matrices of a shape as there are
+ranks, each does one, and they exchange them back. So the update is the same at any world size.
+
+Shape suffixes: M and N rows and columns of a matrix.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.tensor import DTensor
+
+from springtide.parallel import local
+
+_COEFFICIENTS = (3.4445, -4.7750, 2.0315)
+_STEPS = 5
+_RMS = 0.2
+"""Root of the mean square of an update of AdamW, as a rule."""
+
+
+class Muon(torch.optim.AdamW):
+    """``matrices`` are moved by Muon with ``momentum``, ``groups`` by AdamW, whose options the rest are."""
+
+    def __init__(
+        self, matrices: list[Tensor], groups: list[dict[str, Any]], momentum: float, weight_decay: float, **adamw: Any
+    ) -> None:
+        own = {"params": matrices, "weight_decay": weight_decay}
+        super().__init__([own, *groups], **adamw)
+        self._momentum = momentum
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
+        """One update of all parameters that have a gradient; ``closure`` is not used. All ranks call it together."""
+        own, *others = self.param_groups
+        self.param_groups = others
+        try:
+            super().step()
+        finally:
+            self.param_groups = [own, *others]
+        moved = [parameter for parameter in own["params"] if parameter.grad is not None]
+        for shape, same in itertools.groupby(sorted(moved, key=_shape), key=_shape):
+            scale = own["lr"] * _RMS * max(shape) ** 0.5
+            for parameter, direction in _orthogonal(same, self._direction):
+                parameter.mul_(1.0 - own["lr"] * own["weight_decay"]).add_(direction, alpha=-scale)
+
+    def _direction(self, parameter: Tensor) -> Tensor:
+        """This rank's shard of gradient and momentum."""
+        state = self.state[parameter]
+        if "momentum" not in state:
+            state["momentum"] = torch.zeros_like(parameter)
+        assert parameter.grad is not None
+        gradient, momentum = local(parameter.grad), local(state["momentum"])
+        momentum.mul_(self._momentum).add_(gradient)
+        return gradient.add(momentum, alpha=self._momentum)
+
+
+def _shape(parameter: Tensor) -> tuple[int, ...]:
+    return tuple(parameter.shape)
+
+
+def _orthogonal(same: Iterable[Tensor], direction: Callable[[Tensor], Tensor]) -> Iterator[tuple[Tensor, Tensor]]:
+    """This rank's shard of each parameter of one shape, and of its direction made orthogonal."""
+    parameters = list(same)
+    size, rank, group = _sharded_over(parameters[0])
+    for begin in range(0, len(parameters), size):
+        some = parameters[begin : begin + size]
+        shards = [direction(parameter) for parameter in some]
+        if size == 1:
+            moved = [orthogonalized(shard) for shard in shards]
+        else:
+            moved = _each_does_one(shards, parameters[0].shape, size, rank, group)
+        yield from zip(map(local, some), moved, strict=True)
+
+
+def _each_does_one(shards: list[Tensor], shape: torch.Size, size: int, rank: int, group: Any) -> list[Tensor]:
+    """``shards``: this rank's of at most ``size`` matrices (M, N), sharded by rows as torch.chunk does."""
+    M, N = shape
+    most = -(-M // size)
+    held = [max(0, min(most, M - one * most)) * N for one in range(size)]
+    mine = [held[rank] if one < len(shards) else 0 for one in range(size)]
+    parts = held if rank < len(shards) else [0] * size
+    whole = shards[0].new_empty(sum(parts))
+    dist.all_to_all_single(whole, torch.cat([shard.flatten() for shard in shards]), parts, mine, group=group)
+    if rank < len(shards):
+        whole = orthogonalized(whole.view(M, N)).flatten()
+    back = shards[0].new_empty(sum(mine))
+    dist.all_to_all_single(back, whole, mine, parts, group=group)
+    return [part.view_as(shards[0]) for part in back.split(held[rank])] if held[rank] else shards
+
+
+def _sharded_over(parameter: Tensor) -> tuple[int, int, Any]:
+    """The number of ranks that hold shards of a parameter, which of them this is, and their process group."""
+    if isinstance(parameter, DTensor):
+        for axis, placement in enumerate(parameter.placements):
+            if placement.is_shard():
+                mesh = parameter.device_mesh
+                return mesh.size(axis), mesh.get_local_rank(axis), mesh.get_group(axis)
+    return 1, 0, None
+
+
+def orthogonalized(matrix_MN: Tensor) -> Tensor:
+    """The nearest to orthogonal of the same singular vectors, near enough: five Newton-Schulz steps bring singular values from
+    anywhere in (0.01, 1] to between 0.7 and 1.2. In bf16 on a GPU."""
+    a, b, c = _COEFFICIENTS
+    found = matrix_MN.bfloat16() if matrix_MN.is_cuda else matrix_MN
+    tall = found.size(0) > found.size(1)
+    found = found.T if tall else found
+    found = found / (found.norm() + 1e-7)
+    for _ in range(_STEPS):
+        square = found @ found.T
+        found = a * found + (b * square + c * square @ square) @ found
+    return (found.T if tall else found).to(matrix_MN.dtype).contiguous()
