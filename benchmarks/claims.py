@@ -5,7 +5,11 @@ from __future__ import annotations
 import argparse
 import json
 import multiprocessing as mp
+import os
 import re
+import socket
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
@@ -63,6 +67,38 @@ def _child(function: Any, arguments: Any, result: Any) -> None:
     found = function(*arguments)
     found["peak_mib"] = peak_mib()
     result.send(found)
+
+
+def together(script: str, told: Sequence[dict[str, Any]], workers: int) -> dict[str, dict[str, Any]]:
+    """What a group of ``workers`` processes over loopback finds: each is ``script --rank`` and reads ``told`` from its input;
+    rank 0 prints an object with an ``id`` in a line for each thing it has done."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = str(probe.getsockname()[1])
+    environment = {"WORLD_SIZE": str(workers), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+    processes = [
+        subprocess.Popen(
+            [sys.executable, script, "--rank"],
+            env=os.environ | environment | {"RANK": str(number)},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        for number in range(workers)
+    ]
+    for process in processes:
+        assert process.stdin is not None
+        process.stdin.write(json.dumps(list(told)))
+        process.stdin.close()
+    assert processes[0].stdout is not None
+    found = []
+    for line in processes[0].stdout:
+        if line.startswith("{"):
+            found.append(json.loads(line))
+            print(line.strip(), file=sys.stderr, flush=True)
+    if any(process.wait() for process in processes):
+        raise RuntimeError("a rank failed")
+    return {one.pop("id"): one for one in found}
 
 
 def read_through(batches: Iterable[Any], began: float) -> dict[str, float]:

@@ -15,7 +15,6 @@ import itertools
 import json
 import os
 import statistics
-import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
@@ -111,35 +110,6 @@ def _train(run: Run, meter: Meter, metering: contextlib.ExitStack) -> dict[str, 
     return {"loss": losses[-1], "bytes": statistics.median(most[1:])}
 
 
-def together(configs: list[Config], workers: int) -> dict[str, dict[str, float]]:
-    """What each config did, by its run's id."""
-    told = json.dumps([config.model_dump(mode="json") for config in configs])
-    environment = {"WORLD_SIZE": str(workers), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(29650 + workers)}
-    processes = [
-        subprocess.Popen(
-            [sys.executable, __file__, "--rank"],
-            env=os.environ | environment | {"RANK": str(number)},
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        for number in range(workers)
-    ]
-    for process in processes:
-        assert process.stdin is not None
-        process.stdin.write(told)
-        process.stdin.close()
-    assert processes[0].stdout is not None
-    found = []
-    for line in processes[0].stdout:
-        if line.startswith("{"):
-            found.append(json.loads(line))
-            print(line.strip(), file=sys.stderr, flush=True)
-    if any(process.wait() for process in processes):
-        raise RuntimeError("a rank failed")
-    return {one.pop("id"): one for one in found}
-
-
 def main() -> None:
     """Print the table and the claims."""
     options = claims.options(__doc__, rounds=1, steps=(30, 6))
@@ -150,8 +120,10 @@ def main() -> None:
             cell: st.override(base, {"run.id": "-".join(cell), **dict(zip(_FIELDS, cell, strict=True))})
             for cell in cells
         }
-        alone = together([st.override(base, {"run.id": "alone"})], 1)["alone"]["loss"]
-        found = together(list(configs.values()), WORKERS)
+        alone = claims.together(__file__, [st.override(base, {"run.id": "alone"}).model_dump(mode="json")], 1)["alone"][
+            "loss"
+        ]
+        found = claims.together(__file__, [config.model_dump(mode="json") for config in configs.values()], WORKERS)
         data = open_data(base)
         predicted = {
             cell: predicted_bytes(config, data.vocab_size, data.separator, WORKERS) for cell, config in configs.items()

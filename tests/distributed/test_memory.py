@@ -26,19 +26,18 @@ def laid_out(layers: int = 8, **changes: Any) -> Config:
 
 
 @pytest.mark.parametrize(
-    ("strategy", "precision", "recompute"),
+    ("strategy", "precision", "recompute", "optimizer"),
     [
-        ("ddp", "fp32", "none"),
-        ("zero1", "bf16", "full"),
-        ("zero3", "bf16", "selective"),
+        ("ddp", "fp32", "none", "adamw"),
+        ("zero1", "bf16", "full", "adamw"),
+        ("zero3", "bf16", "selective", "muon"),
     ],
 )
 def test_what_is_predicted_is_what_ranks_hold(
-    ranks: Callable[..., list[Any]], strategy: str, precision: str, recompute: str
+    ranks: Callable[..., list[Any]], strategy: str, precision: str, recompute: str, optimizer: str
 ) -> None:
-    config = laid_out(
-        **{"parallel.strategy": strategy, "parallel.precision": precision, "parallel.recompute": recompute}
-    )
+    changes = {"parallel.strategy": strategy, "parallel.precision": precision, "parallel.recompute": recompute}
+    config = laid_out(**changes, **{"optim.optimizer": optimizer})
     expected = predicted_bytes(config, VOCABULARY, 0, world_size=2)
     for found in ranks(2, memory, config, VOCABULARY):
         assert found == pytest.approx(expected, rel=0.1)
