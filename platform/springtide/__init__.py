@@ -17,18 +17,18 @@ The map, drawn in the order the data takes:
     parallel/     the model laid over a mesh: FSDP2, gradients summed; the links between ranks, to cut them
     elastic/      decisions as values: who trains, when to change that, notices, fitness, micro-steps of uneven workers, cadence
       |
-    train/        the step on one screen, the loop as an iterator of events; runs under torchrun
+    train/        the step on one screen, the loop as an iterator of events; runs under torchrun; held-out loss
       |
     checkpoint/   a step you can come back to at another world size: staged, written beside training, verified as it loads
     track/        what a run says about itself: events, journal, ledger, console, MLflow, report
       |
-    on_ray/       the only room that imports Ray: cluster, nodes, notices, group, policy, hang, worker, feed, control, vault
+    on_ray/       the only room that imports Ray: cluster, nodes, notices, group, policy, hang, worker, feed, control, vault, beside
       |
     runs.py       a run's folder, claimed or opened      verify.py   the proof of what it trained on
     drill.py      real losses on this machine, compared with a run left in peace
     plan.py       what a run would make of a record of spot capacity      show.py     what lies in a folder
     fit.py        what a device must hold for a step, and what would make it less
-    api.py        st.train, st.prepare, st.attach        cli.py      the same for the shell
+    api.py        st.train, st.prepare, st.attach        cli.py, cli_elastic.py      the same for the shell
 
 ``import springtide`` is light: torch and Ray load when something trains.
 """
