@@ -10,7 +10,8 @@ demo: .venv/.ready
 	$(BIN)/springtide train --recipe demo --run.root $(DEMO_ROOT) --demo
 
 test: .venv/.ready lint
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n 2 tests/house tests/unit
+	$(BIN)/python -m pytest tests/distributed tests/elastic
 
 lint: .venv/.ready
 	$(BIN)/ruff check .

@@ -22,7 +22,8 @@ The map, drawn in the order the data takes:
     checkpoint/   a step you can come back to at another world size: staged, written beside training, verified as it loads
     track/        what a run says about itself: events, journal, ledger, console, MLflow, report
       |
-    on_ray/       the only room that imports Ray: cluster, nodes, notices, group, policy, hang, worker, feed, control, vault, beside
+    on_ray/       the only room that imports Ray: cluster, nodes, notices, group, policy, hang, worker, feed, control, vault,
+                  beside
       |
     runs.py       a run's folder, claimed or opened      verify.py   the proof of what it trained on
     drill.py      real losses on this machine, compared with a run left in peace

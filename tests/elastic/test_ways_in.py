@@ -14,9 +14,11 @@ from pathlib import Path
 import nbformat
 import psutil
 import pytest
+import ray
 from nbclient import NotebookClient
 
 import springtide as st
+from springtide.cli import _parser, config_of
 from springtide.config import Config
 
 pytestmark = pytest.mark.cluster
@@ -24,7 +26,12 @@ REPOSITORY = Path(__file__).parents[2]
 CLI = [sys.executable, "-m", "springtide.cli"]
 
 
-def test_the_quickstart_runs_from_top_to_bottom(tmp_path: Path) -> None:
+def test_the_quickstart_runs_from_top_to_bottom(
+    ray_cluster: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(
+        "RAY_ADDRESS", ray.get_runtime_context().gcs_address
+    )  # the others here start clusters of their own
     notebook = nbformat.read(REPOSITORY / "notebooks" / "quickstart.ipynb", as_version=4)
     NotebookClient(notebook, timeout=300, resources={"metadata": {"path": str(tmp_path)}}).execute()
     run = st.attach(str(tmp_path / "runs" / "quickstart"))
@@ -58,11 +65,10 @@ def wait_for_step(run: Path, step: int, driver: subprocess.Popen[bytes]) -> None
         time.sleep(0.02)  # between looks at the journal
 
 
-def test_killed_at_step_60_with_all_its_workers_it_resumes_as_if_nothing_had_been(tiny: Config) -> None:
-    whole = subprocess.run(
-        [*CLI, "train", *options(tiny, "whole")], capture_output=True, text=True, timeout=240, check=False
-    )
-    assert whole.returncode == 0, whole.stderr[-3000:]
+def test_killed_at_step_60_with_all_its_workers_it_resumes_as_if_nothing_had_been(
+    ray_cluster: str, tiny: Config
+) -> None:
+    st.train(config_of(_parser().parse_args(["train", *options(tiny, "whole")])))
 
     root = Path(tiny.run.root)
     before = folders()
