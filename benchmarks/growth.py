@@ -43,6 +43,7 @@ def config_of(name: str, layers: int, width: int, length: int, strategy: str = "
         "model.num_kv_heads": max(1, width // 128),
         "model.ffn_dim": 8 * width // 3 // 8 * 8,
         "shards.sequence_length": length,
+        "model.max_sequence_length": length,
         "stream.global_batch": 8,
         "stream.lanes": 8,
         "train.micro_batch": 4,

@@ -45,6 +45,7 @@ if TYPE_CHECKING:
     from springtide.api import attach, prepare, sample, train
     from springtide.config import Config, load, override, recipes
     from springtide.runs import Run
+    from springtide.sweeps import sweep
 
 __version__ = "0.1.0"
 
@@ -57,9 +58,10 @@ _WHERE = {
     "prepare": "springtide.api",
     "recipes": "springtide.config",
     "sample": "springtide.api",
+    "sweep": "springtide.sweeps",
 }
 
-__all__ = ["Config", "Run", "attach", "load", "override", "prepare", "recipes", "sample", "train"]
+__all__ = ["Config", "Run", "attach", "load", "override", "prepare", "recipes", "sample", "sweep", "train"]
 
 
 class _Package(types.ModuleType):

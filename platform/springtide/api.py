@@ -74,11 +74,13 @@ def train(
     listen: Callable[[Event], None] | None = None,
     progress: Progress | None = None,
     dashboard: bool = True,
+    pool: Any = None,
 ) -> Run:
     """Prepare the data if need be, train on Ray to the end of the run, write the report; returns a handle on the run.
 
     ``resume`` goes on with the run ``run.id`` (or the newest of this config) from its newest good checkpoint; a run that
-    exists is otherwise refused. ``accept_changes`` lets it go on under a config that trains something else.
+    exists is otherwise refused. ``accept_changes`` lets it go on under a config that trains something else. ``pool``: of the
+    sweep that the run is a trial of.
     Errors: ConfigError, CorpusError, RunExists before anything starts; TrainingFailed or the worker's own
     SpringtideError later. The run can be resumed after any of them.
     """
@@ -113,7 +115,7 @@ def train(
         for name, (before, after) in changed.items():
             console.say(f"resumed with {name}: {before!r} -> {after!r}")
         listeners: list[Callable[[Event], None]] = [journal, console, *([listen] if listen else [])]
-        uri = _mlflow_uri(config)
+        uri = mlflow_uri(config)
         if uri != OFF:
             listeners.append(stack.enter_context(MlflowSink(config, run.folder, uri, earlier, tags)))
 
@@ -127,7 +129,7 @@ def train(
                     console.say(f"run {run.id}; Ray dashboard: http://{address}")
                 config = _fitted(config, data, console.say)
                 labels = {"run": config.run.id}
-                train_on_ray(config, run.folder, journal.attempt, labels, attempt.owner, hear)
+                train_on_ray(config, run.folder, journal.attempt, labels, attempt.owner, hear, pool)
             if run.finished and config.train.sample_tokens:
                 hear(sample(run))
         except BaseException as error:
@@ -196,7 +198,8 @@ def _absolute(config: Config) -> Config:
     return configs.override(config, changes)
 
 
-def _mlflow_uri(config: Config) -> str:
+def mlflow_uri(config: Config) -> str:
+    """Where a run of ``config`` reports to: what it says, else the environment, else a file beside the runs."""
     # a server that is down must cost a retry here and there, not minutes inside its client
     os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "1")
     os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "10")

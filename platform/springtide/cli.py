@@ -1,4 +1,4 @@
-"""The command line: ``springtide prepare | train | evaluate | verify | report | inspect | fit`` and, of
+"""The command line: ``springtide prepare | train | sweep | evaluate | verify | report | inspect | fit`` and, of
 ``cli_elastic``, ``drill | plan | notice``."""
 
 from __future__ import annotations
@@ -31,6 +31,11 @@ _EXAMPLES = {
     "verify": """examples:
   springtide verify runs/RUN
   springtide verify runs/RUN --json""",
+    "sweep": """examples:
+  springtide sweep --space tune_spaces/lr_and_decay.py --recipe tiny
+  springtide sweep --space tune_spaces/lr_and_decay.py --recipe demo --name first --scheduler none --elastic.max-workers 4
+  springtide sweep --space tune_spaces/lr_and_decay.py --recipe demo --name first --resume   # after Ctrl-C or a crash
+  springtide train --config runs/first/best.yaml --train.total 10M                           # the best of it, for longer""",
     "evaluate": """examples:
   springtide evaluate runs/RUN                     # the newest checkpoint, on all that was held out
   springtide evaluate runs/RUN --step 400 --rows 64 --json""",
@@ -133,6 +138,26 @@ try next
   springtide inspect {run.folder.url}
   springtide train --recipe demo --run.root {root} --train.total 2M --elastic.max-workers 3"""
     )
+
+
+def _sweep(options: argparse.Namespace) -> int:
+    from springtide.sweeps import sweep
+
+    say = (lambda text: print(text, file=sys.stderr, flush=True)) if options.json else print
+    verdict = sweep(
+        config_of(options),
+        options.space,
+        name=options.name,
+        search=options.search,
+        scheduler=options.scheduler,
+        seed=options.seed,
+        concurrent=options.concurrent,
+        resume=options.resume,
+        say=say,
+    )
+    if options.json:
+        print(json.dumps(verdict.as_dict()))
+    return 0 if verdict.best else 1
 
 
 def _evaluate(options: argparse.Namespace) -> int:
@@ -269,6 +294,7 @@ def _parser() -> argparse.ArgumentParser:
     sub.add_argument("--resume", action="store_true", help="go on with a run that exists")
     sub.add_argument("--accept-changes", action="store_true", help="resume although the config trains something else")
     sub.add_argument("--demo", action="store_true", help=argparse.SUPPRESS)
+    _add_sweep(command)
     sub = command("evaluate", _evaluate, "Say the held-out loss and bits per byte of a checkpoint.")
     sub.add_argument("run", help="the run's folder")
     sub.add_argument("--step", metavar="N", type=int, default=None, help="the newest checkpoint if left out")
@@ -291,6 +317,21 @@ def _parser() -> argparse.ArgumentParser:
     sub.add_argument("--verify", action="store_true", help="read every byte and compare digests")
     sub.add_argument("--json", action="store_true", help="print one JSON object")
     return parser
+
+
+def _add_sweep(command: Callable[..., argparse.ArgumentParser]) -> None:
+    sub = command("sweep", _sweep, "Try many points of a space at once, and say which is best.")
+    _add_config(sub)
+    sub.add_argument("--space", metavar="FILE", required=True, help="a table, as in tune_spaces/")
+    sub.add_argument("--name", metavar="NAME", default="", help="of the sweep and its folder; made up if left out")
+    sub.add_argument("--search", metavar="HOW", default="random", help="random or grid")
+    sub.add_argument("--scheduler", metavar="NAME", default="asha", help="none, asha, hyperband or median")
+    sub.add_argument("--seed", metavar="N", type=int, default=0, help="of the points")
+    sub.add_argument(
+        "--concurrent", metavar="N", type=int, default=0, help="trials at once; 0: as many as there is room for"
+    )
+    sub.add_argument("--resume", action="store_true", help="go on with the sweep --name")
+    sub.add_argument("--json", action="store_true", help="print one JSON object")
 
 
 def _add_config(parser: argparse.ArgumentParser) -> None:

@@ -20,7 +20,19 @@ MAY_IMPORT: dict[str, set[str]] = {
     "track": {"config", "store"},
     "sweep": {"config"},
     "train": {"config", "store", "shards", "stream", "model", "parallel", "elastic", "checkpoint", "track"},
-    "on_ray": {"config", "store", "shards", "stream", "model", "parallel", "elastic", "checkpoint", "track", "train"},
+    "on_ray": {
+        "config",
+        "store",
+        "shards",
+        "stream",
+        "model",
+        "parallel",
+        "elastic",
+        "checkpoint",
+        "track",
+        "train",
+        "sweep",
+    },
 }
 """Room -> rooms it may import; an arrow never turns back. ``errors`` is everybody's; top-level files may import all."""
 

@@ -187,6 +187,8 @@ class TrackConfig(Section):
     """MLflow tracking server; empty means a sqlite file beside the runs; ``off`` turns MLflow off [url]."""
     experiment: str = free(default="springtide")
     """MLflow experiment [name]."""
+    parent: str = free(default="")
+    """MLflow run that this one is shown below, as a trial below its sweep; empty shows it by itself [name]."""
     progress: bool = free(default=True)
     """Whether to draw progress on the console [flag]."""
     price: float = free(default=0.0, ge=0)

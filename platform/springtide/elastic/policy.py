@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections import Counter
 from collections.abc import Collection, Sequence
 from typing import Literal, NamedTuple
 
@@ -39,6 +40,8 @@ class Bounds:
     """How long to wait for ``min_workers``."""
     expected_loss_s: float = 4 * 3600.0
     """Mean time between losses of nodes, before one is seen [s]."""
+    shares: bool = False
+    """Whether places on a node that stays may be given to other runs."""
 
     def feasible(self, places: int) -> int:
         """The most workers that ``places`` hold; 0 when they are too few."""
@@ -230,6 +233,9 @@ def _with_group(
     if bad := [alive[name] for name in mine if alive[name].problem]:
         reason = "; ".join(f"{node.id[:8]} {node.problem}" for node in bad)
         return Leave(reason) if room.size else Stay(f"{reason}; there is nowhere else to go")
+    owed = sum(max(0, number - alive[name].places) for name, number in Counter(group.nodes).items())
+    if bounds.shares and owed:
+        return Leave(f"{_count(owed, 'worker')} for other runs", durable=not room.size)
     return _growth(bounds, workers, room, prospects, memory, now)
 
 

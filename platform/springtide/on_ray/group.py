@@ -13,7 +13,7 @@ import logging
 import math
 import time
 from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, NamedTuple, Self
 
 import ray
@@ -118,6 +118,17 @@ class Processes:
             self.give_back(taken)
             raise WorkerGroupStartupFailedError("; ".join(f"{n[:8]}: {why}" for n, why in self.problems().items()))
         return taken
+
+    def shed(self, places: Mapping[str, int], busy: Sequence[str]) -> None:
+        """End free processes on nodes that have fewer than ``places`` for this run now, those ``busy`` counted."""
+        room, kept = Counter(places) - Counter(busy), []
+        for process in self._free:
+            if room[process.node] > 0:
+                room[process.node] -= 1
+                kept.append(process)
+            else:
+                ray.kill(process.actor)
+        self._free = kept
 
     def give_back(self, processes: Sequence[Process]) -> None:
         """Keep those whose node has no problem."""

@@ -65,7 +65,7 @@ class Elastic(ElasticScalingPolicy):
         super().__init__(scaling_config)
         self._bounds, self._job, self._control = bounds, job, job["control"]
         self._run = Folder(job["config"]["run"]["root"]) / job["config"]["run"]["id"]
-        self._watches = watches
+        self._watches, self._pool = watches, job["pool"]
         self._memory = Memory()
         self._told = ""
         self._asked = False
@@ -153,6 +153,8 @@ class Elastic(ElasticScalingPolicy):
         problems = PROCESSES.problems()
         seen = observed(self._reserved(), self.scaling_config._resources_per_worker_not_none)
         nodes = [node._replace(problem=problems.get(node.id, "")) for node in seen]
+        if self._pool is not None:
+            PROCESSES.shed({node.id: node.places for node in nodes}, busy)
         if self._watches is not None:
             self._watches.cover({node.id for node in nodes if node.places})
         self._ask_for_what_leaves(nodes)
@@ -171,7 +173,10 @@ class Elastic(ElasticScalingPolicy):
     def _reserved(self) -> dict[str, dict[str, float]]:
         """Node -> what of it is this run's. Ray looks for new nodes every 20 s; here it is made to when there are some."""
         now = time.monotonic()
-        if now - self._looked_s >= _LOOK_S:
+        if self._pool is not None:
+            with contextlib.suppress(RayError):
+                self._mine = ray.get(self._pool.mine.remote(self._run.name), timeout=_ANSWER_S)
+        elif now - self._looked_s >= _LOOK_S:
             alive = {node["NodeID"] for node in ray.nodes() if node["Alive"]}
             asked = self._autoscaling_coordinator.get_reserved_resources.remote(
                 self._requester_id, alive != self._alive

@@ -13,6 +13,7 @@ from typing import Any
 
 import pyarrow.fs
 import ray
+from ray.exceptions import RayError
 from ray.train import FailureConfig, RunConfig, ScalingConfig
 from ray.train.torch import TorchConfig
 
@@ -37,10 +38,16 @@ _log = logging.getLogger(__name__)
 
 
 def train(
-    config: Config, run: Folder, attempt: int, labels: dict[str, str], owner: str, listen: Callable[[Event], None]
+    config: Config,
+    run: Folder,
+    attempt: int,
+    labels: dict[str, str],
+    owner: str,
+    listen: Callable[[Event], None],
+    pool: Any = None,
 ) -> None:
     """Train ``config`` to its end on the cluster this process is connected to; ``listen`` hears every event, ``owner`` has
-    claimed the run.
+    claimed the run. ``pool`` says which workers are this run's, where it shares the cluster with others.
 
     SIGINT and SIGTERM ask for a checkpoint and stop; a second one raises KeyboardInterrupt at once. A SpringtideError of a
     worker is raised as itself; TrainingFailed has rank and trace of any other.
@@ -53,6 +60,7 @@ def train(
         )
     control = open_control(config.run.id, config.num_steps, float(config.elastic.hang))
     job = {"config": config.model_dump(mode="json"), "control": control, "labels": labels, "owner": owner}
+    job["pool"] = pool
     trainer = _trainer(config, run, attempt, job)
     failure: list[BaseException] = []
 
@@ -77,6 +85,15 @@ def train(
             raise _explain(failure[0]) from failure[0]
 
 
+def ask(run_id: str, what: Interrupt) -> bool:
+    """Ask something of a run that is live in this cluster; False when none is."""
+    try:
+        ray.get(ray.get_actor(f"run-{run_id}").ask.remote(what.value))
+    except (ValueError, RayError):
+        return False
+    return True
+
+
 def _pass_on(control: Any, listen: Callable[[Event], None], wait_s: float = _POLL_S) -> None:
     for record in ray.get(control.take.remote(wait_s)):
         listen(event(record))
@@ -98,6 +115,7 @@ def _trainer(config: Config, run: Folder, attempt: int, job: dict[str, Any]) -> 
         grow=elastic.grow,
         wait_s=float(elastic.wait) or math.inf,
         expected_loss_s=float(config.checkpoint.expected_loss),
+        shares=job["pool"] is not None,
     )
     return Trainer(
         work,

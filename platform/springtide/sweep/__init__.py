@@ -1,5 +1,25 @@
 """A space, a trial, a verdict. Law: no Ray here; a space is checked against the config's own types before anything runs."""
 
-from springtide.sweep.space import Range, read_space
+from springtide.sweep.points import grid_points, random_points
+from springtide.sweep.space import Budget, Point, Range, Sweep, read, read_file, read_space
+from springtide.sweep.trial import Outcome, Rung, name_of, trial_config
+from springtide.sweep.verdict import Verdict, judge, words
 
-__all__ = ["Range", "read_space"]
+__all__ = [
+    "Budget",
+    "Outcome",
+    "Point",
+    "Range",
+    "Rung",
+    "Sweep",
+    "Verdict",
+    "grid_points",
+    "judge",
+    "name_of",
+    "random_points",
+    "read",
+    "read_file",
+    "read_space",
+    "trial_config",
+    "words",
+]

@@ -1,16 +1,25 @@
-"""A search space: which fields of a config vary, between which bounds."""
+"""What a sweep looks for, and where: a table of fields, an objective, a budget, as the files of ``tune_spaces/`` have them."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
-from typing import Any
+import math
+import runpy
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, Literal
 
 from springtide import config as configs
 from springtide.config import Config
 from springtide.errors import ConfigError, explain
 
 _KINDS = ("uniform", "log_uniform", "choice")
+METRICS = ("heldout_loss", "heldout_bits_per_byte", "loss")
+"""What an objective may be: of the held-out rows, or the last step's."""
+_BUDGET = ("trials", "tokens_per_trial", "rungs", "tokens", "worker_hours", "dollars")
+
+Point = dict[str, Any]
+"""A value for each field of a space."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -21,6 +30,100 @@ class Range:
     kind: str
     values: tuple[Any, ...]
     """Low and high, or the choices."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Budget:
+    """What a sweep may spend; 0 is no limit."""
+
+    trials: int
+    tokens_per_trial: int
+    rungs: int = 4
+    """Evaluations of a trial, evenly spaced, at which a scheduler may stop it."""
+    tokens: float = 0.0
+    """Of all trials together."""
+    worker_hours: float = 0.0
+    dollars: float = 0.0
+
+
+@dataclasses.dataclass(frozen=True)
+class Sweep:
+    """All of a table, checked."""
+
+    space: tuple[Range, ...]
+    metric: str
+    mode: Literal["min", "max"]
+    budget: Budget
+    where: Callable[[Point], bool] | None = None
+    """Which points to try, where not all."""
+
+    @property
+    def worst(self) -> float:
+        """What a trial that failed counts as."""
+        return math.inf if self.mode == "min" else -math.inf
+
+    def better(self, one: float, other: float) -> bool:
+        """Whether the objective ``one`` is better than ``other``."""
+        return one < other if self.mode == "min" else one > other
+
+    def promise(self, value: float) -> float:
+        """The more the better."""
+        return -value if self.mode == "min" else value
+
+
+def read_file(path: str, base: Config) -> Sweep:
+    """The table in the Python file ``path``: SPACE, OBJECTIVE, BUDGET, and WHERE if it has one, a function of a point.
+    ConfigError for what is missing in it or wrong."""
+    if not Path(path).is_file():
+        near = sorted(str(one) for one in Path(path).parent.glob("*.py")) if Path(path).parent.is_dir() else []
+        raise ConfigError(explain("--space", path, "is no file", configs.nearest(path, near)))
+    try:
+        table = runpy.run_path(path)
+    except Exception as error:
+        raise ConfigError(
+            explain("--space", path, f"cannot be run ({type(error).__name__}: {error})", "mend it")
+        ) from None
+    return read(table, base)
+
+
+def read(table: Mapping[str, Any], base: Config) -> Sweep:
+    """The same of a table's names and values."""
+    for name in ("SPACE", "OBJECTIVE", "BUDGET"):
+        if not isinstance(table.get(name), Mapping):
+            raise ConfigError(explain(name, table.get(name), "is no table", "see the files of tune_spaces/"))
+    space = read_space(table["SPACE"], base)
+    if not space:
+        raise ConfigError(explain("SPACE", {}, "names no field", "give at least one"))
+    metric, mode = table["OBJECTIVE"].get("metric"), table["OBJECTIVE"].get("mode")
+    if metric not in METRICS:
+        known = f"a trial reports {', '.join(METRICS)}"
+        raise ConfigError(explain("OBJECTIVE.metric", metric, known, configs.nearest(str(metric), METRICS)))
+    if mode not in ("min", "max"):
+        raise ConfigError(explain("OBJECTIVE.mode", mode, "is neither min nor max", "losses are best at their min"))
+    return Sweep(tuple(space), metric, mode, read_budget(table["BUDGET"], base), table.get("WHERE"))
+
+
+def read_budget(table: Mapping[str, Any], base: Config) -> Budget:
+    """A budget; ConfigError when it holds less than one rung."""
+    for name, value in table.items():
+        if name not in _BUDGET:
+            raise ConfigError(explain(f"BUDGET.{name}", value, "is no limit", configs.nearest(name, _BUDGET)))
+        if not isinstance(value, int | float) or value < 0:
+            raise ConfigError(explain(f"BUDGET.{name}", value, "must be a number, 0 or more", "0 is no limit"))
+    budget = Budget(**{"trials": 0, "tokens_per_trial": 0, **table})
+    for name, least in (("trials", 1), ("rungs", 1)):
+        if getattr(budget, name) < least:
+            raise ConfigError(explain(f"BUDGET.{name}", getattr(budget, name), f"must be {least} or more", "raise it"))
+    least = base.tokens_after(1) * budget.rungs
+    if budget.tokens_per_trial < least:
+        problem = f"holds no {budget.rungs} rungs of a step: {least} tokens"
+        raise ConfigError(
+            explain("BUDGET.tokens_per_trial", budget.tokens_per_trial, problem, "raise it, or lower rungs")
+        )
+    if 0 < budget.tokens < budget.tokens_per_trial / budget.rungs:
+        problem = f"is less than one rung of one trial, {budget.tokens_per_trial // budget.rungs}"
+        raise ConfigError(explain("BUDGET.tokens", budget.tokens, problem, "raise it, or lower tokens_per_trial"))
+    return budget
 
 
 def read_space(table: Mapping[str, tuple[Any, ...]], base: Config) -> list[Range]:

@@ -22,6 +22,7 @@ from springtide.track.metrics import EVAL_METRICS, STEP_METRICS
 RUN_FILE = "mlflow.json"
 OFF = "off"
 _STEP_MARK, _EVAL_MARK = "springtide.step_sent", "springtide.eval_sent"
+_PARENT = "mlflow.parentRunId"
 _TAG_LENGTH = 2000
 _BATCH_METRICS = 900  # MLflow takes a thousand in a request
 _STATUS = {"finished": "FINISHED", "stopped": "KILLED", "failed": "FAILED"}
@@ -126,11 +127,7 @@ class MlflowSink:
         self._client = client
 
     def _create(self, client: Any) -> str:
-        name = self._config.track.experiment
-        experiment = client.get_experiment_by_name(name)
-        root = Folder(self._config.run.root)
-        artifacts = root.where("mlartifacts") if self._uri.startswith("sqlite") and root.is_local else None
-        experiment_id = experiment.experiment_id if experiment else client.create_experiment(name, artifacts)
+        experiment_id = _experiment(client, self._config, self._uri)
         # a start that died between creating the run and writing its id down left one with our tag
         same = client.search_runs([experiment_id], f"tags.`springtide.run` = '{self._folder.url}'", max_results=1)
         if same:
@@ -141,6 +138,8 @@ class MlflowSink:
                 "springtide.run": self._folder.url,
                 "springtide.fingerprint": fingerprint(self._config),
             }
+            if self._config.track.parent:
+                tags[_PARENT] = self._config.track.parent
             run_id = client.create_run(experiment_id, tags=tags, run_name=self._config.run.id).info.run_id
             for key, value in flatten(self._config).items():
                 client.log_param(run_id, key, str(value)[:500])
@@ -178,3 +177,49 @@ class MlflowSink:
     def _log(self, metrics: list[Any], marks: dict[str, int], tag: Any) -> None:
         self._client.log_batch(self._run_id, metrics, tags=[tag(name, str(mark)) for name, mark in marks.items()])
         self._marks = dict(marks)
+
+
+class SweepSink:
+    """The one MLflow run of a sweep, that its trials are shown below. Where the server is down there is none, and the sweep
+    goes on."""
+
+    def __init__(self, config: Config, folder: Folder, uri: str) -> None:
+        """Find it, or make it; ``id`` is empty where that failed."""
+        self.id, self._client = "", None
+        try:
+            from mlflow import MlflowClient
+
+            client = MlflowClient(tracking_uri=uri)
+            if folder.exists(RUN_FILE):
+                self.id = folder.read_json(RUN_FILE)["run_id"]
+            else:
+                tags = {"springtide.sweep": folder.url}
+                experiment_id = _experiment(client, config, uri)
+                self.id = str(client.create_run(experiment_id, tags=tags, run_name=folder.name).info.run_id)
+                folder.write_json(RUN_FILE, {"run_id": self.id, "experiment_id": experiment_id, "tracking_uri": uri})
+            client.update_run(self.id, status="RUNNING")
+            self._client = client
+        except Exception as error:  # whatever a server or its client raises
+            _log.warning("MLflow at %s cannot be reached (%s); the sweep goes on without", uri, error)
+
+    def end(self, best: dict[str, Any], figures: dict[str, float]) -> None:
+        """Note the best trial's point, and what the sweep came to."""
+        if self._client is None:
+            return
+        try:
+            for name, value in best.items():
+                self._client.set_tag(self.id, f"springtide.best.{name}", str(value)[:_TAG_LENGTH])
+            for name, figure in figures.items():
+                self._client.log_metric(self.id, name, figure)
+            self._client.set_terminated(self.id, "FINISHED")
+        except Exception as error:
+            _log.warning("MLflow did not take the end of the sweep: %s", error)
+
+
+def _experiment(client: Any, config: Config, uri: str) -> str:
+    """The id of the config's experiment, made if there is none."""
+    name, root = config.track.experiment, Folder(config.run.root)
+    if experiment := client.get_experiment_by_name(name):
+        return str(experiment.experiment_id)
+    artifacts = root.where("mlartifacts") if uri.startswith("sqlite") and root.is_local else None
+    return str(client.create_experiment(name, artifacts))

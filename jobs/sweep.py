@@ -1,0 +1,14 @@
+"""Sweep over a recipe as a Ray job. On a cluster whose image has springtide:
+
+    ray job submit --working-dir . -- python jobs/sweep.py --space tune_spaces/lr_and_decay.py --recipe gpu_125m --name first \\
+        --run.root s3://bucket/runs
+
+Takes what ``springtide sweep`` takes.
+"""
+
+import sys
+
+from springtide.cli import main
+
+if __name__ == "__main__":
+    sys.exit(main(["sweep", *sys.argv[1:]]))

@@ -1,0 +1,78 @@
+"""Who holds which workers of a cluster that several runs share: the capacity book.
+
+    places on each node + what each run claims + what it holds -> what each run gets of each node
+
+Runs come in the order of their promise. Each gets its least while there is room, then the rest goes to whoever has the least
+for its weight; who holds workers keeps them, and their nodes, as long as that is as fair.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+Shares = dict[str, dict[str, int]]
+"""Run -> node -> workers."""
+
+
+class Claim(NamedTuple):
+    """What a run could use."""
+
+    run: str
+    min_workers: int = 1
+    max_workers: int = 1
+    weight: float = 1.0
+    cell: int = 1
+    """Workers come in multiples of this."""
+    promise: float = -math.inf
+    """How well it does, the more the better; the least promising give up workers first. Unknown: none."""
+
+
+def allot(places: Mapping[str, int], claims: Sequence[Claim], held: Mapping[str, Mapping[str, int]]) -> Shares:
+    """What each run gets: nothing, or from ``min_workers`` to ``max_workers``. ``places`` are workers that fit on each node,
+    ``claims`` are in the order in which they came, ``held`` is what this said last."""
+    ranked = sorted(claims, key=lambda claim: -claim.promise)
+    sizes = _sizes(sum(places.values()), ranked, {run: sum(nodes.values()) for run, nodes in held.items()})
+    left, shares = dict(places), {claim.run: dict[str, int]() for claim in claims}
+    for claim in ranked:  # first what each keeps, so that nobody is moved for another's sake
+        for node, number in held.get(claim.run, {}).items():
+            _take(shares[claim.run], left, node, min(number, sizes[claim.run]))
+            sizes[claim.run] -= shares[claim.run].get(node, 0)
+    for claim in ranked:
+        for node in sorted(left, key=lambda node: (node not in shares[claim.run], -left[node], node)):
+            before = shares[claim.run].get(node, 0)
+            _take(shares[claim.run], left, node, sizes[claim.run])
+            sizes[claim.run] -= shares[claim.run].get(node, 0) - before
+    return shares
+
+
+def _sizes(total: int, ranked: Sequence[Claim], held: Mapping[str, int]) -> dict[str, int]:
+    """Workers of each run."""
+    sizes = dict.fromkeys((claim.run for claim in ranked), 0)
+    for claim in ranked:
+        least = -(-claim.min_workers // claim.cell) * claim.cell
+        if least <= total:
+            sizes[claim.run], total = least, total - least
+    while True:
+        growing = [
+            claim
+            for claim in ranked
+            if sizes[claim.run] and claim.cell <= total and sizes[claim.run] + claim.cell <= claim.max_workers
+        ]
+        if not growing:
+            return sizes
+
+        def poverty(claim: Claim) -> tuple[float, bool]:
+            return sizes[claim.run] / claim.weight, held.get(claim.run, 0) <= sizes[claim.run]
+
+        poorest = min(growing, key=poverty)
+        sizes[poorest.run] += poorest.cell
+        total -= poorest.cell
+
+
+def _take(share: dict[str, int], left: dict[str, int], node: str, number: int) -> None:
+    taken = max(0, min(number, left.get(node, 0)))
+    if taken:
+        share[node] = share.get(node, 0) + taken
+        left[node] -= taken

@@ -1,0 +1,63 @@
+"""A trial: one point of the space as a run of its own, and what became of it."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+from springtide import config as configs
+from springtide.config import Config
+from springtide.sweep.space import Budget, Point
+
+
+def name_of(number: int) -> str:
+    """The id of a trial's run."""
+    return f"trial-{number:04d}"
+
+
+def trial_config(base: Config, budget: Budget, number: int, point: Point) -> Config:
+    """The config of a trial: ``base`` at ``point``, as long as the budget says, evaluated at each rung. ConfigError when there
+    is no such config."""
+    config = configs.override(base, {**point, "train.total": budget.tokens_per_trial, "run.id": name_of(number)})
+    return configs.override(config, {"train.eval_every": max(1, config.num_steps // budget.rungs)})
+
+
+@dataclasses.dataclass(frozen=True)
+class Rung:
+    """A trial at one of its evaluations."""
+
+    step: int
+    tokens: int
+    value: float
+    """Of the objective."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Outcome:
+    """What became of a trial."""
+
+    number: int
+    point: Point
+    status: str
+    """finished, stopped (by a scheduler or the budget), failed, or waiting (never begun)."""
+    rungs: tuple[Rung, ...] = ()
+    reason: str = ""
+    """Why it failed."""
+    worker_s: float = 0.0
+    """Worker-seconds held."""
+    dollars: float = 0.0
+    restarts: int = 0
+
+    @property
+    def name(self) -> str:
+        return name_of(self.number)
+
+    @property
+    def value(self) -> float:
+        """Of the objective at the last rung; no number before the first."""
+        return self.rungs[-1].value if self.rungs else math.nan
+
+    @property
+    def tokens(self) -> int:
+        """Trained on until the last rung."""
+        return self.rungs[-1].tokens if self.rungs else 0

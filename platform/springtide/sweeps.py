@@ -1,0 +1,186 @@
+"""A sweep: many runs of one recipe, of which the best is wanted; its folder, its driver, its verdict.
+
+<root>/<sweep id>/sweep.json      the points, before any is tried
+                  trials/         a run each
+                  ended/          trials that are not to go on though they are not finished, and why
+                  verdict.json    every trial's rungs and costs, and which is best
+                  best.yaml       its config, for `springtide train --config`
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import secrets
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from springtide import config as configs
+from springtide.config import Config
+from springtide.errors import ConfigError, RunExists, explain
+from springtide.runs import Run
+from springtide.store import Folder
+from springtide.sweep import (
+    Outcome,
+    Point,
+    Rung,
+    Sweep,
+    Verdict,
+    grid_points,
+    judge,
+    name_of,
+    random_points,
+    read,
+    read_file,
+    trial_config,
+    words,
+)
+from springtide.track.events import Evaluated, Stopped
+from springtide.track.ledger import Prices, ledger
+from springtide.track.mlflow_sink import OFF, SweepSink
+
+NOTES = "sweep.json"
+VERDICT = "verdict.json"
+BEST = "best.yaml"
+SEARCHES = ("random", "grid")
+
+
+def sweep(
+    base: Config,
+    space: str | Mapping[str, Any],
+    *,
+    name: str = "",
+    search: str = "random",
+    scheduler: str = "asha",
+    seed: int = 0,
+    concurrent: int = 0,
+    resume: bool = False,
+    say: Callable[[str], None] = print,
+    dashboard: bool = True,
+) -> Verdict:
+    """Try points of ``space`` (a table, or the file of one) on ``base``, and judge them.
+
+    ``search``: random or grid; ``scheduler``: none, asha, hyperband or median; ``concurrent``: trials at once, 0 as many as the
+    cluster has room for; ``resume`` goes on with the sweep ``name``. Trials share the workers of the cluster: each has from
+    ``elastic.min_workers`` to ``elastic.max_workers`` of them. ConfigError and RunExists come before anything starts; a trial
+    that fails is marked and does not end the sweep.
+    """
+    from springtide.api import mlflow_uri, prepare, train
+    from springtide.on_ray.cluster import check_resources, cluster
+    from springtide.on_ray.pool import open_pool
+    from springtide.on_ray.tuner import Job, run_trials, scheduler_of
+
+    table = read_file(space, base) if isinstance(space, str) else read(space, base)
+    _check(base)
+    judges = scheduler_of(scheduler, table)
+    points = _points(table, base, search, seed)
+    root = Folder(base.run.root).url
+    folder = Folder(root) / (name or time.strftime("sweep-%Y%m%d-%H%M%S-") + secrets.token_hex(2))
+    _claim(folder, points, resume)
+    if not any(field.startswith(("corpus.", "shards.")) for field in points[0]):
+        base = prepare(base)
+    uri = mlflow_uri(base)
+    sink = SweepSink(base, folder, uri) if uri != OFF else None
+    changes = {"run.root": (folder / "trials").url, "track.progress": False, "track.mlflow_uri": uri}
+    base = configs.override(base, {**changes, "track.parent": sink.id if sink else ""})
+    say(_plan(table, points, folder))
+    ended = {int(one.removesuffix(".json").rpartition("-")[2]): one for one in (folder / "ended").names()}
+
+    def note(number: int, how: str, why: str) -> None:
+        (folder / "ended").write_json(f"{name_of(number)}.json", {"status": how, "reason": why})
+
+    with cluster(base, dashboard=dashboard), open_pool(_worker(base)) as pool:
+        check_resources(base)
+        job = Job(
+            base=base.model_dump(mode="json"),
+            sweep=dataclasses.replace(table, where=None),
+            points=tuple(points),
+            pool=pool,
+            train=train,
+            decided=frozenset(ended),
+        )
+        limit = run_trials(job, folder, judges, concurrent, say, note)
+    if limit:
+        say(f"the budget is spent, {limit}")
+    verdict = judge(table, [_outcome(folder, table, base, number, point) for number, point in enumerate(points)])
+    folder.write_json(VERDICT, verdict.as_dict())
+    if verdict.best is not None:
+        config = trial_config(base, table.budget, verdict.best.number, verdict.best.point)
+        alone = {"run.id": "", "run.root": root, "track.parent": "", "track.progress": True}
+        folder.write(BEST, configs.dump(configs.override(config, alone)))
+    if sink:
+        best = {"trial": verdict.best.name, **verdict.best.point} if verdict.best else {}
+        value = {table.metric: verdict.best.value} if verdict.best else {}
+        sink.end(best, {**value, "worker_s": verdict.worker_s, "dollars": verdict.dollars})
+    say(words(table, verdict))
+    return verdict
+
+
+def _check(base: Config) -> None:
+    if not base.train.eval_rows:
+        problem = "evaluates nothing, and a trial is judged by its held-out rows"
+        raise ConfigError(explain("train.eval_rows", 0, problem, "give it some"))
+
+
+def _points(table: Sweep, base: Config, search: str, seed: int) -> list[Point]:
+    if search not in SEARCHES:
+        raise ConfigError(explain("--search", search, "is not known", configs.nearest(search, SEARCHES)))
+    return grid_points(table, base) if search == "grid" else random_points(table, base, seed)
+
+
+def _claim(folder: Folder, points: list[Point], resume: bool) -> None:
+    """Write down what will be tried; one that is resumed tries the same. RunExists, ConfigError."""
+    exists = folder.exists(NOTES)
+    if exists and not resume:
+        raise RunExists(f"the sweep {folder.url} exists; go on with --resume, or choose another --name")
+    if resume and not exists:
+        raise ConfigError(
+            explain("--name", folder.name, f"is no sweep of {folder.url.rpartition('/')[0]}", "leave out --resume")
+        )
+    if exists and folder.read_json(NOTES)["points"] != json.loads(json.dumps(points)):
+        raise ConfigError(
+            explain("--name", folder.name, "tried other points", "use its space, recipe and --seed, or another name")
+        )
+    folder.write_json(NOTES, {"points": points})
+
+
+def _plan(table: Sweep, points: list[Point], folder: Folder) -> str:
+    budget = table.budget
+    most = len(points) * budget.tokens_per_trial
+    most = min(most, int(budget.tokens)) if budget.tokens else most
+    return (
+        f"{folder.name}: {len(points)} trials of {budget.tokens_per_trial:,} tokens, judged {budget.rungs} times by "
+        f"{table.metric}; at most {most:,} tokens in all"
+    )
+
+
+def _worker(base: Config) -> dict[str, float]:
+    elastic = base.elastic
+    return {"CPU": elastic.cpus_per_worker} | ({"GPU": elastic.gpus_per_worker} if elastic.gpus_per_worker else {})
+
+
+def _outcome(folder: Folder, table: Sweep, base: Config, number: int, point: Point) -> Outcome:
+    """What became of a trial, from its run's folder."""
+    run = Run(folder / "trials" / name_of(number))
+    if not run.folder.exists(configs.RUN_CONFIG):
+        return Outcome(number, point, "waiting")
+    events, config = run.events, run.config
+    rungs = {event.step: event for event in events if isinstance(event, Evaluated) and event.step}
+    losses = {step.step: step.loss for step in run.steps}
+    book = ledger(events, Prices(base.track.price, base.track.spot_price))
+    found = [
+        Rung(step, config.tokens_after(step), losses[step] if table.metric == "loss" else getattr(one, table.metric))
+        for step, one in sorted(rungs.items())
+    ]
+    status, reason = "stopped", ""
+    file = f"{name_of(number)}.json"
+    if (folder / "ended").exists(file):
+        note = (folder / "ended").read_json(file)
+        status, reason = note["status"], note["reason"]
+    elif run.finished:
+        status = "finished"
+    elif isinstance(events[-1], Stopped) and events[-1].status == "failed":
+        status, reason = "failed", events[-1].reason
+    spent = sum(book.dollars.values())
+    return Outcome(number, point, status, tuple(found), reason, book.held, spent, len(book.restarts))

@@ -1,0 +1,99 @@
+"""Points are drawn before anything runs, from what the config takes."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from springtide import config as configs
+from springtide.errors import ConfigError
+from springtide.sweep import Outcome, Rung, grid_points, judge, random_points, read, trial_config, words
+
+TINY = configs.recipes.tiny()
+STEP = TINY.tokens_per_step
+TABLE = {
+    "SPACE": {
+        "optim.peak_lr": ("log_uniform", 1e-4, 1e-1),
+        "model.num_layers": ("uniform", 1, 4),
+        "stream.lanes": ("choice", 3, 4),
+    },
+    "OBJECTIVE": {"metric": "heldout_loss", "mode": "min"},
+    "BUDGET": {"trials": 8, "tokens_per_trial": 40 * STEP, "rungs": 4},
+}
+
+
+@given(st.integers(0, 10**6))
+def test_random_points_lie_in_the_space_and_do_not_depend_on_how_many_there_are(seed: int) -> None:
+    sweep = read(TABLE, TINY)
+    points = random_points(sweep, TINY, seed)
+    assert len(points) == 8
+    for point in points:
+        assert 1e-4 <= point["optim.peak_lr"] <= 1e-1
+        assert point["model.num_layers"] in {1, 2, 3, 4}
+        assert point["stream.lanes"] in {3, 4}
+    fewer = read({**TABLE, "BUDGET": {**TABLE["BUDGET"], "trials": 3}}, TINY)
+    assert random_points(fewer, TINY, seed) == points[:3]
+
+
+def test_a_grid_has_every_combination_the_config_and_where_take() -> None:
+    table = {**TABLE, "BUDGET": {**TABLE["BUDGET"], "trials": 100}}
+    points = grid_points(read(table, TINY), TINY)
+    assert len(points) == 3 * 3 * 2
+    assert sorted({point["optim.peak_lr"] for point in points}) == pytest.approx([1e-4, 10**-2.5, 1e-1], rel=1e-5)
+    fewer = grid_points(read({**table, "WHERE": lambda point: point["stream.lanes"] == 4}, TINY), TINY)
+    assert fewer == [point for point in points if point["stream.lanes"] == 4]
+    with pytest.raises(ConfigError, match="no point that the config and WHERE take"):
+        grid_points(read({**table, "WHERE": lambda point: False}, TINY), TINY)
+    with pytest.raises(ConfigError, match="gave no point in 100 draws"):
+        random_points(read({**table, "WHERE": lambda point: False}, TINY), TINY, 0)
+
+
+def test_a_trial_is_as_long_as_the_budget_says_and_is_judged_at_its_rungs() -> None:
+    sweep = read(TABLE, TINY)
+    config = trial_config(TINY, sweep.budget, 3, {"optim.peak_lr": 0.01})
+    assert (config.run.id, config.num_steps, config.train.eval_every) == ("trial-0003", 40, 10)
+    assert config.optim.peak_lr == 0.01
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"OBJECTIVE": {"metric": "heldout_los", "mode": "min"}}, "did you mean 'heldout_loss'"),
+        ({"OBJECTIVE": {"metric": "loss", "mode": "least"}}, "OBJECTIVE.mode = 'least'"),
+        ({"SPACE": {}}, "names no field"),
+        ({"SPACE": None}, "SPACE = None: is no table"),
+        ({"BUDGET": {"trails": 3}}, "did you mean 'trials'"),
+        ({"BUDGET": {"trials": 0, "tokens_per_trial": 10**6}}, "BUDGET.trials = 0"),
+        ({"BUDGET": {"trials": 3, "tokens_per_trial": STEP}}, "holds no 4 rungs of a step"),
+        ({"BUDGET": {"trials": 3, "tokens_per_trial": 400 * STEP, "tokens": 9}}, "less than one rung of one trial"),
+        ({"BUDGET": {"trials": 3, "tokens_per_trial": "many"}}, "must be a number"),
+    ],
+)
+def test_what_is_wrong_with_a_table_is_told(changes: dict[str, object], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        read({**TABLE, **changes}, TINY)
+
+
+def test_the_best_is_of_those_that_came_furthest_and_a_failure_is_none() -> None:
+    sweep = read(TABLE, TINY)
+
+    def rungs(*values: float) -> tuple[Rung, ...]:
+        return tuple(Rung(10 * number, 10 * number * STEP, value) for number, value in enumerate(values, start=1))
+
+    outcomes = [
+        Outcome(0, {"optim.peak_lr": 0.1}, "stopped", rungs(1.0), worker_s=2.0),
+        Outcome(1, {"optim.peak_lr": 0.01}, "finished", rungs(3.0, 2.5), worker_s=4.0),
+        Outcome(2, {"optim.peak_lr": 0.02}, "finished", rungs(3.5, 2.0), worker_s=4.0),
+        Outcome(3, {"optim.peak_lr": 0.5}, "failed", rungs(9.0, math.inf), reason="it diverged"),
+        Outcome(4, {"optim.peak_lr": 0.3}, "waiting"),
+    ]
+    verdict = judge(sweep, outcomes)
+    assert verdict.best is outcomes[2]
+    assert verdict.worker_s == 10.0
+    told = words(sweep, verdict)
+    assert "* trial-0002" in told
+    assert "failed: it diverged" in told
+    assert judge(sweep, outcomes[3:]).best is None
