@@ -4,7 +4,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 DEMO_ROOT ?= runs
 
-.PHONY: demo test lint bench drills clean
+.PHONY: demo test lint bench drills sweeps clean
 
 demo: .venv/.ready
 	$(BIN)/springtide train --recipe demo --run.root $(DEMO_ROOT) --demo
@@ -33,6 +33,10 @@ bench: .venv/.ready .venv-peers
 drills: .venv/.ready
 	for scenario in kill drain regrow hang all resize; do $(BIN)/springtide drill --scenario $$scenario || exit 1; done
 	for seed in 1 2 3; do $(BIN)/springtide drill --scenario storm --seed $$seed || exit 1; done
+
+# a sweep of sixteen trials that loses six nodes
+sweeps: .venv/.ready
+	$(BIN)/python tests/elastic/swept.py 16 6
 
 # whom the benchmarks compare with: their dependencies and ours exclude each other
 .venv-peers: benchmarks/peers.txt

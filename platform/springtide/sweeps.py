@@ -1,6 +1,7 @@
 """A sweep: many runs of one recipe, of which the best is wanted; its folder, its driver, its verdict.
 
-<root>/<sweep id>/sweep.json      the points, before any is tried
+<root>/<sweep id>/sweep.json      the space, and how points of it are chosen
+                  points/         each, before it is tried
                   trials/         a run each
                   ended/          trials that are not to go on though they are not finished, and why
                   verdict.json    every trial's rungs and costs, and which is best
@@ -27,12 +28,11 @@ from springtide.sweep import (
     Rung,
     Sweep,
     Verdict,
-    grid_points,
     judge,
     name_of,
-    random_points,
     read,
     read_file,
+    search_of,
     trial_config,
     words,
 )
@@ -43,7 +43,6 @@ from springtide.track.mlflow_sink import OFF, SweepSink
 NOTES = "sweep.json"
 VERDICT = "verdict.json"
 BEST = "best.yaml"
-SEARCHES = ("random", "grid")
 
 
 def sweep(
@@ -61,49 +60,53 @@ def sweep(
 ) -> Verdict:
     """Try points of ``space`` (a table, or the file of one) on ``base``, and judge them.
 
-    ``search``: random or grid; ``scheduler``: none, asha, hyperband or median; ``concurrent``: trials at once, 0 as many as the
-    cluster has room for; ``resume`` goes on with the sweep ``name``. Trials share the workers of the cluster: each has from
-    ``elastic.min_workers`` to ``elastic.max_workers`` of them. ConfigError and RunExists come before anything starts; a trial
-    that fails is marked and does not end the sweep.
+    ``search``: random, grid or tpe; ``scheduler``: none, asha, hyperband or median; ``concurrent``: trials at once, 0 for as
+    many as the cluster has room for; ``resume`` goes on with the sweep ``name``. Trials share the workers of the cluster:
+    each has from ``elastic.min_workers`` to ``elastic.max_workers`` of them. ConfigError and RunExists come before anything
+    starts; a trial that fails is marked and does not end the sweep.
     """
     from springtide.api import mlflow_uri, prepare, train
     from springtide.on_ray.cluster import check_resources, cluster
     from springtide.on_ray.pool import open_pool
-    from springtide.on_ray.tuner import Job, run_trials, scheduler_of
+    from springtide.on_ray.tuner import Job, Points, run_trials, scheduler_of
 
     table = read_file(space, base) if isinstance(space, str) else read(space, base)
     _check(base)
     judges = scheduler_of(scheduler, table)
-    points = _points(table, base, search, seed)
     root = Folder(base.run.root).url
     folder = Folder(root) / (name or time.strftime("sweep-%Y%m%d-%H%M%S-") + secrets.token_hex(2))
-    _claim(folder, points, resume)
-    if not any(field.startswith(("corpus.", "shards.")) for field in points[0]):
+    points = _claim(
+        folder, {"search": search, "seed": seed, "space": [dataclasses.asdict(one) for one in table.space]}, resume
+    )
+    asked = search_of(search, table, base, seed, [points[number] for number in sorted(points)])
+    if not any(one.field.startswith(("corpus.", "shards.")) for one in table.space):
         base = prepare(base)
     uri = mlflow_uri(base)
     sink = SweepSink(base, folder, uri) if uri != OFF else None
     changes = {"run.root": (folder / "trials").url, "track.progress": False, "track.mlflow_uri": uri}
     base = configs.override(base, {**changes, "track.parent": sink.id if sink else ""})
-    say(_plan(table, points, folder))
-    ended = {int(one.removesuffix(".json").rpartition("-")[2]): one for one in (folder / "ended").names()}
+    say(_plan(table, folder))
 
     def note(number: int, how: str, why: str) -> None:
         (folder / "ended").write_json(f"{name_of(number)}.json", {"status": how, "reason": why})
+
+    def begun(number: int, point: Point) -> None:
+        (folder / "points").write_json(f"{name_of(number)}.json", point)
+        points[number] = point
 
     with cluster(base, dashboard=dashboard), open_pool(_worker(base)) as pool:
         check_resources(base)
         job = Job(
             base=base.model_dump(mode="json"),
             sweep=dataclasses.replace(table, where=None),
-            points=tuple(points),
             pool=pool,
             train=train,
-            decided=frozenset(ended),
+            decided=frozenset(map(_number, (folder / "ended").names())),
         )
-        limit = run_trials(job, folder, judges, concurrent, say, note)
+        limit = run_trials(job, Points(asked, table, begun), folder, judges, concurrent, say, note)
     if limit:
         say(f"the budget is spent, {limit}")
-    verdict = judge(table, [_outcome(folder, table, base, number, point) for number, point in enumerate(points)])
+    verdict = judge(table, [_outcome(folder, table, base, number, point) for number, point in sorted(points.items())])
     folder.write_json(VERDICT, verdict.as_dict())
     if verdict.best is not None:
         config = trial_config(base, table.budget, verdict.best.number, verdict.best.point)
@@ -123,14 +126,8 @@ def _check(base: Config) -> None:
         raise ConfigError(explain("train.eval_rows", 0, problem, "give it some"))
 
 
-def _points(table: Sweep, base: Config, search: str, seed: int) -> list[Point]:
-    if search not in SEARCHES:
-        raise ConfigError(explain("--search", search, "is not known", configs.nearest(search, SEARCHES)))
-    return grid_points(table, base) if search == "grid" else random_points(table, base, seed)
-
-
-def _claim(folder: Folder, points: list[Point], resume: bool) -> None:
-    """Write down what will be tried; one that is resumed tries the same. RunExists, ConfigError."""
+def _claim(folder: Folder, notes: dict[str, Any], resume: bool) -> dict[int, Point]:
+    """Write down how points are chosen; returns those an earlier start has begun. RunExists, ConfigError."""
     exists = folder.exists(NOTES)
     if exists and not resume:
         raise RunExists(f"the sweep {folder.url} exists; go on with --resume, or choose another --name")
@@ -138,19 +135,30 @@ def _claim(folder: Folder, points: list[Point], resume: bool) -> None:
         raise ConfigError(
             explain("--name", folder.name, f"is no sweep of {folder.url.rpartition('/')[0]}", "leave out --resume")
         )
-    if exists and folder.read_json(NOTES)["points"] != json.loads(json.dumps(points)):
+    if exists and folder.read_json(NOTES) != json.loads(json.dumps(notes)):
         raise ConfigError(
-            explain("--name", folder.name, "tried other points", "use its space, recipe and --seed, or another name")
+            explain(
+                "--name",
+                folder.name,
+                "chooses its points otherwise",
+                "use its space, --search and --seed, or another name",
+            )
         )
-    folder.write_json(NOTES, {"points": points})
+    folder.write_json(NOTES, notes)
+    return {_number(file): (folder / "points").read_json(file) for file in (folder / "points").names()}
 
 
-def _plan(table: Sweep, points: list[Point], folder: Folder) -> str:
+def _number(file: str) -> int:
+    """Of the trial that a file is named after."""
+    return int(file.removesuffix(".json").rpartition("-")[2])
+
+
+def _plan(table: Sweep, folder: Folder) -> str:
     budget = table.budget
-    most = len(points) * budget.tokens_per_trial
+    most = budget.trials * budget.tokens_per_trial
     most = min(most, int(budget.tokens)) if budget.tokens else most
     return (
-        f"{folder.name}: {len(points)} trials of {budget.tokens_per_trial:,} tokens, judged {budget.rungs} times by "
+        f"{folder.name}: {budget.trials} trials of {budget.tokens_per_trial:,} tokens, judged {budget.rungs} times by "
         f"{table.metric}; at most {most:,} tokens in all"
     )
 

@@ -1,6 +1,7 @@
 """A sweep on raylets of its own, some of which are killed under it while others join. Prints one line of JSON.
 
-python swept.py TRIALS LOSSES
+python swept.py TRIALS LOSSES                  on nodes of its own; exits with 1 unless all is as it should be
+python swept.py drive ROOT TRIALS [resume]     on the cluster that RAY_ADDRESS names, to be killed by whoever started it
 """
 
 from __future__ import annotations
@@ -54,16 +55,28 @@ def trained(folder: Path) -> int:
     return sum(file.read_text().count('"kind": "step"') for file in folder.glob("trials/*/journal/*.jsonl"))
 
 
+def drive(root: str, trials: int, resume: bool) -> None:
+    """The same sweep, without losses."""
+    verdict = sweep(
+        config_of(root), table(trials), name="swept", scheduler="none", resume=resume, say=lambda text: None
+    )
+    print(json.dumps(verdict.as_dict()))
+
+
 def main(trials: int, losses: int) -> None:
     """Sweep, lose nodes, compare the winner with itself alone."""
     shared_memory = {path.name for path in Path("/dev/shm").iterdir()}
-    with tempfile.TemporaryDirectory() as root, LocalCluster(NODES) as cluster:
+    with tempfile.TemporaryDirectory() as root, LocalCluster(NODES, patience=20) as cluster:
         config, folder = config_of(root), Path(root) / "runs" / "swept"
         found: dict[str, Any] = {"said": []}
 
+        def say(text: str) -> None:
+            found["said"].append(text)
+            print(f"{time.strftime('%X')} {text}", file=sys.stderr, flush=True)
+
         def run() -> None:
             try:
-                verdict = sweep(config, table(trials), name="swept", scheduler="none", say=found["said"].append)
+                verdict = sweep(config, table(trials), name="swept", scheduler="none", say=say)
                 found["verdict"] = verdict.as_dict()
             except BaseException as error:
                 found["error"] = f"{type(error).__name__}: {error}"
@@ -73,6 +86,7 @@ def main(trials: int, losses: int) -> None:
         lost, every = 0, trials * STEPS // (losses + 1)
         while thread.is_alive():
             if lost < losses and trained(folder) > (lost + 1) * every:
+                say(f"node {cluster.nodes[0][:8]} is killed")
                 cluster.kill(cluster.nodes[0])
                 cluster.add(wait=False)
                 lost += 1
@@ -90,8 +104,27 @@ def main(trials: int, losses: int) -> None:
             found["same_losses"] = [one.loss for one in winner.steps] == [one.loss for one in alone.steps]
             found["steps"] = len(winner.steps)
     found["shared_memory"] = sorted({path.name for path in Path("/dev/shm").iterdir()} - shared_memory)
+    found["problems"] = problems(found, trials, losses)
     print(json.dumps(found))
+    sys.exit(bool(found["problems"]))
+
+
+def problems(found: dict[str, Any], trials: int, losses: int) -> list[str]:
+    """What is not as it should be."""
+    statuses = [one["status"] for one in found.get("verdict", {}).get("trials", [])]
+    held = {
+        "every trial finished": statuses == ["finished"] * trials,
+        "nodes were lost": found["lost"] == losses,
+        "nothing is left in the cluster": not found["leftovers"],
+        "nothing is left in shared memory": not found["shared_memory"],
+        "verified": found.get("verified"),
+        "the winner is the run it would have been alone": found.get("same_losses") and found["steps"] == STEPS,
+    }
+    return [f"not so: {what}" for what, so in held.items() if not so] + [found[one] for one in ("error",) if one in found]
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), int(sys.argv[2]))
+    if sys.argv[1] == "drive":
+        drive(sys.argv[2], int(sys.argv[3]), "resume" in sys.argv)
+    else:
+        main(int(sys.argv[1]), int(sys.argv[2]))

@@ -45,6 +45,7 @@ ONLY_IN: dict[str, tuple[str, ...]] = {
     "obstore": ("store/s3.py",),
     "rich": ("track/console.py", "cli.py"),
     "pandas": ("track/journal.py",),
+    "optuna": ("sweep/search.py",),
 }
 """Package -> the files that may import it."""
 

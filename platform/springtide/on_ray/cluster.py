@@ -37,6 +37,9 @@ _ENVIRONMENT = {
     "RAY_TRAIN_HEALTH_CHECK_INTERVAL_S": "0.2",
     # ours acts on a notice at once; Ray's waits for the deadline
     "RAY_TRAIN_ENABLE_PREEMPTION_WATCHER": "0",
+    # Tune's tables are printed however quiet it is told to be, and its loggers write each result three times
+    "RAY_AIR_NEW_OUTPUT": "0",
+    "TUNE_DISABLE_AUTO_CALLBACK_LOGGERS": "1",
     # Ray runs workers at nice 15; on a machine whose cores all train, its own services would then preempt them
     "RAY_worker_niceness": "0",
 }

@@ -24,21 +24,22 @@ _HEALTH = {
     "RAY_health_check_initial_delay_ms": "1000",
     "RAY_health_check_period_ms": "1000",
     "RAY_health_check_timeout_ms": "1000",
-    "RAY_health_check_failure_threshold": "2",
 }
 
 
 class LocalCluster:
     """A head without CPUs, where this process is the driver, and nodes with one each. A context manager; one a process."""
 
-    def __init__(self, nodes: int) -> None:
-        self._first = nodes
+    def __init__(self, nodes: int, patience: int = 2) -> None:
+        """``patience``: seconds in a row that a node may not answer before it counts as dead; where many processes share few
+        cores a head that is busy needs more."""
+        self._first, self._patience = nodes, patience
         self._nodes: dict[str, Any] = {}
         self._stack = contextlib.ExitStack()
 
     def __enter__(self) -> Self:
         """Start it, and connect."""
-        set_environment(**_HEALTH)
+        set_environment(**_HEALTH, RAY_health_check_failure_threshold=str(self._patience))
         folder = self._stack.enter_context(private_folder())
         self._stack.enter_context(own_address_file(folder))
         head = {"num_cpus": 0, "object_store_memory": _STORE_BYTES, "include_dashboard": False, "temp_dir": folder}

@@ -1,7 +1,7 @@
 """Trials under Ray Tune: it says which go on, each is a run of its own. The only file that imports Tune.
 
-A trial's state is its run's folder, not a checkpoint of Tune's: one that is paused, lost or resumed goes on from there, and what
-it has told before is read from its journal and told again, so that a scheduler that begins anew hears the same.
+A trial's state is its run's folder, not a checkpoint of Tune's: one that is paused, lost or resumed goes on from there, and
+what it has told before is read from its journal and told again, so that a scheduler that begins anew hears the same.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ import pyarrow.fs
 import ray
 from ray import tune
 from ray.tune.schedulers import ASHAScheduler, FIFOScheduler, HyperBandScheduler, MedianStoppingRule, TrialScheduler
+from ray.tune.search import Searcher
 
 from springtide import config as configs
 from springtide.elastic import Interrupt
@@ -26,7 +27,7 @@ from springtide.elastic.book import Claim
 from springtide.errors import ConfigError, SpringtideError, explain
 from springtide.on_ray.trainer import ask
 from springtide.store import Folder
-from springtide.sweep import Budget, Point, Sweep, name_of, trial_config
+from springtide.sweep import Budget, Point, Search, Sweep, name_of, trial_config
 from springtide.track.events import Evaluated, Event, StepDone, Stopped
 from springtide.track.journal import read_journal
 from springtide.track.ledger import Prices, ledger
@@ -54,8 +55,6 @@ class Job:
     base: dict[str, Any]
     """Their config, but for the point, as plain data."""
     sweep: Sweep
-    points: tuple[Point, ...]
-    """By number."""
     pool: Any
     train: Callable[..., Any]
     """``springtide.api.train``."""
@@ -73,8 +72,7 @@ class Trial(tune.Trainable):
 
     def _take_on(self, config: dict[str, Any]) -> None:
         self._number, job = config["number"], self._job
-        base, point = configs.build(job.base), job.points[self._number]
-        self._config = trial_config(base, job.sweep.budget, self._number, point)
+        self._config = trial_config(configs.build(job.base), job.sweep.budget, self._number, config["point"])
         self._folder = Folder(self._config.run.root) / self._config.run.id
         self._told: queue.Queue[Evaluated | BaseException | None] = queue.Queue()
         self._reported, self._losses, self._last = 0, dict[int, float](), dict[str, Any]()
@@ -176,6 +174,38 @@ class Trial(tune.Trainable):
         return {**self._last, "done": found.step >= self._config.num_steps}
 
 
+class Points(Searcher):
+    """Ours, as one of Tune's."""
+
+    def __init__(self, search: Search, sweep: Sweep, note: Callable[[int, Point], None]) -> None:
+        """``note(number, point)``: writes down a point before it is tried."""
+        super().__init__(metric=sweep.metric, mode=sweep.mode)
+        self._search, self._sweep, self._note = search, sweep, note
+        self._numbers: dict[str, int] = {}
+
+    def suggest(self, trial_id: str) -> dict[str, Any] | str:
+        """The next trial's number and point."""
+        number = len(self._numbers)
+        point = self._search.ask(number)
+        if point is None:
+            return Searcher.FINISHED
+        self._note(number, point)
+        self._numbers[trial_id] = number
+        return {"number": number, "point": point}
+
+    def on_trial_complete(self, trial_id: str, result: dict[str, Any] | None = None, error: bool = False) -> None:
+        """A trial is over."""
+        failed = error or not result or "failed" in result
+        value = None if failed or result is None else result.get(self._sweep.metric)
+        self._search.tell(self._numbers[trial_id], value)
+
+    def save(self, checkpoint_path: str) -> None:
+        """Nothing: a sweep that is resumed is told again."""
+
+    def restore(self, checkpoint_path: str) -> None:
+        """Nothing, likewise."""
+
+
 class Watch(tune.Callback):
     """Tells what becomes of trials, and notes which a scheduler has stopped."""
 
@@ -226,18 +256,16 @@ class Spent(tune.Stopper):
 
     def __call__(self, trial_id: str, result: dict[str, Any]) -> bool:
         """Hear of a result; no trial is stopped for itself."""
-        self._by_trial[trial_id] = tuple(result.get(key, 0.0) for key in ("tokens", "worker_s", "dollars"))  # type: ignore[assignment]
+        tokens, worker_s = result.get("tokens", 0.0), result.get("worker_s", 0.0)
+        self._by_trial[trial_id] = tokens, worker_s, result.get("dollars", 0.0)
         return False
 
     def stop_all(self) -> bool:
         """Whether one of the limits is met."""
-        tokens, worker_s, dollars = (
-            sum(figures) for figures in zip(*(self._by_trial.values() or [(0.0,) * 3]), strict=True)
-        )
+        tokens, worker_s, dollars = map(sum, zip(*self._by_trial.values(), (0.0, 0.0, 0.0), strict=True))
         spent = {"tokens": tokens, "worker_hours": worker_s / 3600.0, "dollars": dollars}
-        self.over = next(
-            (f"{kind}: {value:g}" for kind, value in spent.items() if 0 < getattr(self._budget, kind) <= value), ""
-        )
+        met = [kind for kind, value in spent.items() if 0 < getattr(self._budget, kind) <= value]
+        self.over = f"{met[0]}: {spent[met[0]]:g}" if met else ""
         if self.over:
             self._pool.close.remote()
         return bool(self.over)
@@ -260,14 +288,15 @@ def scheduler_of(name: str, sweep: Sweep) -> TrialScheduler:
 
 def run_trials(
     job: Job,
+    points: Points,
     folder: Folder,
     scheduler: TrialScheduler,
     concurrent: int,
     say: Say,
     note: Note,
 ) -> str:
-    """Try the points of ``job``, so many at once, 0 as many as there is room for now, until all are done or the budget is; returns which limit of it was met, if one
-    was. ``folder``: where Tune keeps notes of its own."""
+    """Try the points of ``points``, so many at once, 0 as many as there is room for now, until all are done or the budget is;
+    returns which limit of it was met, if one was. ``folder``: where Tune keeps notes of its own."""
     spent = Spent(job.sweep.budget, job.pool)
     least = configs.build(job.base).elastic.min_workers
     concurrent = concurrent or max(1, ray.get(job.pool.places.remote()) // least)
@@ -276,8 +305,9 @@ def run_trials(
     filesystem = None if folder.is_local else pyarrow.fs.PyFileSystem(pyarrow.fs.FSSpecHandler(folder.fs))
     tuner = tune.Tuner(
         trainable,
-        param_space={"number": tune.grid_search(list(range(len(job.points))))},
         tune_config=tune.TuneConfig(
+            search_alg=points,
+            num_samples=job.sweep.budget.trials,
             scheduler=scheduler,
             max_concurrent_trials=concurrent,
             reuse_actors=True,
@@ -289,7 +319,7 @@ def run_trials(
             storage_path=folder.where("ray"),
             storage_filesystem=filesystem,
             failure_config=tune.FailureConfig(max_failures=_FAILURES),
-            callbacks=[Watch(job.sweep, len(job.points), spent, say, note)],
+            callbacks=[Watch(job.sweep, job.sweep.budget.trials, spent, say, note)],
             stop=spent,
             verbose=0,
         ),

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import statistics
+from collections.abc import Callable
 
 import pytest
 from hypothesis import given
@@ -10,7 +12,19 @@ from hypothesis import strategies as st
 
 from springtide import config as configs
 from springtide.errors import ConfigError
-from springtide.sweep import Outcome, Rung, grid_points, judge, random_points, read, trial_config, words
+from springtide.sweep import (
+    Outcome,
+    Point,
+    Rung,
+    Search,
+    grid_points,
+    judge,
+    random_points,
+    read,
+    search_of,
+    trial_config,
+    words,
+)
 
 TINY = configs.recipes.tiny()
 STEP = TINY.tokens_per_step
@@ -97,3 +111,37 @@ def test_the_best_is_of_those_that_came_furthest_and_a_failure_is_none() -> None
     assert "* trial-0002" in told
     assert "failed: it diverged" in told
     assert judge(sweep, outcomes[3:]).best is None
+
+
+def tried(search: Search, objective: Callable[[Point], float], trials: range, told: dict[int, float]) -> list[Point]:
+    """What a search asks for when it is told the objective of each, or what it was told before."""
+    points = []
+    for number in trials:
+        point = search.ask(number)
+        assert point is not None
+        points.append(point)
+        search.tell(number, told.setdefault(number, objective(point)))
+    return points
+
+
+def test_tpe_looks_where_it_was_good_and_one_that_is_resumed_asks_for_the_same_and_goes_on() -> None:
+    table = {**TABLE, "BUDGET": {**TABLE["BUDGET"], "trials": 40}}
+    sweep = read(table, TINY)
+
+    def objective(point: Point) -> float:
+        return abs(math.log10(point["optim.peak_lr"]) + 2.0) + 0.1 * point["model.num_layers"]
+
+    told: dict[int, float] = {}
+    points = tried(search_of("tpe", sweep, TINY, 0, []), objective, range(40), told)
+    assert search_of("tpe", sweep, TINY, 0, []).ask(40) is None
+    random = [objective(point) for point in random_points(sweep, TINY, 0)]
+    assert statistics.median(told[number] for number in range(30, 40)) < 0.5 * statistics.median(random)
+
+    again = search_of("tpe", sweep, TINY, 0, points[:25])
+    assert tried(again, objective, range(25), told) == points[:25]
+    assert len(tried(again, objective, range(25, 30), {})) == 5
+
+
+def test_a_search_that_is_not_known_names_the_nearest() -> None:
+    with pytest.raises(ConfigError, match="did you mean 'random'"):
+        search_of("rando", read(TABLE, TINY), TINY, 0, [])

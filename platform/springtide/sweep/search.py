@@ -1,0 +1,168 @@
+"""Where the next point comes from. A search is asked for points by number and told what became of them; whoever runs it again
+tells it the same, and asks for the rest."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import random
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+from springtide import config as configs
+from springtide.config import Config
+from springtide.errors import ConfigError, explain
+from springtide.sweep.space import Point, Range, Sweep
+from springtide.sweep.trial import trial_config
+
+SEARCHES = ("random", "grid", "tpe")
+_DRAWS = 100
+_STEPS = 3
+"""Values of a range in a grid."""
+
+
+class Search(Protocol):
+    """A way to choose points."""
+
+    def ask(self, number: int) -> Point | None:
+        """The point of trial ``number``; None when there is none left."""
+
+    def tell(self, number: int, value: float | None) -> None:
+        """What the objective of a trial came to; None of one that failed."""
+
+
+def search_of(name: str, sweep: Sweep, base: Config, seed: int, known: Sequence[Point]) -> Search:
+    """The search ``name``; ``known`` are points that an earlier start of the sweep has asked for. ConfigError for another name,
+    or a space without a point that the config takes."""
+    if name not in SEARCHES:
+        raise ConfigError(explain("--search", name, "is not known", configs.nearest(name, SEARCHES)))
+    if name == "tpe":
+        return Tpe(sweep, base, seed, known)
+    return Listed(random_points(sweep, base, seed) if name == "random" else grid_points(sweep, base))
+
+
+class Listed:
+    """Points that are known beforehand."""
+
+    def __init__(self, points: Sequence[Point]) -> None:
+        self._points = points
+
+    def ask(self, number: int) -> Point | None:
+        return self._points[number] if number < len(self._points) else None
+
+    def tell(self, number: int, value: float | None) -> None:
+        return None
+
+
+class Tpe:
+    """Optuna's tree-structured Parzen estimator (Bergstra et al., 2011), which looks near what did well. The only class that
+    imports ``optuna``."""
+
+    def __init__(self, sweep: Sweep, base: Config, seed: int, known: Sequence[Point]) -> None:
+        """ConfigError where optuna is not installed."""
+        try:
+            import optuna
+        except ImportError:
+            raise ConfigError(
+                explain("--search", "tpe", "needs optuna", "pip install 'springtide[sweep]', or use random")
+            ) from None
+        optuna.logging.set_verbosity(optuna.logging.WARNING)
+        self._sweep, self._base, self._known = sweep, base, list(known)
+        self._ranges = {one.field: _distribution(optuna.distributions, one) for one in sweep.space}
+        sampler = optuna.samplers.TPESampler(seed=seed, multivariate=True, constant_liar=True)
+        better = optuna.study.StudyDirection.MINIMIZE if sweep.mode == "min" else optuna.study.StudyDirection.MAXIMIZE
+        self._study = optuna.create_study(direction=better, sampler=sampler)
+        self._failed = optuna.trial.TrialState.FAIL
+        self._trials: dict[int, Any] = {}
+
+    def ask(self, number: int) -> Point | None:
+        if number >= self._sweep.budget.trials:
+            return None
+        for _ in range(_DRAWS):
+            if number < len(self._known):
+                self._study.enqueue_trial(self._known[number])
+            trial = self._study.ask(self._ranges)
+            if number < len(self._known) or _is_good(self._sweep, self._base, trial.params):
+                self._trials[number] = trial
+                return dict(trial.params)
+            self._study.tell(trial, state=self._failed)
+        return None
+
+    def tell(self, number: int, value: float | None) -> None:
+        trial = self._trials.pop(number, None)
+        if trial is not None and (value is None or not math.isfinite(value)):
+            self._study.tell(trial, state=self._failed)
+        elif trial is not None:
+            self._study.tell(trial, value)
+
+
+def _distribution(kinds: Any, one: Range) -> Any:
+    if one.kind == "choice":
+        return kinds.CategoricalDistribution(one.values)
+    low, high = one.values
+    whole = kinds.IntDistribution if all(isinstance(end, int) for end in one.values) else kinds.FloatDistribution
+    return whole(low, high, log=one.kind == "log_uniform")
+
+
+def random_points(sweep: Sweep, base: Config, seed: int) -> list[Point]:
+    """As many as the budget has trials, each drawn until the config takes it. ConfigError when none is found."""
+    return [_draw(sweep, base, f"{seed} {number}") for number in range(sweep.budget.trials)]
+
+
+def grid_points(sweep: Sweep, base: Config) -> list[Point]:
+    """Every combination of choices, and of three values of each range; the first as many as the budget has trials, of those
+    that the config takes."""
+    fields = [one.field for one in sweep.space]
+    combinations = itertools.product(*(_values(one) for one in sweep.space))
+    points = (dict(zip(fields, values, strict=True)) for values in combinations)
+    found = list(itertools.islice((point for point in points if _is_good(sweep, base, point)), sweep.budget.trials))
+    if not found:
+        raise ConfigError(explain("SPACE", fields, "has no point that the config and WHERE take", "widen it"))
+    return found
+
+
+def _draw(sweep: Sweep, base: Config, seed: str) -> Point:
+    chance = random.Random(seed)
+    for _ in range(_DRAWS):
+        point = {one.field: _value(one, chance) for one in sweep.space}
+        if _is_good(sweep, base, point):
+            return point
+    fields = ", ".join(one.field for one in sweep.space)
+    raise ConfigError(
+        explain("SPACE", fields, f"gave no point in {_DRAWS} draws that the config and WHERE take", "widen it")
+    )
+
+
+def _value(one: Range, chance: random.Random) -> Any:
+    if one.kind == "choice":
+        return chance.choice(one.values)
+    low, high = one.values
+    if one.kind == "log_uniform":
+        low, high = math.log(low), math.log(high)
+    value = chance.uniform(low, high)
+    value = math.exp(value) if one.kind == "log_uniform" else value
+    whole = all(isinstance(end, int) for end in one.values)
+    return round(value) if whole else float(f"{value:.6g}")
+
+
+def _values(one: Range) -> list[Any]:
+    if one.kind == "choice":
+        return list(one.values)
+    low, high = one.values
+    shares = [step / (_STEPS - 1) for step in range(_STEPS)]
+    if one.kind == "log_uniform":
+        values = [low * (high / low) ** share for share in shares]
+    else:
+        values = [low + (high - low) * share for share in shares]
+    whole = all(isinstance(end, int) for end in one.values)
+    return list(dict.fromkeys(round(value) if whole else float(f"{value:.6g}") for value in values))
+
+
+def _is_good(sweep: Sweep, base: Config, point: Point) -> bool:
+    if sweep.where is not None and not sweep.where(point):
+        return False
+    try:
+        trial_config(base, sweep.budget, 0, point)
+    except ConfigError:
+        return False
+    return True
