@@ -1,18 +1,24 @@
-"""A sweep on raylets of its own, some of which are killed under it while others join. Prints one line of JSON.
+"""A sweep on raylets of its own. Some are killed under it while others join, and half way its driver is killed and it is
+resumed; then each trial is trained once more, alone and without Ray. Prints one line of JSON; exits with 1 unless all is as it
+should be.
 
-python swept.py TRIALS LOSSES                  on nodes of its own; exits with 1 unless all is as it should be
-python swept.py drive ROOT TRIALS [resume]     on the cluster that RAY_ADDRESS names, to be killed by whoever started it
+python swept.py TRIALS LOSSES
+python swept.py drive ROOT TRIALS [resume]     the driver
 """
 
 from __future__ import annotations
 
 import json
+import os
+import socket
+import subprocess
 import sys
 import tempfile
-import threading
 import time
 from pathlib import Path
 from typing import Any
+
+import ray
 
 import springtide as st
 from springtide import config as configs
@@ -56,53 +62,86 @@ def trained(folder: Path) -> int:
 
 
 def drive(root: str, trials: int, resume: bool) -> None:
-    """The same sweep, without losses."""
-    verdict = sweep(
-        config_of(root), table(trials), name="swept", scheduler="none", resume=resume, say=lambda text: None
-    )
+    """The sweep, on the cluster that RAY_ADDRESS names."""
+
+    def say(text: str) -> None:
+        print(f"{time.strftime('%X')} {text}", file=sys.stderr, flush=True)
+
+    verdict = sweep(config_of(root), table(trials), name="swept", scheduler="none", resume=resume, say=say)
     print(json.dumps(verdict.as_dict()))
 
 
+def driver(root: str, trials: int, *more: str) -> subprocess.Popen[str]:
+    """A process of its own, to be killed."""
+    environment = os.environ | {"RAY_ADDRESS": ray.get_runtime_context().gcs_address}
+    command = [sys.executable, __file__, "drive", root, str(trials), *more]
+    return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True)
+
+
+def finished(folder: Path) -> dict[str, int]:
+    """Trials that are trained to their end, and how often they were begun."""
+    runs = [st.attach(str(one.parent)) for one in folder.glob("trials/*/report.html")]
+    return {run.id: len(list(Path(run.folder.path).glob("attempts/*.json"))) for run in runs if run.finished}
+
+
+def alone(trial: Path, root: str) -> st.Run:
+    """The run that a trial would have been in a process of its own, without Ray."""
+    config = configs.override(configs.load(trial / "config.yaml"), {"run.root": f"{root}/alone"})
+    file = trial / "alone.yaml"
+    file.write_text(configs.dump(config))
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = str(probe.getsockname()[1])
+    environment = os.environ | {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+    command = [sys.executable, "-m", "springtide.train", "--config", str(file)]
+    subprocess.run(command, env=environment, check=True, stdout=subprocess.DEVNULL)
+    return st.attach(f"{root}/alone/{trial.name}")
+
+
+def differences(folder: Path, root: str) -> list[str]:
+    """Trials that are not the run they would have been alone."""
+    found = []
+    for trial in sorted(folder.glob("trials/trial-*")):
+        run, twin = st.attach(str(trial)), alone(trial, root)
+        if [(one.step, one.digest, one.loss) for one in run.steps] != [
+            (one.step, one.digest, one.loss) for one in twin.steps
+        ] or not run.verify()["ok"]:
+            found.append(trial.name)
+    return found
+
+
 def main(trials: int, losses: int) -> None:
-    """Sweep, lose nodes, compare the winner with itself alone."""
+    """Sweep, lose nodes, kill the driver, resume, compare."""
     shared_memory = {path.name for path in Path("/dev/shm").iterdir()}
+    found: dict[str, Any] = {"lost": 0, "begun_again": []}
     with tempfile.TemporaryDirectory() as root, LocalCluster(NODES, patience=20) as cluster:
-        config, folder = config_of(root), Path(root) / "runs" / "swept"
-        found: dict[str, Any] = {"said": []}
-
-        def say(text: str) -> None:
-            found["said"].append(text)
-            print(f"{time.strftime('%X')} {text}", file=sys.stderr, flush=True)
-
-        def run() -> None:
-            try:
-                verdict = sweep(config, table(trials), name="swept", scheduler="none", say=say)
-                found["verdict"] = verdict.as_dict()
-            except BaseException as error:
-                found["error"] = f"{type(error).__name__}: {error}"
-
-        thread = threading.Thread(target=run)
-        thread.start()
-        lost, every = 0, trials * STEPS // (losses + 1)
-        while thread.is_alive():
-            if lost < losses and trained(folder) > (lost + 1) * every:
-                say(f"node {cluster.nodes[0][:8]} is killed")
+        config_of(root)
+        folder, total = Path(root) / "runs" / "swept", trials * STEPS
+        process, killed = driver(root, trials), False
+        while process.poll() is None:
+            done = trained(folder)
+            if found["lost"] < losses and done > (found["lost"] + 1) * total // (losses + 1):
+                print(f"node {cluster.nodes[0][:8]} is killed", file=sys.stderr, flush=True)
                 cluster.kill(cluster.nodes[0])
                 cluster.add(wait=False)
-                lost += 1
-            thread.join(0.5)  # between looks at the journals
-        found["lost"] = lost
+                found["lost"] += 1
+            if not killed and done > total // 2:
+                process.kill()
+                process.wait()
+                killed, before = True, finished(folder)
+                print(f"the driver is killed; {len(before)} trials are finished", file=sys.stderr, flush=True)
+                process = driver(root, trials, "resume")
+            time.sleep(0.3)  # between looks at the journals
+        assert process.stdout is not None
+        told = process.stdout.read()
+        found["verdict"] = json.loads(told.splitlines()[-1]) if process.returncode == 0 else {}
+        found["killed"] = killed
+        found["begun_again"] = [name for name, times in before.items() if finished(folder)[name] != times]
         deadline = time.monotonic() + 30
         while (left := leftovers()) and time.monotonic() < deadline:
             time.sleep(0.5)  # actors end when Ray gets to it
         found["leftovers"] = left
-        if best := found.get("verdict", {}).get("best"):
-            winner = st.attach(str(folder / "trials" / best))
-            best_config = configs.load(folder / "best.yaml")
-            alone = st.train(configs.override(best_config, {"run.id": "alone", "run.root": f"{root}/runs"}))
-            found["verified"] = winner.verify()["ok"] and alone.verify()["ok"]
-            found["same_losses"] = [one.loss for one in winner.steps] == [one.loss for one in alone.steps]
-            found["steps"] = len(winner.steps)
+        found["different"] = differences(folder, root)
     found["shared_memory"] = sorted({path.name for path in Path("/dev/shm").iterdir()} - shared_memory)
     found["problems"] = problems(found, trials, losses)
     print(json.dumps(found))
@@ -111,16 +150,17 @@ def main(trials: int, losses: int) -> None:
 
 def problems(found: dict[str, Any], trials: int, losses: int) -> list[str]:
     """What is not as it should be."""
-    statuses = [one["status"] for one in found.get("verdict", {}).get("trials", [])]
+    statuses = [one["status"] for one in found["verdict"].get("trials", [])]
     held = {
         "every trial finished": statuses == ["finished"] * trials,
         "nodes were lost": found["lost"] == losses,
+        "the driver was killed": found["killed"],
+        "nothing that was finished was begun again": not found["begun_again"],
+        "every trial is the run it would have been alone": found["different"] == [],
         "nothing is left in the cluster": not found["leftovers"],
         "nothing is left in shared memory": not found["shared_memory"],
-        "verified": found.get("verified"),
-        "the winner is the run it would have been alone": found.get("same_losses") and found["steps"] == STEPS,
     }
-    return [f"not so: {what}" for what, so in held.items() if not so] + [found[one] for one in ("error",) if one in found]
+    return [f"not so: {what}" for what, so in held.items() if not so]
 
 
 if __name__ == "__main__":

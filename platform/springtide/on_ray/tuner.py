@@ -22,9 +22,10 @@ from ray.tune.schedulers import ASHAScheduler, FIFOScheduler, HyperBandScheduler
 from ray.tune.search import Searcher
 
 from springtide import config as configs
+from springtide.config import Config
 from springtide.elastic import Interrupt
 from springtide.elastic.book import Claim
-from springtide.errors import ConfigError, SpringtideError, explain
+from springtide.errors import ConfigError, RunExists, SpringtideError, explain
 from springtide.on_ray.trainer import ask
 from springtide.store import Folder
 from springtide.sweep import Budget, Point, Search, Sweep, name_of, trial_config
@@ -34,6 +35,7 @@ from springtide.track.ledger import Prices, ledger
 
 _ASK_AGAIN_S = 0.5
 _LOOK_S = 2.0
+_FREE_S = 60.0
 _SAVED_S = 300.0
 """How long a trial that is stopped may take to bring its state to safety."""
 _FAILURES = 3
@@ -142,13 +144,25 @@ class Trial(tune.Trainable):
         claim = Claim(config.run.id, elastic.min_workers, elastic.max_workers, cell=max(1, config.parallel.shards))
         try:
             ray.get(job.pool.claim.remote(claim))
-            resume = self._folder.exists(configs.RUN_CONFIG)
-            job.train(config, resume=resume, listen=self._hear, dashboard=False, pool=job.pool)
+            self._train_when_free(config)
             self._told.put(None)
         except BaseException as error:  # raised again, or told, in Tune's thread
             self._told.put(error)
         finally:
             job.pool.release.remote(config.run.id)
+
+    def _train_when_free(self, config: Config) -> None:
+        """Processes of a driver that was killed hold their runs until they are gone too."""
+        deadline = time.monotonic() + _FREE_S
+        while True:
+            resume = self._folder.exists(configs.RUN_CONFIG)
+            try:
+                self._job.train(config, resume=resume, listen=self._hear, dashboard=False, pool=self._job.pool)
+                return
+            except RunExists:
+                if time.monotonic() > deadline:
+                    raise
+            time.sleep(_ASK_AGAIN_S)
 
     def _hear(self, event: Event) -> None:
         if isinstance(event, StepDone):
