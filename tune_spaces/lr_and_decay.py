@@ -1,6 +1,7 @@
 """Learning rate and weight decay of a recipe.
 
-SPACE: dotted field -> (kind, low, high); OBJECTIVE: what is compared and which way; BUDGET: what a sweep may spend.
+SPACE: dotted field -> (kind, low, high) or ("choice", ...); OBJECTIVE: what is compared and which way; BUDGET: what a sweep may
+spend; WHERE, if it is there: which points to try.
 """
 
 SPACE = {
@@ -8,4 +9,4 @@ SPACE = {
     "optim.weight_decay": ("log_uniform", 1e-3, 0.5),
 }
 OBJECTIVE = {"metric": "heldout_bits_per_byte", "mode": "min"}
-BUDGET = {"trials": 16, "tokens_per_trial": 500_000}
+BUDGET = {"trials": 16, "tokens_per_trial": 500_000, "rungs": 4}

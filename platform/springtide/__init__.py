@@ -22,10 +22,13 @@ The map, drawn in the order the data takes:
     checkpoint/   a step you can come back to at another world size: staged, written beside training, verified as it loads
     track/        what a run says about itself: events, journal, ledger, console, MLflow, report
       |
+    sweep/        a space, a search, a trial, a verdict
+      |
     on_ray/       the only room that imports Ray: cluster, nodes, notices, group, policy, hang, worker, feed, control, vault,
-                  beside
+                  beside, pool, tuner
       |
     runs.py       a run's folder, claimed or opened      verify.py   the proof of what it trained on
+    sweeps.py     many trials of one recipe, and which is best
     drill.py      real losses on this machine, compared with a run left in peace
     plan.py       what a run would make of a record of spot capacity      show.py     what lies in a folder
     fit.py        what a device must hold for a step, and what would make it less

@@ -16,12 +16,12 @@ from springtide.sweeps import sweep
 
 pytestmark = pytest.mark.cluster
 SCRIPT = str(Path(__file__).parent / "swept.py")
-TRIALS = 4
+TRIALS = 3
 
 
 def test_trials_survive_lost_nodes_and_a_killed_driver_and_are_the_runs_they_would_have_been_alone() -> None:
-    """Three trials on four nodes, of which two go; `make sweeps` has sixteen and six."""
-    command = [sys.executable, SCRIPT, "3", "2"]
+    """Two trials on four nodes, of which one goes; `make sweeps` has sixteen and six."""
+    command = [sys.executable, SCRIPT, "2", "1"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)
     assert done.stdout, done.stderr[-3000:]
     assert json.loads(done.stdout.splitlines()[-1])["problems"] == [], done.stderr[-3000:]
@@ -31,13 +31,13 @@ def test_what_is_no_good_is_stopped_what_fails_is_marked_and_the_best_is_a_confi
     ray_cluster: str, tmp_path: Path
 ) -> None:
     base = configs.override(config_of(str(tmp_path)), {"optim.max_left_out": 0, "track.mlflow_uri": ""})
-    rates = (0.01, 1e-6, 1e-7, 1e30)
+    rates = (0.01, 1e-7, 1e30)
     space = {**table(TRIALS), "SPACE": {"optim.peak_lr": ("choice", *rates)}}
     said: list[str] = []
     verdict = sweep(base, space, name="asha", search="grid", concurrent=1, say=said.append)
     by_rate = {one.point["optim.peak_lr"]: one for one in verdict.outcomes}
-    assert [by_rate[rate].status for rate in rates] == ["finished", "stopped", "stopped", "failed"]
-    assert [len(by_rate[rate].rungs) for rate in rates[:3]] == [3, 1, 1]
+    assert [by_rate[rate].status for rate in rates] == ["finished", "stopped", "failed"]
+    assert [len(by_rate[rate].rungs) for rate in rates[:2]] == [3, 1]
     assert "left out, the last one" in by_rate[1e30].reason
     assert verdict.best is by_rate[0.01]
     assert any("FAILED" in text for text in said)

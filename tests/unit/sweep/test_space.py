@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import importlib.util
 from pathlib import Path
 
 import pytest
 
 from springtide import config as configs
 from springtide.errors import ConfigError
-from springtide.sweep import read_space
+from springtide.sweep import random_points, read_file, read_space
 from springtide.track.metrics import EVAL_METRICS, STEP_METRICS
 
 TABLES = sorted((Path(__file__).parents[3] / "tune_spaces").glob("*.py"))
@@ -18,15 +17,17 @@ DEMO = configs.recipes.demo()
 
 @pytest.mark.parametrize("path", TABLES, ids=lambda path: path.stem)
 def test_every_table_fits_the_config(path: Path) -> None:
-    spec = importlib.util.spec_from_file_location(path.stem, path)
-    assert spec is not None
-    assert spec.loader is not None
-    table = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(table)
-    assert len(read_space(table.SPACE, DEMO)) == len(table.SPACE)
-    assert table.OBJECTIVE["metric"] in STEP_METRICS | EVAL_METRICS
-    assert table.OBJECTIVE["mode"] in {"min", "max"}
-    assert table.BUDGET["trials"] > 0
+    sweep = read_file(str(path), DEMO)
+    assert sweep.metric in STEP_METRICS | EVAL_METRICS
+    assert len(random_points(sweep, DEMO, seed=0)) == sweep.budget.trials
+
+
+def test_a_file_that_is_not_there_or_breaks_is_told(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"--space = .*is no file; did you mean .*lr_and_decay\.py"):
+        read_file(str(TABLES[0].with_name("lr_and_decy.py")), DEMO)
+    (tmp_path / "broken.py").write_text("SPACE = {")
+    with pytest.raises(ConfigError, match=r"cannot be run \(SyntaxError"):
+        read_file(str(tmp_path / "broken.py"), DEMO)
 
 
 @pytest.mark.parametrize(
