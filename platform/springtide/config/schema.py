@@ -311,6 +311,9 @@ class Config(Section):
                     "set shards.token_type to uint32 or choose a smaller vocabulary",
                 )
             )
+        if self.checkpoint.keep_best and self.checkpoint.best_by == "heldout_loss" and self.train.eval_beside:
+            problem = "is not known yet when a save is made, with train.eval_beside"
+            found.append(explain("checkpoint.best_by", "heldout_loss", problem, "turn that off, or choose by loss"))
         if self.train.total < 1:
             found.append(explain("train.total", int(self.train.total), "trains on nothing", "give at least one token"))
         if self.optim.warmup + self.optim.decay > self.tokens_after(self.num_steps):

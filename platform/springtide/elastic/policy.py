@@ -222,7 +222,7 @@ def _with_group(
     alive = {node.id: node for node in nodes}
     workers, mine = len(group.nodes), dict.fromkeys(group.nodes)
     if lost := [name for name in mine if name not in alive]:
-        return Replace(f"lost {_names(lost)}")
+        return Replace(f"lost nodes: {_names(lost)}")
     if leaving := [alive[name] for name in mine if alive[name].leaves_at is not None]:
         first = min(node.leaves_at for node in leaving if node.leaves_at is not None)
         what = f"notice: {_names([node.id for node in leaving])} will be taken away in {max(0.0, first - now):.0f} s"

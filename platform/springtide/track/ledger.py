@@ -167,8 +167,10 @@ class _Book:
             self._cause = f"{event.cause}: {event.reason}"
             if self._workers:
                 self._leave(self._cause)
-        elif isinstance(event, Decided) and event.decision == "leave":
+        elif isinstance(event, Decided) and event.decision in ("leave", "replace"):
             self._cause = event.reason
+            if event.decision == "replace" and self._workers:  # its group is gone already
+                self._leave(self._cause)
         if not self._workers and isinstance(event, Decided):
             passed_s = max(0.0, event.time_s - self._now)
             self._now += passed_s

@@ -80,6 +80,10 @@ def test_whole_amounts_come_back(number: int) -> None:
         ({"corpus.vocab_size": "70000"}, ["corpus.vocab_size = 70000", "uint16", "uint32"]),
         ({"optim.warmup": "9M"}, ["optim.warmup = 9000000", "longer than train.total", "train longer"]),
         ({"train.total": "0"}, ["train.total = 0", "at least one token"]),
+        (
+            {"checkpoint.keep_best": 1, "checkpoint.best_by": "heldout_loss", "train.eval_beside": True},
+            ["checkpoint.best_by = 'heldout_loss'", "train.eval_beside", "choose by loss"],
+        ),
         ({"run.id": "../escape"}, ["run.id", "../escape"]),
     ],
 )

@@ -210,7 +210,7 @@ def test_growth_may_be_forbidden_or_ordered() -> None:
 
 
 def test_a_node_that_is_gone_or_bad_is_left() -> None:
-    assert after_quiet(THREE[1:], Group(("a", "b", "c"))) == Replace("lost a")
+    assert after_quiet(THREE[1:], Group(("a", "b", "c"))) == Replace("lost nodes: a")
     bad = [Node("a", 1, problem="computes wrongly"), *THREE[1:]]
     assert after_quiet(bad, Group(("a", "b", "c"))) == Leave("a computes wrongly")
 

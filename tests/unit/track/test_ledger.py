@@ -64,6 +64,12 @@ def test_restarts_have_a_cause_a_gap_and_the_steps_they_lost() -> None:
     assert (second.gap_s, second.step, second.steps_lost) == (11.5, 4, 0)
 
 
+def test_a_group_that_is_replaced_before_it_fails_has_lost_the_same() -> None:
+    told = [decided("replace", "lost nodes: a", 14.0) if isinstance(event, Failed) else event for event in HISTORY]
+    assert ledger(told).restarts == ledger(HISTORY).restarts
+    assert ledger(told).spent == ledger(HISTORY).spent
+
+
 def test_every_second_is_of_one_kind() -> None:
     found = ledger(HISTORY)
     assert found.spent == pytest.approx(
