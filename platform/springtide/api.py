@@ -90,7 +90,7 @@ def train(
 
     if config.model.source:
         find(config.model.source)
-    config, run = claim(_absolute(config), resume, accept_changes)
+    config, run = claim(absolute(config), resume, accept_changes)
     config = prepare(config, progress)
     data = open_data(config)
     check_order(run.folder, data.order.identity_at, accept_changes)
@@ -189,7 +189,7 @@ def attach(run: str) -> Run:
     return open_run(run)
 
 
-def _absolute(config: Config) -> Config:
+def absolute(config: Config) -> Config:
     """Paths as every node sees them: relative ones are the driver's."""
     mixture = {name: Folder(url).url for name, url in config.stream.mixture.items()}
     changes: dict[str, Any] = {"shards.root": Folder(config.shards.root).url, "stream.mixture": mixture}

@@ -65,20 +65,21 @@ def sweep(
     each has from ``elastic.min_workers`` to ``elastic.max_workers`` of them. ConfigError and RunExists come before anything
     starts; a trial that fails is marked and does not end the sweep.
     """
-    from springtide.api import mlflow_uri, prepare, train
+    from springtide.api import absolute, mlflow_uri, prepare, train
     from springtide.on_ray.cluster import check_resources, cluster
     from springtide.on_ray.pool import open_pool
     from springtide.on_ray.tuner import Job, Points, run_trials, scheduler_of
 
     table = read_file(space, base) if isinstance(space, str) else read(space, base)
     _check(base)
+    base = absolute(base)  # trials are driven from other processes
     judges = scheduler_of(scheduler, table)
     root = Folder(base.run.root).url
     folder = Folder(root) / (name or time.strftime("sweep-%Y%m%d-%H%M%S-") + secrets.token_hex(2))
-    points = _claim(
-        folder, {"search": search, "seed": seed, "space": [dataclasses.asdict(one) for one in table.space]}, resume
-    )
+    notes = {"search": search, "seed": seed, "space": [dataclasses.asdict(one) for one in table.space]}
+    points = _begun(folder, notes, resume)
     asked = search_of(search, table, base, seed, [points[number] for number in sorted(points)])
+    folder.write_json(NOTES, notes)
     if not any(one.field.startswith(("corpus.", "shards.")) for one in table.space):
         base = prepare(base)
     uri = mlflow_uri(base)
@@ -126,8 +127,9 @@ def _check(base: Config) -> None:
         raise ConfigError(explain("train.eval_rows", 0, problem, "give it some"))
 
 
-def _claim(folder: Folder, notes: dict[str, Any], resume: bool) -> dict[int, Point]:
-    """Write down how points are chosen; returns those an earlier start has begun. RunExists, ConfigError."""
+def _begun(folder: Folder, notes: dict[str, Any], resume: bool) -> dict[int, Point]:
+    """The points that an earlier start has begun. RunExists when there was one and nobody asked to resume it, ConfigError when
+    there was none, or it chose its points otherwise than ``notes``."""
     exists = folder.exists(NOTES)
     if exists and not resume:
         raise RunExists(f"the sweep {folder.url} exists; go on with --resume, or choose another --name")
@@ -144,7 +146,6 @@ def _claim(folder: Folder, notes: dict[str, Any], resume: bool) -> dict[int, Poi
                 "use its space, --search and --seed, or another name",
             )
         )
-    folder.write_json(NOTES, notes)
     return {_number(file): (folder / "points").read_json(file) for file in (folder / "points").names()}
 
 
