@@ -108,17 +108,35 @@ def sweep(
     if limit:
         say(f"the budget is spent, {limit}")
     verdict = judge(table, [_outcome(folder, table, base, number, point) for number, point in sorted(points.items())])
+    _end(folder, table, base, verdict, root, sink, say)
+    return verdict
+
+
+def _end(
+    folder: Folder,
+    table: Sweep,
+    base: Config,
+    verdict: Verdict,
+    root: str,
+    sink: SweepSink | None,
+    say: Callable[[str], None],
+) -> None:
+    """Write the verdict down, and say it."""
     folder.write_json(VERDICT, verdict.as_dict())
-    if verdict.best is not None:
-        config = trial_config(base, table.budget, verdict.best.number, verdict.best.point)
+    best = verdict.best
+    if best is not None:
         alone = {"run.id": "", "run.root": root, "track.parent": "", "track.progress": True}
+        config = trial_config(base, table.budget, best.number, best.point)
         folder.write(BEST, configs.dump(configs.override(config, alone)))
     if sink:
-        best = {"trial": verdict.best.name, **verdict.best.point} if verdict.best else {}
-        value = {table.metric: verdict.best.value} if verdict.best else {}
-        sink.end(best, {**value, "worker_s": verdict.worker_s, "dollars": verdict.dollars})
+        figures = {"worker_s": verdict.worker_s, "dollars": verdict.dollars}
+        figures |= {table.metric: best.value} if best else {}
+        sink.end({"trial": best.name, **best.point} if best else {}, figures)
     say(words(table, verdict))
-    return verdict
+    ended = {file.removesuffix(".json") for file in (folder / "ended").names()}
+    left = [one.name for one in verdict.outcomes if one.status == "stopped" and one.name not in ended]
+    if left:
+        say(f"{', '.join(left)} can go on: the same command with --resume --name {folder.name}")
 
 
 def _check(base: Config) -> None:
