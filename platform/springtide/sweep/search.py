@@ -100,8 +100,8 @@ def _distribution(kinds: Any, one: Range) -> Any:
     if one.kind == "choice":
         return kinds.CategoricalDistribution(one.values)
     low, high = one.values
-    whole = kinds.IntDistribution if all(isinstance(end, int) for end in one.values) else kinds.FloatDistribution
-    return whole(low, high, log=one.kind == "log_uniform")
+    kind = kinds.IntDistribution if _is_whole(one) else kinds.FloatDistribution
+    return kind(low, high, log=one.kind == "log_uniform")
 
 
 def random_points(sweep: Sweep, base: Config, seed: int) -> list[Point]:
@@ -134,28 +134,25 @@ def _draw(sweep: Sweep, base: Config, seed: str) -> Point:
 
 
 def _value(one: Range, chance: random.Random) -> Any:
-    if one.kind == "choice":
-        return chance.choice(one.values)
-    low, high = one.values
-    if one.kind == "log_uniform":
-        low, high = math.log(low), math.log(high)
-    value = chance.uniform(low, high)
-    value = math.exp(value) if one.kind == "log_uniform" else value
-    whole = all(isinstance(end, int) for end in one.values)
-    return round(value) if whole else float(f"{value:.6g}")
+    return chance.choice(one.values) if one.kind == "choice" else _at(one, chance.random())
 
 
 def _values(one: Range) -> list[Any]:
     if one.kind == "choice":
         return list(one.values)
-    low, high = one.values
-    shares = [step / (_STEPS - 1) for step in range(_STEPS)]
-    if one.kind == "log_uniform":
-        values = [low * (high / low) ** share for share in shares]
-    else:
-        values = [low + (high - low) * share for share in shares]
-    whole = all(isinstance(end, int) for end in one.values)
-    return list(dict.fromkeys(round(value) if whole else float(f"{value:.6g}") for value in values))
+    return list(dict.fromkeys(_at(one, step / (_STEPS - 1)) for step in range(_STEPS)))
+
+
+def _at(one: Range, share: float) -> Any:
+    """What lies at a share of the way from a range's low end to its high one."""
+    low, high = map(math.log, one.values) if one.kind == "log_uniform" else one.values
+    value = low + (high - low) * share
+    value = math.exp(value) if one.kind == "log_uniform" else value
+    return round(value) if _is_whole(one) else float(f"{value:.6g}")
+
+
+def _is_whole(one: Range) -> bool:
+    return all(isinstance(end, int) for end in one.values)
 
 
 def _is_good(sweep: Sweep, base: Config, point: Point) -> bool:

@@ -16,7 +16,6 @@ from springtide.errors import ConfigError, explain
 _KINDS = ("uniform", "log_uniform", "choice")
 METRICS = ("heldout_loss", "heldout_bits_per_byte", "loss")
 """What an objective may be: of the held-out rows, or the last step's."""
-_BUDGET = ("trials", "tokens_per_trial", "rungs", "tokens", "worker_hours", "dollars")
 
 Point = dict[str, Any]
 """A value for each field of a space."""
@@ -105,9 +104,10 @@ def read(table: Mapping[str, Any], base: Config) -> Sweep:
 
 def read_budget(table: Mapping[str, Any], base: Config) -> Budget:
     """A budget; ConfigError when it holds less than one rung."""
+    limits = [field.name for field in dataclasses.fields(Budget)]
     for name, value in table.items():
-        if name not in _BUDGET:
-            raise ConfigError(explain(f"BUDGET.{name}", value, "is no limit", configs.nearest(name, _BUDGET)))
+        if name not in limits:
+            raise ConfigError(explain(f"BUDGET.{name}", value, "is no limit", configs.nearest(name, limits)))
         if not isinstance(value, int | float) or value < 0:
             raise ConfigError(explain(f"BUDGET.{name}", value, "must be a number, 0 or more", "0 is no limit"))
     budget = Budget(**{"trials": 0, "tokens_per_trial": 0, **table})
