@@ -75,12 +75,13 @@ def train(
     progress: Progress | None = None,
     dashboard: bool = True,
     pool: Any = None,
+    processes: Any = None,
 ) -> Run:
     """Prepare the data if need be, train on Ray to the end of the run, write the report; returns a handle on the run.
 
     ``resume`` goes on with the run ``run.id`` (or the newest of this config) from its newest good checkpoint; a run that
-    exists is otherwise refused. ``accept_changes`` lets it go on under a config that trains something else. ``pool``: of the
-    sweep that the run is a trial of.
+    exists is otherwise refused. ``accept_changes`` lets it go on under a config that trains something else. ``pool`` and
+    ``processes``: of the sweep that the run is a trial of.
     Errors: ConfigError, CorpusError, RunExists before anything starts; TrainingFailed or the worker's own
     SpringtideError later. The run can be resumed after any of them.
     """
@@ -104,7 +105,7 @@ def train(
         "springtide.dataset": " ".join(data.datasets),
         "springtide.dataset_digest": " ".join(manifest.digest for manifest in data.manifests),
         "springtide.checkpoints": (run.folder / "checkpoints").url,
-        "springtide.start_from": config.train.start_from,
+        "springtide.lineage": " <- ".join(branch.lineage(config)),
     }
 
     with contextlib.ExitStack() as stack:
@@ -129,7 +130,7 @@ def train(
                     console.say(f"run {run.id}; Ray dashboard: http://{address}")
                 config = _fitted(config, data, console.say)
                 labels = {"run": config.run.id}
-                train_on_ray(config, run.folder, journal.attempt, labels, attempt.owner, hear, pool)
+                train_on_ray(config, run.folder, journal.attempt, labels, attempt.owner, hear, pool, processes)
             if run.finished and config.train.sample_tokens:
                 hear(sample(run))
         except BaseException as error:

@@ -3,6 +3,7 @@
 <root>/<sweep id>/sweep.json      the space, and how points of it are chosen
                   points/         each, before it is tried
                   trials/         a run each
+                  lineage/        the runs of trials of a population, each with the checkpoint it went on from
                   ended/          trials that are not to go on though they are not finished, and why
                   verdict.json    every trial's rungs and costs, and which is best
                   best.yaml       its config, for `springtide train --config`
@@ -18,17 +19,21 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from springtide import config as configs
+from springtide.checkpoint.branch import first_step
 from springtide.config import Config
 from springtide.errors import ConfigError, RunExists, explain
 from springtide.runs import Run
 from springtide.store import Folder
 from springtide.sweep import (
+    Listed,
     Outcome,
     Point,
     Rung,
+    Search,
     Sweep,
     Verdict,
     judge,
+    lineage_of,
     name_of,
     read,
     read_file,
@@ -36,7 +41,7 @@ from springtide.sweep import (
     trial_config,
     words,
 )
-from springtide.track.events import Evaluated, Stopped
+from springtide.track.events import Stopped
 from springtide.track.ledger import Prices, ledger
 from springtide.track.mlflow_sink import OFF, SweepSink
 
@@ -60,15 +65,16 @@ def sweep(
 ) -> Verdict:
     """Try points of ``space`` (a table, or the file of one) on ``base``, and judge them.
 
-    ``search``: random, grid or tpe; ``scheduler``: none, asha, hyperband or median; ``concurrent``: trials at once, 0 for as
-    many as the cluster has room for; ``resume`` goes on with the sweep ``name``. Trials share the workers of the cluster:
-    each has from ``elastic.min_workers`` to ``elastic.max_workers`` of them. ConfigError and RunExists come before anything
-    starts; a trial that fails is marked and does not end the sweep.
+    ``search``: random, grid or tpe; ``scheduler``: none, asha, hyperband, median, pbt or pb2; ``concurrent``: trials at once,
+    0 for as many as the cluster has room for; ``resume`` goes on with the sweep ``name``. Trials share the workers of the
+    cluster: each has from ``elastic.min_workers`` to ``elastic.max_workers`` of them. ConfigError and RunExists come before
+    anything starts; a trial that fails is marked and does not end the sweep.
     """
     from springtide.api import absolute, mlflow_uri, prepare, train
     from springtide.on_ray.cluster import check_resources, cluster
     from springtide.on_ray.pool import open_pool
-    from springtide.on_ray.tuner import Job, Points, run_trials, scheduler_of
+    from springtide.on_ray.trial import Job
+    from springtide.on_ray.tuner import POPULATIONS, Points, run_trials, scheduler_of
 
     table = read_file(space, base) if isinstance(space, str) else read(space, base)
     _check(base)
@@ -79,6 +85,7 @@ def sweep(
     notes = {"search": search, "seed": seed, "space": [dataclasses.asdict(one) for one in table.space]}
     points = _begun(folder, notes, resume)
     asked = search_of(search, table, base, seed, [points[number] for number in sorted(points)])
+    begins = _population(folder, table, asked, search, scheduler) if scheduler in POPULATIONS else []
     folder.write_json(NOTES, notes)
     if not any(one.field.startswith(("corpus.", "shards.")) for one in table.space):
         base = prepare(base)
@@ -100,11 +107,15 @@ def sweep(
         job = Job(
             base=base.model_dump(mode="json"),
             sweep=dataclasses.replace(table, where=None),
+            folder=folder.url,
             pool=pool,
             train=train,
             decided=frozenset(map(_number, (folder / "ended").names())),
+            population=bool(begins),
         )
-        limit = run_trials(job, Points(asked, table, begun), folder, judges, concurrent, say, note)
+        for number, point in enumerate(begins):
+            begun(number, point)
+        limit = run_trials(job, Points(asked, table, begun), begins, folder, judges, concurrent, say, note)
     if limit:
         say(f"the budget is spent, {limit}")
     verdict = judge(table, [_outcome(folder, table, base, number, point) for number, point in sorted(points.items())])
@@ -126,7 +137,7 @@ def _end(
     best = verdict.best
     if best is not None:
         alone = {"run.id": "", "run.root": root, "track.parent": "", "track.progress": True}
-        config = trial_config(base, table.budget, best.number, best.point)
+        config = trial_config(base, table.budget, best.name, best.point)
         folder.write(BEST, configs.dump(configs.override(config, alone)))
     if sink:
         figures = {"worker_s": verdict.worker_s, "dollars": verdict.dollars}
@@ -167,6 +178,16 @@ def _begun(folder: Folder, notes: dict[str, Any], resume: bool) -> dict[int, Poi
     return {_number(file): (folder / "points").read_json(file) for file in (folder / "points").names()}
 
 
+def _population(folder: Folder, table: Sweep, asked: Search, search: str, scheduler: str) -> list[Point]:
+    """Where its trials begin, or were when an earlier start ended. ConfigError for a search that wants to hear of results
+    first."""
+    if not isinstance(asked, Listed):
+        remedy = "use random or grid"
+        raise ConfigError(explain("--search", search, f"and --scheduler {scheduler}: all trials begin at once", remedy))
+    points = [asked.ask(number) for number in range(table.budget.trials)]
+    return [lineage_of(folder, number, point)[-1].point for number, point in enumerate(points) if point is not None]
+
+
 def _number(file: str) -> int:
     """Of the trial that a file is named after."""
     return int(file.removesuffix(".json").rpartition("-")[2])
@@ -188,26 +209,44 @@ def _worker(base: Config) -> dict[str, float]:
 
 
 def _outcome(folder: Folder, table: Sweep, base: Config, number: int, point: Point) -> Outcome:
-    """What became of a trial, from its run's folder."""
-    run = Run(folder / "trials" / name_of(number))
-    if not run.folder.exists(configs.RUN_CONFIG):
+    """What became of a trial, from the folders of its runs."""
+    generations = lineage_of(folder, number, point)
+    runs = [Run(folder / "trials" / one.run) for one in generations]
+    runs = [run for run in runs if run.folder.exists(configs.RUN_CONFIG)]
+    if not runs:
         return Outcome(number, point, "waiting")
-    events, config = run.events, run.config
-    rungs = {event.step: event for event in events if isinstance(event, Evaluated) and event.step}
-    losses = {step.step: step.loss for step in run.steps}
-    book = ledger(events, Prices(base.track.price, base.track.spot_price))
-    found = [
-        Rung(step, config.tokens_after(step), losses[step] if table.metric == "loss" else getattr(one, table.metric))
-        for step, one in sorted(rungs.items())
-    ]
+    books = [ledger(run.events, Prices(base.track.price, base.track.spot_price)) for run in runs]
     status, reason = "stopped", ""
     file = f"{name_of(number)}.json"
     if (folder / "ended").exists(file):
         note = (folder / "ended").read_json(file)
         status, reason = note["status"], note["reason"]
-    elif run.finished:
+    elif runs[-1].finished:
         status = "finished"
-    elif isinstance(events[-1], Stopped) and events[-1].status == "failed":
-        status, reason = "failed", events[-1].reason
-    spent = sum(book.dollars.values())
-    return Outcome(number, point, status, tuple(found), reason, book.held, spent, len(book.restarts))
+    elif isinstance(last := runs[-1].events[-1], Stopped) and last.status == "failed":
+        status, reason = "failed", last.reason
+    return Outcome(
+        number,
+        generations[-1].point,
+        status,
+        tuple(_rungs(table, runs)),
+        reason,
+        sum(book.held for book in books),
+        sum(sum(book.dollars.values()) for book in books),
+        sum(len(book.restarts) for book in books),
+        tuple(one.of for one in generations[1:]),
+    )
+
+
+def _rungs(table: Sweep, runs: list[Run]) -> list[Rung]:
+    """In the order of steps; where a run took over another's state, what came before it of later steps does not count."""
+    rungs: dict[int, Rung] = {}
+    for run in runs:
+        config, losses = run.config, {step.step: step.loss for step in run.steps}
+        rungs = {step: rung for step, rung in rungs.items() if step <= first_step(config.train)}
+        for one in run.evaluations:
+            if one.step:
+                value = losses.get(one.step) if table.metric == "loss" else getattr(one, table.metric)
+                if value is not None:
+                    rungs[one.step] = Rung(one.step, config.tokens_after(one.step), value)
+    return [rungs[step] for step in sorted(rungs)]

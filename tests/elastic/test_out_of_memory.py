@@ -11,7 +11,7 @@ from ray.train.v2._internal.execution.failure_handling.failure_policy import Fai
 from springtide import config as configs
 from springtide.config import Config
 from springtide.on_ray.control import open_control
-from springtide.on_ray.group import PROCESSES
+from springtide.on_ray.group import Processes
 from springtide.on_ray.policy import FailurePolicy, is_out_of_memory
 
 pytestmark = pytest.mark.cluster
@@ -43,7 +43,7 @@ def test_what_they_say_where_memory_ends_is_known(function: object, expected: bo
 
 @pytest.mark.parametrize(("reduction", "limits"), [("fp32", [8, 4, 2, 1]), ("fp64", [2, 1])])
 def test_micro_batches_are_halved_from_what_a_worker_had_until_they_are_of_one_row(
-    tiny: Config, ray_cluster: str, reduction: str, limits: list[int], monkeypatch: pytest.MonkeyPatch
+    tiny: Config, ray_cluster: str, reduction: str, limits: list[int]
 ) -> None:
     """Three workers share twelve lanes of four rows: 16 rows each, or lanes of 4, whatever train.micro_batch says."""
     import ray
@@ -51,9 +51,10 @@ def test_micro_batches_are_halved_from_what_a_worker_had_until_they_are_of_one_r
     changes = {"stream.global_batch": 48, "stream.lanes": 12, "train.micro_batch": 100, "parallel.reduction": reduction}
     config = configs.override(tiny, {**changes, "train.total": 48 * 64 * 10, "optim.warmup": 0})
     control = open_control(f"memory-{reduction}")
-    monkeypatch.setattr(PROCESSES, "plan", ("a", "b", "b"))
+    processes = Processes()
+    processes.plan = ("a", "b", "b")
     policy = FailurePolicy(
-        FailureConfig(max_failures=3), {"config": config.model_dump(mode="json"), "control": control}
+        FailureConfig(max_failures=3), {"config": config.model_dump(mode="json"), "control": control}, processes
     )
     error = WorkerGroupError("", {1: raised(torchs), 0: RuntimeError("Connection closed by peer")})
     assert ray.get(control.limit.remote()) is None

@@ -10,9 +10,11 @@ from pathlib import Path
 import pytest
 from swept import config_of, table
 
+import springtide as st
 from springtide import config as configs
 from springtide.errors import ConfigError, RunExists
 from springtide.sweeps import sweep
+from springtide.track.events import Started
 
 pytestmark = pytest.mark.cluster
 SCRIPT = str(Path(__file__).parent / "swept.py")
@@ -59,6 +61,46 @@ def test_what_is_no_good_is_stopped_what_fails_is_marked_and_the_best_is_a_confi
         sweep(base, space, name="asha", search="random", resume=True)
     again = sweep(base, space, name="asha", search="grid", concurrent=1, resume=True, say=said.append)
     assert [(one.status, one.rungs) for one in again.outcomes] == [(one.status, one.rungs) for one in verdict.outcomes]
+
+
+@pytest.mark.parametrize("scheduler", ["pbt", "pb2"])
+def test_the_worst_of_a_population_goes_on_from_the_state_of_the_best(
+    ray_cluster: str, tmp_path: Path, scheduler: str
+) -> None:
+    """Four members take turns on three workers, with sharded states; one has a rate at which nothing is learned."""
+    base = configs.override(
+        config_of(str(tmp_path)), {"parallel.layout": "fsdp", "checkpoint.every_steps": 0, "track.mlflow_uri": ""}
+    )
+    space = {**table(4), "SPACE": {"optim.peak_lr": ("log_uniform", 1e-6, 2e-2)}}
+    said: list[str] = []
+    verdict = sweep(base, space, name="members", scheduler=scheduler, say=said.append)
+    assert [one.status for one in verdict.outcomes] == ["finished"] * 4
+    turned = [one for one in verdict.outcomes if one.lineage]
+    assert turned, said
+    trials = tmp_path / "runs" / "members" / "trials"
+    sizes = set()
+    for one in turned:
+        run = st.attach(str(trials / f"{one.name}-{len(one.lineage)}"))
+        donor, name = run.config.train.start_from.rsplit("/checkpoints/", 1)
+        step, other = int(name.removeprefix("step-")), st.attach(donor)
+        assert run.config.train.start_from == one.lineage[-1]
+        assert run.steps[0].step == step + 1
+        [there] = [found.heldout_loss for found in other.evaluations if found.step == step]
+        assert run.evaluate(step).heldout_loss if name in run.checkpoints else True
+        assert abs(run.steps[0].loss - there) < 0.3, "its loss goes on from that of the state it took over"
+        assert run.verify()["ok"]
+        sizes |= {event.world_size for each in (run, other) for event in each.events if isinstance(event, Started)}
+    assert len(sizes) > 1, "states were taken over at other world sizes"
+
+    from mlflow import MlflowClient
+
+    notes = json.loads((tmp_path / "runs" / "members" / "mlflow.json").read_text())
+    runs = MlflowClient(notes["tracking_uri"]).search_runs([notes["experiment_id"]])
+    children = {run.info.run_name: run for run in runs if run.data.tags.get("mlflow.parentRunId") == notes["run_id"]}
+    assert sorted(children) == [one.name for one in verdict.outcomes], "one run a trial for life"
+    for one in turned:
+        assert children[one.name].data.tags["springtide.lineage"].split(" <- ")[0] == one.lineage[-1]
+        assert "springtide.now.optim.peak_lr" in children[one.name].data.tags
 
 
 def test_a_sweep_ends_where_its_budget_does(ray_cluster: str, tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "elastic": {"config"},
     "checkpoint": {"config", "store"},
     "track": {"config", "store"},
-    "sweep": {"config"},
+    "sweep": {"config", "store"},
     "train": {"config", "store", "shards", "stream", "model", "parallel", "elastic", "checkpoint", "track"},
     "on_ray": {
         "config",

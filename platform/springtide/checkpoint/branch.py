@@ -9,7 +9,7 @@ from __future__ import annotations
 from springtide import config as configs
 from springtide.checkpoint.layout import Identity, committed, name_of, of_another_order, read_manifest, step_of
 from springtide.checkpoint.retention import hold
-from springtide.config import Config
+from springtide.config import RUN_CONFIG, Config
 from springtide.config.schema import TrainConfig
 from springtide.errors import CheckpointError, ConfigError, explain
 from springtide.store import Folder
@@ -56,6 +56,17 @@ def first_step(config: TrainConfig) -> int:
     """Steps done when a run of ``config`` begins."""
     branches = config.start_from and config.start_with == "state"
     return (step_of(split(config.start_from)[1]) or 0) if branches else 0
+
+
+def lineage(config: Config) -> list[str]:
+    """URLs of the checkpoints that a run of ``config`` descends from, the last one first; as far as their runs are there."""
+    found: list[str] = []
+    url = config.train.start_from
+    while url and url not in found:
+        found.append(url)
+        run = split(url)[0]
+        url = configs.parse(run.read(RUN_CONFIG)).train.start_from if run.exists(RUN_CONFIG) else ""
+    return found
 
 
 def split(url: str) -> tuple[Folder, str]:

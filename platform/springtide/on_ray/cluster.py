@@ -12,6 +12,7 @@ import os
 import subprocess
 import sys
 import tempfile
+import warnings
 from collections.abc import Iterator, Sequence
 
 import ray
@@ -35,6 +36,8 @@ _ENVIRONMENT = {
     "RAY_TRAIN_ENABLE_STATE_TRACKING": "1",
     "RAY_CHDIR_TO_TRIAL_DIR": "0",
     "RAY_TRAIN_HEALTH_CHECK_INTERVAL_S": "0.2",
+    # the controller runs in the driver, whose logging is its own affair
+    "RAY_TRAIN_ENABLE_CONTROLLER_STRUCTURED_LOGGING": "0",
     # ours acts on a notice at once; Ray's waits for the deadline
     "RAY_TRAIN_ENABLE_PREEMPTION_WATCHER": "0",
     # Tune's tables are printed however quiet it is told to be, and its loggers write each result three times
@@ -49,6 +52,8 @@ def set_environment(**more: str) -> None:
     """What Ray reads in this process, and in those it starts, unless whoever started us said otherwise."""
     for name, value in {**_ENVIRONMENT, **more}.items():
         os.environ.setdefault(name, value)
+    # what Ray has to say to itself
+    warnings.filterwarnings("ignore", message="`ExecutionOptions.exclude_resources`")
 
 
 @contextlib.contextmanager

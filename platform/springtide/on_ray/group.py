@@ -8,20 +8,17 @@ process that does not let go in time (a collective that hangs) is killed, and a 
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import math
 import time
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
-from typing import Any, NamedTuple, Self
+from typing import Any, ClassVar, NamedTuple, Self
 
 import ray
 from ray.exceptions import RayError
 from ray.train.v2._internal.exceptions import WorkerGroupStartupFailedError
-from ray.train.v2._internal.execution.checkpoint.sync_actor import SynchronizationActor
 from ray.train.v2._internal.execution.controller import TrainController
-from ray.train.v2._internal.execution.controller.state import ShuttingDownState
 from ray.train.v2._internal.execution.worker_group import WorkerGroup, worker_group
 from ray.train.v2._internal.execution.worker_group.placement_group_handle import PlacementGroupHandle
 from ray.train.v2._internal.execution.worker_group.state import WorkerGroupState
@@ -57,7 +54,7 @@ class Process(NamedTuple):
 
 
 class Processes:
-    """The worker processes of a run that no group has now; in the controller's process, of which a run has one."""
+    """Worker processes, of a run or of several one after the other, and which of them no group has now."""
 
     def __init__(self) -> None:
         self.plan: tuple[str, ...] = ()
@@ -66,6 +63,9 @@ class Processes:
         """What they are made ready for, as for ``worker.work``."""
         self.start: Any = None
         """Starts a worker's actor on a node, once there was a group."""
+        self.closed = False
+        """Whether they were ended for good."""
+        self._all: list[Any] = []
         self._free: list[Process] = []
         self._health: dict[str, Health] = {}
         self.stood: list[tuple[str, float]] = []
@@ -140,6 +140,7 @@ class Processes:
 
     def _begin(self, node: str) -> Process:
         actor = self.start(node)
+        self._all.append(actor)
         return Process(node, actor, actor.execute.remote(warm_up, self.job), time.monotonic())
 
     def _examine(self, process: Process) -> bool:
@@ -187,13 +188,16 @@ class Processes:
                 ray.kill(worker.actor)
 
     def end(self) -> None:
-        """End them all."""
+        """End those that no group has."""
         for process in self._free:
             ray.kill(process.actor)
         self._free = []
 
-
-PROCESSES = Processes()
+    def close(self) -> None:
+        """End all, and have no other started."""
+        self.closed = True
+        for actor in self._all:
+            ray.kill(actor)
 
 
 class Reservation(PlacementGroupHandle):
@@ -220,28 +224,25 @@ class _Over(WorkerGroupState):
         """Nothing ends."""
 
 
-class _OneSyncActor:
-    """In the place of Ray's class of actors that its workers meet in: one for all groups. To start its process takes two
-    seconds of a core, in the middle of a restart."""
+class _NobodyMeets:
+    """In the place of Ray's class of actors that its workers meet in to report: ours do not, and each would be one more process
+    to start."""
 
-    def __init__(self) -> None:
-        self._options: dict[str, Any] = {}
-        self._actor: Any = None
-
-    def options(self, **options: Any) -> Self:
-        self._options = options
+    def options(self, **_: Any) -> Self:
         return self
 
-    def remote(self, **arguments: Any) -> Any:
-        if self._actor is None:
-            self._actor = SynchronizationActor.options(**self._options).remote(**arguments)
-        else:
-            self._actor.reset.remote()
-        return self._actor
+    def remote(self, **_: Any) -> bool:
+        return False
+
+
+worker_group.SynchronizationActor = _NobodyMeets()
 
 
 class Group(WorkerGroup):
-    """A group on the nodes of ``PROCESSES.plan``."""
+    """A group on the nodes of ``processes.plan``."""
+
+    processes: ClassVar[Processes]
+    """The run's."""
 
     def _create_placement_group(self, scaling_config: Any, worker_group_context: Any) -> Reservation:
         return Reservation()
@@ -252,8 +253,9 @@ class Group(WorkerGroup):
         environment = self._get_worker_runtime_env(
             custom_runtime_env=self._train_run_context.run_config.worker_runtime_env
         )
-        PROCESSES.start = _starter(resources_per_worker, environment)
-        asked = {process.actor.get_metadata.remote(): process for process in PROCESSES.take()}
+        processes = self.processes
+        processes.start = _starter(resources_per_worker, environment)
+        asked = {process.actor.get_metadata.remote(): process for process in processes.take()}
         done, workers, lost = _done(list(asked), _START_S), [], set()
         for answer, process in asked.items():
             try:
@@ -263,7 +265,7 @@ class Group(WorkerGroup):
                 lost.add(answer)
                 ray.kill(process.actor)
         if lost:
-            PROCESSES.give_back([process for answer, process in asked.items() if answer not in lost])
+            processes.give_back([process for answer, process in asked.items() if answer not in lost])
             where = ", ".join(asked[answer].node[:8] for answer in lost)
             raise WorkerGroupStartupFailedError(f"a worker was lost before it began, on node {where}")
         assigned: list[Worker] = WorkerGroup._assign_worker_ranks(workers)
@@ -273,7 +275,7 @@ class Group(WorkerGroup):
         """Let go of the workers; their processes stay for the next group."""
         if self.has_started():
             workers = self.get_workers()
-            PROCESSES.keep(workers, unanswering({worker.metadata.node_id for worker in workers}))
+            self.processes.keep(workers, unanswering({worker.metadata.node_id for worker in workers}))
             # what is left to Ray is to tell its callbacks; there is nobody it could wait for
             before = self.get_worker_group_state()
             self._worker_group_state: Any = _Over(
@@ -303,19 +305,6 @@ def _starter(resources: dict[str, float], environment: Any) -> Any:
 class Controller(TrainController):
     """Ray Train's controller with our groups."""
 
-    worker_group_cls = Group
-
-    def __init__(self, *arguments: Any, **named: Any) -> None:
-        worker_group.SynchronizationActor = _OneSyncActor()
-        super().__init__(*arguments, **named)
-
-    def _shutdown_worker_group(self) -> None:
-        super()._shutdown_worker_group()
-        if isinstance(self.get_state(), ShuttingDownState):
-            PROCESSES.end()
-
-    async def abort(self) -> None:
-        """End every process of the run."""
-        with contextlib.suppress(Exception):
-            PROCESSES.end()
-        await super().abort()
+    def __init__(self, processes: Processes, **named: Any) -> None:
+        super().__init__(**named)
+        self.worker_group_cls = type("Group", (Group,), {"processes": processes})

@@ -3,12 +3,13 @@ try. The only file that touches Ray Train's policies."""
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import re
 import time
 from collections import Counter
 from collections.abc import Sequence
-from typing import Any, ClassVar
+from typing import Any
 
 import ray
 import torch.distributed as dist
@@ -16,7 +17,6 @@ from ray.exceptions import RayError
 from ray.train import FailureConfig
 from ray.train.torch import TorchTrainer
 from ray.train.v2._internal.callbacks.placement_group_callback import PlacementGroupCleanerCallback
-from ray.train.v2._internal.constants import get_env_vars_to_propagate
 from ray.train.v2._internal.exceptions import WorkerHealthCheckFailedError
 from ray.train.v2._internal.execution.failure_handling.default import DefaultFailurePolicy
 from ray.train.v2._internal.execution.failure_handling.failure_policy import FailureDecision
@@ -40,8 +40,9 @@ from springtide.elastic.policy import (
 )
 from springtide.errors import SpringtideError, StoppedWaiting, TrainingFailed
 from springtide.on_ray.control import Progress
-from springtide.on_ray.group import PROCESSES, Controller
+from springtide.on_ray.group import Controller, Processes
 from springtide.on_ray.hang import diagnose
+from springtide.on_ray.inside import acting_for
 from springtide.on_ray.nodes import lost, observed, unanswering
 from springtide.on_ray.notices import Watches
 from springtide.store import Folder
@@ -60,9 +61,12 @@ _ECHOES = ("Connection closed by peer", "Connection reset by peer", "Socket", "B
 class Elastic(ElasticScalingPolicy):
     """Ray's elastic policy, which asks for capacity, with our decisions."""
 
-    def __init__(self, scaling_config: Any, bounds: Bounds, job: dict[str, Any], watches: Watches | None) -> None:
+    def __init__(
+        self, scaling_config: Any, bounds: Bounds, job: dict[str, Any], watches: Watches | None, processes: Processes
+    ) -> None:
         """``job``: as for ``worker.work``; ``watches``: who hears notices on the nodes, if anybody."""
         super().__init__(scaling_config)
+        self._processes = processes
         self._bounds, self._job, self._control = bounds, job, job["control"]
         self._run = Folder(job["config"]["run"]["root"]) / job["config"]["run"]["id"]
         self._watches, self._pool = watches, job["pool"]
@@ -118,8 +122,7 @@ class Elastic(ElasticScalingPolicy):
             raise TrainingFailed(f"{decision.reason}; --resume goes on")
         if not isinstance(decision, Start):
             return NoopDecision()
-        PROCESSES.plan, PROCESSES.job = decision.nodes, self._job
-        FailurePolicy.nodes = set(decision.nodes)
+        self._processes.plan, self._processes.job = decision.nodes, self._job
         self._control.next_group.remote()
         self._asked = False
         return self._get_resize_decision(decision.workers)
@@ -141,8 +144,8 @@ class Elastic(ElasticScalingPolicy):
 
     def _decide(self, nodes: list[Node], group: Group | None, progress: Progress) -> Decision:
         decision, self._memory = decide(self._bounds, nodes, group, progress.prospects, self._memory, time.monotonic())
-        while PROCESSES.stood:
-            node, took_s = PROCESSES.stood.pop(0)
+        while self._processes.stood:
+            node, took_s = self._processes.stood.pop(0)
             stands = Ready(step=progress.step, node=node, took_s=round(took_s, 3))
             self._control.post.remote([record(stands)])
         self._tell(decision, progress.step)
@@ -150,17 +153,17 @@ class Elastic(ElasticScalingPolicy):
 
     def _nodes(self, busy: tuple[str, ...] = (), warm: bool = False) -> list[Node]:
         """What is seen of the nodes. ``warm``: processes are started where the next group would be and there are none."""
-        problems = PROCESSES.problems()
+        problems = self._processes.problems()
         seen = observed(self._reserved(), self.scaling_config._resources_per_worker_not_none)
         nodes = [node._replace(problem=problems.get(node.id, "")) for node in seen]
         if self._pool is not None:
-            PROCESSES.shed({node.id: node.places for node in nodes}, busy)
+            self._processes.shed({node.id: node.places for node in nodes}, busy)
         if self._watches is not None:
             self._watches.cover({node.id for node in nodes if node.places})
         self._ask_for_what_leaves(nodes)
         if warm:
-            PROCESSES.warm(following(self._bounds, nodes, self._memory), busy)
-        ready = PROCESSES.ready(busy)
+            self._processes.warm(following(self._bounds, nodes, self._memory), busy)
+        ready = self._processes.ready(busy)
         return [node._replace(ready=ready[node.id]) for node in nodes]
 
     def _progress(self) -> Progress:
@@ -209,12 +212,10 @@ class FailurePolicy(DefaultFailurePolicy):
     """Ray's own, but lost nodes are free, and an error that would come again is not tried again: one of ours, or the same
     one at the same step."""
 
-    nodes: ClassVar[set[str]] = set()
-    """Where the group is."""
-
-    def __init__(self, limits: FailureConfig, job: dict[str, Any]) -> None:
+    def __init__(self, limits: FailureConfig, job: dict[str, Any], processes: Processes) -> None:
         """``job``: as for ``worker.work``."""
         super().__init__(limits)
+        self._processes = processes
         self._config, self._control = configs.build(job["config"]), job["control"]
         self._micro_batch = self._config.train.rows_at_once
         self._before: tuple[int, str] | None = None
@@ -223,8 +224,11 @@ class FailurePolicy(DefaultFailurePolicy):
 
     def make_decision(self, training_failed_error: Any) -> FailureDecision:
         """What to do about a failure, told in the run's journal."""
+        if self._processes.closed:
+            return FailureDecision.RAISE
         failures = getattr(training_failed_error, "worker_failures", None)
-        gone = lost(self.nodes) | unanswering(self.nodes)
+        nodes = set(self._processes.plan)
+        gone = lost(nodes) | unanswering(nodes)
         if (ours := fatal(training_failed_error)) is not None:
             if isinstance(ours, StoppedWaiting):
                 return FailureDecision.RAISE
@@ -254,7 +258,7 @@ class FailurePolicy(DefaultFailurePolicy):
     def _with_less(self, decision: FailureDecision) -> tuple[FailureDecision, str]:
         """Smaller micro-batches, of the same global batch, if there are any: what fell to fewer workers does not fit."""
         lanes, exact = self._config.stream.num_lanes, self._config.parallel.reduction == "fp64"
-        most_lanes = 1 if exact else -(-lanes // max(1, len(PROCESSES.plan)))  # in one micro-batch
+        most_lanes = 1 if exact else -(-lanes // max(1, len(self._processes.plan)))  # in one micro-batch
         before = min(self._micro_batch, most_lanes * self._config.stream.global_batch // lanes)
         if before < 2:
             return decision, "a micro-batch is of one row already"
@@ -310,23 +314,27 @@ def fatal(error: Any) -> SpringtideError | None:
 
 
 class Trainer(TorchTrainer):
-    """TorchTrainer with our policies and groups."""
+    """TorchTrainer with our policies and groups, whose controller runs in the thread that calls ``fit``."""
 
-    def __init__(self, *arguments: Any, bounds: Bounds, watches: Watches | None, **named: Any) -> None:
+    def __init__(
+        self, *arguments: Any, bounds: Bounds, watches: Watches | None, processes: Processes, **named: Any
+    ) -> None:
         super().__init__(*arguments, **named)
         self._bounds, self._watches, self._job = bounds, watches, named["train_loop_config"]
+        self._processes = processes
 
     def _initialize_and_run_controller(self, **arguments: Any) -> Any:
         limits = self.run_config.failure_config or FailureConfig()
-        arguments["failure_policy"] = FailurePolicy(limits, self._job)
-        arguments["scaling_policy"] = Elastic(self.scaling_config, self._bounds, self._job, self._watches)
+        arguments["failure_policy"] = FailurePolicy(limits, self._job, self._processes)
+        arguments["scaling_policy"] = Elastic(
+            self.scaling_config, self._bounds, self._job, self._watches, self._processes
+        )
         # there is no placement group to clean up after
         arguments["callbacks"] = [
             one for one in arguments["callbacks"] if not isinstance(one, PlacementGroupCleanerCallback)
         ]
-        here = {ray._raylet.RAY_NODE_ID_KEY: ray.get_runtime_context().get_node_id()}
-        environment = {"env_vars": get_env_vars_to_propagate()}
-        actor = ray.remote(Controller).options(num_cpus=0, label_selector=here, runtime_env=environment)
-        controller = actor.remote(**arguments)
-        ray.get(controller.run.remote())
-        return ray.get(controller.get_result.remote())
+        # an actor of its own, as Ray would have it, is a process that takes four seconds of a core to start
+        with acting_for(self._job["control"]):
+            controller = Controller(self._processes, **arguments)
+            asyncio.run(controller.run())
+        return controller.get_result()

@@ -31,8 +31,11 @@ class Pool:
         self._looked_s = float("-inf")
         self._closed = False
 
-    def claim(self, claim: Claim) -> None:
-        """A run that wants workers, or wants others than before."""
+    def claim(self, claim: Claim, heir_of: str = "") -> None:
+        """A run that wants workers, or wants others than before; it takes over what ``heir_of`` held."""
+        if heir_of in self._claims and claim.run not in self._claims:
+            self._shares[claim.run] = self._shares.pop(heir_of, {})
+            self.release(heir_of)
         self._claims[claim.run] = claim
         self._heard_s[claim.run] = time.monotonic()
 

@@ -24,6 +24,7 @@ from springtide.errors import SpringtideError, StoppedWaiting, TrainingFailed
 from springtide.on_ray.beside import evaluations
 from springtide.on_ray.cluster import check_resources
 from springtide.on_ray.control import open_control
+from springtide.on_ray.group import Processes
 from springtide.on_ray.nodes import may_be_taken_away
 from springtide.on_ray.notices import Watches
 from springtide.on_ray.policy import Trainer, fatal
@@ -34,6 +35,8 @@ from springtide.store import Folder
 from springtide.track.events import Event, event
 
 _POLL_S = 0.5
+_END_S = 10.0
+"""How long Ray Train's controller may take to see that all its workers are gone."""
 _log = logging.getLogger(__name__)
 
 
@@ -45,9 +48,11 @@ def train(
     owner: str,
     listen: Callable[[Event], None],
     pool: Any = None,
+    processes: Processes | None = None,
 ) -> None:
     """Train ``config`` to its end on the cluster this process is connected to; ``listen`` hears every event, ``owner`` has
-    claimed the run. ``pool`` says which workers are this run's, where it shares the cluster with others.
+    claimed the run. ``pool`` says which workers are this run's, where it shares the cluster with others; ``processes`` of an
+    earlier run train this one, and are left for the next.
 
     SIGINT and SIGTERM ask for a checkpoint and stop; a second one raises KeyboardInterrupt at once. A SpringtideError of a
     worker is raised as itself; TrainingFailed has rank and trace of any other.
@@ -61,7 +66,8 @@ def train(
     control = open_control(config.run.id, config.num_steps, float(config.elastic.hang))
     job = {"config": config.model_dump(mode="json"), "control": control, "labels": labels, "owner": owner}
     job["pool"] = pool
-    trainer = _trainer(config, run, attempt, job)
+    last, processes = processes is None, processes or Processes()
+    trainer = _trainer(config, run, attempt, job, processes)
     failure: list[BaseException] = []
 
     def fit() -> None:
@@ -73,12 +79,19 @@ def train(
     thread = threading.Thread(target=fit, name="springtide-fit", daemon=True)
     with vaults_end(run), evaluations(config, run, listen) as hear, _signals() as asked:
         thread.start()
-        while thread.is_alive():
-            _pass_on(control, hear)
-            if asked.is_set():
-                asked.clear()
-                ray.get(control.ask.remote(Interrupt.STOP.value))
-        thread.join()
+        try:
+            while thread.is_alive():
+                _pass_on(control, hear)
+                if asked.is_set():
+                    asked.clear()
+                    ray.get(control.ask.remote(Interrupt.STOP.value))
+        except BaseException:
+            processes.close()
+            raise
+        finally:
+            thread.join(_END_S)
+            if last:
+                processes.end()
         _pass_on(control, hear, wait_s=0.0)
         ray.kill(control)
         if failure and not isinstance(fatal(failure[0]), StoppedWaiting):
@@ -99,7 +112,7 @@ def _pass_on(control: Any, listen: Callable[[Event], None], wait_s: float = _POL
         listen(event(record))
 
 
-def _trainer(config: Config, run: Folder, attempt: int, job: dict[str, Any]) -> Trainer:
+def _trainer(config: Config, run: Folder, attempt: int, job: dict[str, Any], processes: Processes) -> Trainer:
     elastic = config.elastic
     # Ray keeps notes of its own there; a name it has seen would make it resume by itself
     filesystem = None if run.is_local else pyarrow.fs.PyFileSystem(pyarrow.fs.FSSpecHandler(run.fs))
@@ -121,6 +134,7 @@ def _trainer(config: Config, run: Folder, attempt: int, job: dict[str, Any]) -> 
         work,
         bounds=bounds,
         watches=_watches(config),
+        processes=processes,
         train_loop_config=job,
         torch_config=TorchConfig(backend=backend("cuda" if elastic.gpus_per_worker else "cpu"), timeout_s=600),
         scaling_config=ScalingConfig(

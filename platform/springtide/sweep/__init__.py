@@ -1,13 +1,24 @@
 """A space, a trial, a verdict. Law: no Ray here; a space is checked against the config's own types before anything runs."""
 
-from springtide.sweep.search import SEARCHES, Search, grid_points, random_points, search_of
+from springtide.sweep.population import (
+    Generation,
+    check_population,
+    clamped,
+    lineage_of,
+    point_at,
+    shares,
+    turned,
+)
+from springtide.sweep.search import SEARCHES, Listed, Search, draw, grid_points, random_points, search_of
 from springtide.sweep.space import Budget, Point, Range, Sweep, read, read_file, read_space
-from springtide.sweep.trial import Outcome, Rung, name_of, trial_config
+from springtide.sweep.trial import Outcome, Rung, member_config, name_of, trial_config
 from springtide.sweep.verdict import Verdict, judge, words
 
 __all__ = [
     "SEARCHES",
     "Budget",
+    "Generation",
+    "Listed",
     "Outcome",
     "Point",
     "Range",
@@ -15,14 +26,22 @@ __all__ = [
     "Search",
     "Sweep",
     "Verdict",
+    "check_population",
+    "clamped",
+    "draw",
     "grid_points",
     "judge",
+    "lineage_of",
+    "member_config",
     "name_of",
+    "point_at",
     "random_points",
     "read",
     "read_file",
     "read_space",
     "search_of",
+    "shares",
     "trial_config",
+    "turned",
     "words",
 ]

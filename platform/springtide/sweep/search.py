@@ -13,7 +13,7 @@ from springtide import config as configs
 from springtide.config import Config
 from springtide.errors import ConfigError, explain
 from springtide.sweep.space import Point, Range, Sweep
-from springtide.sweep.trial import trial_config
+from springtide.sweep.trial import name_of, trial_config
 
 SEARCHES = ("random", "grid", "tpe")
 _DRAWS = 100
@@ -124,7 +124,7 @@ def grid_points(sweep: Sweep, base: Config) -> list[Point]:
 def _draw(sweep: Sweep, base: Config, seed: str) -> Point:
     chance = random.Random(seed)
     for _ in range(_DRAWS):
-        point = {one.field: _value(one, chance) for one in sweep.space}
+        point = {one.field: draw(one, chance) for one in sweep.space}
         if _is_good(sweep, base, point):
             return point
     fields = ", ".join(one.field for one in sweep.space)
@@ -133,22 +133,34 @@ def _draw(sweep: Sweep, base: Config, seed: str) -> Point:
     )
 
 
-def _value(one: Range, chance: random.Random) -> Any:
-    return chance.choice(one.values) if one.kind == "choice" else _at(one, chance.random())
+def draw(one: Range, chance: random.Random) -> Any:
+    """A value of the range."""
+    return chance.choice(one.values) if one.kind == "choice" else at(one, chance.random())
 
 
 def _values(one: Range) -> list[Any]:
     if one.kind == "choice":
         return list(one.values)
-    return list(dict.fromkeys(_at(one, step / (_STEPS - 1)) for step in range(_STEPS)))
+    return list(dict.fromkeys(at(one, step / (_STEPS - 1)) for step in range(_STEPS)))
 
 
-def _at(one: Range, share: float) -> Any:
+def at(one: Range, share: float) -> Any:
     """What lies at a share of the way from a range's low end to its high one."""
-    low, high = map(math.log, one.values) if one.kind == "log_uniform" else one.values
+    low, high = _ends(one)
     value = low + (high - low) * share
     value = math.exp(value) if one.kind == "log_uniform" else value
     return round(value) if _is_whole(one) else float(f"{value:.6g}")
+
+
+def share_of(one: Range, value: float) -> float:
+    """The share at which ``value`` lies."""
+    low, high = _ends(one)
+    return ((math.log(value) if one.kind == "log_uniform" else value) - low) / (high - low)
+
+
+def _ends(one: Range) -> tuple[float, float]:
+    low, high = map(math.log, one.values) if one.kind == "log_uniform" else one.values
+    return low, high
 
 
 def _is_whole(one: Range) -> bool:
@@ -159,7 +171,7 @@ def _is_good(sweep: Sweep, base: Config, point: Point) -> bool:
     if sweep.where is not None and not sweep.where(point):
         return False
     try:
-        trial_config(base, sweep.budget, 0, point)
+        trial_config(base, sweep.budget, name_of(0), point)
     except ConfigError:
         return False
     return True

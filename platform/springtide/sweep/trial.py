@@ -15,11 +15,21 @@ def name_of(number: int) -> str:
     return f"trial-{number:04d}"
 
 
-def trial_config(base: Config, budget: Budget, number: int, point: Point) -> Config:
-    """The config of a trial: ``base`` at ``point``, as long as the budget says, evaluated at each rung. ConfigError when there
-    is no such config."""
-    config = configs.override(base, {**point, "train.total": budget.tokens_per_trial, "run.id": name_of(number)})
+def trial_config(base: Config, budget: Budget, run: str, point: Point) -> Config:
+    """The config of the run ``run`` of a trial: ``base`` at ``point``, as long as the budget says, evaluated at each rung.
+    ConfigError when there is no such config."""
+    config = configs.override(base, {**point, "train.total": budget.tokens_per_trial, "run.id": run})
     return configs.override(config, {"train.eval_every": max(1, config.num_steps // budget.rungs)})
+
+
+def member_config(base: Config, budget: Budget, run: str, point: Point, of: str) -> Config:
+    """The same in a population: it begins with the checkpoint ``of``, if that is not empty, and saves at each rung, for others
+    to go on from."""
+    config = trial_config(base, budget, run, point)
+    every = config.train.eval_every
+    return configs.override(
+        config, {"train.start_from": of, "train.start_with": "state", "checkpoint.every_steps": every}
+    )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,6 +57,8 @@ class Outcome:
     """Worker-seconds held."""
     dollars: float = 0.0
     restarts: int = 0
+    lineage: tuple[str, ...] = ()
+    """URLs of the checkpoints of other trials that it went on from, oldest first."""
 
     @property
     def name(self) -> str:

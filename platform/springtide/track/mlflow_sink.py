@@ -121,10 +121,24 @@ class MlflowSink:
             self._run_id = self._folder.read_json(RUN_FILE)["run_id"]
         else:
             self._run_id = self._create(client)
-        found = client.get_run(self._run_id).data.tags
-        self._marks = {mark: int(found.get(mark, start)) for mark, start in self._marks.items()}
+        found = client.get_run(self._run_id).data
+        self._marks = {mark: int(found.tags.get(mark, start)) for mark, start in self._marks.items()}
+        for name, value in self._now(found.params).items():
+            if found.tags.get(name) != value:
+                client.set_tag(self._run_id, name, value)
         client.update_run(self._run_id, status="RUNNING")
         self._client = client
+
+    def _now(self, params: dict[str, str]) -> dict[str, str]:
+        """What tags should say: of what is linked, and of settings that are not those MLflow was told at first."""
+        settings = {key: str(value)[:500] for key, value in flatten(self._config).items()}
+        changed = {key: value for key, value in settings.items() if params.get(key, value) != value}
+        now = {
+            **self._tags,
+            "springtide.run": self._folder.url,
+            **{f"springtide.now.{k}": v for k, v in changed.items()},
+        }
+        return {name: value[:_TAG_LENGTH] for name, value in now.items()}
 
     def _create(self, client: Any) -> str:
         experiment_id = _experiment(client, self._config, self._uri)

@@ -67,7 +67,7 @@ def test_a_grid_has_every_combination_the_config_and_where_take() -> None:
 
 def test_a_trial_is_as_long_as_the_budget_says_and_is_judged_at_its_rungs() -> None:
     sweep = read(TABLE, TINY)
-    config = trial_config(TINY, sweep.budget, 3, {"optim.peak_lr": 0.01})
+    config = trial_config(TINY, sweep.budget, "trial-0003", {"optim.peak_lr": 0.01})
     assert (config.run.id, config.num_steps, config.train.eval_every) == ("trial-0003", 40, 10)
     assert config.optim.peak_lr == 0.01
 

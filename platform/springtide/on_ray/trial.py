@@ -1,0 +1,256 @@
+"""A trial's process: it trains in a thread while Tune waits for its rungs.
+
+A trial's state is its run's folder, not a checkpoint of Tune's: one that is paused, lost or resumed goes on from there, and
+what it has told before is read from its journal and told again, so that a scheduler that begins anew hears the same. What Tune
+takes for a checkpoint is the URL of ours: a trial that is given another's goes on from it in a new run, its next generation.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import queue
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+import ray
+from ray import tune
+
+from springtide import config as configs
+from springtide.checkpoint import branch
+from springtide.checkpoint.layout import committed, name_of
+from springtide.config import Config
+from springtide.elastic import Interrupt
+from springtide.elastic.book import Claim
+from springtide.errors import RunExists, SpringtideError
+from springtide.on_ray.group import Processes
+from springtide.on_ray.trainer import ask
+from springtide.store import Folder
+from springtide.sweep import Generation, Point, Sweep, lineage_of, member_config, trial_config, turned
+from springtide.track.events import Evaluated, Event, StepDone, Stopped
+from springtide.track.journal import read_journal
+from springtide.track.ledger import Prices, ledger
+from springtide.track.mlflow_sink import RUN_FILE
+
+_ASK_AGAIN_S = 0.5
+_LOOK_S = 2.0
+_FREE_S = 60.0
+_NEXT_S = 5.0
+"""How long the workers of a trial that is over wait for the next one: it starts in a second in their processes."""
+_SAVED_S = 300.0
+"""How long a trial may take to bring its state to safety."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Job:
+    """What all trials have in common."""
+
+    base: dict[str, Any]
+    """Their config, but for the point, as plain data."""
+    sweep: Sweep
+    folder: str
+    """URL of the sweep's."""
+    pool: Any
+    train: Callable[..., Any]
+    """``springtide.api.train``."""
+    decided: frozenset[int]
+    """Numbers of trials that are not to go on, as an earlier start of the sweep found."""
+    population: bool = False
+    """Whether trials take over each other's state."""
+
+
+class Workers:
+    """What a trial holds of the pool. When it is over its processes wait a little: the next one begins in them in a second."""
+
+    def __init__(self, pool: Any) -> None:
+        self.processes = Processes()
+        self._pool = pool
+        self._run = ""
+        self._waits: threading.Timer | None = None
+        self._lock = threading.Lock()
+
+    def claim(self, claim: Claim) -> None:
+        """Have the pool know of a trial, which takes over what is left of the last one."""
+        with self._lock:
+            if self._waits is not None:
+                self._waits.cancel()
+            self._waits = None
+            ray.get(self._pool.claim.remote(claim, self._run))
+            self._run = claim.run
+
+    def free(self) -> None:
+        """The trial is over."""
+        with self._lock:
+            self._waits = threading.Timer(_NEXT_S, self.end)
+            self._waits.daemon = True
+            self._waits.start()
+
+    def end(self) -> None:
+        """Give everything back, unless another trial has claimed it."""
+        with self._lock:
+            if self._waits is not None:
+                self._waits = None
+                self.processes.end()
+                self._pool.release.remote(self._run)
+
+
+class Trial(tune.Trainable):
+    """A step of Tune's is from one evaluation to the next."""
+
+    def setup(self, config: dict[str, Any], job: Job) -> None:
+        """Called by Tune in the trial's process."""
+        self._job = job
+        self._base, self._sweep_folder = configs.build(job.base), Folder(job.folder)
+        self._workers = Workers(job.pool)
+        self._take_on(config)
+
+    def _take_on(self, config: dict[str, Any]) -> None:
+        self._number: int = config["trial"]["number"]
+        self._point: Point = config["trial"]["point"]
+        self._of = ""
+        self._lineage: list[Generation] = []
+        self._told: queue.Queue[Evaluated | BaseException | None] = queue.Queue()
+        self._reported, self._losses, self._last = 0, dict[int, float](), dict[str, Any]()
+        self._thread: threading.Thread | None = None
+
+    def step(self) -> dict[str, Any]:
+        """Wait for the next evaluation; returns its figures, and ``done`` with the last of them."""
+        if not self._lineage:
+            self._begin()
+        while True:
+            try:
+                told = self._told.get(timeout=_LOOK_S)
+            except queue.Empty:
+                if ray.get(self._job.pool.closed.remote()):
+                    return {**self._last, "done": True}
+                continue
+            if isinstance(told, Evaluated):
+                if told.step > self._reported:
+                    return self._result(told)
+            elif told is None:
+                return {**self._last, "done": True}
+            elif isinstance(told, SpringtideError):  # it would fail again: the trial is over, and says why
+                worst = self._job.sweep.worst
+                return {**self._last, self._job.sweep.metric: worst, "failed": str(told)[:500], "done": True}
+            else:
+                raise told
+
+    def save_checkpoint(self, checkpoint_dir: str) -> dict[str, Any]:
+        """How far it has told, and in a population where its state of then is: waits until it is there."""
+        if not (self._job.population and self._lineage):
+            return {"reported": self._reported, "url": ""}
+        name, deadline = name_of(self._reported), time.monotonic() + _SAVED_S
+        while name not in (found := committed(self._folder)):
+            if time.monotonic() > deadline or not self._trains or (found and found[-1] > name):
+                return {"reported": self._reported, "url": ""}
+            time.sleep(_ASK_AGAIN_S)
+        return {"reported": self._reported, "url": f"{self._folder.url}/checkpoints/{name}"}
+
+    def load_checkpoint(self, checkpoint: dict[str, Any] | None) -> None:
+        """Go on from there: its own, or another's."""
+        found = checkpoint or {"reported": 0, "url": ""}
+        self._reported, self._of = found["reported"], found["url"]
+
+    def reset_config(self, new_config: dict[str, Any]) -> bool:
+        """Be another trial, in the same process."""
+        self._stop()
+        self._take_on(new_config)
+        return True
+
+    def cleanup(self) -> None:
+        """Called by Tune before it ends this process."""
+        self._stop()
+        self._workers.end()
+
+    @property
+    def _trains(self) -> bool:
+        return self._thread is not None and self._thread.is_alive()
+
+    def _stop(self) -> None:
+        """With everything saved."""
+        deadline = time.monotonic() + _SAVED_S
+        while self._thread is not None and self._thread.is_alive() and time.monotonic() < deadline:
+            ask(self._config.run.id, Interrupt.STOP)  # again and again: it may not have begun to listen
+            self._thread.join(_ASK_AGAIN_S)
+
+    def _begin(self) -> None:
+        self._config = self._generation()
+        self._folder = Folder(self._config.run.root) / self._config.run.id
+        events = read_journal(self._folder) if self._folder.exists(configs.RUN_CONFIG) else []
+        for event in events:
+            self._hear(event)
+        ended = [event for event in events if isinstance(event, Stopped)]
+        if self._number in self._job.decided or (ended and ended[-1].status == "finished"):
+            self._told.put(None)
+            return
+        self._thread = threading.Thread(target=self._train, name="springtide-trial", daemon=True)
+        self._thread.start()
+
+    def _generation(self) -> Config:
+        """The config of the run that is this trial's now: its last one, or one that goes on from another trial's."""
+        budget, number = self._job.sweep.budget, self._number
+        self._lineage = lineage_of(self._sweep_folder, number, self._point)
+        if not self._job.population:
+            return trial_config(self._base, budget, self._lineage[-1].run, self._point)
+        trials = Folder(self._base.run.root)
+        others = self._of and branch.split(self._of)[0].name not in [one.run for one in self._lineage]
+        if others and self._of != self._lineage[-1].of:
+            before = trials / self._lineage[-1].run
+            self._lineage = turned(self._sweep_folder, number, self._lineage, self._point, self._of)
+            if before.exists(RUN_FILE):  # one MLflow run for a trial's life
+                (trials / self._lineage[-1].run).write_json(RUN_FILE, before.read_json(RUN_FILE))
+        now = self._lineage[-1]
+        return member_config(self._base, budget, now.run, now.point, now.of)
+
+    def _train(self) -> None:
+        config = self._config
+        elastic = config.elastic
+        claim = Claim(config.run.id, elastic.min_workers, elastic.max_workers, cell=max(1, config.parallel.shards))
+        try:
+            self._workers.claim(claim)
+            self._train_when_free(config)
+            self._told.put(None)
+        except BaseException as error:  # raised again, or told, in Tune's thread
+            self._told.put(error)
+        finally:
+            self._workers.free()
+
+    def _train_when_free(self, config: Config) -> None:
+        """Processes of a driver that was killed hold their runs until they are gone too."""
+        train, pool, processes = self._job.train, self._job.pool, self._workers.processes
+        deadline = time.monotonic() + _FREE_S
+        while True:
+            resume = self._folder.exists(configs.RUN_CONFIG)
+            try:
+                train(config, resume=resume, listen=self._hear, dashboard=False, pool=pool, processes=processes)
+                return
+            except RunExists:
+                if time.monotonic() > deadline:
+                    raise
+            time.sleep(_ASK_AGAIN_S)
+
+    def _hear(self, event: Event) -> None:
+        if isinstance(event, StepDone):
+            self._losses[event.step] = event.loss
+        elif isinstance(event, Evaluated) and event.step:
+            self._told.put(event)
+
+    def _result(self, found: Evaluated) -> dict[str, Any]:
+        prices = Prices(self._config.track.price, self._config.track.spot_price)
+        root = Folder(self._config.run.root)
+        books = [ledger(read_journal(root / one.run), prices) for one in self._lineage]
+        self._reported = found.step
+        self._last = {
+            "heldout_loss": found.heldout_loss,
+            "heldout_bits_per_byte": found.heldout_bits_per_byte,
+            "loss": self._losses.get(found.step, found.heldout_loss),
+            "step": found.step,
+            "tokens": self._config.tokens_after(found.step),
+            "worker_s": sum(book.held for book in books),
+            "dollars": sum(sum(book.dollars.values()) for book in books),
+            "of": self._lineage[-1].of,
+        }
+        promise = self._job.sweep.promise(self._last[self._job.sweep.metric])
+        self._job.pool.promise.remote(self._config.run.id, promise)
+        return {**self._last, "done": found.step >= self._config.num_steps}
