@@ -25,6 +25,7 @@ from springtide.errors import ConfigError, RunExists, explain
 from springtide.runs import Run
 from springtide.store import Folder
 from springtide.sweep import (
+    Generation,
     Listed,
     Outcome,
     Point,
@@ -35,6 +36,7 @@ from springtide.sweep import (
     judge,
     lineage_of,
     name_of,
+    number_of,
     read,
     read_file,
     search_of,
@@ -110,8 +112,9 @@ def sweep(
             folder=folder.url,
             pool=pool,
             train=train,
-            decided=frozenset(map(_number, (folder / "ended").names())),
+            decided=frozenset(map(number_of, (folder / "ended").names())),
             population=bool(begins),
+            told=_told(folder, table, begins),
         )
         for number, point in enumerate(begins):
             begun(number, point)
@@ -175,7 +178,7 @@ def _begun(folder: Folder, notes: dict[str, Any], resume: bool) -> dict[int, Poi
                 "use its space, --search and --seed, or another name",
             )
         )
-    return {_number(file): (folder / "points").read_json(file) for file in (folder / "points").names()}
+    return {number_of(file): (folder / "points").read_json(file) for file in (folder / "points").names()}
 
 
 def _population(folder: Folder, table: Sweep, asked: Search, search: str, scheduler: str) -> list[Point]:
@@ -188,9 +191,10 @@ def _population(folder: Folder, table: Sweep, asked: Search, search: str, schedu
     return [lineage_of(folder, number, point)[-1].point for number, point in enumerate(points) if point is not None]
 
 
-def _number(file: str) -> int:
-    """Of the trial that a file is named after."""
-    return int(file.removesuffix(".json").rpartition("-")[2])
+def _told(folder: Folder, table: Sweep, begins: list[Point]) -> int:
+    """The step of the last rung that all members of a population have reached."""
+    members = [_runs(folder, lineage_of(folder, number, point)) for number, point in enumerate(begins)]
+    return min((max((rung.step for rung in _rungs(table, runs)), default=0) for runs in members), default=0)
 
 
 def _plan(table: Sweep, folder: Folder) -> str:
@@ -211,8 +215,7 @@ def _worker(base: Config) -> dict[str, float]:
 def _outcome(folder: Folder, table: Sweep, base: Config, number: int, point: Point) -> Outcome:
     """What became of a trial, from the folders of its runs."""
     generations = lineage_of(folder, number, point)
-    runs = [Run(folder / "trials" / one.run) for one in generations]
-    runs = [run for run in runs if run.folder.exists(configs.RUN_CONFIG)]
+    runs = _runs(folder, generations)
     if not runs:
         return Outcome(number, point, "waiting")
     books = [ledger(run.events, Prices(base.track.price, base.track.spot_price)) for run in runs]
@@ -236,6 +239,12 @@ def _outcome(folder: Folder, table: Sweep, base: Config, number: int, point: Poi
         sum(len(book.restarts) for book in books),
         tuple(one.of for one in generations[1:]),
     )
+
+
+def _runs(folder: Folder, generations: list[Generation]) -> list[Run]:
+    """Those that have begun."""
+    runs = [Run(folder / "trials" / one.run) for one in generations]
+    return [run for run in runs if run.folder.exists(configs.RUN_CONFIG)]
 
 
 def _rungs(table: Sweep, runs: list[Run]) -> list[Rung]:

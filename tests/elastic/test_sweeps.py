@@ -68,9 +68,7 @@ def test_the_worst_of_a_population_goes_on_from_the_state_of_the_best(
     ray_cluster: str, tmp_path: Path, scheduler: str
 ) -> None:
     """Four members take turns on three workers, with sharded states; one has a rate at which nothing is learned."""
-    base = configs.override(
-        config_of(str(tmp_path)), {"parallel.layout": "fsdp", "checkpoint.every_steps": 0, "track.mlflow_uri": ""}
-    )
+    base = configs.override(config_of(str(tmp_path)), {"checkpoint.every_steps": 0, "track.mlflow_uri": ""})
     space = {**table(4), "SPACE": {"optim.peak_lr": ("log_uniform", 1e-6, 2e-2)}}
     said: list[str] = []
     verdict = sweep(base, space, name="members", scheduler=scheduler, say=said.append)
@@ -86,7 +84,6 @@ def test_the_worst_of_a_population_goes_on_from_the_state_of_the_best(
         assert run.config.train.start_from == one.lineage[-1]
         assert run.steps[0].step == step + 1
         [there] = [found.heldout_loss for found in other.evaluations if found.step == step]
-        assert run.evaluate(step).heldout_loss if name in run.checkpoints else True
         assert abs(run.steps[0].loss - there) < 0.3, "its loss goes on from that of the state it took over"
         assert run.verify()["ok"]
         sizes |= {event.world_size for each in (run, other) for event in each.events if isinstance(event, Started)}

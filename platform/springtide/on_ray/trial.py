@@ -27,7 +27,7 @@ from springtide.errors import RunExists, SpringtideError
 from springtide.on_ray.group import Processes
 from springtide.on_ray.trainer import ask
 from springtide.store import Folder
-from springtide.sweep import Generation, Point, Sweep, lineage_of, member_config, trial_config, turned
+from springtide.sweep import Generation, Point, Sweep, lineage_of, member_config, number_of, trial_config, turned
 from springtide.track.events import Evaluated, Event, StepDone, Stopped
 from springtide.track.journal import read_journal
 from springtide.track.ledger import Prices, ledger
@@ -58,6 +58,8 @@ class Job:
     """Numbers of trials that are not to go on, as an earlier start of the sweep found."""
     population: bool = False
     """Whether trials take over each other's state."""
+    told: int = 0
+    """The step up to which an earlier start of a population has heard of all its trials."""
 
 
 class Workers:
@@ -106,12 +108,11 @@ class Trial(tune.Trainable):
         self._take_on(config)
 
     def _take_on(self, config: dict[str, Any]) -> None:
-        self._number: int = config["trial"]["number"]
+        self._number = number_of(str(self.trial_name))  # a config comes from another, where its state does
         self._point: Point = config["trial"]["point"]
         self._of = ""
         self._lineage: list[Generation] = []
-        self._told: queue.Queue[Evaluated | BaseException | None] = queue.Queue()
-        self._reported, self._losses, self._last = 0, dict[int, float](), dict[str, Any]()
+        self._reported, self._losses, self._last = self._job.told, dict[int, float](), dict[str, Any]()
         self._thread: threading.Thread | None = None
 
     def step(self) -> dict[str, Any]:
@@ -137,15 +138,14 @@ class Trial(tune.Trainable):
                 raise told
 
     def save_checkpoint(self, checkpoint_dir: str) -> dict[str, Any]:
-        """How far it has told, and in a population where its state of then is: waits until it is there."""
-        if not (self._job.population and self._lineage):
-            return {"reported": self._reported, "url": ""}
-        name, deadline = name_of(self._reported), time.monotonic() + _SAVED_S
-        while name not in (found := committed(self._folder)):
-            if time.monotonic() > deadline or not self._trains or (found and found[-1] > name):
-                return {"reported": self._reported, "url": ""}
-            time.sleep(_ASK_AGAIN_S)
-        return {"reported": self._reported, "url": f"{self._folder.url}/checkpoints/{name}"}
+        """Called when the trial is paused: its run stops, with everything saved. Returns how far it has told, and, in a
+        population, where its state of then is."""
+        self._stop()
+        name, url = name_of(self._reported), ""
+        if self._job.population and self._lineage and name in committed(self._folder):
+            url = f"{self._folder.url}/checkpoints/{name}"
+        self._lineage = []
+        return {"reported": self._reported, "url": url}
 
     def load_checkpoint(self, checkpoint: dict[str, Any] | None) -> None:
         """Go on from there: its own, or another's."""
@@ -163,10 +163,6 @@ class Trial(tune.Trainable):
         self._stop()
         self._workers.end()
 
-    @property
-    def _trains(self) -> bool:
-        return self._thread is not None and self._thread.is_alive()
-
     def _stop(self) -> None:
         """With everything saved."""
         deadline = time.monotonic() + _SAVED_S
@@ -175,6 +171,7 @@ class Trial(tune.Trainable):
             self._thread.join(_ASK_AGAIN_S)
 
     def _begin(self) -> None:
+        self._told: queue.Queue[Evaluated | BaseException | None] = queue.Queue()
         self._config = self._generation()
         self._folder = Folder(self._config.run.root) / self._config.run.id
         events = read_journal(self._folder) if self._folder.exists(configs.RUN_CONFIG) else []
@@ -246,6 +243,7 @@ class Trial(tune.Trainable):
             "heldout_bits_per_byte": found.heldout_bits_per_byte,
             "loss": self._losses.get(found.step, found.heldout_loss),
             "step": found.step,
+            "rung": found.step // self._config.train.eval_every,
             "tokens": self._config.tokens_after(found.step),
             "worker_s": sum(book.held for book in books),
             "dollars": sum(sum(book.dollars.values()) for book in books),

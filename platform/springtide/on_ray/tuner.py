@@ -27,7 +27,19 @@ from springtide import config as configs
 from springtide.errors import ConfigError, explain
 from springtide.on_ray.trial import Job, Trial
 from springtide.store import Folder
-from springtide.sweep import Budget, Point, Search, Sweep, check_population, clamped, draw, name_of, point_at, shares
+from springtide.sweep import (
+    Budget,
+    Point,
+    Search,
+    Sweep,
+    check_population,
+    clamped,
+    draw,
+    name_of,
+    number_of,
+    point_at,
+    shares,
+)
 
 _FAILURES = 3
 """Of a trial's process, not of its training, before it is given up."""
@@ -106,10 +118,10 @@ class Watch(tune.Callback):
         name, result = _name(trial), trial.last_result or {}
         self._over.add(name)
         if "failed" in result:
-            self._note(_number(trial), "failed", result["failed"])
+            self._note(number_of(name), "failed", result["failed"])
             self._say(f"{name}: FAILED, {result['failed']}")
         elif not result.get("done") and not self._spent.over:
-            self._note(_number(trial), "stopped", "")
+            self._note(number_of(name), "stopped", "")
             self._say(f"{name}: stopped, {self._sweep.metric} {result.get(self._sweep.metric, float('nan')):.4f}")
 
     def on_trial_error(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
@@ -158,13 +170,35 @@ def scheduler_of(name: str, sweep: Sweep) -> TrialScheduler:
         return MedianStoppingRule(time_attr="training_iteration", grace_period=1, **asked)
     if name in POPULATIONS:
         check_population(sweep, name)
-        return _population(name, sweep, {**asked, "time_attr": "training_iteration", "perturbation_interval": 1})
+        return _population(name, sweep, {**asked, "time_attr": "rung", "perturbation_interval": 1, "synch": True})
     return FIFOScheduler()
 
 
+class _InStep(PopulationBasedTraining):
+    """One that does not wait for members which are over."""
+
+    def on_trial_complete(self, tune_controller: Any, trial: Any, result: dict[str, Any]) -> None:
+        super().on_trial_complete(tune_controller, trial, result)
+        self._go_on(tune_controller, trial)
+
+    def on_trial_error(self, tune_controller: Any, trial: Any) -> None:
+        super().on_trial_error(tune_controller, trial)
+        self._go_on(tune_controller, trial)
+
+    def _go_on(self, tune_controller: Any, over: Any) -> None:
+        others = [self._trial_state[one] for one in tune_controller.get_live_trials() if one is not over]
+        if others and all(one.last_train_time >= self._next_perturbation_sync for one in others):
+            self._next_perturbation_sync += self._perturbation_interval
+
+
+class _InStepToo(_InStep, PB2):
+    """The same of the other kind."""
+
+
 def _population(name: str, sweep: Sweep, asked: dict[str, Any]) -> TrialScheduler:
-    """PBT changes the point that is taken over by a fifth, or draws anew; PB2 asks a Gaussian process for the next
-    (Parker-Holder et al., 2020), along the ranges as the space has them, in logs where it does."""
+    """Its members wait for each other at each rung, so that what becomes of it does not depend on who lost workers. PBT changes
+    the point that is taken over by a fifth, or draws anew; PB2 asks a Gaussian process for the next (Parker-Holder et al.,
+    2020), along the ranges as the space has them, in logs where it does."""
     if name == "pb2":
 
         def explore(config: dict[str, Any]) -> dict[str, Any]:
@@ -172,7 +206,7 @@ def _population(name: str, sweep: Sweep, asked: dict[str, Any]) -> TrialSchedule
             return {"trial": {**trial, "point": point_at(sweep, trial["shares"])}}
 
         bounds = {"trial": {"shares": {one.field: [0.0, 1.0] for one in sweep.space}}}
-        return PB2(hyperparam_bounds=bounds, custom_explore_fn=explore, log_config=False, **asked)
+        return _InStepToo(hyperparam_bounds=bounds, custom_explore_fn=explore, log_config=False, **asked)
 
     def explore_near(config: dict[str, Any]) -> dict[str, Any]:
         trial = config["trial"]
@@ -182,7 +216,7 @@ def _population(name: str, sweep: Sweep, asked: dict[str, Any]) -> TrialSchedule
         one.field: list(one.values) if one.kind == "choice" else functools.partial(draw, one, random.Random())
         for one in sweep.space
     }
-    return PopulationBasedTraining(
+    return _InStep(
         hyperparam_mutations={"trial": {"point": near}}, custom_explore_fn=explore_near, log_config=False, **asked
     )
 
@@ -241,11 +275,7 @@ def run_trials(
 
 
 def _name(trial: Any) -> str:
-    return name_of(_number(trial))
-
-
-def _number(trial: Any) -> int:
-    return int(trial.config["trial"]["number"])
+    return str(trial.custom_trial_name or name_of(trial.config["trial"]["number"]))
 
 
 def _config(number: int, point: Point) -> dict[str, Any]:

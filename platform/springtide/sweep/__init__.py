@@ -11,7 +11,7 @@ from springtide.sweep.population import (
 )
 from springtide.sweep.search import SEARCHES, Listed, Search, draw, grid_points, random_points, search_of
 from springtide.sweep.space import Budget, Point, Range, Sweep, read, read_file, read_space
-from springtide.sweep.trial import Outcome, Rung, member_config, name_of, trial_config
+from springtide.sweep.trial import Outcome, Rung, member_config, name_of, number_of, trial_config
 from springtide.sweep.verdict import Verdict, judge, words
 
 __all__ = [
@@ -34,6 +34,7 @@ __all__ = [
     "lineage_of",
     "member_config",
     "name_of",
+    "number_of",
     "point_at",
     "random_points",
     "read",

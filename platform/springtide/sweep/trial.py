@@ -15,6 +15,11 @@ def name_of(number: int) -> str:
     return f"trial-{number:04d}"
 
 
+def number_of(name: str) -> int:
+    """Of the trial that ``name``, or a file of that name, is of."""
+    return int(name.removesuffix(".json").rpartition("-")[2])
+
+
 def trial_config(base: Config, budget: Budget, run: str, point: Point) -> Config:
     """The config of the run ``run`` of a trial: ``base`` at ``point``, as long as the budget says, evaluated at each rung.
     ConfigError when there is no such config."""
