@@ -39,16 +39,13 @@ def render(title: str, sweep: Sweep, verdict: Verdict, importance: Mapping[str, 
         "the value of its last rung; dashed is what has none. Point at a line to see whose it is.</p>",
     ]
     curves = curves_chart(sweep, verdict)
-    if importance:
-        sections.append(draw([curves, importance_chart(importance)]))
-    else:
-        sections.append(draw([curves], columns=1, size=(_WIDE, 3.4)))
+    beside = [importance_chart(importance)] if importance else []
+    if curves.strands or beside:
+        sections.append(draw([curves, *beside], columns=1 + len(beside), size=(_WIDE / (1 + len(beside)), 3.2)))
+    if not importance:
         sections.append('<p class="soft">Which field mattered cannot be told from these trials.</p>')
-    sections.append("<h2>What the trials cost</h2>")
-    costs = [cost_chart(verdict, "Workers", "worker-seconds", {one.number: one.worker_s for one in verdict.outcomes})]
-    if verdict.dollars:
-        costs.append(cost_chart(verdict, "Money", "dollars", {one.number: one.dollars for one in verdict.outcomes}))
-    sections.append(draw(costs, columns=len(costs), size=(_WIDE / len(costs), 2.6)))
+    if verdict.worker_s or verdict.dollars:
+        sections += ["<h2>What the trials cost</h2>", _costs(verdict)]
     best_first = sorted(
         verdict.outcomes, key=lambda one: (not _is_best(verdict, one), -one.tokens, -_promise(sweep, one))
     )
@@ -121,11 +118,18 @@ def cost_chart(verdict: Verdict, title: str, unit: str, amounts: Mapping[int, fl
     groups = [
         (
             status,
-            [(one.number, amounts[one.number]) for one in verdict.outcomes if one.status == status and one.worker_s],
+            [(one.number, cost) for one in verdict.outcomes if one.status == status and (cost := amounts[one.number])],
         )
         for status in _STATUSES
     ]
     return Columns(title, "trial", unit, groups)
+
+
+def _costs(verdict: Verdict) -> str:
+    charts = [cost_chart(verdict, "Workers", "worker-seconds", {one.number: one.worker_s for one in verdict.outcomes})]
+    if verdict.dollars:
+        charts.append(cost_chart(verdict, "Money", "dollars", {one.number: one.dollars for one in verdict.outcomes}))
+    return draw(charts, columns=len(charts), size=(_WIDE / len(charts), 2.6))
 
 
 def _is_best(verdict: Verdict, one: Outcome) -> bool:

@@ -107,7 +107,7 @@ class Strand:
     """From 0, the worst, to 1, the best; None where that is not known."""
     faint: bool = False
     best: bool = False
-    """Drawn last, in the color of the text."""
+    """Drawn above all others, in the color of the text."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -240,7 +240,10 @@ def _fill_parallel(axes: Axes, chart: Parallel, notes: list[str]) -> None:
     axes.grid(visible=False)
     axes.spines[:].set_visible(False)
     axes.set_yticks([])
-    axes.set_xticks(range(len(chart.axes)), [label for label, _ in chart.axes], fontweight="bold")
+    labels = [label for label, _ in chart.axes]
+    letters = int(axes.bbox.width / axes.figure.dpi / len(labels) / 0.065)  # of bold text, from one axis to the next
+    slant: dict[str, Any] = {"rotation": 18, "ha": "left"} if max(map(len, labels)) > letters else {}
+    axes.set_xticks(range(len(labels)), labels, fontweight="bold", **slant)
     axes.tick_params(axis="x", length=0, labeltop=True, labelbottom=False)
     axes.set(xlim=(-0.35, len(chart.axes) - 0.65), ylim=(-0.04, 1.04))
     _plot(axes, chart.strands, notes)
@@ -256,12 +259,13 @@ def _fill_parallel(axes: Axes, chart: Parallel, notes: list[str]) -> None:
     for at, (_, ticks) in enumerate(chart.axes):
         axes.plot([at, at], [0, 1], color=_INK, linewidth=0.8, zorder=1)
         for place, text in ticks:
+            text = text if len(text) <= letters else f"{text[: letters - 1]}…"
             axes.annotate(text, (at, place), (-4, 0), **beside)
             axes.plot([at], [place], color=_INK, marker=0, markersize=3, zorder=1)
 
 
 def _plot(axes: Axes, strands: Sequence[Strand], notes: list[str]) -> None:
-    for strand in sorted(strands, key=lambda one: (one.best, not one.faint, one.shade or 0.0)):
+    for strand in sorted(strands, key=lambda one: (not one.faint, one.shade or 0.0)):
         color = _UNKNOWN if strand.shade is None else to_hex(_SHADES(strand.shade))
         axes.plot(
             [x for x, _ in strand.points],

@@ -10,10 +10,11 @@ from collections.abc import Sequence
 
 import pytest
 
-from springtide.sweep.page import curves_chart, figures, importance_chart, points_chart, render
+from springtide.sweep.page import cost_chart, curves_chart, figures, importance_chart, points_chart, render
 from springtide.sweep.space import Budget, Point, Range, Sweep
 from springtide.sweep.trial import Outcome, Rung
 from springtide.sweep.verdict import judge
+from springtide.track.charts import draw
 
 HOSTILE = "</title></pre><script>alert('x')</script>--> $\\bad$ &"
 RATE = Range("optim.peak_lr", "log_uniform", (1e-4, 1e-2))
@@ -99,7 +100,8 @@ def test_what_users_wrote_is_shown_and_never_run_nor_read_as_a_formula() -> None
     page = body(text)
     assert page.findtext("h1") == HOSTILE
     drawn = ["".join(one.itertext()) for one in page.iter(f"{SVG}text")]
-    assert drawn.count(HOSTILE) == 3  # the axis, the choice, the bar
+    assert drawn.count(HOSTILE) == 2  # the axis and the bar
+    assert sum(one.startswith(HOSTILE[:25]) for one in drawn) == 3  # the choice, which leaves room to the next axis
     assert any(HOSTILE in cell for row in page.iter("tr") for cell in row.itertext())
 
 
@@ -162,6 +164,18 @@ def test_the_headline_adds_up_and_has_dollars_when_there_are_any() -> None:
     assert "$</th>" not in shown(SWEEP, free)
 
 
+def test_what_cost_nothing_has_no_column_and_each_outcome_its_own_color() -> None:
+    chart = cost_chart(judge(SWEEP, TRIALS), "", "dollars", {one.number: one.dollars for one in TRIALS})
+    assert chart.groups == [
+        ("finished", [(0, 0.5), (1, 1.0)]),
+        ("stopped", [(2, 0.1)]),
+        ("failed", []),
+        ("waiting", []),
+    ]
+    spent = [dataclasses.replace(one, worker_s=9.0, status="failed") for one in TRIALS]
+    assert "#dc6803" in draw([cost_chart(judge(SWEEP, spent), "", "", dict.fromkeys(range(6), 9.0))])
+
+
 def test_the_table_has_the_best_first_and_all_that_became_of_each() -> None:
     *_, table = body(shown(SWEEP, TRIALS)).iter("tbody")
     rows = [["".join(cell.itertext()) for cell in row] for row in table]
@@ -173,6 +187,17 @@ def test_the_table_has_the_best_first_and_all_that_became_of_each() -> None:
     ]
     assert rows[2][1] == f"failed: {HOSTILE}"
     assert (rows[4][3], rows[5][3]) == ("inf", "")
+
+
+def test_what_there_is_nothing_to_show_of_is_not_drawn() -> None:
+    assert len(list(body(shown(SWEEP, TRIALS)).iter(f"{SVG}svg"))) == 3
+    assert len(list(body(shown(SWEEP, [trial(5, status="waiting")])).iter(f"{SVG}svg"))) == 1
+
+
+def test_many_long_labels_are_slanted_and_few_are_not() -> None:
+    many = sweep_of(*(Range(f"model.a_field_of_many_{number}", "uniform", (0, 1)) for number in range(8)))
+    assert "rotate(-18)" in shown(many, [])
+    assert "rotate(-18)" not in shown(SWEEP, [])
 
 
 def test_what_mattered_is_ranked_or_said_not_to_be_known() -> None:
