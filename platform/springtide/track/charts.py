@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import html
 import io
+import itertools
 import math
 import re
 from collections.abc import Sequence
@@ -242,7 +243,8 @@ def _fill_parallel(axes: Axes, chart: Parallel, notes: list[str]) -> None:
     axes.set_yticks([])
     labels = [label for label, _ in chart.axes]
     letters = int(axes.bbox.width / axes.figure.dpi / len(labels) / 0.065)  # of bold text, from one axis to the next
-    slant: dict[str, Any] = {"rotation": 18, "ha": "left"} if max(map(len, labels)) > letters else {}
+    crowded = any(len(one) + len(other) > 2 * letters for one, other in itertools.pairwise(labels))
+    slant: dict[str, Any] = {"rotation": 18, "ha": "left"} if crowded else {}
     axes.set_xticks(range(len(labels)), labels, fontweight="bold", **slant)
     axes.tick_params(axis="x", length=0, labeltop=True, labelbottom=False)
     axes.set(xlim=(-0.35, len(chart.axes) - 0.65), ylim=(-0.04, 1.04))

@@ -83,7 +83,9 @@ def test_a_rate_matters_by_its_logarithm() -> None:
     assert places == pytest.approx([0, 0.25, 0.5, 0.75, 1])
     assert place(DECAY, 0.25) == 0.25
     betas = Range("optim.betas", "choice", ((0.9, 0.95), (0.9, 0.99)))
-    assert place(betas, (0.9, 0.99)) == place(betas, [0.9, 0.99]) == 0.75  # a tuple is a list when it was read from a file
+    assert (
+        place(betas, (0.9, 0.99)) == place(betas, [0.9, 0.99]) == 0.75
+    )  # a tuple is a list when it was read from a file
 
 
 def test_trials_that_were_stopped_count_and_are_compared_where_all_had_trained_as_long() -> None:
