@@ -22,7 +22,7 @@ The map, drawn in the order the data takes:
     checkpoint/   a step you can come back to at another world size: staged, written beside training, verified as it loads
     track/        what a run says about itself: events, journal, ledger, console, MLflow, report
       |
-    sweep/        a space, a search, a trial, a verdict
+    sweep/        a space, a search, a trial, a verdict; which field mattered, a page
       |
     on_ray/       the only room that imports Ray: cluster, nodes, notices, group, policy, hang, worker, feed, control, vault,
                   beside, pool, tuner

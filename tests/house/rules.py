@@ -18,7 +18,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "elastic": {"config"},
     "checkpoint": {"config", "store"},
     "track": {"config", "store"},
-    "sweep": {"config", "store"},
+    "sweep": {"config", "store", "track"},
     "train": {"config", "store", "shards", "stream", "model", "parallel", "elastic", "checkpoint", "track"},
     "on_ray": {
         "config",
@@ -46,6 +46,7 @@ ONLY_IN: dict[str, tuple[str, ...]] = {
     "rich": ("track/console.py", "cli.py"),
     "pandas": ("track/journal.py",),
     "optuna": ("sweep/search.py",),
+    "sklearn": ("sweep/importance.py",),
 }
 """Package -> the files that may import it."""
 

@@ -7,7 +7,6 @@ from typing import Any, NamedTuple
 
 from springtide.errors import ConfigError, explain
 from springtide.store import Folder
-from springtide.sweep.search import at, share_of
 from springtide.sweep.space import Point, Sweep
 from springtide.sweep.trial import name_of
 
@@ -65,9 +64,9 @@ def clamped(sweep: Sweep, point: Point) -> Point:
 
 def shares(sweep: Sweep, point: Point) -> dict[str, float]:
     """How far along its range, from 0 to 1, each number of ``point`` lies."""
-    return {one.field: share_of(one, point[one.field]) for one in sweep.space if one.kind != "choice"}
+    return {one.field: one.place(point[one.field]) for one in sweep.space if one.kind != "choice"}
 
 
 def point_at(sweep: Sweep, found: dict[str, Any]) -> Point:
     """The point whose ``shares`` are ``found``."""
-    return {one.field: at(one, min(max(float(found[one.field]), 0.0), 1.0)) for one in sweep.space}
+    return {one.field: one.at(min(max(float(found[one.field]), 0.0), 1.0)) for one in sweep.space}

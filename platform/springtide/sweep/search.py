@@ -100,7 +100,7 @@ def _distribution(kinds: Any, one: Range) -> Any:
     if one.kind == "choice":
         return kinds.CategoricalDistribution(one.values)
     low, high = one.values
-    kind = kinds.IntDistribution if _is_whole(one) else kinds.FloatDistribution
+    kind = kinds.IntDistribution if one.is_whole else kinds.FloatDistribution
     return kind(low, high, log=one.kind == "log_uniform")
 
 
@@ -135,36 +135,13 @@ def _draw(sweep: Sweep, base: Config, seed: str) -> Point:
 
 def draw(one: Range, chance: random.Random) -> Any:
     """A value of the range."""
-    return chance.choice(one.values) if one.kind == "choice" else at(one, chance.random())
+    return chance.choice(one.values) if one.kind == "choice" else one.at(chance.random())
 
 
 def _values(one: Range) -> list[Any]:
     if one.kind == "choice":
         return list(one.values)
-    return list(dict.fromkeys(at(one, step / (_STEPS - 1)) for step in range(_STEPS)))
-
-
-def at(one: Range, share: float) -> Any:
-    """What lies at a share of the way from a range's low end to its high one."""
-    low, high = _ends(one)
-    value = low + (high - low) * share
-    value = math.exp(value) if one.kind == "log_uniform" else value
-    return round(value) if _is_whole(one) else float(f"{value:.6g}")
-
-
-def share_of(one: Range, value: float) -> float:
-    """The share at which ``value`` lies."""
-    low, high = _ends(one)
-    return ((math.log(value) if one.kind == "log_uniform" else value) - low) / (high - low)
-
-
-def _ends(one: Range) -> tuple[float, float]:
-    low, high = map(math.log, one.values) if one.kind == "log_uniform" else one.values
-    return low, high
-
-
-def _is_whole(one: Range) -> bool:
-    return all(isinstance(end, int) for end in one.values)
+    return list(dict.fromkeys(one.at(step / (_STEPS - 1)) for step in range(_STEPS)))
 
 
 def _is_good(sweep: Sweep, base: Config, point: Point) -> bool:

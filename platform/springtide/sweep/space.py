@@ -30,6 +30,31 @@ class Range:
     values: tuple[Any, ...]
     """Low and high, or the choices."""
 
+    @property
+    def is_whole(self) -> bool:
+        """Whether its values are integers."""
+        return all(isinstance(end, int) for end in self.values)
+
+    def at(self, share: float) -> Any:
+        """What lies at a share of the way from the low end to the high one; of a range, not of choices."""
+        low, high = self._ends
+        value = low + (high - low) * share
+        value = math.exp(value) if self.kind == "log_uniform" else value
+        return round(value) if self.is_whole else float(f"{value:.6g}")
+
+    def place(self, value: Any) -> float:
+        """From 0 at the low end to 1 at the high one, in logs where it is drawn from in logs; a choice is the middle of its
+        part. ValueError for a choice that is none."""
+        if self.kind == "choice":
+            return (list(map(_plain, self.values)).index(_plain(value)) + 0.5) / len(self.values)
+        low, high = self._ends
+        return float(((math.log(value) if self.kind == "log_uniform" else value) - low) / (high - low))
+
+    @property
+    def _ends(self) -> tuple[float, float]:
+        low, high = map(math.log, self.values) if self.kind == "log_uniform" else self.values
+        return low, high
+
 
 @dataclasses.dataclass(frozen=True)
 class Budget:
@@ -68,6 +93,11 @@ class Sweep:
     def promise(self, value: float) -> float:
         """The more the better."""
         return -value if self.mode == "min" else value
+
+
+def _plain(value: Any) -> Any:
+    """A tuple comes back from a file as a list."""
+    return list(value) if isinstance(value, tuple) else value
 
 
 def read_file(path: str, base: Config) -> Sweep:

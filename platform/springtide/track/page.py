@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import html
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 _STYLE = """
 :root { --bg: #ffffff; --fg: #1f2937; --soft: #6b7280; --grid: #e5e7eb; --card: #f7f8fa; color-scheme: light dark; }
@@ -21,6 +21,10 @@ dd small { display: block; font-size: .75rem; color: var(--soft); }
 pre { background: var(--card); border-radius: 8px; padding: .8rem; overflow: auto; }
 table { border-collapse: collapse; width: 100%; } td { border-top: 1px solid var(--grid); padding: .25rem .5rem .25rem 0; }
 td:first-child { color: var(--soft); white-space: nowrap; }
+th { text-align: left; font-weight: 600; font-size: .8rem; padding: .25rem .5rem .25rem 0; }
+.wide { overflow-x: auto; } .wide table { font-size: .85rem; } .number { text-align: right; white-space: nowrap;
+  font-variant-numeric: tabular-nums; } tr.best td { font-weight: 600; color: var(--fg); }
+.noted:hover path + path { stroke-width: 3.5 !important; opacity: 1 !important; stroke-opacity: 1 !important; }
 """
 
 
@@ -41,6 +45,19 @@ def table(title: str, rows: Iterable[tuple[str, str]]) -> str:
     """A heading and (key, value) rows."""
     lines = (f"<tr><td>{html.escape(key)}</td><td>{html.escape(value)}</td></tr>" for key, value in rows)
     return f"<h2>{html.escape(title)}</h2><table>{''.join(lines)}</table>"
+
+
+def grid(title: str, columns: Sequence[tuple[str, bool]], rows: Iterable[tuple[Sequence[str], bool]]) -> str:
+    """A heading and a table of (heading, whether it holds numbers) columns; ``rows``: (a text for each column, whether it is
+    the best) each."""
+    kinds = [' class="number"' if is_number else "" for _, is_number in columns]
+    heads = "".join(f"<th{kind}>{html.escape(name)}</th>" for kind, (name, _) in zip(kinds, columns, strict=True))
+    lines = []
+    for row, is_best in rows:
+        cells = "".join(f"<td{kind}>{html.escape(cell)}</td>" for kind, cell in zip(kinds, row, strict=True))
+        lines.append(f'<tr class="best">{cells}</tr>' if is_best else f"<tr>{cells}</tr>")
+    body = f"<thead><tr>{heads}</tr></thead><tbody>{''.join(lines)}</tbody>"
+    return f'<h2>{html.escape(title)}</h2><div class="wide"><table>{body}</table></div>'
 
 
 def text(title: str, body: str) -> str:

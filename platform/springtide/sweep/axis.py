@@ -1,0 +1,46 @@
+"""A range as an axis: where a value lies on it, and what stands beside it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from matplotlib.ticker import LogLocator, MaxNLocator
+
+from springtide.sweep.space import Range
+
+_GAP = 0.08
+"""Between two ticks, at least; of the axis."""
+
+
+def label(value: Any) -> str:
+    """A value as it is shown."""
+    if isinstance(value, float):
+        return f"{value:.4g}"
+    return ", ".join(map(label, value)) if isinstance(value, list | tuple) else str(value)
+
+
+def ticks(one: Range) -> list[tuple[float, str]]:
+    """(place, text) of the ends and of round values between them, or of each choice."""
+    if one.kind == "choice":
+        return [(one.place(value), label(value)) for value in one.values]
+    low, high = map(float, one.values)
+    found = [(0.0, label(one.values[0])), (1.0, label(one.values[1]))]
+    decades = math.log10(high / low) if one.kind == "log_uniform" else 0.0
+    subs = (1.0,) if decades > 2 else (1.0, 2.0, 5.0)
+    locator = LogLocator(subs=subs) if one.kind == "log_uniform" else MaxNLocator(5, integer=one.is_whole)
+    for value in locator.tick_values(low, high):
+        here = one.place(value) if low < value < high else 0.0
+        if min(abs(here - taken) for taken, _ in found) > _GAP:
+            found.append((here, label(int(value) if one.is_whole else float(value))))
+    return sorted(found)
+
+
+def fences(values: Sequence[float], reach: float = 3.0) -> tuple[float, float]:
+    """What is not far out: as far as ``reach`` times the quartiles' distance beyond them (Tukey, 1977: inner fences at 1.5,
+    outer ones at 3), and no further than the values go. Of values whose quartiles are one, the least and the most."""
+    first, third = np.percentile(values, [25, 75])
+    beyond = reach * float(third - first) or math.inf
+    return max(float(first) - beyond, min(values)), min(float(third) + beyond, max(values))

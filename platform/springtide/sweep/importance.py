@@ -1,0 +1,78 @@
+"""Which fields mattered: the objective foretold from the points by a forest, and how much worse it is without each field."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+
+from springtide.sweep.axis import fences
+from springtide.sweep.space import Budget, Sweep
+from springtide.sweep.trial import Outcome
+
+_NEARLY_ALL = 0.9
+"""Of the trials with values: as many must have reached a rung for trials to be compared there."""
+_LEAST_POINTS = 4
+_REACH = 1.5
+_TREES, _SHUFFLES, _SEED = 100, 20, 0
+
+
+def importance(sweep: Sweep, outcomes: Sequence[Outcome]) -> dict[str, float]:
+    """The share of the objective's variance that each field explains, from 0 to 1, in the order of the space.
+
+    A random forest learns the objective from the points; what a field is worth is how much is lost when its values are
+    shuffled among the trials (permutation importance; Breiman, Random Forests, 2001). The shares add up to the R² of what
+    each tree foretells of trials it was not grown on: the rest is chance, or takes more trials to tell. A value beyond
+    Tukey's inner fence counts as the fence, so that one trial that diverged does not outweigh all others.
+
+    Trials are compared where they had been trained equally long: at the last rung that nearly all of them reached. A later
+    one would leave out those that were stopped, which were the worst, and with them most of what the fields do; an earlier
+    one is further from what the sweep is for. What matters there may still differ from what matters at the end. Whatever
+    became of a trial after that rung, its value counts. Empty when there are fewer than four points that differ, their
+    values do not, or nothing can be foretold from the fields.
+    """
+    from sklearn.compose import ColumnTransformer
+    from sklearn.ensemble import RandomForestRegressor
+    from sklearn.inspection import permutation_importance
+    from sklearn.pipeline import make_pipeline
+    from sklearn.preprocessing import OneHotEncoder
+
+    values = comparable(sweep.budget, outcomes)
+    compared = [one for one in sorted(outcomes, key=lambda one: one.number) if one.number in values]
+    points = np.array([[each.place(one.point[each.field]) for each in sweep.space] for one in compared])
+    if not compared or len(np.unique(points, axis=0)) < _LEAST_POINTS:
+        return {}
+    found = np.array([values[one.number] for one in compared])
+    found = np.clip(found, *fences(found.tolist(), _REACH))
+    found = found / np.abs(found).max() if found.any() else found  # the square of a huge value is no number
+    if np.ptp(found) < 1e-12:
+        return {}
+    chosen = [column for column, each in enumerate(sweep.space) if each.kind == "choice"]
+    encode = ColumnTransformer([("choices", OneHotEncoder(), chosen)], remainder="passthrough")
+    forest = RandomForestRegressor(_TREES, oob_score=True, random_state=_SEED)
+    model = make_pipeline(encode, forest).fit(points, found / np.std(found))
+    shuffled = permutation_importance(model, points, found / np.std(found), n_repeats=_SHUFFLES, random_state=_SEED)
+    lost = np.clip(shuffled.importances_mean, 0.0, None)
+    if forest.oob_score_ <= 0 or not lost.any():
+        return {}
+    shares = forest.oob_score_ * lost / lost.sum()
+    return {each.field: float(share) for each, share in zip(sweep.space, shares, strict=True)}
+
+
+def comparable(budget: Budget, outcomes: Sequence[Outcome]) -> dict[int, float]:
+    """Trial number -> the objective at the last rung that nearly all trials with values reached; trials that have a finite
+    one there."""
+    valued = {one.number: _by_rung(budget, one) for one in outcomes}
+    valued = {number: rungs for number, rungs in valued.items() if rungs}
+    reached = [max(rungs) for rungs in valued.values()]
+    for rung in sorted({rung for rungs in valued.values() for rung in rungs}, reverse=True):
+        if sum(each >= rung for each in reached) >= _NEARLY_ALL * len(valued):
+            return {number: rungs[rung] for number, rungs in valued.items() if rung in rungs}
+    return {}
+
+
+def _by_rung(budget: Budget, one: Outcome) -> dict[int, float]:
+    """Rung -> finite value. By tokens: where batches differ in size so do the steps of a rung, and it falls between steps."""
+    apart = budget.tokens_per_trial / budget.rungs
+    return {round(each.tokens / apart): each.value for each in one.rungs if math.isfinite(each.value)}
