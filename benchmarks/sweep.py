@@ -25,20 +25,20 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import logging
 import multiprocessing as mp
-import multiprocessing.util
 import os
 import statistics
 import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import claims
-from sweep_work import RUNGS, Slots, Work, config_of, losses, starts, step_s, steps_made, work_of
+from sweep_work import OURS, RUNGS, Slots, Work, config_of, losses, starts, step_s, steps_made, work_of
 
 from springtide import config as configs
 from springtide.elastic.traces import read_file, smaller
@@ -79,32 +79,36 @@ def springtide(work: Work) -> None:
 
 
 def _peer(work: Work, asha: bool) -> None:
+    import ray
     from sweep_peers import sweep
 
+    ray.init(os.environ["RAY_ADDRESS"], log_to_driver=False, logging_level=logging.ERROR)
     sweep({**work.told, "folder": work.folder}, work.points, work.config.elastic.max_workers, RUNGS, asha)
 
 
-CLIENTS: dict[str, Callable[[Work], None]] = {
-    "springtide": springtide,
-    "fixed_asha": lambda work: _peer(work, asha=True),
-    "random": lambda work: _peer(work, asha=False),
-}
+def fixed_asha(work: Work) -> None:
+    """Bare Tune with ASHA."""
+    _peer(work, asha=True)
+
+
+def random(work: Work) -> None:
+    """Bare Tune without."""
+    _peer(work, asha=False)
+
+
+CLIENTS: dict[str, Callable[[Work], None]] = {"springtide": springtide, "fixed_asha": fixed_asha, "random": random}
 
 
 def race(client: str, work: Work, target: float) -> dict[str, float]:
     """Sweep until a trial has reached the target; in a process of its own."""
-    cluster = _cluster(client, work.config.elastic.max_workers)
-    assert cluster.nodes
-    slots, begin = Slots(), time.time()
-    thread = _beside(CLIENTS[client], work)
-    end, reached = begin, False
-    while not reached and time.time() < begin + LONGEST_S:
-        over = not thread.is_alive()
-        there = [time_s for time_s, _, loss in losses(client, work) if loss <= target]
-        end, reached = (there[0], True) if there else (time.time(), False)
-        if over:
-            break
-        time.sleep(1.0)  # between looks
+    begin = end = time.time()
+    reached = over = False
+    with _sweeping(client, work, work.config.elastic.max_workers) as (_, driver), Slots() as slots:
+        while not reached and not over and time.time() < begin + LONGEST_S:
+            over = not driver.is_alive()
+            there = [time_s for time_s, _, loss in losses(client, work) if loss <= target]
+            end, reached = (there[0], True) if there else (time.time(), False)
+            time.sleep(1.0)  # between looks
     held, total = slots.seconds(begin, end)
     made = [one for one in steps_made(client, work) if one.time_s <= end]
     return {
@@ -121,32 +125,34 @@ def race(client: str, work: Work, target: float) -> dict[str, float]:
 
 def traced(client: str, work: Work, acts: list[tuple[float, int]], nodes: int) -> dict[str, float]:
     """Sweep to the end while nodes come and go: (seconds, by how many) each; in a process of its own."""
-    cluster = _cluster(client, nodes)
-    slots, begin = Slots(), time.time()
-    thread = _beside(CLIENTS[client], work)
-    while not steps_made(client, work) and thread.is_alive():
-        time.sleep(0.5)
-    played, doomed, since = 0, dict[str, threading.Timer](), time.time()
-    while thread.is_alive() and time.time() < begin + LONGEST_S:
-        if played < len(acts) and time.time() > since + acts[played][0]:
-            for _ in range(abs(acts[played][1])):
-                _say(f"  {time.time() - begin:5.1f} s: {_act(cluster, acts[played][1] > 0, doomed)}")
-            played += 1
-        time.sleep(0.5)
-    for timer in doomed.values():
-        timer.cancel()
+    begin = end = time.time()
+    played, doomed = 0, dict[str, threading.Timer]()
+    with _sweeping(client, work, nodes) as (cluster, driver), Slots() as slots:
+        while not steps_made(client, work) and driver.is_alive():
+            time.sleep(0.5)
+        since = time.time()
+        while driver.is_alive() and time.time() < begin + LONGEST_S:
+            while played < len(acts) and time.time() > since + acts[played][0]:
+                for _ in range(abs(acts[played][1])):
+                    _say(f"  {time.time() - begin:5.1f} s: {_act(cluster, acts[played][1] > 0, doomed)}")
+                played += 1
+            time.sleep(0.5)
+        end, finished = time.time(), not driver.is_alive()
+        for timer in doomed.values():
+            timer.cancel()
+            timer.join()
     made = steps_made(client, work)
     distinct = len({(one.trial, one.step) for one in made})
-    held, total = slots.seconds(begin, time.time())
+    held, total = slots.seconds(begin, end)
     return {
         "lost": (len(made) - distinct) / len(made) if made else float("nan"),
         "steps": float(len(made)),
         "steps_again": float(len(made) - distinct),
         "changes": float(played),
-        "finished": float(not thread.is_alive()),
+        "finished": float(finished),
         "held_s": held,
         "cluster_s": total,
-        "wall_s": time.time() - begin,
+        "wall_s": end - begin,
         "steps_per_held_s": distinct / held,
     }
 
@@ -161,30 +167,25 @@ def _act(cluster: Any, joins: bool, doomed: dict[str, threading.Timer]) -> str:
     return f"node {node[:8]} will go in {NOTICE_S:.0f} s"
 
 
-def _cluster(client: str, nodes: int) -> Any:
-    """Of this process, which tells what it found before the cluster ends: who still trains on it may take the process along."""
-    if client != "springtide":
+@contextlib.contextmanager
+def _sweeping(client: str, work: Work, nodes: int) -> Iterator[tuple[Any, mp.process.BaseProcess]]:
+    """A cluster of so many nodes, and the sweep's driver on it, a process of its own. It is killed before the cluster ends:
+    Tune would look for another cluster then, and there may be one on this machine that is not ours."""
+    if client != OURS:
         os.environ.update(RAYS_OWN)
+    import ray
+
     from springtide.on_ray.local import LocalCluster
 
-    stack = contextlib.ExitStack()
-    cluster = stack.enter_context(LocalCluster(nodes, patience=20))
-    multiprocessing.util.Finalize(None, stack.close, exitpriority=0)
-    return cluster
-
-
-def _beside(function: Callable[[Work], None], work: Work) -> threading.Thread:
-    """Meanwhile, in a thread that is not waited for: its cluster ends under it."""
-
-    def run() -> None:
+    with LocalCluster(nodes, patience=20) as cluster:
+        os.environ["RAY_ADDRESS"] = ray.get_runtime_context().gcs_address
+        driver = mp.get_context("spawn").Process(target=CLIENTS[client], args=(work,))
+        driver.start()
         try:
-            function(work)
-        except BaseException as error:
-            _say(f"  {type(error).__name__}: {error}")
-
-    thread = threading.Thread(target=run, daemon=True)
-    thread.start()
-    return thread
+            yield cluster, driver
+        finally:
+            driver.kill()
+            driver.join()
 
 
 def _say(text: str) -> None:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import statistics
 import threading
 import time
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 import torch
@@ -147,20 +146,27 @@ def asked(client: str, work: Work) -> dict[str, float]:
 
 
 class Slots:
-    """How many are held, as time goes by: by Ray's own account, asked in a thread."""
+    """How many are held, as time goes by: by Ray's own account, asked in a thread. A context manager."""
 
     def __init__(self) -> None:
         self._seen: list[tuple[float, float, float]] = []
-        threading.Thread(target=self._look, daemon=True).start()
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._look, daemon=True)
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._over.set()
+        self._thread.join()
 
     def _look(self) -> None:
         import ray
 
-        with contextlib.suppress(Exception):  # the cluster ends under it
-            while True:
-                total, free = ray.cluster_resources().get("CPU", 0.0), ray.available_resources().get("CPU", 0.0)
-                self._seen.append((time.time(), max(0.0, total - free), total))
-                time.sleep(_LOOK_S)
+        while not self._over.wait(_LOOK_S):
+            total, free = ray.cluster_resources().get("CPU", 0.0), ray.available_resources().get("CPU", 0.0)
+            self._seen.append((time.time(), max(0.0, total - free), total))
 
     def seconds(self, begin: float, end: float) -> tuple[float, float]:
         """Held in that time, and there were [worker-seconds]."""
