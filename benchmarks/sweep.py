@@ -75,7 +75,8 @@ def springtide(work: Work) -> None:
     """Ours."""
     from springtide.sweeps import sweep
 
-    sweep(work.config, work.table, name="sweep", seed=work.seed, say=_say)
+    at_once = work.config.elastic.max_workers  # as the peer: a cluster that grows is not to be counted when it is small
+    sweep(work.config, work.table, name="sweep", seed=work.seed, concurrent=at_once, say=_say)
 
 
 def _peer(work: Work, asha: bool) -> None:

@@ -188,15 +188,19 @@ def step_s(made: list[Made]) -> float:
 
 
 def starts(client: str, work: Work, made: list[Made]) -> dict[str, float]:
-    """Seconds from being asked for to the first step: of the first trials, and of those that came later."""
+    """Seconds from being asked for to the first step, the median over trials: of all, of those that came first, of the others.
+    Of ours also until the run's first word and until its first group stands."""
     first: dict[str, float] = {}
     for one in made:
         first.setdefault(one.trial, one.time_s)
-    took = [first[trial] - time_s for trial, time_s in sorted(asked(client, work).items()) if trial in first]
+    begun = sorted(asked(client, work).items())
+    took = [first[trial] - time_s for trial, time_s in begun if trial in first]
     at_once = work.config.elastic.max_workers // (work.told["size"] if client != OURS else 1)
-    later = took[at_once:] or took
-    return {
-        "start_s": statistics.median(took),
-        "first_start_s": max(took[:at_once]),
-        "later_start_s": statistics.median(later),
-    }
+    found = {"start_s": took, "first_start_s": took[:at_once], "later_start_s": took[at_once:]}
+    if client == OURS:
+        lines = sorted(_lines(client, work), key=lambda line: -float(line[1]["time_s"]))
+        word = {trial: one["time_s"] for trial, one in lines}
+        stood = {trial: one["time_s"] for trial, one in lines if one["kind"] == "started"}
+        found["first_word_s"] = [word[trial] - time_s for trial, time_s in begun if trial in word]
+        found["group_s"] = [stood[trial] - time_s for trial, time_s in begun if trial in stood]
+    return {name: statistics.median(values) for name, values in found.items() if values}
