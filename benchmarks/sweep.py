@@ -17,7 +17,7 @@ trials, ours beside fixed_asha's.
 seconds a change: nodes join, or are announced to go and go 12 s later. Work lost is tokens of steps that a trial has made
 before, by all that were made. (Steps that a killed worker of ours had no time to tell are in neither; the peer's are.)
 
-    python benchmarks/sweep.py [--traces FOLDER] [--only race|trace] [--quick] [--json] [--rounds 3] [--trials 12] [--steps 160]
+    python benchmarks/sweep.py [--traces FOLDER] [--only race|trace] [--quick] [--json] [--rounds 2] [--trials 12] [--steps 160]
         [--slots 2] [--size 1] [--changes 8] [--gap 15]
 """
 
@@ -257,7 +257,7 @@ def main() -> None:
         "changes": (8, 2),
         "gap": (15, 15),
     }
-    options = claims.options(__doc__, rounds=3, text="traces only", **numbers)
+    options = claims.options(__doc__, rounds=2, text="traces only", **numbers)
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     judged = []
     with tempfile.TemporaryDirectory() as root:
