@@ -185,7 +185,7 @@ def sweep(told: dict[str, Any], points: list[dict[str, Any]], slots: int, rungs:
             num_samples=len(points),
             scheduler=judges if asha else None,
             max_concurrent_trials=max(1, slots // told["size"]),
-            reuse_actors=True,
+            reuse_actors=False,  # a function that Tune stops cannot be reset: the trial to come would be given up
         ),
         run_config=tune.RunConfig(
             name="tune",
