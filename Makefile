@@ -28,6 +28,7 @@ bench: .venv/.ready .venv-peers
 	$(BIN)/python benchmarks/checkpoint.py
 	$(BIN)/python benchmarks/recovery.py
 	$(BIN)/python benchmarks/goodput.py --traces "$(TRACES)"
+	$(BIN)/python benchmarks/sweep.py --traces "$(TRACES)"
 
 # each drill in full: half an hour; `make test` runs one of them
 drills: .venv/.ready

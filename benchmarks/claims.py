@@ -17,14 +17,14 @@ from typing import Any
 
 
 def options(doc: str | None, rounds: int, text: str = "", **numbers: tuple[float, float]) -> argparse.Namespace:
-    """--rounds, --quick, --json, an option that names a ``text``, and ``numbers``, each with its value when not quick and when
-    quick."""
+    """--rounds, --quick, --json, options of the names in ``text``, and ``numbers``, each with its value when not quick and
+    when quick."""
     parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int)
     for name in numbers:
         parser.add_argument(f"--{name}", type=float)
-    if text:
-        parser.add_argument(f"--{text}", default="")
+    for name in text.split():
+        parser.add_argument(f"--{name}", default="")
     parser.add_argument("--quick", action="store_true", help="one small round: a smoke test, no evidence")
     parser.add_argument("--json", action="store_true", help="end with one line of JSON")
     found = parser.parse_args()
