@@ -76,7 +76,7 @@ def sweep(
     from springtide.on_ray.cluster import check_resources, cluster
     from springtide.on_ray.pool import open_pool
     from springtide.on_ray.trial import Job
-    from springtide.on_ray.tuner import POPULATIONS, Points, run_trials, scheduler_of
+    from springtide.on_ray.tuner import POPULATIONS, run_trials, scheduler_of
 
     table = read_file(space, base) if isinstance(space, str) else read(space, base)
     _check(base)
@@ -118,7 +118,7 @@ def sweep(
         )
         for number, point in enumerate(begins):
             begun(number, point)
-        limit = run_trials(job, Points(asked, table, begun), begins, folder, judges, concurrent, say, note)
+        limit = run_trials(job, asked, begun, begins, folder, judges, concurrent, say, note)
     if limit:
         say(f"the budget is spent, {limit}")
     verdict = judge(table, [_outcome(folder, table, base, number, point) for number, point in sorted(points.items())])

@@ -108,6 +108,13 @@ def losses(run: Folder) -> int:
     return sum(bool(folder.read_json(_file(number))["trains"]) for number in lost)
 
 
+def has_trained(run: Folder, before: int) -> bool:
+    """Whether there was a group of workers before attempt ``before``."""
+    folder = run / "attempts"
+    numbers = [int(match[1]) for name in folder.names() if (match := _FILE.fullmatch(name))]
+    return any(folder.read_json(_file(number))["trains"] for number in numbers if number < before)
+
+
 def _file(number: int) -> str:
     return f"{number:04d}.json"
 

@@ -201,7 +201,8 @@ def _without_group(
             return GiveUp(f"waited for {bounds.wait_s:g} s, as elastic.wait says; {lack}"), memory
         return Stay(lack), memory
     memory = memory._replace(lacking_s=None)
-    if size < bounds.feasible(bounds.max_workers) and not memory.held and not _quiet(bounds, memory, now):
+    begins = not memory.held and not bounds.shares  # where others share, what there is was dealt out already
+    if size < bounds.feasible(bounds.max_workers) and begins and not _quiet(bounds, memory, now):
         return Stay(f"room for {size} of {bounds.max_workers} workers; more nodes may be joining"), memory
     if memory.held and bounds.grow != "never" and room.ready >= _ENOUGH * size:
         size, usable = room.ready, [node._replace(places=node.standing) for node in usable]

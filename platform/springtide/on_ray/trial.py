@@ -116,7 +116,8 @@ class Trial(tune.Trainable):
         self._thread: threading.Thread | None = None
 
     def step(self) -> dict[str, Any]:
-        """Wait for the next evaluation; returns its figures, and ``done`` with the last of them."""
+        """Wait for the next evaluation; returns its figures, and ``done`` with the last of them. So says Tune, too, of a trial
+        that it stops: ``over`` is ours alone."""
         if not self._lineage:
             self._begin()
         while True:
@@ -124,13 +125,13 @@ class Trial(tune.Trainable):
                 told = self._told.get(timeout=_LOOK_S)
             except queue.Empty:
                 if ray.get(self._job.pool.closed.remote()):
-                    return {**self._last, "done": True}
+                    return {**self._last, "done": True, "over": True}
                 continue
             if isinstance(told, Evaluated):
                 if told.step > self._reported:
                     return self._result(told)
             elif told is None:
-                return {**self._last, "done": True}
+                return {**self._last, "done": True, "over": True}
             elif isinstance(told, SpringtideError):  # it would fail again: the trial is over, and says why
                 worst = self._job.sweep.worst
                 return {**self._last, self._job.sweep.metric: worst, "failed": str(told)[:500], "done": True}
@@ -251,4 +252,5 @@ class Trial(tune.Trainable):
         }
         promise = self._job.sweep.promise(self._last[self._job.sweep.metric])
         self._job.pool.promise.remote(self._config.run.id, promise)
-        return {**self._last, "done": found.step >= self._config.num_steps}
+        is_last = found.step >= self._config.num_steps
+        return {**self._last, "done": is_last, "over": is_last}

@@ -58,15 +58,20 @@ POPULATIONS = ("pbt", "pb2")
 class Points(Searcher):
     """Ours, as one of Tune's."""
 
-    def __init__(self, search: Search, sweep: Sweep, note: Callable[[int, Point], None]) -> None:
-        """``note(number, point)``: writes down a point before it is tried."""
+    def __init__(
+        self, search: Search, sweep: Sweep, note: Callable[[int, Point], None], room: Callable[[], int]
+    ) -> None:
+        """``note(number, point)``: writes down a point before it is tried; ``room``: how many trials there may be now."""
         super().__init__(metric=sweep.metric, mode=sweep.mode)
-        self._search, self._sweep, self._note = search, sweep, note
+        self._search, self._sweep, self._note, self._room = search, sweep, note, room
         self._numbers: dict[str, int] = {}
+        self._over = 0
 
-    def suggest(self, trial_id: str) -> dict[str, Any] | str:
-        """The next trial's number and point."""
+    def suggest(self, trial_id: str) -> dict[str, Any] | str | None:
+        """The next trial's number and point; None while there is no room for one."""
         number = len(self._numbers)
+        if number - self._over >= self._room():
+            return None
         point = self._search.ask(number)
         if point is None:
             return Searcher.FINISHED
@@ -79,6 +84,7 @@ class Points(Searcher):
         failed = error or not result or "failed" in result
         value = None if failed or result is None else result.get(self._sweep.metric)
         self._search.tell(self._numbers[trial_id], value)
+        self._over += 1
 
     def save(self, checkpoint_path: str) -> None:
         """Nothing: a sweep that is resumed is told again."""
@@ -120,7 +126,7 @@ class Watch(tune.Callback):
         if "failed" in result:
             self._note(number_of(name), "failed", result["failed"])
             self._say(f"{name}: FAILED, {result['failed']}")
-        elif not result.get("done") and not self._spent.over:
+        elif not result.get("over") and not self._spent.over:
             self._note(number_of(name), "stopped", "")
             self._say(f"{name}: stopped, {self._sweep.metric} {result.get(self._sweep.metric, float('nan')):.4f}")
 
@@ -229,7 +235,8 @@ def _members(sweep: Sweep, points: Sequence[Point]) -> dict[str, Any]:
 
 def run_trials(
     job: Job,
-    points: Points,
+    search: Search,
+    begun: Callable[[int, Point], None],
     population: Sequence[Point],
     folder: Folder,
     scheduler: TrialScheduler,
@@ -237,13 +244,17 @@ def run_trials(
     say: Say,
     note: Note,
 ) -> str:
-    """Try the points of ``points``, so many at once, 0 as many as there is room for now, until all are done or the budget is;
-    returns which limit of it was met, if one was. ``population``: where its trials begin, instead, if they are one.
-    ``folder``: where Tune keeps notes of its own."""
+    """Try the points of ``search``, so many at once, 0 as many as there is room for, until all are done or the budget is;
+    returns which limit of it was met, if one was. ``begun`` hears of each point before it is tried. ``population``: where its
+    trials begin, instead, if they are one. ``folder``: where Tune keeps notes of its own."""
     spent = Spent(job.sweep.budget, job.pool)
     members = {"param_space": _members(job.sweep, population)} if population else {}
     least = configs.build(job.base).elastic.min_workers
-    concurrent = concurrent or max(1, ray.get(job.pool.places.remote()) // least)
+
+    def room() -> int:
+        return concurrent or max(1, ray.get(job.pool.places.remote()) // least)
+
+    points = Points(search, job.sweep, begun, room)
     here = tune.PlacementGroupFactory([_DRIVERS])
     trainable = tune.with_resources(tune.with_parameters(Trial, job=job), here)
     filesystem = None if folder.is_local else pyarrow.fs.PyFileSystem(pyarrow.fs.FSSpecHandler(folder.fs))
@@ -254,7 +265,7 @@ def run_trials(
             search_alg=None if population else points,
             num_samples=1 if population else job.sweep.budget.trials,
             scheduler=scheduler,
-            max_concurrent_trials=concurrent,
+            max_concurrent_trials=room() if population else job.sweep.budget.trials,
             reuse_actors=True,
             trial_dirname_creator=_name,
             trial_name_creator=_name,

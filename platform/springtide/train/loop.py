@@ -335,7 +335,7 @@ class Run:
 
     def _restore(self, from_memory: bool = True) -> Iterator[Event]:
         begin, identity, found = time.perf_counter(), self.data.order.identity_at, None
-        if self.keeper and from_memory:
+        if self.keeper and from_memory and self._on_first(lambda: attempts.has_trained(self.folder, self.attempt)):
             found = restore_from_memory(self.folder, self.keeper, self.model, self.optimizer, identity)
         if found is None:
             found = restore(self.folder, self.model, self.optimizer, identity)
