@@ -25,6 +25,7 @@ from springtide.errors import ConfigError, RunExists, explain
 from springtide.runs import Run
 from springtide.store import Folder
 from springtide.sweep import (
+    POINTS,
     Generation,
     Listed,
     Outcome,
@@ -101,7 +102,7 @@ def sweep(
         (folder / "ended").write_json(f"{name_of(number)}.json", {"status": how, "reason": why})
 
     def begun(number: int, point: Point) -> None:
-        (folder / "points").write_json(f"{name_of(number)}.json", point)
+        (folder / POINTS).write_json(f"{name_of(number)}.json", point)
         points[number] = point
 
     with cluster(base, dashboard=dashboard), open_pool(_worker(base)) as pool:
@@ -178,7 +179,7 @@ def _begun(folder: Folder, notes: dict[str, Any], resume: bool) -> dict[int, Poi
                 "use its space, --search and --seed, or another name",
             )
         )
-    return {number_of(file): (folder / "points").read_json(file) for file in (folder / "points").names()}
+    return {number_of(file): (folder / POINTS).read_json(file) for file in (folder / POINTS).names()}
 
 
 def _population(folder: Folder, table: Sweep, asked: Search, search: str, scheduler: str) -> list[Point]:

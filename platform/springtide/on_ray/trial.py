@@ -1,8 +1,8 @@
 """A trial's process: it trains in a thread while Tune waits for its rungs.
 
 A trial's state is its run's folder, not a checkpoint of Tune's: one that is paused, lost or resumed goes on from there, and
-what it has told before is read from its journal and told again, so that a scheduler that begins anew hears the same. What Tune
-takes for a checkpoint is the URL of ours: a trial that is given another's goes on from it in a new run, its next generation.
+what it has told before is read from its journal and told again, so that a scheduler that begins anew hears the same. A trial
+of a population that is to go on from another's state does so in a new run, its next generation.
 """
 
 from __future__ import annotations
@@ -110,7 +110,7 @@ class Trial(tune.Trainable):
     def _take_on(self, config: dict[str, Any]) -> None:
         self._number = number_of(str(self.trial_name))  # a config comes from another, where its state does
         self._point: Point = config["trial"]["point"]
-        self._of = ""
+        self._of: str = config["trial"].get("of", "")
         self._lineage: list[Generation] = []
         self._reported, self._losses, self._last = self._job.told, dict[int, float](), dict[str, Any]()
         self._thread: threading.Thread | None = None
@@ -139,19 +139,14 @@ class Trial(tune.Trainable):
                 raise told
 
     def save_checkpoint(self, checkpoint_dir: str) -> dict[str, Any]:
-        """Called when the trial is paused: its run stops, with everything saved. Returns how far it has told, and, in a
-        population, where its state of then is."""
+        """Called when the trial is paused: its run stops, with everything saved. Returns how far it has told."""
         self._stop()
-        name, url = name_of(self._reported), ""
-        if self._job.population and self._lineage and name in committed(self._folder):
-            url = f"{self._folder.url}/checkpoints/{name}"
         self._lineage = []
-        return {"reported": self._reported, "url": url}
+        return {"reported": self._reported}
 
     def load_checkpoint(self, checkpoint: dict[str, Any] | None) -> None:
-        """Go on from there: its own, or another's."""
-        found = checkpoint or {"reported": 0, "url": ""}
-        self._reported, self._of = found["reported"], found["url"]
+        """Go on from there."""
+        self._reported = (checkpoint or {}).get("reported", self._job.told)
 
     def reset_config(self, new_config: dict[str, Any]) -> bool:
         """Be another trial, in the same process."""
@@ -175,6 +170,7 @@ class Trial(tune.Trainable):
         self._told: queue.Queue[Evaluated | BaseException | None] = queue.Queue()
         self._config = self._generation()
         self._folder = Folder(self._config.run.root) / self._config.run.id
+        self._reported = max(self._reported, branch.first_step(self._config.train))
         events = read_journal(self._folder) if self._folder.exists(configs.RUN_CONFIG) else []
         for event in events:
             self._hear(event)
@@ -192,12 +188,13 @@ class Trial(tune.Trainable):
         if not self._job.population:
             return trial_config(self._base, budget, self._lineage[-1].run, self._point)
         trials = Folder(self._base.run.root)
-        others = self._of and branch.split(self._of)[0].name not in [one.run for one in self._lineage]
-        if others and self._of != self._lineage[-1].of:
-            before = trials / self._lineage[-1].run
-            self._lineage = turned(self._sweep_folder, number, self._lineage, self._point, self._of)
-            if before.exists(RUN_FILE):  # one MLflow run for a trial's life
-                (trials / self._lineage[-1].run).write_json(RUN_FILE, before.read_json(RUN_FILE))
+        if self._of not in ("", self._lineage[-1].of):
+            run, name = branch.split(self._of)
+            if name in committed(run):
+                before = trials / self._lineage[-1].run
+                self._lineage = turned(self._sweep_folder, number, self._lineage, self._point, self._of)
+                if before.exists(RUN_FILE):  # one MLflow run for a trial's life
+                    (trials / self._lineage[-1].run).write_json(RUN_FILE, before.read_json(RUN_FILE))
         now = self._lineage[-1]
         return member_config(self._base, budget, now.run, now.point, now.of)
 
@@ -249,6 +246,7 @@ class Trial(tune.Trainable):
             "worker_s": sum(book.held for book in books),
             "dollars": sum(sum(book.dollars.values()) for book in books),
             "of": self._lineage[-1].of,
+            "state": f"{self._folder.url}/checkpoints/{name_of(found.step)}",
         }
         promise = self._job.sweep.promise(self._last[self._job.sweep.metric])
         self._job.pool.promise.remote(self._config.run.id, promise)

@@ -191,6 +191,12 @@ class _InStep(PopulationBasedTraining):
         super().on_trial_error(tune_controller, trial)
         self._go_on(tune_controller, trial)
 
+    def _get_new_config(self, trial: Any, trial_to_clone: Any) -> tuple[dict[str, Any], dict[str, Any]]:
+        """With it goes where the state is to come from. Tune would restore it from a checkpoint of its own, and may restore the
+        trial's instead, where that was still being written."""
+        config, changes = super()._get_new_config(trial, trial_to_clone)
+        return {"trial": {**config["trial"], "of": self._trial_state[trial_to_clone].last_result["state"]}}, changes
+
     def _go_on(self, tune_controller: Any, over: Any) -> None:
         others = [self._trial_state[one] for one in tune_controller.get_live_trials() if one is not over]
         if others and all(one.last_train_time >= self._next_perturbation_sync for one in others):

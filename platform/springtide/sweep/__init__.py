@@ -1,6 +1,7 @@
 """A space, a trial, a verdict. Law: no Ray here; a space is checked against the config's own types before anything runs."""
 
 from springtide.sweep.population import (
+    POINTS,
     Generation,
     check_population,
     clamped,
@@ -15,6 +16,7 @@ from springtide.sweep.trial import Outcome, Rung, member_config, name_of, number
 from springtide.sweep.verdict import Verdict, judge, words
 
 __all__ = [
+    "POINTS",
     "SEARCHES",
     "Budget",
     "Generation",

@@ -13,6 +13,8 @@ from springtide.sweep.trial import name_of
 SECTION = "optim."
 _FIXED = ("optim.optimizer",)
 _FOLDER = "lineage"
+POINTS = "points"
+"""Where a sweep notes the points that its trials begin with."""
 
 
 class Generation(NamedTuple):
@@ -26,11 +28,13 @@ class Generation(NamedTuple):
 
 
 def lineage_of(folder: Folder, number: int, point: Point) -> list[Generation]:
-    """The generations of trial ``number`` of the sweep in ``folder``, oldest first; one, at ``point``, if it never turned."""
+    """The generations of trial ``number`` of the sweep in ``folder``, oldest first; one, if it never turned: at
+    the point that was noted, else at ``point``."""
     notes, file = folder / _FOLDER, f"{name_of(number)}.json"
-    if not notes.exists(file):
-        return [Generation(name_of(number), point)]
-    return [Generation(**one) for one in notes.read_json(file)]
+    if notes.exists(file):
+        return [Generation(**one) for one in notes.read_json(file)]
+    noted = folder / POINTS
+    return [Generation(name_of(number), noted.read_json(file) if noted.exists(file) else point)]
 
 
 def turned(folder: Folder, number: int, lineage: list[Generation], point: Point, of: str) -> list[Generation]:
