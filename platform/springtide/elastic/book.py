@@ -13,13 +13,13 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 Shares = dict[str, dict[str, int]]
-"""Run -> node -> workers."""
+"""Holder -> node -> workers."""
 
 
 class Claim(NamedTuple):
-    """What a run could use."""
+    """What a holder, such as a run, could use."""
 
-    run: str
+    holder: str
     min_workers: int = 1
     max_workers: int = 1
     weight: float = 1.0
@@ -34,40 +34,40 @@ def allot(places: Mapping[str, int], claims: Sequence[Claim], held: Mapping[str,
     ``claims`` are in the order in which they came, ``held`` is what this said last."""
     ranked = sorted(claims, key=lambda claim: -claim.promise)
     sizes = _sizes(sum(places.values()), ranked, {run: sum(nodes.values()) for run, nodes in held.items()})
-    left, shares = dict(places), {claim.run: dict[str, int]() for claim in claims}
+    left, shares = dict(places), {claim.holder: dict[str, int]() for claim in claims}
     for claim in ranked:  # first what each keeps, so that nobody is moved for another's sake
-        for node, number in held.get(claim.run, {}).items():
-            _take(shares[claim.run], left, node, min(number, sizes[claim.run]))
-            sizes[claim.run] -= shares[claim.run].get(node, 0)
+        for node, number in held.get(claim.holder, {}).items():
+            _take(shares[claim.holder], left, node, min(number, sizes[claim.holder]))
+            sizes[claim.holder] -= shares[claim.holder].get(node, 0)
     for claim in ranked:
-        for node in sorted(left, key=lambda node: (node not in shares[claim.run], -left[node], node)):
-            before = shares[claim.run].get(node, 0)
-            _take(shares[claim.run], left, node, sizes[claim.run])
-            sizes[claim.run] -= shares[claim.run].get(node, 0) - before
+        for node in sorted(left, key=lambda node: (node not in shares[claim.holder], -left[node], node)):
+            before = shares[claim.holder].get(node, 0)
+            _take(shares[claim.holder], left, node, sizes[claim.holder])
+            sizes[claim.holder] -= shares[claim.holder].get(node, 0) - before
     return shares
 
 
 def _sizes(total: int, ranked: Sequence[Claim], held: Mapping[str, int]) -> dict[str, int]:
     """Workers of each run."""
-    sizes = dict.fromkeys((claim.run for claim in ranked), 0)
+    sizes = dict.fromkeys((claim.holder for claim in ranked), 0)
     for claim in ranked:
         least = -(-claim.min_workers // claim.cell) * claim.cell
         if least <= total:
-            sizes[claim.run], total = least, total - least
+            sizes[claim.holder], total = least, total - least
     while True:
         growing = [
             claim
             for claim in ranked
-            if sizes[claim.run] and claim.cell <= total and sizes[claim.run] + claim.cell <= claim.max_workers
+            if sizes[claim.holder] and claim.cell <= total and sizes[claim.holder] + claim.cell <= claim.max_workers
         ]
         if not growing:
             return sizes
 
         def poverty(claim: Claim) -> tuple[float, bool]:
-            return sizes[claim.run] / claim.weight, held.get(claim.run, 0) <= sizes[claim.run]
+            return sizes[claim.holder] / claim.weight, held.get(claim.holder, 0) <= sizes[claim.holder]
 
         poorest = min(growing, key=poverty)
-        sizes[poorest.run] += poorest.cell
+        sizes[poorest.holder] += poorest.cell
         total -= poorest.cell
 
 

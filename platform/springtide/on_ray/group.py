@@ -187,6 +187,14 @@ class Processes:
                 _log.warning("the worker on node %s did not let go and is ended", worker.metadata.node_id)
                 ray.kill(worker.actor)
 
+    def hand_over(self) -> None:
+        """A run is over: those that are still getting ready for it are of no use to the next."""
+        done = _done([process.ready for process in self._free], 0.0)
+        for process in self._free:
+            if process.ready not in done:
+                ray.kill(process.actor)
+        self._free = [process for process in self._free if process.ready in done]
+
     def end(self) -> None:
         """End those that no group has."""
         for process in self._free:

@@ -69,7 +69,7 @@ class Elastic(ElasticScalingPolicy):
         self._processes = processes
         self._bounds, self._job, self._control = bounds, job, job["control"]
         self._run = Folder(job["config"]["run"]["root"]) / job["config"]["run"]["id"]
-        self._watches, self._pool = watches, job["pool"]
+        self._watches, self._share = watches, job["share"]
         self._memory = Memory()
         self._told = ""
         self._asked = False
@@ -156,7 +156,7 @@ class Elastic(ElasticScalingPolicy):
         problems = self._processes.problems()
         seen = observed(self._reserved(), self.scaling_config._resources_per_worker_not_none)
         nodes = [node._replace(problem=problems.get(node.id, "")) for node in seen]
-        if self._pool is not None:
+        if self._share is not None:
             self._processes.shed({node.id: node.places for node in nodes}, busy)
         if self._watches is not None:
             self._watches.cover({node.id for node in nodes if node.places})
@@ -176,9 +176,9 @@ class Elastic(ElasticScalingPolicy):
     def _reserved(self) -> dict[str, dict[str, float]]:
         """Node -> what of it is this run's. Ray looks for new nodes every 20 s; here it is made to when there are some."""
         now = time.monotonic()
-        if self._pool is not None:
+        if self._share is not None:
             with contextlib.suppress(RayError):
-                self._mine = ray.get(self._pool.mine.remote(self._run.name), timeout=_ANSWER_S)
+                self._mine = self._share.mine(_ANSWER_S)
         elif now - self._looked_s >= _LOOK_S:
             alive = {node["NodeID"] for node in ray.nodes() if node["Alive"]}
             asked = self._autoscaling_coordinator.get_reserved_resources.remote(

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import time
+import uuid
 from collections.abc import Iterator
 from typing import Any
 
 import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
+from springtide.config import Config
 from springtide.elastic.book import Claim, Shares, allot
 from springtide.on_ray.nodes import observed
 
@@ -19,7 +21,7 @@ _SILENT_S = 120.0
 
 
 class Pool:
-    """What runs claim, and what they get."""
+    """What its holders claim, and what they get."""
 
     def __init__(self, resources: dict[str, float]) -> None:
         """``resources``: of a worker; all runs have the same."""
@@ -31,33 +33,30 @@ class Pool:
         self._looked_s = float("-inf")
         self._closed = False
 
-    def claim(self, claim: Claim, heir_of: str = "") -> None:
-        """A run that wants workers, or wants others than before; it takes over what ``heir_of`` held."""
-        if heir_of in self._claims and claim.run not in self._claims:
-            self._shares[claim.run] = self._shares.pop(heir_of, {})
-            self.release(heir_of)
-        self._claims[claim.run] = claim
-        self._heard_s[claim.run] = time.monotonic()
+    def claim(self, claim: Claim) -> None:
+        """Somebody wants workers, or wants others than before."""
+        self._claims[claim.holder] = claim
+        self._heard_s[claim.holder] = time.monotonic()
 
-    def promise(self, run: str, promise: float) -> None:
-        """How well a run does."""
-        if run in self._claims:
-            self._claims[run] = self._claims[run]._replace(promise=promise)
+    def promise(self, holder: str, promise: float) -> None:
+        """How well its run does."""
+        if holder in self._claims:
+            self._claims[holder] = self._claims[holder]._replace(promise=promise)
 
-    def release(self, run: str) -> None:
-        """A run that has ended."""
-        self._claims.pop(run, None)
-        self._heard_s.pop(run, None)
+    def release(self, holder: str) -> None:
+        """It wants none any more."""
+        self._claims.pop(holder, None)
+        self._heard_s.pop(holder, None)
 
-    def mine(self, run: str) -> dict[str, dict[str, float]]:
-        """Node -> resources of a run that claims."""
+    def mine(self, holder: str) -> dict[str, dict[str, float]]:
+        """Node -> resources of one who claims."""
         now = time.monotonic()
-        self._heard_s[run] = now
+        self._heard_s[holder] = now
         for other in [other for other, heard_s in self._heard_s.items() if now - heard_s > _SILENT_S]:
             self.release(other)
         self._look(now)
         self._shares = allot(self._places, list(self._claims.values()), self._shares)
-        mine = self._shares.get(run, {})
+        mine = self._shares.get(holder, {})
         return {node: {kind: amount * n for kind, amount in self._resources.items()} for node, n in mine.items()}
 
     def close(self) -> None:
@@ -80,6 +79,35 @@ class Pool:
         nodes = observed(whole, self._resources)
         self._places = {node.id: node.places for node in nodes if node.leaves_at is None}
         self._looked_s = now
+
+
+class Share:
+    """What one process holds of a pool, for one run after the other."""
+
+    def __init__(self, pool: Any) -> None:
+        self._pool, self._holder = pool, uuid.uuid4().hex
+
+    def claim(self, config: Config) -> None:
+        """Want workers for a run of ``config``."""
+        elastic, cell = config.elastic, max(1, config.parallel.shards)
+        ray.get(self._pool.claim.remote(Claim(self._holder, elastic.min_workers, elastic.max_workers, cell=cell)))
+
+    def promise(self, promise: float) -> None:
+        """How well the run does."""
+        self._pool.promise.remote(self._holder, promise)
+
+    def release(self) -> None:
+        """Want none."""
+        self._pool.release.remote(self._holder)
+
+    def mine(self, timeout_s: float) -> dict[str, dict[str, float]]:
+        """Node -> resources. RayError when the pool does not answer."""
+        found: dict[str, dict[str, float]] = ray.get(self._pool.mine.remote(self._holder), timeout=timeout_s)
+        return found
+
+    def closed(self) -> bool:
+        """Whether nobody is to go on."""
+        return bool(ray.get(self._pool.closed.remote()))
 
 
 @contextlib.contextmanager

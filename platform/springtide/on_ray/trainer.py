@@ -28,6 +28,7 @@ from springtide.on_ray.group import Processes
 from springtide.on_ray.nodes import may_be_taken_away
 from springtide.on_ray.notices import Watches
 from springtide.on_ray.policy import Trainer, fatal
+from springtide.on_ray.pool import Share
 from springtide.on_ray.vault import vaults_end
 from springtide.on_ray.worker import work
 from springtide.parallel import backend
@@ -47,11 +48,11 @@ def train(
     labels: dict[str, str],
     owner: str,
     listen: Callable[[Event], None],
-    pool: Any = None,
+    share: Share | None = None,
     processes: Processes | None = None,
 ) -> None:
     """Train ``config`` to its end on the cluster this process is connected to; ``listen`` hears every event, ``owner`` has
-    claimed the run. ``pool`` says which workers are this run's, where it shares the cluster with others; ``processes`` of an
+    claimed the run. ``share`` says which workers are this run's, where others have the rest of the cluster; ``processes`` of an
     earlier run train this one, and are left for the next.
 
     SIGINT and SIGTERM ask for a checkpoint and stop; a second one raises KeyboardInterrupt at once. A SpringtideError of a
@@ -65,7 +66,7 @@ def train(
         )
     control = open_control(config.run.id, config.num_steps, float(config.elastic.hang))
     job = {"config": config.model_dump(mode="json"), "control": control, "labels": labels, "owner": owner}
-    job["pool"] = pool
+    job["share"] = share
     last, processes = processes is None, processes or Processes()
     trainer = _trainer(config, run, attempt, job, processes)
     failure: list[BaseException] = []
@@ -90,8 +91,7 @@ def train(
             raise
         finally:
             thread.join(_END_S)
-            if last:
-                processes.end()
+            processes.end() if last else processes.hand_over()
         _pass_on(control, hear, wait_s=0.0)
         ray.kill(control)
         if failure and not isinstance(fatal(failure[0]), StoppedWaiting):
@@ -128,7 +128,7 @@ def _trainer(config: Config, run: Folder, attempt: int, job: dict[str, Any], pro
         grow=elastic.grow,
         wait_s=float(elastic.wait) or math.inf,
         expected_loss_s=float(config.checkpoint.expected_loss),
-        shares=job["pool"] is not None,
+        shares=job["share"] is not None,
     )
     return Trainer(
         work,

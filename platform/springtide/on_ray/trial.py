@@ -14,7 +14,6 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-import ray
 from ray import tune
 
 from springtide import config as configs
@@ -22,9 +21,9 @@ from springtide.checkpoint import branch
 from springtide.checkpoint.layout import committed, name_of
 from springtide.config import Config
 from springtide.elastic import Interrupt
-from springtide.elastic.book import Claim
 from springtide.errors import RunExists, SpringtideError
 from springtide.on_ray.group import Processes
+from springtide.on_ray.pool import Share
 from springtide.on_ray.trainer import ask
 from springtide.store import Folder
 from springtide.sweep import Generation, Point, Sweep, lineage_of, member_config, number_of, trial_config, turned
@@ -36,7 +35,7 @@ from springtide.track.mlflow_sink import RUN_FILE
 _ASK_AGAIN_S = 0.5
 _LOOK_S = 2.0
 _FREE_S = 60.0
-_NEXT_S = 5.0
+_NEXT_S = 10.0
 """How long the workers of a trial that is over wait for the next one: it starts in a second in their processes."""
 _SAVED_S = 300.0
 """How long a trial may take to bring its state to safety."""
@@ -66,20 +65,18 @@ class Workers:
     """What a trial holds of the pool. When it is over its processes wait a little: the next one begins in them in a second."""
 
     def __init__(self, pool: Any) -> None:
+        self.share = Share(pool)
         self.processes = Processes()
-        self._pool = pool
-        self._run = ""
         self._waits: threading.Timer | None = None
         self._lock = threading.Lock()
 
-    def claim(self, claim: Claim) -> None:
-        """Have the pool know of a trial, which takes over what is left of the last one."""
+    def claim(self, config: Config) -> None:
+        """For a trial that begins."""
         with self._lock:
             if self._waits is not None:
                 self._waits.cancel()
             self._waits = None
-            ray.get(self._pool.claim.remote(claim, self._run))
-            self._run = claim.run
+            self.share.claim(config)
 
     def free(self) -> None:
         """The trial is over."""
@@ -89,12 +86,12 @@ class Workers:
             self._waits.start()
 
     def end(self) -> None:
-        """Give everything back, unless another trial has claimed it."""
+        """Give everything back, unless another trial has begun."""
         with self._lock:
             if self._waits is not None:
                 self._waits = None
                 self.processes.end()
-                self._pool.release.remote(self._run)
+                self.share.release()
 
 
 class Trial(tune.Trainable):
@@ -124,7 +121,7 @@ class Trial(tune.Trainable):
             try:
                 told = self._told.get(timeout=_LOOK_S)
             except queue.Empty:
-                if ray.get(self._job.pool.closed.remote()):
+                if self._workers.share.closed():
                     return {**self._last, "done": True, "over": True}
                 continue
             if isinstance(told, Evaluated):
@@ -200,10 +197,8 @@ class Trial(tune.Trainable):
 
     def _train(self) -> None:
         config = self._config
-        elastic = config.elastic
-        claim = Claim(config.run.id, elastic.min_workers, elastic.max_workers, cell=max(1, config.parallel.shards))
         try:
-            self._workers.claim(claim)
+            self._workers.claim(config)
             self._train_when_free(config)
             self._told.put(None)
         except BaseException as error:  # raised again, or told, in Tune's thread
@@ -213,12 +208,12 @@ class Trial(tune.Trainable):
 
     def _train_when_free(self, config: Config) -> None:
         """Processes of a driver that was killed hold their runs until they are gone too."""
-        train, pool, processes = self._job.train, self._job.pool, self._workers.processes
+        train, share, processes = self._job.train, self._workers.share, self._workers.processes
         deadline = time.monotonic() + _FREE_S
         while True:
             resume = self._folder.exists(configs.RUN_CONFIG)
             try:
-                train(config, resume=resume, listen=self._hear, dashboard=False, pool=pool, processes=processes)
+                train(config, resume=resume, listen=self._hear, dashboard=False, share=share, processes=processes)
                 return
             except RunExists:
                 if time.monotonic() > deadline:
@@ -248,7 +243,6 @@ class Trial(tune.Trainable):
             "of": self._lineage[-1].of,
             "state": f"{self._folder.url}/checkpoints/{name_of(found.step)}",
         }
-        promise = self._job.sweep.promise(self._last[self._job.sweep.metric])
-        self._job.pool.promise.remote(self._config.run.id, promise)
+        self._workers.share.promise(self._job.sweep.promise(self._last[self._job.sweep.metric]))
         is_last = found.step >= self._config.num_steps
         return {**self._last, "done": is_last, "over": is_last}

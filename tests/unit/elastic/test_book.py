@@ -30,13 +30,13 @@ def test_nobody_gets_too_much_or_too_little_and_nothing_is_dealt_twice(
     held = allot(before, wanted, {})
     shares = allot(places, wanted, held)
     for claim in wanted:
-        size = sum(shares[claim.run].values())
+        size = sum(shares[claim.holder].values())
         assert size == 0 or claim.min_workers <= size <= claim.max_workers
     for node, number in places.items():
         assert sum(share.get(node, 0) for share in shares.values()) <= number
     free = sum(places.values()) - sum(sum(share.values()) for share in shares.values())
     for claim in wanted:
-        size = sum(shares[claim.run].values())
+        size = sum(shares[claim.holder].values())
         assert free < claim.min_workers if size == 0 else free == 0 or size == claim.max_workers
 
 
