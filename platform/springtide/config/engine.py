@@ -85,8 +85,8 @@ class ModelConfig(Section):
     def attention_scale(self) -> float | None:
         """What products of queries and keys are multiplied by; None is 1 / sqrt(width of a head) [1].
 
-        With ``base_width`` a wider model has as many heads as its base, each wider, and theirs is 1 / width of a head, times what
-        makes it the usual one at the base; or, with head_dim, more heads like those of the base, where the usual one serves.
+        With ``base_width`` a wider model has as many heads as its base, each wider, and theirs is 1 / width of a head, times
+        what makes it the usual one at the base; or, with head_dim, more heads like those of the base, where the usual serves.
         """
         if self.head_dim or self.width_multiplier == 1.0:
             return None
