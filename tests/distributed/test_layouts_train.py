@@ -199,6 +199,19 @@ def test_muon_is_the_same_at_any_world_size_in_any_layout(config: Config, ranks:
         assert found == pytest.approx(expected, abs=TOLERANCES["fp32"])
 
 
+def test_a_model_wider_than_its_base_is_the_same_in_any_layout_and_goes_on_in_another(
+    config: Config, ranks: Ranks
+) -> None:
+    wider = configs.override(config, {"model.base_width": 16, "optim.peak_lr": 0.01})
+    expected = losses(ranks(1, train, laid_out(wider, "wider-alone"))[0])
+    assert expected[-1] < 0.8 * expected[0]
+    found: list[float] = []
+    for world_size, strategy, shard_workers, stop_at in ((2, "zero1", 0, 7), (4, "zero3", 2, 15), (2, "ddp", 0, 0)):
+        changed = laid_out(wider, "wider", strategy=strategy, shard_workers=shard_workers)
+        found += losses(ranks(world_size, train_laid_out, changed, stop_at)[0])
+    assert found == pytest.approx(expected, abs=TOLERANCES["fp32"])
+
+
 def test_compiled_blocks_learn_the_same(config: Config, expected: list[float], ranks: Ranks) -> None:
     compiled = laid_out(config, "compiled", compile=True)
     found = losses(ranks(1, train_laid_out, compiled, 4)[0])

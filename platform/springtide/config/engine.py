@@ -3,6 +3,7 @@ marks of a field mean."""
 
 from __future__ import annotations
 
+import math
 from typing import Literal
 
 from pydantic import Field, model_validator
@@ -30,6 +31,9 @@ class ModelConfig(Section):
     """Width of a head; 0 means dim / num_heads [features]."""
     ffn_dim: int = Field(512, ge=1)
     """Hidden width of the gated feed-forward [features]."""
+    base_width: int = Field(0, ge=0)
+    """dim of the model at which learning rates and first weights were chosen: those of this width follow from it, in the
+    maximal update parametrisation, see ``width_multiplier``; 0 is the standard one [features]."""
     activation: Literal["silu", "gelu"] = "silu"
     """What the gate goes through: SwiGLU, or Gemma's GeGLU with the tanh approximation [name]."""
     qkv_bias: bool = False
@@ -67,8 +71,30 @@ class ModelConfig(Section):
         """Of a head [features]."""
         return self.head_dim or self.dim // self.num_heads
 
+    @property
+    def width_multiplier(self) -> float:
+        """How many times as wide as its base this model is; 1 in the standard parametrisation [ratio].
+
+        Yang et al., "Tensor Programs V" (2022), table 8, for Adam: with m times the width, matrices of blocks begin 1 / sqrt(m)
+        as large and learn at 1 / m of the rate, logits are divided by m, and embeddings, norms and biases are as they were. It
+        takes ffn_dim to grow with dim.
+        """
+        return self.dim / self.base_width if self.base_width else 1.0
+
+    @property
+    def attention_scale(self) -> float | None:
+        """What products of queries and keys are multiplied by; None is 1 / sqrt(width of a head) [1].
+
+        With ``base_width`` a wider model has as many heads as its base, each wider, and theirs is 1 / width of a head, times
+        what makes it the usual one at the base; or, with head_dim, more heads like those of the base, where the usual serves.
+        """
+        if self.head_dim or self.width_multiplier == 1.0:
+            return None
+        return math.sqrt(self.base_width // self.num_heads) / self.head_width
+
     @model_validator(mode="after")
     def _check(self) -> ModelConfig:
+        self._check_base_width()
         if not self.head_dim and self.dim % (2 * self.num_heads):
             raise ValueError(
                 explain(
@@ -99,6 +125,23 @@ class ModelConfig(Section):
                 )
             )
         return self
+
+    def _check_base_width(self) -> None:
+        problem = ""
+        if self.base_width and self.source:
+            problem = f"scales the decoder, and model.source = {self.source!r} is a model of your own"
+            remedy = "use 0, and scale that model itself"
+        elif not self.head_dim and self.base_width % (2 * self.num_heads):
+            problem = f"model.num_heads = {self.num_heads} must divide it into even head sizes"
+            remedy = "use an even multiple of num_heads, or set model.head_dim to keep the size of a head"
+        elif self.head_dim and self.base_width * self.num_heads % self.dim:
+            problem = (
+                f"has {self.num_heads * self.base_width / self.dim:.3g} heads of model.head_dim = {self.head_dim}, "
+                f"where model.dim = {self.dim} has {self.num_heads}"
+            )
+            remedy = "choose one with a whole number of heads"
+        if problem:
+            raise ValueError(explain("model.base_width", self.base_width, problem, remedy))
 
 
 class ParallelConfig(Section):

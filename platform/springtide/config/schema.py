@@ -311,6 +311,10 @@ class Config(Section):
                     "set shards.token_type to uint32 or choose a smaller vocabulary",
                 )
             )
+        if self.model.base_width and self.optim.optimizer == "muon":
+            # its updates have the root mean square of AdamW's at every width, and a spectral norm that grows with its root
+            problem = "scales the rates of AdamW; optim.optimizer = 'muon' would need a rule of its own"
+            found.append(explain("model.base_width", self.model.base_width, problem, "use adamw, or base_width 0"))
         if self.checkpoint.keep_best and self.checkpoint.best_by == "heldout_loss" and self.train.eval_beside:
             problem = "is not known yet when a save is made, with train.eval_beside"
             found.append(explain("checkpoint.best_by", "heldout_loss", problem, "turn that off, or choose by loss"))

@@ -110,6 +110,7 @@ class Attention(nn.Module):
         super().__init__()
         self.num_heads, self.num_kv_heads, self.head_width = config.num_heads, config.num_kv_heads, config.head_width
         width, kv_width = self.num_heads * self.head_width, self.num_kv_heads * self.head_width
+        self.scale = config.attention_scale
         self.query = nn.Linear(config.dim, width, bias=config.qkv_bias)
         self.key = nn.Linear(config.dim, kv_width, bias=config.qkv_bias)
         self.value = nn.Linear(config.dim, kv_width, bias=config.qkv_bias)
@@ -132,7 +133,13 @@ class Attention(nn.Module):
             k_BKLE, v_BKLE = kept.extended(k_BKLE, v_BKLE)
         grouped = self.num_heads != self.num_kv_heads
         y_BHLE = F.scaled_dot_product_attention(
-            q_BHLE, k_BKLE, v_BKLE, attn_mask=mask_B1LL, is_causal=mask_B1LL is None, enable_gqa=grouped
+            q_BHLE,
+            k_BKLE,
+            v_BKLE,
+            attn_mask=mask_B1LL,
+            is_causal=mask_B1LL is None,
+            scale=self.scale,
+            enable_gqa=grouped,
         )
         return self.out(y_BHLE.transpose(1, 2).reshape(B, L, -1))
 
@@ -199,11 +206,13 @@ class Decoder(nn.Module):
         that ``past`` has seen."""
         x_BLD = self.embedding(tokens_BL)
         if self.config.scaled_embedding:
-            x_BLD = x_BLD * math.sqrt(self.config.dim)
+            x_BLD = x_BLD * math.sqrt(self.config.base_width or self.config.dim)
         cos, sin, mask_B1LL = self._places(tokens_BL, past)
         for block, kept in zip(self.blocks, past.blocks if past else [None] * len(self.blocks), strict=True):
             x_BLD = block(x_BLD, cos, sin, mask_B1LL, kept)
         x_BLD = self.norm(x_BLD)
+        if self.config.width_multiplier != 1.0:
+            x_BLD = x_BLD / self.config.width_multiplier  # divides the logits, with fewer numbers
         if wanted_BL is None:
             return self.head(x_BLD)
         return head_loss(x_BLD.flatten(0, 1), self.head.weight, wanted_BL.flatten(), z_weight)
@@ -250,12 +259,15 @@ def initial(config: ModelConfig, name: str, shape: tuple[int, ...], begin: int, 
     """Rows [begin, end) of a parameter's initial value, fp32: a function of the config, the name and the row, so that every
     rank makes what it holds and the whole is the same at any world size.
 
-    Normal, residual outputs scaled by depth (Radford et al., GPT-2, 2019); norms begin as identities, biases at zero.
+    Normal, residual outputs scaled by depth (Radford et al., GPT-2, 2019), matrices of blocks by ``width_multiplier``; norms
+    begin as identities, biases at zero.
     """
     if len(shape) == 1:
         scale = 0.0 if name.endswith("bias") or config.norm_around_one else 1.0
         return torch.full((end - begin,), scale)
     std = _STD / math.sqrt(2 * config.num_layers) if name.endswith(_RESIDUAL) else _STD
+    if name.startswith("blocks."):
+        std /= math.sqrt(config.width_multiplier)
     first, last = begin // _INIT_ROWS, -(-end // _INIT_ROWS)
     rows = torch.empty((last - first) * _INIT_ROWS, *shape[1:])
     for block in range(first, last):

@@ -11,6 +11,7 @@ from torch import nn
 from springtide.config import Config
 from springtide.config.engine import OptimConfig
 from springtide.errors import ConfigError, explain
+from springtide.model import Decoder
 from springtide.parallel import local
 from springtide.train.muon import Muon
 
@@ -19,11 +20,17 @@ def optimizer_of(model: nn.Module, config: OptimConfig, fused: bool = True) -> t
     """AdamW (Loshchilov and Hutter, "Decoupled weight decay regularization", 2019), or Muon for the matrices of ``blocks``;
     matrices are decayed, vectors are not. ConfigError when Muon finds no such matrices.
 
+    With ``model.base_width`` the matrices of blocks have a rate of their own. Their decay a step, rate times ``weight_decay``,
+    stays that of the others, so that weights are averages over as many steps at every width (Wang and Aitchison, "How to set
+    AdamW's weight decay as you scale model and dataset size", 2024).
+
     ``fused`` is faster. On a CPU it rounds the elements that do not fill a vector register otherwise than the rest, so that
     where the shards are cut shows in the last bit.
     """
     trained = {id(parameter): parameter for parameter in model.parameters() if parameter.requires_grad}
-    blocks = getattr(model, "blocks", nn.ModuleList()) if config.optimizer == "muon" else nn.ModuleList()
+    wider = model.config.width_multiplier if isinstance(model, Decoder) else 1.0
+    apart = config.optimizer == "muon" or wider != 1.0
+    blocks = getattr(model, "blocks", nn.ModuleList()) if apart else nn.ModuleList()
     matrices = [parameter for parameter in blocks.parameters() if parameter.dim() == 2 and id(parameter) in trained]
     others = trained.keys() - {id(parameter) for parameter in matrices}
     parameters = [parameter for name, parameter in trained.items() if name in others]
@@ -34,6 +41,9 @@ def optimizer_of(model: nn.Module, config: OptimConfig, fused: bool = True) -> t
     options: dict[str, Any] = {"lr": config.peak_lr, "betas": config.betas, "eps": config.eps}
     options |= {"fused": fused, "foreach": not fused}
     if config.optimizer == "adamw":
+        if matrices:
+            own = {"lr_scale": 1.0 / wider, "lr": config.peak_lr / wider, "weight_decay": config.weight_decay * wider}
+            groups.append({"params": matrices, **own})
         return torch.optim.AdamW(groups, **options)
     if not matrices:
         remedy = "give it ``blocks`` (springtide.model.source), or use adamw"
@@ -62,9 +72,9 @@ def rate_after(config: Config, step: int) -> float:
 
 
 def set_learning_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
-    """Use ``rate`` in the next step."""
+    """Use ``rate`` in the next step, times what a group of parameters has for ``lr_scale``."""
     for group in optimizer.param_groups:
-        group["lr"] = rate
+        group["lr"] = rate * group.get("lr_scale", 1.0)
 
 
 def local_gradients(model: nn.Module) -> list[torch.Tensor]:

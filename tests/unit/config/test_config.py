@@ -76,6 +76,22 @@ def test_whole_amounts_come_back(number: int) -> None:
         ),
         ({"model.num_heads": "5"}, ["model.num_heads = 5", "model.dim = 256", "even multiple"]),
         ({"model.num_kv_heads": "3"}, ["model.num_kv_heads = 3", "must divide model.num_heads = 4"]),
+        (
+            {"model.base_width": "100"},
+            ["model.base_width = 100", "model.num_heads = 4 must divide it", "or set model.head_dim"],
+        ),
+        (
+            {"model.base_width": "96", "model.head_dim": "64"},
+            ["model.base_width = 96", "has 1.5 heads of model.head_dim = 64", "whole number of heads"],
+        ),
+        (
+            {"model.base_width": "64", "model.source": "mine:build"},
+            ["model.base_width = 64", "model.source = 'mine:build' is a model of your own", "use 0"],
+        ),
+        (
+            {"model.base_width": "64", "optim.optimizer": "muon"},
+            ["model.base_width = 64", "optim.optimizer = 'muon'", "use adamw, or base_width 0"],
+        ),
         ({"shards.sequence_length": "4096"}, ["shards.sequence_length = 4096", "model.max_sequence_length", "shorten"]),
         ({"corpus.vocab_size": "70000"}, ["corpus.vocab_size = 70000", "uint16", "uint32"]),
         ({"optim.warmup": "9M"}, ["optim.warmup = 9000000", "longer than train.total", "train longer"]),
@@ -124,6 +140,7 @@ def test_only_what_is_learned_counts_for_the_fingerprint() -> None:
     other = configs.override(moved, {"optim.peak_lr": 1e-3})
     assert configs.fingerprint(other) != configs.fingerprint(demo)
     assert configs.changes_the_run(configs.difference(demo, other)) == {"optim.peak_lr": (3e-3, 1e-3)}
+    assert configs.fingerprint(configs.override(demo, {"model.base_width": 64})) != configs.fingerprint(demo)
 
 
 def test_padding_that_would_be_learned_is_refused() -> None:

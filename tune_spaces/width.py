@@ -1,0 +1,16 @@
+"""Learning rate over widths under ``base_width``: one rate should be near the best of all of them. The verdict has every point;
+with 0 in place of 64 it shows how the best rate falls with the width in the standard parametrisation."""
+
+SPACE = {
+    "model.base_width": ("choice", 64),
+    "model.dim": ("choice", 64, 128, 256),
+    "model.ffn_dim": ("choice", 172, 344, 688),
+    "optim.peak_lr": ("log_uniform", 1e-3, 3e-2),
+}
+OBJECTIVE = {"metric": "heldout_bits_per_byte", "mode": "min"}
+BUDGET = {"trials": 16, "tokens_per_trial": 500_000, "rungs": 4}
+
+
+def WHERE(point):  # noqa: N802  a name of the table
+    """Shapes that grow as a whole, as ``base_width`` takes them to: ffn_dim in the proportion of the demo."""
+    return point["model.ffn_dim"] * 256 == point["model.dim"] * 688
