@@ -33,7 +33,7 @@ from springtide.track.ledger import Prices, ledger
 from springtide.track.mlflow_sink import RUN_FILE
 
 _ASK_AGAIN_S = 0.5
-_LOOK_S = 2.0
+_LOOK_S = 0.5
 _FREE_S = 60.0
 _NEXT_S = 10.0
 """How long the workers of a trial that is over wait for the next one: it starts in a second in their processes."""
