@@ -5,7 +5,9 @@
                   trials/         a run each
                   lineage/        the runs of trials of a population, each with the checkpoint it went on from
                   ended/          trials that are not to go on though they are not finished, and why
+                  finalists.json  numbers of the trials whose points are trained again with other seeds
                   verdict.json    every trial's rungs and costs, and which is best
+                  sweep.html      the same as a page
                   best.yaml       its config, for `springtide train --config`
 """
 
@@ -13,6 +15,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 import secrets
 import time
 from collections.abc import Callable, Mapping
@@ -28,16 +31,19 @@ from springtide.sweep import (
     POINTS,
     Generation,
     Listed,
+    Numbered,
     Outcome,
     Point,
     Rung,
     Search,
     Sweep,
     Verdict,
+    finalists,
     judge,
     lineage_of,
     name_of,
     number_of,
+    other_seed,
     read,
     read_file,
     search_of,
@@ -45,11 +51,13 @@ from springtide.sweep import (
     words,
 )
 from springtide.track.events import Stopped
-from springtide.track.ledger import Prices, ledger
+from springtide.track.ledger import Prices, costs, ledger
 from springtide.track.mlflow_sink import OFF, SweepSink
 
 NOTES = "sweep.json"
 VERDICT = "verdict.json"
+FINALISTS = "finalists.json"
+PAGE = "sweep.html"
 BEST = "best.yaml"
 
 
@@ -87,7 +95,7 @@ def sweep(
     folder = Folder(root) / (name or time.strftime("sweep-%Y%m%d-%H%M%S-") + secrets.token_hex(2))
     notes = {"search": search, "seed": seed, "space": [dataclasses.asdict(one) for one in table.space]}
     points = _begun(folder, notes, resume)
-    asked = search_of(search, table, base, seed, [points[number] for number in sorted(points)])
+    asked = search_of(search, table, base, seed, [points[number] for number in sorted(points)][: table.budget.trials])
     begins = _population(folder, table, asked, search, scheduler) if scheduler in POPULATIONS else []
     folder.write_json(NOTES, notes)
     if not any(one.field.startswith(("corpus.", "shards.")) for one in table.space):
@@ -120,9 +128,15 @@ def sweep(
         for number, point in enumerate(begins):
             begun(number, point)
         limit = run_trials(job, asked, begun, begins, folder, judges, concurrent, say, note)
+        if table.budget.finalists and not limit:
+            again = _again(folder, table, base)
+            count = table.budget.trials
+            seeds = dataclasses.replace(job, sweep=_of_so_many(job.sweep, len(again)), population=False)
+            rest = (folder, scheduler_of("none", table), concurrent, say, note, count)
+            limit = run_trials(seeds, Numbered(count, again), begun, [], *rest)
     if limit:
         say(f"the budget is spent, {limit}")
-    verdict = judge(table, [_outcome(folder, table, base, number, point) for number, point in sorted(points.items())])
+    verdict = judge(table, _outcomes(folder, table, base))
     _end(folder, table, base, verdict, root, sink, say)
     return verdict
 
@@ -137,7 +151,12 @@ def _end(
     say: Callable[[str], None],
 ) -> None:
     """Write the verdict down, and say it."""
+    from springtide.sweep.importance import importance
+    from springtide.sweep.page import render
+
     folder.write_json(VERDICT, verdict.as_dict())
+    mattered = importance(table, [one for one in verdict.outcomes if one.repeats < 0])
+    folder.write(PAGE, render(folder.name, table, verdict, mattered))
     best = verdict.best
     if best is not None:
         alone = {"run.id": "", "run.root": root, "track.parent": "", "track.progress": True}
@@ -148,6 +167,7 @@ def _end(
         figures |= {table.metric: best.value} if best else {}
         sink.end({"trial": best.name, **best.point} if best else {}, figures)
     say(words(table, verdict))
+    say(f"page: {folder.where(PAGE)}")
     ended = {file.removesuffix(".json") for file in (folder / "ended").names()}
     left = [one.name for one in verdict.outcomes if one.status == "stopped" and one.name not in ended]
     if left:
@@ -213,12 +233,38 @@ def _worker(base: Config) -> dict[str, float]:
     return {"CPU": elastic.cpus_per_worker} | ({"GPU": elastic.gpus_per_worker} if elastic.gpus_per_worker else {})
 
 
+def _outcomes(folder: Folder, table: Sweep, base: Config) -> list[Outcome]:
+    """What became of all trials that were begun."""
+    names = sorted((folder / POINTS).names())
+    return [_outcome(folder, table, base, number_of(name), (folder / POINTS).read_json(name)) for name in names]
+
+
+def _again(folder: Folder, table: Sweep, base: Config) -> list[Point]:
+    """The points of the finalists, each with other seeds; those of an earlier start, if it came so far."""
+    if not folder.exists(FINALISTS):
+        best = finalists(table, _outcomes(folder, table, base))[: table.budget.finalists]
+        folder.write_json(FINALISTS, [one.number for one in best])
+    numbers = folder.read_json(FINALISTS)
+    points = [lineage_of(folder, number, {})[-1].point for number in numbers]
+    return [other_seed(base, point, seed) for point in points for seed in range(1, table.budget.seeds)]
+
+
+def _of_so_many(table: Sweep, trials: int) -> Sweep:
+    return dataclasses.replace(table, budget=dataclasses.replace(table.budget, trials=trials, least_gain=0.0))
+
+
+def _repeats(folder: Folder, table: Sweep, number: int) -> int:
+    """Whose point trial ``number`` is with another seed; -1 for nobody's."""
+    at = number - table.budget.trials
+    return int(folder.read_json(FINALISTS)[at // (table.budget.seeds - 1)]) if at >= 0 else -1
+
+
 def _outcome(folder: Folder, table: Sweep, base: Config, number: int, point: Point) -> Outcome:
     """What became of a trial, from the folders of its runs."""
     generations = lineage_of(folder, number, point)
     runs = _runs(folder, generations)
     if not runs:
-        return Outcome(number, point, "waiting")
+        return Outcome(number, point, "waiting", repeats=_repeats(folder, table, number))
     books = [ledger(run.events, Prices(base.track.price, base.track.spot_price)) for run in runs]
     status, reason = "stopped", ""
     file = f"{name_of(number)}.json"
@@ -238,6 +284,8 @@ def _outcome(folder: Folder, table: Sweep, base: Config, number: int, point: Poi
         sum(book.held for book in books),
         sum(sum(book.dollars.values()) for book in books),
         sum(len(book.restarts) for book in books),
+        costs(step for run in runs for step in run.steps)[table.beside.metric] if table.beside else math.nan,
+        _repeats(folder, table, number),
         tuple(one.of for one in generations[1:]),
     )
 

@@ -16,6 +16,7 @@ import torch.distributed as dist
 from ray.exceptions import RayError
 from ray.train import FailureConfig
 from ray.train.torch import TorchTrainer
+from ray.train.v2._internal.callbacks.datasets import DatasetsCallback
 from ray.train.v2._internal.callbacks.placement_group_callback import PlacementGroupCleanerCallback
 from ray.train.v2._internal.exceptions import WorkerHealthCheckFailedError
 from ray.train.v2._internal.execution.failure_handling.default import DefaultFailurePolicy
@@ -329,10 +330,9 @@ class Trainer(TorchTrainer):
         arguments["scaling_policy"] = Elastic(
             self.scaling_config, self._bounds, self._job, self._watches, self._processes
         )
-        # there is no placement group to clean up after
-        arguments["callbacks"] = [
-            one for one in arguments["callbacks"] if not isinstance(one, PlacementGroupCleanerCallback)
-        ]
+        # no placement group to clean up after, no dataset of Ray Train's: each would be a process more
+        unused = PlacementGroupCleanerCallback | DatasetsCallback
+        arguments["callbacks"] = [one for one in arguments["callbacks"] if not isinstance(one, unused)]
         # an actor of its own, as Ray would have it, is a process that takes four seconds of a core to start
         with acting_for(self._job["control"]):
             controller = Controller(self._processes, **arguments)

@@ -29,7 +29,7 @@ from springtide.store import Folder
 from springtide.sweep import Generation, Point, Sweep, lineage_of, member_config, number_of, trial_config, turned
 from springtide.track.events import Evaluated, Event, StepDone, Stopped
 from springtide.track.journal import read_journal
-from springtide.track.ledger import Prices, ledger
+from springtide.track.ledger import Prices, costs, ledger
 from springtide.track.mlflow_sink import RUN_FILE
 
 _ASK_AGAIN_S = 0.5
@@ -109,7 +109,8 @@ class Trial(tune.Trainable):
         self._point: Point = config["trial"]["point"]
         self._of: str = config["trial"].get("of", "")
         self._lineage: list[Generation] = []
-        self._reported, self._losses, self._last = self._job.told, dict[int, float](), dict[str, Any]()
+        self._reported, self._last = self._job.told, dict[str, Any]()
+        self._steps: dict[int, StepDone] = {}
         self._thread: threading.Thread | None = None
 
     def step(self) -> dict[str, Any]:
@@ -222,7 +223,7 @@ class Trial(tune.Trainable):
 
     def _hear(self, event: Event) -> None:
         if isinstance(event, StepDone):
-            self._losses[event.step] = event.loss
+            self._steps[event.step] = event
         elif isinstance(event, Evaluated) and event.step:
             self._told.put(event)
 
@@ -234,7 +235,8 @@ class Trial(tune.Trainable):
         self._last = {
             "heldout_loss": found.heldout_loss,
             "heldout_bits_per_byte": found.heldout_bits_per_byte,
-            "loss": self._losses.get(found.step, found.heldout_loss),
+            "loss": self._steps[found.step].loss if found.step in self._steps else found.heldout_loss,
+            **costs(self._steps.values()),
             "step": found.step,
             "rung": found.step // self._config.train.eval_every,
             "tokens": self._config.tokens_after(found.step),

@@ -35,6 +35,7 @@ from springtide.sweep import (
     check_population,
     clamped,
     draw,
+    expected_gain,
     name_of,
     number_of,
     point_at,
@@ -59,19 +60,26 @@ class Points(Searcher):
     """Ours, as one of Tune's."""
 
     def __init__(
-        self, search: Search, sweep: Sweep, note: Callable[[int, Point], None], room: Callable[[], int]
+        self, search: Search, sweep: Sweep, note: Callable[[int, Point], None], room: Callable[[], int], first: int
     ) -> None:
-        """``note(number, point)``: writes down a point before it is tried; ``room``: how many trials there may be now."""
+        """``note(number, point)``: writes down a point before it is tried; ``room``: how many trials there may be now;
+        ``first``: the number of the first."""
         super().__init__(metric=sweep.metric, mode=sweep.mode)
-        self._search, self._sweep, self._note, self._room = search, sweep, note, room
+        self._search, self._sweep, self._note, self._room, self._first = search, sweep, note, room, first
         self._numbers: dict[str, int] = {}
         self._over = 0
+        self._results: dict[str, dict[str, Any]] = {}
+        self.worthless = ""
+        """Why no other trial is begun; empty while there is no reason."""
 
     def suggest(self, trial_id: str) -> dict[str, Any] | str | None:
         """The next trial's number and point; None while there is no room for one."""
         number = len(self._numbers)
         if number - self._over >= self._room():
             return None
+        if self.worthless:
+            return Searcher.FINISHED
+        number += self._first
         point = self._search.ask(number)
         if point is None:
             return Searcher.FINISHED
@@ -82,9 +90,28 @@ class Points(Searcher):
     def on_trial_complete(self, trial_id: str, result: dict[str, Any] | None = None, error: bool = False) -> None:
         """A trial is over."""
         failed = error or not result or "failed" in result
-        value = None if failed or result is None else result.get(self._sweep.metric)
-        self._search.tell(self._numbers[trial_id], value)
+        values = None
+        if not failed and result is not None:
+            beside = [result[self._sweep.beside.metric]] if self._sweep.beside else []
+            values = [result[self._sweep.metric], *beside]
+        self._search.tell(self._numbers[trial_id], values)
         self._over += 1
+        self._results[trial_id] = result or {}
+        self.worthless = self._is_worthless()
+
+    def _is_worthless(self) -> str:
+        """By what trials that were trained to their end came to, and what all cost."""
+        least, known = self._sweep.budget.least_gain, list(self._results.values())
+        values = [
+            self._sweep.promise(one[self._sweep.metric]) for one in known if one.get("over") and "failed" not in one
+        ]
+        paid, what = sum(one.get("dollars", 0.0) for one in known), "dollar"
+        if not paid:
+            paid, what = sum(one.get("worker_s", 0.0) for one in known) / 3600.0, "worker-hour"
+        gain = expected_gain(values, len(known))
+        if not least or not paid or gain * len(known) / paid >= least:
+            return ""
+        return f"another trial promises a gain of {gain * len(known) / paid:.3g} for a {what}; least_gain is {least:g}"
 
     def save(self, checkpoint_path: str) -> None:
         """Nothing: a sweep that is resumed is told again."""
@@ -249,10 +276,11 @@ def run_trials(
     concurrent: int,
     say: Say,
     note: Note,
+    first: int = 0,
 ) -> str:
     """Try the points of ``search``, so many at once, 0 as many as there is room for, until all are done or the budget is;
     returns which limit of it was met, if one was. ``begun`` hears of each point before it is tried. ``population``: where its
-    trials begin, instead, if they are one. ``folder``: where Tune keeps notes of its own."""
+    trials begin, instead, if they are one. ``folder``: where Tune keeps notes of its own. ``first``: number of the first."""
     spent = Spent(job.sweep.budget, job.pool)
     members = {"param_space": _members(job.sweep, population)} if population else {}
     least = configs.build(job.base).elastic.min_workers
@@ -260,7 +288,7 @@ def run_trials(
     def room() -> int:
         return concurrent or max(1, ray.get(job.pool.places.remote()) // least)
 
-    points = Points(search, job.sweep, begun, room)
+    points = Points(search, job.sweep, begun, room, first)
     here = tune.PlacementGroupFactory([_DRIVERS])
     trainable = tune.with_resources(tune.with_parameters(Trial, job=job), here)
     filesystem = None if folder.is_local else pyarrow.fs.PyFileSystem(pyarrow.fs.FSSpecHandler(folder.fs))
@@ -288,6 +316,8 @@ def run_trials(
     )
     with contextlib.suppress(tune.TuneError):
         tuner.fit()
+    if points.worthless:
+        say(points.worthless)
     return spent.over
 
 

@@ -10,17 +10,20 @@ from springtide.sweep.population import (
     shares,
     turned,
 )
-from springtide.sweep.search import SEARCHES, Listed, Search, draw, grid_points, random_points, search_of
+from springtide.sweep.search import SEARCHES, Listed, Numbered, Search, draw, grid_points, random_points, search_of
 from springtide.sweep.space import Budget, Point, Range, Sweep, read, read_file, read_space
-from springtide.sweep.trial import Outcome, Rung, member_config, name_of, number_of, trial_config
-from springtide.sweep.verdict import Verdict, judge, words
+from springtide.sweep.trial import Outcome, Rung, member_config, name_of, number_of, other_seed, trial_config
+from springtide.sweep.verdict import Final, Verdict, finalists, judge, words
+from springtide.sweep.worth import expected_gain
 
 __all__ = [
     "POINTS",
     "SEARCHES",
     "Budget",
+    "Final",
     "Generation",
     "Listed",
+    "Numbered",
     "Outcome",
     "Point",
     "Range",
@@ -31,12 +34,15 @@ __all__ = [
     "check_population",
     "clamped",
     "draw",
+    "expected_gain",
+    "finalists",
     "grid_points",
     "judge",
     "lineage_of",
     "member_config",
     "name_of",
     "number_of",
+    "other_seed",
     "point_at",
     "random_points",
     "read",

@@ -27,8 +27,8 @@ class Search(Protocol):
     def ask(self, number: int) -> Point | None:
         """The point of trial ``number``; None when there is none left."""
 
-    def tell(self, number: int, value: float | None) -> None:
-        """What the objective of a trial came to; None of one that failed."""
+    def tell(self, number: int, values: Sequence[float] | None) -> None:
+        """What the objectives of a trial came to; None of one that failed."""
 
 
 def search_of(name: str, sweep: Sweep, base: Config, seed: int, known: Sequence[Point]) -> Search:
@@ -50,8 +50,19 @@ class Listed:
     def ask(self, number: int) -> Point | None:
         return self._points[number] if number < len(self._points) else None
 
-    def tell(self, number: int, value: float | None) -> None:
+    def tell(self, number: int, values: Sequence[float] | None) -> None:
         return None
+
+
+class Numbered(Listed):
+    """The same, of trials that are numbered from ``first`` on."""
+
+    def __init__(self, first: int, points: Sequence[Point]) -> None:
+        super().__init__(points)
+        self._first = first
+
+    def ask(self, number: int) -> Point | None:
+        return super().ask(number - self._first)
 
 
 class Tpe:
@@ -70,8 +81,9 @@ class Tpe:
         self._sweep, self._base, self._known = sweep, base, list(known)
         self._ranges = {one.field: _distribution(optuna.distributions, one) for one in sweep.space}
         sampler = optuna.samplers.TPESampler(seed=seed, multivariate=True, constant_liar=True)
-        better = optuna.study.StudyDirection.MINIMIZE if sweep.mode == "min" else optuna.study.StudyDirection.MAXIMIZE
-        self._study = optuna.create_study(direction=better, sampler=sampler)
+        ways = {"min": optuna.study.StudyDirection.MINIMIZE, "max": optuna.study.StudyDirection.MAXIMIZE}
+        modes = [sweep.mode, *([sweep.beside.mode] if sweep.beside else [])]
+        self._study = optuna.create_study(directions=[ways[mode] for mode in modes], sampler=sampler)
         self._failed = optuna.trial.TrialState.FAIL
         self._trials: dict[int, Any] = {}
 
@@ -88,12 +100,12 @@ class Tpe:
             self._study.tell(trial, state=self._failed)
         return None
 
-    def tell(self, number: int, value: float | None) -> None:
+    def tell(self, number: int, values: Sequence[float] | None) -> None:
         trial = self._trials.pop(number, None)
-        if trial is not None and (value is None or not math.isfinite(value)):
+        if trial is not None and (values is None or not all(map(math.isfinite, values))):
             self._study.tell(trial, state=self._failed)
         elif trial is not None:
-            self._study.tell(trial, value)
+            self._study.tell(trial, values)
 
 
 def _distribution(kinds: Any, one: Range) -> Any:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import dataclasses
 import math
 import runpy
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from springtide import config as configs
 from springtide.config import Config
@@ -16,6 +16,8 @@ from springtide.errors import ConfigError, explain
 _KINDS = ("uniform", "log_uniform", "choice")
 METRICS = ("heldout_loss", "heldout_bits_per_byte", "loss")
 """What an objective may be: of the held-out rows, or the last step's."""
+COSTS = ("step_worker_s", "memory_bytes")
+"""What else may stand beside it: worker-seconds of a step, the most that a worker's device held."""
 
 Point = dict[str, Any]
 """A value for each field of a space."""
@@ -68,6 +70,19 @@ class Budget:
     """Of all trials together."""
     worker_hours: float = 0.0
     dollars: float = 0.0
+    finalists: int = 0
+    """So many of the best points are trained again when all are done, with other seeds: what differs by less is noise."""
+    seeds: int = 3
+    """With so many in all."""
+    least_gain: float = 0.0
+    """Of the objective, for a dollar, or a worker-hour where no price is set: no trial is begun that promises less."""
+
+
+class Beside(NamedTuple):
+    """A second objective."""
+
+    metric: str
+    mode: Literal["min", "max"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -80,6 +95,8 @@ class Sweep:
     budget: Budget
     where: Callable[[Point], bool] | None = None
     """Which points to try, where not all."""
+    beside: Beside | None = None
+    """What is weighed against the objective; schedulers do not see it."""
 
     @property
     def worst(self) -> float:
@@ -123,13 +140,23 @@ def read(table: Mapping[str, Any], base: Config) -> Sweep:
     space = read_space(table["SPACE"], base)
     if not space:
         raise ConfigError(explain("SPACE", {}, "names no field", "give at least one"))
-    metric, mode = table["OBJECTIVE"].get("metric"), table["OBJECTIVE"].get("mode")
-    if metric not in METRICS:
-        known = f"a trial reports {', '.join(METRICS)}"
-        raise ConfigError(explain("OBJECTIVE.metric", metric, known, configs.nearest(str(metric), METRICS)))
+    metric, mode = _objective("OBJECTIVE", table["OBJECTIVE"], METRICS)
+    beside = table["OBJECTIVE"].get("beside")
+    if beside is not None:
+        beside = Beside(*_objective("OBJECTIVE.beside", beside, COSTS))
+    return Sweep(tuple(space), metric, mode, read_budget(table["BUDGET"], base), table.get("WHERE"), beside)
+
+
+def _objective(name: str, table: Any, known: Sequence[str]) -> tuple[str, Literal["min", "max"]]:
+    if not isinstance(table, Mapping):
+        raise ConfigError(explain(name, table, "is no table", "see the files of tune_spaces/"))
+    metric, mode = str(table.get("metric")), table.get("mode")
+    if metric not in known:
+        there = f"a trial reports {', '.join(known)}"
+        raise ConfigError(explain(f"{name}.metric", metric, there, configs.nearest(metric, known)))
     if mode not in ("min", "max"):
-        raise ConfigError(explain("OBJECTIVE.mode", mode, "is neither min nor max", "losses are best at their min"))
-    return Sweep(tuple(space), metric, mode, read_budget(table["BUDGET"], base), table.get("WHERE"))
+        raise ConfigError(explain(f"{name}.mode", mode, "is neither min nor max", "what is best at its least is min"))
+    return metric, mode
 
 
 def read_budget(table: Mapping[str, Any], base: Config) -> Budget:
@@ -141,7 +168,7 @@ def read_budget(table: Mapping[str, Any], base: Config) -> Budget:
         if not isinstance(value, int | float) or value < 0:
             raise ConfigError(explain(f"BUDGET.{name}", value, "must be a number, 0 or more", "0 is no limit"))
     budget = Budget(**{"trials": 0, "tokens_per_trial": 0, **table})
-    for name, least in (("trials", 1), ("rungs", 1)):
+    for name, least in (("trials", 1), ("rungs", 1), ("seeds", 2)):
         if getattr(budget, name) < least:
             raise ConfigError(explain(f"BUDGET.{name}", getattr(budget, name), f"must be {least} or more", "raise it"))
     least = base.tokens_after(1) * budget.rungs

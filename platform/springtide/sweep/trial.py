@@ -27,6 +27,11 @@ def trial_config(base: Config, budget: Budget, run: str, point: Point) -> Config
     return configs.override(config, {"train.eval_every": max(1, config.num_steps // budget.rungs)})
 
 
+def other_seed(base: Config, point: Point, number: int) -> Point:
+    """The point with the ``number``-th of other seeds, of weights and of samples."""
+    return {**point, "model.init_seed": base.model.init_seed + number, "stream.seed": base.stream.seed + number}
+
+
 def member_config(base: Config, budget: Budget, run: str, point: Point, of: str) -> Config:
     """The same in a population: it begins with the checkpoint ``of``, if that is not empty, and saves at each rung, for others
     to go on from."""
@@ -62,6 +67,10 @@ class Outcome:
     """Worker-seconds held."""
     dollars: float = 0.0
     restarts: int = 0
+    beside: float = math.nan
+    """Of the second objective, if there is one."""
+    repeats: int = -1
+    """The number of the trial whose point it is with other seeds; -1 for one of its own."""
     lineage: tuple[str, ...] = ()
     """URLs of the checkpoints of other trials that it went on from, oldest first."""
 

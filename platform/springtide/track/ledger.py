@@ -9,7 +9,9 @@ resize            from one group to the next       waiting           for capacit
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+import math
+import statistics
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from springtide.track.events import (
@@ -83,6 +85,16 @@ class Ledger:
     def goodput(self) -> float:
         """Productive / held."""
         return self.spent["productive"] / self.held if self.held else 0.0
+
+
+def costs(steps: Iterable[StepDone]) -> dict[str, float]:
+    """What a step takes, in the middle of all: ``step_worker_s`` [worker-seconds]; and ``memory_bytes``, the most that a
+    worker's device held."""
+    known = list(steps)
+    if not known:
+        return {"step_worker_s": math.nan, "memory_bytes": math.nan}
+    worker_s = statistics.median(step.step_time_s * step.world_size for step in known)
+    return {"step_worker_s": worker_s, "memory_bytes": float(max(step.memory_bytes for step in known))}
 
 
 class Prices(NamedTuple):

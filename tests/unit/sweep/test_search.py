@@ -120,7 +120,7 @@ def tried(search: Search, objective: Callable[[Point], float], trials: range, to
         point = search.ask(number)
         assert point is not None
         points.append(point)
-        search.tell(number, told.setdefault(number, objective(point)))
+        search.tell(number, [told.setdefault(number, objective(point))])
     return points
 
 

@@ -1,0 +1,95 @@
+"""Which trial is best: by one objective, by two, by several seeds; and whether another would be worth its price."""
+
+from __future__ import annotations
+
+import math
+import random
+import statistics
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from springtide import config as configs
+from springtide.errors import ConfigError
+from springtide.sweep import Outcome, Rung, expected_gain, judge, other_seed, read, words
+
+TINY = configs.recipes.tiny()
+TABLE = {
+    "SPACE": {"optim.peak_lr": ("log_uniform", 1e-4, 1e-1), "stream.global_batch": ("choice", 12, 48)},
+    "OBJECTIVE": {"metric": "heldout_loss", "mode": "min"},
+    "BUDGET": {"trials": 8, "tokens_per_trial": 40_000, "rungs": 4},
+}
+BOTH = {**TABLE, "OBJECTIVE": {**TABLE["OBJECTIVE"], "beside": {"metric": "step_worker_s", "mode": "min"}}}
+
+
+def outcome(number: int, value: float, beside: float = math.nan, repeats: int = -1, tokens: int = 40_000) -> Outcome:
+    rungs = (Rung(tokens // 100, tokens, value),)
+    return Outcome(number, {"optim.peak_lr": 0.01}, "finished", rungs, beside=beside, repeats=repeats)
+
+
+def test_trials_whose_batches_differ_are_compared_after_the_same_tokens() -> None:
+    small = Outcome(0, {}, "finished", (Rung(977, 40_000, 3.0),))
+    large = Outcome(1, {}, "finished", (Rung(123, 39_936, 2.0),))
+    early = Outcome(2, {}, "stopped", (Rung(30, 10_000, 1.0),))
+    assert judge(read(TABLE, TINY), [small, large, early]).best is large
+
+
+@given(st.lists(st.tuples(st.integers(0, 5), st.integers(0, 5)), min_size=1, max_size=12))
+def test_the_front_is_those_that_no_other_beats(pairs: list[tuple[int, int]]) -> None:
+    sweep = read(BOTH, TINY)
+    outcomes = [outcome(number, float(value), float(cost)) for number, (value, cost) in enumerate(pairs)]
+    verdict = judge(sweep, outcomes)
+    points = {(one.value, one.beside) for one in outcomes}
+    beaten = {p for p in points for q in points if q != p and q[0] <= p[0] and q[1] <= p[1]}
+    assert {(one.value, one.beside) for one in verdict.front} == points - beaten
+    assert len(verdict.front) == len(points - beaten)
+    assert verdict.front[0].value == verdict.best.value  # type: ignore[union-attr]
+    assert all(one.name in words(sweep, verdict) for one in verdict.front)
+
+
+def test_several_seeds_tell_luck_from_a_better_point() -> None:
+    lucky, sound = outcome(0, 2.0), outcome(1, 2.1)
+    again = [outcome(8, 2.6, repeats=0), outcome(9, 2.7, repeats=0), outcome(10, 2.1, repeats=1)]
+    again.append(outcome(11, 2.2, repeats=1))
+    verdict = judge(read(TABLE, TINY), [lucky, sound, *again])
+    assert verdict.best is sound
+    assert [final.number for final in verdict.finals] == [1, 0]
+    assert verdict.finals[1].values == (2.0, 2.6, 2.7)
+    assert verdict.finals[1].mean == pytest.approx(statistics.fmean((2.0, 2.6, 2.7)))
+    assert verdict.finals[1].deviation == pytest.approx(statistics.stdev((2.0, 2.6, 2.7)))
+    assert "2.1333 ± 0.0577" in words(read(TABLE, TINY), verdict)
+
+
+def test_other_seeds_are_of_weights_and_of_samples() -> None:
+    point = other_seed(TINY, {"optim.peak_lr": 0.01}, 2)
+    config = configs.override(TINY, point)
+    assert config.model.init_seed == TINY.model.init_seed + 2
+    assert config.stream.seed == TINY.stream.seed + 2
+
+
+def test_nobody_knows_what_a_trial_promises_before_there_were_some() -> None:
+    assert expected_gain([-1.0, -2.0], 3) == math.inf
+    assert expected_gain([-1.0], 9) == math.inf
+    assert expected_gain([-3.0, -1.0, -1.5], 5) == pytest.approx(0.1)
+
+
+@given(st.integers(4, 60), st.integers(0, 1000))
+def test_the_gain_that_is_expected_is_what_one_more_brings_on_average(trials: int, seed: int) -> None:
+    """Of the same points in any order: the chance that the last is the best, times by how much."""
+    values = [random.Random(f"{seed} {number}").gauss(0, 1) for number in range(trials)]
+    gains = [max(0.0, values[last] - max(values[:last] + values[last + 1 :])) for last in range(trials)]
+    assert expected_gain(values, trials) == pytest.approx(statistics.fmean(gains))
+
+
+@pytest.mark.parametrize(
+    ("objective", "match"),
+    [
+        ({"metric": "speed", "mode": "min"}, r"OBJECTIVE\.beside\.metric = 'speed'.*step_worker_s"),
+        ({"metric": "memory_bytes", "mode": "least"}, r"OBJECTIVE\.beside\.mode = 'least'"),
+        ("step_worker_s", r"OBJECTIVE\.beside = 'step_worker_s': is no table"),
+    ],
+)
+def test_a_second_objective_is_checked_like_the_first(objective: object, match: str) -> None:
+    with pytest.raises(ConfigError, match=match):
+        read({**TABLE, "OBJECTIVE": {**TABLE["OBJECTIVE"], "beside": objective}}, TINY)
