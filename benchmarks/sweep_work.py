@@ -18,7 +18,7 @@ from springtide.config import Config
 from springtide.model import build
 from springtide.shards import HELDOUT
 from springtide.stream import open_data
-from springtide.sweep import random_points, read, trial_config
+from springtide.sweep import name_of, random_points, read, trial_config
 from springtide.train.optim import rate_after
 from springtide.train.weights import initialize
 
@@ -78,7 +78,7 @@ def work_of(config: Config, trials: int, seed: int, size: int, root: str) -> Wor
     table = {"SPACE": _SPACE, "OBJECTIVE": {"metric": "heldout_loss", "mode": "min"}, "BUDGET": budget}
     points = random_points(read(table, config), config, seed)
     data = Path(root, "data")
-    one = trial_config(config, read(table, config).budget, 0, points[0])
+    one = trial_config(config, read(table, config).budget, name_of(0), points[0])
     told = {
         "data": str(data),
         "folder": "",
