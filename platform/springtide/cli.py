@@ -325,7 +325,7 @@ def _add_sweep(command: Callable[..., argparse.ArgumentParser]) -> None:
     sub.add_argument("--space", metavar="FILE", required=True, help="a table, as in tune_spaces/")
     sub.add_argument("--name", metavar="NAME", default="", help="of the sweep and its folder; made up if left out")
     sub.add_argument("--search", metavar="HOW", default="random", help="random, grid, or tpe, which needs optuna")
-    sub.add_argument("--scheduler", metavar="NAME", default="asha", help="none, asha, hyperband or median")
+    sub.add_argument("--scheduler", metavar="NAME", default="asha", help="none, asha, hyperband, median, pbt, pb2")
     sub.add_argument("--seed", metavar="N", type=int, default=0, help="of the points")
     sub.add_argument(
         "--concurrent", metavar="N", type=int, default=0, help="trials at once; 0: as many as there is room for"

@@ -27,6 +27,7 @@ from springtide.config import Config
 from springtide.errors import ConfigError, RunExists, explain
 from springtide.runs import Run
 from springtide.store import Folder
+from springtide.stream import open_data
 from springtide.sweep import (
     POINTS,
     Generation,
@@ -82,7 +83,7 @@ def sweep(
     anything starts; a trial that fails is marked and does not end the sweep.
     """
     from springtide.api import absolute, mlflow_uri, prepare, train
-    from springtide.on_ray.cluster import check_resources, cluster
+    from springtide.on_ray.cluster import check_resources, cluster, worker_speed
     from springtide.on_ray.pool import open_pool
     from springtide.on_ray.trial import Job
     from springtide.on_ray.tuner import POPULATIONS, run_trials, scheduler_of
@@ -115,6 +116,8 @@ def sweep(
 
     with cluster(base, dashboard=dashboard), open_pool(_worker(base)) as pool:
         check_resources(base)
+        if (base.track.price or base.track.spot_price) and base.shards.dataset and not base.model.source:
+            say(_projected(table, base, worker_speed(base, open_data(base).vocab_size)))
         job = Job(
             base=base.model_dump(mode="json"),
             sweep=dataclasses.replace(table, where=None),
@@ -226,6 +229,21 @@ def _plan(table: Sweep, folder: Folder) -> str:
         f"{folder.name}: {budget.trials} trials of {budget.tokens_per_trial:,} tokens, judged {budget.rungs} times by "
         f"{table.metric}; at most {most:,} tokens in all"
     )
+
+
+def _projected(table: Sweep, base: Config, tokens_per_s: float) -> str:
+    """What it costs at most. ``tokens_per_s``: of one worker that trains the recipe as it is."""
+    budget = table.budget
+    trials = budget.trials + budget.finalists * (budget.seeds - 1)
+    tokens = trials * budget.tokens_per_trial
+    hours = (min(tokens, int(budget.tokens)) if budget.tokens else tokens) / tokens_per_s / 3600.0
+    prices = sorted({price for price in (base.track.price, base.track.spot_price) if price})
+    dollars = " to ".join(f"{hours * price:,.2f}" for price in prices)
+    limits = [f"{getattr(budget, kind):g} {kind}" for kind in ("worker_hours", "dollars") if getattr(budget, kind)]
+    said = (
+        f"a worker trains {tokens_per_s:,.0f} tokens/s of this recipe: at most {hours:,.2f} worker-hours, {dollars} $"
+    )
+    return f"{said}; it ends at {' or '.join(limits)}" if limits else said
 
 
 def _worker(base: Config) -> dict[str, float]:

@@ -14,10 +14,11 @@ import sys
 import tempfile
 import warnings
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import ray
 
-from springtide.config import Config
+from springtide.config import Config, build
 from springtide.errors import ConfigError, explain
 from springtide.on_ray import reaper
 
@@ -136,6 +137,20 @@ def device_bytes(config: Config) -> int:
         return int(node.get("memory", 0)) // workers
 
     return max((share(node) for node in nodes if node.get("CPU", 0) >= elastic.cpus_per_worker), default=0)
+
+
+def worker_speed(config: Config, vocab_size: int) -> float:
+    """Tokens a second that one worker of the cluster trains on, by a few steps of it."""
+    elastic = config.elastic
+    measure = ray.remote(_speed).options(num_cpus=elastic.cpus_per_worker, num_gpus=elastic.gpus_per_worker)
+    found: float = ray.get(measure.remote(config.model_dump(mode="json"), vocab_size))
+    return found
+
+
+def _speed(config: dict[str, Any], vocab_size: int) -> float:
+    from springtide.train.rehearsal import speed
+
+    return speed(build(config), vocab_size)
 
 
 def _kinds(nodes: Sequence[dict[str, float]]) -> list[str]:

@@ -11,7 +11,7 @@ from springtide.sweep.population import (
     turned,
 )
 from springtide.sweep.search import SEARCHES, Listed, Numbered, Search, draw, grid_points, random_points, search_of
-from springtide.sweep.space import Budget, Point, Range, Sweep, read, read_file, read_space
+from springtide.sweep.space import Budget, Point, Range, Sweep, applied, read, read_file, read_space
 from springtide.sweep.trial import Outcome, Rung, member_config, name_of, number_of, other_seed, trial_config
 from springtide.sweep.verdict import Final, Verdict, finalists, judge, words
 from springtide.sweep.worth import expected_gain
@@ -31,6 +31,7 @@ __all__ = [
     "Search",
     "Sweep",
     "Verdict",
+    "applied",
     "check_population",
     "clamped",
     "draw",

@@ -19,6 +19,8 @@ METRICS = ("heldout_loss", "heldout_bits_per_byte", "loss")
 COSTS = ("step_worker_s", "memory_bytes")
 """What else may stand beside it: worker-seconds of a step, the most that a worker's device held."""
 
+WEIGHT = "stream.weights."
+"""What the name of a corpus follows, in a field."""
 Point = dict[str, Any]
 """A value for each field of a space."""
 
@@ -112,6 +114,19 @@ class Sweep:
         return -value if self.mode == "min" else value
 
 
+def applied(base: Config, point: Point) -> Config:
+    """``base`` at ``point``. A field may be the weight of one corpus of the mixture; those that are not named weigh 1."""
+    weights = {field.removeprefix(WEIGHT): value for field, value in point.items() if field.startswith(WEIGHT)}
+    changes = {field: value for field, value in point.items() if not field.startswith(WEIGHT)}
+    for name, value in weights.items():
+        if name not in base.stream.mixture:
+            remedy = configs.nearest(name, base.stream.mixture)
+            raise ConfigError(explain(f"{WEIGHT}{name}", value, "is of no corpus of stream.mixture", remedy))
+    if weights:
+        changes["stream.weights"] = [{"shares": {**dict.fromkeys(base.stream.mixture, 1.0), **weights}}]
+    return configs.override(base, changes)
+
+
 def _plain(value: Any) -> Any:
     """A tuple comes back from a file as a list."""
     return list(value) if isinstance(value, tuple) else value
@@ -194,6 +209,6 @@ def read_space(table: Mapping[str, tuple[Any, ...]], base: Config) -> list[Range
         ):
             raise ConfigError(explain(field, values, f"is no {kind} range", "give low < high, above 0 for log_uniform"))
         for value in values:
-            configs.override(base, {field: value})
+            applied(base, {field: value})
         space.append(Range(field, kind, tuple(values)))
     return space

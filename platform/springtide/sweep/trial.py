@@ -7,7 +7,7 @@ import math
 
 from springtide import config as configs
 from springtide.config import Config
-from springtide.sweep.space import Budget, Point
+from springtide.sweep.space import Budget, Point, applied
 
 
 def name_of(number: int) -> str:
@@ -23,7 +23,7 @@ def number_of(name: str) -> int:
 def trial_config(base: Config, budget: Budget, run: str, point: Point) -> Config:
     """The config of the run ``run`` of a trial: ``base`` at ``point``, as long as the budget says, evaluated at each rung.
     ConfigError when there is no such config."""
-    config = configs.override(base, {**point, "train.total": budget.tokens_per_trial, "run.id": run})
+    config = configs.override(applied(base, point), {"train.total": budget.tokens_per_trial, "run.id": run})
     return configs.override(config, {"train.eval_every": max(1, config.num_steps // budget.rungs)})
 
 

@@ -7,6 +7,7 @@ wrong, or slowly, is found before anybody trains with it.
 from __future__ import annotations
 
 import contextlib
+import time
 from collections.abc import Iterator
 
 import torch
@@ -25,6 +26,7 @@ from springtide.train.weights import initialize
 _VOCABULARY = 256
 _ROWS = 2
 _LENGTH = 32
+_TIMES = 3
 
 
 def rehearse(config: Config) -> Health:
@@ -38,17 +40,37 @@ def rehearse(config: Config) -> Health:
         return examine(here.device)
 
 
-def _step(config: Config, here: World) -> None:
-    small = config.model.model_copy(update={"num_layers": 1})
-    model = parallelize(skeleton(small, _VOCABULARY, None), config.parallel, here)
-    initialize(model, small, _VOCABULARY)
+def speed(config: Config, vocab_size: int) -> float:
+    """Tokens a second that this device trains on alone, at as many rows at once as ``config`` has. The process is in no process
+    group, before and after."""
+    with _alone("cuda" if config.elastic.gpus_per_worker else "cpu") as here:
+        if config.parallel.threads:
+            torch.set_num_threads(config.parallel.threads)
+        rows = min(config.train.rows_at_once, config.stream.global_batch)
+        length = config.tokens_per_step // config.stream.global_batch
+        return rows * length / min(_step(config, here, vocab_size, rows, length, _TIMES)[1:])
+
+
+def _step(
+    config: Config, here: World, vocab_size: int = _VOCABULARY, rows: int = _ROWS, length: int = 0, times: int = 1
+) -> list[float]:
+    """How long each of so many steps took [s]; of a small model, unless ``length`` is given."""
+    model_config = config.model if length else config.model.model_copy(update={"num_layers": 1})
+    length = length or min(_LENGTH, config.model.max_sequence_length)
+    model = parallelize(skeleton(model_config, vocab_size, None), config.parallel, here)
+    initialize(model, model_config, vocab_size)
     optimizer = optimizer_of(
         model, config.optim, fused=config.parallel.reduction != "fp64" or here.device.type != "cpu"
     )
-    length = min(_LENGTH, config.model.max_sequence_length)
-    rows_NL = torch.randint(_VOCABULARY, (_ROWS, length + 1), device=here.device)
-    whole = [slice(0, _ROWS)]
-    train_step(model, optimizer, rows_NL, 0, here, micro_batches=whole, tokens_per_step=_ROWS * length, clip_norm=1.0)
+    rows_NL = torch.randint(vocab_size, (rows, length + 1), device=here.device)
+    whole, tokens, took_s = [slice(0, rows)], rows * length, []
+    for _ in range(times):
+        begin = time.perf_counter()
+        train_step(model, optimizer, rows_NL, 0, here, micro_batches=whole, tokens_per_step=tokens, clip_norm=1.0)
+        if here.device.type == "cuda":
+            torch.cuda.synchronize()
+        took_s.append(time.perf_counter() - begin)
+    return took_s
 
 
 @contextlib.contextmanager

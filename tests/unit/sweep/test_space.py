@@ -8,18 +8,28 @@ import pytest
 
 from springtide import config as configs
 from springtide.errors import ConfigError
-from springtide.sweep import random_points, read_file, read_space
+from springtide.sweep import applied, random_points, read_file, read_space
 from springtide.track.metrics import EVAL_METRICS, STEP_METRICS
 
 TABLES = sorted((Path(__file__).parents[3] / "tune_spaces").glob("*.py"))
 DEMO = configs.recipes.demo()
+MIXED = configs.override(DEMO, {"stream.mixture": {"code": "/data/code", "prose": "/data/prose"}})
 
 
 @pytest.mark.parametrize("path", TABLES, ids=lambda path: path.stem)
 def test_every_table_fits_the_config(path: Path) -> None:
-    sweep = read_file(str(path), DEMO)
+    base = MIXED if path.stem == "mixture" else DEMO
+    sweep = read_file(str(path), base)
     assert sweep.metric in STEP_METRICS | EVAL_METRICS
-    assert len(random_points(sweep, DEMO, seed=0)) == sweep.budget.trials
+    assert len(random_points(sweep, base, seed=0)) == sweep.budget.trials
+
+
+def test_the_weight_of_a_corpus_is_a_field() -> None:
+    config = applied(MIXED, {"stream.weights.code": 3.0, "optim.peak_lr": 0.01})
+    assert [dict(one.shares) for one in config.stream.weights] == [{"code": 3.0, "prose": 1.0}]
+    assert config.optim.peak_lr == 0.01
+    with pytest.raises(ConfigError, match=r"verse"):
+        applied(MIXED, {"stream.weights.verse": 1.0})
 
 
 def test_a_file_that_is_not_there_or_breaks_is_told(tmp_path: Path) -> None:

@@ -1,0 +1,12 @@
+"""How much of each corpus: weights of a mixture of two, for a recipe with
+
+    --stream.mixture '{"code": "<dataset>", "prose": "<dataset>"}'
+
+A weight that is not in the space is 1, and shares are weights over their sum: one of two is enough.
+"""
+
+SPACE = {
+    "stream.weights.code": ("log_uniform", 0.1, 10.0),
+}
+OBJECTIVE = {"metric": "heldout_bits_per_byte", "mode": "min"}
+BUDGET = {"trials": 8, "tokens_per_trial": 500_000, "rungs": 4, "finalists": 2, "seeds": 3}
