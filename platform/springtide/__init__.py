@@ -22,10 +22,10 @@ The map, drawn in the order the data takes:
     checkpoint/   a step you can come back to at another world size: staged, written beside training, verified as it loads
     track/        what a run says about itself: events, journal, ledger, console, MLflow, report
       |
-    sweep/        a space, a search, a trial, a verdict; which field mattered, a page
+    sweep/        a space, a search, a population, a trial, a verdict; which field mattered, a page
       |
     on_ray/       the only room that imports Ray: cluster, nodes, notices, group, policy, hang, worker, feed, control, vault,
-                  beside, pool, tuner
+                  inside, beside, pool, trial, tuner
       |
     runs.py       a run's folder, claimed or opened      verify.py   the proof of what it trained on
     sweeps.py     many trials of one recipe, and which is best

@@ -8,11 +8,14 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
+import time
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import ray
 
 import springtide as st
 from springtide import config as configs
@@ -23,6 +26,8 @@ from springtide.errors import CheckpointError, ConfigError, CorruptShard, RunExi
 from springtide.on_ray import feed as feed_module
 from springtide.on_ray.cluster import check_resources
 from springtide.on_ray.control import Line, open_control
+from springtide.on_ray.inside import acting_for
+from springtide.on_ray.nodes import leftovers
 from springtide.shards import HELDOUT, TRAIN, load_manifest
 from springtide.store import Folder
 from springtide.stream import open_data
@@ -43,6 +48,37 @@ def uninterrupted(ray_cluster: str, datasets: Path, tmp_path_factory: pytest.Tem
 def named(config: Config, name: str, workers: int, **changes: Any) -> Config:
     fixed = {"run.id": name, "elastic.min_workers": workers, "elastic.max_workers": workers}
     return configs.override(config, {**fixed, **{key.replace("__", "."): value for key, value in changes.items()}})
+
+
+def test_a_driver_that_fails_takes_its_run_along(tiny: Config, ray_cluster: str) -> None:
+    """As one whose disk is full, or a second Ctrl-C."""
+
+    def full(event: Event) -> None:
+        if isinstance(event, StepDone) and event.step == 5:
+            raise OSError("no space left")
+
+    before = leftovers()
+    with pytest.raises(OSError, match="no space left"):
+        st.train(named(tiny, "full", 2), listen=full)
+    deadline = time.monotonic() + 30
+    while (left := leftovers()) != before and time.monotonic() < deadline:
+        time.sleep(0.2)  # actors end when Ray gets to it
+    assert left == before
+    assert not [thread for thread in threading.enumerate() if thread.name == "springtide-fit"]
+
+
+def test_a_thread_that_acts_for_an_actor_is_in_it_for_ray_and_others_are_not(ray_cluster: str) -> None:
+    """Where Ray changes what ``on_ray/inside.py`` relies on, this fails."""
+    control, elsewhere = open_control("acting"), list[str | None]()
+    with acting_for(control):
+        assert ray.get_runtime_context().get_actor_id() == control._actor_id.hex()
+        assert ray.get_runtime_context().current_actor == control
+        other = threading.Thread(target=lambda: elsewhere.append(ray.get_runtime_context().get_actor_id()))
+        other.start()
+        other.join()
+    assert elsewhere == [None]
+    assert ray.get_runtime_context().get_actor_id() is None
+    ray.kill(control)
 
 
 def test_a_run_that_waits_says_what_for_and_until_when(ray_cluster: str, datasets: Path, tmp_path: Path) -> None:
@@ -180,7 +216,6 @@ def test_a_mixture_whose_weights_change_is_exact_through_resizes_and_a_kill(
     tiny: Config, poems: str, ray_cluster: str
 ) -> None:
     """2 -> 3 workers, a worker killed and its group started again, -> 1; weights change at 20 and 40, announced on the way."""
-    import ray
     from ray.util.state import list_actors
 
     tables: list[dict[str, Any]] = [{"shares": {"code": 3, "poems": 1}}]
@@ -260,7 +295,6 @@ def test_the_feed_gives_each_rank_its_batches_in_order(
 
 
 def test_a_feed_that_could_never_run_is_refused_before_anything_starts(tiny: Config, ray_cluster: str) -> None:
-    import ray
 
     cpus = int(ray.cluster_resources()["CPU"])
     workers = {"elastic.max_workers": cpus, "stream.global_batch": 12 * cpus, "feed.cpus_per_read": 0.5}
@@ -273,7 +307,6 @@ def test_a_feed_that_could_never_run_is_refused_before_anything_starts(tiny: Con
 
 
 def test_the_line_between_workers_and_driver_loses_nothing(ray_cluster: str) -> None:
-    import ray
 
     control = open_control("line")
     with pytest.raises(RunExists, match="another driver"):

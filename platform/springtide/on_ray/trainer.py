@@ -88,10 +88,10 @@ def train(
                     ray.get(control.ask.remote(Interrupt.STOP.value))
         except BaseException:
             processes.close()
-            raise
-        finally:
             thread.join(_END_S)
-            processes.end() if last else processes.hand_over()
+            ray.kill(control)
+            raise
+        processes.end() if last else processes.hand_over()
         _pass_on(control, hear, wait_s=0.0)
         ray.kill(control)
         if failure and not isinstance(fatal(failure[0]), StoppedWaiting):
