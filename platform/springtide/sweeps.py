@@ -18,7 +18,7 @@ import json
 import math
 import secrets
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from springtide import config as configs
@@ -32,7 +32,6 @@ from springtide.sweep import (
     POINTS,
     Generation,
     Listed,
-    Numbered,
     Outcome,
     Point,
     Rung,
@@ -58,6 +57,7 @@ from springtide.track.mlflow_sink import OFF, SweepSink
 NOTES = "sweep.json"
 VERDICT = "verdict.json"
 FINALISTS = "finalists.json"
+ENDED = "ended"
 PAGE = "sweep.html"
 BEST = "best.yaml"
 
@@ -86,7 +86,7 @@ def sweep(
     from springtide.on_ray.cluster import check_resources, cluster, worker_speed
     from springtide.on_ray.pool import open_pool
     from springtide.on_ray.trial import Job
-    from springtide.on_ray.tuner import POPULATIONS, run_trials, scheduler_of
+    from springtide.on_ray.tuner import POPULATIONS, scheduler_of
 
     table = read_file(space, base) if isinstance(space, str) else read(space, base)
     _check(base)
@@ -107,13 +107,6 @@ def sweep(
     base = configs.override(base, {**changes, "track.parent": sink.id if sink else ""})
     say(_plan(table, folder))
 
-    def note(number: int, how: str, why: str) -> None:
-        (folder / "ended").write_json(f"{name_of(number)}.json", {"status": how, "reason": why})
-
-    def begun(number: int, point: Point) -> None:
-        (folder / POINTS).write_json(f"{name_of(number)}.json", point)
-        points[number] = point
-
     with cluster(base, dashboard=dashboard), open_pool(_worker(base)) as pool:
         check_resources(base)
         if (base.track.price or base.track.spot_price) and base.shards.dataset and not base.model.source:
@@ -124,24 +117,58 @@ def sweep(
             folder=folder.url,
             pool=pool,
             train=train,
-            decided=frozenset(map(number_of, (folder / "ended").names())),
+            decided=frozenset(map(number_of, (folder / ENDED).names())),
             population=bool(begins),
             told=_told(folder, table, begins),
         )
-        for number, point in enumerate(begins):
-            begun(number, point)
-        limit = run_trials(job, asked, begun, begins, folder, judges, concurrent, say, note)
-        if table.budget.finalists and not limit:
-            again = _again(folder, table, base)
-            count = table.budget.trials
-            seeds = dataclasses.replace(job, sweep=_of_so_many(job.sweep, len(again)), population=False)
-            rest = (folder, scheduler_of("none", table), concurrent, say, note, count)
-            limit = run_trials(seeds, Numbered(count, again), begun, [], *rest)
+        limit = _try_all(folder, table, base, job, asked, begins, judges, concurrent, say)
     if limit:
         say(f"the budget is spent, {limit}")
     verdict = judge(table, _outcomes(folder, table, base))
     _end(folder, table, base, verdict, root, sink, say)
     return verdict
+
+
+def _try_all(
+    folder: Folder,
+    table: Sweep,
+    base: Config,
+    job: Any,
+    asked: Search,
+    begins: list[Point],
+    judges: Any,
+    concurrent: int,
+    say: Callable[[str], None],
+) -> str:
+    """Every point, and the best again with other seeds; returns which limit of the budget was met, if one was."""
+    from springtide.on_ray.tuner import run_trials, scheduler_of
+
+    def note(number: int, how: str, why: str) -> None:
+        (folder / ENDED).write_json(f"{name_of(number)}.json", {"status": how, "reason": why})
+
+    def begun(number: int, point: Point) -> None:
+        if not (folder / POINTS).exists(f"{name_of(number)}.json"):
+            (folder / POINTS).write_json(f"{name_of(number)}.json", point)
+
+    for number, point in enumerate(begins):
+        begun(number, point)
+    limit = run_trials(job, asked, begun, begins, folder, judges, concurrent, say, note)
+    outcomes = _outcomes(folder, table, base)
+    if limit or not table.budget.finalists or _left(folder, outcomes):
+        return limit
+    points = _again(folder, table, base, outcomes)
+    budget = dataclasses.replace(table.budget, trials=len(points), least_gain=0.0)
+    job = dataclasses.replace(job, sweep=dataclasses.replace(job.sweep, budget=budget), population=False)
+    first = [one for one in outcomes if one.repeats < 0]
+    say(f"{', '.join(name_of(one) for one in folder.read_json(FINALISTS))} are trained again with other seeds")
+    alike = scheduler_of("none", job.sweep)
+    return run_trials(job, Listed(points, table.budget.trials), begun, [], folder, alike, concurrent, say, note, first)
+
+
+def _left(folder: Folder, outcomes: Sequence[Outcome]) -> list[str]:
+    """Names of trials that were interrupted."""
+    ended = {file.removesuffix(".json") for file in (folder / ENDED).names()}
+    return [one.name for one in outcomes if one.status in ("stopped", "waiting") and one.name not in ended]
 
 
 def _end(
@@ -171,9 +198,7 @@ def _end(
         sink.end({"trial": best.name, **best.point} if best else {}, figures)
     say(words(table, verdict))
     say(f"page: {folder.where(PAGE)}")
-    ended = {file.removesuffix(".json") for file in (folder / "ended").names()}
-    left = [one.name for one in verdict.outcomes if one.status == "stopped" and one.name not in ended]
-    if left:
+    if left := _left(folder, verdict.outcomes):
         say(f"{', '.join(left)} can go on: the same command with --resume --name {folder.name}")
 
 
@@ -257,18 +282,14 @@ def _outcomes(folder: Folder, table: Sweep, base: Config) -> list[Outcome]:
     return [_outcome(folder, table, base, number_of(name), (folder / POINTS).read_json(name)) for name in names]
 
 
-def _again(folder: Folder, table: Sweep, base: Config) -> list[Point]:
+def _again(folder: Folder, table: Sweep, base: Config, outcomes: Sequence[Outcome]) -> list[Point]:
     """The points of the finalists, each with other seeds; those of an earlier start, if it came so far."""
     if not folder.exists(FINALISTS):
-        best = finalists(table, _outcomes(folder, table, base))[: table.budget.finalists]
+        best = finalists(table, outcomes)[: table.budget.finalists]
         folder.write_json(FINALISTS, [one.number for one in best])
     numbers = folder.read_json(FINALISTS)
     points = [lineage_of(folder, number, {})[-1].point for number in numbers]
     return [other_seed(base, point, seed) for point in points for seed in range(1, table.budget.seeds)]
-
-
-def _of_so_many(table: Sweep, trials: int) -> Sweep:
-    return dataclasses.replace(table, budget=dataclasses.replace(table.budget, trials=trials, least_gain=0.0))
 
 
 def _repeats(folder: Folder, table: Sweep, number: int) -> int:
@@ -286,8 +307,8 @@ def _outcome(folder: Folder, table: Sweep, base: Config, number: int, point: Poi
     books = [ledger(run.events, Prices(base.track.price, base.track.spot_price)) for run in runs]
     status, reason = "stopped", ""
     file = f"{name_of(number)}.json"
-    if (folder / "ended").exists(file):
-        note = (folder / "ended").read_json(file)
+    if (folder / ENDED).exists(file):
+        note = (folder / ENDED).read_json(file)
         status, reason = note["status"], note["reason"]
     elif runs[-1].finished:
         status = "finished"

@@ -35,16 +35,24 @@ def test_what_is_no_good_is_stopped_what_fails_is_marked_and_the_best_is_a_confi
     base = configs.override(config_of(str(tmp_path)), {"optim.max_left_out": 0, "track.mlflow_uri": ""})
     rates = (0.01, 1e-7, 1e30)
     space = {**table(TRIALS), "SPACE": {"optim.peak_lr": ("choice", *rates)}}
+    space["OBJECTIVE"] |= {"beside": {"metric": "step_worker_s", "mode": "min"}}
+    space["BUDGET"] |= {"finalists": 1, "seeds": 2}
     said: list[str] = []
     verdict = sweep(base, space, name="asha", search="grid", concurrent=1, say=said.append)
-    by_rate = {one.point["optim.peak_lr"]: one for one in verdict.outcomes}
+    by_rate = {one.point["optim.peak_lr"]: one for one in verdict.outcomes if one.repeats < 0}
+    [again] = [one for one in verdict.outcomes if one.repeats >= 0]
     assert [by_rate[rate].status for rate in rates] == ["finished", "stopped", "failed"]
     assert [len(by_rate[rate].rungs) for rate in rates[:2]] == [3, 1]
     assert "left out, the last one" in by_rate[1e30].reason
     assert verdict.best is by_rate[0.01]
+    assert verdict.front == (verdict.best,)
+    assert (again.status, again.repeats, again.point["model.init_seed"]) == ("finished", verdict.best.number, 1)
+    assert [final.values for final in verdict.finals] == [(verdict.best.value, again.value)]
+    assert again.value != verdict.best.value
     assert any("FAILED" in text for text in said)
     ended = tmp_path / "runs" / "asha" / "ended"
-    assert sorted(file.stem for file in ended.iterdir()) == sorted(one.name for one in verdict.outcomes[1:])
+    assert sorted(file.stem for file in ended.iterdir()) == sorted(by_rate[rate].name for rate in rates[1:])
+    assert again.name in (tmp_path / "runs" / "asha" / "sweep.html").read_text()
     best = configs.load(tmp_path / "runs" / "asha" / "best.yaml")
     assert (best.optim.peak_lr, best.run.root, best.run.id) == (0.01, str(tmp_path / "runs"), "")
 
@@ -53,7 +61,7 @@ def test_what_is_no_good_is_stopped_what_fails_is_marked_and_the_best_is_a_confi
     notes = json.loads((tmp_path / "runs" / "asha" / "mlflow.json").read_text())
     runs = MlflowClient(notes["tracking_uri"]).search_runs([notes["experiment_id"]])
     children = [run for run in runs if run.data.tags.get("mlflow.parentRunId") == notes["run_id"]]
-    assert len(runs) == len(children) + 1 == TRIALS + 1
+    assert len(runs) == len(children) + 1 == TRIALS + 1 + 1
     [parent] = [run for run in runs if run.info.run_id == notes["run_id"]]
     assert parent.data.tags["springtide.best.trial"] == verdict.best.name
 

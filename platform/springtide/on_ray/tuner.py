@@ -29,6 +29,7 @@ from springtide.on_ray.trial import Job, Trial
 from springtide.store import Folder
 from springtide.sweep import (
     Budget,
+    Outcome,
     Point,
     Search,
     Sweep,
@@ -60,12 +61,11 @@ class Points(Searcher):
     """Ours, as one of Tune's."""
 
     def __init__(
-        self, search: Search, sweep: Sweep, note: Callable[[int, Point], None], room: Callable[[], int], first: int
+        self, search: Search, sweep: Sweep, note: Callable[[int, Point], None], room: Callable[[], int]
     ) -> None:
-        """``note(number, point)``: writes down a point before it is tried; ``room``: how many trials there may be now;
-        ``first``: the number of the first."""
+        """``note(number, point)``: writes down a point before it is tried; ``room``: how many trials there may be now."""
         super().__init__(metric=sweep.metric, mode=sweep.mode)
-        self._search, self._sweep, self._note, self._room, self._first = search, sweep, note, room, first
+        self._search, self._sweep, self._note, self._room = search, sweep, note, room
         self._numbers: dict[str, int] = {}
         self._over = 0
         self._results: dict[str, dict[str, Any]] = {}
@@ -79,7 +79,7 @@ class Points(Searcher):
             return None
         if self.worthless:
             return Searcher.FINISHED
-        number += self._first
+        number += self._search.first
         point = self._search.ask(number)
         if point is None:
             return Searcher.FINISHED
@@ -166,9 +166,10 @@ class Watch(tune.Callback):
 class Spent(tune.Stopper):
     """Ends the sweep where its budget does."""
 
-    def __init__(self, budget: Budget, pool: Any) -> None:
+    def __init__(self, budget: Budget, pool: Any, before: Sequence[Outcome]) -> None:
+        """``before``: trials whose results will not come again."""
         self._budget, self._pool = budget, pool
-        self._by_trial: dict[str, tuple[float, float, float]] = {}
+        self._by_trial = {one.name: (float(one.tokens), one.worker_s, one.dollars) for one in before}
         self.over = ""
         """Which limit was met; empty while none is."""
 
@@ -276,19 +277,20 @@ def run_trials(
     concurrent: int,
     say: Say,
     note: Note,
-    first: int = 0,
+    before: Sequence[Outcome] = (),
 ) -> str:
     """Try the points of ``search``, so many at once, 0 as many as there is room for, until all are done or the budget is;
     returns which limit of it was met, if one was. ``begun`` hears of each point before it is tried. ``population``: where its
-    trials begin, instead, if they are one. ``folder``: where Tune keeps notes of its own. ``first``: number of the first."""
-    spent = Spent(job.sweep.budget, job.pool)
+    trials begin, instead, if they are one. ``folder``: where Tune keeps notes of its own. ``before``: trials of the same sweep
+    that are over: the budget is of all."""
+    spent = Spent(job.sweep.budget, job.pool, before)
     members = {"param_space": _members(job.sweep, population)} if population else {}
     least = configs.build(job.base).elastic.min_workers
 
     def room() -> int:
         return concurrent or max(1, ray.get(job.pool.places.remote()) // least)
 
-    points = Points(search, job.sweep, begun, room, first)
+    points = Points(search, job.sweep, begun, room)
     here = tune.PlacementGroupFactory([_DRIVERS])
     trainable = tune.with_resources(tune.with_parameters(Trial, job=job), here)
     filesystem = None if folder.is_local else pyarrow.fs.PyFileSystem(pyarrow.fs.FSSpecHandler(folder.fs))

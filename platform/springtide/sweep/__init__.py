@@ -10,7 +10,7 @@ from springtide.sweep.population import (
     shares,
     turned,
 )
-from springtide.sweep.search import SEARCHES, Listed, Numbered, Search, draw, grid_points, random_points, search_of
+from springtide.sweep.search import SEARCHES, Listed, Search, draw, grid_points, random_points, search_of
 from springtide.sweep.space import Budget, Point, Range, Sweep, applied, read, read_file, read_space
 from springtide.sweep.trial import Outcome, Rung, member_config, name_of, number_of, other_seed, trial_config
 from springtide.sweep.verdict import Final, Verdict, finalists, judge, words
@@ -23,7 +23,6 @@ __all__ = [
     "Final",
     "Generation",
     "Listed",
-    "Numbered",
     "Outcome",
     "Point",
     "Range",

@@ -24,6 +24,9 @@ _STEPS = 3
 class Search(Protocol):
     """A way to choose points."""
 
+    first: int
+    """The number of the first trial."""
+
     def ask(self, number: int) -> Point | None:
         """The point of trial ``number``; None when there is none left."""
 
@@ -44,25 +47,14 @@ def search_of(name: str, sweep: Sweep, base: Config, seed: int, known: Sequence[
 class Listed:
     """Points that are known beforehand."""
 
-    def __init__(self, points: Sequence[Point]) -> None:
-        self._points = points
+    def __init__(self, points: Sequence[Point], first: int = 0) -> None:
+        self.first, self._points = first, points
 
     def ask(self, number: int) -> Point | None:
-        return self._points[number] if number < len(self._points) else None
+        return self._points[number - self.first] if number - self.first < len(self._points) else None
 
     def tell(self, number: int, values: Sequence[float] | None) -> None:
         return None
-
-
-class Numbered(Listed):
-    """The same, of trials that are numbered from ``first`` on."""
-
-    def __init__(self, first: int, points: Sequence[Point]) -> None:
-        super().__init__(points)
-        self._first = first
-
-    def ask(self, number: int) -> Point | None:
-        return super().ask(number - self._first)
 
 
 class Tpe:
@@ -78,7 +70,7 @@ class Tpe:
                 explain("--search", "tpe", "needs optuna", "pip install 'springtide[sweep]', or use random")
             ) from None
         optuna.logging.set_verbosity(optuna.logging.WARNING)
-        self._sweep, self._base, self._known = sweep, base, list(known)
+        self.first, self._sweep, self._base, self._known = 0, sweep, base, list(known)
         self._ranges = {one.field: _distribution(optuna.distributions, one) for one in sweep.space}
         sampler = optuna.samplers.TPESampler(seed=seed, multivariate=True, constant_liar=True)
         ways = {"min": optuna.study.StudyDirection.MINIMIZE, "max": optuna.study.StudyDirection.MAXIMIZE}
