@@ -52,7 +52,7 @@ def test_micro_batches_are_halved_from_what_a_worker_had_until_they_are_of_one_r
     config = configs.override(tiny, {**changes, "train.total": 48 * 64 * 10, "optim.warmup": 0})
     control = open_control(f"memory-{reduction}")
     processes = Processes()
-    processes.plan = ("a", "b", "b")
+    processes.plan = (ray.get_runtime_context().get_node_id(),) * 3
     policy = FailurePolicy(
         FailureConfig(max_failures=3), {"config": config.model_dump(mode="json"), "control": control}, processes
     )

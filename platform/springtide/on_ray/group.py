@@ -8,6 +8,7 @@ process that does not let go in time (a collective that hangs) is killed, and a 
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import math
 import time
@@ -202,10 +203,13 @@ class Processes:
         self._free = []
 
     def close(self) -> None:
-        """End all, and have no other started."""
+        """End all, wait until they are gone, and have no other started."""
         self.closed = True
         for actor in self._all:
             ray.kill(actor)
+        for actor in self._all:  # one that still runs could start what is ended next
+            with contextlib.suppress(RayError):
+                ray.get(actor.get_metadata.remote(), timeout=_PATIENCE_S)
 
 
 class Reservation(PlacementGroupHandle):
