@@ -257,17 +257,15 @@ def _plan(table: Sweep, folder: Folder) -> str:
 
 
 def _projected(table: Sweep, base: Config, tokens_per_s: float) -> str:
-    """What it costs at most. ``tokens_per_s``: of one worker that trains the recipe as it is."""
+    """What it costs if no trial is stopped. ``tokens_per_s``: of one worker that trains the recipe as it is."""
     budget = table.budget
     trials = budget.trials + budget.finalists * (budget.seeds - 1)
     tokens = trials * budget.tokens_per_trial
     hours = (min(tokens, int(budget.tokens)) if budget.tokens else tokens) / tokens_per_s / 3600.0
     prices = sorted({price for price in (base.track.price, base.track.spot_price) if price})
-    dollars = " to ".join(f"{hours * price:,.2f}" for price in prices)
+    dollars = " to ".join(f"{hours * price:.3g}" for price in prices)
     limits = [f"{getattr(budget, kind):g} {kind}" for kind in ("worker_hours", "dollars") if getattr(budget, kind)]
-    said = (
-        f"a worker trains {tokens_per_s:,.0f} tokens/s of this recipe: at most {hours:,.2f} worker-hours, {dollars} $"
-    )
+    said = f"a worker trains {tokens_per_s:,.0f} tokens/s of this recipe: {hours:.3g} worker-hours, {dollars} $, and start-up"
     return f"{said}; it ends at {' or '.join(limits)}" if limits else said
 
 

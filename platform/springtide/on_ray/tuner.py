@@ -45,8 +45,8 @@ from springtide.sweep import (
 
 _FAILURES = 3
 """Of a trial's process, not of its training, before it is given up."""
-_DRIVERS = {"CPU": 0, "node:__internal_head__": 0.001}
-"""Trials are driven from the head, which stays; their workers are wherever the pool has room."""
+_HEAD = "node:__internal_head__"
+"""Trials are driven from there, for it stays; their workers are wherever the pool has room."""
 
 Say = Callable[[str], None]
 Note = Callable[[int, str, str], None]
@@ -67,7 +67,8 @@ class Points(Searcher):
         super().__init__(metric=sweep.metric, mode=sweep.mode)
         self._search, self._sweep, self._note, self._room = search, sweep, note, room
         self._numbers: dict[str, int] = {}
-        self._over = 0
+        self.live = 0
+        """Trials that run or are about to; those that are paused leave their room to others."""
         self._results: dict[str, dict[str, Any]] = {}
         self.worthless = ""
         """Why no other trial is begun; empty while there is no reason."""
@@ -75,7 +76,7 @@ class Points(Searcher):
     def suggest(self, trial_id: str) -> dict[str, Any] | str | None:
         """The next trial's number and point; None while there is no room for one."""
         number = len(self._numbers)
-        if number - self._over >= self._room():
+        if self.live >= self._room():
             return None
         if self.worthless:
             return Searcher.FINISHED
@@ -85,6 +86,7 @@ class Points(Searcher):
             return Searcher.FINISHED
         self._note(number, point)
         self._numbers[trial_id] = number
+        self.live += 1
         return _config(number, point)
 
     def on_trial_complete(self, trial_id: str, result: dict[str, Any] | None = None, error: bool = False) -> None:
@@ -95,7 +97,6 @@ class Points(Searcher):
             beside = [result[self._sweep.beside.metric]] if self._sweep.beside else []
             values = [result[self._sweep.metric], *beside]
         self._search.tell(self._numbers[trial_id], values)
-        self._over += 1
         self._results[trial_id] = result or {}
         self.worthless = self._is_worthless()
 
@@ -123,11 +124,16 @@ class Points(Searcher):
 class Watch(tune.Callback):
     """Tells what becomes of trials, and notes which a scheduler has stopped."""
 
-    def __init__(self, sweep: Sweep, trials: int, spent: Spent, say: Say, note: Note) -> None:
-        self._sweep, self._trials, self._spent, self._say, self._note = sweep, trials, spent, say, note
+    def __init__(self, sweep: Sweep, points: Points, spent: Spent, say: Say, note: Note) -> None:
+        self._sweep, self._points, self._spent, self._say, self._note = sweep, points, spent, say, note
+        self._trials = sweep.budget.trials
         self._over: set[str] = set()
         self._best: tuple[float, str] | None = None
         self._of: dict[str, str] = {}
+
+    def on_step_begin(self, iteration: int, trials: list[Any], **info: Any) -> None:
+        """Tune looks round: once or more for each result."""
+        self._points.live = sum(one.status in ("PENDING", "RUNNING") for one in trials)
 
     def on_trial_result(
         self, iteration: int, trials: list[Any], trial: Any, result: dict[str, Any], **info: Any
@@ -290,8 +296,10 @@ def run_trials(
     def room() -> int:
         return concurrent or max(1, ray.get(job.pool.places.remote()) // least)
 
-    points = Points(search, job.sweep, begun, room)
-    here = tune.PlacementGroupFactory([_DRIVERS])
+    # HyperBand halves a bracket by the trials that it knows: it gets all, and Ray lets so many run
+    knows_all = isinstance(scheduler, HyperBandScheduler)
+    points = Points(search, job.sweep, begun, (lambda: job.sweep.budget.trials) if knows_all else room)
+    here = tune.PlacementGroupFactory([{"CPU": 0, _HEAD: round(0.99 / room(), 3) if knows_all else 0.001}])
     trainable = tune.with_resources(tune.with_parameters(Trial, job=job), here)
     filesystem = None if folder.is_local else pyarrow.fs.PyFileSystem(pyarrow.fs.FSSpecHandler(folder.fs))
     tuner = tune.Tuner(
@@ -311,7 +319,7 @@ def run_trials(
             storage_path=folder.where("ray"),
             storage_filesystem=filesystem,
             failure_config=tune.FailureConfig(max_failures=_FAILURES),
-            callbacks=[Watch(job.sweep, job.sweep.budget.trials, spent, say, note)],
+            callbacks=[Watch(job.sweep, points, spent, say, note)],
             stop=spent,
             verbose=0,
         ),
