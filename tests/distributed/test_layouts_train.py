@@ -184,7 +184,6 @@ def test_a_run_that_goes_back_again_and_again_ends(config: Config, ranks: Ranks)
         ranks(2, train_poisoned, configs.override(config, changes), set(range(22, STEPS)))
 
 
-@pytest.mark.skipif(shutil.which("g++") is None, reason="torch.compile needs a C++ compiler")
 def test_muon_is_the_same_at_any_world_size_in_any_layout(config: Config, ranks: Ranks) -> None:
     muon = configs.override(laid_out(config, "muon"), {"optim.optimizer": "muon"})
     exact = laid_out(muon, "exact", reduction="fp64")
@@ -212,6 +211,7 @@ def test_a_model_wider_than_its_base_is_the_same_in_any_layout_and_goes_on_in_an
     assert found == pytest.approx(expected, abs=TOLERANCES["fp32"])
 
 
+@pytest.mark.skipif(shutil.which("g++") is None, reason="torch.compile needs a C++ compiler")
 def test_compiled_blocks_learn_the_same(config: Config, expected: list[float], ranks: Ranks) -> None:
     compiled = laid_out(config, "compiled", compile=True)
     found = losses(ranks(1, train_laid_out, compiled, 4)[0])
