@@ -217,6 +217,16 @@ def scheduler_of(name: str, sweep: Sweep) -> TrialScheduler:
 class _InStep(PopulationBasedTraining):
     """One that does not wait for members which are over."""
 
+    _next_perturbation_sync: float
+
+    def on_trial_result(self, tune_controller: Any, trial: Any, result: dict[str, Any]) -> Any:
+        """A population that is resumed begins at a later rung than Tune thinks."""
+        decision = super().on_trial_result(tune_controller, trial, result)
+        reached = [self._trial_state[one].last_train_time for one in tune_controller.get_live_trials()]
+        if reached and min(reached) >= self._next_perturbation_sync:
+            self._next_perturbation_sync = max(reached) + self._perturbation_interval
+        return decision
+
     def on_trial_complete(self, tune_controller: Any, trial: Any, result: dict[str, Any]) -> None:
         super().on_trial_complete(tune_controller, trial, result)
         self._go_on(tune_controller, trial)
