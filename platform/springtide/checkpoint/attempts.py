@@ -16,6 +16,7 @@ import os
 import re
 import socket
 import time
+from collections.abc import Iterable
 from pathlib import Path
 
 from springtide.errors import RunExists
@@ -48,10 +49,8 @@ class Attempt:
 
 def newest(run: Folder) -> Attempt | None:
     """The attempt that may write; None before the first."""
-    numbers = [int(match[1]) for name in (run / "attempts").names() if (match := _FILE.fullmatch(name))]
-    if not numbers:
-        return None
-    return Attempt(**(run / "attempts").read_json(_file(max(numbers))))
+    numbers = _numbers((run / "attempts").names())
+    return Attempt(**(run / "attempts").read_json(_file(numbers[-1]))) if numbers else None
 
 
 def claim(run: Folder, owner: str, *, trains: bool = True, again: bool = False) -> Attempt:
@@ -103,16 +102,19 @@ def losses(run: Folder) -> int:
     """How many groups of workers before the newest attempt did not end by themselves."""
     folder = run / "attempts"
     names = set(folder.names())
-    numbers = sorted(int(match[1]) for name in names if (match := _FILE.fullmatch(name)))
-    lost = [number for number in numbers[:-1] if f"{number:04d}.ended" not in names]
+    lost = [number for number in _numbers(names)[:-1] if f"{number:04d}.ended" not in names]
     return sum(bool(folder.read_json(_file(number))["trains"]) for number in lost)
 
 
 def has_trained(run: Folder, before: int) -> bool:
     """Whether there was a group of workers before attempt ``before``."""
     folder = run / "attempts"
-    numbers = [int(match[1]) for name in folder.names() if (match := _FILE.fullmatch(name))]
-    return any(folder.read_json(_file(number))["trains"] for number in numbers if number < before)
+    return any(folder.read_json(_file(number))["trains"] for number in _numbers(folder.names()) if number < before)
+
+
+def _numbers(names: Iterable[str]) -> list[int]:
+    """Of the attempts among the files of these names, oldest first."""
+    return sorted(int(match[1]) for name in names if (match := _FILE.fullmatch(name)))
 
 
 def _file(number: int) -> str:

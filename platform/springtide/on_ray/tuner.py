@@ -109,10 +109,10 @@ class Points(Searcher):
         paid, what = sum(one.get("dollars", 0.0) for one in known), "dollar"
         if not paid:
             paid, what = sum(one.get("worker_s", 0.0) for one in known) / 3600.0, "worker-hour"
-        gain = expected_gain(values, len(known))
-        if not least or not paid or gain * len(known) / paid >= least:
+        if not least or not paid:
             return ""
-        return f"another trial promises a gain of {gain * len(known) / paid:.3g} for a {what}; least_gain is {least:g}"
+        worth = expected_gain(values, len(known)) / (paid / len(known))
+        return "" if worth >= least else f"another trial promises {worth:.3g} for a {what}; least_gain is {least:g}"
 
     def save(self, checkpoint_path: str) -> None:
         """Nothing: a sweep that is resumed is told again."""
@@ -222,9 +222,7 @@ class _InStep(PopulationBasedTraining):
     def on_trial_result(self, tune_controller: Any, trial: Any, result: dict[str, Any]) -> Any:
         """A population that is resumed begins at a later rung than Tune thinks."""
         decision = super().on_trial_result(tune_controller, trial, result)
-        reached = [self._trial_state[one].last_train_time for one in tune_controller.get_live_trials()]
-        if reached and min(reached) >= self._next_perturbation_sync:
-            self._next_perturbation_sync = max(reached) + self._perturbation_interval
+        self._go_on(tune_controller)
         return decision
 
     def on_trial_complete(self, tune_controller: Any, trial: Any, result: dict[str, Any]) -> None:
@@ -241,10 +239,12 @@ class _InStep(PopulationBasedTraining):
         config, changes = super()._get_new_config(trial, trial_to_clone)
         return {"trial": {**config["trial"], "of": self._trial_state[trial_to_clone].last_result["state"]}}, changes
 
-    def _go_on(self, tune_controller: Any, over: Any) -> None:
-        others = [self._trial_state[one] for one in tune_controller.get_live_trials() if one is not over]
-        if others and all(one.last_train_time >= self._next_perturbation_sync for one in others):
-            self._next_perturbation_sync += self._perturbation_interval
+    def _go_on(self, tune_controller: Any, over: Any = None) -> None:
+        """Where nobody is left to be waited for, the next rung is."""
+        live = [one for one in tune_controller.get_live_trials() if one is not over]
+        reached = [self._trial_state[one].last_train_time for one in live]
+        if reached and min(reached) >= self._next_perturbation_sync:
+            self._next_perturbation_sync = max(reached) + self._perturbation_interval
 
 
 class _InStepToo(_InStep, PB2):
