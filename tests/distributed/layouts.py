@@ -96,10 +96,12 @@ def load_in(world: World, layout: str, url: str) -> dict[str, Tensor]:
     model, optimizer = laid_out(layout, world)
     assert restore(Folder(url), model, optimizer, lambda step: "o")
     found = named_tensors(model, optimizer)
-    return {
-        name: (tensor.full_tensor() if isinstance(tensor, DTensor) else tensor).clone()
-        for name, tensor in found.items()
-    }
+    return {name: whole(tensor).clone() for name, tensor in found.items()}
+
+
+def whole(tensor: Tensor) -> Tensor:
+    """Of all ranks' parts."""
+    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
 
 def load_another_model(world: World, url: str) -> str:

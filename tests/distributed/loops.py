@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from layouts import whole
 
 from springtide import parallel
 from springtide.checkpoint import saver
@@ -123,7 +124,7 @@ def gradients(world: World, config: Config, tokens: np.ndarray, micro_batch: int
         def step(self, closure: Any = None) -> None:  # type: ignore[override]
             for name, parameter in model.named_parameters():
                 assert parameter.grad is not None
-                kept[name] = parameter.grad.full_tensor()  # type: ignore[attr-defined]
+                kept[name] = whole(parameter.grad)
 
     lanes = [lane for lane in range(len(tokens)) if lane * world.size // len(tokens) == world.rank]
     train_step(
@@ -151,7 +152,7 @@ def full_state(world: World, config: Config) -> dict[str, torch.Tensor]:
     for name, parameter in run.model.named_parameters():
         moments = run.optimizer.state[parameter]
         for kind, tensor in {"weight": parameter, "m": moments["exp_avg"], "v": moments["exp_avg_sq"]}.items():
-            state[f"{name}/{kind}"] = tensor.full_tensor().detach().clone()  # type: ignore[attr-defined]
+            state[f"{name}/{kind}"] = whole(tensor).detach().clone()
         state[f"{name}/step"] = local(moments["step"]).clone()
     return state
 

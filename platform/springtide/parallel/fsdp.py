@@ -34,26 +34,38 @@ def parallelize(model: nn.Module, config: ParallelConfig, world: World) -> nn.Mo
     ):
         name = torch.cuda.get_device_name(world.device)
         raise ConfigError(explain("parallel.precision", "bf16", f"a {name} has no bf16 arithmetic", "use fp16"))
-    policy = MixedPrecisionPolicy(param_dtype=_TYPES[config.precision], reduce_dtype=_TYPES[config.reduction])
-    reshard = config.strategy == "zero3"
     blocks = getattr(model, "blocks", nn.ModuleList())
     for index, block in enumerate(blocks):
         if config.recompute != "none":
             blocks[index] = recomputed(block, config.recompute)
         if config.compile:
             blocks[index].compile()
-        fully_shard(blocks[index], mesh=world.mesh, mp_policy=policy, reshard_after_forward=reshard)
+    # a process alone has nobody to share with, and what FSDP copies is a sixth of a small model's step; but other types of
+    # weights and sums are FSDP's doing too
+    sharded = world.size > 1 or {config.precision, config.reduction} != {"fp32"}
+    if sharded:
+        _shard(model, blocks, config, world)
+    if isinstance(model, Decoder):
+        model.place(world.device)
+    elif not sharded:
+        model.to(world.device)
+    return model
+
+
+def _shard(model: nn.Module, blocks: nn.ModuleList, config: ParallelConfig, world: World) -> None:
+    """Over all ranks, in place."""
+    policy = MixedPrecisionPolicy(param_dtype=_TYPES[config.precision], reduce_dtype=_TYPES[config.reduction])
+    reshard = config.strategy == "zero3"
+    for block in blocks:
+        fully_shard(block, mesh=world.mesh, mp_policy=policy, reshard_after_forward=reshard)
     # the root is needed first in backward, right after forward: freeing it would only fetch it again
     fully_shard(model, mesh=world.mesh, mp_policy=policy, reshard_after_forward=False)
     setattr(model, _CONFIG, config)
-    if isinstance(model, Decoder):
-        model.place(world.device)
     for module in model.modules():
         if isinstance(module, FSDPModule):
             # gradients are summed, not averaged: the loss is already divided by the tokens of the whole step
             module.set_gradient_divide_factor(1.0)
             module.set_force_sum_reduction_for_comms(True)
-    return model
 
 
 def set_gradient_sync(model: nn.Module, last: bool) -> None:
