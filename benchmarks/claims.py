@@ -51,14 +51,14 @@ def show(options: argparse.Namespace, claims: Sequence[dict[str, Any]]) -> None:
         print(json.dumps({"quick": options.quick, "claims": list(claims)}))
 
 
-def alone(function: Callable[..., dict[str, float]], *arguments: Any) -> dict[str, float]:
+def alone(function: Callable[..., dict[str, Any]], *arguments: Any) -> dict[str, Any]:
     """What ``function`` measures in a fresh process, with the peak memory of that process."""
     context = mp.get_context("spawn")
     ours, theirs = context.Pipe(duplex=False)
     process = context.Process(target=_child, args=(function, arguments, theirs))
     process.start()
     theirs.close()  # the child alone holds that end: if it dies, recv says so
-    found: dict[str, float] = ours.recv()
+    found: dict[str, Any] = ours.recv()
     process.join()
     return found
 

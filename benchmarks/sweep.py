@@ -7,17 +7,17 @@ rungs, save there too, and run on the same kind of cluster: a head that stays, a
     fixed_asha   bare Ray Tune's ASHA over bare Ray Train, ``--size`` workers a trial (sweep_peers.py)
     random       the same, every trial to its end
 
-``race``: worker-seconds until one trial has reached the target: the loss of the best of the points at its last rung, and
-0.01 nats more, found beforehand by the peer's loop alone. Held are the slots that Ray accounts to somebody, asked five times
-a second: with start-up, with teardown, with processes that wait for work. ``cluster_s`` has the idle slots too. Each round
-has points of its own. A trial's start is from when Tune asks for its point until its first step is done, the median over
-trials, ours beside fixed_asha's.
+``race``: worker-seconds until one trial has reached the target: the loss of the best point of the random search at its last
+rung, and 0.01 nats more. Each sweep runs to its end, so that the target can be known afterwards. Held are the slots that Ray
+accounts to somebody, asked five times a second: with start-up, with teardown, with processes that wait for work. ``cluster_s``
+has the idle slots too. Each round has points of its own. A trial's start is from when Tune asks for its point until its first
+step is done, the median over trials, ours beside fixed_asha's. Both ASHAs let a fourth go on, Tune's own default.
 
 ``trace``: both sweeps with ASHA to their end while a record of spot capacity is replayed, its times squeezed to ``--gap``
 seconds a change: nodes join, or are announced to go and go 12 s later. Work lost is tokens of steps that a trial has made
 before, by all that were made. (Steps that a killed worker of ours had no time to tell are in neither; the peer's are.)
 
-    python benchmarks/sweep.py [--traces FOLDER] [--only race|trace] [--quick] [--json] [--rounds 2] [--trials 12] [--steps 160]
+    python benchmarks/sweep.py [--traces FOLDER] [--only race|trace] [--quick] [--json] [--rounds 2] [--trials 24] [--steps 160]
         [--slots 2] [--size 1] [--changes 8] [--gap 15]
 """
 
@@ -35,10 +35,25 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import claims
-from sweep_work import OURS, RUNGS, Slots, Work, config_of, losses, starts, step_s, steps_made, work_of
+from sweep_work import (
+    OURS,
+    REDUCTION,
+    RUNGS,
+    Made,
+    Seen,
+    Work,
+    config_of,
+    losses,
+    seconds,
+    slots,
+    starts,
+    step_s,
+    steps_made,
+    work_of,
+)
 
 from springtide import config as configs
 from springtide.elastic.traces import read_file, smaller
@@ -56,21 +71,6 @@ RAYS_OWN = {"RAY_TRAIN_ENABLE_PREEMPTION_WATCHER": "1", "RAY_TRAIN_HEALTH_CHECK_
 """What springtide sets otherwise."""
 
 
-def reference(work: Work, processes: int = 2) -> list[float]:
-    """The loss of each point at its last rung."""
-    with mp.get_context("spawn").Pool(processes) as pool:
-        return pool.starmap(_trained, [(work.told, point) for point in work.points])
-
-
-def _trained(told: dict[str, Any], point: dict[str, Any]) -> float:
-    from sweep_peers import Loop
-
-    loop = Loop({**told, "point": point})
-    for _ in range(told["steps"]):
-        loop.train()
-    return loop.heldout_loss()
-
-
 def springtide(work: Work) -> None:
     """Ours."""
     from springtide.sweeps import sweep
@@ -84,7 +84,13 @@ def _peer(work: Work, asha: bool) -> None:
     from sweep_peers import sweep
 
     ray.init(os.environ["RAY_ADDRESS"], log_to_driver=False, logging_level=logging.ERROR)
-    sweep({**work.told, "folder": work.folder}, work.points, work.config.elastic.max_workers, RUNGS, asha)
+    sweep(
+        {**work.told, "folder": work.folder},
+        work.points,
+        work.config.elastic.max_workers,
+        RUNGS,
+        REDUCTION if asha else 0,
+    )
 
 
 def fixed_asha(work: Work) -> None:
@@ -97,30 +103,46 @@ def random(work: Work) -> None:
     _peer(work, asha=False)
 
 
+class Raced(NamedTuple):
+    """A sweep that has ended."""
+
+    begin_s: float
+    end_s: float
+    losses: list[tuple[float, str, float]]
+    made: list[Made]
+    seen: Seen
+    starts: dict[str, float]
+
+
 CLIENTS: dict[str, Callable[[Work], None]] = {"springtide": springtide, "fixed_asha": fixed_asha, "random": random}
 
 
-def race(client: str, work: Work, target: float) -> dict[str, float]:
-    """Sweep until a trial has reached the target; in a process of its own."""
-    begin = end = time.time()
-    reached = over = False
-    with _sweeping(client, work, work.config.elastic.max_workers) as (_, driver), Slots() as slots:
-        while not reached and not over and time.time() < begin + LONGEST_S:
-            over = not driver.is_alive()
-            there = [time_s for time_s, _, loss in losses(client, work) if loss <= target]
-            end, reached = (there[0], True) if there else (time.time(), False)
-            time.sleep(1.0)  # between looks
-    held, total = slots.seconds(begin, end)
-    made = [one for one in steps_made(client, work) if one.time_s <= end]
+def race(client: str, work: Work) -> dict[str, Any]:
+    """Sweep to the end; in a process of its own."""
+    begin = time.time()
+    with _sweeping(client, work, work.config.elastic.max_workers) as (_, driver), slots() as seen:
+        driver.join(LONGEST_S)
+    made = steps_made(client, work)
+    return {"raced": Raced(begin, time.time(), losses(client, work), made, seen, starts(client, work, made))}
+
+
+def until(raced: Raced, target: float) -> dict[str, float]:
+    """What it took to reach the target."""
+    there = [time_s for time_s, _, loss in raced.losses if loss <= target]
+    end = there[0] if there else raced.end_s
+    held, total = seconds(raced.seen, raced.begin_s, end)
+    made = [one for one in raced.made if one.time_s <= end]
     return {
         "held_s": held,
         "cluster_s": total,
-        "wall_s": end - begin,
-        "reached": float(reached),
+        "wall_s": end - raced.begin_s,
+        "reached": float(bool(there)),
         "steps": float(len(made)),
         "step_s": step_s(made),
         "trials": float(len({one.trial for one in made})),
-        **starts(client, work, made),
+        "all_held_s": seconds(raced.seen, raced.begin_s, raced.end_s)[0],
+        "best": min(loss for _, _, loss in raced.losses),
+        **raced.starts,
     }
 
 
@@ -128,7 +150,7 @@ def traced(client: str, work: Work, acts: list[tuple[float, int]], nodes: int) -
     """Sweep to the end while nodes come and go: (seconds, by how many) each; in a process of its own."""
     begin = end = time.time()
     played, doomed = 0, dict[str, threading.Timer]()
-    with _sweeping(client, work, nodes) as (cluster, driver), Slots() as slots:
+    with _sweeping(client, work, nodes) as (cluster, driver), slots() as seen:
         while not steps_made(client, work) and driver.is_alive():
             time.sleep(0.5)
         since = time.time()
@@ -144,7 +166,7 @@ def traced(client: str, work: Work, acts: list[tuple[float, int]], nodes: int) -
             timer.join()
     made = steps_made(client, work)
     distinct = len({(one.trial, one.step) for one in made})
-    held, total = slots.seconds(begin, end)
+    held, total = seconds(seen, begin, end)
     return {
         "lost": (len(made) - distinct) / len(made) if made else float("nan"),
         "steps": float(len(made)),
@@ -178,7 +200,7 @@ def _sweeping(client: str, work: Work, nodes: int) -> Iterator[tuple[Any, mp.pro
 
     from springtide.on_ray.local import LocalCluster
 
-    with LocalCluster(nodes, patience=20) as cluster:
+    with LocalCluster(nodes, patience=20, dashboard=True) as cluster:
         os.environ["RAY_ADDRESS"] = ray.get_runtime_context().gcs_address
         driver = mp.get_context("spawn").Process(target=CLIENTS[client], args=(work,))
         driver.start()
@@ -199,17 +221,18 @@ def measure_race(root: str, options: Any) -> list[dict[str, dict[str, float]]]:
     found = []
     for number in range(options.rounds):
         work = work_of(config, int(options.trials), number, int(options.size), root)
-        ends = reference(work)
-        best = min(range(len(ends)), key=ends.__getitem__)
-        target = ends[best] + TOLERANCE
-        _say(f"round {number + 1}: best of {len(ends)} is {best}; target {target:.4f}, worst {max(ends):.4f}")
-        names, row = list(CLIENTS), {}
+        names, raced = list(CLIENTS), dict[str, Raced]()
         for name in names[number % len(names) :] + names[: number % len(names)]:
-            row[name] = claims.alone(race, name, _own(work, f"{root}/race-{number}-{name}"), target)
+            raced[name] = claims.alone(race, name, _own(work, f"{root}/race-{number}-{name}"))["raced"]
+            _say(f"round {number + 1}, {name}: {raced[name].end_s - raced[name].begin_s:.0f} s")
+        target = TOLERANCE + min(loss for _, _, loss in raced["random"].losses)
+        row = {name: until(one, target) for name, one in raced.items()}
+        _say(f"round {number + 1}: target {target:.4f}")
+        for name in names:
             _say(f"  {name}: {_words(row[name])}")
-        found.append(row)
         for name in GOALS:
             _say(f"  held, ours by {name}: {row['springtide']['held_s'] / row[name]['held_s']:.2f}")
+        found.append(row)
     return found
 
 
@@ -250,7 +273,7 @@ def _words(row: dict[str, float]) -> str:
 def main() -> None:
     """Measure, print, judge."""
     numbers = {
-        "trials": (12, 3),
+        "trials": (24, 3),
         "steps": (160, 40),
         "slots": (2, 2),
         "size": (1, 1),

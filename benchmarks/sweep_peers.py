@@ -173,17 +173,18 @@ class Listed(Searcher):
         """Nothing."""
 
 
-def sweep(told: dict[str, Any], points: list[dict[str, Any]], slots: int, rungs: int, asha: bool) -> None:
-    """Try all ``points``, as many at once as ``slots`` hold; with ``asha`` the worse half is stopped at each rung."""
+def sweep(told: dict[str, Any], points: list[dict[str, Any]], slots: int, rungs: int, reduction: int) -> None:
+    """Try all ``points``, as many at once as ``slots`` hold; with ``reduction`` one in so many goes on at a rung of ASHA."""
     for name in ("asked", "steps"):
         Path(told["folder"], name).mkdir(parents=True, exist_ok=True)
-    judges = ASHAScheduler(metric="heldout_loss", mode="min", max_t=rungs, grace_period=1, reduction_factor=2)
+    asked = {"metric": "heldout_loss", "mode": "min"}
+    judges = ASHAScheduler(max_t=rungs, grace_period=1, reduction_factor=reduction, **asked) if reduction else None
     tuner = tune.Tuner(
         tune.with_resources(drive, tune.PlacementGroupFactory([DRIVERS])),
         tune_config=tune.TuneConfig(
             search_alg=Listed(told, points),
             num_samples=len(points),
-            scheduler=judges if asha else None,
+            scheduler=judges,
             max_concurrent_trials=max(1, slots // told["size"]),
             reuse_actors=False,  # a function that Tune stops cannot be reset: the trial to come would be given up
         ),

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import statistics
 import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, NamedTuple, Self
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -22,7 +24,7 @@ from springtide.sweep import name_of, random_points, read, trial_config
 from springtide.train.optim import rate_after
 from springtide.train.weights import initialize
 
-RUNGS = 4
+RUNGS, REDUCTION = 4, 4
 OURS = "springtide"
 _LOOK_S = 0.2
 _SPACE = {"optim.peak_lr": ("log_uniform", 3e-4, 3e-2), "optim.weight_decay": ("log_uniform", 1e-3, 0.5)}
@@ -62,6 +64,7 @@ def config_of(root: str, steps: int, slots: int) -> Config:
         "elastic.min_workers": 1,
         "elastic.max_workers": slots,
         "checkpoint.every_steps": steps // RUNGS,
+        "checkpoint.memory_every": 0,  # seconds after a save there is little to lose; nor has the peer one
         "train.total": steps * base.tokens_per_step,
         "train.eval_rows": 64,
         "train.micro_batch": base.stream.global_batch,
@@ -74,7 +77,12 @@ def config_of(root: str, steps: int, slots: int) -> Config:
 
 def work_of(config: Config, trials: int, seed: int, size: int, root: str) -> Work:
     """The sweep, and what the peer needs to train the same."""
-    budget = {"trials": trials, "tokens_per_trial": config.num_steps * config.tokens_per_step, "rungs": RUNGS}
+    budget = {
+        "trials": trials,
+        "tokens_per_trial": config.num_steps * config.tokens_per_step,
+        "rungs": RUNGS,
+        "reduction": REDUCTION,
+    }
     table = {"SPACE": _SPACE, "OBJECTIVE": {"metric": "heldout_loss", "mode": "min"}, "BUDGET": budget}
     points = random_points(read(table, config), config, seed)
     data = Path(root, "data")
@@ -145,35 +153,35 @@ def asked(client: str, work: Work) -> dict[str, float]:
     return {file.stem: file.stat().st_mtime for file in folder.glob("*.json")}
 
 
-class Slots:
-    """How many are held, as time goes by: by Ray's own account, asked in a thread. A context manager."""
+Seen = list[tuple[float, float, float]]
+"""(time, slots that are held, slots that there are), in order."""
 
-    def __init__(self) -> None:
-        self._seen: list[tuple[float, float, float]] = []
-        self._over = threading.Event()
-        self._thread = threading.Thread(target=self._look, daemon=True)
 
-    def __enter__(self) -> Self:
-        self._thread.start()
-        return self
+@contextlib.contextmanager
+def slots() -> Iterator[Seen]:
+    """What is held as time goes by: by Ray's own account, asked in a thread."""
+    import ray
 
-    def __exit__(self, *exception: object) -> None:
-        self._over.set()
-        self._thread.join()
+    seen, over = Seen(), threading.Event()
 
-    def _look(self) -> None:
-        import ray
-
-        while not self._over.wait(_LOOK_S):
+    def look() -> None:
+        while not over.wait(_LOOK_S):
             total, free = ray.cluster_resources().get("CPU", 0.0), ray.available_resources().get("CPU", 0.0)
-            self._seen.append((time.time(), max(0.0, total - free), total))
+            seen.append((time.time(), max(0.0, total - free), total))
 
-    def seconds(self, begin: float, end: float) -> tuple[float, float]:
-        """Held in that time, and there were [worker-seconds]."""
-        seen = [one for one in self._seen if begin <= one[0] <= end]
-        spans = [after[0] - one[0] for one, after in zip(seen, [*seen[1:], (end, 0.0, 0.0)], strict=True)]
-        held, total = (sum(span * one[kind] for span, one in zip(spans, seen, strict=True)) for kind in (1, 2))
-        return held, total
+    thread = threading.Thread(target=look, daemon=True)
+    thread.start()
+    yield seen
+    over.set()
+    thread.join()
+
+
+def seconds(seen: Seen, begin: float, end: float) -> tuple[float, float]:
+    """Held in that time, and there were [worker-seconds]."""
+    seen = [one for one in seen if begin <= one[0] <= end]
+    spans = [after[0] - one[0] for one, after in zip(seen, [*seen[1:], (end, 0.0, 0.0)], strict=True)]
+    held, total = (sum(span * one[kind] for span, one in zip(spans, seen, strict=True)) for kind in (1, 2))
+    return held, total
 
 
 def step_s(made: list[Made]) -> float:

@@ -81,7 +81,7 @@ def train(
 
     ``resume`` goes on with the run ``run.id`` (or the newest of this config) from its newest good checkpoint; a run that
     exists is otherwise refused. ``accept_changes`` lets it go on under a config that trains something else. ``share`` and
-    ``processes``: of the sweep that the run is a trial of.
+    ``processes``: of the sweep that the run is a trial of, and that writes its report.
     Errors: ConfigError, CorpusError, RunExists before anything starts; TrainingFailed or the worker's own
     SpringtideError later. The run can be resumed after any of them.
     """
@@ -138,7 +138,8 @@ def train(
             raise
         finally:
             attempts.end(run.folder, attempt.number)
-            run.write_report()
+            if share is None:
+                run.write_report()
     return run
 
 

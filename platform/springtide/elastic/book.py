@@ -28,6 +28,10 @@ class Claim(NamedTuple):
     promise: float = -math.inf
     """How well it does, the more the better; the least promising give up workers first. Unknown: none."""
 
+    def limited(self, most: int | None) -> Claim:
+        """The same for at most so many workers, but for what it needs."""
+        return self if most is None else self._replace(max_workers=max(self.min_workers, min(most, self.max_workers)))
+
 
 def allot(places: Mapping[str, int], claims: Sequence[Claim], held: Mapping[str, Mapping[str, int]]) -> Shares:
     """What each run gets: nothing, or from ``min_workers`` to ``max_workers``. ``places`` are workers that fit on each node,

@@ -30,10 +30,11 @@ _HEALTH = {
 class LocalCluster:
     """A head without CPUs, where this process is the driver, and nodes with one each. A context manager; one a process."""
 
-    def __init__(self, nodes: int, patience: int = 2) -> None:
+    def __init__(self, nodes: int, patience: int = 2, dashboard: bool = False) -> None:
         """``patience``: seconds in a row that a node may not answer before it counts as dead; where many processes share few
-        cores a head that is busy needs more."""
-        self._first, self._patience = nodes, patience
+        cores a head that is busy needs more. ``dashboard``: with the one of Ray, by whose state API bare Ray Train finds what
+        a run that was stopped has left."""
+        self._first, self._patience, self._dashboard = nodes, patience, dashboard
         self._nodes: dict[str, Any] = {}
         self._stack = contextlib.ExitStack()
 
@@ -42,7 +43,12 @@ class LocalCluster:
         set_environment(**_HEALTH, RAY_health_check_failure_threshold=str(self._patience))
         folder = self._stack.enter_context(private_folder())
         self._stack.enter_context(own_address_file(folder))
-        head = {"num_cpus": 0, "object_store_memory": _STORE_BYTES, "include_dashboard": False, "temp_dir": folder}
+        head = {
+            "num_cpus": 0,
+            "object_store_memory": _STORE_BYTES,
+            "include_dashboard": self._dashboard,
+            "temp_dir": folder,
+        }
         self._cluster = Cluster(initialize_head=True, head_node_args=head)
         self._stack.callback(self._cluster.shutdown)
         for _ in range(self._first):

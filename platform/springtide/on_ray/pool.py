@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import ray
@@ -13,6 +13,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from springtide.config import Config
 from springtide.elastic.book import Claim, Shares, allot
+from springtide.elastic.scaling import useful
 from springtide.on_ray.nodes import observed
 
 _LOOK_S = 0.3
@@ -32,16 +33,19 @@ class Pool:
         self._places: dict[str, int] = {}
         self._looked_s = float("-inf")
         self._closed = False
+        self._most: int | None = None
+        """Workers that a run has use for, as far as that is known."""
 
     def claim(self, claim: Claim) -> None:
         """Somebody wants workers, or wants others than before."""
         self._claims[claim.holder] = claim
         self._heard_s[claim.holder] = time.monotonic()
 
-    def promise(self, holder: str, promise: float) -> None:
-        """How well its run does."""
+    def promise(self, holder: str, promise: float, speeds: Mapping[int, float]) -> None:
+        """How well its run does, and how fast at each world size [tokens/s]."""
         if holder in self._claims:
             self._claims[holder] = self._claims[holder]._replace(promise=promise)
+        self._most = useful(speeds) or self._most
 
     def release(self, holder: str) -> None:
         """It wants none any more."""
@@ -55,7 +59,7 @@ class Pool:
         for other in [other for other, heard_s in self._heard_s.items() if now - heard_s > _SILENT_S]:
             self.release(other)
         self._look(now)
-        self._shares = allot(self._places, list(self._claims.values()), self._shares)
+        self._shares = allot(self._places, [one.limited(self._most) for one in self._claims.values()], self._shares)
         mine = self._shares.get(holder, {})
         return {node: {kind: amount * n for kind, amount in self._resources.items()} for node, n in mine.items()}
 
@@ -92,9 +96,9 @@ class Share:
         elastic, cell = config.elastic, max(1, config.parallel.shards)
         ray.get(self._pool.claim.remote(Claim(self._holder, elastic.min_workers, elastic.max_workers, cell=cell)))
 
-    def promise(self, promise: float) -> None:
-        """How well the run does."""
-        self._pool.promise.remote(self._holder, promise)
+    def promise(self, promise: float, speeds: Mapping[int, float]) -> None:
+        """How well the run does, and how fast at each world size [tokens/s]."""
+        self._pool.promise.remote(self._holder, promise, speeds)
 
     def release(self) -> None:
         """Want none."""

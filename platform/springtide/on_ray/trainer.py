@@ -76,6 +76,8 @@ def train(
             trainer.fit()
         except BaseException as error:  # raised again below, in the caller's thread
             failure.append(error)
+        finally:
+            control.post.remote([])  # the caller's thread waits for events
 
     thread = threading.Thread(target=fit, name="springtide-fit", daemon=True)
     with vaults_end(run), evaluations(config, run, listen) as hear, _signals() as asked:

@@ -21,10 +21,12 @@ from springtide.checkpoint import branch
 from springtide.checkpoint.layout import committed, name_of
 from springtide.config import Config
 from springtide.elastic import Interrupt
+from springtide.elastic.scaling import speeds
 from springtide.errors import RunExists, SpringtideError
 from springtide.on_ray.group import Processes
 from springtide.on_ray.pool import Share
 from springtide.on_ray.trainer import ask
+from springtide.runs import Run
 from springtide.store import Folder
 from springtide.sweep import Generation, Point, Sweep, lineage_of, member_config, number_of, trial_config, turned
 from springtide.track.events import Evaluated, Event, StepDone, Stopped
@@ -102,6 +104,7 @@ class Trial(tune.Trainable):
         self._job = job
         self._base, self._sweep_folder = configs.build(job.base), Folder(job.folder)
         self._workers = Workers(job.pool)
+        self._reports: threading.Thread | None = None
         self._take_on(config)
 
     def _take_on(self, config: dict[str, Any]) -> None:
@@ -156,6 +159,8 @@ class Trial(tune.Trainable):
         """Called by Tune before it ends this process."""
         self._stop()
         self._workers.end()
+        if self._reports is not None:
+            self._reports.join(_SAVED_S)
 
     def _stop(self) -> None:
         """With everything saved."""
@@ -206,6 +211,9 @@ class Trial(tune.Trainable):
             self._told.put(error)
         finally:
             self._workers.free()
+            if self._folder.exists(configs.RUN_CONFIG):  # the next trial does not wait for this one's page
+                self._reports = threading.Thread(target=Run(self._folder).write_report, daemon=True)
+                self._reports.start()
 
     def _train_when_free(self, config: Config) -> None:
         """Processes of a driver that was killed hold their runs until they are gone too."""
@@ -245,6 +253,7 @@ class Trial(tune.Trainable):
             "of": self._lineage[-1].of,
             "state": f"{self._folder.url}/checkpoints/{name_of(found.step)}",
         }
-        self._workers.share.promise(self._job.sweep.promise(self._last[self._job.sweep.metric]))
+        promise = self._job.sweep.promise(self._last[self._job.sweep.metric])
+        self._workers.share.promise(promise, speeds((one.world_size, one.tokens_per_s) for one in self._steps.values()))
         is_last = found.step >= self._config.num_steps
         return {**self._last, "done": is_last, "over": is_last}

@@ -201,11 +201,11 @@ def scheduler_of(name: str, sweep: Sweep) -> TrialScheduler:
     if name not in SCHEDULERS:
         raise ConfigError(explain("--scheduler", name, "is not known", configs.nearest(name, SCHEDULERS)))
     asked = {"metric": sweep.metric, "mode": sweep.mode}
-    rungs = sweep.budget.rungs
+    rungs, reduction = sweep.budget.rungs, sweep.budget.reduction
     if name == "asha":
-        return ASHAScheduler(max_t=rungs, grace_period=1, reduction_factor=2, stop_last_trials=False, **asked)
+        return ASHAScheduler(max_t=rungs, grace_period=1, reduction_factor=reduction, stop_last_trials=False, **asked)
     if name == "hyperband":
-        return HyperBandScheduler(max_t=rungs, reduction_factor=2, stop_last_trials=False, **asked)
+        return HyperBandScheduler(max_t=rungs, reduction_factor=reduction, stop_last_trials=False, **asked)
     if name == "median":
         return MedianStoppingRule(time_attr="training_iteration", grace_period=1, **asked)
     if name in POPULATIONS:

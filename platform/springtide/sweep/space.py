@@ -68,6 +68,8 @@ class Budget:
     tokens_per_trial: int
     rungs: int = 4
     """Evaluations of a trial, evenly spaced, at which a scheduler may stop it."""
+    reduction: int = 2
+    """At a rung one trial in so many goes on, by ASHA and HyperBand; the next at which they judge is so many times as late."""
     tokens: float = 0.0
     """Of all trials together."""
     worker_hours: float = 0.0
@@ -183,7 +185,7 @@ def read_budget(table: Mapping[str, Any], base: Config) -> Budget:
         if not isinstance(value, int | float) or value < 0:
             raise ConfigError(explain(f"BUDGET.{name}", value, "must be a number, 0 or more", "0 is no limit"))
     budget = Budget(**{"trials": 0, "tokens_per_trial": 0, **table})
-    for name, least in (("trials", 1), ("rungs", 1), ("seeds", 2)):
+    for name, least in (("trials", 1), ("rungs", 1), ("reduction", 2), ("seeds", 2)):
         if getattr(budget, name) < least:
             raise ConfigError(explain(f"BUDGET.{name}", getattr(budget, name), f"must be {least} or more", "raise it"))
     least = base.tokens_after(1) * budget.rungs
