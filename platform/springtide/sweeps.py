@@ -25,7 +25,7 @@ from springtide import config as configs
 from springtide.checkpoint.branch import first_step
 from springtide.config import Config
 from springtide.errors import ConfigError, RunExists, explain
-from springtide.runs import Run
+from springtide.runs import REPORT, Run
 from springtide.store import Folder
 from springtide.stream import open_data
 from springtide.sweep import (
@@ -186,6 +186,10 @@ def _end(
 
     folder.write_json(VERDICT, verdict.as_dict())
     mattered = importance(table, [one for one in verdict.outcomes if one.repeats < 0])
+    for one in verdict.outcomes:  # a driver that was killed has not come to all
+        for run in _runs(folder, lineage_of(folder, one.number, one.point)):
+            if not run.folder.exists(REPORT):
+                run.write_report()
     folder.write(PAGE, render(folder.name, table, verdict, mattered))
     best = verdict.best
     if best is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from pathlib import Path
@@ -12,10 +13,12 @@ import torch.distributed as dist
 from springtide.parallel import Links, World
 
 
-def cut_off(world: World, folder: str, port: int) -> tuple[int, str, float]:
-    """The last rank does not come to a collective; each of the others cuts itself off from another thread. Its links, what the
-    collective raised, and the sum that a new group of the same processes then has."""
+def cut_off(world: World, folder: str, port: int) -> tuple[int, int, str, float]:
+    """The last rank does not come to a collective; each of the others cuts itself off from another thread. Its links,
+    how many files they opened, what the collective raised, and the sum that a new group of the same processes then has."""
+    before = len(os.listdir("/proc/self/fd"))
     links, raised = Links(), ""
+    opened = len(os.listdir("/proc/self/fd")) - before
     count = len(links)
     if world.rank < world.size - 1:
         threading.Timer(0.5, links.cut).start()
@@ -31,4 +34,4 @@ def cut_off(world: World, folder: str, port: int) -> tuple[int, str, float]:
     dist.init_process_group("gloo", init_method=address, rank=world.rank, world_size=world.size)
     total = torch.ones(1)
     dist.all_reduce(total)
-    return count, raised, total.item()
+    return count, opened, raised, total.item()

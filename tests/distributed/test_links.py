@@ -16,10 +16,10 @@ pytestmark = pytest.mark.distributed
 def test_a_collective_that_waits_for_a_rank_that_never_comes_fails_when_it_is_cut(
     tmp_path: Path, ranks: Callable[..., list[Any]]
 ) -> None:
-    *waited, (links, raised, total) = ranks(5, cut_off, str(tmp_path), free_port())
-    assert links >= 4
+    *waited, (links, opened, raised, total) = ranks(5, cut_off, str(tmp_path), free_port())
+    assert opened == links >= 4
     assert raised == ""
-    for count, raised, total in waited:
-        assert count >= 4
+    for count, opened, raised, total in waited:
+        assert opened == count >= 4
         assert "Connection" in raised or "closed" in raised
         assert total == 5.0

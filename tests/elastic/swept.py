@@ -4,6 +4,7 @@ should be.
 
 python swept.py TRIALS LOSSES
 python swept.py drive ROOT TRIALS [resume]     the driver
+python swept.py members ROOT                   that of a population
 """
 
 from __future__ import annotations
@@ -56,6 +57,13 @@ def config_of(root: str) -> configs.Config:
     return st.prepare(configs.override(configs.recipes.tiny(), changes))
 
 
+def population(root: str) -> tuple[configs.Config, dict[str, Any], dict[str, Any]]:
+    """Config, space and options of a sweep whose four members train three at once on four workers, one each or two."""
+    base = configs.override(config_of(root), {"checkpoint.every_steps": 0, "track.mlflow_uri": ""})
+    space = {**table(4), "SPACE": {"optim.peak_lr": ("log_uniform", 1e-6, 2e-2)}}
+    return base, space, {"name": "members", "scheduler": "pbt", "concurrent": 3}
+
+
 def trained(folder: Path) -> int:
     """Steps that trials have made, by their journals."""
     return sum(file.read_text().count('"kind": "step"') for file in folder.glob("trials/*/journal/*.jsonl"))
@@ -71,16 +79,16 @@ def drive(root: str, trials: int, resume: bool) -> None:
     print(json.dumps(verdict.as_dict()))
 
 
-def driver(root: str, trials: int, *more: str) -> subprocess.Popen[str]:
+def driver(*arguments: str) -> subprocess.Popen[str]:
     """A process of its own, to be killed."""
     environment = os.environ | {"RAY_ADDRESS": ray.get_runtime_context().gcs_address}
-    command = [sys.executable, __file__, "drive", root, str(trials), *more]
+    command = [sys.executable, __file__, *arguments]
     return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True)
 
 
 def finished(folder: Path) -> dict[str, int]:
     """Trials that are trained to their end, and how often they were begun."""
-    runs = [st.attach(str(one.parent)) for one in folder.glob("trials/*/report.html")]
+    runs = [st.attach(str(one.parent)) for one in folder.glob("trials/*/config.yaml")]
     return {run.id: len(list(Path(run.folder.path).glob("attempts/*.json"))) for run in runs if run.finished}
 
 
@@ -117,7 +125,7 @@ def main(trials: int, losses: int) -> None:
     with tempfile.TemporaryDirectory() as root, LocalCluster(NODES, patience=20) as cluster:
         config_of(root)
         folder, total = Path(root) / "runs" / "swept", trials * STEPS
-        process, killed = driver(root, trials), False
+        process, killed = driver("drive", root, str(trials)), False
         while process.poll() is None:
             done = trained(folder)
             if found["lost"] < losses and done > (found["lost"] + 1) * total // (losses + 1):
@@ -130,7 +138,7 @@ def main(trials: int, losses: int) -> None:
                 process.wait()
                 killed, before = True, finished(folder)
                 print(f"the driver is killed; {len(before)} trials are finished", file=sys.stderr, flush=True)
-                process = driver(root, trials, "resume")
+                process = driver("drive", root, str(trials), "resume")
             time.sleep(0.3)  # between looks at the journals
         assert process.stdout is not None
         told = process.stdout.read()
@@ -166,5 +174,8 @@ def problems(found: dict[str, Any], trials: int, losses: int) -> list[str]:
 if __name__ == "__main__":
     if sys.argv[1] == "drive":
         drive(sys.argv[2], int(sys.argv[3]), "resume" in sys.argv)
+    elif sys.argv[1] == "members":
+        base, space, options = population(sys.argv[2])
+        sweep(base, space, **options)
     else:
         main(int(sys.argv[1]), int(sys.argv[2]))

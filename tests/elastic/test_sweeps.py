@@ -5,10 +5,11 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
-from swept import config_of, table
+from swept import STEPS, config_of, driver, population, table, trained
 
 import springtide as st
 from springtide import config as configs
@@ -74,15 +75,20 @@ def test_what_is_no_good_is_stopped_what_fails_is_marked_and_the_best_is_a_confi
 
 
 def test_the_worst_of_a_population_goes_on_from_the_state_of_the_best(ray_cluster: str, tmp_path: Path) -> None:
-    """Four members on four workers, three at once, of one worker or two, whose states are sharded."""
-    base = configs.override(config_of(str(tmp_path)), {"checkpoint.every_steps": 0, "track.mlflow_uri": ""})
-    space = {**table(4), "SPACE": {"optim.peak_lr": ("log_uniform", 1e-6, 2e-2)}}
+    """Whose states are sharded over one worker or two; and its driver is killed after the first rung, and resumed."""
+    base, space, options = population(str(tmp_path))
+    process, folder = driver("members", str(tmp_path)), tmp_path / "runs" / "members"
+    while trained(folder) < 4 * STEPS // 3 + 5:
+        assert process.poll() is None
+        time.sleep(0.3)  # between looks at the journals
+    process.kill()
+    process.communicate()
     said: list[str] = []
-    verdict = sweep(base, space, name="members", scheduler="pbt", concurrent=3, say=said.append)
+    verdict = sweep(base, space, **options, resume=True, say=said.append)
     assert [one.status for one in verdict.outcomes] == ["finished"] * 4, said
     turned = [one for one in verdict.outcomes if one.lineage]
     assert turned, said
-    trials = tmp_path / "runs" / "members" / "trials"
+    trials = folder / "trials"
     sizes = set()
     for one in turned:
         run = st.attach(str(trials / f"{one.name}-{len(one.lineage)}"))
@@ -98,7 +104,7 @@ def test_the_worst_of_a_population_goes_on_from_the_state_of_the_best(ray_cluste
 
     from mlflow import MlflowClient
 
-    notes = json.loads((tmp_path / "runs" / "members" / "mlflow.json").read_text())
+    notes = json.loads((folder / "mlflow.json").read_text())
     runs = MlflowClient(notes["tracking_uri"]).search_runs([notes["experiment_id"]])
     children = {run.info.run_name: run for run in runs if run.data.tags.get("mlflow.parentRunId") == notes["run_id"]}
     assert sorted(children) == [one.name for one in verdict.outcomes], "one run a trial for life"

@@ -10,6 +10,7 @@ import contextlib
 import hashlib
 import os
 import socket
+import stat
 from collections import Counter
 
 import numpy as np
@@ -51,6 +52,8 @@ def _connections() -> dict[int, socket.socket]:
     found: dict[int, socket.socket] = {}
     for name in os.listdir(_OPEN_FILES) if os.path.isdir(_OPEN_FILES) else ():
         with contextlib.suppress(OSError):  # not a socket, or not connected
+            if not stat.S_ISSOCK(os.stat(int(name)).st_mode):
+                continue
             one = socket.socket(fileno=os.dup(int(name)))
             try:
                 ends = sorted([one.getsockname()[:2], one.getpeername()[:2]])
