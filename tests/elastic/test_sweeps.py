@@ -14,6 +14,7 @@ from swept import STEPS, config_of, driver, population, table, trained
 import springtide as st
 from springtide import config as configs
 from springtide.errors import ConfigError, RunExists
+from springtide.on_ray.pool import Share, open_pool
 from springtide.sweeps import sweep
 from springtide.track.events import Started
 
@@ -111,6 +112,24 @@ def test_the_worst_of_a_population_goes_on_from_the_state_of_the_best(ray_cluste
     for one in turned:
         assert children[one.name].data.tags["springtide.lineage"].split(" <- ")[0] == one.lineage[-1]
         assert "springtide.now.optim.peak_lr" in children[one.name].data.tags
+
+
+def test_nobody_grows_to_what_was_seen_to_scale_badly(ray_cluster: str) -> None:
+    elastic = {"elastic.min_workers": 1, "elastic.max_workers": 3}
+    with open_pool({"CPU": 1.0}) as pool:
+        share, other = Share(pool), Share(pool)
+
+        def workers(of: Share) -> float:
+            return sum(each["CPU"] for each in of.mine(10.0).values())
+
+        share.claim(configs.override(configs.recipes.tiny(), elastic))
+        assert workers(share) == 3
+        share.promise(0.0, {1: 100.0, 3: 290.0})
+        assert workers(share) == 3
+        share.promise(0.0, {1: 100.0, 2: 110.0})
+        assert workers(share) == 1
+        other.claim(configs.override(configs.recipes.tiny(), {**elastic, "elastic.min_workers": 2}))
+        assert (workers(share), workers(other)) == (1, 2), "it has what it needs all the same"
 
 
 def test_a_sweep_ends_where_its_budget_does(ray_cluster: str, tmp_path: Path) -> None:
