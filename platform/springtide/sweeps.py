@@ -117,6 +117,7 @@ def sweep(
             folder=folder.url,
             pool=pool,
             train=train,
+            report=_report,
             decided=frozenset(map(number_of, (folder / ENDED).names())),
             population=bool(begins),
             told=_told(folder, table, begins),
@@ -189,7 +190,7 @@ def _end(
     for one in verdict.outcomes:  # a driver that was killed has not come to all
         for run in _runs(folder, lineage_of(folder, one.number, one.point)):
             if not run.folder.exists(REPORT):
-                run.write_report()
+                _report(run.folder)
     folder.write(PAGE, render(folder.name, table, verdict, mattered))
     best = verdict.best
     if best is not None:
@@ -204,6 +205,10 @@ def _end(
     say(f"page: {folder.where(PAGE)}")
     if left := _left(folder, verdict.outcomes):
         say(f"{', '.join(left)} can go on: the same command with --resume --name {folder.name}")
+
+
+def _report(run: Folder) -> None:
+    Run(run).write_report()
 
 
 def _check(base: Config) -> None:

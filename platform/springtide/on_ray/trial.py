@@ -26,7 +26,6 @@ from springtide.errors import RunExists, SpringtideError
 from springtide.on_ray.group import Processes
 from springtide.on_ray.pool import Share
 from springtide.on_ray.trainer import ask
-from springtide.runs import Run
 from springtide.store import Folder
 from springtide.sweep import Generation, Point, Sweep, lineage_of, member_config, number_of, trial_config, turned
 from springtide.track.events import Evaluated, Event, StepDone, Stopped
@@ -55,6 +54,8 @@ class Job:
     pool: Any
     train: Callable[..., Any]
     """``springtide.api.train``."""
+    report: Callable[[Folder], None]
+    """Writes the page of a run in a folder."""
     decided: frozenset[int]
     """Numbers of trials that are not to go on, as an earlier start of the sweep found."""
     population: bool = False
@@ -212,7 +213,7 @@ class Trial(tune.Trainable):
         finally:
             self._workers.free()
             if self._folder.exists(configs.RUN_CONFIG):  # the next trial does not wait for this one's page
-                self._reports = threading.Thread(target=Run(self._folder).write_report, daemon=True)
+                self._reports = threading.Thread(target=self._job.report, args=(self._folder,), daemon=True)
                 self._reports.start()
 
     def _train_when_free(self, config: Config) -> None:
