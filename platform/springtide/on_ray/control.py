@@ -23,8 +23,6 @@ from springtide.track.events import Event, StepDone, record
 
 BLOCK_BYTES = 8 * 2**20
 _OF_THE_CONTROLLER = {"decided", "failed", "ready"}
-_GATHER_S = 0.25
-"""Steps are told no oftener: each post costs two processes milliseconds, and a small step is not many."""
 _LEAVING = {Interrupt.LEAVE.value, Interrupt.EVACUATE.value}
 
 
@@ -130,7 +128,6 @@ class Line:
         self._control = control
         self._waiting: list[dict[str, Any]] = []
         self._under_way: Any = None
-        self._posted_s = -math.inf
         self._asked: Interrupt | None = None
 
     def __call__(self, event: Event) -> None:
@@ -138,7 +135,7 @@ class Line:
         self._waiting.append(record(event))
         if not isinstance(event, StepDone):
             self.flush()
-        elif self._settle(0) and time.monotonic() - self._posted_s >= _GATHER_S:
+        elif self._settle(0):
             self._post()
 
     def interrupt(self) -> Interrupt | None:
@@ -158,7 +155,7 @@ class Line:
 
     def _post(self) -> None:
         self._under_way = self._control.post.remote(self._waiting)
-        self._waiting, self._posted_s = [], time.monotonic()
+        self._waiting = []
 
     def _settle(self, timeout: float | None) -> bool:
         if self._under_way is None:

@@ -27,6 +27,10 @@ _HEALTH = {
 }
 
 
+_IDLE_PROCESSES = "4"
+"""Kept on each node: where there are no CPUs Ray would keep none, and each actor of the head would wait for a new one."""
+
+
 class LocalCluster:
     """A head without CPUs, where this process is the driver, and nodes with one each. A context manager; one a process."""
 
@@ -40,7 +44,11 @@ class LocalCluster:
 
     def __enter__(self) -> Self:
         """Start it, and connect."""
-        set_environment(**_HEALTH, RAY_health_check_failure_threshold=str(self._patience))
+        set_environment(
+            **_HEALTH,
+            RAY_health_check_failure_threshold=str(self._patience),
+            RAY_num_workers_soft_limit=_IDLE_PROCESSES,
+        )
         folder = self._stack.enter_context(private_folder())
         self._stack.enter_context(own_address_file(folder))
         head = {
