@@ -124,8 +124,11 @@ def race(client: str, work: Work) -> dict[str, Any]:
     begin = time.time()
     with _sweeping(client, work, work.config.elastic.max_workers) as (_, driver), slots() as seen:
         driver.join(LONGEST_S)
+        end = time.time()  # before the cluster is taken down
+        if driver.is_alive():
+            raise RuntimeError(f"the sweep of {client} has not ended after {LONGEST_S:.0f} s")
     made = steps_made(client, work)
-    return {"raced": Raced(begin, time.time(), losses(client, work), made, seen, starts(client, work, made))}
+    return {"raced": Raced(begin, end, losses(client, work), made, seen, starts(client, work, made))}
 
 
 def judged(raced: Raced, target: float) -> dict[str, float]:

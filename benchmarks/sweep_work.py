@@ -171,9 +171,11 @@ def slots() -> Iterator[Seen]:
 
     thread = threading.Thread(target=look, daemon=True)
     thread.start()
-    yield seen
-    over.set()
-    thread.join()
+    try:
+        yield seen
+    finally:
+        over.set()
+        thread.join()
 
 
 def seconds(seen: Seen, begin: float, end: float) -> tuple[float, float]:

@@ -79,11 +79,15 @@ def test_the_worst_of_a_population_goes_on_from_the_state_of_the_best(ray_cluste
     """Whose states are sharded over one worker or two; and its driver is killed after the first rung, and resumed."""
     base, space, options = population(str(tmp_path))
     process, folder = driver("members", str(tmp_path)), tmp_path / "runs" / "members"
-    while trained(folder) < 4 * STEPS // 3 + 5:
-        assert process.poll() is None
-        time.sleep(0.3)  # between looks at the journals
-    process.kill()
-    process.communicate()
+    try:
+        deadline = time.monotonic() + 300
+        while trained(folder) < 4 * STEPS // 3 + 5:
+            assert process.poll() is None
+            assert time.monotonic() < deadline
+            time.sleep(0.3)  # between looks at the journals
+    finally:
+        process.kill()
+        process.communicate()
     said: list[str] = []
     verdict = sweep(base, space, **options, resume=True, say=said.append)
     assert [one.status for one in verdict.outcomes] == ["finished"] * 4, said

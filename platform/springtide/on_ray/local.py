@@ -25,8 +25,6 @@ _HEALTH = {
     "RAY_health_check_period_ms": "1000",
     "RAY_health_check_timeout_ms": "1000",
 }
-
-
 _IDLE_PROCESSES = "4"
 """Kept on each node: where there are no CPUs Ray would keep none, and each actor of the head would wait for a new one."""
 
