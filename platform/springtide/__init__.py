@@ -25,7 +25,7 @@ The map, drawn in the order the data takes:
     sweep/        a space, a search, a population, a trial, a verdict; which field mattered, a page
       |
     on_ray/       the only room that imports Ray: cluster, nodes, notices, group, policy, hang, worker, feed, control, vault,
-                  inside, beside, pool, trial, tuner
+                  inside, beside, pool, workers, trial, tuner
       |
     runs.py       a run's folder, claimed or opened      verify.py   the proof of what it trained on
     sweeps.py     many trials of one recipe, and which is best

@@ -74,14 +74,13 @@ def train(
     listen: Callable[[Event], None] | None = None,
     progress: Progress | None = None,
     dashboard: bool = True,
-    share: Any = None,
-    processes: Any = None,
+    workers: Any = None,
 ) -> Run:
     """Prepare the data if need be, train on Ray to the end of the run, write the report; returns a handle on the run.
 
     ``resume`` goes on with the run ``run.id`` (or the newest of this config) from its newest good checkpoint; a run that
-    exists is otherwise refused. ``accept_changes`` lets it go on under a config that trains something else. ``share`` and
-    ``processes``: of the sweep that the run is a trial of, and that writes its report.
+    exists is otherwise refused. ``accept_changes`` lets it go on under a config that trains something else. ``workers``
+    are those of the sweep that the run is a trial of, and that writes its report.
     Errors: ConfigError, CorpusError, RunExists before anything starts; TrainingFailed or the worker's own
     SpringtideError later. The run can be resumed after any of them.
     """
@@ -130,7 +129,7 @@ def train(
                     console.say(f"run {run.id}; Ray dashboard: http://{address}")
                 config = _fitted(config, data, console.say)
                 labels = {"run": config.run.id}
-                train_on_ray(config, run.folder, journal.attempt, labels, attempt.owner, hear, share, processes)
+                train_on_ray(config, run.folder, journal.attempt, labels, attempt.owner, hear, workers)
             if run.finished and config.train.sample_tokens:
                 hear(sample(run))
         except BaseException as error:
@@ -138,7 +137,7 @@ def train(
             raise
         finally:
             attempts.end(run.folder, attempt.number)
-            if share is None:
+            if workers is None:
                 run.write_report()
     return run
 

@@ -25,7 +25,7 @@ from springtide.checkpoint.layout import NO_STEP
 from springtide.checkpoint.memory import Memory, restore_from_memory
 from springtide.checkpoint.tensors import named_tensors
 from springtide.on_ray.cluster import NAMESPACE
-from springtide.on_ray.control import open_control
+from springtide.on_ray.control import Control, open_control
 from springtide.on_ray.notices import Watches
 from springtide.on_ray.vault import Vaults, prefix, vaults
 from springtide.store import Folder
@@ -37,9 +37,9 @@ ALONE_S = 8.0
 class Rank:
     """One rank of a run, without a training loop."""
 
-    def __init__(self, rank: int, attempt: int, url: str, limit_bytes: int = 2**30) -> None:
+    def __init__(self, rank: int, attempt: int, url: str, control: Control, limit_bytes: int = 2**30) -> None:
         changes = {"run.id": "vaults", "run.root": str(Path(url).parent), "checkpoint.memory_bytes": limit_bytes}
-        self.vaults = Vaults(configs.override(configs.recipes.tiny(), changes), Folder(url), ALONE_S)
+        self.vaults = Vaults(configs.override(configs.recipes.tiny(), changes), Folder(url), control, ALONE_S)
         self.memory = Memory(self.vaults, attempt, rank, WORLD_SIZE, "/dev/shm")
         self.url = url
 
@@ -105,7 +105,11 @@ def main() -> None:
 
     def start(rank: int, node: str, attempt: int, url: str = f"{root}/run", **options: Any) -> Any:
         here = NodeAffinitySchedulingStrategy(node, soft=False)
-        return ray.remote(Rank).options(num_cpus=0, scheduling_strategy=here).remote(rank, attempt, url, **options)
+        return (
+            ray.remote(Rank)
+            .options(num_cpus=0, scheduling_strategy=here)
+            .remote(rank, attempt, url, control, **options)
+        )
 
     def everyone(ranks: list[Any], method: str, *arguments: Any) -> list[Any]:
         return ray.get([getattr(rank, method).remote(*arguments) for rank in ranks], timeout=60)
@@ -153,7 +157,7 @@ def main() -> None:
     found["heard_s"] = heard_s(ids[1])
     # with the driver gone the vaults go too
     pids = [pid for (_, pid), _ in held]
-    ray.kill(control)
+    ray.kill(control.exchange)
     deadline = time.monotonic() + 90
     while any(Path(f"/proc/{pid}").exists() for pid in pids) and time.monotonic() < deadline:
         time.sleep(0.5)  # until they have ended

@@ -57,15 +57,15 @@ def test_micro_batches_are_halved_from_what_a_worker_had_until_they_are_of_one_r
         FailureConfig(max_failures=3), {"config": config.model_dump(mode="json"), "control": control}, processes
     )
     error = WorkerGroupError("", {1: raised(torchs), 0: RuntimeError("Connection closed by peer")})
-    assert ray.get(control.limit.remote()) is None
+    assert ray.get(control.limit()) is None
     for limit in limits:
         assert policy.make_decision(error) is FailureDecision.RETRY
-        assert ray.get(control.limit.remote()) == limit
+        assert ray.get(control.limit()) == limit
     assert policy.make_decision(error) is FailureDecision.RAISE
-    told = ray.get(control.take.remote(1.0))
-    while more := ray.get(control.take.remote(0.5)):
+    told = ray.get(control.take(1.0))
+    while more := ray.get(control.take(0.5)):
         told += more
     assert [record["cause"] for record in told] == ["out of memory"] * len(told)
     assert f"micro-batches are of {limits[0]} rows instead of {2 * limits[0]} from now on" in told[0]["reason"]
     assert told[-1]["reason"].endswith("a micro-batch is of one row already")
-    ray.kill(control)
+    ray.kill(control.exchange)

@@ -29,10 +29,11 @@ from springtide.on_ray.cluster import check_resources
 from springtide.on_ray.control import Line, open_control
 from springtide.on_ray.inside import acting_for
 from springtide.on_ray.nodes import leftovers
+from springtide.on_ray.workers import Workers
 from springtide.shards import HELDOUT, TRAIN, load_manifest
 from springtide.store import Folder
 from springtide.stream import open_data
-from springtide.track.events import Decided, Evaluated, Event, Started, StepDone, Stopped
+from springtide.track.events import Decided, Evaluated, Event, Started, StepDone, Stopped, record
 
 pytestmark = pytest.mark.cluster
 
@@ -71,15 +72,15 @@ def test_a_driver_that_fails_takes_its_run_along(tiny: Config, ray_cluster: str)
 def test_a_thread_that_acts_for_an_actor_is_in_it_for_ray_and_others_are_not(ray_cluster: str) -> None:
     """Where Ray changes what ``on_ray/inside.py`` relies on, this fails."""
     control, elsewhere = open_control("acting"), list[str | None]()
-    with acting_for(control):
-        assert ray.get_runtime_context().get_actor_id() == control._actor_id.hex()
-        assert ray.get_runtime_context().current_actor == control
+    with acting_for(control.exchange):
+        assert ray.get_runtime_context().get_actor_id() == control.exchange._actor_id.hex()
+        assert ray.get_runtime_context().current_actor == control.exchange
         other = threading.Thread(target=lambda: elsewhere.append(ray.get_runtime_context().get_actor_id()))
         other.start()
         other.join()
     assert elsewhere == [None]
     assert ray.get_runtime_context().get_actor_id() is None
-    ray.kill(control)
+    ray.kill(control.exchange)
 
 
 def test_a_run_that_waits_says_what_for_and_until_when(ray_cluster: str, datasets: Path, tmp_path: Path) -> None:
@@ -310,26 +311,52 @@ def test_a_feed_that_could_never_run_is_refused_before_anything_starts(tiny: Con
 def test_the_line_between_workers_and_driver_loses_nothing(ray_cluster: str) -> None:
 
     control = open_control("line")
-    with pytest.raises(RunExists, match="another driver"):
-        open_control("line")
     line = Line(control)
     assert line.interrupt() is None
     sent = [Evaluated(step=step, heldout_loss=1.0, heldout_bits_per_byte=1.0, rows=1) for step in range(5)]
     line(sent[0])
-    ray.get(control.ask.remote("save"))
+    ray.get(control.ask("save"))
     for event in sent[1:]:
         line(event)
     assert line.interrupt() is Interrupt.SAVE
     assert line.interrupt() is None  # asked once
-    ray.get(control.ask.remote("stop"))
+    ray.get(control.ask("stop"))
     line.flush()
     line(sent[0])
     assert line.interrupt() is Interrupt.STOP
     assert line.interrupt() is Interrupt.STOP
-    taken = ray.get(control.take.remote(1.0))
+    taken = ray.get(control.take(1.0))
     assert [record["step"] for record in taken] == [0, 1, 2, 3, 4, 0]
-    assert ray.get(control.take.remote(0.01)) == []
-    ray.kill(control)
+    assert ray.get(control.take(0.01)) == []
+    ray.kill(control.exchange)
+
+
+def test_one_driver_trains_a_run_and_what_comes_late_for_it_does_not_reach_the_next(
+    tiny: Config, ray_cluster: str
+) -> None:
+    workers, config = Workers(), named(tiny, "one", 1)
+    first = workers.control(config)
+    with pytest.raises(RunExists, match="another driver"):
+        Workers().control(config)
+    assert ray.get(first.ask("stop")) is None
+    assert ray.get(first.post([])) == "stop"
+    second = workers.control(config)
+    assert second.exchange == first.exchange
+    late = record(Evaluated(step=1, heldout_loss=1.0, heldout_bits_per_byte=1.0, rows=1))
+    assert ray.get([first.post([late]), first.ask("stop"), first.progress()]) == [None, None, None]
+    assert ray.get(second.post([])) is None
+    assert ray.get(second.take(0.01)) == []
+    workers.end()
+    other = Workers()
+    deadline = time.monotonic() + 30
+    while True:
+        try:
+            other.control(config)
+            break
+        except RunExists:  # Ray has not noticed that it was ended
+            assert time.monotonic() < deadline
+            time.sleep(0.1)  # between tries
+    other.end()
 
 
 def test_a_job_is_submitted_trained_and_verified(tiny: Config, ray_cluster: str, tmp_path: Path) -> None:

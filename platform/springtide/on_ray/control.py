@@ -1,6 +1,11 @@
 """The line between a run's workers and its driver: events one way, requests the other.
 
 Workers need no access to the tracking store or the console: rank 0 posts, the driver takes.
+
+    worker, controller --Control--> Exchange (a process beside the driver's): one line a run <--Control-- driver
+
+A driver may train one run after the other: its exchange stays, for a process takes a second to start. What comes late for a run
+that is over reaches nobody.
 """
 
 from __future__ import annotations
@@ -8,8 +13,9 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import math
+import secrets
 import time
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import ray
@@ -18,7 +24,6 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from springtide.elastic import Interrupt
 from springtide.elastic.policy import Prospects
 from springtide.elastic.prospects import History
-from springtide.errors import RunExists
 from springtide.track.events import Event, StepDone, record
 
 BLOCK_BYTES = 8 * 2**20
@@ -42,8 +47,8 @@ class Progress:
     prospects: Prospects = dataclasses.field(default_factory=Prospects)
 
 
-class Control:
-    """One a run, on the driver's node, ending with the driver."""
+class _Line:
+    """Of one run."""
 
     def __init__(self, num_steps: int = 0, hang_s: float = 0.0) -> None:
         self._events: list[dict[str, Any]] = []
@@ -56,7 +61,6 @@ class Control:
         self._micro_batch: int | None = None
 
     async def post(self, events: list[dict[str, Any]]) -> str | None:
-        """Hand events to the driver; returns what is asked of the workers."""
         for one in events:
             self._left |= one["kind"] == "left"
             if one["kind"] not in _OF_THE_CONTROLLER:
@@ -67,33 +71,20 @@ class Control:
         return self._asked
 
     async def next_group(self) -> None:
-        """Another group is being started: it has not left, and nobody asked it to."""
         self._left, self._heard_s = False, math.inf
         self._asked = None if self._asked in _LEAVING else self._asked
 
     async def progress(self) -> Progress:
-        """Where training is."""
         longest_s = self._history.longest_s(self._hang_s) if self._hang_s else math.inf
         silent_s = max(0.0, time.monotonic() - self._heard_s)
         stop = self._asked == Interrupt.STOP.value
         return Progress(self._history.step, self._left, stop, silent_s, longest_s, self._history.prospects())
 
     async def limit(self, micro_batch: int | None = None) -> int | None:
-        """What micro-batches are limited to, because more did not fit; None where nothing is known. One given holds from now
-        on, for the groups that follow."""
         self._micro_batch = micro_batch or self._micro_batch
         return self._micro_batch
 
-    async def node(self) -> str:
-        """The driver's."""
-        return str(ray.get_runtime_context().get_node_id())
-
-    async def block(self) -> np.ndarray:
-        """Something to fetch, to see how fast the network is."""
-        return np.ones(BLOCK_BYTES, np.uint8)
-
     async def take(self, wait_s: float) -> list[dict[str, Any]]:
-        """Everything posted since the last call, waiting up to ``wait_s`` for the first."""
         if not self._events:
             self._arrived.clear()
             try:
@@ -104,27 +95,85 @@ class Control:
         return taken
 
     async def ask(self, interrupt: str | None) -> None:
-        """Ask the workers something, until asked something else; to stop is not forgotten for less."""
         if not (self._asked == Interrupt.STOP.value and interrupt in _LEAVING):
             self._asked = interrupt
 
 
-def open_control(run_id: str, num_steps: int = 0, hang_s: float = 0.0) -> Any:
-    """The control actor of a run; RunExists when the run is live in this cluster already."""
+class Exchange:
+    """One a driver, on its node, ending with it."""
+
+    def __init__(self, key: str, num_steps: int, hang_s: float) -> None:
+        """With the first run's line."""
+        self._key, self._line = key, _Line(num_steps, hang_s)
+
+    async def open(self, key: str, num_steps: int, hang_s: float) -> None:
+        """Another run begins; the one before is over."""
+        self._key, self._line = key, _Line(num_steps, hang_s)
+
+    async def call(self, key: str, name: str, arguments: tuple[Any, ...]) -> Any:
+        """Call a method of a run's line; None when the run is over."""
+        return await getattr(self._line, name)(*arguments) if key == self._key else None
+
+    async def node(self) -> str:
+        """The driver's."""
+        return str(ray.get_runtime_context().get_node_id())
+
+    async def block(self) -> np.ndarray:
+        """Something to fetch, to see how fast the network is."""
+        return np.ones(BLOCK_BYTES, np.uint8)
+
+
+class Control(NamedTuple):
+    """A run's line, for whoever holds this. Calls are made in the exchange and give references to their answers."""
+
+    exchange: Any
+    key: str
+
+    def post(self, events: list[dict[str, Any]]) -> Any:
+        """Hand events to the driver; gives what is asked of the workers."""
+        return self._call("post", events)
+
+    def take(self, wait_s: float) -> Any:
+        """Everything posted since the last call, waiting up to ``wait_s`` for the first."""
+        return self._call("take", wait_s)
+
+    def ask(self, interrupt: str | None) -> Any:
+        """Ask the workers something, until asked something else; to stop is not forgotten for less."""
+        return self._call("ask", interrupt)
+
+    def next_group(self) -> Any:
+        """Another group is being started: it has not left, and nobody asked it to."""
+        return self._call("next_group")
+
+    def progress(self) -> Any:
+        """Where training is, a ``Progress``; None when the run is over, as of all calls."""
+        return self._call("progress")
+
+    def limit(self, micro_batch: int | None = None) -> Any:
+        """What micro-batches are limited to, because more did not fit; None where nothing is known. One given holds from now
+        on, for the groups that follow."""
+        return self._call("limit", micro_batch)
+
+    def _call(self, name: str, *arguments: Any) -> Any:
+        return self.exchange.call.remote(self.key, name, arguments)
+
+
+def open_control(name: str, num_steps: int = 0, hang_s: float = 0.0, before: Control | None = None) -> Control:
+    """The line of a run that begins, in the exchange of the run before, else in a new one on this node, called ``name``.
+    ValueError when this cluster has one of that name."""
+    key = secrets.token_hex(8)
+    if before is not None:
+        ray.get(before.exchange.open.remote(key, num_steps, hang_s))
+        return before._replace(key=key)
     here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
-    try:
-        actor = ray.remote(Control).options(name=f"run-{run_id}", num_cpus=0, scheduling_strategy=here)
-        return actor.remote(num_steps, hang_s)
-    except ValueError:
-        raise RunExists(
-            f"run {run_id!r} is being trained on this cluster by another driver; wait for it or stop it"
-        ) from None
+    actor = ray.remote(Exchange).options(name=name, num_cpus=0, scheduling_strategy=here)
+    return Control(actor.remote(key, num_steps, hang_s), key)
 
 
 class Line:
     """Rank 0's end. Never waits for the driver in a step: while a post is under way, events gather for the next."""
 
-    def __init__(self, control: Any) -> None:
+    def __init__(self, control: Control) -> None:
         self._control = control
         self._waiting: list[dict[str, Any]] = []
         self._under_way: Any = None
@@ -143,7 +192,7 @@ class Line:
         asked = self._asked
         if asked is Interrupt.SAVE:
             self._asked = None
-            self._control.ask.remote(None)
+            self._control.ask(None)
         return asked
 
     def flush(self) -> None:
@@ -154,7 +203,7 @@ class Line:
             self._settle(None)
 
     def _post(self) -> None:
-        self._under_way = self._control.post.remote(self._waiting)
+        self._under_way = self._control.post(self._waiting)
         self._waiting = []
 
     def _settle(self, timeout: float | None) -> bool:

@@ -46,6 +46,7 @@ from springtide.on_ray.hang import diagnose
 from springtide.on_ray.inside import acting_for
 from springtide.on_ray.nodes import lost, observed, unanswering
 from springtide.on_ray.notices import Watches
+from springtide.on_ray.workers import Workers
 from springtide.store import Folder
 from springtide.track.events import Decided, Failed, Ready, Stopped, record
 
@@ -63,14 +64,14 @@ class Elastic(ElasticScalingPolicy):
     """Ray's elastic policy, which asks for capacity, with our decisions."""
 
     def __init__(
-        self, scaling_config: Any, bounds: Bounds, job: dict[str, Any], watches: Watches | None, processes: Processes
+        self, scaling_config: Any, bounds: Bounds, job: dict[str, Any], watches: Watches | None, workers: Workers
     ) -> None:
         """``job``: as for ``worker.work``; ``watches``: who hears notices on the nodes, if anybody."""
         super().__init__(scaling_config)
-        self._processes = processes
+        self._processes, self._share = workers.processes, workers.share
         self._bounds, self._job, self._control = bounds, job, job["control"]
         self._run = Folder(job["config"]["run"]["root"]) / job["config"]["run"]["id"]
-        self._watches, self._share = watches, job["share"]
+        self._watches = watches
         self._memory = Memory()
         self._told = ""
         self._asked = False
@@ -88,7 +89,7 @@ class Elastic(ElasticScalingPolicy):
         if progress.stop:
             reason = "asked to, while nobody trained; it can be resumed from its newest checkpoint"
             ended = Stopped(step=progress.step, status="stopped", reason=reason)
-            ray.get(self._control.post.remote([record(ended)]))
+            ray.get(self._control.post([record(ended)]))
             raise StoppedWaiting(reason)
         return self._start(progress)
 
@@ -108,7 +109,7 @@ class Elastic(ElasticScalingPolicy):
             return self._start(progress, busy)
         if isinstance(decision, Leave) and not self._asked:
             asked = Interrupt.EVACUATE if decision.durable else Interrupt.LEAVE
-            self._control.ask.remote(asked.value)
+            self._control.ask(asked.value)
             self._asked = True
         return NoopDecision()
 
@@ -124,7 +125,7 @@ class Elastic(ElasticScalingPolicy):
         if not isinstance(decision, Start):
             return NoopDecision()
         self._processes.plan, self._processes.job = decision.nodes, self._job
-        self._control.next_group.remote()
+        self._control.next_group()
         self._asked = False
         return self._get_resize_decision(decision.workers)
 
@@ -137,7 +138,7 @@ class Elastic(ElasticScalingPolicy):
         self._hangs[progress.step] += 1
         again = self._hangs[progress.step] < _MOST_HANGS
         told = Failed(step=progress.step, cause="hung", reason=reason, again=again)
-        self._control.post.remote([record(told)])
+        self._control.post([record(told)])
         if not again:
             raise TrainingFailed(f"training hung {_MOST_HANGS} times after step {progress.step}: {reason}")
         dead = {id(worker) for worker in silent}
@@ -148,7 +149,7 @@ class Elastic(ElasticScalingPolicy):
         while self._processes.stood:
             node, took_s = self._processes.stood.pop(0)
             stands = Ready(step=progress.step, node=node, took_s=round(took_s, 3))
-            self._control.post.remote([record(stands)])
+            self._control.post([record(stands)])
         self._tell(decision, progress.step)
         return decision
 
@@ -169,7 +170,7 @@ class Elastic(ElasticScalingPolicy):
 
     def _progress(self) -> Progress:
         try:
-            found: Progress = ray.get(self._control.progress.remote(), timeout=_ANSWER_S)
+            found: Progress = ray.get(self._control.progress(), timeout=_ANSWER_S)
             return found
         except RayError:  # it is slow, or goes with its driver
             return Progress()
@@ -206,7 +207,7 @@ class Elastic(ElasticScalingPolicy):
         if words != self._told:
             self._told = words
             told = Decided(step=step, decision=type(decision).__name__.lower(), reason=decision.reason)
-            self._control.post.remote([record(told)])
+            self._control.post([record(told)])
 
 
 class FailurePolicy(DefaultFailurePolicy):
@@ -245,7 +246,7 @@ class FailurePolicy(DefaultFailurePolicy):
             cause, (decision, remedy) = "out of memory", self._with_less(decision)
             reason += f"; {remedy}"
         told = Failed(step=self._step(), cause=cause, reason=reason, again=decision is FailureDecision.RETRY)
-        self._control.post.remote([record(told)])
+        self._control.post([record(told)])
         return decision
 
     def _of_workers(self, error: Any, failures: dict[int, Any]) -> FailureDecision:
@@ -264,7 +265,7 @@ class FailurePolicy(DefaultFailurePolicy):
         if before < 2:
             return decision, "a micro-batch is of one row already"
         self._micro_batch = before // 2
-        ray.get(self._control.limit.remote(self._micro_batch))
+        ray.get(self._control.limit(self._micro_batch))
         return FailureDecision.RETRY, f"micro-batches are of {self._micro_batch} rows instead of {before} from now on"
 
     def _of_start(self, error: Any) -> FailureDecision:
@@ -277,7 +278,7 @@ class FailurePolicy(DefaultFailurePolicy):
 
     def _step(self) -> int:
         with contextlib.suppress(RayError):  # it goes with its driver
-            return int(ray.get(self._control.progress.remote(), timeout=_ANSWER_S).step)
+            return int(ray.get(self._control.progress(), timeout=_ANSWER_S).step)
         return 0
 
 
@@ -318,23 +319,23 @@ class Trainer(TorchTrainer):
     """TorchTrainer with our policies and groups, whose controller runs in the thread that calls ``fit``."""
 
     def __init__(
-        self, *arguments: Any, bounds: Bounds, watches: Watches | None, processes: Processes, **named: Any
+        self, *arguments: Any, bounds: Bounds, watches: Watches | None, workers: Workers, **named: Any
     ) -> None:
         super().__init__(*arguments, **named)
         self._bounds, self._watches, self._job = bounds, watches, named["train_loop_config"]
-        self._processes = processes
+        self._workers = workers
 
     def _initialize_and_run_controller(self, **arguments: Any) -> Any:
         limits = self.run_config.failure_config or FailureConfig()
-        arguments["failure_policy"] = FailurePolicy(limits, self._job, self._processes)
+        arguments["failure_policy"] = FailurePolicy(limits, self._job, self._workers.processes)
         arguments["scaling_policy"] = Elastic(
-            self.scaling_config, self._bounds, self._job, self._watches, self._processes
+            self.scaling_config, self._bounds, self._job, self._watches, self._workers
         )
         # no placement group to clean up after, no dataset of Ray Train's: each would be a process more
         unused = PlacementGroupCleanerCallback | DatasetsCallback
         arguments["callbacks"] = [one for one in arguments["callbacks"] if not isinstance(one, unused)]
         # an actor of its own, as Ray would have it, is a process that takes four seconds of a core to start
-        with acting_for(self._job["control"]):
-            controller = Controller(self._processes, **arguments)
+        with acting_for(self._job["control"].exchange):
+            controller = Controller(self._workers.processes, **arguments)
             asyncio.run(controller.run())
         return controller.get_result()

@@ -13,7 +13,6 @@ from typing import Any
 
 import pyarrow.fs
 import ray
-from ray.exceptions import RayError
 from ray.train import FailureConfig, RunConfig, ScalingConfig
 from ray.train.torch import TorchConfig
 
@@ -23,14 +22,13 @@ from springtide.elastic.policy import Bounds
 from springtide.errors import SpringtideError, StoppedWaiting, TrainingFailed
 from springtide.on_ray.beside import evaluations
 from springtide.on_ray.cluster import check_resources
-from springtide.on_ray.control import open_control
-from springtide.on_ray.group import Processes
+from springtide.on_ray.control import Control
 from springtide.on_ray.nodes import may_be_taken_away
 from springtide.on_ray.notices import Watches
 from springtide.on_ray.policy import Trainer, fatal
-from springtide.on_ray.pool import Share
 from springtide.on_ray.vault import vaults_end
 from springtide.on_ray.worker import work
+from springtide.on_ray.workers import Workers
 from springtide.parallel import backend
 from springtide.store import Folder
 from springtide.track.events import Event, event
@@ -48,12 +46,10 @@ def train(
     labels: dict[str, str],
     owner: str,
     listen: Callable[[Event], None],
-    share: Share | None = None,
-    processes: Processes | None = None,
+    workers: Workers | None = None,
 ) -> None:
     """Train ``config`` to its end on the cluster this process is connected to; ``listen`` hears every event, ``owner`` has
-    claimed the run. ``share`` says which workers are this run's, where others have the rest of the cluster; ``processes`` of an
-    earlier run train this one, and are left for the next.
+    claimed the run. ``workers`` of an earlier run train this one, and are left for the next.
 
     SIGINT and SIGTERM ask for a checkpoint and stop; a second one raises KeyboardInterrupt at once. A SpringtideError of a
     worker is raised as itself; TrainingFailed has rank and trace of any other.
@@ -64,11 +60,10 @@ def train(
             "the driver is on node %s: the run ends with it, to be resumed; start it on a node that stays",
             place,
         )
-    control = open_control(config.run.id, config.num_steps, float(config.elastic.hang))
+    last, workers = workers is None, workers or Workers()
+    control = workers.control(config)
     job = {"config": config.model_dump(mode="json"), "control": control, "labels": labels, "owner": owner}
-    job["share"] = share
-    last, processes = processes is None, processes or Processes()
-    trainer = _trainer(config, run, attempt, job, processes)
+    trainer = _trainer(config, run, attempt, job, workers)
     failure: list[BaseException] = []
 
     def fit() -> None:
@@ -77,7 +72,7 @@ def train(
         except BaseException as error:  # raised again below, in the caller's thread
             failure.append(error)
         finally:
-            control.post.remote([])  # the caller's thread waits for events
+            control.post([])  # the caller's thread waits for events
 
     thread = threading.Thread(target=fit, name="springtide-fit", daemon=True)
     with vaults_end(run), evaluations(config, run, listen) as hear, _signals() as asked:
@@ -87,34 +82,26 @@ def train(
                 _pass_on(control, hear)
                 if asked.is_set():
                     asked.clear()
-                    ray.get(control.ask.remote(Interrupt.STOP.value))
+                    ray.get(control.ask(Interrupt.STOP.value))
         except BaseException:
-            processes.close()
+            workers.processes.close()
             thread.join(_END_S)
-            ray.kill(control)
+            workers.end()
             raise
-        processes.end() if last else processes.hand_over()
+        workers.processes.hand_over()
         _pass_on(control, hear, wait_s=0.0)
-        ray.kill(control)
+        if last:
+            workers.end()
         if failure and not isinstance(fatal(failure[0]), StoppedWaiting):
             raise _explain(failure[0]) from failure[0]
 
 
-def ask(run_id: str, what: Interrupt) -> bool:
-    """Ask something of a run that is live in this cluster; False when none is."""
-    try:
-        ray.get(ray.get_actor(f"run-{run_id}").ask.remote(what.value))
-    except (ValueError, RayError):
-        return False
-    return True
-
-
-def _pass_on(control: Any, listen: Callable[[Event], None], wait_s: float = _POLL_S) -> None:
-    for record in ray.get(control.take.remote(wait_s)):
+def _pass_on(control: Control, listen: Callable[[Event], None], wait_s: float = _POLL_S) -> None:
+    for record in ray.get(control.take(wait_s)):
         listen(event(record))
 
 
-def _trainer(config: Config, run: Folder, attempt: int, job: dict[str, Any], processes: Processes) -> Trainer:
+def _trainer(config: Config, run: Folder, attempt: int, job: dict[str, Any], workers: Workers) -> Trainer:
     elastic = config.elastic
     # Ray keeps notes of its own there; a name it has seen would make it resume by itself
     filesystem = None if run.is_local else pyarrow.fs.PyFileSystem(pyarrow.fs.FSSpecHandler(run.fs))
@@ -130,13 +117,13 @@ def _trainer(config: Config, run: Folder, attempt: int, job: dict[str, Any], pro
         grow=elastic.grow,
         wait_s=float(elastic.wait) or math.inf,
         expected_loss_s=float(config.checkpoint.expected_loss),
-        shares=job["share"] is not None,
+        shares=workers.share is not None,
     )
     return Trainer(
         work,
         bounds=bounds,
         watches=_watches(config),
-        processes=processes,
+        workers=workers,
         train_loop_config=job,
         torch_config=TorchConfig(backend=backend("cuda" if elastic.gpus_per_worker else "cpu"), timeout_s=600),
         scaling_config=ScalingConfig(

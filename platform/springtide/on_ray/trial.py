@@ -23,9 +23,8 @@ from springtide.config import Config
 from springtide.elastic import Interrupt
 from springtide.elastic.scaling import speeds
 from springtide.errors import RunExists, SpringtideError
-from springtide.on_ray.group import Processes
 from springtide.on_ray.pool import Share
-from springtide.on_ray.trainer import ask
+from springtide.on_ray.workers import Workers
 from springtide.store import Folder
 from springtide.sweep import Generation, Point, Sweep, lineage_of, member_config, number_of, trial_config, turned
 from springtide.track.events import Evaluated, Event, StepDone, Stopped
@@ -36,8 +35,6 @@ from springtide.track.mlflow_sink import RUN_FILE
 _ASK_AGAIN_S = 0.5
 _LOOK_S = 0.5
 _FREE_S = 60.0
-_NEXT_S = 10.0
-"""How long the workers of a trial that is over wait for the next one: it starts in a second in their processes."""
 _SAVED_S = 300.0
 """How long a trial may take to bring its state to safety."""
 
@@ -64,39 +61,6 @@ class Job:
     """The step up to which an earlier start of a population has heard of all its trials."""
 
 
-class Workers:
-    """What a trial holds of the pool. When it is over its processes wait a little: the next one begins in them in a second."""
-
-    def __init__(self, pool: Any) -> None:
-        self.share = Share(pool)
-        self.processes = Processes()
-        self._waits: threading.Timer | None = None
-        self._lock = threading.Lock()
-
-    def claim(self, config: Config) -> None:
-        """For a trial that begins."""
-        with self._lock:
-            if self._waits is not None:
-                self._waits.cancel()
-            self._waits = None
-            self.share.claim(config)
-
-    def free(self) -> None:
-        """The trial is over."""
-        with self._lock:
-            self._waits = threading.Timer(_NEXT_S, self.end)
-            self._waits.daemon = True
-            self._waits.start()
-
-    def end(self) -> None:
-        """Give everything back, unless another trial has begun."""
-        with self._lock:
-            if self._waits is not None:
-                self._waits = None
-                self.processes.end()
-                self.share.release()
-
-
 class Trial(tune.Trainable):
     """A step of Tune's is from one evaluation to the next."""
 
@@ -104,7 +68,8 @@ class Trial(tune.Trainable):
         """Called by Tune in the trial's process."""
         self._job = job
         self._base, self._sweep_folder = configs.build(job.base), Folder(job.folder)
-        self._workers = Workers(job.pool)
+        self._share = Share(job.pool)
+        self._workers = Workers(self._share)
         self._reports: threading.Thread | None = None
         self._take_on(config)
 
@@ -126,7 +91,7 @@ class Trial(tune.Trainable):
             try:
                 told = self._told.get(timeout=_LOOK_S)
             except queue.Empty:
-                if self._workers.share.closed():
+                if self._share.closed():
                     return {**self._last, "done": True, "over": True}
                 continue
             if isinstance(told, Evaluated):
@@ -167,7 +132,7 @@ class Trial(tune.Trainable):
         """With everything saved."""
         deadline = time.monotonic() + _SAVED_S
         while self._thread is not None and self._thread.is_alive() and time.monotonic() < deadline:
-            ask(self._config.run.id, Interrupt.STOP)  # again and again: it may not have begun to listen
+            self._workers.ask(Interrupt.STOP)  # again and again: it may not have begun to listen
             self._thread.join(_ASK_AGAIN_S)
 
     def _begin(self) -> None:
@@ -218,12 +183,12 @@ class Trial(tune.Trainable):
 
     def _train_when_free(self, config: Config) -> None:
         """Processes of a driver that was killed hold their runs until they are gone too."""
-        train, share, processes = self._job.train, self._workers.share, self._workers.processes
+        train, workers = self._job.train, self._workers
         deadline = time.monotonic() + _FREE_S
         while True:
             resume = self._folder.exists(configs.RUN_CONFIG)
             try:
-                train(config, resume=resume, listen=self._hear, dashboard=False, share=share, processes=processes)
+                train(config, resume=resume, listen=self._hear, dashboard=False, workers=workers)
                 return
             except RunExists:
                 if time.monotonic() > deadline:
@@ -255,6 +220,6 @@ class Trial(tune.Trainable):
             "state": f"{self._folder.url}/checkpoints/{name_of(found.step)}",
         }
         promise = self._job.sweep.promise(self._last[self._job.sweep.metric])
-        self._workers.share.promise(promise, speeds((one.world_size, one.tokens_per_s) for one in self._steps.values()))
+        self._share.promise(promise, speeds((one.world_size, one.tokens_per_s) for one in self._steps.values()))
         is_last = found.step >= self._config.num_steps
         return {**self._last, "done": is_last, "over": is_last}

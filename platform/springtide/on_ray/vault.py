@@ -25,6 +25,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from springtide.checkpoint.layout import MARK_BYTES, NO_STEP, Snapshot, file_of
 from springtide.config import Config
 from springtide.on_ray.cluster import NAMESPACE
+from springtide.on_ray.control import Control
 from springtide.on_ray.nodes import staying
 from springtide.store import Folder, digest
 
@@ -76,11 +77,16 @@ class _Held:
 class Vault:
     """One a node and run."""
 
-    def __init__(self, run_id: str, folder: str, limit_bytes: int, alone_s: float) -> None:
+    def __init__(self, folder: str, limit_bytes: int, alone_s: float) -> None:
         self._held: dict[Place, _Held] = {}
         self._folder, self._limit = folder, limit_bytes
         self._lock = threading.Lock()
-        threading.Thread(target=self._end_with, args=(f"run-{run_id}", alone_s), daemon=True).start()
+        self._control: Control | None = None
+        threading.Thread(target=self._end_alone, args=(alone_s,), daemon=True).start()
+
+    def follow(self, control: Control) -> None:
+        """Go on for as long as that run does."""
+        self._control = control
 
     def keep(self, snapshot: Snapshot, slot: int, pid: int, fd: int, peers: Sequence[Any]) -> None:
         """Hold the memory that process ``pid`` has open as ``fd``, and copy it to ``peers``. OSError past the limit."""
@@ -148,25 +154,25 @@ class Vault:
                 f"snapshots would take {wanted >> 20} MiB of a node, checkpoint.memory_bytes allows {self._limit >> 20} MiB"
             )
 
-    def _end_with(self, driver: str, alone_s: float) -> None:
-        """End this process when the run's driver has been gone for a while."""
+    def _end_alone(self, alone_s: float) -> None:
+        """End this process when the run's driver has been gone for a while, or trains another."""
         seen = time.monotonic()
         while time.monotonic() - seen < alone_s:
             time.sleep(min(_LOOK_S, alone_s / 4))  # between looks
-            with contextlib.suppress(Exception):  # not there, or the cluster itself is going
-                ray.get_actor(driver, namespace=NAMESPACE)
-                seen = time.monotonic()
+            with contextlib.suppress(Exception):  # it is gone, or the cluster itself is going
+                if self._control is not None and ray.get(self._control.progress(), timeout=_ANSWER_S) is not None:
+                    seen = time.monotonic()
         os._exit(0)
 
 
 class Vaults:
     """A rank's way to the vaults of its run; the ``Keeper`` of its snapshots."""
 
-    def __init__(self, config: Config, run: Folder, alone_s: float = _ALONE_S) -> None:
-        """``alone_s``: how long a vault goes on without the run's driver."""
-        checkpoint = config.checkpoint
+    def __init__(self, config: Config, run: Folder, control: Control, alone_s: float = _ALONE_S) -> None:
+        """``alone_s``: how long a vault goes on without the run's driver, at the other end of ``control``."""
+        checkpoint, self._control = config.checkpoint, control
         self._prefix = prefix(run)
-        self._arguments = (config.run.id, checkpoint.stage, int(checkpoint.memory_bytes), alone_s)
+        self._arguments = (checkpoint.stage, int(checkpoint.memory_bytes), alone_s)
         self.node = ray.get_runtime_context().get_node_id()
         self._mine = self._vault(self.node)
         self._copies = checkpoint.memory_copies
@@ -281,7 +287,9 @@ class Vaults:
             "max_concurrency": 16,
             "scheduling_strategy": NodeAffinitySchedulingStrategy(node, soft=False),
         }
-        return ray.remote(Vault).options(**options).remote(*self._arguments)
+        vault = ray.remote(Vault).options(**options).remote(*self._arguments)
+        vault.follow.remote(self._control)
+        return vault
 
 
 class _Source:

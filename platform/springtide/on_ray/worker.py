@@ -42,7 +42,7 @@ _links: Links | None = None
 
 
 def work(job: dict[str, Any]) -> None:
-    """Train as one rank. ``job``: ``config`` (plain data), ``control`` (actor), ``labels`` (for checkpoints),
+    """Train as one rank. ``job``: ``config`` (plain data), ``control``, ``labels`` (for checkpoints),
     ``owner`` (of the run)."""
     with _TRAINING:
         _LET_GO.clear()
@@ -77,9 +77,9 @@ def warm_up(job: dict[str, Any]) -> Health:
     """Called in a new worker's process, before it has a group: what is imported and started now need not be later."""
     importlib.import_module("ray.data")
     config = configs.build(job["config"])
-    vaults = Vaults(config, _folder(config)) if keeps_snapshots(config) else None
+    vaults = Vaults(config, _folder(config), job["control"]) if keeps_snapshots(config) else None
     found = rehearse(config)
-    found = found._replace(network_bytes_per_s=_fetch_speed(job["control"]))
+    found = found._replace(network_bytes_per_s=_fetch_speed(job["control"].exchange))
     if vaults is not None:
         vaults.wait()
     gc.collect()
@@ -87,12 +87,12 @@ def warm_up(job: dict[str, Any]) -> Health:
     return found
 
 
-def _fetch_speed(control: Any) -> float:
+def _fetch_speed(exchange: Any) -> float:
     """Bytes a second from the driver's node to this one; 0 where they are one."""
-    if ray.get(control.node.remote()) == ray.get_runtime_context().get_node_id():
+    if ray.get(exchange.node.remote()) == ray.get_runtime_context().get_node_id():
         return 0.0
     begin = time.perf_counter()
-    block = ray.get(control.block.remote())
+    block = ray.get(exchange.block.remote())
     assert block.all()
     return BLOCK_BYTES / (time.perf_counter() - begin)
 
@@ -110,7 +110,7 @@ def _train(job: dict[str, Any]) -> bool:
     """Whether the group left for another to go on."""
     begin = time.perf_counter()
     config = configs.build(job["config"])
-    if (most := ray.get(job["control"].limit.remote())) is not None:
+    if (most := ray.get(job["control"].limit())) is not None:
         config = configs.override(config, {"train.micro_batch": most})
     context = ray.train.get_context()
     device = "cuda" if config.elastic.gpus_per_worker else "cpu"
@@ -126,7 +126,7 @@ def _train(job: dict[str, Any]) -> bool:
     folder, vaults = _folder(config), None
     nodes, markets = zip(*gathered(where()), strict=True)
     if keeps_snapshots(config):
-        vaults = Vaults(config, folder)
+        vaults = Vaults(config, folder, job["control"])
         vaults.pair(list(nodes))
     phases_s["vaults"] = time.perf_counter() - begin - phases_s["data"]
     run = Run(config, here, data, folder, job["labels"], vaults, phases_s, job["owner"], nodes, markets)
