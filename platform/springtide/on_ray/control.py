@@ -48,7 +48,7 @@ class Progress:
 
 
 class _Line:
-    """Of one run."""
+    """Of one run; what its methods do is said at ``Control``."""
 
     def __init__(self, num_steps: int = 0, hang_s: float = 0.0) -> None:
         self._events: list[dict[str, Any]] = []
@@ -61,6 +61,7 @@ class _Line:
         self._micro_batch: int | None = None
 
     async def post(self, events: list[dict[str, Any]]) -> str | None:
+        """As there."""
         for one in events:
             self._left |= one["kind"] == "left"
             if one["kind"] not in _OF_THE_CONTROLLER:
@@ -71,20 +72,24 @@ class _Line:
         return self._asked
 
     async def next_group(self) -> None:
+        """As there."""
         self._left, self._heard_s = False, math.inf
         self._asked = None if self._asked in _LEAVING else self._asked
 
     async def progress(self) -> Progress:
+        """As there."""
         longest_s = self._history.longest_s(self._hang_s) if self._hang_s else math.inf
         silent_s = max(0.0, time.monotonic() - self._heard_s)
         stop = self._asked == Interrupt.STOP.value
         return Progress(self._history.step, self._left, stop, silent_s, longest_s, self._history.prospects())
 
     async def limit(self, micro_batch: int | None = None) -> int | None:
+        """As there."""
         self._micro_batch = micro_batch or self._micro_batch
         return self._micro_batch
 
     async def take(self, wait_s: float) -> list[dict[str, Any]]:
+        """As there."""
         if not self._events:
             self._arrived.clear()
             try:
@@ -95,6 +100,7 @@ class _Line:
         return taken
 
     async def ask(self, interrupt: str | None) -> None:
+        """As there."""
         if not (self._asked == Interrupt.STOP.value and interrupt in _LEAVING):
             self._asked = interrupt
 
