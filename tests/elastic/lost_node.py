@@ -27,7 +27,7 @@ from springtide.checkpoint.tensors import named_tensors
 from springtide.on_ray.cluster import NAMESPACE
 from springtide.on_ray.control import Control, open_control
 from springtide.on_ray.notices import Watches
-from springtide.on_ray.vault import Vaults, prefix, vaults
+from springtide.on_ray.vault import Vaults, prefix, vaults, vaults_follow
 from springtide.store import Folder
 
 WORLD_SIZE = 3
@@ -155,13 +155,19 @@ def main() -> None:
     small = start(0, head, 1, f"{root}/small", limit_bytes=1000)
     found["past_the_limit"] = ray.get(small.snapshot.remote(1), timeout=60)
     found["heard_s"] = heard_s(ids[1])
-    # with the driver gone the vaults go too
-    pids = [pid for (_, pid), _ in held]
-    ray.kill(control.exchange)
-    deadline = time.monotonic() + 90
-    while any(Path(f"/proc/{pid}").exists() for pid in pids) and time.monotonic() < deadline:
-        time.sleep(0.5)  # until they have ended
-    found["vaults_left"] = sum(Path(f"/proc/{pid}").exists() for pid in pids)
+    # another driver takes over, and has no workers yet: what the vaults hold it will want
+    run, other = Folder(f"{root}/run"), open_control("vaults-again")
+    pids = [pid for (_, pid), _ in ray.get([vault.found.remote() for vault in vaults(prefix(run))], timeout=60)]
+    with vaults_follow(run, other):
+        ray.kill(control.exchange)
+        time.sleep(1.5 * ALONE_S)  # longer than a vault goes on alone
+        found["vaults_of_another_driver"] = [Path(f"/proc/{pid}").exists() for pid in pids]
+        # with that one gone they go too
+        ray.kill(other.exchange)
+        deadline = time.monotonic() + 90
+        while any(Path(f"/proc/{pid}").exists() for pid in pids) and time.monotonic() < deadline:
+            time.sleep(0.5)  # until they have ended
+        found["vaults_left"] = sum(Path(f"/proc/{pid}").exists() for pid in pids)
     ray.shutdown()
     cluster.shutdown()
     print(json.dumps(found))

@@ -54,5 +54,10 @@ def test_a_notice_of_the_cloud_is_soon_a_drain(found: dict[str, Any]) -> None:
     assert found["heard_s"] < 5.0  # every half second it is asked, on a machine that may be busy
 
 
+def test_vaults_wait_with_a_driver_that_has_no_workers_yet(found: dict[str, Any]) -> None:
+    assert found["vaults_of_another_driver"]
+    assert all(found["vaults_of_another_driver"])
+
+
 def test_vaults_end_when_their_driver_is_gone(found: dict[str, Any]) -> None:
     assert found["vaults_left"] == 0

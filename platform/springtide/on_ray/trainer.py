@@ -26,7 +26,7 @@ from springtide.on_ray.control import Control
 from springtide.on_ray.nodes import may_be_taken_away
 from springtide.on_ray.notices import Watches
 from springtide.on_ray.policy import Trainer, fatal
-from springtide.on_ray.vault import vaults_end
+from springtide.on_ray.vault import vaults_follow
 from springtide.on_ray.worker import work
 from springtide.on_ray.workers import Workers
 from springtide.parallel import backend
@@ -75,7 +75,7 @@ def train(
             control.post([])  # the caller's thread waits for events
 
     thread = threading.Thread(target=fit, name="springtide-fit", daemon=True)
-    with vaults_end(run), evaluations(config, run, listen) as hear, _signals() as asked:
+    with vaults_follow(run, control), evaluations(config, run, listen) as hear, _signals() as asked:
         thread.start()
         try:
             while thread.is_alive():

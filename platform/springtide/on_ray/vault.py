@@ -85,7 +85,7 @@ class Vault:
         threading.Thread(target=self._end_alone, args=(alone_s,), daemon=True).start()
 
     def follow(self, control: Control) -> None:
-        """Go on for as long as that run does."""
+        """Go on for as long as the run at the other end does."""
         self._control = control
 
     def keep(self, snapshot: Snapshot, slot: int, pid: int, fd: int, peers: Sequence[Any]) -> None:
@@ -336,8 +336,11 @@ def vaults(name: str) -> Iterator[Any]:
 
 
 @contextlib.contextmanager
-def vaults_end(run: Folder) -> Iterator[None]:
-    """The run's vaults end when the block does, unless by an error: whoever resumes within a minute finds them."""
+def vaults_follow(run: Folder, control: Control) -> Iterator[None]:
+    """The run's vaults, an earlier driver's too, go on while the block does, and end with it, unless by an error: whoever
+    resumes within a minute finds them."""
+    for vault in vaults(prefix(run)):
+        vault.follow.remote(control)
     yield
     for vault in vaults(prefix(run)):
         ray.kill(vault)
