@@ -6,17 +6,23 @@ import json
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+from ray.tune import with_parameters
+from ray.tune.trainable.trainable import TRIAL_INFO
 from swept import STEPS, config_of, driver, population, table, trained
 
 import springtide as st
 from springtide import config as configs
 from springtide.errors import ConfigError, RunExists
 from springtide.on_ray.pool import Share, open_pool
+from springtide.on_ray.trial import Job, Trial
+from springtide.sweep import name_of, read
 from springtide.sweeps import sweep
-from springtide.track.events import Started
+from springtide.track.events import Evaluated, Event, Started
 
 pytestmark = pytest.mark.cluster
 SCRIPT = str(Path(__file__).parent / "swept.py")
@@ -116,6 +122,27 @@ def test_the_worst_of_a_population_goes_on_from_the_state_of_the_best(ray_cluste
     for one in turned:
         assert children[one.name].data.tags["springtide.lineage"].split(" <- ")[0] == one.lineage[-1]
         assert "springtide.now.optim.peak_lr" in children[one.name].data.tags
+
+
+def test_the_last_result_of_a_trial_is_told_when_its_run_has_ended(ray_cluster: str, tmp_path: Path) -> None:
+    """Told at once, Tune would stop a run that has lost a worker since, and has steps to train again."""
+    base, ended = config_of(str(tmp_path)), tmp_path / "ended"
+
+    def train(config: configs.Config, listen: Callable[[Event], None], **named: object) -> None:
+        for step in (STEPS // 3, STEPS):
+            listen(Evaluated(step=step, heldout_loss=2.0, heldout_bits_per_byte=1.0, rows=1))
+        time.sleep(1.0)  # what a last save takes, or another group
+        ended.touch()
+
+    with open_pool({"CPU": 1.0}) as pool:
+        found = read(table(1), base)
+        job = Job(base.model_dump(mode="json"), found, str(tmp_path), pool, train, lambda folder: None, frozenset())
+        about = {TRIAL_INFO: SimpleNamespace(trial_name=name_of(0))}
+        trial = with_parameters(Trial, job=job)({"trial": {"number": 0, "point": {}}, **about})
+        first, second = trial.step(), trial.step()
+        assert [(one["done"], one["step"]) for one in (first, second)] == [(False, STEPS // 3), (True, STEPS)]
+        assert ended.exists()
+        trial.cleanup()
 
 
 def test_nobody_grows_to_what_was_seen_to_scale_badly(ray_cluster: str) -> None:

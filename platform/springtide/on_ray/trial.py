@@ -84,21 +84,25 @@ class Trial(tune.Trainable):
 
     def step(self) -> dict[str, Any]:
         """Wait for the next evaluation; returns its figures, and ``done`` with the last of them. So says Tune, too, of a trial
-        that it stops: ``over`` is ours alone."""
+        that it stops: ``over`` is ours alone. The last is told when the run has ended: a worker that is lost just before leaves
+        something to be trained again, and whoever is told stops the trial."""
         if not self._lineage:
             self._begin()
+        last: Evaluated | None = None
         while True:
             try:
                 told = self._told.get(timeout=_LOOK_S)
             except queue.Empty:
-                if self._share.closed():
-                    return {**self._last, "done": True, "over": True}
-                continue
+                if not self._share.closed():
+                    continue
+                told = None
             if isinstance(told, Evaluated):
-                if told.step > self._reported:
+                if told.step >= self._config.num_steps:
+                    last = told
+                elif told.step > self._reported:
                     return self._result(told)
             elif told is None:
-                return {**self._last, "done": True, "over": True}
+                return {**(self._result(last) if last else self._last), "done": True, "over": True}
             elif isinstance(told, SpringtideError):  # it would fail again: the trial is over, and says why
                 worst = self._job.sweep.worst
                 return {**self._last, self._job.sweep.metric: worst, "failed": str(told)[:500], "done": True}
@@ -221,5 +225,4 @@ class Trial(tune.Trainable):
         }
         promise = self._job.sweep.promise(self._last[self._job.sweep.metric])
         self._share.promise(promise, speeds((one.world_size, one.tokens_per_s) for one in self._steps.values()))
-        is_last = found.step >= self._config.num_steps
-        return {**self._last, "done": is_last, "over": is_last}
+        return {**self._last, "done": False, "over": False}
