@@ -3,10 +3,12 @@ Each takes a second or more to start."""
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import uuid
 
 import ray
+from ray.exceptions import RayError
 
 from springtide.config import Config
 from springtide.elastic import Interrupt
@@ -42,9 +44,11 @@ class Workers:
         return self._control
 
     def ask(self, interrupt: Interrupt) -> None:
-        """Ask something of the run that is trained now."""
-        if self._control is not None:
-            ray.get(self._control.ask(interrupt.value))
+        """Ask something of the run that is trained now, if one is."""
+        control = self._control
+        if control is not None:
+            with contextlib.suppress(RayError):  # it has just ended
+                ray.get(control.ask(interrupt.value))
 
     def claim(self, config: Config) -> None:
         """For a run that begins."""
