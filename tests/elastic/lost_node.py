@@ -105,11 +105,8 @@ def main() -> None:
 
     def start(rank: int, node: str, attempt: int, url: str = f"{root}/run", **options: Any) -> Any:
         here = NodeAffinitySchedulingStrategy(node, soft=False)
-        return (
-            ray.remote(Rank)
-            .options(num_cpus=0, scheduling_strategy=here)
-            .remote(rank, attempt, url, control, **options)
-        )
+        there = ray.remote(Rank).options(num_cpus=0, scheduling_strategy=here)
+        return there.remote(rank, attempt, url, control, **options)
 
     def everyone(ranks: list[Any], method: str, *arguments: Any) -> list[Any]:
         return ray.get([getattr(rank, method).remote(*arguments) for rank in ranks], timeout=60)

@@ -164,9 +164,9 @@ class Control(NamedTuple):
         return self.exchange.call.remote(self.key, name, arguments)
 
 
-def open_control(name: str, num_steps: int = 0, hang_s: float = 0.0, before: Control | None = None) -> Control:
-    """The line of a run that begins, in the exchange of the run before, else in a new one on this node, called ``name``.
-    ValueError when this cluster has one of that name."""
+def open_control(name: str | None, num_steps: int = 0, hang_s: float = 0.0, before: Control | None = None) -> Control:
+    """The line of a run that begins, in the exchange of the run before, else in a new one on this node, called ``name`` if it
+    is to be the only one of it. ValueError when this cluster has one of that name."""
     key = secrets.token_hex(8)
     if before is not None:
         ray.get(before.exchange.open.remote(key, num_steps, hang_s))

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import contextlib
 import threading
-import uuid
 
 import ray
 from ray.exceptions import RayError
@@ -34,7 +33,7 @@ class Workers:
 
     def control(self, config: Config) -> Control:
         """The line of a run that begins. RunExists when another driver of this cluster trains it."""
-        name = f"run-{config.run.id}" if self.share is None else f"trials-{uuid.uuid4().hex}"
+        name = f"run-{config.run.id}" if self.share is None else None  # trials are guarded by their sweep
         try:
             self._control = open_control(name, config.num_steps, float(config.elastic.hang), self._control)
         except ValueError:
