@@ -169,10 +169,14 @@ def save_and_die(world: World, config: Config, point: str) -> list[Event]:
         if meta.step != 10:
             begin(self, tensors, meta, config)
         elif point == "writer":
-            if not world.is_first:
-                assert self._process is not None
-                self._process.kill()
-            begin(self, tensors, meta, config)
+            process = self._process
+            assert process is not None
+            if world.is_first:
+                begin(self, tensors, meta, config)
+            else:
+                process.send_signal(signal.SIGSTOP)  # it gets the save and has done nothing about it when it is killed
+                begin(self, tensors, meta, config)
+                process.kill()
         else:
             if point == "staging":
                 Stage.settle = die  # type: ignore[method-assign]
