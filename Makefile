@@ -10,8 +10,8 @@ demo: .venv/.ready
 	$(BIN)/springtide train --recipe demo --run.root $(DEMO_ROOT) --demo
 
 test: .venv/.ready lint
-	$(BIN)/python -m pytest -n 2 tests/house tests/unit
-	$(BIN)/python -m pytest tests/distributed tests/elastic
+	$(BIN)/python -m pytest -n 2 tests/house tests/unit tests/distributed
+	$(BIN)/python -m pytest tests/elastic
 
 lint: .venv/.ready
 	$(BIN)/ruff check .
@@ -35,9 +35,10 @@ drills: .venv/.ready
 	for scenario in kill drain regrow hang all resize; do $(BIN)/springtide drill --scenario $$scenario || exit 1; done
 	for seed in 1 2 3; do $(BIN)/springtide drill --scenario storm --seed $$seed || exit 1; done
 
-# a sweep of sixteen trials that loses six nodes
+# a sweep of sixteen trials that loses six nodes and its driver; a population that loses its driver
 sweeps: .venv/.ready
-	$(BIN)/python tests/elastic/swept.py 16 6
+	$(BIN)/python tests/elastic/swept.py 16 6 60
+	$(BIN)/python -m pytest --full -m full tests/elastic
 
 # whom the benchmarks compare with: their dependencies and ours exclude each other
 .venv-peers: benchmarks/peers.txt

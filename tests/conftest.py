@@ -28,6 +28,19 @@ from springtide import config as configs
 from springtide.config import Config
 from springtide.dataset import prepare
 
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """``--full``."""
+    parser.addoption("--full", action="store_true", help="run what is too long for every day, too")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave it out otherwise."""
+    if not config.getoption("--full"):
+        config.hook.pytest_deselected(items=[item for item in items if "full" in item.keywords])
+        items[:] = [item for item in items if "full" not in item.keywords]
+
+
 settings.register_profile("springtide", deadline=None, database=None)  # times are for benchmarks
 settings.load_profile("springtide")
 

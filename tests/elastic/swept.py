@@ -2,9 +2,9 @@
 resumed; then each trial is trained once more, alone and without Ray. Prints one line of JSON; exits with 1 unless all is as it
 should be.
 
-python swept.py TRIALS LOSSES
-python swept.py drive ROOT TRIALS [resume]     the driver
-python swept.py members ROOT                   that of a population
+python swept.py TRIALS LOSSES STEPS
+python swept.py drive ROOT TRIALS STEPS [resume]    the driver
+python swept.py members ROOT                        that of a population
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -27,20 +28,21 @@ from springtide.on_ray.local import LocalCluster
 from springtide.on_ray.nodes import leftovers
 from springtide.sweeps import sweep
 
-NODES = 4
-STEPS = 60
+MOST_NODES = 4
+STEPS = 30
+"""Of a trial, where nobody says otherwise."""
 
 
-def table(trials: int) -> dict[str, Any]:
+def table(trials: int, steps: int = STEPS) -> dict[str, Any]:
     step = configs.recipes.tiny().tokens_per_step
     return {
         "SPACE": {"optim.peak_lr": ("log_uniform", 1e-3, 3e-2), "optim.weight_decay": ("log_uniform", 1e-3, 0.3)},
         "OBJECTIVE": {"metric": "heldout_loss", "mode": "min"},
-        "BUDGET": {"trials": trials, "tokens_per_trial": STEPS * step, "rungs": 3},
+        "BUDGET": {"trials": trials, "tokens_per_trial": steps * step, "rungs": 3},
     }
 
 
-def config_of(root: str) -> configs.Config:
+def config_of(root: str, steps: int = STEPS) -> configs.Config:
     changes = {
         "run.root": f"{root}/runs",
         "shards.root": f"{root}/datasets",
@@ -52,14 +54,16 @@ def config_of(root: str) -> configs.Config:
         "elastic.min_workers": 1,
         "elastic.max_workers": 2,
         "elastic.notices": "off",
-        "checkpoint.every_steps": 20,
+        "checkpoint.every_steps": steps // 3,
     }
     return st.prepare(configs.override(configs.recipes.tiny(), changes))
 
 
 def population(root: str) -> tuple[configs.Config, dict[str, Any], dict[str, Any]]:
     """Config, space and options of a sweep whose four members train three at once on four workers, one each or two."""
-    base = configs.override(config_of(root), {"checkpoint.every_steps": 0, "track.mlflow_uri": ""})
+    base = configs.override(
+        config_of(root), {"checkpoint.every_steps": 0, "track.mlflow_uri": "", "elastic.max_workers": 3}
+    )
     space = {**table(4), "SPACE": {"optim.peak_lr": ("log_uniform", 1e-6, 2e-2)}}
     return base, space, {"name": "members", "scheduler": "pbt", "concurrent": 3}
 
@@ -69,13 +73,15 @@ def trained(folder: Path) -> int:
     return sum(file.read_text().count('"kind": "step"') for file in folder.glob("trials/*/journal/*.jsonl"))
 
 
-def drive(root: str, trials: int, resume: bool) -> None:
+def drive(root: str, trials: int, steps: int, resume: bool) -> None:
     """The sweep, on the cluster that RAY_ADDRESS names."""
 
     def say(text: str) -> None:
         print(f"{time.strftime('%X')} {text}", file=sys.stderr, flush=True)
 
-    verdict = sweep(config_of(root), table(trials), name="swept", scheduler="none", resume=resume, say=say)
+    verdict = sweep(
+        config_of(root, steps), table(trials, steps), name="swept", scheduler="none", resume=resume, say=say
+    )
     print(json.dumps(verdict.as_dict()))
 
 
@@ -108,9 +114,11 @@ def alone(trial: Path, root: str) -> st.Run:
 
 def differences(folder: Path, root: str) -> list[str]:
     """Trials that are not the run they would have been alone."""
-    found = []
-    for trial in sorted(folder.glob("trials/trial-*")):
-        run, twin = st.attach(str(trial)), alone(trial, root)
+    found, trials = [], sorted(folder.glob("trials/trial-*"))
+    with ThreadPoolExecutor(2) as pool:
+        twins = list(pool.map(lambda trial: alone(trial, root), trials))
+    for trial, twin in zip(trials, twins, strict=True):
+        run = st.attach(str(trial))
         if [(one.step, one.digest, one.loss) for one in run.steps] != [
             (one.step, one.digest, one.loss) for one in twin.steps
         ] or not run.verify()["ok"]:
@@ -118,14 +126,14 @@ def differences(folder: Path, root: str) -> list[str]:
     return found
 
 
-def main(trials: int, losses: int) -> None:
+def main(trials: int, losses: int, steps: int) -> None:
     """Sweep, lose nodes, kill the driver, resume, compare."""
     shared_memory = {path.name for path in Path("/dev/shm").iterdir()}
     found: dict[str, Any] = {"lost": 0, "begun_again": []}
-    with tempfile.TemporaryDirectory() as root, LocalCluster(NODES, patience=20) as cluster:
+    with tempfile.TemporaryDirectory() as root, LocalCluster(min(MOST_NODES, trials + 1), patience=20) as cluster:
         config_of(root)
-        folder, total = Path(root) / "runs" / "swept", trials * STEPS
-        process, killed = driver("drive", root, str(trials)), False
+        folder, total = Path(root) / "runs" / "swept", trials * steps
+        process, killed = driver("drive", root, str(trials), str(steps)), False
         while process.poll() is None:
             done = trained(folder)
             if found["lost"] < losses and done > (found["lost"] + 1) * total // (losses + 1):
@@ -138,7 +146,7 @@ def main(trials: int, losses: int) -> None:
                 process.wait()
                 killed, before = True, finished(folder)
                 print(f"the driver is killed; {len(before)} trials are finished", file=sys.stderr, flush=True)
-                process = driver("drive", root, str(trials), "resume")
+                process = driver("drive", root, str(trials), str(steps), "resume")
             time.sleep(0.3)  # between looks at the journals
         assert process.stdout is not None
         told = process.stdout.read()
@@ -173,9 +181,9 @@ def problems(found: dict[str, Any], trials: int, losses: int) -> list[str]:
 
 if __name__ == "__main__":
     if sys.argv[1] == "drive":
-        drive(sys.argv[2], int(sys.argv[3]), "resume" in sys.argv)
+        drive(sys.argv[2], int(sys.argv[3]), int(sys.argv[4]), "resume" in sys.argv)
     elif sys.argv[1] == "members":
         base, space, options = population(sys.argv[2])
         sweep(base, space, **options)
     else:
-        main(int(sys.argv[1]), int(sys.argv[2]))
+        main(*map(int, sys.argv[1:]))

@@ -17,6 +17,7 @@ from swept import STEPS, config_of, driver, population, table, trained
 
 import springtide as st
 from springtide import config as configs
+from springtide.checkpoint.layout import name_of as name_at
 from springtide.errors import ConfigError, RunExists
 from springtide.on_ray.pool import Share, open_pool
 from springtide.on_ray.trial import Job, Trial
@@ -30,8 +31,8 @@ TRIALS = 3
 
 
 def test_trials_survive_lost_nodes_and_a_killed_driver_and_are_the_runs_they_would_have_been_alone() -> None:
-    """Two trials on four nodes, of which one goes; `make sweeps` has sixteen and six."""
-    command = [sys.executable, SCRIPT, "2", "1"]
+    """Two trials on three nodes, of which one goes; `make sweeps` has sixteen and six."""
+    command = [sys.executable, SCRIPT, "2", "1", str(STEPS)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)
     assert done.stdout, done.stderr[-3000:]
     assert json.loads(done.stdout.splitlines()[-1])["problems"] == [], done.stderr[-3000:]
@@ -81,10 +82,9 @@ def test_what_is_no_good_is_stopped_what_fails_is_marked_and_the_best_is_a_confi
     assert [(one.status, one.rungs) for one in again.outcomes] == [(one.status, one.rungs) for one in verdict.outcomes]
 
 
-def test_the_worst_of_a_population_goes_on_from_the_state_of_the_best(ray_cluster: str, tmp_path: Path) -> None:
-    """Whose states are sharded over one worker or two; and its driver is killed after the first rung, and resumed."""
-    base, space, options = population(str(tmp_path))
-    process, folder = driver("members", str(tmp_path)), tmp_path / "runs" / "members"
+def begun_and_killed(root: Path) -> None:
+    """Begin the sweep of a population, and kill its driver after the first rung."""
+    process, folder = driver("members", str(root)), root / "runs" / "members"
     try:
         deadline = time.monotonic() + 300
         while trained(folder) < 4 * STEPS // 3 + 5:
@@ -94,12 +94,27 @@ def test_the_worst_of_a_population_goes_on_from_the_state_of_the_best(ray_cluste
     finally:
         process.kill()
         process.communicate()
+
+
+@pytest.mark.parametrize("killed", [False, pytest.param(True, marks=pytest.mark.full)])
+def test_the_worst_of_a_population_goes_on_from_the_state_of_the_best(
+    ray_cluster: str, tmp_path: Path, killed: bool
+) -> None:
+    """Whose states are sharded over one worker or two."""
+    base, space, options = population(str(tmp_path))
+    folder = tmp_path / "runs" / "members"
+    if killed:
+        begun_and_killed(tmp_path)
     said: list[str] = []
-    verdict = sweep(base, space, **options, resume=True, say=said.append)
+    verdict = sweep(base, space, **options, resume=killed, say=said.append)
     assert [one.status for one in verdict.outcomes] == ["finished"] * 4, said
     turned = [one for one in verdict.outcomes if one.lineage]
     assert turned, said
     trials = folder / "trials"
+    begun = [st.attach(str(trials / one.name)) for one in verdict.outcomes]
+    best = min(begun, key=lambda run: next(found.heldout_loss for found in run.evaluations if found.step == STEPS // 3))
+    first = min((one.lineage[0] for one in turned), key=lambda state: state[-10:])
+    assert first == f"{best.folder.url}/checkpoints/{name_at(STEPS // 3)}", "all four were waited for, three at a time"
     sizes = set()
     for one in turned:
         run = st.attach(str(trials / f"{one.name}-{len(one.lineage)}"))

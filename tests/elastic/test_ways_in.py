@@ -24,6 +24,7 @@ from springtide.config import Config
 pytestmark = pytest.mark.cluster
 REPOSITORY = Path(__file__).parents[2]
 CLI = [sys.executable, "-m", "springtide.cli"]
+STEPS = 90
 
 
 def test_the_quickstart_runs_from_top_to_bottom(
@@ -47,7 +48,7 @@ def options(config: Config, name: str) -> list[str]:
         "track.mlflow-uri": "off",
         "elastic.min-workers": 2,
         "train.sample-tokens": 0,
-        "train.total": 12 * 64 * 150,
+        "train.total": 12 * 64 * STEPS,
     }
     return ["--recipe", "tiny", *(text for key, value in settings.items() for text in (f"--{key}", str(value)))]
 
@@ -95,7 +96,7 @@ def test_killed_at_step_60_with_all_its_workers_it_resumes_as_if_nothing_had_bee
     assert resumed.returncode == 0, resumed.stderr[-3000:]
 
     expected, found = (st.attach(str(root / name)) for name in ("whole", "killed"))
-    assert [step.step for step in found.steps] == list(range(1, 151))
+    assert [step.step for step in found.steps] == list(range(1, STEPS + 1))
     for one, other in zip(found.steps, expected.steps, strict=True):
         assert one.digest == other.digest
         assert one.loss == pytest.approx(other.loss, abs=1e-4)
@@ -105,7 +106,7 @@ def test_killed_at_step_60_with_all_its_workers_it_resumes_as_if_nothing_had_bee
     assert proof.returncode == 0
     result = json.loads(proof.stdout)
     assert result["ok"]
-    assert result["steps_checked"] == 150
+    assert result["steps_checked"] == STEPS
     assert result["loss_max_abs_diff"] < 1e-4  # of the steps between the last checkpoint and the kill, trained twice
     assert folders() <= before  # nothing of the killed run's cluster is left
 

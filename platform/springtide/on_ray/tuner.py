@@ -306,8 +306,9 @@ def run_trials(
     def room() -> int:
         return concurrent or max(1, ray.get(job.pool.places.remote()) // least)
 
-    # HyperBand halves a bracket by the trials that it knows: it gets all, and Ray lets so many run
-    knows_all = isinstance(scheduler, HyperBandScheduler)
+    # HyperBand halves a bracket by the trials that it knows, and nobody of a population goes on before all have come as far:
+    # they get all, and Ray lets so many run
+    knows_all = bool(population) or isinstance(scheduler, HyperBandScheduler)
     points = Points(search, job.sweep, begun, (lambda: job.sweep.budget.trials) if knows_all else room)
     here = tune.PlacementGroupFactory([{"CPU": 0, _HEAD: round(0.99 / room(), 3) if knows_all else 0.001}])
     trainable = tune.with_resources(tune.with_parameters(Trial, job=job), here)
@@ -319,7 +320,7 @@ def run_trials(
             search_alg=None if population else points,
             num_samples=1 if population else job.sweep.budget.trials,
             scheduler=scheduler,
-            max_concurrent_trials=room() if population else job.sweep.budget.trials,
+            max_concurrent_trials=job.sweep.budget.trials,
             reuse_actors=True,
             trial_dirname_creator=_name,
             trial_name_creator=_name,
