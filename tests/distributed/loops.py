@@ -21,10 +21,11 @@ from springtide.checkpoint import saver
 from springtide.checkpoint.layout import Meta
 from springtide.checkpoint.saver import Saver
 from springtide.checkpoint.stage import Stage
+from springtide.checkpoint.tensors import local
 from springtide.config import Config
 from springtide.elastic import Interrupt, micro_batches
 from springtide.model import skeleton
-from springtide.parallel import World, local, parallelize
+from springtide.parallel import World, parallelize
 from springtide.store import Folder
 from springtide.stream import Batch, RankReader, load, open_data
 from springtide.track.events import Event, Started

@@ -73,7 +73,7 @@ def materialize(optimizer: torch.optim.Optimizer) -> None:
 
 
 def local(tensor: Tensor) -> Tensor:
-    """This rank's part."""
+    """This rank's shard of a distributed tensor, or the tensor itself."""
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 

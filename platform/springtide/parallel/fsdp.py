@@ -79,8 +79,3 @@ def set_gradient_sync(model: nn.Module, last: bool) -> None:
         model.set_is_last_backward(last)
         # between micro-batches the weights do not change: with room for them whole, they are fetched once a step
         model.set_reshard_after_backward(last or config.strategy == "zero3")
-
-
-def local(tensor: torch.Tensor) -> torch.Tensor:
-    """This rank's shard of a distributed tensor, or the tensor itself."""
-    return tensor.to_local() if hasattr(tensor, "to_local") else tensor

@@ -21,11 +21,11 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from springtide.checkpoint.tensors import materialize
+from springtide.checkpoint.tensors import local, materialize
 from springtide.config import Config
 from springtide.model import make
 from springtide.model.loss import logits_as_on
-from springtide.parallel import local, parallelize, world
+from springtide.parallel import parallelize, world
 from springtide.train.optim import local_gradients, optimizer_of, square_norm
 from springtide.train.step import accumulate
 

@@ -18,7 +18,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
-from springtide.parallel import local
+from springtide.checkpoint.tensors import local
 
 _COEFFICIENTS = (3.4445, -4.7750, 2.0315)
 _STEPS = 5

@@ -8,11 +8,11 @@ from typing import Any
 import torch
 from torch import nn
 
+from springtide.checkpoint.tensors import local
 from springtide.config import Config
 from springtide.config.engine import OptimConfig
 from springtide.errors import ConfigError, explain
 from springtide.model import Decoder
-from springtide.parallel import local
 from springtide.train.muon import Muon
 
 
