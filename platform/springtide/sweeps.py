@@ -23,6 +23,7 @@ from typing import Any
 
 from springtide import config as configs
 from springtide.checkpoint.branch import first_step
+from springtide.checkpoint.layout import name_of as step_name
 from springtide.config import Config
 from springtide.errors import ConfigError, RunExists, explain
 from springtide.runs import REPORT, Run
@@ -50,7 +51,7 @@ from springtide.sweep import (
     trial_config,
     words,
 )
-from springtide.track.events import Stopped
+from springtide.track.events import Started, Stopped
 from springtide.track.ledger import Prices, costs, ledger
 from springtide.track.mlflow_sink import OFF, SweepSink
 
@@ -250,9 +251,17 @@ def _population(folder: Folder, table: Sweep, asked: Search, search: str, schedu
 
 
 def _told(folder: Folder, table: Sweep, begins: list[Point]) -> int:
-    """The step of the last rung that all members of a population have reached."""
-    members = [_runs(folder, lineage_of(folder, number, point)) for number, point in enumerate(begins)]
-    return min((max((rung.step for rung in _rungs(table, runs)), default=0) for runs in members), default=0)
+    """The step of the last rung that all members of a population have reached and one has gone on from: who takes over whose
+    state has been settled there."""
+    lineages = [lineage_of(folder, number, point) for number, point in enumerate(begins)]
+    members = [_runs(folder, generations) for generations in lineages]
+    rungs = [[rung.step for rung in _rungs(table, runs)] for runs in members]
+    reached = min((max(steps, default=0) for steps in rungs), default=0)
+    turned = any(one.of.endswith(step_name(reached)) for generations in lineages for one in generations)
+    began = (event.step for runs in members for run in runs for event in run.events if isinstance(event, Started))
+    if turned or any(step >= reached for step in began):
+        return reached
+    return max((step for step in rungs[0] if step < reached), default=0)
 
 
 def _plan(table: Sweep, folder: Folder) -> str:

@@ -145,8 +145,13 @@ class Trial(tune.Trainable):
         self._folder = Folder(self._config.run.root) / self._config.run.id
         self._reported = max(self._reported, branch.first_step(self._config.train))
         events = read_journal(self._folder) if self._folder.exists(configs.RUN_CONFIG) else []
+        saved = committed(self._folder)
         for event in events:
-            self._hear(event)
+            # of a population's member another wants the state: what was not saved is evaluated again
+            if not (
+                self._job.population and isinstance(event, Evaluated) and name_of(event.step) > max(saved, default="")
+            ):
+                self._hear(event)
         ended = [event for event in events if isinstance(event, Stopped)]
         if self._number in self._job.decided or (ended and ended[-1].status == "finished"):
             self._told.put(None)

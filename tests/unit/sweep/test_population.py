@@ -17,12 +17,16 @@ from springtide.sweep import (
     clamped,
     lineage_of,
     member_config,
+    name_of,
     point_at,
     random_points,
     read,
     shares,
     turned,
 )
+from springtide.sweeps import _told
+from springtide.track.events import Evaluated, Event, Started
+from springtide.track.journal import Journal
 
 TINY = configs.recipes.tiny()
 STEP = TINY.tokens_per_step
@@ -64,6 +68,34 @@ def test_a_trial_that_turns_is_a_new_run_and_what_was_noted_counts(tmp_path: Pat
     config = member_config(TINY, read(TABLE, TINY).budget, *longer[-1])
     assert (config.run.id, config.train.start_from, config.optim.peak_lr) == ("trial-0002-1", donor, 0.02)
     assert config.checkpoint.every_steps == config.train.eval_every == 10
+
+
+def test_a_rung_that_nobody_has_gone_on_from_is_heard_of_again(tmp_path: Path) -> None:
+    """Its driver was killed before it said who takes over whose state."""
+    folder, points = Folder(str(tmp_path)), [{"optim.peak_lr": rate, "optim.warmup": 3} for rate in (0.01, 0.02)]
+    table = read(TABLE, TINY)
+
+    def told(*events: tuple[int, Event]) -> int:
+        for number, event in events:
+            run = folder / "trials" / name_of(number)
+            if not run.exists(configs.RUN_CONFIG):
+                config = member_config(TINY, table.budget, name_of(number), points[number], "")
+                run.write(configs.RUN_CONFIG, configs.dump(config))
+            with Journal(run) as journal:
+                journal(event)
+        return _told(folder, table, points)
+
+    def at(step: int) -> Event:
+        return Evaluated(step=step, heldout_loss=2.0, heldout_bits_per_byte=1.0, rows=1)
+
+    assert told() == 0
+    assert told((0, Started(step=0, world_size=1)), (0, at(10)), (1, Started(step=0, world_size=2))) == 0
+    assert told((1, at(10))) == 0
+    assert told((1, Started(step=11, world_size=2))) == 10
+    assert told((0, Started(step=11, world_size=2)), (0, at(20)), (1, at(20))) == 10
+    donor = f"{folder.url}/trials/trial-0001/checkpoints/step-0000000020"
+    turned(folder, 0, lineage_of(folder, 0, points[0]), points[1], donor)
+    assert told() == 20
 
 
 @pytest.mark.parametrize(
