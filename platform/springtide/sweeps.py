@@ -261,7 +261,7 @@ def _told(folder: Folder, table: Sweep, begins: list[Point]) -> int:
     began = (event.step for runs in members for run in runs for event in run.events if isinstance(event, Started))
     if turned or any(step >= reached for step in began):
         return reached
-    return max((step for step in rungs[0] if step < reached), default=0)
+    return max((step for steps in rungs for step in steps if step < reached), default=0)
 
 
 def _plan(table: Sweep, folder: Folder) -> str:

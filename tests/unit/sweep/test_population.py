@@ -88,7 +88,7 @@ def test_a_rung_that_nobody_has_gone_on_from_is_heard_of_again(tmp_path: Path) -
     def at(step: int) -> Event:
         return Evaluated(step=step, heldout_loss=2.0, heldout_bits_per_byte=1.0, rows=1)
 
-    assert told() == 0
+    assert _told(folder, table, []) == told() == 0
     assert told((0, Started(step=0, world_size=1)), (0, at(10)), (1, Started(step=0, world_size=2))) == 0
     assert told((1, at(10))) == 0
     assert told((1, Started(step=11, world_size=2))) == 10
