@@ -4,7 +4,7 @@ should be.
 
 python swept.py TRIALS LOSSES STEPS
 python swept.py drive ROOT TRIALS STEPS [resume]    the driver
-python swept.py members ROOT                        that of a population
+python swept.py members ROOT                        that of a population, two workers each
 """
 
 from __future__ import annotations
@@ -59,11 +59,11 @@ def config_of(root: str, steps: int = STEPS) -> configs.Config:
     return st.prepare(configs.override(configs.recipes.tiny(), changes))
 
 
-def population(root: str) -> tuple[configs.Config, dict[str, Any], dict[str, Any]]:
-    """Config, space and options of a sweep whose four members train three at once on four workers, one each or two."""
-    base = configs.override(
-        config_of(root), {"checkpoint.every_steps": 0, "track.mlflow_uri": "", "elastic.max_workers": 3}
-    )
+def population(root: str, least: int, most: int) -> tuple[configs.Config, dict[str, Any], dict[str, Any]]:
+    """Config, space and options of a sweep whose four members train three at once where there is room, with so many workers
+    each."""
+    elastic = {"elastic.min_workers": least, "elastic.max_workers": most}
+    base = configs.override(config_of(root), {"checkpoint.every_steps": 0, "track.mlflow_uri": "", **elastic})
     space = {**table(4), "SPACE": {"optim.peak_lr": ("log_uniform", 1e-6, 2e-2)}}
     return base, space, {"name": "members", "scheduler": "pbt", "concurrent": 3}
 
@@ -183,7 +183,7 @@ if __name__ == "__main__":
     if sys.argv[1] == "drive":
         drive(sys.argv[2], int(sys.argv[3]), int(sys.argv[4]), "resume" in sys.argv)
     elif sys.argv[1] == "members":
-        base, space, options = population(sys.argv[2])
+        base, space, options = population(sys.argv[2], 2, 2)
         sweep(base, space, **options)
     else:
         main(*map(int, sys.argv[1:]))

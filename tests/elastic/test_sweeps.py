@@ -82,6 +82,11 @@ def test_what_is_no_good_is_stopped_what_fails_is_marked_and_the_best_is_a_confi
     assert [(one.status, one.rungs) for one in again.outcomes] == [(one.status, one.rungs) for one in verdict.outcomes]
 
 
+def sizes(runs: list[st.Run]) -> set[int]:
+    """World sizes that they trained at."""
+    return {event.world_size for run in runs for event in run.events if isinstance(event, Started)}
+
+
 def begun_and_killed(root: Path) -> None:
     """Begin the sweep of a population, and kill its driver after the first rung."""
     process, folder = driver("members", str(root)), root / "runs" / "members"
@@ -100,8 +105,8 @@ def begun_and_killed(root: Path) -> None:
 def test_the_worst_of_a_population_goes_on_from_the_state_of_the_best(
     ray_cluster: str, tmp_path: Path, killed: bool
 ) -> None:
-    """Whose states are sharded over one worker or two."""
-    base, space, options = population(str(tmp_path))
+    """Whose states are sharded over whatever number of workers. Those that were killed had two each, and go on with one."""
+    base, space, options = population(str(tmp_path), 1, 1 if killed else 3)
     folder = tmp_path / "runs" / "members"
     if killed:
         begun_and_killed(tmp_path)
@@ -115,6 +120,7 @@ def test_the_worst_of_a_population_goes_on_from_the_state_of_the_best(
     best = min(begun, key=lambda run: next(found.heldout_loss for found in run.evaluations if found.step == STEPS // 3))
     first = min((one.lineage[0] for one in turned), key=lambda state: state[-10:])
     assert first == f"{best.folder.url}/checkpoints/{name_at(STEPS // 3)}", "all four were waited for, three at a time"
+    taken = []
     for one in turned:
         run = st.attach(str(trials / f"{one.name}-{len(one.lineage)}"))
         donor, name = run.config.train.start_from.rsplit("/checkpoints/", 1)
@@ -124,9 +130,10 @@ def test_the_worst_of_a_population_goes_on_from_the_state_of_the_best(
         [there] = [found.heldout_loss for found in other.evaluations if found.step == step]
         assert abs(run.steps[0].loss - there) < 0.3, "its loss goes on from that of the state it took over"
         assert run.verify()["ok"]
-    runs = [st.attach(str(file.parent)) for file in trials.glob("*/config.yaml")]
-    sizes = {event.world_size for run in runs for event in run.events if isinstance(event, Started)}
-    assert len(sizes) > 1, "three at a time on four workers are not all of one size"
+        taken += [run, other]
+    assert not killed or sizes(taken) == {1, 2}, "states were taken over at other world sizes"
+    everyone = [st.attach(str(file.parent)) for file in trials.glob("*/config.yaml")]
+    assert len(sizes(everyone)) > 1, "three at a time on four workers are not all of one size"
 
     from mlflow import MlflowClient
 

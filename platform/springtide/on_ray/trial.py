@@ -145,13 +145,11 @@ class Trial(tune.Trainable):
         self._folder = Folder(self._config.run.root) / self._config.run.id
         self._reported = max(self._reported, branch.first_step(self._config.train))
         events = read_journal(self._folder) if self._folder.exists(configs.RUN_CONFIG) else []
-        saved = committed(self._folder)
+        if self._job.population:  # another may want a member's state: it is evaluated again where that was not saved
+            saved = max(committed(self._folder), default="")
+            events = [one for one in events if not (isinstance(one, Evaluated) and name_of(one.step) > saved)]
         for event in events:
-            # of a population's member another wants the state: what was not saved is evaluated again
-            if not (
-                self._job.population and isinstance(event, Evaluated) and name_of(event.step) > max(saved, default="")
-            ):
-                self._hear(event)
+            self._hear(event)
         ended = [event for event in events if isinstance(event, Stopped)]
         if self._number in self._job.decided or (ended and ended[-1].status == "finished"):
             self._told.put(None)
