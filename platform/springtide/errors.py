@@ -31,6 +31,18 @@ class CheckpointError(SpringtideError):
     """A checkpoint that cannot be written or read."""
 
 
+class UnfitNode(SpringtideError):
+    """A node reads other bytes than its peers. Arguments: the message, and the node's name where it is known. The run goes on
+    without the node."""
+
+    def __init__(self, message: str, node: str = "") -> None:
+        super().__init__(message, node)
+        self.node = node
+
+    def __str__(self) -> str:
+        return str(self.args[0])
+
+
 class RunExists(SpringtideError):
     """The run id is taken: resuming must be asked for."""
 

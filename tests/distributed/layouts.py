@@ -14,12 +14,13 @@ from torch.distributed.tensor import Shard as AlongDim
 
 from springtide.checkpoint import attempts
 from springtide.checkpoint.layout import Meta, committed
-from springtide.checkpoint.load import load, restore
+from springtide.checkpoint.load import load
+from springtide.checkpoint.restore import restore
 from springtide.checkpoint.retention import Rule
 from springtide.checkpoint.saver import Saver
 from springtide.checkpoint.tensors import materialize, named_tensors
 from springtide.parallel import World
-from springtide.store import Folder
+from springtide.store import Folder, digest
 
 ROWS = 13  # divides by no world size here
 
@@ -113,6 +114,20 @@ def load_another_model(world: World, url: str) -> str:
     optimizer = torch.optim.AdamW(model.parameters())
     try:
         load(Folder(url), committed(Folder(url))[-1], model, optimizer)
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+    return ""
+
+
+def load_on_a_broken_rank(world: World, how: str, url: str) -> str:
+    """What is said on a rank when rank 1, alone, hashes wrong ("digest") or lacks the run's storage ("mount")."""
+    broken = world.rank == 1
+    if broken and how == "digest":
+        digest.Running.end = lambda self: "0" * 32  # type: ignore[method-assign]
+    folder = Folder(f"{url}/unmounted") if broken and how == "mount" else Folder(url)
+    model, optimizer = laid_out("fsdp", world)
+    try:
+        restore(folder, model, optimizer, lambda step: "o", node=f"node-{world.rank}")
     except Exception as error:
         return f"{type(error).__name__}: {error}"
     return ""

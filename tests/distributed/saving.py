@@ -16,7 +16,7 @@ from torch import nn
 
 from springtide.checkpoint import attempts, saver
 from springtide.checkpoint.layout import Meta
-from springtide.checkpoint.load import restore
+from springtide.checkpoint.restore import restore
 from springtide.checkpoint.retention import Rule
 from springtide.checkpoint.saver import Outcome, Saver
 from springtide.checkpoint.tensors import named_tensors

@@ -9,7 +9,9 @@
     write      blocks digested, what changed written, the manifest, and last COMMITTED
       |
     layout     what lies where; which count                attempts   who may write: the newest claim
-    load       any box of any tensor, verified as it streams in; the newest good checkpoint
+    load       any box of any tensor, verified as it streams in
+    restore    the newest good checkpoint      recheck       two readers must agree that bytes are bad
+                                               fresh_start   a run that has committed never begins at step 0 by itself
     retention  which to keep, which files nobody needs (pure)
 
 The modules without torch are imported by the writing process, so this one imports nothing.

@@ -81,9 +81,9 @@ def inspect_one(run: Folder, name: str, files: set[str], verify: bool) -> Inspec
     else:
         state = "uncommitted"
     if QUARANTINED in files:
-        state, reason = "quarantined", _reason(checkpoints(run), name)
+        state, reason = "quarantined", _reason(checkpoints(run), f"{name}/{QUARANTINED}")
     elif ABANDONED in files:
-        state, reason = "abandoned", "the run went on from an older one in another order"
+        state, reason = "abandoned", _reason(checkpoints(run), f"{name}/{ABANDONED}")
     elif manifest is not None and verify:
         reason = problem(run, name, manifest)
         state = "bad" if reason else state
@@ -101,7 +101,7 @@ def problem(run: Folder, name: str, manifest: Manifest) -> str:
             if facts["size_bytes"]:
                 _check_header(folder, f"{name}/{file.removesuffix('.json')}.safetensors", facts)
         with ThreadPoolExecutor(_READERS, "springtide-verify") as threads:
-            for _ in threads.map(lambda piece: _check_piece(folder, piece), pieces):
+            for _ in threads.map(lambda piece: check_piece(folder, piece), pieces):
                 pass
         return ""
     except (CheckpointError, FileNotFoundError) as error:
@@ -115,7 +115,8 @@ def _check_header(folder: Folder, file: str, facts: dict[str, Any]) -> None:
         raise CheckpointError(f"{file} has {size} bytes, {facts['size_bytes']} were committed")
 
 
-def _check_piece(folder: Folder, piece: Piece) -> None:
+def check_piece(folder: Folder, piece: Piece) -> None:
+    """CheckpointError when the bytes of ``piece`` are not those that were committed."""
     for number, expected in enumerate(piece.digests):
         begin = piece.begin + number * BLOCK_BYTES
         end = min(begin + BLOCK_BYTES, piece.begin + piece.size_bytes)
@@ -131,8 +132,8 @@ def _age(saved_s: float) -> str:
     return f"{seconds:.0f} s"
 
 
-def _reason(folder: Folder, name: str) -> str:
+def _reason(folder: Folder, mark: str) -> str:
     try:
-        return str(folder.read_json(f"{name}/{QUARANTINED}")["reason"])
+        return str(folder.read_json(mark)["reason"])
     except (OSError, ValueError, KeyError):
         return "its note cannot be read"

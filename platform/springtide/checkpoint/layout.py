@@ -40,6 +40,15 @@ Identity = Callable[[int], str]
 """Steps done -> the identity of the order that they were trained in."""
 
 
+class BadFile(CheckpointError):
+    """A file of a checkpoint whose bytes are not those that were committed, as one rank read it."""
+
+    def __init__(self, message: str, file: str = "") -> None:
+        """``file``: its path below ``checkpoints/``."""
+        super().__init__(message)
+        self.file = file
+
+
 class OtherFormat(CheckpointError):
     """A checkpoint that is good, but written by another version of this package."""
 
@@ -219,11 +228,12 @@ def committed(run: Folder) -> list[str]:
 def read_manifest(run: Folder, name: str) -> Manifest:
     """The manifest that the commit marker names; CheckpointError when its bytes are others than were committed, OtherFormat
     when they are of another version of this package, OSError when it cannot be read."""
-    folder = checkpoints(run) / name
+    folder, marked = checkpoints(run) / name, f"{name}/{COMMITTED}"
     try:
         marker = folder.read_json(COMMITTED)
         data = folder.read(marker["manifest"])
-        check(marker["manifest"], data, marker["digest"])
+        if (found := digest.of_bytes(data)) != marker["digest"]:
+            raise BadFile(f"{marker['manifest']}: digest expected {marker['digest']}, found {found}", marked)
         written = json.loads(data)["format"]
         if written != FORMAT:
             raise OtherFormat(
@@ -232,16 +242,20 @@ def read_manifest(run: Folder, name: str) -> Manifest:
             )
         return Manifest.model_validate_json(data)
     except FileNotFoundError as error:
-        raise CheckpointError(f"{name}: a file is missing: {error}") from None
+        raise BadFile(f"{name}: a file is missing: {error}", marked) from None
     except (ValueError, KeyError, TypeError) as error:  # no JSON, or another format
-        raise CheckpointError(f"{name}: manifest or commit marker cannot be understood: {error}") from None
+        raise BadFile(f"{name}: manifest or commit marker cannot be understood: {error}", marked) from None
 
 
 def read_index(folder: Folder, name: str, expected: str = "") -> tuple[dict[str, Any], list[Piece]]:
-    """The index ``name`` of one rank: facts of its data file, and its pieces. CheckpointError when it is not ``expected``."""
-    data = folder.read(name)
-    if expected:
-        check(name, data, expected)
+    """The index ``name`` of one rank: facts of its data file, and its pieces. BadFile when it is not ``expected``."""
+    file = f"{folder.name}/{name}"
+    try:
+        data = folder.read(name)
+    except FileNotFoundError:
+        raise BadFile(f"{name}: a file is missing: {file}", file) from None
+    if expected and (found := digest.of_bytes(data)) != expected:
+        raise BadFile(f"{name}: digest expected {expected}, found {found}", file)
     index = json.loads(data)
     pieces = [
         Piece(tensor, dtype, tuple(shape), tuple(offsets), tuple(sizes), file, begin, size_bytes, tuple(digests))
@@ -255,10 +269,29 @@ def data_digest(header_digest: str, pieces: Iterable[Piece]) -> str:
     return digest.of_bytes("".join([header_digest, *(one for piece in pieces for one in piece.digests)]).encode())
 
 
-def quarantine(run: Folder, name: str, reason: str) -> None:
-    """Take a checkpoint out of those that count. Its files stay until retention passes it, for whoever wants to look."""
-    note = {"reason": reason, "time_s": time.time()}
-    checkpoints(run).write(f"{name}/{QUARANTINED}", json.dumps(note))
+def quarantine(run: Folder, name: str, reason: str, attempt: int = 0) -> None:
+    """Take a checkpoint out of those that count. Its files stay until retention passes it, for whoever wants to look.
+    ``attempt``: who says so."""
+    _mark(run, name, QUARANTINED, reason, attempt)
+
+
+def abandon(run: Folder, names: Iterable[str], reason: str, attempt: int = 0) -> None:
+    """Take checkpoints that the run does not go on from out of those that count; likewise."""
+    for name in names:
+        _mark(run, name, ABANDONED, reason, attempt)
+
+
+def _mark(run: Folder, name: str, mark: str, reason: str, attempt: int) -> None:
+    note = {"reason": reason, "time_s": time.time(), "attempt": attempt}
+    checkpoints(run).write(f"{name}/{mark}", json.dumps(note))
+
+
+def marked_by(run: Folder, name: str, mark: str) -> int:
+    """The attempt that marked a checkpoint; 0 where the mark does not say."""
+    try:
+        return int(checkpoints(run).read_json(f"{name}/{mark}")["attempt"])
+    except (FileNotFoundError, ValueError, KeyError, TypeError):
+        return 0
 
 
 def of_another_order(run: Folder, meta: Meta, identity: Identity) -> str:
@@ -273,9 +306,11 @@ def of_another_order(run: Folder, meta: Meta, identity: Identity) -> str:
     )
 
 
-def check_order(run: Folder, identity: Identity, go_back: bool) -> None:
+def check_order(run: Folder, identity: Identity, go_back: bool, attempt: int = 0) -> bool:
     """CheckpointError when the newest checkpoint is none of this run's order. With ``go_back`` the run goes on from the
-    newest that is, and those after it are marked as abandoned, which loses no byte of them."""
+    newest that is, and those after it are marked as abandoned by ``attempt``, which loses no byte of them. Returns whether
+    any checkpoint is of this order, or there is none at all; where that is False nothing is marked."""
+    others: list[str] = []
     for name in reversed(committed(run)):
         try:
             meta = read_manifest(run, name).meta
@@ -283,12 +318,14 @@ def check_order(run: Folder, identity: Identity, go_back: bool) -> None:
             continue  # whoever restores will put it in quarantine
         problem = of_another_order(run, meta, identity)
         if not problem:
-            return
+            abandon(run, others, "the run went on from an older one in another order", attempt)
+            return True
         if not go_back:
             raise CheckpointError(
                 f"{problem}, or say --accept-changes to go on from the newest checkpoint of this order"
             )
-        checkpoints(run).write(f"{name}/{ABANDONED}", identity(0))
+        others.append(name)
+    return not others
 
 
 def check(name: str, data: bytes | memoryview, expected: str) -> None:

@@ -7,7 +7,6 @@ Bytes are verified as they arrive; nothing is read twice and nothing is held tha
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
 import logging
 import math
@@ -20,25 +19,16 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from springtide.checkpoint import branch
 from springtide.checkpoint.layout import (
     BLOCK_BYTES,
-    Identity,
+    BadFile,
     Manifest,
-    Meta,
-    OtherFormat,
     Piece,
-    check_digest,
     checkpoints,
-    committed,
-    of_another_order,
-    quarantine,
     read_index,
     read_manifest,
 )
-from springtide.checkpoint.retention import note_reader
 from springtide.checkpoint.tensors import Box, box, local, materialize, named_tensors, raw, type_name
-from springtide.config.schema import TrainConfig
 from springtide.errors import CheckpointError
 from springtide.store import Folder, digest
 
@@ -55,86 +45,6 @@ class Source(Protocol):
     def stream(self, name: str, begin: int, end: int) -> Iterable[memoryview]: ...
 
     def size(self, name: str) -> int: ...
-
-
-@dataclasses.dataclass(frozen=True)
-class Restored:
-    """Where a run goes on."""
-
-    meta: Meta
-    name: str
-    rejected: tuple[tuple[str, str], ...] = ()
-    """Newer checkpoints that were passed over, and why; they are in quarantine now."""
-
-
-def restore(run: Folder, model: nn.Module, optimizer: torch.optim.Optimizer, identity: Identity) -> Restored | None:
-    """Load the newest good checkpoint into ``model`` and ``optimizer``; all ranks call it together. None without one.
-
-    One whose bytes turn out to be bad is put in quarantine, and the one before is taken. CheckpointError when there are
-    checkpoints and none is good, when its steps are none of this run's order, or when it is of another model.
-    """
-    rejected: list[tuple[str, str]] = []
-    while True:
-        name = agreed(committed(run)[-1:])
-        if not name:
-            break
-        manifest, problem = _attempt(run, name[0], model, optimizer, identity)
-        if manifest is not None:
-            return Restored(manifest.meta, name[0], tuple(rejected))
-        rejected.append((name[0], problem))
-        if rank_here() == 0:
-            _log.warning("checkpoint %s is put in quarantine: %s", name[0], problem)
-            quarantine(run, name[0], problem)
-    if rejected:
-        problems = "; ".join(f"{name}: {problem}" for name, problem in rejected)
-        raise CheckpointError(f"none of the checkpoints of {run.url} can be used: {problems}")
-    return None
-
-
-def begin(
-    config: TrainConfig, model: nn.Module, optimizer: torch.optim.Optimizer, identity: Identity
-) -> Restored | None:
-    """Load the checkpoint of another run that ``config`` begins with; all ranks call it together. None where it names none.
-    CheckpointError as for ``restore``, and when its bytes are bad: which other to take is for its owner to say."""
-    if not config.start_from:
-        return None
-    weights_only = config.start_with == "weights"
-    run, name = branch.split(config.start_from)
-    manifest, problem = _attempt(run, name, model, None if weights_only else optimizer, identity)
-    if manifest is None:
-        raise CheckpointError(f"{config.start_from}, which {branch.FIELD} names: {problem}")
-    if not weights_only:
-        return Restored(manifest.meta, config.start_from)
-    optimizer.state.clear()  # a snapshot that could not be read to its end
-    return Restored(manifest.meta.model_copy(update={"step": 0, "tokens": 0, "components": {}}), config.start_from)
-
-
-def _attempt(
-    run: Folder, name: str, model: nn.Module, optimizer: torch.optim.Optimizer | None, identity: Identity
-) -> tuple[Manifest | None, str]:
-    """The manifest when every rank loaded its part, else None and what is wrong with the bytes. All ranks call it together; of
-    weights alone, without ``optimizer``, the order says nothing."""
-    manifest: Manifest | None = None
-    problem = ""
-    fatal: Exception | None = None
-    try:
-        with note_reader(run, name):
-            manifest = read_manifest(run, name)
-            if optimizer is not None and (mismatch := of_another_order(run, manifest.meta, identity)):
-                raise _Mismatch(mismatch)
-            load(run, name, model, optimizer, manifest)
-    except (_Mismatch, OtherFormat, PermissionError) as error:
-        fatal = CheckpointError(str(error))
-    except (CheckpointError, FileNotFoundError) as error:
-        problem = str(error)
-    except OSError as error:  # the store cannot be reached: that says nothing about the checkpoint
-        fatal = OSError(str(error))
-    everyone = gathered((problem, fatal))
-    for _, found in everyone:
-        if found is not None:
-            raise found
-    problems = [f"{text} (rank {rank})" for rank, (text, _) in enumerate(everyone) if text]
-    return (None, problems[0]) if problems else (manifest, "")
 
 
 def load(
@@ -164,7 +74,7 @@ def load(
     return manifest
 
 
-class _Mismatch(CheckpointError):
+class Mismatch(CheckpointError):
     """A checkpoint that is good, but of another model."""
 
 
@@ -207,7 +117,7 @@ def check_names(stored: Mapping[str, Sequence[Piece]], wanted: Mapping[str, Tens
         if (piece.dtype, piece.shape) != here:
             problems.append(f"{name} is {piece.dtype} {piece.shape} there and {here[0]} {here[1]} here")
     if problems:
-        raise _Mismatch(
+        raise Mismatch(
             "the checkpoint is of another model: "
             + "; ".join(problems[:_NAMES_SHOWN])
             + ". Use the config it was saved with"
@@ -325,16 +235,17 @@ def _read(source: Source, blocks: list[_Block], verify: bool) -> None:
                 place += part.nbytes
                 if verify:
                     running.add(part)
-                    if place == block.end:
-                        check_digest(block.what, running.end(), block.copy.piece.digests[block.number])
+                    if place == block.end and (found := running.end()) != block.copy.piece.digests[block.number]:
+                        expected = block.copy.piece.digests[block.number]
+                        raise BadFile(f"{block.what}: digest expected {expected}, found {found}", file)
                 block = next(left, block) if place == block.end else block
     except FileNotFoundError:
-        raise CheckpointError(f"{file} is missing") from None
+        raise BadFile(f"{file} is missing", file) from None
     except OSError:
         if source.size(file) >= end:
             raise  # the network's
     if place != end:
-        raise CheckpointError(f"{file} ends after {source.size(file)} bytes, {end} were committed")
+        raise BadFile(f"{file} ends after {source.size(file)} bytes, {end} were committed", file)
 
 
 def rank_here() -> int:

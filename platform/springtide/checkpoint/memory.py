@@ -14,6 +14,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
+from springtide.checkpoint import attempts
 from springtide.checkpoint.layout import (
     NO_STEP,
     Identity,
@@ -25,7 +26,8 @@ from springtide.checkpoint.layout import (
     name_of,
     of_another_order,
 )
-from springtide.checkpoint.load import Restored, Source, agreed, gathered, rank_here, read_into
+from springtide.checkpoint.load import Source, agreed, gathered, rank_here, read_into
+from springtide.checkpoint.restore import Restored
 from springtide.checkpoint.stage import Layout, Stage
 from springtide.checkpoint.tensors import materialize, named_tensors
 from springtide.store import Folder
@@ -149,7 +151,8 @@ def _newest(run: Folder, keeper: Keeper, identity: Identity) -> list[Snapshot]:
     """The parts to load, the same on every rank."""
     parts: list[Snapshot] = []
     if rank_here() == 0:
-        parts = newest_whole(keeper.found())
+        begun = attempts.begun_at(run)
+        parts = newest_whole([one for one in keeper.found() if one.attempt > begun])
         newest = committed(run)[-1:]
         if parts and (
             name_of(parts[0].meta.step) < max(newest, default="") or of_another_order(run, parts[0].meta, identity)

@@ -77,8 +77,13 @@ def garbage(found: Mapping[str, Found], rule: Rule, reading: set[str], attempt: 
             continue
         # of one that stays only what a killed or slower attempt left there
         files = [file for file in one.files if name not in keep or attempt_of(file) is not None]
+        of_marks = max(
+            (attempt_of(file) or 0 for file in one.files), default=0
+        )  # a mark's name does not say whose it is
         doomed += [
-            f"{name}/{file}" for file in files if f"{name}/{file}" not in needed and (attempt_of(file) or 0) <= attempt
+            f"{name}/{file}"
+            for file in files
+            if f"{name}/{file}" not in needed and (attempt_of(file) or of_marks) <= attempt
         ]
     return sorted(doomed, key=lambda whole: (not whole.endswith(f"/{COMMITTED}"), whole))
 

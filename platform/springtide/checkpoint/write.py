@@ -33,11 +33,12 @@ from springtide.checkpoint.layout import (
     index_name,
     is_good,
     listed,
+    marked_by,
     name_of,
     read_index,
     read_manifest,
 )
-from springtide.errors import CheckpointError
+from springtide.errors import CheckpointError, RunExists
 from springtide.store import Folder, digest
 
 _PUT_BYTES = 8 * 2**20
@@ -84,6 +85,8 @@ class Writer:
         self._run = run
         self._known: dict[Any, Piece] = {}
         self._known_of = ""
+        self._noted = 0
+        """The attempt whose first commit is noted."""
 
     def write(self, job: Job, view: Callable[[Staged], memoryview], gone: Callable[[], bool]) -> Written:
         """Write, and on rank 0 commit once every rank has written. ``view`` gives a piece's bytes; ``gone`` says, while rank 0
@@ -97,6 +100,9 @@ class Writer:
         if job.rank:
             return Written(job.name, sum(piece.size_bytes for piece in pieces), written)
         manifest = commit(self._run, job, gone)
+        if self._noted != job.attempt:
+            attempts.note_commit(self._run, job.attempt)
+            self._noted = job.attempt
         return Written(job.name, manifest.size_bytes, manifest.written_bytes)
 
     def _part(self, job: Job, view: Callable[[Staged], memoryview], older: list[str]) -> tuple[list[Piece], int]:
@@ -156,11 +162,13 @@ def commit(run: Folder, job: Job, gone: Callable[[], bool]) -> Manifest:
     manifest = _manifest(job, contents)
     data = manifest.model_dump_json().encode()
     folder.write(manifest.name, data)
+    marks = {ABANDONED, QUARANTINED} & set(folder.names())
     attempts.check(run, job.attempt)
+    if any(marked_by(run, job.name, mark) > job.attempt for mark in marks):
+        raise RunExists(f"attempt {job.attempt} of {run.url} may not write any more: a newer one has marked {job.name}")
     marker = json.dumps({"manifest": manifest.name, "digest": digest.of_bytes(data), "attempt": job.attempt}).encode()
-    if marks := {ABANDONED, QUARANTINED} & set(folder.names()):
-        for mark in (COMMITTED, *marks):  # in this order: half of it is never taken for a whole
-            folder.remove(mark)
+    for mark in (COMMITTED, *marks) if marks else ():  # in this order: half of it is never taken for a whole
+        folder.remove(mark)
     try:
         folder.create(COMMITTED, marker)
     except FileExistsError:

@@ -21,14 +21,15 @@ from torch import Tensor
 
 from springtide import config as configs
 from springtide.checkpoint import attempts, branch
+from springtide.checkpoint.fresh_start import begin_from_scratch
 from springtide.checkpoint.layout import Meta, check_order
-from springtide.checkpoint.load import Restored, restore
-from springtide.checkpoint.load import begin as begin_from
 from springtide.checkpoint.memory import Keeper, Memory, restore_from_memory
+from springtide.checkpoint.restore import Restored, restore
+from springtide.checkpoint.restore import begin as begin_from
 from springtide.checkpoint.tensors import named_tensors
 from springtide.config import Config, code_fingerprint, fingerprint
 from springtide.elastic import Interrupt, micro_batches
-from springtide.errors import SpringtideError, TrainingFailed
+from springtide.errors import SpringtideError, TrainingFailed, UnfitNode
 from springtide.model import flops_per_token, hardware_flops_per_token, make, num_parameters
 from springtide.parallel import World, parallelize
 from springtide.store import Folder
@@ -194,12 +195,14 @@ class Run:
         ended, skip = self.attempt, self.data.order.skip
 
         def claim_anew() -> int:
+            mine = self._claim()  # first: whoever was fenced off writes nothing
             attempts.end(self.folder, ended)
-            check_order(self.folder, self.data.order.identity_at, go_back=True)
+            if not check_order(self.folder, self.data.order.identity_at, go_back=True, attempt=mine):
+                begin_from_scratch(self.folder, mine)  # every checkpoint is of the steps that are jumped over now
             known = self.folder.exists(configs.RUN_CONFIG)  # this group's may have a smaller micro-batch
             saved = configs.parse(self.folder.read(configs.RUN_CONFIG)) if known else self.config
             self.folder.write(configs.RUN_CONFIG, configs.dump(configs.override(saved, {"stream.skip": skip})))
-            return self._claim()
+            return mine
 
         self.attempt = self._on_first(claim_anew)
         self.judge, self._losses_since_save = Judge(self.config), []
@@ -313,7 +316,15 @@ class Run:
     def _claim(self) -> int:
         """This group's number; the run is theirs from now on."""
         again, self.owner = bool(self.owner), self.owner or secrets.token_hex(8)
-        return attempts.claim(self.folder, self.owner, again=again).number
+        try:
+            return attempts.claim(self.folder, self.owner, again=again).number
+        except FileNotFoundError as error:
+            raise UnfitNode(str(error), self._node) from None
+
+    @property
+    def _node(self) -> str:
+        """Where this rank is; empty where that is not known."""
+        return self.nodes[self.world.rank] if self.nodes else ""
 
     def _on_first(self, function: Callable[[], int]) -> int:
         """What ``function`` returns on rank 0, or raises there, on every rank."""
@@ -338,7 +349,7 @@ class Run:
         if self.keeper and from_memory and self._on_first(lambda: attempts.has_trained(self.folder, self.attempt)):
             found = restore_from_memory(self.folder, self.keeper, self.model, self.optimizer, identity)
         if found is None:
-            found = restore(self.folder, self.model, self.optimizer, identity)
+            found = restore(self.folder, self.model, self.optimizer, identity, self._node, self.attempt)
         if found is None:
             found = begin_from(self.config.train, self.model, self.optimizer, identity)
         if found is None:

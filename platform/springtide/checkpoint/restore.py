@@ -1,0 +1,171 @@
+"""Where a run goes on: the newest checkpoint whose bytes are those that were committed, loaded by all ranks together.
+
+    newest that counts -> every rank loads its part -> all is well: go on
+                                                    -> bad bytes -> a second reader -> good: the first one's node is unfit
+                                                                                    -> bad: quarantine, the one before
+
+A run that has committed never begins at step 0 by itself, and the last checkpoint that counts is never put in quarantine.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import socket
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from springtide.checkpoint import branch
+from springtide.checkpoint.fresh_start import check_fresh_start
+from springtide.checkpoint.layout import (
+    Identity,
+    Manifest,
+    Meta,
+    OtherFormat,
+    committed,
+    of_another_order,
+    quarantine,
+    read_manifest,
+)
+from springtide.checkpoint.load import Mismatch, agreed, gathered, load, rank_here
+from springtide.checkpoint.recheck import Report, second_readers, still_bad
+from springtide.checkpoint.retention import note_reader
+from springtide.config.schema import TrainConfig
+from springtide.errors import CheckpointError, UnfitNode
+from springtide.store import Folder
+
+_log = logging.getLogger(__name__)
+
+
+@dataclasses.dataclass(frozen=True)
+class Restored:
+    """Where a run goes on."""
+
+    meta: Meta
+    name: str
+    rejected: tuple[tuple[str, str], ...] = ()
+    """Newer checkpoints that were passed over, and why; they are in quarantine now."""
+
+
+def restore(
+    run: Folder,
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    identity: Identity,
+    node: str = "",
+    attempt: int = 0,
+) -> Restored | None:
+    """Load the newest good checkpoint into ``model`` and ``optimizer``; all ranks call it together. None where the run has
+    never committed one.
+
+    A rank that reads bad bytes is not believed alone: another reads the file again, on another node where there is one. If both
+    find it bad, the checkpoint is put in quarantine by ``attempt``, and the one before is taken; the last one that counts never
+    is. ``node``: where this rank is.
+
+    Raises:
+        CheckpointError: no checkpoint counts, though some were committed; the newest is of another order or model; or the bytes
+            of the last one are bad.
+        UnfitNode: the second reader found the bytes good.
+        OSError: the store cannot be reached.
+    """
+    rejected: list[tuple[str, str]] = []
+    while names := agreed(committed(run)):
+        name = names[-1]
+        manifest, problem = _attempt(run, name, model, optimizer, identity, node)
+        if manifest is not None:
+            return Restored(manifest.meta, name, tuple(rejected))
+        rejected.append((name, problem))
+        if len(names) == 1:
+            problems = "; ".join(f"{name}: {problem}" for name, problem in rejected)
+            raise CheckpointError(
+                f"none of the checkpoints of {run.url} can be used: {problems}. {name} is the last one that counts and is left "
+                "as it is: mend its storage and --resume, or say --from-scratch to begin again at step 0"
+            )
+        if rank_here() == 0:
+            _log.warning("checkpoint %s is put in quarantine: %s", name, problem)
+            quarantine(run, name, problem, attempt)
+    check_fresh_start(run)
+    return None
+
+
+def begin(
+    config: TrainConfig, model: nn.Module, optimizer: torch.optim.Optimizer, identity: Identity
+) -> Restored | None:
+    """Load the checkpoint of another run that ``config`` begins with; all ranks call it together. None where it names none.
+    CheckpointError as for ``restore``, and when its bytes are bad: which other to take is for its owner to say."""
+    if not config.start_from:
+        return None
+    weights_only = config.start_with == "weights"
+    run, name = branch.split(config.start_from)
+    manifest, problem = _attempt(run, name, model, None if weights_only else optimizer, identity)
+    if manifest is None:
+        raise CheckpointError(f"{config.start_from}, which {branch.FIELD} names: {problem}")
+    if not weights_only:
+        return Restored(manifest.meta, config.start_from)
+    optimizer.state.clear()  # a snapshot that could not be read to its end
+    return Restored(manifest.meta.model_copy(update={"step": 0, "tokens": 0, "components": {}}), config.start_from)
+
+
+def _attempt(
+    run: Folder,
+    name: str,
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer | None,
+    identity: Identity,
+    node: str = "",
+) -> tuple[Manifest | None, str]:
+    """The manifest when every rank loaded its part, else None and what is wrong with the bytes. All ranks call it together; of
+    weights alone, without ``optimizer``, the order says nothing. UnfitNode when only one reader finds the bytes bad."""
+    manifest: Manifest | None = None
+    report = Report(node=node or socket.gethostname())
+    fatal: Exception | None = None
+    try:
+        manifest = read_manifest(
+            run, name
+        )  # before the note: one on a node without the run's storage would make a folder
+        with note_reader(run, name):
+            if optimizer is not None and (mismatch := of_another_order(run, manifest.meta, identity)):
+                raise Mismatch(mismatch)
+            load(run, name, model, optimizer, manifest)
+    except (Mismatch, OtherFormat, PermissionError) as error:
+        fatal = CheckpointError(str(error))
+    except CheckpointError as error:
+        report = report._replace(problem=str(error), file=getattr(error, "file", ""))
+    except OSError as error:  # the store cannot be reached: that says nothing about the checkpoint
+        fatal = OSError(str(error))
+    reports = _unless_fatal(report, fatal)
+    problems = [f"{one.problem} (rank {rank})" for rank, one in enumerate(reports) if one.problem]
+    if not problems:
+        return manifest, ""
+    if not _confirmed(run, name, reports):
+        rank, bad = next((rank, one) for rank, one in enumerate(reports) if one.problem)
+        raise UnfitNode(
+            f"rank {rank} on node {bad.node} reads {bad.file} otherwise than a second reader, for whom it is good: "
+            f"{bad.problem}. The checkpoint stays; look at the memory, network and storage of that node",
+            bad.node if node else "",
+        )
+    return None, problems[0]
+
+
+def _confirmed(run: Folder, name: str, reports: Sequence[Report]) -> bool:
+    """Whether a second reader finds a file bad that a rank has reported, or a problem needs none."""
+    mine, fatal = False, None
+    try:
+        for file, rank in second_readers(reports).items():
+            if rank == rank_here():
+                mine = mine or bool(still_bad(run, name, file))
+    except OSError as error:
+        fatal = OSError(str(error))
+    return any(_unless_fatal(mine, fatal)) or any(one.problem and not one.file for one in reports)
+
+
+def _unless_fatal(value: Any, fatal: Exception | None) -> list[Any]:
+    """What every rank says, by rank; the first fatal error of any is raised on all."""
+    everyone = gathered((value, fatal))
+    for _, error in everyone:
+        if error is not None:
+            raise error
+    return [said for said, _ in everyone]

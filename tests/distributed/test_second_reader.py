@@ -1,0 +1,118 @@
+"""Bytes are bad only when two readers say so, and a run that has committed never begins at step 0 by itself."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from layouts import load_on_a_broken_rank, save_in
+from saving import meta, resume, save
+
+from springtide.checkpoint import attempts
+from springtide.checkpoint.fresh_start import begin_from_scratch, has_ever_committed
+from springtide.checkpoint.inspect import inspect
+from springtide.checkpoint.layout import ABANDONED, COMMITTED, QUARANTINED, check_order, committed, quarantine
+from springtide.checkpoint.recheck import Report, second_readers
+from springtide.errors import CheckpointError, RunExists
+from springtide.store import Folder
+
+pytestmark = pytest.mark.distributed
+Ranks = Callable[..., list[Any]]
+
+
+def test_one_rank_that_reads_bad_bytes_condemns_no_checkpoint_and_is_named(tmp_path: Path, ranks: Ranks) -> None:
+    ranks(2, save_in, "fsdp", str(tmp_path), 5)
+    ranks(2, save_in, "fsdp", str(tmp_path), 10)
+    for said in ranks(2, load_on_a_broken_rank, "digest", str(tmp_path)):
+        assert said.startswith("UnfitNode"), said
+        assert "rank 1 on node node-1 reads step-00000000" in said
+        assert "digest expected" in said
+    for said in ranks(2, load_on_a_broken_rank, "mount", str(tmp_path)):
+        assert said.startswith("UnfitNode"), said
+        assert "rank 1 on node node-1" in said
+    assert committed(Folder(tmp_path)) == ["step-0000000005", "step-0000000010"]
+    assert not list(tmp_path.rglob(QUARANTINED))
+    assert not (tmp_path / "unmounted").exists(), "a reader makes no folder where the storage should be"
+
+
+def test_the_last_checkpoint_that_counts_is_never_put_in_quarantine(tmp_path: Path) -> None:
+    save(str(tmp_path), [5, 10], stage_in="")
+    for file in tmp_path.glob("checkpoints/*/*.safetensors"):
+        file.write_bytes(file.read_bytes()[:-1] + b"x")
+    for _ in range(2):
+        with pytest.raises(CheckpointError, match=r"step-0000000005 is the last one .* or say --from-scratch"):
+            resume(str(tmp_path))
+    assert committed(Folder(tmp_path)) == ["step-0000000005"]
+
+
+@pytest.mark.parametrize("how", ["quarantined", "removed", "removed with its claims' notes"])
+def test_a_run_without_a_checkpoint_that_counts_does_not_begin_at_step_0(tmp_path: Path, how: str) -> None:
+    run = Folder(tmp_path)
+    assert not has_ever_committed(run)
+    assert resume(str(tmp_path))["step"] == 0  # it never has: nothing to lose; it commits step 5
+    assert has_ever_committed(run)
+    if how == "quarantined":
+        quarantine(run, "step-0000000005", "by hand")
+    elif how == "removed":
+        shutil.rmtree(tmp_path / "checkpoints")
+    else:  # the marker alone says so, as after a commit that could not be noted
+        for note in tmp_path.glob("attempts/*.committed"):
+            note.unlink()
+        quarantine(run, "step-0000000005", "by hand")
+    with pytest.raises(
+        CheckpointError, match=r"has committed checkpoints before, and none of them counts now.*--from-scratch"
+    ):
+        resume(str(tmp_path))
+    number = attempts.claim(run, "user", trains=False).number
+    assert begin_from_scratch(run, number) == []
+    assert resume(str(tmp_path))["step"] == 0
+    assert committed(run) == ["step-0000000005"]
+    assert has_ever_committed(run)
+
+
+def test_from_scratch_sets_good_checkpoints_aside(tmp_path: Path) -> None:
+    run = Folder(tmp_path)
+    save(str(tmp_path), [5, 10], stage_in="")
+    begun = begin_from_scratch(run, attempts.claim(run, "user", trains=False).number)
+    assert begun == ["step-0000000005", "step-0000000010"]
+    assert [(one.state, one.reason) for one in inspect(run, verify=True)] == [
+        ("abandoned", "the run was begun again with --from-scratch")
+    ] * 2
+    assert resume(str(tmp_path))["step"] == 0
+
+
+def test_a_skip_older_than_every_checkpoint_abandons_none(tmp_path: Path) -> None:
+    run = Folder(tmp_path)
+    save(str(tmp_path), [5, 10], stage_in="")
+    assert not check_order(run, lambda step: "another", go_back=True)
+    assert committed(run) == ["step-0000000005", "step-0000000010"]
+    assert check_order(run, lambda step: "another" if step > 5 else "o", go_back=True, attempt=7)
+    assert committed(run) == ["step-0000000005"]
+    assert (run / "checkpoints" / "step-0000000010").read_json(ABANDONED)["attempt"] == 7
+
+
+def test_a_slower_attempt_leaves_the_marks_of_a_newer_one_alone(tmp_path: Path) -> None:
+    """The newer one marked the step that the slower one is about to commit."""
+    run = Folder(tmp_path)
+    save(str(tmp_path), [5], stage_in="")
+    quarantine(run, "step-0000000005", "seen by a newer attempt", attempt=9)
+    [outcome] = save(str(tmp_path), [5], stage_in="")
+    assert isinstance(outcome.error, RunExists)
+    marks = set((run / "checkpoints" / "step-0000000005").names())
+    assert {COMMITTED, QUARANTINED} <= marks
+    assert meta(5).step == 5
+
+
+def test_who_reads_again() -> None:
+    """Another node first, then one without a problem of its own; alone, the same rank."""
+    good, bad = Report("a"), Report("b", "digest", "step/file")
+    assert second_readers([good, bad]) == {"step/file": 0}
+    assert second_readers([bad, good._replace(node="b"), good]) == {"step/file": 2}
+    assert second_readers([bad, good._replace(node="b")]) == {"step/file": 1}
+    assert second_readers([bad]) == {"step/file": 0}
+    assert second_readers([good, Report("b", "lacks elements")]) == {}
+    everyone = [Report(node, "digest", f"step/{number}") for number, node in enumerate("aabb")]
+    assert second_readers(everyone) == {"step/0": 2, "step/1": 3, "step/2": 0, "step/3": 1}
