@@ -5,17 +5,19 @@ from __future__ import annotations
 import contextlib
 import os
 import secrets
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, Literal
 
 import numpy as np
 
 from springtide import config as configs
 from springtide.checkpoint import attempts, branch
+from springtide.checkpoint.fresh_start import begin_from_scratch, check_fresh_start
 from springtide.checkpoint.layout import check_order
 from springtide.config import Config
 from springtide.dataset import Progress, open_dataset, rows_text, silent, units_to_make
 from springtide.dataset import prepare as prepare_here
+from springtide.errors import CheckpointError, ConfigError, explain
 from springtide.fit import check_fits, choose, gigabytes
 from springtide.runs import Run, claim, open_run
 from springtide.shards import TRAIN, SplitReader
@@ -23,7 +25,7 @@ from springtide.store import Folder
 from springtide.stream import Data, open_data
 from springtide.track import card
 from springtide.track.console import Console
-from springtide.track.events import Event, Sampled, Stopped
+from springtide.track.events import Event, Sampled, Started, StepDone, Stopped
 from springtide.track.journal import Journal
 from springtide.track.mlflow_sink import OFF, MlflowSink, default_uri
 
@@ -69,8 +71,9 @@ def write_card(url: str) -> str:
 def train(
     config: Config,
     *,
-    resume: bool = False,
+    resume: bool | Literal["auto"] = False,
     accept_changes: bool = False,
+    from_scratch: bool = False,
     listen: Callable[[Event], None] | None = None,
     progress: Progress | None = None,
     dashboard: bool = True,
@@ -78,28 +81,122 @@ def train(
 ) -> Run:
     """Prepare the data if need be, train on Ray to the end of the run, write the report; returns a handle on the run.
 
-    ``resume`` goes on with the run ``run.id`` (or the newest of this config) from its newest good checkpoint; a run that
-    exists is otherwise refused. ``accept_changes`` lets it go on under a config that trains something else. ``workers``
-    are those of the sweep that the run is a trial of, and that writes its report.
+    ``resume`` goes on with the run ``run.id`` (or the newest of this config) from its newest good checkpoint, "auto"
+    also begins one where there is none; a run that exists is otherwise refused, one that has finished is left as it is.
+    ``accept_changes`` lets it go on under a config that trains something else; ``from_scratch`` has it begin again at step 0.
+    ``workers`` are those of the sweep that the run is a trial of, and that writes its report.
     Errors: ConfigError, CorpusError, RunExists before anything starts; TrainingFailed or the worker's own
     SpringtideError later. The run can be resumed after any of them.
     """
     from springtide.model import find
-    from springtide.on_ray.cluster import cluster  # Ray and torch load when they are needed
-    from springtide.on_ray.trainer import train as train_on_ray
 
     if config.model.source:
         find(config.model.source)
+    if from_scratch and not resume:
+        raise ConfigError(
+            explain("--from-scratch", True, "begins a run again that exists", "add --resume, or leave it out")
+        )
     config, run = claim(absolute(config), resume, accept_changes)
+    if resume and not from_scratch and run.has_nothing_left(config):
+        remedy = "to train on, raise train.total and say --accept-changes"
+        _say(config, f"run {run.id} finished at step {run.last_step}: nothing to do; {remedy}")
+        return run
     config = prepare(config, progress)
     data = open_data(config)
-    check_order(run.folder, data.order.identity_at, accept_changes)
-    remark = _branched(config, data) if config.train.start_from else ""
-    earlier = run.events
-    changed = configs.difference(run.config, config) if earlier else {}
-    attempt = attempts.claim(run.folder, secrets.token_hex(8), trains=False)
+    lease = attempts.claim(run.folder, secrets.token_hex(8), trains=False)  # whoever is refused has written nothing
+    try:
+        remarks = _begin(config, run, data, lease.number, accept_changes, from_scratch)
+        _train(config, run, data, lease, remarks, listen, dashboard, workers)
+    finally:
+        attempts.end(run.folder, lease.number)
+    return run
+
+
+def _begin(config: Config, run: Run, data: Data, lease: int, accept_changes: bool, from_scratch: bool) -> list[str]:
+    """Settle where a claimed run begins, and write its config; returns what a person should know of it. CheckpointError and
+    ConfigError when it cannot begin there."""
+    remarks = []
+    if from_scratch:
+        older = begin_from_scratch(run.folder, lease)
+        remarks.append(f"begun again at step 0; set aside: {', '.join(older) or 'no checkpoint'}")
+    elif not check_order(run.folder, data.order.identity_at, accept_changes, lease):
+        raise CheckpointError(
+            f"no checkpoint of {run.folder.url} is of this order: what is skipped or weighed otherwise lies before all of "
+            "them. Change the order of later steps only, or say --from-scratch to begin again at step 0"
+        )
+    check_fresh_start(run.folder)
+    if config.train.start_from and (remark := _branched(config, data)):
+        remarks.append(remark)
+    if run.folder.exists(configs.RUN_CONFIG):
+        changed = configs.difference(run.config, config)
+        remarks += [f"resumed with {name}: {before!r} -> {after!r}" for name, (before, after) in changed.items()]
     run.folder.write(configs.RUN_CONFIG, configs.dump(config))
-    tags = {
+    return remarks
+
+
+def _train(
+    config: Config,
+    run: Run,
+    data: Data,
+    lease: attempts.Attempt,
+    remarks: Sequence[str],
+    listen: Callable[[Event], None] | None,
+    dashboard: bool,
+    workers: Any,
+) -> None:
+    """Train a claimed run to its end, with everybody who listens; the report is written whatever happens."""
+    from springtide.on_ray.cluster import cluster, dashboard_hint  # Ray and torch load when they are needed
+    from springtide.on_ray.trainer import train as train_on_ray
+
+    earlier = run.events
+    before = max((event.step for event in earlier if isinstance(event, StepDone)), default=0)
+    ended = ""
+    with contextlib.ExitStack() as stack:
+        journal = stack.enter_context(Journal(run.folder))
+        console = stack.enter_context(Console(config.num_steps, config.track.progress))
+        for remark in remarks:
+            console.say(remark)
+        listeners: list[Callable[[Event], None]] = [journal, console, *([listen] if listen else [])]
+        uri = mlflow_uri(config)
+        if uri != OFF:
+            listeners.append(
+                stack.enter_context(MlflowSink(config, run.folder, uri, earlier, _tags(config, run, data)))
+            )
+
+        def hear(event: Event) -> None:
+            nonlocal before, ended
+            for listener in listeners:
+                listener(event)
+            if isinstance(event, Started) and event.step < before:
+                console.say(
+                    f"steps {event.step + 1} to {before} were trained before and not saved: they are trained again"
+                )
+                before = 0  # told once
+            ended = event.status if isinstance(event, Stopped) else ended
+
+        try:
+            with cluster(config, dashboard=dashboard) as address:
+                if address:
+                    console.say(f"run {run.id}; Ray dashboard: http://{address}{dashboard_hint()}")
+                config = _fitted(config, data, console.say)
+                labels = {"run": config.run.id}
+                train_on_ray(config, run.folder, journal.attempt, labels, lease.owner, hear, workers)
+            if run.finished and config.train.sample_tokens:
+                hear(sample(run))
+        except BaseException as error:
+            if ended != "finished":  # what comes later changes nothing in that
+                status = "stopped" if isinstance(error, KeyboardInterrupt) else "failed"
+                reason = f"{type(error).__name__}: {error}"[:2000]
+                hear(Stopped(step=run.last_step, status=status, reason=reason))
+            raise
+        finally:
+            if workers is None:
+                run.write_report()
+
+
+def _tags(config: Config, run: Run, data: Data) -> dict[str, str]:
+    """What MLflow is told of a run beside its settings."""
+    return {
         "springtide.order": data.order.identity,
         "springtide.dataset": " ".join(data.datasets),
         "springtide.dataset_digest": " ".join(manifest.digest for manifest in data.manifests),
@@ -107,39 +204,11 @@ def train(
         "springtide.lineage": " <- ".join(branch.lineage(config)),
     }
 
-    with contextlib.ExitStack() as stack:
-        journal = stack.enter_context(Journal(run.folder))
-        console = stack.enter_context(Console(config.num_steps, config.track.progress))
-        if remark:
-            console.say(remark)
-        for name, (before, after) in changed.items():
-            console.say(f"resumed with {name}: {before!r} -> {after!r}")
-        listeners: list[Callable[[Event], None]] = [journal, console, *([listen] if listen else [])]
-        uri = mlflow_uri(config)
-        if uri != OFF:
-            listeners.append(stack.enter_context(MlflowSink(config, run.folder, uri, earlier, tags)))
 
-        def hear(event: Event) -> None:
-            for listener in listeners:
-                listener(event)
-
-        try:
-            with cluster(config, dashboard=dashboard) as address:
-                if address:
-                    console.say(f"run {run.id}; Ray dashboard: http://{address}")
-                config = _fitted(config, data, console.say)
-                labels = {"run": config.run.id}
-                train_on_ray(config, run.folder, journal.attempt, labels, attempt.owner, hear, workers)
-            if run.finished and config.train.sample_tokens:
-                hear(sample(run))
-        except BaseException as error:
-            hear(Stopped(step=run.last_step, status="failed", reason=f"{type(error).__name__}: {error}"[:2000]))
-            raise
-        finally:
-            attempts.end(run.folder, attempt.number)
-            if workers is None:
-                run.write_report()
-    return run
+def _say(config: Config, text: str) -> None:
+    """To a person, where there is no training to listen to."""
+    with Console(config.num_steps, config.track.progress) as console:
+        console.say(text)
 
 
 def _branched(config: Config, data: Data) -> str:

@@ -27,6 +27,7 @@ _EXAMPLES = {
   springtide train --recipe demo
   springtide train --recipe demo --optim.peak-lr 1e-3 --train.total 2M
   springtide train --recipe demo --resume                        # the newest run of this config goes on
+  springtide train --recipe demo --run.id mine --resume auto     # begins it, or goes on with it: for requeues and retries
   springtide train --config runs/RUN/config.yaml --run.id again  # a saved run, once more, exactly""",
     "verify": """examples:
   springtide verify runs/RUN
@@ -108,7 +109,13 @@ def _train(options: argparse.Namespace) -> int:
     from springtide.api import train
 
     with _progress() as progress:
-        run = train(config_of(options), resume=options.resume, accept_changes=options.accept_changes, progress=progress)
+        run = train(
+            config_of(options),
+            resume=options.resume,
+            accept_changes=options.accept_changes,
+            from_scratch=options.from_scratch,
+            progress=progress,
+        )
     if not run.finished:
         print(
             f"\nstopped at step {run.last_step} of {run.config.num_steps}; the same command with --resume goes on from there"
@@ -286,14 +293,7 @@ def _parser() -> argparse.ArgumentParser:
     _add_config(sub)
     sub.add_argument("--save", metavar="FILE", help="write the resolved config there")
     sub.add_argument("--json", action="store_true", help="print one JSON object")
-    sub = command("train", _train, "Train a run to its end, preparing its data first.")
-    _add_config(sub)
-    sub.add_argument(
-        "--profile", dest="train.profile", metavar="STEPS", default=argparse.SUPPRESS, help="--train.profile"
-    )
-    sub.add_argument("--resume", action="store_true", help="go on with a run that exists")
-    sub.add_argument("--accept-changes", action="store_true", help="resume although the config trains something else")
-    sub.add_argument("--demo", action="store_true", help=argparse.SUPPRESS)
+    _add_train(command)
     _add_sweep(command)
     sub = command("evaluate", _evaluate, "Say the held-out loss and bits per byte of a checkpoint.")
     sub.add_argument("run", help="the run's folder")
@@ -317,6 +317,30 @@ def _parser() -> argparse.ArgumentParser:
     sub.add_argument("--verify", action="store_true", help="read every byte and compare digests")
     sub.add_argument("--json", action="store_true", help="print one JSON object")
     return parser
+
+
+def _add_train(command: Callable[..., argparse.ArgumentParser]) -> None:
+    sub = command("train", _train, "Train a run to its end, preparing its data first.")
+    _add_config(sub)
+    sub.add_argument(
+        "--profile", dest="train.profile", metavar="STEPS", default=argparse.SUPPRESS, help="--train.profile"
+    )
+    sub.add_argument(
+        "--resume",
+        nargs="?",
+        const=True,
+        default=False,
+        choices=["auto"],
+        metavar="auto",
+        help="go on with a run that exists; auto begins it where there is none: for requeues, retries and spot jobs",
+    )
+    sub.add_argument("--accept-changes", action="store_true", help="resume although the config trains something else")
+    sub.add_argument(
+        "--from-scratch",
+        action="store_true",
+        help="with --resume: begin the run again at step 0; its checkpoints are set aside",
+    )
+    sub.add_argument("--demo", action="store_true", help=argparse.SUPPRESS)
 
 
 def _add_sweep(command: Callable[..., argparse.ArgumentParser]) -> None:

@@ -13,7 +13,7 @@ import dataclasses
 import secrets
 import sys
 import time
-from typing import Any
+from typing import Any, Literal
 
 from springtide import config as configs
 from springtide.checkpoint import branch
@@ -74,6 +74,10 @@ class Run:
         ends = [event for event in self.events if isinstance(event, Stopped)]
         return bool(ends) and ends[-1].status == "finished"
 
+    def has_nothing_left(self, config: Config) -> bool:
+        """Whether it was trained to the last step of ``config``, saved there, and said so."""
+        return self.finished and (step_of((self.checkpoints or [""])[-1]) or 0) >= config.num_steps
+
     @property
     def last_step(self) -> int:
         """The step last trained, or the one it last started from."""
@@ -130,15 +134,16 @@ def open_run(path: str) -> Run:
     return run
 
 
-def claim(config: Config, resume: bool, accept_changes: bool) -> tuple[Config, Run]:
+def claim(config: Config, resume: bool | Literal["auto"], accept_changes: bool) -> tuple[Config, Run]:
     """Name the run and find or make its folder; returns the config with id and root filled in. It becomes a run when its
-    config is written there, which is the caller's to do once its data stands.
+    config is written there, which is the caller's to do once its data stands. ``resume`` "auto" begins a run where there is
+    none to resume.
 
     RunExists when the id is taken and ``resume`` was not asked for, or when resuming would change what is learned and
     that was not accepted; ConfigError when the folder cannot be written or there is nothing to resume.
     """
     root = Folder(config.run.root)
-    name = config.run.id or (_newest(root, config) if resume else _made_up())
+    name = config.run.id or (_newest(root, config, needed=resume != "auto") if resume else "") or _made_up()
     config = configs.override(config, {"run.id": name, "run.root": root.url})
     run = Run(root / name)
     exists = run.folder.exists(RUN_CONFIG)
@@ -146,10 +151,10 @@ def claim(config: Config, resume: bool, accept_changes: bool) -> tuple[Config, R
         known = run.config.train.start_from if exists else ""
         config = configs.override(config, {"train.start_from": branch.resolve(config.train.start_from, known)})
     if exists:
-        _check_resume(run, config, resume, accept_changes)
+        _check_resume(run, config, bool(resume), accept_changes)
         # what the run has jumped over it never trains on
         config = configs.override(config, {"stream.skip": sorted({*config.stream.skip, *run.config.stream.skip})})
-    elif resume:
+    elif resume and resume != "auto":
         raise ConfigError(explain("run.id", name, f"is not under {root.url}: nothing to resume", "leave out --resume"))
     try:
         run.folder.check_writable()
@@ -173,13 +178,16 @@ def _check_resume(run: Run, config: Config, resume: bool, accept_changes: bool) 
     configs.check_same_run(run.config, config, accept_changes)
 
 
-def _newest(root: Folder, config: Config) -> str:
-    """The newest run of this config's fingerprint; its id begins with the time it was made up."""
+def _newest(root: Folder, config: Config, needed: bool) -> str:
+    """The newest run of this config's fingerprint; its id begins with the time it was made up. Empty where there is none and it
+    is not ``needed``."""
     wanted = configs.fingerprint(config)
     for name in reversed(root.names()):
         run = Run(root / name)
         if run.folder.exists(RUN_CONFIG) and configs.fingerprint(run.config) == wanted:
             return name
+    if not needed:
+        return ""
     raise ConfigError(
         explain("run.id", "", f"no run of this config is under {root.url}", "name the run with --run.id, or start one")
     )

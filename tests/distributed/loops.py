@@ -17,20 +17,22 @@ import torch
 from layouts import whole
 
 from springtide import parallel
-from springtide.checkpoint import saver
+from springtide.checkpoint import attempts, saver
 from springtide.checkpoint.layout import Meta
 from springtide.checkpoint.saver import Saver
 from springtide.checkpoint.stage import Stage
 from springtide.checkpoint.tensors import local
 from springtide.config import Config
 from springtide.elastic import Interrupt, micro_batches
+from springtide.errors import RunExists
 from springtide.model import skeleton
 from springtide.parallel import World, parallelize
 from springtide.store import Folder
 from springtide.stream import Batch, RankReader, load, open_data
-from springtide.track.events import Event, Started
+from springtide.track.events import Event, Started, StepDone
 from springtide.track.journal import Journal
 from springtide.train import Run, train_step
+from springtide.train.__main__ import train as run_alone
 from springtide.train.memory import Meter
 from springtide.train.optim import optimizer_of
 from springtide.train.weights import initialize
@@ -248,3 +250,30 @@ def _memory(world: World, config: Config, vocab_size: int) -> float:
             most.append(meter.lap())
     # how far gloo's threads are with what they send differs from step to step
     return statistics.median(most[1:])
+
+
+def train_as_torchrun_does(world: World, config: Config, from_scratch: bool = False) -> None:
+    """Train with a journal and a config file in the run's folder."""
+    run_alone(config, Folder(config.run.root) / config.run.id, "cpu", 0, from_scratch)
+
+
+def go_back_when_fenced(world: World, config: Config) -> tuple[str, dict[str, bytes], dict[str, bytes]]:
+    """Train until step 3, have another driver claim the run, and go back as after a spike: what is said, and every file of the
+    run's folder before and after."""
+    run = open_run(world, config)
+    events = run.events(feed, lambda: None)
+    for event in events:
+        if isinstance(event, StepDone) and event.step == 3:
+            break
+    events.close()  # type: ignore[attr-defined]
+    attempts.claim(run.folder, "another driver")
+
+    def files() -> dict[str, bytes]:
+        return {name: run.folder.read(name) for name in run.folder.files()}
+
+    before, said = files(), ""
+    try:
+        list(run._go_back())
+    except RunExists as error:
+        said = str(error)
+    return said, before, files()

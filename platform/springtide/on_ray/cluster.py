@@ -17,6 +17,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import ray
+from ray._private.authentication import authentication_utils
 
 from springtide.config import Config, build
 from springtide.errors import ConfigError, explain
@@ -90,6 +91,14 @@ def cluster(config: Config, *, dashboard: bool = True) -> Iterator[str]:
                 yield context.dashboard_url or ""
             finally:
                 ray.shutdown()
+
+
+def dashboard_hint() -> str:
+    """What a person needs who opens the dashboard of a cluster that asks for a token; empty where it asks for none."""
+    if authentication_utils.is_token_auth_enabled():
+        command = os.path.join(os.path.dirname(sys.executable), "ray")
+        return f" (it asks for a token: `{command} get-auth-token` prints it)"
+    return ""
 
 
 @contextlib.contextmanager

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import argparse
 import os
+import secrets
 from collections.abc import Iterator
 
 import torch
 
 from springtide import config as configs
-from springtide.checkpoint import branch
+from springtide.checkpoint import attempts, branch
+from springtide.checkpoint.fresh_start import begin_from_scratch
 from springtide.errors import ConfigError, explain
 from springtide.parallel import process_group, world
 from springtide.store import Folder
@@ -26,6 +28,9 @@ def main() -> None:
         "--config", required=True, help="a resolved config, as `springtide prepare --save FILE` writes it"
     )
     parser.add_argument("--accept-changes", action="store_true", help="go on although the config trains something else")
+    parser.add_argument(
+        "--from-scratch", action="store_true", help="begin the run again at step 0; its checkpoints are set aside"
+    )
     options = parser.parse_args()
     config = configs.load(options.config)
     if not config.shards.dataset or not config.run.id:
@@ -43,10 +48,10 @@ def main() -> None:
         configs.check_same_run(before, config, options.accept_changes)
     device = "cuda" if torch.cuda.is_available() and config.elastic.gpus_per_worker else "cpu"
     with process_group(device):
-        train(config, folder, device, int(os.environ.get("LOCAL_RANK", "0")))
+        train(config, folder, device, int(os.environ.get("LOCAL_RANK", "0")), options.from_scratch)
 
 
-def train(config: configs.Config, folder: Folder, device: str, local_rank: int) -> None:
+def train(config: configs.Config, folder: Folder, device: str, local_rank: int, from_scratch: bool = False) -> None:
     """Train in this process as one rank of the process group."""
     here = world(device, local_rank, config.parallel.shards)
     data = open_data(config)
@@ -54,7 +59,11 @@ def train(config: configs.Config, folder: Folder, device: str, local_rank: int) 
     def feed(reader: RankReader, step: int) -> Iterator[Batch]:
         return load(reader, reader.plan(step, config.num_steps, int(config.feed.read_bytes)))
 
-    run = Run(config, here, data, folder)
+    owner = ""
+    if from_scratch and here.is_first:
+        owner = secrets.token_hex(8)
+        begin_from_scratch(folder, attempts.claim(folder, owner, trains=False).number)
+    run = Run(config, here, data, folder, owner=owner)
     if here.is_first:
         folder.write(configs.RUN_CONFIG, configs.dump(run.data.config))  # with what the run jumps over
     with Journal(folder, enabled=here.is_first) as journal, Console(config.num_steps, here.is_first) as console:
