@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import http.client
 import json
+import os
+import socket
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from metadata import Metadata, metadata
+from ray.exceptions import RpcError
 
-from springtide.on_ray.notices import Service, left_in
+from springtide.elastic.notices import Notice
+from springtide.on_ray.notices import Relay, Service, Source, left_in
 
 TOKEN, ACTION = "/latest/api/token", "/latest/meta-data/spot/instance-action"
 REBALANCE = "/latest/meta-data/events/recommendations/rebalance"
@@ -97,3 +103,89 @@ def test_a_file_is_a_notice_while_it_is_true(tmp_path: Path) -> None:
     assert notice.at_s - file.stat().st_mtime == 25
     file.write_text("0")
     assert left_in(file) is None
+
+
+def test_a_notice_file_of_any_kind_neither_blocks_nor_fills_memory(tmp_path: Path) -> None:
+    fifo, sparse, folder = tmp_path / "fifo", tmp_path / "sparse", tmp_path / "folder"
+    os.mkfifo(fifo)
+    folder.mkdir()
+    with sparse.open("wb") as file:
+        file.write(b"25")
+        file.truncate(8 * 2**30)
+    heard: list[Notice] = []
+    for path, problem in ((fifo, "no regular file"), (folder, "no regular file|directory"), (sparse, "could not convert")):
+        source = Source("file", lambda path=path: left_in(path), heard.append)  # type: ignore[misc]
+        looking = threading.Thread(target=source.look, daemon=True)
+        looking.start()
+        looking.join(20)
+        assert not looking.is_alive(), f"the look at {path.name} does not end"
+        with pytest.raises((ValueError, OSError), match=problem):
+            left_in(path)
+    fifo.unlink()
+    fifo.write_text("25")
+    Source("file", lambda: left_in(fifo), heard.append).look()
+    assert [notice.at_s - fifo.stat().st_mtime for notice in heard] == [25]
+
+
+def test_a_notice_that_ray_did_not_take_is_told_again_until_it_is(caplog: pytest.LogCaptureFixture) -> None:
+    fails, told = [RpcError("GCS is away"), RpcError("GCS is away"), OSError("refused")], list[float]()
+
+    def drain(at_s: float, why: str) -> None:
+        if fails:
+            raise fails.pop(0)
+        told.append(at_s)
+
+    at_s = time.time() + 60
+    source = Source("gcp", lambda: Notice(at_s, "it goes"), Relay(drain))
+    for _ in range(6):
+        source.look()
+    assert told == [at_s]
+    assert [record.message.split(":")[1] for record in caplog.records] == [" RpcError", " OSError"]
+
+
+@pytest.mark.parametrize(
+    "error",
+    [http.client.BadStatusLine("what"), RecursionError(), TypeError("null"), MemoryError(), RpcError("away"), KeyError("x")],
+    ids=lambda error: type(error).__name__,
+)
+def test_a_look_may_fail_in_any_way_and_the_next_one_hears(error: Exception, caplog: pytest.LogCaptureFixture) -> None:
+    answers: list[Exception | Notice] = [error] * 25
+    heard: list[Notice] = []
+
+    def ask() -> Notice | None:
+        answer = answers.pop(0)
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    source = Source("aws", ask, heard.append)
+    for _ in range(25):
+        source.look()
+    assert source.problem.startswith(f"aws: {type(error).__name__}")
+    assert len(caplog.records) == 1
+    notice = Notice(time.time() + 9, "it goes")
+    answers.append(notice)
+    source.look()
+    assert (heard, source.problem) == ([notice], "")
+
+
+def test_a_server_that_speaks_no_http_is_asked_again(cloud: Metadata) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as rude:
+        service = Service(f"http://127.0.0.1:{rude.getsockname()[1]}")
+
+        def answer() -> None:
+            connection, _ = rude.accept()
+            connection.recv(2**16)
+            connection.sendall(b"what is this\r\n\r\n")
+            connection.close()
+
+        thread = threading.Thread(target=answer)
+        thread.start()
+        heard: list[Notice] = []
+        source = Source("gcp", service.gcp, heard.append)
+        source.look()
+        thread.join()
+    cloud.answers = {PREEMPTED: "TRUE"}
+    service._url = cloud.url
+    source.look()
+    assert len(heard) == 1

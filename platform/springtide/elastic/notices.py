@@ -65,9 +65,14 @@ def of_azure(answer: str, machine: str, now: float) -> Notice | None:
     notices = [
         Notice(_not_before(event.get("NotBefore"), now), f"Azure will {event['EventType'].lower()} the machine")
         for event in events
-        if isinstance(event, dict) and event.get("EventType") in _TAKE_AWAY and machine in event.get("Resources", [])
+        if isinstance(event, dict) and _takes_away(event, machine)
     ]
     return min(notices, default=None)
+
+
+def _takes_away(event: dict[str, Any], machine: str) -> bool:
+    kind, machines = event.get("EventType"), event.get("Resources")
+    return isinstance(kind, str) and kind in _TAKE_AWAY and isinstance(machines, list) and machine in machines
 
 
 def of_file(text: str, written_s: float, now: float) -> Notice | None:
@@ -81,7 +86,10 @@ def of_file(text: str, written_s: float, now: float) -> Notice | None:
 
 
 def _object(answer: str) -> dict[str, Any]:
-    found = json.loads(answer)
+    try:
+        found = json.loads(answer)
+    except RecursionError:
+        raise ValueError(f"nested too deeply: {answer[:80]!r}") from None
     if not isinstance(found, dict):
         raise ValueError(f"not an object: {answer[:80]!r}")
     return found
@@ -95,10 +103,21 @@ def _time(text: Any) -> float:
     """Of 2026-11-21T08:22:00Z."""
     if not isinstance(text, str):
         raise ValueError(f"no time: {text!r}")
-    found = dt.datetime.fromisoformat(text)
-    return (found if found.tzinfo else found.replace(tzinfo=dt.UTC)).timestamp()
+    return _seconds(dt.datetime.fromisoformat(text))
 
 
 def _not_before(text: Any, now: float) -> float:
     """Of Sat, 21 Nov 2026 08:22:00 GMT; empty once it has begun."""
-    return email.utils.parsedate_to_datetime(text).timestamp() if text else now
+    if not text:
+        return now
+    if not isinstance(text, str):
+        raise ValueError(f"NotBefore is no text: {text!r}")
+    try:
+        return _seconds(email.utils.parsedate_to_datetime(text))
+    except OverflowError:
+        raise ValueError(f"no time: {text[:80]!r}") from None
+
+
+def _seconds(time: dt.datetime) -> float:
+    """Since 1970; a time without a zone is UTC, as clouds write it."""
+    return (time if time.tzinfo else time.replace(tzinfo=dt.UTC)).timestamp()

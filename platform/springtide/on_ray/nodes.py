@@ -62,8 +62,11 @@ def unanswering(names: Collection[str]) -> set[str]:
 
 
 def drain(gcs: str, node: str, at_s: float, why: str) -> None:
-    """Tell the cluster whose GCS is at ``gcs`` that a node goes, ``at_s`` in seconds since 1970."""
-    GcsClient(address=gcs).drain_node(node, _PREEMPTION, why, int(at_s * 1000))
+    """Tell the cluster whose GCS is at ``gcs`` that a node goes, ``at_s`` in seconds since 1970. OSError when it refuses, Ray's
+    RpcError when it is away."""
+    accepted, problem = GcsClient(address=gcs).drain_node(node, _PREEMPTION, why, int(at_s * 1000))
+    if not accepted:
+        raise OSError(f"Ray does not drain node {node}: {problem}")
 
 
 def leftovers() -> dict[str, int]:

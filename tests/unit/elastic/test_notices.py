@@ -64,32 +64,60 @@ def test_a_file_that_says_no_time_is_refused(text: str) -> None:
         of_file(text, NOW, NOW)
 
 
-@given(st.one_of(st.text(max_size=60), st.recursive(st.none() | st.text() | st.integers(), st.lists).map(json.dumps)))
-def test_nonsense_is_a_value_error(answer: str) -> None:
-    for read in (
-        of_aws,
-        of_aws_rebalance,
-        lambda text: of_gcp(text, NOW),
-        lambda text: of_azure(text, "node-3", NOW),
-    ):
-        try:
-            read(answer)
-        except ValueError:
-            continue
-        assert answer.strip() in ("TRUE", "FALSE")
-
-
-@given(
-    st.dictionaries(
-        st.sampled_from(["action", "time", "noticeTime", "Events"]),
-        st.none() | st.text() | st.integers() | st.lists(st.dictionaries(st.just("NotBefore"), st.text())),
-    )
+ANYTHING = st.recursive(
+    st.none() | st.booleans() | st.floats(allow_nan=False) | st.integers() | st.text(max_size=12),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=6), inner, max_size=3),
+    max_leaves=6,
 )
-def test_a_document_of_the_wrong_kind_is_a_value_error_or_says_nothing(found: dict[str, object]) -> None:
-    answer = json.dumps(found)
-    for read in (of_aws, of_aws_rebalance, lambda text: of_azure(text, "node-3", NOW)):
+NAMES = ["action", "time", "noticeTime", "Events"]
+AZURE = ["EventType", "Resources", "NotBefore"]
+USUAL = st.sampled_from([event()[name] for name in AZURE] + ["", "Sat, 21 Nov 99999999999999999999 08:22:30 GMT"])
+
+
+def says_nothing_or_refuses(answer: str) -> None:
+    for read in (of_aws, of_aws_rebalance, lambda text: of_gcp(text, NOW), lambda text: of_azure(text, "node-3", NOW)):
         try:
             notice = read(answer)
         except ValueError:
             continue
         assert notice is None or notice.at_s > -1e12
+
+
+@given(st.text(max_size=60) | ANYTHING.map(json.dumps))
+def test_nonsense_is_a_value_error(answer: str) -> None:
+    says_nothing_or_refuses(answer)
+
+
+@given(
+    st.dictionaries(
+        st.sampled_from(NAMES), ANYTHING | st.lists(st.dictionaries(st.sampled_from(AZURE), USUAL | ANYTHING))
+    )
+)
+def test_a_document_of_the_wrong_kind_is_a_value_error_or_says_nothing(found: dict[str, object]) -> None:
+    says_nothing_or_refuses(json.dumps(found))
+
+
+@pytest.mark.parametrize("answer", ["[" * 60_000, '{"Events":' * 60_000, "{" * 60_000])
+def test_a_document_nested_too_deeply_is_a_value_error(answer: str) -> None:
+    says_nothing_or_refuses(answer)
+
+
+@pytest.mark.parametrize(
+    ("changes", "is_refused"),
+    [
+        ({"Resources": None}, False),
+        ({"Resources": "node-3"}, False),
+        ({"Resources": {"node-3": 1}}, False),
+        ({"EventType": ["Preempt"]}, False),
+        ({"EventType": None}, False),
+        ({"NotBefore": 5}, True),
+        ({"NotBefore": ["Sat, 21 Nov 2026 08:22:30 GMT"]}, True),
+        ({"NotBefore": "Sat, 21 Nov 99999999999999999999 08:22:30 GMT"}, True),
+    ],
+)
+def test_an_azure_event_of_wrong_types_is_refused_or_not_ours(changes: dict[str, object], is_refused: bool) -> None:
+    if is_refused:
+        with pytest.raises(ValueError, match="no t"):
+            of_azure(azure(event(**changes)), "node-3", NOW)
+    else:
+        assert of_azure(azure(event(**changes)), "node-3", NOW) is None
