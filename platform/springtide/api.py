@@ -27,6 +27,7 @@ from springtide.track import card
 from springtide.track.console import Console
 from springtide.track.events import Event, Sampled, Started, StepDone, Stopped
 from springtide.track.journal import Journal
+from springtide.track.listeners import Listeners
 from springtide.track.mlflow_sink import OFF, MlflowSink, default_uri
 
 _PROMPT = "def "
@@ -152,8 +153,8 @@ def _train(
     before = max((event.step for event in earlier if isinstance(event, StepDone)), default=0)
     ended = ""
     with contextlib.ExitStack() as stack:
-        journal = stack.enter_context(Journal(run.folder))
         console = stack.enter_context(Console(config.num_steps, config.track.progress))
+        journal = stack.enter_context(Journal(run.folder, attempt=lease.number, say=console.say))
         for remark in remarks:
             console.say(remark)
         listeners: list[Callable[[Event], None]] = [journal, console, *([listen] if listen else [])]
@@ -163,16 +164,19 @@ def _train(
                 stack.enter_context(MlflowSink(config, run.folder, uri, earlier, _tags(config, run, data)))
             )
 
+        tell_all = Listeners(listeners)
+
         def hear(event: Event) -> None:
             nonlocal before, ended
-            for listener in listeners:
-                listener(event)
+            tell_all(event)
             if isinstance(event, Started) and event.step < before:
                 console.say(
                     f"steps {event.step + 1} to {before} were trained before and not saved: they are trained again"
                 )
                 before = 0  # told once
-            ended = event.status if isinstance(event, Stopped) else ended
+            if isinstance(event, Stopped):  # what is asked of the run from here on is read from its journal
+                ended = event.status
+                journal.flush()
 
         try:
             with cluster(config, dashboard=dashboard) as address:

@@ -113,7 +113,11 @@ def test_a_notice_file_of_any_kind_neither_blocks_nor_fills_memory(tmp_path: Pat
         file.write(b"25")
         file.truncate(8 * 2**30)
     heard: list[Notice] = []
-    for path, problem in ((fifo, "no regular file"), (folder, "no regular file|directory"), (sparse, "could not convert")):
+    for path, problem in (
+        (fifo, "no regular file"),
+        (folder, "no regular file|directory"),
+        (sparse, "could not convert"),
+    ):
         source = Source("file", lambda path=path: left_in(path), heard.append)  # type: ignore[misc]
         looking = threading.Thread(target=source.look, daemon=True)
         looking.start()
@@ -145,7 +149,14 @@ def test_a_notice_that_ray_did_not_take_is_told_again_until_it_is(caplog: pytest
 
 @pytest.mark.parametrize(
     "error",
-    [http.client.BadStatusLine("what"), RecursionError(), TypeError("null"), MemoryError(), RpcError("away"), KeyError("x")],
+    [
+        http.client.BadStatusLine("what"),
+        RecursionError(),
+        TypeError("null"),
+        MemoryError(),
+        RpcError("away"),
+        KeyError("x"),
+    ],
     ids=lambda error: type(error).__name__,
 )
 def test_a_look_may_fail_in_any_way_and_the_next_one_hears(error: Exception, caplog: pytest.LogCaptureFixture) -> None:

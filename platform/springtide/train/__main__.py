@@ -18,6 +18,7 @@ from springtide.store import Folder
 from springtide.stream import Batch, RankReader, load, open_data
 from springtide.track.console import Console
 from springtide.track.journal import Journal
+from springtide.track.listeners import Listeners
 from springtide.train import Run
 
 
@@ -67,9 +68,9 @@ def train(config: configs.Config, folder: Folder, device: str, local_rank: int, 
     if here.is_first:
         folder.write(configs.RUN_CONFIG, configs.dump(run.data.config))  # with what the run jumps over
     with Journal(folder, enabled=here.is_first) as journal, Console(config.num_steps, here.is_first) as console:
+        hear = Listeners([journal, console])
         for event in run.events(feed, lambda: None):
-            journal(event)
-            console(event)
+            hear(event)
 
 
 if __name__ == "__main__":

@@ -2,15 +2,24 @@
 
 from __future__ import annotations
 
+import datetime
+import logging
+import os
 import signal
 import subprocess
 import sys
+import textwrap
+import threading
+import time
 import uuid
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+import s3_faults
+import s3_server
 
-from springtide.store import Folder
+from springtide.store import Folder, s3
 from springtide.track.events import EVENTS, Evaluated, Event, Started, StepDone, Stopped, event, record
 from springtide.track.journal import Journal, frame, last_steps, read_journal
 
@@ -108,6 +117,208 @@ def test_a_killed_writer_loses_no_event_that_it_wrote(tmp_path: Path) -> None:
     done = subprocess.run([sys.executable, "-c", script, str(tmp_path)], check=False)
     assert done.returncode == -signal.SIGKILL
     assert [one.step for one in read_journal(Folder(tmp_path)) if isinstance(one, Evaluated)] == list(range(100))
+
+
+def steps_in(run: Folder) -> list[int]:
+    return [one.step for one in read_journal(run) if isinstance(one, StepDone)]
+
+
+def until(found: Callable[[], bool], what: str) -> None:
+    deadline = time.monotonic() + 60
+    while not found():
+        assert time.monotonic() < deadline, what
+        time.sleep(0.02)  # between looks at what a thread does
+
+
+def test_two_journals_of_one_folder_never_write_over_each_other(run: Folder) -> None:
+    first, second = Journal(run), Journal(run)  # both listed before either wrote
+    assert (first.attempt, second.attempt) == (1, 2)
+    same, also = Journal(run, attempt=7), Journal(run, attempt=7)
+    for number, journal in enumerate((first, second, same, also)):
+        for one in range(10):
+            journal(step(10 * number + one))
+    for journal in (also, same, second, first):
+        journal.close()
+    assert steps_in(run) == list(range(40))
+    assert [one.attempt for one in read_journal(run)] == [1] * 10 + [2] * 10 + [7] * 20
+    names = ["0001-0000.jsonl", "0002-0000.jsonl", "0007-0000.jsonl", "0007-0001.jsonl"]
+    assert (run / "journal").names() == names
+
+
+def test_starts_beyond_the_ten_thousandth_are_read_in_order(run: Folder) -> None:
+    for attempt in (9999, 10_000, 0):
+        with Journal(run, attempt=attempt) as journal:
+            journal(step(attempt or 1))
+    assert [(one.attempt, one.step) for one in read_journal(run)] == [(9999, 9999), (10_000, 10_000), (10_001, 1)]  # type: ignore[attr-defined]
+
+
+def test_a_folder_that_cannot_be_written_for_a_while_holds_up_nothing_and_loses_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("springtide.track.journal._SEGMENT_LINES", 10)
+    monkeypatch.setattr("springtide.track.segments._MEMORY_BYTES", 5_000)
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    run, told = Folder(tmp_path / "run"), list[str]()
+    journal = Journal(run, say=told.append)
+    journal(step(1))
+    (tmp_path / "run").rename(tmp_path / "away")
+    (tmp_path / "run").write_text("a file where the folder was")
+    for number in range(2, 101):
+        journal(step(number))
+    assert "training goes on" in told[0]
+    assert list(tmp_path.glob("springtide-journal-*/*.waiting")), (
+        "nothing waits on the disk, beyond the bound of memory"
+    )
+    (tmp_path / "run").unlink()
+    (tmp_path / "away").rename(tmp_path / "run")
+    until(lambda: len(told) > 1, "nobody was told that the journal is whole")
+    assert steps_in(run) == list(range(1, 101))
+    journal(step(101))
+    assert steps_in(run) == list(range(1, 102)), "what is healthy again is written at once"
+    journal.close()
+    assert [text.partition("journal ")[2][:6] for text in told] == ["cannot", "in " + str(tmp_path)[:3]]
+    assert [record.levelno for record in caplog.records] == [logging.WARNING] * 2
+    assert list(tmp_path.iterdir()) == [tmp_path / "run"]
+
+
+def test_what_the_store_never_takes_is_left_where_a_person_finds_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("springtide.track.journal._SEGMENT_LINES", 10)
+    monkeypatch.setattr("springtide.track.journal._CLOSE_S", 0.3)
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    run, told = Folder(tmp_path / "run"), list[str]()
+    journal = Journal(run, say=told.append)
+    for number in range(5):
+        journal(step(number))
+    (tmp_path / "run").rename(tmp_path / "away")
+    (tmp_path / "run").write_text("")
+    for number in range(5, 35):
+        journal(step(number))
+    journal.close()
+    [left] = tmp_path.glob("springtide-journal-*")
+    assert str(left) in told[-1]
+    (tmp_path / "run").unlink()
+    (tmp_path / "away").rename(tmp_path / "run")
+    for file in left.iterdir():
+        file.replace(tmp_path / "run" / "journal" / file.name)
+    assert steps_in(run) == list(range(35))
+
+
+def test_a_full_disk_ends_nothing_and_every_event_is_there_once_there_is_room(
+    tmp_path: Path, small_disk: Callable[[Path, list[str]], subprocess.CompletedProcess[str]]
+) -> None:
+    script = """
+    import sys
+    from pathlib import Path
+    from springtide.store import Folder
+    from springtide.track.events import Evaluated
+    from springtide.track.journal import Journal, read_journal
+
+    disk, told = Path(sys.argv[1]), []
+    filler = disk / "filler"
+    with Journal(Folder(disk / "run"), say=told.append) as journal:
+        def post(numbers):
+            for n in numbers:
+                journal(Evaluated(step=n, heldout_loss=1.0, heldout_bits_per_byte=1.0, rows=1))
+        post(range(10))
+        with open(filler, "wb", buffering=0) as file:
+            try:
+                while file.write(bytes(4096)):
+                    pass
+            except OSError:
+                pass
+        post(range(10, 300))
+        print(told)
+        assert len(told) == 1 and "No space left" in told[0]
+        assert len(read_journal(Folder(disk / "run"))) < 300
+        filler.unlink()
+    assert len(told) == 2 and "whole again" in told[1], told
+    assert [one.step for one in read_journal(Folder(disk / "run"))] == list(range(300))
+    """
+    done = small_disk(tmp_path / "disk", [sys.executable, "-c", textwrap.dedent(script), str(tmp_path / "disk")])
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.fixture
+def unreliable(s3: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Folder, s3_faults.Faults]]:
+    """A run in a real S3 server behind a proxy that misbehaves when told to, and a client that soon gives up."""
+    monkeypatch.setattr("springtide.store.s3._RETRY_FOR", datetime.timedelta(seconds=0.2))
+    monkeypatch.setattr("springtide.store.s3._RETRIES", 1)
+    monkeypatch.setattr("springtide.store.s3._CREATE_TRIES", 1)
+    with s3_faults.proxy(os.environ["AWS_ENDPOINT_URL"]) as (url, faults), s3_server.pointing_to(url):
+        yield Folder(f"{s3}/journal-{uuid.uuid4().hex[:8]}"), faults
+
+
+def test_an_object_store_that_is_away_holds_up_nobody_and_gets_all_when_it_is_back(
+    unreliable: tuple[Folder, s3_faults.Faults], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run, faults = unreliable
+    monkeypatch.setattr("springtide.track.journal._SEGMENT_LINES", 20)
+    callers: list[int] = []
+    for name in ("put", "create", "read"):
+        real = getattr(s3, name)
+
+        def counted(*arguments: object, real: Callable[..., object] = real) -> object:
+            callers.append(threading.get_ident())
+            return real(*arguments)
+
+        monkeypatch.setattr(s3, name, counted)
+    told: list[str] = []
+    journal = Journal(run, attempt=3, say=told.append)
+    journal(Started(step=0, world_size=1))
+    assert journal.flush()
+    assert len(read_journal(run)) == 1
+    callers.clear()
+    faults.set("slowdown")
+    for number in range(1, 101):
+        journal(step(number))
+    journal(Evaluated(step=100, heldout_loss=1.0, heldout_bits_per_byte=1.0, rows=1))
+    until(lambda: bool(told), "nobody was told of the trouble")
+    assert not journal.flush(0.0)
+    faults.set("")
+    journal(Stopped(step=100, status="finished"))
+    journal.close()
+    assert callers
+    assert threading.get_ident() not in callers, "somebody who posts an event waited for the store"
+    assert steps_in(run) == list(range(1, 101))
+    assert isinstance(read_journal(run)[-1], Stopped)
+    assert len(told) == 2
+    assert "whole again" in told[1]
+
+
+def test_a_put_whose_answer_was_lost_is_no_other_journal(unreliable: tuple[Folder, s3_faults.Faults]) -> None:
+    run, _ = unreliable
+    with Journal(run, attempt=1) as journal:
+        (run / "journal").write("0001-0001.jsonl", "somebody else's\n")
+        segment = journal._open
+        journal(step(1))
+        journal.flush()
+        segment.is_created = False  # as when the answer to its creation had been lost
+        journal._segments._number = 0
+        journal(step(2))
+    assert (run / "journal").names() == ["0001-0000.jsonl", "0001-0001.jsonl"]
+    assert steps_in(run) == [1, 2]
+
+
+def test_damaged_lines_are_left_out_and_named(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    run = Folder(tmp_path)
+    with Journal(run) as journal:
+        for number in range(8):
+            journal(step(number))
+    file = tmp_path / "journal" / "0001-0000.jsonl"
+    lines = file.read_bytes().split(b"\n")
+    lines[1], lines[2], lines[3] = bytes(300), b"", lines[3][:40]
+    lines[4], lines[5] = lines[4].replace(b'"loss"', b'"lors"'), lines[5].replace(b'"step"', b'"stop"', 1)
+    lines[6] = b"\xff\xfe" + b"[" * 50_000
+    file.write_bytes(b"\n".join(lines))
+    assert steps_in(run) == [0, 7]
+    named = [record.getMessage() for record in caplog.records]
+    assert [f"{file}: line {number} is left out" in text for number, text in zip(range(2, 8), named, strict=True)] == [
+        True
+    ] * 6
+    read_journal(run)
+    assert len(caplog.records) == 6, "each is named once"
 
 
 def test_of_a_step_trained_twice_the_last_counts() -> None:
