@@ -186,7 +186,7 @@ def _train(
                 labels = {"run": config.run.id}
                 train_on_ray(config, run.folder, journal.attempt, labels, lease.owner, hear, workers)
             if run.finished and config.train.sample_tokens:
-                hear(sample(run))
+                hear(sample(run, trust_code=True))
         except BaseException as error:
             if ended != "finished":  # what comes later changes nothing in that
                 status = "stopped" if isinstance(error, KeyboardInterrupt) else "failed"
@@ -239,14 +239,21 @@ def _fitted(config: Config, data: Data, say: Callable[[str], None]) -> Config:
 
 
 def sample(
-    run: Run, prompt: str = _PROMPT, tokens: int = 0, temperature: float = _TEMPERATURE, seed: int = 0
+    run: Run,
+    prompt: str = _PROMPT,
+    tokens: int = 0,
+    temperature: float = _TEMPERATURE,
+    seed: int = 0,
+    trust_code: bool = False,
 ) -> Sampled:
-    """Text that the run's newest checkpoint writes after ``prompt``; ``tokens`` 0 takes the config's length."""
+    """Text that the run's newest checkpoint writes after ``prompt``; ``tokens`` 0 takes the config's length. A run whose config
+    names a model of its own runs that code, if ``trust_code``; ConfigError when it may not."""
     from springtide.checkpoint.load import load
     from springtide.model import whole
     from springtide.train.evaluate import generate
 
     config = run.config
+    configs.check_trusted(config.model.source, run.folder.where(configs.RUN_CONFIG), trust_code)
     manifest, vocabulary = open_dataset(open_data(config).datasets[0])
     model = whole(config.model, manifest.vocab_size, manifest.separator)
     name = run.checkpoints[-1]

@@ -81,10 +81,12 @@ def _complain(error: BaseException) -> None:
     print(f"springtide: {error}", file=sys.stderr)
 
 
-def config_of(options: argparse.Namespace) -> Config:
-    """The config that --recipe or --config names, with every dotted override applied."""
+def config_of(options: argparse.Namespace, runs_code: bool = True) -> Config:
+    """The config that --recipe or --config names, with every dotted override applied. ``runs_code``: whether the command runs
+    the model; what a file names as its code then needs --trust-code, what is typed does not."""
     given = {name: value for name, value in vars(options).items() if "." in name}
-    base = configs.load(options.config) if options.config else configs.recipe(options.recipe)
+    trusts = not runs_code or "model.source" in given or options.trust_code
+    base = configs.load(options.config, trusts) if options.config else configs.recipe(options.recipe)
     return configs.override(base, {name: _value(name, text) for name, text in given.items()})
 
 
@@ -98,7 +100,7 @@ def _prepare(options: argparse.Namespace) -> int:
     from springtide.show import show_dataset
 
     with _progress() as progress:
-        config = prepare(config_of(options), progress)
+        config = prepare(config_of(options, runs_code=False), progress)
     if options.save:
         with open(options.save, "w") as file:
             file.write(configs.dump(config))
@@ -171,7 +173,7 @@ def _evaluate(options: argparse.Namespace) -> int:
     from springtide.runs import open_run
     from springtide.track.console import describe
 
-    found = open_run(options.run).evaluate(options.step, options.rows)
+    found = open_run(options.run).evaluate(options.step, options.rows, options.trust_code)
     print(json.dumps(dataclasses.asdict(found)) if options.json else describe(found))
     return 0
 
@@ -299,6 +301,7 @@ def _parser() -> argparse.ArgumentParser:
     sub.add_argument("run", help="the run's folder")
     sub.add_argument("--step", metavar="N", type=int, default=None, help="the newest checkpoint if left out")
     sub.add_argument("--rows", metavar="N", type=int, default=0, help="of each corpus together; 0 takes all")
+    _add_trust(sub)
     sub.add_argument("--json", action="store_true", help="print one JSON object")
     sub = command("verify", _verify, "Prove that a run trained on exactly the samples it should have.")
     sub.add_argument("run", help="the run's folder")
@@ -308,6 +311,7 @@ def _parser() -> argparse.ArgumentParser:
     sub.add_argument("--json", action="store_true", help="print one JSON object")
     sub = command("fit", _fit, "Say what a worker's device must hold for a step, and what would make it less.")
     _add_config(sub)
+    _add_trust(sub)
     sub.add_argument("--workers", metavar="N", type=int, default=1, help="that train")
     sub.add_argument("--vocabulary", metavar="N", type=int, default=0, help="ids; 0 takes corpus.vocab_size")
     sub.add_argument("--json", action="store_true", help="print one JSON object")
@@ -322,6 +326,7 @@ def _parser() -> argparse.ArgumentParser:
 def _add_train(command: Callable[..., argparse.ArgumentParser]) -> None:
     sub = command("train", _train, "Train a run to its end, preparing its data first.")
     _add_config(sub)
+    _add_trust(sub)
     sub.add_argument(
         "--profile", dest="train.profile", metavar="STEPS", default=argparse.SUPPRESS, help="--train.profile"
     )
@@ -346,6 +351,7 @@ def _add_train(command: Callable[..., argparse.ArgumentParser]) -> None:
 def _add_sweep(command: Callable[..., argparse.ArgumentParser]) -> None:
     sub = command("sweep", _sweep, "Try many points of a space at once, and say which is best.")
     _add_config(sub)
+    _add_trust(sub)
     sub.add_argument("--space", metavar="FILE", required=True, help="a table, as in tune_spaces/")
     sub.add_argument("--name", metavar="NAME", default="", help="of the sweep and its folder; made up if left out")
     sub.add_argument("--search", metavar="HOW", default="random", help="random, grid, or tpe, which needs optuna")
@@ -356,6 +362,12 @@ def _add_sweep(command: Callable[..., argparse.ArgumentParser]) -> None:
     )
     sub.add_argument("--resume", action="store_true", help="go on with the sweep --name")
     sub.add_argument("--json", action="store_true", help="print one JSON object")
+
+
+def _add_trust(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--trust-code", action="store_true", help="run the model.source that the run or --config FILE names"
+    )
 
 
 def _add_config(parser: argparse.ArgumentParser) -> None:

@@ -94,11 +94,13 @@ class Run:
         """Where the HTML report is."""
         return self.folder.where(REPORT)
 
-    def evaluate(self, step: int | None = None, rows: int = 0) -> Evaluated:
+    def evaluate(self, step: int | None = None, rows: int = 0, trust_code: bool = False) -> Evaluated:
         """The held-out loss of the checkpoint of ``step``, the newest if None, on ``rows`` rows of all corpora, 0 for all there
-        are; computed here, in fp32. ConfigError when there is no such checkpoint, CheckpointError when its bytes are bad."""
+        are; computed here, in fp32. A run whose config names a model of its own runs that code, if ``trust_code``. ConfigError
+        when it may not, or there is no such checkpoint, CheckpointError when its bytes are bad."""
         from springtide.train.evaluate import evaluate_checkpoint
 
+        configs.check_trusted(self.config.model.source, self.folder.where(RUN_CONFIG), trust_code)
         names = self.checkpoints
         name = name_of(step) if step is not None else (names or [""])[-1]
         if name not in names:

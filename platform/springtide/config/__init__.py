@@ -3,7 +3,7 @@ the environment, or another room."""
 
 from springtide.config import recipes
 from springtide.config.amounts import Bytes, Seconds, Tokens
-from springtide.config.code import code_fingerprint
+from springtide.config.code import check_trusted, code_fingerprint
 from springtide.config.files import (
     RUN_CONFIG,
     build,
@@ -30,6 +30,7 @@ __all__ = [
     "build",
     "changes_the_run",
     "check_same_run",
+    "check_trusted",
     "code_fingerprint",
     "difference",
     "dump",

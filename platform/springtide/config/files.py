@@ -12,6 +12,7 @@ from typing import Any
 import yaml
 from pydantic import ValidationError
 
+from springtide.config.code import check_trusted
 from springtide.config.fields import fields, is_free
 from springtide.config.recipes import RECIPES
 from springtide.config.schema import Config
@@ -38,14 +39,17 @@ def recipe(name: str) -> Config:
     return RECIPES[name]()
 
 
-def load(path: str | Path) -> Config:
-    """A config saved as YAML or JSON."""
+def load(path: str | Path, trust_code: bool = False) -> Config:
+    """A config saved as YAML or JSON. One that names code to be run (``model.source``) is a ConfigError, unless
+    ``trust_code``."""
     try:
-        return parse(Path(path).read_bytes(), str(path))
+        config = parse(Path(path).read_bytes(), str(path))
     except OSError as error:
         raise ConfigError(
             explain("config", str(path), f"cannot be read ({error.strerror})", "check the path")
         ) from None
+    check_trusted(config.model.source, str(path), trust_code)
+    return config
 
 
 def parse(text: bytes, name: str = RUN_CONFIG) -> Config:

@@ -44,12 +44,13 @@ def whole(config: ModelConfig, vocab_size: int, separator: int | None = None) ->
 
 
 def find(source: str) -> Callable[..., object]:
-    """The function that ``source`` names; modules are looked for in the current folder too."""
+    """The function that ``source`` names; modules are looked for in the current folder too, after all that is installed. Who
+    calls has seen to it that this code may run (``config.check_trusted``)."""
     module, _, name = source.partition(":")
     if not module or not name:
         raise _problem(source, "is not package.module:function", "for example mine.model:build")
     if os.getcwd() not in sys.path:
-        sys.path.insert(0, os.getcwd())
+        sys.path.append(os.getcwd())  # last: a file that lies about must not take the place of an installed package
     try:
         function = getattr(importlib.import_module(module), name)
     except (ImportError, AttributeError) as error:

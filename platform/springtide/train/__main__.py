@@ -32,8 +32,9 @@ def main() -> None:
     parser.add_argument(
         "--from-scratch", action="store_true", help="begin the run again at step 0; its checkpoints are set aside"
     )
+    parser.add_argument("--trust-code", action="store_true", help="run the model.source that the config names")
     options = parser.parse_args()
-    config = configs.load(options.config)
+    config = configs.load(options.config, options.trust_code)
     if not config.shards.dataset or not config.run.id:
         raise ConfigError(
             explain(
