@@ -1,6 +1,7 @@
 """A sweep: many runs of one recipe, of which the best is wanted; its folder, its driver, its verdict.
 
 <root>/<sweep id>/sweep.json      the space, and how points of it are chosen
+                  attempts/       which driver holds it, as of a run
                   points/         each, before it is tried
                   trials/         a run each
                   lineage/        the runs of trials of a population, each with the checkpoint it went on from
@@ -13,15 +14,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import math
 import secrets
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from springtide import config as configs
+from springtide.checkpoint import attempts
 from springtide.checkpoint.branch import first_step
 from springtide.checkpoint.layout import name_of as step_name
 from springtide.config import Config
@@ -97,38 +100,43 @@ def sweep(
     folder = Folder(root) / (name or time.strftime("sweep-%Y%m%d-%H%M%S-") + secrets.token_hex(2))
     notes = {"search": search, "seed": seed, "space": [dataclasses.asdict(one) for one in table.space]}
     points = _begun(folder, notes, resume)
-    asked = search_of(search, table, base, seed, [points[number] for number in sorted(points)][: table.budget.trials])
-    begins = _population(folder, table, asked, search, scheduler) if scheduler in POPULATIONS else []
-    folder.write_json(NOTES, notes)
-    if not any(one.field.startswith(("corpus.", "shards.")) for one in table.space):
-        base = prepare(base)
-    uri = mlflow_uri(base)
-    sink = SweepSink(base, folder, uri) if uri != OFF else None
-    changes = {"run.root": (folder / "trials").url, "track.progress": False, "track.mlflow_uri": uri}
-    base = configs.override(base, {**changes, "track.parent": sink.id if sink else ""})
-    say(_plan(table, folder))
-
-    with cluster(base, dashboard=dashboard), open_pool(_worker(base)) as pool:
-        check_resources(base)
-        if (base.track.price or base.track.spot_price) and base.shards.dataset and not base.model.source:
-            say(_projected(table, base, worker_speed(base, open_data(base).vocab_size)))
-        job = Job(
-            base=base.model_dump(mode="json"),
-            sweep=dataclasses.replace(table, where=None),
-            folder=folder.url,
-            pool=pool,
-            train=train,
-            report=_report,
-            decided=frozenset(map(number_of, (folder / ENDED).names())),
-            population=bool(begins),
-            told=_told(folder, table, begins),
+    with _held(folder) as lease:  # whoever is refused has written nothing
+        asked = search_of(
+            search, table, base, seed, [points[number] for number in sorted(points)][: table.budget.trials]
         )
-        limit = _try_all(folder, table, base, job, asked, begins, judges, concurrent, say)
-    if limit:
-        say(f"the budget is spent, {limit}")
-    verdict = judge(table, _outcomes(folder, table, base))
-    _end(folder, table, base, verdict, root, sink, say)
-    return verdict
+        begins = _population(folder, table, asked, search, scheduler) if scheduler in POPULATIONS else []
+        folder.write_json(NOTES, notes)
+        if not any(one.field.startswith(("corpus.", "shards.")) for one in table.space):
+            base = prepare(base)
+        uri = mlflow_uri(base)
+        sink = SweepSink(base, folder, uri) if uri != OFF else None
+        changes = {"run.root": (folder / "trials").url, "track.progress": False, "track.mlflow_uri": uri}
+        base = configs.override(base, {**changes, "track.parent": sink.id if sink else ""})
+        say(_plan(table, folder))
+
+        with cluster(base, dashboard=dashboard), open_pool(_worker(base)) as pool:
+            check_resources(base)
+            if (base.track.price or base.track.spot_price) and base.shards.dataset and not base.model.source:
+                say(_projected(table, base, worker_speed(base, open_data(base).vocab_size)))
+            job = Job(
+                base=base.model_dump(mode="json"),
+                sweep=dataclasses.replace(table, where=None),
+                folder=folder.url,
+                pool=pool,
+                train=train,
+                report=_report,
+                decided=frozenset(map(number_of, (folder / ENDED).names())),
+                population=bool(begins),
+                told=_told(folder, table, begins),
+                lease=lease,
+            )
+            limit = _try_all(folder, table, base, job, asked, begins, judges, concurrent, say)
+        attempts.check(folder, lease)
+        if limit:
+            say(f"the budget is spent, {limit}")
+        verdict = judge(table, _outcomes(folder, table, base))
+        _end(folder, table, base, verdict, root, sink, say)
+        return verdict
 
 
 def _try_all(
@@ -146,15 +154,18 @@ def _try_all(
     from springtide.on_ray.tuner import run_trials, scheduler_of
 
     def note(number: int, how: str, why: str) -> None:
+        attempts.check(folder, job.lease)
         (folder / ENDED).write_json(f"{name_of(number)}.json", {"status": how, "reason": why})
 
     def begun(number: int, point: Point) -> None:
+        attempts.check(folder, job.lease)
         if not (folder / POINTS).exists(f"{name_of(number)}.json"):
             (folder / POINTS).write_json(f"{name_of(number)}.json", point)
 
     for number, point in enumerate(begins):
         begun(number, point)
     limit = run_trials(job, asked, begun, begins, folder, judges, concurrent, say, note)
+    attempts.check(folder, job.lease)
     outcomes = _outcomes(folder, table, base)
     if limit or not table.budget.finalists or _left(folder, outcomes):
         return limit
@@ -165,6 +176,16 @@ def _try_all(
     say(f"{', '.join(name_of(one) for one in folder.read_json(FINALISTS))} are trained again with other seeds")
     alike = scheduler_of("none", job.sweep)
     return run_trials(job, Listed(points, table.budget.trials), begun, [], folder, alike, concurrent, say, note, first)
+
+
+@contextlib.contextmanager
+def _held(folder: Folder) -> Iterator[int]:
+    """Hold the sweep, as a driver holds a run; yields the number of the claim. RunExists when another driver holds it."""
+    lease = attempts.claim(folder, secrets.token_hex(8), trains=False)
+    try:
+        yield lease.number
+    finally:
+        attempts.end(folder, lease.number)
 
 
 def _left(folder: Folder, outcomes: Sequence[Outcome]) -> list[str]:

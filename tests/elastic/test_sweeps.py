@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import subprocess
 import sys
@@ -17,10 +18,13 @@ from swept import STEPS, config_of, driver, population, table, trained
 
 import springtide as st
 from springtide import config as configs
+from springtide.checkpoint import attempts
 from springtide.checkpoint.layout import name_of as name_at
 from springtide.errors import ConfigError, RunExists
 from springtide.on_ray.pool import Share, open_pool
 from springtide.on_ray.trial import Job, Trial
+from springtide.on_ray.tuner import Spent, Watch
+from springtide.store import Folder
 from springtide.sweep import name_of, read
 from springtide.sweeps import sweep
 from springtide.track.events import Evaluated, Event, Started
@@ -165,6 +169,76 @@ def test_the_last_result_of_a_trial_is_told_when_its_run_has_ended(ray_cluster: 
         assert [(one["done"], one["step"]) for one in (first, second)] == [(False, STEPS // 3), (True, STEPS)]
         assert ended.exists()
         trial.cleanup()
+
+
+_HOLDER = (
+    "import sys; from springtide.checkpoint import attempts; from springtide.store import Folder; "
+    "attempts.claim(Folder(sys.argv[1]), 'another driver', trains=False); print('claimed', flush=True); sys.stdin.read()"
+)
+
+
+def test_a_second_driver_of_a_sweep_is_refused_and_writes_nothing(tmp_path: Path) -> None:
+    base, folder = config_of(str(tmp_path)), tmp_path / "runs" / "held"
+    folder.mkdir(parents=True)
+    table_of = read(table(TRIALS), base)
+    notes = {"search": "random", "seed": 0, "space": [dataclasses.asdict(one) for one in table_of.space]}
+    (folder / "sweep.json").write_text(json.dumps(notes))
+    command = [sys.executable, "-c", _HOLDER, str(folder)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as holder:
+        assert holder.stdout is not None
+        assert holder.stdout.readline() == "claimed\n"
+        before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+        with pytest.raises(RunExists, match=rf"is held by attempt 1, begun .* by process {holder.pid} on "):
+            sweep(base, table(TRIALS), name="held", resume=True)
+        assert {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()} == before
+        holder.communicate("")
+
+
+def test_a_driver_whose_sweep_was_taken_over_notes_nothing_and_ends(ray_cluster: str, tmp_path: Path) -> None:
+    """As when it was cut off from the store, and another host went on with the sweep."""
+    base, sweep_folder, said = config_of(str(tmp_path)), Folder(tmp_path), list[str]()
+    lease = attempts.claim(sweep_folder, "first", trains=False).number
+    found = read(table(1), base)
+
+    def train(config: configs.Config, **named: object) -> None:
+        raise RunExists("the run is held by attempt 2")
+
+    def note(number: int, how: str, why: str) -> None:
+        attempts.check(sweep_folder, lease)
+        (tmp_path / "noted").write_text(how)
+
+    with open_pool({"CPU": 1.0}) as pool:
+        job = Job(
+            base.model_dump(mode="json"),
+            found,
+            str(tmp_path),
+            pool,
+            train,
+            lambda folder: None,
+            frozenset(),
+            lease=lease,
+        )
+        monkey = pytest.MonkeyPatch()
+        monkey.setattr("springtide.on_ray.trial._FREE_S", 0.0)
+        about = {TRIAL_INFO: SimpleNamespace(trial_name=name_of(0))}
+        trial = with_parameters(Trial, job=job)({"trial": {"number": 0, "point": {}}, **about})
+        assert "held by attempt 2" in trial.step()["held"], "its run is another's: it does not fail for that"
+        attempts.claim(sweep_folder, "second", trains=False)
+        trial._lineage = []
+        held = trial.step()
+        assert "may not write any more" in held["held"]
+        trial.cleanup()
+        monkey.undo()
+        spent = Spent(found.budget, pool, ())
+        watch = Watch(found, SimpleNamespace(live=0), spent, said.append, spent.unless_lost(note))  # type: ignore[arg-type]
+        of = SimpleNamespace(trial_id="0", custom_trial_name=name_of(0), last_result=held)
+        watch.on_trial_complete(0, [], of)
+        assert "left to its holder" in said[-1]
+        assert not spent.stop_all(), "a trial's run that is held ends the trial alone"
+        of.last_result = {found.metric: 1.0, "failed": "for another reason"}
+        watch.on_trial_complete(0, [], of)
+        assert spent.stop_all(), "who may not write does not go on"
+    assert not (tmp_path / "noted").exists()
 
 
 def test_nobody_grows_to_what_was_seen_to_scale_badly(ray_cluster: str) -> None:

@@ -17,7 +17,7 @@ from typing import Any
 from ray import tune
 
 from springtide import config as configs
-from springtide.checkpoint import branch
+from springtide.checkpoint import attempts, branch
 from springtide.checkpoint.layout import committed, name_of
 from springtide.config import Config
 from springtide.elastic import Interrupt
@@ -59,6 +59,8 @@ class Job:
     """Whether trials take over each other's state."""
     told: int = 0
     """The step up to which an earlier start of a population has heard of all its trials."""
+    lease: int = 0
+    """The number of the driver's claim on the sweep."""
 
 
 class Trial(tune.Trainable):
@@ -85,9 +87,13 @@ class Trial(tune.Trainable):
     def step(self) -> dict[str, Any]:
         """Wait for the next evaluation; returns its figures, and ``done`` with the last of them. So says Tune, too, of a trial
         that it stops: ``over`` is ours alone. The last is told when the run has ended: a worker that is lost just before leaves
-        something to be trained again, and whoever is told stops the trial."""
+        something to be trained again, and whoever is told stops the trial. ``held`` is of one whose sweep or run another driver
+        holds: nothing is to be noted of it."""
         if not self._lineage:
-            self._begin()
+            try:
+                self._begin()
+            except RunExists as error:
+                return self._held(error)
         last: Evaluated | None = None
         while True:
             try:
@@ -103,11 +109,16 @@ class Trial(tune.Trainable):
                     return self._result(told)
             elif told is None:
                 return {**(self._result(last) if last else self._last), "done": True, "over": True}
+            elif isinstance(told, RunExists):
+                return self._held(told)
             elif isinstance(told, SpringtideError):  # it would fail again: the trial is over, and says why
                 worst = self._job.sweep.worst
                 return {**self._last, self._job.sweep.metric: worst, "failed": str(told)[:500], "done": True}
             else:
                 raise told
+
+    def _held(self, error: RunExists) -> dict[str, Any]:
+        return {**self._last, self._job.sweep.metric: self._job.sweep.worst, "held": str(error)[:500], "done": True}
 
     def save_checkpoint(self, checkpoint_dir: str) -> dict[str, Any]:
         """Called when the trial is paused: its run stops, with everything saved. Returns how far it has told."""
@@ -141,6 +152,8 @@ class Trial(tune.Trainable):
 
     def _begin(self) -> None:
         self._told: queue.Queue[Evaluated | BaseException | None] = queue.Queue()
+        if self._job.lease:
+            attempts.check(self._sweep_folder, self._job.lease)
         self._config = self._generation()
         self._folder = Folder(self._config.run.root) / self._config.run.id
         self._reported = max(self._reported, branch.first_step(self._config.train))

@@ -24,7 +24,7 @@ from ray.tune.schedulers.pb2 import PB2
 from ray.tune.search import Searcher
 
 from springtide import config as configs
-from springtide.errors import ConfigError, explain
+from springtide.errors import ConfigError, RunExists, explain
 from springtide.on_ray.trial import Job, Trial
 from springtide.store import Folder
 from springtide.sweep import (
@@ -49,7 +49,7 @@ _HEAD = "node:__internal_head__"
 """Trials are driven from there, for it stays; their workers are wherever the pool has room."""
 
 Say = Callable[[str], None]
-Note = Callable[[int, str, str], None]
+Note = Callable[[int, str, str], Any]
 """Writes down that a trial, by number, is not to go on: how it ended, and why."""
 
 SCHEDULERS = ("none", "asha", "hyperband", "median", "pbt", "pb2")
@@ -61,9 +61,10 @@ class Points(Searcher):
     """Ours, as one of Tune's."""
 
     def __init__(
-        self, search: Search, sweep: Sweep, note: Callable[[int, Point], None], room: Callable[[], int]
+        self, search: Search, sweep: Sweep, note: Callable[[int, Point], bool], room: Callable[[], int]
     ) -> None:
-        """``note(number, point)``: writes down a point before it is tried; ``room``: how many trials there may be now."""
+        """``note(number, point)``: writes down a point before it is tried, False when it may not; ``room``: how many trials
+        there may be now."""
         super().__init__(metric=sweep.metric, mode=sweep.mode)
         self._search, self._sweep, self._note, self._room = search, sweep, note, room
         self._numbers: dict[str, int] = {}
@@ -84,14 +85,15 @@ class Points(Searcher):
         point = self._search.ask(number)
         if point is None:
             return Searcher.FINISHED
-        self._note(number, point)
+        if not self._note(number, point):
+            return Searcher.FINISHED
         self._numbers[trial_id] = number
         self.live += 1
         return _config(number, point)
 
     def on_trial_complete(self, trial_id: str, result: dict[str, Any] | None = None, error: bool = False) -> None:
         """A trial is over."""
-        failed = error or not result or "failed" in result
+        failed = error or not result or "failed" in result or "held" in result
         values = None
         if not failed and result is not None:
             beside = [result[self._sweep.beside.metric]] if self._sweep.beside else []
@@ -143,7 +145,7 @@ class Watch(tune.Callback):
         if (of := result.get("of", "")) != self._of.get(name, ""):
             self._of[name] = of
             self._say(f"{name}: went on from {of}")
-        if value is None or "failed" in result:
+        if value is None or "failed" in result or "held" in result:
             return
         if self._best is None or self._sweep.better(value, self._best[0]):
             self._best = value, name
@@ -156,7 +158,9 @@ class Watch(tune.Callback):
         """A trial is over."""
         name, result = _name(trial), trial.last_result or {}
         self._over.add(name)
-        if "failed" in result:
+        if "held" in result:
+            self._say(f"{name}: left to its holder, {result['held']}")
+        elif "failed" in result:
             self._note(number_of(name), "failed", result["failed"])
             self._say(f"{name}: FAILED, {result['failed']}")
         elif not result.get("over") and not self._spent.over:
@@ -178,6 +182,7 @@ class Spent(tune.Stopper):
         self._by_trial = {one.name: (float(one.tokens), one.worker_s, one.dollars) for one in before}
         self.over = ""
         """Which limit was met; empty while none is."""
+        self._lost = False
 
     def __call__(self, trial_id: str, result: dict[str, Any]) -> bool:
         """Hear of a result; no trial is stopped for itself."""
@@ -185,8 +190,23 @@ class Spent(tune.Stopper):
         self._by_trial[trial_id] = tokens, worker_s, result.get("dollars", 0.0)
         return False
 
+    def unless_lost(self, write: Callable[..., None]) -> Callable[..., bool]:
+        """``write``, which returns whether it may: where another driver has taken the sweep over, this one ends."""
+
+        def checked(*arguments: Any) -> bool:
+            try:
+                write(*arguments)
+            except RunExists as error:
+                self._lost, self.over = True, str(error)
+                self._pool.close.remote()
+            return not self._lost
+
+        return checked
+
     def stop_all(self) -> bool:
-        """Whether one of the limits is met."""
+        """Whether one of the limits is met, or another driver holds the sweep."""
+        if self._lost:
+            return True
         tokens, worker_s, dollars = map(sum, zip(*self._by_trial.values(), (0.0, 0.0, 0.0), strict=True))
         spent = {"tokens": tokens, "worker_hours": worker_s / 3600.0, "dollars": dollars}
         met = [kind for kind, value in spent.items() if 0 < getattr(self._budget, kind) <= value]
@@ -309,7 +329,9 @@ def run_trials(
     # HyperBand halves a bracket by the trials that it knows, and nobody of a population goes on before all have come as far:
     # they get all, and Ray lets so many run
     knows_all = bool(population) or isinstance(scheduler, HyperBandScheduler)
-    points = Points(search, job.sweep, begun, (lambda: job.sweep.budget.trials) if knows_all else room)
+    points = Points(
+        search, job.sweep, spent.unless_lost(begun), (lambda: job.sweep.budget.trials) if knows_all else room
+    )
     here = tune.PlacementGroupFactory([{"CPU": 0, _HEAD: round(0.99 / room(), 3) if knows_all else 0.001}])
     trainable = tune.with_resources(tune.with_parameters(Trial, job=job), here)
     filesystem = None if folder.is_local else pyarrow.fs.PyFileSystem(pyarrow.fs.FSSpecHandler(folder.fs))
@@ -330,7 +352,7 @@ def run_trials(
             storage_path=folder.where("ray"),
             storage_filesystem=filesystem,
             failure_config=tune.FailureConfig(max_failures=_FAILURES),
-            callbacks=[Watch(job.sweep, points, spent, say, note)],
+            callbacks=[Watch(job.sweep, points, spent, say, spent.unless_lost(note))],
             stop=spent,
             verbose=0,
         ),
