@@ -3,7 +3,7 @@
 from springtide.corpus.clean import clean
 from springtide.corpus.near import BANDS, bands, clusters
 from springtide.corpus.sources import Broken, Document, Source, Unit, open_source
-from springtide.corpus.vocabulary import Vocabulary, open_vocabulary
+from springtide.corpus.vocabulary import Vocabulary, check_byte_counts, open_vocabulary
 
 __all__ = [
     "BANDS",
@@ -13,6 +13,7 @@ __all__ = [
     "Unit",
     "Vocabulary",
     "bands",
+    "check_byte_counts",
     "clean",
     "clusters",
     "open_source",

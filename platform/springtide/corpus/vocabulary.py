@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import itertools
+import json
+import logging
 import re
 from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
@@ -17,6 +20,13 @@ _KNOWN_ENDS = (END_OF_TEXT, "<|end_of_text|>", "</s>", "<eos>")
 _TRAIN_CHARACTERS = 8_000_000
 _TIKTOKEN = "tiktoken:"
 _BATCH_CHARACTERS = 1_000_000  # an encoding takes some hundred bytes a token
+_SPACE = "\u2581"
+"""How SentencePiece spells a space."""
+_FALLBACK = re.compile(r"<0x[0-9A-F]{2}>")
+_STEPS = ("normalizer", "pre_tokenizer", "decoder")
+"""The parts of a ``tokenizer.json`` that say how its tokens are spelled."""
+
+_log = logging.getLogger(__name__)
 
 
 class Vocabulary:
@@ -26,6 +36,7 @@ class Vocabulary:
         """CorpusError when ``tokenizer`` has no end-of-text token by any of its usual names."""
         self.tokenizer = tokenizer
         tokenizer.encode_special_tokens = True  # text that spells a special token is text
+        _encode_whole_texts(tokenizer)
         ends = [index for name in _KNOWN_ENDS if (index := tokenizer.token_to_id(name)) is not None]
         if not ends:
             raise CorpusError(
@@ -58,13 +69,74 @@ class Vocabulary:
     def byte_lengths(self) -> np.ndarray:
         """Bytes of text that each id stands for, int64 of shape (size,); special tokens stand for none."""
         lengths = np.zeros(self.size, dtype=np.int64)
-        special = self.tokenizer.get_added_tokens_decoder()
-        # a byte-level vocabulary spells each byte as one character; others spell text, with U+2581 for a space
-        byte_level = isinstance(self.tokenizer.decoder, decoders.ByteLevel)
-        for token, index in self.tokenizer.get_vocab().items():
-            if index not in special:
-                lengths[index] = len(token) if byte_level else len(token.replace("\u2581", " ").encode())
+        spec: dict[str, Any] = json.loads(self.to_json())
+        kinds = {kind for step in _STEPS for kind in _kinds(spec.get(step))}
+        byte_level = "ByteLevel" in kinds  # each byte is spelled as one character
+        fallback = bool(spec["model"].get("byte_fallback")) or "ByteFallback" in kinds
+        spaced = any(_SPACE in json.dumps(spec.get(step), ensure_ascii=False) for step in _STEPS)
+        words = self.tokenizer.get_vocab(with_added_tokens=False)
+        for token, index in words.items():
+            if fallback and _FALLBACK.fullmatch(token):
+                lengths[index] = 1
+            else:
+                lengths[index] = len(token) if byte_level else _text_bytes(token, spaced)
+        for index, added in self.tokenizer.get_added_tokens_decoder().items():
+            if added.special:
+                lengths[index] = 0
+            elif added.content not in words or byte_level:  # it is looked for in the text as it is
+                lengths[index] = _text_bytes(added.content, spaced and added.normalized)
+        lengths[self.end_of_text] = 0  # not every file marks it as special
         return lengths
+
+
+def check_byte_counts(vocabulary: Vocabulary, name: str, texts: Iterable[str]) -> None:
+    """Warn when the byte counts of a vocabulary do not add up to the bytes of ``texts``.
+
+    Bits per byte are then wrong, or are those of a text that the vocabulary's normalizer changed. One byte more a text is
+    allowed: SentencePiece puts a space before each.
+
+    Args:
+        name: where the vocabulary comes from, as ``corpus.tokenizer`` says it.
+    """
+    texts, lengths = list(texts), vocabulary.byte_lengths()
+    true = [len(text.encode()) for text in texts]
+    counted = [int(lengths[ids].sum()) for ids in vocabulary.encode(texts)]
+    wrong = sum(found - wanted not in (0, 1) for found, wanted in zip(counted, true, strict=True))
+    if wrong:
+        spec = json.loads(vocabulary.to_json())
+        normalizer = ", ".join(kind for kind in _kinds(spec.get("normalizer")) if kind != "Sequence") or "it has none"
+        limit = f"counts {sum(counted)} bytes for the {sum(true)} of {len(texts)} sampled documents, {wrong} of which differ"
+        remedy = (
+            "bits per byte are off by as much, unless the vocabulary's normalizer is meant to change the text "
+            f"(normalizer: {normalizer}); compare losses of this vocabulary only with each other, or use another vocabulary"
+        )
+        _log.warning("%s", explain("corpus.tokenizer", name, limit, remedy))
+
+
+def _encode_whole_texts(tokenizer: Tokenizer) -> None:
+    """Take back what a file has set for models that read or write one batch at a time, and say so."""
+    for setting, value in (("truncation", tokenizer.truncation), ("padding", tokenizer.padding)):
+        if value is not None:
+            _log.warning(
+                "the tokenizer has %s set (%s): it is switched off here, or documents would not be encoded as they are",
+                setting,
+                ", ".join(f"{key} = {given!r}" for key, given in value.items()),
+            )
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+
+
+def _kinds(step: dict[str, Any] | None) -> list[str]:
+    """The types of a part of a ``tokenizer.json``, those inside a sequence included."""
+    if step is None:
+        return []
+    inner = [part for key in ("normalizers", "pretokenizers", "decoders") for part in step.get(key, ())]
+    return [step["type"], *(kind for part in inner for kind in _kinds(part))]
+
+
+def _text_bytes(token: str, spaced: bool) -> int:
+    """UTF-8 bytes that a token spells as text; ``spaced``: U+2581 stands for a space."""
+    return len((token.replace(_SPACE, " ") if spaced else token).encode())
 
 
 def train_bpe(texts: Iterable[str], vocab_size: int) -> Vocabulary:

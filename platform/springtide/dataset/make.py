@@ -7,6 +7,7 @@ import contextlib
 import dataclasses
 import errno
 import hashlib
+import itertools
 import json
 import shutil
 from collections.abc import Callable, Iterator, Sequence
@@ -15,18 +16,24 @@ from typing import Any
 import numpy as np
 
 from springtide.config import Config, override
-from springtide.corpus import Broken, Source, Vocabulary, clean, open_source, open_vocabulary
+from springtide.corpus import Broken, Source, Vocabulary, check_byte_counts, clean, open_source, open_vocabulary
 from springtide.dataset.parts import PartJob, make_part, open_work_vocabulary, read_counts, read_tokens
 from springtide.dataset.plan import Plan, ShardPlan, make_plan
 from springtide.errors import ConfigError, CorpusError, explain
 from springtide.shards import MANIFEST, TOKENIZER, Manifest, Shard, Split, load_manifest, seal
 from springtide.store import Folder, digest
 
-_VERSION = 7
+_VERSION = 8
 """Raise it when the same settings would give other bytes."""
 
 _WORK = "work"
 _VOCABULARY_CHARACTERS = 8_000_000
+_MADE_HERE = ("bpe", "bytes")
+"""Vocabularies whose bytes are right by the way they are made."""
+
+_CHECKED, _CHECKED_A_UNIT, _CHECKED_CHARACTERS = 256, 64, 10_000
+"""Documents, and characters of each, that the byte counts of a vocabulary are checked on."""
+
 _GROUPS_NAMED = 12
 
 Progress = Callable[[str, int, int], None]
@@ -201,15 +208,18 @@ def _vocabulary(config: Config, jobs: list[PartJob], work: Folder) -> Vocabulary
                     "set shards.token_type to uint32",
                 )
             )
+        if config.corpus.tokenizer not in _MADE_HERE:
+            texts = itertools.islice(_texts(config, jobs, _CHECKED_A_UNIT), _CHECKED)
+            check_byte_counts(made, config.corpus.tokenizer, (text[:_CHECKED_CHARACTERS] for text in texts))
         work.write(TOKENIZER, made.to_json())
     return open_work_vocabulary(work)
 
 
-def _texts(config: Config, jobs: list[PartJob]) -> Iterator[str]:
+def _texts(config: Config, jobs: list[PartJob], most_a_unit: int | None = None) -> Iterator[str]:
     left = _VOCABULARY_CHARACTERS
     for number in np.random.default_rng(config.shards.seed).permutation(len(jobs)).tolist():
         job = jobs[number]
-        for found in job.source.read(job.unit):
+        for found in itertools.islice(job.source.read(job.unit), most_a_unit):
             text = "" if isinstance(found, Broken) else clean(found.text, job.corpus)[0]
             if text:
                 yield text

@@ -21,7 +21,7 @@ import pytest
 
 from springtide import config as configs
 from springtide.config import Config
-from springtide.corpus import Source, open_source, sources
+from springtide.corpus import Source, open_source, open_vocabulary, sources
 from springtide.dataset import open_dataset, prepare
 from springtide.errors import ConfigError, CorpusError
 from springtide.shards import HELDOUT, TRAIN, SplitReader, check_shard
@@ -97,6 +97,26 @@ def test_rows_are_the_kept_documents_end_to_end_in_the_order_of_their_keys(tmp_p
     assert manifest.source["documents"] == len(texts)
     assert manifest.source["dropped"] == {"duplicate": 10}
     assert not (Path(dataset) / "work").exists()
+
+
+def test_a_vocabulary_that_counts_other_bytes_than_the_text_has_is_told(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    from tokenizers import Tokenizer, normalizers
+
+    write_corpus(tmp_path / "text", documents=40)
+    (tmp_path / "text" / "0000.txt").write_text("caf\u00e9 " * 90)
+    plain = open_vocabulary("bytes", [], 0).to_json()
+    for strips in (False, True):
+        tokenizer, path = Tokenizer.from_str(plain), tmp_path / f"{strips}.json"
+        if strips:
+            tokenizer.normalizer = normalizers.Sequence([normalizers.NFD(), normalizers.StripAccents()])
+        tokenizer.save(str(path))
+        prepare(small(tmp_path / "data", tmp_path / "text", corpus__tokenizer=str(path)))
+        told = [record.getMessage() for record in caplog.records if "corpus.tokenizer = " in record.getMessage()]
+        assert len(told) == strips
+    assert "1 of which differ; bits per byte are off" in told[0]
+    assert "(normalizer: NFD, StripAccents)" in told[0]
 
 
 @pytest.mark.usefixtures("small_units")
