@@ -6,12 +6,14 @@ read alone, so any number of processes may share them out.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import hashlib
 import io
 import json
 import os
 import posixpath
+import re
 import sysconfig
 from collections.abc import Iterator
 from typing import IO, NamedTuple
@@ -30,6 +32,8 @@ _COMPRESSIONS = {".gz": "gzip", ".zst": "zstd", ".bz2": "bz2"}
 _LINES = (".jsonl", ".ndjson")
 _UNIT_BYTES = 4 * 2**20
 _UNIT_FILES = 256
+_STRINGS = (pa.types.is_string, pa.types.is_large_string, pa.types.is_string_view)
+_SURROGATE = re.compile("[\ud800-\udfff]")
 
 
 class Document(NamedTuple):
@@ -94,7 +98,7 @@ class Source:
                     units.append(Unit(tuple(small)))
                     small, size = [], 0
             elif _kind(name) == "parquet":
-                with self.folder.open(name) as file:
+                with self._blamed(name), self.folder.open(name) as file:
                     groups = pq.ParquetFile(file).metadata.num_row_groups
                 units += [Unit((name,), group, group + 1) for group in range(groups)]
             else:
@@ -105,20 +109,33 @@ class Source:
         return [*units, Unit(tuple(small))] if small else units
 
     def read(self, unit: Unit) -> Iterator[Document | Broken]:
-        """The documents of ``unit`` as they lie there. Bytes that are not UTF-8 become U+FFFD."""
+        """The documents of ``unit`` as they lie there. Bytes that are not UTF-8, and halves of surrogate pairs, become U+FFFD.
+        CorpusError names a file whose compression or Parquet is damaged."""
         for name in unit.names:
-            if _kind(name) == "text":
-                with self._open(name) as file:
-                    yield Document(name, file.read().decode("utf-8", errors="replace"))
-            elif _kind(name) == "lines":
-                yield from self._lines(name, unit)
-            else:
-                yield from self._rows(name, unit)
+            with self._blamed(name):
+                if _kind(name) == "text":
+                    with self._open(name) as file:
+                        yield Document(name, file.read().decode("utf-8", errors="replace"))
+                elif _kind(name) == "lines":
+                    yield from self._lines(name, unit)
+                else:
+                    yield from self._rows(name, unit)
 
     def documents(self) -> Iterator[Document]:
         """Every document that can be read, unit by unit."""
         for unit in self.units():
             yield from (found for found in self.read(unit) if isinstance(found, Document))
+
+    @contextlib.contextmanager
+    def _blamed(self, name: str) -> Iterator[None]:
+        """CorpusError names the file ``name`` where its bytes cannot be what it should hold."""
+        try:
+            yield
+        except (pa.ArrowInvalid, OSError) as error:
+            if isinstance(error, OSError) and (type(error) is not OSError or error.errno is not None):
+                raise  # the disk's or the network's; pyarrow raises a plain one for bytes it cannot decode
+            where, remedy = self.folder.where(name), "restore the file, or leave it out"
+            raise CorpusError(explain("corpus.source", where, f"cannot be read ({error})", remedy)) from error
 
     def _open(self, name: str) -> IO[bytes]:
         data = self.folder.open(name)
@@ -147,10 +164,12 @@ class Source:
             record = json.loads(text)
         except ValueError:
             return Broken(name, "not JSON", text[:200])
+        except RecursionError:
+            return Broken(name, "nested too deeply", text[:200])
         found = record.get(self.field) if isinstance(record, dict) else None
-        return (
-            Document(name, found) if isinstance(found, str) else Broken(name, f"no text in {self.field!r}", text[:200])
-        )
+        if not isinstance(found, str):
+            return Broken(name, f"no text in {self.field!r}", text[:200])
+        return Document(name, _SURROGATE.sub("\ufffd", found))  # JSON may spell half a pair
 
     def _rows(self, name: str, unit: Unit) -> Iterator[Document | Broken]:
         with self.folder.open(name) as file:
@@ -166,9 +185,22 @@ class Source:
                 )
             last = parquet.metadata.num_row_groups if unit.end < 0 else unit.end
             for group in range(unit.begin, last):
-                for row, text in enumerate(parquet.read_row_group(group, [self.field])[self.field].to_pylist()):
+                for row, text in enumerate(_texts(parquet.read_row_group(group, [self.field])[self.field])):
                     where = f"{name}@{group}/{row}"
                     yield Document(where, text) if isinstance(text, str) else Broken(where, "no text", repr(text)[:200])
+
+
+def _texts(column: pa.ChunkedArray) -> Iterator[object]:
+    """The values of a column, strings decoded here: pyarrow refuses a column with one that is not UTF-8."""
+    if pa.types.is_dictionary(column.type):
+        column = pa.chunked_array([chunk.dictionary_decode() for chunk in column.chunks], column.type.value_type)
+    if not any(is_kind(column.type) for is_kind in _STRINGS):
+        yield from column.to_pylist()
+        return
+    for chunk in column.chunks:
+        yield from (
+            None if raw is None else raw.decode("utf-8", "replace") for raw in chunk.cast("large_binary").to_pylist()
+        )
 
 
 def open_source(source: str, max_files: int = 0, field: str = "text") -> Source:

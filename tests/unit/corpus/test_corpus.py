@@ -129,6 +129,64 @@ def test_broken_records_are_named_and_the_rest_is_read(tmp_path: Path) -> None:
     ]
 
 
+def test_half_a_surrogate_pair_becomes_a_replacement_character(tmp_path: Path) -> None:
+    lines = [r'{"text": "a \ud83d b"}', r'{"text": "\ud83e\udd86"}', r'{"text": "\udc00\ud800"}', r'{"\ud800": 1}']
+    (tmp_path / "a.jsonl").write_text("\n".join(lines))
+    source = open_source(str(tmp_path))
+    *found, broken = source.read(source.units()[0])
+    assert [item.text for item in found if isinstance(item, Document)] == ["a \ufffd b", "\U0001f986", "\ufffd\ufffd"]
+    assert isinstance(broken, Broken)
+    assert all(item.digest for item in found if isinstance(item, Document))
+
+
+def test_a_line_that_is_nested_too_deeply_is_broken(tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_text('{"text": "good"}\n' + "[" * 200_000 + '\n{"text": "after"}\n')
+    source = open_source(str(tmp_path))
+    first, broken, last = source.read(source.units()[0])
+    assert [first, last] == [Document("a.jsonl@0", "good"), Document("a.jsonl@200018", "after")]
+    assert isinstance(broken, Broken)
+    assert (broken.name, broken.reason) == ("a.jsonl@17", "nested too deeply")
+
+
+@pytest.mark.parametrize(
+    "kind", [pa.string(), pa.large_string(), pa.string_view(), pa.dictionary(pa.int32(), pa.string())]
+)
+def test_strings_of_parquet_that_are_not_utf8_become_replacement_characters(tmp_path: Path, kind: pa.DataType) -> None:
+    values = [b"good \xff end", b"fine \xc3\xbc", None]
+    if pa.types.is_dictionary(kind):
+        words = pa.array(values[:2], pa.binary()).view(pa.string())
+        column = pa.DictionaryArray.from_arrays(pa.array([0, 1, None], pa.int32()), words)
+    else:
+        raw = {pa.string(): pa.binary(), pa.large_string(): pa.large_binary(), pa.string_view(): pa.binary_view()}
+        column = pa.array(values, raw[kind]).view(kind)
+    pq.write_table(pa.table({"text": column}), tmp_path / "a.parquet")
+    source = open_source(str(tmp_path))
+    assert list(source.read(source.units()[0])) == [
+        Document("a.parquet@0/0", "good \ufffd end"),
+        Document("a.parquet@0/1", "fine \u00fc"),
+        Broken("a.parquet@0/2", "no text", "None"),
+    ]
+
+
+@pytest.mark.parametrize("name", ["a.jsonl.gz", "a.txt.zst", "a.parquet"])
+@pytest.mark.parametrize("damage", ["cut", "garbage", "empty"])
+def test_a_file_that_cannot_be_read_is_named(tmp_path: Path, name: str, damage: str) -> None:
+    if name == "a.parquet":
+        pq.write_table(pa.table({"text": [uuid.uuid4().hex] * 500}), tmp_path / name)
+    else:
+        with pa.output_stream(tmp_path / name) as out:
+            out.write(b"".join(b'{"text": "%s"}\n' % uuid.uuid4().hex.encode() for _ in range(500)))
+    data = (tmp_path / name).read_bytes()
+    (tmp_path / name).write_bytes({"cut": data[: len(data) // 2], "garbage": b"garbage" * 50, "empty": b""}[damage])
+    if damage == "empty" and name != "a.parquet":
+        assert not [found for found in open_source(str(tmp_path)).documents() if found.text]
+        return
+    with pytest.raises(
+        CorpusError, match=rf"corpus.source = .*{name}.*: cannot be read .*; restore the file, or leave it out"
+    ):
+        list(open_source(str(tmp_path)).documents())
+
+
 @pytest.mark.parametrize(
     ("text", "changes", "expected"),
     [

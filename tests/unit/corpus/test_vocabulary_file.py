@@ -42,8 +42,7 @@ def test_a_file_that_cuts_or_pads_texts_gives_whole_documents_and_says_so(
 
 
 def byte_fallback(prefix: bool) -> Tokenizer:
-    """SentencePiece's spelling, and bytes for unknown characters: with a space before each text as Llama 2's, or without one and
-    with added tokens as Gemma's."""
+    """SentencePiece and byte fallback: as Llama 2's with a space before each text, or as Gemma's with added tokens."""
     words = ["\u2581", "a", "b", "c", "d", "\u00fc", "\u2581\u2581"]
     pieces = {f"<0x{byte:02X}>": byte for byte in range(256)}
     pieces |= {piece: number for number, piece in enumerate(words, start=256)}
