@@ -322,9 +322,13 @@ def _explained(dataset: Folder) -> Iterator[None]:
 
 
 def open_dataset(url: str) -> tuple[Manifest, Vocabulary]:
-    """Manifest and vocabulary of a sealed dataset."""
+    """Manifest and vocabulary of a sealed dataset; CorpusError when either cannot be used."""
     dataset = Folder(url)
-    return load_manifest(dataset), Vocabulary.from_json(dataset.read(TOKENIZER).decode())
+    manifest, data = load_manifest(dataset), dataset.read(TOKENIZER)
+    if (found := digest.of_bytes(data)) != manifest.tokenizer_digest:
+        what = f"its bytes changed after sealing; digest expected {manifest.tokenizer_digest}, found {found}"
+        raise CorpusError(f"{dataset.where(TOKENIZER)}: {what}; restore the file, or prepare the dataset again")
+    return manifest, Vocabulary.from_json(data.decode())
 
 
 def rows_text(rows: np.ndarray, vocabulary: Vocabulary) -> Iterator[str]:

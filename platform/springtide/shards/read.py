@@ -6,7 +6,6 @@ object storage    a ranged read a row group, several at once -> the node's cache
 
 from __future__ import annotations
 
-import zlib
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
@@ -93,7 +92,9 @@ class SplitReader:
 
     def _cached(self, groups: list[int]) -> list[np.ndarray]:
         assert self._cache is not None
-        names = {f"{self._places[group][0].digest}-{self._places[group][1]:04d}": group for group in groups}
+        names = {
+            self._group(group).digest: group for group in groups
+        }  # by content: datasets cannot mix up each other's
 
         def fetch(name: str) -> bytes | memoryview:
             return self._download(names[name])
@@ -103,10 +104,10 @@ class SplitReader:
         for name in bad:  # a power failure, a bad disk: the store decides
             self._cache.drop(name)
         found |= dict(zip(bad, self._cache.get(bad, fetch), strict=True))
-        return list(found.values())
+        return [found[self._group(group).digest] for group in groups]
 
     def _is_good(self, group: int, data: np.ndarray) -> bool:
-        if group not in self._checked and zlib.crc32(data.data) == self._group(group).crc32:
+        if group not in self._checked and digest.of_bytes(data.data) == self._group(group).digest:
             self._checked.add(group)
         return group in self._checked
 

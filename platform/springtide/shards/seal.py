@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import zlib
 from collections.abc import Iterator
 from typing import Any
 
@@ -73,7 +72,7 @@ def _locate(data: bytes, group: Any, tokens: np.ndarray) -> Group:
         num_bytes=ends[1] - 4 * group.num_rows,
         tokens=ends[2] - 4 * values,
         end=end,
-        crc32=zlib.crc32(memoryview(data)[begin:end]),
+        digest=digest.of_bytes(memoryview(data)[begin:end]),
     )
 
 

@@ -21,7 +21,7 @@ from springtide.config import Config
 from springtide.config.data import ShardsConfig
 from springtide.dataset import open_dataset, prepare
 from springtide.errors import ConfigError, CorpusError, CorruptShard
-from springtide.shards import MANIFEST, TRAIN, Manifest, Split, SplitReader, check_shard, load_manifest, seal
+from springtide.shards import MANIFEST, TOKENIZER, TRAIN, Manifest, Split, SplitReader, check_shard, load_manifest, seal
 from springtide.store import Folder
 
 
@@ -49,7 +49,7 @@ def test_what_is_sealed_is_read(
     num_bytes = rng.integers(0, 2**31, rows)
     shard = seal(folder, "train-00000.parquet", config, 7, num_bytes, tokens)
     split = Split(documents=1, tokens=1, num_bytes=1, rows=rows, shards=(shard,))
-    known = {"vocab_size": 1, "end_of_text": 0, "tokenizer_digest": "", "fingerprint": "", "source": {}}
+    known = {"vocab_size": 1, "end_of_text": 0, "tokenizer_digest": "0" * 32, "fingerprint": "", "source": {}}
     manifest = Manifest(sequence_length=length, token_type=token_type, splits={TRAIN: split}, **known)
     wanted = rng.integers(0, rows, 25)
     found = SplitReader(folder, manifest, TRAIN).read(wanted)
@@ -95,6 +95,72 @@ def test_a_dataset_is_prepared_once_and_found_again(tiny: Config) -> None:
 def test_preparing_twice_gives_the_same_bytes(tiny: Config, tmp_path: object) -> None:
     elsewhere = prepare(configs.override(tiny, {"shards.dataset": "", "shards.root": str(tmp_path)}))
     assert load_manifest(Folder(elsewhere.shards.dataset)) == load_manifest(Folder(tiny.shards.dataset))
+
+
+SOMEWHERE = [("splits", "train", "shards", 0), ("splits", "train", "shards", 0, "groups", 0)]
+
+
+@pytest.mark.parametrize(
+    ("place", "changes"),
+    [
+        (SOMEWHERE[0], {"digest": "../victim/cron"}),
+        (SOMEWHERE[0], {"digest": "/etc/cron.d/x"}),
+        (SOMEWHERE[0], {"name": "../../etc/passwd"}),
+        (SOMEWHERE[0], {"name": "/dev/zero"}),
+        (SOMEWHERE[0], {"name": "..parquet"}),
+        (SOMEWHERE[0], {"rows": -1}),
+        (SOMEWHERE[0], {"rows": 1}),
+        (SOMEWHERE[0], {"groups": []}),
+        (SOMEWHERE[1], {"digest": "0" * 31 + "/"}),
+        (SOMEWHERE[1], {"sample_ids": -8}),
+        (SOMEWHERE[1], {"end": 2**63}),
+        (SOMEWHERE[1], {"tokens": 10**13, "end": 10**13}),
+        (SOMEWHERE[1], {"rows": 10**13}),
+        (("splits", "train"), {"rows": 3}),
+        (("splits", "train"), {"shards": []}),
+        ((), {"token_type": "object"}),
+        ((), {"sequence_length": 10**13}),
+        ((), {"tokenizer_digest": "../x"}),
+        ((), {"vocab_size": 5}),
+        ((), {"splits": []}),
+    ],
+)
+def test_a_manifest_that_says_what_cannot_be_is_refused(
+    tiny: Config, tmp_path: Path, place: tuple[Any, ...], changes: dict[str, Any]
+) -> None:
+    record = Folder(tiny.shards.dataset).read_json(MANIFEST)
+    part = record
+    for key in place:
+        part = part[key]
+    part.update(changes)
+    Folder(tmp_path).write_json(MANIFEST, record)
+    with pytest.raises(CorpusError, match=r"shards\.dataset = .*: has a manifest that cannot be read"):
+        load_manifest(Folder(tmp_path))
+
+
+@pytest.mark.parametrize("text", ["[" * 100_000, "[]", "{", "\xff"])
+def test_a_manifest_that_is_none_is_refused(tmp_path: Path, text: str) -> None:
+    (tmp_path / MANIFEST).write_bytes(text.encode("latin-1"))
+    with pytest.raises(CorpusError, match=r"(?s)has a manifest that cannot be read .*; prepare it again"):
+        load_manifest(Folder(tmp_path))
+
+
+def test_a_dataset_of_another_format_is_refused_with_both_numbers(tiny: Config, tmp_path: Path) -> None:
+    record = Folder(tiny.shards.dataset).read_json(MANIFEST)
+    Folder(tmp_path).write_json(MANIFEST, {**record, "format": 99, "new": 1})
+    with pytest.raises(CorpusError, match="is in format 99, this version of springtide reads 4; prepare it again"):
+        load_manifest(Folder(tmp_path))
+
+
+@pytest.mark.parametrize("text", [None, "{}"])
+def test_a_tokenizer_that_is_not_the_sealed_one_is_refused(tiny: Config, tmp_path: Path, text: str | None) -> None:
+    dataset = Folder(tiny.shards.dataset)
+    Folder(tmp_path).write(MANIFEST, dataset.read(MANIFEST))
+    Folder(tmp_path).write(TOKENIZER, text or dataset.read(TOKENIZER).replace(b'"a"', b'"b"'))
+    with pytest.raises(
+        CorpusError, match=r"tokenizer\.json: its bytes changed after sealing; digest expected .*, found"
+    ):
+        open_dataset(str(tmp_path))
 
 
 def test_half_a_dataset_is_made_again(tiny: Config, tmp_path: object) -> None:
