@@ -174,8 +174,8 @@ class FeedConfig(Section):
     cpus_per_read: float = free(default=0.0, ge=0)
     """Logical CPUs a read task reserves; 0 never starves behind workers that hold every CPU [cpus]."""
     cache: str = free(default="")
-    """Folder on each node's own disk that keeps row groups of object storage; empty is one below the node's temporary folder
-    [name]."""
+    """Folder on each node's own disk in which row groups of object storage are kept, in ``springtide-cache-UID`` below it;
+    nothing else there is touched; empty is the node's temporary folder [name]."""
     cache_bytes: Bytes = free(default=Bytes(32 * 2**30), ge=0)
     """Most that the cache of a node may hold; 0 keeps nothing and reads the store each time [bytes]."""
 

@@ -1,6 +1,7 @@
 """A folder on a node's disk that keeps pieces of remote files for all processes of the node, up to a number of bytes.
 
-    PIECE         whole, or not there: written beside and renamed
+<folder>/springtide-cache-<uid>/    of this user alone; nothing beside it is touched, nor what has another name in it
+    PIECE         32 hex digits: whole, or not there: written beside and renamed
     PIECE.part    being fetched, locked by who fetches it; the lock of a killed process is free
     used          bytes of all pieces, and the lock of those who count
 
@@ -15,6 +16,8 @@ import fcntl
 import itertools
 import logging
 import os
+import re
+import stat
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import IO
@@ -23,10 +26,14 @@ import numpy as np
 
 _log = logging.getLogger(__name__)
 
+_NAME = re.compile("[0-9a-f]{32}")
 _PART = ".part"
 _USED = "used"
 _KEEP = 0.9
 """An eviction goes on down to this share of the limit, so that it is rare."""
+
+_MOST_DIGITS = 18
+"""Of the bytes used; a longer number is none."""
 
 _AT_ONCE = 8
 """Pieces that one process fetches side by side: the store's latency and the disk's then hide each other."""
@@ -40,17 +47,32 @@ _NOT_KEPT = -1
 
 
 class Cache:
-    """Pieces by name. Picklable; any number of processes may use one folder."""
+    """Pieces by name, 32 hex digits. Picklable; any number of processes may use one folder."""
 
     def __init__(self, folder: str, limit_bytes: int) -> None:
-        self.folder, self.limit_bytes = folder, limit_bytes
+        """``folder``: where the cache makes one of its own."""
+        self._parent, self.limit_bytes = folder, limit_bytes
         self._warned = False
+
+    @property
+    def folder(self) -> str:
+        """Where the pieces of this process's user lie."""
+        return os.path.join(self._parent, f"springtide-cache-{os.getuid()}")
 
     def get(self, names: Sequence[str], fetch: Fetch) -> list[np.ndarray]:
         """The pieces, uint8 (size,) each; those that the node does not have are fetched, each by one process.
 
-        Where the disk is full or cannot be written, pieces are handed on without being kept, and a warning says what to do.
+        Where the disk is full or cannot be written, or the folder is open to others, pieces are handed on without being kept,
+        and a warning says what to do. ValueError for a name that is none.
         """
+        for name in names:
+            self._path(name)
+        try:
+            self._make_folder()
+        except OSError as error:
+            self._warn(error)
+            with ThreadPoolExecutor(_AT_ONCE, "springtide-cache") as threads:
+                return [np.frombuffer(data, dtype=np.uint8) for data in threads.map(fetch, names)]
         found: dict[str, np.ndarray] = {}
         wait = False
         while left := [name for name in names if not (name in found or self._take(name, found))]:
@@ -73,12 +95,24 @@ class Cache:
             os.unlink(self._path(name))
 
     def _path(self, name: str) -> str:
+        if not _NAME.fullmatch(name):
+            raise ValueError(f"{name!r} is no name of a piece: 32 hex digits")
         return os.path.join(self.folder, name)
+
+    def _make_folder(self) -> None:
+        """Have a folder that nobody else can write to; PermissionError where it is another's. The parent may be anyone's."""
+        os.makedirs(self._parent, exist_ok=True)
+        with contextlib.suppress(FileExistsError):
+            os.mkdir(self.folder, 0o700)
+        found = os.lstat(self.folder)
+        if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o022:
+            raise PermissionError(f"{self.folder} is no folder that only this user can write to")
 
     def _take(self, name: str, found: dict[str, np.ndarray]) -> bool:
         try:
-            os.utime(self._path(name))  # the last use, which eviction goes by
-            found[name] = np.memmap(self._path(name), dtype=np.uint8, mode="r")
+            with open(self._path(name), "rb", opener=_open_own) as file:
+                os.utime(file.fileno())  # the last use, which eviction goes by
+                found[name] = np.memmap(file, dtype=np.uint8, mode="r")
         except (OSError, ValueError):  # an empty file cannot be mapped
             return False
         return True
@@ -88,7 +122,6 @@ class Cache:
         """The file that the piece is written to, locked; None while another process has it, unless told to ``wait``."""
         path = self._path(name) + _PART
         try:
-            os.makedirs(self.folder, exist_ok=True)
             part = _lock(path, wait)
         except BlockingIOError:
             yield None
@@ -134,7 +167,8 @@ class Cache:
     @contextlib.contextmanager
     def _counted(self) -> Iterator[IO[str]]:
         """The file that counts the bytes used, locked."""
-        with open(self._path(_USED), "a+") as file:
+        path = os.path.join(self.folder, _USED)
+        with open(path, "a+", encoding="ascii", errors="replace", opener=_open_own) as file:
             fcntl.flock(file, fcntl.LOCK_EX)
             yield file
 
@@ -142,7 +176,10 @@ class Cache:
         """Count ``size`` bytes more, and give ``part`` that size; over the limit, remove what was used longest ago."""
         with self._counted() as file:
             file.seek(0)
-            used = int(file.read() or 0) + size
+            text = file.read(_MOST_DIGITS + 1)
+            is_number = text.isdecimal() and len(text) <= _MOST_DIGITS
+            # what is no number, in a new folder or after a crash, is counted anew
+            used = (int(text) if is_number else self._evict(float("inf"))) + size
             if used > self.limit_bytes:
                 used = self._evict(self.limit_bytes * _KEEP - size) + size
             file.truncate(0)
@@ -152,26 +189,35 @@ class Cache:
     def _evict(self, goal: float) -> int:
         """Remove pieces until at most ``goal`` bytes are left; returns how many are."""
         with os.scandir(self.folder) as entries:
-            names = [entry.name for entry in entries if entry.name != _USED]
+            files = [entry.name for entry in entries if entry.is_file(follow_symlinks=False)]
+        names = [name for name in files if _NAME.fullmatch(name.removesuffix(_PART))]
         for name in names:
             if name.endswith(_PART):  # of a process that was killed, unless it is locked
                 with self._own(name.removesuffix(_PART), wait=False):
                     pass
-        found = [(os.stat(path), name) for name in names if os.path.exists(path := self._path(name))]
-        left = sum(stat.st_size for stat, _ in found)
-        for stat, name in sorted(found, key=lambda piece: piece[0].st_mtime_ns):
+        found = []
+        for name in names:
+            with contextlib.suppress(FileNotFoundError):
+                found.append((os.lstat(os.path.join(self.folder, name)), name))
+        left = sum(info.st_size for info, _ in found)
+        for info, name in sorted(found, key=lambda piece: piece[0].st_mtime_ns):
             if left <= goal:
                 break
             if not name.endswith(_PART):
                 self.drop(name)
-                left -= stat.st_size
+                left -= info.st_size
         return left
+
+
+def _open_own(path: str, flags: int) -> int:
+    """Open a file of the cache, and never what a link of its name points to."""
+    return os.open(path, flags | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
 
 
 def _lock(path: str, wait: bool) -> int:
     """A descriptor of the file at ``path``, made if need be and locked; BlockingIOError where that would have to wait."""
     while True:
-        file = os.open(path, os.O_CREAT | os.O_RDWR, 0o600)
+        file = _open_own(path, os.O_CREAT | os.O_RDWR)
         try:
             fcntl.flock(file, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
             if _is(path, file):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import os
 import tempfile
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -143,8 +142,8 @@ def _corpora(config: Config) -> dict[str, str]:
 
 
 def default_cache() -> str:
-    """Where row groups of object storage are kept on this node: a folder of this user's."""
-    return os.path.join(tempfile.gettempdir(), f"springtide-cache-{os.getuid()}")
+    """Where the cache of this node makes its folder."""
+    return tempfile.gettempdir()
 
 
 def _check(config: Config, name: str, url: str, manifest: Manifest, first: Manifest) -> None:
