@@ -326,11 +326,11 @@ def test_a_checkpoint_of_another_version_is_refused_and_left_alone(tmp_path: Pat
     marker = checkpoint.read_json("COMMITTED")
     data = (
         checkpoint.read(marker["manifest"])
-        .replace(b'"format":2', b'"format":99')
+        .replace(b'"format":3', b'"format":99')
         .replace(b'"refers"', b'"new":1,"refers"')
     )
     checkpoint.write(marker["manifest"], data)
     checkpoint.write_json("COMMITTED", {**marker, "digest": digest.of_bytes(data)})
-    with pytest.raises(CheckpointError, match="is in format 99, this version of springtide reads 2"):
+    with pytest.raises(CheckpointError, match="is in format 99, this version of springtide reads 3"):
         resume(str(tmp_path))
     assert committed(Folder(tmp_path)) == ["step-0000000005"]

@@ -104,7 +104,7 @@ def problem(run: Folder, name: str, manifest: Manifest) -> str:
             for _ in threads.map(lambda piece: check_piece(folder, piece), pieces):
                 pass
         return ""
-    except (CheckpointError, FileNotFoundError) as error:
+    except (CheckpointError, FileNotFoundError, IsADirectoryError) as error:
         return str(error)
 
 

@@ -20,8 +20,9 @@ import time
 from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+from springtide.checkpoint import strict
 from springtide.errors import CheckpointError
 from springtide.store import Folder, digest
 
@@ -33,7 +34,7 @@ BLOCK_BYTES = 4 * 2**20
 MARK_BYTES = 64
 """Before the tensors in shared memory: which step they are of, as int64; NO_STEP while they are being copied."""
 NO_STEP = -1
-FORMAT = 2
+FORMAT = 3
 _NAME = re.compile(r"step-(\d{10})")
 
 Identity = Callable[[int], str]
@@ -62,14 +63,16 @@ class Meta(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    step: int
+    step: int = Field(ge=0)
     """Steps done; the next one is trained on after a restore."""
-    tokens: int
-    world_size: int
+    tokens: int = Field(ge=0)
+    world_size: int = Field(ge=1)
     order_identity: str
     config_fingerprint: str
     code_fingerprint: str = ""
     """Of the source of this package."""
+    tokenizer_digest: str = Field("", pattern="^([0-9a-f]{32})?$")
+    """Of the ``tokenizer.json`` that gives its ids a meaning; empty where nothing is known of it."""
     saved_s: float = 0.0
     """When it was asked for, seconds since 1970."""
     metrics: dict[str, float] = {}
@@ -144,8 +147,13 @@ class Manifest(BaseModel):
     """Every file of its own: name -> ``size_bytes`` and ``digest``, for data files over the digests of header and blocks."""
     refers: tuple[str, ...] = ()
     """Files of older checkpoints that hold pieces of this one, below ``checkpoints/``."""
-    size_bytes: int
+    size_bytes: int = Field(ge=0)
     """Of all pieces."""
+
+    @model_validator(mode="after")
+    def _check(self) -> Manifest:
+        strict.check_files(self.files, self.refers)
+        return self
 
     @property
     def name(self) -> str:
@@ -231,6 +239,7 @@ def read_manifest(run: Folder, name: str) -> Manifest:
     folder, marked = checkpoints(run) / name, f"{name}/{COMMITTED}"
     try:
         marker = folder.read_json(COMMITTED)
+        strict.check_manifest_name(marker["manifest"])
         data = folder.read(marker["manifest"])
         if (found := digest.of_bytes(data)) != marker["digest"]:
             raise BadFile(f"{marker['manifest']}: digest expected {marker['digest']}, found {found}", marked)
@@ -240,10 +249,13 @@ def read_manifest(run: Folder, name: str) -> Manifest:
                 f"{name} of {run.url} is in format {written}, this version of springtide reads {FORMAT}: use the version that "
                 "wrote it, or a new run.id"
             )
-        return Manifest.model_validate_json(data)
-    except FileNotFoundError as error:
+        manifest = Manifest.model_validate_json(data)
+        if manifest.meta.step != step_of(name):
+            raise ValueError(f"it is of step {manifest.meta.step}")
+        return manifest
+    except (FileNotFoundError, IsADirectoryError) as error:
         raise BadFile(f"{name}: a file is missing: {error}", marked) from None
-    except (ValueError, KeyError, TypeError) as error:  # no JSON, or another format
+    except (ValueError, KeyError, TypeError, RecursionError) as error:  # no JSON, or not what this version writes
         raise BadFile(f"{name}: manifest or commit marker cannot be understood: {error}", marked) from None
 
 
@@ -252,16 +264,26 @@ def read_index(folder: Folder, name: str, expected: str = "") -> tuple[dict[str,
     file = f"{folder.name}/{name}"
     try:
         data = folder.read(name)
-    except FileNotFoundError:
+    except (FileNotFoundError, IsADirectoryError):
         raise BadFile(f"{name}: a file is missing: {file}", file) from None
     if expected and (found := digest.of_bytes(data)) != expected:
         raise BadFile(f"{name}: digest expected {expected}, found {found}", file)
-    index = json.loads(data)
-    pieces = [
-        Piece(tensor, dtype, tuple(shape), tuple(offsets), tuple(sizes), file, begin, size_bytes, tuple(digests))
-        for tensor, dtype, shape, offsets, sizes, file, begin, size_bytes, digests in index.pop("pieces")
-    ]
+    try:
+        index = json.loads(data)
+        pieces = [_piece(*fields) for fields in index.pop("pieces")]
+        strict.check_facts(index)
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise BadFile(f"{name}: the index cannot be understood: {error}", file) from None
     return index, pieces
+
+
+def _piece(
+    tensor: str, dtype: str, shape: Any, offsets: Any, sizes: Any, file: str, begin: int, size_bytes: int, digests: Any
+) -> Piece:
+    if not isinstance(tensor, str):
+        raise TypeError(f"{tensor!r} cannot be the name of a tensor")
+    strict.check_piece(dtype, shape, offsets, sizes, file, begin, size_bytes, digests, BLOCK_BYTES)
+    return Piece(tensor, dtype, tuple(shape), tuple(offsets), tuple(sizes), file, begin, size_bytes, tuple(digests))
 
 
 def data_digest(header_digest: str, pieces: Iterable[Piece]) -> str:

@@ -239,7 +239,7 @@ def _read(source: Source, blocks: list[_Block], verify: bool) -> None:
                         expected = block.copy.piece.digests[block.number]
                         raise BadFile(f"{block.what}: digest expected {expected}, found {found}", file)
                 block = next(left, block) if place == block.end else block
-    except FileNotFoundError:
+    except (FileNotFoundError, IsADirectoryError):
         raise BadFile(f"{file} is missing", file) from None
     except OSError:
         if source.size(file) >= end:

@@ -1,0 +1,171 @@
+"""A checkpoint from elsewhere: what its manifest and indexes say is read strictly, and reaches no file outside."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from springtide.checkpoint import attempts
+from springtide.checkpoint.inspect import inspect
+from springtide.checkpoint.layout import COMMITTED, FORMAT, Meta, Staged, checkpoints, read_index, read_manifest
+from springtide.checkpoint.retention import Rule
+from springtide.checkpoint.write import Job, Writer
+from springtide.errors import CheckpointError
+from springtide.store import Folder, digest
+
+NAME = "step-0000000005"
+DATA = bytes(range(96))
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Folder:
+    """A run with one checkpoint of two tensors."""
+    folder = Folder(tmp_path / "run")
+    number = attempts.claim(folder, "me").number
+    meta = Meta(step=5, tokens=5, world_size=1, order_identity="o", config_fingerprint="c", tokenizer_digest="f" * 32)
+    pieces = [
+        Staged("model/a", "F32", (4, 4), (0, 0), (4, 4), 0, 64),
+        Staged("model/b", "BF16", (16,), (0,), (16,), 64, 32),
+    ]
+    job = Job(folder.url, number, 0, meta, {}, pieces, Rule(3))
+    Writer(folder).write(job, lambda staged: memoryview(DATA)[staged.begin :][: staged.size_bytes], lambda: False)
+    return folder
+
+
+def changed(run: Folder, file: str, change: Any) -> None:
+    """Have ``file`` say something else, with every digest of it as it should be."""
+    folder = checkpoints(run) / NAME
+    marker = folder.read_json(COMMITTED)
+    manifest = folder.read_json(marker["manifest"])
+    if file == "index":
+        [name] = [name for name in manifest["files"] if name.endswith(".json")]
+        data = change(folder.read_json(name))
+        data = data if isinstance(data, bytes) else json.dumps(data).encode()
+        folder.write(name, data)
+        manifest["files"][name] = {"size_bytes": len(data), "digest": digest.of_bytes(data)}
+    data = change(manifest) if file == "manifest" else manifest
+    data = data if isinstance(data, bytes) else json.dumps(data).encode()
+    folder.write(marker["manifest"], data)
+    marker |= {"digest": digest.of_bytes(data)}
+    marker = change(marker) if file == "marker" else marker
+    folder.write(COMMITTED, marker if isinstance(marker, bytes) else json.dumps(marker))
+
+
+def test_what_was_written_is_read(run: Folder) -> None:
+    manifest = read_manifest(run, NAME)
+    assert manifest.meta.tokenizer_digest == "f" * 32
+    [name] = manifest.indexes
+    _, pieces = read_index(checkpoints(run) / NAME, name, manifest.files[name]["digest"])
+    assert [(piece.tensor, piece.size_bytes) for piece in pieces] == [("model/a", 64), ("model/b", 32)]
+    [found] = inspect(run, verify=True)
+    assert found.state == "committed"
+
+
+DEEP = b"[" * 100_000
+
+
+@pytest.mark.parametrize(
+    ("file", "change"),
+    [
+        ("marker", lambda marker: marker | {"manifest": "../../../secret.json"}),
+        ("marker", lambda marker: marker | {"manifest": "/etc/passwd"}),
+        ("marker", lambda marker: marker | {"manifest": None}),
+        ("marker", lambda marker: [marker]),
+        ("marker", lambda marker: DEEP),
+        ("manifest", lambda manifest: DEEP),
+        ("manifest", lambda manifest: [manifest]),
+        (
+            "manifest",
+            lambda manifest: manifest | {"files": {"../../a0001-r0000.json": {"size_bytes": 1, "digest": "0" * 32}}},
+        ),
+        ("manifest", lambda manifest: manifest | {"files": {"/dev/zero": {"size_bytes": 1, "digest": "0" * 32}}}),
+        ("manifest", lambda manifest: manifest | {"files": {"a0001-r0000.json": {"size_bytes": 1}}}),
+        (
+            "manifest",
+            lambda manifest: manifest | {"files": {"a0001-r0000.json": {"size_bytes": -1, "digest": "0" * 32}}},
+        ),
+        ("manifest", lambda manifest: manifest | {"refers": ["../../../x.safetensors"]}),
+        ("manifest", lambda manifest: manifest | {"refers": ["step-0000000001/COMMITTED"]}),
+        ("manifest", lambda manifest: manifest | {"size_bytes": -1}),
+        ("manifest", lambda manifest: manifest | {"meta": manifest["meta"] | {"step": 6}}),
+        ("manifest", lambda manifest: manifest | {"meta": manifest["meta"] | {"tokenizer_digest": "../x"}}),
+    ],
+)
+def test_a_manifest_that_says_what_cannot_be_is_no_checkpoint(run: Folder, file: str, change: Any) -> None:
+    changed(run, file, change)
+    with pytest.raises(CheckpointError, match=NAME):
+        read_manifest(run, NAME)
+    [found] = inspect(run, verify=True)
+    assert found.state == "bad"
+
+
+def piece(**changes: Any) -> Any:
+    """Changes the first piece of an index."""
+    fields = ["tensor", "dtype", "shape", "offsets", "sizes", "file", "begin", "size_bytes", "digests"]
+
+    def change(index: dict[str, Any]) -> dict[str, Any]:
+        for field, value in changes.items():
+            index["pieces"][0][fields.index(field)] = value
+        return index
+
+    return change
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        piece(file="../../../victim/secret"),
+        piece(file="/dev/zero"),
+        piece(file=f"{NAME}/../../x/a0001-r0000.safetensors"),
+        piece(file=f"{NAME}/a0001-r0000.safetensors\n"),
+        piece(file=5),
+        piece(begin=-4),
+        piece(begin=2**63),
+        piece(begin=1.5),
+        piece(size_bytes=32),  # shorter than its box: the rest would keep what was in memory
+        piece(sizes=[4, 5]),
+        piece(offsets=[1, 0]),
+        piece(offsets=[0]),
+        piece(sizes=[-4, -4]),
+        piece(dtype="F128"),
+        piece(digests=[]),
+        piece(digests=["0" * 32] * 2),
+        piece(digests=None),
+        piece(tensor=None),
+        lambda index: index | {"pieces": [[]]},
+        lambda index: index | {"pieces": None},
+        lambda index: {"size_bytes": 0},
+        lambda index: index | {"size_bytes": "1"},
+        lambda index: index | {"header_bytes": -1},
+        lambda index: [index],
+        lambda index: DEEP,
+    ],
+)
+def test_an_index_that_says_what_cannot_be_is_no_checkpoint(run: Folder, change: Any) -> None:
+    changed(run, "index", change)
+    manifest = read_manifest(run, NAME)
+    [name] = manifest.indexes
+    with pytest.raises(CheckpointError, match=rf"{name}: .*cannot be"):
+        read_index(checkpoints(run) / NAME, name, manifest.files[name]["digest"])
+    [found] = inspect(run, verify=True)
+    assert found.state == "bad"
+
+
+def test_a_checkpoint_of_another_format_is_refused_by_number(run: Folder) -> None:
+    changed(run, "manifest", lambda manifest: manifest | {"format": 2, "old": True})
+    with pytest.raises(
+        CheckpointError, match=f"is in format 2, this version of springtide reads {FORMAT}: use the version"
+    ):
+        read_manifest(run, NAME)
+
+
+@pytest.mark.parametrize("which", ["manifest.json", "r0000.json", "r0000.safetensors"])
+def test_a_folder_in_the_place_of_a_file_is_no_checkpoint(run: Folder, which: str) -> None:
+    [name] = [name for name in (checkpoints(run) / NAME).names() if name.endswith(which)]
+    (checkpoints(run) / NAME).remove(name)
+    Path(checkpoints(run).where(f"{NAME}/{name}")).mkdir()
+    [found] = inspect(run, verify=True)
+    assert found.state == "bad"
