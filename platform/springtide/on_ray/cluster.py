@@ -45,6 +45,9 @@ _ENVIRONMENT = {
     # Tune's tables are printed however quiet it is told to be, and its loggers write each result three times
     "RAY_AIR_NEW_OUTPUT": "0",
     "TUNE_DISABLE_AUTO_CALLBACK_LOGGERS": "1",
+    # a worker keeps the one device that its actor was given: Ray would widen CUDA_VISIBLE_DEVICES after CUDA has read it, and
+    # then select a device by its place in the longer list
+    "TRAIN_ENABLE_SHARE_CUDA_VISIBLE_DEVICES": "0",
     # Ray runs workers at nice 15; on a machine whose cores all train, its own services would then preempt them
     "RAY_worker_niceness": "0",
 }

@@ -29,7 +29,7 @@ from springtide.on_ray.policy import Trainer, fatal
 from springtide.on_ray.vault import vaults_follow
 from springtide.on_ray.worker import work
 from springtide.on_ray.workers import Workers
-from springtide.parallel import backend
+from springtide.parallel import NCCL_ENVIRONMENT, backend
 from springtide.store import Folder
 from springtide.track.events import Event, event
 
@@ -135,9 +135,16 @@ def _trainer(config: Config, run: Folder, attempt: int, job: dict[str, Any], wor
             name=f"{config.run.id}-{attempt}",
             storage_path=run.where("ray"),
             storage_filesystem=filesystem,
+            worker_runtime_env=worker_environment(config),
             failure_config=FailureConfig(max_failures=elastic.max_failures),
         ),
     )
+
+
+def worker_environment(config: Config) -> dict[str, Any]:
+    """Returns the Ray runtime environment of the workers' processes: there before torch is, so that Ray Train, which would have
+    NCCL's watchdog end them, finds it set. Empty without GPUs: a process with one of its own is started slower."""
+    return {"env_vars": dict(NCCL_ENVIRONMENT)} if config.elastic.gpus_per_worker else {}
 
 
 def _watches(config: Config) -> Watches | None:

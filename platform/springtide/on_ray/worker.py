@@ -9,6 +9,7 @@ import contextlib
 import ctypes
 import gc
 import importlib
+import logging
 import threading
 import time
 import traceback
@@ -18,7 +19,6 @@ from typing import Any
 import ray
 import ray.train
 import torch
-import torch.distributed as dist
 
 from springtide import config as configs
 from springtide.checkpoint.load import gathered
@@ -28,26 +28,36 @@ from springtide.on_ray.control import BLOCK_BYTES, Line
 from springtide.on_ray.feed import feed
 from springtide.on_ray.nodes import where
 from springtide.on_ray.vault import Vaults
-from springtide.parallel import Links, world
+from springtide.parallel import Links, abort, end_group, world
 from springtide.store import Folder
 from springtide.stream import Batch, RankReader, open_data
 from springtide.track.events import Left
 from springtide.train import Run
 from springtide.train.rehearsal import rehearse
 
+_log = logging.getLogger(__name__)
+
 _LET_GO = threading.Event()
+"""Set when the group that this process is in is over; as ``World.cut`` it keeps a step from using what an abort left."""
 _TRAINING = threading.Lock()
 _links: Links | None = None
 """Of the group that this process is in."""
+_clean = True
+"""Whether no collective of that group can be under way."""
+_LEFT_BYTES = 64 * 2**20
+"""Device memory that a process may still hold when it has let go of a group; one that holds more does not fit the next."""
 
 
 def work(job: dict[str, Any]) -> None:
     """Train as one rank. ``job``: ``config`` (plain data), ``control``, ``labels`` (for checkpoints),
     ``owner`` (of the run)."""
+    global _clean
     with _TRAINING:
         _LET_GO.clear()
+        _clean = False
         try:
             left = _train(job)
+            _clean = True
         except BaseException as error:
             traceback.clear_frames(error.__traceback__)  # model, optimizer and feed: the next group needs the room
             raise
@@ -56,21 +66,35 @@ def work(job: dict[str, Any]) -> None:
 
 
 def let_go(patience_s: float) -> bool:
-    """Called in a worker's process, beside ``work``: have it ready for another group. Whether it is, in time."""
+    """Called in a worker's process, beside ``work``: have it ready for another group. Whether it is, in time.
+
+    The order matters: the flag first, because a collective that is aborted returns as if all were well; then NCCL, then gloo's
+    connections, which release whoever waits for a lost peer; then the wait for the training thread.
+    """
+    global _clean
     _LET_GO.set()
+    if not _clean:
+        abort()
     if _links is not None:  # a collective that waits for a lost peer fails now
         _links.cut()
     if not _TRAINING.acquire(timeout=patience_s):
         return False
     _TRAINING.release()
     gc.collect()
-    if dist.is_initialized():
-        dist.destroy_process_group()
+    end_group(_clean)
+    _clean = True
     with contextlib.suppress(AttributeError):  # glibc's: each group's thread leaves it an arena full of what was freed
         ctypes.CDLL(None).malloc_trim(0)
-    if torch.cuda.is_initialized():
-        torch.cuda.empty_cache()
-    return True
+    return not torch.cuda.is_initialized() or _gave_memory_back()
+
+
+def _gave_memory_back() -> bool:
+    """Whether the device's memory is free for another group."""
+    torch.cuda.empty_cache()
+    held = torch.cuda.memory_allocated()
+    if held > _LEFT_BYTES:
+        _log.warning("%d MiB of the device are still held after the group; this process is not used again", held >> 20)
+    return held <= _LEFT_BYTES
 
 
 def warm_up(job: dict[str, Any]) -> Health:
@@ -114,7 +138,9 @@ def _train(job: dict[str, Any]) -> bool:
         config = configs.override(config, {"train.micro_batch": most})
     context = ray.train.get_context()
     device = "cuda" if config.elastic.gpus_per_worker else "cpu"
-    here = world(device, context.get_local_rank(), config.parallel.shards)
+    here = world(device, context.get_local_rank(), config.parallel.shards, _LET_GO)
+    if here.device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(here.device)  # the peak that is told is this group's
     data = open_data(config)
     global _links
     _links = Links()

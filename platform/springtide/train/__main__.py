@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
+import faulthandler
+import math
 import os
 import secrets
 from collections.abc import Iterator
@@ -12,11 +15,13 @@ import torch
 from springtide import config as configs
 from springtide.checkpoint import attempts, branch
 from springtide.checkpoint.fresh_start import begin_from_scratch
+from springtide.elastic.prospects import History
 from springtide.errors import ConfigError, explain
-from springtide.parallel import process_group, world
+from springtide.parallel import NCCL_ENVIRONMENT, process_group, world
 from springtide.store import Folder
 from springtide.stream import Batch, RankReader, load, open_data
 from springtide.track.console import Console
+from springtide.track.events import Event, record
 from springtide.track.journal import Journal
 from springtide.track.listeners import Listeners
 from springtide.train import Run
@@ -49,6 +54,7 @@ def main() -> None:
     if before:
         configs.check_same_run(before, config, options.accept_changes)
     device = "cuda" if torch.cuda.is_available() and config.elastic.gpus_per_worker else "cpu"
+    os.environ.update(NCCL_ENVIRONMENT)  # torchrun has set some of it otherwise
     with process_group(device):
         train(config, folder, device, int(os.environ.get("LOCAL_RANK", "0")), options.from_scratch)
 
@@ -68,10 +74,34 @@ def train(config: configs.Config, folder: Folder, device: str, local_rank: int, 
     run = Run(config, here, data, folder, owner=owner)
     if here.is_first:
         folder.write(configs.RUN_CONFIG, configs.dump(run.data.config))  # with what the run jumps over
-    with Journal(folder, enabled=here.is_first) as journal, Console(config.num_steps, here.is_first) as console:
-        hear = Listeners([journal, console])
+    watch = HangWatch(config.num_steps, float(config.elastic.hang))
+    with (
+        contextlib.closing(watch),
+        Journal(folder, enabled=here.is_first) as journal,
+        Console(config.num_steps, here.is_first) as console,
+    ):
+        hear = Listeners([journal, console, watch])
         for event in run.events(feed, lambda: None):
             hear(event)
+
+
+class HangWatch:
+    """Ends this process, with the stacks of its threads on stderr, when no event comes for too long; torchrun then starts the
+    group again, as on Ray the driver does."""
+
+    def __init__(self, num_steps: int, least_s: float) -> None:
+        """``least_s``: as elastic.hang; 0 waits for ever."""
+        self._history, self._least_s = History(num_steps), least_s
+
+    def __call__(self, event: Event) -> None:
+        self._history.hear(record(event))
+        longest_s = self._history.longest_s(self._least_s) if self._least_s else math.inf
+        if longest_s < math.inf:
+            faulthandler.dump_traceback_later(longest_s, exit=True)
+
+    def close(self) -> None:
+        """Watch no more."""
+        faulthandler.cancel_dump_traceback_later()
 
 
 if __name__ == "__main__":

@@ -6,7 +6,6 @@ import math
 
 import numpy as np
 import torch
-import torch.distributed as dist
 from torch import nn
 
 from springtide.checkpoint.layout import step_of
@@ -14,7 +13,7 @@ from springtide.checkpoint.load import load
 from springtide.checkpoint.retention import note_reader
 from springtide.config import Config
 from springtide.model import Decoder, Past, whole
-from springtide.parallel import World, alone
+from springtide.parallel import World, alone, sum_over_ranks
 from springtide.shards import HELDOUT, Manifest, SplitReader
 from springtide.store import Folder
 from springtide.stream import Data, open_data
@@ -68,7 +67,7 @@ def _evaluate(
         _, nats = token_loss(model, rows_BL, world)
         total += torch.cat([nats.double().reshape(1), counts])
     if world.size > 1:
-        dist.all_reduce(total)
+        return torch.tensor(sum_over_ranks(total, world), dtype=total.dtype)
     return total
 
 

@@ -12,14 +12,13 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
-import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from springtide.elastic import Interrupt
 from springtide.errors import TrainingFailed
 from springtide.model import NOT_PREDICTED
-from springtide.parallel import World, set_gradient_sync
+from springtide.parallel import World, set_gradient_sync, sum_over_ranks
 from springtide.train.optim import local_gradients, square_norm
 
 _LIMBS = 4
@@ -36,6 +35,8 @@ class Tell(NamedTuple):
     """One has failed here since the last step."""
     keeping: bool = False
     """A snapshot in memory is under way here."""
+    turned_off: bool = False
+    """No more snapshots can be kept here, and the others do not know it yet."""
     snapshot: bool = False
     """Rank 0: a snapshot is due after this step."""
     examine: bool = False
@@ -71,6 +72,8 @@ class StepResult(NamedTuple):
     """Of each rank's device [FLOP/s]."""
     updated: bool = True
     """Whether the weights have changed."""
+    turned_off: bool = False
+    """Whether some rank can keep no more snapshots, which nobody has heard of yet."""
 
 
 def train_step(
@@ -172,19 +175,19 @@ def separator_of(model: nn.Module) -> int | None:
 
 
 def _agree(sums: Tensor, digest: int, tell: Tell, world: World) -> StepResult:
-    """``sums``: loss, tokens and squared gradient norm of this rank, float64 (3,)."""
+    """``sums``: loss, tokens and squared gradient norm of this rank, float64 (3,). CollectiveError when the sums over all ranks
+    are garbage, before anything is done with them."""
     # a float64 sum is exact below 2**53, so the 64-bit digest travels as four limbs of 16 bits
     limbs = [(digest >> (_LIMB_BITS * limb)) & (2**_LIMB_BITS - 1) for limb in range(_LIMBS)]
     asked = [kind in tell.interrupts for kind in Interrupt]
-    flags = [*asked, tell.saving, tell.save_failed, tell.keeping, tell.snapshot, tell.examine]
+    flags = [*asked, tell.saving, tell.save_failed, tell.keeping, tell.turned_off, tell.snapshot, tell.examine]
     mine = [[0.0] * world.size, [0.0] * world.size]
     mine[0][world.rank], mine[1][world.rank] = tell.data_wait_s, tell.speed
     figures = [*limbs, *flags, *mine[0], *mine[1]]
     message = torch.cat([sums, torch.tensor(figures, dtype=torch.float64, device=world.device)])
-    dist.all_reduce(message)
-    loss, tokens, square_sum, *rest = message.tolist()
+    loss, tokens, square_sum, *rest = sum_over_ranks(message, world)
     limbs, by_rank = rest[:_LIMBS], rest[-2 * world.size :]
-    *asked, saving, save_failed, keeping, snapshot, examine = map(bool, rest[_LIMBS : -2 * world.size])
+    *asked, saving, save_failed, keeping, turned_off, snapshot, examine = map(bool, rest[_LIMBS : -2 * world.size])
     return StepResult(
         loss=loss / tokens,
         grad_norm=square_sum**0.5,
@@ -194,6 +197,7 @@ def _agree(sums: Tensor, digest: int, tell: Tell, world: World) -> StepResult:
         saving=saving,
         save_failed=save_failed,
         keeping=keeping,
+        turned_off=turned_off,
         snapshot=snapshot,
         examine=examine,
         data_waits_s=tuple(by_rank[: world.size]),

@@ -1,0 +1,130 @@
+"""A worker's process is made ready for another group, in a process group of one and with NCCL's part of it faked: a collective
+that waits until it is aborted, and then returns without raising."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from springtide.on_ray import worker
+from springtide.parallel import CutOff, World, collectives, sum_over_ranks, world
+
+
+class Nccl:
+    """What of it a test needs."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.aborted, self.waits, self.did = threading.Event(), threading.Event(), []
+        self._destroy = dist.destroy_process_group
+        monkeypatch.setattr(collectives, "_uses_nccl", lambda: True)
+        monkeypatch.setattr(dist, "all_reduce", self.all_reduce)
+        monkeypatch.setattr(dist.distributed_c10d, "_abort_process_group", self.abort)
+        monkeypatch.setattr(dist, "destroy_process_group", self.destroy)
+
+    def all_reduce(self, message: torch.Tensor) -> None:
+        """Waits for a peer that is gone."""
+        self.waits.set()
+        assert self.aborted.wait(30)
+
+    def abort(self) -> None:
+        """Torch's: the group is gone with it."""
+        self.did.append("abort, flag " + ("set" if worker._LET_GO.is_set() else "NOT set"))
+        self._destroy()
+        self.aborted.set()
+
+    def destroy(self) -> None:
+        """Of a group with work in flight, it never returns."""
+        self.did.append("destroy")
+        assert self.aborted.is_set() or not self.waits.is_set(), "would wait for ever"
+        self._destroy()
+
+
+@pytest.fixture
+def nccl(monkeypatch: pytest.MonkeyPatch) -> Iterator[Nccl]:
+    """In a group of one process; the worker's state is a new process's."""
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    monkeypatch.setattr(worker, "_links", None)
+    worker._LET_GO.clear()
+    try:
+        yield Nccl(monkeypatch)
+    finally:
+        monkeypatch.undo()
+        worker._clean = True
+        if dist.is_initialized():
+            dist.destroy_process_group()
+
+
+def start(monkeypatch: pytest.MonkeyPatch, train: Any) -> tuple[threading.Thread, list[BaseException]]:
+    """``worker.work`` in a thread, as Ray runs it, with ``train`` in the place of the loop; and what it raises."""
+    raised: list[BaseException] = []
+    monkeypatch.setattr(worker, "_train", train)
+
+    def run() -> None:
+        try:
+            worker.work({})
+        except BaseException as error:
+            raised.append(error)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    return thread, raised
+
+
+def test_a_rank_that_waits_in_nccl_is_released_in_process_and_uses_nothing_of_what_came_back(
+    monkeypatch: pytest.MonkeyPatch, nccl: Nccl
+) -> None:
+    here: World = world("cpu", cut=worker._LET_GO)
+    thread, raised = start(monkeypatch, lambda job: sum_over_ranks(torch.ones(3), here))
+    assert nccl.waits.wait(30)
+    assert worker.let_go(30.0)
+    thread.join()
+    assert [type(error) for error in raised] == [CutOff]
+    assert nccl.did == ["abort, flag set"]
+    assert not dist.is_initialized()
+
+
+def test_a_rank_that_failed_by_itself_leaves_a_group_in_which_others_still_wait(
+    monkeypatch: pytest.MonkeyPatch, nccl: Nccl
+) -> None:
+    """Its lock is free; its kernels may be in flight."""
+
+    def train(job: dict[str, Any]) -> bool:
+        nccl.waits.set()
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    thread, _ = start(monkeypatch, train)
+    thread.join()
+    assert worker.let_go(30.0)
+    assert nccl.did == ["abort, flag set"]
+
+
+def test_a_group_that_left_is_destroyed_as_usual(monkeypatch: pytest.MonkeyPatch, nccl: Nccl) -> None:
+    thread, raised = start(monkeypatch, lambda job: True)
+    while not worker._clean:  # until it has left
+        thread.join(0.01)
+    assert worker.let_go(30.0)
+    thread.join()
+    assert raised == []
+    assert nccl.did == ["destroy"]
+
+
+def test_a_torch_that_cannot_abort_is_not_asked_to(monkeypatch: pytest.MonkeyPatch, nccl: Nccl) -> None:
+    monkeypatch.delattr(dist.distributed_c10d, "_abort_process_group")
+    assert not collectives.abort()
+
+
+@pytest.mark.parametrize(("held_mib", "free"), [(0, True), (64, True), (65, False)])
+def test_a_process_whose_device_is_not_empty_is_not_used_again(
+    monkeypatch: pytest.MonkeyPatch, nccl: Nccl, held_mib: int, free: bool
+) -> None:
+    emptied = []
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: emptied.append(True))
+    monkeypatch.setattr(torch.cuda, "memory_allocated", lambda: held_mib << 20)
+    assert worker.let_go(30.0) is free
+    assert emptied == [True]

@@ -1,0 +1,54 @@
+"""Which device a rank uses, with as many devices as a test says there are."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+
+import pytest
+import torch
+
+from springtide import config as configs
+from springtide.config import Config
+from springtide.errors import ConfigError
+from springtide.parallel import NCCL_ENVIRONMENT, device_index
+
+
+@pytest.mark.parametrize(
+    ("visible", "local_rank", "expected"), [(1, 0, 0), (1, 3, 0), (1, 7, 0), (8, 0, 0), (8, 3, 3), (8, 7, 7)]
+)
+def test_a_rank_that_sees_one_device_uses_it_and_else_that_of_its_local_rank(
+    monkeypatch: pytest.MonkeyPatch, visible: int, local_rank: int, expected: int
+) -> None:
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: visible)
+    assert device_index(local_rank) == expected
+
+
+@pytest.mark.parametrize(("visible", "local_rank"), [(0, 0), (4, 4)])
+def test_a_rank_without_a_device_says_so(monkeypatch: pytest.MonkeyPatch, visible: int, local_rank: int) -> None:
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: visible)
+    with pytest.raises(
+        ConfigError, match=f"local rank {local_rank} has no device of its own: this process sees {visible}"
+    ):
+        device_index(local_rank)
+
+
+def test_torchruns_watchdog_is_off_when_the_group_is_made(monkeypatch: pytest.MonkeyPatch, tiny: Config) -> None:
+    """torchrun sets 1 for every process that it starts."""
+    entry = importlib.import_module("springtide.train.__main__")
+    for name in NCCL_ENVIRONMENT:
+        monkeypatch.setenv(name, "1")
+
+    def process_group(device: str) -> None:
+        assert {name: os.environ[name] for name in NCCL_ENVIRONMENT} == NCCL_ENVIRONMENT
+        raise InterruptedError(device)
+
+    monkeypatch.setattr(entry, "process_group", process_group)
+    config = configs.override(tiny, {"run.id": "torchrun"})
+    monkeypatch.setattr(sys, "argv", ["train", "--config", "none"])
+    monkeypatch.setattr(entry.configs, "load", lambda path: config)
+    with pytest.raises(InterruptedError, match="cpu"):
+        entry.main()
+    assert NCCL_ENVIRONMENT["TORCH_NCCL_ASYNC_ERROR_HANDLING"] == "0"
+    assert float(NCCL_ENVIRONMENT["TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC"]) > float(config.elastic.hang)
