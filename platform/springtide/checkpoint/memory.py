@@ -8,7 +8,7 @@ only when the one before is safe everywhere. The mark in a stage tells whole fro
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 import torch
@@ -38,8 +38,9 @@ _TRIES = 3
 class Keeper(Protocol):
     """Who holds snapshots for this rank."""
 
-    def keep(self, snapshot: Snapshot, stage: Stage) -> Any:
-        """Hold the stage's memory, and have it copied to a peer; what is returned is for ``settled``."""
+    def keep(self, snapshot: Snapshot, stage: Stage, needed_from: int) -> Any:
+        """Hold the stage's memory, and have it copied to a peer; what is returned is for ``settled``. What attempts older than
+        ``needed_from`` left is of no use any more, and makes room first."""
 
     def settled(self, handle: Any) -> bool:
         """Whether it is held and copied. OSError when it cannot be: nothing is kept from then on."""
@@ -47,8 +48,9 @@ class Keeper(Protocol):
     def flee(self) -> bool:
         """Have copies on nodes that stay, from now on. Whether what is kept then outlives those that leave."""
 
-    def forget(self, before: int) -> None:
-        """Let go of what older attempts than ``before`` left."""
+    def forget(self, before: int, kept: Snapshot | None = None) -> None:
+        """Let go of what older attempts than ``before`` left, except the snapshot that ``kept`` is a part of; with one it
+        returns when that is done."""
 
     def found(self) -> Sequence[Snapshot]:
         """What any keeper of the run holds whole; asked on rank 0."""
@@ -60,8 +62,17 @@ class Keeper(Protocol):
 class Memory:
     """Snapshots of one rank."""
 
-    def __init__(self, keeper: Keeper, attempt: int, rank: int, world_size: int, stage_in: str) -> None:
-        self._keeper, self._attempt, self._rank = keeper, attempt, rank
+    def __init__(
+        self,
+        keeper: Keeper,
+        attempt: int,
+        rank: int,
+        world_size: int,
+        stage_in: str,
+        is_cut: Callable[[], bool] = lambda: False,
+    ) -> None:
+        """``is_cut``: whether this rank was cut off from its group, so that the state may be what an abort left."""
+        self._keeper, self._attempt, self._rank, self._is_cut = keeper, attempt, rank, is_cut
         self._layout = Layout(rank, world_size)
         self._stage_in = stage_in
         self._stages: list[Stage] = []
@@ -84,7 +95,8 @@ class Memory:
         stage.copy(mine, self._layout.pieces)
         self._snapshot = Snapshot(self._attempt, self._rank, meta, tuple(self._layout.pieces), size)
 
-        self._handing_over = threading.Thread(target=self._hand_over, name="springtide-memory")
+        needed_from = self._attempt if self._taken else 0  # one of this attempt is safe on every rank
+        self._handing_over = threading.Thread(target=self._hand_over, args=(needed_from,), name="springtide-memory")
         self._handing_over.start()
 
     def staged(self) -> None:
@@ -110,12 +122,14 @@ class Memory:
         """As ``Keeper.flee``."""
         return self._keeper.flee()
 
-    def _hand_over(self) -> None:
+    def _hand_over(self, needed_from: int) -> None:
         stage, snapshot = self._stages[self._next], self._snapshot
         assert snapshot is not None
         stage.settle()
+        if self._is_cut():
+            return
         stage.mark(snapshot.meta.step)
-        self._handle = self._keeper.keep(snapshot, stage)
+        self._handle = self._keeper.keep(snapshot, stage, needed_from)
 
     def close(self) -> None:
         """Let go of the memory; the keeper has it still."""
@@ -142,7 +156,9 @@ def restore_from_memory(
                 read_into(keeper.source(parts), pieces_of(parts), named_tensors(model, optimizer), verify=False)
         except OSError as error:
             problem = str(error)
-        if not any(gathered(problem)):
+        if not any(gathered(problem)):  # all have it: what else is there makes room for the first of this attempt
+            if rank_here() == 0:
+                keeper.forget(parts[0].attempt + 1, kept=parts[0])
             return Restored(parts[0].meta, f"memory of step {parts[0].meta.step}")
     return None
 

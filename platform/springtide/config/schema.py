@@ -79,8 +79,9 @@ class CheckpointConfig(Section):
     memory_every: Annotated[int, Field(ge=0)] | Literal["auto"] = free(default="auto")
     """Steps between snapshots in the memory of the nodes, on Ray; 0 takes none, ``auto`` as many as cost training less than
     3% of its time [steps]."""
-    memory_bytes: Bytes = free(default=Bytes(64 * 2**30), ge=0)
-    """Most memory that snapshots may take on a node, copies for its peers included [bytes]."""
+    memory_bytes: Annotated[Bytes, Field(ge=0)] | Literal["auto"] = free(default="auto")
+    """Most memory that snapshots may take on a node, copies for its peers included; ``auto`` is half of what the node has free
+    when the first process of the run comes to it [bytes]."""
     memory_copies: int = free(default=1, ge=0)
     """Copies of each snapshot on other nodes: so many nodes may go at once, without notice, and none of what was in memory is
     lost [copies]."""

@@ -16,6 +16,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -77,9 +78,13 @@ class _Held:
 class Vault:
     """One a node and run."""
 
-    def __init__(self, folder: str, limit_bytes: int, alone_s: float) -> None:
+    def __init__(self, folder: str, limit_bytes: int | None, alone_s: float) -> None:
+        """``limit_bytes`` None: half of what the node has free now."""
         self._held: dict[Place, _Held] = {}
-        self._folder, self._limit = folder, limit_bytes
+        self._promised: dict[Place, int] = {}
+        """What is being opened or allocated [bytes]."""
+        self._folder, self._is_chosen = folder, limit_bytes is not None
+        self._limit = free_bytes() // 2 if limit_bytes is None else limit_bytes
         self._lock = threading.Lock()
         self._control: Control | None = None
         threading.Thread(target=self._end_alone, args=(alone_s,), daemon=True).start()
@@ -88,28 +93,38 @@ class Vault:
         """Go on for as long as the run at the other end does."""
         self._control = control
 
-    def keep(self, snapshot: Snapshot, slot: int, pid: int, fd: int, peers: Sequence[Any]) -> None:
-        """Hold the memory that process ``pid`` has open as ``fd``, and copy it to ``peers``. OSError past the limit."""
+    def keep(
+        self, snapshot: Snapshot, slot: int, pid: int, fd: int, peers: Sequence[Any], needed_from: int = 0
+    ) -> None:
+        """Hold the memory that process ``pid`` has open as ``fd``, and copy it to ``peers``; what attempts older than
+        ``needed_from`` left goes first. OSError past the limit."""
         place, path = (snapshot.attempt, snapshot.rank, False, slot), f"/proc/{pid}/fd/{fd}"
+        self.forget(needed_from)
         held = self._held.get(place)
         if held is None or os.stat(path).st_ino != os.fstat(held.fd).st_ino:
-            self._make_room(place, snapshot)
-            held = self._put(place, _Held(os.open(path, os.O_RDONLY), snapshot, writable=False))
+            with self._room(place, snapshot):
+                held = self._put(place, _Held(os.open(path, os.O_RDONLY), snapshot, writable=False))
         held.snapshot = snapshot
         if peers:
             with memoryview(held.map) as whole:
                 for begin in range(MARK_BYTES, len(whole), _CHUNK_BYTES):
                     part = np.frombuffer(whole[begin : begin + _CHUNK_BYTES], dtype=np.uint8)
                     last, sent = begin + part.nbytes == len(whole), ray.put(part)
-                    ray.get([peer.replicate.remote(snapshot, slot, begin, sent, last) for peer in peers])
+                    copies = [peer.replicate.remote(snapshot, slot, begin, sent, last, needed_from) for peer in peers]
+                    ray.get(copies)
 
-    def replicate(self, snapshot: Snapshot, slot: int, begin: int, part: np.ndarray, is_last: bool) -> None:
-        """A part of a peer's snapshot, from byte ``begin`` of its memory."""
+    def replicate(
+        self, snapshot: Snapshot, slot: int, begin: int, part: np.ndarray, is_last: bool, needed_from: int = 0
+    ) -> None:
+        """A part of a peer's snapshot, from byte ``begin`` of its memory; ``needed_from`` is as in ``keep``."""
         place = snapshot.attempt, snapshot.rank, True, slot
+        self.forget(needed_from)
         held = self._held.get(place)
         if held is None or held.size_bytes != MARK_BYTES + snapshot.size_bytes:
-            self._make_room(place, snapshot)
-            with tempfile.TemporaryFile(dir=self._folder, buffering=0) as file:
+            with (
+                self._room(place, snapshot),
+                tempfile.TemporaryFile(dir=self._folder, buffering=0) as file,
+            ):
                 os.posix_fallocate(file.fileno(), 0, MARK_BYTES + snapshot.size_bytes)
                 held = self._put(place, _Held(os.dup(file.fileno()), snapshot, writable=True))
         if begin == MARK_BYTES:
@@ -119,11 +134,12 @@ class Vault:
         if is_last:
             held.mark(snapshot.meta.step)
 
-    def forget(self, before: int) -> None:
-        """Let go of what attempts older than ``before`` left."""
+    def forget(self, before: int, kept: tuple[int, int] | None = None) -> None:
+        """Let go of what attempts older than ``before`` left, except the snapshot of attempt and step ``kept``."""
         with self._lock:
-            for place in [place for place, held in self._held.items() if held.snapshot.attempt < before]:
-                self._held.pop(place).close()
+            for place, held in list(self._held.items()):
+                if held.snapshot.attempt < before and (held.snapshot.attempt, held.snapshot.meta.step) != kept:
+                    self._held.pop(place).close()
 
     def found(self) -> tuple[tuple[str, int], list[tuple[Snapshot, int]]]:
         """Node and process of this vault, for those of the node, who can open its memory themselves; what is here and whole,
@@ -145,14 +161,26 @@ class Vault:
             before.close()
         return held
 
-    def _make_room(self, place: Place, snapshot: Snapshot) -> None:
+    @contextlib.contextmanager
+    def _room(self, place: Place, snapshot: Snapshot) -> Iterator[None]:
+        """Room for a snapshot while it is put into ``place``: others who ask meanwhile do not get the same. OSError past the
+        limit."""
+        size = MARK_BYTES + snapshot.size_bytes
         with self._lock:
-            others = sum(held.size_bytes for other, held in self._held.items() if other != place)
-        wanted = others + MARK_BYTES + snapshot.size_bytes
-        if wanted > self._limit:
-            raise OSError(
-                f"snapshots would take {wanted >> 20} MiB of a node, checkpoint.memory_bytes allows {self._limit >> 20} MiB"
-            )
+            taken = {other: held.size_bytes for other, held in self._held.items()} | self._promised
+            wanted = sum(taken.values()) - taken.get(place, 0) + size
+            if wanted > self._limit:
+                allowed = "allows" if self._is_chosen else "= 'auto' is half of what the node had free,"
+                raise OSError(
+                    f"snapshots would take {wanted >> 20} MiB of a node, checkpoint.memory_bytes {allowed} "
+                    f"{self._limit >> 20} MiB"
+                )
+            self._promised[place] = size
+        try:
+            yield
+        finally:
+            with self._lock:
+                del self._promised[place]
 
     def _end_alone(self, alone_s: float) -> None:
         """End this process when the run's driver has been gone for a while, or trains another."""
@@ -172,7 +200,8 @@ class Vaults:
         """``alone_s``: how long a vault goes on without the run's driver, at the other end of ``control``."""
         checkpoint, self._control = config.checkpoint, control
         self._prefix = prefix(run)
-        self._arguments = (checkpoint.stage, int(checkpoint.memory_bytes), alone_s)
+        limit = None if checkpoint.memory_bytes == "auto" else int(checkpoint.memory_bytes)
+        self._arguments = (checkpoint.stage, limit, alone_s)
         self.node = ray.get_runtime_context().get_node_id()
         self._mine = self._vault(self.node)
         self._copies = checkpoint.memory_copies
@@ -223,12 +252,12 @@ class Vaults:
         here = self._ring.index(self.node)
         return self._ring[here + 1 :] + self._ring[:here]
 
-    def keep(self, snapshot: Snapshot, stage: Stage) -> Any:
+    def keep(self, snapshot: Snapshot, stage: Stage, needed_from: int) -> Any:
         """Have the vault of this node hold the stage."""
         if self._ring and len(self._peers) < self._copies and time.monotonic() - self._chosen_s > _LOOK_S:
             self._choose()
         slot = self._slots.setdefault(stage.fd, len(self._slots) % 2)
-        return self._mine.keep.remote(snapshot, slot, os.getpid(), stage.fd, self._peers)
+        return self._mine.keep.remote(snapshot, slot, os.getpid(), stage.fd, self._peers, needed_from)
 
     def settled(self, handle: Any) -> bool:
         """Whether the vault has it and its peers have copies. OSError when they cannot."""
@@ -247,9 +276,12 @@ class Vaults:
             raise OSError(str(error).splitlines()[0]) from None
         return True
 
-    def forget(self, before: int) -> None:
-        for vault in vaults(self._prefix):
-            vault.forget.remote(before)
+    def forget(self, before: int, kept: Snapshot | None = None) -> None:
+        """As ``Keeper.forget``; a vault that does not answer keeps what it has until somebody else tells it."""
+        what = None if kept is None else (kept.attempt, kept.meta.step)
+        asked = [vault.forget.remote(before, what) for vault in vaults(self._prefix)]
+        if kept is not None and asked:
+            ray.wait(asked, num_returns=len(asked), timeout=_ANSWER_S)
 
     def found(self) -> list[Snapshot]:
         """What the vaults that answer hold whole; it is read from this node if it can be, else from one that stays."""
@@ -320,6 +352,19 @@ class _Source:
 
     def size(self, name: str) -> int:
         return self._places[name][2]
+
+
+def free_bytes(proc: str = "/proc", cgroup: str = "/sys/fs/cgroup") -> int:
+    """Returns the memory that programs on this node can still have: what the kernel calls available, and no more than the
+    container of this process may have (cgroup v2) [bytes]."""
+    with open(f"{proc}/meminfo") as file:
+        kib = {name: int(rest.split()[0]) for name, _, rest in (line.partition(":") for line in file)}
+    free = kib["MemAvailable"] * 1024
+    with contextlib.suppress(OSError, ValueError):  # no container, or one without a limit ("max")
+        limit, used = (int(Path(cgroup, f"memory.{name}").read_text()) for name in ("max", "current"))
+        stat = dict(line.split() for line in Path(cgroup, "memory.stat").read_text().splitlines())
+        free = min(free, limit - used + int(stat["inactive_file"]))  # the kernel gives that back when asked
+    return max(0, free)
 
 
 def prefix(run: Folder) -> str:

@@ -214,6 +214,7 @@ class Run:
             saving=saves.busy,
             save_failed=saves.failed,
             keeping=snapshots.keeping,
+            turned_off=snapshots.turned_off,  # after keeping, which may find it out
             snapshot=snapshots.due(self.step + 1),
             examine=pace.due(),
             speed=pace.speed,
@@ -342,7 +343,8 @@ class Run:
     def _memory(self) -> Memory | None:
         if self.keeper is None or not self.config.checkpoint.memory_every or not self.config.checkpoint.stage:
             return None
-        return Memory(self.keeper, self.attempt, self.world.rank, self.world.size, self.config.checkpoint.stage)
+        stage, is_cut = self.config.checkpoint.stage, self.world.cut.is_set
+        return Memory(self.keeper, self.attempt, self.world.rank, self.world.size, stage, is_cut)
 
     def _restore(self, from_memory: bool = True) -> Iterator[Event]:
         begin, identity, found = time.perf_counter(), self.data.order.identity_at, None

@@ -43,8 +43,13 @@ class Snapshots:
         try:
             return self._memory.busy()
         except OSError as error:
-            self._turn_off(str(error))
+            self._turn_off(error)
             return True
+
+    @property
+    def turned_off(self) -> bool:
+        """Whether none can be kept here from now on, and the other ranks have not heard why."""
+        return bool(self._problem)
 
     def due(self, step: int) -> bool:
         """Rank 0: whether to take one after ``step``."""
@@ -62,9 +67,8 @@ class Snapshots:
     def after(self, step: int, result: StepResult, step_time_s: float) -> Iterator[Event]:
         """Take one, if all heard that one is due and nobody is still at the one before."""
         self._steps_s.append(step_time_s)
-        if self._problem:
-            yield SnapshotsSet(step=step, every_steps=0, reason=self._problem)
-            self._problem = ""
+        if result.turned_off:
+            yield self._stop(step)
         if self._memory is None or not result.snapshot or result.keeping:
             return
         begin = time.perf_counter()
@@ -72,7 +76,7 @@ class Snapshots:
         try:
             self._memory.begin(*self._state())
         except OSError as error:
-            self._turn_off(str(error))
+            self._turn_off(error)
             return
         self._stall_s = time.perf_counter() - begin
         if self._is_first and self._config.memory_every == "auto" and len(self._costs_s) == _REMEMBERED:
@@ -95,9 +99,18 @@ class Snapshots:
                 self._memory.begin(*self._state())
                 self._memory.staged()
             except OSError as error:
-                self._turn_off(str(error))
+                self._turn_off(error)
         self._settle()
         return all(gathered(safe and self._memory is not None))
+
+    def _stop(self, step: int) -> SnapshotsSet:
+        """Some rank cannot keep any: all ranks together hear why, and let go of their memory. Rank 0 tells it."""
+        self._settle()  # a keeper may be opening the memory now
+        problems = {rank: problem for rank, problem in enumerate(gathered(self._problem)) if problem}
+        self._turn_off(None)
+        rank, problem = min(problems.items())
+        more = f" (and {len(problems) - 1} more ranks)" if len(problems) > 1 else ""
+        return SnapshotsSet(step=step, every_steps=0, reason=f"rank {rank}{more}: {problem}")
 
     def _settle(self) -> None:
         while self._memory is not None and self.keeping:
@@ -108,6 +121,6 @@ class Snapshots:
         if self._memory is not None:
             self._memory.close()
 
-    def _turn_off(self, problem: str) -> None:
+    def _turn_off(self, error: OSError | None) -> None:
         self.close()
-        self._memory, self._problem = None, problem
+        self._memory, self._problem = None, str(error) or type(error).__name__ if error else ""

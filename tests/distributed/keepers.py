@@ -1,0 +1,53 @@
+"""Ranks whose keepers of snapshots are their own, and one of them full."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from loops import feed
+
+from springtide.checkpoint.layout import Snapshot
+from springtide.checkpoint.stage import Stage
+from springtide.config import Config
+from springtide.parallel import World
+from springtide.store import Folder
+from springtide.stream import open_data
+from springtide.track.events import record
+from springtide.train import Run
+
+
+class Keeper:
+    """Keeps nothing; from the second snapshot on there is no room, if it is ``full``."""
+
+    def __init__(self, full: bool) -> None:
+        self.full, self.taken = full, 0
+
+    def keep(self, snapshot: Snapshot, stage: Stage, needed_from: int) -> int:
+        self.taken += 1
+        return self.taken
+
+    def settled(self, handle: Any) -> bool:
+        if self.full and handle == 2:
+            raise OSError("snapshots would take 75 MiB of a node, checkpoint.memory_bytes allows 68 MiB")
+        return True
+
+    def flee(self) -> bool:
+        return True
+
+    def forget(self, before: int, kept: Snapshot | None = None) -> None:
+        return None
+
+    def found(self) -> Sequence[Snapshot]:
+        return []
+
+    def source(self, snapshots: Sequence[Snapshot]) -> Any:
+        raise OSError("nothing is kept")
+
+
+def train_with_a_full_keeper(world: World, config: Config, full: int) -> tuple[list[dict[str, Any]], int]:
+    """Train where rank ``full`` cannot keep its second snapshot; what was told here, and how many snapshots were taken."""
+    keeper = Keeper(world.rank == full)
+    run = Run(config, world, open_data(config), Folder(config.run.root) / config.run.id, keeper=keeper)
+    told = [record(event) for event in run.events(feed, lambda: None)]
+    return told, keeper.taken

@@ -1,0 +1,104 @@
+"""What a rank tells its keeper of older attempts: when their snapshots are still needed, and when they only take room."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from springtide.checkpoint.layout import Meta, Snapshot, file_of
+from springtide.checkpoint.memory import Memory, restore_from_memory
+from springtide.checkpoint.stage import Stage
+from springtide.checkpoint.tensors import named_tensors
+from springtide.store import Folder
+
+
+class Here:
+    """A keeper in this process."""
+
+    def __init__(self) -> None:
+        self.kept: list[tuple[Snapshot, Stage, int]] = []
+        self.forgot: list[tuple[int, tuple[int, int] | None]] = []
+
+    def keep(self, snapshot: Snapshot, stage: Stage, needed_from: int) -> int:
+        self.kept.append((snapshot, stage, needed_from))
+        return len(self.kept)
+
+    def settled(self, handle: Any) -> bool:
+        return True
+
+    def flee(self) -> bool:
+        return True
+
+    def forget(self, before: int, kept: Snapshot | None = None) -> None:
+        self.forgot.append((before, kept and kept.key[:2]))
+
+    def found(self) -> list[Snapshot]:
+        return [snapshot for snapshot, _, _ in self.kept]
+
+    def source(self, snapshots: Sequence[Snapshot]) -> Here:
+        return self
+
+    def stream(self, name: str, begin: int, end: int) -> Any:
+        [stage] = [stage for snapshot, stage, _ in self.kept if file_of(snapshot.key) == name]
+        yield memoryview(stage._bytes.numpy())[begin:end]
+
+    def size(self, name: str) -> int:
+        return next(snapshot.size_bytes for snapshot, _, _ in self.kept if file_of(snapshot.key) == name)
+
+
+def trained() -> tuple[nn.Module, torch.optim.Optimizer]:
+    model = nn.Linear(4, 4)
+    optimizer = torch.optim.AdamW(model.parameters())
+    model(torch.randn(2, 4)).sum().backward()
+    optimizer.step()
+    return model, optimizer
+
+
+def meta(step: int) -> Meta:
+    return Meta(step=step, tokens=step, world_size=1, order_identity="o", config_fingerprint="c")
+
+
+def take(memory: Memory, state: tuple[nn.Module, torch.optim.Optimizer], step: int) -> None:
+    memory.begin(named_tensors(*state), meta(step))
+    memory.staged()
+    while memory.busy():
+        time.sleep(0.001)  # between looks
+
+
+def test_older_attempts_are_needed_until_a_snapshot_of_this_one_is_safe(tmp_path: Any) -> None:
+    keeper, state = Here(), trained()
+    memory = Memory(keeper, attempt=3, rank=0, world_size=1, stage_in="/dev/shm")
+    for step in (1, 2, 3):
+        take(memory, state, step)
+    assert [needed_from for _, _, needed_from in keeper.kept] == [0, 3, 3]
+    assert keeper.forgot == [(3, None)]
+    memory.close()
+
+
+def test_when_all_have_restored_a_snapshot_it_alone_is_kept(tmp_path: Any) -> None:
+    keeper, state, fresh = Here(), trained(), trained()
+    memory = Memory(keeper, attempt=3, rank=0, world_size=1, stage_in="/dev/shm")
+    take(memory, state, 7)
+    run = Folder(str(tmp_path))
+    found = restore_from_memory(run, keeper, *fresh, lambda step: "o")
+    assert found is not None
+    assert found.meta.step == 7
+    assert all(map(torch.equal, fresh[0].parameters(), state[0].parameters()))
+    assert keeper.forgot == [(4, (3, 7))]
+    memory.close()
+
+
+def test_a_rank_that_is_cut_off_while_it_copies_marks_nothing_whole() -> None:
+    """What was copied may be what an aborted collective left in the weights."""
+    keeper, cut = Here(), [False]
+    memory = Memory(keeper, 1, 0, 1, "/dev/shm", lambda: cut[0])
+    take(memory, trained(), 1)
+    cut[0] = True
+    take(memory, trained(), 2)
+    assert [snapshot.meta.step for snapshot, _, _ in keeper.kept] == [1]
+    assert int.from_bytes(memory._stages[1]._map[:8], "little", signed=True) == -1
+    memory.close()

@@ -1,0 +1,145 @@
+"""What a node's vault has room for, on its own: real shared memory, no Ray. Eight workers a node, as llama3_8b has on 64 GPUs:
+sizes are those, a millionth of them."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from springtide.checkpoint.layout import MARK_BYTES, Meta, Snapshot
+from springtide.checkpoint.stage import Stage
+from springtide.on_ray.vault import Vault, free_bytes
+
+WORKERS = 8
+STATE_BYTES = 96_400
+LIMIT_BYTES = 68_700
+
+
+class Nodes:
+    """So many of eight ranks each; each node's peer is the next."""
+
+    def __init__(self, vaults: list[Vault], attempt: int) -> None:
+        self.vaults, self.attempt = vaults, attempt
+        self.ranks = WORKERS * len(vaults)
+        self.size = STATE_BYTES // self.ranks
+        self.stages: dict[tuple[int, int], Stage] = {}
+
+    def snapshot(self, step: int, needed_from: int) -> None:
+        """Of all ranks, copied to their peers."""
+        meta = Meta(step=step, tokens=step, world_size=self.ranks, order_identity="o", config_fingerprint="c")
+        for rank in range(self.ranks):
+            node, slot = rank // WORKERS, step % 2
+            stage = self.stages.setdefault((rank, slot), Stage("/dev/shm", self.size))
+            stage.mark(step)
+            snapshot = Snapshot(self.attempt, rank, meta, (), self.size)
+            self.vaults[node].keep(snapshot, slot, os.getpid(), stage.fd, [], needed_from)
+            peer, part = self.vaults[(node + 1) % len(self.vaults)], stage._bytes.numpy()
+            peer.replicate(snapshot, slot, MARK_BYTES, part, True, needed_from)
+
+    def whole(self, attempt: int, step: int) -> int:
+        """How many parts of a snapshot there are, copies included."""
+        held = [one for vault in self.vaults for one in vault._held.values() if one.is_whole]
+        return sum((one.snapshot.attempt, one.snapshot.meta.step) == (attempt, step) for one in held)
+
+    def close(self) -> None:
+        for stage in self.stages.values():
+            stage.close()
+
+
+@pytest.fixture
+def vaults() -> Iterator[list[Vault]]:
+    made = [Vault("/dev/shm", LIMIT_BYTES, math.inf) for _ in range(8)]
+    yield made
+    for vault in made:
+        vault.forget(10**9)
+
+
+def test_snapshots_go_on_after_a_resize_and_the_restored_one_is_there_until_the_next_is_safe(
+    vaults: list[Vault],
+) -> None:
+    before = Nodes(vaults, attempt=1)
+    before.snapshot(10, needed_from=0)
+    before.snapshot(11, needed_from=1)
+    held = sum(one.size_bytes for one in vaults[0]._held.values())
+    assert 0.7 * LIMIT_BYTES < held < 0.75 * LIMIT_BYTES  # 48.2 of 68.7
+    before.close()
+
+    # a node goes, 56 ranks restore step 11 and are at attempt 2
+    for vault in vaults[:7]:
+        vault.forget(2, kept=(1, 11))
+    after = Nodes(vaults[:7], attempt=2)
+    assert after.whole(1, 10) == 0
+    after.snapshot(12, needed_from=0)
+    assert after.whole(1, 11) == 7 * WORKERS * 2
+    after.snapshot(13, needed_from=2)
+    assert after.whole(1, 11) == 0
+    assert (after.whole(2, 12), after.whole(2, 13)) == (112, 112)
+    after.close()
+
+
+def test_without_that_the_resize_is_past_the_limit(vaults: list[Vault]) -> None:
+    before, after = Nodes(vaults, attempt=1), Nodes(vaults[:7], attempt=2)
+    before.snapshot(10, needed_from=0)
+    before.snapshot(11, needed_from=1)
+    with pytest.raises(OSError, match=r"checkpoint.memory_bytes allows 0 MiB"):
+        after.snapshot(12, needed_from=0)
+    before.close()
+    after.close()
+
+
+def test_who_asks_at_once_does_not_get_the_same_room_twice() -> None:
+    """Eight workers of a node hand over their snapshots together."""
+    vault = Vault("/dev/shm", 2 * (1000 + MARK_BYTES), math.inf)
+    meta = Meta(step=1, tokens=1, world_size=3, order_identity="o", config_fingerprint="c")
+    first, second, third = (Snapshot(1, rank, meta, (), 1000) for rank in range(3))
+    with (
+        vault._room((1, 0, False, 0), first),
+        vault._room((1, 1, False, 0), second),
+        pytest.raises(OSError, match="snapshots would take"),
+        vault._room((1, 2, False, 0), third),
+    ):
+        raise AssertionError("there is none")
+    with vault._room((1, 2, False, 0), third):  # the others were never put there
+        pass
+
+
+def written(folder: Path, **files: str) -> str:
+    folder.mkdir()
+    for name, text in files.items():
+        (folder / name.replace("__", ".")).write_text(text)
+    return str(folder)
+
+
+@pytest.mark.parametrize(
+    ("cgroup", "expected"),
+    [
+        ({}, 1000 * 1024),
+        ({"memory__max": "max\n", "memory__current": "5\n", "memory__stat": "inactive_file 7\n"}, 1000 * 1024),
+        ({"memory__max": "9000\n", "memory__current": "5000\n", "memory__stat": "anon 1\ninactive_file 700\n"}, 4700),
+        ({"memory__max": "4000\n", "memory__current": "5000\n", "memory__stat": "inactive_file 7\n"}, 0),
+    ],
+)
+def test_what_is_free_is_the_kernels_word_and_no_more_than_the_containers(
+    tmp_path: Path, cgroup: dict[str, str], expected: int
+) -> None:
+    proc = written(
+        tmp_path / "proc", meminfo="MemTotal:       9999 kB\nMemAvailable:   1000 kB\nHugePages_Total:   0\n"
+    )
+    assert free_bytes(proc, written(tmp_path / "cgroup", **cgroup)) == expected
+
+
+def test_a_vault_that_is_given_no_limit_takes_half_of_what_is_free(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("springtide.on_ray.vault.free_bytes", lambda: 2 * (1000 + MARK_BYTES))
+    vault = Vault("/dev/shm", None, math.inf)
+    meta = Meta(step=1, tokens=1, world_size=2, order_identity="o", config_fingerprint="c")
+    with vault._room((1, 0, False, 0), Snapshot(1, 0, meta, (), 1000)):
+        pass
+    with (
+        pytest.raises(OSError, match=r"checkpoint\.memory_bytes = 'auto' is half of what the node had free"),
+        vault._room((1, 0, False, 0), Snapshot(1, 0, meta, (), 1001)),
+    ):
+        raise AssertionError("there is none")
