@@ -18,7 +18,7 @@ from springtide.config import Config
 from springtide.dataset import Progress, open_dataset, rows_text, silent, units_to_make
 from springtide.dataset import prepare as prepare_here
 from springtide.errors import CheckpointError, ConfigError, explain
-from springtide.fit import check_fits, choose, gigabytes
+from springtide.fit import check_fits, choose, gigabytes, least_workers
 from springtide.runs import Run, claim, open_run
 from springtide.shards import TRAIN, SplitReader
 from springtide.store import Folder
@@ -227,10 +227,14 @@ def _branched(config: Config, data: Data) -> str:
 
 
 def _fitted(config: Config, data: Data, say: Callable[[str], None]) -> Config:
-    """``config`` with rows at once that fit the cluster; ConfigError when nothing does."""
+    """``config`` with rows at once, and with fewest workers, that fit the cluster; ConfigError when nothing does."""
     from springtide.on_ray.cluster import device_bytes
 
     has = device_bytes(config)
+    least = least_workers(config, data.vocab_size, data.separator, has)
+    if least > config.elastic.min_workers:
+        say(f"elastic.min_workers = {least}: a step does not fit the {gigabytes(has)} that each of fewer workers has")
+        config = configs.override(config, {"elastic.min_workers": least})
     chosen = choose(config, data.vocab_size, data.separator, has)
     if chosen != config:
         say(f"train.micro_batch = {chosen.train.micro_batch} fits the {gigabytes(has)} that a worker has")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import bisect
 import math
 from typing import Any
 
@@ -69,12 +70,27 @@ def choose(config: Config, vocab_size: int, separator: int | None, device_bytes:
     return configs.override(config, {"train.micro_batch": 2 ** int(math.log2(max(1.0, most)))})
 
 
+def least_workers(config: Config, vocab_size: int, separator: int | None, device_bytes: int) -> int:
+    """Returns the fewest workers, of those that ``config`` allows, on each of which a step with one row at once is predicted to
+    fit; the most where none does, the fewest where it is not known what a device has."""
+    from springtide.train.memory import predicted_bytes
+
+    elastic, cell = config.elastic, max(1, config.parallel.shards)
+    if not device_bytes or elastic.min_workers == elastic.max_workers or _fits_easily(config, vocab_size, device_bytes):
+        return elastic.min_workers
+    one_row = configs.override(config, {"train.micro_batch": 1})
+    sizes = range(-(-elastic.min_workers // cell) * cell, elastic.max_workers + 1, cell)
+    fitting = bisect.bisect_left(
+        sizes, True, key=lambda workers: predicted_bytes(one_row, vocab_size, separator, workers) <= device_bytes
+    )
+    return sizes[fitting] if fitting < len(sizes) else elastic.max_workers
+
+
 def check_fits(config: Config, vocab_size: int, separator: int | None, workers: int, device_bytes: int) -> None:
     """ConfigError, with what would help, when a step of ``workers`` workers needs more than ``device_bytes`` of each."""
     from springtide.train.memory import predicted_bytes
 
-    small = not config.model.source and _bound(config, vocab_size) * _PLENTY < device_bytes
-    if not device_bytes or small:
+    if not device_bytes or _fits_easily(config, vocab_size, device_bytes):
         return
     needed = predicted_bytes(config, vocab_size, separator, workers)
     if needed <= device_bytes:
@@ -92,6 +108,10 @@ def check_fits(config: Config, vocab_size: int, separator: int | None, workers: 
             f"what would fit: {' or '.join(helps) or nearly}",
         )
     )
+
+
+def _fits_easily(config: Config, vocab_size: int, device_bytes: int) -> bool:
+    return not config.model.source and _bound(config, vocab_size) * _PLENTY < device_bytes
 
 
 def _bound(config: Config, vocab_size: int) -> int:

@@ -10,6 +10,7 @@ from ray.train.v2._internal.execution.failure_handling.failure_policy import Fai
 
 from springtide import config as configs
 from springtide.config import Config
+from springtide.elastic.limits import MemoryLimits
 from springtide.on_ray.control import open_control
 from springtide.on_ray.group import Processes
 from springtide.on_ray.policy import FailurePolicy, is_out_of_memory
@@ -53,9 +54,8 @@ def test_micro_batches_are_halved_from_what_a_worker_had_until_they_are_of_one_r
     control = open_control(f"memory-{reduction}")
     processes = Processes()
     processes.plan = (ray.get_runtime_context().get_node_id(),) * 3
-    policy = FailurePolicy(
-        FailureConfig(max_failures=3), {"config": config.model_dump(mode="json"), "control": control}, processes
-    )
+    job = {"config": config.model_dump(mode="json"), "control": control}
+    policy = FailurePolicy(FailureConfig(max_failures=3), job, processes, MemoryLimits(config.train.rows_at_once))
     error = WorkerGroupError("", {1: raised(torchs), 0: RuntimeError("Connection closed by peer")})
     assert ray.get(control.limit()) is None
     for limit in limits:

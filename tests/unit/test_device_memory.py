@@ -10,7 +10,7 @@ import pytest
 from springtide import config as configs
 from springtide.cli import main
 from springtide.errors import ConfigError
-from springtide.fit import check_fits, choose, fit
+from springtide.fit import check_fits, choose, fit, least_workers
 from springtide.on_ray.cluster import check_precision
 from springtide.train.memory import predicted_bytes
 
@@ -94,3 +94,18 @@ def test_a_type_that_a_device_lacks_is_refused_with_the_device_named() -> None:
     check_precision(wanted, nodes[1:])
     check_precision(configs.override(wanted, {"parallel.precision": "fp16"}), nodes)
     check_precision(configs.override(wanted, {"elastic.gpus_per_worker": 0}), nodes)
+
+
+def test_fewest_workers_are_those_whose_step_fits_with_one_row_at_once() -> None:
+    dotted = {"parallel.strategy": "zero3", "elastic.min_workers": 1, "elastic.max_workers": 8, "stream.lanes": 8}
+    config = configs.override(CONFIG, dotted)
+    one_row = configs.override(config, {"train.micro_batch": 1})
+    needs = {workers: predicted_bytes(one_row, VOCABULARY, 0, workers) for workers in (1, 2, 3, 4, 8)}
+    assert needs[1] > needs[2] > needs[3] > needs[4] > needs[8]
+    for workers in (1, 2, 3, 4):
+        assert least_workers(config, VOCABULARY, 0, needs[workers]) == workers
+    assert least_workers(config, VOCABULARY, 0, needs[3] - 1) == 4
+    assert least_workers(config, VOCABULARY, 0, needs[8] // 2) == 8  # nothing fits: that is said elsewhere
+    assert least_workers(config, VOCABULARY, 0, 0) == 1  # not known
+    cells = configs.override(config, {"parallel.shard_workers": 4})
+    assert least_workers(cells, VOCABULARY, 0, needs[1]) == 4  # whatever fits, a copy of the model needs four

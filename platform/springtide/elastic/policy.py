@@ -42,11 +42,13 @@ class Bounds:
     """Mean time between losses of nodes, before one is seen [s]."""
     shares: bool = False
     """Whether places on a node that stays may be given to other runs."""
+    fits: int = 1
+    """Fewest workers whose memory a step fits in, as far as is known."""
 
     def feasible(self, places: int) -> int:
         """The most workers that ``places`` hold; 0 when they are too few."""
         size = min(places, self.max_workers) // self.cell * self.cell
-        return size if size >= self.min_workers else 0
+        return size if size >= max(self.min_workers, self.fits) else 0
 
 
 class Node(NamedTuple):
@@ -292,7 +294,10 @@ def _lack(bounds: Bounds, nodes: Sequence[Node], usable: Sequence[Node]) -> str:
     places = sum(node.places for node in usable)
     left_out = [f"{node.id[:8]} {node.problem}" for node in nodes if node.problem]
     leaving = [node.id for node in nodes if node.leaves_at is not None]
-    reasons = [f"room for {places} workers, elastic.min_workers is {bounds.min_workers}"]
+    least = f"elastic.min_workers is {bounds.min_workers}"
+    if bounds.fits > bounds.min_workers:
+        least = f"a step needs the memory of {bounds.fits}"
+    reasons = [f"room for {places} workers, {least}"]
     reasons += [f"leaving: {_names(leaving)}"] if leaving else []
     reasons += [f"left out: {', '.join(left_out)}"] if left_out else []
     return "waiting for capacity: " + "; ".join(reasons)

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import re
 import time
 from collections import Counter
@@ -26,6 +27,7 @@ from ray.train.v2._internal.execution.scaling_policy.elastic import ElasticScali
 
 from springtide import config as configs
 from springtide.elastic import Interrupt
+from springtide.elastic.limits import MemoryLimits
 from springtide.elastic.policy import (
     Bounds,
     Decision,
@@ -47,6 +49,7 @@ from springtide.on_ray.inside import acting_for
 from springtide.on_ray.nodes import lost, observed, unanswering
 from springtide.on_ray.notices import Watches
 from springtide.on_ray.workers import Workers
+from springtide.parallel import CollectiveError
 from springtide.store import Folder
 from springtide.track.events import Decided, Failed, Ready, Stopped, record
 
@@ -60,16 +63,27 @@ _ECHOES = ("Connection closed by peer", "Connection reset by peer", "Socket", "B
 """What gloo and NCCL say of a peer that is gone."""
 
 
+_NUMBER = re.compile(r"0x[0-9a-fA-F]+|\d+(\.\d+)?")
+
+
 class Elastic(ElasticScalingPolicy):
     """Ray's elastic policy, which asks for capacity, with our decisions."""
 
     def __init__(
-        self, scaling_config: Any, bounds: Bounds, job: dict[str, Any], watches: Watches | None, workers: Workers
+        self,
+        scaling_config: Any,
+        bounds: Bounds,
+        job: dict[str, Any],
+        watches: Watches | None,
+        workers: Workers,
+        limits: MemoryLimits,
     ) -> None:
-        """``job``: as for ``worker.work``; ``watches``: who hears notices on the nodes, if anybody."""
+        """``job``: as for ``worker.work``; ``watches``: who hears notices on the nodes, if anybody; ``limits`` are those that
+        the run's ``FailurePolicy`` learns of."""
         super().__init__(scaling_config)
         self._processes, self._share = workers.processes, workers.share
-        self._bounds, self._job, self._control = bounds, job, job["control"]
+        self._asked_for, self._job, self._control = bounds, job, job["control"]
+        self._limits, self._began_at = limits, 0
         self._run = Folder(job["config"]["run"]["root"]) / job["config"]["run"]["id"]
         self._watches = watches
         self._memory = Memory()
@@ -80,6 +94,10 @@ class Elastic(ElasticScalingPolicy):
         self._looked_s = float("-inf")
         self._leaving = 0
         self._hangs: Counter[int] = Counter()
+
+    @property
+    def _bounds(self) -> Bounds:
+        return dataclasses.replace(self._asked_for, fits=self._limits.least_workers)
 
     def make_decision_for_non_running_worker_group(self) -> ScalingDecision:
         """Start where there is room; else wait. StoppedWaiting and TrainingFailed when that is over."""
@@ -100,6 +118,8 @@ class Elastic(ElasticScalingPolicy):
         self._maybe_send_resource_request()
         progress = self._progress()
         busy = tuple(worker.metadata.node_id for worker in worker_group_state.workers)
+        if progress.step != self._began_at:
+            self._limits.trained(len(busy))
         if progress.left:
             return self._start(progress, busy, probe=False)
         if progress.silent_s > progress.longest_s:
@@ -125,8 +145,9 @@ class Elastic(ElasticScalingPolicy):
         if not isinstance(decision, Start):
             return NoopDecision()
         self._processes.plan, self._processes.job = decision.nodes, self._job
+        self._control.limit(self._limits.rows_at_once(decision.workers))
         self._control.next_group()
-        self._asked = False
+        self._asked, self._began_at = False, progress.step
         return self._get_resize_decision(decision.workers)
 
     def _end_hung(self, workers: Sequence[Any], progress: Progress) -> ScalingDecision:
@@ -214,12 +235,13 @@ class FailurePolicy(DefaultFailurePolicy):
     """Ray's own, but lost nodes are free, and an error that would come again is not tried again: one of ours, or the same
     one at the same step."""
 
-    def __init__(self, limits: FailureConfig, job: dict[str, Any], processes: Processes) -> None:
-        """``job``: as for ``worker.work``."""
-        super().__init__(limits)
-        self._processes = processes
+    def __init__(
+        self, failures: FailureConfig, job: dict[str, Any], processes: Processes, limits: MemoryLimits
+    ) -> None:
+        """``job``: as for ``worker.work``; ``limits``: the run's, which this adds to."""
+        super().__init__(failures)
+        self._processes, self._limits = processes, limits
         self._config, self._control = configs.build(job["config"]), job["control"]
-        self._micro_batch = self._config.train.rows_at_once
         self._before: tuple[int, str] | None = None
         self._starts, self._starts_at = 0, -1
         """Groups that failed to start one after the other, and at which step."""
@@ -250,7 +272,10 @@ class FailurePolicy(DefaultFailurePolicy):
         return decision
 
     def _of_workers(self, error: Any, failures: dict[int, Any]) -> FailureDecision:
-        own = [f"{type(one).__name__}: {one}" for _, one in sorted(failures.items()) if not is_echo(one)]
+        # processes, bytes and addresses differ each time; the rest of what is said does not
+        own = [
+            _NUMBER.sub("#", f"{type(one).__name__}: {one}") for _, one in sorted(failures.items()) if not is_echo(one)
+        ]
         if own:
             before, self._before = self._before, (self._step(), own[0])
             if self._before == before:
@@ -258,15 +283,20 @@ class FailurePolicy(DefaultFailurePolicy):
         return super().make_decision(error)
 
     def _with_less(self, decision: FailureDecision) -> tuple[FailureDecision, str]:
-        """Smaller micro-batches, of the same global batch, if there are any: what fell to fewer workers does not fit."""
+        """Smaller micro-batches, of the same global batch, if there are any: what fell to fewer workers does not fit. Else a
+        larger group, if one has trained: the run waits for it."""
         lanes, exact = self._config.stream.num_lanes, self._config.parallel.reduction == "fp64"
-        most_lanes = 1 if exact else -(-lanes // max(1, len(self._processes.plan)))  # in one micro-batch
-        before = min(self._micro_batch, most_lanes * self._config.stream.global_batch // lanes)
-        if before < 2:
-            return decision, "a micro-batch is of one row already"
-        self._micro_batch = before // 2
-        ray.get(self._control.limit(self._micro_batch))
-        return FailureDecision.RETRY, f"micro-batches are of {self._micro_batch} rows instead of {before} from now on"
+        workers = max(1, len(self._processes.plan))
+        most_lanes = 1 if exact else -(-lanes // workers)  # in one micro-batch
+        before = min(self._limits.rows_at_once(workers), most_lanes * self._config.stream.global_batch // lanes)
+        if before >= 2:
+            rows = self._limits.halve(workers, before)
+            ray.get(self._control.limit(rows))
+            return FailureDecision.RETRY, f"micro-batches are of {rows} rows instead of {before} from now on"
+        if self._limits.wait_for_more(workers, is_over=decision is FailureDecision.RAISE):
+            least = self._limits.least_workers
+            return FailureDecision.RETRY, f"a step does not fit {workers} workers: it waits for {least} or more"
+        return decision, "a micro-batch is of one row already"
 
     def _of_start(self, error: Any) -> FailureDecision:
         step = self._step()
@@ -284,7 +314,7 @@ class FailurePolicy(DefaultFailurePolicy):
 
 def is_echo(error: Any) -> bool:
     """Whether a worker's failure is only what another's death does to those that talk to it."""
-    return isinstance(error, WorkerHealthCheckFailedError | RayError | dist.DistError) or (
+    return isinstance(error, WorkerHealthCheckFailedError | RayError | dist.DistError | CollectiveError) or (
         isinstance(error, RuntimeError) and any(word in str(error) for word in _ECHOES)
     )
 
@@ -326,10 +356,11 @@ class Trainer(TorchTrainer):
         self._workers = workers
 
     def _initialize_and_run_controller(self, **arguments: Any) -> Any:
-        limits = self.run_config.failure_config or FailureConfig()
-        arguments["failure_policy"] = FailurePolicy(limits, self._job, self._workers.processes)
+        failures, config = self.run_config.failure_config or FailureConfig(), configs.build(self._job["config"])
+        limits = MemoryLimits(config.train.rows_at_once, self._bounds.cell)
+        arguments["failure_policy"] = FailurePolicy(failures, self._job, self._workers.processes, limits)
         arguments["scaling_policy"] = Elastic(
-            self.scaling_config, self._bounds, self._job, self._watches, self._workers
+            self.scaling_config, self._bounds, self._job, self._watches, self._workers, limits
         )
         # no placement group to clean up after, no dataset of Ray Train's: each would be a process more
         unused = PlacementGroupCleanerCallback | DatasetsCallback

@@ -1,0 +1,122 @@
+"""What becomes of a group that runs out of memory, from queued failures; the cluster is faked, the policies are real."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from ray.train import FailureConfig, WorkerGroupError
+from ray.train.v2._internal.execution.failure_handling.failure_policy import FailureDecision
+
+from springtide import config as configs
+from springtide.elastic.limits import MemoryLimits
+from springtide.elastic.policy import Bounds, Group, Leave, Node, Prospects, Start, Stay, decide
+from springtide.elastic.policy import Memory as Remembered
+from springtide.on_ray import policy
+from springtide.on_ray.control import Progress
+from springtide.on_ray.group import Processes
+from springtide.on_ray.policy import FailurePolicy, is_echo
+from springtide.parallel import CollectiveError, CutOff
+
+RETRY, RAISE = FailureDecision.RETRY, FailureDecision.RAISE
+
+
+def cuda_says(pid: int, tried_mib: int, free_mib: float) -> WorkerGroupError:
+    """As a device of NVIDIA's does; its peers then lose their connections."""
+    text = (
+        f"CUDA out of memory. Tried to allocate {tried_mib}.00 MiB. GPU 0 has a total capacity of 79.10 GiB of which "
+        f"{free_mib} MiB is free. Process {pid} has 78.90 GiB memory in use."
+    )
+    return WorkerGroupError("", {0: RuntimeError("Connection closed by peer"), 1: torch.OutOfMemoryError(text)})
+
+
+class Failures:
+    """A policy, what it said, and where the run is."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, rows: int = 1) -> None:
+        self.step, self.told, self.limit = 7, list[dict[str, Any]](), list[int]()
+        control = SimpleNamespace(
+            progress=lambda: Progress(step=self.step), post=self.told.extend, limit=lambda rows: self.limit.append(rows)
+        )
+        monkeypatch.setattr(policy.ray, "get", lambda answer, timeout=None: answer)
+        monkeypatch.setattr(policy, "lost", lambda nodes: set())
+        monkeypatch.setattr(policy, "unanswering", lambda nodes: set())
+        config = configs.override(configs.recipes.tiny(), {"train.micro_batch": rows, "parallel.reduction": "fp32"})
+        self.limits, self.processes = MemoryLimits(rows), Processes()
+        job = {"config": config.model_dump(mode="json"), "control": control}
+        self.policy = FailurePolicy(FailureConfig(max_failures=3), job, self.processes, self.limits)
+
+    def of(self, workers: int, error: WorkerGroupError) -> FailureDecision:
+        self.processes.plan = ("node",) * workers
+        return self.policy.make_decision(error)
+
+
+def test_a_shrink_below_what_fits_waits_for_room_and_burns_no_retries(monkeypatch: pytest.MonkeyPatch) -> None:
+    run = Failures(monkeypatch)
+    run.limits.trained(6)
+    for workers in (2, 3, 4, 5):  # more than max_failures
+        assert run.of(workers, cuda_says(1000 + workers, 512, 3.5)) is RETRY
+        assert run.limits.least_workers == workers + 1
+    assert run.told[0]["reason"].endswith("a step does not fit 2 workers: it waits for 3 or more")
+    assert all(one["cause"] == "out of memory" and one["again"] for one in run.told)
+    # and the rule of who trains does wait
+    bounds = Bounds(1, 8, settle_s=0.0, fits=run.limits.least_workers)
+    waits, memory = decide(bounds, [Node("a", 5)], None, Prospects(), Remembered(), 0.0)
+    assert isinstance(waits, Stay)
+    assert waits.reason == "waiting for capacity: room for 5 workers, a step needs the memory of 6"
+    starts, _ = decide(bounds, [Node("a", 5), Node("b", 3)], None, Prospects(), memory, 1.0)
+    assert isinstance(starts, Start)
+    assert starts.workers == 8
+
+
+def test_the_same_error_of_another_process_with_other_bytes_is_the_same_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    run = Failures(monkeypatch)
+    assert run.of(4, cuda_says(100, 512, 3.5)) is RETRY
+    assert run.of(4, cuda_says(2345, 96, 17.25)) is RAISE
+    assert run.told[1]["reason"].endswith("a micro-batch is of one row already")
+
+
+def test_an_error_at_another_step_is_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    run = Failures(monkeypatch)
+    assert run.of(4, cuda_says(100, 512, 3.5)) is RETRY
+    run.step = 8
+    assert run.of(4, cuda_says(100, 512, 3.5)) is RETRY
+
+
+def test_a_size_that_trained_and_then_fails_twice_waits_rather_than_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    run = Failures(monkeypatch)
+    run.limits.trained(4)
+    run.limits.trained(6)
+    assert run.of(4, cuda_says(100, 512, 3.5)) is RETRY
+    assert run.limits.least_workers == 1
+    assert run.of(4, cuda_says(101, 512, 3.5)) is RETRY
+    assert run.limits.least_workers == 5
+
+
+def test_rows_that_were_too_much_for_few_are_given_to_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    run = Failures(monkeypatch, rows=4)
+    assert run.of(2, cuda_says(100, 512, 3.5)) is RETRY
+    assert run.limit == [2]
+    assert [run.limits.rows_at_once(workers) for workers in (1, 2, 3)] == [2, 2, 4]
+
+
+@pytest.mark.parametrize(
+    "error", [CutOff("rank 0 of 2 was cut off"), CollectiveError("an all-reduce returned garbage")]
+)
+def test_garbage_is_the_echo_of_anothers_loss_and_is_tried_again(
+    monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    assert is_echo(error)
+    run = Failures(monkeypatch)
+    for _ in range(3):
+        assert run.of(4, WorkerGroupError("", {0: error, 2: error})) is RETRY
+    assert run.of(4, WorkerGroupError("", {0: error})) is RAISE  # no more than any other failure
+
+
+def test_a_group_that_is_too_small_by_what_was_learnt_leaves_only_for_one_that_fits() -> None:
+    bounds, going = Bounds(1, 8, settle_s=0.0, fits=4), Node("b", 4, leaves_at=1.0)
+    decision, _ = decide(bounds, [Node("a", 3), going], Group(("a", "b", "b", "b")), Prospects(), Remembered(), 0.5)
+    assert isinstance(decision, Leave)
+    assert decision.durable  # nobody follows yet: the state goes to the store
