@@ -287,7 +287,7 @@ def _without(config: Config) -> None:
     training.start()
     with Journal(folder) as journal:
         while training.is_alive():
-            for record in ray.get(control.take.remote(0.5)):
+            for record in ray.get(control.take(0.5)):
                 journal(event(record))
 
 

@@ -87,6 +87,7 @@ def save_in(world: World, layout: str, url: str, step: int = 5) -> list[Any]:
     with Saver(Folder(url), number[0], world.rank, world.size, stage_in="/dev/shm", tries=2, rule=Rule(2)) as saver:
         saver.begin(tensors, meta, {})
         outcome = saver.poll(wait=True)
+        saver.end()  # rank 0's writing process removes what is old after its answer; that belongs to the save, too
     assert outcome
     assert outcome.error is None, outcome.error
     return [outcome.written]
