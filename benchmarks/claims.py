@@ -7,7 +7,6 @@ import json
 import multiprocessing as mp
 import os
 import re
-import socket
 import subprocess
 import sys
 import time
@@ -72,10 +71,8 @@ def _child(function: Any, arguments: Any, result: Any) -> None:
 def together(script: str, told: Sequence[dict[str, Any]], workers: int) -> dict[str, dict[str, Any]]:
     """What a group of ``workers`` processes over loopback finds: each is ``script --rank`` and reads ``told`` from its input;
     rank 0 prints an object with an ``id`` in a line for each thing it has done."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = str(probe.getsockname()[1])
-    environment = {"WORLD_SIZE": str(workers), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+    store, where = meeting_place()
+    environment = {**where, "WORLD_SIZE": str(workers)}
     processes = [
         subprocess.Popen(
             [sys.executable, script, "--rank"],
@@ -96,9 +93,21 @@ def together(script: str, told: Sequence[dict[str, Any]], workers: int) -> dict[
         if line.startswith("{"):
             found.append(json.loads(line))
             print(line.strip(), file=sys.stderr, flush=True)
-    if any(process.wait() for process in processes):
+    statuses = [process.wait() for process in processes]
+    del store  # not before all have ended
+    if any(statuses):
         raise RuntimeError("a rank failed")
     return {one.pop("id"): one for one in found}
+
+
+def meeting_place() -> tuple[Any, dict[str, str]]:
+    """The store where the ranks of a process group meet, on a port that the kernel chose for it, and the environment that says
+    where. Keep it for as long as they are there."""
+    from torch.distributed import TCPStore  # the peers' interpreters may have no torch
+
+    store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    where = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(store.port)}
+    return store, {**where, "TORCHELASTIC_USE_AGENT_STORE": "True"}  # it is there: rank 0 is not to start one
 
 
 def read_through(batches: Iterable[Any], began: float) -> dict[str, float]:

@@ -10,7 +10,6 @@ float64 sums and smaller micro-batches make it bit-equal at any world size.
 
 from __future__ import annotations
 
-import os
 import statistics
 import tempfile
 import time
@@ -37,11 +36,10 @@ WARM_UP_STEPS = 8
 GOAL = 0.98
 
 
-def bare(rank: int, config: Config, port: int, steps: int, results: Any) -> None:
+def bare(rank: int, config: Config, meet: str, steps: int, results: Any) -> None:
     """The loop one would write by hand for exactly this model and this batch."""
     torch.set_num_threads(1)
-    os.environ.update(RANK=str(rank), WORLD_SIZE=str(WORLD_SIZE), MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
-    dist.init_process_group("gloo")
+    dist.init_process_group("gloo", init_method=meet, rank=rank, world_size=WORLD_SIZE)
     mesh = init_device_mesh("cpu", (WORLD_SIZE,))
     dataset = Folder(config.shards.dataset)
     manifest = load_manifest(dataset)
@@ -73,11 +71,11 @@ def bare(rank: int, config: Config, port: int, steps: int, results: Any) -> None
         results.put(times)
 
 
-def bare_step_s(config: Config, steps: int, port: int) -> float:
-    """Mean seconds of a step of the bare loop, warm-up left out."""
+def bare_step_s(config: Config, steps: int, meet: str) -> float:
+    """Mean seconds of a step of the bare loop, warm-up left out. ``meet``: where its ranks find each other."""
     context = mp.get_context("spawn")
     results = context.Queue()
-    processes = [context.Process(target=bare, args=(rank, config, port, steps, results)) for rank in range(WORLD_SIZE)]
+    processes = [context.Process(target=bare, args=(rank, config, meet, steps, results)) for rank in range(WORLD_SIZE)]
     for process in processes:
         process.start()
     times = results.get(timeout=600)
@@ -121,7 +119,7 @@ def measure(folder: str, rounds: int, steps: int) -> dict[str, Any]:
             order = ("bare", "ours", "exact")
             for who in reversed(order) if number % 2 else order:
                 if who == "bare":
-                    times["bare"] = bare_step_s(ours, steps, 29400 + number)
+                    times["bare"] = bare_step_s(ours, steps, f"file://{folder}/group-{number}")
                 else:
                     config = ours if who == "ours" else exact
                     times[who], times[f"{who}_data_wait"] = ours_step_s(config, f"{who}-{number}")

@@ -69,8 +69,8 @@ def config_of(folder: str, steps: int) -> Config:
 
 def ours(config: Config, number: int) -> dict[str, float]:
     """The loop of a run, as under torchrun."""
-    port = 29600 + number
-    os.environ.update(RANK="0", WORLD_SIZE="1", MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
+    store, where = claims.meeting_place()
+    os.environ.update(where, RANK="0", WORLD_SIZE="1")
     device = "cuda" if torch.cuda.is_available() else "cpu"
     with process_group(device):
         data = open_data(config)
@@ -80,6 +80,7 @@ def ours(config: Config, number: int) -> dict[str, float]:
             return load(reader, reader.plan(step, config.num_steps, int(config.feed.read_bytes)))
 
         ends = [time.perf_counter() for event in run.events(feed, lambda: None) if isinstance(event, StepDone)]
+    del store
     return _rate(ends, config.tokens_per_step)
 
 

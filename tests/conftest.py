@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 import s3_server
+import second_try
 from hypothesis import settings
 
 # every machine the same: no token of the user's home, no reports to anyone, no server retries that take minutes
@@ -27,6 +28,11 @@ os.environ.pop("MLFLOW_TRACKING_URI", None)
 from springtide import config as configs
 from springtide.config import Config
 from springtide.dataset import prepare
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Give tests of real processes a second try."""
+    config.pluginmanager.register(second_try, "second_try")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -13,7 +13,7 @@ import torch.distributed as dist
 from springtide.parallel import Links, World
 
 
-def cut_off(world: World, folder: str, port: int) -> tuple[int, int, str, float]:
+def cut_off(world: World, folder: str) -> tuple[int, int, str, float]:
     """The last rank does not come to a collective; each of the others cuts itself off from another thread. Its links,
     how many files they opened, what the collective raised, and the sum that a new group of the same processes then has."""
     before = len(os.listdir("/proc/self/fd"))
@@ -27,11 +27,10 @@ def cut_off(world: World, folder: str, port: int) -> tuple[int, int, str, float]
         except RuntimeError as error:
             raised = str(error)
         Path(folder, f"raised-{world.rank}").touch()
-    while len(list(Path(folder).iterdir())) < world.size - 1:
+    while len(list(Path(folder).glob("raised-*"))) < world.size - 1:
         time.sleep(0.02)  # between looks: as long as any waits, the last rank stays away
     dist.destroy_process_group()
-    address = f"tcp://127.0.0.1:{port}"
-    dist.init_process_group("gloo", init_method=address, rank=world.rank, world_size=world.size)
+    dist.init_process_group("gloo", init_method=f"file://{folder}/group", rank=world.rank, world_size=world.size)
     total = torch.ones(1)
     dist.all_reduce(total)
     return count, opened, raised, total.item()

@@ -183,7 +183,7 @@ def save_and_die(world: World, config: Config, point: str) -> list[Event]:
         else:
             if point == "staging":
                 Stage.settle = die  # type: ignore[method-assign]
-            elif point == "before staging" or world.is_first:
+            elif point == "before staging" or (point == "one of two" and world.is_first):
                 die()
             begin(self, tensors, meta, config)
             if point == "handed over":

@@ -7,13 +7,13 @@ import multiprocessing
 import os
 import pickle
 import queue
-import socket
 import time
 import traceback
 from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch.distributed import TCPStore
 
 from springtide.parallel import process_group, world
 
@@ -24,11 +24,12 @@ class RankDied(Exception):
     """A rank ended without a word."""
 
 
-def free_port() -> int:
-    """A loopback port that nobody listens on."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+def meeting_place() -> tuple[TCPStore, dict[str, str]]:
+    """The store where ranks meet, on a port that the kernel chose for it, and the environment that says where. A port that is
+    looked for first and bound later may be another's by then."""
+    store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    where = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(store.port)}
+    return store, {**where, "TORCHELASTIC_USE_AGENT_STORE": "True"}  # it is there: rank 0 is not to start one
 
 
 def _rank(
@@ -50,8 +51,8 @@ def run_ranks(world_size: int, function: Callable[..., Any], *arguments: Any) ->
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["ranks", "loops", "torch._dynamo", "torch.distributed.checkpoint"])
     results = context.Queue()
-    group = {"WORLD_SIZE": str(world_size), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
-    environment = {**os.environ, **group}
+    store, where = meeting_place()
+    environment = {**os.environ, **where, "WORLD_SIZE": str(world_size)}
     processes = [
         context.Process(target=_rank, args=(rank, environment, results, function, arguments), daemon=True)
         for rank in range(world_size)
@@ -78,3 +79,4 @@ def run_ranks(world_size: int, function: Callable[..., Any], *arguments: Any) ->
     finally:
         for process in processes:
             process.kill()
+        del store  # not before
