@@ -4,14 +4,18 @@ PYTHON ?= python3
 BIN := .venv/bin
 DEMO_ROOT ?= runs
 
-.PHONY: demo test lint bench drills sweeps clean
+.PHONY: demo test flaky lint bench drills sweeps clean
 
 demo: .venv/.ready
 	$(BIN)/springtide train --recipe demo --run.root $(DEMO_ROOT) --demo
 
 test: .venv/.ready lint
-	$(BIN)/python -m pytest -n 2 tests/house tests/unit tests/distributed
+	$(BIN)/python -m pytest -n 2 tests/house tests/unit tests/distributed tests/benchmarks
 	$(BIN)/python -m pytest tests/elastic
+
+# the tests of real processes, ten times on busy cores: hours; a second call goes on where the first was
+flaky: .venv/.ready
+	$(BIN)/python tests/flaky.py
 
 lint: .venv/.ready
 	$(BIN)/ruff check .
@@ -48,7 +52,7 @@ sweeps: .venv/.ready
 	touch $@
 
 clean:
-	rm -rf .venv .venv-peers .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf .venv .venv-peers .pytest_cache .mypy_cache .ruff_cache .hypothesis .flaky
 
 # torch first and pinned: an unpinned one would bring gigabytes of CUDA packages
 .venv/.ready: pyproject.toml constraints.txt

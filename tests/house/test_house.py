@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import re
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -183,4 +184,23 @@ def test_the_readme_names_the_two_commands() -> None:
     text = (REPOSITORY / "README.md").read_text()
     assert "make demo" in text
     assert "make test" in text
-    assert "make test" in (REPOSITORY / ".ci" / "run").read_text()
+    run = (REPOSITORY / ".ci" / "run").read_text().splitlines()
+    assert [line.split("#")[0].strip() for line in run if line.startswith("make")] == ["make demo", "make test"]
+
+
+def test_what_the_demo_and_the_tests_leave_in_a_clone_is_ignored_and_changes_no_rule(tmp_path: Path) -> None:
+    left = ["runs/run/config.yaml", "datasets/it/manifest.json", "mlruns/0/meta.yaml", ".flaky/it/round-01/result.json"]
+    ignored = subprocess.run(
+        ["git", "check-ignore", *left], cwd=REPOSITORY, capture_output=True, text=True, check=False
+    )
+    assert ignored.stdout.splitlines() == left
+    # a folder of the name of a package in the root is no reason to sort its import as ours
+    shutil.copy(REPOSITORY / "pyproject.toml", tmp_path)
+    for folder in ("platform", "tests"):
+        shutil.copytree(REPOSITORY / folder, tmp_path / folder, ignore=shutil.ignore_patterns("__pycache__"))
+    for name in left:
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).touch()
+    ruff = [sys.executable, "-m", "ruff", "check", "--no-cache", str(tmp_path)]
+    done = subprocess.run(ruff, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout[-2000:]
