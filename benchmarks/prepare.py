@@ -130,7 +130,7 @@ def measure(source: str, folder: Path, rounds: int, megabytes: float) -> dict[st
 
 def main() -> None:
     """Print the table and the claim."""
-    options = claims.options(__doc__, rounds=3, text="folder", megabytes=(48, 8))
+    options = claims.options(__doc__, rounds=3, text="folder", megabytes=(48, 2))
     with tempfile.TemporaryDirectory() as folder:
         source = options.folder or sysconfig.get_path("purelib")
         found = measure(source, Path(folder), int(options.rounds), options.megabytes)

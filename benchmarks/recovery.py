@@ -10,7 +10,7 @@ run the same training loop with the same checkpoints, every ten steps, so that o
 A gap is the time between the last step before and the first step after; what training through a notice until the node goes
 saves and then loses shows in the steps lost. ``steady`` compares a step with memory tier and policy to one without, on Ray.
 
-    python benchmarks/recovery.py [--quick] [--json] [--rounds 2] [--steady 5]
+    python benchmarks/recovery.py [--only springtide|bare_ray|torchrun] [--quick] [--json] [--rounds 2] [--steady 5]
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import claims
 import psutil
@@ -42,12 +42,7 @@ from springtide.track.events import StepDone
 from springtide.track.ledger import Restart, ledger
 
 NODES = 3
-NOTICE_S = 15.0
-BEFORE, AFTER = 30, 20
-"""Steps before the first event, and after each."""
 PATIENCE_S = 240.0
-_SETTLED = 60
-"""Steps until nothing that starts beside training takes from it any longer."""
 EVENTS = {"notice": 2, "kill": 1, "grow": 2}
 """What happens, and how many train after it."""
 GOALS = {"notice": 15.0, "kill": 10.0, "grow": 1.0}
@@ -56,11 +51,30 @@ RAYS_OWN = {"RAY_TRAIN_ENABLE_PREEMPTION_WATCHER": "1", "RAY_TRAIN_HEALTH_CHECK_
 """What springtide sets otherwise."""
 
 
+class Pace(NamedTuple):
+    """How long everything takes."""
+
+    notice_s: float = 15.0
+    before: int = 30
+    """Steps before the first event."""
+    after: int = 20
+    """Steps after each."""
+    settled: int = 60
+    """Steps until nothing that starts beside training takes from it any longer."""
+    steady: int = 200
+    """Steps."""
+
+
+SMALL = {"corpus.max_files": 40, "model.num_layers": 2, "model.dim": 64, "model.ffn_dim": 160}
+"""For --quick."""
+QUICK = Pace(6.0, 8, 8, 10, 40)
+
+
 class Nodes(Protocol):
     """What can happen to a cluster."""
 
     def notice(self) -> None:
-        """One is told that it will go, and goes ``NOTICE_S`` later."""
+        """One is told that it will go, and goes ``Pace.notice_s`` later."""
 
     def grow(self) -> None:
         """One joins."""
@@ -69,15 +83,15 @@ class Nodes(Protocol):
         """One goes."""
 
 
-def play(nodes: Nodes, run: Run) -> dict[str, float]:
+def play(nodes: Nodes, run: Run, pace: Pace) -> dict[str, float]:
     """Let everything happen, each when training goes on again; gap and steps lost of each, as far as it got."""
-    _until(run, NODES, BEFORE, time.time())
+    _until(run, NODES, pace.before, time.time())
     began: dict[str, float] = {}
     for event, workers in EVENTS.items():
         begin = time.time()
         getattr(nodes, event)()
         try:
-            _until(run, workers, AFTER, begin)
+            _until(run, workers, pace.after, begin)
         except TimeoutError as error:
             _say(f"  {event}: {error}")
             break
@@ -115,25 +129,32 @@ def _costs(restarts: list[Restart], began: dict[str, float]) -> dict[str, float]
 class _Raylets:
     """Nodes of a LocalCluster."""
 
-    def __init__(self, cluster: Any) -> None:
-        self._cluster = cluster
+    def __init__(self, cluster: Any, notice_s: float) -> None:
+        self._cluster, self._notice_s = cluster, notice_s
+        self._doomed: dict[str, threading.Timer] = {}
 
     def notice(self) -> None:
         node = self._cluster.nodes[0]
-        self._cluster.drain(node, NOTICE_S)
-        threading.Timer(NOTICE_S, self._cluster.kill, (node,)).start()
+        self._cluster.drain(node, self._notice_s)
+        self._doomed[node] = threading.Timer(self._notice_s, self._cluster.kill, (node,))
+        self._doomed[node].start()
 
     def grow(self) -> None:
         self._cluster.add()
 
     def kill(self) -> None:
-        self._cluster.kill(self._cluster.nodes[0])
+        self._cluster.kill(next(node for node in self._cluster.nodes if node not in self._doomed))
+
+    def end(self) -> None:
+        for timer in self._doomed.values():
+            timer.join()
 
 
 class _Agents:
     """Nodes that are torchrun's agents."""
 
-    def __init__(self, config: str) -> None:
+    def __init__(self, config: str, notice_s: float) -> None:
+        self._notice_s = notice_s
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
             endpoint = f"127.0.0.1:{probe.getsockname()[1]}"
@@ -150,7 +171,7 @@ class _Agents:
 
     def notice(self) -> None:
         self._agents[-1].send_signal(signal.SIGTERM)
-        threading.Timer(NOTICE_S, _end, (self._agents.pop(),)).start()
+        threading.Timer(self._notice_s, _end, (self._agents.pop(),)).start()
 
     def grow(self) -> None:
         self._agents.append(psutil.Popen(self._command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL))
@@ -172,14 +193,12 @@ def _end(agent: psutil.Popen) -> None:
     agent.wait()
 
 
-def springtide(config: Config) -> dict[str, float]:
+def springtide(config: Config, pace: Pace) -> dict[str, float]:
     """Ours."""
-    cluster = _cluster()
-    with _beside(lambda: st.train(config)):
-        return play(_Raylets(cluster), _run(config))
+    return _on_raylets(_cluster(), lambda: st.train(config), _run(config), pace)
 
 
-def bare_ray(config: Config) -> dict[str, float]:
+def bare_ray(config: Config, pace: Pace) -> dict[str, float]:
     """Ray Train's own elasticity around the loop that torchrun has too."""
     os.environ.update(RAYS_OWN)
     from ray.train import FailureConfig, RunConfig, ScalingConfig
@@ -201,23 +220,22 @@ def bare_ray(config: Config) -> dict[str, float]:
             name="bare", storage_path=f"{config.run.root}/ray", failure_config=FailureConfig(max_failures=-1)
         ),
     )
-    with _beside(trainer.fit):
-        return play(_Raylets(cluster), _run(config))
+    return _on_raylets(cluster, trainer.fit, _run(config), pace)
 
 
-def torchrun(config: Config) -> dict[str, float]:
+def torchrun(config: Config, pace: Pace) -> dict[str, float]:
     """torch's own elasticity."""
     resolved = Path(config.run.root, f"{config.run.id}.yaml")
     resolved.parent.mkdir(parents=True, exist_ok=True)
     resolved.write_text(configs.dump(config))
-    agents = _Agents(str(resolved))
+    agents = _Agents(str(resolved), pace.notice_s)
     try:
-        return play(agents, _run(config))
+        return play(agents, _run(config), pace)
     finally:
         agents.end()
 
 
-CLIENTS: dict[str, Callable[[Config], dict[str, float]]] = {
+CLIENTS: dict[str, Callable[[Config, Pace], dict[str, float]]] = {
     "springtide": springtide,
     "bare_ray": bare_ray,
     "torchrun": torchrun,
@@ -234,23 +252,26 @@ def _cluster() -> Any:
     return cluster
 
 
-@contextlib.contextmanager
-def _beside(function: Callable[[], Any]) -> Iterator[None]:
-    """Meanwhile, in a thread that is never waited for: its cluster ends under it."""
+def _on_raylets(cluster: Any, train: Callable[[], Any], run: Run, pace: Pace) -> dict[str, float]:
+    """What ``play`` finds while ``train`` runs in a thread that is never waited for: its cluster ends under it."""
 
     def quietly() -> None:
         with contextlib.suppress(BaseException):
-            function()
+            train()
 
     threading.Thread(target=quietly, daemon=True).start()
-    yield
+    nodes = _Raylets(cluster, pace.notice_s)
+    try:
+        return play(nodes, run, pace)
+    finally:
+        nodes.end()
 
 
 def _run(config: Config) -> Run:
     return Run(Folder(config.run.root) / config.run.id)
 
 
-def steady(config: Config, machinery: bool) -> dict[str, float]:
+def steady(config: Config, machinery: bool, settled: int) -> dict[str, float]:
     """Median seconds of a step on Ray, with all that elasticity needs or with none of it."""
     from springtide.on_ray.cluster import cluster
 
@@ -259,7 +280,7 @@ def steady(config: Config, machinery: bool) -> dict[str, float]:
             st.train(config)
         else:
             _without(config)
-    steps = _steps(_run(config))[_SETTLED:]
+    steps = _steps(_run(config))[settled:]
     return {"step_s": statistics.median(step.step_time_s for step in steps)}
 
 
@@ -291,7 +312,7 @@ def _without(config: Config) -> None:
                 journal(event(record))
 
 
-def config_of(root: str, steps: int = 100_000, workers: int = NODES) -> Config:
+def config_of(root: str, small: bool, steps: int = 100_000, workers: int = NODES) -> Config:
     """Four layers of 128, a step of a quarter of a second on two cores."""
     base = configs.recipes.tiny()
     rows = 24
@@ -312,12 +333,12 @@ def config_of(root: str, steps: int = 100_000, workers: int = NODES) -> Config:
         "track.mlflow_uri": "off",
         "track.progress": False,
     }
-    return st.prepare(configs.override(base, changes))
+    return st.prepare(configs.override(base, {**changes, **(SMALL if small else {})}))
 
 
-def measure(root: str, rounds: int) -> dict[str, list[dict[str, float]]]:
+def measure(root: str, rounds: int, pace: Pace) -> dict[str, list[dict[str, float]]]:
     """Each client in each round, in turn another one first; a client that does not get there is said to."""
-    config = config_of(root)
+    config = config_of(root, pace is QUICK)
     found: dict[str, list[dict[str, float]]] = {name: [] for name in CLIENTS}
     for number in range(rounds):
         names = list(CLIENTS)
@@ -325,21 +346,21 @@ def measure(root: str, rounds: int) -> dict[str, list[dict[str, float]]]:
             _say(f"round {number + 1}: {name}")
             here = configs.override(config, {"run.id": f"{name.replace('_', '-')}-{number}"})
             try:
-                found[name].append(claims.alone(CLIENTS[name], here))
+                found[name].append(claims.alone(CLIENTS[name], here, pace))
                 _say(f"  {found[name][-1]}")
             except EOFError:
                 _say(f"  {name} did not get there")
     return found
 
 
-def measure_steady(root: str, rounds: int, steps: int) -> dict[str, float]:
+def measure_steady(root: str, rounds: int, pace: Pace) -> dict[str, float]:
     """Medians over rounds of the median step, and of the ratio of a round."""
-    config = config_of(root, steps, workers=2)
+    config = config_of(root, pace is QUICK, pace.steady, workers=2)
     times: dict[bool, list[float]] = {True: [], False: []}
     for number in range(rounds):
         for machinery in (True, False) if number % 2 else (False, True):
             here = configs.override(config, {"run.id": f"steady-{number}-{machinery}"})
-            times[machinery].append(claims.alone(steady, here, machinery)["step_s"])
+            times[machinery].append(claims.alone(steady, here, machinery, pace.settled)["step_s"])
             _say(f"steady, {'with' if machinery else 'without'}: {times[machinery][-1] * 1e3:.1f} ms")
     ratios = [ours / bare for ours, bare in zip(times[True], times[False], strict=True)]
     medians = {"with": statistics.median(times[True]), "without": statistics.median(times[False])}
@@ -364,7 +385,9 @@ def judge(found: dict[str, list[dict[str, float]]], steps: dict[str, float]) -> 
                 goal = GOALS[event] if peer == "bare_ray" else 1.0
                 judged.append(claims.claim(f"{event}_gap_vs_{peer}", ratio, goal, "higher", table))
     for event, most in LOST.items():
-        if worsts := [lost for one in found["springtide"] if (lost := one.get(f"{event}_steps_lost")) is not None]:
+        if worsts := [
+            lost for one in found.get("springtide", []) if (lost := one.get(f"{event}_steps_lost")) is not None
+        ]:
             worst = max(worsts)
             judged.append(claims.claim(f"{event}_steps_lost", worst, most, "lower", table))
     judged.append(claims.claim("steady_state_cost", steps["ratio"], 1.03, "lower", steps))
@@ -386,14 +409,16 @@ def _say(text: str) -> None:
 
 def main() -> None:
     """Measure, print, judge."""
-    options = claims.options(__doc__, rounds=2, steady=(5, 1))
+    options = claims.options(__doc__, rounds=2, text="only", steady=(5, 1))
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    os.environ["RAY_ENABLE_AUTO_CONNECT"] = "0"  # a driver whose cluster has ended would join whichever else is here
+    only = options.only or ("springtide" if options.quick else "")  # a round of the peers takes minutes
+    for peer in set(CLIENTS) - {only} if only else ():
+        del CLIENTS[peer]
+    pace = QUICK if options.quick else Pace()
     with tempfile.TemporaryDirectory() as root:
-        if options.quick:  # ours alone: a round of the peers takes minutes
-            for peer in ("bare_ray", "torchrun"):
-                del CLIENTS[peer]
-        found = measure(root, options.rounds)
-        steps = measure_steady(root, int(options.steady), 90 if options.quick else 200)
+        found = measure(root, options.rounds, pace)
+        steps = measure_steady(root, int(options.steady), pace)
     show(found)
     claims.show(options, judge(found, steps))
 

@@ -34,6 +34,8 @@ from springtide.store import Folder
 WORLD_SIZE = 2
 WARM_UP_STEPS = 8
 GOAL = 0.98
+SMALL = {"corpus.max_files": 40, "model.num_layers": 2, "model.dim": 64, "model.ffn_dim": 176}
+"""For --quick."""
 
 
 def bare(rank: int, config: Config, meet: str, steps: int, results: Any) -> None:
@@ -92,7 +94,7 @@ def ours_step_s(config: Config, name: str) -> tuple[float, float]:
     return statistics.fmean(step.step_time_s for step in steps), statistics.fmean(step.data_wait_s for step in steps)
 
 
-def measure(folder: str, rounds: int, steps: int) -> dict[str, Any]:
+def measure(folder: str, rounds: int, steps: int, small: bool) -> dict[str, Any]:
     """Alternate both for ``rounds`` rounds; who goes first changes every round."""
     config = st.override(
         st.recipes.demo(),
@@ -108,6 +110,7 @@ def measure(folder: str, rounds: int, steps: int) -> dict[str, Any]:
             "elastic.max_workers": WORLD_SIZE,
             "parallel.threads": 1,
             "track.progress": False,
+            **(SMALL if small else {}),
         },
     )
     exact = st.prepare(config)
@@ -140,7 +143,7 @@ def main() -> None:
     """Print the table and the claim."""
     options = claims.options(__doc__, rounds=4, steps=(40, WARM_UP_STEPS + 4))
     with tempfile.TemporaryDirectory() as folder:
-        found = measure(folder, int(options.rounds), int(options.steps))
+        found = measure(folder, int(options.rounds), int(options.steps), options.quick)
     print(f"exact sums: {found['exact_ratio']:.4f}")
     detail = {**found, "torch": torch.__version__}
     claims.show(options, [claims.claim("step_overhead", found["ratio"], GOAL, "higher", detail)])

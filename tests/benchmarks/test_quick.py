@@ -1,0 +1,50 @@
+"""Benchmarks that need no Ray still run; those that do are in tests/elastic."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from quick import BENCHMARKS, claims, traces
+
+ON_RAY = {"prepare", "recovery", "step_overhead", "sweep"}
+"""In tests/elastic/test_benchmarks.py."""
+CLAIMS = {
+    "checkpoint": {
+        *("save_stall_vs_sync", "save_step_slowdown", "save_peak_memory_vs_shard"),
+        *("save_vs_raw_put", "load_vs_raw_get", "memory_vs_store_load"),
+    },
+    "growth": {"growth_layers_over_flops", "growth_width_over_flops", "growth_length_over_flops"},
+    "layouts": {"layouts_loss_over_tolerance", "bytes_predicted_off"},
+}
+PEERS = (BENCHMARKS.parent / ".venv-peers").exists()
+
+
+@pytest.mark.parametrize("benchmark", sorted(CLAIMS))
+def test_a_benchmark_runs_and_ends_with_its_claims(benchmark: str) -> None:
+    assert claims(benchmark).keys() == CLAIMS[benchmark]
+
+
+def test_goodput_is_simulated_on_every_record_there_is(tmp_path: Path) -> None:
+    found = claims("goodput", "--traces", str(traces(tmp_path)))
+    assert found.keys() == {f"goodput_vs_ideal_{name}_32" for name in ("p3", "g4dn", "gcp_a100", "v100")}
+    assert all(0 < claim["value"] <= 1 for claim in found.values())
+
+
+def test_throughput_says_who_is_left_out() -> None:
+    found = claims("throughput")
+    assert found.keys() >= {"vs_bare_loop", "vs_best"}
+    assert ("left out" in found["vs_best"]["detail"]) != PEERS
+
+
+def test_stream_says_who_is_left_out() -> None:
+    found = claims("stream")
+    assert "first_batch_seek" in found
+    assert ("left out" in found["first_batch_seek"]["detail"]) != PEERS
+
+
+def test_every_benchmark_is_run_by_a_test() -> None:
+    with_claims = {path.stem for path in BENCHMARKS.glob("*.py") if "claims.show(" in path.read_text()}
+    assert with_claims == {*CLAIMS, *ON_RAY, "goodput", "throughput", "stream"}
+    text = (Path(__file__).parents[1] / "elastic" / "test_benchmarks.py").read_text()
+    assert [name for name in ON_RAY if f'claims("{name}"' not in text] == []

@@ -1,0 +1,33 @@
+"""Benchmarks on Ray still run; the others are in tests/benchmarks."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import ray
+from quick import claims, traces
+
+pytestmark = [pytest.mark.cluster, pytest.mark.slow]
+
+
+@pytest.fixture
+def on_the_cluster(ray_cluster: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What looks for a cluster finds the one of the tests; those that take nodes away start their own."""
+    monkeypatch.setenv("RAY_ADDRESS", ray.get_runtime_context().gcs_address)
+
+
+@pytest.mark.usefixtures("on_the_cluster")
+def test_what_a_step_and_what_preparing_costs_is_measured() -> None:
+    assert claims("step_overhead").keys() == {"step_overhead"}
+    assert claims("prepare").keys() == {"prepare_vs_tokenizer"}
+
+
+def test_nodes_are_lost_and_join_and_a_step_is_measured_without_all_that() -> None:
+    found = claims("recovery")
+    assert found.keys() >= {"steady_state_cost", "notice_steps_lost", "kill_steps_lost", "grow_steps_lost"}
+
+
+def test_a_race_of_sweeps_has_its_end_and_a_record_is_replayed(tmp_path: Path) -> None:
+    found = claims("sweep", "--traces", str(traces(tmp_path)))
+    assert found.keys() == {"worker_seconds_vs_fixed_asha", "trial_start_vs_bare_tune", "preempted_work_lost"}
