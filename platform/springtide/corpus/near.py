@@ -11,8 +11,6 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 import numpy as np
-from scipy.sparse import coo_array
-from scipy.sparse.csgraph import connected_components
 
 from springtide.store.digest import mix
 
@@ -42,6 +40,10 @@ def clusters(columns: Iterable[np.ndarray], documents: int) -> np.ndarray:
 
     ``columns`` yields the hashes of one band of all documents, uint64 (documents,), at a time.
     """
+    # here, so that a machine without scipy can do everything else
+    from scipy.sparse import coo_array
+    from scipy.sparse.csgraph import connected_components
+
     left, right = [np.empty(0, np.int64)], [np.empty(0, np.int64)]
     for column in columns:
         order = np.argsort(column, kind="stable")
