@@ -1,0 +1,234 @@
+"""The kernels of a step side by side: attention, the head's loss, norms; forward and backward, milliseconds and peak memory.
+
+Attention has Llama 3 8B's shape: 32 query heads, 8 of keys and values, width 128, 8192 positions, causal. It runs by each backend
+of scaled_dot_product_attention, with grouped heads as springtide asks for them and with keys and values repeated; with documents
+apart by a mask, by varlen_attn and by FlexAttention, where this torch has them. A backend that refuses is told with its reason.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import claims
+import torch
+import torch.nn.functional as F
+from measure import CUDA, DEVICE, NO_GPU, Book, NotHere, median_ms, peak_gb, tidy
+from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from springtide.model import loss
+from springtide.model.decoder import RMSNorm, documents
+
+HEADS, KV_HEADS, WIDTH, LENGTH = (32, 8, 128, 8192) if CUDA else (4, 2, 16, 64)
+DOCUMENTS = 8
+"""Of equal length in a row."""
+TOKENS, DIM, IDS = (8192, 4096, 128256) if CUDA else (64, 32, 512)
+TYPE = torch.bfloat16
+ON_CPU = ("MATH", "FLASH")
+"""Backends that a CPU has."""
+BACKENDS = {
+    "cudnn": "CUDNN_ATTENTION",
+    "flash": "FLASH_ATTENTION",
+    "efficient": "EFFICIENT_ATTENTION",
+    "math": "MATH",
+}
+SECONDS = 0.4 if CUDA else 0.02
+
+
+def measure(book: Book) -> list[dict[str, Any]]:
+    """The cells, and what they claim."""
+    attention(book)
+    for logits in (2**27, 2**28, 2**29, 2**30) if CUDA else (2**12, 2**15):
+        book.cell(f"head loss/parts of 2^{logits.bit_length() - 1} logits", lambda logits=logits: head_loss(logits))
+    book.cell("head loss/F.cross_entropy of all logits", lambda: whole_loss(False))
+    book.cell("head loss/F.cross_entropy of all logits, compiled", lambda: whole_loss(True), NO_GPU)
+    norm = RMSNorm(DIM, 1e-5)
+    norm.weight.data = torch.ones(DIM)
+    norm.to(DEVICE)
+    book.cell("norm/RMSNorm", lambda: norms(norm))
+    book.cell("norm/RMSNorm, compiled", lambda: norms(torch.compile(norm)), NO_GPU)
+    book.cell("norm/F.rms_norm", lambda: norms(lambda x: F.rms_norm(x, (DIM,), norm.weight.to(x.dtype), 1e-5)))
+    return comparisons(book)
+
+
+def comparisons(book: Book) -> list[dict[str, Any]]:
+    """How the default stands against the best of the others, as claims."""
+    cells = book.values()
+    found = []
+    for group in ("attention, causal", "attention, documents apart"):
+        default = cells.get(f"{group}/default")
+        others = {name: one["ms"] for name, one in cells.items() if name.startswith(group)}
+        if default and others:
+            best = min(others, key=lambda name: others[name])
+            detail = {"best": best, "ms": others}
+            found.append(claims.claim(f"default_over_best {group}", default["ms"] / others[best], 1.1, "lower", detail))
+    return found
+
+
+def attention(book: Book) -> None:
+    """All its cells."""
+    mask = _mask()
+    for documents_apart in (False, True):
+        group = "attention, documents apart" if documents_apart else "attention, causal"
+        with_mask = mask if documents_apart else None
+        book.cell(f"{group}/default", lambda m=with_mask: sdpa("", m, repeated=False))
+        for name in BACKENDS:
+            for repeated in (False, True):
+                which = f"{name}{', heads repeated' if repeated else ''}"
+                absent = "" if CUDA or BACKENDS[name].split("_")[0] in ON_CPU else NO_GPU
+                book.cell(f"{group}/{which}", lambda n=name, m=with_mask, r=repeated: sdpa(BACKENDS[n], m, r), absent)
+        book.cell(f"{group}/varlen_attn", lambda apart=documents_apart: varlen(apart), NO_GPU)
+        book.cell(f"{group}/flex_attention, compiled", lambda apart=documents_apart: flex(apart), NO_GPU)
+
+
+def _mask() -> Tensor:
+    """Who may attend to whom, where rows hold documents of one length, as the decoder makes it."""
+    ids = torch.ones(1, LENGTH, dtype=torch.int64, device=DEVICE)
+    ids[:, LENGTH // DOCUMENTS - 1 :: LENGTH // DOCUMENTS] = 0
+    return documents(ids, 0)[1]
+
+
+def _heads(number: int) -> Tensor:
+    return torch.randn(1, number, LENGTH, WIDTH, device=DEVICE, dtype=TYPE, requires_grad=True)
+
+
+@contextlib.contextmanager
+def _backend(name: str) -> Iterator[None]:
+    if not name:
+        yield
+        return
+    if not hasattr(SDPBackend, name):
+        raise NotHere(f"this torch has no SDPBackend.{name}")
+    with sdpa_kernel([getattr(SDPBackend, name)]):
+        yield
+
+
+def sdpa(backend: str, mask: Tensor | None, repeated: bool) -> dict[str, Any]:
+    """scaled_dot_product_attention; NotHere when the backend refuses."""
+    q, k, v = _heads(HEADS), _heads(KV_HEADS), _heads(KV_HEADS)
+
+    def forward() -> Tensor:
+        keys, values = k, v
+        if repeated:
+            keys, values = (one.repeat_interleave(HEADS // KV_HEADS, dim=1) for one in (k, v))
+        return F.scaled_dot_product_attention(
+            q, keys, values, attn_mask=mask, is_causal=mask is None, enable_gqa=not repeated
+        )
+
+    with _backend(backend):
+        try:
+            forward()
+        except RuntimeError as error:
+            if "No available kernel" in str(error) or "out of memory" in str(error):
+                raise NotHere(f"refuses: {str(error)[:300]}") from None
+            raise
+        return both_ways(forward, [q, k, v], _attention_flops(mask is not None))
+
+
+def _attention_flops(apart: bool) -> float:
+    """Of forward and backward; what the mask leaves out is not counted."""
+    seen = LENGTH / DOCUMENTS if apart else LENGTH
+    return 3.5 * 4 * HEADS * WIDTH * LENGTH * seen / 2
+
+
+def varlen(apart: bool) -> dict[str, Any]:
+    """torch.nn.attention.varlen.varlen_attn, which takes where documents begin."""
+    try:
+        from torch.nn.attention.varlen import varlen_attn
+    except ImportError:
+        raise NotHere("this torch has no varlen_attn") from None
+    takes = inspect.signature(varlen_attn).parameters
+    grouped = "enable_gqa" in takes
+    q = torch.randn(LENGTH, HEADS, WIDTH, device=DEVICE, dtype=TYPE, requires_grad=True)
+    heads = KV_HEADS if grouped else HEADS
+    k, v = (torch.randn(LENGTH, heads, WIDTH, device=DEVICE, dtype=TYPE, requires_grad=True) for _ in range(2))
+    longest = LENGTH // DOCUMENTS if apart else LENGTH
+    begins = torch.arange(0, LENGTH + 1, longest, device=DEVICE, dtype=torch.int32)
+    named: dict[str, Any] = {"enable_gqa": True} if grouped else {}
+    named |= {"is_causal": True} if "is_causal" in takes else {"window_size": (-1, 0)}  # the same under two names
+
+    def forward() -> Tensor:
+        return varlen_attn(q, k, v, begins, begins, longest, longest, **named)
+
+    return both_ways(forward, [q, k, v], _attention_flops(apart)) | {"grouped": grouped}
+
+
+def flex(apart: bool) -> dict[str, Any]:
+    """FlexAttention, compiled, with its own form of the mask."""
+    try:
+        from torch.nn.attention.flex_attention import create_block_mask, flex_attention
+    except ImportError:
+        raise NotHere("this torch has no flex_attention") from None
+    longest = LENGTH // DOCUMENTS if apart else LENGTH
+
+    def visible(_batch: Tensor, _head: Tensor, query: Tensor, key: Tensor) -> Tensor:
+        return (query >= key) & (query // longest == key // longest)
+
+    blocks = create_block_mask(visible, None, None, LENGTH, LENGTH, device=str(DEVICE))
+    compiled = torch.compile(flex_attention, dynamic=False)
+    q, k, v = _heads(HEADS), _heads(KV_HEADS), _heads(KV_HEADS)
+    return both_ways(lambda: compiled(q, k, v, block_mask=blocks, enable_gqa=True), [q, k, v], _attention_flops(apart))
+
+
+def both_ways(forward: Callable[[], Tensor], inputs: list[Tensor], flops: float = 0.0) -> dict[str, Any]:
+    """Milliseconds of forward, and of forward and backward together; peak memory of the two."""
+
+    def whole() -> None:
+        out = forward()
+        torch.autograd.grad(out, inputs, torch.ones_like(out))
+
+    tidy()
+    whole()
+    peak = peak_gb()
+    ms = median_ms(whole, SECONDS)
+    with torch.no_grad():
+        alone = median_ms(forward, SECONDS / 2)
+    found = {"ms": ms, "forward_ms": alone, "peak_gb": peak}
+    return found | ({"tflops": round(flops / ms / 1e9, 2)} if flops else {})
+
+
+def _head() -> tuple[Tensor, Tensor, Tensor]:
+    hidden = torch.randn(TOKENS, DIM, device=DEVICE, dtype=TYPE, requires_grad=True)
+    head = (0.02 * torch.randn(IDS, DIM, device=DEVICE)).to(TYPE).requires_grad_()
+    return hidden, head, torch.randint(IDS, (TOKENS,), device=DEVICE)
+
+
+def head_loss(logits: int) -> dict[str, Any]:
+    """springtide's, with so many logits at once."""
+    sizes = getattr(loss, "_LOGITS_AT_ONCE", None)
+    if not isinstance(sizes, dict):
+        raise NotHere("head_loss has no size of its parts any more")
+    before, sizes[DEVICE.type] = sizes[DEVICE.type], logits
+    try:
+        hidden, head, wanted = _head()
+        usual = " (the default)" if logits == before else ""
+        found = both_ways(lambda: loss.head_loss(hidden, head, wanted)[0], [hidden, head], 6.0 * TOKENS * DIM * IDS)
+        return found | {"parts": -(-TOKENS // max(1, logits // IDS)), "note": f"{logits}{usual}"}
+    finally:
+        sizes[DEVICE.type] = before
+
+
+def whole_loss(compiled: bool) -> dict[str, Any]:
+    """As one writes it: all logits, in fp32."""
+    hidden, head, wanted = _head()
+
+    def plain() -> Tensor:
+        return F.cross_entropy((hidden @ head.T).float(), wanted, reduction="sum")
+
+    forward = torch.compile(plain) if compiled else plain
+    return both_ways(forward, [hidden, head], 6.0 * TOKENS * DIM * IDS) | {"parts": 1}
+
+
+def norms(function: Callable[[Tensor], Tensor]) -> dict[str, Any]:
+    """A norm of a step's residual stream: how near it is to float64, and GB/s of the least that it must move."""
+    x = torch.randn(TOKENS, DIM, device=DEVICE, dtype=TYPE, requires_grad=True)
+    found = both_ways(lambda: function(x), [x])
+    exact = x.detach().double()
+    exact = exact * torch.rsqrt(exact.pow(2).mean(-1, keepdim=True) + 1e-5)
+    with torch.no_grad():
+        error = ((function(x).double() - exact).norm() / exact.norm()).item()
+    least = 5 * x.numel() * x.element_size()  # in and out; then in, gradient in, gradient out
+    return found | {"gb_per_s": round(least / found["ms"] / 1e6, 1), "error": float(f"{error:.3g}")}
