@@ -160,6 +160,11 @@ class Processes:
             self.stood.append((node, time.monotonic() - process.begin_s))
         return not reason
 
+    def ban(self, node: str, reason: str) -> None:
+        """Use a node no more for a while, longer each time."""
+        self._failures[node] += 1
+        self._leave_out(node, reason)
+
     def _leave_out(self, node: str, reason: str, for_s: float | None = None) -> None:
         if for_s is None:
             for_s = _AGAIN_S * 2 ** self._failures[node]

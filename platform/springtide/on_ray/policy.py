@@ -41,7 +41,7 @@ from springtide.elastic.policy import (
     decide,
     following,
 )
-from springtide.errors import SpringtideError, StoppedWaiting, TrainingFailed
+from springtide.errors import SpringtideError, StoppedWaiting, TrainingFailed, UnfitNode
 from springtide.on_ray.control import Progress
 from springtide.on_ray.group import Controller, Processes
 from springtide.on_ray.hang import diagnose
@@ -257,13 +257,17 @@ class FailurePolicy(DefaultFailurePolicy):
             if isinstance(ours, StoppedWaiting):
                 return FailureDecision.RAISE
             cause, decision = "failed workers" if failures is not None else "given up", FailureDecision.RAISE
+            if isinstance(ours, UnfitNode) and ours.node in nodes:
+                self._processes.ban(ours.node, str(ours))
+                cause, decision = "unfit node", FailureDecision.RETRY
         elif gone:
             cause, decision = "lost nodes", FailureDecision.RETRY
         elif failures is not None:
             cause, decision = "failed workers", self._of_workers(training_failed_error, failures)
         else:
             cause, decision = "start-up", self._of_start(training_failed_error)
-        reason = ", ".join(sorted(name[:8] for name in gone)) or first_line(training_failed_error)
+        lost_names = ", ".join(sorted(name[:8] for name in gone)) if cause == "lost nodes" else ""
+        reason = lost_names or first_line(training_failed_error)
         if cause == "failed workers" and any(map(is_out_of_memory, (failures or {}).values())):
             cause, (decision, remedy) = "out of memory", self._with_less(decision)
             reason += f"; {remedy}"

@@ -14,6 +14,7 @@ from springtide import config as configs
 from springtide.elastic.limits import MemoryLimits
 from springtide.elastic.policy import Bounds, Group, Leave, Node, Prospects, Start, Stay, decide
 from springtide.elastic.policy import Memory as Remembered
+from springtide.errors import UnfitNode
 from springtide.on_ray import policy
 from springtide.on_ray.control import Progress
 from springtide.on_ray.group import Processes
@@ -120,3 +121,18 @@ def test_a_group_that_is_too_small_by_what_was_learnt_leaves_only_for_one_that_f
     decision, _ = decide(bounds, [Node("a", 3), going], Group(("a", "b", "b", "b")), Prospects(), Remembered(), 0.5)
     assert isinstance(decision, Leave)
     assert decision.durable  # nobody follows yet: the state goes to the store
+
+
+def test_a_node_that_reads_other_bytes_than_its_peers_is_left_out_and_the_run_goes_on(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    run = Failures(monkeypatch)
+    run.processes.plan = ("good", "bad")
+    said = UnfitNode("rank 1 on node bad reads a file otherwise than a second reader", "bad")
+    for _ in range(5):  # more than max_failures: the node is at fault, not the run
+        assert run.policy.make_decision(WorkerGroupError("", {0: said, 1: said})) is RETRY
+    assert list(run.processes.problems()) == ["bad"]
+    assert run.told[0]["cause"] == "unfit node"
+    assert "otherwise than a second reader" in run.told[0]["reason"]
+    elsewhere = UnfitNode("a node that nobody knows", "")
+    assert run.policy.make_decision(WorkerGroupError("", {0: elsewhere})) is RAISE
