@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import importlib
 import json
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -11,6 +13,7 @@ from springtide import config as configs
 from springtide.cli import main
 from springtide.errors import ConfigError
 from springtide.fit import check_fits, choose, fit, least_workers
+from springtide.model import make, num_parameters
 from springtide.on_ray.cluster import check_precision
 from springtide.train.memory import predicted_bytes
 
@@ -78,8 +81,37 @@ def test_small_models_are_never_looked_at_closely(recipe: str, monkeypatch: pyte
     check_fits(config, VOCABULARY, 0, 2, 8 * 10**9)
 
 
+MEANT_FOR = {
+    "tiny": (257, 2),
+    "demo": (4096, 2),
+    "gpu_125m": (50_304, 1),
+    "gpu_1b": (50_304, 8),
+    "gemma_2b": (256_000, 64),
+    "qwen3_4b": (151_936, 64),
+    "llama3_8b": (128_256, 64),
+    "llama3_70b": (128_256, 256),
+}
+"""Recipe -> ids of the vocabulary its shape is known with, workers that its docstring names."""
+DEVICE_BYTES = 80 * 10**9
+"""Of an A100 or H100."""
+
+
+@pytest.mark.parametrize("recipe", configs.recipes.RECIPES)
+def test_each_recipe_fits_the_devices_it_is_meant_for(recipe: str) -> None:
+    vocab_size, workers = MEANT_FOR[recipe]
+    check_fits(configs.recipe(recipe), vocab_size, None, workers, DEVICE_BYTES)
+
+
+@pytest.mark.parametrize("changes", [{}, {"model.source": "own_model:build"}], ids=["defaults", "own model"])
+def test_one_worker_without_sharding_is_foretold_too(changes: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(Path(__file__).parents[1] / "distributed")
+    config = configs.override(configs.Config(), {"model.num_layers": 1, "elastic.max_workers": 1, **changes})
+    state = 16 * num_parameters(make(config.model, VOCABULARY))  # weights, gradients, two moments
+    assert state < predicted_bytes(config, VOCABULARY, None, 1) < 100 * state  # activations
+
+
 def test_the_command_prints_the_table(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["fit", "--recipe", "tiny", "--workers", "2", "--json"]) == 0
+    assert main(["fit", "--recipe", "tiny", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert found["as configured"] > 0
     assert main(["fit", "--recipe", "tiny", "--workers", "2"]) == 0

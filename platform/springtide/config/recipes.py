@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Literal
 
 from springtide.config.amounts import Tokens
 from springtide.config.data import ShardsConfig, StreamConfig
@@ -71,7 +72,13 @@ def llama3_8b() -> Config:
 def llama3_70b() -> Config:
     """Llama 3 70B's shape, bf16, 256 GPUs, 1.4T tokens."""
     return _pretrain(
-        _llama3(80, 8192, 64, 28672), global_batch=1024, peak_lr=1.5e-4, total=1_400_000_000_000, length=8192, most=256
+        _llama3(80, 8192, 64, 28672),
+        global_batch=1024,
+        peak_lr=1.5e-4,
+        total=1_400_000_000_000,
+        length=8192,
+        most=256,
+        recompute="full",  # the results of matrix products alone are 1.5 GB a block: 121 GB
     )
 
 
@@ -131,13 +138,14 @@ def _pretrain(
     micro_batch: int = 1,
     length: int = 2048,
     most: int = 64,
+    recompute: Literal["selective", "full"] = "selective",
 ) -> Config:
     """On GPUs, in bf16, blocks compiled; ``most`` workers."""
     return Config(
         model=model,
         shards=ShardsConfig(sequence_length=length, rows_per_group=1024),
         stream=StreamConfig(global_batch=global_batch),
-        parallel=ParallelConfig(precision="bf16", recompute="selective", compile=True),
+        parallel=ParallelConfig(precision="bf16", recompute=recompute, compile=True),
         optim=OptimConfig(peak_lr=peak_lr, warmup=Tokens(total // 100), schedule="wsd"),
         train=TrainConfig(total=Tokens(total), micro_batch=micro_batch, eval_rows=512),
         checkpoint=CheckpointConfig(every_steps="auto"),

@@ -234,7 +234,10 @@ class Decoder(nn.Module):
 
     def place(self, device: torch.device) -> None:
         """From the meta device to ``device``: memory that nothing is in yet, but for the rotary tables."""
-        self.to_empty(device=device)
+        # not to_empty: it swaps a fake tensor's content with another's, and torch refuses that while anything refers to one
+        for module in self.modules():
+            for name, parameter in module.named_parameters(recurse=False):
+                setattr(module, name, nn.Parameter(torch.empty_like(parameter, device=device)))
         self.tie()
         self.cos, self.sin = rotary_table(self.config, self.config.max_sequence_length, device)
 

@@ -47,7 +47,7 @@ def parallelize(model: nn.Module, config: ParallelConfig, world: World) -> nn.Mo
         _shard(model, blocks, config, world)
     if isinstance(model, Decoder):
         model.place(world.device)
-    elif not sharded:
+    elif not sharded and world.device.type != "cpu":  # where a user's model is made
         model.to(world.device)
     return model
 

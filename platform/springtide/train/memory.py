@@ -53,7 +53,8 @@ def _peak(config: Config, vocab_size: int, separator: int | None, world_size: in
         here = world("cpu", 0, config.parallel.shards)
         device = "cuda" if config.elastic.gpus_per_worker else "cpu"
         with logits_as_on(device), FakeTensorMode(allow_non_fake_inputs=True), _Live() as live:
-            model = parallelize(make(shallow, vocab_size, separator), config.parallel, here)
+            layout = config.parallel.model_copy(update={"compile": False})  # shapes are looked at, nothing runs
+            model = parallelize(make(shallow, vocab_size, separator), layout, here)
             optimizer = optimizer_of(model, config.optim)
             materialize(optimizer)
             rows_NL = torch.zeros(min(rows, 2 * size), config.shards.sequence_length + 1, dtype=torch.int64)
