@@ -11,6 +11,7 @@ import pytest
 
 from springtide import config as configs
 from springtide.cli import main
+from springtide.config import Config
 from springtide.errors import ConfigError
 from springtide.fit import check_fits, choose, fit, least_workers
 from springtide.model import make, num_parameters
@@ -108,6 +109,23 @@ def test_one_worker_without_sharding_is_foretold_too(changes: dict[str, Any], mo
     config = configs.override(configs.Config(), {"model.num_layers": 1, "elastic.max_workers": 1, **changes})
     state = 16 * num_parameters(make(config.model, VOCABULARY))  # weights, gradients, two moments
     assert state < predicted_bytes(config, VOCABULARY, None, 1) < 100 * state  # activations
+
+
+def test_documents_apart_are_foretold_with_what_a_gpu_gives_attention() -> None:
+    there = configs.override(CONFIG, {"elastic.gpus_per_worker": 1, "model.num_layers": 2})
+    model, tokens = there.model, 8 * there.shards.sequence_length
+    repeated = 2 * 4 * tokens * (model.num_heads - model.num_kv_heads) * model.head_width  # keys and values, fp32
+
+    def foretold(config: Config, separator: int | None) -> int:
+        return predicted_bytes(config, VOCABULARY, separator, 2)
+
+    alone, apart = foretold(there, None), foretold(there, 0)
+    assert apart - alone > model.num_layers * 8 * 4 * there.shards.sequence_length**2  # a mask as numbers, a block
+    half = configs.override(there, {"parallel.precision": "bf16"})
+    on_cpu = configs.override(half, {"elastic.gpus_per_worker": 0})
+    logits = predicted_bytes(half, VOCABULARY, None, 2) - predicted_bytes(on_cpu, VOCABULARY, None, 2)
+    more = foretold(half, 0) - foretold(on_cpu, 0) - logits
+    assert more >= model.num_layers * repeated // 2
 
 
 def test_the_command_prints_the_table(capsys: pytest.CaptureFixture[str]) -> None:

@@ -7,8 +7,10 @@ The model knows nothing of ranks.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import math
+from collections.abc import Iterator
 
 import torch
 import torch.nn.functional as F
@@ -23,6 +25,8 @@ _STD = 0.02
 _RESIDUAL = ("attention.out.weight", "ffn.down.weight")
 _INIT_ROWS = 64
 """Drawn with one seed."""
+_REPEATS_HEADS = {"cpu": False, "cuda": True}
+"""Whether a device has attention kernels that want a key/value head for each query head."""
 
 
 class RMSNorm(nn.Module):
@@ -103,6 +107,24 @@ class Past:
         return self._ids_BL
 
 
+def _repeats_heads(q_BHLE: Tensor, mask_B1LL: Tensor | None) -> bool:
+    """Whether key and value heads are repeated for attention's kernel. On CUDA only FlashAttention takes fewer of them than
+    query heads; it takes no mask, no fp32, and fp16 from Ampere on. Where it does not run, torch would fall back to whole score
+    matrices (B, H, L, L), several of them a block; its memory-efficient kernel takes repeated heads."""
+    return _REPEATS_HEADS[q_BHLE.device.type] and (mask_B1LL is not None or q_BHLE.dtype != torch.bfloat16)
+
+
+@contextlib.contextmanager
+def attention_as_on(device_type: str) -> Iterator[None]:
+    """Have the CPU give attention what another device's kernels want: to foretell what that one holds."""
+    before = _REPEATS_HEADS["cpu"]
+    _REPEATS_HEADS["cpu"] = _REPEATS_HEADS[device_type]
+    try:
+        yield
+    finally:
+        _REPEATS_HEADS["cpu"] = before
+
+
 class Attention(nn.Module):
     """Causal self-attention; K key/value heads serve H query heads (Ainslie et al., "GQA", 2023)."""
 
@@ -132,6 +154,9 @@ class Attention(nn.Module):
         if kept is not None:
             k_BKLE, v_BKLE = kept.extended(k_BKLE, v_BKLE)
         grouped = self.num_heads != self.num_kv_heads
+        if grouped and _repeats_heads(q_BHLE, mask_B1LL):
+            times, grouped = self.num_heads // self.num_kv_heads, False
+            k_BKLE, v_BKLE = k_BKLE.repeat_interleave(times, dim=1), v_BKLE.repeat_interleave(times, dim=1)
         y_BHLE = F.scaled_dot_product_attention(
             q_BHLE,
             k_BKLE,

@@ -24,6 +24,7 @@ from torch.utils._pytree import tree_leaves
 from springtide.checkpoint.tensors import local, materialize
 from springtide.config import Config
 from springtide.model import make
+from springtide.model.decoder import attention_as_on
 from springtide.model.loss import logits_as_on
 from springtide.parallel import parallelize, world
 from springtide.train.optim import local_gradients, optimizer_of, square_norm
@@ -52,7 +53,8 @@ def _peak(config: Config, vocab_size: int, separator: int | None, world_size: in
         # the mesh is made of real numbers
         here = world("cpu", 0, config.parallel.shards)
         device = "cuda" if config.elastic.gpus_per_worker else "cpu"
-        with logits_as_on(device), FakeTensorMode(allow_non_fake_inputs=True), _Live() as live:
+        as_there = (logits_as_on(device), attention_as_on(device))
+        with as_there[0], as_there[1], FakeTensorMode(allow_non_fake_inputs=True), _Live() as live:
             layout = config.parallel.model_copy(update={"compile": False})  # shapes are looked at, nothing runs
             model = parallelize(make(shallow, vocab_size, separator), layout, here)
             optimizer = optimizer_of(model, config.optim)

@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
 from hypothesis import given
 from hypothesis import strategies as st
+from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.overrides import TorchFunctionMode
 from torch.utils.flop_counter import FlopCounterMode
 
 from springtide.config.engine import ModelConfig
 from springtide.model import Past, build, flops_per_token, hardware_flops_per_token, initial, num_parameters
-from springtide.model.decoder import RMSNorm, rotary_table, rotate
+from springtide.model.decoder import Attention, RMSNorm, attention_as_on, rotary_table, rotate
 from springtide.parallel import World
 from springtide.parallel.recompute import recomputed
 from springtide.train.evaluate import generate
@@ -50,6 +54,61 @@ def test_documents_packed_into_a_row_are_computed_as_if_alone() -> None:
     alone = torch.cat([build(CONFIG, vocab_size=100)(part[None]) for part in apart], dim=1)
     torch.testing.assert_close(packed, alone)
     assert not torch.allclose(build(CONFIG, vocab_size=100)(torch.cat(apart)[None])[:, 8:], alone[:, 8:])
+
+
+class Seen(TorchFunctionMode):
+    """What attention was asked for: query heads, key heads, whether they differ by intent."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls: list[tuple[int, int, bool]] = []
+
+    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if function is F.scaled_dot_product_attention:
+            self.calls.append((args[0].shape[1], args[1].shape[1], kwargs["enable_gqa"]))
+            return torch.empty_like(args[0])
+        return function(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize(
+    ("device", "dtype", "masked", "expected"),
+    [
+        ("cuda", torch.bfloat16, False, (4, 2, True)),  # FlashAttention
+        ("cuda", torch.bfloat16, True, (4, 4, False)),
+        ("cuda", torch.float16, False, (4, 4, False)),
+        ("cuda", torch.float32, False, (4, 4, False)),
+        ("cpu", torch.float32, True, (4, 2, True)),
+    ],
+)
+def test_grouped_heads_go_to_no_kernel_that_makes_score_matrices(
+    device: str, dtype: torch.dtype, masked: bool, expected: tuple[int, int, bool], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(nn.Linear, "forward", lambda layer, x: x.new_empty(*x.shape[:-1], layer.out_features))
+    with torch.device("meta"):
+        block = Attention(CONFIG)
+    with FakeTensorMode(), torch.device(device), torch.no_grad():
+        x_BLD, table = torch.empty(2, 20, 32, dtype=dtype), torch.empty(20, 4)
+        with Seen() as seen:
+            block(x_BLD, table, table, torch.empty(2, 1, 20, 20, dtype=torch.bool) if masked else None)
+    assert seen.calls == [expected]
+
+
+def test_repeated_heads_attend_as_grouped_ones() -> None:
+    model, rows = build(CONFIG, vocab_size=100, separator=7), TOKENS
+
+    def logits_and_gradient() -> tuple[torch.Tensor, torch.Tensor]:
+        model.zero_grad()
+        logits = model(rows)
+        logits.logsumexp(-1).sum().backward()
+        gradient = model.blocks[0].attention.key.weight.grad
+        assert gradient is not None
+        return logits.detach(), gradient.clone()
+
+    grouped = logits_and_gradient()
+    with attention_as_on("cuda"):
+        repeated = logits_and_gradient()
+    torch.testing.assert_close(repeated, grouped)
+    assert all(torch.equal(one, other) for one, other in zip(logits_and_gradient(), grouped, strict=True))
 
 
 def test_the_loss_of_packed_documents_is_that_of_the_documents() -> None:
