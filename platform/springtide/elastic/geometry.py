@@ -14,13 +14,23 @@ def micro_batches(
     Collectives run in each, so every worker makes as many as the one with most lanes, ``most_lanes``, needs; some are empty.
     ``by_lane``: none holds rows of two lanes, so that the same rows are computed together at any world size.
     """
-    if by_lane:
-        cells, parts, most_cells = list(lane_rows), -(-rows_per_lane // micro_batch), most_lanes
-    else:
-        cells, parts, most_cells = [sum(lane_rows)], -(-most_lanes * rows_per_lane // micro_batch), 1
+    cells, most_cells = (list(lane_rows), most_lanes) if by_lane else ([sum(lane_rows)], 1)
+    parts = -(-_most_rows(rows_per_lane, most_lanes, by_lane) // micro_batch)
     found, begin = [], 0
     for rows in cells:
         bounds = [begin + part * rows // parts for part in range(parts + 1)]
         found += [slice(first, last) for first, last in itertools.pairwise(bounds)]
         begin += rows
     return found + [slice(begin, begin)] * ((most_cells - len(cells)) * parts)
+
+
+def largest_micro_batch(rows_per_lane: int, most_lanes: int, micro_batch: int, by_lane: bool) -> int:
+    """Rows of the largest of all workers' micro-batches of a step: the one shape that all of them can be padded to. Arguments
+    as for ``micro_batches``."""
+    rows = _most_rows(rows_per_lane, most_lanes, by_lane)
+    return -(-rows // -(-rows // micro_batch))
+
+
+def _most_rows(rows_per_lane: int, most_lanes: int, by_lane: bool) -> int:
+    """That are cut into micro-batches together."""
+    return rows_per_lane if by_lane else most_lanes * rows_per_lane

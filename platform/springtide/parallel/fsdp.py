@@ -17,6 +17,7 @@ from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from springtide.config.engine import ParallelConfig
 from springtide.errors import ConfigError, explain
 from springtide.model import Decoder
+from springtide.parallel.compiled import compile_block
 from springtide.parallel.mesh import World
 from springtide.parallel.recompute import recomputed
 
@@ -39,7 +40,7 @@ def parallelize(model: nn.Module, config: ParallelConfig, world: World) -> nn.Mo
         if config.recompute != "none":
             blocks[index] = recomputed(block, config.recompute)
         if config.compile:
-            blocks[index].compile()
+            compile_block(blocks[index])
     # a process alone has nobody to share with, and what FSDP copies is a sixth of a small model's step; but other types of
     # weights and sums are FSDP's doing too
     sharded = world.size > 1 or {config.precision, config.reduction} != {"fp32"}

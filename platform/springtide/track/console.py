@@ -34,6 +34,7 @@ from springtide.track.events import (
     Stopped,
     Straggling,
     Waited,
+    Warned,
 )
 
 _PLAIN_EVERY_S = 10.0
@@ -133,6 +134,8 @@ def describe(event: Event) -> str:
             return f"step {event.step}: saved {event.name}, {size} in {event.save_time_s:.2f} s{waited}"
         case SaveFailed():
             return f"step {event.step}: THE SAVE FAILED ({event.in_a_row} in a row): {event.reason}"
+        case Warned():
+            return f"step {event.step}: WARNING: {event.reason}"
         case SaveSkipped():
             return f"step {event.step}: save left out: {event.reason}"
         case CadenceSet():

@@ -217,6 +217,15 @@ class Profiled(Event):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+class Warned(Event):
+    """Something that stops nothing and that a person should know of."""
+
+    kind: ClassVar[str] = "warned"
+    step: int
+    reason: str
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class Sampled(Event):
     kind: ClassVar[str] = "sampled"
     step: int
@@ -279,7 +288,7 @@ class Stopped(Event):
 
 
 _KINDS = (
-    *(Started, StepDone, Spiked, RolledBack, Waited, Straggling, Evaluated, Sampled, Profiled, Stopped),
+    *(Started, StepDone, Spiked, RolledBack, Waited, Straggling, Evaluated, Sampled, Profiled, Warned, Stopped),
     *(Saved, SaveFailed, SaveSkipped, CadenceSet, SnapshotsSet, Rejected),
     *(Decided, Left, Failed, Ready),
 )

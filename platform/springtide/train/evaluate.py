@@ -25,12 +25,15 @@ _ROWS_AT_ONCE = 8
 
 
 @torch.no_grad()
-def evaluate(model: nn.Module, data: Data, world: World, step: int, num_rows: int, micro_batch: int) -> Evaluated:
-    """Loss on ``num_rows`` held-out rows, as many of each corpus."""
+def evaluate(
+    model: nn.Module, data: Data, world: World, step: int, num_rows: int, micro_batch: int, padded: bool = False
+) -> Evaluated:
+    """Loss on ``num_rows`` held-out rows, as many of each corpus; ``padded``: the model is never called with fewer than
+    ``micro_batch`` rows."""
     share = math.ceil(num_rows / len(data.names))
     model.eval()
     totals = {
-        name: _evaluate(model, reader, manifest, world, share, micro_batch)
+        name: _evaluate(model, reader, manifest, world, share, micro_batch, padded)
         for name, reader, manifest in zip(data.names, data.splits(HELDOUT), data.manifests, strict=True)
     }
     model.train()
@@ -45,7 +48,13 @@ def evaluate(model: nn.Module, data: Data, world: World, step: int, num_rows: in
 
 
 def _evaluate(
-    model: nn.Module, reader: SplitReader, manifest: Manifest, world: World, num_rows: int, micro_batch: int
+    model: nn.Module,
+    reader: SplitReader,
+    manifest: Manifest,
+    world: World,
+    num_rows: int,
+    micro_batch: int,
+    padded: bool,
 ) -> torch.Tensor:
     """Nats, tokens, bytes and rows of ``num_rows`` rows spread over the held-out split, float64 (4,); they are shared out
     over the ranks, and all make as many forwards."""
@@ -64,7 +73,7 @@ def _evaluate(
         rows_BL = torch.from_numpy(tokens).to(world.device)
         counted = int(predicted(rows_BL, separator_of(model)).sum())
         counts = torch.tensor([counted, num_bytes, len(rows)], dtype=torch.float64, device=world.device)
-        _, nats = token_loss(model, rows_BL, world)
+        _, nats = token_loss(model, rows_BL, world, padded_rows=micro_batch * padded)
         total += torch.cat([nats.double().reshape(1), counts])
     if world.size > 1:
         return torch.tensor(sum_over_ranks(total, world), dtype=total.dtype)

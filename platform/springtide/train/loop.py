@@ -28,14 +28,25 @@ from springtide.checkpoint.restore import Restored, restore
 from springtide.checkpoint.restore import begin as begin_from
 from springtide.checkpoint.tensors import named_tensors
 from springtide.config import Config, code_fingerprint, fingerprint
-from springtide.elastic import Interrupt, micro_batches
+from springtide.elastic import Interrupt, largest_micro_batch, micro_batches
 from springtide.errors import SpringtideError, TrainingFailed, UnfitNode
 from springtide.model import flops_per_token, hardware_flops_per_token, make, num_parameters
-from springtide.parallel import World, parallelize
+from springtide.parallel import World, gave_up, parallelize
 from springtide.store import Folder
 from springtide.store.digest import of_bytes
 from springtide.stream import Batch, Data, RankReader, check, digest
-from springtide.track.events import Evaluated, Event, Left, Rejected, RolledBack, Started, StepDone, Stopped, Waited
+from springtide.track.events import (
+    Evaluated,
+    Event,
+    Left,
+    Rejected,
+    RolledBack,
+    Started,
+    StepDone,
+    Stopped,
+    Waited,
+    Warned,
+)
 from springtide.train.device import peak_memory, to_device
 from springtide.train.evaluate import evaluate
 from springtide.train.judge import Judge
@@ -100,6 +111,7 @@ class Run:
         self._fingerprint = fingerprint(self.config)
         self._losses_since_save: list[float] = []
         self._heldout_losses: dict[int, float] = {}
+        self._warned = False
         self.data_waits_s = [0.0] * self.world.size
         """What each rank waited for its feed since this group of workers began."""
         self.phases_s["model"] = time.perf_counter() - begin
@@ -147,6 +159,7 @@ class Run:
                 result, rate = self._step(batch, tokens_NL, tell._replace(data_wait_s=data_wait_s), before_update)
                 now = time.perf_counter()
                 yield self._done(result, rate, now - clock)
+                yield from self._warn()
                 yield from self.judge.after(self.step, result)
                 if self.judge.goes_back and not result.interrupts:  # who is asked to end leaves the step out, and ends
                     yield from saves.settle()
@@ -234,6 +247,8 @@ class Run:
         rate = rate_after(config, self.step + 1)
         set_learning_rate(self.optimizer, rate)
         order, world = self.data.order, self.world
+        rows_per_lane, most_lanes = order.lane_share(self.step), -(-order.lanes // world.size)
+        at_once = config.train.rows_at_once
         seed_generators(config.train.seed, self.step, world.rank)
         result = train_step(
             self.model,
@@ -242,12 +257,9 @@ class Run:
             digest(batch.sample_ids),
             self.world,
             micro_batches=micro_batches(
-                order.lane_rows(self.step, world.rank, world.size),
-                order.lane_share(self.step),
-                -(-order.lanes // world.size),
-                config.train.rows_at_once,
-                by_lane=self.exact,
+                order.lane_rows(self.step, world.rank, world.size), rows_per_lane, most_lanes, at_once, self.exact
             ),
+            padded_rows=largest_micro_batch(rows_per_lane, most_lanes, at_once, self.exact) * config.parallel.compile,
             tokens_per_step=order.rows(self.step) * self.data.sequence_length,
             clip_norm=config.optim.clip_norm,
             z_weight=config.optim.z_loss,
@@ -282,6 +294,11 @@ class Run:
             loss_scale=self.judge.scale.value,
         )
 
+    def _warn(self) -> Iterator[Warned]:
+        if self.config.parallel.compile and not self._warned and (reason := gave_up()):
+            self._warned = True
+            yield Warned(step=self.step, reason=reason)
+
     @property
     def _evaluates_now(self) -> bool:
         every, beside = self.config.train.eval_every, self.config.train.eval_beside
@@ -290,7 +307,8 @@ class Run:
     def _evaluate(self) -> Iterator[Evaluated]:
         train = self.config.train
         if train.eval_rows and self.step not in self._heldout_losses:
-            found = evaluate(self.model, self.data, self.world, self.step, train.eval_rows, train.rows_at_once)
+            padded = self.config.parallel.compile
+            found = evaluate(self.model, self.data, self.world, self.step, train.eval_rows, train.rows_at_once, padded)
             self._heldout_losses[self.step] = found.heldout_loss
             yield found
 

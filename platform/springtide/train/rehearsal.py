@@ -14,6 +14,8 @@ import torch
 import torch.distributed as dist
 
 from springtide.config import Config
+from springtide.config.engine import ModelConfig
+from springtide.elastic import largest_micro_batch
 from springtide.elastic.health import Health
 from springtide.model import skeleton
 from springtide.parallel import World, backend, parallelize, world
@@ -24,6 +26,7 @@ from springtide.train.step import train_step
 from springtide.train.weights import initialize
 
 _VOCABULARY = 256
+_END_OF_TEXT = 0
 _ROWS = 2
 _LENGTH = 32
 _TIMES = 3
@@ -35,7 +38,8 @@ def rehearse(config: Config) -> Health:
         if config.parallel.threads:
             torch.set_num_threads(config.parallel.threads)
         if not config.model.source:  # that of a user's may be large
-            _step(config, here)
+            one_block = config.model.model_copy(update={"num_layers": 1})
+            _step(config, here, one_block, _VOCABULARY, *_shape(config))
         peak_flops(here.device)
         return examine(here.device)
 
@@ -48,16 +52,26 @@ def speed(config: Config, vocab_size: int) -> float:
             torch.set_num_threads(config.parallel.threads)
         rows = min(config.train.rows_at_once, config.stream.global_batch)
         length = config.tokens_per_step // config.stream.global_batch
-        return rows * length / min(_step(config, here, vocab_size, rows, length, _TIMES)[1:])
+        return rows * length / min(_step(config, here, config.model, vocab_size, rows, length, _TIMES)[1:])
+
+
+def _shape(config: Config) -> tuple[int, int]:
+    """Rows and length of a micro-batch that is enough to rehearse. What is compiled is compiled for one shape: the one that a
+    group of the most workers calls a block with."""
+    if not config.parallel.compile:
+        return _ROWS, min(_LENGTH, config.model.max_sequence_length)
+    order, exact = config.stream, config.parallel.reduction == "fp64"
+    most_lanes = -(-order.num_lanes // config.elastic.max_workers)
+    rows = largest_micro_batch(order.global_batch // order.num_lanes, most_lanes, config.train.rows_at_once, exact)
+    return rows, config.shards.sequence_length
 
 
 def _step(
-    config: Config, here: World, vocab_size: int = _VOCABULARY, rows: int = _ROWS, length: int = 0, times: int = 1
+    config: Config, here: World, model_config: ModelConfig, vocab_size: int, rows: int, length: int, times: int = 1
 ) -> list[float]:
-    """How long each of so many steps took [s]; of a small model, unless ``length`` is given."""
-    model_config = config.model if length else config.model.model_copy(update={"num_layers": 1})
-    length = length or min(_LENGTH, config.model.max_sequence_length)
-    model = parallelize(skeleton(model_config, vocab_size, None), config.parallel, here)
+    """How long each of ``times`` steps of one micro-batch took [s]."""
+    separator = _END_OF_TEXT if config.shards.separate_documents else None
+    model = parallelize(skeleton(model_config, vocab_size, separator), config.parallel, here)
     initialize(model, model_config, vocab_size)
     optimizer = optimizer_of(
         model, config.optim, fused=config.parallel.reduction != "fp64" or here.device.type != "cpu"

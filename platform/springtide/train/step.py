@@ -84,6 +84,7 @@ def train_step(
     world: World,
     *,
     micro_batches: Sequence[slice],
+    padded_rows: int = 0,
     tokens_per_step: int,
     clip_norm: float,
     z_weight: float = 0.0,
@@ -93,11 +94,13 @@ def train_step(
     before_update: Callable[[], None] = lambda: None,
 ) -> StepResult:
     """Forward, backward, agree, clip, update. ``tokens_NL`` is this rank's int64 (n, L + 1) of the global batch, on its device,
-    ``micro_batches`` are slices of its rows, as many on every rank, ``digest`` is of its sample ids. ``accept`` says of the
+    ``micro_batches`` are slices of its rows, as many on every rank, each padded to ``padded_rows``; ``digest`` is of its
+    sample ids. ``accept`` says of the
     step's loss and gradient norm, the same on every rank, whether the weights are to change. ``before_update`` is called before
     one does: whoever copies them waits there."""
     # divided by the tokens a full step has, known beforehand; the true count corrects it below
-    loss_sum, num_tokens = accumulate(model, tokens_NL, world, micro_batches, loss_scale / tokens_per_step, z_weight)
+    weight = loss_scale / tokens_per_step
+    loss_sum, num_tokens = accumulate(model, tokens_NL, world, micro_batches, weight, z_weight, padded_rows)
     gradients = local_gradients(model)
     sums = torch.stack([loss_sum, num_tokens, square_norm(gradients).to(world.device) / world.copies])
     agreed = _agree(sums, digest, tell, world)
@@ -120,6 +123,7 @@ def accumulate(
     micro_batches: Sequence[slice],
     loss_weight: float,
     z_weight: float,
+    padded_rows: int = 0,
 ) -> tuple[Tensor, Tensor]:
     """Forward and backward; gradients are of the loss times ``loss_weight``. Returns this rank's loss [nats] and its tokens,
     float64 scalars."""
@@ -128,27 +132,32 @@ def accumulate(
     for index, rows in enumerate(micro_batches):
         set_gradient_sync(model, index == len(micro_batches) - 1)
         part_BL = tokens_NL[rows]
-        total, nats = token_loss(model, part_BL, world, z_weight)
+        total, nats = token_loss(model, part_BL, world, z_weight, padded_rows)
         (total * loss_weight).backward()
         loss_sum += nats
         num_tokens += predicted(part_BL, separator_of(model)).sum()
     return loss_sum, num_tokens
 
 
-def token_loss(model: nn.Module, rows_BL: Tensor, world: World, z_weight: float = 0.0) -> tuple[Tensor, Tensor]:
+def token_loss(
+    model: nn.Module, rows_BL: Tensor, world: World, z_weight: float = 0.0, padded_rows: int = 0
+) -> tuple[Tensor, Tensor]:
     """What to minimise and the cross-entropy in it, summed over the tokens of ``rows_BL`` (B, L + 1), fp32 scalars; see
-    ``head_loss``. A rank without rows still runs the model, on a row that counts for nothing, because the others' collectives
-    wait for it. TrainingFailed when a model returns no logits (B, L, V)."""
-    empty = len(rows_BL) == 0
-    if empty:
-        rows_BL = torch.zeros(1, rows_BL.shape[1], dtype=torch.int64, device=world.device)
+    ``head_loss``. Rows that count for nothing make it ``padded_rows``, the one shape that a compiled model is called with; and
+    a rank without rows still runs the model, on one of them, because the others' collectives wait for it. TrainingFailed when
+    a model returns no logits (B, L, V)."""
+    B, num_missing = len(rows_BL), max(1, padded_rows) - len(rows_BL)
+    if num_missing > 0:
+        rows_BL = F.pad(rows_BL, (0, 0, 0, num_missing))
     tokens_BL = rows_BL[:, :-1]
     wanted_BL = rows_BL[:, 1:].masked_fill(~predicted(rows_BL, separator_of(model)), NOT_PREDICTED)
+    if num_missing > 0:
+        wanted_BL[B:] = NOT_PREDICTED
     if getattr(model, "computes_loss", False):
         total, nats = model(tokens_BL, wanted_BL, z_weight)
     else:
         total, nats = _of_logits(model(tokens_BL), wanted_BL, z_weight)
-    return (total * 0.0, nats * 0.0) if empty else (total, nats)
+    return total, nats
 
 
 def _of_logits(logits_BLV: Any, wanted_BL: Tensor, z_weight: float) -> tuple[Tensor, Tensor]:

@@ -62,6 +62,7 @@ def test_an_event_survives_its_record() -> None:
         "evaluated",
         "sampled",
         "profiled",
+        "warned",
         "stopped",
     }
     assert set(EVENTS) == training | saves | elastic
