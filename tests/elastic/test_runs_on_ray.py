@@ -214,6 +214,33 @@ def test_ctrl_c_saves_and_stops_and_the_run_goes_on_at_any_size(uninterrupted: s
     assert found["steps_trained_again"] == 0
 
 
+def test_an_interrupt_is_no_failure_and_after_the_last_step_it_undoes_nothing(tiny: Config, ray_cluster: str) -> None:
+    """KeyboardInterrupt, as the second Ctrl-C raises it in the driver: in the middle of a run, and when it has just finished."""
+    config = named(tiny, "interrupted", 1, train__total=12 * 64 * 6, optim__warmup=0, train__eval_rows=0)
+
+    def interrupt_at(what: type[Event], step: int) -> Any:
+        def listen(event: Event) -> None:
+            if isinstance(event, what) and event.step == step:
+                raise KeyboardInterrupt
+
+        return listen
+
+    with pytest.raises(KeyboardInterrupt):
+        st.train(config, resume="auto", listen=interrupt_at(StepDone, 3))  # there is none: it begins
+    run = st.attach(f"{config.run.root}/interrupted")
+    assert isinstance(end := run.events[-1], Stopped)
+    assert (end.status, end.step) == ("stopped", 3)
+    with pytest.raises(KeyboardInterrupt):
+        st.train(config, resume="auto", listen=interrupt_at(Stopped, 6))
+    assert run.finished
+    before = run.events
+    assert st.train(config, resume="auto").events == before
+    assert [(event.step, event.status) for event in before if isinstance(event, Stopped)] == [
+        (3, "stopped"),
+        (6, "finished"),
+    ]
+
+
 def test_a_mixture_whose_weights_change_is_exact_through_resizes_and_a_kill(
     tiny: Config, poems: str, ray_cluster: str
 ) -> None:
