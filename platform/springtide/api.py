@@ -151,7 +151,6 @@ def _train(
 
     earlier = run.events
     before = max((event.step for event in earlier if isinstance(event, StepDone)), default=0)
-    ended = ""
     with contextlib.ExitStack() as stack:
         console = stack.enter_context(Console(config.num_steps, config.track.progress))
         journal = stack.enter_context(Journal(run.folder, attempt=lease.number, say=console.say))
@@ -167,7 +166,7 @@ def _train(
         tell_all = Listeners(listeners)
 
         def hear(event: Event) -> None:
-            nonlocal before, ended
+            nonlocal before
             tell_all(event)
             if isinstance(event, Started) and event.step < before:
                 console.say(
@@ -175,7 +174,6 @@ def _train(
                 )
                 before = 0  # told once
             if isinstance(event, Stopped):  # what is asked of the run from here on is read from its journal
-                ended = event.status
                 journal.flush()
 
         try:
@@ -185,17 +183,25 @@ def _train(
                 config = _fitted(config, data, console.say)
                 labels = {"run": config.run.id}
                 train_on_ray(config, run.folder, journal.attempt, labels, lease.owner, hear, workers)
-            if run.finished and config.train.sample_tokens:
+            if tell_all.finished and config.train.sample_tokens:
                 hear(sample(run, trust_code=True))
         except BaseException as error:
-            if ended != "finished":  # what comes later changes nothing in that
+            if not tell_all.finished:  # what comes later changes nothing in that
                 status = "stopped" if isinstance(error, KeyboardInterrupt) else "failed"
                 reason = f"{type(error).__name__}: {error}"[:2000]
-                hear(Stopped(step=run.last_step, status=status, reason=reason))
+                hear(Stopped(step=max(before, tell_all.last_step), status=status, reason=reason))
             raise
         finally:
             if workers is None:
-                run.write_report()
+                _report(run, console.say)
+
+
+def _report(run: Run, say: Callable[[str], None]) -> None:
+    """Write the report; a store that is away must not hide how the run ended."""
+    try:
+        run.write_report()
+    except OSError as error:
+        say(f"the report could not be written ({error})")
 
 
 def _tags(config: Config, run: Run, data: Data) -> dict[str, str]:

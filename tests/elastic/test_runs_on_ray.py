@@ -215,7 +215,7 @@ def test_ctrl_c_saves_and_stops_and_the_run_goes_on_at_any_size(uninterrupted: s
 
 
 def test_an_interrupt_is_no_failure_and_after_the_last_step_it_undoes_nothing(tiny: Config, ray_cluster: str) -> None:
-    """KeyboardInterrupt, as the second Ctrl-C raises it in the driver: in the middle of a run, and when it has just finished."""
+    """KeyboardInterrupt, as the second Ctrl-C raises it in the driver: in the middle of a run, and when it has finished."""
     config = named(tiny, "interrupted", 1, train__total=12 * 64 * 6, optim__warmup=0, train__eval_rows=0)
 
     def interrupt_at(what: type[Event], step: int) -> Any:
