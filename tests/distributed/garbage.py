@@ -13,7 +13,8 @@ from loops import feed, open_run
 
 from springtide.checkpoint.tensors import local, named_tensors
 from springtide.config import Config
-from springtide.parallel import Links, World, abort, collectives, end_group
+from springtide.parallel import Links, World, abort, collectives, end_group, sum_over_ranks
+from springtide.parallel import world as make_world
 
 
 def _mangled(message: torch.Tensor, how: str, world: World) -> None:
@@ -104,6 +105,5 @@ def aborted(world: World, folder: str, port: int) -> tuple[bool, str, bool, floa
     gone = not dist.is_initialized()
     address = f"tcp://127.0.0.1:{port}"
     dist.init_process_group("gloo", init_method=address, rank=world.rank, world_size=world.size)
-    total = torch.ones(1)
-    dist.all_reduce(total)
-    return ran, raised, gone, total.item()
+    [total] = sum_over_ranks(torch.ones(1), make_world("cpu"))  # with a mesh of its own
+    return ran, raised, gone, total

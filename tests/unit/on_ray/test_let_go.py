@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 
 from springtide.on_ray import worker
-from springtide.parallel import CutOff, World, collectives, sum_over_ranks, world
+from springtide.parallel import CutOff, World, collectives, process_group, sum_over_ranks, world
 
 
 class Nccl:
@@ -111,6 +111,15 @@ def test_a_group_that_left_is_destroyed_as_usual(monkeypatch: pytest.MonkeyPatch
     thread.join()
     assert raised == []
     assert nccl.did == ["destroy"]
+
+
+def test_without_ray_a_group_that_failed_is_aborted(monkeypatch: pytest.MonkeyPatch, nccl: Nccl) -> None:
+    monkeypatch.setattr(dist, "init_process_group", lambda backend, timeout: None)  # there is one
+    nccl.waits.set()
+    with pytest.raises(torch.OutOfMemoryError), process_group("cpu"):
+        raise torch.OutOfMemoryError("CUDA out of memory")
+    assert [did.split(",")[0] for did in nccl.did] == ["abort"]
+    assert not dist.is_initialized()
 
 
 def test_a_torch_that_cannot_abort_is_not_asked_to(monkeypatch: pytest.MonkeyPatch, nccl: Nccl) -> None:
