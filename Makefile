@@ -5,6 +5,7 @@ BIN := .venv/bin
 DEMO_ROOT ?= runs
 
 .PHONY: demo test flaky lint bench drills sweeps clean
+.PHONY: demo test lint bench drills sweeps gpu gpu-wheels clean
 
 demo: .venv/.ready
 	$(BIN)/springtide train --recipe demo --run.root $(DEMO_ROOT) --demo
@@ -43,6 +44,17 @@ drills: .venv/.ready
 sweeps: .venv/.ready
 	$(BIN)/python tests/elastic/swept.py 16 6 60
 	$(BIN)/python -m pytest --full -m full tests/elastic
+
+# what one GPU says, in 25 minutes; without Ray: benchmarks/gpu/README.md. GPU="--quick" runs it anywhere
+GPU_PYTHON ?= $(if $(wildcard .venv/.ready),$(BIN)/python,$(PYTHON))
+
+gpu:
+	$(GPU_PYTHON) benchmarks/gpu/wheels.py --install
+	$(GPU_PYTHON) benchmarks/gpu --json $(GPU)
+
+# what a machine with torch and no network needs for it
+gpu-wheels:
+	$(GPU_PYTHON) benchmarks/gpu/wheels.py $(WHEELS)
 
 # whom the benchmarks compare with: their dependencies and ours exclude each other
 .venv-peers: benchmarks/peers.txt

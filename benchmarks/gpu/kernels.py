@@ -1,8 +1,9 @@
 """The kernels of a step side by side: attention, the head's loss, norms; forward and backward, milliseconds and peak memory.
 
-Attention has Llama 3 8B's shape: 32 query heads, 8 of keys and values, width 128, 8192 positions, causal. It runs by each backend
-of scaled_dot_product_attention, with grouped heads as springtide asks for them and with keys and values repeated; with documents
-apart by a mask, by varlen_attn and by FlexAttention, where this torch has them. A backend that refuses is told with its reason.
+Attention has Llama 3 8B's shape: 32 query heads, 8 of keys and values, width 128, 8192 positions, causal. It runs by each
+backend of scaled_dot_product_attention, with grouped heads as springtide asks for them and with keys and values repeated; with
+documents apart by a mask, by varlen_attn and by FlexAttention, where this torch has them. A backend that refuses is told with
+its reason.
 """
 
 from __future__ import annotations

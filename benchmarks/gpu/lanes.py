@@ -1,9 +1,9 @@
 """Two workers against one, with gradients added up in fp64 and micro-batches that cross no lane: are the weights bit-equal?
 
-On CPUs they are. On a GPU two things stand in the way: kernels whose sums come in another order each time (atomics), and the sum
-over the workers. Here both worlds are real processes with springtide's own step and layout (ddp, so that a world of two sums and
-does nothing else); the two of a world of two share the GPU and talk by gloo, because NCCL refuses two ranks on one device. A sum
-of two fp64 numbers is the same by either.
+On CPUs they are. On a GPU two things stand in the way: kernels whose sums come in another order each time (atomics), and the
+sum over the workers. Here both worlds are real processes with springtide's own step and layout (ddp, so that a world of two
+sums and does nothing else); the two of a world of two share the GPU and talk by gloo, because NCCL refuses two ranks on one
+device. A sum of two fp64 numbers is the same by either.
 
     again       one worker twice: do the kernels agree with themselves?
     two         two workers against one
@@ -45,10 +45,11 @@ LANES, ROWS_PER_LANE, LENGTH, IDS, STEPS = (8, 4, 1024, 8192, 8) if CUDA else (4
 def measure(book: Book) -> list[dict[str, Any]]:
     """The cells, and what they claim."""
     as_usual = book.cell("workers/kernels as they come", lambda: worlds(deterministic=False))
-    exact = book.cell("workers/deterministic kernels", lambda: worlds(deterministic=True))
+    same = "" if CUDA else "needs a GPU: a CPU's kernels are deterministic as they come"
+    exact = book.cell("workers/deterministic kernels", lambda: worlds(deterministic=True), same)
     found = []
-    if exact:
-        found.append(claims.claim("two_workers_bit_equal_to_one", exact["two_bit_equal"], 1, "higher", exact))
+    if best := exact or as_usual:
+        found.append(claims.claim("two_workers_bit_equal_to_one", best["two_bit_equal"], 1, "higher", best))
     if exact and as_usual:
         price = exact["fp64_step_s"] / as_usual["fp32_step_s"]
         found.append(claims.claim("price_of_bit_equality", price, 1.3, "lower", {"usual": as_usual, "exact": exact}))

@@ -37,6 +37,8 @@ DEVICE = torch.device(KIND, 0) if CUDA else torch.device("cpu")
 NO_GPU = "" if CUDA else "needs a GPU"
 """Why a cell that only a GPU can measure is skipped; empty where there is one."""
 GIGA = 1e9
+if not CUDA:
+    torch.set_num_threads(1)  # tiny shapes on a busy machine wait for each other's threads
 
 
 class NotHere(Exception):

@@ -1,7 +1,7 @@
 """Does anything run: the GPU tests; then gpu_125m by torchrun on Python's own source, resumed once.
 
-A run prepares its data, trains in bf16 with a profile, saves while it trains, evaluates, ends; a second process goes on from its
-checkpoint. The loss must fall, no step may be left out, and the resumed run must begin where the first ended.
+A run prepares its data, trains in bf16 with a profile, saves while it trains, evaluates, ends; a second process goes on from
+its checkpoint. The loss must fall, no step may be left out, and the resumed run must begin where the first ended.
 """
 
 from __future__ import annotations
@@ -36,7 +36,8 @@ WARM_UP = 15
 
 def measure(book: Book) -> list[dict[str, Any]]:
     """The cells, and what they claim."""
-    tests = book.cell("tests/unit tests that know CUDA", gpu_tests)
+    ours = "" if CUDA else "needs a GPU: on a CPU these tests are the suite's"
+    tests = book.cell("tests/unit tests that know CUDA", gpu_tests, ours)
     trained = book.cell(f"run/{'gpu_125m' if CUDA else 'tiny'}", lambda: train(book.quick))
     found = []
     if tests:
@@ -49,7 +50,7 @@ def measure(book: Book) -> list[dict[str, Any]]:
 
 
 def gpu_tests() -> dict[str, Any]:
-    """The test files that know CUDA, whole, with the same checks on a CPU; without conftest, which needs more than this path."""
+    """The test files that know CUDA, whole, their checks on a CPU too; without conftest, which needs more than is here."""
     try:
         import pytest  # noqa: F401
     except ImportError:
@@ -80,10 +81,10 @@ def config_of(folder: str, quick: bool) -> Config:
         "run.id": "smoke",
         "run.root": f"{folder}/runs",
         "shards.root": f"{folder}/datasets",
-        "corpus.max_files": 300 if CUDA else 12,
+        "corpus.max_files": 500 if CUDA else 40,
         "corpus.near_duplicates": False,  # which would need scipy
         "shards.rows_per_group": 64,
-        "shards.heldout_fraction": 0.05,
+        "shards.heldout_fraction": 0.05 if CUDA else 0.1,
         "stream.global_batch": rows,
         "stream.window": 64,
         "optim.warmup": steps * rows * length // 5,

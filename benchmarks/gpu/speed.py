@@ -127,7 +127,8 @@ def cases(quick: bool) -> list[Case]:
 
 def compare(case: Case, seconds: float, energy: Energy) -> dict[str, Any]:
     """Alternating rounds of both."""
-    torch.compiler.reset()  # else shapes of cases before count against the limit on compiling one function
+    if case.config.parallel.compile:
+        torch.compiler.reset()  # else shapes of cases before count against the limit on compiling one function
     rates: dict[str, list[float]] = {"ours": [], "bare": []}
     joules: dict[str, list[float]] = {"ours": [], "bare": []}
     gemms, found = [], {}
