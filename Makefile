@@ -4,8 +4,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 DEMO_ROOT ?= runs
 
-.PHONY: demo test flaky lint bench drills sweeps clean
-.PHONY: demo test lint bench drills sweeps gpu gpu-wheels clean
+.PHONY: demo test flaky lint bench drills sweeps gpu gpu-wheels clean
 
 demo: .venv/.ready
 	$(BIN)/springtide train --recipe demo --run.root $(DEMO_ROOT) --demo
