@@ -225,11 +225,14 @@ def _branched(config: Config, data: Data) -> str:
     """What a person should know of where the run begins; ConfigError when it cannot begin there."""
     from springtide.train.optim import rate_after
 
-    saved, step = branch.prepare(config, data.order.identity_at), branch.first_step(config.train)
+    saved = branch.prepare(config, data.order.identity_at, data.tokenizer_digest)
+    remarks, step = branch.remarks(saved, config), branch.first_step(config.train)
     there, here = rate_after(saved, step), rate_after(config, step)
-    if not step or abs(there - here) <= _RATE_JUMP * there:
-        return ""
-    return f"the learning rate of step {step} was {there:.3g} in {config.train.start_from} and is {here:.3g} here"
+    if step and abs(there - here) > _RATE_JUMP * there:
+        remarks.append(
+            f"the learning rate of step {step} was {there:.3g} in {config.train.start_from} and is {here:.3g} here"
+        )
+    return "\n".join(remarks)
 
 
 def _fitted(config: Config, data: Data, say: Callable[[str], None]) -> Config:

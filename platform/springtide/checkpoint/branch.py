@@ -15,6 +15,8 @@ from springtide.errors import CheckpointError, ConfigError, explain
 from springtide.store import Folder
 
 FIELD = "train.start_from"
+_SAME_FUNCTION = ("model.init_seed", "model.max_sequence_length")
+"""What a model may differ in and still compute the same from the same weights."""
 
 
 def resolve(url: str, known: str) -> str:
@@ -31,9 +33,14 @@ def resolve(url: str, known: str) -> str:
     return f"{run.url}/checkpoints/{name}"
 
 
-def prepare(config: Config, identity: Identity) -> Config:
+def prepare(config: Config, identity: Identity, tokenizer_digest: str) -> Config:
     """See that a run of ``config`` can begin with the checkpoint it names, and have that kept; returns the config that it was
-    saved under. ConfigError when it cannot."""
+    saved under. ConfigError when it cannot.
+
+    Args:
+        identity: of the order of this run's data.
+        tokenizer_digest: of this run's data; with another vocabulary the weights of a checkpoint mean nothing.
+    """
     url = config.train.start_from
     run, name = split(url)
     try:
@@ -48,8 +55,24 @@ def prepare(config: Config, identity: Identity) -> Config:
     if not weights_only and meta.step >= config.num_steps:
         end = f"is of step {meta.step}, and train.total ends at step {config.num_steps}"
         raise ConfigError(explain(FIELD, url, end, "raise train.total"))
+    saved = configs.build(manifest.config)
+    if meta.tokenizer_digest not in ("", tokenizer_digest):
+        dataset = next(iter(saved.stream.mixture.values()), saved.shards.dataset)
+        other = f"was trained with the vocabulary {meta.tokenizer_digest}, this run's data has {tokenizer_digest}"
+        remedy = f"prepare the new text with corpus.tokenizer = {dataset}/tokenizer.json"
+        raise ConfigError(explain(FIELD, url, other, remedy))
     hold(run, name, config.run.id)
-    return configs.build(manifest.config)
+    return saved
+
+
+def remarks(saved: Config, config: Config) -> list[str]:
+    """What a person should know of a run of ``config`` that begins with a checkpoint saved under ``saved``: settings that have
+    its weights compute something else. Those that change a shape are refused when it is loaded."""
+    return [
+        f"{name} was {before!r} in {config.train.start_from} and is {after!r} here: its weights compute something else"
+        for name, (before, after) in configs.difference(saved, config).items()
+        if name.startswith("model.") and name not in _SAME_FUNCTION
+    ]
 
 
 def first_step(config: TrainConfig) -> int:

@@ -43,6 +43,11 @@ class Data:
         return self.manifests[0].vocab_size
 
     @property
+    def tokenizer_digest(self) -> str:
+        """Of the vocabulary that all corpora share."""
+        return self.manifests[0].tokenizer_digest
+
+    @property
     def token_type(self) -> str:
         return self.manifests[0].token_type
 

@@ -325,6 +325,7 @@ class Run:
             order_identity=self.data.order.identity_at(self.step),
             config_fingerprint=self._fingerprint,
             code_fingerprint=code_fingerprint(),
+            tokenizer_digest=self.data.tokenizer_digest,
             saved_s=time.time(),
             metrics=metrics,
             components=self.judge.state(),

@@ -1,0 +1,70 @@
+"""A run that begins with another's weights has its vocabulary, and is told what else makes them compute something else."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from springtide import config as configs
+from springtide.checkpoint import attempts, branch
+from springtide.checkpoint.layout import Meta
+from springtide.checkpoint.retention import Rule
+from springtide.checkpoint.write import Job, Writer
+from springtide.config import Config
+from springtide.dataset import prepare
+from springtide.errors import ConfigError
+from springtide.store import Folder
+from springtide.stream import open_data
+
+
+@pytest.fixture
+def trunk(tiny: Config) -> str:
+    """The URL of a run of ``tiny`` with a checkpoint after five steps, without tensors."""
+    run, data = Folder(tiny.run.root) / "trunk", open_data(tiny)
+    meta = Meta(
+        step=5,
+        tokens=5 * tiny.tokens_per_step,
+        world_size=1,
+        order_identity=data.order.identity_at(5),
+        config_fingerprint="c",
+        tokenizer_digest=data.tokenizer_digest,
+    )
+    job = Job(run.url, attempts.claim(run, "me").number, 0, meta, tiny.model_dump(mode="json"), [], Rule(3))
+    Writer(run).write(job, lambda _: memoryview(b""), lambda: False)
+    return run.url
+
+
+def begun(config: Config, trunk: str, **changes: object) -> tuple[Config, list[str]]:
+    """What the trunk was saved under, and what is said of a run with its weights and these changes."""
+    begins = {
+        "run.id": "tuned",
+        "train.start_from": f"{trunk}/checkpoints/step-0000000005",
+        "train.start_with": "weights",
+    }
+    config = configs.override(config, {**begins, **{key.replace("__", "."): value for key, value in changes.items()}})
+    data = open_data(config)
+    saved = branch.prepare(config, data.order.identity_at, data.tokenizer_digest)
+    return saved, branch.remarks(saved, config)
+
+
+def test_weights_of_another_vocabulary_are_refused(tiny: Config, poems: str, trunk: str, tmp_path: Path) -> None:
+    assert begun(tiny, trunk, shards__dataset=poems) == (tiny, [])
+    changes = {"shards.dataset": "", "shards.root": str(tmp_path), "corpus.tokenizer": "bpe", "corpus.vocab_size": 300}
+    other = prepare(configs.override(tiny, changes))
+    held = sorted((Folder(trunk) / "checkpoints" / "readers").names())
+    remedy = f"prepare the new text with corpus.tokenizer = {tiny.shards.dataset}/tokenizer.json"
+    with pytest.raises(ConfigError, match=rf"train\.start_from = .*: was trained with the vocabulary .*; {remedy}"):
+        begun(other, trunk)
+    assert sorted((Folder(trunk) / "checkpoints" / "readers").names()) == held
+    # what the remedy says works
+    mended = {"shards.dataset": "", "corpus.tokenizer": f"{tiny.shards.dataset}/tokenizer.json"}
+    begun(prepare(configs.override(other, mended)), trunk)
+
+
+def test_settings_that_have_weights_compute_something_else_are_told(tiny: Config, trunk: str) -> None:
+    changes = {"model__rope_theta": 500_000.0, "model__activation": "gelu", "model__norm_eps": 1e-6}
+    _, said = begun(tiny, trunk, **changes, model__init_seed=5, optim__peak_lr=1e-5)
+    assert len(said) == 3
+    assert all("its weights compute something else" in one for one in said)
+    assert any(one.startswith("model.rope_theta was 10000.0 in ") and " and is 500000.0 here" in one for one in said)
