@@ -259,8 +259,9 @@ def sample(
     seed: int = 0,
     trust_code: bool = False,
 ) -> Sampled:
-    """Text that the run's newest checkpoint writes after ``prompt``; ``tokens`` 0 takes the config's length. A run whose config
-    names a model of its own runs that code, if ``trust_code``; ConfigError when it may not."""
+    """Text that the run's newest checkpoint writes after ``prompt``, up to the end of the document or ``tokens`` of it; 0 takes
+    the config's length. ``temperature`` 0 takes the likeliest token each time; ConfigError for a negative one, and where the
+    config names a model of its own and its code may not be run: ``trust_code``."""
     from springtide.checkpoint.load import load
     from springtide.model import whole
     from springtide.train.evaluate import generate
@@ -271,10 +272,13 @@ def sample(
     model = whole(config.model, manifest.vocab_size, manifest.separator)
     name = run.checkpoints[-1]
     load(run.folder, name, model)
-    ids = vocabulary.tokenizer.encode(prompt).ids
+    [ids] = vocabulary.encode([prompt])  # as training saw it: no special token of the file's before or after
+    before = ids[:-1].tolist() or [vocabulary.end_of_text]
     length = tokens or config.train.sample_tokens
     context = min(config.model.max_sequence_length, manifest.sequence_length)
-    text = vocabulary.decode(generate(model, ids, length, context, manifest.vocab_size, temperature, seed))
+    end = vocabulary.end_of_text
+    found = generate(model, before, length, context, manifest.vocab_size, temperature, seed, end)
+    text = vocabulary.decode(found)
     return Sampled(step=int(name.removeprefix("step-")), prompt=prompt, text=text)
 
 

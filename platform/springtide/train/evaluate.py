@@ -12,6 +12,7 @@ from springtide.checkpoint.layout import step_of
 from springtide.checkpoint.load import load
 from springtide.checkpoint.retention import note_reader
 from springtide.config import Config
+from springtide.errors import ConfigError, explain
 from springtide.model import Decoder, Past, whole
 from springtide.parallel import World, alone, sum_over_ranks
 from springtide.shards import HELDOUT, Manifest, SplitReader
@@ -95,10 +96,25 @@ def evaluate_checkpoint(run: Folder, config: Config, name: str, device_type: str
 
 @torch.no_grad()
 def generate(
-    model: nn.Module, prompt: list[int], length: int, max_context: int, vocab_size: int, temperature: float, seed: int
+    model: nn.Module,
+    prompt: list[int],
+    length: int,
+    max_context: int,
+    vocab_size: int,
+    temperature: float,
+    seed: int,
+    end: int | None = None,
 ) -> list[int]:
-    """``length`` ids after ``prompt``, drawn at ``temperature``; the same for a seed. Not sharded: one process. Of a text that
-    outgrows ``max_context`` the later half is read anew; a model that is not ours keeps nothing of what it has read."""
+    """Up to ``length`` ids after ``prompt``, drawn at ``temperature``; the same for a seed. Not sharded: one process.
+
+    ``temperature`` 0 takes the likeliest id each time; ConfigError for a negative one. The text ends before the id ``end``,
+    which is not returned. Of a text that outgrows ``max_context`` the later half is read anew; a model that is not ours keeps
+    nothing of what it has read.
+    """
+    if temperature < 0:
+        raise ConfigError(
+            explain("temperature", temperature, "must be at least 0", "0 takes the likeliest id each time")
+        )
     generator = torch.Generator().manual_seed(seed)
     ids, new, past, seen = list(prompt), prompt[-max_context:], _past(model), 0
     model.eval()
@@ -111,7 +127,13 @@ def generate(
             logits_V = model(torch.tensor([new]), past=past)[0, -1]
             seen += len(new)
         logits = logits_V[:vocab_size].float()
-        new = [int(torch.multinomial(torch.softmax(logits / temperature, dim=-1), 1, generator=generator))]
+        if temperature == 0:
+            chosen = int(logits.argmax())
+        else:
+            chosen = int(torch.multinomial(torch.softmax(logits / temperature, dim=-1), 1, generator=generator))
+        if chosen == end:
+            break
+        new = [chosen]
         ids += new
     return ids[len(prompt) :]
 

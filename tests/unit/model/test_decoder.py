@@ -17,6 +17,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils.flop_counter import FlopCounterMode
 
 from springtide.config.engine import ModelConfig
+from springtide.errors import ConfigError
 from springtide.model import Past, build, flops_per_token, hardware_flops_per_token, initial, num_parameters
 from springtide.model.decoder import Attention, RMSNorm, attention_as_on, rotary_table, rotate
 from springtide.parallel import World
@@ -148,6 +149,25 @@ def test_a_text_that_outgrows_the_context_goes_on_from_its_later_half() -> None:
     assert long[:5] == drawn(prompt, 5, 64)
     assert len(long) == 12
     assert all(0 <= one < 100 for one in long)
+
+
+def test_a_text_ends_where_its_document_does() -> None:
+    model, prompt = build(CONFIG, vocab_size=100), TOKENS[0, :8].tolist()
+    whole = generate(model, prompt, 30, 64, 100, 1.0, seed=5)
+    end = whole[6]
+    assert generate(model, prompt, 30, 64, 100, 1.0, seed=5, end=end) == whole[: whole.index(end)]
+
+
+def test_temperature_zero_takes_the_likeliest() -> None:
+    model, prompt = build(CONFIG, vocab_size=100), TOKENS[0, :8].tolist()
+    ids = list(prompt)
+    with torch.no_grad():
+        for _ in range(5):
+            ids.append(int(model(torch.tensor([ids]))[0, -1, :100].argmax()))
+    for seed in (0, 1):
+        assert generate(model, prompt, 5, 64, 100, 0.0, seed=seed) == ids[8:]
+    with pytest.raises(ConfigError, match=r"temperature = -1\.0: must be at least 0"):
+        generate(model, prompt, 5, 64, 100, -1.0, seed=0)
 
 
 def test_weights_depend_on_the_seed_alone() -> None:
