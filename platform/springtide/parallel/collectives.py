@@ -6,6 +6,7 @@ raising, with garbage in its buffer: here it always raises.
 
 from __future__ import annotations
 
+import contextlib
 from typing import TYPE_CHECKING
 
 import torch
@@ -29,7 +30,7 @@ def sum_over_ranks(values_N: Tensor, world: World) -> list[float]:
 
     A 1.0 travels beside each value: an aborted all-reduce may have ended for some elements and not for others.
     Raises: CutOff when ``world.cut`` was set by the time the sums are on the host; CollectiveError when the ones of some value
-    do not sum to the world size.
+    do not sum to the world size, or when NCCL knows of a broken communicator: gradients go over others than this message.
     """
     message = torch.stack([values_N, torch.ones_like(values_N)], dim=1)
     dist.all_reduce(message)
@@ -44,6 +45,8 @@ def sum_over_ranks(values_N: Tensor, world: World) -> list[float]:
             f"an all-reduce of {world.size} ranks returned garbage on rank {world.rank}: {len(bad)} of {len(sums)} canaries "
             f"are not {world.size}, the first is {bad[0]!r}; nothing of it is used"
         )
+    if errors := _nccl_errors():
+        raise CollectiveError(f"NCCL's communicators of rank {world.rank} are broken: {', '.join(sorted(errors))}")
     return [value for value, _ in sums]
 
 
@@ -68,6 +71,18 @@ def end_group(clean: bool) -> None:
         abort()
     if dist.is_initialized():
         dist.destroy_process_group()
+
+
+def _nccl_errors() -> set[str]:
+    """Returns what NCCL's watchdog, which tells nobody else here, has found wrong with any group of this process."""
+    if not _uses_nccl():
+        return set()
+    found = set()
+    for group in list(dist.distributed_c10d._world.pg_map):
+        with contextlib.suppress(RuntimeError):  # a group of CPUs alone
+            if ask := getattr(group._get_backend(torch.device("cuda")), "get_error", None):
+                found.add(ask().name)
+    return found & {"COMM_ERROR", "REMOTE_ERROR"}  # a timeout is no error: hangs are found by ``elastic.hang``
 
 
 def _uses_nccl() -> bool:

@@ -5,14 +5,16 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
+from torch._C._distributed_c10d import ErrorType
 
 from springtide.on_ray import worker
-from springtide.parallel import CutOff, World, collectives, process_group, sum_over_ranks, world
+from springtide.parallel import CollectiveError, CutOff, World, collectives, process_group, sum_over_ranks, world
 
 
 class Nccl:
@@ -120,6 +122,26 @@ def test_without_ray_a_group_that_failed_is_aborted(monkeypatch: pytest.MonkeyPa
         raise torch.OutOfMemoryError("CUDA out of memory")
     assert [did.split(",")[0] for did in nccl.did] == ["abort"]
     assert not dist.is_initialized()
+
+
+@pytest.mark.parametrize("error", ["SUCCESS", "TIMEOUT", "COMM_ERROR", "REMOTE_ERROR"])
+def test_a_broken_communicator_of_another_group_spoils_the_step(
+    monkeypatch: pytest.MonkeyPatch, nccl: Nccl, error: str
+) -> None:
+    """Gradients are summed over the groups of a mesh; one of them may break where the step's message goes through."""
+
+    class Group:
+        def _get_backend(self, device: torch.device) -> Any:
+            return SimpleNamespace(get_error=lambda: ErrorType.__members__[error])
+
+    here: World = world("cpu")
+    monkeypatch.setitem(dist.distributed_c10d._world.pg_map, Group(), None)
+    nccl.aborted.set()  # the message itself is right
+    if error in ("SUCCESS", "TIMEOUT"):
+        assert sum_over_ranks(torch.ones(2), here) == [1.0, 1.0]
+    else:
+        with pytest.raises(CollectiveError, match=f"communicators of rank 0 are broken: {error}"):
+            sum_over_ranks(torch.ones(2), here)
 
 
 def test_a_torch_that_cannot_abort_is_not_asked_to(monkeypatch: pytest.MonkeyPatch, nccl: Nccl) -> None:
