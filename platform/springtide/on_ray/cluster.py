@@ -178,6 +178,27 @@ def check_precision(config: Config, nodes: Sequence[dict[str, float]]) -> None:
         raise ConfigError(explain("parallel.precision", "bf16", limit, "use fp16, or nodes with newer devices alone"))
 
 
+def check_before_start(config: Config) -> None:
+    """ConfigError when a private cluster would have no GPU for a worker. Starts nothing, and asks no cluster: what one that
+    stands already has is for ``check_resources``."""
+    wanted = config.elastic.gpus_per_worker
+    if not wanted or ray.is_initialized() or os.environ.get("RAY_ADDRESS"):
+        return
+    import torch
+
+    has = torch.cuda.device_count()
+    if has < wanted:
+        raise ConfigError(
+            explain(
+                "elastic.gpus_per_worker",
+                wanted,
+                f"torch sees {has or 'no'} GPU{'s' * (has > 1)} on this machine, and RAY_ADDRESS names no cluster to train on",
+                "submit the run to a cluster that has GPUs (RAY_ADDRESS, or ray job submit), or train a small recipe on "
+                "CPUs: --recipe demo, or --elastic.gpus-per-worker 0",
+            )
+        )
+
+
 def check_resources(config: Config) -> None:
     """ConfigError when no node of the cluster could hold one worker, workers would leave their feeds no CPU, or a device cannot
     compute as it is asked to."""
@@ -200,12 +221,13 @@ def check_resources(config: Config) -> None:
         )
     if not any(all(node.get(kind, 0) >= amount for kind, amount in wanted.items()) for node in nodes):
         largest = {kind: max((node.get(kind, 0) for node in nodes), default=0) for kind in wanted}
+        short, other = ("gpus", "cpus") if largest["GPU"] < elastic.gpus_per_worker else ("cpus", "gpus")
         raise ConfigError(
             explain(
-                "elastic.cpus_per_worker",
-                elastic.cpus_per_worker,
-                f"with elastic.gpus_per_worker = {elastic.gpus_per_worker} fits on no node of the cluster, whose largest "
-                f"has {largest['CPU']:g} CPUs and {largest['GPU']:g} GPUs",
+                f"elastic.{short}_per_worker",
+                getattr(elastic, f"{short}_per_worker"),
+                f"with elastic.{other}_per_worker = {getattr(elastic, f'{other}_per_worker')} fits on no node of the "
+                f"cluster, whose largest has {largest['CPU']:g} CPUs and {largest['GPU']:g} GPUs",
                 "ask for less a worker or add larger nodes",
             )
         )

@@ -1,0 +1,58 @@
+"""What cannot train here is refused before anything is prepared, claimed or reported."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import ray
+import torch
+
+from springtide import api
+from springtide import config as configs
+from springtide.config import Config
+from springtide.errors import ConfigError
+from springtide.on_ray.cluster import check_before_start, check_resources
+
+
+@pytest.fixture
+def config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Config:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
+    return configs.recipes.gpu_125m()
+
+
+def test_a_machine_without_gpus_refuses_their_recipe_and_writes_nothing(config: Config, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError) as told:
+        api.train(config)
+    said = str(told.value)
+    assert "elastic.gpus_per_worker = 1" in said
+    assert "no GPU on this machine" in said
+    assert "--elastic.gpus-per-worker 0" in said
+    assert "RAY_ADDRESS" in said
+    assert list(tmp_path.iterdir()) == []
+    assert not ray.is_initialized()
+
+
+def test_a_gpu_a_cluster_or_cpus_alone_are_enough(config: Config, monkeypatch: pytest.MonkeyPatch) -> None:
+    check_before_start(configs.override(config, {"elastic.gpus_per_worker": 0}))
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    check_before_start(config)
+    check_before_start(configs.override(config, {"elastic.gpus_per_worker": 0.5}))
+    with pytest.raises(ConfigError, match=r"elastic.gpus_per_worker = 2.0: torch sees 1 GPU on this machine"):
+        check_before_start(configs.override(config, {"elastic.gpus_per_worker": 2}))
+    monkeypatch.setenv("RAY_ADDRESS", "10.0.0.1:6379")
+    check_before_start(configs.override(config, {"elastic.gpus_per_worker": 2}))
+
+
+@pytest.mark.parametrize(
+    ("resources", "named"),
+    [({"CPU": 8.0}, "elastic.gpus_per_worker = 1"), ({"CPU": 0.5, "GPU": 1.0}, "elastic.cpus_per_worker = 1")],
+)
+def test_the_setting_that_no_node_has_room_for_is_the_one_named(
+    config: Config, resources: dict[str, float], named: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ray, "nodes", lambda: [{"Alive": True, "Resources": resources}])
+    config = configs.override(config, {"feed.cpus_per_read": 0, "parallel.precision": "fp16"})
+    with pytest.raises(ConfigError, match=named):
+        check_resources(config)
