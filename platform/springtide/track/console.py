@@ -36,6 +36,7 @@ from springtide.track.events import (
     Waited,
     Warned,
 )
+from springtide.track.metrics import utilisation
 
 _PLAIN_EVERY_S = 10.0
 _PLAIN_PARTS = 20
@@ -99,7 +100,7 @@ class Console:
         left_s = (self._total - event.step) * self._step_time_s
         figures = (
             f"loss {event.loss:.3f}  {event.tokens_per_s:,.0f} tokens/s  ETA {_clock_time(left_s)}  "
-            f"{event.world_size} workers  MFU {event.mfu:.0%}"
+            f"{event.world_size} workers  MFU {utilisation(event.mfu)}"
         )
         self._progress.update(self._task, completed=event.step, figures=figures)
         if not event.updated and not math.isfinite(event.grad_norm):  # a spike tells itself

@@ -20,7 +20,7 @@ STEP_METRICS: dict[str, Metric] = {
     "tokens_per_s": Metric("tokens/s", "step tokens over step time, all workers"),
     "step_time_s": Metric("s", "from one optimizer step to the next, the wait for data included"),
     "data_wait_s": Metric("s", "part of the step spent waiting for the feed, on the rank that waited longest"),
-    "mfu": Metric("ratio", "model FLOPs over the peak of all workers' devices"),
+    "mfu": Metric("ratio", "model FLOPs over the peak of all workers' devices; above 1 that peak is unknown"),
     "memory_bytes": Metric("bytes", "peak memory of rank 0: device memory on a GPU, resident set on a CPU"),
     "world_size": Metric("workers", "workers in the step"),
     "loss_scale": Metric("1", "what the loss was multiplied by before backward"),
@@ -30,3 +30,8 @@ EVAL_METRICS: dict[str, Metric] = {
     "heldout_loss": Metric("nats/token", "loss on held-out rows"),
     "heldout_bits_per_byte": Metric("bits/byte", "held-out loss over the bytes of the text its tokens stand for"),
 }
+
+
+def utilisation(mfu: float) -> str:
+    """MFU for people. No device does more than its peak: above 1, it is the peak that was not known."""
+    return f"{mfu:.0%}" if mfu <= 1.0 else "unknown (peak not known)"

@@ -12,7 +12,7 @@ from springtide.track.charts import Chart, Line, draw, smooth
 from springtide.track.console import describe
 from springtide.track.events import Evaluated, Event, Sampled, Saved, SaveFailed, Started, StepDone, Waited
 from springtide.track.journal import last_steps
-from springtide.track.metrics import STEP_METRICS
+from springtide.track.metrics import STEP_METRICS, utilisation
 from springtide.track.page import cards, page, table, text
 
 
@@ -59,10 +59,10 @@ def figures(events: Sequence[Event]) -> list[tuple[str, str, str]]:
             ("throughput", f"{statistics.median(step.tokens_per_s for step in steps):,.0f}", "tokens/s, median")
         )
         mfu, source = statistics.median(step.mfu for step in steps), starts[-1].peak_source if starts else ""
-        found.append(("MFU", f"{mfu:.0%}", f"of {source}"))
+        found.append(("MFU", utilisation(mfu), f"of {source}"))
         if starts and starts[-1].hardware_flops_per_token > starts[-1].flops_per_token:
             again = starts[-1].hardware_flops_per_token / starts[-1].flops_per_token
-            found.append(("HFU", f"{mfu * again:.0%}", "what is computed again in backward counted too"))
+            found.append(("HFU", utilisation(mfu * again), "what is computed again in backward counted too"))
     if left_out := sum(not step.updated for step in steps):
         found.append(("steps left out", f"{left_out:,}", "gradients not finite, or spikes"))
     waits = [event.data_waits_s for event in events if isinstance(event, Waited)]

@@ -25,6 +25,7 @@ from springtide.track.events import (
     SaveSkipped,
     SnapshotsSet,
     Started,
+    StepDone,
     Stopped,
 )
 from springtide.track.report import charts, loss_chart, render, world_size_chart
@@ -83,6 +84,18 @@ def test_figures_are_those_of_the_run() -> None:
     assert "4.00 → 1.00" in page
     assert "75% less" in page
     assert "a &lt;source&gt;" in page
+
+
+def test_no_device_is_said_to_do_more_than_its_peak() -> None:
+    fast = [dataclasses.replace(one, mfu=2.02) if isinstance(one, StepDone) else one for one in RESIZED]
+    out = io.StringIO()
+    with Console(1, console=rich.console.Console(file=out, width=200)) as console:
+        console(next(one for one in RESIZED if isinstance(one, StepDone)))
+        console(next(one for one in fast if isinstance(one, StepDone)))
+    for known, unknown in [(render("run", RESIZED), render("run", fast)), out.getvalue().splitlines()]:
+        assert "50%" in known
+        assert "unknown (peak not known)" in unknown
+        assert "202%" not in unknown
 
 
 def test_a_step_that_was_left_out_is_counted_said_and_drawn_without_its_norm() -> None:
