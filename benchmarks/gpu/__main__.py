@@ -29,10 +29,12 @@ from typing import Any
 
 HERE = Path(__file__).resolve().parent
 REPOSITORY = HERE.parents[1]
-STAGES = {"smoke": 240, "speed": 420, "groups": 140, "kernels": 200, "save": 160, "lanes": 240}
+STAGES = {"smoke": 240, "speed": 420, "groups": 180, "kernels": 200, "save": 160, "lanes": 240}
 """Stage -> its most seconds; together under 25 minutes."""
 GRACE = 0.85
 """Of those, after which a stage begins no further cell."""
+LONGEST = 40
+"""Characters of a value that a table shows; the rest is in the JSON."""
 
 
 def main() -> int:
@@ -103,7 +105,11 @@ def run(name: str, seconds: float, options: argparse.Namespace) -> int:
 def one(options: argparse.Namespace) -> int:
     """The stage of this process."""
     sys.path.insert(0, str(HERE.parent))  # for claims.py
-    from measure import Book
+    import torch
+    from measure import CUDA, Book
+
+    if not CUDA:
+        torch.set_num_threads(1)  # on a busy machine the threads of a tiny product wait for each other
 
     book = Book(options.stage, options.out, options.quick, options.seconds, options.force)
     if book.finished:
@@ -135,7 +141,7 @@ def tables(stages: dict[str, dict[str, Any]]) -> str:
                 group, _, which = key.partition("/")
                 groups.setdefault(group, {})[which or group] = cell["values"]
         for group, rows in groups.items():
-            columns = list(dict.fromkeys(key for row in rows.values() for key in row if not isinstance(row[key], list)))
+            columns = list(dict.fromkeys(key for row in rows.values() for key in row if _is_short(row[key])))
             lines += [f"| {group} | {' | '.join(columns)} |", "|---" * (len(columns) + 1) + "|"]
             lines += [
                 f"| {which} | {' | '.join(_shown(row.get(column, '')) for column in columns)} |"
@@ -154,8 +160,14 @@ def tables(stages: dict[str, dict[str, Any]]) -> str:
     return "\n".join(lines)
 
 
+def _is_short(value: Any) -> bool:
+    return isinstance(value, int | float) or (isinstance(value, str) and len(value) <= LONGEST)
+
+
 def _shown(value: Any) -> str:
-    return f"{value:.4g}" if isinstance(value, float) else str(value)
+    if not isinstance(value, float):
+        return str(value)
+    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
 
 
 if __name__ == "__main__":

@@ -37,8 +37,8 @@ DEVICE = torch.device(KIND, 0) if CUDA else torch.device("cpu")
 NO_GPU = "" if CUDA else "needs a GPU"
 """Why a cell that only a GPU can measure is skipped; empty where there is one."""
 GIGA = 1e9
-if not CUDA:
-    torch.set_num_threads(1)  # tiny shapes on a busy machine wait for each other's threads
+TRIES = 2
+"""Processes that a cell may take with it."""
 
 
 class NotHere(Exception):
@@ -90,9 +90,10 @@ class Book:
         if all(before.get(key) == self._told[key] for key in ("identity", "quick")):
             self._told["cells"], self._told["seconds"] = before["cells"], before["seconds"]
             self.finished, self._told["claims"] = before["finished"], before["claims"]
-            if before["running"]:
-                why = "the process ended, or was ended for its time, in this cell; --force tries it again"
-                self._told["cells"][before["running"]] = {"status": "failed", "why": why}
+            if name := before["running"]:
+                ended = self._told["cells"].get(name, {}).get("ended", 0) + 1
+                why = "the process ended, or was ended for its time, in this cell"
+                self._told["cells"][name] = {"status": "failed", "why": why, "ended": ended}
         else:
             self.finished = False
         self._began = time.monotonic() - self._told["seconds"]
@@ -106,8 +107,10 @@ class Book:
         """The values of cell ``name``: those in the book, or what ``measure`` returns. None, and the book says why, where it is
         skipped because of what is ``missing`` here, failed, or is left out because the time is spent."""
         known = self._told["cells"].get(name, {})
-        if known.get("status") in ("measured", "skipped") or "--force" in known.get("why", ""):
+        if known.get("status") in ("measured", "skipped"):
             return known.get("values")
+        if known.get("ended", 0) >= TRIES:  # it would take those after it along again
+            return None
         if missing:
             return self._write(name, {"status": "skipped", "why": missing})
         if self.left_s <= 0:

@@ -190,7 +190,7 @@ def _saved(
         meta = Meta(step=number + 1, tokens=0, world_size=1, order_identity="o", config_fingerprint="c")
         saver.begin(tensors, meta, {})
         asked_s, times = time.perf_counter() - begin, []
-        while (outcome := saver.poll()) is None:
+        while not times or (outcome := saver.poll()) is None:
             times.append(step(before_update))
         whole_s = time.perf_counter() - begin
         if outcome.error is not None:

@@ -112,8 +112,8 @@ def cases(quick: bool) -> list[Case]:
         Case(f"8B's shape, {deep} layers", layers(deep), 1, 8192, 128256),
         Case("1.3B", middle, 8, 2048, 50304),
         Case("125M", small, 32, 1024, 50304, 3),
-        Case("125M, compiled", compiled, 32, 1024, 50304, 3),
         Case(f"8B's shape, {SMALL_DEPTH} layers", layers(SMALL_DEPTH), 1, 8192, 128256),
+        Case("125M, compiled", compiled, 32, 1024, 50304, 3),
         Case(f"8B's shape, {deep} layers, eager", layers(deep, **{"parallel.compile": False}), 1, 8192, 128256),
         Case(
             f"8B's shape, {deep} layers, all recomputed",

@@ -1,7 +1,7 @@
 """Two nodes or more with GPUs: what the loss of a worker, a node or a GPU's speed costs under NCCL.
 
-NOT RUN YET by anybody of this project. A run of llama3_8b trains on a Ray cluster; a person does one thing after the other to it,
-as this program asks, and it tells from the journal what each cost:
+NOT RUN YET by anybody of this project. A run of llama3_8b trains on a Ray cluster; a person does one thing after the other to
+it, as this program asks, and it tells from the journal what each cost:
 
     notice     `springtide notice --in 60` on one node          expected: no step lost, the others' processes kept
     worker     `kill -9` of one RayTrainWorker                   expected today: every survivor is a new process, 60-150 s
