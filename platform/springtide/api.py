@@ -79,13 +79,15 @@ def train(
     progress: Progress | None = None,
     dashboard: bool = True,
     workers: Any = None,
+    tracking_uri: str = "",
 ) -> Run:
     """Prepare the data if need be, train on Ray to the end of the run, write the report; returns a handle on the run.
 
     ``resume`` goes on with the run ``run.id`` (or the newest of this config) from its newest good checkpoint, "auto"
     also begins one where there is none; a run that exists is otherwise refused, one that has finished is left as it is.
     ``accept_changes`` lets it go on under a config that trains something else; ``from_scratch`` has it begin again at step 0.
-    ``workers`` are those of the sweep that the run is a trial of, and that writes its report.
+    ``workers`` are those of the sweep that the run is a trial of, and that writes its report. ``tracking_uri`` is where the run
+    reports to, which no file says then; empty is what the config says, else the environment.
     Errors: ConfigError, CorpusError, RunExists before anything starts; TrainingFailed or the worker's own
     SpringtideError later. The run can be resumed after any of them.
     """
@@ -110,7 +112,8 @@ def train(
     lease = attempts.claim(run.folder, secrets.token_hex(8), trains=False)  # whoever is refused has written nothing
     try:
         remarks = _begin(config, run, data, lease.number, accept_changes, from_scratch)
-        _train(config, run, data, lease, remarks, listen, dashboard, workers)
+        uri = mlflow_uri(config, tracking_uri)
+        _train(config, run, data, lease, remarks, uri, listen, dashboard, workers)
     finally:
         attempts.end(run.folder, lease.number)
     return run
@@ -134,7 +137,7 @@ def _begin(config: Config, run: Run, data: Data, lease: int, accept_changes: boo
     if run.folder.exists(configs.RUN_CONFIG):
         changed = configs.difference(run.config, config)
         remarks += [f"resumed with {name}: {before!r} -> {after!r}" for name, (before, after) in changed.items()]
-    run.folder.write(configs.RUN_CONFIG, configs.dump(config))
+    run.write_config(config)
     return remarks
 
 
@@ -144,6 +147,7 @@ def _train(
     data: Data,
     lease: attempts.Attempt,
     remarks: Sequence[str],
+    uri: str,
     listen: Callable[[Event], None] | None,
     dashboard: bool,
     workers: Any,
@@ -160,7 +164,6 @@ def _train(
         for remark in remarks:
             console.say(remark)
         listeners: list[Callable[[Event], None]] = [journal, console, *([listen] if listen else [])]
-        uri = mlflow_uri(config)
         if uri != OFF:
             listeners.append(
                 stack.enter_context(MlflowSink(config, run.folder, uri, earlier, _tags(config, run, data)))
@@ -299,10 +302,11 @@ def absolute(config: Config) -> Config:
     return configs.override(config, changes)
 
 
-def mlflow_uri(config: Config) -> str:
-    """Where a run of ``config`` reports to: what it says, else the environment, else a file beside the runs."""
+def mlflow_uri(config: Config, given: str = "") -> str:
+    """Where a run of ``config`` reports to: ``given``, else what it says, else the environment, else a file beside the runs. It
+    may have a password, and is written nowhere."""
     # a server that is down must cost a retry here and there, not minutes inside its client
     os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "1")
     os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "10")
-    chosen = config.track.mlflow_uri or os.environ.get("MLFLOW_TRACKING_URI", "")
+    chosen = given or config.track.mlflow_uri or os.environ.get("MLFLOW_TRACKING_URI", "")
     return chosen or default_uri(Folder(config.run.root))

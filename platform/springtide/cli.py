@@ -6,6 +6,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
+import os
 import sys
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -16,7 +17,7 @@ from springtide import cli_elastic
 from springtide import config as configs
 from springtide.config import Config
 from springtide.config.fields import fields
-from springtide.errors import ConfigError, SpringtideError, explain
+from springtide.errors import ConfigError, SpringtideError, explain, redacted
 
 _EXAMPLES = {
     "prepare": """examples:
@@ -78,7 +79,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _complain(error: BaseException) -> None:
-    print(f"springtide: {error}", file=sys.stderr)
+    print(f"springtide: {redacted(str(error))}", file=sys.stderr)
 
 
 def config_of(options: argparse.Namespace, runs_code: bool = True) -> Config:
@@ -103,6 +104,8 @@ def _prepare(options: argparse.Namespace) -> int:
         config = prepare(config_of(options, runs_code=False), progress)
     if options.save:
         with open(options.save, "w") as file:
+            if configs.secret_fields(config):
+                os.fchmod(file.fileno(), 0o600)
             file.write(configs.dump(config))
     return show_dataset(config.shards.dataset, False, options.json)
 

@@ -2,9 +2,25 @@
 
 Trying again helps none of them; what may pass by itself (a lost node, a dropped connection) is left as the exception it came
 as, and Ray tries again. They cross process boundaries inside Ray, so every one pickles: the message is the only argument.
+
+Nothing that is shown, logged or sent holds a password: ``redacted`` takes it out of URLs.
 """
 
 from __future__ import annotations
+
+import re
+
+_PASSWORD = re.compile(r"(?P<before>[a-z][a-z0-9+.-]*://[^\s:/?#@]*:)[^\s/?#]*(?=@)", re.IGNORECASE)
+"""``scheme://user:password@``; a password may have an @ that nobody has quoted."""
+_TOKEN_AS_USER = re.compile(r"(?P<before>https?://)[^\s:/?#@*]+(?=@)", re.IGNORECASE)
+"""As git hosts take it. Elsewhere the user is no secret: abfs://container@account."""
+_SECRET_NAMES = (
+    *("x-amz-signature", "x-amz-credential", "x-amz-security-token", "x-goog-signature", "x-goog-credential"),
+    *("awsaccesskeyid", "signature", "sig", "token", "access_token", "password", "passwd", "pwd", "secret"),
+    *("api_key", "api-key", "apikey", "key", "accountkey", "sharedaccesssignature"),
+)
+_SECRET = re.compile(rf"(?P<before>[?&;](?:{'|'.join(_SECRET_NAMES)})=)[^\s&;#'\"]+", re.IGNORECASE)
+HIDDEN = "***"
 
 
 class SpringtideError(Exception):
@@ -57,4 +73,15 @@ class StoppedWaiting(SpringtideError):
 
 def explain(field: str, value: object, limit: str, remedy: str) -> str:
     """One sentence in the house's form: ``field = value: limit; remedy``."""
-    return f"{field} = {value!r}: {limit}; {remedy}"
+    return redacted(f"{field} = {value!r}: {limit}; {remedy}")
+
+
+def redacted(text: str) -> str:
+    """``text`` without the passwords, tokens and signatures of URLs in it.
+
+    >>> redacted("postgresql://ml:hunter2@db/mlflow")
+    'postgresql://ml:***@db/mlflow'
+    """
+    for pattern in (_PASSWORD, _TOKEN_AS_USER, _SECRET):
+        text = pattern.sub(rf"\g<before>{HIDDEN}", text)
+    return text

@@ -10,6 +10,7 @@
 from __future__ import annotations
 
 import dataclasses
+import logging
 import secrets
 import sys
 import time
@@ -19,7 +20,7 @@ from springtide import config as configs
 from springtide.checkpoint import branch
 from springtide.checkpoint.layout import committed, name_of, step_of
 from springtide.config import RUN_CONFIG, Config
-from springtide.errors import ConfigError, RunExists, explain
+from springtide.errors import ConfigError, RunExists, explain, redacted
 from springtide.store import Folder
 from springtide.track.events import Evaluated, Event, Sampled, Started, StepDone, Stopped
 from springtide.track.journal import frame, last_steps, read_journal
@@ -27,6 +28,7 @@ from springtide.track.report import charts, render
 
 REPORT = "report.html"
 CHARTS = "charts.svg"
+_log = logging.getLogger(__name__)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -117,11 +119,24 @@ class Run:
 
         return verify(self.folder)
 
+    def write_config(self, config: Config) -> None:
+        """Make it the run's. Where it has a password only the owner of a local file may read it; an object store is warned
+        of."""
+        secrets_in = configs.secret_fields(config)
+        self.folder.write(RUN_CONFIG, configs.dump(config), private=bool(secrets_in))
+        if secrets_in and not self.folder.is_local:
+            _log.warning(
+                "%s has the password in %s: who may read there may read it; give MLflow's by MLFLOW_TRACKING_URI, and "
+                "others as your store's client takes them from the environment",
+                redacted(self.folder.where(RUN_CONFIG)),
+                ", ".join(secrets_in),
+            )
+
     def write_report(self) -> None:
         """Write ``report.html`` and ``charts.svg`` from the journal."""
-        events = self.events
-        links = {"dataset": self.config.shards.dataset, "checkpoints": (self.folder / "checkpoints").url}
-        self.folder.write(REPORT, render(self.id, events, configs.dump(self.config), links))
+        events, config = self.events, configs.redact(self.config)
+        links = {"dataset": config.shards.dataset, "checkpoints": redacted((self.folder / "checkpoints").url)}
+        self.folder.write(REPORT, render(self.id, events, configs.dump(config), links))
         self.folder.write(CHARTS, charts(events))
 
     def _repr_html_(self) -> str:
@@ -173,7 +188,7 @@ def _check_resume(run: Run, config: Config, resume: bool, accept_changes: bool) 
         for name, change in configs.difference(run.config, config).items()
         if not name.startswith("run.") and not (name == "shards.dataset" and not config.shards.dataset)
     }
-    shown = "".join(f"\n  {name}: {old!r} -> {new!r}" for name, (old, new) in changed.items())
+    shown = redacted("".join(f"\n  {name}: {old!r} -> {new!r}" for name, (old, new) in changed.items()))
     if not resume:
         what = f"under another config:{shown}\n" if shown else "under this config; "
         raise RunExists(f"run.id = {run.id!r} exists {what}resume it with --resume, or choose another run.id")

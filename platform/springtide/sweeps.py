@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import json
 import math
 import secrets
@@ -56,7 +57,7 @@ from springtide.sweep import (
 )
 from springtide.track.events import Started, Stopped
 from springtide.track.ledger import Prices, costs, ledger
-from springtide.track.mlflow_sink import OFF, SweepSink
+from springtide.track.mlflow_sink import OFF, SweepSink, default_uri
 
 NOTES = "sweep.json"
 VERDICT = "verdict.json"
@@ -110,7 +111,9 @@ def sweep(
             base = prepare(base)
         uri = mlflow_uri(base)
         sink = SweepSink(base, folder, uri) if uri != OFF else None
-        changes = {"run.root": (folder / "trials").url, "track.progress": False, "track.mlflow_uri": uri}
+        # the environment's may have a password, and trials hear of it otherwise
+        own = uri if uri == default_uri(Folder(root)) else base.track.mlflow_uri
+        changes = {"run.root": (folder / "trials").url, "track.progress": False, "track.mlflow_uri": own}
         base = configs.override(base, {**changes, "track.parent": sink.id if sink else ""})
         say(_plan(table, folder))
 
@@ -123,7 +126,7 @@ def sweep(
                 sweep=dataclasses.replace(table, where=None),
                 folder=folder.url,
                 pool=pool,
-                train=train,
+                train=functools.partial(train, tracking_uri=uri),
                 report=_report,
                 decided=frozenset(map(number_of, (folder / ENDED).names())),
                 population=bool(begins),
@@ -218,7 +221,8 @@ def _end(
     if best is not None:
         alone = {"run.id": "", "run.root": root, "track.parent": "", "track.progress": True}
         config = trial_config(base, table.budget, best.name, best.point)
-        folder.write(BEST, configs.dump(configs.override(config, alone)))
+        config = configs.override(config, alone)
+        folder.write(BEST, configs.dump(config), private=bool(configs.secret_fields(config)))
     if sink:
         figures = {"worker_s": verdict.worker_s, "dollars": verdict.dollars}
         figures |= {table.metric: best.value} if best else {}

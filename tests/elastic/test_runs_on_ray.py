@@ -34,6 +34,7 @@ from springtide.shards import HELDOUT, TRAIN, load_manifest
 from springtide.store import Folder
 from springtide.stream import open_data
 from springtide.track.events import Decided, Evaluated, Event, Started, StepDone, Stopped, record
+from springtide.track.mlflow_sink import default_uri
 
 pytestmark = pytest.mark.cluster
 
@@ -130,7 +131,7 @@ def test_mlflow_has_one_run_with_every_step_and_its_links(uninterrupted: st.Run)
     from mlflow import MlflowClient
 
     notes = uninterrupted.folder.read_json("mlflow.json")
-    client = MlflowClient(notes["tracking_uri"])
+    client = MlflowClient(default_uri(Folder(uninterrupted.config.run.root)))
     found = client.search_runs([notes["experiment_id"]])
     assert [run.info.run_id for run in found] == [notes["run_id"]]
     assert found[0].info.status == "FINISHED"

@@ -28,6 +28,7 @@ from springtide.store import Folder
 from springtide.sweep import name_of, read
 from springtide.sweeps import sweep
 from springtide.track.events import Evaluated, Event, Started
+from springtide.track.mlflow_sink import default_uri
 
 pytestmark = pytest.mark.cluster
 SCRIPT = str(Path(__file__).parent / "swept.py")
@@ -43,8 +44,10 @@ def test_trials_survive_lost_nodes_and_a_killed_driver_and_are_the_runs_they_wou
 
 
 def test_what_is_no_good_is_stopped_what_fails_is_marked_and_the_best_is_a_config(
-    ray_cluster: str, tmp_path: Path
+    ray_cluster: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    elsewhere = f"sqlite:///{tmp_path}/of-the-environment.db"  # a trial's process has another environment
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", elsewhere)
     base = configs.override(config_of(str(tmp_path)), {"optim.max_left_out": 0, "track.mlflow_uri": ""})
     rates = (0.01, 1e-7, 1e30)
     space = {**table(TRIALS), "SPACE": {"optim.peak_lr": ("choice", *rates)}}
@@ -72,7 +75,9 @@ def test_what_is_no_good_is_stopped_what_fails_is_marked_and_the_best_is_a_confi
     from mlflow import MlflowClient
 
     notes = json.loads((tmp_path / "runs" / "asha" / "mlflow.json").read_text())
-    runs = MlflowClient(notes["tracking_uri"]).search_runs([notes["experiment_id"]])
+    runs = MlflowClient(elsewhere).search_runs([notes["experiment_id"]])
+    texts = [path.read_bytes() for path in (tmp_path / "runs").rglob("*") if path.is_file()]
+    assert not any(b"of-the-environment" in text for text in texts), "what the environment says is written nowhere"
     children = [run for run in runs if run.data.tags.get("mlflow.parentRunId") == notes["run_id"]]
     assert len(runs) == len(children) + 1 == TRIALS + 1 + 1
     [parent] = [run for run in runs if run.info.run_id == notes["run_id"]]
@@ -142,7 +147,7 @@ def test_the_worst_of_a_population_goes_on_from_the_state_of_the_best(
     from mlflow import MlflowClient
 
     notes = json.loads((folder / "mlflow.json").read_text())
-    runs = MlflowClient(notes["tracking_uri"]).search_runs([notes["experiment_id"]])
+    runs = MlflowClient(default_uri(Folder(tmp_path / "runs"))).search_runs([notes["experiment_id"]])
     children = {run.info.run_name: run for run in runs if run.data.tags.get("mlflow.parentRunId") == notes["run_id"]}
     assert sorted(children) == [one.name for one in verdict.outcomes], "one run a trial for life"
     for one in turned:

@@ -20,6 +20,7 @@ from springtide.config.files import (
     recipe,
 )
 from springtide.config.schema import Config
+from springtide.config.secrets import redact, secret_fields
 
 __all__ = [
     "RUN_CONFIG",
@@ -42,4 +43,6 @@ __all__ = [
     "parse",
     "recipe",
     "recipes",
+    "redact",
+    "secret_fields",
 ]

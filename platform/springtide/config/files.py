@@ -16,7 +16,7 @@ from springtide.config.code import check_trusted
 from springtide.config.fields import fields, is_free
 from springtide.config.recipes import RECIPES
 from springtide.config.schema import Config
-from springtide.errors import ConfigError, RunExists, explain
+from springtide.errors import ConfigError, RunExists, explain, redacted
 
 RUN_CONFIG = "config.yaml"
 """The name of the resolved config in a run's folder."""
@@ -102,7 +102,7 @@ def check_same_run(old: Config, new: Config, accept_changes: bool) -> None:
         if not (name == "shards.dataset" and not new.shards.dataset)
     }
     if changed and not accept_changes:
-        shown = "".join(f"\n  {name}: {before!r} -> {after!r}" for name, (before, after) in changed.items())
+        shown = redacted("".join(f"\n  {name}: {old!r} -> {new!r}" for name, (old, new) in changed.items()))
         raise RunExists(
             f"run.id = {new.run.id!r} cannot go on under a config that trains something else:{shown}\n"
             "undo the change, choose another run.id, or say --accept-changes"

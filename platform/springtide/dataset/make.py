@@ -19,7 +19,7 @@ from springtide.config import Config, override
 from springtide.corpus import Broken, Source, Vocabulary, check_byte_counts, clean, open_source, open_vocabulary
 from springtide.dataset.parts import PartJob, make_part, open_work_vocabulary, read_counts, read_tokens
 from springtide.dataset.plan import Plan, ShardPlan, make_plan
-from springtide.errors import ConfigError, CorpusError, explain
+from springtide.errors import ConfigError, CorpusError, explain, redacted
 from springtide.shards import MANIFEST, TOKENIZER, Manifest, Shard, Split, load_manifest, seal
 from springtide.store import Folder, digest
 
@@ -99,7 +99,7 @@ def _make(config: Config, sources: list[Source], dataset: Folder, name: str, pro
     work = dataset / _WORK
     several = len(sources) > 1
     units = [
-        (source, corpus, unit, corpus.source if several else "")
+        (source, corpus, unit, redacted(corpus.source) if several else "")
         for source, corpus in zip(sources, config.corpus.each(), strict=True)
         for unit in source.units()
     ]
@@ -191,7 +191,7 @@ def _run_all(run: Map, function: Callable[[Any], Any], jobs: Sequence[Any], stag
 
 
 def _named(config: Config) -> str:
-    return ", ".join(corpus.source for corpus in config.corpus.each())
+    return ", ".join(redacted(corpus.source) for corpus in config.corpus.each())
 
 
 def _vocabulary(config: Config, jobs: list[PartJob], work: Folder) -> Vocabulary:

@@ -16,10 +16,11 @@ import ray
 from ray.train import FailureConfig, RunConfig, ScalingConfig
 from ray.train.torch import TorchConfig
 
+from springtide import config as configs
 from springtide.config import Config
 from springtide.elastic import Interrupt
 from springtide.elastic.policy import Bounds
-from springtide.errors import SpringtideError, StoppedWaiting, TrainingFailed
+from springtide.errors import SpringtideError, StoppedWaiting, TrainingFailed, redacted
 from springtide.on_ray.beside import evaluations
 from springtide.on_ray.cluster import check_resources
 from springtide.on_ray.control import Control
@@ -62,7 +63,9 @@ def train(
         )
     last, workers = workers is None, workers or Workers()
     control = workers.control(config)
-    job = {"config": config.model_dump(mode="json"), "control": control, "labels": labels, "owner": owner}
+    # no worker reports to MLflow, and Ray's dashboard shows what a job is given
+    told = configs.override(config, {"track.mlflow_uri": redacted(config.track.mlflow_uri)})
+    job = {"config": told.model_dump(mode="json"), "control": control, "labels": labels, "owner": owner}
     trainer = _trainer(config, run, attempt, job, workers)
     failure: list[BaseException] = []
 

@@ -101,16 +101,16 @@ class Folder:
         else:
             yield memoryview(self.read_range(name, begin, end))
 
-    def write(self, name: str, data: bytes | str) -> None:
-        """Write ``data`` as ``name``, whole or not at all."""
+    def write(self, name: str, data: bytes | str, private: bool = False) -> None:
+        """Write ``data`` as ``name``, whole or not at all. ``private``: on a local disk only its owner may read it."""
         data = data.encode() if isinstance(data, str) else data
-        self.put(name, [memoryview(data)])
+        self.put(name, [memoryview(data)], private)
 
-    def put(self, name: str, parts: Sequence[memoryview]) -> None:
+    def put(self, name: str, parts: Sequence[memoryview], private: bool = False) -> None:
         """Write the bytes of ``parts`` one after the other as ``name``, whole or not at all, without joining them in memory."""
         target = self.where(name)
         if self.is_local:
-            with self._beside(target, parts) as beside:
+            with self._beside(target, parts, 0o600 if private else 0o666) as beside:
                 os.replace(beside, target)
         elif self._is_s3:
             from springtide.store import s3
@@ -138,13 +138,13 @@ class Folder:
             self.fs.pipe_file(target, data, mode="create")
 
     @contextlib.contextmanager
-    def _beside(self, target: str, parts: Iterable[memoryview]) -> Iterator[str]:
-        """A synced file with ``parts`` beside ``target``, which the block makes the target of."""
+    def _beside(self, target: str, parts: Iterable[memoryview], mode: int = 0o666) -> Iterator[str]:
+        """A synced file with ``parts`` beside ``target``, which the block makes the target of. ``mode``: before the umask."""
         folder = os.path.dirname(target)
         os.makedirs(folder, exist_ok=True)
         beside = os.path.join(folder, f"{_TEMPORARY}{uuid.uuid4().hex[:12]}")
         try:
-            with open(beside, "wb", buffering=0) as file:
+            with open(beside, "wb", buffering=0, opener=lambda path, flags: os.open(path, flags, mode)) as file:
                 for part in parts:
                     while part.nbytes:  # one call writes two GiB at most
                         part = part[file.write(part) :]

@@ -12,6 +12,7 @@ from rich.panel import Panel
 from rich.progress import BarColumn, Progress, TextColumn
 from rich.text import Text
 
+from springtide.errors import redacted
 from springtide.track.events import (
     CadenceSet,
     Decided,
@@ -92,7 +93,7 @@ class Console:
     def say(self, text: str) -> None:
         """Print a line; a log file gets it whole, however long."""
         if self._enabled:
-            self._console.print(Text(text), soft_wrap=not self._console.is_terminal)
+            self._console.print(Text(redacted(text)), soft_wrap=not self._console.is_terminal)
 
     def _step(self, event: StepDone) -> None:
         before = self._step_time_s or event.step_time_s

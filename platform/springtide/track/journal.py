@@ -23,6 +23,7 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any, Self
 
+from springtide.errors import redacted
 from springtide.store import Folder
 from springtide.track.events import Event, StepDone, event, record
 from springtide.track.segments import Segment, Segments, Spool, listed, name_of
@@ -78,7 +79,7 @@ class Journal:
         """Take one event, stamped with this attempt. Never raises for the store's sake, and waits for a local disk only."""
         if not self._enabled:
             return
-        line = json.dumps(record(dataclasses.replace(event, attempt=self.attempt))).encode() + b"\n"
+        line = json.dumps(_shown(record(dataclasses.replace(event, attempt=self.attempt)))).encode() + b"\n"
         with self._changed:
             if self._open.num_lines >= _SEGMENT_LINES:
                 self._next_segment()
@@ -223,10 +224,16 @@ class Journal:
         )
 
     def _tell(self, text: str) -> None:
+        text = redacted(text)
         _log.warning("%s", text)
         if self._say is not None:
             with contextlib.suppress(OSError):  # of a console that is gone
                 self._say(text)
+
+
+def _shown(values: dict[str, Any]) -> dict[str, Any]:
+    """An event's without passwords: reasons quote the URLs that errors name."""
+    return {key: redacted(value) if isinstance(value, str) else value for key, value in values.items()}
 
 
 def read_journal(run: Folder) -> list[Event]:

@@ -7,6 +7,7 @@ far MLflow got; nothing at or before it is sent again, so steps never go backwar
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import queue
 import threading
@@ -14,7 +15,8 @@ import time
 from collections.abc import Sequence
 from typing import Any, Self
 
-from springtide.config import Config, fingerprint, flatten
+from springtide.config import Config, fingerprint, flatten, redact
+from springtide.errors import redacted
 from springtide.store import Folder
 from springtide.track.events import Evaluated, Event, Rejected, StepDone, Stopped
 from springtide.track.metrics import EVAL_METRICS, STEP_METRICS
@@ -23,11 +25,23 @@ RUN_FILE = "mlflow.json"
 OFF = "off"
 _STEP_MARK, _EVAL_MARK = "springtide.step_sent", "springtide.eval_sent"
 _PARENT = "mlflow.parentRunId"
+_FOLDER_MARK = "springtide.folder_digest"
 _TAG_LENGTH = 2000
+_PARAM_LENGTH = 500
 _BATCH_METRICS = 900  # MLflow takes a thousand in a request
 _STATUS = {"finished": "FINISHED", "stopped": "KILLED", "failed": "FAILED"}
 
 _log = logging.getLogger(__name__)
+
+
+def _shown_settings(config: Config) -> dict[str, str]:
+    """The config as MLflow's params have it: no password leaves for a server that others read."""
+    return {key: str(value)[:_PARAM_LENGTH] for key, value in flatten(redact(config)).items()}
+
+
+def _mark_of(folder: Folder) -> str:
+    """What a run is found by, whatever characters its path has: MLflow's filters know no escape for a quote."""
+    return hashlib.sha256(folder.url.encode()).hexdigest()[:32]
 
 
 def default_uri(root: Folder) -> str:
@@ -70,7 +84,7 @@ class MlflowSink:
         self._leaving.set()
         self._thread.join(self._grace_s)
         if not self._delivered:  # the thread may still be trying, or have given up
-            _log.warning("MLflow at %s did not take everything; the next --resume sends the rest", self._uri)
+            _log.warning("MLflow at %s did not take everything; the next --resume sends the rest", redacted(self._uri))
 
     def __call__(self, event: Event) -> None:
         """Queue one event; returns at once."""
@@ -102,9 +116,8 @@ class MlflowSink:
                 return []
             except Exception as error:  # whatever a server or its client raises, training goes on
                 if not self._warned:
-                    _log.warning(
-                        "MLflow at %s cannot be reached (%s); training goes on, metrics are kept", self._uri, error
-                    )
+                    problem = redacted(f"MLflow at {self._uri} cannot be reached ({error})")
+                    _log.warning("%s; training goes on, metrics are kept", problem)
                     self._warned = True
             self._leaving.wait(float(self._config.track.retry))
             if not until_sent or time.monotonic() > deadline:
@@ -131,33 +144,26 @@ class MlflowSink:
 
     def _now(self, params: dict[str, str]) -> dict[str, str]:
         """What tags should say: of what is linked, and of settings that are not those MLflow was told at first."""
-        settings = {key: str(value)[:500] for key, value in flatten(self._config).items()}
-        changed = {key: value for key, value in settings.items() if params.get(key, value) != value}
-        now = {
-            **self._tags,
-            "springtide.run": self._folder.url,
-            **{f"springtide.now.{k}": v for k, v in changed.items()},
-        }
-        return {name: value[:_TAG_LENGTH] for name, value in now.items()}
+        settings = _shown_settings(self._config)
+        changed = {f"springtide.now.{key}": value for key, value in settings.items() if params.get(key, value) != value}
+        now = {**self._tags, "springtide.run": self._folder.url, **changed}
+        return {name: redacted(value)[:_TAG_LENGTH] for name, value in now.items()}
 
     def _create(self, client: Any) -> str:
         experiment_id = _experiment(client, self._config, self._uri)
         # a start that died between creating the run and writing its id down left one with our tag
-        same = client.search_runs([experiment_id], f"tags.`springtide.run` = '{self._folder.url}'", max_results=1)
+        mark = _mark_of(self._folder)
+        same = client.search_runs([experiment_id], f"tags.`{_FOLDER_MARK}` = '{mark}'", max_results=1)
         if same:
             run_id = same[0].info.run_id
         else:
-            tags = {
-                **self._tags,
-                "springtide.run": self._folder.url,
-                "springtide.fingerprint": fingerprint(self._config),
-            }
+            tags = {**self._now({}), _FOLDER_MARK: mark, "springtide.fingerprint": fingerprint(self._config)}
             if self._config.track.parent:
                 tags[_PARENT] = self._config.track.parent
             run_id = client.create_run(experiment_id, tags=tags, run_name=self._config.run.id).info.run_id
-            for key, value in flatten(self._config).items():
-                client.log_param(run_id, key, str(value)[:500])
-        self._folder.write_json(RUN_FILE, {"run_id": run_id, "experiment_id": experiment_id, "tracking_uri": self._uri})
+            for key, value in _shown_settings(self._config).items():
+                client.log_param(run_id, key, value)
+        self._folder.write_json(RUN_FILE, {"run_id": run_id, "experiment_id": experiment_id})
         return str(run_id)
 
     def _send(self, events: list[Event]) -> None:
@@ -167,7 +173,9 @@ class MlflowSink:
         marks = dict(self._marks)
         for event in events:
             if isinstance(event, Rejected):
-                self._client.set_tag(self._run_id, f"springtide.rejected.{event.name}", event.reason[:_TAG_LENGTH])
+                self._client.set_tag(
+                    self._run_id, f"springtide.rejected.{event.name}", redacted(event.reason)[:_TAG_LENGTH]
+                )
             if isinstance(event, StepDone) and event.step > marks[_STEP_MARK]:
                 mark, names = _STEP_MARK, STEP_METRICS
             elif isinstance(event, Evaluated) and event.step > marks[_EVAL_MARK]:
@@ -207,14 +215,14 @@ class SweepSink:
             if folder.exists(RUN_FILE):
                 self.id = folder.read_json(RUN_FILE)["run_id"]
             else:
-                tags = {"springtide.sweep": folder.url}
+                tags = {"springtide.sweep": redacted(folder.url)}
                 experiment_id = _experiment(client, config, uri)
                 self.id = str(client.create_run(experiment_id, tags=tags, run_name=folder.name).info.run_id)
-                folder.write_json(RUN_FILE, {"run_id": self.id, "experiment_id": experiment_id, "tracking_uri": uri})
+                folder.write_json(RUN_FILE, {"run_id": self.id, "experiment_id": experiment_id})
             client.update_run(self.id, status="RUNNING")
             self._client = client
         except Exception as error:  # whatever a server or its client raises
-            _log.warning("MLflow at %s cannot be reached (%s); the sweep goes on without", uri, error)
+            _log.warning("%s; the sweep goes on without", redacted(f"MLflow at {uri} cannot be reached ({error})"))
 
     def end(self, best: dict[str, Any], figures: dict[str, float]) -> None:
         """Note the best trial's point, and what the sweep came to."""
@@ -222,12 +230,12 @@ class SweepSink:
             return
         try:
             for name, value in best.items():
-                self._client.set_tag(self.id, f"springtide.best.{name}", str(value)[:_TAG_LENGTH])
+                self._client.set_tag(self.id, f"springtide.best.{name}", redacted(str(value))[:_TAG_LENGTH])
             for name, figure in figures.items():
                 self._client.log_metric(self.id, name, figure)
             self._client.set_terminated(self.id, "FINISHED")
         except Exception as error:
-            _log.warning("MLflow did not take the end of the sweep: %s", error)
+            _log.warning("MLflow did not take the end of the sweep: %s", redacted(str(error)))
 
 
 def _experiment(client: Any, config: Config, uri: str) -> str:

@@ -73,7 +73,8 @@ def train(config: configs.Config, folder: Folder, device: str, local_rank: int, 
         begin_from_scratch(folder, attempts.claim(folder, owner, trains=False).number)
     run = Run(config, here, data, folder, owner=owner)
     if here.is_first:
-        folder.write(configs.RUN_CONFIG, configs.dump(run.data.config))  # with what the run jumps over
+        resolved = run.data.config  # with what the run jumps over
+        folder.write(configs.RUN_CONFIG, configs.dump(resolved), private=bool(configs.secret_fields(resolved)))
     watch = HangWatch(config.num_steps, float(config.elastic.hang))
     with (
         contextlib.closing(watch),

@@ -214,7 +214,9 @@ class Run:
                 begin_from_scratch(self.folder, mine)  # every checkpoint is of the steps that are jumped over now
             known = self.folder.exists(configs.RUN_CONFIG)  # this group's may have a smaller micro-batch
             saved = configs.parse(self.folder.read(configs.RUN_CONFIG)) if known else self.config
-            self.folder.write(configs.RUN_CONFIG, configs.dump(configs.override(saved, {"stream.skip": skip})))
+            changed = configs.override(saved, {"stream.skip": skip})
+            private = bool(configs.secret_fields(changed))
+            self.folder.write(configs.RUN_CONFIG, configs.dump(changed), private)
             return mine
 
         self.attempt = self._on_first(claim_anew)

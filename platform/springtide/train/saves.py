@@ -9,6 +9,7 @@ from typing import Any, Self
 import torch.distributed as dist
 from torch import Tensor
 
+from springtide import config as configs
 from springtide.checkpoint.layout import Meta
 from springtide.checkpoint.retention import Rule
 from springtide.checkpoint.saver import Outcome, Saver
@@ -118,7 +119,7 @@ class Saves:
             self._failed_in_a_row = 0
         begin = time.perf_counter()
         tensors, meta = self._state()
-        self._saver.begin(tensors, meta, self._config.model_dump(mode="json"))
+        self._saver.begin(tensors, meta, configs.redact(self._config).model_dump(mode="json"))
         self.last_step, self._began = step, time.monotonic()
         self._waited_since = self._began
         self._stall_s = time.perf_counter() - begin

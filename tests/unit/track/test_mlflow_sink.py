@@ -66,6 +66,22 @@ def test_restarts_are_one_run_and_steps_never_go_back(config: Config, tmp_path: 
     assert found.info.status == "FINISHED"
 
 
+def test_a_quote_in_a_path_hides_no_run(config: Config, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    from mlflow import MlflowClient
+
+    uri = f"sqlite:///{tmp_path}/mlflow.db"
+    run, other = Folder(tmp_path / """o'brien "x" `y` %""" / "run"), Folder(tmp_path / "run")
+    send(config, other, uri, [], [step(1)])
+    send(config, run, uri, [], [step(1)])
+    (Path(run.path) / "mlflow.json").unlink()  # killed before it was written down
+    send(config, run, uri, [], [step(1), step(2)])
+    assert caplog.text == ""
+    assert [number for number, _ in history(uri, run, "loss")] == [1, 2]
+    found = MlflowClient(uri).search_runs([run.read_json("mlflow.json")["experiment_id"]])
+    assert {one.data.tags["springtide.run"] for one in found} == {run.url, other.url}
+    assert len(found) == 2
+
+
 def test_a_server_that_is_down_holds_up_nothing_and_gets_all_when_it_is_back(
     config: Config, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -1,0 +1,141 @@
+"""No password of a URL is in anything that is shown, logged or sent; a run that has one still resumes."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from test_journal import step
+
+from springtide import api
+from springtide import config as configs
+from springtide.checkpoint.layout import read_manifest
+from springtide.cli import main
+from springtide.config import Config
+from springtide.errors import ConfigError, RunExists, explain, redacted
+from springtide.store import Folder
+from springtide.track.events import SaveFailed, Stopped
+from springtide.track.journal import Journal, read_journal
+from springtide.track.mlflow_sink import MlflowSink
+
+URI = "postgresql://ml:hunter2@127.0.0.1:9/mlflow"
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        (URI, "postgresql://ml:***@127.0.0.1:9/mlflow"),
+        ("https://ml:hu@nter:2@mlflow.corp/a?b=c", "https://ml:***@mlflow.corp/a?b=c"),
+        ("https://ghp_hunter2@github.com/me/it", "https://***@github.com/me/it"),
+        ("redis://:hunter2@host", "redis://:***@host"),
+        (
+            "s3://b/k?X-Amz-Credential=a%2Fb&x=1&X-Amz-Signature=hunter2",
+            "s3://b/k?X-Amz-Credential=***&x=1&X-Amz-Signature=***",
+        ),
+        ("https://a.blob.core/c?sv=1&sig=hunter2&se=2", "https://a.blob.core/c?sv=1&sig=***&se=2"),
+        ("of 'https://h/f?token=hunter2': gone", "of 'https://h/f?token=***': gone"),
+        ("postgresql://h/db?user=ml&password=hunter2#x", "postgresql://h/db?user=ml&password=***#x"),
+        ("abfs://container@account.dfs.core.windows.net/x", "abfs://container@account.dfs.core.windows.net/x"),
+        ("http://host:8080/a@b and a:b@c", "http://host:8080/a@b and a:b@c"),
+        ("step 4: loss 3, key = 5; s3://bucket/runs", "step 4: loss 3, key = 5; s3://bucket/runs"),
+    ],
+)
+def test_what_is_secret_in_a_url_is_hidden_and_all_else_stays(text: str, shown: str) -> None:
+    assert redacted(text) == shown
+    assert redacted(shown) == shown
+
+
+@given(st.text(st.characters(blacklist_characters="/?#", blacklist_categories=["Cs", "Z", "C"]), min_size=1), st.text())
+def test_no_password_is_left_over(password: str, before: str) -> None:
+    assert redacted(f"{before} mysql://u:{password}@host/db").endswith(" mysql://u:***@host/db")
+
+
+def test_a_config_without_its_secrets_is_a_config() -> None:
+    mixture = {"web": "https://u:hunter2@host/web", "code": "s3://bucket/code"}
+    config = configs.override(Config(), {"track.mlflow_uri": URI, "stream.mixture": mixture})
+    assert configs.secret_fields(config) == ["stream.mixture", "track.mlflow_uri"]
+    shown = configs.redact(config)
+    assert shown.stream.mixture == {"web": "https://u:***@host/web", "code": "s3://bucket/code"}
+    assert configs.secret_fields(shown) == []
+    assert configs.redact(Config()) == Config()
+
+
+def test_errors_hide_them() -> None:
+    assert "hunter2" not in explain("track.mlflow_uri", URI, "cannot be reached", "start it")
+    with pytest.raises(ConfigError) as unknown:
+        configs.override(Config(), {"track.mlflow_urj": URI})
+    other = configs.override(Config(), {"train.start_from": URI})
+    with pytest.raises(RunExists) as changed:
+        configs.check_same_run(Config(), other, accept_changes=False)
+    for found in (unknown, changed):
+        assert "***" in str(found.value)
+        assert "hunter2" not in str(found.value)
+
+
+def _train(config: Config, folder: Path) -> None:
+    """As ``torchrun`` would, alone."""
+    file = folder / "typed.yaml"
+    file.write_text(configs.dump(config))
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    alone = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    command = [sys.executable, "-m", "springtide.train", "--config", str(file)]
+    done = subprocess.run(
+        command, env={**os.environ, **alone}, capture_output=True, text=True, timeout=300, check=False
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert "hunter2" not in done.stdout + done.stderr
+
+
+def test_of_all_that_a_run_writes_only_its_config_has_the_password(
+    tiny: Config, tmp_path: Path, caplog: pytest.LogCaptureFixture, capsys: pytest.CaptureFixture[str]
+) -> None:
+    root = tmp_path / "runs"
+    changes = {"run.id": "run", "track.mlflow_uri": URI, "train.eval_rows": 0, "optim.warmup": 0}
+    config = configs.override(tiny, {**changes, "train.total": 2 * tiny.tokens_per_step})
+    _train(config, tmp_path)
+    run = api.attach(str(root / "run"))
+    assert run.config == config, "what it resumes with is whole"
+    [name] = run.checkpoints
+    assert configs.build(read_manifest(run.folder, name).config).track.mlflow_uri == redacted(URI)
+
+    tags = {"springtide.dataset": "https://u:hunter2@host/data"}
+    with Journal(run.folder) as journal, MlflowSink(config, run.folder, URI, [], tags, grace_s=0.1) as away:
+        for event in (
+            step(3),
+            SaveFailed(step=3, reason=f"PUT {URI}?sig=hunter2 failed", in_a_row=1),
+            Stopped(step=3, status="failed", reason=f"OperationalError: {URI}"),
+        ):
+            journal(event)
+            away(event)
+    with MlflowSink(config, run.folder, f"sqlite:///{root}/mlflow.db", read_journal(run.folder), tags, grace_s=60.0):
+        pass
+    run.write_report()
+    assert main(["prepare", "--config", str(root / "run" / "config.yaml"), "--save", str(root / "twin.yaml")]) == 0
+    assert main(["inspect", str(root / "run")]) == 0
+
+    assert "cannot be reached" in caplog.text
+    assert "hunter2" not in caplog.text
+    assert "hunter2" not in "".join(capsys.readouterr())
+    holders = [path for path in root.rglob("*") if path.is_file() and b"hunter2" in path.read_bytes()]
+    assert sorted(holders) == [root / "run" / "config.yaml", root / "twin.yaml"]
+    assert [path.stat().st_mode & 0o777 for path in holders] == [0o600, 0o600]
+    for shown in ("report.html", "mlflow.json"):
+        assert (root / "run" / shown).stat().st_mode & 0o044
+    run.write_config(configs.override(config, {"track.mlflow_uri": ""}))
+    assert (root / "run" / "config.yaml").stat().st_mode & 0o044
+
+
+def test_a_config_on_an_object_store_is_warned_of(caplog: pytest.LogCaptureFixture) -> None:
+    run = api.Run(Folder("memory://secrets/run"))
+    run.write_config(Config())
+    assert caplog.text == ""
+    run.write_config(configs.override(Config(), {"track.mlflow_uri": URI}))
+    assert "config.yaml has the password in track.mlflow_uri" in caplog.text
