@@ -19,7 +19,6 @@ import contextlib
 import multiprocessing.util
 import os
 import signal
-import socket
 import statistics
 import subprocess
 import sys
@@ -30,8 +29,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
+
 import claims
 import psutil
+from ports import reserve
 
 import springtide as st
 from springtide import config as configs
@@ -155,9 +157,7 @@ class _Agents:
 
     def __init__(self, config: str, notice_s: float) -> None:
         self._notice_s = notice_s
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            endpoint = f"127.0.0.1:{probe.getsockname()[1]}"
+        endpoint = f"127.0.0.1:{reserve(1)[0]}"
         torchrun = (
             f"-m torch.distributed.run --nnodes=1:{NODES} --nproc-per-node=1 --max-restarts=100 --local-addr=127.0.0.1"
         )

@@ -6,7 +6,6 @@ import contextlib
 import json
 import os
 import shutil
-import socket
 import subprocess
 import sys
 import time
@@ -14,26 +13,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import fsspec
+from ports import reserve
 
 from springtide.store import s3
 
 _SECRET = {"accessKey": "springtide", "secretKey": "for-tests-only"}
-
-
-def free_ports(number: int, low: int = 20_000, high: int = 22_000) -> list[int]:
-    """Loopback ports that nobody listens on, away from those Ray takes; port + 10000 is free too."""
-    found: list[int] = []
-    for port in range(low + os.getpid() % 1000, high):
-        with socket.socket() as one, socket.socket() as other:
-            try:
-                one.bind(("127.0.0.1", port))
-                other.bind(("127.0.0.1", port + 10_000))
-            except OSError:
-                continue
-        found.append(port)
-        if len(found) == number:
-            return found
-    raise RuntimeError(f"no {number} free ports between {low} and {high}")
 
 
 class Server:
@@ -41,7 +25,7 @@ class Server:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        self._ports = dict(zip(("master", "volume", "filer", "s3", "admin"), free_ports(5), strict=True))
+        self._ports = dict(zip(("master", "volume", "filer", "s3", "admin"), reserve(5), strict=True))
         self.url = f"http://127.0.0.1:{self._ports['s3']}"
         self._process: subprocess.Popen[bytes] | None = None
         identity = {"name": "admin", "credentials": [_SECRET], "actions": ["Admin", "Read", "List", "Tagging", "Write"]}

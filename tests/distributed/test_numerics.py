@@ -174,7 +174,8 @@ def test_every_rank_is_told_who_waited_for_data(tiny: Config, ranks: Ranks) -> N
         waited = [event for event in events if isinstance(event, Waited)]
         assert [event.step for event in waited] == [5, 10]
         fast, slow, last = waited[-1].data_waits_s
-        assert slow >= 10 * 0.2 > 1.0 > max(fast, last)
+        assert slow >= 10 * 0.2
+        assert slow > max(fast, last)  # by how much, a busy machine has a say in
         assert all(step.data_wait_s >= 0.2 for step in steps(events).values())
 
 

@@ -87,7 +87,7 @@ def test_auto_saves_when_it_pays_and_says_when_the_cadence_changes(tiny: Config,
     auto = {"checkpoint__every_steps": "auto", "checkpoint__min_every": 0.2, "checkpoint__max_every": 0.4}
     events = ranks(2, train, named(tiny, "auto", 120, **auto))[0]
     saved, told = of(events, Saved), of(events, CadenceSet)
-    assert len(saved) > 2
+    assert len(saved) >= 2  # by the clock, and at the end; how many more is up to how long a save takes
     assert told
     assert all(0.2 <= event.every_s <= max(0.4, *(one.save_time_s for one in saved)) for event in told)
     assert "a loss comes every 4.00 h" in told[0].reason

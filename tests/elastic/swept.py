@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import json
 import os
-import socket
 import subprocess
 import sys
 import tempfile
@@ -20,7 +19,10 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
 import ray
+from ports import reserve
 
 import springtide as st
 from springtide import config as configs
@@ -103,10 +105,9 @@ def alone(trial: Path, root: str) -> st.Run:
     config = configs.override(configs.load(trial / "config.yaml"), {"run.root": f"{root}/alone"})
     file = trial / "alone.yaml"
     file.write_text(configs.dump(config))
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = str(probe.getsockname()[1])
-    environment = os.environ | {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+    [port] = reserve(1)
+    group = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    environment = os.environ | group
     command = [sys.executable, "-m", "springtide.train", "--config", str(file)]
     subprocess.run(command, env=environment, check=True, stdout=subprocess.DEVNULL)
     return st.attach(f"{root}/alone/{trial.name}")

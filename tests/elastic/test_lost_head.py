@@ -19,7 +19,7 @@ def test_a_head_that_is_away_costs_no_step_and_a_node_lost_meanwhile_only_the_wa
     assert done.returncode == 0, done.stderr[-5000:]
     found = json.loads(done.stdout.splitlines()[-1])
     assert found["ok"]
-    assert found["done_while_away"] > 10
+    assert found["done_while_away"] > 3  # more than can have been under way
     ((cause, _, steps_lost),) = found["restarts"]  # the node's; of the head's, training knows nothing
     assert cause.startswith("lost nodes")
     assert steps_lost <= 2  # one, and the one whose copy was on its way

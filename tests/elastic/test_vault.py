@@ -51,7 +51,7 @@ def test_a_vault_takes_no_more_than_its_limit(found: dict[str, Any]) -> None:
 
 
 def test_a_notice_of_the_cloud_is_soon_a_drain(found: dict[str, Any]) -> None:
-    assert found["heard_s"] < 5.0  # every half second it is asked, on a machine that may be busy
+    assert found["heard_s"] < 15.0  # it is asked every half second; half of the shortest notice that a cloud gives
 
 
 def test_vaults_wait_with_a_driver_that_has_no_workers_yet(found: dict[str, Any]) -> None:

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from ports import reserve
 from test_journal import step
 
 from springtide import config as configs
@@ -87,9 +88,7 @@ def test_a_server_that_is_down_holds_up_nothing_and_gets_all_when_it_is_back(
 ) -> None:
     import mlflow  # noqa: F401  -- seconds, the first time; the patience below is for the server
 
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    [port] = reserve(1)
     uri, run = f"http://127.0.0.1:{port}", Folder(tmp_path / "run")
     first: list[Event] = [step(number) for number in range(1, 4)]
     begin = time.monotonic()
