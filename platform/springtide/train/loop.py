@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import itertools
 import random
-import secrets
 import time
 from collections.abc import Callable, Generator, Iterator, Sequence
 
@@ -21,15 +21,14 @@ from torch import Tensor
 
 from springtide import config as configs
 from springtide.checkpoint import attempts, branch
-from springtide.checkpoint.fresh_start import begin_from_scratch
-from springtide.checkpoint.layout import Meta, check_order
+from springtide.checkpoint.layout import Meta
 from springtide.checkpoint.memory import Keeper, Memory, restore_from_memory
 from springtide.checkpoint.restore import Restored, restore
 from springtide.checkpoint.restore import begin as begin_from
 from springtide.checkpoint.tensors import named_tensors
 from springtide.config import Config, code_fingerprint, fingerprint
 from springtide.elastic import Interrupt, largest_micro_batch, micro_batches
-from springtide.errors import SpringtideError, TrainingFailed, UnfitNode
+from springtide.errors import SpringtideError, TrainingFailed
 from springtide.model import flops_per_token, hardware_flops_per_token, make, num_parameters
 from springtide.parallel import World, gave_up, parallelize
 from springtide.store import Folder
@@ -50,6 +49,7 @@ from springtide.track.events import (
 from springtide.train.device import peak_memory, to_device
 from springtide.train.evaluate import evaluate
 from springtide.train.judge import Judge
+from springtide.train.lease import Lease
 from springtide.train.optim import optimizer_of, rate_after, set_learning_rate
 from springtide.train.peak import peak_flops
 from springtide.train.probe import Pace
@@ -108,6 +108,7 @@ class Run:
         self.judge = Judge(self.config)
         self.attempt = 0
         """This group's claim on the run."""
+        self._lease = Lease(self.folder, self.owner, self.nodes[self.world.rank] if self.nodes else "")
         self._fingerprint = fingerprint(self.config)
         self._losses_since_save: list[float] = []
         self._heldout_losses: dict[int, float] = {}
@@ -121,7 +122,7 @@ class Run:
     def events(self, feed: Feed, interrupt: Callable[[], Interrupt | None]) -> Iterator[Event]:
         """Train to the end of the run, or until asked to stop."""
         begin = time.perf_counter()
-        self.attempt = self._on_first(self._claim)
+        self.attempt = self._on_first(self._lease.claim)
         self.phases_s["claim"] = time.perf_counter() - begin
         yield from self._restore()
         if self.step == branch.first_step(self.config.train):
@@ -205,21 +206,9 @@ class Run:
                 "rows (springtide inspect), lower optim.peak_lr, or raise optim.spike_deviations"
             )
         yield RolledBack(step=self.step, skipped=skipped, reason=f"for the spike at step {self.step}")
-        ended, skip = self.attempt, self.data.order.skip
-
-        def claim_anew() -> int:
-            mine = self._claim()  # first: whoever was fenced off writes nothing
-            attempts.end(self.folder, ended)
-            if not check_order(self.folder, self.data.order.identity_at, go_back=True, attempt=mine):
-                begin_from_scratch(self.folder, mine)  # every checkpoint is of the steps that are jumped over now
-            known = self.folder.exists(configs.RUN_CONFIG)  # this group's may have a smaller micro-batch
-            saved = configs.parse(self.folder.read(configs.RUN_CONFIG)) if known else self.config
-            changed = configs.override(saved, {"stream.skip": skip})
-            private = bool(configs.secret_fields(changed))
-            self.folder.write(configs.RUN_CONFIG, configs.dump(changed), private)
-            return mine
-
-        self.attempt = self._on_first(claim_anew)
+        order, ended = self.data.order, self.attempt
+        go_back = functools.partial(self._lease.go_back, ended, self.config, order.identity_at, order.skip)
+        self.attempt = self._on_first(go_back)
         self.judge, self._losses_since_save = Judge(self.config), []
         yield from self._restore(from_memory=False)
 
@@ -335,19 +324,6 @@ class Run:
         )
         return named_tensors(self.model, self.optimizer), meta
 
-    def _claim(self) -> int:
-        """This group's number; the run is theirs from now on."""
-        again, self.owner = bool(self.owner), self.owner or secrets.token_hex(8)
-        try:
-            return attempts.claim(self.folder, self.owner, again=again).number
-        except FileNotFoundError as error:
-            raise UnfitNode(str(error), self._node) from None
-
-    @property
-    def _node(self) -> str:
-        """Where this rank is; empty where that is not known."""
-        return self.nodes[self.world.rank] if self.nodes else ""
-
     def _on_first(self, function: Callable[[], int]) -> int:
         """What ``function`` returns on rank 0, or raises there, on every rank."""
         found: list[int | Exception] = [0]
@@ -372,7 +348,7 @@ class Run:
         if self.keeper and from_memory and self._on_first(lambda: attempts.has_trained(self.folder, self.attempt)):
             found = restore_from_memory(self.folder, self.keeper, self.model, self.optimizer, identity)
         if found is None:
-            found = restore(self.folder, self.model, self.optimizer, identity, self._node, self.attempt)
+            found = restore(self.folder, self.model, self.optimizer, identity, self._lease.node, self.attempt)
         if found is None:
             found = begin_from(self.config.train, self.model, self.optimizer, identity)
         if found is None:
