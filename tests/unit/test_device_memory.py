@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,7 +14,7 @@ from springtide import config as configs
 from springtide.cli import main
 from springtide.config import Config
 from springtide.errors import ConfigError
-from springtide.fit import check_fits, choose, fit, least_workers
+from springtide.fit import check_fits, choose, fit, gigabytes, least_workers
 from springtide.model import make, num_parameters
 from springtide.on_ray.cluster import check_precision
 from springtide.train.memory import predicted_bytes
@@ -146,16 +147,45 @@ def test_a_type_that_a_device_lacks_is_refused_with_the_device_named() -> None:
     check_precision(configs.override(wanted, {"elastic.gpus_per_worker": 0}), nodes)
 
 
-def test_fewest_workers_are_those_whose_step_fits_with_one_row_at_once() -> None:
-    dotted = {"parallel.strategy": "zero3", "elastic.min_workers": 1, "elastic.max_workers": 8, "stream.lanes": 8}
-    config = configs.override(CONFIG, dotted)
-    one_row = configs.override(config, {"train.micro_batch": 1})
-    needs = {workers: predicted_bytes(one_row, VOCABULARY, 0, workers) for workers in (1, 2, 3, 4, 8)}
-    assert needs[1] > needs[2] > needs[3] > needs[4] > needs[8]
-    for workers in (1, 2, 3, 4):
-        assert least_workers(config, VOCABULARY, 0, needs[workers]) == workers
-    assert least_workers(config, VOCABULARY, 0, needs[3] - 1) == 4
-    assert least_workers(config, VOCABULARY, 0, needs[8] // 2) == 8  # nothing fits: that is said elsewhere
-    assert least_workers(config, VOCABULARY, 0, 0) == 1  # not known
-    cells = configs.override(config, {"parallel.shard_workers": 4})
-    assert least_workers(cells, VOCABULARY, 0, needs[1]) == 4  # whatever fits, a copy of the model needs four
+@pytest.fixture
+def predicted(monkeypatch: pytest.MonkeyPatch) -> dict[int, int]:
+    """What each of so many workers needs with one row at once: predicted once each."""
+    needs: dict[int, int] = {}
+
+    def cached(config: Config, vocab_size: int, separator: int | None, workers: int) -> int:
+        if workers not in needs:
+            needs[workers] = predicted_bytes(config, vocab_size, separator, workers)
+        return needs[workers]
+
+    monkeypatch.setattr(memory, "predicted_bytes", cached)
+    return needs
+
+
+SHALLOW = configs.override(
+    CONFIG,
+    {"model.num_layers": 1, "parallel.strategy": "zero3", "elastic.max_workers": 4, "train.micro_batch": 1},
+)
+
+
+def test_fewest_workers_are_those_whose_step_fits_with_one_row_at_once(predicted: dict[int, int]) -> None:
+    needs = [memory.predicted_bytes(SHALLOW, VOCABULARY, 0, workers) for workers in (1, 2, 3, 4)]
+    assert needs == sorted(needs, reverse=True)
+    assert [least_workers(SHALLOW, VOCABULARY, 0, has) for has in needs] == [1, 2, 3, 4]
+    assert least_workers(SHALLOW, VOCABULARY, 0, needs[2] - 1) == 4
+    assert least_workers(SHALLOW, VOCABULARY, 0, needs[3] - 1) == 4  # nothing fits: that is said elsewhere
+    assert least_workers(SHALLOW, VOCABULARY, 0, 0) == 1  # not known
+    pairs = configs.override(SHALLOW, {"parallel.shard_workers": 2, "elastic.min_workers": 2})
+    assert (
+        least_workers(pairs, VOCABULARY, 0, needs[2]) == 4
+    )  # three are no multiple of what a copy of the model is laid over
+
+
+def test_a_run_on_ray_begins_with_no_fewer_workers_than_fit_and_says_so(
+    monkeypatch: pytest.MonkeyPatch, predicted: dict[int, int]
+) -> None:
+    has, said = memory.predicted_bytes(SHALLOW, VOCABULARY, 0, 2), []
+    data = SimpleNamespace(vocab_size=VOCABULARY, separator=0)
+    monkeypatch.setattr("springtide.on_ray.cluster.device_bytes", lambda config: has)
+    fitted = importlib.import_module("springtide.api")._fitted(SHALLOW, data, said.append)
+    assert fitted.elastic.min_workers == 2
+    assert said == [f"elastic.min_workers = 2: a step does not fit the {gigabytes(has)} that each of fewer workers has"]
