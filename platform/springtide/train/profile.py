@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
+from torch.autograd import DeviceType
 
 from springtide.parallel import World
 from springtide.store import Folder
@@ -18,6 +20,14 @@ _WARM_UP_STEPS = 3
 _TOP = 5
 _ARITHMETIC = ("mm", "attention", "conv", "einsum", "gemm", "flash", "cutlass")
 _COMMUNICATION = ("c10d", "gloo", "nccl", "all_gather", "reduce_scatter", "all_reduce", "allreduce", "fsdp::")
+_ARITHMETIC_KERNELS = (
+    *("gemm", "gemv", "nvjet", "xmma", "wgmma", "cutlass", "cublas", "cijk_", "triton_tem"),
+    *("flash", "fmha", "sdpa", "attention", "fprop", "dgrad", "wgrad", "convolve"),
+)
+"""In the names of device kernels: cuBLAS's (nvjet on Hopper and later), CUTLASS's, cuDNN's, ROCm's, Inductor's own products."""
+_COMMUNICATION_KERNELS = ("nccl", "rccl", "nvshmem", "multimem")
+_FUSED = "triton_"
+"""Inductor calls what it fuses by the operators beside it: not a product, whatever else is in the name."""
 _TRY = {
     "arithmetic": "lower precision (parallel.precision), parallel.compile, faster devices",
     "memory": "parallel.compile, which joins what reads and writes the same; larger train.micro_batch",
@@ -65,17 +75,17 @@ class Profile:
             self._profile = None
 
     def _tell(self, step: int, wall_s: float) -> Profiled:
-        on_gpu = self._device.type == "cuda"
-        times = {
-            one.key: (one.self_device_time_total if on_gpu else one.self_cpu_time_total) / 1e6
-            for one in self._profile.key_averages()
-        }
+        if self._device.type == "cuda":
+            kernels = kernels_of(self._profile.events())
+            found, times = kernel_shares(kernels, wall_s, self._input_s), times_by_name(kernels)
+        else:
+            times = {one.key: one.self_cpu_time_total / 1e6 for one in self._profile.key_averages()}
+            found = shares(times, wall_s, self._input_s)
         name = f"profile/step-{step:010d}.json"
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder) / "trace.json"
             self._profile.export_chrome_trace(str(path))
             self._folder.write(name, path.read_bytes())
-        found = shares(times, wall_s, self._input_s)
         bound = max(found, key=lambda kind: found[kind])
         top = dict(sorted(times.items(), key=lambda item: -item[1])[:_TOP])
         return Profiled(
@@ -104,3 +114,67 @@ def shares(times_s: Mapping[str, float], wall_s: float, input_s: float) -> dict[
     whole = max(wall_s, sum(found.values()))
     found["waiting"] = whole - sum(found.values())
     return {kind: seconds / whole for kind, seconds in found.items()}
+
+
+class Kernel(NamedTuple):
+    """What ran on a device from ``begin_s`` to ``end_s``, by the profiler's clock."""
+
+    name: str
+    begin_s: float
+    end_s: float
+
+
+def kernels_of(events: Iterable[Any]) -> list[Kernel]:
+    """The kernels and copies in a profiler's ``events``, each once: operators of the host carry the time of their kernels too,
+    and annotations that of all within them."""
+    return [
+        Kernel(one.name, one.time_range.start / 1e6, one.time_range.end / 1e6)
+        for one in events
+        if one.device_type == DeviceType.CUDA and not getattr(one, "is_user_annotation", False)
+    ]
+
+
+def times_by_name(kernels: Iterable[Kernel]) -> dict[str, float]:
+    """Seconds of all kernels of a name."""
+    found: dict[str, float] = defaultdict(float)
+    for name, begin_s, end_s in kernels:
+        found[name] += end_s - begin_s
+    return dict(found)
+
+
+def kernel_shares(kernels: Sequence[Kernel], wall_s: float, input_s: float) -> dict[str, float]:
+    """As ``shares``, of a device, which runs several kernels at once: a moment is arithmetic's if any of its kernels runs, else
+    memory's, and communication's only if nothing else does. What is left nothing ran in: ``input`` is the part of it in which
+    batches were waited for."""
+    by_kind: dict[str, list[Kernel]] = defaultdict(list)
+    for kernel in kernels:
+        by_kind[kind_of(kernel.name)].append(kernel)
+    found = dict.fromkeys(_TRY, 0.0)
+    seen: list[Kernel] = []
+    for kind in ("arithmetic", "memory", "communication"):
+        before_s = _covered_s(seen)
+        seen += by_kind[kind]
+        found[kind] = _covered_s(seen) - before_s
+    whole_s = max(wall_s, _covered_s(seen))
+    idle_s = whole_s - _covered_s(seen)
+    found["input"] = min(input_s, idle_s)
+    found["waiting"] = idle_s - found["input"]
+    return {kind: seconds / whole_s for kind, seconds in found.items()}
+
+
+def kind_of(kernel: str) -> str:
+    """``arithmetic``, ``memory`` or ``communication``, by the name of a device's kernel."""
+    plain = kernel.lower()
+    if any(part in plain for part in _COMMUNICATION_KERNELS):
+        return "communication"
+    is_fused = plain.startswith(_FUSED) and not plain.startswith("triton_tem")
+    return "arithmetic" if not is_fused and any(part in plain for part in _ARITHMETIC_KERNELS) else "memory"
+
+
+def _covered_s(kernels: Iterable[Kernel]) -> float:
+    """Seconds in which at least one of them runs."""
+    total_s, until_s = 0.0, float("-inf")
+    for _, begin_s, end_s in sorted(kernels, key=lambda kernel: kernel.begin_s):
+        total_s += max(0.0, end_s - max(begin_s, until_s))
+        until_s = max(until_s, end_s)
+    return total_s
