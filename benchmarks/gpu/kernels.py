@@ -16,11 +16,11 @@ from typing import Any
 import claims
 import torch
 import torch.nn.functional as F
-from measure import CUDA, DEVICE, NO_GPU, Book, NotHere, median_ms, peak_gb, tidy
+from measure import CUDA, DEVICE, NO_GPU, Book, NotHere, figure, median_ms, peak_gb, tidy
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from springtide.model import loss
+from springtide.model import decoder, loss
 from springtide.model.decoder import RMSNorm, documents
 
 HEADS, KV_HEADS, WIDTH, LENGTH = (32, 8, 128, 8192) if CUDA else (4, 2, 16, 64)
@@ -75,7 +75,7 @@ def attention(book: Book) -> None:
     for documents_apart in (False, True):
         group = "attention, documents apart" if documents_apart else "attention, causal"
         with_mask = mask if documents_apart else None
-        book.cell(f"{group}/default", lambda m=with_mask: sdpa("", m, repeated=False))
+        book.cell(f"{group}/default", lambda m=with_mask: sdpa("", m, as_the_decoder_does(m)))
         for name in BACKENDS:
             for repeated in (False, True):
                 which = f"{name}{', heads repeated' if repeated else ''}"
@@ -135,6 +135,12 @@ def _attention_flops(apart: bool) -> float:
     return 3.5 * 4 * HEADS * WIDTH * LENGTH * seen / 2
 
 
+def as_the_decoder_does(mask: Tensor | None) -> bool:
+    """Whether springtide repeats key and value heads here."""
+    asks = getattr(decoder, "_repeats_heads", None)
+    return bool(asks and asks(_heads(HEADS), mask))
+
+
 def varlen(apart: bool) -> dict[str, Any]:
     """torch.nn.attention.varlen.varlen_attn, which takes where documents begin."""
     try:
@@ -188,7 +194,7 @@ def both_ways(forward: Callable[[], Tensor], inputs: list[Tensor], flops: float 
     with torch.no_grad():
         alone = median_ms(forward, SECONDS / 2)
     found = {"ms": ms, "forward_ms": alone, "peak_gb": peak}
-    return found | ({"tflops": round(flops / ms / 1e9, 2)} if flops else {})
+    return found | ({"tflops": figure(flops / ms / 1e9)} if flops else {})
 
 
 def _head() -> tuple[Tensor, Tensor, Tensor]:
@@ -232,4 +238,4 @@ def norms(function: Callable[[Tensor], Tensor]) -> dict[str, Any]:
     with torch.no_grad():
         error = ((function(x).double() - exact).norm() / exact.norm()).item()
     least = 5 * x.numel() * x.element_size()  # in and out; then in, gradient in, gradient out
-    return found | {"gb_per_s": round(least / found["ms"] / 1e6, 1), "error": float(f"{error:.3g}")}
+    return found | {"gb_per_s": figure(least / found["ms"] / 1e6), "error": float(f"{error:.3g}")}

@@ -175,6 +175,11 @@ def peak_gb() -> float:
     return round(torch.cuda.max_memory_allocated() / GIGA, 2) if CUDA else 0.0
 
 
+def figure(value: float) -> float:
+    """To five digits, however small."""
+    return float(f"{value:.5g}")
+
+
 def seconds_of(function: Callable[[], Any]) -> float:
     """Of one call, the device's work in it included."""
     sync()
@@ -199,7 +204,7 @@ def median_ms(function: Callable[[], Any], seconds: float = 0.5, least: int = 5)
             took.append(first.elapsed_time(last))
         else:
             took.append(seconds_of(function) * 1e3)
-    return round(statistics.median(took), 4)
+    return figure(statistics.median(took))
 
 
 def gemm_tflops(seconds: float = 0.4) -> float:
@@ -207,7 +212,7 @@ def gemm_tflops(seconds: float = 0.4) -> float:
     size = 8192 if CUDA else 256
     a, b = (torch.randn(size, size, device=DEVICE, dtype=torch.bfloat16) for _ in range(2))
     out = torch.empty_like(a)
-    return round(2 * size**3 / median_ms(lambda: torch.matmul(a, b, out=out), seconds) / 1e9, 3)
+    return figure(2 * size**3 / median_ms(lambda: torch.matmul(a, b, out=out), seconds) / 1e9)
 
 
 class Energy:

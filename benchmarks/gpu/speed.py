@@ -28,6 +28,7 @@ from measure import (
     Energy,
     NotHere,
     draw,
+    figure,
     gemm_tflops,
     group_of_one,
     laid_out,
@@ -155,11 +156,11 @@ def compare(case: Case, seconds: float, energy: Energy) -> dict[str, Any]:
         "vs_bare_loop": round(statistics.median(ratios), 4),
         "vs_bare_loop_least": round(min(ratios), 4),
         "vs_bare_loop_most": round(max(ratios), 4),
-        "step_s": round(case.rows * case.length / tokens_per_s["ours"], 5),
-        "mfu_of_gemm": round(flops * tokens_per_s["ours"] / gemm, 4),
-        "mfu_of_data_sheet": round(flops * tokens_per_s["ours"] / peak, 4),
-        "gemm_tflops": round(gemm / 1e12, 3),
-        "gflops_per_token": round(flops / 1e9, 4),
+        "step_s": figure(case.rows * case.length / tokens_per_s["ours"]),
+        "mfu_of_gemm": figure(flops * tokens_per_s["ours"] / gemm),
+        "mfu_of_data_sheet": figure(flops * tokens_per_s["ours"] / peak),
+        "gemm_tflops": figure(gemm / 1e12),
+        "gflops_per_token": figure(flops / 1e9),
     }
     for who, of in joules.items():
         if of:
