@@ -15,10 +15,11 @@ from springtide.checkpoint import attempts, branch
 from springtide.checkpoint.fresh_start import begin_from_scratch, check_fresh_start
 from springtide.checkpoint.layout import check_order
 from springtide.config import Config
+from springtide.config.schema import SAMPLE_PROMPT, SAMPLE_TEMPERATURE
 from springtide.dataset import Progress, open_dataset, rows_text, silent, units_to_make
 from springtide.dataset import prepare as prepare_here
 from springtide.errors import CheckpointError, ConfigError, explain
-from springtide.fit import check_fits, choose, gigabytes, least_workers
+from springtide.fit import check_fits, check_whole_fits, choose, gigabytes, least_workers
 from springtide.runs import Run, claim, open_run
 from springtide.shards import TRAIN, SplitReader
 from springtide.store import Folder
@@ -30,8 +31,6 @@ from springtide.track.journal import Journal
 from springtide.track.listeners import Listeners
 from springtide.track.mlflow_sink import OFF, MlflowSink, default_uri
 
-_PROMPT = "def "
-_TEMPERATURE = 0.8
 _LARGE_UNITS = 8
 _RATE_JUMP = 0.02
 _CARD_ROWS = 3
@@ -189,8 +188,6 @@ def _train(
                 config = _fitted(config, data, console.say)
                 labels = {"run": config.run.id}
                 train_on_ray(config, run.folder, journal.attempt, labels, lease.owner, hear, workers)
-            if tell_all.finished and config.train.sample_tokens:
-                hear(sample(run, trust_code=True))
         except BaseException as error:
             if not tell_all.finished:  # what comes later changes nothing in that
                 status = "stopped" if isinstance(error, KeyboardInterrupt) else "failed"
@@ -259,30 +256,33 @@ def _fitted(config: Config, data: Data, say: Callable[[str], None]) -> Config:
 
 def sample(
     run: Run,
-    prompt: str = _PROMPT,
+    prompt: str = SAMPLE_PROMPT,
     tokens: int = 0,
-    temperature: float = _TEMPERATURE,
+    temperature: float = SAMPLE_TEMPERATURE,
     seed: int = 0,
     trust_code: bool = False,
 ) -> Sampled:
     """Text that the run's newest checkpoint writes after ``prompt``, up to the end of the document or ``tokens`` of it; 0 takes
-    the config's length. ``temperature`` 0 takes the likeliest token each time; ConfigError for a negative one, and where the
-    config names a model of its own and its code may not be run: ``trust_code``."""
+    the config's length. ``temperature`` 0 takes the likeliest token each time. The whole model is made in this process, in fp32.
+
+    Raises: ConfigError for a negative temperature, when this machine has not the memory, and where the config names a model of
+    its own whose code may not be run: ``trust_code``.
+    """
     from springtide.checkpoint.load import load
     from springtide.model import whole
     from springtide.train.evaluate import generate
+    from springtide.train.sample import prompt_of
 
     config = run.config
     configs.check_trusted(config.model.source, run.folder.where(configs.RUN_CONFIG), trust_code)
     manifest, vocabulary = open_dataset(open_data(config).datasets[0])
+    check_whole_fits(config, manifest.vocab_size)
     model = whole(config.model, manifest.vocab_size, manifest.separator)
     name = run.checkpoints[-1]
     load(run.folder, name, model)
-    [ids] = vocabulary.encode([prompt])  # as training saw it: no special token of the file's before or after
-    before = ids[:-1].tolist() or [vocabulary.end_of_text]
+    before, end = prompt_of(vocabulary, prompt)
     length = tokens or config.train.sample_tokens
     context = min(config.model.max_sequence_length, manifest.sequence_length)
-    end = vocabulary.end_of_text
     found = generate(model, before, length, context, manifest.vocab_size, temperature, seed, end)
     text = vocabulary.decode(found)
     return Sampled(step=int(name.removeprefix("step-")), prompt=prompt, text=text)

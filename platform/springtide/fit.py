@@ -9,6 +9,7 @@ from typing import Any
 from springtide import config as configs
 from springtide.config import Config
 from springtide.errors import ConfigError, explain
+from springtide.store.free_memory import free_bytes
 
 _REMEDIES: dict[str, dict[str, Any]] = {
     "parallel.recompute = full": {"parallel.recompute": "full"},
@@ -112,6 +113,25 @@ def check_fits(config: Config, vocab_size: int, separator: int | None, workers: 
 
 def _fits_easily(config: Config, vocab_size: int, device_bytes: int) -> bool:
     return not config.model.source and _bound(config, vocab_size) * _PLENTY < device_bytes
+
+
+def check_whole_fits(config: Config, vocab_size: int) -> None:
+    """ConfigError when this machine has no room for the whole model in fp32; one of a user's own is not known before it is
+    made."""
+    from springtide.model import make, num_parameters
+
+    if config.model.source:
+        return
+    needed, has = 4 * num_parameters(make(config.model, vocab_size)), free_bytes()
+    if needed > has:
+        raise ConfigError(
+            explain(
+                "model",
+                f"{config.model.num_layers} layers of {config.model.dim}",
+                f"needs {gigabytes(needed)} in one process, and this machine has {gigabytes(has)} to give",
+                "a run's own sample is written by its workers (train.sample_tokens); for more text use a larger machine",
+            )
+        )
 
 
 def _bound(config: Config, vocab_size: int) -> int:

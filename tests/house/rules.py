@@ -19,7 +19,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "checkpoint": {"config", "store"},
     "track": {"config", "store"},
     "sweep": {"config", "store", "track"},
-    "train": {"config", "store", "shards", "stream", "model", "parallel", "elastic", "checkpoint", "track"},
+    "train": {"config", "store", "shards", "dataset", "stream", "model", "parallel", "elastic", "checkpoint", "track"},
     "on_ray": {
         "config",
         "store",

@@ -18,6 +18,10 @@ from springtide.config.ramp import Ramp
 from springtide.config.section import Section, free
 from springtide.errors import explain
 
+SAMPLE_PROMPT = "def "
+"""What the text that a run ends with follows."""
+SAMPLE_TEMPERATURE = 0.8
+
 
 class TrainConfig(Section):
     """Length of the run, micro-batch, evaluation."""

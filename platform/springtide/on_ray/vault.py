@@ -16,7 +16,6 @@ import tempfile
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -29,6 +28,7 @@ from springtide.on_ray.cluster import NAMESPACE
 from springtide.on_ray.control import Control
 from springtide.on_ray.nodes import staying
 from springtide.store import Folder, digest
+from springtide.store.free_memory import free_bytes
 
 _CHUNK_BYTES = 32 * 2**20
 _ALONE_S = 60.0
@@ -352,19 +352,6 @@ class _Source:
 
     def size(self, name: str) -> int:
         return self._places[name][2]
-
-
-def free_bytes(proc: str = "/proc", cgroup: str = "/sys/fs/cgroup") -> int:
-    """Returns the memory that programs on this node can still have: what the kernel calls available, and no more than the
-    container of this process may have (cgroup v2) [bytes]."""
-    with open(f"{proc}/meminfo") as file:
-        kib = {name: int(rest.split()[0]) for name, _, rest in (line.partition(":") for line in file)}
-    free = kib["MemAvailable"] * 1024
-    with contextlib.suppress(OSError, ValueError):  # no container, or one without a limit ("max")
-        limit, used = (int(Path(cgroup, f"memory.{name}").read_text()) for name in ("max", "current"))
-        stat = dict(line.split() for line in Path(cgroup, "memory.stat").read_text().splitlines())
-        free = min(free, limit - used + int(stat["inactive_file"]))  # the kernel gives that back when asked
-    return max(0, free)
 
 
 def prefix(run: Folder) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import Any
 
 import torch
@@ -21,6 +22,12 @@ def compile_block(block: nn.Module) -> None:
         if hasattr(settings, name):  # a setting of Dynamo's own, which may be renamed
             setattr(settings, name, max(getattr(settings, name), least))
     block.compile(dynamic=False)
+
+
+def uncompiled() -> contextlib.AbstractContextManager[Any]:
+    """In its block, compiled blocks run as they are written."""
+    stance = getattr(torch.compiler, "set_stance", None)
+    return stance("force_eager") if stance else contextlib.nullcontext()
 
 
 def gave_up() -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import numpy as np
 import torch
@@ -104,33 +105,35 @@ def generate(
     temperature: float,
     seed: int,
     end: int | None = None,
+    agree: Callable[[int], int] = lambda drawn: drawn,
 ) -> list[int]:
-    """Up to ``length`` ids after ``prompt``, drawn at ``temperature``; the same for a seed. Not sharded: one process.
+    """Up to ``length`` ids after ``prompt``, drawn at ``temperature``; the same for a seed.
 
     ``temperature`` 0 takes the likeliest id each time; ConfigError for a negative one. The text ends before the id ``end``,
     which is not returned. Of a text that outgrows ``max_context`` the later half is read anew; a model that is not ours keeps
-    nothing of what it has read.
+    nothing of what it has read. Where it is sharded all ranks call this, and ``agree`` makes one id of those they have drawn.
     """
     if temperature < 0:
         raise ConfigError(
             explain("temperature", temperature, "must be at least 0", "0 takes the likeliest id each time")
         )
-    generator = torch.Generator().manual_seed(seed)
+    generator, device = torch.Generator().manual_seed(seed), next(model.parameters()).device
     ids, new, past, seen = list(prompt), prompt[-max_context:], _past(model), 0
     model.eval()
     for _ in range(length):
         if seen + len(new) > max_context:
             new, past, seen = ids[-max(1, max_context // 2) :], _past(model), 0
         if past is None:
-            logits_V = model(torch.tensor([ids[-max_context:]]))[0, -1]
+            logits_V = model(torch.tensor([ids[-max_context:]], device=device))[0, -1]
         else:
-            logits_V = model(torch.tensor([new]), past=past)[0, -1]
+            logits_V = model(torch.tensor([new], device=device), past=past)[0, -1]
             seen += len(new)
-        logits = logits_V[:vocab_size].float()
+        logits = logits_V[:vocab_size].float().cpu()
         if temperature == 0:
-            chosen = int(logits.argmax())
+            drawn = int(logits.argmax())
         else:
-            chosen = int(torch.multinomial(torch.softmax(logits / temperature, dim=-1), 1, generator=generator))
+            drawn = int(torch.multinomial(torch.softmax(logits / temperature, dim=-1), 1, generator=generator))
+        chosen = agree(drawn)
         if chosen == end:
             break
         new = [chosen]

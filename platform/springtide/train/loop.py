@@ -30,22 +30,11 @@ from springtide.config import Config, code_fingerprint, fingerprint
 from springtide.elastic import Interrupt, largest_micro_batch, micro_batches
 from springtide.errors import SpringtideError, TrainingFailed
 from springtide.model import flops_per_token, hardware_flops_per_token, make, num_parameters
-from springtide.parallel import World, gave_up, parallelize
+from springtide.parallel import World, parallelize
 from springtide.store import Folder
 from springtide.store.digest import of_bytes
 from springtide.stream import Batch, Data, RankReader, check, digest
-from springtide.track.events import (
-    Evaluated,
-    Event,
-    Left,
-    Rejected,
-    RolledBack,
-    Started,
-    StepDone,
-    Stopped,
-    Waited,
-    Warned,
-)
+from springtide.track.events import Evaluated, Event, Left, Rejected, RolledBack, Started, StepDone, Stopped, Waited
 from springtide.train.device import peak_memory, to_device
 from springtide.train.evaluate import evaluate
 from springtide.train.judge import Judge
@@ -54,6 +43,8 @@ from springtide.train.optim import optimizer_of, rate_after, set_learning_rate
 from springtide.train.peak import peak_flops
 from springtide.train.probe import Pace
 from springtide.train.profile import Profile
+from springtide.train.recompiles import Recompiles
+from springtide.train.sample import write_sample
 from springtide.train.saves import Saves
 from springtide.train.snapshots import Snapshots
 from springtide.train.step import StepResult, Tell, train_step
@@ -112,7 +103,7 @@ class Run:
         self._fingerprint = fingerprint(self.config)
         self._losses_since_save: list[float] = []
         self._heldout_losses: dict[int, float] = {}
-        self._warned = False
+        self._recompiles = Recompiles(self.config.parallel.compile)
         self.data_waits_s = [0.0] * self.world.size
         """What each rank waited for its feed since this group of workers began."""
         self.phases_s["model"] = time.perf_counter() - begin
@@ -160,7 +151,7 @@ class Run:
                 result, rate = self._step(batch, tokens_NL, tell._replace(data_wait_s=data_wait_s), before_update)
                 now = time.perf_counter()
                 yield self._done(result, rate, now - clock)
-                yield from self._warn()
+                yield from self._recompiles.after(self.step)
                 yield from self.judge.after(self.step, result)
                 if self.judge.goes_back and not result.interrupts:  # who is asked to end leaves the step out, and ends
                     yield from saves.settle()
@@ -189,6 +180,7 @@ class Run:
             yield Stopped(step=self.step, status="stopped", reason=f"asked to; saved at step {self.step}")
             return False
         yield from self._evaluate()
+        yield from write_sample(self.model, self.data, self.world, config, self.step)
         yield Stopped(step=self.step, status="finished")
         return False
 
@@ -238,8 +230,7 @@ class Run:
         rate = rate_after(config, self.step + 1)
         set_learning_rate(self.optimizer, rate)
         order, world = self.data.order, self.world
-        rows_per_lane, most_lanes = order.lane_share(self.step), -(-order.lanes // world.size)
-        at_once = config.train.rows_at_once
+        cut = (order.lane_share(self.step), -(-order.lanes // world.size), config.train.rows_at_once, self.exact)
         seed_generators(config.train.seed, self.step, world.rank)
         result = train_step(
             self.model,
@@ -247,10 +238,8 @@ class Run:
             tokens_NL,
             digest(batch.sample_ids),
             self.world,
-            micro_batches=micro_batches(
-                order.lane_rows(self.step, world.rank, world.size), rows_per_lane, most_lanes, at_once, self.exact
-            ),
-            padded_rows=largest_micro_batch(rows_per_lane, most_lanes, at_once, self.exact) * config.parallel.compile,
+            micro_batches=micro_batches(order.lane_rows(self.step, world.rank, world.size), *cut),
+            padded_rows=largest_micro_batch(*cut) * config.parallel.compile,
             tokens_per_step=order.rows(self.step) * self.data.sequence_length,
             clip_norm=config.optim.clip_norm,
             z_weight=config.optim.z_loss,
@@ -285,11 +274,6 @@ class Run:
             loss_scale=self.judge.scale.value,
         )
 
-    def _warn(self) -> Iterator[Warned]:
-        if self.config.parallel.compile and not self._warned and (reason := gave_up()):
-            self._warned = True
-            yield Warned(step=self.step, reason=reason)
-
     @property
     def _evaluates_now(self) -> bool:
         every, beside = self.config.train.eval_every, self.config.train.eval_beside
@@ -298,8 +282,8 @@ class Run:
     def _evaluate(self) -> Iterator[Evaluated]:
         train = self.config.train
         if train.eval_rows and self.step not in self._heldout_losses:
-            padded = self.config.parallel.compile
-            found = evaluate(self.model, self.data, self.world, self.step, train.eval_rows, train.rows_at_once, padded)
+            rows, padded = train.rows_at_once, self.config.parallel.compile
+            found = evaluate(self.model, self.data, self.world, self.step, train.eval_rows, rows, padded)
             self._heldout_losses[self.step] = found.heldout_loss
             yield found
 

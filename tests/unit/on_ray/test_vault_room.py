@@ -12,7 +12,8 @@ import pytest
 
 from springtide.checkpoint.layout import MARK_BYTES, Meta, Snapshot
 from springtide.checkpoint.stage import Stage
-from springtide.on_ray.vault import Vault, free_bytes
+from springtide.on_ray.vault import Vault
+from springtide.store.free_memory import free_bytes
 
 WORKERS = 8
 STATE_BYTES = 96_400
