@@ -25,6 +25,8 @@ WHEELS, SITE, NEEDS, CONSTRAINTS = (
     HERE / "needs.txt",
     HERE.parents[1] / "constraints.txt",
 )
+FOR = WHEELS / "python.txt"
+"""The Python that they are for."""
 THERE = {"torch", "numpy"}
 """What the machine is taken to have."""
 ALONE = ("tokenizers>=0.20",)
@@ -65,6 +67,7 @@ def gather(python: str) -> None:
         command += ["--constraint", constraints.name, *target]
         subprocess.run([*command, "--requirement", str(NEEDS)], check=True)
         subprocess.run([*command, "--no-deps", *ALONE], check=True)
+    FOR.write_text(python)
 
 
 def without_torch(constraints: str) -> str:
@@ -95,6 +98,10 @@ def install() -> int:
     """Unpack the wheels into ``site/``; without any, the machine's own packages must do."""
     wheels = sorted(map(str, WHEELS.glob("*.whl")))
     if not wheels:
+        return 0
+    here = f"{sys.version_info.major}.{sys.version_info.minor}"
+    if FOR.exists() and FOR.read_text() != here:
+        print(f"the wheels are for Python {FOR.read_text()}, this is {here}: they are left alone")
         return 0
     if SITE.exists() and SITE.stat().st_mtime > max(Path(wheel).stat().st_mtime for wheel in wheels):
         return 0
