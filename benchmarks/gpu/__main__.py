@@ -33,6 +33,7 @@ STAGES = {"smoke": 240, "speed": 420, "groups": 180, "kernels": 200, "save": 160
 """Stage -> its most seconds; together under 25 minutes."""
 GRACE = 0.85
 """Of those, after which a stage begins no further cell."""
+LEAVING_S = 8.0
 LONGEST = 40
 """Characters of a value that a table shows; the rest is in the JSON."""
 
@@ -96,10 +97,21 @@ def run(name: str, seconds: float, options: argparse.Namespace) -> int:
             print(f"{name}: ended after {seconds:.0f} s", flush=True)
             status = 1
         finally:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
+            end(process)
     print(f"{name}: {'finished' if status == 0 else 'not finished'} in {time.monotonic() - begin:.0f} s", flush=True)
     return 1 if status else 0
+
+
+def end(process: subprocess.Popen[bytes]) -> None:
+    """End all of its session; torchrun has its ranks in sessions of their own, and ends them when it is asked to."""
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGTERM)
+        deadline = time.monotonic() + LEAVING_S
+        while time.monotonic() < deadline:
+            process.poll()  # so that it is not there only for us to hear of
+            os.killpg(process.pid, 0)
+            time.sleep(0.1)
+        os.killpg(process.pid, signal.SIGKILL)
 
 
 def one(options: argparse.Namespace) -> int:
