@@ -263,7 +263,8 @@ def sample(
     trust_code: bool = False,
 ) -> Sampled:
     """Text that the run's newest checkpoint writes after ``prompt``, up to the end of the document or ``tokens`` of it; 0 takes
-    the config's length. ``temperature`` 0 takes the likeliest token each time. The whole model is made in this process, in fp32.
+    the config's length. ``temperature`` 0 takes the likeliest token each time. The whole model is made in this process, in
+    fp32.
 
     Raises: ConfigError for a negative temperature, when this machine has not the memory, and where the config names a model of
     its own whose code may not be run: ``trust_code``.

@@ -24,8 +24,8 @@ _T = TypeVar("_T")
 
 
 def write_sample(model: nn.Module, data: Data, world: World, config: Config, step: int) -> Iterator[Sampled | Warned]:
-    """Text of ``train.sample_tokens`` ids after the prompt, if that is any, the same on every rank, all of which must call this;
-    or why there is none. A checkpoint read by ``springtide.sample`` in fp32 writes the same, if ``model`` computes in fp32."""
+    """Text of ``train.sample_tokens`` ids after the prompt, if that is any, the same on every rank, all of which call this; or
+    why there is none. A checkpoint read by ``springtide.sample`` in fp32 writes the same, if ``model`` computes in fp32."""
     if not config.train.sample_tokens:
         return
     try:
