@@ -91,7 +91,9 @@ def train(
     SpringtideError later. The run can be resumed after any of them.
     """
     from springtide.model import find
+    from springtide.on_ray.cluster import check_before_start  # Ray loads when it is needed
 
+    check_before_start(config)
     if config.model.source:
         find(config.model.source)
     if from_scratch and not resume:
@@ -103,9 +105,6 @@ def train(
         remedy = "to train on, raise train.total and say --accept-changes"
         _say(config, f"run {run.id} finished at step {run.last_step}: nothing to do; {remedy}")
         return run
-    from springtide.on_ray.cluster import check_before_start  # Ray loads when it is needed
-
-    check_before_start(config)
     config = prepare(config, progress)
     data = open_data(config)
     lease = attempts.claim(run.folder, secrets.token_hex(8), trains=False)  # whoever is refused has written nothing

@@ -10,7 +10,8 @@ import pytest
 from loops import train
 
 from springtide import config as configs
-from springtide.checkpoint import branch
+from springtide.checkpoint import attempts, branch
+from springtide.checkpoint.fresh_start import begin_from_scratch
 from springtide.checkpoint.layout import committed, read_manifest
 from springtide.config import Config
 from springtide.errors import ConfigError
@@ -72,6 +73,9 @@ def test_a_branch_that_decays_is_the_run_that_would_have_and_the_trunk_goes_on(t
     folder = Folder(tiny.run.root)
     assert committed(folder / "main") == ["step-0000000030", "step-0000000060"]
     shutil.rmtree((folder / "branch" / "checkpoints").path)
+    with pytest.raises(AssertionError, match=r"has committed checkpoints before.*--from-scratch"):
+        ranks(2, train, config)
+    begin_from_scratch(folder / "branch", attempts.claim(folder / "branch", "user", trains=False).number)
     again = ranks(2, train, config)[0]
     assert {step: done.loss for step, done in steps(again).items()} == {step: done.loss for step, done in found.items()}
     # one who resumes means the checkpoint that was begun with, not the newest of now
