@@ -66,6 +66,7 @@ def config_of(root: str, steps: int, slots: int) -> Config:
         "checkpoint.every_steps": steps // RUNGS,
         "checkpoint.memory_every": 0,  # seconds after a save there is little to lose; nor has the peer one
         "train.total": steps * base.tokens_per_step,
+        "optim.warmup": min(10, steps // 4) * base.tokens_per_step,
         "train.eval_rows": 64,
         "train.micro_batch": base.stream.global_batch,
         "train.sample_tokens": 0,

@@ -78,7 +78,7 @@ def evaluate_with_garbage(world: World, config: Config) -> tuple[str, list[str]]
     return "", told
 
 
-def aborted(world: World, folder: str, port: int) -> tuple[bool, str, bool, float]:
+def aborted(world: World, folder: str) -> tuple[bool, str, bool, float]:
     """As ``links.cut_off``, in the order of ``let_go`` in a group that torch takes for one of NCCL: whether torch's own abort
     ran, what the waiting collective raised, whether the group is gone, and the sum of a new group of the same processes."""
     links, raised, ran = Links(), "", False
@@ -103,7 +103,7 @@ def aborted(world: World, folder: str, port: int) -> tuple[bool, str, bool, floa
         time.sleep(0.02)  # between looks: as long as any waits, the last rank stays away
     end_group(clean=False)
     gone = not dist.is_initialized()
-    address = f"tcp://127.0.0.1:{port}"
-    dist.init_process_group("gloo", init_method=address, rank=world.rank, world_size=world.size)
+    store = dist.FileStore(f"{folder}-store", world.size)
+    dist.init_process_group("gloo", store=store, rank=world.rank, world_size=world.size)
     [total] = sum_over_ranks(torch.ones(1), make_world("cpu"))  # with a mesh of its own
     return ran, raised, gone, total
