@@ -77,8 +77,8 @@ class Run:
         return bool(ends) and ends[-1].status == "finished"
 
     def has_nothing_left(self, config: Config) -> bool:
-        """Whether it was trained to the last step of ``config``, saved there, and said so; in the order of ``config``, as far as
-        its settings tell."""
+        """Whether it was trained to the last step of ``config``, saved there, and said so; in the order of ``config``, as far
+        as its settings tell."""
         if any(name.startswith("stream.") for name in configs.difference(self.config, config)):
             return False  # whether that is the order it was trained in is for ``check_order`` to say
         return self.finished and (step_of((self.checkpoints or [""])[-1]) or 0) >= config.num_steps

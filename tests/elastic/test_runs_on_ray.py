@@ -56,13 +56,13 @@ def named(config: Config, name: str, workers: int, **changes: Any) -> Config:
 def test_a_driver_that_fails_takes_its_run_along(tiny: Config, ray_cluster: str) -> None:
     """As one whose listener fails, or a second Ctrl-C. Its vault waits a minute for whoever resumes."""
 
-    def full(event: Event) -> None:
+    def fail(event: Event) -> None:
         if isinstance(event, StepDone) and event.step == 5:
             raise RuntimeError("a listener's own mistake")
 
     before = Counter(leftovers()) + Counter({"Vault": 1})
     with pytest.raises(RuntimeError, match="a listener's own mistake"):
-        st.train(named(tiny, "full", 2), listen=full)
+        st.train(named(tiny, "fails", 2), listen=fail)
     deadline = time.monotonic() + 30
     while (left := Counter(leftovers()) - before) and time.monotonic() < deadline:
         time.sleep(0.2)  # actors end when Ray gets to it
