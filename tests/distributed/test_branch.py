@@ -75,7 +75,9 @@ def test_a_branch_that_decays_is_the_run_that_would_have_and_the_trunk_goes_on(t
     shutil.rmtree((folder / "branch" / "checkpoints").path)
     with pytest.raises(AssertionError, match=r"has committed checkpoints before.*--from-scratch"):
         ranks(2, train, config)
-    begin_from_scratch(folder / "branch", attempts.claim(folder / "branch", "user", trains=False).number)
+    user = attempts.claim(folder / "branch", "user", trains=False).number
+    begin_from_scratch(folder / "branch", user)
+    attempts.end(folder / "branch", user)
     again = ranks(2, train, config)[0]
     assert {step: done.loss for step, done in steps(again).items()} == {step: done.loss for step, done in found.items()}
     # one who resumes means the checkpoint that was begun with, not the newest of now
