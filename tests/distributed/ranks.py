@@ -79,4 +79,6 @@ def run_ranks(world_size: int, function: Callable[..., Any], *arguments: Any) ->
     finally:
         for process in processes:
             process.kill()
+        for process in processes:
+            process.join()  # one that is not gone yet still holds its run
         del store  # not before
