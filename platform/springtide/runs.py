@@ -79,9 +79,10 @@ class Run:
     def has_nothing_left(self, config: Config) -> bool:
         """Whether it was trained to the last step of ``config``, saved there, and said so; in the order of ``config``, as far
         as its settings tell."""
-        if any(name.startswith("stream.") for name in configs.difference(self.config, config)):
-            return False  # whether that is the order it was trained in is for ``check_order`` to say
-        return self.finished and (step_of((self.checkpoints or [""])[-1]) or 0) >= config.num_steps
+        if not self.finished or (step_of((self.checkpoints or [""])[-1]) or 0) < config.num_steps:
+            return False
+        changed = configs.difference(self.config, config)
+        return not any(name.startswith("stream.") for name in changed)  # else ``check_order`` says whether it is its order
 
     @property
     def last_step(self) -> int:
