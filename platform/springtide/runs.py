@@ -81,8 +81,8 @@ class Run:
         as its settings tell."""
         if not self.finished or (step_of((self.checkpoints or [""])[-1]) or 0) < config.num_steps:
             return False
-        changed = configs.difference(self.config, config)
-        return not any(name.startswith("stream.") for name in changed)  # else ``check_order`` says whether it is its order
+        # where a setting of the stream changed, ``check_order`` says whether that is the order it was trained in
+        return not any(name.startswith("stream.") for name in configs.difference(self.config, config))
 
     @property
     def last_step(self) -> int:

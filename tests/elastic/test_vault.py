@@ -5,10 +5,15 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
 import pytest
+import ray
+
+from springtide.checkpoint.layout import Meta, Snapshot
+from springtide.on_ray import vault
 
 pytestmark = pytest.mark.cluster
 
@@ -61,3 +66,37 @@ def test_vaults_wait_with_a_driver_that_has_no_workers_yet(found: dict[str, Any]
 
 def test_vaults_end_when_their_driver_is_gone(found: dict[str, Any]) -> None:
     assert found["vaults_left"] == 0
+
+
+def test_a_vault_that_is_lost_is_waited_for_only_where_the_others_have_no_whole_snapshot(
+    ray_cluster: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Held:
+        """A vault that holds these snapshots and says so, or never does."""
+
+        def __init__(self, snapshots: list[Snapshot], silent: bool = False) -> None:
+            self._snapshots, self._silent = snapshots, silent
+
+        def found(self) -> Any:
+            while self._silent:
+                time.sleep(3600)  # until it is killed
+            return ("node", 1), [(one, 0) for one in self._snapshots]
+
+    def part(step: int, rank: int) -> Snapshot:
+        meta = Meta(step=step, tokens=step, world_size=2, order_identity="o", config_fingerprint="c")
+        return Snapshot(1, rank, meta, (), 0)
+
+    actor = ray.remote(Held).options(num_cpus=0)
+    whole = actor.remote([part(7, 0), part(7, 1)])
+    half, lost = actor.remote([part(8, 0)]), actor.remote([], silent=True)
+    ray.get([whole.found.remote(), half.found.remote()])  # both stand
+    begin = time.monotonic()
+    monkeypatch.setattr(vault, "_ANSWER_S", 90.0)
+    [(_, held, _)] = vault._answers([whole, lost])
+    assert [one.meta.step for one, _ in held] == [7, 7]
+    assert time.monotonic() - begin < 60
+    monkeypatch.setattr(vault, "_ANSWER_S", 2.0)
+    assert len(vault._answers([whole, half, lost])) == 2  # of step 8 the lost one may have the rest
+    assert time.monotonic() - begin >= 2.0
+    for one in (whole, half, lost):
+        ray.kill(one)

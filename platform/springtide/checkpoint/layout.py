@@ -17,7 +17,7 @@ import dataclasses
 import json
 import re
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
@@ -168,6 +168,17 @@ class Manifest(BaseModel):
     def written_bytes(self) -> int:
         """Of its own files; less than ``size_bytes`` where pieces did not change."""
         return sum(file["size_bytes"] for file in self.files.values())
+
+
+def newest_whole(found: Sequence[Snapshot]) -> list[Snapshot]:
+    """The parts of the newest snapshot that has one of every rank, by rank; none where there is no such snapshot."""
+    by_step: dict[tuple[int, int], dict[int, Snapshot]] = {}
+    for snapshot in found:
+        by_step.setdefault((snapshot.meta.step, snapshot.attempt), {})[snapshot.rank] = snapshot
+    for _, parts in sorted(by_step.items(), reverse=True):
+        if sorted(parts) == list(range(parts[min(parts)].meta.world_size)):
+            return [parts[rank] for rank in sorted(parts)]
+    return []
 
 
 def file_of(key: tuple[int, int, int]) -> str:

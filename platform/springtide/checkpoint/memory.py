@@ -24,6 +24,7 @@ from springtide.checkpoint.layout import (
     committed,
     file_of,
     name_of,
+    newest_whole,
     of_another_order,
 )
 from springtide.checkpoint.load import Source, agreed, gathered, rank_here, read_into
@@ -175,17 +176,6 @@ def _newest(run: Folder, keeper: Keeper, identity: Identity) -> list[Snapshot]:
         ):
             parts = []
     return agreed(parts)
-
-
-def newest_whole(found: Sequence[Snapshot]) -> list[Snapshot]:
-    """The parts of the newest snapshot that has one of every rank, by rank; none where there is no such snapshot."""
-    by_step: dict[tuple[int, int], dict[int, Snapshot]] = {}
-    for snapshot in found:
-        by_step.setdefault((snapshot.meta.step, snapshot.attempt), {})[snapshot.rank] = snapshot
-    for _, parts in sorted(by_step.items(), reverse=True):
-        if sorted(parts) == list(range(parts[min(parts)].meta.world_size)):
-            return [parts[rank] for rank in sorted(parts)]
-    return []
 
 
 def pieces_of(snapshots: Sequence[Snapshot]) -> list[Piece]:

@@ -15,14 +15,14 @@ import os
 import tempfile
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from springtide.checkpoint.layout import MARK_BYTES, NO_STEP, Snapshot, file_of
+from springtide.checkpoint.layout import MARK_BYTES, NO_STEP, Snapshot, file_of, newest_whole
 from springtide.config import Config
 from springtide.on_ray.cluster import NAMESPACE
 from springtide.on_ray.control import Control
@@ -37,6 +37,8 @@ _CANDIDATES = 4
 """Nodes that do not train whose vaults are started, to hold copies."""
 _ANSWER_S = 3.0
 """A vault that has not answered by then is taken for lost."""
+_PROMPT_S = 0.2
+"""By then those that stand have answered."""
 
 if TYPE_CHECKING:  # a vault's process needs no torch
     from springtide.checkpoint.stage import Stage
@@ -241,10 +243,11 @@ class Vaults:
         """Choose peers again, of the nodes that stay: those of the ranks, or else any. Whether what is kept from now on
         outlives the nodes that leave."""
         stay = staying()
-        mine = [node for node in self._following() if node in stay]
-        others = [node for node in stay if node not in self._ring][: _CANDIDATES + self._copies]
-        others.sort(key=lambda node: not self._stands(node))
-        found = (mine or others)[: max(1, self._copies)]
+        found = [node for node in self._following() if node in stay]
+        if not found:  # to look whether one stands starts it, and what starts takes the cores from a group that leaves
+            found = [node for node in stay if node not in self._ring][: _CANDIDATES + self._copies]
+            found.sort(key=lambda node: not self._stands(node))
+        found = found[: max(1, self._copies)]
         self._peers = [self._vault(node) for node in found]
         return bool(found) or self.node in stay
 
@@ -285,12 +288,7 @@ class Vaults:
 
     def found(self) -> list[Snapshot]:
         """What the vaults that answer hold whole; it is read from this node if it can be, else from one that stays."""
-        asked = {vault.found.remote(): vault for vault in vaults(self._prefix)}
-        answered, _ = ray.wait(list(asked), num_returns=len(asked), timeout=_ANSWER_S) if asked else ([], [])
-        stay, places = staying(), []
-        for answer in answered:
-            with contextlib.suppress(ray.exceptions.RayError):  # its node went with it
-                places.append((*ray.get(answer), asked[answer]))
+        stay, places = staying(), _answers(vaults(self._prefix))
         places.sort(key=lambda place: (place[0][0] != self.node, place[0][0] not in stay))
         self._read_from = {}
         for (node, pid), held, vault in places:
@@ -365,6 +363,25 @@ def vaults(name: str) -> Iterator[Any]:
         if one["namespace"] == NAMESPACE and one["name"].startswith(name):
             with contextlib.suppress(ValueError):  # it went meanwhile
                 yield ray.get_actor(one["name"], namespace=NAMESPACE)
+
+
+def _answers(asked: Iterable[Any]) -> list[tuple[tuple[str, int], list[tuple[Snapshot, int]], Any]]:
+    """What these vaults hold, each with its handle. Those that stand answer at once; one that is lost, or about to begin, is
+    waited for only while the newest snapshot that the others know of is not whole without it."""
+    answers = {vault.found.remote(): vault for vault in asked}
+    known: list[tuple[tuple[str, int], list[tuple[Snapshot, int]], Any]] = []
+    end_s, number, wait_s = time.monotonic() + _ANSWER_S, len(answers), _PROMPT_S
+    while answers and wait_s > 0:
+        for answer in ray.wait(list(answers), num_returns=number, timeout=wait_s)[0]:
+            vault = answers.pop(answer)
+            with contextlib.suppress(ray.exceptions.RayError):  # its node went with it
+                known.append((*ray.get(answer), vault))
+        parts = [snapshot for _, held, _ in known for snapshot, _ in held]
+        newest = max(((part.meta.step, part.attempt) for part in parts), default=None)
+        if any((part.meta.step, part.attempt) == newest for part in newest_whole(parts)):
+            break
+        number, wait_s = 1, end_s - time.monotonic()
+    return known
 
 
 @contextlib.contextmanager
