@@ -82,20 +82,20 @@ def alone_in_a_group() -> None:
 
 def meta(number: int) -> Any:
     """What our checkpoints carry."""
-    from springtide.checkpoint.layout import Meta
+    from springtide.checkpoint.format import Meta
 
     return Meta(step=number, tokens=0, world_size=1, order_identity="o", config_fingerprint="c")
 
 
 def saver(url: str) -> Any:
     """Ours, as the loop uses it."""
-    from springtide.checkpoint import attempts
+    from springtide.checkpoint import leases
+    from springtide.checkpoint.async_saver import AsyncSaver
     from springtide.checkpoint.retention import Rule
-    from springtide.checkpoint.saver import Saver
     from springtide.store import Folder
 
-    number = attempts.claim(Folder(url), "benchmark").number
-    return Saver(Folder(url), number, 0, 1, stage_in="/dev/shm", tries=2, rule=Rule(2))
+    number = leases.claim(Folder(url), "benchmark").number
+    return AsyncSaver(Folder(url), number, 0, 1, stage_in="/dev/shm", tries=2, rule=Rule(2))
 
 
 def memory_of(pid: int) -> int:
@@ -217,8 +217,8 @@ def move(url: str, mib: float, number: int) -> dict[str, float]:
 
     import torch
 
-    from springtide.checkpoint import stage
-    from springtide.checkpoint.layout import MARK_BYTES, Piece, committed
+    from springtide.checkpoint import staging
+    from springtide.checkpoint.format import MARK_BYTES, Piece, committed
     from springtide.checkpoint.load import load, read_into
     from springtide.checkpoint.tensors import named_tensors
     from springtide.store import Folder
@@ -246,7 +246,7 @@ def move(url: str, mib: float, number: int) -> dict[str, float]:
     os.sync()
     found["load_s"] = min(timed(lambda: load(run, committed(run)[-1], model, optimizer)) for _ in range(TRIES))
     # from memory, as from the vault of this node: another process's memory, opened by its descriptor and mapped
-    kept, layout = stage.Stage("/dev/shm", int(found["bytes"])), stage.Layout(0, 1)
+    kept, layout = staging.StagingBuffer("/dev/shm", int(found["bytes"])), staging.StagingPlan(0, 1)
     kept.copy(layout.of(tensors), layout.pieces)
     kept.settle()
     pieces = [Piece(*one[:5], "memory", one.begin, one.size_bytes, ()) for one in layout.pieces]
@@ -293,13 +293,13 @@ def state_bytes(mib: float) -> memoryview:
     """The very bytes that ours saves."""
     import torch
 
-    from springtide.checkpoint.stage import Layout
+    from springtide.checkpoint.staging import StagingPlan
     from springtide.checkpoint.tensors import named_tensors, raw
 
     torch.set_num_threads(1)
     model, optimizer, batch = model_of(mib)
     step(model, optimizer, batch)
-    tensors, layout = named_tensors(model, optimizer), Layout(0, 1)
+    tensors, layout = named_tensors(model, optimizer), StagingPlan(0, 1)
     layout.of(tensors)
     return torch.cat([raw(tensors[piece.tensor]) for piece in layout.pieces]).numpy().data
 

@@ -17,10 +17,10 @@ from typing import Any
 
 import claims
 
+from springtide.app.simulate import RESTART_S, SAVES_S
 from springtide.elastic.policy import Bounds
 from springtide.elastic.simulate import Costs, checkpoint_restart, simulate
 from springtide.elastic.traces import larger, read_file
-from springtide.plan import RESTART_S, SAVES_S
 
 TRACES = {
     "p3": "bamboo/traces/p3-trace.csv",

@@ -20,12 +20,13 @@ import torch
 
 import springtide as st
 from springtide.config import build
-from springtide.elastic import micro_batches
+from springtide.dist import process_group, world
 from springtide.model import flops_per_token, num_parameters, skeleton
-from springtide.parallel import parallelize, process_group, world
-from springtide.train.optim import optimizer_of
-from springtide.train.step import train_step
-from springtide.train.weights import initialize
+from springtide.parallel import parallelize
+from springtide.training import micro_batches
+from springtide.training.optim import optimizer_of
+from springtide.training.step import train_step
+from springtide.training.weights import initialize
 
 VOCABULARY = 1024
 BASE = {"layers": 4, "width": 256, "length": 128}

@@ -25,12 +25,12 @@ import torch
 
 import springtide as st
 from springtide.config import Config, build
-from springtide.parallel import process_group, world
+from springtide.dist import process_group, world
+from springtide.events import StepDone
 from springtide.store import Folder
 from springtide.stream import Batch, RankReader, load, open_data
-from springtide.track.events import StepDone
-from springtide.train import Run
-from springtide.train.memory import Meter, predicted_bytes
+from springtide.training import TrainLoop
+from springtide.training.memory_estimate import Meter, predicted_bytes
 
 STRATEGIES, PRECISIONS, RECOMPUTES = (
     ("ddp", "zero1", "zero2", "zero3"),
@@ -76,7 +76,7 @@ def rank(configs: list[dict[str, Any]], workers: int) -> None:
             with contextlib.ExitStack() as stack:
                 meter = stack.enter_context(Meter(torch.device("cpu")))
                 here = world("cpu", 0, config.parallel.shards)
-                run = Run(config, here, open_data(config), Folder(config.run.root) / config.run.id)
+                run = TrainLoop(config, here, open_data(config), Folder(config.run.root) / config.run.id)
                 found = {"id": config.run.id, **_train(run, meter, stack)}
                 del run
             if here.is_first:
@@ -97,7 +97,7 @@ def _warm_ups(first: dict[str, Any], workers: int) -> list[dict[str, Any]]:
     ]
 
 
-def _train(run: Run, meter: Meter, metering: contextlib.ExitStack) -> dict[str, float]:
+def _train(run: TrainLoop, meter: Meter, metering: contextlib.ExitStack) -> dict[str, float]:
     def feed(reader: RankReader, step: int) -> Iterator[Batch]:
         return load(reader, reader.plan(step, run.config.num_steps, 2**16))
 

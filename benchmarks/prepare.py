@@ -29,8 +29,8 @@ from tokenizers.pre_tokenizers import ByteLevel
 
 import springtide as st
 from springtide.config import Config
-from springtide.corpus import open_source, open_vocabulary
-from springtide.corpus.vocabulary import END_OF_TEXT
+from springtide.corpus import open_source, open_tokenizer
+from springtide.corpus.tokenizer import END_OF_TEXT
 from springtide.dataset import in_process, open_dataset, prepare
 
 GOAL = 0.6
@@ -65,7 +65,7 @@ def gpt2() -> Tokenizer:
 def bare(config: Config) -> dict[str, float]:
     """Seconds and peak bytes of one encode_batch over every text."""
     texts = [document.text for document in open_source(config.corpus.source).documents()]
-    tokenizer = open_vocabulary(config.corpus.tokenizer, [], 0).tokenizer
+    tokenizer = open_tokenizer(config.corpus.tokenizer, [], 0).tokenizer
     begin = time.perf_counter()
     encodings = tokenizer.encode_batch(texts, add_special_tokens=False)
     seconds = time.perf_counter() - begin
@@ -75,8 +75,8 @@ def bare(config: Config) -> dict[str, float]:
 def ours(config: Config, on_ray: bool) -> dict[str, float]:
     """Seconds of a whole prepare; a cluster's start is not counted."""
     if on_ray:
-        from springtide.on_ray.cluster import cluster
-        from springtide.on_ray.prepare import ray_map
+        from springtide.on_ray.cluster.session import cluster
+        from springtide.on_ray.data.prepare import ray_map
 
         with cluster(config, dashboard=False):
             return _timed(config, ray_map)

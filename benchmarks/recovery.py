@@ -38,9 +38,9 @@ from ports import reserve
 import springtide as st
 from springtide import config as configs
 from springtide.config import Config
-from springtide.runs import Run
+from springtide.events import StepDone
+from springtide.run.folder import Run
 from springtide.store import Folder
-from springtide.track.events import StepDone
 from springtide.track.ledger import Restart, ledger
 
 NODES = 3
@@ -162,7 +162,7 @@ class _Agents:
             f"-m torch.distributed.run --nnodes=1:{NODES} --nproc-per-node=1 --max-restarts=100 --local-addr=127.0.0.1"
         )
         rendezvous = f"--rdzv-backend=c10d --rdzv-endpoint={endpoint} --rdzv-id=recovery"
-        self._command = [sys.executable, *torchrun.split(), *rendezvous.split(), "-m", "springtide.train"]
+        self._command = [sys.executable, *torchrun.split(), *rendezvous.split(), "-m", "springtide.training"]
         self._command += ["--config", config]
         self._agents: list[psutil.Popen] = []
         for _ in range(NODES):
@@ -205,7 +205,7 @@ def bare_ray(config: Config, pace: Pace) -> dict[str, float]:
     from ray.train.torch import TorchConfig, TorchTrainer
 
     def plain(values: dict[str, Any]) -> None:  # in here, so that Ray sends it by value
-        from springtide.train.__main__ import train
+        from springtide.training.__main__ import train
 
         here = configs.build(values)
         train(here, Folder(here.run.root) / here.run.id, "cpu", 0)
@@ -244,7 +244,7 @@ CLIENTS: dict[str, Callable[[Config, Pace], dict[str, float]]] = {
 
 def _cluster() -> Any:
     """Of this process, which tells what it found before the cluster ends: who still trains on it may take the process along."""
-    from springtide.on_ray.local import LocalCluster
+    from springtide.on_ray.cluster.local import LocalCluster
 
     stack = contextlib.ExitStack()
     cluster = stack.enter_context(LocalCluster(NODES))
@@ -273,7 +273,7 @@ def _run(config: Config) -> Run:
 
 def steady(config: Config, machinery: bool, settled: int) -> dict[str, float]:
     """Median seconds of a step on Ray, with all that elasticity needs or with none of it."""
-    from springtide.on_ray.cluster import cluster
+    from springtide.on_ray.cluster.session import cluster
 
     with cluster(config, dashboard=False):
         if machinery:
@@ -289,12 +289,12 @@ def _without(config: Config) -> None:
     from ray.train import RunConfig, ScalingConfig
     from ray.train.torch import TorchConfig, TorchTrainer
 
-    from springtide.on_ray.control import open_control
-    from springtide.on_ray.worker import work
-    from springtide.track.events import event
+    from springtide.events import event
+    from springtide.on_ray.train.mailbox import open_mailbox
+    from springtide.on_ray.train.worker import work
     from springtide.track.journal import Journal
 
-    control, folder = open_control(config.run.id), Folder(config.run.root) / config.run.id
+    control, folder = open_mailbox(config.run.id), Folder(config.run.root) / config.run.id
     config = configs.override(config, {"checkpoint.memory_every": 0})
     job = {"config": config.model_dump(mode="json"), "control": control, "labels": {}, "owner": ""}
     trainer = TorchTrainer(

@@ -27,7 +27,7 @@ from torch.distributed.fsdp import fully_shard
 import springtide as st
 from springtide.config import Config
 from springtide.model import build
-from springtide.on_ray.cluster import cluster
+from springtide.on_ray.cluster.session import cluster
 from springtide.shards import TRAIN, SplitReader, load_manifest
 from springtide.store import Folder
 

@@ -33,7 +33,7 @@ import claims  # noqa: E402 - the clock above starts first
 import numpy as np  # noqa: E402
 
 import springtide as st  # noqa: E402
-from springtide.shards import HELDOUT, MANIFEST, TRAIN, Manifest, Split, seal  # noqa: E402
+from springtide.shards import HELDOUT, MANIFEST, TRAIN, Manifest, Split, write_shard  # noqa: E402
 from springtide.store import Folder  # noqa: E402
 from springtide.stream import Batch, check, load, open_data  # noqa: E402
 
@@ -72,7 +72,7 @@ def write_ours(rows: np.ndarray, folder: str) -> None:
     shard_rows = config.rows_per_group * config.groups_per_shard
     for number, first in enumerate(range(0, len(rows), shard_rows)):
         part = rows[first : first + shard_rows]
-        shards.append(seal(dataset, f"train-{number:05d}.parquet", config, first, np.zeros(len(part)), part))
+        shards.append(write_shard(dataset, f"train-{number:05d}.parquet", config, first, np.zeros(len(part)), part))
     split = Split(documents=1, tokens=rows.size, num_bytes=1, rows=len(rows), shards=tuple(shards))
     ids = {"vocab_size": 50_257, "end_of_text": 50_256, "tokenizer_digest": "0" * 32, "fingerprint": "", "source": {}}
     manifest = Manifest(sequence_length=LENGTH, token_type="uint16", splits={TRAIN: split, HELDOUT: split}, **ids)
@@ -93,8 +93,8 @@ def read_ours(dataset: str, cache: str, step: int, steps: int, workers: int) -> 
 
     if not workers:
         return claims.read_through(checked(load(reader, plan)), _BEGIN)
-    from springtide.on_ray.cluster import cluster
-    from springtide.on_ray.feed import feed
+    from springtide.on_ray.cluster.session import cluster
+    from springtide.on_ray.data.feed import feed
 
     with cluster(config, dashboard=False):
         return claims.read_through(checked(feed(reader, plan, config.feed)), _BEGIN)

@@ -21,8 +21,8 @@ from springtide.model import build
 from springtide.shards import HELDOUT
 from springtide.stream import open_data
 from springtide.sweep import name_of, random_points, read, trial_config
-from springtide.train.optim import rate_after
-from springtide.train.weights import initialize
+from springtide.training.optim import rate_after
+from springtide.training.weights import initialize
 
 RUNGS, REDUCTION = 4, 4
 OURS = "springtide"

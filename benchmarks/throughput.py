@@ -26,12 +26,12 @@ import torch
 
 import springtide as st
 from springtide.config import Config
-from springtide.parallel import process_group, world
+from springtide.dist import process_group, world
+from springtide.events import StepDone
 from springtide.shards import TRAIN, SplitReader, load_manifest
 from springtide.store import Folder
 from springtide.stream import RankReader, load, open_data
-from springtide.track.events import StepDone
-from springtide.train import Run
+from springtide.training import TrainLoop
 
 HERE = Path(__file__).parent
 PEERS = HERE.parent / ".venv-peers" / "bin" / "python"
@@ -78,7 +78,7 @@ def ours(config: Config, number: int) -> dict[str, float]:
     device = "cuda" if torch.cuda.is_available() else "cpu"
     with process_group(device):
         data = open_data(config)
-        run = Run(config, world(device), data, Folder(config.run.root) / f"run-{number}")
+        run = TrainLoop(config, world(device), data, Folder(config.run.root) / f"run-{number}")
 
         def feed(reader: RankReader, step: int) -> Any:
             return load(reader, reader.plan(step, config.num_steps, int(config.feed.read_bytes)))

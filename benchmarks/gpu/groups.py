@@ -19,7 +19,7 @@ from torch._dynamo.utils import counters
 
 from springtide import config as configs
 from springtide.config import Config
-from springtide.train import train_step
+from springtide.training import train_step
 
 GROUPS, STEPS = 20, 3
 HELD_MIB, CLIMB_MIB = 64, 256

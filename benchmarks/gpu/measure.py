@@ -27,9 +27,10 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from springtide.config import Config, code_fingerprint
+from springtide.dist import World, backend, world
 from springtide.model import skeleton
-from springtide.parallel import World, backend, parallelize, world
-from springtide.train.optim import optimizer_of
+from springtide.parallel import parallelize
+from springtide.training.optim import optimizer_of
 
 CUDA = torch.cuda.is_available()
 KIND = "cuda" if CUDA else "cpu"

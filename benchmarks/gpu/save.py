@@ -20,17 +20,17 @@ from measure import CUDA, DEVICE, NO_GPU, Book, NotHere, group_of_one, laid_out,
 from torch import Tensor, nn
 
 from springtide import config as configs
-from springtide.checkpoint import attempts
-from springtide.checkpoint.layout import Meta, committed
+from springtide.checkpoint import leases
+from springtide.checkpoint.async_saver import AsyncSaver
+from springtide.checkpoint.format import Meta, committed
 from springtide.checkpoint.load import load
 from springtide.checkpoint.retention import Rule
-from springtide.checkpoint.saver import Saver
-from springtide.checkpoint.stage import Layout, Stage
+from springtide.checkpoint.staging import StagingBuffer, StagingPlan
 from springtide.checkpoint.tensors import named_tensors
 from springtide.config import Config
-from springtide.parallel import World
+from springtide.dist import World
 from springtide.store import Folder
-from springtide.train import train_step
+from springtide.training import train_step
 
 MEMORY = "/dev/shm"
 STAGED = 8 * 2**30 if CUDA else 2**26
@@ -70,17 +70,17 @@ def stage() -> dict[str, Any]:
     if free.f_bavail * free.f_frsize < STAGED + 2**28:
         raise NotHere(f"{MEMORY} has {free.f_bavail * free.f_frsize >> 20} MiB free of {STAGED >> 20} MiB")
     state = {"state": torch.randint(255, (STAGED,), dtype=torch.uint8, device=DEVICE)}
-    layout = Layout(0, 1)
+    layout = StagingPlan(0, 1)
     mine = layout.of(state)
-    made: list[Stage] = []
-    make_s = seconds_of(lambda: made.append(Stage(MEMORY, layout.size_bytes)))
+    made: list[StagingBuffer] = []
+    make_s = seconds_of(lambda: made.append(StagingBuffer(MEMORY, layout.size_bytes)))
     try:
         return _into(made[0], mine, layout) | {"make_s": round(make_s, 3), "gib": STAGED / 2**30}
     finally:
         made[0].close()
 
 
-def _into(kept: Stage, mine: Mapping[str, Tensor], layout: Layout) -> dict[str, Any]:
+def _into(kept: StagingBuffer, mine: Mapping[str, Tensor], layout: StagingPlan) -> dict[str, Any]:
     a, b = (torch.randn(SIZE, SIZE, device=DEVICE, dtype=torch.bfloat16) for _ in range(2))
     out = torch.empty_like(a)
 
@@ -138,8 +138,8 @@ def save() -> dict[str, Any]:
         for _ in range(2):
             step(lambda: None)
         run = Folder(f"{folder}/run")
-        number = attempts.claim(run, "benchmark").number
-        with Saver(run, number, 0, 1, stage_in=memory, tries=2, rule=Rule(2)) as saver:
+        number = leases.claim(run, "benchmark").number
+        with AsyncSaver(run, number, 0, 1, stage_in=memory, tries=2, rule=Rule(2)) as saver:
             found = _saved(saver, step, model, optimizer)
             saver.end()
         found["dcp_s"] = round(_dcp(f"{folder}/dcp", model, optimizer), 3)
@@ -173,7 +173,7 @@ def _step(
 
 
 def _saved(
-    saver: Saver, step: Callable[[Callable[[], None]], float], model: nn.Module, optimizer: torch.optim.Optimizer
+    saver: AsyncSaver, step: Callable[[Callable[[], None]], float], model: nn.Module, optimizer: torch.optim.Optimizer
 ) -> dict[str, Any]:
     """Two saves, of which the first makes the stage and starts the writing process, as the first of a run does."""
     alone_s = statistics.median(step(lambda: None) for _ in range(STEPS))

@@ -22,8 +22,8 @@ from measure import CUDA, Book, NotHere
 from springtide import config as configs
 from springtide.config import Config
 from springtide.dataset import prepare
+from springtide.events import Event, Profiled, Saved, Started
 from springtide.store import Folder
-from springtide.track.events import Event, Profiled, Saved, Started
 from springtide.track.journal import last_steps, read_journal
 
 REPOSITORY = Path(__file__).resolve().parents[2]
@@ -124,7 +124,7 @@ def torchrun(config: Config, folder: str, *flags: str) -> float:
     file = Path(folder) / "config.yaml"
     file.write_text(configs.dump(config))
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "1"]
-    command += ["-m", "springtide.train", "--config", str(file), *flags]
+    command += ["-m", "springtide.training", "--config", str(file), *flags]
     environment = os.environ | ({} if CUDA else {"OMP_NUM_THREADS": "1"})
     begin = time.monotonic()
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)

@@ -43,10 +43,11 @@ from torch import nn
 from springtide import config as configs
 from springtide.config import Config
 from springtide.config.engine import ParallelConfig
+from springtide.dist import alone
 from springtide.model import flops_per_token, skeleton
-from springtide.parallel import alone, parallelize
-from springtide.train import train_step
-from springtide.train.peak import peak_flops
+from springtide.parallel import parallelize
+from springtide.training import train_step
+from springtide.training.peak_flops import peak_flops
 
 GOAL = 0.97
 """Of the bare loop's tokens/s."""

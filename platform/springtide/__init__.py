@@ -45,35 +45,35 @@ import types
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from springtide.api import attach, prepare, sample, train
+    from springtide.app.sweep import sweep
+    from springtide.app.train import attach, prepare, sample, train
     from springtide.config import Config, load, override, recipes
-    from springtide.runs import Run
-    from springtide.sweeps import sweep
+    from springtide.run.folder import Run
 
 __version__ = "0.1.0"
 
 _WHERE = {
     "Config": "springtide.config",
-    "Run": "springtide.runs",
-    "attach": "springtide.api",
+    "Run": "springtide.run.folder",
+    "attach": "springtide.app.train",
     "load": "springtide.config",
     "override": "springtide.config",
-    "prepare": "springtide.api",
+    "prepare": "springtide.app.train",
     "recipes": "springtide.config",
-    "sample": "springtide.api",
-    "sweep": "springtide.sweeps",
+    "sample": "springtide.app.train",
+    "sweep": "springtide.app.sweep",
 }
 
 __all__ = ["Config", "Run", "attach", "load", "override", "prepare", "recipes", "sample", "sweep", "train"]
 
 
 class _Package(types.ModuleType):
-    """This module. ``springtide.train`` is both a function, for people, and a room, for ``torchrun -m springtide.train``;
+    """This module. ``springtide.train`` is both a function, for people, and a room, for ``torchrun -m springtide.training``;
     importing the room would otherwise put it in the function's place."""
 
     @property
     def train(self) -> Any:
-        return importlib.import_module("springtide.api").train
+        return importlib.import_module("springtide.app.train").train
 
     @train.setter
     def train(self, room: types.ModuleType) -> None:

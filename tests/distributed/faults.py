@@ -81,7 +81,7 @@ def arm(begin: str, step: int, nth: int, told: str) -> None:
 
 def main(armed: list[Any]) -> None:
     """The writing process, which dies where told."""
-    from springtide.checkpoint import writer
+    from springtide.checkpoint import writer_process
 
     arm(*armed)
-    writer.main()
+    writer_process.main()

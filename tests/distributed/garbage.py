@@ -13,8 +13,8 @@ from loops import feed, open_run
 
 from springtide.checkpoint.tensors import local, named_tensors
 from springtide.config import Config
-from springtide.parallel import Links, World, abort, collectives, end_group, sum_over_ranks
-from springtide.parallel import world as make_world
+from springtide.dist import Connections, World, abort, collectives, end_group, sum_over_ranks
+from springtide.dist import world as make_world
 
 
 def _mangled(message: torch.Tensor, how: str, world: World) -> None:
@@ -81,7 +81,7 @@ def evaluate_with_garbage(world: World, config: Config) -> tuple[str, list[str]]
 def aborted(world: World, folder: str) -> tuple[bool, str, bool, float]:
     """As ``links.cut_off``, in the order of ``let_go`` in a group that torch takes for one of NCCL: whether torch's own abort
     ran, what the waiting collective raised, whether the group is gone, and the sum of a new group of the same processes."""
-    links, raised, ran = Links(), "", False
+    links, raised, ran = Connections(), "", False
     collectives._uses_nccl = lambda: True
     if world.rank < world.size - 1:
 

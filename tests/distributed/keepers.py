@@ -7,14 +7,14 @@ from typing import Any
 
 from loops import feed
 
-from springtide.checkpoint.layout import Snapshot
-from springtide.checkpoint.stage import Stage
+from springtide.checkpoint.format import Snapshot
+from springtide.checkpoint.staging import StagingBuffer
 from springtide.config import Config
-from springtide.parallel import World
+from springtide.dist import World
+from springtide.events import record
 from springtide.store import Folder
 from springtide.stream import open_data
-from springtide.track.events import record
-from springtide.train import Run
+from springtide.training import TrainLoop
 
 
 class Keeper:
@@ -23,7 +23,7 @@ class Keeper:
     def __init__(self, full: bool) -> None:
         self.full, self.taken = full, 0
 
-    def keep(self, snapshot: Snapshot, stage: Stage, needed_from: int) -> int:
+    def keep(self, snapshot: Snapshot, stage: StagingBuffer, needed_from: int) -> int:
         self.taken += 1
         return self.taken
 
@@ -48,6 +48,6 @@ class Keeper:
 def train_with_a_full_keeper(world: World, config: Config, full: int) -> tuple[list[dict[str, Any]], int]:
     """Train where rank ``full`` cannot keep its second snapshot; what was told here, and how many snapshots were taken."""
     keeper = Keeper(world.rank == full)
-    run = Run(config, world, open_data(config), Folder(config.run.root) / config.run.id, keeper=keeper)
+    run = TrainLoop(config, world, open_data(config), Folder(config.run.root) / config.run.id, keeper=keeper)
     told = [record(event) for event in run.events(feed, lambda: None)]
     return told, keeper.taken

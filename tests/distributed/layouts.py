@@ -12,14 +12,14 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor import Shard as AlongDim
 
-from springtide.checkpoint import attempts
-from springtide.checkpoint.layout import Meta, committed
+from springtide.checkpoint import leases
+from springtide.checkpoint.async_saver import AsyncSaver
+from springtide.checkpoint.format import Meta, committed
 from springtide.checkpoint.load import load
 from springtide.checkpoint.restore import restore
 from springtide.checkpoint.retention import Rule
-from springtide.checkpoint.saver import Saver
 from springtide.checkpoint.tensors import materialize, named_tensors
-from springtide.parallel import World
+from springtide.dist import World
 from springtide.store import Folder, digest
 
 ROWS = 13  # divides by no world size here
@@ -81,10 +81,12 @@ def save_in(world: World, layout: str, url: str, step: int = 5) -> list[Any]:
             for name, tensor in tensors.items():
                 if "frozen" not in name and "table" not in name:
                     tensor.add_(step)
-    number = [attempts.claim(Folder(url), "o").number if world.is_first else 0]
+    number = [leases.claim(Folder(url), "o").number if world.is_first else 0]
     dist.broadcast_object_list(number)
     meta = Meta(step=step, tokens=0, world_size=world.size, order_identity="o", config_fingerprint="c")
-    with Saver(Folder(url), number[0], world.rank, world.size, stage_in="/dev/shm", tries=2, rule=Rule(2)) as saver:
+    with AsyncSaver(
+        Folder(url), number[0], world.rank, world.size, stage_in="/dev/shm", tries=2, rule=Rule(2)
+    ) as saver:
         saver.begin(tensors, meta, {})
         outcome = saver.poll(wait=True)
         saver.end()  # rank 0's writing process removes what is old after its answer; that belongs to the save, too

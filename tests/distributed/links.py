@@ -10,14 +10,14 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from springtide.parallel import Links, World
+from springtide.dist import Connections, World
 
 
 def cut_off(world: World, folder: str) -> tuple[int, int, str, float]:
     """The last rank does not come to a collective; each of the others cuts itself off from another thread. Its links,
     how many files they opened, what the collective raised, and the sum that a new group of the same processes then has."""
     before = len(os.listdir("/proc/self/fd"))
-    links, raised = Links(), ""
+    links, raised = Connections(), ""
     opened = len(os.listdir("/proc/self/fd")) - before
     count = len(links)
     if world.rank < world.size - 1:

@@ -17,30 +17,31 @@ import torch
 from layouts import whole
 
 from springtide import parallel
-from springtide.checkpoint import attempts, saver
-from springtide.checkpoint.layout import Meta
-from springtide.checkpoint.saver import Saver
-from springtide.checkpoint.stage import Stage
+from springtide.checkpoint import async_saver, leases
+from springtide.checkpoint.async_saver import AsyncSaver
+from springtide.checkpoint.format import Meta
+from springtide.checkpoint.staging import StagingBuffer
 from springtide.checkpoint.tensors import local
 from springtide.config import Config
-from springtide.elastic import Interrupt, micro_batches
+from springtide.dist import World
+from springtide.elastic import Interrupt
 from springtide.errors import RunExists
+from springtide.events import Event, Started, StepDone
 from springtide.model import skeleton
-from springtide.parallel import World, parallelize
+from springtide.parallel import parallelize
 from springtide.store import Folder
 from springtide.stream import Batch, RankReader, load, open_data
-from springtide.track.events import Event, Started, StepDone
 from springtide.track.journal import Journal
-from springtide.train import Run, train_step
-from springtide.train.__main__ import train as run_alone
-from springtide.train.memory import Meter
-from springtide.train.optim import optimizer_of
-from springtide.train.weights import initialize
+from springtide.training import TrainLoop, micro_batches, train_step
+from springtide.training.__main__ import train as run_alone
+from springtide.training.memory_estimate import Meter
+from springtide.training.optim import optimizer_of
+from springtide.training.weights import initialize
 
 
-def open_run(world: World, config: Config) -> Run:
+def open_run(world: World, config: Config) -> TrainLoop:
     """The loop over the config's dataset, in the folder of ``run.id``."""
-    return Run(config, world, open_data(config), Folder(config.run.root) / config.run.id)
+    return TrainLoop(config, world, open_data(config), Folder(config.run.root) / config.run.id)
 
 
 def feed(reader: RankReader, step: int) -> Iterator[Batch]:
@@ -110,7 +111,7 @@ while not select.select([sys.stdin], [], [], 0.005)[0]:
 
 def train_with_a_slow_device(world: World, config: Config, slow: int, nodes: list[str]) -> list[Event]:
     """Train where the process of rank ``slow`` stands still four fifths of the time."""
-    run = Run(config, world, open_data(config), Folder(config.run.root) / config.run.id, nodes=nodes)
+    run = TrainLoop(config, world, open_data(config), Folder(config.run.root) / config.run.id, nodes=nodes)
     if world.rank != slow:
         return list(run.events(feed, lambda: None))
     with subprocess.Popen([sys.executable, "-c", _THROTTLE, str(os.getpid())], stdin=subprocess.PIPE):
@@ -166,9 +167,9 @@ def save_and_die(world: World, config: Config, point: str) -> list[Event]:
     def die(*_: Any, **__: Any) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
 
-    begin = Saver.begin
+    begin = AsyncSaver.begin
 
-    def begin_and_die(self: Saver, tensors: Any, meta: Meta, config: Any) -> None:
+    def begin_and_die(self: AsyncSaver, tensors: Any, meta: Meta, config: Any) -> None:
         if meta.step != 10:
             begin(self, tensors, meta, config)
         elif point == "writer":
@@ -182,7 +183,7 @@ def save_and_die(world: World, config: Config, point: str) -> list[Event]:
                 process.kill()
         else:
             if point == "staging":
-                Stage.settle = die  # type: ignore[method-assign]
+                StagingBuffer.settle = die  # type: ignore[method-assign]
             elif point == "before staging" or (point == "one of two" and world.is_first):
                 die()
             begin(self, tensors, meta, config)
@@ -190,13 +191,14 @@ def save_and_die(world: World, config: Config, point: str) -> list[Event]:
                 self._handing_over.join()  # type: ignore[union-attr]
                 die()
 
-    Saver.begin = begin_and_die  # type: ignore[method-assign]
+    AsyncSaver.begin = begin_and_die  # type: ignore[method-assign]
     return train(world, config)
 
 
 SLOW_WRITER = (
     "import time; from springtide.store import Folder; put = Folder.put; "
-    "Folder.put = lambda *arguments: (time.sleep(0.2), put(*arguments)); from springtide.checkpoint.writer import main; main()"
+    "Folder.put = lambda *arguments: (time.sleep(0.2), put(*arguments)); "
+    "from springtide.checkpoint.writer_process import main; main()"
 )
 """A writing process to which every file takes a fifth of a second."""
 
@@ -205,7 +207,7 @@ def train_with_writer(
     world: World, config: Config, program: str, stop_at: int = 0, ask: Interrupt = Interrupt.STOP
 ) -> list[Event]:
     """Train with another program as the writing process."""
-    saver.WRITER = program
+    async_saver.WRITER = program
     return train(world, config, stop_at, ask)
 
 
@@ -218,13 +220,13 @@ def train_with_dropout(world: World, config: Config, stop_at: int = 0) -> list[E
         scale = 1.0 + 0.1 * float(np.random.rand()) + 0.1 * random.random()
         return torch.nn.functional.dropout(found, 0.1) * scale
 
-    run_of = Run.__post_init__
+    run_of = TrainLoop.__post_init__
 
-    def made(run: Run) -> None:
+    def made(run: TrainLoop) -> None:
         run_of(run)
         next(one for one in run.model.modules() if isinstance(one, torch.nn.Embedding)).register_forward_hook(drop)
 
-    Run.__post_init__ = made  # type: ignore[method-assign]
+    TrainLoop.__post_init__ = made  # type: ignore[method-assign]
     return train(world, config, stop_at)
 
 
@@ -266,7 +268,7 @@ def go_back_when_fenced(world: World, config: Config) -> tuple[str, dict[str, by
         if isinstance(event, StepDone) and event.step == 3:
             break
     events.close()  # type: ignore[attr-defined]
-    attempts.claim(run.folder, "another driver")
+    leases.claim(run.folder, "another driver")
 
     def files() -> dict[str, bytes]:
         return {name: run.folder.read(name) for name in run.folder.files()}

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch.distributed import TCPStore
 
-from springtide.parallel import process_group, world
+from springtide.dist import process_group, world
 
 TIMEOUT_S = 180
 

@@ -14,11 +14,11 @@ import torch
 from faults import arm
 from torch import nn
 
-from springtide.checkpoint import attempts, saver
-from springtide.checkpoint.layout import Meta
+from springtide.checkpoint import async_saver, leases
+from springtide.checkpoint.async_saver import AsyncSaver, SaveOutcome
+from springtide.checkpoint.format import Meta
 from springtide.checkpoint.restore import restore
 from springtide.checkpoint.retention import Rule
-from springtide.checkpoint.saver import Outcome, Saver
 from springtide.checkpoint.tensors import named_tensors
 from springtide.errors import RunExists
 from springtide.store import Folder
@@ -52,12 +52,12 @@ def save(
     keep: int = 10,
     width: int = WIDTH,
     attempt: int = 0,
-) -> list[Outcome]:
+) -> list[SaveOutcome]:
     """Save these steps one after the other, as a new attempt or the one given."""
     run = Folder(url)
-    number = attempt or attempts.claim(run, owner).number
+    number = attempt or leases.claim(run, owner).number
     found = []
-    with Saver(run, number, 0, 1, stage_in=stage_in, tries=tries, rule=Rule(keep)) as one:
+    with AsyncSaver(run, number, 0, 1, stage_in=stage_in, tries=tries, rule=Rule(keep)) as one:
         for step in steps:
             model, optimizer = state(step, width)
             one.begin(named_tensors(model, optimizer), meta(step), {})
@@ -66,7 +66,7 @@ def save(
             assert outcome is not None
             found.append(outcome)
         one.end()  # what the writing process does after its answer belongs to the save, too
-    attempts.end(run, number)
+    leases.end(run, number)
     return found
 
 
@@ -85,11 +85,11 @@ def resume(url: str, width: int = WIDTH) -> dict[str, Any]:
     return {"step": step, "rejected": found.rejected if found else ()}
 
 
-def save_with_a_fault(url: str, where: str, nth: int, told: str) -> list[Outcome]:
+def save_with_a_fault(url: str, where: str, nth: int, told: str) -> list[SaveOutcome]:
     """Save steps 5 and 10; the trainer or the writer is killed at its ``nth`` call within the save of step 10."""
     if where == "writer":
         armed = json.dumps(["Writer.write", 10, nth, told])
-        saver.WRITER = f"sys.path.insert(0, {HERE!r}); import json, faults; faults.main(json.loads({armed!r}))"
+        async_saver.WRITER = f"sys.path.insert(0, {HERE!r}); import json, faults; faults.main(json.loads({armed!r}))"
     else:
         arm("Saver.begin", 10, nth, told)
     return save(url, [5, 10])
@@ -126,26 +126,26 @@ def apart(function: Any, *arguments: Any, **keywords: Any) -> Any:
 def claim_apart(url: str, elsewhere: bool = False) -> Any:
     """Claim a run, as if on another machine where there is nothing to see of this one's: the process that did, or why not."""
     if elsewhere:
-        attempts.socket.gethostname = lambda: "elsewhere"  # type: ignore[attr-defined]
+        leases.socket.gethostname = lambda: "elsewhere"  # type: ignore[attr-defined]
     try:
-        return attempts.claim(Folder(url), "second").pid
+        return leases.claim(Folder(url), "second").pid
     except RunExists as error:
         return str(error)
 
 
 def claim_together(barrier: Any, results: Any, url: str, number: int) -> None:
     """Claim at one moment with others, each having seen the same newest attempt."""
-    newest = attempts.newest
+    newest = leases.newest
 
     def wait(run: Folder) -> Any:
         found = newest(run)
-        attempts.newest = newest
+        leases.newest = newest
         barrier.wait()
         return found
 
-    attempts.newest = wait
+    leases.newest = wait
     try:
-        attempts.claim(Folder(url), f"claimant {number}")
+        leases.claim(Folder(url), f"claimant {number}")
         results.put(None)
     except RunExists as error:
         results.put(str(error))

@@ -10,15 +10,15 @@ import pytest
 from loops import train
 
 from springtide import config as configs
-from springtide.checkpoint import attempts, branch
+from springtide.checkpoint import branch, leases
+from springtide.checkpoint.format import committed, read_manifest
 from springtide.checkpoint.fresh_start import begin_from_scratch
-from springtide.checkpoint.layout import committed, read_manifest
 from springtide.config import Config
 from springtide.errors import ConfigError
-from springtide.runs import claim
+from springtide.events import Evaluated, Event, Started, StepDone
+from springtide.run.folder import claim
 from springtide.store import Folder
 from springtide.stream import open_data
-from springtide.track.events import Evaluated, Event, Started, StepDone
 
 pytestmark = pytest.mark.distributed
 Ranks = Callable[..., list[Any]]
@@ -75,9 +75,9 @@ def test_a_branch_that_decays_is_the_run_that_would_have_and_the_trunk_goes_on(t
     shutil.rmtree((folder / "branch" / "checkpoints").path)
     with pytest.raises(AssertionError, match=r"has committed checkpoints before.*--from-scratch"):
         ranks(2, train, config)
-    user = attempts.claim(folder / "branch", "user", trains=False).number
+    user = leases.claim(folder / "branch", "user", trains=False).number
     begin_from_scratch(folder / "branch", user)
-    attempts.end(folder / "branch", user)
+    leases.end(folder / "branch", user)
     again = ranks(2, train, config)[0]
     assert {step: done.loss for step, done in steps(again).items()} == {step: done.loss for step, done in found.items()}
     # one who resumes means the checkpoint that was begun with, not the newest of now

@@ -27,11 +27,11 @@ from saving import (
     state,
 )
 
-from springtide.checkpoint import attempts
+from springtide.checkpoint import leases
+from springtide.checkpoint.async_saver import AsyncSaver, SaveOutcome
+from springtide.checkpoint.format import committed
 from springtide.checkpoint.inspect import inspect
-from springtide.checkpoint.layout import committed
 from springtide.checkpoint.retention import Rule
-from springtide.checkpoint.saver import Outcome, Saver
 from springtide.checkpoint.tensors import named_tensors
 from springtide.errors import CheckpointError, RunExists
 from springtide.store import Folder, digest
@@ -106,9 +106,9 @@ def misbehaving(s3: str) -> Iterator[tuple[str, s3_faults.Faults]]:
         yield found
 
 
-def saved_apart(through: str, url: str, steps: list[int], **options: Any) -> list[Outcome]:
+def saved_apart(through: str, url: str, steps: list[int], **options: Any) -> list[SaveOutcome]:
     with s3_server.pointing_to(through):
-        found: list[Outcome] = apart(save, url, steps, **options)
+        found: list[SaveOutcome] = apart(save, url, steps, **options)
         return found
 
 
@@ -267,7 +267,7 @@ def test_a_clock_that_goes_back_changes_nothing(tmp_path: Path, monkeypatch: pyt
     monkeypatch.setattr(time, "time", lambda: real() - 86_400)
     save(url, [10], owner="later", stage_in="")
     monkeypatch.undo()
-    newest = attempts.newest(Folder(url))
+    newest = leases.newest(Folder(url))
     assert newest
     assert newest.owner == "later"
     assert recover(url, "the clock goes back by a day", "resumed by itself")["step"] == 10
@@ -276,9 +276,9 @@ def test_a_clock_that_goes_back_changes_nothing(tmp_path: Path, monkeypatch: pyt
 def test_of_two_writers_one_wins_and_the_other_says_who_holds_the_run(tmp_path: Path, s3: str) -> None:
     for url in (str(tmp_path / "two"), f"{s3}/two"):
         run = Folder(url)
-        first = attempts.claim(run, "first")
+        first = leases.claim(run, "first")
         model, optimizer = state(5)
-        writer = Saver(run, first.number, 0, 1, stage_in="", tries=1, rule=Rule(3))
+        writer = AsyncSaver(run, first.number, 0, 1, stage_in="", tries=1, rule=Rule(3))
         second = apart(claim_apart, url, True)
         writer.begin(named_tensors(model, optimizer), meta(5), {})
         outcome = writer.poll(wait=True)
@@ -288,7 +288,7 @@ def test_of_two_writers_one_wins_and_the_other_says_who_holds_the_run(tmp_path: 
         assert f"by process {second} on " in str(outcome.error)
         assert committed(run) == []
         with pytest.raises(RunExists, match="held by attempt 2"):
-            attempts.claim(run, "first", again=True)
+            leases.claim(run, "first", again=True)
         # at one moment: both have seen the same newest attempt
         both = [apart_all(claim_together, url, 4)]
         winners = [found for found in both[0] if found is None]
@@ -298,15 +298,15 @@ def test_of_two_writers_one_wins_and_the_other_says_who_holds_the_run(tmp_path: 
 
 def test_whoever_is_alive_on_this_machine_holds_its_run(tmp_path: Path) -> None:
     run = Folder(tmp_path)
-    attempts.claim(run, "me")
+    leases.claim(run, "me")
     # another process of this machine is refused while this one lives ...
     assert "is held by attempt 1" in str(apart(claim_apart, str(tmp_path)))
     # ... until it says that it has ended
-    attempts.end(run, 1)
+    leases.end(run, 1)
     assert isinstance(apart(claim_apart, str(tmp_path)), int)
     # the process is dead, so what it held is free, and counts as lost
-    assert attempts.claim(run, "me again").number == 3
-    assert attempts.losses(run) == 1
+    assert leases.claim(run, "me again").number == 3
+    assert leases.losses(run) == 1
 
 
 def test_any_file_system_of_fsspec_will_do() -> None:
@@ -315,7 +315,7 @@ def test_any_file_system_of_fsspec_will_do() -> None:
     assert [outcome.error for outcome in save(url, [5, 10, 15], stage_in="", keep=2)] == [None] * 3
     assert committed(Folder(url)) == ["step-0000000010", "step-0000000015"]
     assert resume(url)["step"] == 15
-    attempts.claim(Folder(url), "once more")
+    leases.claim(Folder(url), "once more")
     # AdamW's counts of steps are the same in all of them here, so the first one's file is still referred to
     assert [one.state for one in inspect(Folder(url), verify=True)] == ["referred", *["committed"] * 3]
 

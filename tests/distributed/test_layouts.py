@@ -11,8 +11,8 @@ import torch
 from layouts import load_another_model, load_in, save_in
 from safetensors import safe_open
 
+from springtide.checkpoint.format import committed, read_index, read_manifest
 from springtide.checkpoint.inspect import inspect
-from springtide.checkpoint.layout import committed, read_index, read_manifest
 from springtide.store import Folder
 
 pytestmark = pytest.mark.distributed

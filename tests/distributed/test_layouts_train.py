@@ -16,11 +16,11 @@ from springtide import config as configs
 from springtide.config import Config
 from springtide.dataset import prepare
 from springtide.elastic import Interrupt
+from springtide.events import Event, Profiled, RolledBack, Spiked, Started, StepDone
+from springtide.run.verify import verify
 from springtide.store import Folder
-from springtide.track.events import Event, Profiled, RolledBack, Spiked, Started, StepDone
 from springtide.track.journal import read_journal
 from springtide.track.ledger import ledger
-from springtide.verify import verify
 
 pytestmark = pytest.mark.distributed
 Ranks = Callable[..., list[Any]]

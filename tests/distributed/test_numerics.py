@@ -14,18 +14,15 @@ import torch
 import torch.nn.functional as F
 from loops import full_state, gradients, save_and_die, train, train_with_a_slow_device, train_with_a_slow_feed
 from ranks import RankDied
+from springtide.cli.main.main import main
 
 from springtide import config as configs
-from springtide.checkpoint.layout import check_order, committed, quarantine
-from springtide.cli import main
+from springtide.checkpoint.format import check_order, committed, quarantine
 from springtide.config import Config
 from springtide.dataset import prepare
 from springtide.elastic import Interrupt
 from springtide.errors import CheckpointError
-from springtide.model import build
-from springtide.store import Folder
-from springtide.stream import digest, open_data
-from springtide.track.events import (
+from springtide.events import (
     Evaluated,
     Event,
     Rejected,
@@ -37,6 +34,9 @@ from springtide.track.events import (
     Straggling,
     Waited,
 )
+from springtide.model import build
+from springtide.store import Folder
+from springtide.stream import digest, open_data
 
 pytestmark = pytest.mark.distributed
 Ranks = Callable[..., list[Any]]

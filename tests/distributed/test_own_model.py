@@ -9,15 +9,15 @@ from typing import Any
 import pytest
 from loops import train, train_laid_out
 
-from springtide import api
 from springtide import config as configs
+from springtide.app import train as app
 from springtide.config import Config
 from springtide.dataset import prepare
 from springtide.errors import ConfigError
+from springtide.events import Event, Started, StepDone
 from springtide.model import find, make
 from springtide.store import Folder
-from springtide.track.events import Event, Started, StepDone
-from springtide.train.memory import predicted_bytes
+from springtide.training.memory_estimate import predicted_bytes
 
 pytestmark = pytest.mark.distributed
 Ranks = Callable[..., list[Any]]
@@ -57,7 +57,7 @@ def test_a_model_of_ones_own_learns_the_same_on_any_workers_and_writes(config: C
 
     folder = Folder(changed.run.root) / "resized"
     folder.write(configs.RUN_CONFIG, configs.dump(changed))
-    assert len(api.sample(api.attach(folder.url), tokens=5, trust_code=True).text) >= 1
+    assert len(app.sample(app.attach(folder.url), tokens=5, trust_code=True).text) >= 1
 
 
 def test_what_returns_no_logits_ends_with_what_it_returned(config: Config, ranks: Ranks) -> None:
@@ -80,7 +80,7 @@ def test_a_source_that_is_none_is_told_before_anything_starts(
 ) -> None:
     changed = configs.override(config, {"model.source": source, "run.root": str(tmp_path)})
     with pytest.raises(ConfigError, match=f"model.source = '{source}': {problem}"):
-        api.train(changed)
+        app.train(changed)
     assert not list(tmp_path.iterdir())
 
 

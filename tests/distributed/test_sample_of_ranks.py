@@ -9,15 +9,16 @@ from typing import Any
 import pytest
 from loops import train
 
-from springtide import api, fit
 from springtide import config as configs
+from springtide.app import estimate
+from springtide.app.train import sample
 from springtide.config import Config
 from springtide.errors import ConfigError
+from springtide.events import Event, Sampled, Stopped, Warned
 from springtide.model import make, num_parameters
-from springtide.runs import open_run
+from springtide.run.folder import open_run
 from springtide.store import Folder
 from springtide.store.free_memory import free_bytes
-from springtide.track.events import Event, Sampled, Stopped, Warned
 
 pytestmark = pytest.mark.distributed
 Ranks = Callable[..., list[Any]]
@@ -49,7 +50,7 @@ def test_ranks_write_what_their_checkpoint_writes(
         assert isinstance(stopped, Stopped)
         assert stopped.status == "finished"
         assert isinstance(sampled, Sampled)
-    expected = api.sample(open_run(folder.url))
+    expected = sample(open_run(folder.url))
     assert {(one.text, one.prompt, one.step) for one, _ in told} == {(expected.text, expected.prompt, 4)}
     assert len(expected.text) > 10
 
@@ -69,7 +70,7 @@ def test_a_vocabulary_that_is_gone_costs_the_sample_and_not_the_run(tiny: Config
 def test_a_model_larger_than_the_machine_is_refused_by_name(tiny: Config, monkeypatch: pytest.MonkeyPatch) -> None:
     needed = 4 * num_parameters(make(tiny.model, 257))
     assert free_bytes() > needed
-    fit.check_whole_fits(tiny, 257)
-    monkeypatch.setattr(fit, "free_bytes", lambda: needed - 1)
+    estimate.check_whole_fits(tiny, 257)
+    monkeypatch.setattr(estimate, "free_bytes", lambda: needed - 1)
     with pytest.raises(ConfigError, match=r"model = '2 layers of 64': needs .* in one process, and this machine has"):
-        fit.check_whole_fits(tiny, 257)
+        estimate.check_whole_fits(tiny, 257)

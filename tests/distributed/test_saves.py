@@ -12,12 +12,12 @@ import s3_server
 from loops import SLOW_WRITER, train, train_with_dropout, train_with_writer
 
 from springtide import config as configs
-from springtide.checkpoint import attempts
-from springtide.checkpoint.layout import committed, read_manifest
+from springtide.checkpoint import leases
+from springtide.checkpoint.format import committed, read_manifest
 from springtide.config import Config
 from springtide.elastic import Interrupt
+from springtide.events import Event, Rejected, Saved, SaveFailed, SaveIntervalChanged, SaveSkipped, Started, StepDone
 from springtide.store import Folder
-from springtide.track.events import CadenceSet, Event, Rejected, Saved, SaveFailed, SaveSkipped, Started, StepDone
 
 pytestmark = pytest.mark.distributed
 Ranks = Callable[..., list[Any]]
@@ -80,13 +80,13 @@ def test_failing_saves_are_counted_and_stop_the_run_at_the_limit_only(
         assert committed(folder)[-1] == "step-0000000012"
         started = of(ranks(1, train, again)[0], Started)[0]
         assert started.step == 12
-    assert attempts.losses(folder) == 1
+    assert leases.losses(folder) == 1
 
 
 def test_auto_saves_when_it_pays_and_says_when_the_cadence_changes(tiny: Config, ranks: Ranks) -> None:
     auto = {"checkpoint__every_steps": "auto", "checkpoint__min_every": 0.2, "checkpoint__max_every": 0.4}
     events = ranks(2, train, named(tiny, "auto", 120, **auto))[0]
-    saved, told = of(events, Saved), of(events, CadenceSet)
+    saved, told = of(events, Saved), of(events, SaveIntervalChanged)
     assert len(saved) >= 2  # by the clock, and at the end; how many more is up to how long a save takes
     assert told
     assert all(0.2 <= event.every_s <= max(0.4, *(one.save_time_s for one in saved)) for event in told)

@@ -11,11 +11,11 @@ import pytest
 from layouts import load_on_a_broken_rank, save_in
 from saving import meta, resume, save
 
-from springtide.checkpoint import attempts
+from springtide.checkpoint import leases
+from springtide.checkpoint.format import ABANDONED, COMMITTED, QUARANTINED, check_order, committed, quarantine
 from springtide.checkpoint.fresh_start import begin_from_scratch, has_ever_committed
 from springtide.checkpoint.inspect import inspect
-from springtide.checkpoint.layout import ABANDONED, COMMITTED, QUARANTINED, check_order, committed, quarantine
-from springtide.checkpoint.recheck import Report, second_readers
+from springtide.checkpoint.second_reader import BadFileReport, second_readers
 from springtide.errors import CheckpointError, RunExists
 from springtide.store import Folder
 
@@ -66,7 +66,7 @@ def test_a_run_without_a_checkpoint_that_counts_does_not_begin_at_step_0(tmp_pat
         CheckpointError, match=r"has committed checkpoints before, and none of them counts now.*--from-scratch"
     ):
         resume(str(tmp_path))
-    number = attempts.claim(run, "user", trains=False).number
+    number = leases.claim(run, "user", trains=False).number
     assert begin_from_scratch(run, number) == []
     assert resume(str(tmp_path))["step"] == 0
     assert committed(run) == ["step-0000000005"]
@@ -76,7 +76,7 @@ def test_a_run_without_a_checkpoint_that_counts_does_not_begin_at_step_0(tmp_pat
 def test_from_scratch_sets_good_checkpoints_aside(tmp_path: Path) -> None:
     run = Folder(tmp_path)
     save(str(tmp_path), [5, 10], stage_in="")
-    begun = begin_from_scratch(run, attempts.claim(run, "user", trains=False).number)
+    begun = begin_from_scratch(run, leases.claim(run, "user", trains=False).number)
     assert begun == ["step-0000000005", "step-0000000010"]
     assert [(one.state, one.reason) for one in inspect(run, verify=True)] == [
         ("abandoned", "the run was begun again with --from-scratch")
@@ -108,11 +108,11 @@ def test_a_slower_attempt_leaves_the_marks_of_a_newer_one_alone(tmp_path: Path) 
 
 def test_who_reads_again() -> None:
     """Another node first, then one without a problem of its own; alone, the same rank."""
-    good, bad = Report("a"), Report("b", "digest", "step/file")
+    good, bad = BadFileReport("a"), BadFileReport("b", "digest", "step/file")
     assert second_readers([good, bad]) == {"step/file": 0}
     assert second_readers([bad, good._replace(node="b"), good]) == {"step/file": 2}
     assert second_readers([bad, good._replace(node="b")]) == {"step/file": 1}
     assert second_readers([bad]) == {"step/file": 0}
-    assert second_readers([good, Report("b", "lacks elements")]) == {}
-    everyone = [Report(node, "digest", f"step/{number}") for number, node in enumerate("aabb")]
+    assert second_readers([good, BadFileReport("b", "lacks elements")]) == {}
+    everyone = [BadFileReport(node, "digest", f"step/{number}") for number, node in enumerate("aabb")]
     assert second_readers(everyone) == {"step/0": 2, "step/1": 3, "step/2": 0, "step/3": 1}

@@ -15,8 +15,8 @@ from saving import apart
 
 import springtide as st
 from springtide import config as configs
-from springtide.checkpoint import attempts
-from springtide.checkpoint.layout import committed
+from springtide.checkpoint import leases
+from springtide.checkpoint.format import committed
 from springtide.config import Config
 from springtide.errors import CheckpointError, ConfigError, RunExists
 from springtide.store import Folder
@@ -113,25 +113,25 @@ def test_a_step_0_that_nobody_asked_for_is_refused_before_anything_starts(traine
 
 def test_a_node_without_the_run_s_storage_is_named(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match=r"is the storage of run.root mounted here\?"):
-        attempts.claim(Folder(tmp_path), "driver", again=True)
+        leases.claim(Folder(tmp_path), "driver", again=True)
     assert not os.listdir(tmp_path)
 
 
 def test_a_driver_that_ended_holds_nothing(tmp_path: Path) -> None:
     """Its process lives on, as a notebook's does."""
     run = Folder(tmp_path)
-    lease = attempts.claim(run, "driver", trains=False)
-    group = attempts.claim(run, "driver", again=True)
+    lease = leases.claim(run, "driver", trains=False)
+    group = leases.claim(run, "driver", again=True)
     assert group.driver == lease.number
-    attempts.end(run, group.number)
+    leases.end(run, group.number)
     assert isinstance(apart(_claim, str(tmp_path)), RunExists)
-    attempts.end(run, lease.number)
+    leases.end(run, lease.number)
     assert apart(_claim, str(tmp_path)) is None
 
 
 def _claim(url: str) -> Exception | None:
     try:
-        attempts.claim(Folder(url), "another")
+        leases.claim(Folder(url), "another")
     except RunExists as error:
         return error
     return None

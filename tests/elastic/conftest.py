@@ -12,7 +12,7 @@ from springtide import config as configs
 @pytest.fixture(scope="session")
 def ray_cluster() -> Iterator[str]:
     """The dashboard's URL of a private cluster with four logical CPUs; this process is connected to it."""
-    from springtide.on_ray.cluster import cluster
+    from springtide.on_ray.cluster.session import cluster
 
     with cluster(configs.override(configs.recipes.tiny(), {"elastic.max_workers": 3})) as dashboard:
         yield f"http://{dashboard}"

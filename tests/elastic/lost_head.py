@@ -23,8 +23,8 @@ from ports import reserve
 
 import springtide as st
 from springtide import config as configs
-from springtide.on_ray.local import LocalCluster
-from springtide.track.events import Event, StepDone
+from springtide.events import Event, StepDone
+from springtide.on_ray.cluster.local import LocalCluster
 from springtide.track.ledger import ledger
 
 AWAY_S = 6.0

@@ -21,13 +21,13 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from saving import meta, state
 
 from springtide import config as configs
-from springtide.checkpoint.layout import NO_STEP
-from springtide.checkpoint.memory import Memory, restore_from_memory
+from springtide.checkpoint.format import NO_STEP
+from springtide.checkpoint.snapshots import Snapshotter, restore_from_snapshots
 from springtide.checkpoint.tensors import named_tensors
-from springtide.on_ray.cluster import NAMESPACE
-from springtide.on_ray.control import Control, open_control
-from springtide.on_ray.notices import Watches
-from springtide.on_ray.vault import Vaults, prefix, vaults, vaults_follow
+from springtide.on_ray.cluster.notices import PreemptionWatchers
+from springtide.on_ray.cluster.session import NAMESPACE
+from springtide.on_ray.train.mailbox import MailboxHandle, open_mailbox
+from springtide.on_ray.train.snapshot_server import SnapshotClient, prefix, snapshot_client, snapshot_servers_follow
 from springtide.store import Folder
 
 WORLD_SIZE = 3
@@ -37,10 +37,10 @@ ALONE_S = 8.0
 class Rank:
     """One rank of a run, without a training loop."""
 
-    def __init__(self, rank: int, attempt: int, url: str, control: Control, limit_bytes: int = 2**30) -> None:
+    def __init__(self, rank: int, attempt: int, url: str, control: MailboxHandle, limit_bytes: int = 2**30) -> None:
         changes = {"run.id": "vaults", "run.root": str(Path(url).parent), "checkpoint.memory_bytes": limit_bytes}
-        self.vaults = Vaults(configs.override(configs.recipes.tiny(), changes), Folder(url), control, ALONE_S)
-        self.memory = Memory(self.vaults, attempt, rank, WORLD_SIZE, "/dev/shm")
+        self.vaults = SnapshotClient(configs.override(configs.recipes.tiny(), changes), Folder(url), control, ALONE_S)
+        self.memory = Snapshotter(self.vaults, attempt, rank, WORLD_SIZE, "/dev/shm")
         self.url = url
 
     def node(self) -> str:
@@ -79,7 +79,7 @@ class Rank:
 
         self.vaults.source = settled  # type: ignore[method-assign]
         model, optimizer = state(0)
-        found = restore_from_memory(Folder(self.url), self.vaults, model, optimizer, lambda step: "o")
+        found = restore_from_snapshots(Folder(self.url), self.vaults, model, optimizer, lambda step: "o")
         if found is None:
             return 0
         expected = named_tensors(*state(found.meta.step))
@@ -101,7 +101,7 @@ def main() -> None:
         log_to_driver=False,
         runtime_env={"env_vars": {"PYTHONPATH": os.pathsep.join(path)}},
     )
-    control = open_control("vaults")
+    control = open_mailbox("vaults")
 
     def start(rank: int, node: str, attempt: int, url: str = f"{root}/run", **options: Any) -> Any:
         here = NodeAffinitySchedulingStrategy(node, soft=False)
@@ -153,9 +153,11 @@ def main() -> None:
     found["past_the_limit"] = ray.get(small.snapshot.remote(1), timeout=60)
     found["heard_s"] = heard_s(ids[1])
     # another driver takes over, and has no workers yet: what the vaults hold it will want
-    run, other = Folder(f"{root}/run"), open_control("vaults-again")
-    pids = [pid for (_, pid), _ in ray.get([vault.found.remote() for vault in vaults(prefix(run))], timeout=60)]
-    with vaults_follow(run, other):
+    run, other = Folder(f"{root}/run"), open_mailbox("vaults-again")
+    pids = [
+        pid for (_, pid), _ in ray.get([vault.found.remote() for vault in snapshot_client(prefix(run))], timeout=60)
+    ]
+    with snapshot_servers_follow(run, other):
         ray.kill(control.exchange)
         time.sleep(1.5 * ALONE_S)  # longer than a vault goes on alone
         found["vaults_of_another_driver"] = [Path(f"/proc/{pid}").exists() for pid in pids]
@@ -174,7 +176,7 @@ def heard_s(node: str) -> float:
     """From when a cloud says that a node goes until Ray knows."""
     with metadata() as cloud:
         cloud.answers = {"/latest/api/token": "t"}
-        watches = Watches("aws", cloud.url, "", False)
+        watches = PreemptionWatchers("aws", cloud.url, "", False)
         watches.cover({node})
         while "GET /latest/meta-data/spot/instance-action" not in cloud.asked:
             time.sleep(0.05)  # until it stands
@@ -198,7 +200,7 @@ def lonely_holds(rank: Any, root: str, step: int, node: str) -> list[bool]:
 
 def vaults_of(url: str) -> list[tuple[Any, str]]:
     """The vaults of a run, and their nodes."""
-    return [(vault, ray.get(vault.found.remote())[0][0]) for vault in vaults(prefix(Folder(url)))]
+    return [(vault, ray.get(vault.found.remote())[0][0]) for vault in snapshot_client(prefix(Folder(url)))]
 
 
 def vaults_on(nodes: list[str]) -> list[Any]:

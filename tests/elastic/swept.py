@@ -26,9 +26,9 @@ from ports import reserve
 
 import springtide as st
 from springtide import config as configs
-from springtide.on_ray.local import LocalCluster
-from springtide.on_ray.nodes import leftovers
-from springtide.sweeps import sweep
+from springtide.app.sweep import sweep
+from springtide.on_ray.cluster.local import LocalCluster
+from springtide.on_ray.cluster.nodes import leftovers
 
 MOST_NODES = 4
 STEPS = 30
@@ -108,7 +108,7 @@ def alone(trial: Path, root: str) -> st.Run:
     [port] = reserve(1)
     group = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
     environment = os.environ | group
-    command = [sys.executable, "-m", "springtide.train", "--config", str(file)]
+    command = [sys.executable, "-m", "springtide.training", "--config", str(file)]
     subprocess.run(command, env=environment, check=True, stdout=subprocess.DEVNULL)
     return st.attach(f"{root}/alone/{trial.name}")
 

@@ -16,7 +16,7 @@ pytestmark = [pytest.mark.cluster, pytest.mark.slow]
 
 def test_the_demo_learns_and_says_what_it_made(tmp_path: Path, datasets: Path) -> None:
     """All of ``make demo`` but the installation and six sevenths of the steps."""
-    command = [sys.executable, "-m", "springtide.cli", "train", "--recipe", "demo", "--demo"]
+    command = [sys.executable, "-m", "springtide.cli.main", "train", "--recipe", "demo", "--demo"]
     command += ["--run.root", str(tmp_path), "--shards.root", str(datasets), "--train.total", "81920"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=540, check=False)
     assert done.returncode == 0, done.stderr[-3000:]

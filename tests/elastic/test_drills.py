@@ -15,7 +15,7 @@ pytestmark = [pytest.mark.cluster, pytest.mark.slow]
 
 
 def drill(*options: str, **environment: str) -> dict[str, Any]:
-    command = [sys.executable, "-m", "springtide.cli", "drill", "--json", *options]
+    command = [sys.executable, "-m", "springtide.cli.main", "drill", "--json", *options]
     done = subprocess.run(
         command, capture_output=True, text=True, timeout=900, check=False, env=os.environ | environment
     )

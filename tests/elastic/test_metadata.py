@@ -16,7 +16,7 @@ from metadata import Metadata, metadata
 from ray.exceptions import RpcError
 
 from springtide.elastic.notices import Notice
-from springtide.on_ray.notices import Relay, Service, Source, left_in
+from springtide.on_ray.cluster.notices import MetadataService, NoticeSource, Relay, left_in
 
 TOKEN, ACTION = "/latest/api/token", "/latest/meta-data/spot/instance-action"
 REBALANCE = "/latest/meta-data/events/recommendations/rebalance"
@@ -36,7 +36,7 @@ def test_aws_is_asked_with_a_token_and_with_a_new_one_when_it_is_refused(cloud: 
         ACTION: ("X-aws-ec2-metadata-token", "first"),
         TOKEN: ("X-aws-ec2-metadata-token-ttl-seconds", "21600"),
     }
-    service = Service(cloud.url)
+    service = MetadataService(cloud.url)
     assert service.aws() is None
     assert service.aws() is None
     assert cloud.asked == [f"PUT {TOKEN}", f"GET {ACTION}", f"GET {ACTION}"]
@@ -51,7 +51,7 @@ def test_aws_is_asked_with_a_token_and_with_a_new_one_when_it_is_refused(cloud: 
 
 def test_a_recommendation_to_rebalance_counts_where_it_is_asked_for(cloud: Metadata) -> None:
     cloud.answers = {TOKEN: "t", REBALANCE: '{"noticeTime": "2026-11-21T08:22:00Z"}'}
-    service = Service(cloud.url)
+    service = MetadataService(cloud.url)
     assert service.aws() is None
     notice = service.aws(rebalance=True)
     assert notice is not None
@@ -65,7 +65,7 @@ def test_gcp_and_azure_are_asked_with_their_headers(cloud: Metadata) -> None:
         NAME: ("Metadata", "true"),
         EVENTS: ("Metadata", "true"),
     }
-    service = Service(cloud.url)
+    service = MetadataService(cloud.url)
     assert service.gcp() is None
     assert service.azure() is None
     event = {"EventType": "Preempt", "Resources": ["node-3"], "NotBefore": "Sat, 21 Nov 2026 08:22:30 GMT"}
@@ -77,7 +77,7 @@ def test_gcp_and_azure_are_asked_with_their_headers(cloud: Metadata) -> None:
 
 def test_a_service_that_is_gone_slow_broken_or_talks_nonsense_is_an_error_in_time(cloud: Metadata) -> None:
     cloud.answers = {TOKEN: "t", PREEMPTED: "MAYBE", ACTION: "<html>"}
-    service = Service(cloud.url)
+    service = MetadataService(cloud.url)
     with pytest.raises(ValueError, match="MAYBE"):
         service.gcp()
     with pytest.raises(ValueError, match="Expecting value"):
@@ -91,7 +91,7 @@ def test_a_service_that_is_gone_slow_broken_or_talks_nonsense_is_an_error_in_tim
         service.gcp()
     assert time.monotonic() - begin < 30
     with pytest.raises(OSError, match="refused"):
-        Service("http://127.0.0.1:9").gcp()
+        MetadataService("http://127.0.0.1:9").gcp()
 
 
 def test_a_file_is_a_notice_while_it_is_true(tmp_path: Path) -> None:
@@ -118,7 +118,7 @@ def test_a_notice_file_of_any_kind_neither_blocks_nor_fills_memory(tmp_path: Pat
         (folder, "no regular file|directory"),
         (sparse, "could not convert"),
     ):
-        source = Source("file", lambda path=path: left_in(path), heard.append)  # type: ignore[misc]
+        source = NoticeSource("file", lambda path=path: left_in(path), heard.append)  # type: ignore[misc]
         looking = threading.Thread(target=source.look, daemon=True)
         looking.start()
         looking.join(20)
@@ -127,7 +127,7 @@ def test_a_notice_file_of_any_kind_neither_blocks_nor_fills_memory(tmp_path: Pat
             left_in(path)
     fifo.unlink()
     fifo.write_text("25")
-    Source("file", lambda: left_in(fifo), heard.append).look()
+    NoticeSource("file", lambda: left_in(fifo), heard.append).look()
     assert [notice.at_s - fifo.stat().st_mtime for notice in heard] == [25]
 
 
@@ -140,7 +140,7 @@ def test_a_notice_that_ray_did_not_take_is_told_again_until_it_is(caplog: pytest
         told.append(at_s)
 
     at_s = time.time() + 60
-    source = Source("gcp", lambda: Notice(at_s, "it goes"), Relay(drain))
+    source = NoticeSource("gcp", lambda: Notice(at_s, "it goes"), Relay(drain))
     for _ in range(6):
         source.look()
     assert told == [at_s]
@@ -169,7 +169,7 @@ def test_a_look_may_fail_in_any_way_and_the_next_one_hears(error: Exception, cap
             raise answer
         return answer
 
-    source = Source("aws", ask, heard.append)
+    source = NoticeSource("aws", ask, heard.append)
     for _ in range(25):
         source.look()
     assert source.problem.startswith(f"aws: {type(error).__name__}")
@@ -182,7 +182,7 @@ def test_a_look_may_fail_in_any_way_and_the_next_one_hears(error: Exception, cap
 
 def test_a_server_that_speaks_no_http_is_asked_again(cloud: Metadata) -> None:
     with socket.create_server(("127.0.0.1", 0)) as rude:
-        service = Service(f"http://127.0.0.1:{rude.getsockname()[1]}")
+        service = MetadataService(f"http://127.0.0.1:{rude.getsockname()[1]}")
 
         def answer() -> None:
             connection, _ = rude.accept()
@@ -193,7 +193,7 @@ def test_a_server_that_speaks_no_http_is_asked_again(cloud: Metadata) -> None:
         thread = threading.Thread(target=answer)
         thread.start()
         heard: list[Notice] = []
-        source = Source("gcp", service.gcp, heard.append)
+        source = NoticeSource("gcp", service.gcp, heard.append)
         source.look()
         thread.join()
     cloud.answers = {PREEMPTED: "TRUE"}

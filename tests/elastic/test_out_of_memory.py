@@ -11,9 +11,9 @@ from ray.train.v2._internal.execution.failure_handling.failure_policy import Fai
 from springtide import config as configs
 from springtide.config import Config
 from springtide.elastic.limits import MemoryLimits
-from springtide.on_ray.control import open_control
-from springtide.on_ray.group import Processes
-from springtide.on_ray.policy import FailurePolicy, is_out_of_memory
+from springtide.on_ray.train.group import WorkerProcessPool
+from springtide.on_ray.train.mailbox import open_mailbox
+from springtide.on_ray.train.policy import SpringtideFailurePolicy, is_out_of_memory
 
 pytestmark = pytest.mark.cluster
 
@@ -51,11 +51,13 @@ def test_micro_batches_are_halved_from_what_a_worker_had_until_they_are_of_one_r
 
     changes = {"stream.global_batch": 48, "stream.lanes": 12, "train.micro_batch": 100, "parallel.reduction": reduction}
     config = configs.override(tiny, {**changes, "train.total": 48 * 64 * 10, "optim.warmup": 0})
-    control = open_control(f"memory-{reduction}")
-    processes = Processes()
+    control = open_mailbox(f"memory-{reduction}")
+    processes = WorkerProcessPool()
     processes.plan = (ray.get_runtime_context().get_node_id(),) * 3
     job = {"config": config.model_dump(mode="json"), "control": control}
-    policy = FailurePolicy(FailureConfig(max_failures=3), job, processes, MemoryLimits(config.train.rows_at_once))
+    policy = SpringtideFailurePolicy(
+        FailureConfig(max_failures=3), job, processes, MemoryLimits(config.train.rows_at_once)
+    )
     error = WorkerGroupError("", {1: raised(torchs), 0: RuntimeError("Connection closed by peer")})
     assert ray.get(control.limit()) is None
     for limit in limits:

@@ -12,7 +12,7 @@ from springtide import config as configs
 from springtide.corpus import sources
 from springtide.dataset import open_dataset, prepare
 from springtide.errors import CorpusError
-from springtide.on_ray.prepare import ray_map
+from springtide.on_ray.data.prepare import ray_map
 from springtide.store import Folder
 
 pytestmark = pytest.mark.cluster

@@ -17,23 +17,23 @@ from typing import Any
 import numpy as np
 import pytest
 import ray
+from springtide.cli.main.main import main
 
 import springtide as st
 from springtide import config as configs
-from springtide.cli import main
 from springtide.config import Config
 from springtide.elastic import Interrupt
 from springtide.errors import CheckpointError, ConfigError, CorruptShard, RunExists, TrainingFailed
-from springtide.on_ray import feed as feed_module
-from springtide.on_ray.cluster import check_resources
-from springtide.on_ray.control import Line, open_control
-from springtide.on_ray.inside import acting_for
-from springtide.on_ray.nodes import leftovers
-from springtide.on_ray.workers import Workers
+from springtide.events import Decided, Evaluated, Event, Started, StepDone, Stopped, record
+from springtide.on_ray.cluster.nodes import leftovers
+from springtide.on_ray.cluster.session import check_resources
+from springtide.on_ray.data import feed as feed_module
+from springtide.on_ray.train.actor_context import run_as_actor
+from springtide.on_ray.train.mailbox import EventSender, open_mailbox
+from springtide.on_ray.train.worker_lender import WorkerLender
 from springtide.shards import HELDOUT, TRAIN, load_manifest
 from springtide.store import Folder
 from springtide.stream import open_data
-from springtide.track.events import Decided, Evaluated, Event, Started, StepDone, Stopped, record
 from springtide.track.mlflow_sink import default_uri
 
 pytestmark = pytest.mark.cluster
@@ -72,8 +72,8 @@ def test_a_driver_that_fails_takes_its_run_along(tiny: Config, ray_cluster: str)
 
 def test_a_thread_that_acts_for_an_actor_is_in_it_for_ray_and_others_are_not(ray_cluster: str) -> None:
     """Where Ray changes what ``on_ray/inside.py`` relies on, this fails."""
-    control, elsewhere = open_control("acting"), list[str | None]()
-    with acting_for(control.exchange):
+    control, elsewhere = open_mailbox("acting"), list[str | None]()
+    with run_as_actor(control.exchange):
         assert ray.get_runtime_context().get_actor_id() == control.exchange._actor_id.hex()
         assert ray.get_runtime_context().current_actor == control.exchange
         other = threading.Thread(target=lambda: elsewhere.append(ray.get_runtime_context().get_actor_id()))
@@ -165,7 +165,7 @@ def test_torchrun_without_ray_gives_the_same_losses(uninterrupted: st.Run, tiny:
     (tmp_path / "ray").mkdir()
     (tmp_path / "ray" / "__init__.py").write_text("raise ImportError('ray was imported')")
     command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--standalone"]
-    command += ["-m", "springtide.train", "--config", str(tmp_path / "config.yaml")]
+    command += ["-m", "springtide.training", "--config", str(tmp_path / "config.yaml")]
     environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=180, check=False)
     assert done.returncode == 0, done.stderr[-3000:]
@@ -349,8 +349,8 @@ def test_a_feed_that_could_never_run_is_refused_before_anything_starts(tiny: Con
 
 def test_the_line_between_workers_and_driver_loses_nothing(ray_cluster: str) -> None:
 
-    control = open_control("line")
-    line = Line(control)
+    control = open_mailbox("line")
+    line = EventSender(control)
     assert line.interrupt() is None
     sent = [Evaluated(step=step, heldout_loss=1.0, heldout_bits_per_byte=1.0, rows=1) for step in range(5)]
     line(sent[0])
@@ -373,10 +373,10 @@ def test_the_line_between_workers_and_driver_loses_nothing(ray_cluster: str) -> 
 def test_one_driver_trains_a_run_and_what_comes_late_for_it_does_not_reach_the_next(
     tiny: Config, ray_cluster: str
 ) -> None:
-    workers, config = Workers(), named(tiny, "one", 1)
+    workers, config = WorkerLender(), named(tiny, "one", 1)
     first = workers.control(config)
     with pytest.raises(RunExists, match="another driver"):
-        Workers().control(config)
+        WorkerLender().control(config)
     assert ray.get(first.ask("stop")) is None
     assert ray.get(first.post([])) == "stop"
     second = workers.control(config)
@@ -386,7 +386,7 @@ def test_one_driver_trains_a_run_and_what_comes_late_for_it_does_not_reach_the_n
     assert ray.get(second.post([])) is None
     assert ray.get(second.take(0.01)) == []
     workers.end()
-    other = Workers()
+    other = WorkerLender()
     deadline = time.monotonic() + 30
     while True:
         try:

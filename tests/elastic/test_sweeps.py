@@ -18,16 +18,16 @@ from swept import STEPS, config_of, driver, population, table, trained
 
 import springtide as st
 from springtide import config as configs
-from springtide.checkpoint import attempts
-from springtide.checkpoint.layout import name_of as name_at
+from springtide.app.sweep import sweep
+from springtide.checkpoint import leases
+from springtide.checkpoint.format import name_of as name_at
 from springtide.errors import ConfigError, RunExists
-from springtide.on_ray.pool import Share, open_pool
-from springtide.on_ray.trial import Job, Trial
-from springtide.on_ray.tuner import Spent, Watch
+from springtide.events import Evaluated, Event, Started
+from springtide.on_ray.tune.trial import Trial, TrialJob
+from springtide.on_ray.tune.tuner import BudgetStopper, ProgressCallback
+from springtide.on_ray.tune.worker_pool import WorkerPoolClient, open_worker_pool
 from springtide.store import Folder
 from springtide.sweep import name_of, read
-from springtide.sweeps import sweep
-from springtide.track.events import Evaluated, Event, Started
 from springtide.track.mlflow_sink import default_uri
 
 pytestmark = pytest.mark.cluster
@@ -165,9 +165,11 @@ def test_the_last_result_of_a_trial_is_told_when_its_run_has_ended(ray_cluster: 
         time.sleep(1.0)  # what a last save takes, or another group
         ended.touch()
 
-    with open_pool({"CPU": 1.0}) as pool:
+    with open_worker_pool({"CPU": 1.0}) as pool:
         found = read(table(1), base)
-        job = Job(base.model_dump(mode="json"), found, str(tmp_path), pool, train, lambda folder: None, frozenset())
+        job = TrialJob(
+            base.model_dump(mode="json"), found, str(tmp_path), pool, train, lambda folder: None, frozenset()
+        )
         about = {TRIAL_INFO: SimpleNamespace(trial_name=name_of(0))}
         trial = with_parameters(Trial, job=job)({"trial": {"number": 0, "point": {}}, **about})
         first, second = trial.step(), trial.step()
@@ -202,18 +204,18 @@ def test_a_second_driver_of_a_sweep_is_refused_and_writes_nothing(tmp_path: Path
 def test_a_driver_whose_sweep_was_taken_over_notes_nothing_and_ends(ray_cluster: str, tmp_path: Path) -> None:
     """As when it was cut off from the store, and another host went on with the sweep."""
     base, sweep_folder, said = config_of(str(tmp_path)), Folder(tmp_path), list[str]()
-    lease = attempts.claim(sweep_folder, "first", trains=False).number
+    lease = leases.claim(sweep_folder, "first", trains=False).number
     found = read(table(1), base)
 
     def train(config: configs.Config, **named: object) -> None:
         raise RunExists("the run is held by attempt 2")
 
     def note(number: int, how: str, why: str) -> None:
-        attempts.check(sweep_folder, lease)
+        leases.check(sweep_folder, lease)
         (tmp_path / "noted").write_text(how)
 
-    with open_pool({"CPU": 1.0}) as pool:
-        job = Job(
+    with open_worker_pool({"CPU": 1.0}) as pool:
+        job = TrialJob(
             base.model_dump(mode="json"),
             found,
             str(tmp_path),
@@ -224,18 +226,18 @@ def test_a_driver_whose_sweep_was_taken_over_notes_nothing_and_ends(ray_cluster:
             lease=lease,
         )
         monkey = pytest.MonkeyPatch()
-        monkey.setattr("springtide.on_ray.trial._FREE_S", 0.0)
+        monkey.setattr("springtide.on_ray.tune.trial._FREE_S", 0.0)
         about = {TRIAL_INFO: SimpleNamespace(trial_name=name_of(0))}
         trial = with_parameters(Trial, job=job)({"trial": {"number": 0, "point": {}}, **about})
         assert "held by attempt 2" in trial.step()["held"], "its run is another's: it does not fail for that"
-        attempts.claim(sweep_folder, "second", trains=False)
+        leases.claim(sweep_folder, "second", trains=False)
         trial._lineage = []
         held = trial.step()
         assert "may not write any more" in held["held"]
         trial.cleanup()
         monkey.undo()
-        spent = Spent(found.budget, pool, ())
-        watch = Watch(found, SimpleNamespace(live=0), spent, said.append, spent.unless_lost(note))  # type: ignore[arg-type]
+        spent = BudgetStopper(found.budget, pool, ())
+        watch = ProgressCallback(found, SimpleNamespace(live=0), spent, said.append, spent.unless_lost(note))  # type: ignore[arg-type]
         of = SimpleNamespace(trial_id="0", custom_trial_name=name_of(0), last_result=held)
         watch.on_trial_complete(0, [], of)
         assert "left to its holder" in said[-1]
@@ -248,10 +250,10 @@ def test_a_driver_whose_sweep_was_taken_over_notes_nothing_and_ends(ray_cluster:
 
 def test_nobody_grows_to_what_was_seen_to_scale_badly(ray_cluster: str) -> None:
     elastic = {"elastic.min_workers": 1, "elastic.max_workers": 3}
-    with open_pool({"CPU": 1.0}) as pool:
-        share, other = Share(pool), Share(pool)
+    with open_worker_pool({"CPU": 1.0}) as pool:
+        share, other = WorkerPoolClient(pool), WorkerPoolClient(pool)
 
-        def workers(of: Share) -> float:
+        def workers(of: WorkerPoolClient) -> float:
             return sum(each["CPU"] for each in of.mine(10.0).values())
 
         share.claim(configs.override(configs.recipes.tiny(), elastic))

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 import ray
 
-from springtide.checkpoint.layout import Meta, Snapshot
-from springtide.on_ray import vault
+from springtide.checkpoint.format import Meta, Snapshot
+from springtide.on_ray.train import snapshot_server
 
 pytestmark = pytest.mark.cluster
 
@@ -91,12 +91,12 @@ def test_a_vault_that_is_lost_is_waited_for_only_where_the_others_have_no_whole_
     half, lost = actor.remote([part(8, 0)]), actor.remote([], silent=True)
     ray.get([whole.found.remote(), half.found.remote()])  # both stand
     begin = time.monotonic()
-    monkeypatch.setattr(vault, "_ANSWER_S", 90.0)
-    [(_, held, _)] = vault._answers([whole, lost])
+    monkeypatch.setattr(snapshot_server, "_ANSWER_S", 90.0)
+    [(_, held, _)] = snapshot_server._answers([whole, lost])
     assert [one.meta.step for one, _ in held] == [7, 7]
     assert time.monotonic() - begin < 60
-    monkeypatch.setattr(vault, "_ANSWER_S", 2.0)
-    assert len(vault._answers([whole, half, lost])) == 2  # of step 8 the lost one may have the rest
+    monkeypatch.setattr(snapshot_server, "_ANSWER_S", 2.0)
+    assert len(snapshot_server._answers([whole, half, lost])) == 2  # of step 8 the lost one may have the rest
     assert time.monotonic() - begin >= 2.0
     for one in (whole, half, lost):
         ray.kill(one)

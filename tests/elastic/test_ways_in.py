@@ -16,14 +16,14 @@ import psutil
 import pytest
 import ray
 from nbclient import NotebookClient
+from springtide.cli.main.main import _parser, config_of
 
 import springtide as st
-from springtide.cli import _parser, config_of
 from springtide.config import Config
 
 pytestmark = pytest.mark.cluster
 REPOSITORY = Path(__file__).parents[2]
-CLI = [sys.executable, "-m", "springtide.cli"]
+CLI = [sys.executable, "-m", "springtide.cli.main"]
 STEPS = 90
 
 

@@ -15,8 +15,8 @@ import pytest
 import rules
 
 from springtide.config.fields import fields
-from springtide.track.events import Evaluated, StepDone
-from springtide.track.metrics import EVAL_METRICS, STEP_METRICS
+from springtide.events import Evaluated, StepDone
+from springtide.events.metrics import EVAL_METRICS, STEP_METRICS
 
 REPOSITORY = Path(__file__).parents[2]
 PACKAGE = REPOSITORY / "platform" / "springtide"
@@ -87,7 +87,7 @@ def test_the_house_keeps(rule: Callable[[Path], list[str]]) -> None:
     ("rule", "file", "text"),
     [
         (rules.forbidden_rooms, "config/bad.py", "from springtide.store import Folder"),
-        (rules.forbidden_rooms, "stream/bad.py", "def f():\n    import springtide.train.loop"),
+        (rules.forbidden_rooms, "stream/bad.py", "def f():\n    import springtide.training.loop"),
         (rules.forbidden_rooms, "model/bad.py", "from springtide import checkpoint"),
         (rules.forbidden_packages, "train/bad.py", "import ray.data"),
         (rules.forbidden_packages, "track/report.py", "def f():\n    from mlflow import MlflowClient"),
@@ -152,7 +152,7 @@ def test_what_is_light_stays_light(module: str) -> None:
 
 
 def test_the_loop_needs_no_ray() -> None:
-    program = "import springtide.train.__main__, sys; print('ray' in sys.modules, 'torch' in sys.modules)"
+    program = "import springtide.training.__main__, sys; print('ray' in sys.modules, 'torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "False True"
 

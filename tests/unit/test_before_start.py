@@ -8,11 +8,11 @@ import pytest
 import ray
 import torch
 
-from springtide import api
 from springtide import config as configs
+from springtide.app import train
 from springtide.config import Config
 from springtide.errors import ConfigError
-from springtide.on_ray.cluster import check_before_start, check_resources
+from springtide.on_ray.cluster.session import check_before_start, check_resources
 
 
 @pytest.fixture
@@ -24,7 +24,7 @@ def config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Config:
 
 def test_a_machine_without_gpus_refuses_their_recipe_and_writes_nothing(config: Config, tmp_path: Path) -> None:
     with pytest.raises(ConfigError) as told:
-        api.train(config)
+        train.train(config)
     said = str(told.value)
     assert "elastic.gpus_per_worker = 1" in said
     assert "no GPU on this machine" in said

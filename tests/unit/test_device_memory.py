@@ -9,17 +9,17 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from springtide.cli.main.main import main
 
 from springtide import config as configs
-from springtide.cli import main
+from springtide.app.estimate import check_fits, choose_micro_batch, estimate_memory, gigabytes, least_workers
 from springtide.config import Config
 from springtide.errors import ConfigError
-from springtide.fit import check_fits, choose, fit, gigabytes, least_workers
 from springtide.model import make, num_parameters
-from springtide.on_ray.cluster import check_precision
-from springtide.train.memory import predicted_bytes
+from springtide.on_ray.cluster.session import check_precision
+from springtide.training.memory_estimate import predicted_bytes
 
-memory = importlib.import_module("springtide.train.memory")  # the package's own ``train`` is a function
+memory = importlib.import_module("springtide.training.memory_estimate")  # the package's own ``train`` is a function
 VOCABULARY = 4096
 CONFIG = configs.override(
     configs.recipes.demo(),
@@ -29,7 +29,7 @@ CONFIG = configs.override(
 
 @pytest.fixture(scope="module")
 def found() -> dict[str, int]:
-    return fit(CONFIG, VOCABULARY, 0, workers=2)
+    return estimate_memory(CONFIG, VOCABULARY, 0, workers=2)
 
 
 def test_what_helps_is_said_with_what_it_saves(found: dict[str, int]) -> None:
@@ -63,17 +63,17 @@ def test_rows_at_once_are_as_many_as_fit_with_few_workers_as_with_many() -> None
     with pytest.raises(ValueError, match=r"is chosen by a run on Ray only"):
         _ = auto.train.rows_at_once
     with pytest.raises(ConfigError, match=r"train.micro_batch = 'auto': it is not known what the devices hold"):
-        choose(auto, VOCABULARY, 0, 0)
+        choose_micro_batch(auto, VOCABULARY, 0, 0)
 
     def predicted(rows: int, workers: int) -> int:
         return predicted_bytes(configs.override(auto, {"train.micro_batch": rows}), VOCABULARY, 0, workers)
 
     device = int(predicted(8, 1) * 1.15)
-    assert choose(auto, VOCABULARY, 0, device).train.micro_batch == 8
+    assert choose_micro_batch(auto, VOCABULARY, 0, device).train.micro_batch == 8
     assert predicted(16, 1) > 0.9 * device > predicted(8, 1)
-    assert choose(auto, VOCABULARY, 0, 100 * device).train.micro_batch == 16
-    assert choose(auto, VOCABULARY, 0, 1).train.micro_batch == 1
-    assert choose(CONFIG, VOCABULARY, 0, 1) == CONFIG
+    assert choose_micro_batch(auto, VOCABULARY, 0, 100 * device).train.micro_batch == 16
+    assert choose_micro_batch(auto, VOCABULARY, 0, 1).train.micro_batch == 1
+    assert choose_micro_batch(CONFIG, VOCABULARY, 0, 1) == CONFIG
 
 
 @pytest.mark.parametrize("recipe", ["tiny", "demo"])
@@ -186,6 +186,6 @@ def test_a_run_on_ray_begins_with_no_fewer_workers_than_fit_and_says_so(
     has, said = memory.predicted_bytes(SHALLOW, VOCABULARY, 0, 2), []
     data = SimpleNamespace(vocab_size=VOCABULARY, separator=0)
     monkeypatch.setattr("springtide.on_ray.cluster.device_bytes", lambda config: has)
-    fitted = importlib.import_module("springtide.api")._fitted(SHALLOW, data, said.append)
+    fitted = importlib.import_module("springtide.app.train")._fitted(SHALLOW, data, said.append)
     assert fitted.elastic.min_workers == 2
     assert said == [f"elastic.min_workers = 2: a step does not fit the {gigabytes(has)} that each of fewer workers has"]

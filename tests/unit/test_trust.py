@@ -7,16 +7,16 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from springtide.cli.main.main import main
 
 import springtide as st
 from springtide import config as configs
-from springtide.api import sample
-from springtide.cli import main
+from springtide.app.train import sample
 from springtide.config import Config
 from springtide.config.code import file_of
 from springtide.errors import ConfigError
 from springtide.model import find
-from springtide.train.__main__ import main as torchrun
+from springtide.training.__main__ import main as torchrun
 
 SOURCE = "runs.evil-1.helper:build"
 

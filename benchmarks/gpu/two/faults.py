@@ -26,8 +26,8 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[3] / "platform"))
 
+from springtide.events import Event, Started, StepDone
 from springtide.store import Folder
-from springtide.track.events import Event, Started, StepDone
 from springtide.track.journal import read_journal
 
 SCENES = {

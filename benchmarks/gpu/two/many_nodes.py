@@ -24,8 +24,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 from one_node import LENGTH, WARM_UP, call
 
+from springtide.events import Started
 from springtide.store import Folder
-from springtide.track.events import Started
 from springtide.track.journal import last_steps, read_journal
 
 STEPS, ROWS = 200, 512

@@ -45,7 +45,7 @@ def main() -> None:
         *("--run.root", options.root, "--stream.global-batch", str(ROWS), "--train.total", str(STEPS * ROWS * LENGTH)),
         *("--optim.warmup", str(4 * ROWS * LENGTH), "--checkpoint.every-steps", "0", "--save", str(config)),
     )
-    launch = ("torchrun", "--nproc-per-node", str(options.gpus), "-m", "springtide.train", "--config", str(config))
+    launch = ("torchrun", "--nproc-per-node", str(options.gpus), "-m", "springtide.training", "--config", str(config))
     call(*launch, NCCL_DEBUG="INFO")
     show(options.root, "torchrun", options.gpus)
     on_ray = ("springtide", "train", "--config", str(config), "--elastic.max-workers", str(options.gpus))

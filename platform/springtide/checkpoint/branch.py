@@ -7,7 +7,7 @@ has one of its own, it begins here again.
 from __future__ import annotations
 
 from springtide import config as configs
-from springtide.checkpoint.layout import Identity, committed, name_of, of_another_order, read_manifest, step_of
+from springtide.checkpoint.format import Identity, committed, name_of, of_another_order, read_manifest, step_of
 from springtide.checkpoint.retention import hold
 from springtide.config import RUN_CONFIG, Config
 from springtide.config.schema import TrainConfig

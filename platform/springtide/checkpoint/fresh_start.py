@@ -4,8 +4,8 @@ which no checkpoint counts any more is a loss to be looked at, not a reason to t
 
 from __future__ import annotations
 
-from springtide.checkpoint import attempts
-from springtide.checkpoint.layout import COMMITTED, abandon, attempt_of, committed, listed
+from springtide.checkpoint import leases
+from springtide.checkpoint.format import COMMITTED, abandon, attempt_of, committed, listed
 from springtide.errors import CheckpointError
 from springtide.store import Folder
 
@@ -13,9 +13,9 @@ from springtide.store import Folder
 def has_ever_committed(run: Folder) -> bool:
     """Whether a checkpoint was committed since the run last began at step 0 by request, whatever became of it: its commit was
     noted with the claim, or its marker is still there."""
-    if attempts.has_committed(run):
+    if leases.has_committed(run):
         return True
-    begun = attempts.begun_at(run)
+    begun = leases.begun_at(run)
     of_runs = (files for files in listed(run).values() if COMMITTED in files)
     return any((attempt_of(file) or 0) > begun for files in of_runs for file in files)
 
@@ -34,6 +34,6 @@ def begin_from_scratch(run: Folder, attempt: int) -> list[str]:
     """Have the run begin at step 0 under ``attempt``; returns the checkpoints that counted until now. They are marked as
     abandoned, and go as new ones come."""
     older = committed(run)
-    attempts.note_scratch(run, attempt)
+    leases.note_scratch(run, attempt)
     abandon(run, older, "the run was begun again with --from-scratch", attempt)
     return older

@@ -7,7 +7,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from springtide.checkpoint.layout import (
+from springtide.checkpoint.format import (
     ABANDONED,
     BLOCK_BYTES,
     COMMITTED,

@@ -19,15 +19,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from springtide.checkpoint.layout import (
-    BLOCK_BYTES,
-    BadFile,
-    Manifest,
-    Piece,
-    checkpoints,
-    read_index,
-    read_manifest,
-)
+from springtide.checkpoint.format import BLOCK_BYTES, BadFile, Manifest, Piece, checkpoints, read_index, read_manifest
 from springtide.checkpoint.tensors import Box, box, local, materialize, named_tensors, raw, type_name
 from springtide.errors import CheckpointError
 from springtide.store import Folder, digest
@@ -39,7 +31,7 @@ _NAMES_SHOWN = 5
 _log = logging.getLogger(__name__)
 
 
-class Source(Protocol):
+class PieceSource(Protocol):
     """What holds the files that pieces name."""
 
     def stream(self, name: str, begin: int, end: int) -> Iterable[memoryview]: ...
@@ -78,7 +70,7 @@ class Mismatch(CheckpointError):
     """A checkpoint that is good, but of another model."""
 
 
-def read_into(source: Source, pieces: Sequence[Piece], wanted: Mapping[str, Tensor], verify: bool = True) -> None:
+def read_into(source: PieceSource, pieces: Sequence[Piece], wanted: Mapping[str, Tensor], verify: bool = True) -> None:
     """Fill each tensor's local part from the pieces that overlap it, several reads at a time."""
     by_tensor: dict[str, list[Piece]] = {}
     for piece in pieces:
@@ -222,7 +214,7 @@ def _reads(copies: Sequence[_Copy]) -> list[list[_Block]]:
     return reads
 
 
-def _read(source: Source, blocks: list[_Block], verify: bool) -> None:
+def _read(source: PieceSource, blocks: list[_Block], verify: bool) -> None:
     """Read blocks that follow each other; each byte is hashed and copied while the processor's cache has it."""
     file, place, end = blocks[0].file, blocks[0].begin, blocks[-1].end
     running, left = digest.Running(), iter(blocks)

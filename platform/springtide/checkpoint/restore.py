@@ -19,8 +19,7 @@ import torch
 from torch import nn
 
 from springtide.checkpoint import branch
-from springtide.checkpoint.fresh_start import check_fresh_start
-from springtide.checkpoint.layout import (
+from springtide.checkpoint.format import (
     Identity,
     Manifest,
     Meta,
@@ -30,9 +29,10 @@ from springtide.checkpoint.layout import (
     quarantine,
     read_manifest,
 )
+from springtide.checkpoint.fresh_start import check_fresh_start
 from springtide.checkpoint.load import Mismatch, agreed, gathered, load, rank_here
-from springtide.checkpoint.recheck import Report, second_readers, still_bad
 from springtide.checkpoint.retention import note_reader
+from springtide.checkpoint.second_reader import BadFileReport, second_readers, still_bad
 from springtide.config.schema import TrainConfig
 from springtide.errors import CheckpointError, UnfitNode
 from springtide.store import Folder
@@ -74,7 +74,7 @@ def restore(
     rejected: list[tuple[str, str]] = []
     while names := agreed(committed(run)):
         name = names[-1]
-        manifest, problem = _attempt(run, name, model, optimizer, identity, node)
+        manifest, problem = _try_load(run, name, model, optimizer, identity, node)
         if manifest is not None:
             return Restored(manifest.meta, name, tuple(rejected))
         rejected.append((name, problem))
@@ -100,7 +100,7 @@ def begin(
         return None
     weights_only = config.start_with == "weights"
     run, name = branch.split(config.start_from)
-    manifest, problem = _attempt(run, name, model, None if weights_only else optimizer, identity)
+    manifest, problem = _try_load(run, name, model, None if weights_only else optimizer, identity)
     if manifest is None:
         raise CheckpointError(f"{config.start_from}, which {branch.FIELD} names: {problem}")
     if not weights_only:
@@ -109,7 +109,7 @@ def begin(
     return Restored(manifest.meta.model_copy(update={"step": 0, "tokens": 0, "components": {}}), config.start_from)
 
 
-def _attempt(
+def _try_load(
     run: Folder,
     name: str,
     model: nn.Module,
@@ -120,7 +120,7 @@ def _attempt(
     """The manifest when every rank loaded its part, else None and what is wrong with the bytes. All ranks call it together; of
     weights alone, without ``optimizer``, the order says nothing. UnfitNode when only one reader finds the bytes bad."""
     manifest: Manifest | None = None
-    report = Report(node=node or socket.gethostname())
+    report = BadFileReport(node=node or socket.gethostname())
     fatal: Exception | None = None
     try:
         manifest = read_manifest(
@@ -150,7 +150,7 @@ def _attempt(
     return None, problems[0]
 
 
-def _confirmed(run: Folder, name: str, reports: Sequence[Report]) -> bool:
+def _confirmed(run: Folder, name: str, reports: Sequence[BadFileReport]) -> bool:
     """Whether a second reader finds a file bad that a rank has reported, or a problem needs none."""
     mine, fatal = False, None
     try:

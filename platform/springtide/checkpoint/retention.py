@@ -13,7 +13,7 @@ import uuid
 from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
-from springtide.checkpoint.layout import COMMITTED, attempt_of, checkpoints, step_of
+from springtide.checkpoint.format import COMMITTED, attempt_of, checkpoints, step_of
 from springtide.store import Folder
 
 _READERS = "readers"

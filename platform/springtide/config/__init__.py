@@ -2,7 +2,6 @@
 the environment, or another room."""
 
 from springtide.config import recipes
-from springtide.config.amounts import Bytes, Seconds, Tokens
 from springtide.config.code import check_trusted, code_fingerprint
 from springtide.config.files import (
     RUN_CONFIG,
@@ -19,6 +18,7 @@ from springtide.config.files import (
     parse,
     recipe,
 )
+from springtide.config.quantities import Bytes, Seconds, Tokens
 from springtide.config.schema import Config
 from springtide.config.secrets import redact, secret_fields
 

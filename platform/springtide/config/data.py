@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from springtide.config.amounts import Tokens
+from springtide.config.quantities import Tokens
 from springtide.config.section import Section, ahead, free
 from springtide.errors import explain
 

@@ -8,7 +8,7 @@ from typing import Literal
 
 from pydantic import Field, model_validator
 
-from springtide.config.amounts import Tokens
+from springtide.config.quantities import Tokens
 from springtide.config.section import Section, free
 from springtide.errors import explain
 

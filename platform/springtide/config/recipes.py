@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Literal
 
-from springtide.config.amounts import Tokens
 from springtide.config.data import ShardsConfig, StreamConfig
 from springtide.config.engine import ModelConfig, OptimConfig, ParallelConfig
+from springtide.config.quantities import Tokens
 from springtide.config.schema import CheckpointConfig, Config, ElasticConfig, TrainConfig
 
 

@@ -11,10 +11,10 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from springtide.config.amounts import Bytes, Seconds, Tokens
+from springtide.config.batch_schedule import Ramp
 from springtide.config.data import CorpusConfig, ShardsConfig, StreamConfig
 from springtide.config.engine import ModelConfig, OptimConfig, ParallelConfig
-from springtide.config.ramp import Ramp
+from springtide.config.quantities import Bytes, Seconds, Tokens
 from springtide.config.section import Section, free
 from springtide.errors import explain
 

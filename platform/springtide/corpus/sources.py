@@ -68,7 +68,7 @@ class Unit(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True)
-class Source:
+class CorpusReader:
     """A folder and the files in it that hold documents."""
 
     folder: Folder
@@ -203,7 +203,7 @@ def _texts(column: pa.ChunkedArray) -> Iterator[object]:
         )
 
 
-def open_source(source: str, max_files: int = 0, field: str = "text") -> Source:
+def open_source(source: str, max_files: int = 0, field: str = "text") -> CorpusReader:
     """Find the files of ``corpus.source``; CorpusError when it is missing, cannot be reached or holds none."""
     found = _stdlib() if source == "stdlib" else _files(source)
     if not found.names:
@@ -226,7 +226,7 @@ def _suffix(name: str) -> str:
     return posixpath.splitext(name)[1].lower()
 
 
-def _stdlib() -> Source:
+def _stdlib() -> CorpusReader:
     root = Folder(sysconfig.get_path("stdlib"))
     names = []
     for folder, folders, files in os.walk(root.path):
@@ -234,10 +234,10 @@ def _stdlib() -> Source:
             name for name in folders if name not in _LEFT_OUT
         ]  # site-packages may be a hundred times the rest
         names += [os.path.relpath(os.path.join(folder, name), root.path) for name in files if name.endswith(".py")]
-    return Source(root, tuple(sorted(names)))
+    return CorpusReader(root, tuple(sorted(names)))
 
 
-def _files(source: str) -> Source:
+def _files(source: str) -> CorpusReader:
     is_glob = any(char in source for char in "*?[")
     fixed = posixpath.dirname(source[: min(source.find(c) for c in "*?[" if c in source)]) if is_glob else source
     root = Folder(fixed or ".")
@@ -258,7 +258,7 @@ def _files(source: str) -> Source:
             explain("corpus.source", source, f"cannot be reached ({error})", _credentials(source))
         ) from error
     names = (path[len(root.path) + 1 :] for path in files)
-    return Source(root, tuple(sorted(name for name in names if not posixpath.basename(name).startswith("."))))
+    return CorpusReader(root, tuple(sorted(name for name in names if not posixpath.basename(name).startswith("."))))
 
 
 def _credentials(source: str) -> str:

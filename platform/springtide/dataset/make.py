@@ -16,11 +16,11 @@ from typing import Any
 import numpy as np
 
 from springtide.config import Config, override
-from springtide.corpus import Broken, Source, Vocabulary, check_byte_counts, clean, open_source, open_vocabulary
-from springtide.dataset.parts import PartJob, make_part, open_work_vocabulary, read_counts, read_tokens
+from springtide.corpus import Broken, CorpusReader, Tokenizer, check_byte_counts, clean, open_source, open_tokenizer
+from springtide.dataset.parts import PartJob, make_part, open_work_tokenizer, read_counts, read_tokens
 from springtide.dataset.plan import Plan, ShardPlan, make_plan
 from springtide.errors import ConfigError, CorpusError, explain, redacted
-from springtide.shards import MANIFEST, TOKENIZER, Manifest, Shard, Split, load_manifest, seal
+from springtide.shards import MANIFEST, TOKENIZER, Manifest, Shard, Split, load_manifest, write_shard
 from springtide.store import Folder, digest
 
 _VERSION = 8
@@ -79,14 +79,14 @@ def units_to_make(config: Config) -> int:
     return 0 if dataset.exists(MANIFEST) else sum(len(source.units()) for source in sources)
 
 
-def _find(config: Config) -> tuple[list[Source], str, Folder]:
+def _find(config: Config) -> tuple[list[CorpusReader], str, Folder]:
     """The sources, their fingerprint under this config, and where their dataset is or will be."""
     sources = [open_source(corpus.source, corpus.max_files, corpus.field) for corpus in config.corpus.each()]
     name = fingerprint(config, sources)
     return sources, name, Folder(config.shards.root) / name
 
 
-def fingerprint(config: Config, sources: Sequence[Source]) -> str:
+def fingerprint(config: Config, sources: Sequence[CorpusReader]) -> str:
     """16 hex digits over the settings, the sources' files and the version of this code."""
     corpus = config.corpus.model_dump(mode="json")
     shards = config.shards.model_dump(mode="json", exclude={"root", "dataset"})
@@ -94,7 +94,9 @@ def fingerprint(config: Config, sources: Sequence[Source]) -> str:
     return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
 
 
-def _make(config: Config, sources: list[Source], dataset: Folder, name: str, progress: Progress, run: Map) -> None:
+def _make(
+    config: Config, sources: list[CorpusReader], dataset: Folder, name: str, progress: Progress, run: Map
+) -> None:
     _check_room(sources, dataset)
     work = dataset / _WORK
     several = len(sources) > 1
@@ -157,14 +159,14 @@ def seal_shard(job: SealJob) -> None:
         mine = np.flatnonzero(plan.parts == part)  # a part is sorted as the dataset is, so its rows rise here too
         for place, tokens in zip(mine.tolist(), read_tokens(job.work, part, plan.places[mine]), strict=True):
             documents[place] = tokens
-    vocabulary = open_work_vocabulary(job.work)
+    vocabulary = open_work_tokenizer(job.work)
     if plan.pieces is None:
         line = np.concatenate(documents)[plan.skip :]
         rows = np.lib.stride_tricks.sliding_window_view(line, length + 1)[: plan.rows * length : length]
     else:
         rows = _fill(documents, plan.pieces, plan.rows, length + 1, vocabulary.end_of_text)
     num_bytes = _bytes(rows, vocabulary, job.config.shards.separate_documents)
-    shard = seal(job.dataset, plan.name, job.config.shards, plan.first_row, num_bytes, rows)
+    shard = write_shard(job.dataset, plan.name, job.config.shards, plan.first_row, num_bytes, rows)
     job.work.write_json(job.record, {"shard": shard.model_dump(mode="json"), "num_bytes": int(num_bytes.sum())})
 
 
@@ -179,7 +181,7 @@ def _fill(documents: list[np.ndarray], pieces: np.ndarray, rows: int, capacity: 
     return found
 
 
-def _bytes(rows: np.ndarray, vocabulary: Vocabulary, separate: bool) -> np.ndarray:
+def _bytes(rows: np.ndarray, vocabulary: Tokenizer, separate: bool) -> np.ndarray:
     """Bytes of text that the predicted tokens of each row stand for, int64 (rows,)."""
     lengths, end = vocabulary.byte_lengths(), vocabulary.end_of_text
     return np.array([lengths[row[1:][row[:-1] != end] if separate else row[1:]].sum() for row in rows], dtype=np.int64)
@@ -194,10 +196,10 @@ def _named(config: Config) -> str:
     return ", ".join(redacted(corpus.source) for corpus in config.corpus.each())
 
 
-def _vocabulary(config: Config, jobs: list[PartJob], work: Folder) -> Vocabulary:
+def _vocabulary(config: Config, jobs: list[PartJob], work: Folder) -> Tokenizer:
     """The vocabulary, made once; a trained one sees the first millions of characters of the units, shuffled."""
     if not work.exists(TOKENIZER):
-        made = open_vocabulary(config.corpus.tokenizer, _texts(config, jobs), config.corpus.vocab_size)
+        made = open_tokenizer(config.corpus.tokenizer, _texts(config, jobs), config.corpus.vocab_size)
         limit = np.iinfo(config.shards.token_type).max + 1
         if made.size > limit:
             raise ConfigError(
@@ -212,7 +214,7 @@ def _vocabulary(config: Config, jobs: list[PartJob], work: Folder) -> Vocabulary
             texts = itertools.islice(_texts(config, jobs, _CHECKED_A_UNIT), _CHECKED)
             check_byte_counts(made, config.corpus.tokenizer, (text[:_CHECKED_CHARACTERS] for text in texts))
         work.write(TOKENIZER, made.to_json())
-    return open_work_vocabulary(work)
+    return open_work_tokenizer(work)
 
 
 def _texts(config: Config, jobs: list[PartJob], most_a_unit: int | None = None) -> Iterator[str]:
@@ -287,7 +289,7 @@ def _counts(work: Folder, parts: int, plan: Plan) -> dict[str, Any]:
     }
 
 
-def _check_room(sources: list[Source], dataset: Folder) -> None:
+def _check_room(sources: list[CorpusReader], dataset: Folder) -> None:
     """CorpusError before anything is written when a local disk cannot hold it."""
     if not dataset.is_local or not dataset.fs.exists(dataset.path.rsplit("/", 2)[0]):
         return
@@ -321,16 +323,16 @@ def _explained(dataset: Folder) -> Iterator[None]:
         ) from error
 
 
-def open_dataset(url: str) -> tuple[Manifest, Vocabulary]:
+def open_dataset(url: str) -> tuple[Manifest, Tokenizer]:
     """Manifest and vocabulary of a sealed dataset; CorpusError when either cannot be used."""
     dataset = Folder(url)
     manifest, data = load_manifest(dataset), dataset.read(TOKENIZER)
     if (found := digest.of_bytes(data)) != manifest.tokenizer_digest:
         what = f"its bytes changed after sealing; digest expected {manifest.tokenizer_digest}, found {found}"
         raise CorpusError(f"{dataset.where(TOKENIZER)}: {what}; restore the file, or prepare the dataset again")
-    return manifest, Vocabulary.from_json(data.decode())
+    return manifest, Tokenizer.from_json(data.decode())
 
 
-def rows_text(rows: np.ndarray, vocabulary: Vocabulary) -> Iterator[str]:
+def rows_text(rows: np.ndarray, vocabulary: Tokenizer) -> Iterator[str]:
     """Rows of token ids, (rows, length), as text."""
     return (vocabulary.decode(row.tolist()) for row in rows)

@@ -22,7 +22,7 @@ import pyarrow.parquet as pq
 
 from springtide.config.data import CorpusConfig
 from springtide.config.schema import Config
-from springtide.corpus import BANDS, Broken, Source, Unit, Vocabulary, bands, clean
+from springtide.corpus import BANDS, Broken, CorpusReader, Tokenizer, Unit, bands, clean
 from springtide.shards import TOKENIZER
 from springtide.store import Folder
 
@@ -35,7 +35,7 @@ class PartJob:
     """What a process needs to make one part. Picklable."""
 
     number: int
-    source: Source
+    source: CorpusReader
     corpus: CorpusConfig
     """How this source is cleaned."""
     unit: Unit
@@ -62,7 +62,7 @@ def make_part(job: PartJob) -> None:
     """Read, clean, tokenise and write one part; nothing when it is there."""
     if job.done():
         return
-    vocabulary = open_work_vocabulary(job.work)
+    vocabulary = open_work_tokenizer(job.work)
     key = job.config.shards.seed.to_bytes(8, "little")
     counts: collections.Counter[str] = collections.Counter()
     samples: list[dict[str, str]] = []
@@ -108,9 +108,9 @@ def _first_folder(name: str) -> str:
 
 
 @functools.lru_cache(maxsize=1)
-def open_work_vocabulary(work: Folder) -> Vocabulary:
+def open_work_tokenizer(work: Folder) -> Tokenizer:
     """The vocabulary of a prepare; a process that makes many parts reads it once."""
-    return Vocabulary.from_json(work.read(TOKENIZER).decode())
+    return Tokenizer.from_json(work.read(TOKENIZER).decode())
 
 
 def _encode(rows: list[dict[str, Any]], config: Config) -> bytes:

@@ -34,19 +34,19 @@ class Notice(NamedTuple):
     why: str
 
 
-def of_aws(answer: str) -> Notice:
+def parse_aws_notice(answer: str) -> Notice:
     """Of spot/instance-action. ValueError when it is not one."""
     found = _object(answer)
     return Notice(_time(found.get("time")), f"AWS will {_word(found.get('action'))} the spot instance")
 
 
-def of_aws_rebalance(answer: str) -> Notice:
+def parse_aws_rebalance(answer: str) -> Notice:
     """Of the rebalance recommendation, which names no time. ValueError when it is not one."""
     made_s = _time(_object(answer).get("noticeTime"))
     return Notice(made_s + REBALANCE_S, "AWS recommends to rebalance: the spot instance may go")
 
 
-def of_gcp(answer: str, now: float) -> Notice | None:
+def parse_gcp_notice(answer: str, now: float) -> Notice | None:
     """Of instance/preempted. ValueError when it is neither TRUE nor FALSE."""
     match answer.strip():
         case "TRUE":
@@ -57,7 +57,7 @@ def of_gcp(answer: str, now: float) -> Notice | None:
             raise ValueError(f"instance/preempted is {other[:80]!r}, neither TRUE nor FALSE")
 
 
-def of_azure(answer: str, machine: str, now: float) -> Notice | None:
+def parse_azure_notice(answer: str, machine: str, now: float) -> Notice | None:
     """Of scheduledevents: the first that takes ``machine`` away. ValueError when it is not a document of events."""
     events = _object(answer).get("Events")
     if not isinstance(events, list):
@@ -75,7 +75,7 @@ def _takes_away(event: dict[str, Any], machine: str) -> bool:
     return isinstance(kind, str) and kind in _TAKE_AWAY and isinstance(machines, list) and machine in machines
 
 
-def of_file(text: str, written_s: float, now: float) -> Notice | None:
+def parse_notice_file(text: str, written_s: float, now: float) -> Notice | None:
     """Of a file with the seconds that are left; None when that time is past: it was written for another life of the node.
     ValueError when it is no number."""
     left_s = float(text) if text.strip() else FILE_NOTICE_S

@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Collection, Sequence
 from typing import Literal, NamedTuple
 
-from springtide.elastic.cadence import mean_time_to_loss
+from springtide.elastic.save_interval import mean_time_to_loss
 
 _LIKELY = 0.2
 """That another node is lost before this one is: then one restart is for both."""
@@ -70,14 +70,14 @@ class Node(NamedTuple):
         return self.places if self.ready is None else min(self.places, self.ready)
 
 
-class Group(NamedTuple):
+class WorkerGroup(NamedTuple):
     """The workers that train."""
 
     nodes: tuple[str, ...]
     """Of each worker, by rank."""
 
 
-class Prospects(NamedTuple):
+class RestartForecast(NamedTuple):
     """What a restart would cost, and how long its gain could last."""
 
     restart_s: float = 10.0
@@ -87,7 +87,7 @@ class Prospects(NamedTuple):
     """A step, after which a group can leave [s]."""
 
 
-class Memory(NamedTuple):
+class PolicyState(NamedTuple):
     """What a decision leaves for the next."""
 
     usable: frozenset[tuple[str, int]] = frozenset()
@@ -151,8 +151,13 @@ Decision = Stay | Start | Leave | Replace | GiveUp
 
 
 def decide(
-    bounds: Bounds, nodes: Sequence[Node], group: Group | None, prospects: Prospects, memory: Memory, now: float
-) -> tuple[Decision, Memory]:
+    bounds: Bounds,
+    nodes: Sequence[Node],
+    group: WorkerGroup | None,
+    prospects: RestartForecast,
+    memory: PolicyState,
+    now: float,
+) -> tuple[Decision, PolicyState]:
     """The one rule of who trains. ``nodes`` are those alive, ``group`` is None when nobody trains."""
     usable = _usable(nodes)
     here = frozenset([(node.id, node.places) for node in usable])
@@ -169,7 +174,7 @@ def decide(
     return _with_group(bounds, nodes, group, room, prospects, memory, now), memory
 
 
-def following(bounds: Bounds, nodes: Sequence[Node], memory: Memory) -> tuple[str, ...]:
+def following(bounds: Bounds, nodes: Sequence[Node], memory: PolicyState) -> tuple[str, ...]:
     """Where the next group would be, were all its nodes ready: a node for each worker."""
     usable = _usable(nodes)
     return _choose(_room(bounds, usable).size, usable, memory.held)
@@ -193,8 +198,8 @@ def _usable(nodes: Sequence[Node]) -> list[Node]:
 
 
 def _without_group(
-    bounds: Bounds, nodes: Sequence[Node], usable: Sequence[Node], room: _Room, memory: Memory, now: float
-) -> tuple[Decision, Memory]:
+    bounds: Bounds, nodes: Sequence[Node], usable: Sequence[Node], room: _Room, memory: PolicyState, now: float
+) -> tuple[Decision, PolicyState]:
     size = room.size
     if not size:
         lacking_s = now if memory.lacking_s is None else memory.lacking_s
@@ -216,10 +221,10 @@ def _without_group(
 def _with_group(
     bounds: Bounds,
     nodes: Sequence[Node],
-    group: Group,
+    group: WorkerGroup,
     room: _Room,
-    prospects: Prospects,
-    memory: Memory,
+    prospects: RestartForecast,
+    memory: PolicyState,
     now: float,
 ) -> Decision:
     alive = {node.id: node for node in nodes}
@@ -242,7 +247,7 @@ def _with_group(
     return _growth(bounds, workers, room, prospects, memory, now)
 
 
-def _not_yet(bounds: Bounds, room: _Room, memory: Memory, by_s: float, now: float) -> Stay | None:
+def _not_yet(bounds: Bounds, room: _Room, memory: PolicyState, by_s: float, now: float) -> Stay | None:
     """Why not to leave nodes that go before ``by_s``."""
     loss_s = memory.loss_s(bounds, now)
     if not room.size:
@@ -257,12 +262,12 @@ def _not_yet(bounds: Bounds, room: _Room, memory: Memory, by_s: float, now: floa
     return None
 
 
-def _quiet(bounds: Bounds, memory: Memory, now: float) -> bool:
+def _quiet(bounds: Bounds, memory: PolicyState, now: float) -> bool:
     return now - memory.since_s >= bounds.settle_s
 
 
 def _growth(
-    bounds: Bounds, workers: int, room: _Room, prospects: Prospects, memory: Memory, now: float
+    bounds: Bounds, workers: int, room: _Room, prospects: RestartForecast, memory: PolicyState, now: float
 ) -> Stay | Leave:
     if room.size <= workers:
         return Stay(f"{workers} workers train")

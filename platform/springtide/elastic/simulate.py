@@ -16,14 +16,14 @@ from typing import NamedTuple
 from springtide.elastic.policy import (
     Bounds,
     Decision,
-    Group,
     Leave,
-    Memory,
     Node,
-    Prospects,
+    PolicyState,
     Replace,
+    RestartForecast,
     Start,
     Stay,
+    WorkerGroup,
     decide,
 )
 from springtide.elastic.traces import Trace
@@ -51,7 +51,7 @@ class Costs(NamedTuple):
 
 
 @dataclasses.dataclass
-class Outcome:
+class SimulationResult:
     """Of a simulated run, in worker-seconds."""
 
     possible: float = 0.0
@@ -88,16 +88,16 @@ class Simulation:
         self._nodes: dict[str, Node] = {}
         self._ready_at: dict[str, float] = {}
         """Of nodes whose process does not stand yet, the earliest first."""
-        self._memory = Memory()
-        self._group: Group | None = None
+        self._memory = PolicyState()
+        self._group: WorkerGroup | None = None
         self._trains_from = math.inf
         self._unsaved_s = 0.0
         """Trained since the last checkpoint in the store."""
         self._again_s = 0.0
         """To be trained a second time."""
-        self.outcome = Outcome()
+        self.outcome = SimulationResult()
 
-    def run(self) -> Outcome:
+    def run(self) -> SimulationResult:
         """From the beginning of the trace to its end."""
         index = 0
         while self._now < self._end_s:
@@ -142,8 +142,8 @@ class Simulation:
             self._start(decision)
         return self._next_look(decision)
 
-    def _decide(self, group: Group | None) -> Decision:
-        prospects = Prospects(self._costs.restart_s, self._end_s - self._now, self._costs.step_s)
+    def _decide(self, group: WorkerGroup | None) -> Decision:
+        prospects = RestartForecast(self._costs.restart_s, self._end_s - self._now, self._costs.step_s)
         nodes = list(self._nodes.values())
         decision, self._memory = decide(self._bounds, nodes, group, prospects, self._memory, self._now)
         return decision
@@ -153,7 +153,7 @@ class Simulation:
         ready = max((self._ready_at.get(node, self._now) for node in decision.nodes), default=self._now)
         begin = self._now if first else ready
         self._trains_from = begin + (self._costs.first_start_s if first else self._costs.restart_s)
-        self._group = Group(decision.nodes)
+        self._group = WorkerGroup(decision.nodes)
         self.outcome.restarts += not first
 
     def _lose(self, gone: Collection[str]) -> None:
@@ -215,16 +215,16 @@ class Simulation:
 
 def simulate(
     trace: Trace, bounds: Bounds, costs: Costs, warm_ups_s: Mapping[str, float] = MappingProxyType({})
-) -> Outcome:
+) -> SimulationResult:
     """A run of endless work from the beginning of ``trace`` to its end, a worker a node; ``warm_ups_s`` of those nodes where it
     was measured."""
     return Simulation(trace, bounds, costs, warm_ups_s).run()
 
 
-def checkpoint_restart(trace: Trace, bounds: Bounds, every_s: float, restart_s: float) -> Outcome:
+def checkpoint_restart(trace: Trace, bounds: Bounds, every_s: float, restart_s: float) -> SimulationResult:
     """The same with nothing but checkpoints, which cost nothing here: saved every ``every_s``, started anew at every loss on
     all nodes there are, and with the next checkpoint where there are more."""
-    outcome, now, here = Outcome(), 0.0, frozenset[str]()
+    outcome, now, here = SimulationResult(), 0.0, frozenset[str]()
     group, trains_from = frozenset[str](), math.inf
     for time_s, what, nodes in [*_events(trace, 0.0), (trace.end_s, "end", ())]:
         while now < time_s:

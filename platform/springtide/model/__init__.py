@@ -2,7 +2,7 @@
 
 from springtide.model.decoder import (
     Decoder,
-    Past,
+    KVCache,
     build,
     flops_per_token,
     hardware_flops_per_token,
@@ -10,13 +10,13 @@ from springtide.model.decoder import (
     num_parameters,
     skeleton,
 )
-from springtide.model.loss import NOT_PREDICTED
+from springtide.model.loss import IGNORE_INDEX
 from springtide.model.source import find, make, whole
 
 __all__ = [
-    "NOT_PREDICTED",
+    "IGNORE_INDEX",
     "Decoder",
-    "Past",
+    "KVCache",
     "build",
     "find",
     "flops_per_token",

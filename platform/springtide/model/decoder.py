@@ -80,7 +80,7 @@ def documents(tokens_BL: Tensor, separator: int) -> tuple[Tensor, Tensor]:
     return index_L - first_BL, (together_BLL & (index_L[:, None] >= index_L)).unsqueeze(1)
 
 
-class Kept:
+class LayerKVCache:
     """Keys and values of the tokens that a block has seen, (B, K, L, E) each."""
 
     def __init__(self) -> None:
@@ -94,11 +94,11 @@ class Kept:
         return self._seen
 
 
-class Past:
+class KVCache:
     """What a decoder has seen of a text, so that each further token costs a token's work."""
 
     def __init__(self, num_layers: int) -> None:
-        self.blocks = [Kept() for _ in range(num_layers)]
+        self.blocks = [LayerKVCache() for _ in range(num_layers)]
         self._ids_BL: Tensor | None = None
 
     def extended(self, tokens_BL: Tensor) -> Tensor:
@@ -143,7 +143,7 @@ class Attention(nn.Module):
         )
 
     def forward(
-        self, x_BLD: Tensor, cos: Tensor, sin: Tensor, mask_B1LL: Tensor | None = None, kept: Kept | None = None
+        self, x_BLD: Tensor, cos: Tensor, sin: Tensor, mask_B1LL: Tensor | None = None, kept: LayerKVCache | None = None
     ) -> Tensor:
         """(B, L, D) -> (B, L, D); tables as for ``rotate``; without a mask, plainly causal."""
         B, L, _ = x_BLD.shape
@@ -196,7 +196,7 @@ class Block(nn.Module):
         self.ffn = FeedForward(config)
 
     def forward(
-        self, x_BLD: Tensor, cos: Tensor, sin: Tensor, mask_B1LL: Tensor | None = None, kept: Kept | None = None
+        self, x_BLD: Tensor, cos: Tensor, sin: Tensor, mask_B1LL: Tensor | None = None, kept: LayerKVCache | None = None
     ) -> Tensor:
         x_BLD = x_BLD + self.attention(self.attention_norm(x_BLD), cos, sin, mask_B1LL, kept)
         return x_BLD + self.ffn(self.ffn_norm(x_BLD))
@@ -225,7 +225,7 @@ class Decoder(nn.Module):
         self.register_buffer("sin", None, persistent=False)
 
     def forward(
-        self, tokens_BL: Tensor, wanted_BL: Tensor | None = None, z_weight: float = 0.0, past: Past | None = None
+        self, tokens_BL: Tensor, wanted_BL: Tensor | None = None, z_weight: float = 0.0, past: KVCache | None = None
     ) -> Tensor | tuple[Tensor, Tensor]:
         """(B, L) ids -> (B, L, V) logits; or, given the ids that are wanted, what ``head_loss`` makes of them. Ids follow those
         that ``past`` has seen."""
@@ -242,7 +242,7 @@ class Decoder(nn.Module):
             return self.head(x_BLD)
         return head_loss(x_BLD.flatten(0, 1), self.head.weight, wanted_BL.flatten(), z_weight)
 
-    def _places(self, tokens_BL: Tensor, past: Past | None) -> tuple[Tensor, Tensor, Tensor | None]:
+    def _places(self, tokens_BL: Tensor, past: KVCache | None) -> tuple[Tensor, Tensor, Tensor | None]:
         """The rotary tables of the tokens, and whom each may attend to, if that is not all before it."""
         length = tokens_BL.shape[1]
         if past is None and self.separator is None:

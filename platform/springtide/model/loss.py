@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-NOT_PREDICTED = -100
+IGNORE_INDEX = -100
 """In place of an id: the token counts for nothing."""
 _LOGITS_AT_ONCE = {"cpu": 2**22, "cuda": 2**27}
 """Fewer stay in a CPU's caches from one pass to the next, but make thin matrix products."""
@@ -35,7 +35,7 @@ class _HeadLoss(torch.autograd.Function):
         begin = 0
         for part_ND, ids_N in zip(*parts, strict=True):
             logits_NV = (part_ND @ head_VD.T).float()
-            counts_N = ids_N != NOT_PREDICTED
+            counts_N = ids_N != IGNORE_INDEX
             ids_N = ids_N.clamp_min(0)[:, None]
             log_sum_N = logits_NV.logsumexp(-1)
             nats += ((log_sum_N - logits_NV.gather(-1, ids_N)[:, 0]) * counts_N).sum()

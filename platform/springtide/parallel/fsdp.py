@@ -15,10 +15,10 @@ from torch import nn
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 
 from springtide.config.engine import ParallelConfig
+from springtide.dist.world import World
 from springtide.errors import ConfigError, explain
 from springtide.model import Decoder
 from springtide.parallel.compiled import compile_block
-from springtide.parallel.mesh import World
 from springtide.parallel.recompute import recomputed
 
 _TYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16, "fp64": torch.float64}

@@ -1,11 +1,11 @@
 """Token ids -> sealed Parquet shards with a checksummed manifest. Law: a dataset without a manifest does not exist, and
 one with a manifest never changes."""
 
-from springtide.shards.fit import best_fit
-from springtide.shards.group import Rows
 from springtide.shards.manifest import HELDOUT, MANIFEST, TOKENIZER, TRAIN, Manifest, Shard, Split, load_manifest
+from springtide.shards.packing import best_fit
 from springtide.shards.read import SplitReader, check_shard
-from springtide.shards.seal import seal
+from springtide.shards.row_group import Rows
+from springtide.shards.write import write_shard
 
 __all__ = [
     "HELDOUT",
@@ -20,5 +20,5 @@ __all__ = [
     "best_fit",
     "check_shard",
     "load_manifest",
-    "seal",
+    "write_shard",
 ]

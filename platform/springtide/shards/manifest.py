@@ -27,7 +27,7 @@ class _Record(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
 
-class Group(_Record):
+class RowGroup(_Record):
     """One Parquet row group, and where its values lie in the file, so that one ranged read fetches what is needed of it."""
 
     rows: Count
@@ -56,7 +56,7 @@ class Shard(_Record):
     size_bytes: Count
     digest: Digest
     """Of the file."""
-    groups: tuple[Group, ...] = Field(min_length=1)
+    groups: tuple[RowGroup, ...] = Field(min_length=1)
 
 
 class Split(_Record):

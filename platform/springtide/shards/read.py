@@ -11,8 +11,8 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 
 from springtide.errors import CorruptShard
-from springtide.shards.group import GroupView, Rows
-from springtide.shards.manifest import Group, Manifest, Shard
+from springtide.shards.manifest import Manifest, RowGroup, Shard
+from springtide.shards.row_group import RowGroupView, Rows
 from springtide.store import Cache, Folder, digest
 
 _KEPT_BYTES = 256 * 2**20
@@ -29,7 +29,7 @@ class SplitReader:
         shards = manifest.splits[split].shards
         self._places = [(shard, index) for shard in shards for index in range(len(shard.groups))]
         self._ends = np.cumsum([group.rows for shard in shards for group in shard.groups])
-        self._open: dict[int, GroupView] = {}
+        self._open: dict[int, RowGroupView] = {}
         self._checked: set[int] = set()
 
     def read(self, rows: np.ndarray) -> Rows:
@@ -54,7 +54,7 @@ class SplitReader:
         """Have these groups open, and last in the order of use."""
         missing = [group for group in groups if group not in self._open]
         for group, data in zip(missing, self._bytes(missing), strict=True):
-            self._open[group] = GroupView(data, self._group(group), self._manifest.token_type)
+            self._open[group] = RowGroupView(data, self._group(group), self._manifest.token_type)
         for group in groups:
             self._open[group] = self._open.pop(group)
 
@@ -63,7 +63,7 @@ class SplitReader:
         while kept > _KEPT_BYTES:
             kept -= self._open.pop(next(iter(self._open))).num_data_bytes
 
-    def _group(self, number: int) -> Group:
+    def _group(self, number: int) -> RowGroup:
         shard, index = self._places[number]
         return shard.groups[index]
 

@@ -15,9 +15,9 @@ from springtide.config.files import nearest
 from springtide.errors import ConfigError, explain
 from springtide.shards import TRAIN, Manifest, SplitReader, load_manifest
 from springtide.store import Cache, Folder
-from springtide.stream.batches import RankReader
-from springtide.stream.deal import Schedule
+from springtide.stream.mixture import WeightTable
 from springtide.stream.order import Order, corpus_and_row, join
+from springtide.stream.reader import RankReader
 
 
 @dataclasses.dataclass(frozen=True)
@@ -181,7 +181,7 @@ def _check(config: Config, name: str, url: str, manifest: Manifest, first: Manif
         )
 
 
-def _schedule(config: Config, rows: dict[str, int]) -> Schedule:
+def _schedule(config: Config, rows: dict[str, int]) -> WeightTable:
     stream = config.stream
     if not stream.weights:
         return ((0, tuple(float(count) for count in rows.values())),)

@@ -21,9 +21,9 @@ from collections.abc import Callable
 
 import numpy as np
 
-from springtide.config.ramp import Ramp
+from springtide.config.batch_schedule import Ramp
 from springtide.errors import CorpusError, explain
-from springtide.stream.deal import Deal, Schedule
+from springtide.stream.mixture import MixtureSchedule, WeightTable
 from springtide.stream.permute import key, mix, permutation
 
 _CORPUS_SHIFT = np.uint64(48)
@@ -120,7 +120,7 @@ class Order:
     global_batch: int
     lanes: int
     window: int
-    schedule: Schedule = ((0, (1.0,)),)
+    schedule: WeightTable = ((0, (1.0,)),)
     skip: tuple[int, ...] = ()
     """Steps to jump over. These and all others below are steps of the order: they count the skipped ones too."""
     skip_samples: tuple[tuple[int, tuple[int, ...]], ...] = ()
@@ -158,9 +158,9 @@ class Order:
         return Ramp(self.ramp or ((0, self.global_batch),))
 
     @functools.cached_property
-    def _deals(self) -> tuple[Deal, ...]:
+    def _deals(self) -> tuple[MixtureSchedule, ...]:
         """One for each piece of the ramp: a step's slots are evenly spaced whatever their number."""
-        return tuple(Deal(rows, self.schedule) for _, rows in self._ramp.pieces)
+        return tuple(MixtureSchedule(rows, self.schedule) for _, rows in self._ramp.pieces)
 
     @functools.cached_property
     def _corpora(self) -> tuple[CorpusOrder, ...]:

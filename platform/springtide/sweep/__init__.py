@@ -1,5 +1,6 @@
 """A space, a trial, a verdict. Law: no Ray here; a space is checked against the config's own types before anything runs."""
 
+from springtide.sweep.expected_improvement import expected_improvement
 from springtide.sweep.population import (
     POINTS,
     Generation,
@@ -10,34 +11,32 @@ from springtide.sweep.population import (
     shares,
     turned,
 )
-from springtide.sweep.search import SEARCHES, Listed, Search, draw, grid_points, random_points, search_of
+from springtide.sweep.rank import Finalist, SweepResult, finalists, rank_trials, words
+from springtide.sweep.search import SEARCHES, PointList, Search, draw, grid_points, random_points, search_of
 from springtide.sweep.space import Budget, Point, Range, Sweep, applied, read, read_file, read_space
-from springtide.sweep.trial import Outcome, Rung, member_config, name_of, number_of, other_seed, trial_config
-from springtide.sweep.verdict import Final, Verdict, finalists, judge, words
-from springtide.sweep.worth import expected_gain
+from springtide.sweep.trial import Rung, TrialOutcome, member_config, name_of, number_of, other_seed, trial_config
 
 __all__ = [
     "POINTS",
     "SEARCHES",
     "Budget",
-    "Final",
+    "Finalist",
     "Generation",
-    "Listed",
-    "Outcome",
     "Point",
+    "PointList",
     "Range",
     "Rung",
     "Search",
     "Sweep",
-    "Verdict",
+    "SweepResult",
+    "TrialOutcome",
     "applied",
     "check_population",
     "clamped",
     "draw",
-    "expected_gain",
+    "expected_improvement",
     "finalists",
     "grid_points",
-    "judge",
     "lineage_of",
     "member_config",
     "name_of",
@@ -45,6 +44,7 @@ __all__ = [
     "other_seed",
     "point_at",
     "random_points",
+    "rank_trials",
     "read",
     "read_file",
     "read_space",

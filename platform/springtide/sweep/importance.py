@@ -7,9 +7,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from springtide.sweep.axis import fences
+from springtide.report.axis import fences
 from springtide.sweep.space import Budget, Sweep
-from springtide.sweep.trial import Outcome
+from springtide.sweep.trial import TrialOutcome
 
 _NEARLY_ALL = 0.9
 """Of the trials with values: as many must have reached a rung for trials to be compared there."""
@@ -18,7 +18,7 @@ _REACH = 1.5
 _TREES, _SHUFFLES, _SEED = 100, 20, 0
 
 
-def importance(sweep: Sweep, outcomes: Sequence[Outcome]) -> dict[str, float]:
+def importance(sweep: Sweep, outcomes: Sequence[TrialOutcome]) -> dict[str, float]:
     """The share of the objective's variance that each field explains, from 0 to 1, in the order of the space.
 
     A random forest learns the objective from the points; what a field is worth is how much is lost when its values are
@@ -60,7 +60,7 @@ def importance(sweep: Sweep, outcomes: Sequence[Outcome]) -> dict[str, float]:
     return {each.field: float(share) for each, share in zip(sweep.space, shares, strict=True)}
 
 
-def comparable(budget: Budget, outcomes: Sequence[Outcome]) -> dict[int, float]:
+def comparable(budget: Budget, outcomes: Sequence[TrialOutcome]) -> dict[int, float]:
     """Trial number -> the objective at the last rung that nearly all trials with values reached; trials that have a finite
     one there."""
     valued = {one.number: _by_rung(budget, one) for one in outcomes}
@@ -72,7 +72,7 @@ def comparable(budget: Budget, outcomes: Sequence[Outcome]) -> dict[int, float]:
     return {}
 
 
-def _by_rung(budget: Budget, one: Outcome) -> dict[int, float]:
+def _by_rung(budget: Budget, one: TrialOutcome) -> dict[int, float]:
     """Rung -> finite value. By tokens: where batches differ in size so do the steps of a rung, and it falls between steps."""
     apart = budget.tokens_per_trial / budget.rungs
     return {round(each.tokens / apart): each.value for each in one.rungs if math.isfinite(each.value)}

@@ -41,10 +41,10 @@ def search_of(name: str, sweep: Sweep, base: Config, seed: int, known: Sequence[
         raise ConfigError(explain("--search", name, "is not known", configs.nearest(name, SEARCHES)))
     if name == "tpe":
         return Tpe(sweep, base, seed, known)
-    return Listed(random_points(sweep, base, seed) if name == "random" else grid_points(sweep, base))
+    return PointList(random_points(sweep, base, seed) if name == "random" else grid_points(sweep, base))
 
 
-class Listed:
+class PointList:
     """Points that are known beforehand."""
 
     def __init__(self, points: Sequence[Point], first: int = 0) -> None:

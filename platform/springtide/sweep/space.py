@@ -82,7 +82,7 @@ class Budget:
     """Of the objective, for a dollar, or a worker-hour where no price is set: no trial is begun that promises less."""
 
 
-class Beside(NamedTuple):
+class SecondaryObjective(NamedTuple):
     """A second objective."""
 
     metric: str
@@ -99,7 +99,7 @@ class Sweep:
     budget: Budget
     where: Callable[[Point], bool] | None = None
     """Which points to try, where not all."""
-    beside: Beside | None = None
+    beside: SecondaryObjective | None = None
     """What is weighed against the objective; schedulers do not see it."""
 
     @property
@@ -160,7 +160,7 @@ def read(table: Mapping[str, Any], base: Config) -> Sweep:
     metric, mode = _objective("OBJECTIVE", table["OBJECTIVE"], METRICS)
     beside = table["OBJECTIVE"].get("beside")
     if beside is not None:
-        beside = Beside(*_objective("OBJECTIVE.beside", beside, COSTS))
+        beside = SecondaryObjective(*_objective("OBJECTIVE.beside", beside, COSTS))
     return Sweep(tuple(space), metric, mode, read_budget(table["BUDGET"], base), table.get("WHERE"), beside)
 
 

@@ -53,7 +53,7 @@ class Rung:
 
 
 @dataclasses.dataclass(frozen=True)
-class Outcome:
+class TrialOutcome:
     """What became of a trial."""
 
     number: int

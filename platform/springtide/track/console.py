@@ -13,8 +13,7 @@ from rich.progress import BarColumn, Progress, TextColumn
 from rich.text import Text
 
 from springtide.errors import redacted
-from springtide.track.events import (
-    CadenceSet,
+from springtide.events import (
     Decided,
     Evaluated,
     Event,
@@ -27,8 +26,9 @@ from springtide.track.events import (
     Sampled,
     Saved,
     SaveFailed,
+    SaveIntervalChanged,
     SaveSkipped,
-    SnapshotsSet,
+    SnapshotIntervalChanged,
     Spiked,
     Started,
     StepDone,
@@ -37,7 +37,7 @@ from springtide.track.events import (
     Waited,
     Warned,
 )
-from springtide.track.metrics import utilisation
+from springtide.events.metrics import utilisation
 
 _PLAIN_EVERY_S = 10.0
 _PLAIN_PARTS = 20
@@ -140,9 +140,9 @@ def describe(event: Event) -> str:
             return f"step {event.step}: WARNING: {event.reason}"
         case SaveSkipped():
             return f"step {event.step}: save left out: {event.reason}"
-        case CadenceSet():
+        case SaveIntervalChanged():
             return f"step {event.step}: saving every {event.every_s:.0f} s: {event.reason}"
-        case SnapshotsSet():
+        case SnapshotIntervalChanged():
             often = f"every {event.every_steps} steps" if event.every_steps else "NO MORE"
             return f"step {event.step}: snapshots in memory {often}: {event.reason}"
         case Spiked():

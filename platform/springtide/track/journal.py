@@ -24,8 +24,8 @@ from collections.abc import Callable, Iterator
 from typing import Any, Self
 
 from springtide.errors import redacted
+from springtide.events import Event, StepDone, event, record
 from springtide.store import Folder
-from springtide.track.events import Event, StepDone, event, record
 from springtide.track.segments import Segment, Segments, Spool, listed, name_of
 
 _SEGMENT_LINES = 10_000

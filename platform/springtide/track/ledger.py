@@ -14,8 +14,7 @@ import statistics
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from springtide.track.events import (
-    CadenceSet,
+from springtide.events import (
     Decided,
     Evaluated,
     Event,
@@ -27,8 +26,9 @@ from springtide.track.events import (
     RolledBack,
     Saved,
     SaveFailed,
+    SaveIntervalChanged,
     SaveSkipped,
-    SnapshotsSet,
+    SnapshotIntervalChanged,
     Started,
     StepDone,
     Straggling,
@@ -112,7 +112,7 @@ class Prices(NamedTuple):
 _FREE = Prices()
 
 
-class _Book:
+class _LedgerBuilder:
     def __init__(self, prices: Prices) -> None:
         self.spent = dict.fromkeys(KINDS, 0.0)
         self.dollars = dict.fromkeys(KINDS, 0.0)
@@ -161,8 +161,8 @@ class _Book:
                 Saved()
                 | SaveFailed()
                 | SaveSkipped()
-                | CadenceSet()
-                | SnapshotsSet()
+                | SaveIntervalChanged()
+                | SnapshotIntervalChanged()
                 | Waited()
                 | Rejected()
                 | Profiled()
@@ -241,7 +241,7 @@ class _Book:
 
 def ledger(events: Sequence[Event], prices: Prices = _FREE) -> Ledger:
     """The ledger of the events of a run."""
-    book = _Book(prices)
+    book = _LedgerBuilder(prices)
     attempt = -1
     for event in sorted(events, key=lambda event: (event.attempt, event.time_s)):
         if event.attempt != attempt:

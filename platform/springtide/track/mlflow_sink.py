@@ -17,9 +17,9 @@ from typing import Any, Self
 
 from springtide.config import Config, fingerprint, flatten, redact
 from springtide.errors import redacted
+from springtide.events import Evaluated, Event, Rejected, StepDone, Stopped
+from springtide.events.metrics import EVAL_METRICS, STEP_METRICS
 from springtide.store import Folder
-from springtide.track.events import Evaluated, Event, Rejected, StepDone, Stopped
-from springtide.track.metrics import EVAL_METRICS, STEP_METRICS
 
 RUN_FILE = "mlflow.json"
 OFF = "off"

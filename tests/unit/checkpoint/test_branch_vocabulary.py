@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 from springtide import config as configs
-from springtide.checkpoint import attempts, branch
-from springtide.checkpoint.layout import Meta
+from springtide.checkpoint import branch, leases
+from springtide.checkpoint.commit import CommitJob, PieceWriter
+from springtide.checkpoint.format import Meta
 from springtide.checkpoint.retention import Rule
-from springtide.checkpoint.write import Job, Writer
 from springtide.config import Config
 from springtide.dataset import prepare
 from springtide.errors import ConfigError
@@ -30,8 +30,8 @@ def trunk(tiny: Config) -> str:
         config_fingerprint="c",
         tokenizer_digest=data.tokenizer_digest,
     )
-    job = Job(run.url, attempts.claim(run, "me").number, 0, meta, tiny.model_dump(mode="json"), [], Rule(3))
-    Writer(run).write(job, lambda _: memoryview(b""), lambda: False)
+    job = CommitJob(run.url, leases.claim(run, "me").number, 0, meta, tiny.model_dump(mode="json"), [], Rule(3))
+    PieceWriter(run).write(job, lambda _: memoryview(b""), lambda: False)
     return run.url
 
 

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from springtide.checkpoint import attempts
+from springtide.checkpoint import leases
+from springtide.checkpoint.commit import CommitJob, PieceWriter
+from springtide.checkpoint.format import COMMITTED, FORMAT, Meta, StagedPiece, checkpoints, read_index, read_manifest
 from springtide.checkpoint.inspect import inspect
-from springtide.checkpoint.layout import COMMITTED, FORMAT, Meta, Staged, checkpoints, read_index, read_manifest
 from springtide.checkpoint.retention import Rule
-from springtide.checkpoint.write import Job, Writer
 from springtide.errors import CheckpointError
 from springtide.store import Folder, digest
 
@@ -24,14 +24,14 @@ DATA = bytes(range(96))
 def run(tmp_path: Path) -> Folder:
     """A run with one checkpoint of two tensors."""
     folder = Folder(tmp_path / "run")
-    number = attempts.claim(folder, "me").number
+    number = leases.claim(folder, "me").number
     meta = Meta(step=5, tokens=5, world_size=1, order_identity="o", config_fingerprint="c", tokenizer_digest="f" * 32)
     pieces = [
-        Staged("model/a", "F32", (4, 4), (0, 0), (4, 4), 0, 64),
-        Staged("model/b", "BF16", (16,), (0,), (16,), 64, 32),
+        StagedPiece("model/a", "F32", (4, 4), (0, 0), (4, 4), 0, 64),
+        StagedPiece("model/b", "BF16", (16,), (0,), (16,), 64, 32),
     ]
-    job = Job(folder.url, number, 0, meta, {}, pieces, Rule(3))
-    Writer(folder).write(job, lambda staged: memoryview(DATA)[staged.begin :][: staged.size_bytes], lambda: False)
+    job = CommitJob(folder.url, number, 0, meta, {}, pieces, Rule(3))
+    PieceWriter(folder).write(job, lambda staged: memoryview(DATA)[staged.begin :][: staged.size_bytes], lambda: False)
     return folder
 
 

@@ -9,9 +9,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from springtide.checkpoint.layout import Meta, Snapshot, file_of
-from springtide.checkpoint.memory import Memory, restore_from_memory
-from springtide.checkpoint.stage import Stage
+from springtide.checkpoint.format import Meta, Snapshot, file_of
+from springtide.checkpoint.snapshots import Snapshotter, restore_from_snapshots
+from springtide.checkpoint.staging import StagingBuffer
 from springtide.checkpoint.tensors import named_tensors
 from springtide.store import Folder
 
@@ -20,10 +20,10 @@ class Here:
     """A keeper in this process."""
 
     def __init__(self) -> None:
-        self.kept: list[tuple[Snapshot, Stage, int]] = []
+        self.kept: list[tuple[Snapshot, StagingBuffer, int]] = []
         self.forgot: list[tuple[int, tuple[int, int] | None]] = []
 
-    def keep(self, snapshot: Snapshot, stage: Stage, needed_from: int) -> int:
+    def keep(self, snapshot: Snapshot, stage: StagingBuffer, needed_from: int) -> int:
         self.kept.append((snapshot, stage, needed_from))
         return len(self.kept)
 
@@ -62,7 +62,7 @@ def meta(step: int) -> Meta:
     return Meta(step=step, tokens=step, world_size=1, order_identity="o", config_fingerprint="c")
 
 
-def take(memory: Memory, state: tuple[nn.Module, torch.optim.Optimizer], step: int) -> None:
+def take(memory: Snapshotter, state: tuple[nn.Module, torch.optim.Optimizer], step: int) -> None:
     memory.begin(named_tensors(*state), meta(step))
     memory.staged()
     while memory.busy():
@@ -71,7 +71,7 @@ def take(memory: Memory, state: tuple[nn.Module, torch.optim.Optimizer], step: i
 
 def test_older_attempts_are_needed_until_a_snapshot_of_this_one_is_safe(tmp_path: Any) -> None:
     keeper, state = Here(), trained()
-    memory = Memory(keeper, attempt=3, rank=0, world_size=1, stage_in="/dev/shm")
+    memory = Snapshotter(keeper, attempt=3, rank=0, world_size=1, stage_in="/dev/shm")
     for step in (1, 2, 3):
         take(memory, state, step)
     assert [needed_from for _, _, needed_from in keeper.kept] == [0, 3, 3]
@@ -81,10 +81,10 @@ def test_older_attempts_are_needed_until_a_snapshot_of_this_one_is_safe(tmp_path
 
 def test_when_all_have_restored_a_snapshot_it_alone_is_kept(tmp_path: Any) -> None:
     keeper, state, fresh = Here(), trained(), trained()
-    memory = Memory(keeper, attempt=3, rank=0, world_size=1, stage_in="/dev/shm")
+    memory = Snapshotter(keeper, attempt=3, rank=0, world_size=1, stage_in="/dev/shm")
     take(memory, state, 7)
     run = Folder(str(tmp_path))
-    found = restore_from_memory(run, keeper, *fresh, lambda step: "o")
+    found = restore_from_snapshots(run, keeper, *fresh, lambda step: "o")
     assert found is not None
     assert found.meta.step == 7
     assert all(map(torch.equal, fresh[0].parameters(), state[0].parameters()))
@@ -95,7 +95,7 @@ def test_when_all_have_restored_a_snapshot_it_alone_is_kept(tmp_path: Any) -> No
 def test_a_rank_that_is_cut_off_while_it_copies_marks_nothing_whole() -> None:
     """What was copied may be what an aborted collective left in the weights."""
     keeper, cut = Here(), [False]
-    memory = Memory(keeper, 1, 0, 1, "/dev/shm", lambda: cut[0])
+    memory = Snapshotter(keeper, 1, 0, 1, "/dev/shm", lambda: cut[0])
     take(memory, trained(), 1)
     cut[0] = True
     take(memory, trained(), 2)

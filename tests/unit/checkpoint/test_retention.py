@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from springtide.checkpoint.layout import ABANDONED, COMMITTED, QUARANTINED, name_of
+from springtide.checkpoint.format import ABANDONED, COMMITTED, QUARANTINED, name_of
 from springtide.checkpoint.retention import Found, Rule, being_read, garbage, kept, note_reader
 from springtide.store import Folder
 

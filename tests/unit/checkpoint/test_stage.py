@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from springtide.checkpoint.layout import MARK_BYTES, NO_STEP
-from springtide.checkpoint.stage import Layout, Stage
+from springtide.checkpoint.format import MARK_BYTES, NO_STEP
+from springtide.checkpoint.staging import StagingBuffer, StagingPlan
 from springtide.checkpoint.tensors import named_tensors
 from springtide.errors import CheckpointError
 
@@ -32,11 +32,11 @@ def tensors(device: str) -> dict[str, torch.Tensor]:
 def test_what_is_staged_is_the_state_of_then(device: str) -> None:
     if device == "cuda" and not torch.cuda.is_available():
         pytest.skip("needs a GPU")
-    state, layout = tensors(device), Layout(0, 1)
+    state, layout = tensors(device), StagingPlan(0, 1)
     expected = {name: tensor.clone() for name, tensor in state.items()}
     mine = layout.of(state)
     assert mine.keys() == state.keys()
-    stage = Stage("/dev/shm", layout.size_bytes)
+    stage = StagingBuffer("/dev/shm", layout.size_bytes)
     for _ in range(3):
         stage.mark(NO_STEP)
         stage.copy(mine, layout.pieces)
@@ -64,7 +64,7 @@ def test_a_stage_that_is_too_large_is_an_error_at_once_and_leaves_nothing(tmp_pa
     free = os.statvfs("/dev/shm")
     before = set(os.listdir("/dev/shm"))
     with pytest.raises(OSError, match="No space left"):
-        Stage("/dev/shm", free.f_bavail * free.f_frsize + 2**30)
+        StagingBuffer("/dev/shm", free.f_bavail * free.f_frsize + 2**30)
     assert set(os.listdir("/dev/shm")) == before
 
 

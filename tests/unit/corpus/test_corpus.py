@@ -16,17 +16,17 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from springtide.config.data import CorpusConfig
-from springtide.corpus import Broken, Document, Source, Vocabulary, clean, open_source, open_vocabulary, sources
-from springtide.corpus.vocabulary import bytes_vocabulary, train_bpe
+from springtide.corpus import Broken, CorpusReader, Document, Tokenizer, clean, open_source, open_tokenizer, sources
+from springtide.corpus.tokenizer import byte_tokenizer, train_bpe
 from springtide.errors import ConfigError, CorpusError
 from springtide.store import Folder
 
 BPE = train_bpe(["def one(two): return three\n" * 20, "class Four:\n    pass\n" * 20], 300)
-BYTES = bytes_vocabulary()
+BYTES = byte_tokenizer()
 
 
 @given(st.text(), st.sampled_from([BPE, BYTES]))
-def test_text_comes_back_and_every_byte_is_accounted_for(text: str, vocabulary: Vocabulary) -> None:
+def test_text_comes_back_and_every_byte_is_accounted_for(text: str, vocabulary: Tokenizer) -> None:
     [ids] = vocabulary.encode([text])
     assert ids[-1] == vocabulary.end_of_text
     assert vocabulary.decode(ids.tolist()) == text
@@ -35,15 +35,15 @@ def test_text_comes_back_and_every_byte_is_accounted_for(text: str, vocabulary: 
 
 def test_a_byte_vocabulary_has_257_ids() -> None:
     assert BYTES.size == 257
-    assert Vocabulary.from_json(BYTES.to_json()).size == 257
+    assert Tokenizer.from_json(BYTES.to_json()).size == 257
 
 
 def test_a_vocabulary_survives_its_file(tmp_path: Path) -> None:
     (tmp_path / "tokenizer.json").write_text(BPE.to_json())
-    again = open_vocabulary(str(tmp_path / "tokenizer.json"), [], 0)
+    again = open_tokenizer(str(tmp_path / "tokenizer.json"), [], 0)
     assert again.tokenizer.get_vocab() == BPE.tokenizer.get_vocab()
     with pytest.raises(ConfigError, match="neither 'bpe' nor 'bytes' nor 'tiktoken:NAME' nor a file"):
-        open_vocabulary("bqe", [], 300)
+        open_tokenizer("bqe", [], 300)
 
 
 def test_sources_are_folders_files_and_globs(tmp_path: Path) -> None:
@@ -92,7 +92,7 @@ def test_each_line_is_read_by_one_unit(texts: list[str], unit_bytes: int) -> Non
     folder.write("a.jsonl", "".join(json.dumps({"text": text}, ensure_ascii=False) + "\n" for text in texts))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sources, "_UNIT_BYTES", unit_bytes)
-        source = Source(folder, ("a.jsonl",))
+        source = CorpusReader(folder, ("a.jsonl",))
         assert [document.text for document in source.documents()] == texts
         assert len(source.units()) == -(-folder.size("a.jsonl") // unit_bytes)
     folder.remove()

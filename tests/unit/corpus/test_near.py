@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from springtide.corpus.near import BANDS, BINS, SHINGLE, _minima, bands, clusters, recall
+from springtide.corpus.near_duplicates import BANDS, BINS, SHINGLE, _minima, bands, clusters, recall
 
 
 def edited(ids: np.ndarray, share: float, rng: np.random.Generator) -> np.ndarray:

@@ -15,7 +15,7 @@ import tiktoken_ext.openai_public
 from hypothesis import given
 from hypothesis import strategies as st
 
-from springtide.corpus import Vocabulary, open_vocabulary
+from springtide.corpus import Tokenizer, open_tokenizer
 from springtide.errors import ConfigError
 
 # the pattern of cl100k_base, over GPT-2's ranks: its own would have to be downloaded
@@ -36,7 +36,7 @@ def gpt2_ranks() -> dict[bytes, int]:
 
 
 @pytest.fixture(scope="module", params=["gpt2", "cl100k"])
-def both(request: pytest.FixtureRequest) -> tuple[tiktoken.Encoding, Vocabulary]:
+def both(request: pytest.FixtureRequest) -> tuple[tiktoken.Encoding, Tokenizer]:
     """An encoding as a plugin of tiktoken, and what we make of it."""
     name = f"springtide_{request.param}"
     arguments = {
@@ -49,7 +49,7 @@ def both(request: pytest.FixtureRequest) -> tuple[tiktoken.Encoding, Vocabulary]
     sys.modules[plugin.__name__] = plugin
     tiktoken.registry._find_constructors()
     tiktoken.registry.ENCODING_CONSTRUCTORS.update(plugin.ENCODING_CONSTRUCTORS)  # type: ignore[union-attr]
-    return tiktoken.get_encoding(name), open_vocabulary(f"tiktoken:{name}", [], 0)
+    return tiktoken.get_encoding(name), open_tokenizer(f"tiktoken:{name}", [], 0)
 
 
 PIECES = ["don't ", "I'LL", " 12345", "\n\n", "  \n", "\r\n x", " ...", "<|endoftext|>", "naïve", "🦆🦆"]
@@ -61,24 +61,24 @@ TEXTS = st.one_of(
 
 
 @given(TEXTS)
-def test_ids_are_tiktokens(both: tuple[tiktoken.Encoding, Vocabulary], text: str) -> None:
+def test_ids_are_tiktokens(both: tuple[tiktoken.Encoding, Tokenizer], text: str) -> None:
     theirs, ours = both
     (ids,) = ours.encode([text])
     assert ids.tolist() == [*theirs.encode_ordinary(text), theirs.eot_token]
     assert ours.decode(ids.tolist()) == text
 
 
-def test_a_real_text_is_the_same(both: tuple[tiktoken.Encoding, Vocabulary]) -> None:
+def test_a_real_text_is_the_same(both: tuple[tiktoken.Encoding, Tokenizer]) -> None:
     theirs, ours = both
     text = Path(tiktoken_ext.openai_public.__file__).read_text() + Path(json.__file__).read_text()
     (ids,) = ours.encode([text])
     assert ids.tolist()[:-1] == theirs.encode_ordinary(text)
 
 
-def test_an_id_that_is_left_out_counts_for_the_size(both: tuple[tiktoken.Encoding, Vocabulary]) -> None:
+def test_an_id_that_is_left_out_counts_for_the_size(both: tuple[tiktoken.Encoding, Tokenizer]) -> None:
     _, ours = both
     assert (ours.end_of_text, ours.size) == (50_257, 50_258)
-    assert Vocabulary.from_json(ours.to_json()).size == ours.size
+    assert Tokenizer.from_json(ours.to_json()).size == ours.size
     assert ours.byte_lengths().shape == (ours.size,)
     assert ours.byte_lengths()[50_256] == 0
 
@@ -87,4 +87,4 @@ def test_an_encoding_nobody_knows_is_refused() -> None:
     with pytest.raises(
         ConfigError, match=r"corpus\.tokenizer = 'tiktoken:gpt7': cannot be opened .*TIKTOKEN_CACHE_DIR"
     ):
-        open_vocabulary("tiktoken:gpt7", [], 0)
+        open_tokenizer("tiktoken:gpt7", [], 0)

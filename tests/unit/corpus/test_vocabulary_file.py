@@ -6,17 +6,18 @@ import logging
 from pathlib import Path
 
 import pytest
+import tokenizers
 from hypothesis import given
 from hypothesis import strategies as st
-from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers
+from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers
 
-from springtide.corpus import Vocabulary, check_byte_counts, open_vocabulary
-from springtide.corpus.vocabulary import train_bpe
+from springtide.corpus import Tokenizer, check_byte_counts, open_tokenizer
+from springtide.corpus.tokenizer import train_bpe
 
 TEXTS = ["def one(two): return three\n" * 20, "class Four:\n    pass\n" * 20]
 
 
-def saved(tokenizer: Tokenizer, folder: Path) -> str:
+def saved(tokenizer: tokenizers.Tokenizer, folder: Path) -> str:
     """The path of its file."""
     tokenizer.save(str(folder / "tokenizer.json"))
     return str(folder / "tokenizer.json")
@@ -27,27 +28,27 @@ def test_a_file_that_cuts_or_pads_texts_gives_whole_documents_and_says_so(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, what: str
 ) -> None:
     plain = train_bpe(TEXTS, 300)
-    changed = Tokenizer.from_str(plain.to_json())
+    changed = tokenizers.Tokenizer.from_str(plain.to_json())
     if what == "truncation":
         changed.enable_truncation(16)
     else:
         changed.enable_padding(length=64)
     with caplog.at_level(logging.WARNING):
-        vocabulary = open_vocabulary(saved(changed, tmp_path), [], 0)
+        vocabulary = open_tokenizer(saved(changed, tmp_path), [], 0)
     texts = ["one two " * 250, "one"]
     for found, expected in zip(vocabulary.encode(texts), plain.encode(texts), strict=True):
         assert found.tolist() == expected.tolist()
     assert f"has {what} set" in caplog.text
-    assert Vocabulary.from_json(vocabulary.to_json()).to_json() == plain.to_json()
+    assert Tokenizer.from_json(vocabulary.to_json()).to_json() == plain.to_json()
 
 
-def byte_fallback(prefix: bool) -> Tokenizer:
+def byte_fallback(prefix: bool) -> tokenizers.Tokenizer:
     """SentencePiece and byte fallback: as Llama 2's with a space before each text, or as Gemma's with added tokens."""
     words = ["\u2581", "a", "b", "c", "d", "\u00fc", "\u2581\u2581"]
     pieces = {f"<0x{byte:02X}>": byte for byte in range(256)}
     pieces |= {piece: number for number, piece in enumerate(words, start=256)}
     model = models.BPE(vocab=pieces, merges=[("\u2581", "\u2581")], byte_fallback=True, fuse_unk=True)
-    tokenizer = Tokenizer(model)
+    tokenizer = tokenizers.Tokenizer(model)
     spaces, steps = normalizers.Replace(" ", "\u2581"), [decoders.Replace("\u2581", " "), decoders.ByteFallback()]
     tokenizer.normalizer = normalizers.Sequence([normalizers.Prepend("\u2581"), spaces]) if prefix else spaces
     tokenizer.decoder = decoders.Sequence([*steps, decoders.Fuse(), *([decoders.Strip(" ", 1, 0)] if prefix else [])])
@@ -57,7 +58,7 @@ def byte_fallback(prefix: bool) -> Tokenizer:
     return tokenizer
 
 
-def byte_level() -> Tokenizer:
+def byte_level() -> tokenizers.Tokenizer:
     """As GPT-NeoX's: runs of spaces added as tokens that are not special."""
     tokenizer = train_bpe(TEXTS, 300).tokenizer
     tokenizer.add_tokens([AddedToken(" " * width, normalized=True) for width in range(2, 12)])
@@ -65,7 +66,7 @@ def byte_level() -> Tokenizer:
     return tokenizer
 
 
-LLAMA, GEMMA, LEVEL = Vocabulary(byte_fallback(True)), Vocabulary(byte_fallback(False)), Vocabulary(byte_level())
+LLAMA, GEMMA, LEVEL = Tokenizer(byte_fallback(True)), Tokenizer(byte_fallback(False)), Tokenizer(byte_level())
 
 
 @given(
@@ -101,7 +102,7 @@ def test_counts_that_are_right_are_not_spoken_of(caplog: pytest.LogCaptureFixtur
 
 
 def test_a_vocabulary_whose_counts_are_off_is_told(caplog: pytest.LogCaptureFixture) -> None:
-    words = Tokenizer(models.WordLevel({"one": 0, "two": 1, "?": 2, "</s>": 3}, unk_token="?"))
+    words = tokenizers.Tokenizer(models.WordLevel({"one": 0, "two": 1, "?": 2, "</s>": 3}, unk_token="?"))
     words.pre_tokenizer = pre_tokenizers.Whitespace()
     lower = train_bpe(TEXTS, 300).tokenizer
     lower.normalizer = normalizers.Sequence([normalizers.NFC(), normalizers.StripAccents()])
@@ -109,6 +110,6 @@ def test_a_vocabulary_whose_counts_are_off_is_told(caplog: pytest.LogCaptureFixt
     for tokenizer, counted, normalizer in ((words, 11, "it has none"), (lower, 21, "NFC, StripAccents")):
         caplog.clear()
         with caplog.at_level(logging.WARNING):
-            check_byte_counts(Vocabulary(tokenizer), "here/tokenizer.json", texts)
+            check_byte_counts(Tokenizer(tokenizer), "here/tokenizer.json", texts)
         assert f"corpus.tokenizer = 'here/tokenizer.json': counts {counted} bytes for the 22 of" in caplog.text
         assert normalizer in caplog.text

@@ -21,7 +21,7 @@ import pytest
 
 from springtide import config as configs
 from springtide.config import Config
-from springtide.corpus import Source, open_source, open_vocabulary, sources
+from springtide.corpus import CorpusReader, open_source, open_tokenizer, sources
 from springtide.dataset import open_dataset, prepare
 from springtide.errors import ConfigError, CorpusError
 from springtide.shards import HELDOUT, TRAIN, SplitReader, check_shard
@@ -106,7 +106,7 @@ def test_a_vocabulary_that_counts_other_bytes_than_the_text_has_is_told(
 
     write_corpus(tmp_path / "text", documents=40)
     (tmp_path / "text" / "0000.txt").write_text("caf\u00e9 " * 90)
-    plain = open_vocabulary("bytes", [], 0).to_json()
+    plain = open_tokenizer("bytes", [], 0).to_json()
     for strips in (False, True):
         tokenizer, path = Tokenizer.from_str(plain), tmp_path / f"{strips}.json"
         if strips:
@@ -276,7 +276,7 @@ def test_too_little_room_is_said_before_anything_is_written(tmp_path: Path, monk
 def test_units_of_a_source_cover_every_file_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_corpus(tmp_path, 50)
     monkeypatch.setattr(sources, "_UNIT_FILES", 7)
-    source: Source = open_source(str(tmp_path))
+    source: CorpusReader = open_source(str(tmp_path))
     units = source.units()
     assert [name for unit in units for name in unit.names] == list(source.names)
     assert max(len(unit.names) for unit in units) == 7

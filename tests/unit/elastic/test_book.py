@@ -7,28 +7,28 @@ import math
 from hypothesis import given
 from hypothesis import strategies as st
 
-from springtide.elastic.book import Claim, allot
+from springtide.elastic.allocation import ResourceRequest, allocate
 
 PLACES = st.dictionaries(st.sampled_from("abcdefgh"), st.integers(0, 4), min_size=1)
 
 
 @st.composite
-def claims(draw: st.DrawFn) -> list[Claim]:
+def claims(draw: st.DrawFn) -> list[ResourceRequest]:
     found = []
     for number in range(draw(st.integers(1, 6))):
         least = draw(st.integers(1, 3))
         promise = draw(st.one_of(st.just(-math.inf), st.integers(-3, 3).map(float)))
         weight = draw(st.sampled_from([0.5, 1.0, 2.0]))
-        found.append(Claim(f"run-{number}", least, least + draw(st.integers(0, 4)), weight, 1, promise))
+        found.append(ResourceRequest(f"run-{number}", least, least + draw(st.integers(0, 4)), weight, 1, promise))
     return found
 
 
 @given(PLACES, claims(), PLACES)
 def test_nobody_gets_too_much_or_too_little_and_nothing_is_dealt_twice(
-    places: dict[str, int], wanted: list[Claim], before: dict[str, int]
+    places: dict[str, int], wanted: list[ResourceRequest], before: dict[str, int]
 ) -> None:
-    held = allot(before, wanted, {})
-    shares = allot(places, wanted, held)
+    held = allocate(before, wanted, {})
+    shares = allocate(places, wanted, held)
     for claim in wanted:
         size = sum(shares[claim.holder].values())
         assert size == 0 or claim.min_workers <= size <= claim.max_workers
@@ -41,40 +41,44 @@ def test_nobody_gets_too_much_or_too_little_and_nothing_is_dealt_twice(
 
 
 @given(PLACES, claims())
-def test_who_has_a_share_keeps_it_while_nothing_changes(places: dict[str, int], wanted: list[Claim]) -> None:
-    shares = allot(places, wanted, {})
-    assert allot(places, wanted, shares) == shares
+def test_who_has_a_share_keeps_it_while_nothing_changes(places: dict[str, int], wanted: list[ResourceRequest]) -> None:
+    shares = allocate(places, wanted, {})
+    assert allocate(places, wanted, shares) == shares
 
 
 @given(PLACES, claims(), st.sampled_from("abcdefgh"))
 def test_a_lost_node_moves_nobody_who_was_not_on_it_to_another(
-    places: dict[str, int], wanted: list[Claim], lost: str
+    places: dict[str, int], wanted: list[ResourceRequest], lost: str
 ) -> None:
-    before = allot(places, wanted, {})
-    after = allot({node: number for node, number in places.items() if node != lost}, wanted, before)
+    before = allocate(places, wanted, {})
+    after = allocate({node: number for node, number in places.items() if node != lost}, wanted, before)
     for run, share in after.items():
         if sum(share.values()) == sum(before[run].values()) and lost not in before[run]:
             assert share == before[run]
 
 
 def test_the_least_promising_give_way_first_and_survivors_grow() -> None:
-    good, fair, unknown = (Claim("good", 1, 4, promise=-1.0), Claim("fair", 1, 4, promise=-2.0), Claim("unknown", 1, 4))
+    good, fair, unknown = (
+        ResourceRequest("good", 1, 4, promise=-1.0),
+        ResourceRequest("fair", 1, 4, promise=-2.0),
+        ResourceRequest("unknown", 1, 4),
+    )
     places = dict.fromkeys("abcd", 1)
-    everyone = allot(places, [unknown, fair, good], {})
+    everyone = allocate(places, [unknown, fair, good], {})
     assert {run: sum(share.values()) for run, share in everyone.items()} == {"good": 2, "fair": 1, "unknown": 1}
-    fewer = allot({"a": 1, "b": 1}, [unknown, fair, good], everyone)
+    fewer = allocate({"a": 1, "b": 1}, [unknown, fair, good], everyone)
     assert {run: sum(share.values()) for run, share in fewer.items()} == {"good": 1, "fair": 1, "unknown": 0}
-    assert sum(allot(places, [good], everyone)["good"].values()) == 4
+    assert sum(allocate(places, [good], everyone)["good"].values()) == 4
 
 
 def test_weights_share_out_what_is_left() -> None:
-    shares = allot({"a": 9}, [Claim("heavy", 1, 9, weight=2.0), Claim("light", 1, 9)], {})
+    shares = allocate({"a": 9}, [ResourceRequest("heavy", 1, 9, weight=2.0), ResourceRequest("light", 1, 9)], {})
     assert shares == {"heavy": {"a": 6}, "light": {"a": 3}}
 
 
 def test_a_worker_does_not_change_hands_because_promises_do() -> None:
-    one, other = Claim("one", 1, 3, promise=1.0), Claim("other", 1, 3, promise=0.0)
+    one, other = ResourceRequest("one", 1, 3, promise=1.0), ResourceRequest("other", 1, 3, promise=0.0)
     places = dict.fromkeys("abc", 1)
-    shares = allot(places, [one, other], {})
+    shares = allocate(places, [one, other], {})
     assert sum(shares["one"].values()) == 2
-    assert allot(places, [one._replace(promise=-1.0), other], shares) == shares
+    assert allocate(places, [one._replace(promise=-1.0), other], shares) == shares

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from springtide.elastic import cadence, mean_time_to_loss, snapshot_every
+from springtide.elastic import mean_time_to_loss, snapshot_every, young_daly_interval
 
 
 def waste(every_s: float, save_s: float, loss_s: float) -> float:
@@ -18,7 +18,7 @@ def waste(every_s: float, save_s: float, loss_s: float) -> float:
 
 @given(st.floats(0.01, 100.0), st.floats(600.0, 1e6))
 def test_no_other_cadence_wastes_noticeably_less(save_s: float, loss_s: float) -> None:
-    best = cadence(save_s, loss_s, 0.0, math.inf).every_s
+    best = young_daly_interval(save_s, loss_s, 0.0, math.inf).every_s
     found = waste(best, save_s, loss_s)
     for factor in (0.5, 0.7, 0.9, 1.1, 1.5, 2.0):
         assert found <= waste(best * factor, save_s, loss_s) * (1 + 1e-3)
@@ -26,14 +26,16 @@ def test_no_other_cadence_wastes_noticeably_less(save_s: float, loss_s: float) -
 
 @given(st.floats(0, 1e5), st.floats(1, 1e6), st.floats(1, 100), st.floats(100, 1e5))
 def test_it_stays_within_its_bounds(save_s: float, loss_s: float, least_s: float, most_s: float) -> None:
-    found = cadence(save_s, loss_s, least_s, most_s)
+    found = young_daly_interval(save_s, loss_s, least_s, most_s)
     assert least_s <= found.every_s <= most_s
     assert "bounded" not in found.reason or found.every_s in (least_s, most_s)
 
 
 def test_youngs_first_term() -> None:
-    assert cadence(2.0, 3600.0, 0, 1e9).every_s == pytest.approx(math.sqrt(2 * 2.0 * 3600.0), rel=0.02)
-    assert "a save costs 2.00 s, a loss comes every 1.00 h: best 119 s" in cadence(2.0, 3600.0, 0, 1e9).reason
+    assert young_daly_interval(2.0, 3600.0, 0, 1e9).every_s == pytest.approx(math.sqrt(2 * 2.0 * 3600.0), rel=0.02)
+    assert (
+        "a save costs 2.00 s, a loss comes every 1.00 h: best 119 s" in young_daly_interval(2.0, 3600.0, 0, 1e9).reason
+    )
 
 
 def test_what_is_seen_outweighs_what_was_expected() -> None:

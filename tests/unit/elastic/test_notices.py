@@ -8,7 +8,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from springtide.elastic.notices import Notice, of_aws, of_aws_rebalance, of_azure, of_file, of_gcp
+from springtide.elastic.notices import (
+    Notice,
+    parse_aws_notice,
+    parse_aws_rebalance,
+    parse_azure_notice,
+    parse_gcp_notice,
+    parse_notice_file,
+)
 
 NOW = 1_795_249_320.0  # 2026-11-21T08:22:00Z
 
@@ -23,16 +30,16 @@ def event(**changes: object) -> dict[str, object]:
 
 
 def test_aws_says_when_and_what() -> None:
-    said = of_aws('{"action": "terminate", "time": "2026-11-21T08:24:00Z"}')
+    said = parse_aws_notice('{"action": "terminate", "time": "2026-11-21T08:24:00Z"}')
     assert said == Notice(NOW + 120, "AWS will terminate the spot instance")
-    assert of_aws_rebalance('{"noticeTime": "2026-11-21T08:22:00Z"}').at_s == NOW + 600
+    assert parse_aws_rebalance('{"noticeTime": "2026-11-21T08:22:00Z"}').at_s == NOW + 600
 
 
 def test_gcp_gives_thirty_seconds() -> None:
-    notice = of_gcp("TRUE\n", NOW)
+    notice = parse_gcp_notice("TRUE\n", NOW)
     assert notice is not None
     assert notice.at_s == NOW + 30
-    assert of_gcp("FALSE", NOW) is None
+    assert parse_gcp_notice("FALSE", NOW) is None
 
 
 @pytest.mark.parametrize(
@@ -48,20 +55,20 @@ def test_gcp_gives_thirty_seconds() -> None:
     ],
 )
 def test_azure_counts_what_takes_this_machine_away(events: list[dict[str, object]], left_s: float | None) -> None:
-    found = of_azure(azure(*events), "node-3", NOW)
+    found = parse_azure_notice(azure(*events), "node-3", NOW)
     assert (None if found is None else found.at_s - NOW) == left_s
 
 
 def test_a_file_counts_from_when_it_was_written_and_not_for_ever() -> None:
-    assert of_file("25", NOW, NOW + 5) == Notice(NOW + 25, "a notice was left in a file")
-    assert of_file("  \n", NOW, NOW) == Notice(NOW + 30, "a notice was left in a file")
-    assert of_file("25", NOW, NOW + 25) is None
+    assert parse_notice_file("25", NOW, NOW + 5) == Notice(NOW + 25, "a notice was left in a file")
+    assert parse_notice_file("  \n", NOW, NOW) == Notice(NOW + 30, "a notice was left in a file")
+    assert parse_notice_file("25", NOW, NOW + 25) is None
 
 
 @pytest.mark.parametrize("text", ["soon", "-1", "nan", "inf", "1e9"])
 def test_a_file_that_says_no_time_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match=r"not between|could not convert"):
-        of_file(text, NOW, NOW)
+        parse_notice_file(text, NOW, NOW)
 
 
 ANYTHING = st.recursive(
@@ -75,7 +82,12 @@ USUAL = st.sampled_from([event()[name] for name in AZURE] + ["", "Sat, 21 Nov 99
 
 
 def says_nothing_or_refuses(answer: str) -> None:
-    for read in (of_aws, of_aws_rebalance, lambda text: of_gcp(text, NOW), lambda text: of_azure(text, "node-3", NOW)):
+    for read in (
+        parse_aws_notice,
+        parse_aws_rebalance,
+        lambda text: parse_gcp_notice(text, NOW),
+        lambda text: parse_azure_notice(text, "node-3", NOW),
+    ):
         try:
             notice = read(answer)
         except ValueError:
@@ -118,6 +130,6 @@ def test_a_document_nested_too_deeply_is_a_value_error(answer: str) -> None:
 def test_an_azure_event_of_wrong_types_is_refused_or_not_ours(changes: dict[str, object], is_refused: bool) -> None:
     if is_refused:
         with pytest.raises(ValueError, match="no t"):
-            of_azure(azure(event(**changes)), "node-3", NOW)
+            parse_azure_notice(azure(event(**changes)), "node-3", NOW)
     else:
-        assert of_azure(azure(event(**changes)), "node-3", NOW) is None
+        assert parse_azure_notice(azure(event(**changes)), "node-3", NOW) is None

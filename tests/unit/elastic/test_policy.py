@@ -14,19 +14,19 @@ from springtide.elastic.policy import (
     Bounds,
     Decision,
     GiveUp,
-    Group,
     Leave,
-    Memory,
     Node,
-    Prospects,
+    PolicyState,
     Replace,
+    RestartForecast,
     Start,
     Stay,
+    WorkerGroup,
     decide,
 )
 
 BOUNDS = Bounds(min_workers=2, max_workers=8, settle_s=2.0, reserve_s=5.0)
-PAYS = Prospects(restart_s=5.0)
+PAYS = RestartForecast(restart_s=5.0)
 THREE = [Node("a", 1), Node("b", 1), Node("c", 1)]
 TICK_S = 0.5
 READY_S = 4.0
@@ -35,28 +35,28 @@ READY_S = 4.0
 
 def after_quiet(
     nodes: list[Node],
-    group: Group | None,
-    prospects: Prospects = PAYS,
+    group: WorkerGroup | None,
+    prospects: RestartForecast = PAYS,
     bounds: Bounds = BOUNDS,
     after_s: float = 100.0,
 ) -> Decision:
     """What is decided of nodes that have not changed for long."""
-    _, memory = decide(bounds, nodes, group, prospects, Memory(held=frozenset("a")), 0.0)
+    _, memory = decide(bounds, nodes, group, prospects, PolicyState(held=frozenset("a")), 0.0)
     return decide(bounds, nodes, group, prospects, memory, after_s)[0]
 
 
 def test_it_starts_at_once_with_all_it_may_have_and_waits_a_moment_for_more() -> None:
     eight = [Node(str(number), 2) for number in range(5)]
-    first, memory = decide(BOUNDS, eight, None, PAYS, Memory(), 0.0)
+    first, memory = decide(BOUNDS, eight, None, PAYS, PolicyState(), 0.0)
     assert isinstance(first, Start)
     assert (first.workers, first.nodes) == (8, ("0", "0", "1", "1", "2", "2", "3", "3"))
-    fewer, memory = decide(BOUNDS, THREE, None, PAYS, Memory(), 0.0)
+    fewer, memory = decide(BOUNDS, THREE, None, PAYS, PolicyState(), 0.0)
     assert isinstance(fewer, Stay)
     assert "room for 3 of 8" in fewer.reason
     later, _ = decide(BOUNDS, THREE, None, PAYS, memory, 2.0)
     assert isinstance(later, Start)
     assert later.workers == 3
-    again, _ = decide(BOUNDS, THREE, None, PAYS, Memory(held=frozenset("a")), 0.0)
+    again, _ = decide(BOUNDS, THREE, None, PAYS, PolicyState(held=frozenset("a")), 0.0)
     assert isinstance(again, Start)  # after a loss nobody waits
 
 
@@ -70,8 +70,8 @@ def test_it_says_what_it_waits_for() -> None:
 
 
 def test_a_notice_is_followed_at_once_when_no_other_follows() -> None:
-    group = Group(("a", "b", "c"))
-    _, memory = decide(BOUNDS, THREE, group, PAYS, Memory(), 0.0)
+    group = WorkerGroup(("a", "b", "c"))
+    _, memory = decide(BOUNDS, THREE, group, PAYS, PolicyState(), 0.0)
     told = [Node("a", 1, leaves_at=130.0), *THREE[1:]]
     first, memory = decide(BOUNDS, told, group, PAYS, memory, 10.0)
     assert isinstance(first, Stay)
@@ -81,8 +81,8 @@ def test_a_notice_is_followed_at_once_when_no_other_follows() -> None:
 
 
 def test_two_notices_in_a_window_are_one_restart_and_a_short_deadline_waits_for_none() -> None:
-    nodes, group = [*THREE, Node("d", 1)], Group(("a", "b", "c", "d"))
-    _, memory = decide(BOUNDS, nodes, group, PAYS, Memory(), 0.0)
+    nodes, group = [*THREE, Node("d", 1)], WorkerGroup(("a", "b", "c", "d"))
+    _, memory = decide(BOUNDS, nodes, group, PAYS, PolicyState(), 0.0)
     nodes[0] = Node("a", 1, leaves_at=130.0)
     _, memory = decide(BOUNDS, nodes, group, PAYS, memory, 10.0)
     nodes[1] = Node("b", 1, leaves_at=131.0)
@@ -96,27 +96,27 @@ def test_two_notices_in_a_window_are_one_restart_and_a_short_deadline_waits_for_
 
 def test_with_nowhere_to_go_it_trains_until_the_last_moment_and_saves_to_the_store() -> None:
     told = [node._replace(leaves_at=60.0) for node in THREE]
-    group = Group(("a", "b", "c"))
-    stays, memory = decide(BOUNDS, told, group, PAYS, Memory(), 10.0)
+    group = WorkerGroup(("a", "b", "c"))
+    stays, memory = decide(BOUNDS, told, group, PAYS, PolicyState(), 10.0)
     assert isinstance(stays, Stay)
     what = "notice: a, b, c will be taken away in 5 s"
     assert decide(BOUNDS, told, group, PAYS, memory, 55.0)[0] == Leave(what, durable=True)
 
 
 def test_it_grows_when_that_pays_and_not_before_the_nodes_have_settled() -> None:
-    nodes, group = [*THREE, Node("d", 1)], Group(("a", "b", "c"))
-    first, _ = decide(BOUNDS, nodes, group, PAYS, Memory(), 0.0)
+    nodes, group = [*THREE, Node("d", 1)], WorkerGroup(("a", "b", "c"))
+    first, _ = decide(BOUNDS, nodes, group, PAYS, PolicyState(), 0.0)
     assert isinstance(first, Stay)
     assert after_quiet(nodes, group) == Leave("grow from 3 to 4 workers")
     # 3 workers for 20 s do more than 4 for 15
     often, less_often = (dataclasses.replace(BOUNDS, expected_loss_s=seconds) for seconds in (10.0, 11.0))
     assert isinstance(after_quiet(nodes, group, bounds=often, after_s=10.0), Stay)
     assert isinstance(after_quiet(nodes, group, bounds=less_often, after_s=10.0), Leave)
-    assert isinstance(after_quiet(nodes, group, Prospects(restart_s=5.0, left_s=19.0)), Stay)
+    assert isinstance(after_quiet(nodes, group, RestartForecast(restart_s=5.0, left_s=19.0)), Stay)
 
 
 def test_what_was_lost_or_announced_counts_once_and_makes_the_next_more_likely() -> None:
-    bounds, memory, group = dataclasses.replace(BOUNDS, expected_loss_s=1000.0), Memory(), Group(("b", "c"))
+    bounds, memory, group = dataclasses.replace(BOUNDS, expected_loss_s=1000.0), PolicyState(), WorkerGroup(("b", "c"))
     leaving = THREE[0]._replace(leaves_at=500.0)
     histories = [
         (0.0, THREE, 1000.0),
@@ -132,7 +132,7 @@ def test_what_was_lost_or_announced_counts_once_and_makes_the_next_more_likely()
 
 
 def test_a_group_is_never_kept_waiting_for_processes_and_grows_once_they_stand() -> None:
-    bounds, here = dataclasses.replace(BOUNDS, min_workers=1), Memory(held=frozenset("ab"))
+    bounds, here = dataclasses.replace(BOUNDS, min_workers=1), PolicyState(held=frozenset("ab"))
     new = [node._replace(ready=0) for node in (Node("c", 1), Node("d", 1))]
     both = [*THREE[:2], *new]
     lost, _ = decide(bounds, both, None, PAYS, here, 0.0)
@@ -147,7 +147,7 @@ def test_a_group_is_never_kept_waiting_for_processes_and_grows_once_they_stand()
     assert isinstance(lost, Start)
     assert lost.workers == 4  # for the others could not join it later
 
-    group = Group(("a", "b"))
+    group = WorkerGroup(("a", "b"))
     decision, memory = decide(bounds, both, group, PAYS, here, 10.0)
     decision, memory = decide(bounds, both, group, PAYS, memory, 20.0)
     assert decision == Stay("room for 4 workers instead of 2; their processes are getting ready")
@@ -160,8 +160,8 @@ def test_a_group_is_never_kept_waiting_for_processes_and_grows_once_they_stand()
 
 def test_a_notice_waits_for_the_processes_of_a_node_that_joined_while_there_is_time() -> None:
     nodes = [THREE[0]._replace(leaves_at=130.0), *THREE[1:], Node("d", 1, ready=0)]
-    group = Group(("a", "b", "c"))
-    _, memory = decide(BOUNDS, nodes, group, PAYS, Memory(), 0.0)
+    group = WorkerGroup(("a", "b", "c"))
+    _, memory = decide(BOUNDS, nodes, group, PAYS, PolicyState(), 0.0)
     decision, memory = decide(BOUNDS, nodes, group, PAYS, memory, 10.0)
     assert isinstance(decision, Stay)
     assert decision.reason.endswith("the processes on others are getting ready")
@@ -171,10 +171,10 @@ def test_a_notice_waits_for_the_processes_of_a_node_that_joined_while_there_is_t
 
 
 def test_where_notices_come_one_after_the_other_those_of_one_deadline_are_one_restart() -> None:
-    group = Group(("a", "b", "c"))
+    group = WorkerGroup(("a", "b", "c"))
     for expected_loss_s, gathers in ((40.0, True), (4000.0, False)):
         bounds = dataclasses.replace(BOUNDS, expected_loss_s=expected_loss_s)
-        _, memory = decide(bounds, THREE, group, PAYS, Memory(), 0.0)
+        _, memory = decide(bounds, THREE, group, PAYS, PolicyState(), 0.0)
         told = [Node("a", 1, leaves_at=140.0), *THREE[1:]]
         _, memory = decide(bounds, told, group, PAYS, memory, 20.0)
         decision, memory = decide(bounds, told, group, PAYS, memory, 60.0)
@@ -184,7 +184,7 @@ def test_where_notices_come_one_after_the_other_those_of_one_deadline_are_one_re
 
 
 def test_it_waits_for_capacity_as_long_as_it_was_told_to_and_anew_each_time() -> None:
-    bounds, memory = dataclasses.replace(BOUNDS, min_workers=3, wait_s=10.0), Memory()
+    bounds, memory = dataclasses.replace(BOUNDS, min_workers=3, wait_s=10.0), PolicyState()
     for now, nodes, expected in (
         (0.0, THREE[1:], Stay),
         (9.0, THREE[1:], Stay),
@@ -199,20 +199,20 @@ def test_it_waits_for_capacity_as_long_as_it_was_told_to_and_anew_each_time() ->
 
 
 def test_growth_may_be_forbidden_or_ordered() -> None:
-    nodes, group = [*THREE, Node("d", 1)], Group(("a", "b", "c"))
+    nodes, group = [*THREE, Node("d", 1)], WorkerGroup(("a", "b", "c"))
     for grow, prospects, expected in (
         ("never", PAYS, Stay),
-        ("always", Prospects(restart_s=5.0, left_s=1.0), Leave),
+        ("always", RestartForecast(restart_s=5.0, left_s=1.0), Leave),
     ):
         bounds = dataclasses.replace(BOUNDS, grow=grow)
-        _, memory = decide(bounds, nodes, group, prospects, Memory(), 0.0)
+        _, memory = decide(bounds, nodes, group, prospects, PolicyState(), 0.0)
         assert isinstance(decide(bounds, nodes, group, prospects, memory, 60.0)[0], expected)
 
 
 def test_a_node_that_is_gone_or_bad_is_left() -> None:
-    assert after_quiet(THREE[1:], Group(("a", "b", "c"))) == Replace("lost nodes: a")
+    assert after_quiet(THREE[1:], WorkerGroup(("a", "b", "c"))) == Replace("lost nodes: a")
     bad = [Node("a", 1, problem="computes wrongly"), *THREE[1:]]
-    assert after_quiet(bad, Group(("a", "b", "c"))) == Leave("a computes wrongly")
+    assert after_quiet(bad, WorkerGroup(("a", "b", "c"))) == Leave("a computes wrongly")
 
 
 def test_sizes_are_multiples_of_the_cell() -> None:
@@ -235,7 +235,7 @@ class Cluster:
 
     def __init__(self, bounds: Bounds) -> None:
         self.bounds, self.nodes, self.group, self.now = bounds, {}, None, 0.0
-        self.memory, self.restarts, self.changes = Memory(), 0, 0
+        self.memory, self.restarts, self.changes = PolicyState(), 0, 0
         self.ready_s: dict[int, float] = {}
         self.last: Decision = Stay("")
 
@@ -272,7 +272,7 @@ class Cluster:
         self.last, self.memory = decide(self.bounds, nodes, self.group, PAYS, self.memory, self.now)
         if isinstance(self.last, Start):
             self.check_start(self.last)
-            self.group = Group(self.last.nodes)
+            self.group = WorkerGroup(self.last.nodes)
             self.restarts += 1
         elif isinstance(self.last, Leave | Replace):
             assert self.group is not None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from springtide.elastic.prospects import History
+from springtide.elastic.forecast import RunHistory
 
 
 def step(number: int, time_s: float, step_time_s: float = 2.0) -> dict[str, Any]:
@@ -13,7 +13,7 @@ def step(number: int, time_s: float, step_time_s: float = 2.0) -> dict[str, Any]
 
 
 def test_it_learns_gaps_and_what_is_left() -> None:
-    history = History(100)
+    history = RunHistory(100)
     before = history.prospects()
     assert before == (10.0, math.inf, 0.0)
     history.hear({"kind": "started"})
@@ -30,7 +30,7 @@ def test_it_learns_gaps_and_what_is_left() -> None:
 
 
 def test_a_group_is_hung_after_many_usual_steps_and_not_before_it_has_made_one() -> None:
-    history = History(100)
+    history = RunHistory(100)
     history.hear({"kind": "started"})
     assert history.longest_s(5.0) == math.inf
     for number in range(1, 4):

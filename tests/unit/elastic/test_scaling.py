@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as some
 
-from springtide.elastic.book import Claim
+from springtide.elastic.allocation import ResourceRequest
 from springtide.elastic.scaling import speeds, useful
 
 
@@ -30,6 +30,6 @@ def test_a_few_steps_tell_nothing_and_one_that_waited_is_no_measure() -> None:
 
 
 def test_a_limit_leaves_what_a_run_needs() -> None:
-    assert Claim("a", 2, 8).limited(4) == Claim("a", 2, 4)
-    assert Claim("a", 2, 8).limited(1) == Claim("a", 2, 2)
-    assert Claim("a", 2, 8).limited(None) == Claim("a", 2, 8)
+    assert ResourceRequest("a", 2, 8).limited(4) == ResourceRequest("a", 2, 4)
+    assert ResourceRequest("a", 2, 8).limited(1) == ResourceRequest("a", 2, 2)
+    assert ResourceRequest("a", 2, 8).limited(None) == ResourceRequest("a", 2, 8)

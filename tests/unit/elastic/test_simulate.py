@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from springtide.elastic.policy import Bounds
-from springtide.elastic.simulate import Costs, Outcome, checkpoint_restart, simulate
+from springtide.elastic.simulate import Costs, SimulationResult, checkpoint_restart, simulate
 from springtide.elastic.traces import Change, Trace, larger, of_nodes, of_numbers, read, smaller
 from springtide.errors import ConfigError
 
@@ -116,7 +116,7 @@ def test_no_second_is_trained_twice_over(ticks: list[int], notice_s: float, leas
     trace = of_numbers([(90.0 * tick, number) for tick, number in enumerate(ticks)], 90.0)
     bounds = Bounds(least, 10)
 
-    def check(found: Outcome) -> None:
+    def check(found: SimulationResult) -> None:
         spent = found.productive + found.recomputed + found.restarting
         assert min(found.productive, found.recomputed, found.restarting) >= -1e-6
         assert spent <= found.possible + 1e-3 * (1 + len(ticks)) * 10

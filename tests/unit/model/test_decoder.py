@@ -17,13 +17,13 @@ from torch.overrides import TorchFunctionMode
 from torch.utils.flop_counter import FlopCounterMode
 
 from springtide.config.engine import ModelConfig
+from springtide.dist import World
 from springtide.errors import ConfigError
-from springtide.model import Past, build, flops_per_token, hardware_flops_per_token, initial, num_parameters
+from springtide.model import KVCache, build, flops_per_token, hardware_flops_per_token, initial, num_parameters
 from springtide.model.decoder import Attention, RMSNorm, attention_as_on, rotary_table, rotate
-from springtide.parallel import World
 from springtide.parallel.recompute import recomputed
-from springtide.train.evaluate import generate
-from springtide.train.step import predicted, token_loss
+from springtide.training.evaluate import generate
+from springtide.training.step import loss_mask, token_loss
 
 CONFIG = ModelConfig(num_layers=2, dim=32, num_heads=4, num_kv_heads=2, ffn_dim=48, max_sequence_length=64)
 TOKENS = torch.randint(0, 100, (3, 20), generator=torch.Generator().manual_seed(1))
@@ -119,7 +119,7 @@ def test_the_loss_of_packed_documents_is_that_of_the_documents() -> None:
     packed, _ = token_loss(build(CONFIG, 100, separator=99), row, world)
     alone = sum(token_loss(build(CONFIG, 100), part[None], world)[0] for part in parts)
     torch.testing.assert_close(packed, alone)
-    assert int(predicted(row, 99).sum()) == sum(len(part) - 1 for part in parts)
+    assert int(loss_mask(row, 99).sum()) == sum(len(part) - 1 for part in parts)
 
 
 @pytest.mark.parametrize("separator", [None, 99])
@@ -127,7 +127,7 @@ def test_a_text_read_in_parts_has_the_logits_of_the_whole(separator: int | None)
     model = build(CONFIG, vocab_size=100, separator=separator)
     tokens = TOKENS[:1].clone()
     tokens[0, [6, 13]] = 99
-    past, parts = Past(CONFIG.num_layers), []
+    past, parts = KVCache(CONFIG.num_layers), []
     with torch.no_grad():
         for begin, end in ((0, 5), (5, 6), (6, 7), (7, 15), (15, 20)):
             parts.append(model(tokens[:, begin:end], past=past))

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from springtide.model import loss
-from springtide.model.loss import NOT_PREDICTED, head_loss
+from springtide.model.loss import IGNORE_INDEX, head_loss
 
 
 def problem() -> tuple[Tensor, Tensor, Tensor]:
@@ -16,7 +16,7 @@ def problem() -> tuple[Tensor, Tensor, Tensor]:
     hidden = torch.randn(37, 16, generator=generator).requires_grad_()
     head = torch.randn(50, 16, generator=generator).requires_grad_()
     wanted = torch.randint(0, 50, (37,), generator=generator)
-    wanted[::5] = NOT_PREDICTED
+    wanted[::5] = IGNORE_INDEX
     return hidden, head, wanted
 
 
@@ -31,8 +31,8 @@ def test_it_is_cross_entropy_and_so_are_its_gradients(
     (total * 0.3).backward()
     expected_hidden, expected_head = hidden.detach().requires_grad_(), head.detach().requires_grad_()
     logits = expected_hidden @ expected_head.T
-    cross_entropy = F.cross_entropy(logits, wanted, ignore_index=NOT_PREDICTED, reduction="sum")
-    squares = logits.logsumexp(-1).square()[wanted != NOT_PREDICTED].sum()
+    cross_entropy = F.cross_entropy(logits, wanted, ignore_index=IGNORE_INDEX, reduction="sum")
+    squares = logits.logsumexp(-1).square()[wanted != IGNORE_INDEX].sum()
     ((cross_entropy + z_weight * squares) * 0.3).backward()
     torch.testing.assert_close(nats, cross_entropy.detach())
     torch.testing.assert_close(total, cross_entropy + z_weight * squares)

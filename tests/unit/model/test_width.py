@@ -13,10 +13,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from springtide.config.engine import ModelConfig, OptimConfig
-from springtide.model import Decoder, Past, build
-from springtide.parallel import alone
-from springtide.train.optim import optimizer_of, set_learning_rate
-from springtide.train.step import token_loss
+from springtide.dist import alone
+from springtide.model import Decoder, KVCache, build
+from springtide.training.optim import optimizer_of, set_learning_rate
+from springtide.training.step import token_loss
 
 BASE, WIDTHS, VOCABULARY = 32, (32, 64, 128, 256), 97
 STEPS, RATE = 16, 0.01
@@ -126,7 +126,7 @@ def test_a_wider_models_loss_is_that_of_its_logits_and_a_text_may_be_read_in_par
     assert float(nats) == pytest.approx(
         float(F.cross_entropy(logits_BLV.flatten(0, 1), ROWS_BL[:, 1:].flatten(), reduction="sum")), rel=1e-5
     )
-    past = Past(model.config.num_layers)
+    past = KVCache(model.config.num_layers)
     parts = [model(part, past=past) for part in (ROWS_BL[:, :7], ROWS_BL[:, 7:-1])]
     torch.testing.assert_close(torch.cat(parts, dim=1), logits_BLV)
 

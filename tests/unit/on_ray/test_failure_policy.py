@@ -11,15 +11,15 @@ from ray.train import FailureConfig, WorkerGroupError
 from ray.train.v2._internal.execution.failure_handling.failure_policy import FailureDecision
 
 from springtide import config as configs
+from springtide.dist import CollectiveError, CutOff
 from springtide.elastic.limits import MemoryLimits
-from springtide.elastic.policy import Bounds, Group, Leave, Node, Prospects, Start, Stay, decide
-from springtide.elastic.policy import Memory as Remembered
+from springtide.elastic.policy import Bounds, Leave, Node, RestartForecast, Start, Stay, WorkerGroup, decide
+from springtide.elastic.policy import PolicyState as Remembered
 from springtide.errors import UnfitNode
-from springtide.on_ray import policy
-from springtide.on_ray.control import Progress
-from springtide.on_ray.group import Processes
-from springtide.on_ray.policy import FailurePolicy, is_echo
-from springtide.parallel import CollectiveError, CutOff
+from springtide.on_ray.train import policy
+from springtide.on_ray.train.group import WorkerProcessPool
+from springtide.on_ray.train.mailbox import Progress
+from springtide.on_ray.train.policy import SpringtideFailurePolicy, is_echo
 
 RETRY, RAISE = FailureDecision.RETRY, FailureDecision.RAISE
 
@@ -45,9 +45,9 @@ class Failures:
         monkeypatch.setattr(policy, "lost", lambda nodes: set())
         monkeypatch.setattr(policy, "unanswering", lambda nodes: set())
         config = configs.override(configs.recipes.tiny(), {"train.micro_batch": rows, "parallel.reduction": "fp32"})
-        self.limits, self.processes = MemoryLimits(rows), Processes()
+        self.limits, self.processes = MemoryLimits(rows), WorkerProcessPool()
         job = {"config": config.model_dump(mode="json"), "control": control}
-        self.policy = FailurePolicy(FailureConfig(max_failures=3), job, self.processes, self.limits)
+        self.policy = SpringtideFailurePolicy(FailureConfig(max_failures=3), job, self.processes, self.limits)
 
     def of(self, workers: int, error: WorkerGroupError) -> FailureDecision:
         self.processes.plan = ("node",) * workers
@@ -64,10 +64,10 @@ def test_a_shrink_below_what_fits_waits_for_room_and_burns_no_retries(monkeypatc
     assert all(one["cause"] == "out of memory" and one["again"] for one in run.told)
     # and the rule of who trains does wait
     bounds = Bounds(1, 8, settle_s=0.0, fits=run.limits.least_workers)
-    waits, memory = decide(bounds, [Node("a", 5)], None, Prospects(), Remembered(), 0.0)
+    waits, memory = decide(bounds, [Node("a", 5)], None, RestartForecast(), Remembered(), 0.0)
     assert isinstance(waits, Stay)
     assert waits.reason == "waiting for capacity: room for 5 workers, a step needs the memory of 6"
-    starts, _ = decide(bounds, [Node("a", 5), Node("b", 3)], None, Prospects(), memory, 1.0)
+    starts, _ = decide(bounds, [Node("a", 5), Node("b", 3)], None, RestartForecast(), memory, 1.0)
     assert isinstance(starts, Start)
     assert starts.workers == 8
 
@@ -118,7 +118,9 @@ def test_garbage_is_the_echo_of_anothers_loss_and_is_tried_again(
 
 def test_a_group_that_is_too_small_by_what_was_learnt_leaves_only_for_one_that_fits() -> None:
     bounds, going = Bounds(1, 8, settle_s=0.0, fits=4), Node("b", 4, leaves_at=1.0)
-    decision, _ = decide(bounds, [Node("a", 3), going], Group(("a", "b", "b", "b")), Prospects(), Remembered(), 0.5)
+    decision, _ = decide(
+        bounds, [Node("a", 3), going], WorkerGroup(("a", "b", "b", "b")), RestartForecast(), Remembered(), 0.5
+    )
     assert isinstance(decision, Leave)
     assert decision.durable  # nobody follows yet: the state goes to the store
 

@@ -13,8 +13,8 @@ import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import ErrorType
 
-from springtide.on_ray import worker
-from springtide.parallel import CollectiveError, CutOff, World, collectives, process_group, sum_over_ranks, world
+from springtide.dist import CollectiveError, CutOff, World, collectives, process_group, sum_over_ranks, world
+from springtide.on_ray.train import worker
 
 
 class Nccl:

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from springtide.checkpoint.layout import MARK_BYTES, Meta, Snapshot
-from springtide.checkpoint.stage import Stage
-from springtide.on_ray.vault import Vault
+from springtide.checkpoint.format import MARK_BYTES, Meta, Snapshot
+from springtide.checkpoint.staging import StagingBuffer
+from springtide.on_ray.train.snapshot_server import SnapshotServer
 from springtide.store.free_memory import free_bytes
 
 WORKERS = 8
@@ -23,18 +23,18 @@ LIMIT_BYTES = 68_700
 class Nodes:
     """So many of eight ranks each; each node's peer is the next."""
 
-    def __init__(self, vaults: list[Vault], attempt: int) -> None:
+    def __init__(self, vaults: list[SnapshotServer], attempt: int) -> None:
         self.vaults, self.attempt = vaults, attempt
         self.ranks = WORKERS * len(vaults)
         self.size = STATE_BYTES // self.ranks
-        self.stages: dict[tuple[int, int], Stage] = {}
+        self.stages: dict[tuple[int, int], StagingBuffer] = {}
 
     def snapshot(self, step: int, needed_from: int) -> None:
         """Of all ranks, copied to their peers."""
         meta = Meta(step=step, tokens=step, world_size=self.ranks, order_identity="o", config_fingerprint="c")
         for rank in range(self.ranks):
             node, slot = rank // WORKERS, step % 2
-            stage = self.stages.setdefault((rank, slot), Stage("/dev/shm", self.size))
+            stage = self.stages.setdefault((rank, slot), StagingBuffer("/dev/shm", self.size))
             stage.mark(step)
             snapshot = Snapshot(self.attempt, rank, meta, (), self.size)
             self.vaults[node].keep(snapshot, slot, os.getpid(), stage.fd, [], needed_from)
@@ -52,15 +52,15 @@ class Nodes:
 
 
 @pytest.fixture
-def vaults() -> Iterator[list[Vault]]:
-    made = [Vault("/dev/shm", LIMIT_BYTES, math.inf) for _ in range(8)]
+def vaults() -> Iterator[list[SnapshotServer]]:
+    made = [SnapshotServer("/dev/shm", LIMIT_BYTES, math.inf) for _ in range(8)]
     yield made
     for vault in made:
         vault.forget(10**9)
 
 
 def test_snapshots_go_on_after_a_resize_and_the_restored_one_is_there_until_the_next_is_safe(
-    vaults: list[Vault],
+    vaults: list[SnapshotServer],
 ) -> None:
     before = Nodes(vaults, attempt=1)
     before.snapshot(10, needed_from=0)
@@ -82,7 +82,7 @@ def test_snapshots_go_on_after_a_resize_and_the_restored_one_is_there_until_the_
     after.close()
 
 
-def test_without_that_the_resize_is_past_the_limit(vaults: list[Vault]) -> None:
+def test_without_that_the_resize_is_past_the_limit(vaults: list[SnapshotServer]) -> None:
     before, after = Nodes(vaults, attempt=1), Nodes(vaults[:7], attempt=2)
     before.snapshot(10, needed_from=0)
     before.snapshot(11, needed_from=1)
@@ -94,7 +94,7 @@ def test_without_that_the_resize_is_past_the_limit(vaults: list[Vault]) -> None:
 
 def test_who_asks_at_once_does_not_get_the_same_room_twice() -> None:
     """Eight workers of a node hand over their snapshots together."""
-    vault = Vault("/dev/shm", 2 * (1000 + MARK_BYTES), math.inf)
+    vault = SnapshotServer("/dev/shm", 2 * (1000 + MARK_BYTES), math.inf)
     meta = Meta(step=1, tokens=1, world_size=3, order_identity="o", config_fingerprint="c")
     first, second, third = (Snapshot(1, rank, meta, (), 1000) for rank in range(3))
     with (
@@ -134,8 +134,8 @@ def test_what_is_free_is_the_kernels_word_and_no_more_than_the_containers(
 
 
 def test_a_vault_that_is_given_no_limit_takes_half_of_what_is_free(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("springtide.on_ray.vault.free_bytes", lambda: 2 * (1000 + MARK_BYTES))
-    vault = Vault("/dev/shm", None, math.inf)
+    monkeypatch.setattr("springtide.on_ray.train.snapshot_server.free_bytes", lambda: 2 * (1000 + MARK_BYTES))
+    vault = SnapshotServer("/dev/shm", None, math.inf)
     meta = Meta(step=1, tokens=1, world_size=2, order_identity="o", config_fingerprint="c")
     with vault._room((1, 0, False, 0), Snapshot(1, 0, meta, (), 1000)):
         pass

@@ -16,9 +16,9 @@ from ray.train.torch.config import _setup_torch_process_group
 from ray.train.v2._internal.callbacks.accelerators import AcceleratorSetupCallback
 
 from springtide import config as configs
-from springtide.on_ray import cluster
-from springtide.on_ray.trainer import worker_environment
-from springtide.parallel import NCCL_ENVIRONMENT, backend
+from springtide.dist import NCCL_ENVIRONMENT, backend
+from springtide.on_ray.cluster import session
+from springtide.on_ray.train.trainer import worker_environment
 
 ASYNC = "TORCH_NCCL_ASYNC_ERROR_HANDLING"
 VISIBLE = "CUDA_VISIBLE_DEVICES"
@@ -45,7 +45,7 @@ def test_a_worker_goes_on_seeing_the_one_device_of_its_actor(
     monkeypatch.setattr(os, "environ", dict(os.environ))
     os.environ.pop("TRAIN_ENABLE_SHARE_CUDA_VISIBLE_DEVICES", None)
     if ours:
-        cluster.set_environment()
+        session.set_environment()
     workers: list[Any] = [Worker(str(device)) for device in range(4)]
     scaling = ScalingConfig(num_workers=4, use_gpu=True, resources_per_worker={"GPU": 1})
     AcceleratorSetupCallback(TorchConfig(backend=backend("cuda")), scaling).before_init_train_context(workers)

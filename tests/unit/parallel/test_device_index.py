@@ -11,8 +11,8 @@ import torch
 
 from springtide import config as configs
 from springtide.config import Config
+from springtide.dist import NCCL_ENVIRONMENT, device_index
 from springtide.errors import ConfigError
-from springtide.parallel import NCCL_ENVIRONMENT, device_index
 
 
 @pytest.mark.parametrize(
@@ -36,7 +36,7 @@ def test_a_rank_without_a_device_says_so(monkeypatch: pytest.MonkeyPatch, visibl
 
 def test_torchruns_watchdog_is_off_when_the_group_is_made(monkeypatch: pytest.MonkeyPatch, tiny: Config) -> None:
     """torchrun sets 1 for every process that it starts."""
-    entry = importlib.import_module("springtide.train.__main__")
+    entry = importlib.import_module("springtide.training.__main__")
     for name in NCCL_ENVIRONMENT:
         monkeypatch.setenv(name, "1")
 

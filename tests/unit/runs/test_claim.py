@@ -10,8 +10,8 @@ import pytest
 from springtide import config as configs
 from springtide.config import Config
 from springtide.errors import ConfigError, RunExists
-from springtide.runs import Run, open_run
-from springtide.runs import claim as find
+from springtide.run.folder import Run, open_run
+from springtide.run.folder import claim as find
 
 
 def named(config: Config, name: str = "taken", **changes: object) -> Config:

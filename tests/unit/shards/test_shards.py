@@ -21,7 +21,17 @@ from springtide.config import Config
 from springtide.config.data import ShardsConfig
 from springtide.dataset import open_dataset, prepare
 from springtide.errors import ConfigError, CorpusError, CorruptShard
-from springtide.shards import MANIFEST, TOKENIZER, TRAIN, Manifest, Split, SplitReader, check_shard, load_manifest, seal
+from springtide.shards import (
+    MANIFEST,
+    TOKENIZER,
+    TRAIN,
+    Manifest,
+    Split,
+    SplitReader,
+    check_shard,
+    load_manifest,
+    write_shard,
+)
 from springtide.store import Folder
 
 
@@ -47,7 +57,7 @@ def test_what_is_sealed_is_read(
     rng = np.random.default_rng(seed)
     tokens = rng.integers(0, np.iinfo(token_type).max, (rows, length + 1), endpoint=True).astype(token_type)
     num_bytes = rng.integers(0, 2**31, rows)
-    shard = seal(folder, "train-00000.parquet", config, 7, num_bytes, tokens)
+    shard = write_shard(folder, "train-00000.parquet", config, 7, num_bytes, tokens)
     split = Split(documents=1, tokens=1, num_bytes=1, rows=rows, shards=(shard,))
     known = {"vocab_size": 1, "end_of_text": 0, "tokenizer_digest": "0" * 32, "fingerprint": "", "source": {}}
     manifest = Manifest(sequence_length=length, token_type=token_type, splits={TRAIN: split}, **known)

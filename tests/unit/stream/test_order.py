@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from springtide.config.ramp import Ramp
+from springtide.config.batch_schedule import Ramp
 from springtide.errors import CorpusError
 from springtide.stream import Order, digest
-from springtide.stream.deal import Deal, floor_sum
+from springtide.stream.mixture import MixtureSchedule, floor_sum
 from springtide.stream.order import CorpusOrder, corpus_and_row
 from springtide.stream.permute import mix, permutation
 
@@ -162,7 +162,7 @@ def test_a_sample_is_left_out_from_its_step_on() -> None:
 def test_every_step_holds_its_share_of_each_corpus_to_within_one_sample(
     slots: int, weights: list[float], step: int
 ) -> None:
-    counts = np.bincount(Deal(slots, ((0, tuple(weights)),)).corpora(step), minlength=len(weights))
+    counts = np.bincount(MixtureSchedule(slots, ((0, tuple(weights)),)).corpora(step), minlength=len(weights))
     wanted = slots * np.array(weights) / sum(weights)
     assert np.all(np.abs(counts - wanted) < 1 + 1e-6)
 

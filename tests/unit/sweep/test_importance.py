@@ -11,10 +11,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from springtide.sweep.axis import fences, ticks
+from springtide.report.axis import fences, ticks
 from springtide.sweep.importance import comparable, importance
 from springtide.sweep.space import Budget, Point, Range, Sweep
-from springtide.sweep.trial import Outcome, Rung
+from springtide.sweep.trial import Rung, TrialOutcome
 
 RATE = Range("optim.peak_lr", "log_uniform", (1e-5, 1e-1))
 DECAY = Range("optim.weight_decay", "uniform", (0.0, 1.0))
@@ -32,12 +32,12 @@ def drawn(number: int) -> Point:
     }
 
 
-def outcome(number: int, *values: float, status: str = "finished") -> Outcome:
+def outcome(number: int, *values: float, status: str = "finished") -> TrialOutcome:
     rungs = tuple(Rung(at, at * RUNG, value) for at, value in enumerate(values, start=1))
-    return Outcome(number, drawn(number), status, rungs)
+    return TrialOutcome(number, drawn(number), status, rungs)
 
 
-def tried(objective: Callable[[Point], float], trials: int = 40) -> list[Outcome]:
+def tried(objective: Callable[[Point], float], trials: int = 40) -> list[TrialOutcome]:
     return [outcome(number, objective(drawn(number))) for number in range(trials)]
 
 
@@ -114,8 +114,8 @@ def test_a_few_that_fell_short_do_not_hold_all_others_back() -> None:
 
 def test_batches_of_different_sizes_meet_at_the_same_rungs() -> None:
     """One evaluated a little before the rung and one a little after it, at quite other steps."""
-    small = Outcome(0, drawn(0), "finished", (Rung(120, 960, 3.0), Rung(240, 1920, 2.0)))
-    large = Outcome(1, drawn(1), "finished", (Rung(17, 1088, 2.5), Rung(34, 2176, 1.5)))
+    small = TrialOutcome(0, drawn(0), "finished", (Rung(120, 960, 3.0), Rung(240, 1920, 2.0)))
+    large = TrialOutcome(1, drawn(1), "finished", (Rung(17, 1088, 2.5), Rung(34, 2176, 1.5)))
     assert comparable(SWEEP.budget, [small, large]) == {0: 2.0, 1: 1.5}
 
 
@@ -133,7 +133,7 @@ def test_one_that_diverged_does_not_outweigh_all_others() -> None:
         [],
         [outcome(0, 1.0)],
         [outcome(number, float(number)) for number in range(3)],
-        [Outcome(number, drawn(0), "finished", (Rung(1, RUNG, float(number)),)) for number in range(30)],
+        [TrialOutcome(number, drawn(0), "finished", (Rung(1, RUNG, float(number)),)) for number in range(30)],
         [outcome(number, 2.5) for number in range(30)],
         [outcome(number, 0.0) for number in range(30)],
         [outcome(number, math.nan) for number in range(30)],
@@ -142,7 +142,7 @@ def test_one_that_diverged_does_not_outweigh_all_others() -> None:
     ],
     ids=["none", "one", "three", "one point", "constant", "zero", "nan", "inf", "waiting"],
 )
-def test_where_nothing_can_be_told_nothing_is(outcomes: list[Outcome]) -> None:
+def test_where_nothing_can_be_told_nothing_is(outcomes: list[TrialOutcome]) -> None:
     assert importance(SWEEP, outcomes) == {}
 
 

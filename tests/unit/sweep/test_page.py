@@ -10,11 +10,11 @@ from collections.abc import Sequence
 
 import pytest
 
-from springtide.sweep.page import cost_chart, curves_chart, figures, importance_chart, points_chart, render
+from springtide.report.charts import draw
+from springtide.report.sweep_page import cost_chart, curves_chart, figures, importance_chart, points_chart, render
+from springtide.sweep.rank import rank_trials
 from springtide.sweep.space import Budget, Point, Range, Sweep
-from springtide.sweep.trial import Outcome, Rung
-from springtide.sweep.verdict import judge
-from springtide.track.charts import draw
+from springtide.sweep.trial import Rung, TrialOutcome
 
 HOSTILE = "</title></pre><script>alert('x')</script>--> $\\bad$ &"
 RATE = Range("optim.peak_lr", "log_uniform", (1e-4, 1e-2))
@@ -35,9 +35,9 @@ def point(number: int) -> Point:
     return {RATE.field: 1e-4 * 10 ** (number % 3), LAYERS.field: 2 + number % 11, KIND.field: KIND.values[number % 2]}
 
 
-def trial(number: int, *values: float, status: str = "finished", **more: float) -> Outcome:
+def trial(number: int, *values: float, status: str = "finished", **more: float) -> TrialOutcome:
     rungs = tuple(Rung(at, 1000 * at, value) for at, value in enumerate(values, start=1))
-    return dataclasses.replace(Outcome(number, point(number), status, rungs), **more)  # type: ignore[arg-type]
+    return dataclasses.replace(TrialOutcome(number, point(number), status, rungs), **more)  # type: ignore[arg-type]
 
 
 TRIALS = [
@@ -54,8 +54,8 @@ def body(html_page: str) -> ET.Element:
     return ET.fromstring(html_page.split("</head>")[1].removesuffix("</html>\n"))
 
 
-def shown(sweep: Sweep, outcomes: Sequence[Outcome], shares: dict[str, float] | None = None) -> str:
-    return render("a <sweep>", sweep, judge(sweep, outcomes), shares or {})
+def shown(sweep: Sweep, outcomes: Sequence[TrialOutcome], shares: dict[str, float] | None = None) -> str:
+    return render("a <sweep>", sweep, rank_trials(sweep, outcomes), shares or {})
 
 
 WITHOUT_VALUES = [trial(3, math.nan, status="failed"), trial(4, math.inf), trial(5, status="waiting")]
@@ -81,7 +81,7 @@ CHOSEN = [
     ids=["all kinds", "none", "one", "no values", "huge", "constant", "sixty", "one field", "all choices"],
 )
 def test_whatever_the_trials_came_to_the_page_is_well_formed_and_needs_nothing_else(
-    sweep: Sweep, outcomes: list[Outcome]
+    sweep: Sweep, outcomes: list[TrialOutcome]
 ) -> None:
     text = shown(sweep, outcomes, dict.fromkeys((one.field for one in sweep.space), 0.5))
     page = body(text)
@@ -95,7 +95,7 @@ def test_whatever_the_trials_came_to_the_page_is_well_formed_and_needs_nothing_e
 def test_what_users_wrote_is_shown_and_never_run_nor_read_as_a_formula() -> None:
     hostile = Range(HOSTILE, "uniform", (0, 1))
     outcomes = [dataclasses.replace(one, point={**one.point, HOSTILE: 0.5}) for one in TRIALS]
-    text = render(HOSTILE, sweep_of(KIND, hostile), judge(SWEEP, outcomes), {HOSTILE: 1.0})
+    text = render(HOSTILE, sweep_of(KIND, hostile), rank_trials(SWEEP, outcomes), {HOSTILE: 1.0})
     assert "<script" not in text
     page = body(text)
     assert page.findtext("h1") == HOSTILE
@@ -112,13 +112,13 @@ def test_the_lines_name_their_trials_and_the_best_is_drawn_last_and_strongest() 
     assert notes[5].startswith("trial-0001, finished: 2 after 4,000 tokens; optim.peak_lr 0.001, model.num_layers 3")
     curves = [group.findall(f"{SVG}path")[1].get("style", "") for group in page.iter(f"{SVG}g") if group.get("class")]
     assert ["var(--fg)" in style for style in curves] == [False] * 5 + [True] + [False] * 3 + [True]
-    strands = points_chart(SWEEP, judge(SWEEP, TRIALS)).strands
+    strands = points_chart(SWEEP, rank_trials(SWEEP, TRIALS)).strands
     assert [one.number for one, strand in zip(TRIALS, strands, strict=True) if strand.best] == [1]
     assert [strand.faint for strand in strands] == [False, False, True, True, True, True]
 
 
 def test_points_lie_where_their_values_are_and_end_at_the_objective_they_have() -> None:
-    chart = points_chart(SWEEP, judge(SWEEP, TRIALS))
+    chart = points_chart(SWEEP, rank_trials(SWEEP, TRIALS))
     assert [label for label, _ in chart.axes] == ["peak_lr", "num_layers", "activation", "heldout_loss (min)"]
     places = [[place for _, place in strand.points] for strand in chart.strands]
     assert [line[:2] for line in places[:3]] == [pytest.approx(line) for line in ([0, 0], [0.5, 0.1], [1, 0.2])]
@@ -129,31 +129,34 @@ def test_points_lie_where_their_values_are_and_end_at_the_objective_they_have() 
 
 def test_of_a_greatest_objective_the_shades_are_the_other_way_round() -> None:
     sweep = sweep_of(RATE, mode="max")
-    assert [one.shade for one in points_chart(sweep, judge(sweep, TRIALS)).strands[:3]] == [0.5, 0.0, 1.0]
+    assert [one.shade for one in points_chart(sweep, rank_trials(sweep, TRIALS)).strands[:3]] == [0.5, 0.0, 1.0]
 
 
 def test_one_that_diverged_leaves_room_to_the_others_and_the_axis_says_so() -> None:
     outcomes = [*(trial(number, 2 + number / 10) for number in range(9)), trial(9, 1e6)]
-    chart = points_chart(SWEEP, judge(SWEEP, outcomes))
+    chart = points_chart(SWEEP, rank_trials(SWEEP, outcomes))
     assert chart.strands[9].points[-1][1] == 1.0
     assert chart.strands[8].points[-1][1] > 0.2
     assert chart.axes[-1][1][-1] == (1.0, "≥ 4.025")
-    assert curves_chart(SWEEP, judge(SWEEP, outcomes)).y_limits == (2.0, pytest.approx(4.025))
+    assert curves_chart(SWEEP, rank_trials(SWEEP, outcomes)).y_limits == (2.0, pytest.approx(4.025))
 
 
 def test_fields_that_end_alike_are_named_in_full() -> None:
     sweep = sweep_of(RATE, Range("other.peak_lr", "uniform", (0.0, 1.0)))
-    assert [label for label, _ in points_chart(sweep, judge(sweep, [])).axes[:2]] == ["optim.peak_lr", "other.peak_lr"]
+    assert [label for label, _ in points_chart(sweep, rank_trials(sweep, [])).axes[:2]] == [
+        "optim.peak_lr",
+        "other.peak_lr",
+    ]
 
 
 def test_a_curve_leaves_out_what_is_no_number() -> None:
-    strands = curves_chart(SWEEP, judge(SWEEP, TRIALS)).strands
+    strands = curves_chart(SWEEP, rank_trials(SWEEP, TRIALS)).strands
     assert [len(strand.points) for strand in strands] == [4, 4, 1, 1]
     assert strands[3].points == [(1000.0, 7.0)]
 
 
 def test_the_headline_adds_up_and_has_dollars_when_there_are_any() -> None:
-    told = {label: (figure, remark) for label, figure, remark in figures(SWEEP, judge(SWEEP, TRIALS))}
+    told = {label: (figure, remark) for label, figure, remark in figures(SWEEP, rank_trials(SWEEP, TRIALS))}
     assert told["trials"] == ("6", "2 finished, 1 stopped, 2 failed, 1 waiting")
     assert told["best"] == ("2.0000", "heldout_loss, nats/token")
     assert (told["tokens"][0], told["worker-seconds"][0]) == ("12,000", "125")
@@ -165,7 +168,7 @@ def test_the_headline_adds_up_and_has_dollars_when_there_are_any() -> None:
 
 
 def test_what_cost_nothing_has_no_column_and_each_outcome_its_own_color() -> None:
-    chart = cost_chart(judge(SWEEP, TRIALS), "", "dollars", {one.number: one.dollars for one in TRIALS})
+    chart = cost_chart(rank_trials(SWEEP, TRIALS), "", "dollars", {one.number: one.dollars for one in TRIALS})
     assert chart.groups == [
         ("finished", [(0, 0.5), (1, 1.0)]),
         ("stopped", [(2, 0.1)]),
@@ -173,7 +176,7 @@ def test_what_cost_nothing_has_no_column_and_each_outcome_its_own_color() -> Non
         ("waiting", []),
     ]
     spent = [dataclasses.replace(one, worker_s=9.0, status="failed") for one in TRIALS]
-    assert "#dc6803" in draw([cost_chart(judge(SWEEP, spent), "", "", dict.fromkeys(range(6), 9.0))])
+    assert "#dc6803" in draw([cost_chart(rank_trials(SWEEP, spent), "", "", dict.fromkeys(range(6), 9.0))])
 
 
 def test_the_table_has_the_best_first_and_all_that_became_of_each() -> None:

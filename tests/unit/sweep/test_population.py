@@ -9,7 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from springtide import config as configs
+from springtide.app.sweep import _last_settled_rung
 from springtide.errors import ConfigError
+from springtide.events import Evaluated, Event, Started
 from springtide.store import Folder
 from springtide.sweep import (
     Point,
@@ -24,8 +26,6 @@ from springtide.sweep import (
     shares,
     turned,
 )
-from springtide.sweeps import _told
-from springtide.track.events import Evaluated, Event, Started
 from springtide.track.journal import Journal
 
 TINY = configs.recipes.tiny()
@@ -83,12 +83,12 @@ def test_a_rung_that_nobody_has_gone_on_from_is_heard_of_again(tmp_path: Path) -
                 run.write(configs.RUN_CONFIG, configs.dump(config))
             with Journal(run) as journal:
                 journal(event)
-        return _told(folder, table, points)
+        return _last_settled_rung(folder, table, points)
 
     def at(step: int) -> Event:
         return Evaluated(step=step, heldout_loss=2.0, heldout_bits_per_byte=1.0, rows=1)
 
-    assert _told(folder, table, []) == told() == 0
+    assert _last_settled_rung(folder, table, []) == told() == 0
     assert told((0, Started(step=0, world_size=1)), (0, at(10)), (1, Started(step=0, world_size=2))) == 0
     assert told((1, at(10))) == 0
     assert told((1, Started(step=11, world_size=2))) == 10

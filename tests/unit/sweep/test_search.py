@@ -13,13 +13,13 @@ from hypothesis import strategies as st
 from springtide import config as configs
 from springtide.errors import ConfigError
 from springtide.sweep import (
-    Outcome,
     Point,
     Rung,
     Search,
+    TrialOutcome,
     grid_points,
-    judge,
     random_points,
+    rank_trials,
     read,
     search_of,
     trial_config,
@@ -98,19 +98,19 @@ def test_the_best_is_of_those_that_came_furthest_and_a_failure_is_none() -> None
         return tuple(Rung(10 * number, 10 * number * STEP, value) for number, value in enumerate(values, start=1))
 
     outcomes = [
-        Outcome(0, {"optim.peak_lr": 0.1}, "stopped", rungs(1.0), worker_s=2.0),
-        Outcome(1, {"optim.peak_lr": 0.01}, "finished", rungs(3.0, 2.5), worker_s=4.0),
-        Outcome(2, {"optim.peak_lr": 0.02}, "finished", rungs(3.5, 2.0), worker_s=4.0),
-        Outcome(3, {"optim.peak_lr": 0.5}, "failed", rungs(9.0, math.inf), reason="it diverged"),
-        Outcome(4, {"optim.peak_lr": 0.3}, "waiting"),
+        TrialOutcome(0, {"optim.peak_lr": 0.1}, "stopped", rungs(1.0), worker_s=2.0),
+        TrialOutcome(1, {"optim.peak_lr": 0.01}, "finished", rungs(3.0, 2.5), worker_s=4.0),
+        TrialOutcome(2, {"optim.peak_lr": 0.02}, "finished", rungs(3.5, 2.0), worker_s=4.0),
+        TrialOutcome(3, {"optim.peak_lr": 0.5}, "failed", rungs(9.0, math.inf), reason="it diverged"),
+        TrialOutcome(4, {"optim.peak_lr": 0.3}, "waiting"),
     ]
-    verdict = judge(sweep, outcomes)
+    verdict = rank_trials(sweep, outcomes)
     assert verdict.best is outcomes[2]
     assert verdict.worker_s == 10.0
     told = words(sweep, verdict)
     assert "* trial-0002" in told
     assert "failed: it diverged" in told
-    assert judge(sweep, outcomes[3:]).best is None
+    assert rank_trials(sweep, outcomes[3:]).best is None
 
 
 def tried(search: Search, objective: Callable[[Point], float], trials: range, told: dict[int, float]) -> list[Point]:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from springtide import config as configs
 from springtide.errors import ConfigError
-from springtide.sweep import Outcome, Rung, expected_gain, judge, other_seed, read, words
+from springtide.sweep import Rung, TrialOutcome, expected_improvement, other_seed, rank_trials, read, words
 
 TINY = configs.recipes.tiny()
 TABLE = {
@@ -23,23 +23,25 @@ TABLE = {
 BOTH = {**TABLE, "OBJECTIVE": {**TABLE["OBJECTIVE"], "beside": {"metric": "step_worker_s", "mode": "min"}}}
 
 
-def outcome(number: int, value: float, beside: float = math.nan, repeats: int = -1, tokens: int = 40_000) -> Outcome:
+def outcome(
+    number: int, value: float, beside: float = math.nan, repeats: int = -1, tokens: int = 40_000
+) -> TrialOutcome:
     rungs = (Rung(tokens // 100, tokens, value),)
-    return Outcome(number, {"optim.peak_lr": 0.01}, "finished", rungs, beside=beside, repeats=repeats)
+    return TrialOutcome(number, {"optim.peak_lr": 0.01}, "finished", rungs, beside=beside, repeats=repeats)
 
 
 def test_trials_whose_batches_differ_are_compared_after_the_same_tokens() -> None:
-    small = Outcome(0, {}, "finished", (Rung(977, 40_000, 3.0),))
-    large = Outcome(1, {}, "finished", (Rung(123, 39_936, 2.0),))
-    early = Outcome(2, {}, "stopped", (Rung(30, 10_000, 1.0),))
-    assert judge(read(TABLE, TINY), [small, large, early]).best is large
+    small = TrialOutcome(0, {}, "finished", (Rung(977, 40_000, 3.0),))
+    large = TrialOutcome(1, {}, "finished", (Rung(123, 39_936, 2.0),))
+    early = TrialOutcome(2, {}, "stopped", (Rung(30, 10_000, 1.0),))
+    assert rank_trials(read(TABLE, TINY), [small, large, early]).best is large
 
 
 @given(st.lists(st.tuples(st.integers(0, 5), st.integers(0, 5)), min_size=1, max_size=12))
 def test_the_front_is_those_that_no_other_beats(pairs: list[tuple[int, int]]) -> None:
     sweep = read(BOTH, TINY)
     outcomes = [outcome(number, float(value), float(cost)) for number, (value, cost) in enumerate(pairs)]
-    verdict = judge(sweep, outcomes)
+    verdict = rank_trials(sweep, outcomes)
     points = {(one.value, one.beside) for one in outcomes}
     beaten = {p for p in points for q in points if q != p and q[0] <= p[0] and q[1] <= p[1]}
     assert {(one.value, one.beside) for one in verdict.front} == points - beaten
@@ -52,7 +54,7 @@ def test_several_seeds_tell_luck_from_a_better_point() -> None:
     lucky, sound = outcome(0, 2.0), outcome(1, 2.1)
     again = [outcome(8, 2.6, repeats=0), outcome(9, 2.7, repeats=0), outcome(10, 2.1, repeats=1)]
     again.append(outcome(11, 2.2, repeats=1))
-    verdict = judge(read(TABLE, TINY), [lucky, sound, *again])
+    verdict = rank_trials(read(TABLE, TINY), [lucky, sound, *again])
     assert verdict.best is sound
     assert [final.number for final in verdict.finals] == [1, 0]
     assert verdict.finals[1].values == (2.0, 2.6, 2.7)
@@ -69,9 +71,9 @@ def test_other_seeds_are_of_weights_and_of_samples() -> None:
 
 
 def test_nobody_knows_what_a_trial_promises_before_there_were_some() -> None:
-    assert expected_gain([-1.0, -2.0], 3) == math.inf
-    assert expected_gain([-1.0], 9) == math.inf
-    assert expected_gain([-3.0, -1.0, -1.5], 5) == pytest.approx(0.1)
+    assert expected_improvement([-1.0, -2.0], 3) == math.inf
+    assert expected_improvement([-1.0], 9) == math.inf
+    assert expected_improvement([-3.0, -1.0, -1.5], 5) == pytest.approx(0.1)
 
 
 @given(st.integers(4, 60), st.integers(0, 1000))
@@ -79,7 +81,7 @@ def test_the_gain_that_is_expected_is_what_one_more_brings_on_average(trials: in
     """Of the same points in any order: the chance that the last is the best, times by how much."""
     values = [random.Random(f"{seed} {number}").gauss(0, 1) for number in range(trials)]
     gains = [max(0.0, values[last] - max(values[:last] + values[last + 1 :])) for last in range(trials)]
-    assert expected_gain(values, trials) == pytest.approx(statistics.fmean(gains))
+    assert expected_improvement(values, trials) == pytest.approx(statistics.fmean(gains))
 
 
 @pytest.mark.parametrize(

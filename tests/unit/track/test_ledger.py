@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from springtide.track.events import Decided, Event, Failed, Left, Saved, Started, StepDone, Straggling
+from springtide.events import Decided, Event, Failed, Left, Saved, Started, StepDone, Straggling
 from springtide.track.ledger import Prices, ledger
 
 

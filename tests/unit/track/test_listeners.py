@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from test_journal import step
 
-from springtide.track.events import Event, Stopped
-from springtide.track.listeners import Listeners
+from springtide.events import Event, Stopped
+from springtide.events.listeners import Listeners
 
 
 def test_one_listener_that_fails_does_not_stop_the_next(caplog: pytest.LogCaptureFixture) -> None:

@@ -16,8 +16,8 @@ from test_journal import step
 
 from springtide import config as configs
 from springtide.config import Config
+from springtide.events import Evaluated, Event, Rejected, Stopped
 from springtide.store import Folder
-from springtide.track.events import Evaluated, Event, Rejected, Stopped
 from springtide.track.mlflow_sink import MlflowSink
 
 

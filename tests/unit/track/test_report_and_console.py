@@ -12,23 +12,23 @@ import pytest
 import rich.console
 from test_journal import step
 
-from springtide.track.charts import Chart, Line, draw, smooth
-from springtide.track.console import Console
-from springtide.track.events import (
-    CadenceSet,
+from springtide.events import (
     Evaluated,
     Event,
     Rejected,
     Sampled,
     Saved,
     SaveFailed,
+    SaveIntervalChanged,
     SaveSkipped,
-    SnapshotsSet,
+    SnapshotIntervalChanged,
     Started,
     StepDone,
     Stopped,
 )
-from springtide.track.report import charts, loss_chart, render, world_size_chart
+from springtide.report.charts import Chart, Series, draw, smooth
+from springtide.report.run_page import charts, loss_chart, render, world_size_chart
+from springtide.track.console import Console
 
 HOSTILE = "</pre><script>alert('x')</script>&"
 
@@ -55,8 +55,8 @@ RESIZED: list[Event] = [
     Saved(step=10, name="step-0000000010", size_bytes=2**20, save_time_s=0.1, stall_s=0.25, time_s=180.0),
     SaveFailed(step=11, reason="rank 1: No space left on device", in_a_row=2, time_s=181.0),
     SaveSkipped(step=12, reason="the save of step 10 is still being written", time_s=182.0),
-    CadenceSet(step=12, every_s=90.0, reason="a save costs 1.00 s", time_s=183.0),
-    SnapshotsSet(step=12, every_steps=4, reason="one costs 9 ms", time_s=184.0),
+    SaveIntervalChanged(step=12, every_s=90.0, reason="a save costs 1.00 s", time_s=183.0),
+    SnapshotIntervalChanged(step=12, every_steps=4, reason="one costs 9 ms", time_s=184.0),
     Rejected(step=5, name="step-0000000009", reason="a bit flipped", time_s=185.0),
     evaluated(10, 1.0),
     Sampled(step=10, prompt="def ", text=HOSTILE, time_s=181.0),
@@ -136,7 +136,7 @@ def test_a_smoothed_curve_neither_lags_nor_falls_into_a_hole() -> None:
 
 def test_a_single_spike_of_a_long_curve_is_seen() -> None:
     points = [(float(x), 100.0 if x == 7_777 else 1.0) for x in range(20_000)]
-    svg = draw([Chart("", "", "", [Line("", points)])])
+    svg = draw([Chart("", "", "", [Series("", points)])])
     [curve] = re.findall(r'd="([^"]*)" clip-path="[^"]*" style="fill: none; stroke: #2563eb', svg)
     heights = [float(y) for _, y in re.findall(r"[ML] (\S+) (\S+)", curve)]
     assert 3 < len(heights) < 1000

@@ -11,16 +11,16 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from springtide.cli.main.main import main
 from test_journal import step
 
-from springtide import api
 from springtide import config as configs
-from springtide.checkpoint.layout import read_manifest
-from springtide.cli import main
+from springtide.app import train
+from springtide.checkpoint.format import read_manifest
 from springtide.config import Config
 from springtide.errors import ConfigError, RunExists, explain, redacted
+from springtide.events import SaveFailed, Stopped
 from springtide.store import Folder
-from springtide.track.events import SaveFailed, Stopped
 from springtide.track.journal import Journal, read_journal
 from springtide.track.mlflow_sink import MlflowSink
 
@@ -86,7 +86,7 @@ def _train(config: Config, folder: Path) -> None:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     alone = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-    command = [sys.executable, "-m", "springtide.train", "--config", str(file)]
+    command = [sys.executable, "-m", "springtide.training", "--config", str(file)]
     done = subprocess.run(
         command, env={**os.environ, **alone}, capture_output=True, text=True, timeout=300, check=False
     )
@@ -101,7 +101,7 @@ def test_of_all_that_a_run_writes_only_its_config_has_the_password(
     changes = {"run.id": "run", "track.mlflow_uri": URI, "train.eval_rows": 0, "optim.warmup": 0}
     config = configs.override(tiny, {**changes, "train.total": 2 * tiny.tokens_per_step})
     _train(config, tmp_path)
-    run = api.attach(str(root / "run"))
+    run = train.attach(str(root / "run"))
     assert run.config == config, "what it resumes with is whole"
     [name] = run.checkpoints
     assert configs.build(read_manifest(run.folder, name).config).track.mlflow_uri == redacted(URI)
@@ -134,7 +134,7 @@ def test_of_all_that_a_run_writes_only_its_config_has_the_password(
 
 
 def test_a_config_on_an_object_store_is_warned_of(caplog: pytest.LogCaptureFixture) -> None:
-    run = api.Run(Folder("memory://secrets/run"))
+    run = train.Run(Folder("memory://secrets/run"))
     run.write_config(Config())
     assert caplog.text == ""
     run.write_config(configs.override(Config(), {"track.mlflow_uri": URI}))

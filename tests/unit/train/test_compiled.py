@@ -12,12 +12,12 @@ from torch._dynamo.utils import counters
 
 from springtide import config as configs
 from springtide.config import Config
+from springtide.events import Evaluated, Event, StepDone, Warned
 from springtide.parallel import compiled, gave_up
 from springtide.store import Folder
 from springtide.stream import Batch, RankReader, load, open_data
-from springtide.track.events import Evaluated, Event, StepDone, Warned
-from springtide.train import Run
-from springtide.train.rehearsal import _alone, rehearse
+from springtide.training import TrainLoop
+from springtide.training.preflight import _alone, preflight
 
 
 @pytest.fixture
@@ -54,13 +54,13 @@ def events(config: Config, name: str) -> list[Event]:
 
     config = configs.override(config, {"run.id": name})
     with _alone("cpu") as here:
-        run = Run(config, here, open_data(config), Folder(config.run.root) / name)
+        run = TrainLoop(config, here, open_data(config), Folder(config.run.root) / name)
         return list(run.events(feed, lambda: None))
 
 
 def test_one_graph_trains_and_one_evaluates_in_every_group(tiny: Config, graphs: Callable[[], int]) -> None:
     config = uneven(tiny, **{"parallel.compile": True})
-    rehearse(config)
+    preflight(config)
     rehearsed = graphs()
     assert rehearsed > 0
     found = events(config, "first")

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from springtide.stream import Batch, ahead
-from springtide.train.device import to_device
+from springtide.training.device import to_device
 
 
 def batches(number: int) -> Iterator[Batch]:

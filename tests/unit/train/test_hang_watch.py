@@ -8,8 +8,8 @@ import time
 
 _HANGS = """
 import importlib, sys, time
-from springtide.track.events import Started, StepDone
-entry = importlib.import_module("springtide.train.__main__")
+from springtide.events.event import Started, StepDone
+entry = importlib.import_module("springtide.training.__main__")
 watch = entry.HangWatch(num_steps=100, least_s=float(sys.argv[1]))
 watch(Started(step=0, world_size=1))
 figures = ("loss", "grad_norm", "learning_rate", "tokens", "step_tokens", "data_wait_s", "tokens_per_s", "mfu")

@@ -9,15 +9,17 @@ import pytest
 
 from springtide import config as configs
 from springtide.errors import TrainingFailed
-from springtide.train.judge import Judge
-from springtide.train.step import StepResult
+from springtide.training.step import StepResult
+from springtide.training.step_guard import StepGuard
 
 
-def judge(**changes: object) -> Judge:
-    return Judge(configs.override(configs.recipes.tiny(), {f"optim.{key}": value for key, value in changes.items()}))
+def judge(**changes: object) -> StepGuard:
+    return StepGuard(
+        configs.override(configs.recipes.tiny(), {f"optim.{key}": value for key, value in changes.items()})
+    )
 
 
-def trained(one: Judge) -> Judge:
+def trained(one: StepGuard) -> StepGuard:
     for step in range(20):
         assert one.accept(4.0 + 0.1 * (step % 3), 1.0)
     return one

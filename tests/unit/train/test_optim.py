@@ -11,8 +11,8 @@ from springtide.config import Tokens
 from springtide.config.engine import ModelConfig, OptimConfig
 from springtide.errors import ConfigError
 from springtide.model import build
-from springtide.train.muon import orthogonalized
-from springtide.train.optim import learning_rate, optimizer_of
+from springtide.training.muon import orthogonalized
+from springtide.training.optim import learning_rate, optimizer_of
 
 COSINE = OptimConfig(peak_lr=1.0, warmup=Tokens(100), final_lr_ratio=0.1)
 WSD = COSINE.model_copy(update={"schedule": "wsd", "decay": Tokens(200)})

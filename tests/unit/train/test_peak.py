@@ -7,8 +7,8 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from springtide.train import peak
-from springtide.train.peak import data_sheet, peak_flops
+from springtide.training import peak_flops as module
+from springtide.training.peak_flops import data_sheet, peak_flops
 
 NAMES = {
     "NVIDIA H100 80GB HBM3": 989e12,
@@ -82,7 +82,7 @@ def test_an_unknown_gpu_is_measured_in_what_its_tensor_cores_take_and_said_to_be
 
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda _: "NVIDIA Z9")
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: capability)
-    monkeypatch.setattr(peak, "_measure", measure)
+    monkeypatch.setattr(module, "_measure", measure)
     assert peak_flops(torch.device("cuda", 0)) == (
         1e15,
         f"{kind} matmul of 8192x8192 measured on this unknown NVIDIA Z9 at start, best of 10",

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from torch.autograd import DeviceType
 
-from springtide.train.profile import kernel_shares, kernels_of, kind_of, shares, times_by_name
+from springtide.training.profile import kernel_shares, kernels_of, kind_of, shares, times_by_name
 
 
 def test_each_kind_has_its_share_and_they_add_up_to_one() -> None:

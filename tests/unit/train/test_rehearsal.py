@@ -7,15 +7,15 @@ import torch
 import torch.distributed as dist
 
 from springtide import config as configs
-from springtide.train import probe
-from springtide.train.probe import examine
-from springtide.train.rehearsal import rehearse
+from springtide.training import device_check
+from springtide.training.device_check import check_device
+from springtide.training.preflight import preflight
 
 
 def test_a_process_may_rehearse_before_each_group_it_joins() -> None:
     config = configs.override(configs.recipes.tiny(), {"parallel.threads": 1, "parallel.reduction": "fp64"})
     for _ in range(2):
-        found = rehearse(config)
+        found = preflight(config)
         assert not dist.is_initialized()
         assert found.wrong == ""
         assert found.flops_per_s > 1e8
@@ -23,7 +23,7 @@ def test_a_process_may_rehearse_before_each_group_it_joins() -> None:
 
 
 def test_one_wrong_bit_of_a_product_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    timed = probe._best_s
+    timed = device_check._best_s
 
     def flipped(device: torch.device, function: object) -> tuple[float, torch.Tensor]:
         seconds, found = timed(device, function)
@@ -31,5 +31,5 @@ def test_one_wrong_bit_of_a_product_is_found(monkeypatch: pytest.MonkeyPatch) ->
             found[17, 3] += 1
         return seconds, found
 
-    monkeypatch.setattr(probe, "_best_s", flipped)
-    assert examine(torch.device("cpu")).wrong == "multiplies wrong"
+    monkeypatch.setattr(device_check, "_best_s", flipped)
+    assert check_device(torch.device("cpu")).wrong == "multiplies wrong"

@@ -7,40 +7,40 @@ from pathlib import Path
 import torch
 from tokenizers import Tokenizer, processors
 
-from springtide import api
 from springtide import config as configs
-from springtide.checkpoint import attempts
-from springtide.checkpoint.layout import Meta, Staged
+from springtide.app import train
+from springtide.checkpoint import leases
+from springtide.checkpoint.commit import CommitJob, PieceWriter
+from springtide.checkpoint.format import Meta, StagedPiece
 from springtide.checkpoint.retention import Rule
 from springtide.checkpoint.tensors import named_tensors, raw, type_name
-from springtide.checkpoint.write import Job, Writer
 from springtide.config import Config
-from springtide.corpus import open_vocabulary
+from springtide.corpus import open_tokenizer
 from springtide.dataset import open_dataset, prepare
 from springtide.model import whole
 from springtide.store import Folder
 from springtide.stream import open_data
-from springtide.train.evaluate import generate
-from springtide.train.weights import initialize
+from springtide.training.evaluate import generate
+from springtide.training.weights import initialize
 
 
 def saved(config: Config, model: torch.nn.Module) -> Folder:
     """A run whose only checkpoint has the weights of ``model``."""
     run, tensors, data = Folder(config.run.root) / "sampled", named_tensors(model), open_data(config)
     pieces = [
-        Staged(name, type_name(tensor.dtype), shape, (0,) * len(shape), shape, 0, raw(tensor).numel())
+        StagedPiece(name, type_name(tensor.dtype), shape, (0,) * len(shape), shape, 0, raw(tensor).numel())
         for name, tensor in tensors.items()
         if (shape := tuple(tensor.shape))
     ]
     meta = Meta(step=7, tokens=7, world_size=1, order_identity=data.order.identity, config_fingerprint="c")
-    job = Job(run.url, attempts.claim(run, "me").number, 0, meta, config.model_dump(mode="json"), pieces, Rule(3))
-    Writer(run).write(job, lambda piece: memoryview(raw(tensors[piece.tensor]).numpy()), lambda: False)
+    job = CommitJob(run.url, leases.claim(run, "me").number, 0, meta, config.model_dump(mode="json"), pieces, Rule(3))
+    PieceWriter(run).write(job, lambda piece: memoryview(raw(tensors[piece.tensor]).numpy()), lambda: False)
     run.write(configs.RUN_CONFIG, configs.dump(config))
     return run
 
 
 def test_a_sample_reads_its_prompt_as_training_would_and_ends_with_its_document(tiny: Config, tmp_path: Path) -> None:
-    tokenizer = Tokenizer.from_str(open_vocabulary("bytes", [], 0).to_json())
+    tokenizer = Tokenizer.from_str(open_tokenizer("bytes", [], 0).to_json())
     tokenizer.add_special_tokens(["<s>"])
     begin = tokenizer.token_to_id("<s>")
     tokenizer.post_processor = processors.TemplateProcessing("<s> $A <s>", special_tokens=[("<s>", begin)])
@@ -58,18 +58,18 @@ def test_a_sample_reads_its_prompt_as_training_would_and_ends_with_its_document(
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.mul_(8.0)  # so that what was read before shows in what is drawn
-    run = api.attach(saved(config, model).url)
+    run = train.attach(saved(config, model).url)
 
     def expected(ids: list[int], length: int, temperature: float, seed: int) -> list[int]:
         size, end = manifest.vocab_size, vocabulary.end_of_text
         return generate(model, ids, length, manifest.sequence_length, size, temperature, seed, end)
 
     prompt = [vocabulary.tokenizer.token_to_id(letter) for letter in "def\u0120"]  # a byte-level space
-    found = api.sample(run, "def ", 24, temperature=0.0)
+    found = train.sample(run, "def ", 24, temperature=0.0)
     assert (found.step, found.prompt) == (7, "def ")
     assert found.text == vocabulary.decode(expected(prompt, 24, 0.0, 0))
     assert found.text != vocabulary.decode(expected([begin, *prompt, begin], 24, 0.0, 0))
     # an empty prompt begins a document
-    assert api.sample(run, "", 24, 1.0).text == vocabulary.decode(expected([vocabulary.end_of_text], 24, 1.0, 0))
+    assert train.sample(run, "", 24, 1.0).text == vocabulary.decode(expected([vocabulary.end_of_text], 24, 1.0, 0))
     [seed, ends] = next((seed, one) for seed in range(200) if len(one := expected(prompt, 9, 1000.0, seed)) < 9)
-    assert api.sample(run, "def ", 9, temperature=1000.0, seed=seed).text == vocabulary.decode(ends)
+    assert train.sample(run, "def ", 9, temperature=1000.0, seed=seed).text == vocabulary.decode(ends)

@@ -59,7 +59,7 @@ def test_torchrun_trains_where_only_torch_and_the_wheels_are(tmp_path: Path) -> 
     prepared = run("-c", PREPARE, str(file))
     assert prepared.returncode == 0, prepared.stderr[-3000:]
     launch = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "1"]
-    trained = run(*launch, "-m", "springtide.train", "--config", str(file))
+    trained = run(*launch, "-m", "springtide.training", "--config", str(file))
     assert trained.returncode == 0, trained.stderr[-3000:]
     steps = last_steps(read_journal(Folder(str(tmp_path / "runs" / "alone"))))
     assert [one.step for one in steps] == [1, 2, 3, 4]

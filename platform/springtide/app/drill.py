@@ -1,0 +1,299 @@
+"""A drill: real training on a cluster of several raylets on this machine, whose nodes are really announced to go, killed and
+added; and the same training left in peace, to compare with."""
+
+from __future__ import annotations
+
+import dataclasses
+import random
+import shutil
+import statistics
+import tempfile
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from springtide import config as configs
+from springtide.config import Config
+from springtide.elastic.policy import Bounds
+from springtide.elastic.simulate import Costs, simulate
+from springtide.elastic.traces import of_nodes, read_file, smaller
+from springtide.errors import ConfigError, explain
+from springtide.events import Event, Ready, StepDone
+from springtide.run.folder import Run
+from springtide.track.ledger import ledger
+
+Say = Callable[[str], None]
+_NOTICE_S = 12.0
+"""Between a notice and the loss: a tenth of what clouds give."""
+_TRACE_NODES = 4
+_STEPS_BETWEEN = 100
+"""Changes of a trace, on average."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Act:
+    """What happens to the cluster, and when."""
+
+    step: int
+    what: str
+    """``kill``, ``drain``, ``hang`` or ``add``."""
+    nodes: int = 1
+    workers: int = 0
+    """Not before so many train; 0 for any number."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Scenario:
+    """A drill."""
+
+    workers: int
+    acts: tuple[Act, ...]
+    steps: int
+    about: str
+    most: int = 0
+    """Workers, where they may be more than in the beginning."""
+
+    @property
+    def max_workers(self) -> int:
+        """There ever are at once."""
+        return max(self.workers, self.most)
+
+
+def storm(seed: int, faults: int) -> Scenario:
+    """Random faults, of which none leaves the cluster without a node; nodes join between them."""
+    chance = random.Random(seed)
+    nodes, acts, step, left = 3, [], 20, faults
+    while left:
+        kinds = ["hang", "kill", "drain"] if nodes > 1 else ["hang"]
+        what = "add" if nodes == 1 or (nodes < 3 and chance.random() < 0.5) else chance.choice(kinds)
+        left -= what != "add"
+        nodes += {"add": 1, "kill": -1, "drain": -1, "hang": 0}[what]
+        acts.append(Act(step, what))
+        step += chance.randrange(1, 30)
+    return Scenario(3, tuple(acts), step + 40, f"{faults} faults at random, seed {seed}")
+
+
+def traced(_: int, changes: int, trace: str) -> Scenario:
+    """The first ``changes`` of a record of spot capacity, scaled to a few nodes, and to steps that are soon done."""
+    numbers = smaller(read_file(trace), _TRACE_NODES)[: changes + 1]
+    if len(numbers) < 2:
+        raise ConfigError(explain("--trace", trace, "has no change of the number of nodes", "give another record"))
+    (begin_s, here), (end_s, _) = numbers[0], numbers[-1]
+    first, acts = here, []
+    for time_s, number in numbers[1:]:
+        step = 20 + round((time_s - begin_s) / (end_s - begin_s) * _STEPS_BETWEEN * len(numbers))
+        acts.append(Act(step, "add" if number > here else "drain", abs(number - here)))
+        here = number
+    about = f"{len(acts)} changes of {Path(trace).name}, on at most {_TRACE_NODES} nodes"
+    return Scenario(first, tuple(acts), acts[-1].step + 60, about, most=_TRACE_NODES)
+
+
+SCENARIOS: dict[str, Callable[..., Scenario]] = {
+    "kill": lambda *_: Scenario(3, (Act(40, "kill"),), 100, "a node and all its processes are killed"),
+    "drain": lambda *_: Scenario(3, (Act(40, "drain"),), 120, "a node is announced to go, and goes"),
+    "regrow": lambda *_: Scenario(3, (Act(40, "kill"), Act(60, "add")), 260, "a node is killed, another one joins"),
+    "hang": lambda *_: Scenario(2, (Act(40, "hang"),), 60, "a worker's process stands still, and answers nobody"),
+    "resize": lambda *_: Scenario(
+        8,
+        (Act(15, "drain", 3, 8), Act(35, "add", 2, 5), Act(60, "add", 1, 7), Act(80, "kill", 1, 8)),
+        230,
+        "8 -> 5 -> 7 -> 8 -> 7 workers: three go with a notice, two join, another joins, one goes without",
+    ),
+    "all": lambda *_: Scenario(
+        3, (Act(15, "drain"), Act(60, "kill"), Act(80, "add")), 320, "one goes with a notice, one without, one joins"
+    ),
+    "storm": lambda seed, faults, _: storm(seed, faults),
+    "trace": traced,
+}
+
+
+def config_of(scenario: Scenario, root: str) -> Config:
+    """The tiny recipe at the size of the drill, its sums exact, so that a resize has nothing to hide behind."""
+    base = configs.recipes.tiny()
+    rows = 24
+    changes = {
+        "run.root": root,
+        "shards.root": f"{root}/datasets",
+        "model.num_layers": 2,
+        "model.dim": 64,
+        "model.ffn_dim": 176,
+        "stream.global_batch": rows,
+        "stream.lanes": 12 if scenario.workers > 4 else 4,
+        "parallel.reduction": "fp64",
+        "parallel.threads": 1,
+        "elastic.min_workers": 1,
+        "elastic.max_workers": scenario.max_workers,
+        "elastic.grow": "always",
+        "elastic.hang": 15.0,
+        "elastic.notices": "file",
+        "elastic.notice_file": f"{root}/notice-{{node}}",
+        "train.total": scenario.steps * rows * base.shards.sequence_length,
+        "checkpoint.memory_every": 1,
+        "train.eval_rows": 0,
+        "train.sample_tokens": 0,
+        "track.mlflow_uri": "off",
+        "track.progress": False,
+    }
+    return configs.override(base, changes)
+
+
+def drill(name: str, say: Say, seed: int = 0, faults: int = 20, trace: str = "", keep: str = "") -> dict[str, Any]:
+    """Run scenario ``name``; ``say`` hears what happens as it does. ``seed`` is the storm's, ``faults`` its and the trace's
+    number, ``trace`` the file of the latter; ``keep`` is a folder that the two runs stay in.
+
+    Returns ``gaps_s`` and ``steps_lost`` of each restart, ``digests_match``, ``loss_max_abs_diff`` against the twin,
+    ``goodput``, ``events``, what was left in the cluster, what of the scenario was ``left_undone``, and ``ok``; for a trace
+    also what the simulator makes of what happened. ConfigError for a scenario that is not known, or a file that is no trace.
+    """
+    if name not in SCENARIOS:
+        raise ConfigError(explain("scenario", name, "is not known", f"one of {', '.join(SCENARIOS)}"))
+    scenario = SCENARIOS[name](seed, faults, trace)
+    root = keep or tempfile.mkdtemp(prefix="springtide-drill-")
+    try:
+        return _drill(scenario, config_of(scenario, root), say)
+    finally:
+        if not keep:
+            shutil.rmtree(root, ignore_errors=True)
+
+
+def _drill(scenario: Scenario, config: Config, say: Say) -> dict[str, Any]:
+    from springtide.app.train import prepare, train
+    from springtide.on_ray.cluster.local import LocalCluster
+    from springtide.on_ray.cluster.nodes import leftovers
+    from springtide.track.console import describe
+
+    config = prepare(config)
+    begin = time.time()
+
+    def tell(text: str) -> None:
+        say(f"{time.time() - begin:6.1f} s  {text}")
+
+    say(f"{scenario.about}; {scenario.steps} steps on {scenario.workers} nodes, twice: in peace, then not")
+    with LocalCluster(scenario.workers) as cluster:
+        tell("the twin trains")
+        twin = train(configs.override(config, {"run.id": "twin", "elastic.max_workers": 1}))
+        tell(f"the twin is done; now with what happens: {', '.join(_words(act) for act in scenario.acts)}")
+        stage = _Stage(cluster, scenario.acts, config.elastic.notice_file, tell)
+
+        def listen(event: Event) -> None:
+            if isinstance(event, StepDone):
+                stage.reach(event.step, event.world_size)
+            elif event.kind in ("started", "decided", "left", "failed", "ready", "stopped"):
+                tell(describe(event))
+
+        run = train(configs.override(config, {"run.id": "drilled"}), listen=listen)
+        stage.end()
+        left = leftovers()
+    found = compare(run, twin, stage.told, left)
+    found["left_undone"] = [_words(act) for act in stage.to_come]
+    if found["left_undone"]:  # a drill that did not take place shows nothing
+        found["ok"] = False
+        tell(f"NOT DONE, because training was over: {', '.join(found['left_undone'])}")
+    if scenario.most:
+        found["predicted_goodput"] = round(predict(scenario, run, twin, stage.told), 4)
+    return found
+
+
+class _Stage:
+    """Does what a scenario says when its steps come, in the thread that hears of them: training goes on meanwhile."""
+
+    def __init__(self, cluster: Any, acts: tuple[Act, ...], notice_file: str, tell: Say) -> None:
+        self._cluster, self.to_come, self._tell = cluster, list(acts), tell
+        self._notice_file = notice_file
+        self._doomed: dict[str, threading.Timer] = {}
+        self.told: list[dict[str, Any]] = []
+
+    def reach(self, step: int, workers: int) -> None:
+        """So many ``workers`` have done ``step``."""
+        while self.to_come and self.to_come[0].step <= step and self.to_come[0].workers in (0, workers):
+            act = self.to_come.pop(0)
+            for _ in range(act.nodes):
+                self._do(act.what, step)
+
+    def end(self) -> None:
+        """Training is over: what is still to come does not."""
+        for timer in self._doomed.values():
+            timer.cancel()
+            timer.join()
+
+    def _do(self, what: str, step: int) -> None:
+        node = self._cluster.add() if what == "add" else self._next()
+        self._note(step, what, node)
+        if what == "kill":
+            self._cluster.kill(node)
+        elif what == "hang":
+            self._cluster.halt(node)
+        elif what == "drain":
+            Path(self._notice_file.replace("{node}", node)).write_text(f"{_NOTICE_S}")
+            self._doomed[node] = threading.Timer(_NOTICE_S, self._go, (step, node))
+            self._doomed[node].start()
+
+    def _next(self) -> str:
+        return next(node for node in self._cluster.nodes if node not in self._doomed)
+
+    def _go(self, step: int, node: str) -> None:
+        self._cluster.kill(node)
+        self._note(step, "gone", node)
+
+    def _note(self, step: int, what: str, node: str) -> None:
+        self.told.append({"step": step, "what": what, "node": node[:8], "time_s": time.time()})
+        words = {"kill": "is killed", "drain": f"will go in {_NOTICE_S:.0f} s", "add": "joins", "gone": "is gone"}
+        words["hang"] = "has its worker stopped"
+        self._tell(f"step {step}: node {node[:8]} {words[what]}")
+
+
+def compare(run: Run, twin: Run, told: list[dict[str, Any]], left: dict[str, int]) -> dict[str, Any]:
+    """What the drill cost, and whether it shows in the training."""
+    mine, theirs = {one.step: one for one in run.steps}, {one.step: one for one in twin.steps}
+    book = ledger(run.events)
+    same = mine.keys() == theirs.keys() and all(mine[step].digest == theirs[step].digest for step in theirs)
+    furthest = max((abs(mine[step].loss - theirs[step].loss) for step in mine.keys() & theirs.keys()), default=0.0)
+    verified = bool(run.verify()["ok"])
+    return {
+        "ok": same and verified and furthest <= 1e-4 and not left,
+        "digests_match": same,
+        "loss_max_abs_diff": furthest,
+        "gaps_s": [round(one.gap_s, 2) for one in book.restarts],
+        "steps_lost": [one.steps_lost for one in book.restarts],
+        "goodput": round(book.goodput, 4),
+        "restarts": [dataclasses.asdict(one) for one in book.restarts],
+        "spent": {kind: round(seconds, 2) for kind, seconds in book.spent.items()},
+        "events": told,
+        "leftovers": left,
+        "steps": len(mine),
+    }
+
+
+def predict(scenario: Scenario, run: Run, twin: Run, told: list[dict[str, Any]]) -> float:
+    """The goodput that the simulator makes of the changes as they came. A step, a usual restart, the first start and each new
+    process take what they took, saves and data what they took of the twin; when it restarts, with whom, and what that costs
+    altogether is for it to find out."""
+    begin_s, steps, book = min(event.time_s for event in run.events), run.steps, ledger(run.events)
+    joined = {one["node"]: one["time_s"] - begin_s for one in told if one["what"] == "add"}
+    gone = {one["node"]: one["time_s"] - begin_s + _NOTICE_S for one in told if one["what"] == "drain"}
+    ready = {one.node[:8]: one.time_s - begin_s for one in run.events if isinstance(one, Ready)}
+    warm_ups_s = {node: max(0.0, ready[node] - time_s) for node, time_s in joined.items() if node in ready}
+    first = [node for node in gone if node not in joined]
+    first += [f"stays-{one}" for one in range(scenario.workers - len(first))]
+    rows = [(time_s, True, node) for node, time_s in [*dict.fromkeys(first, 0.0).items(), *joined.items()]]
+    rows += [(time_s, False, node) for node, time_s in gone.items()]
+    trace = dataclasses.replace(of_nodes(rows), end_s=steps[-1].time_s - begin_s)
+    start_s = steps[0].time_s - steps[0].step_time_s - begin_s
+    costs = Costs(
+        step_s=statistics.median(one.step_time_s for one in steps),
+        restart_s=statistics.median(one.gap_s for one in book.restarts) if book.restarts else 0.0,
+        first_start_s=start_s,
+        warm_up_s=start_s,
+        notice_s=_NOTICE_S,
+    )
+    found = simulate(trace, Bounds(1, scenario.max_workers, grow="always"), costs, warm_ups_s)
+    spent = ledger(twin.events).spent
+    return found.goodput * spent["productive"] / (spent["productive"] + spent["data_stall"] + spent["checkpoint_stall"])
+
+
+def _words(act: Act) -> str:
+    many = f"{act.nodes} nodes" if act.nodes > 1 else "a node"
+    verb = {"kill": "is killed", "drain": "is announced to go", "hang": "hangs", "add": "joins"}[act.what]
+    return f"{many} {verb} at step {act.step}".replace("s is", "s are").replace("s joins", "s join")

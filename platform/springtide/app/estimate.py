@@ -1,0 +1,150 @@
+"""What a worker's device must hold for a step, and which settings would make it less."""
+
+from __future__ import annotations
+
+import bisect
+import math
+from typing import Any
+
+from springtide import config as configs
+from springtide.config import Config
+from springtide.errors import ConfigError, explain
+from springtide.store.free_memory import free_bytes
+
+_REMEDIES: dict[str, dict[str, Any]] = {
+    "parallel.recompute = full": {"parallel.recompute": "full"},
+    "train.micro_batch = 1": {"train.micro_batch": 1},
+    "parallel.strategy = zero3 over all": {"parallel.strategy": "zero3", "parallel.shard_workers": 0},
+    "parallel.precision = bf16": {"parallel.precision": "bf16", "parallel.reduction": "fp32"},
+}
+_TOGETHER = "all of these"
+_MORE_WORKERS = (2, 4, 8)
+_PROBED = (2, 4)
+"""Rows at once."""
+_KEPT_FREE = 0.9
+_PLENTY = 8
+"""A device that has so many times the bound needs no closer look."""
+
+
+def estimate_memory(config: Config, vocab_size: int, separator: int | None, workers: int) -> dict[str, int]:
+    """Bytes a worker holds as configured, and after each change that may help, in words: all are predicted, see
+    ``train.memory``."""
+    from springtide.training.memory_estimate import predicted_bytes
+
+    before = configs.flatten(config)
+    remedies = {
+        words: changes
+        for words, changes in _REMEDIES.items()
+        if any(before[name] != value for name, value in changes.items())
+    }
+    if len(remedies) > 1:
+        remedies[_TOGETHER] = {name: value for changes in remedies.values() for name, value in changes.items()}
+    found = {"as configured": predicted_bytes(config, vocab_size, separator, workers)}
+    for words, changes in remedies.items():
+        found[words] = predicted_bytes(configs.override(config, changes), vocab_size, separator, workers)
+    for times in _MORE_WORKERS:
+        if workers * times <= config.stream.num_lanes and not config.parallel.shard_workers:
+            found[f"{workers * times} workers"] = predicted_bytes(config, vocab_size, separator, workers * times)
+    return found
+
+
+def choose_micro_batch(config: Config, vocab_size: int, separator: int | None, device_bytes: int) -> Config:
+    """``config`` with a number for ``train.micro_batch: auto``: the largest power of two whose step is predicted to leave a
+    tenth of the device free, with the fewest workers and with the most. ConfigError where it is not known what a device has."""
+    from springtide.training.memory_estimate import predicted_bytes
+
+    if config.train.micro_batch != "auto":
+        return config
+    if not device_bytes:
+        raise ConfigError(
+            explain("train.micro_batch", "auto", "it is not known what the devices hold", "give a number of rows")
+        )
+    fitting = []
+    for workers in {config.elastic.min_workers, config.elastic.max_workers}:
+        fewer, more = (
+            predicted_bytes(configs.override(config, {"train.micro_batch": size}), vocab_size, separator, workers)
+            for size in _PROBED
+        )
+        a_row = max(1.0, (more - fewer) / (_PROBED[1] - _PROBED[0]))  # what a row adds is the same for each
+        fitting.append(_PROBED[0] + (_KEPT_FREE * device_bytes - fewer) / a_row)
+    most = min(*fitting, -(-config.stream.global_batch // config.elastic.min_workers))
+    return configs.override(config, {"train.micro_batch": 2 ** int(math.log2(max(1.0, most)))})
+
+
+def least_workers(config: Config, vocab_size: int, separator: int | None, device_bytes: int) -> int:
+    """Returns the fewest workers, of those that ``config`` allows, on each of which a step with one row at once is predicted to
+    fit; the most where none does, the fewest where it is not known what a device has."""
+    from springtide.training.memory_estimate import predicted_bytes
+
+    elastic, cell = config.elastic, max(1, config.parallel.shards)
+    if not device_bytes or elastic.min_workers == elastic.max_workers or _fits_easily(config, vocab_size, device_bytes):
+        return elastic.min_workers
+    one_row = configs.override(config, {"train.micro_batch": 1})
+    sizes = range(-(-elastic.min_workers // cell) * cell, elastic.max_workers + 1, cell)
+    fitting = bisect.bisect_left(
+        sizes, True, key=lambda workers: predicted_bytes(one_row, vocab_size, separator, workers) <= device_bytes
+    )
+    return sizes[fitting] if fitting < len(sizes) else elastic.max_workers
+
+
+def check_fits(config: Config, vocab_size: int, separator: int | None, workers: int, device_bytes: int) -> None:
+    """ConfigError, with what would help, when a step of ``workers`` workers needs more than ``device_bytes`` of each."""
+    from springtide.training.memory_estimate import predicted_bytes
+
+    if not device_bytes or _fits_easily(config, vocab_size, device_bytes):
+        return
+    needed = predicted_bytes(config, vocab_size, separator, workers)
+    if needed <= device_bytes:
+        return
+    found = estimate_memory(config, vocab_size, separator, workers)
+    helps = [f"{words} ({gigabytes(size)})" for words, size in found.items() if size <= device_bytes]
+    least = min(found, key=lambda words: found[words])
+    nearly = f"nothing alone: {least} still needs {gigabytes(found[least])}; take a smaller model or larger devices"
+    raise ConfigError(
+        explain(
+            "model",
+            f"{config.model.num_layers} layers of {config.model.dim}",
+            f"needs {gigabytes(needed)} on each of {workers} workers, {gigabytes(needed - device_bytes)} more than the "
+            f"{gigabytes(device_bytes)} that each has",
+            f"what would fit: {' or '.join(helps) or nearly}",
+        )
+    )
+
+
+def _fits_easily(config: Config, vocab_size: int, device_bytes: int) -> bool:
+    return not config.model.source and _bound(config, vocab_size) * _PLENTY < device_bytes
+
+
+def check_whole_fits(config: Config, vocab_size: int) -> None:
+    """ConfigError when this machine has no room for the whole model in fp32; one of a user's own is not known before it is
+    made."""
+    from springtide.model import make, num_parameters
+
+    if config.model.source:
+        return
+    needed, has = 4 * num_parameters(make(config.model, vocab_size)), free_bytes()
+    if needed > has:
+        raise ConfigError(
+            explain(
+                "model",
+                f"{config.model.num_layers} layers of {config.model.dim}",
+                f"needs {gigabytes(needed)} in one process, and this machine has {gigabytes(has)} to give",
+                "a run's own sample is written by its workers (train.sample_tokens); for more text use a larger machine",
+            )
+        )
+
+
+def _bound(config: Config, vocab_size: int) -> int:
+    """No step needs more, whatever the layout: at most 32 bytes a weight, and every activation in fp32 [bytes]."""
+    model, length = config.model, config.shards.sequence_length
+    rows = min(config.train.rows_at_once, config.stream.global_batch)
+    heads = (model.num_heads + 2 * model.num_kv_heads) * model.head_width
+    block = model.dim * (heads + model.num_heads * model.head_width + 3 * model.ffn_dim)
+    activations = 20 * model.dim + 10 * model.ffn_dim + 6 * heads + 2 * length
+    weights = model.num_layers * block + 2 * vocab_size * model.dim
+    return 32 * weights + 4 * rows * length * model.num_layers * activations + 2**28
+
+
+def gigabytes(size: int) -> str:
+    """For people."""
+    return f"{size / 1e9:.3g} GB"

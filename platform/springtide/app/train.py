@@ -1,0 +1,312 @@
+"""The Python API: ``st.prepare``, ``st.train``, ``st.attach``. The CLI and the jobs call nothing else."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+from collections.abc import Callable, Sequence
+from typing import Any, Literal
+
+import numpy as np
+
+from springtide import config as configs
+from springtide.app.estimate import check_fits, check_whole_fits, choose_micro_batch, gigabytes, least_workers
+from springtide.checkpoint import branch, leases
+from springtide.checkpoint.format import check_order
+from springtide.checkpoint.fresh_start import begin_from_scratch, check_fresh_start
+from springtide.config import Config
+from springtide.config.schema import SAMPLE_PROMPT, SAMPLE_TEMPERATURE
+from springtide.dataset import Progress, open_dataset, rows_text, silent, units_to_make
+from springtide.dataset import prepare as prepare_here
+from springtide.errors import CheckpointError, ConfigError, explain
+from springtide.events import Event, Sampled, Started, StepDone, Stopped
+from springtide.events.listeners import Listeners
+from springtide.report import dataset_page
+from springtide.run.folder import Run, claim, open_run
+from springtide.shards import TRAIN, SplitReader
+from springtide.store import Folder
+from springtide.stream import Data, open_data
+from springtide.track.console import Console
+from springtide.track.journal import Journal
+from springtide.track.mlflow_sink import OFF, MlflowSink, default_uri
+
+_LARGE_UNITS = 8
+_RATE_JUMP = 0.02
+_CARD_ROWS = 3
+CARD = "card.html"
+
+
+def prepare(config: Config, progress: Progress | None = None) -> Config:
+    """Find the dataset of ``config`` or make it; returns the config with ``shards.dataset`` filled in.
+
+    A small corpus is prepared in this process, a larger one by Ray Data tasks on the cluster that training would use. Errors:
+    ConfigError, CorpusError. One that was killed goes on where it was.
+    """
+    progress = progress or silent
+    units = units_to_make(config)
+    if units <= _LARGE_UNITS:
+        config = prepare_here(config, progress)
+    else:
+        from springtide.on_ray.cluster.session import cluster
+        from springtide.on_ray.data.prepare import ray_map
+
+        with cluster(config, dashboard=False):
+            config = prepare_here(config, progress, ray_map)
+    if units:
+        write_card(config.shards.dataset)
+    return config
+
+
+def write_card(url: str) -> str:
+    """Write ``card.html`` into a sealed dataset: what it was made of, what was left out, a few rows; returns where it is."""
+    manifest, vocabulary = open_dataset(url)
+    rows = SplitReader(Folder(url), manifest, TRAIN).read(np.arange(min(_CARD_ROWS, manifest.splits[TRAIN].rows)))
+    texts = list(rows_text(rows.tokens, vocabulary))
+    page = dataset_page.render(f"Dataset {Folder(url).name}", manifest.model_dump(mode="json"), manifest.digest, texts)
+    Folder(url).write(CARD, page)
+    return Folder(url).where(CARD)
+
+
+def train(
+    config: Config,
+    *,
+    resume: bool | Literal["auto"] = False,
+    accept_changes: bool = False,
+    from_scratch: bool = False,
+    listen: Callable[[Event], None] | None = None,
+    progress: Progress | None = None,
+    dashboard: bool = True,
+    workers: Any = None,
+    tracking_uri: str = "",
+) -> Run:
+    """Prepare the data if need be, train on Ray to the end of the run, write the report; returns a handle on the run.
+
+    ``resume`` goes on with the run ``run.id`` (or the newest of this config) from its newest good checkpoint, "auto"
+    also begins one where there is none; a run that exists is otherwise refused, one that has finished is left as it is.
+    ``accept_changes`` lets it go on under a config that trains something else; ``from_scratch`` has it begin again at step 0.
+    ``workers`` are those of the sweep that the run is a trial of, and that writes its report. ``tracking_uri`` is where the run
+    reports to, which no file says then; empty is what the config says, else the environment.
+    Errors: ConfigError, CorpusError, RunExists before anything starts; TrainingFailed or the worker's own
+    SpringtideError later. The run can be resumed after any of them.
+    """
+    from springtide.model import find
+    from springtide.on_ray.cluster.session import check_before_start  # Ray loads when it is needed
+
+    check_before_start(config)
+    if config.model.source:
+        find(config.model.source)
+    if from_scratch and not resume:
+        raise ConfigError(
+            explain("--from-scratch", True, "begins a run again that exists", "add --resume, or leave it out")
+        )
+    config, run = claim(absolute(config), resume, accept_changes)
+    if resume and not from_scratch and run.has_nothing_left(config):
+        remedy = "to train on, raise train.total and say --accept-changes"
+        _say(config, f"run {run.id} finished at step {run.last_step}: nothing to do; {remedy}")
+        return run
+    config = prepare(config, progress)
+    data = open_data(config)
+    lease = leases.claim(run.folder, secrets.token_hex(8), trains=False)  # whoever is refused has written nothing
+    try:
+        remarks = _begin(config, run, data, lease.number, accept_changes, from_scratch)
+        uri = mlflow_uri(config, tracking_uri)
+        _train(config, run, data, lease, remarks, uri, listen, dashboard, workers)
+    finally:
+        leases.end(run.folder, lease.number)
+    return run
+
+
+def _begin(config: Config, run: Run, data: Data, lease: int, accept_changes: bool, from_scratch: bool) -> list[str]:
+    """Settle where a claimed run begins, and write its config; returns what a person should know of it. CheckpointError and
+    ConfigError when it cannot begin there."""
+    remarks = []
+    if from_scratch:
+        older = begin_from_scratch(run.folder, lease)
+        remarks.append(f"begun again at step 0; set aside: {', '.join(older) or 'no checkpoint'}")
+    elif not check_order(run.folder, data.order.identity_at, accept_changes, lease):
+        raise CheckpointError(
+            f"no checkpoint of {run.folder.url} is of this order: what is skipped or weighed otherwise lies before all of "
+            "them. Change the order of later steps only, or say --from-scratch to begin again at step 0"
+        )
+    check_fresh_start(run.folder)
+    if config.train.start_from and (remark := _branched(config, data)):
+        remarks.append(remark)
+    if run.folder.exists(configs.RUN_CONFIG):
+        changed = configs.difference(run.config, config)
+        remarks += [f"resumed with {name}: {before!r} -> {after!r}" for name, (before, after) in changed.items()]
+    run.write_config(config)
+    return remarks
+
+
+def _train(
+    config: Config,
+    run: Run,
+    data: Data,
+    lease: leases.Lease,
+    remarks: Sequence[str],
+    uri: str,
+    listen: Callable[[Event], None] | None,
+    dashboard: bool,
+    workers: Any,
+) -> None:
+    """Train a claimed run to its end, with everybody who listens; the report is written whatever happens."""
+    from springtide.on_ray.cluster.session import cluster, dashboard_hint  # Ray and torch load when they are needed
+    from springtide.on_ray.train.trainer import train as train_on_ray
+
+    earlier = run.events
+    before = max((event.step for event in earlier if isinstance(event, StepDone)), default=0)
+    with contextlib.ExitStack() as stack:
+        console = stack.enter_context(Console(config.num_steps, config.track.progress))
+        journal = stack.enter_context(Journal(run.folder, attempt=lease.number, say=console.say))
+        for remark in remarks:
+            console.say(remark)
+        listeners: list[Callable[[Event], None]] = [journal, console, *([listen] if listen else [])]
+        if uri != OFF:
+            listeners.append(
+                stack.enter_context(MlflowSink(config, run.folder, uri, earlier, _tags(config, run, data)))
+            )
+
+        tell_all = Listeners(listeners)
+
+        def hear(event: Event) -> None:
+            nonlocal before
+            tell_all(event)
+            if isinstance(event, Started) and event.step < before:
+                console.say(
+                    f"steps {event.step + 1} to {before} were trained before and not saved: they are trained again"
+                )
+                before = 0  # told once
+            if isinstance(event, Stopped):  # what is asked of the run from here on is read from its journal
+                journal.flush()
+
+        try:
+            with cluster(config, dashboard=dashboard) as address:
+                if address:
+                    console.say(f"run {run.id}; Ray dashboard: http://{address}{dashboard_hint()}")
+                config = _fitted(config, data, console.say)
+                labels = {"run": config.run.id}
+                train_on_ray(config, run.folder, journal.attempt, labels, lease.owner, hear, workers)
+        except BaseException as error:
+            if not tell_all.finished:  # what comes later changes nothing in that
+                status = "stopped" if isinstance(error, KeyboardInterrupt) else "failed"
+                reason = f"{type(error).__name__}: {error}"[:2000]
+                hear(Stopped(step=max(before, tell_all.last_step), status=status, reason=reason))
+            raise
+        finally:
+            if workers is None:
+                _report(run, console.say)
+
+
+def _report(run: Run, say: Callable[[str], None]) -> None:
+    """Write the report; a store that is away must not hide how the run ended."""
+    try:
+        run.write_report()
+    except OSError as error:
+        say(f"the report could not be written ({error})")
+
+
+def _tags(config: Config, run: Run, data: Data) -> dict[str, str]:
+    """What MLflow is told of a run beside its settings."""
+    return {
+        "springtide.order": data.order.identity,
+        "springtide.dataset": " ".join(data.datasets),
+        "springtide.dataset_digest": " ".join(manifest.digest for manifest in data.manifests),
+        "springtide.checkpoints": (run.folder / "checkpoints").url,
+        "springtide.lineage": " <- ".join(branch.lineage(config)),
+    }
+
+
+def _say(config: Config, text: str) -> None:
+    """To a person, where there is no training to listen to."""
+    with Console(config.num_steps, config.track.progress) as console:
+        console.say(text)
+
+
+def _branched(config: Config, data: Data) -> str:
+    """What a person should know of where the run begins; ConfigError when it cannot begin there."""
+    from springtide.training.optim import rate_after
+
+    saved = branch.prepare(config, data.order.identity_at, data.tokenizer_digest)
+    remarks, step = branch.remarks(saved, config), branch.first_step(config.train)
+    there, here = rate_after(saved, step), rate_after(config, step)
+    if step and abs(there - here) > _RATE_JUMP * there:
+        remarks.append(
+            f"the learning rate of step {step} was {there:.3g} in {config.train.start_from} and is {here:.3g} here"
+        )
+    return "\n".join(remarks)
+
+
+def _fitted(config: Config, data: Data, say: Callable[[str], None]) -> Config:
+    """``config`` with rows at once, and with fewest workers, that fit the cluster; ConfigError when nothing does."""
+    from springtide.on_ray.cluster.session import device_bytes
+
+    has = device_bytes(config)
+    least = least_workers(config, data.vocab_size, data.separator, has)
+    if least > config.elastic.min_workers:
+        say(f"elastic.min_workers = {least}: a step does not fit the {gigabytes(has)} that each of fewer workers has")
+        config = configs.override(config, {"elastic.min_workers": least})
+    chosen = choose_micro_batch(config, data.vocab_size, data.separator, has)
+    if chosen != config:
+        say(f"train.micro_batch = {chosen.train.micro_batch} fits the {gigabytes(has)} that a worker has")
+    check_fits(chosen, data.vocab_size, data.separator, config.elastic.max_workers, has)
+    return chosen
+
+
+def sample(
+    run: Run,
+    prompt: str = SAMPLE_PROMPT,
+    tokens: int = 0,
+    temperature: float = SAMPLE_TEMPERATURE,
+    seed: int = 0,
+    trust_code: bool = False,
+) -> Sampled:
+    """Text that the run's newest checkpoint writes after ``prompt``, up to the end of the document or ``tokens`` of it; 0 takes
+    the config's length. ``temperature`` 0 takes the likeliest token each time. The whole model is made in this process, in
+    fp32.
+
+    Raises: ConfigError for a negative temperature, when this machine has not the memory, and where the config names a model of
+    its own whose code may not be run: ``trust_code``.
+    """
+    from springtide.checkpoint.load import load
+    from springtide.model import whole
+    from springtide.training.evaluate import generate
+    from springtide.training.sample import prompt_of
+
+    config = run.config
+    configs.check_trusted(config.model.source, run.folder.where(configs.RUN_CONFIG), trust_code)
+    manifest, vocabulary = open_dataset(open_data(config).datasets[0])
+    check_whole_fits(config, manifest.vocab_size)
+    model = whole(config.model, manifest.vocab_size, manifest.separator)
+    name = run.checkpoints[-1]
+    load(run.folder, name, model)
+    before, end = prompt_of(vocabulary, prompt)
+    length = tokens or config.train.sample_tokens
+    context = min(config.model.max_sequence_length, manifest.sequence_length)
+    found = generate(model, before, length, context, manifest.vocab_size, temperature, seed, end)
+    text = vocabulary.decode(found)
+    return Sampled(step=int(name.removeprefix("step-")), prompt=prompt, text=text)
+
+
+def attach(run: str) -> Run:
+    """A handle on the run in folder ``run``."""
+    return open_run(run)
+
+
+def absolute(config: Config) -> Config:
+    """Paths as every node sees them: relative ones are the driver's."""
+    mixture = {name: Folder(url).url for name, url in config.stream.mixture.items()}
+    changes: dict[str, Any] = {"shards.root": Folder(config.shards.root).url, "stream.mixture": mixture}
+    if config.shards.dataset:
+        changes["shards.dataset"] = Folder(config.shards.dataset).url
+    return configs.override(config, changes)
+
+
+def mlflow_uri(config: Config, given: str = "") -> str:
+    """Where a run of ``config`` reports to: ``given``, else what it says, else the environment, else a file beside the runs. It
+    may have a password, and is written nowhere."""
+    # a server that is down must cost a retry here and there, not minutes inside its client
+    os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "1")
+    os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "10")
+    chosen = given or config.track.mlflow_uri or os.environ.get("MLFLOW_TRACKING_URI", "")
+    return chosen or default_uri(Folder(config.run.root))

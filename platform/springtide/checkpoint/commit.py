@@ -1,0 +1,255 @@
+"""One rank's file and its index; then, by the first rank's writer, the manifest and the commit marker.
+
+    staged pieces -> digests -> what changed -> a0002-r0003.safetensors -> a0002-r0003.json
+    every rank's index -> a0002-manifest.json -> COMMITTED, created where there is none -> older checkpoints go
+
+An index is a rank's word that its bytes are in the store, so the writers need no line to each other. No torch here.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import logging
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+from springtide.checkpoint import leases, retention
+from springtide.checkpoint.format import (
+    ABANDONED,
+    BLOCK_BYTES,
+    COMMITTED,
+    QUARANTINED,
+    Manifest,
+    Meta,
+    Piece,
+    StagedPiece,
+    checkpoints,
+    data_digest,
+    data_name,
+    index_name,
+    is_good,
+    listed,
+    marked_by,
+    name_of,
+    read_index,
+    read_manifest,
+)
+from springtide.errors import CheckpointError, RunExists
+from springtide.store import Folder, digest
+
+_PUT_BYTES = 8 * 2**20
+_LOOK_S = (0.05, 1.0)
+"""Between looks for the other ranks' indexes: at first, and at most [s]."""
+_READERS = 8
+
+
+_log = logging.getLogger(__name__)
+
+
+@dataclasses.dataclass(frozen=True)
+class CommitJob:
+    """What a writer is told."""
+
+    run_url: str
+    attempt: int
+    rank: int
+    meta: Meta
+    config: dict[str, Any]
+    pieces: list[StagedPiece]
+    retention: retention.Rule
+
+    @property
+    def name(self) -> str:
+        return name_of(self.meta.step)
+
+
+@dataclasses.dataclass(frozen=True)
+class Committed:
+    """What became of a job."""
+
+    name: str
+    size_bytes: int
+    """Of the state; of this rank's part on a rank that does not commit."""
+    written_bytes: int
+    """What of it went to the store: less where pieces had not changed."""
+
+
+class PieceWriter:
+    """Writes a rank's part of one checkpoint after the other."""
+
+    def __init__(self, run: Folder) -> None:
+        self._run = run
+        self._known: dict[Any, Piece] = {}
+        self._known_of = ""
+        self._noted = 0
+        """The attempt whose first commit is noted."""
+
+    def write(self, job: CommitJob, view: Callable[[StagedPiece], memoryview], gone: Callable[[], bool]) -> Committed:
+        """Write, and on rank 0 commit once every rank has written. ``view`` gives a piece's bytes; ``gone`` says, while rank 0
+        waits, that there is nothing to wait for. OSError, or CheckpointError for what trying again will not mend."""
+        found = listed(self._run)
+        if is_good(found.get(job.name, set())):  # an earlier attempt's: the same state
+            manifest = read_manifest(self._run, job.name)
+            return Committed(job.name, manifest.size_bytes, 0)
+        older = [name for name, files in found.items() if is_good(files) and name < job.name]
+        pieces, written = self._part(job, view, older)
+        if job.rank:
+            return Committed(job.name, sum(piece.size_bytes for piece in pieces), written)
+        manifest = commit(self._run, job, gone)
+        if self._noted != job.attempt:
+            leases.note_commit(self._run, job.attempt)
+            self._noted = job.attempt
+        return Committed(job.name, manifest.size_bytes, manifest.written_bytes)
+
+    def _part(
+        self, job: CommitJob, view: Callable[[StagedPiece], memoryview], older: list[str]
+    ) -> tuple[list[Piece], int]:
+        folder, own = checkpoints(self._run) / job.name, f"{job.name}/{data_name(job.attempt, job.rank)}"
+        known = self._base(job, older)
+        pieces, changed = [], []
+        for staged in job.pieces:
+            digests = tuple(digest.of_bytes(block) for block in cut(view(staged), BLOCK_BYTES))
+            piece = Piece(*staged[:5], own, 0, staged.size_bytes, digests)
+            same = known.get(piece.box)
+            if same is not None and same.digests == digests:
+                piece = same
+            else:
+                changed.append(staged)
+            pieces.append(piece)
+        header, begins = header_of(changed)
+        pieces = [piece._replace(begin=begins[piece.tensor]) if piece.file == own else piece for piece in pieces]
+        index: dict[str, Any] = {"size_bytes": 0}
+        if changed:
+            views = [block for staged in changed for block in cut(view(staged), _PUT_BYTES)]
+            folder.put(data_name(job.attempt, job.rank), [memoryview(header), *views])
+            of_tensor = {piece.tensor: piece for piece in pieces}
+            in_file = [of_tensor[staged.tensor] for staged in changed]
+            head = digest.of_bytes(header)
+            index = {"header_bytes": len(header), "header_digest": head, "digest": data_digest(head, in_file)}
+            index["size_bytes"] = len(header) + sum(piece.size_bytes for piece in in_file)
+        folder.write(index_name(job.attempt, job.rank), json.dumps({**index, "pieces": pieces}))
+        return pieces, index["size_bytes"]
+
+    def _base(self, job: CommitJob, names: list[str]) -> dict[Any, Piece]:
+        """Box -> piece, of the last of the checkpoints ``names``: what need not be written again."""
+        if not names or names[-1] == self._known_of:
+            return self._known if names else {}
+        self._known_of, self._known = names[-1], {}
+        with contextlib.suppress(CheckpointError):  # a bad one is no base
+            manifest, folder = read_manifest(self._run, names[-1]), checkpoints(self._run) / names[-1]
+            mine = index_name(manifest.attempt, job.rank)
+            same_size = manifest.meta.world_size == job.meta.world_size
+            for name in [mine] if same_size else manifest.indexes:
+                _, pieces = read_index(folder, name, manifest.files[name]["digest"])
+                self._known |= {piece.box: piece for piece in pieces}
+        return self._known
+
+
+def commit(run: Folder, job: CommitJob, gone: Callable[[], bool]) -> Manifest:
+    """Wait for every rank's index, write the manifest, create the marker. RunExists when a newer attempt holds the run."""
+    folder = checkpoints(run) / job.name
+    names = [index_name(job.attempt, rank) for rank in range(job.meta.world_size)]
+    pause = _LOOK_S[0]
+    while not set(names) <= set(folder.names()):
+        if gone():
+            raise CheckpointError(f"{job.name}: not every rank wrote its part")
+        time.sleep(pause)  # between looks; a second at most
+        pause = min(2 * pause, _LOOK_S[1])
+    with ThreadPoolExecutor(_READERS, "springtide-commit") as threads:
+        contents = dict(zip(names, threads.map(folder.read, names), strict=True))
+    manifest = _manifest(job, contents)
+    data = manifest.model_dump_json().encode()
+    folder.write(manifest.name, data)
+    marks = {ABANDONED, QUARANTINED} & set(folder.names())
+    leases.check(run, job.attempt)
+    if any(marked_by(run, job.name, mark) > job.attempt for mark in marks):
+        raise RunExists(f"attempt {job.attempt} of {run.url} may not write any more: a newer one has marked {job.name}")
+    marker = json.dumps({"manifest": manifest.name, "digest": digest.of_bytes(data), "attempt": job.attempt}).encode()
+    for mark in (COMMITTED, *marks) if marks else ():  # in this order: half of it is never taken for a whole
+        folder.remove(mark)
+    try:
+        folder.create(COMMITTED, marker)
+    except FileExistsError:
+        if folder.read(COMMITTED) != marker:  # else a put whose answer was lost
+            return read_manifest(run, job.name)  # another attempt was faster; its state is the same
+    return manifest
+
+
+def _manifest(job: CommitJob, contents: dict[str, bytes]) -> Manifest:
+    files: dict[str, dict[str, Any]] = {}
+    refers, size = set(), 0
+    for rank, (name, data) in enumerate(contents.items()):
+        files[name] = {"size_bytes": len(data), "digest": digest.of_bytes(data)}
+        index = json.loads(data)
+        if index["size_bytes"]:
+            files[data_name(job.attempt, rank)] = {key: index[key] for key in ("size_bytes", "digest")}
+        for *_, file, _begin, piece_bytes, _digests in index["pieces"]:
+            size += piece_bytes
+            refers |= {file} if not file.startswith(f"{job.name}/") else set()
+    return Manifest(
+        attempt=job.attempt,
+        meta=job.meta,
+        config=job.config,
+        files=files,
+        refers=tuple(sorted(refers)),
+        size_bytes=size,
+    )
+
+
+def tidy(run: Folder, job: CommitJob) -> None:
+    """After a commit: remove what the rule does not keep and nobody needs, the commit marker first, so that half of one is
+    never taken for a whole. What cannot be removed now is removed after a later save."""
+    try:
+        _tidy(run, job)
+    except OSError as error:
+        _log.warning("older checkpoints of %s could not be removed: %s", run.url, error)
+
+
+def _tidy(run: Folder, job: CommitJob) -> None:
+    found: dict[str, retention.Found] = {}
+    for name, files in listed(run).items():
+        manifest, needs = None, set()
+        if COMMITTED in files:
+            try:
+                manifest = read_manifest(run, name)
+            except CheckpointError:
+                continue  # whoever restores will say why; nothing of it is touched
+            needs = {f"{name}/{file}" for file in (manifest.name, *manifest.files)} | set(manifest.refers)
+        found[name] = retention.Found(
+            files=frozenset(files),
+            counts=is_good(files),
+            metrics=manifest.meta.metrics if manifest else {},
+            needs=frozenset(needs),
+        )
+    for file in retention.garbage(found, job.retention, retention.being_read(run), job.attempt):
+        checkpoints(run).remove(file)
+
+
+def header_of(pieces: Sequence[StagedPiece]) -> tuple[bytes, dict[str, int]]:
+    """The safetensors header of a file with these pieces, and where in the file each begins [bytes].
+
+    Format: 8 bytes of length, JSON, the bytes of the tensors without gaps (github.com/huggingface/safetensors).
+    """
+    header: dict[str, Any] = {"__metadata__": {"format": "springtide"}}
+    begin, begins = 0, {}
+    for piece in pieces:
+        end = begin + piece.size_bytes
+        header[piece.tensor] = {"dtype": piece.dtype, "shape": piece.sizes, "data_offsets": [begin, end]}
+        if piece.sizes != piece.shape:
+            place = {"shape": piece.shape, "offsets": piece.offsets}
+            header["__metadata__"][piece.tensor] = json.dumps(place)
+        begins[piece.tensor] = begin
+        begin = end
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+    data = len(text).to_bytes(8, "little") + text
+    return data, {name: len(data) + place for name, place in begins.items()}
+
+
+def cut(data: memoryview, size: int) -> Iterator[memoryview]:
+    """``data`` in blocks of ``size`` bytes, the last of which may be shorter; one empty block of nothing."""
+    yield from (data[begin : begin + size] for begin in range(0, max(data.nbytes, 1), size))

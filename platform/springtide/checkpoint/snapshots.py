@@ -1,0 +1,187 @@
+"""Snapshots in the memory of the nodes: what a step costs when a process or a node is lost.
+
+Each rank copies its boxes into one of two stages in turn. A keeper (on Ray: an actor a node) holds the memory when the rank is
+gone, and copies it to a peer on another node. One of the two stages is always whole on every rank: the next snapshot begins
+only when the one before is safe everywhere. The mark in a stage tells whole from torn.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from springtide.checkpoint import leases
+from springtide.checkpoint.format import (
+    NO_STEP,
+    Identity,
+    Meta,
+    Piece,
+    Snapshot,
+    committed,
+    file_of,
+    name_of,
+    newest_whole,
+    of_another_order,
+)
+from springtide.checkpoint.load import PieceSource, agreed, gathered, rank_here, read_into
+from springtide.checkpoint.restore import Restored
+from springtide.checkpoint.staging import StagingBuffer, StagingPlan
+from springtide.checkpoint.tensors import materialize, named_tensors
+from springtide.store import Folder
+
+_TRIES = 3
+
+
+class SnapshotStore(Protocol):
+    """Who holds snapshots for this rank."""
+
+    def keep(self, snapshot: Snapshot, stage: StagingBuffer, needed_from: int) -> Any:
+        """Hold the stage's memory, and have it copied to a peer; what is returned is for ``settled``. What attempts older than
+        ``needed_from`` left is of no use any more, and makes room first."""
+
+    def settled(self, handle: Any) -> bool:
+        """Whether it is held and copied. OSError when it cannot be: nothing is kept from then on."""
+
+    def flee(self) -> bool:
+        """Have copies on nodes that stay, from now on. Whether what is kept then outlives those that leave."""
+
+    def forget(self, before: int, kept: Snapshot | None = None) -> None:
+        """Let go of what older attempts than ``before`` left, except the snapshot that ``kept`` is a part of; with one it
+        returns when that is done."""
+
+    def found(self) -> Sequence[Snapshot]:
+        """What any keeper of the run holds whole; asked on rank 0."""
+
+    def source(self, snapshots: Sequence[Snapshot]) -> PieceSource:
+        """The bytes of these, wherever they are now; files are named by ``file_of``. OSError when some are nowhere."""
+
+
+class Snapshotter:
+    """Snapshots of one rank."""
+
+    def __init__(
+        self,
+        keeper: SnapshotStore,
+        attempt: int,
+        rank: int,
+        world_size: int,
+        stage_in: str,
+        is_cut: Callable[[], bool] = lambda: False,
+    ) -> None:
+        """``is_cut``: whether this rank was cut off from its group, so that the state may be what an abort left."""
+        self._keeper, self._attempt, self._rank, self._is_cut = keeper, attempt, rank, is_cut
+        self._layout = StagingPlan(rank, world_size)
+        self._stage_in = stage_in
+        self._stages: list[StagingBuffer] = []
+        self._next = 0
+        self._snapshot: Snapshot | None = None
+        self._handle: Any = None
+        self._handing_over: threading.Thread | None = None
+        self._taken = 0
+
+    def begin(self, tensors: Mapping[str, Tensor], meta: Meta) -> None:
+        """Begin to copy; the tensors may not change before ``staged`` has returned. The snapshot before must be safe on every
+        rank. OSError when there is no memory for it."""
+        mine, size = self._layout.of(tensors), self._layout.size_bytes
+        if not self._stages or self._stages[0].size_bytes < size:
+            self.close()
+            for _ in range(2):
+                self._stages.append(StagingBuffer(self._stage_in, size))
+        stage = self._stages[self._next]
+        stage.mark(NO_STEP)
+        stage.copy(mine, self._layout.pieces)
+        self._snapshot = Snapshot(self._attempt, self._rank, meta, tuple(self._layout.pieces), size)
+
+        needed_from = self._attempt if self._taken else 0  # one of this attempt is safe on every rank
+        self._handing_over = threading.Thread(target=self._hand_over, args=(needed_from,), name="springtide-memory")
+        self._handing_over.start()
+
+    def staged(self) -> None:
+        """Wait until the tensors may change."""
+        if self._handing_over is not None:
+            self._stages[self._next].wait()
+
+    def busy(self) -> bool:
+        """Whether the last snapshot is not safe yet. OSError when it cannot be kept."""
+        if self._handing_over is not None:
+            if self._handing_over.is_alive():
+                return True
+            self._handing_over.join()
+            self._handing_over, self._next = None, 1 - self._next
+        if self._handle is not None and self._keeper.settled(self._handle):
+            self._handle = None
+            self._taken += 1
+            if self._taken == 2:  # both stages are of this attempt
+                self._keeper.forget(self._attempt)
+        return self._handle is not None
+
+    def flee(self) -> bool:
+        """As ``Keeper.flee``."""
+        return self._keeper.flee()
+
+    def _hand_over(self, needed_from: int) -> None:
+        stage, snapshot = self._stages[self._next], self._snapshot
+        assert snapshot is not None
+        stage.settle()
+        if self._is_cut():
+            return
+        stage.mark(snapshot.meta.step)
+        self._handle = self._keeper.keep(snapshot, stage, needed_from)
+
+    def close(self) -> None:
+        """Let go of the memory; the keeper has it still."""
+        if self._handing_over is not None:
+            self._handing_over.join()
+        for stage in self._stages:
+            stage.close()
+        self._stages = []
+
+
+def restore_from_snapshots(
+    run: Folder, keeper: SnapshotStore, model: nn.Module, optimizer: torch.optim.Optimizer, identity: Identity
+) -> Restored | None:
+    """Load the newest snapshot of which every part survives; all ranks call it together. None where there is none, where the
+    store has a newer checkpoint, or where it cannot be read after all. CheckpointError when it is of another model."""
+    for _ in range(_TRIES):  # a node may go while it is read from; others have copies
+        parts = _newest(run, keeper, identity)
+        if not parts:
+            return None
+        problem = ""
+        try:
+            materialize(optimizer)
+            with torch.no_grad():
+                read_into(keeper.source(parts), pieces_of(parts), named_tensors(model, optimizer), verify=False)
+        except OSError as error:
+            problem = str(error)
+        if not any(gathered(problem)):  # all have it: what else is there makes room for the first of this attempt
+            if rank_here() == 0:
+                keeper.forget(parts[0].attempt + 1, kept=parts[0])
+            return Restored(parts[0].meta, f"memory of step {parts[0].meta.step}")
+    return None
+
+
+def _newest(run: Folder, keeper: SnapshotStore, identity: Identity) -> list[Snapshot]:
+    """The parts to load, the same on every rank."""
+    parts: list[Snapshot] = []
+    if rank_here() == 0:
+        begun = leases.begun_at(run)
+        parts = newest_whole([one for one in keeper.found() if one.attempt > begun])
+        newest = committed(run)[-1:]
+        if parts and (
+            name_of(parts[0].meta.step) < max(newest, default="") or of_another_order(run, parts[0].meta, identity)
+        ):
+            parts = []
+    return agreed(parts)
+
+
+def pieces_of(snapshots: Sequence[Snapshot]) -> list[Piece]:
+    """Where every box lies; memory has no digests."""
+    return [
+        Piece(*staged[:5], file_of(snapshot.key), staged.begin, staged.size_bytes, ())
+        for snapshot in snapshots
+        for staged in snapshot.pieces
+    ]

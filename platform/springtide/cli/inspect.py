@@ -1,0 +1,96 @@
+"""What a run, a checkpoint or a dataset holds, for people or as one JSON object."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from springtide import config as configs
+from springtide.errors import ConfigError, explain
+
+
+def show(path: str, verify: bool, as_json: bool) -> int:
+    """Print what lies at ``path``; ``verify`` reads every byte of it. ConfigError when it is none of the three."""
+    from springtide.checkpoint.format import step_of
+    from springtide.shards import MANIFEST
+    from springtide.store import Folder
+
+    folder = Folder(path)
+    if folder.exists(MANIFEST):
+        return show_dataset(path, verify, as_json)
+    if folder.exists(configs.RUN_CONFIG):
+        return _show_run(path, "", verify, as_json)
+    if step_of(folder.name) is not None:
+        return _show_run(folder.url.rsplit("/", 2)[0], folder.name, verify, as_json)
+    remedy = "give one of their folders"
+    raise ConfigError(explain("path", path, "is neither a run, nor a checkpoint, nor a dataset", remedy))
+
+
+def show_dataset(url: str, verify: bool, as_json: bool) -> int:
+    """Print counts, digests and a few rows of a sealed dataset."""
+    from springtide.app.train import CARD
+    from springtide.dataset import open_dataset, rows_text
+    from springtide.shards import TRAIN, SplitReader, check_shard
+    from springtide.store import Folder
+
+    manifest, vocabulary = open_dataset(url)
+    if verify:
+        for split in manifest.splits.values():
+            for shard in split.shards:
+                check_shard(Folder(url), shard)
+    if as_json:
+        splits = {name: split.model_dump(exclude={"shards"}) for name, split in manifest.splits.items()}
+        facts = {"digest": manifest.digest, "vocab_size": manifest.vocab_size, "source": manifest.source}
+        print(json.dumps({"dataset": url, **facts, "splits": splits}))
+        return 0
+    print(
+        f"dataset {url}\n  digest {manifest.digest}, {manifest.vocab_size} ids, rows of {manifest.sequence_length} tokens"
+    )
+    for name, split in manifest.splits.items():
+        print(
+            f"  {name}: {split.documents} documents, {split.tokens} tokens, {split.rows} rows, {len(split.shards)} shards"
+        )
+    source = manifest.source
+    dropped = ", ".join(f"{count} {reason}" for reason, count in source["dropped"].items() if count)
+    print(f"  from {source['source']}: {source['documents']} documents; left out: {dropped or 'none'}")
+    lengths = ", ".join(f"{count} from {edge}" for edge, count in source["documents_by_tokens"] if count)
+    print(f"  documents by their tokens: {lengths}")
+    if Folder(url).exists(CARD):
+        print(f"  card {Folder(url).where(CARD)}")
+    for broken in source["broken"]:
+        print(f"  broken: {broken['name']}: {broken['reason']}: {broken['sample'][:60]!r}")
+    rows = SplitReader(Folder(url), manifest, TRAIN).read(_first_rows(manifest.splits[TRAIN].rows))
+    for row, text in zip(rows.sample_ids, rows_text(rows.tokens, vocabulary), strict=True):
+        print(f"  row {row}: {text[:100]!r}")
+    return 0
+
+
+def _first_rows(rows: int) -> Any:
+    import numpy as np
+
+    return np.arange(min(3, rows))
+
+
+def _show_run(url: str, only: str, verify: bool, as_json: bool) -> int:
+    """The checkpoints of the run at ``url``, or ``only`` the one of that name."""
+    from springtide.checkpoint.inspect import inspect
+    from springtide.events import Started, Stopped
+    from springtide.run.folder import open_run
+
+    run = open_run(url)
+    found = inspect(run.folder, verify, only)
+    if only and not found:
+        raise ConfigError(explain("path", only, "is no checkpoint of this run", f"springtide inspect {url} lists them"))
+    starts = [event for event in run.events if isinstance(event, Started)]
+    ends = [event for event in run.events if isinstance(event, Stopped)]
+    status = ends[-1].status if ends and (not starts or ends[-1].time_s >= starts[-1].time_s) else "running or killed"
+    if as_json:
+        shown = [{**one.facts, "problem": one.reason} for one in found]
+        print(json.dumps({"run": run.id, "status": status, "steps": len(run.steps), "checkpoints": shown}))
+    else:
+        print(f"run {run.id}: {status}, {len(run.steps)} of {run.config.num_steps} steps, {len(starts)} starts")
+        for start in [] if only else starts:
+            print(f"  started at step {start.step} with {start.world_size} workers {start.resumed_from}")
+        for one in found:
+            print(f"  {one}" + (", verified" if verify and one.state == "committed" else ""))
+    return 1 if any(one.state == "bad" for one in found) else 0

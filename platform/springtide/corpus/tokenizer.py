@@ -1,0 +1,253 @@
+"""Text to token ids and back. The only file that imports ``tokenizers``."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import logging
+import re
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import tokenizers
+from tokenizers import Regex, decoders, models, pre_tokenizers, trainers
+
+from springtide.errors import ConfigError, CorpusError, explain
+
+END_OF_TEXT = "<|endoftext|>"
+_KNOWN_ENDS = (END_OF_TEXT, "<|end_of_text|>", "</s>", "<eos>")
+_TRAIN_CHARACTERS = 8_000_000
+_TIKTOKEN = "tiktoken:"
+_BATCH_CHARACTERS = 1_000_000  # an encoding takes some hundred bytes a token
+_SPACE = "\u2581"
+"""How SentencePiece spells a space."""
+_FALLBACK = re.compile(r"<0x[0-9A-F]{2}>")
+_STEPS = ("normalizer", "pre_tokenizer", "decoder")
+"""The parts of a ``tokenizer.json`` that say how its tokens are spelled."""
+
+_log = logging.getLogger(__name__)
+
+
+class Tokenizer:
+    """A tokenizer, its end-of-text id, and how many bytes each id stands for."""
+
+    def __init__(self, tokenizer: tokenizers.Tokenizer) -> None:
+        """CorpusError when ``tokenizer`` has no end-of-text token by any of its usual names."""
+        self.tokenizer = tokenizer
+        tokenizer.encode_special_tokens = True  # text that spells a special token is text
+        _encode_whole_texts(tokenizer)
+        ends = [index for name in _KNOWN_ENDS if (index := tokenizer.token_to_id(name)) is not None]
+        if not ends:
+            raise CorpusError(
+                explain(
+                    "corpus.tokenizer", "(file)", f"has none of {', '.join(_KNOWN_ENDS)}", "add an end-of-text token"
+                )
+            )
+        self.end_of_text: int = ends[0]
+
+        self.size: int = 1 + max(tokenizer.get_vocab(with_added_tokens=True).values())
+        """One more than the largest id, end-of-text and other special tokens included; some vocabularies leave ids out."""
+
+    def to_json(self) -> str:
+        """The ``tokenizer.json`` that ``from_json`` reads."""
+        return self.tokenizer.to_str()
+
+    @classmethod
+    def from_json(cls, text: str) -> Tokenizer:
+        return cls(tokenizers.Tokenizer.from_str(text))
+
+    def encode(self, texts: Iterable[str]) -> Iterator[np.ndarray]:
+        """One uint32 array of ids a text, end-of-text appended; texts are encoded in parallel, a batch at a time."""
+        for batch in _batches(texts):
+            for encoding in self.tokenizer.encode_batch_fast(batch, add_special_tokens=False):
+                yield np.array([*encoding.ids, self.end_of_text], dtype=np.uint32)
+
+    def decode(self, ids: Iterable[int]) -> str:
+        return str(self.tokenizer.decode(list(ids), skip_special_tokens=True))
+
+    def byte_lengths(self) -> np.ndarray:
+        """Bytes of text that each id stands for, int64 of shape (size,); special tokens stand for none."""
+        lengths = np.zeros(self.size, dtype=np.int64)
+        spec: dict[str, Any] = json.loads(self.to_json())
+        kinds = {kind for step in _STEPS for kind in _kinds(spec.get(step))}
+        byte_level = "ByteLevel" in kinds  # each byte is spelled as one character
+        fallback = bool(spec["model"].get("byte_fallback")) or "ByteFallback" in kinds
+        spaced = any(_SPACE in json.dumps(spec.get(step), ensure_ascii=False) for step in _STEPS)
+        words = self.tokenizer.get_vocab(with_added_tokens=False)
+        for token, index in words.items():
+            if fallback and _FALLBACK.fullmatch(token):
+                lengths[index] = 1
+            else:
+                lengths[index] = len(token) if byte_level else _text_bytes(token, spaced)
+        for index, added in self.tokenizer.get_added_tokens_decoder().items():
+            if added.special:
+                lengths[index] = 0
+            elif added.content not in words or byte_level:  # it is looked for in the text as it is
+                lengths[index] = _text_bytes(added.content, spaced and added.normalized)
+        lengths[self.end_of_text] = 0  # not every file marks it as special
+        return lengths
+
+
+def check_byte_counts(vocabulary: Tokenizer, name: str, texts: Iterable[str]) -> None:
+    """Warn when the byte counts of a vocabulary do not add up to the bytes of ``texts``.
+
+    Bits per byte are then wrong, or are those of a text that the vocabulary's normalizer changed. One byte more a text is
+    allowed: SentencePiece puts a space before each.
+
+    Args:
+        name: where the vocabulary comes from, as ``corpus.tokenizer`` says it.
+    """
+    texts, lengths = list(texts), vocabulary.byte_lengths()
+    true = [len(text.encode()) for text in texts]
+    counted = [int(lengths[ids].sum()) for ids in vocabulary.encode(texts)]
+    wrong = sum(found - wanted not in (0, 1) for found, wanted in zip(counted, true, strict=True))
+    if wrong:
+        spec = json.loads(vocabulary.to_json())
+        normalizer = ", ".join(kind for kind in _kinds(spec.get("normalizer")) if kind != "Sequence") or "it has none"
+        limit = f"counts {sum(counted)} bytes for the {sum(true)} of {len(texts)} sampled documents, {wrong} of which differ"
+        remedy = (
+            "bits per byte are off by as much, unless the vocabulary's normalizer is meant to change the text "
+            f"(normalizer: {normalizer}); compare losses of this vocabulary only with each other, or use another vocabulary"
+        )
+        _log.warning("%s", explain("corpus.tokenizer", name, limit, remedy))
+
+
+def _encode_whole_texts(tokenizer: tokenizers.Tokenizer) -> None:
+    """Take back what a file has set for models that read or write one batch at a time, and say so."""
+    for setting, value in (("truncation", tokenizer.truncation), ("padding", tokenizer.padding)):
+        if value is not None:
+            _log.warning(
+                "the tokenizer has %s set (%s): it is switched off here, or documents would not be encoded as they are",
+                setting,
+                ", ".join(f"{key} = {given!r}" for key, given in value.items()),
+            )
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+
+
+def _kinds(step: dict[str, Any] | None) -> list[str]:
+    """The types of a part of a ``tokenizer.json``, those inside a sequence included."""
+    if step is None:
+        return []
+    inner = [part for key in ("normalizers", "pretokenizers", "decoders") for part in step.get(key, ())]
+    return [step["type"], *(kind for part in inner for kind in _kinds(part))]
+
+
+def _text_bytes(token: str, spaced: bool) -> int:
+    """UTF-8 bytes that a token spells as text; ``spaced``: U+2581 stands for a space."""
+    return len((token.replace(_SPACE, " ") if spaced else token).encode())
+
+
+def train_bpe(texts: Iterable[str], vocab_size: int) -> Tokenizer:
+    """A byte-level BPE vocabulary of at most ``vocab_size`` ids, from the first eight million characters of ``texts``."""
+    tokenizer = tokenizers.Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocab_size,
+        special_tokens=[END_OF_TEXT],
+        initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(_first(texts, _TRAIN_CHARACTERS), trainer)
+    return Tokenizer(tokenizer)
+
+
+def byte_tokenizer() -> Tokenizer:
+    """Every byte is an id, and end-of-text is the 257th: a BPE without merges."""
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    tokenizer = tokenizers.Tokenizer(models.BPE(vocab={char: index for index, char in enumerate(alphabet)}, merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens([END_OF_TEXT])
+    return Tokenizer(tokenizer)
+
+
+def tiktoken_tokenizer(name: str) -> Tokenizer:
+    """The encoding that the ``tiktoken`` package knows by ``name``, as a ``tokenizers`` BPE that gives the same ids.
+
+    ConfigError when the package is missing, or has or can fetch no such encoding.
+    """
+    try:
+        import tiktoken
+
+        encoding = tiktoken.get_encoding(name)
+    except Exception as error:  # an import, a name, a network
+        why = str(error).split("\n")[0]
+        remedy = "pip install 'springtide[tiktoken]'; without a network, fill TIKTOKEN_CACHE_DIR"
+        raise ConfigError(
+            explain("corpus.tokenizer", f"{_TIKTOKEN}{name}", f"cannot be opened ({why})", remedy)
+        ) from error
+    ranks: dict[bytes, int] = encoding._mergeable_ranks
+    letters = _byte_letters()
+
+    def spelled(token: bytes) -> str:
+        return "".join(letters[byte] for byte in token)
+
+    merges = [_last_merge(ranks, token) for token in sorted(ranks, key=ranks.__getitem__) if len(token) > 1]
+    ids = {spelled(token): rank for token, rank in ranks.items()} | {END_OF_TEXT: encoding.eot_token}
+    tokenizer = tokenizers.Tokenizer(
+        models.BPE(vocab=ids, merges=[(spelled(left), spelled(right)) for left, right in merges], ignore_merges=True)
+    )
+    # Oniguruma reads {1,3}+ as a repetition of {1,3}, and $ as the end of any line
+    pattern = re.sub(r"(\{\d+(?:,\d*)?\})\+", r"\1", encoding._pat_str).replace("$", r"\z")
+    split = pre_tokenizers.Split(Regex(pattern), behavior="isolated")
+    plain = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([split, plain])
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens([END_OF_TEXT])
+    return Tokenizer(tokenizer)
+
+
+def _byte_letters() -> list[str]:
+    """The letter that a byte-level vocabulary spells each byte with (Radford et al., GPT-2, 2019)."""
+    plain = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
+    others = iter(range(256, 512))
+    return [chr(byte) if byte in plain else chr(next(others)) for byte in range(256)]
+
+
+def _last_merge(ranks: dict[bytes, int], token: bytes) -> tuple[bytes, bytes]:
+    """The pair that becomes ``token``: what merging its bytes by rank leaves before the last merge."""
+    parts = [token[place : place + 1] for place in range(len(token))]
+    while len(parts) > 2:
+        joined = [ranks.get(left + right, len(ranks) * 2) for left, right in itertools.pairwise(parts)]
+        place = joined.index(min(joined))
+        parts[place : place + 2] = [parts[place] + parts[place + 1]]
+    return parts[0], parts[1]
+
+
+def open_tokenizer(kind: str, texts: Iterable[str], vocab_size: int) -> Tokenizer:
+    """The vocabulary of ``corpus.tokenizer``: trained on ``texts``, plain bytes, tiktoken's, or read from a file."""
+    if kind == "bpe":
+        return train_bpe(texts, vocab_size)
+    if kind == "bytes":
+        return byte_tokenizer()
+    if kind.startswith(_TIKTOKEN):
+        return tiktoken_tokenizer(kind.removeprefix(_TIKTOKEN))
+    if not Path(kind).is_file():
+        known = f"is neither 'bpe' nor 'bytes' nor '{_TIKTOKEN}NAME' nor a file"
+        raise ConfigError(explain("corpus.tokenizer", kind, known, "give a tokenizer.json"))
+    return Tokenizer(tokenizers.Tokenizer.from_file(kind))
+
+
+def _batches(texts: Iterable[str]) -> Iterator[list[str]]:
+    batch: list[str] = []
+    characters = 0
+    for text in texts:
+        batch.append(text)
+        characters += len(text)
+        if characters >= _BATCH_CHARACTERS:
+            yield batch
+            batch, characters = [], 0
+    if batch:
+        yield batch
+
+
+def _first(texts: Iterable[str], characters: int) -> Iterator[str]:
+    for text in texts:
+        if characters <= 0:
+            return
+        yield text[:characters]
+        characters -= len(text)

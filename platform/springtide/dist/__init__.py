@@ -1,0 +1,22 @@
+"""Ranks that talk to each other: the world they form, the collectives they call, the connections to cut.
+Layer rule: knows nothing of models or checkpoints."""
+
+from springtide.dist.collectives import CollectiveError, CutOff, abort, end_group, sum_over_ranks
+from springtide.dist.connections import Connections
+from springtide.dist.world import NCCL_ENVIRONMENT, World, alone, backend, device_index, process_group, world
+
+__all__ = [
+    "NCCL_ENVIRONMENT",
+    "CollectiveError",
+    "Connections",
+    "CutOff",
+    "World",
+    "abort",
+    "alone",
+    "backend",
+    "device_index",
+    "end_group",
+    "process_group",
+    "sum_over_ranks",
+    "world",
+]

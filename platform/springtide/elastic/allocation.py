@@ -1,0 +1,84 @@
+"""Who holds which workers of a cluster that several runs share: the capacity book.
+
+    places on each node + what each run claims + what it holds -> what each run gets of each node
+
+Runs come in the order of their promise. Each gets its least while there is room, then the rest goes to whoever has the least
+for its weight; who holds workers keeps them, and their nodes, as long as that is as fair.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+Allocation = dict[str, dict[str, int]]
+"""Holder -> node -> workers."""
+
+
+class ResourceRequest(NamedTuple):
+    """What a holder, such as a run, could use."""
+
+    holder: str
+    min_workers: int = 1
+    max_workers: int = 1
+    weight: float = 1.0
+    cell: int = 1
+    """Workers come in multiples of this."""
+    promise: float = -math.inf
+    """How well it does, the more the better; the least promising give up workers first. Unknown: none."""
+
+    def limited(self, most: int | None) -> ResourceRequest:
+        """The same for at most so many workers, but for what it needs."""
+        return self if most is None else self._replace(max_workers=max(self.min_workers, min(most, self.max_workers)))
+
+
+def allocate(
+    places: Mapping[str, int], claims: Sequence[ResourceRequest], held: Mapping[str, Mapping[str, int]]
+) -> Allocation:
+    """What each run gets: nothing, or from ``min_workers`` to ``max_workers``. ``places`` are workers that fit on each node,
+    ``claims`` are in the order in which they came, ``held`` is what this said last."""
+    ranked = sorted(claims, key=lambda claim: -claim.promise)
+    sizes = _sizes(sum(places.values()), ranked, {run: sum(nodes.values()) for run, nodes in held.items()})
+    left, shares = dict(places), {claim.holder: dict[str, int]() for claim in claims}
+    for claim in ranked:  # first what each keeps, so that nobody is moved for another's sake
+        for node, number in held.get(claim.holder, {}).items():
+            _take(shares[claim.holder], left, node, min(number, sizes[claim.holder]))
+            sizes[claim.holder] -= shares[claim.holder].get(node, 0)
+    for claim in ranked:
+        for node in sorted(left, key=lambda node: (node not in shares[claim.holder], -left[node], node)):
+            before = shares[claim.holder].get(node, 0)
+            _take(shares[claim.holder], left, node, sizes[claim.holder])
+            sizes[claim.holder] -= shares[claim.holder].get(node, 0) - before
+    return shares
+
+
+def _sizes(total: int, ranked: Sequence[ResourceRequest], held: Mapping[str, int]) -> dict[str, int]:
+    """Workers of each run."""
+    sizes = dict.fromkeys((claim.holder for claim in ranked), 0)
+    for claim in ranked:
+        least = -(-claim.min_workers // claim.cell) * claim.cell
+        if least <= total:
+            sizes[claim.holder], total = least, total - least
+    while True:
+        growing = [
+            claim
+            for claim in ranked
+            if sizes[claim.holder] and claim.cell <= total and sizes[claim.holder] + claim.cell <= claim.max_workers
+        ]
+        if not growing:
+            return sizes
+
+        def poverty(claim: ResourceRequest) -> tuple[float, bool]:
+            return sizes[claim.holder] / claim.weight, held.get(claim.holder, 0) <= sizes[claim.holder]
+
+        poorest = min(growing, key=poverty)
+        sizes[poorest.holder] += poorest.cell
+        total -= poorest.cell
+
+
+def _take(share: dict[str, int], left: dict[str, int], node: str, number: int) -> None:
+    taken = max(0, min(number, left.get(node, 0)))
+    if taken:
+        share[node] = share.get(node, 0) + taken
+        left[node] -= taken

@@ -1,0 +1,54 @@
+"""What a restart costs and how much training is left, learnt from the run's own events."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections import deque
+from collections.abc import Mapping
+from typing import Any
+
+from springtide.elastic.policy import RestartForecast
+
+_FIRST_RESTART_S = 10.0
+"""Until one was measured."""
+_REMEMBERED = 9
+_USUAL_STEPS = 20
+"""Longer than so many of them no step takes."""
+
+
+class RunHistory:
+    """Hears the events of a run, as records, in order."""
+
+    def __init__(self, num_steps: int) -> None:
+        """``num_steps``: of the whole run."""
+        self.step = 0
+        self._num_steps = num_steps
+        self._steps_s: deque[float] = deque(maxlen=_REMEMBERED)
+        self._gaps_s: deque[float] = deque(maxlen=_REMEMBERED)
+        self._last_s: float | None = None
+        self._restarted = False
+
+    def hear(self, record: Mapping[str, Any]) -> None:
+        """Any event; those that tell nothing of this are passed over."""
+        kind = record["kind"]
+        if kind == "started":
+            self._restarted = self._last_s is not None
+            self._steps_s.clear()
+        elif kind == "step":
+            step_s = record["step_time_s"]
+            if self._restarted and self._last_s is not None:
+                self._gaps_s.append(max(0.0, record["time_s"] - self._last_s - step_s))
+            self._restarted, self._last_s, self.step = False, record["time_s"], record["step"]
+            self._steps_s.append(step_s)
+
+    def longest_s(self, least_s: float) -> float:
+        """How long a group may say nothing, at least ``least_s``, until it counts as hung; for ever before its first steps."""
+        return max(least_s, _USUAL_STEPS * statistics.median(self._steps_s)) if self._steps_s else math.inf
+
+    def prospects(self) -> RestartForecast:
+        """As of now."""
+        step_s = statistics.median(self._steps_s) if self._steps_s else 0.0
+        left_s = (self._num_steps - self.step) * step_s if step_s and self._num_steps else math.inf
+        restart_s = statistics.median(self._gaps_s) if self._gaps_s else _FIRST_RESTART_S
+        return RestartForecast(restart_s, left_s, step_s)

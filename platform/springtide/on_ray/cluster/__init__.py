@@ -1,0 +1,1 @@
+"""Nodes and their notices: start, watch, drain, end a cluster."""

@@ -1,0 +1,271 @@
+"""One small actor a node, which hears that the node will be taken away and tells Ray: a drain with the deadline.
+
+    metadata service or file --every half second--> Watch --drain_node(deadline)--> Ray --> the policies of every run
+
+A service that is slow, gone or talks nonsense is asked again; what it last said stands until it says something else. A notice
+that Ray did not take, because its control store is away, is told again at the next look. Nothing ends a watch but its run.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import stat
+import threading
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Literal
+
+import ray
+from ray.exceptions import RayError
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+from springtide.elastic.notices import (
+    Notice,
+    parse_aws_notice,
+    parse_aws_rebalance,
+    parse_azure_notice,
+    parse_gcp_notice,
+    parse_notice_file,
+)
+from springtide.on_ray.cluster.nodes import drain
+
+_log = logging.getLogger(__name__)
+
+Cloud = Literal["aws", "gcp", "azure", ""]
+METADATA = "http://169.254.169.254"
+_POLL_S = 0.5
+_ANSWER_S = 2.0
+_FILE_BYTES = 100
+_SILENT_LOOKS = 20
+"""Looks in a row that fail before a source counts as silent: ten seconds, or more where it is slow."""
+_ASK_WATCHES_S = 10.0
+"""Between two questions to the watches whether they hear anything."""
+_FIRST_AZURE_S = 120.0
+"""The first time a machine asks for its events Azure begins to watch them, and takes so long."""
+_TOKEN_S = 21600
+_VENDORS = {"Amazon EC2": "aws", "Google": "gcp"}
+_AZURE_TAG = "7783-7084-3265-9085-8269-3286-77"
+
+
+def cloud_here() -> Cloud:
+    """Which cloud this machine is of, from what its firmware says; no network is asked."""
+
+    def told(name: str) -> str:
+        with contextlib.suppress(OSError):
+            return Path("/sys/class/dmi/id", name).read_text().strip()
+        return ""
+
+    if told("chassis_asset_tag") == _AZURE_TAG:
+        return "azure"
+    found = _VENDORS.get(told("sys_vendor"), "")
+    return "aws" if found == "aws" else "gcp" if found == "gcp" else ""
+
+
+class MetadataService:
+    """A metadata service. Proxies are for other addresses."""
+
+    def __init__(self, url: str) -> None:
+        self._url = url.rstrip("/")
+        self._open = urllib.request.build_opener(urllib.request.ProxyHandler({})).open
+        self._token = ""
+        self._machine = ""
+        self._asked = False
+
+    def aws(self, rebalance: bool = False) -> Notice | None:
+        """What IMDSv2 says."""
+        if not self._token:
+            ttl = {"X-aws-ec2-metadata-token-ttl-seconds": str(_TOKEN_S)}
+            self._token = self._ask("/latest/api/token", ttl, method="PUT") or ""
+        token = {"X-aws-ec2-metadata-token": self._token}
+        try:
+            answer = self._ask("/latest/meta-data/spot/instance-action", token)
+            if answer is not None:
+                return parse_aws_notice(answer)
+            answer = self._ask("/latest/meta-data/events/recommendations/rebalance", token) if rebalance else None
+            return parse_aws_rebalance(answer) if answer is not None else None
+        except urllib.error.HTTPError as error:
+            if error.code == 401:  # the token is too old, or of another boot
+                self._token = ""
+            raise
+
+    def gcp(self) -> Notice | None:
+        """What the metadata server says."""
+        answer = self._ask("/computeMetadata/v1/instance/preempted", {"Metadata-Flavor": "Google"})
+        return parse_gcp_notice(answer, time.time()) if answer is not None else None
+
+    def azure(self) -> Notice | None:
+        """What the scheduled events say of this machine."""
+        header = {"Metadata": "true"}
+        if not self._machine:
+            where = "/metadata/instance/compute/name?api-version=2021-02-01&format=text"
+            self._machine = self._ask(where, header) or ""
+        patience_s = _ANSWER_S if self._asked else _FIRST_AZURE_S
+        answer = self._ask("/metadata/scheduledevents?api-version=2020-07-01", header, patience_s=patience_s)
+        self._asked = True
+        return parse_azure_notice(answer, self._machine, time.time()) if answer is not None else None
+
+    def _ask(
+        self, path: str, headers: dict[str, str], method: str = "GET", patience_s: float = _ANSWER_S
+    ) -> str | None:
+        """The answer; None for 404. OSError for any other that is not one."""
+        request = urllib.request.Request(self._url + path, headers=headers, method=method)
+        try:
+            with self._open(request, timeout=patience_s) as answer:
+                return str(answer.read(2**16).decode("utf-8", "replace"))
+        except urllib.error.HTTPError as error:
+            if error.code == 404:
+                return None
+            raise
+
+
+def left_in(path: Path) -> Notice | None:
+    """What a file says, if it is there. ValueError for what is no regular file: opening a FIFO would wait for its writer."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return None
+    with open(descriptor, "rb", buffering=0) as file:
+        found = os.fstat(descriptor)
+        if not stat.S_ISREG(found.st_mode):
+            raise ValueError(f"{path} is no regular file")
+        return parse_notice_file(file.read(_FILE_BYTES).decode(), found.st_mtime, time.time())
+
+
+class Relay:
+    """Tells Ray of the node's end, once: the first notice, and one that is earlier. May be called from threads."""
+
+    def __init__(self, drain: Callable[[float, str], None]) -> None:
+        """``drain`` tells Ray when, in seconds since 1970, and why; what it raises means that Ray does not know."""
+        self._drain = drain
+        self._told: Notice | None = None
+        self._lock = threading.Lock()
+
+    def __call__(self, notice: Notice) -> None:
+        """Tell, unless Ray knows."""
+        with self._lock:
+            # a service that gives no time gives a new one each time it is asked: the first counts
+            if self._told is not None and notice.at_s >= self._told.at_s:
+                return
+            self._drain(max(notice.at_s, time.time() + 1.0), notice.why)
+            self._told = notice
+
+
+class NoticeSource:
+    """One service or file, and the notices it gives."""
+
+    def __init__(self, name: str, ask: Callable[[], Notice | None], tell: Callable[[Notice], None]) -> None:
+        self.name, self._ask, self._tell = name, ask, tell
+        self._failed_looks = 0
+        self._warned: set[type[BaseException]] = set()
+        self._last_problem = ""
+
+    @property
+    def problem(self) -> str:
+        """Why nothing has been heard of it for a while; empty while it answers."""
+        return self._last_problem if self._failed_looks >= _SILENT_LOOKS else ""
+
+    def look(self) -> None:
+        """Ask, and pass on what it says. Whatever fails is asked, or told, again at the next look."""
+        try:
+            notice = self._ask()
+            if notice is not None:
+                self._tell(notice)
+        except Exception as error:  # a server, a parser or Ray may raise anything, and the next look may work
+            self._failed_looks += 1
+            self._last_problem = f"{self.name}: {type(error).__name__}: {str(error)[:200]}"
+            if type(error) not in self._warned:  # each kind once, until it works again
+                self._warned.add(type(error))
+                _log.warning("%s; it is asked again", self._last_problem)
+        else:
+            self._failed_looks, self._last_problem = 0, ""
+            self._warned.clear()
+
+
+class PreemptionWatcher:
+    """One a node and run; it ends with the run's controller."""
+
+    def __init__(self, cloud: str, metadata_url: str, file: str, rebalance: bool) -> None:
+        """``cloud``: auto finds out. ``file``: ``{node}`` in it stands for the node's id."""
+        context = ray.get_runtime_context()
+        node, gcs = context.get_node_id(), context.gcs_address
+        service = MetadataService(metadata_url or METADATA)
+        asks: dict[str, Callable[[], Notice | None]] = {
+            "aws": lambda: service.aws(rebalance),
+            "gcp": service.gcp,
+            "azure": service.azure,
+        }
+        cloud = cloud_here() if cloud == "auto" else cloud
+        chosen = {cloud: asks[cloud]} if cloud in asks else {}
+        if file:
+            chosen["file"] = lambda: left_in(Path(file.replace("{node}", node)))
+        relay = Relay(lambda at_s, why: drain(gcs, node, at_s, why))
+        self._sources = [NoticeSource(name, ask, relay) for name, ask in chosen.items()]
+        for source in self._sources:
+            threading.Thread(target=_watch, args=(source,), daemon=True).start()
+
+    def sources(self) -> list[str]:
+        """Who is asked."""
+        return [source.name for source in self._sources]
+
+    def silent(self) -> str:
+        """Which sources have not answered for a while, and why; empty while all do."""
+        if not self._sources:
+            return "nobody is asked (elastic.notices, elastic.notice_file)"
+        return "; ".join(source.problem for source in self._sources if source.problem)
+
+
+def _watch(source: NoticeSource) -> None:
+    while True:
+        begin = time.monotonic()
+        source.look()
+        time.sleep(max(0.0, _POLL_S - (time.monotonic() - begin)))  # between looks
+
+
+class PreemptionWatchers:
+    """The watches of a run: one on each node that there is."""
+
+    def __init__(self, *arguments: Any) -> None:
+        """``arguments``: of ``Watch``."""
+        self._arguments = arguments
+        self._actors: dict[str, Any] = {}
+        self._asked: dict[str, Any] = {}
+        """Node -> the answer to come to whether its watch is silent."""
+        self._silent: dict[str, str] = {}
+        """Node -> why, as it was last told."""
+        self._ask_at_s = 0.0
+
+    def cover(self, nodes: set[str]) -> None:
+        """Have one on each of ``nodes``, and warn of nodes where a source is silent; waits for nobody."""
+        for node in nodes - self._actors.keys():
+            here = NodeAffinitySchedulingStrategy(node, soft=False)
+            actor = ray.remote(PreemptionWatcher).options(num_cpus=0, max_restarts=-1, scheduling_strategy=here)
+            self._actors[node] = actor.remote(*self._arguments)
+        for node in self._actors.keys() - nodes:
+            del self._actors[node]
+        self._hear(nodes)
+
+    def _hear(self, nodes: set[str]) -> None:
+        now = time.monotonic()
+        if now >= self._ask_at_s:  # a watch that has not answered yet is not asked once more
+            self._asked = {node: actor.silent.remote() for node, actor in self._actors.items()} | self._asked
+            self._ask_at_s = now + _ASK_WATCHES_S
+        self._asked = {node: answer for node, answer in self._asked.items() if node in nodes}
+        if not self._asked:
+            return
+        done, _ = ray.wait(list(self._asked.values()), num_returns=len(self._asked), timeout=0)
+        for node, answer in [one for one in self._asked.items() if one[1] in done]:
+            del self._asked[node]
+            with contextlib.suppress(RayError):  # of a watch that is lost or starts again: asked later
+                self._tell(node, ray.get(answer))
+
+    def _tell(self, node: str, problem: str) -> None:
+        if problem and not self._silent.get(node):
+            _log.warning("node %s may be taken away unheard: %s", node[:8], problem)
+        elif self._silent.get(node) and not problem:
+            _log.warning("node %s hears notices again", node[:8])
+        self._silent[node] = problem

@@ -1,0 +1,233 @@
+"""A Ray cluster to train on: the one we are told of, or a private one that lives as long as the run.
+
+We never join a cluster that we were not told of, and a private one keeps its notes in a folder of its own: not where Ray
+looks for the last one started. (``ray.init("auto")`` elsewhere on the machine may still find its process.)
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import subprocess
+import sys
+import tempfile
+import warnings
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import ray
+from ray._private.authentication import authentication_utils
+
+from springtide.config import Config, build
+from springtide.errors import ConfigError, explain
+from springtide.on_ray.cluster import reaper
+
+_DEVICE_GB = {"V100": 32, "T4": 16, "L4": 24, "A10G": 24, "L40S": 48, "A100": 80, "H100": 80, "H200": 141, "B200": 180}
+"""Most that devices of Ray's names for them have, by their makers' data sheets [GB]."""
+_WITHOUT_BF16 = ("K80", "P100", "P4", "V100", "T4")
+"""Those of before Ampere: what they have of it is emulated, slower than fp32."""
+_ACCELERATOR = "accelerator_type:"
+_RAY_FOLDER = "RAY_TMPDIR"
+_PREFIX = "springtide-ray-"
+_STORE_BYTES = 512 * 2**20
+NAMESPACE = "springtide"
+
+# read by Ray Train in the driver: the dashboard's Train page is empty without it
+_ENVIRONMENT = {
+    "RAY_TRAIN_ENABLE_STATE_TRACKING": "1",
+    "RAY_CHDIR_TO_TRIAL_DIR": "0",
+    "RAY_TRAIN_HEALTH_CHECK_INTERVAL_S": "0.2",
+    # the controller runs in the driver, whose logging is its own affair
+    "RAY_TRAIN_ENABLE_CONTROLLER_STRUCTURED_LOGGING": "0",
+    # ours acts on a notice at once; Ray's waits for the deadline
+    "RAY_TRAIN_ENABLE_PREEMPTION_WATCHER": "0",
+    # Tune's tables are printed however quiet it is told to be, and its loggers write each result three times
+    "RAY_AIR_NEW_OUTPUT": "0",
+    "TUNE_DISABLE_AUTO_CALLBACK_LOGGERS": "1",
+    # a worker keeps the one device that its actor was given: Ray would widen CUDA_VISIBLE_DEVICES after CUDA has read it, and
+    # then select a device by its place in the longer list
+    "TRAIN_ENABLE_SHARE_CUDA_VISIBLE_DEVICES": "0",
+    # Ray runs workers at nice 15; on a machine whose cores all train, its own services would then preempt them
+    "RAY_worker_niceness": "0",
+}
+
+
+def set_environment(**more: str) -> None:
+    """What Ray reads in this process, and in those it starts, unless whoever started us said otherwise."""
+    for name, value in {**_ENVIRONMENT, **more}.items():
+        os.environ.setdefault(name, value)
+    # what Ray has to say to itself
+    warnings.filterwarnings("ignore", message="`ExecutionOptions.exclude_resources`")
+
+
+@contextlib.contextmanager
+def cluster(config: Config, *, dashboard: bool = True) -> Iterator[str]:
+    """Connect, and disconnect at the end; yields the dashboard's URL, empty without one.
+
+    Uses the connection the caller has; else the cluster that ``RAY_ADDRESS`` names, as under ``ray job submit``; else
+    starts a private one with as many logical CPUs and GPUs as the workers need.
+    """
+    set_environment()
+    quiet = {"namespace": NAMESPACE, "log_to_driver": False, "logging_level": logging.ERROR}
+    if ray.is_initialized():
+        yield ""
+    elif address := os.environ.get("RAY_ADDRESS"):
+        context = ray.init(address=address, **quiet)
+        try:
+            yield context.dashboard_url or ""
+        finally:
+            ray.shutdown()
+    else:
+        with private_folder() as folder:
+            context = ray.init(
+                address="local",
+                num_cpus=max(
+                    os.cpu_count() or 1, round(config.elastic.max_workers * config.elastic.cpus_per_worker + 0.5)
+                ),
+                include_dashboard=dashboard,
+                object_store_memory=_STORE_BYTES,
+                _temp_dir=folder,
+                **quiet,
+            )
+            try:
+                yield context.dashboard_url or ""
+            finally:
+                ray.shutdown()
+
+
+def dashboard_hint() -> str:
+    """What a person needs who opens the dashboard of a cluster that asks for a token; empty where it asks for none."""
+    if authentication_utils.is_token_auth_enabled():
+        command = os.path.join(os.path.dirname(sys.executable), "ray")
+        return f" (it asks for a token: `{command} get-auth-token` prints it)"
+    return ""
+
+
+@contextlib.contextmanager
+def private_folder() -> Iterator[str]:
+    """A temporary folder, gone with all that runs in it when the block ends or this process does, even by SIGKILL."""
+    folder = tempfile.mkdtemp(prefix=_PREFIX)
+    # a session of its own: Ctrl-C at the terminal is for the driver
+    watcher = subprocess.Popen(
+        [sys.executable, "-I", reaper.__file__, folder], stdin=subprocess.PIPE, start_new_session=True
+    )
+    try:
+        yield folder
+    finally:
+        assert watcher.stdin is not None
+        watcher.stdin.close()
+        watcher.wait()
+
+
+@contextlib.contextmanager
+def own_address_file(folder: str) -> Iterator[None]:
+    """Ray's cluster utility writes down its address where every driver of this machine looks: it would hide a cluster of the
+    user's own, and fails where Ray has never run. In the block it writes below ``folder``."""
+    before = os.environ.get(_RAY_FOLDER)
+    os.environ[_RAY_FOLDER] = folder
+    os.makedirs(os.path.join(folder, "ray"))
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ[_RAY_FOLDER]
+        else:
+            os.environ[_RAY_FOLDER] = before
+
+
+def device_bytes(config: Config) -> int:
+    """What the largest device of the cluster has for one worker; 0 where that is not known [bytes]."""
+    elastic = config.elastic
+    nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
+    if elastic.gpus_per_worker:
+        kinds = [kind for kind in _kinds(nodes) if kind in _DEVICE_GB]
+        return int(max((_DEVICE_GB[kind] for kind in kinds), default=0) * 1e9 * min(1.0, elastic.gpus_per_worker))
+
+    def share(node: dict[str, float]) -> int:
+        workers = max(1, min(elastic.max_workers, int(node.get("CPU", 0) // elastic.cpus_per_worker)))
+        return int(node.get("memory", 0)) // workers
+
+    return max((share(node) for node in nodes if node.get("CPU", 0) >= elastic.cpus_per_worker), default=0)
+
+
+def worker_speed(config: Config, vocab_size: int) -> float:
+    """Tokens a second that one worker of the cluster trains on, by a few steps of it."""
+    elastic = config.elastic
+    measure = ray.remote(_speed).options(num_cpus=elastic.cpus_per_worker, num_gpus=elastic.gpus_per_worker)
+    found: float = ray.get(measure.remote(config.model_dump(mode="json"), vocab_size))
+    return found
+
+
+def _speed(config: dict[str, Any], vocab_size: int) -> float:
+    from springtide.training.preflight import measure_throughput
+
+    return measure_throughput(build(config), vocab_size)
+
+
+def _kinds(nodes: Sequence[dict[str, float]]) -> list[str]:
+    """Ray's names for the devices of nodes of these resources."""
+    return sorted({name.partition(":")[2] for node in nodes for name in node if name.startswith(_ACCELERATOR)})
+
+
+def check_precision(config: Config, nodes: Sequence[dict[str, float]]) -> None:
+    """ConfigError when a device of nodes of these resources cannot compute in the config's type."""
+    poor = [kind for kind in _kinds(nodes) if kind in _WITHOUT_BF16]
+    if config.elastic.gpus_per_worker and config.parallel.precision == "bf16" and poor:
+        limit = f"the cluster has {' and '.join(poor)} devices, which have no bf16 arithmetic"
+        raise ConfigError(explain("parallel.precision", "bf16", limit, "use fp16, or nodes with newer devices alone"))
+
+
+def check_before_start(config: Config) -> None:
+    """ConfigError when a private cluster would have no GPU for a worker. Starts nothing, and asks no cluster: what one that
+    stands already has is for ``check_resources``."""
+    wanted = config.elastic.gpus_per_worker
+    if not wanted or ray.is_initialized() or os.environ.get("RAY_ADDRESS"):
+        return
+    import torch
+
+    has = torch.cuda.device_count()
+    if has < wanted:
+        raise ConfigError(
+            explain(
+                "elastic.gpus_per_worker",
+                wanted,
+                f"torch sees {has or 'no'} GPU{'s' * (has > 1)} on this machine, and RAY_ADDRESS names no cluster to train on",
+                "submit the run to a cluster that has GPUs (RAY_ADDRESS, or ray job submit), or train a small recipe on "
+                "CPUs: --recipe demo, or --elastic.gpus-per-worker 0",
+            )
+        )
+
+
+def check_resources(config: Config) -> None:
+    """ConfigError when no node of the cluster could hold one worker, workers would leave their feeds no CPU, or a device cannot
+    compute as it is asked to."""
+    elastic, feed = config.elastic, config.feed
+    wanted = {"CPU": elastic.cpus_per_worker, "GPU": elastic.gpus_per_worker}
+    nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
+    check_precision(config, nodes)
+    cpus = sum(node.get("CPU", 0) for node in nodes)
+    workers = min(elastic.max_workers, int(cpus // elastic.cpus_per_worker))
+    left = cpus - workers * elastic.cpus_per_worker
+    if feed.cpus_per_read > left:
+        raise ConfigError(
+            explain(
+                "feed.cpus_per_read",
+                feed.cpus_per_read,
+                f"{workers} workers of elastic.cpus_per_worker = {elastic.cpus_per_worker} leave {left:g} of the cluster's "
+                f"{cpus:g} CPUs: no read could ever run",
+                "set it to 0, which reserves none, lower elastic.max_workers or add nodes",
+            )
+        )
+    if not any(all(node.get(kind, 0) >= amount for kind, amount in wanted.items()) for node in nodes):
+        largest = {kind: max((node.get(kind, 0) for node in nodes), default=0) for kind in wanted}
+        short, other = ("gpus", "cpus") if largest["GPU"] < elastic.gpus_per_worker else ("cpus", "gpus")
+        raise ConfigError(
+            explain(
+                f"elastic.{short}_per_worker",
+                getattr(elastic, f"{short}_per_worker"),
+                f"with elastic.{other}_per_worker = {getattr(elastic, f'{other}_per_worker')} fits on no node of the "
+                f"cluster, whose largest has {largest['CPU']:g} CPUs and {largest['GPU']:g} GPUs",
+                "ask for less a worker or add larger nodes",
+            )
+        )

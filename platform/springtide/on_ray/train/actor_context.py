@@ -1,0 +1,39 @@
+"""Code that Ray means for an actor, run in a thread of a driver. The only file that touches Ray's context of a process."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+from ray import runtime_context
+from ray.runtime_context import RuntimeContext
+
+_ACTING = threading.local()
+
+
+class _Context(RuntimeContext):
+    """This process's; a thread that acts for an actor is told that it is in it."""
+
+    def get_actor_id(self) -> str | None:
+        actor = getattr(_ACTING, "actor", None)
+        return actor._actor_id.hex() if actor is not None else super().get_actor_id()
+
+    @property
+    def current_actor(self) -> Any:
+        actor = getattr(_ACTING, "actor", None)
+        return actor if actor is not None else super().current_actor
+
+
+@contextlib.contextmanager
+def run_as_actor(actor: Any) -> Iterator[None]:
+    """In the block, what asks Ray in this thread which actor it is in hears ``actor``: one that lives as long as the block."""
+    before = runtime_context.get_runtime_context()
+    if not isinstance(before, _Context):
+        runtime_context._runtime_context = _Context(before.worker)
+    _ACTING.actor = actor
+    try:
+        yield
+    finally:
+        _ACTING.actor = None

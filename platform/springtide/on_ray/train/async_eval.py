@@ -1,0 +1,116 @@
+"""Evaluations beside training: one process, one committed checkpoint after the other, and no step waits for it."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import ray
+from ray.exceptions import RayError
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+from springtide import config as configs
+from springtide.config import Config
+from springtide.events import Evaluated, Event, Saved, Stopped, event, record
+from springtide.store import Folder
+from springtide.training.evaluate import evaluate_checkpoint
+
+_NICE = 10
+_LONGEST_S = 600.0
+"""That the end of training waits for the evaluation of a checkpoint."""
+
+_log = logging.getLogger(__name__)
+
+
+class AsyncEvaluator:
+    """The process, below training where they share cores."""
+
+    def __init__(self, config: dict[str, Any], run: Folder) -> None:
+        self._config, self._run = configs.build(config), run
+        os.nice(_NICE)
+
+    def evaluate(self, name: str) -> dict[str, Any]:
+        """The event of checkpoint ``name``, as plain data."""
+        return record(evaluate_checkpoint(self._run, self._config, name, "cuda" if ray.get_gpu_ids() else "cpu"))
+
+
+@contextlib.contextmanager
+def async_evaluations(
+    config: Config, run: Folder, listen: Callable[[Event], None]
+) -> Iterator[Callable[[Event], None]]:
+    """``listen``, or, where the config has evaluations beside training, who makes them and tells ``listen`` all else too."""
+    train = config.train
+    if not (train.eval_beside and train.eval_every and train.eval_rows):
+        yield listen
+        return
+    evaluations = AsyncEvaluations(config, run, listen)
+    try:
+        yield evaluations
+    finally:
+        evaluations.end()
+
+
+class AsyncEvaluations:
+    """A listener before another: passes on what it hears, and evaluations among it, steps in their order."""
+
+    def __init__(self, config: Config, run: Folder, listen: Callable[[Event], None]) -> None:
+        self._config, self._run, self._listen = config, run, listen
+        self._due = config.train.eval_every
+        self._next = ""
+        """Checkpoint to evaluate when there is time."""
+        self._actor: Any = None
+        self._under_way: Any = None
+
+    def __call__(self, event: Event) -> None:
+        """Hear one event."""
+        if isinstance(event, Evaluated | Stopped):
+            self.settle()
+        self._listen(event)
+        if isinstance(event, Saved) and self._due <= event.step < self._config.num_steps:
+            every = self._config.train.eval_every
+            self._next, self._due = event.name, (event.step // every + 1) * every
+        self._look(0.0)
+
+    def settle(self) -> None:
+        """Wait for what is under way and what is to come."""
+        while self._under_way is not None:
+            self._look(_LONGEST_S)
+
+    def end(self) -> None:
+        """The process is needed no more."""
+        if self._actor is not None:
+            ray.kill(self._actor)
+        self._actor = self._under_way = None
+
+    def _look(self, wait_s: float) -> None:
+        if self._under_way is not None:
+            name, answer = self._under_way
+            done, _ = ray.wait([answer], timeout=wait_s)
+            if done:
+                self._take(name, answer)
+            elif wait_s:
+                _log.warning("checkpoint %s is not evaluated: that took more than %.0f s", name, wait_s)
+                self.end()
+        if self._under_way is None and self._next:
+            name, self._next = self._next, ""
+            self._actor = self._actor or self._started()
+            self._under_way = name, self._actor.evaluate.remote(name)
+
+    def _take(self, name: str, answer: Any) -> None:
+        self._under_way = None
+        try:
+            self._listen(event(ray.get(answer) | {"beside": True}))
+        except (RayError, OSError) as error:  # a figure is missing then; training is none the worse
+            _log.warning("checkpoint %s is not evaluated: %s", name, str(error).strip().splitlines()[-1])
+            self.end()
+
+    def _started(self) -> Any:
+        config, gpus = self._config, self._config.train.eval_gpus
+        here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=True)
+        threads = {"env_vars": {"OMP_NUM_THREADS": str(config.parallel.threads)}} if config.parallel.threads else None
+        options = {"num_cpus": 0, "num_gpus": gpus, "runtime_env": threads}
+        actor = ray.remote(AsyncEvaluator).options(**options, scheduling_strategy="DEFAULT" if gpus else here)
+        return actor.remote(config.model_dump(mode="json"), self._run)

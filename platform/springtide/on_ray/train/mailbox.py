@@ -1,0 +1,225 @@
+"""The line between a run's workers and its driver: events one way, requests the other.
+
+Workers need no access to the tracking store or the console: rank 0 posts, the driver takes.
+
+    worker, controller --Control--> Exchange (a process beside the driver's): one line a run <--Control-- driver
+
+A driver may train one run after the other: its exchange stays, for a process takes a second to start. What comes late for a run
+that is over reaches nobody.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import math
+import secrets
+import time
+from typing import Any, NamedTuple
+
+import numpy as np
+import ray
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+from springtide.elastic import Interrupt
+from springtide.elastic.forecast import RunHistory
+from springtide.elastic.policy import RestartForecast
+from springtide.events import Event, StepDone, record
+
+BLOCK_BYTES = 8 * 2**20
+_OF_THE_CONTROLLER = {"decided", "failed", "ready"}
+_LEAVING = {Interrupt.LEAVE.value, Interrupt.EVACUATE.value}
+
+
+@dataclasses.dataclass(frozen=True)
+class Progress:
+    """What the controller needs to know of training."""
+
+    step: int = 0
+    left: bool = False
+    """Whether the group has brought its state to safety and waits to be replaced."""
+    stop: bool = False
+    """Whether it was asked to stop."""
+    silent_s: float = 0.0
+    """Since the group was last heard of [s]."""
+    longest_s: float = math.inf
+    """For how long it may be silent [s]."""
+    prospects: RestartForecast = dataclasses.field(default_factory=RestartForecast)
+
+
+class _RunMailbox:
+    """Of one run; what its methods do is said at ``Control``."""
+
+    def __init__(self, num_steps: int = 0, hang_s: float = 0.0) -> None:
+        self._events: list[dict[str, Any]] = []
+        self._arrived = asyncio.Event()
+        self._asked: str | None = None
+        self._left = False
+        self._hang_s = hang_s
+        self._heard_s = math.inf
+        self._history = RunHistory(num_steps)
+        self._micro_batch: int | None = None
+
+    async def post(self, events: list[dict[str, Any]]) -> str | None:
+        """As there."""
+        for one in events:
+            self._left |= one["kind"] == "left"
+            if one["kind"] not in _OF_THE_CONTROLLER:
+                self._heard_s = time.monotonic()
+            self._history.hear(one)
+        self._events += events
+        self._arrived.set()
+        return self._asked
+
+    async def next_group(self) -> None:
+        """As there."""
+        self._left, self._heard_s = False, math.inf
+        self._asked = None if self._asked in _LEAVING else self._asked
+
+    async def progress(self) -> Progress:
+        """As there."""
+        longest_s = self._history.longest_s(self._hang_s) if self._hang_s else math.inf
+        silent_s = max(0.0, time.monotonic() - self._heard_s)
+        stop = self._asked == Interrupt.STOP.value
+        return Progress(self._history.step, self._left, stop, silent_s, longest_s, self._history.prospects())
+
+    async def limit(self, micro_batch: int | None = None) -> int | None:
+        """As there."""
+        self._micro_batch = micro_batch or self._micro_batch
+        return self._micro_batch
+
+    async def take(self, wait_s: float) -> list[dict[str, Any]]:
+        """As there."""
+        if not self._events:
+            self._arrived.clear()
+            try:
+                await asyncio.wait_for(self._arrived.wait(), wait_s)
+            except TimeoutError:
+                return []
+        taken, self._events = self._events, []
+        return taken
+
+    async def ask(self, interrupt: str | None) -> None:
+        """As there."""
+        if not (self._asked == Interrupt.STOP.value and interrupt in _LEAVING):
+            self._asked = interrupt
+
+
+class Mailbox:
+    """One a driver, on its node, ending with it."""
+
+    def __init__(self, key: str, num_steps: int, hang_s: float) -> None:
+        """With the first run's line."""
+        self._key, self._line = key, _RunMailbox(num_steps, hang_s)
+
+    async def open(self, key: str, num_steps: int, hang_s: float) -> None:
+        """Another run begins; the one before is over."""
+        self._key, self._line = key, _RunMailbox(num_steps, hang_s)
+
+    async def call(self, key: str, name: str, arguments: tuple[Any, ...]) -> Any:
+        """Call a method of a run's line; None when the run is over."""
+        return await getattr(self._line, name)(*arguments) if key == self._key else None
+
+    async def node(self) -> str:
+        """The driver's."""
+        return str(ray.get_runtime_context().get_node_id())
+
+    async def block(self) -> np.ndarray:
+        """Something to fetch, to see how fast the network is."""
+        return np.ones(BLOCK_BYTES, np.uint8)
+
+
+class MailboxHandle(NamedTuple):
+    """A run's line, for whoever holds this. Calls are made in the exchange and give references to their answers."""
+
+    exchange: Any
+    key: str
+
+    def post(self, events: list[dict[str, Any]]) -> Any:
+        """Hand events to the driver; gives what is asked of the workers."""
+        return self._call("post", events)
+
+    def take(self, wait_s: float) -> Any:
+        """Everything posted since the last call, waiting up to ``wait_s`` for the first."""
+        return self._call("take", wait_s)
+
+    def ask(self, interrupt: str | None) -> Any:
+        """Ask the workers something, until asked something else; to stop is not forgotten for less."""
+        return self._call("ask", interrupt)
+
+    def next_group(self) -> Any:
+        """Another group is being started: it has not left, and nobody asked it to."""
+        return self._call("next_group")
+
+    def progress(self) -> Any:
+        """Where training is, a ``Progress``; None when the run is over, as of all calls."""
+        return self._call("progress")
+
+    def limit(self, micro_batch: int | None = None) -> Any:
+        """What micro-batches are limited to, because more did not fit; None where nothing is known. One given holds from now
+        on, for the groups that follow."""
+        return self._call("limit", micro_batch)
+
+    def _call(self, name: str, *arguments: Any) -> Any:
+        return self.exchange.call.remote(self.key, name, arguments)
+
+
+def open_mailbox(
+    name: str | None, num_steps: int = 0, hang_s: float = 0.0, before: MailboxHandle | None = None
+) -> MailboxHandle:
+    """The line of a run that begins, in the exchange of the run before, else in a new one on this node, called ``name`` if it
+    is to be the only one of it. ValueError when this cluster has one of that name."""
+    key = secrets.token_hex(8)
+    if before is not None:
+        ray.get(before.exchange.open.remote(key, num_steps, hang_s))
+        return before._replace(key=key)
+    here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
+    actor = ray.remote(Mailbox).options(name=name, num_cpus=0, scheduling_strategy=here)
+    return MailboxHandle(actor.remote(key, num_steps, hang_s), key)
+
+
+class EventSender:
+    """Rank 0's end. Never waits for the driver in a step: while a post is under way, events gather for the next."""
+
+    def __init__(self, control: MailboxHandle) -> None:
+        self._control = control
+        self._waiting: list[dict[str, Any]] = []
+        self._under_way: Any = None
+        self._asked: Interrupt | None = None
+
+    def __call__(self, event: Event) -> None:
+        """Send one event. What is not a step (a checkpoint, the end) is with the driver when this returns."""
+        self._waiting.append(record(event))
+        if not isinstance(event, StepDone):
+            self.flush()
+        elif self._settle(0):
+            self._post()
+
+    def interrupt(self) -> Interrupt | None:
+        """What the driver asked, as of the last post it answered; a save is asked once."""
+        asked = self._asked
+        if asked is Interrupt.SAVE:
+            self._asked = None
+            self._control.ask(None)
+        return asked
+
+    def flush(self) -> None:
+        """Wait until everything is with the driver."""
+        self._settle(None)
+        if self._waiting:
+            self._post()
+            self._settle(None)
+
+    def _post(self) -> None:
+        self._under_way = self._control.post(self._waiting)
+        self._waiting = []
+
+    def _settle(self, timeout: float | None) -> bool:
+        if self._under_way is None:
+            return True
+        done, _ = ray.wait([self._under_way], timeout=timeout)
+        if done:
+            asked = ray.get(self._under_way)
+            self._asked = Interrupt(asked) if asked else None
+            self._under_way = None
+        return bool(done)

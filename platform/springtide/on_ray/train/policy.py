@@ -1,0 +1,376 @@
+"""The decisions of ``elastic/policy.py``, carried out inside Ray Train's controller; and which failures are worth another
+try. The only file that touches Ray Train's policies."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+import re
+import time
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+import ray
+import torch.distributed as dist
+from ray.exceptions import RayError
+from ray.train import FailureConfig
+from ray.train.torch import TorchTrainer
+from ray.train.v2._internal.callbacks.datasets import DatasetsCallback
+from ray.train.v2._internal.callbacks.placement_group_callback import PlacementGroupCleanerCallback
+from ray.train.v2._internal.exceptions import WorkerHealthCheckFailedError
+from ray.train.v2._internal.execution.failure_handling.default import DefaultFailurePolicy
+from ray.train.v2._internal.execution.failure_handling.failure_policy import FailureDecision
+from ray.train.v2._internal.execution.scaling_policy import NoopDecision, ScalingDecision
+from ray.train.v2._internal.execution.scaling_policy.elastic import ElasticScalingPolicy
+
+from springtide import config as configs
+from springtide.dist import CollectiveError
+from springtide.elastic import Interrupt
+from springtide.elastic.limits import MemoryLimits
+from springtide.elastic.policy import (
+    Bounds,
+    Decision,
+    GiveUp,
+    Leave,
+    Node,
+    PolicyState,
+    Replace,
+    Start,
+    WorkerGroup,
+    decide,
+    following,
+)
+from springtide.errors import SpringtideError, StoppedWaiting, TrainingFailed, UnfitNode
+from springtide.events import Decided, Failed, Ready, Stopped, record
+from springtide.on_ray.cluster.nodes import lost, observed, unanswering
+from springtide.on_ray.cluster.notices import PreemptionWatchers
+from springtide.on_ray.train.actor_context import run_as_actor
+from springtide.on_ray.train.group import Controller, WorkerProcessPool
+from springtide.on_ray.train.hang import diagnose
+from springtide.on_ray.train.mailbox import Progress
+from springtide.on_ray.train.worker_lender import WorkerLender
+from springtide.store import Folder
+
+_ANSWER_S = 2.0
+_LOOK_S = 0.5
+_MOST_HANGS = 3
+"""At one step."""
+_NO_ROOM = ("OutOfMemoryError", "MemoryError", "can't allocate memory", "out of memory", "low on memory")
+"""What torch, numpy and Ray say where memory ends."""
+_ECHOES = ("Connection closed by peer", "Connection reset by peer", "Socket", "Broken pipe", "NCCL")
+"""What gloo and NCCL say of a peer that is gone."""
+
+
+_NUMBER = re.compile(r"0x[0-9a-fA-F]+|\d+(\.\d+)?")
+
+
+class SpringtideScalingPolicy(ElasticScalingPolicy):
+    """Ray's elastic policy, which asks for capacity, with our decisions."""
+
+    def __init__(
+        self,
+        scaling_config: Any,
+        bounds: Bounds,
+        job: dict[str, Any],
+        watches: PreemptionWatchers | None,
+        workers: WorkerLender,
+        limits: MemoryLimits,
+    ) -> None:
+        """``job``: as for ``worker.work``; ``watches``: who hears notices on the nodes, if anybody; ``limits`` are those that
+        the run's ``FailurePolicy`` learns of."""
+        super().__init__(scaling_config)
+        self._processes, self._share = workers.processes, workers.share
+        self._asked_for, self._job, self._control = bounds, job, job["control"]
+        self._limits, self._began_at = limits, 0
+        self._run = Folder(job["config"]["run"]["root"]) / job["config"]["run"]["id"]
+        self._watches = watches
+        self._memory = PolicyState()
+        self._told = ""
+        self._asked = False
+        self._alive: set[str] = set()
+        self._mine: dict[str, dict[str, float]] = {}
+        self._looked_s = float("-inf")
+        self._leaving = 0
+        self._hangs: Counter[int] = Counter()
+
+    @property
+    def _bounds(self) -> Bounds:
+        return dataclasses.replace(self._asked_for, fits=self._limits.least_workers)
+
+    def make_decision_for_non_running_worker_group(self) -> ScalingDecision:
+        """Start where there is room; else wait. StoppedWaiting and TrainingFailed when that is over."""
+        self._maybe_send_resource_request()
+        self._asked = False
+        progress = self._progress()
+        if progress.stop:
+            reason = "asked to, while nobody trained; it can be resumed from its newest checkpoint"
+            ended = Stopped(step=progress.step, status="stopped", reason=reason)
+            ray.get(self._control.post([record(ended)]))
+            raise StoppedWaiting(reason)
+        return self._start(progress)
+
+    def make_decision_for_running_worker_group(
+        self, worker_group_state: Any, worker_group_status: Any
+    ) -> ScalingDecision:
+        """Have the group leave when it should, and start the next one when it has."""
+        self._maybe_send_resource_request()
+        progress = self._progress()
+        busy = tuple(worker.metadata.node_id for worker in worker_group_state.workers)
+        if progress.step != self._began_at:
+            self._limits.trained(len(busy))
+        if progress.left:
+            return self._start(progress, busy, probe=False)
+        if progress.silent_s > progress.longest_s:
+            return self._end_hung(worker_group_state.workers, progress)
+        decision = self._decide(self._nodes(busy, warm=True), WorkerGroup(busy), progress)
+        if isinstance(decision, Replace):
+            return self._start(progress, busy)
+        if isinstance(decision, Leave) and not self._asked:
+            asked = Interrupt.EVACUATE if decision.durable else Interrupt.LEAVE
+            self._control.ask(asked.value)
+            self._asked = True
+        return NoopDecision()
+
+    def _start(self, progress: Progress, busy: tuple[str, ...] = (), probe: bool = True) -> ScalingDecision:
+        """Start a group where there is room. ``busy``: nodes of the one that ends; ``probe``: ask each whether it lives."""
+        nodes = self._nodes(busy)
+        if probe:
+            silent = unanswering({node.id for node in nodes})
+            nodes = [node for node in nodes if node.id not in silent]
+        decision = self._decide(nodes, None, progress)
+        if isinstance(decision, GiveUp):
+            raise TrainingFailed(f"{decision.reason}; --resume goes on")
+        if not isinstance(decision, Start):
+            return NoopDecision()
+        self._processes.plan, self._processes.job = decision.nodes, self._job
+        self._control.limit(self._limits.rows_at_once(decision.workers))
+        self._control.next_group()
+        self._asked, self._began_at = False, progress.step
+        return self._get_resize_decision(decision.workers)
+
+    def _end_hung(self, workers: Sequence[Any], progress: Progress) -> ScalingDecision:
+        """Replace a group that says nothing any more; what its ranks are at is written down first."""
+        found, silent = diagnose(workers, self._run, progress.step)
+        for worker in silent:  # it would not hear that it is to let go
+            ray.kill(worker.actor)
+        reason = f"nothing was heard for {progress.silent_s:.0f} s, {found}"
+        self._hangs[progress.step] += 1
+        again = self._hangs[progress.step] < _MOST_HANGS
+        told = Failed(step=progress.step, cause="hung", reason=reason, again=again)
+        self._control.post([record(told)])
+        if not again:
+            raise TrainingFailed(f"training hung {_MOST_HANGS} times after step {progress.step}: {reason}")
+        dead = {id(worker) for worker in silent}
+        return self._start(progress, tuple(worker.metadata.node_id for worker in workers if id(worker) not in dead))
+
+    def _decide(self, nodes: list[Node], group: WorkerGroup | None, progress: Progress) -> Decision:
+        decision, self._memory = decide(self._bounds, nodes, group, progress.prospects, self._memory, time.monotonic())
+        while self._processes.stood:
+            node, took_s = self._processes.stood.pop(0)
+            stands = Ready(step=progress.step, node=node, took_s=round(took_s, 3))
+            self._control.post([record(stands)])
+        self._tell(decision, progress.step)
+        return decision
+
+    def _nodes(self, busy: tuple[str, ...] = (), warm: bool = False) -> list[Node]:
+        """What is seen of the nodes. ``warm``: processes are started where the next group would be and there are none."""
+        problems = self._processes.problems()
+        seen = observed(self._reserved(), self.scaling_config._resources_per_worker_not_none)
+        nodes = [node._replace(problem=problems.get(node.id, "")) for node in seen]
+        if self._share is not None:
+            self._processes.shed({node.id: node.places for node in nodes}, busy)
+        if self._watches is not None:
+            self._watches.cover({node.id for node in nodes if node.places})
+        self._ask_for_what_leaves(nodes)
+        if warm:
+            self._processes.warm(following(self._bounds, nodes, self._memory), busy)
+        ready = self._processes.ready(busy)
+        return [node._replace(ready=ready[node.id]) for node in nodes]
+
+    def _progress(self) -> Progress:
+        try:
+            found: Progress = ray.get(self._control.progress(), timeout=_ANSWER_S)
+            return found
+        except RayError:  # it is slow, or goes with its driver
+            return Progress()
+
+    def _reserved(self) -> dict[str, dict[str, float]]:
+        """Node -> what of it is this run's. Ray looks for new nodes every 20 s; here it is made to when there are some."""
+        now = time.monotonic()
+        if self._share is not None:
+            with contextlib.suppress(RayError):
+                self._mine = self._share.mine(_ANSWER_S)
+        elif now - self._looked_s >= _LOOK_S:
+            alive = {node["NodeID"] for node in ray.nodes() if node["Alive"]}
+            asked = self._autoscaling_coordinator.get_reserved_resources.remote(
+                self._requester_id, alive != self._alive
+            )
+            self._looked_s = now
+            with contextlib.suppress(RayError):
+                self._mine = ray.get(asked, timeout=_ANSWER_S)
+                self._alive = alive
+        return self._mine
+
+    def _get_num_workers_for_resource_request(self) -> int:
+        """What nodes that are leaving hold is asked for again, before they are gone."""
+        return self.scaling_config.max_workers + self._leaving
+
+    def _ask_for_what_leaves(self, nodes: list[Node]) -> None:
+        leaving = sum(node.places for node in nodes if node.leaves_at is not None)
+        if leaving != self._leaving:
+            self._leaving = leaving
+            self._send_resource_request()
+
+    def _tell(self, decision: Decision, step: int) -> None:
+        words = re.sub(r"\d+", "", decision.reason)
+        if words != self._told:
+            self._told = words
+            told = Decided(step=step, decision=type(decision).__name__.lower(), reason=decision.reason)
+            self._control.post([record(told)])
+
+
+class SpringtideFailurePolicy(DefaultFailurePolicy):
+    """Ray's own, but lost nodes are free, and an error that would come again is not tried again: one of ours, or the same
+    one at the same step."""
+
+    def __init__(
+        self, failures: FailureConfig, job: dict[str, Any], processes: WorkerProcessPool, limits: MemoryLimits
+    ) -> None:
+        """``job``: as for ``worker.work``; ``limits``: the run's, which this adds to."""
+        super().__init__(failures)
+        self._processes, self._limits = processes, limits
+        self._config, self._control = configs.build(job["config"]), job["control"]
+        self._before: tuple[int, str] | None = None
+        self._starts, self._starts_at = 0, -1
+        """Groups that failed to start one after the other, and at which step."""
+
+    def make_decision(self, training_failed_error: Any) -> FailureDecision:
+        """What to do about a failure, told in the run's journal."""
+        if self._processes.closed:
+            return FailureDecision.RAISE
+        failures = getattr(training_failed_error, "worker_failures", None)
+        nodes = set(self._processes.plan)
+        gone = lost(nodes) | unanswering(nodes)
+        if (ours := fatal(training_failed_error)) is not None:
+            if isinstance(ours, StoppedWaiting):
+                return FailureDecision.RAISE
+            cause, decision = "failed workers" if failures is not None else "given up", FailureDecision.RAISE
+            if isinstance(ours, UnfitNode) and ours.node in nodes:
+                self._processes.ban(ours.node, str(ours))
+                cause, decision = "unfit node", FailureDecision.RETRY
+        elif gone:
+            cause, decision = "lost nodes", FailureDecision.RETRY
+        elif failures is not None:
+            cause, decision = "failed workers", self._of_workers(training_failed_error, failures)
+        else:
+            cause, decision = "start-up", self._of_start(training_failed_error)
+        lost_names = ", ".join(sorted(name[:8] for name in gone)) if cause == "lost nodes" else ""
+        reason = lost_names or first_line(training_failed_error)
+        if cause == "failed workers" and any(map(is_out_of_memory, (failures or {}).values())):
+            cause, (decision, remedy) = "out of memory", self._with_less(decision)
+            reason += f"; {remedy}"
+        told = Failed(step=self._step(), cause=cause, reason=reason, again=decision is FailureDecision.RETRY)
+        self._control.post([record(told)])
+        return decision
+
+    def _of_workers(self, error: Any, failures: dict[int, Any]) -> FailureDecision:
+        # processes, bytes and addresses differ each time; the rest of what is said does not
+        own = [
+            _NUMBER.sub("#", f"{type(one).__name__}: {one}") for _, one in sorted(failures.items()) if not is_echo(one)
+        ]
+        if own:
+            before, self._before = self._before, (self._step(), own[0])
+            if self._before == before:
+                return FailureDecision.RAISE
+        return super().make_decision(error)
+
+    def _with_less(self, decision: FailureDecision) -> tuple[FailureDecision, str]:
+        """Smaller micro-batches, of the same global batch, if there are any: what fell to fewer workers does not fit. Else a
+        larger group, if one has trained: the run waits for it."""
+        lanes, exact = self._config.stream.num_lanes, self._config.parallel.reduction == "fp64"
+        workers = max(1, len(self._processes.plan))
+        most_lanes = 1 if exact else -(-lanes // workers)  # in one micro-batch
+        before = min(self._limits.rows_at_once(workers), most_lanes * self._config.stream.global_batch // lanes)
+        if before >= 2:
+            rows = self._limits.halve(workers, before)
+            ray.get(self._control.limit(rows))
+            return FailureDecision.RETRY, f"micro-batches are of {rows} rows instead of {before} from now on"
+        if self._limits.wait_for_more(workers, is_over=decision is FailureDecision.RAISE):
+            least = self._limits.least_workers
+            return FailureDecision.RETRY, f"a step does not fit {workers} workers: it waits for {least} or more"
+        return decision, "a micro-batch is of one row already"
+
+    def _of_start(self, error: Any) -> FailureDecision:
+        step = self._step()
+        self._starts = self._starts + 1 if self._starts_at == step else 1
+        self._starts_at = step
+        if self._starts > self.failure_config.max_failures:
+            return FailureDecision.RAISE
+        return super().make_decision(error)
+
+    def _step(self) -> int:
+        with contextlib.suppress(RayError):  # it goes with its driver
+            return int(ray.get(self._control.progress(), timeout=_ANSWER_S).step)
+        return 0
+
+
+def is_echo(error: Any) -> bool:
+    """Whether a worker's failure is only what another's death does to those that talk to it."""
+    return isinstance(error, WorkerHealthCheckFailedError | RayError | dist.DistError | CollectiveError) or (
+        isinstance(error, RuntimeError) and any(word in str(error) for word in _ECHOES)
+    )
+
+
+def is_out_of_memory(error: Any) -> bool:
+    """Whether a worker failed for want of memory, its device's or its host's."""
+    text = f"{type(error).__name__}: {error}"
+    return any(word in text for word in _NO_ROOM)
+
+
+def first_line(error: Any) -> str:
+    """Of what a worker said, or of the error itself."""
+    failures = getattr(error, "worker_failures", None) or {}
+    told = next(
+        (f"rank {rank}: {one}" for rank, one in sorted(failures.items())),
+        str(getattr(error, "controller_failure", error)),
+    )
+    return next(iter(told.strip().splitlines()), type(error).__name__)[:300]
+
+
+def fatal(error: Any) -> SpringtideError | None:
+    """Our own error among the workers' failures, or the controller's, if there is one."""
+    failures = [*getattr(error, "worker_failures", {}).values(), getattr(error, "controller_failure", None)]
+    for failure in failures:
+        for candidate in (failure, getattr(failure, "cause", None)):  # Ray wraps what an actor's call raised
+            if isinstance(candidate, SpringtideError):
+                return candidate
+    return None
+
+
+class SpringtideTrainer(TorchTrainer):
+    """TorchTrainer with our policies and groups, whose controller runs in the thread that calls ``fit``."""
+
+    def __init__(
+        self, *arguments: Any, bounds: Bounds, watches: PreemptionWatchers | None, workers: WorkerLender, **named: Any
+    ) -> None:
+        super().__init__(*arguments, **named)
+        self._bounds, self._watches, self._job = bounds, watches, named["train_loop_config"]
+        self._workers = workers
+
+    def _initialize_and_run_controller(self, **arguments: Any) -> Any:
+        failures, config = self.run_config.failure_config or FailureConfig(), configs.build(self._job["config"])
+        limits = MemoryLimits(config.train.rows_at_once, self._bounds.cell)
+        arguments["failure_policy"] = SpringtideFailurePolicy(failures, self._job, self._workers.processes, limits)
+        arguments["scaling_policy"] = SpringtideScalingPolicy(
+            self.scaling_config, self._bounds, self._job, self._watches, self._workers, limits
+        )
+        # no placement group to clean up after, no dataset of Ray Train's: each would be a process more
+        unused = PlacementGroupCleanerCallback | DatasetsCallback
+        arguments["callbacks"] = [one for one in arguments["callbacks"] if not isinstance(one, unused)]
+        # an actor of its own, as Ray would have it, is a process that takes four seconds of a core to start
+        with run_as_actor(self._job["control"].exchange):
+            controller = Controller(self._workers.processes, **arguments)
+            asyncio.run(controller.run())
+        return controller.get_result()

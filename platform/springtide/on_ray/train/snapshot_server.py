@@ -1,0 +1,395 @@
+"""The keeper of snapshots on a node: one small actor that holds shared memory when the rank that filled it is gone.
+
+    rank --keep(pid, fd)--> vault of its node: opens the memory itself --replicate--> vaults of other nodes
+    after a loss: every rank asks every vault what it has; the newest step of which each part is somewhere is read back
+
+A vault belongs to one run (its name has the digest of the run's URL), outlives groups of workers, and ends itself when the
+run's driver has been gone for a minute; its memory has no name anywhere and goes with it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import mmap
+import os
+import tempfile
+import threading
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import ray
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+from springtide.checkpoint.format import MARK_BYTES, NO_STEP, Snapshot, file_of, newest_whole
+from springtide.config import Config
+from springtide.on_ray.cluster.nodes import staying
+from springtide.on_ray.cluster.session import NAMESPACE
+from springtide.on_ray.train.mailbox import MailboxHandle
+from springtide.store import Folder, digest
+from springtide.store.free_memory import free_bytes
+
+_CHUNK_BYTES = 32 * 2**20
+_ALONE_S = 60.0
+_LOOK_S = 5.0
+_CANDIDATES = 4
+"""Nodes that do not train whose vaults are started, to hold copies."""
+_ANSWER_S = 3.0
+"""A vault that has not answered by then is taken for lost."""
+_PROMPT_S = 0.2
+"""By then those that stand have answered."""
+
+if TYPE_CHECKING:  # a vault's process needs no torch
+    from springtide.checkpoint.staging import StagingBuffer
+
+Key = tuple[int, int, int]
+"""Attempt, step, rank."""
+Place = tuple[int, int, bool, int]
+"""Attempt, rank, whether it is a replica, and which of the rank's two stages."""
+
+
+class _Segment:
+    """Memory of a snapshot, mapped."""
+
+    def __init__(self, fd: int, snapshot: Snapshot, writable: bool) -> None:
+        self.fd, self.snapshot = fd, snapshot
+        self.map = mmap.mmap(
+            fd, MARK_BYTES + snapshot.size_bytes, access=mmap.ACCESS_WRITE if writable else mmap.ACCESS_READ
+        )
+
+    def mark(self, step: int) -> None:
+        """As ``Stage.mark``."""
+        self.map[:8] = step.to_bytes(8, "little", signed=True)
+
+    @property
+    def size_bytes(self) -> int:
+        return len(self.map)
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether the memory is of the step that was told: its rank may have died while it copied the next."""
+        return int.from_bytes(self.map[:8], "little", signed=True) == self.snapshot.meta.step
+
+    def close(self) -> None:
+        with contextlib.suppress(BufferError):  # somebody reads it; the memory goes with the last view
+            self.map.close()
+        os.close(self.fd)
+
+
+class SnapshotServer:
+    """One a node and run."""
+
+    def __init__(self, folder: str, limit_bytes: int | None, alone_s: float) -> None:
+        """``limit_bytes`` None: half of what the node has free now."""
+        self._held: dict[Place, _Segment] = {}
+        self._promised: dict[Place, int] = {}
+        """What is being opened or allocated [bytes]."""
+        self._folder, self._is_chosen = folder, limit_bytes is not None
+        self._limit = free_bytes() // 2 if limit_bytes is None else limit_bytes
+        self._lock = threading.Lock()
+        self._control: MailboxHandle | None = None
+        threading.Thread(target=self._end_alone, args=(alone_s,), daemon=True).start()
+
+    def follow(self, control: MailboxHandle) -> None:
+        """Go on for as long as the run at the other end does."""
+        self._control = control
+
+    def keep(
+        self, snapshot: Snapshot, slot: int, pid: int, fd: int, peers: Sequence[Any], needed_from: int = 0
+    ) -> None:
+        """Hold the memory that process ``pid`` has open as ``fd``, and copy it to ``peers``; what attempts older than
+        ``needed_from`` left goes first. OSError past the limit."""
+        place, path = (snapshot.attempt, snapshot.rank, False, slot), f"/proc/{pid}/fd/{fd}"
+        self.forget(needed_from)
+        held = self._held.get(place)
+        if held is None or os.stat(path).st_ino != os.fstat(held.fd).st_ino:
+            with self._room(place, snapshot):
+                held = self._put(place, _Segment(os.open(path, os.O_RDONLY), snapshot, writable=False))
+        held.snapshot = snapshot
+        if peers:
+            with memoryview(held.map) as whole:
+                for begin in range(MARK_BYTES, len(whole), _CHUNK_BYTES):
+                    part = np.frombuffer(whole[begin : begin + _CHUNK_BYTES], dtype=np.uint8)
+                    last, sent = begin + part.nbytes == len(whole), ray.put(part)
+                    copies = [peer.replicate.remote(snapshot, slot, begin, sent, last, needed_from) for peer in peers]
+                    ray.get(copies)
+
+    def replicate(
+        self, snapshot: Snapshot, slot: int, begin: int, part: np.ndarray, is_last: bool, needed_from: int = 0
+    ) -> None:
+        """A part of a peer's snapshot, from byte ``begin`` of its memory; ``needed_from`` is as in ``keep``."""
+        place = snapshot.attempt, snapshot.rank, True, slot
+        self.forget(needed_from)
+        held = self._held.get(place)
+        if held is None or held.size_bytes != MARK_BYTES + snapshot.size_bytes:
+            with (
+                self._room(place, snapshot),
+                tempfile.TemporaryFile(dir=self._folder, buffering=0) as file,
+            ):
+                os.posix_fallocate(file.fileno(), 0, MARK_BYTES + snapshot.size_bytes)
+                held = self._put(place, _Segment(os.dup(file.fileno()), snapshot, writable=True))
+        if begin == MARK_BYTES:
+            held.mark(NO_STEP)
+            held.snapshot = snapshot
+        held.map[begin : begin + part.nbytes] = part.data
+        if is_last:
+            held.mark(snapshot.meta.step)
+
+    def forget(self, before: int, kept: tuple[int, int] | None = None) -> None:
+        """Let go of what attempts older than ``before`` left, except the snapshot of attempt and step ``kept``."""
+        with self._lock:
+            for place, held in list(self._held.items()):
+                if held.snapshot.attempt < before and (held.snapshot.attempt, held.snapshot.meta.step) != kept:
+                    self._held.pop(place).close()
+
+    def found(self) -> tuple[tuple[str, int], list[tuple[Snapshot, int]]]:
+        """Node and process of this vault, for those of the node, who can open its memory themselves; what is here and whole,
+        with the descriptor of each."""
+        with self._lock:
+            whole = [(held.snapshot, held.fd) for held in self._held.values() if held.is_whole]
+        return (ray.get_runtime_context().get_node_id(), os.getpid()), whole
+
+    def read(self, key: Key, begin: int, end: int) -> np.ndarray:
+        """Bytes of a snapshot, for a process on another node."""
+        with self._lock:
+            [held, *_] = [held for held in self._held.values() if held.snapshot.key == key and held.is_whole]
+        return np.frombuffer(held.map[MARK_BYTES + begin : MARK_BYTES + end], dtype=np.uint8)
+
+    def _put(self, place: Place, held: _Segment) -> _Segment:
+        with self._lock:
+            before, self._held[place] = self._held.get(place), held
+        if before is not None:
+            before.close()
+        return held
+
+    @contextlib.contextmanager
+    def _room(self, place: Place, snapshot: Snapshot) -> Iterator[None]:
+        """Room for a snapshot while it is put into ``place``: others who ask meanwhile do not get the same. OSError past the
+        limit."""
+        size = MARK_BYTES + snapshot.size_bytes
+        with self._lock:
+            taken = {other: held.size_bytes for other, held in self._held.items()} | self._promised
+            wanted = sum(taken.values()) - taken.get(place, 0) + size
+            if wanted > self._limit:
+                allowed = "allows" if self._is_chosen else "= 'auto' is half of what the node had free,"
+                raise OSError(
+                    f"snapshots would take {wanted >> 20} MiB of a node, checkpoint.memory_bytes {allowed} "
+                    f"{self._limit >> 20} MiB"
+                )
+            self._promised[place] = size
+        try:
+            yield
+        finally:
+            with self._lock:
+                del self._promised[place]
+
+    def _end_alone(self, alone_s: float) -> None:
+        """End this process when the run's driver has been gone for a while, or trains another."""
+        seen = time.monotonic()
+        while time.monotonic() - seen < alone_s:
+            time.sleep(min(_LOOK_S, alone_s / 4))  # between looks
+            with contextlib.suppress(Exception):  # it is gone, or the cluster itself is going
+                if self._control is not None and ray.get(self._control.progress(), timeout=_ANSWER_S) is not None:
+                    seen = time.monotonic()
+        os._exit(0)
+
+
+class SnapshotClient:
+    """A rank's way to the vaults of its run; the ``Keeper`` of its snapshots."""
+
+    def __init__(self, config: Config, run: Folder, control: MailboxHandle, alone_s: float = _ALONE_S) -> None:
+        """``alone_s``: how long a vault goes on without the run's driver, at the other end of ``control``."""
+        checkpoint, self._control = config.checkpoint, control
+        self._prefix = prefix(run)
+        limit = None if checkpoint.memory_bytes == "auto" else int(checkpoint.memory_bytes)
+        self._arguments = (checkpoint.stage, limit, alone_s)
+        self.node = ray.get_runtime_context().get_node_id()
+        self._mine = self._vault(self.node)
+        self._copies = checkpoint.memory_copies
+        self._ring: list[str] = []
+        self._peers: list[Any] = []
+        self._chosen_s = 0.0
+        self._asked: dict[str, Any] = {}
+        """Other nodes' vaults, and what they answered first."""
+        self._read_from: dict[str, tuple[Key, Any, int]] = {}
+        self._slots: dict[int, int] = {}
+
+    def wait(self) -> None:
+        """Until the vault of this node stands."""
+        ray.get(self._mine.found.remote())
+
+    def pair(self, nodes: Sequence[str]) -> None:
+        """Choose peers, of the nodes of all ranks: the next ones in a ring of them. Where they are too few, other nodes with
+        room for workers do, as soon as there are some: a group on one node would be lost with it."""
+        self._ring = sorted(set(nodes))
+        self._choose()
+
+    def _choose(self) -> None:
+        found = self._following()
+        if len(found) < self._copies:
+            others = [node for node in staying(with_room=True) if node not in self._ring]
+            found += [node for node in others[: _CANDIDATES + self._copies] if self._stands(node)]
+        self._peers = [self._vault(node) for node in found[: self._copies]]
+        self._chosen_s = time.monotonic()
+
+    def _stands(self, node: str) -> bool:
+        """Whether the vault of a node answers already; if not it will: a new node may be busy, and nobody waits for it."""
+        if node not in self._asked:
+            self._asked[node] = self._vault(node).found.remote()
+        return bool(ray.wait([self._asked[node]], timeout=0)[0])
+
+    def flee(self) -> bool:
+        """Choose peers again, of the nodes that stay: those of the ranks, or else any. Whether what is kept from now on
+        outlives the nodes that leave."""
+        stay = staying()
+        found = [node for node in self._following() if node in stay]
+        if not found:  # to look whether one stands starts it, and what starts takes the cores from a group that leaves
+            found = [node for node in stay if node not in self._ring][: _CANDIDATES + self._copies]
+            found.sort(key=lambda node: not self._stands(node))
+        found = found[: max(1, self._copies)]
+        self._peers = [self._vault(node) for node in found]
+        return bool(found) or self.node in stay
+
+    def _following(self) -> list[str]:
+        here = self._ring.index(self.node)
+        return self._ring[here + 1 :] + self._ring[:here]
+
+    def keep(self, snapshot: Snapshot, stage: StagingBuffer, needed_from: int) -> Any:
+        """Have the vault of this node hold the stage."""
+        if self._ring and len(self._peers) < self._copies and time.monotonic() - self._chosen_s > _LOOK_S:
+            self._choose()
+        slot = self._slots.setdefault(stage.fd, len(self._slots) % 2)
+        return self._mine.keep.remote(snapshot, slot, os.getpid(), stage.fd, self._peers, needed_from)
+
+    def settled(self, handle: Any) -> bool:
+        """Whether the vault has it and its peers have copies. OSError when they cannot."""
+        done, _ = ray.wait([handle], timeout=0)
+        if not done:
+            return False
+        try:
+            ray.get(handle)
+        except ray.exceptions.RayTaskError as error:
+            if isinstance(error.cause, ray.exceptions.RayActorError):  # a peer is gone; what is here is held
+                self._choose()
+                return True
+            cause = error.as_instanceof_cause()
+            raise OSError(str(getattr(cause, "cause", cause))) from None
+        except ray.exceptions.RayError as error:  # a vault is gone, with its node or alone
+            raise OSError(str(error).splitlines()[0]) from None
+        return True
+
+    def forget(self, before: int, kept: Snapshot | None = None) -> None:
+        """As ``Keeper.forget``; a vault that does not answer keeps what it has until somebody else tells it."""
+        what = None if kept is None else (kept.attempt, kept.meta.step)
+        asked = [vault.forget.remote(before, what) for vault in snapshot_client(self._prefix)]
+        if kept is not None and asked:
+            ray.wait(asked, num_returns=len(asked), timeout=_ANSWER_S)
+
+    def found(self) -> list[Snapshot]:
+        """What the vaults that answer hold whole; it is read from this node if it can be, else from one that stays."""
+        stay, places = staying(), _answers(snapshot_client(self._prefix))
+        places.sort(key=lambda place: (place[0][0] != self.node, place[0][0] not in stay))
+        self._read_from = {}
+        for (node, pid), held, vault in places:
+            for snapshot, fd in held:
+                where = (pid, fd) if node == self.node else vault
+                self._read_from.setdefault(file_of(snapshot.key), (snapshot.key, where, snapshot.size_bytes))
+        return [snapshot for _, held, _ in places for snapshot, _ in held]
+
+    def source(self, snapshots: Sequence[Snapshot]) -> _Source:
+        """Where to read these from, as found last; the next time it is looked for again. OSError when some are nowhere."""
+        if not self._read_from:
+            self.found()
+        known, self._read_from = self._read_from, {}
+        try:
+            return _Source({file_of(snapshot.key): known[file_of(snapshot.key)] for snapshot in snapshots})
+        except KeyError as error:
+            raise OSError(f"the snapshot {error} is gone") from None
+
+    def _vault(self, node: str) -> Any:
+        options = {
+            "name": f"{self._prefix}{node}",
+            "namespace": NAMESPACE,
+            "get_if_exists": True,
+            "lifetime": "detached",
+            "num_cpus": 0,
+            "max_concurrency": 16,
+            "scheduling_strategy": NodeAffinitySchedulingStrategy(node, soft=False),
+        }
+        vault = ray.remote(SnapshotServer).options(**options).remote(*self._arguments)
+        vault.follow.remote(self._control)
+        return vault
+
+
+class _Source:
+    """The bytes of snapshots: memory of this node is mapped, that of others is asked for."""
+
+    def __init__(self, places: dict[str, tuple[Key, Any, int]]) -> None:
+        self._places = places
+        self._maps: dict[str, mmap.mmap] = {}
+        self._lock = threading.Lock()
+
+    def stream(self, name: str, begin: int, end: int) -> Iterator[Any]:
+        yield self._read(name, begin, end)
+
+    def _read(self, name: str, begin: int, end: int) -> Any:
+        key, place, size = self._places[name]
+        if isinstance(place, tuple):
+            with self._lock:
+                if name not in self._maps:
+                    pid, fd = place
+                    opened = os.open(f"/proc/{pid}/fd/{fd}", os.O_RDONLY)
+                    self._maps[name] = mmap.mmap(opened, MARK_BYTES + size, access=mmap.ACCESS_READ)
+                    os.close(opened)
+            return memoryview(self._maps[name])[MARK_BYTES + begin : MARK_BYTES + end]
+        try:
+            return memoryview(ray.get(place.read.remote(key, begin, end)))
+        except ray.exceptions.RayError as error:
+            raise OSError(f"the snapshot {name} is gone: {error}") from None
+
+    def size(self, name: str) -> int:
+        return self._places[name][2]
+
+
+def prefix(run: Folder) -> str:
+    """What the names of a run's vaults begin with."""
+    return f"vault-{digest.of_bytes(run.url.encode())[:12]}-"
+
+
+def snapshot_client(name: str) -> Iterator[Any]:
+    """Handles on the vaults whose names begin with ``name``."""
+    for one in ray.util.list_named_actors(all_namespaces=True):
+        if one["namespace"] == NAMESPACE and one["name"].startswith(name):
+            with contextlib.suppress(ValueError):  # it went meanwhile
+                yield ray.get_actor(one["name"], namespace=NAMESPACE)
+
+
+def _answers(asked: Iterable[Any]) -> list[tuple[tuple[str, int], list[tuple[Snapshot, int]], Any]]:
+    """What these vaults hold, each with its handle. Those that stand answer at once; one that is lost, or about to begin, is
+    waited for only while the newest snapshot that the others know of is not whole without it."""
+    answers = {vault.found.remote(): vault for vault in asked}
+    known: list[tuple[tuple[str, int], list[tuple[Snapshot, int]], Any]] = []
+    end_s, number, wait_s = time.monotonic() + _ANSWER_S, len(answers), _PROMPT_S
+    while answers and wait_s > 0:
+        for answer in ray.wait(list(answers), num_returns=number, timeout=wait_s)[0]:
+            vault = answers.pop(answer)
+            with contextlib.suppress(ray.exceptions.RayError):  # its node went with it
+                known.append((*ray.get(answer), vault))
+        parts = [snapshot for _, held, _ in known for snapshot, _ in held]
+        newest = max(((part.meta.step, part.attempt) for part in parts), default=None)
+        if any((part.meta.step, part.attempt) == newest for part in newest_whole(parts)):
+            break
+        number, wait_s = 1, end_s - time.monotonic()
+    return known
+
+
+@contextlib.contextmanager
+def snapshot_servers_follow(run: Folder, control: MailboxHandle) -> Iterator[None]:
+    """The run's vaults, an earlier driver's too, go on while the block does, and end with it, unless by an error: whoever
+    resumes within a minute finds them."""
+    for vault in snapshot_client(prefix(run)):
+        vault.follow.remote(control)
+    yield
+    for vault in snapshot_client(prefix(run)):
+        ray.kill(vault)

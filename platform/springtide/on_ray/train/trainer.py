@@ -1,0 +1,195 @@
+"""The driver's side of a run: start Ray Train, take events while it runs, pass requests on, say how it ended."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import math
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from types import FrameType
+from typing import Any
+
+import pyarrow.fs
+import ray
+from ray.train import FailureConfig, RunConfig, ScalingConfig
+from ray.train.torch import TorchConfig
+
+from springtide import config as configs
+from springtide.config import Config
+from springtide.dist import NCCL_ENVIRONMENT, backend
+from springtide.elastic import Interrupt
+from springtide.elastic.policy import Bounds
+from springtide.errors import SpringtideError, StoppedWaiting, TrainingFailed, redacted
+from springtide.events import Event, event
+from springtide.on_ray.cluster.nodes import may_be_taken_away
+from springtide.on_ray.cluster.notices import PreemptionWatchers
+from springtide.on_ray.cluster.session import check_resources
+from springtide.on_ray.train.async_eval import async_evaluations
+from springtide.on_ray.train.mailbox import MailboxHandle
+from springtide.on_ray.train.policy import SpringtideTrainer, fatal
+from springtide.on_ray.train.snapshot_server import snapshot_servers_follow
+from springtide.on_ray.train.worker import work
+from springtide.on_ray.train.worker_lender import WorkerLender
+from springtide.store import Folder
+
+_POLL_S = 0.5
+_END_S = 10.0
+"""How long Ray Train's controller may take to see that all its workers are gone."""
+_log = logging.getLogger(__name__)
+
+
+def train(
+    config: Config,
+    run: Folder,
+    attempt: int,
+    labels: dict[str, str],
+    owner: str,
+    listen: Callable[[Event], None],
+    workers: WorkerLender | None = None,
+) -> None:
+    """Train ``config`` to its end on the cluster this process is connected to; ``listen`` hears every event, ``owner`` has
+    claimed the run. ``workers`` of an earlier run train this one, and are left for the next.
+
+    SIGINT and SIGTERM ask for a checkpoint and stop; a second one raises KeyboardInterrupt at once. A SpringtideError of a
+    worker is raised as itself; TrainingFailed has rank and trace of any other.
+    """
+    check_resources(config)
+    if place := may_be_taken_away(ray.get_runtime_context().get_node_id()):
+        _log.warning(
+            "the driver is on node %s: the run ends with it, to be resumed; start it on a node that stays",
+            place,
+        )
+    last, workers = workers is None, workers or WorkerLender()
+    control = workers.control(config)
+    # no worker reports to MLflow, and Ray's dashboard shows what a job is given
+    told = configs.override(config, {"track.mlflow_uri": redacted(config.track.mlflow_uri)})
+    job = {"config": told.model_dump(mode="json"), "control": control, "labels": labels, "owner": owner}
+    trainer = _trainer(config, run, attempt, job, workers)
+    failure: list[BaseException] = []
+
+    def fit() -> None:
+        try:
+            trainer.fit()
+        except BaseException as error:  # raised again below, in the caller's thread
+            failure.append(error)
+        finally:
+            control.post([])  # the caller's thread waits for events
+
+    thread = threading.Thread(target=fit, name="springtide-fit", daemon=True)
+    with snapshot_servers_follow(run, control), async_evaluations(config, run, listen) as hear, _signals() as asked:
+        thread.start()
+        try:
+            while thread.is_alive():
+                _pass_on(control, hear)
+                if asked.is_set():
+                    asked.clear()
+                    ray.get(control.ask(Interrupt.STOP.value))
+        except BaseException:
+            workers.processes.close()
+            thread.join(_END_S)
+            workers.end()
+            raise
+        workers.processes.hand_over()
+        _pass_on(control, hear, wait_s=0.0)
+        if last:
+            workers.end()
+        if failure and not isinstance(fatal(failure[0]), StoppedWaiting):
+            raise _explain(failure[0]) from failure[0]
+
+
+def _pass_on(control: MailboxHandle, listen: Callable[[Event], None], wait_s: float = _POLL_S) -> None:
+    for record in ray.get(control.take(wait_s)):
+        listen(event(record))
+
+
+def _trainer(
+    config: Config, run: Folder, attempt: int, job: dict[str, Any], workers: WorkerLender
+) -> SpringtideTrainer:
+    elastic = config.elastic
+    # Ray keeps notes of its own there; a name it has seen would make it resume by itself
+    filesystem = None if run.is_local else pyarrow.fs.PyFileSystem(pyarrow.fs.FSSpecHandler(run.fs))
+    resources = {"CPU": elastic.cpus_per_worker}
+    if elastic.gpus_per_worker:
+        resources["GPU"] = elastic.gpus_per_worker
+    bounds = Bounds(
+        elastic.min_workers,
+        elastic.max_workers,
+        cell=max(1, config.parallel.shards),
+        settle_s=float(elastic.settle),
+        reserve_s=float(elastic.reserve),
+        grow=elastic.grow,
+        wait_s=float(elastic.wait) or math.inf,
+        expected_loss_s=float(config.checkpoint.expected_loss),
+        shares=workers.share is not None,
+    )
+    return SpringtideTrainer(
+        work,
+        bounds=bounds,
+        watches=_watches(config),
+        workers=workers,
+        train_loop_config=job,
+        torch_config=TorchConfig(backend=backend("cuda" if elastic.gpus_per_worker else "cpu"), timeout_s=600),
+        scaling_config=ScalingConfig(
+            num_workers=(elastic.min_workers, elastic.max_workers),
+            use_gpu=bool(elastic.gpus_per_worker),
+            resources_per_worker=resources,
+        ),
+        run_config=RunConfig(
+            name=f"{config.run.id}-{attempt}",
+            storage_path=run.where("ray"),
+            storage_filesystem=filesystem,
+            worker_runtime_env=worker_environment(config),
+            failure_config=FailureConfig(max_failures=elastic.max_failures),
+        ),
+    )
+
+
+def worker_environment(config: Config) -> dict[str, Any]:
+    """Returns the Ray runtime environment of the workers' processes: there before torch is, so that Ray Train, which would have
+    NCCL's watchdog end them, finds it set. Empty without GPUs: a process with one of its own is started slower."""
+    return {"env_vars": dict(NCCL_ENVIRONMENT)} if config.elastic.gpus_per_worker else {}
+
+
+def _watches(config: Config) -> PreemptionWatchers | None:
+    elastic = config.elastic
+    if elastic.notices == "off":
+        return None
+    return PreemptionWatchers(elastic.notices, elastic.metadata_url, elastic.notice_file, elastic.leave_on_rebalance)
+
+
+@contextlib.contextmanager
+def _signals() -> Iterator[threading.Event]:
+    """An event that the first SIGINT or SIGTERM sets; the second raises. Does nothing outside the main thread."""
+    asked = threading.Event()
+    if threading.current_thread() is not threading.main_thread():
+        yield asked
+        return
+    heard = 0
+
+    def handle(number: int, frame: FrameType | None) -> None:
+        nonlocal heard
+        heard += 1
+        if heard > 1:
+            raise KeyboardInterrupt
+        asked.set()
+
+    before = {number: signal.signal(number, handle) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield asked
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _explain(error: BaseException) -> BaseException:
+    """Our own error as itself; of any other, the first rank that failed with its trace."""
+    ours = fatal(error)
+    if ours is not None:
+        return type(ours)(*ours.args)
+    failures = getattr(error, "worker_failures", None)
+    if failures:
+        rank, cause = min(failures.items())
+        return TrainingFailed(f"rank {rank} failed, and restarts did not help: {cause}")
+    return error if isinstance(error, SpringtideError | KeyboardInterrupt) else TrainingFailed(str(error))

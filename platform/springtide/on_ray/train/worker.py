@@ -1,0 +1,168 @@
+"""What runs in each Ray Train worker: the loop of ``train``, with Ray behind its seams.
+
+A worker's process outlives the group it is in: ``work`` may be called in it again, as another rank of another world.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import gc
+import importlib
+import logging
+import threading
+import time
+import traceback
+from collections.abc import Iterator
+from typing import Any
+
+import ray
+import ray.train
+import torch
+
+from springtide import config as configs
+from springtide.checkpoint.load import gathered
+from springtide.config import Config
+from springtide.dist import Connections, abort, end_group, world
+from springtide.elastic.health import Health
+from springtide.events import Left
+from springtide.on_ray.cluster.nodes import where
+from springtide.on_ray.data.feed import feed
+from springtide.on_ray.train.mailbox import BLOCK_BYTES, EventSender
+from springtide.on_ray.train.snapshot_server import SnapshotClient
+from springtide.store import Folder
+from springtide.stream import Batch, RankReader, open_data
+from springtide.training import TrainLoop
+from springtide.training.preflight import preflight
+
+_log = logging.getLogger(__name__)
+
+_LET_GO = threading.Event()
+"""Set when the group that this process is in is over; as ``World.cut`` it keeps a step from using what an abort left."""
+_TRAINING = threading.Lock()
+_links: Connections | None = None
+"""Of the group that this process is in."""
+_clean = True
+"""Whether no collective of that group can be under way."""
+_LEFT_BYTES = 64 * 2**20
+"""Device memory that a process may still hold when it has let go of a group; one that holds more does not fit the next."""
+
+
+def work(job: dict[str, Any]) -> None:
+    """Train as one rank. ``job``: ``config`` (plain data), ``control``, ``labels`` (for checkpoints),
+    ``owner`` (of the run)."""
+    global _clean
+    with _TRAINING:
+        _LET_GO.clear()
+        _clean = False
+        try:
+            left = _train(job)
+            _clean = True
+        except BaseException as error:
+            traceback.clear_frames(error.__traceback__)  # model, optimizer and feed: the next group needs the room
+            raise
+        if left:  # to return would be to say that training is over
+            _LET_GO.wait()
+
+
+def let_go(patience_s: float) -> bool:
+    """Called in a worker's process, beside ``work``: have it ready for another group. Whether it is, in time.
+
+    The order matters: the flag first, because a collective that is aborted returns as if all were well; then NCCL, then gloo's
+    connections, which release whoever waits for a lost peer; then the wait for the training thread.
+    """
+    global _clean
+    _LET_GO.set()
+    if not _clean:
+        abort()
+    if _links is not None:  # a collective that waits for a lost peer fails now
+        _links.cut()
+    if not _TRAINING.acquire(timeout=patience_s):
+        return False
+    _TRAINING.release()
+    gc.collect()
+    end_group(_clean)
+    _clean = True
+    with contextlib.suppress(AttributeError):  # glibc's: each group's thread leaves it an arena full of what was freed
+        ctypes.CDLL(None).malloc_trim(0)
+    return not torch.cuda.is_initialized() or _gave_memory_back()
+
+
+def _gave_memory_back() -> bool:
+    """Whether the device's memory is free for another group."""
+    torch.cuda.empty_cache()
+    held = torch.cuda.memory_allocated()
+    if held > _LEFT_BYTES:
+        _log.warning("%d MiB of the device are still held after the group; this process is not used again", held >> 20)
+    return held <= _LEFT_BYTES
+
+
+def warm_up(job: dict[str, Any]) -> Health:
+    """Called in a new worker's process, before it has a group: what is imported and started now need not be later."""
+    importlib.import_module("ray.data")
+    config = configs.build(job["config"])
+    vaults = SnapshotClient(config, _folder(config), job["control"]) if keeps_snapshots(config) else None
+    found = preflight(config)
+    found = found._replace(network_bytes_per_s=_fetch_speed(job["control"].exchange))
+    if vaults is not None:
+        vaults.wait()
+    gc.collect()
+    gc.freeze()  # what is loaded by now stays: looking for garbage in it would take half of what a restart takes
+    return found
+
+
+def _fetch_speed(exchange: Any) -> float:
+    """Bytes a second from the driver's node to this one; 0 where they are one."""
+    if ray.get(exchange.node.remote()) == ray.get_runtime_context().get_node_id():
+        return 0.0
+    begin = time.perf_counter()
+    block = ray.get(exchange.block.remote())
+    assert block.all()
+    return BLOCK_BYTES / (time.perf_counter() - begin)
+
+
+def keeps_snapshots(config: Config) -> bool:
+    """Whether the run has a memory tier."""
+    return bool(config.checkpoint.memory_every and config.checkpoint.stage)
+
+
+def _folder(config: Config) -> Folder:
+    return Folder(config.run.root) / config.run.id
+
+
+def _train(job: dict[str, Any]) -> bool:
+    """Whether the group left for another to go on."""
+    begin = time.perf_counter()
+    config = configs.build(job["config"])
+    if (most := ray.get(job["control"].limit())) is not None:
+        config = configs.override(config, {"train.micro_batch": most})
+    context = ray.train.get_context()
+    device = "cuda" if config.elastic.gpus_per_worker else "cpu"
+    here = world(device, context.get_local_rank(), config.parallel.shards, _LET_GO)
+    if here.device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(here.device)  # the peak that is told is this group's
+    data = open_data(config)
+    global _links
+    _links = Connections()
+    phases_s = {"data": time.perf_counter() - begin}
+
+    def batches(reader: RankReader, step: int) -> Iterator[Batch]:
+        return feed(reader, reader.plan(step, config.num_steps, int(config.feed.read_bytes)), config.feed)
+
+    folder, vaults = _folder(config), None
+    nodes, markets = zip(*gathered(where()), strict=True)
+    if keeps_snapshots(config):
+        vaults = SnapshotClient(config, folder, job["control"])
+        vaults.pair(list(nodes))
+    phases_s["vaults"] = time.perf_counter() - begin - phases_s["data"]
+    run = TrainLoop(config, here, data, folder, job["labels"], vaults, phases_s, job["owner"], nodes, markets)
+    # one rank speaks for all: what it hears reaches the others in the step's own all-reduce
+    line = EventSender(job["control"]) if here.is_first else None
+    left = False
+    for event in run.events(batches, line.interrupt if line else lambda: None):
+        left |= isinstance(event, Left)
+        if line:
+            line(event)
+    if line:
+        line.flush()
+    return left

@@ -1,0 +1,1 @@
+"""Ray Tune: trials, schedulers and the workers that trials share."""

@@ -1,0 +1,127 @@
+"""The workers of a cluster that several runs share, dealt out by the capacity book. One actor, on the driver's node."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+import uuid
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import ray
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+from springtide.config import Config
+from springtide.elastic.allocation import Allocation, ResourceRequest, allocate
+from springtide.elastic.scaling import useful
+from springtide.on_ray.cluster.nodes import observed
+
+_LOOK_S = 0.3
+_SILENT_S = 120.0
+"""Who has not asked for so long is gone."""
+
+
+class WorkerPool:
+    """What its holders claim, and what they get."""
+
+    def __init__(self, resources: dict[str, float]) -> None:
+        """``resources``: of a worker; all runs have the same."""
+        self._resources = resources
+        self._claims: dict[str, ResourceRequest] = {}
+        self._heard_s: dict[str, float] = {}
+        self._shares: Allocation = {}
+        self._places: dict[str, int] = {}
+        self._looked_s = float("-inf")
+        self._closed = False
+        self._most: int | None = None
+        """Workers that a run has use for, as far as that is known."""
+
+    def claim(self, claim: ResourceRequest) -> None:
+        """Somebody wants workers, or wants others than before."""
+        self._claims[claim.holder] = claim
+        self._heard_s[claim.holder] = time.monotonic()
+
+    def promise(self, holder: str, promise: float, speeds: Mapping[int, float]) -> None:
+        """How well its run does, and how fast at each world size [tokens/s]."""
+        if holder in self._claims:
+            self._claims[holder] = self._claims[holder]._replace(promise=promise)
+        self._most = useful(speeds) or self._most
+
+    def release(self, holder: str) -> None:
+        """It wants none any more."""
+        self._claims.pop(holder, None)
+        self._heard_s.pop(holder, None)
+
+    def mine(self, holder: str) -> dict[str, dict[str, float]]:
+        """Node -> resources of one who claims."""
+        now = time.monotonic()
+        self._heard_s[holder] = now
+        for other in [other for other, heard_s in self._heard_s.items() if now - heard_s > _SILENT_S]:
+            self.release(other)
+        self._look(now)
+        self._shares = allocate(self._places, [one.limited(self._most) for one in self._claims.values()], self._shares)
+        mine = self._shares.get(holder, {})
+        return {node: {kind: amount * n for kind, amount in self._resources.items()} for node, n in mine.items()}
+
+    def close(self) -> None:
+        """Nobody is to go on."""
+        self._closed = True
+
+    def closed(self) -> bool:
+        """Whether that was said."""
+        return self._closed
+
+    def places(self) -> int:
+        """Workers that the cluster holds now."""
+        self._look(time.monotonic())
+        return sum(self._places.values())
+
+    def _look(self, now: float) -> None:
+        if now - self._looked_s < _LOOK_S:
+            return
+        whole = {node["NodeID"]: node["Resources"] for node in ray.nodes() if node["Alive"]}
+        nodes = observed(whole, self._resources)
+        self._places = {node.id: node.places for node in nodes if node.leaves_at is None}
+        self._looked_s = now
+
+
+class WorkerPoolClient:
+    """What one process holds of a pool, for one run after the other."""
+
+    def __init__(self, pool: Any) -> None:
+        self._pool, self._holder = pool, uuid.uuid4().hex
+
+    def claim(self, config: Config) -> None:
+        """Want workers for a run of ``config``."""
+        elastic, cell = config.elastic, max(1, config.parallel.shards)
+        ray.get(
+            self._pool.claim.remote(ResourceRequest(self._holder, elastic.min_workers, elastic.max_workers, cell=cell))
+        )
+
+    def promise(self, promise: float, speeds: Mapping[int, float]) -> None:
+        """How well the run does, and how fast at each world size [tokens/s]."""
+        self._pool.promise.remote(self._holder, promise, speeds)
+
+    def release(self) -> None:
+        """Want none."""
+        self._pool.release.remote(self._holder)
+
+    def mine(self, timeout_s: float) -> dict[str, dict[str, float]]:
+        """Node -> resources. RayError when the pool does not answer."""
+        found: dict[str, dict[str, float]] = ray.get(self._pool.mine.remote(self._holder), timeout=timeout_s)
+        return found
+
+    def closed(self) -> bool:
+        """Whether nobody is to go on."""
+        return bool(ray.get(self._pool.closed.remote()))
+
+
+@contextlib.contextmanager
+def open_worker_pool(resources: dict[str, float]) -> Iterator[Any]:
+    """A new pool, for as long as the block runs."""
+    here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
+    pool = ray.remote(WorkerPool).options(num_cpus=0, scheduling_strategy=here).remote(resources)
+    try:
+        yield pool
+    finally:
+        ray.kill(pool)

@@ -1,0 +1,67 @@
+"""The card of a dataset: what it was made of, what became of it, how long its documents are."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from springtide.report.charts import Bars, draw
+from springtide.report.html import cards, page, table, text
+
+
+def render(name: str, manifest: Mapping[str, Any], digest: str, rows: Sequence[str] = ()) -> str:
+    """The page. ``manifest``: a dataset's, as plain data; ``rows``: a few of them as text."""
+    source, splits = manifest["source"], manifest["splits"]
+    dropped = {reason: count for reason, count in source["dropped"].items() if count}
+    lengths = source["documents_by_tokens"]
+    labels = [f"{low} to {high - 1}" for (low, _), (high, _) in itertools.pairwise(lengths)]
+    labels.append(f"{lengths[-1][0]} and more")
+    kept = sum(split["documents"] for split in splits.values())
+    charts = [
+        Bars(
+            "Length of documents",
+            "documents, by tokens",
+            _seen(zip(labels, (count for _, count in lengths), strict=True)),
+        ),
+        Bars("Where the tokens come from", "tokens, before deduplication", _seen(source["tokens_by_group"])),
+        Bars("What became of the documents", "documents", [("kept", kept), *dropped.items()]),
+        Bars("Splits", "tokens", [(name, split["tokens"]) for name, split in splits.items()]),
+    ]
+    facts = {
+        "source": str(source["source"]),
+        "digest": digest,
+        "vocabulary": f"{manifest['vocab_size']:,} ids, digest {manifest['tokenizer_digest']}",
+        "rows": f"{manifest['sequence_length'] + 1} tokens of {manifest['token_type']}",
+        "documents kept apart": "yes" if manifest["separate_documents"] else "no",
+    }
+    broken = "\n".join(f"{found['name']}: {found['reason']}: {found['sample']!r}" for found in source["broken"])
+    sections = [
+        cards(_figures(source, splits, kept)),
+        draw(charts),
+        table("What it is", facts.items()),
+        text("Broken, a few of them", broken) if broken else "",
+        text("A few rows", "\n\n".join(rows)) if rows else "",
+    ]
+    return page(name, sections)
+
+
+def _figures(source: Mapping[str, Any], splits: Mapping[str, Any], kept: int) -> list[tuple[str, str, str]]:
+    tokens = sum(split["tokens"] for split in splits.values())
+    return [
+        ("documents", f"{kept:,}", f"of {source['documents']:,} read"),
+        ("tokens", f"{tokens:,}", f"of {source['tokens_before_deduplication']:,} before deduplication"),
+        (
+            "characters a token",
+            f"{source['characters'] / max(source['tokens_before_deduplication'], 1):.2f}",
+            "on average",
+        ),
+        *(
+            (f"{name} rows", f"{split['rows']:,}", f"in {len(split['shards'])} shards")
+            for name, split in splits.items()
+        ),
+    ]
+
+
+def _seen(amounts: Iterable[tuple[str, float]]) -> list[tuple[str, float]]:
+    return [(label, amount) for label, amount in amounts if amount]

@@ -1,0 +1,144 @@
+"""The report of a run: one HTML page that needs nothing else, and the picture for a README."""
+
+from __future__ import annotations
+
+import html
+import math
+import statistics
+import time
+from collections.abc import Iterable, Mapping, Sequence
+
+from springtide.events import Evaluated, Event, Sampled, Saved, SaveFailed, Started, StepDone, Waited
+from springtide.events.metrics import STEP_METRICS, utilisation
+from springtide.report.charts import Chart, Series, draw, smooth
+from springtide.report.html import cards, page, table, text
+from springtide.track.console import describe
+from springtide.track.journal import last_steps
+
+
+def render(run_id: str, events: Sequence[Event], config_yaml: str = "", links: Mapping[str, str] | None = None) -> str:
+    """The page. ``links``: label -> place, of what belongs to the run."""
+    samples = [event for event in events if isinstance(event, Sampled)]
+    shown = (loss_chart, throughput_chart, world_size_chart, norm_chart, rate_chart, wait_chart)
+    sections = [
+        f"<p>{html.escape(_when(events))}</p>",
+        cards(figures(events)),
+        draw([chart(events) for chart in shown]),
+    ]
+    if samples:
+        sections.append(text(f"What it writes, at step {samples[-1].step}", samples[-1].prompt + samples[-1].text))
+    sections.append(table("What happened", _rows(events)))
+    if links:
+        sections.append(table("What belongs to it", links.items()))
+    if config_yaml:
+        sections.append(
+            f"<details><summary>The resolved config</summary><pre>{html.escape(config_yaml)}</pre></details>"
+        )
+    return page(run_id, sections)
+
+
+def charts(events: Sequence[Event]) -> str:
+    """Loss and world size side by side, as one SVG on white."""
+    return draw([loss_chart(events), world_size_chart(events)], css_colors=False)
+
+
+def figures(events: Sequence[Event]) -> list[tuple[str, str, str]]:
+    """(label, figure, remark) of the headline."""
+    steps = last_steps(list(events))
+    starts = [event for event in events if isinstance(event, Started)]
+    evaluations = [event for event in events if isinstance(event, Evaluated)]
+    found = []
+    if steps:
+        found.append(("steps", f"{steps[-1].step:,}", f"{steps[-1].tokens:,} tokens"))
+        found.append(("final loss", f"{steps[-1].loss:.3f}", STEP_METRICS["loss"].unit))
+    if len(evaluations) > 1:
+        before, after = evaluations[0].heldout_bits_per_byte, evaluations[-1].heldout_bits_per_byte
+        found.append(("held-out bits per byte", f"{before:.2f} → {after:.2f}", f"{1 - after / before:.0%} less"))
+    if steps:
+        found.append(
+            ("throughput", f"{statistics.median(step.tokens_per_s for step in steps):,.0f}", "tokens/s, median")
+        )
+        mfu, source = statistics.median(step.mfu for step in steps), starts[-1].peak_source if starts else ""
+        found.append(("MFU", utilisation(mfu), f"of {source}"))
+        if starts and starts[-1].hardware_flops_per_token > starts[-1].flops_per_token:
+            again = starts[-1].hardware_flops_per_token / starts[-1].flops_per_token
+            found.append(("HFU", utilisation(mfu * again), "what is computed again in backward counted too"))
+    if left_out := sum(not step.updated for step in steps):
+        found.append(("steps left out", f"{left_out:,}", "gradients not finite, or spikes"))
+    waits = [event.data_waits_s for event in events if isinstance(event, Waited)]
+    if waits:
+        longest = max(waits[-1])
+        found.append(("waited for data", f"{longest:.1f} s", f"rank {waits[-1].index(longest)}, since the last start"))
+    saves = [event for event in events if isinstance(event, Saved)]
+    if saves:
+        failed = sum(isinstance(event, SaveFailed) for event in events)
+        stall_s = sum(event.stall_s for event in saves)
+        found.append(("waited for saves", f"{stall_s:.1f} s", f"{len(saves)} checkpoints, {failed} failed"))
+    if starts:
+        found.append(("starts", str(len(starts)), f"{max(start.world_size for start in starts)} workers at most"))
+        seconds = events[-1].time_s - events[0].time_s
+        found.append(("time", f"{seconds / 60:.1f} min", "from the first start to the last event"))
+    return found
+
+
+def loss_chart(events: Sequence[Event]) -> Chart:
+    """Training loss, smoothed and as it was, and the held-out loss, against the step."""
+    raw = [(float(step.step), step.loss) for step in last_steps(list(events))]
+    held_out = [(float(event.step), event.heldout_loss) for event in events if isinstance(event, Evaluated)]
+    lines = [Series("training", smooth(raw)), Series("each step", raw, "faint"), Series("held-out", held_out, "points")]
+    return Chart("Loss", "step", STEP_METRICS["loss"].unit, [line for line in lines if line.points])
+
+
+def throughput_chart(events: Sequence[Event]) -> Chart:
+    """Tokens per second of all workers against the step."""
+    points = [(float(step.step), step.tokens_per_s) for step in last_steps(list(events))]
+    return Chart("Throughput", "step", STEP_METRICS["tokens_per_s"].unit, [Series("tokens/s", points)], from_zero=True)
+
+
+def world_size_chart(events: Sequence[Event]) -> Chart:
+    """Workers over wall time: what was held from each start to its last step, nothing in the gaps."""
+    begin = events[0].time_s if events else 0.0
+    points: list[tuple[float, float]] = []
+    last = begin
+    for event in events:
+        if isinstance(event, Started):
+            points += [((last - begin) / 60, 0.0)] if points else []
+            points.append(((event.time_s - begin) / 60, float(event.world_size)))
+        last = event.time_s if isinstance(event, StepDone | Started) else last
+    if points:
+        points.append(((last - begin) / 60, points[-1][1]))
+    restarts = [point for point in points if point[1] > 0][1:-1]
+    lines = [Series("workers", points, "step"), Series("restart", restarts, "points")]
+    return Chart(
+        "World size", "minutes", STEP_METRICS["world_size"].unit, [line for line in lines if line.points], True, True
+    )
+
+
+def norm_chart(events: Sequence[Event]) -> Chart:
+    """Gradient norm before clipping against the step."""
+    points = [(float(step.step), step.grad_norm) for step in last_steps(list(events)) if math.isfinite(step.grad_norm)]
+    return Chart("Gradient norm", "step", "before clipping", [Series("gradient norm", points)], from_zero=True)
+
+
+def rate_chart(events: Sequence[Event]) -> Chart:
+    """Learning rate against the step."""
+    points = [(float(step.step), step.learning_rate) for step in last_steps(list(events))]
+    return Chart("Learning rate", "step", "", [Series("learning rate", points)], from_zero=True)
+
+
+def wait_chart(events: Sequence[Event]) -> Chart:
+    """Part of each step that the rank which waited longest waited for data, against the step."""
+    points = [(float(step.step), min(1.0, step.data_wait_s / step.step_time_s)) for step in last_steps(list(events))]
+    return Chart("Waiting for data", "step", "part of the step", [Series("slowest rank", points)], from_zero=True)
+
+
+def _when(events: Sequence[Event]) -> str:
+    return (
+        time.strftime("Begun %Y-%m-%d %H:%M UTC", time.gmtime(events[0].time_s)) if events else "Nothing happened yet"
+    )
+
+
+def _rows(events: Sequence[Event]) -> Iterable[tuple[str, str]]:
+    for event in events:
+        if not isinstance(event, StepDone | Sampled | Waited):
+            yield time.strftime("%H:%M:%S", time.gmtime(event.time_s)), describe(event)

@@ -1,0 +1,216 @@
+"""The page of a sweep: which point was best, how the others came out, what mattered and what it cost."""
+
+from __future__ import annotations
+
+import html
+import math
+from collections import Counter
+from collections.abc import Mapping, Sequence
+
+from matplotlib.ticker import MaxNLocator
+
+from springtide.events.metrics import EVAL_METRICS, STEP_METRICS
+from springtide.report.axis import fences, label, ticks
+from springtide.report.charts import Bars, Columns, Parallel, Strand, Strands, draw
+from springtide.report.html import cards, grid, page, table
+from springtide.sweep.rank import SweepResult
+from springtide.sweep.space import Point, Sweep
+from springtide.sweep.trial import TrialOutcome
+
+_STATUSES = ("finished", "stopped", "failed", "waiting")
+_WIDE = 9.6  # inches
+_WORDS = {"min": "least", "max": "greatest"}
+_HEADINGS = (
+    *(("trial", False), ("status", False), ("point", False), ("value", True), ("tokens", True)),
+    *(("worker-s", True), ("$", True), ("restarts", True)),
+)
+
+
+def render(title: str, sweep: Sweep, verdict: SweepResult, importance: Mapping[str, float]) -> str:
+    """The page. ``importance``: field -> share of the objective's variance, from 0 to 1; empty where it is not known."""
+    sections = [f"<p>{html.escape(_searched(sweep))}</p>", cards(figures(sweep, verdict))]
+    if verdict.best is not None:
+        sections.append(table(f"The best, {verdict.best.name}", _shown(verdict.best.point)))
+    height = 3.4 + 0.05 * max(len(one.values) for one in sweep.space)
+    sections += [
+        "<h2>What the trials came to</h2>",
+        draw([points_chart(sweep, verdict)], columns=1, size=(_WIDE, height)),
+        '<p class="soft">From orange, the worst, to blue; the best is drawn strong, and what was stopped or failed faint, at '
+        "the value of its last rung; dashed is what has none. Point at a line to see whose it is.</p>",
+    ]
+    curves = curves_chart(sweep, verdict)
+    beside = [importance_chart(importance)] if importance else []
+    if curves.strands or beside:
+        sections.append(draw([curves, *beside], columns=1 + len(beside), size=(_WIDE / (1 + len(beside)), 3.2)))
+    if not importance:
+        sections.append('<p class="soft">Which field mattered cannot be told from these trials.</p>')
+    if verdict.worker_s or verdict.dollars:
+        sections += ["<h2>What the trials cost</h2>", _costs(verdict)]
+    best_first = sorted(
+        verdict.outcomes, key=lambda one: (not _is_best(verdict, one), -one.tokens, -_promise(sweep, one))
+    )
+    rows = [(_row(sweep, verdict, one), _is_best(verdict, one)) for one in best_first]
+    sections.append(grid("All trials", [each for each in _HEADINGS if each[0] != "$" or verdict.dollars], rows))
+    return page(title, sections)
+
+
+def figures(sweep: Sweep, verdict: SweepResult) -> list[tuple[str, str, str]]:
+    """(label, figure, remark) of the headline."""
+    counts = Counter(one.status for one in verdict.outcomes)
+    remark = ", ".join(f"{counts[status]} {status}" for status in _STATUSES if counts[status])
+    found = [("trials", f"{len(verdict.outcomes):,}", remark)]
+    if verdict.best is not None:
+        found.insert(0, ("best", f"{verdict.best.value:.4f}", _unit(sweep)))
+    found.append(("tokens", f"{verdict.tokens:,}", "of all trials together"))
+    found.append(("worker-seconds", f"{verdict.worker_s:,.0f}", f"{verdict.worker_s / 3600:,.1f} hours"))
+    if verdict.dollars:
+        found.append(("dollars", f"{verdict.dollars:,.2f}", "at the prices that were set"))
+    found.append(("restarts", f"{sum(one.restarts for one in verdict.outcomes):,}", "of all trials together"))
+    return found
+
+
+def points_chart(sweep: Sweep, verdict: SweepResult) -> Parallel:
+    """Parallel coordinates: an axis for each field, the last for the objective."""
+    values = {one.number: one.value for one in verdict.outcomes if math.isfinite(one.value)}
+    low, high = fences(list(values.values())) if values else (0.0, 0.0)
+    shades, apart = _shades(sweep, values), _apart(sweep, verdict.outcomes)
+    names = _names(sweep)
+    strands = []
+    for one in verdict.outcomes:
+        points = [(float(at), each.place(one.point[each.field])) for at, each in enumerate(sweep.space)]
+        points = [
+            (at, here + apart[one.number] / len(each.values) if each.kind == "choice" else here)
+            for (at, here), each in zip(points, sweep.space, strict=True)
+        ]
+        if one.number in values:
+            here = (values[one.number] - low) / (high - low) if high > low else 0.5
+            points.append((float(len(points)), min(max(here, 0.0), 1.0)))
+        strands.append(_strand(sweep, verdict, one, points, shades))
+    axes = [(names[each.field], ticks(each)) for each in sweep.space]
+    objective = (f"{sweep.metric} ({sweep.mode})", _value_ticks(low, high, list(values.values())))
+    return Parallel("", [*axes, objective], strands)
+
+
+def curves_chart(sweep: Sweep, verdict: SweepResult) -> Strands:
+    """The objective of each trial against the tokens it was trained on, by rung."""
+    values = {one.number: one.value for one in verdict.outcomes if math.isfinite(one.value)}
+    every = [rung.value for one in verdict.outcomes for rung in one.rungs if math.isfinite(rung.value)]
+    shades = _shades(sweep, values)
+    strands = []
+    for one in verdict.outcomes:
+        points = [(float(rung.tokens), rung.value) for rung in one.rungs if math.isfinite(rung.value)]
+        if points:
+            strands.append(_strand(sweep, verdict, one, points, shades))
+    limits = fences(every) if every else (0.0, 1.0)
+    return Strands("Learning curves", "tokens", _unit(sweep), strands, limits)
+
+
+def importance_chart(importance: Mapping[str, float]) -> Bars:
+    """The share of each field, the greatest on top."""
+    ranked = sorted(importance.items(), key=lambda each: -each[1])
+    return Bars(
+        "Which field mattered", "% of the objective's variance", [(field, 100 * share) for field, share in ranked]
+    )
+
+
+def cost_chart(verdict: SweepResult, title: str, unit: str, amounts: Mapping[int, float]) -> Columns:
+    """What each trial cost, by what became of it."""
+    groups = [
+        (
+            status,
+            [(one.number, cost) for one in verdict.outcomes if one.status == status and (cost := amounts[one.number])],
+        )
+        for status in _STATUSES
+    ]
+    return Columns(title, "trial", unit, groups)
+
+
+def _costs(verdict: SweepResult) -> str:
+    charts = [cost_chart(verdict, "Workers", "worker-seconds", {one.number: one.worker_s for one in verdict.outcomes})]
+    if verdict.dollars:
+        charts.append(cost_chart(verdict, "Money", "dollars", {one.number: one.dollars for one in verdict.outcomes}))
+    return draw(charts, columns=len(charts), size=(_WIDE / len(charts), 2.6))
+
+
+def _is_best(verdict: SweepResult, one: TrialOutcome) -> bool:
+    return verdict.best is not None and one.number == verdict.best.number
+
+
+def _strand(
+    sweep: Sweep,
+    verdict: SweepResult,
+    one: TrialOutcome,
+    points: Sequence[tuple[float, float]],
+    shades: Mapping[int, float],
+) -> Strand:
+    is_best = _is_best(verdict, one)
+    note = f"{one.name}, {one.status}: {label(one.value)} after {one.tokens:,} tokens; {_point(one.point)}"
+    return Strand(points, note, shades.get(one.number), one.status != "finished" and not is_best, is_best)
+
+
+def _shades(sweep: Sweep, values: Mapping[int, float]) -> dict[int, float]:
+    """Trial number -> from 0, the worst, to 1, the best. By rank, so that one that is far out leaves colors to the others."""
+    ranked = sorted(values, key=lambda number: sweep.promise(values[number]))
+    return {number: at / max(1, len(ranked) - 1) for at, number in enumerate(ranked)}
+
+
+def _apart(sweep: Sweep, outcomes: Sequence[TrialOutcome]) -> dict[int, float]:
+    """Trial number -> where in the part of a choice its line goes, the best on top: lines of one choice would be one line."""
+    ranked = sorted(outcomes, key=lambda one: _promise(sweep, one))
+    return {one.number: 0.5 * (at / max(1, len(ranked) - 1) - 0.5) for at, one in enumerate(ranked)}
+
+
+def _value_ticks(low: float, high: float, values: Sequence[float]) -> list[tuple[float, str]]:
+    """Round values from ``low`` to ``high``; the ends say so when there is more beyond them."""
+    if not values:
+        return []
+    if low == high:
+        return [(0.5, label(low))]
+    found = [((float(at) - low) / (high - low), label(float(at))) for at in MaxNLocator(5).tick_values(low, high)]
+    beyond = [(0.0, f"≤ {label(low)}")] if min(values) < low else []
+    beyond += [(1.0, f"≥ {label(high)}")] if max(values) > high else []
+    near = [each for each in found if 0 <= each[0] <= 1 and all(abs(each[0] - end) > 0.06 for end, _ in beyond)]
+    return sorted(near + beyond)
+
+
+def _names(sweep: Sweep) -> dict[str, str]:
+    """Field -> its last word, or all of it where another field ends in the same."""
+    last = {one.field: one.field.rpartition(".")[2] for one in sweep.space}
+    counts = Counter(last.values())
+    return {field: name if counts[name] == 1 else field for field, name in last.items()}
+
+
+def _searched(sweep: Sweep) -> str:
+    budget = sweep.budget
+    fields = ", ".join(one.field for one in sweep.space)
+    return (
+        f"{fields}, searched for the {_WORDS[sweep.mode]} {sweep.metric}: {budget.trials:,} trials of "
+        f"{budget.tokens_per_trial:,} tokens at most, judged at {budget.rungs} rungs"
+    )
+
+
+def _unit(sweep: Sweep) -> str:
+    metric = (STEP_METRICS | EVAL_METRICS).get(sweep.metric)
+    return f"{sweep.metric}, {metric.unit}" if metric else sweep.metric
+
+
+def _promise(sweep: Sweep, one: TrialOutcome) -> float:
+    return sweep.promise(one.value) if math.isfinite(one.value) else -math.inf
+
+
+def _shown(point: Point) -> list[tuple[str, str]]:
+    return [(field, label(value)) for field, value in point.items()]
+
+
+def _point(point: Point) -> str:
+    return ", ".join(f"{field} {text}" for field, text in _shown(point))
+
+
+def _row(sweep: Sweep, verdict: SweepResult, one: TrialOutcome) -> list[str]:
+    names = _names(sweep)
+    point = ", ".join(f"{names.get(field, field)} {text}" for field, text in _shown(one.point))
+    value = f"{one.value:.4f}" if one.rungs else ""
+    state = f"{one.status}: {one.reason}" if one.reason else one.status
+    dollars = [f"{one.dollars:,.2f}"] if verdict.dollars else []
+    cost = [f"{one.tokens:,}", f"{one.worker_s:,.0f}", *dollars, str(one.restarts)]
+    return [one.name, state, point, value, *cost]

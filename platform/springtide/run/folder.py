@@ -1,0 +1,218 @@
+"""A run's folder and what can be asked of it: found, opened or refused, whoever trains.
+
+<root>/<run id>/config.yaml    the resolved config
+                journal/       every event
+                checkpoints/   committed steps
+                mlflow.json    the one MLflow run
+                report.html    written when training ends
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import secrets
+import sys
+import time
+from typing import Any, Literal
+
+from springtide import config as configs
+from springtide.checkpoint import branch
+from springtide.checkpoint.format import committed, name_of, step_of
+from springtide.config import RUN_CONFIG, Config
+from springtide.errors import ConfigError, RunExists, explain, redacted
+from springtide.events import Evaluated, Event, Sampled, Started, StepDone, Stopped
+from springtide.report.run_page import charts, render
+from springtide.store import Folder
+from springtide.track.journal import frame, last_steps, read_journal
+
+REPORT = "report.html"
+CHARTS = "charts.svg"
+_log = logging.getLogger(__name__)
+
+
+@dataclasses.dataclass(frozen=True)
+class Run:
+    """A handle on a run, live or ended; everything is read from its folder when asked for."""
+
+    folder: Folder
+
+    @property
+    def id(self) -> str:
+        return self.folder.url.rstrip("/").rsplit("/", 1)[-1]
+
+    @property
+    def config(self) -> Config:
+        """The resolved config the run was last started with."""
+        return configs.parse(self.folder.read(RUN_CONFIG))
+
+    @property
+    def events(self) -> list[Event]:
+        """Everything that happened, in order."""
+        return read_journal(self.folder)
+
+    @property
+    def metrics(self) -> Any:
+        """Step metrics as a pandas DataFrame indexed by step; units are those of ``track.metrics``."""
+        return frame(self.events)
+
+    @property
+    def steps(self) -> list[StepDone]:
+        """The steps trained, each once."""
+        return last_steps(self.events)
+
+    @property
+    def checkpoints(self) -> list[str]:
+        """Names of the committed checkpoints, oldest first."""
+        return committed(self.folder)
+
+    @property
+    def evaluations(self) -> list[Evaluated]:
+        return [event for event in self.events if isinstance(event, Evaluated)]
+
+    @property
+    def finished(self) -> bool:
+        """Whether it was trained to its last step when it last ended."""
+        ends = [event for event in self.events if isinstance(event, Stopped)]
+        return bool(ends) and ends[-1].status == "finished"
+
+    def has_nothing_left(self, config: Config) -> bool:
+        """Whether it was trained to the last step of ``config``, saved there, and said so; in the order of ``config``, as far
+        as its settings tell."""
+        if not self.finished or (step_of((self.checkpoints or [""])[-1]) or 0) < config.num_steps:
+            return False
+        # where a setting of the stream changed, ``check_order`` says whether that is the order it was trained in
+        return not any(name.startswith("stream.") for name in configs.difference(self.config, config))
+
+    @property
+    def last_step(self) -> int:
+        """The step last trained, or the one it last started from."""
+        return max((event.step for event in self.events if isinstance(event, StepDone | Started)), default=0)
+
+    @property
+    def sample(self) -> str:
+        """The text last generated, its prompt before it; empty when there is none."""
+        samples = [event for event in self.events if isinstance(event, Sampled)]
+        return samples[-1].prompt + samples[-1].text if samples else ""
+
+    @property
+    def report(self) -> str:
+        """Where the HTML report is."""
+        return self.folder.where(REPORT)
+
+    def evaluate(self, step: int | None = None, rows: int = 0, trust_code: bool = False) -> Evaluated:
+        """The held-out loss of the checkpoint of ``step``, the newest if None, on ``rows`` rows of all corpora, 0 for all there
+        are; computed here, in fp32. A run whose config names a model of its own runs that code, if ``trust_code``. ConfigError
+        when it may not, or there is no such checkpoint, CheckpointError when its bytes are bad."""
+        from springtide.training.evaluate import evaluate_checkpoint
+
+        configs.check_trusted(self.config.model.source, self.folder.where(RUN_CONFIG), trust_code)
+        names = self.checkpoints
+        name = name_of(step) if step is not None else (names or [""])[-1]
+        if name not in names:
+            steps = ", ".join(str(step_of(one)) for one in names) or "none"
+            raise ConfigError(
+                explain("step", step, f"has no checkpoint that counts in {self.folder.url}", f"of: {steps}")
+            )
+        changed = configs.override(self.config, {"train.eval_rows": rows or sys.maxsize})
+        return evaluate_checkpoint(self.folder, changed, name)
+
+    def verify(self) -> dict[str, Any]:
+        """Whether the run trained on exactly the samples it should have; see ``springtide.run.verify``."""
+        from springtide.run.verify import verify
+
+        return verify(self.folder)
+
+    def write_config(self, config: Config) -> None:
+        """Make it the run's. Where it has a password only the owner of a local file may read it; an object store is warned
+        of."""
+        secrets_in = configs.secret_fields(config)
+        self.folder.write(RUN_CONFIG, configs.dump(config), private=bool(secrets_in))
+        if secrets_in and not self.folder.is_local:
+            _log.warning(
+                "%s has the password in %s: who may read there may read it; give MLflow's by MLFLOW_TRACKING_URI, and "
+                "others as your store's client takes them from the environment",
+                redacted(self.folder.where(RUN_CONFIG)),
+                ", ".join(secrets_in),
+            )
+
+    def write_report(self) -> None:
+        """Write ``report.html`` and ``charts.svg`` from the journal."""
+        events, config = self.events, configs.redact(self.config)
+        links = {"dataset": config.shards.dataset, "checkpoints": redacted((self.folder / "checkpoints").url)}
+        self.folder.write(REPORT, render(self.id, events, configs.dump(config), links))
+        self.folder.write(CHARTS, charts(events))
+
+    def _repr_html_(self) -> str:
+        return charts(self.events)
+
+
+def open_run(path: str) -> Run:
+    """The run in the folder ``path``; ConfigError when there is none."""
+    run = Run(Folder(path))
+    if not run.folder.exists(RUN_CONFIG):
+        raise ConfigError(explain("run", path, "is no run's folder: it has no config.yaml", "give <root>/<run id>"))
+    return run
+
+
+def claim(config: Config, resume: bool | Literal["auto"], accept_changes: bool) -> tuple[Config, Run]:
+    """Name the run and find or make its folder; returns the config with id and root filled in. It becomes a run when its
+    config is written there, which is the caller's to do once its data stands. ``resume`` "auto" begins a run where there is
+    none to resume.
+
+    RunExists when the id is taken and ``resume`` was not asked for, or when resuming would change what is learned and
+    that was not accepted; ConfigError when the folder cannot be written or there is nothing to resume.
+    """
+    root = Folder(config.run.root)
+    name = config.run.id or (_newest(root, config, needed=resume != "auto") if resume else "") or _made_up()
+    config = configs.override(config, {"run.id": name, "run.root": root.url})
+    run = Run(root / name)
+    exists = run.folder.exists(RUN_CONFIG)
+    if config.train.start_from:
+        known = run.config.train.start_from if exists else ""
+        config = configs.override(config, {"train.start_from": branch.resolve(config.train.start_from, known)})
+    if exists:
+        _check_resume(run, config, bool(resume), accept_changes)
+        # what the run has jumped over it never trains on
+        config = configs.override(config, {"stream.skip": sorted({*config.stream.skip, *run.config.stream.skip})})
+    elif resume and resume != "auto":
+        raise ConfigError(explain("run.id", name, f"is not under {root.url}: nothing to resume", "leave out --resume"))
+    try:
+        run.folder.check_writable()
+    except OSError as error:
+        raise ConfigError(
+            explain("run.root", root.url, f"cannot be written ({error})", "choose another folder or its permissions")
+        ) from None
+    return config, run
+
+
+def _check_resume(run: Run, config: Config, resume: bool, accept_changes: bool) -> None:
+    changed = {
+        name: change
+        for name, change in configs.difference(run.config, config).items()
+        if not name.startswith("run.") and not (name == "shards.dataset" and not config.shards.dataset)
+    }
+    shown = redacted("".join(f"\n  {name}: {old!r} -> {new!r}" for name, (old, new) in changed.items()))
+    if not resume:
+        what = f"under another config:{shown}\n" if shown else "under this config; "
+        raise RunExists(f"run.id = {run.id!r} exists {what}resume it with --resume, or choose another run.id")
+    configs.check_same_run(run.config, config, accept_changes)
+
+
+def _newest(root: Folder, config: Config, needed: bool) -> str:
+    """The newest run of this config's fingerprint; its id begins with the time it was made up. Empty where there is none and it
+    is not ``needed``."""
+    wanted = configs.fingerprint(config)
+    for name in reversed(root.names()):
+        run = Run(root / name)
+        if run.folder.exists(RUN_CONFIG) and configs.fingerprint(run.config) == wanted:
+            return name
+    if not needed:
+        return ""
+    raise ConfigError(
+        explain("run.id", "", f"no run of this config is under {root.url}", "name the run with --run.id, or start one")
+    )
+
+
+def _made_up() -> str:
+    return time.strftime("%Y%m%d-%H%M%S-") + secrets.token_hex(2)

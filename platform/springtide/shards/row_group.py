@@ -1,0 +1,48 @@
+"""The rows of a row group, seen in its bytes without decoding.
+
+The tokens of a group lie there as Parquet's BYTE_STREAM_SPLIT has them: the lowest byte of every token, then the next byte of
+every token, four such planes in all, because Parquet's smallest integer has 32 bits. The planes above the token type hold
+zeros; they come last, and are never read.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from springtide.shards.manifest import RowGroup
+
+
+class Rows(NamedTuple):
+    """Rows of a split."""
+
+    sample_ids: np.ndarray
+    """int64 (rows,), as stored beside the tokens."""
+    num_bytes: np.ndarray
+    """int32 (rows,): text that the predicted tokens of a row stand for [bytes]."""
+    tokens: np.ndarray
+    """uint16 or uint32 (rows, sequence_length + 1)."""
+
+
+class RowGroupView:
+    """A row group in its bytes, those from ``group.sample_ids`` to ``group.end``."""
+
+    def __init__(self, data: memoryview | np.ndarray, group: RowGroup, token_type: str) -> None:
+        def array(begin: int, end: int, kind: str) -> np.ndarray:
+            return np.frombuffer(data[begin - group.sample_ids : end - group.sample_ids], dtype=kind)
+
+        self.num_data_bytes = group.end - group.sample_ids
+        self._type = np.dtype(token_type)
+        self._sample_ids = array(group.sample_ids, group.sample_ids + 8 * group.rows, "<i8")
+        self._num_bytes = array(group.num_bytes, group.num_bytes + 4 * group.rows, "<i4")
+        self._planes = array(group.tokens, group.end, "u1").reshape(self._type.itemsize, group.rows, -1)
+
+    def take(self, index: np.ndarray | slice) -> Rows:
+        """The rows of the group at ``index``."""
+        *lower, tokens = (plane[index] for plane in self._planes)
+        tokens = tokens.astype(self._type)
+        for plane in reversed(lower):
+            tokens <<= 8
+            tokens |= plane
+        return Rows(self._sample_ids[index], self._num_bytes[index], tokens)

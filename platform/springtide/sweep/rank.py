@@ -1,0 +1,132 @@
+"""What a sweep found: the trials in their order, which is best, and what they cost."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import statistics
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from springtide.sweep.space import Sweep
+from springtide.sweep.trial import TrialOutcome
+
+
+class Finalist(NamedTuple):
+    """A point that was trained with several seeds."""
+
+    number: int
+    """Of its first trial."""
+    values: tuple[float, ...]
+    mean: float
+    deviation: float
+    """Of one value from the next, as a sample's [the objective's unit]."""
+
+
+@dataclasses.dataclass(frozen=True)
+class SweepResult:
+    """Of all trials."""
+
+    outcomes: tuple[TrialOutcome, ...]
+    """By number."""
+    best: TrialOutcome | None
+    """Of those that came furthest, the best, by the mean of its seeds if it has several; None when no trial was evaluated."""
+    worker_s: float
+    dollars: float
+    tokens: int
+    front: tuple[TrialOutcome, ...] = ()
+    """Those that no other beats in both objectives, where there are two; the best by the first is the first."""
+    finals: tuple[Finalist, ...] = ()
+    """The best by its mean is the first."""
+
+    def as_dict(self) -> dict[str, Any]:
+        """As plain data."""
+        return {
+            "best": self.best.name if self.best else None,
+            "front": [one.name for one in self.front],
+            "finals": [one._asdict() for one in self.finals],
+            "worker_s": self.worker_s,
+            "dollars": self.dollars,
+            "tokens": self.tokens,
+            "trials": [{"name": one.name, "value": one.value, **dataclasses.asdict(one)} for one in self.outcomes],
+        }
+
+
+def rank_trials(sweep: Sweep, outcomes: Sequence[TrialOutcome]) -> SweepResult:
+    """The verdict. A trial that was stopped early is compared with nobody who was trained longer."""
+    furthest = finalists(sweep, [one for one in outcomes if one.repeats < 0])
+    finals = _finals(sweep, furthest, outcomes)
+    by_number = {one.number: one for one in furthest}
+    best = by_number[finals[0].number] if finals else next(iter(furthest), None)
+    return SweepResult(
+        tuple(sorted(outcomes, key=lambda one: one.number)),
+        best,
+        sum(one.worker_s for one in outcomes),
+        sum(one.dollars for one in outcomes),
+        sum(one.tokens for one in outcomes),
+        _front(sweep, furthest),
+        finals,
+    )
+
+
+def finalists(sweep: Sweep, outcomes: Sequence[TrialOutcome]) -> list[TrialOutcome]:
+    """Those with a value at the last rung that any has reached, best first. Rungs are told by tokens: where batches differ, so
+    do the steps of a rung."""
+    apart = sweep.budget.tokens_per_trial / sweep.budget.rungs
+    valued = [one for one in outcomes if one.rungs and math.isfinite(one.value) and one.status != "failed"]
+    furthest = max((round(one.tokens / apart) for one in valued), default=0)
+    there = [one for one in valued if round(one.tokens / apart) == furthest]
+    return sorted(there, key=lambda one: (-sweep.promise(one.value), one.number))
+
+
+def _finals(sweep: Sweep, furthest: Sequence[TrialOutcome], outcomes: Sequence[TrialOutcome]) -> tuple[Finalist, ...]:
+    again = finalists(sweep, [one for one in outcomes if one.repeats >= 0])
+    found = []
+    for one in furthest:
+        values = (one.value, *(each.value for each in again if each.repeats == one.number))
+        if len(values) > 1:
+            found.append(Finalist(one.number, values, statistics.fmean(values), statistics.stdev(values)))
+    return tuple(sorted(found, key=lambda one: -sweep.promise(one.mean)))
+
+
+def _front(sweep: Sweep, furthest: Sequence[TrialOutcome]) -> tuple[TrialOutcome, ...]:
+    if sweep.beside is None:
+        return ()
+    sign = 1.0 if sweep.beside.mode == "max" else -1.0
+    front: list[TrialOutcome] = []
+    known = [one for one in furthest if math.isfinite(one.beside)]
+    for one in sorted(known, key=lambda one: (-sweep.promise(one.value), -sign * one.beside)):
+        if all(sign * one.beside > sign * other.beside for other in front):  # else one before it is as good in both
+            front.append(one)
+    return tuple(front)
+
+
+def words(sweep: Sweep, verdict: SweepResult) -> str:
+    """The same for people."""
+    rows = sorted(
+        verdict.outcomes,
+        key=lambda one: (-one.tokens, -sweep.promise(one.value) if math.isfinite(one.value) else math.inf),
+    )
+    lines = [f"{sweep.metric}, {sweep.mode}; {len(rows)} trials, {verdict.worker_s:.0f} worker-seconds"]
+    if verdict.dollars:
+        lines[0] += f", {verdict.dollars:.2f} $"
+    for one in rows:
+        point = ", ".join(f"{field.rpartition('.')[2]} {_short(value)}" for field, value in one.point.items())
+        state = f"{one.status}: {one.reason}" if one.reason else one.status
+        mark = "*" if verdict.best is not None and one.number == verdict.best.number else " "
+        mark = "+" if mark == " " and one in verdict.front else mark
+        lines.append(
+            f"{mark} {one.name}  {one.value:8.4f}  {one.tokens:>12,} tokens  {one.worker_s:7.0f} s  {point}  {state}"
+        )
+    for final in verdict.finals:
+        lines.append(
+            f"  trial-{final.number:04d} with {len(final.values)} seeds: {final.mean:.4f} ± {final.deviation:.4f}"
+        )
+    if sweep.beside is not None:
+        lines.append(f"+ no other is as good in both {sweep.metric} and {sweep.beside.metric}:")
+        lines += [f"  {one.name}  {one.value:.4f}  {one.beside:.4g}" for one in verdict.front]
+    return "\n".join(lines)
+
+
+def _short(value: Any) -> str:
+    return f"{value:.4g}" if isinstance(value, float) else str(value)

@@ -1,0 +1,7 @@
+"""Plain torch: state, optimizer, schedule, step, loop. Law: no Ray here; batches, interrupts and events pass through
+seams, and the same loop runs under torchrun."""
+
+from springtide.training.loop import Feed, TrainLoop
+from springtide.training.step import StepResult, train_step
+
+__all__ = ["Feed", "StepResult", "TrainLoop", "train_step"]

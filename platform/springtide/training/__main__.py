@@ -1,0 +1,109 @@
+"""``torchrun --nproc-per-node 2 -m springtide.training --config FILE``: the loop without Ray."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import faulthandler
+import math
+import os
+import secrets
+from collections.abc import Iterator
+
+import torch
+
+from springtide import config as configs
+from springtide.checkpoint import branch, leases
+from springtide.checkpoint.fresh_start import begin_from_scratch
+from springtide.dist import NCCL_ENVIRONMENT, process_group, world
+from springtide.elastic.forecast import RunHistory
+from springtide.errors import ConfigError, explain
+from springtide.events import Event, record
+from springtide.events.listeners import Listeners
+from springtide.store import Folder
+from springtide.stream import Batch, RankReader, load, open_data
+from springtide.track.console import Console
+from springtide.track.journal import Journal
+from springtide.training import TrainLoop
+
+
+def main() -> None:
+    """Train the config given, from its newest checkpoint if the run has one."""
+    parser = argparse.ArgumentParser(prog="python -m springtide.training", description=__doc__)
+    parser.add_argument(
+        "--config", required=True, help="a resolved config, as `springtide prepare --save FILE` writes it"
+    )
+    parser.add_argument("--accept-changes", action="store_true", help="go on although the config trains something else")
+    parser.add_argument(
+        "--from-scratch", action="store_true", help="begin the run again at step 0; its checkpoints are set aside"
+    )
+    parser.add_argument("--trust-code", action="store_true", help="run the model.source that the config names")
+    options = parser.parse_args()
+    config = configs.load(options.config, options.trust_code)
+    if not config.shards.dataset or not config.run.id:
+        raise ConfigError(
+            explain(
+                "shards.dataset", config.shards.dataset, "and run.id must be set here", "use a config that was saved"
+            )
+        )
+    folder = Folder(config.run.root) / config.run.id
+    before = configs.parse(folder.read(configs.RUN_CONFIG)) if folder.exists(configs.RUN_CONFIG) else None
+    if config.train.start_from:
+        known = before.train.start_from if before else ""
+        config = configs.override(config, {"train.start_from": branch.resolve(config.train.start_from, known)})
+    if before:
+        configs.check_same_run(before, config, options.accept_changes)
+    device = "cuda" if torch.cuda.is_available() and config.elastic.gpus_per_worker else "cpu"
+    os.environ.update(NCCL_ENVIRONMENT)  # torchrun has set some of it otherwise
+    with process_group(device):
+        train(config, folder, device, int(os.environ.get("LOCAL_RANK", "0")), options.from_scratch)
+
+
+def train(config: configs.Config, folder: Folder, device: str, local_rank: int, from_scratch: bool = False) -> None:
+    """Train in this process as one rank of the process group."""
+    here = world(device, local_rank, config.parallel.shards)
+    data = open_data(config)
+
+    def feed(reader: RankReader, step: int) -> Iterator[Batch]:
+        return load(reader, reader.plan(step, config.num_steps, int(config.feed.read_bytes)))
+
+    owner = ""
+    if from_scratch and here.is_first:
+        owner = secrets.token_hex(8)
+        begin_from_scratch(folder, leases.claim(folder, owner, trains=False).number)
+    run = TrainLoop(config, here, data, folder, owner=owner)
+    if here.is_first:
+        resolved = run.data.config  # with what the run jumps over
+        folder.write(configs.RUN_CONFIG, configs.dump(resolved), private=bool(configs.secret_fields(resolved)))
+    watch = HangWatchdog(config.num_steps, float(config.elastic.hang))
+    with (
+        contextlib.closing(watch),
+        Journal(folder, enabled=here.is_first) as journal,
+        Console(config.num_steps, here.is_first) as console,
+    ):
+        hear = Listeners([journal, console, watch])
+        for event in run.events(feed, lambda: None):
+            hear(event)
+
+
+class HangWatchdog:
+    """Ends this process, with the stacks of its threads on stderr, when no event comes for too long; torchrun then starts the
+    group again, as on Ray the driver does."""
+
+    def __init__(self, num_steps: int, least_s: float) -> None:
+        """``least_s``: as elastic.hang; 0 waits for ever."""
+        self._history, self._least_s = RunHistory(num_steps), least_s
+
+    def __call__(self, event: Event) -> None:
+        self._history.hear(record(event))
+        longest_s = self._history.longest_s(self._least_s) if self._least_s else math.inf
+        if longest_s < math.inf:
+            faulthandler.dump_traceback_later(longest_s, exit=True)
+
+    def close(self) -> None:
+        """Watch no more."""
+        faulthandler.cancel_dump_traceback_later()
+
+
+if __name__ == "__main__":
+    main()

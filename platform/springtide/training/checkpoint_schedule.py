@@ -1,0 +1,185 @@
+"""When the loop saves and what it says of it. Every rank decides alike, from what the step's own all-reduce told."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, Self
+
+import torch.distributed as dist
+from torch import Tensor
+
+from springtide import config as configs
+from springtide.checkpoint.async_saver import AsyncSaver, SaveOutcome
+from springtide.checkpoint.format import Meta
+from springtide.checkpoint.retention import Rule
+from springtide.config import Config
+from springtide.dist import World
+from springtide.elastic import Interrupt, SaveInterval, mean_time_to_loss, young_daly_interval
+from springtide.errors import CheckpointError, SpringtideError
+from springtide.events import Event, Saved, SaveFailed, SaveIntervalChanged, SaveSkipped
+from springtide.store import Folder
+from springtide.training.step import StepResult
+
+State = Callable[[], tuple[Mapping[str, Tensor], Meta]]
+_TOLD_AGAIN = 0.2
+"""A cadence that changes by less is not told [ratio]."""
+_LOOK_S = 0.05
+
+
+class CheckpointSchedule:
+    """The saves of one group of workers. Use as a context manager."""
+
+    def __init__(self, config: Config, world: World, run: Folder, attempt: int, losses: int, state: State) -> None:
+        """``losses``: groups of workers this run has lost so far; ``state`` gives what to save."""
+        checkpoint = config.checkpoint
+        self._config, self._checkpoint, self._world, self._state = config, checkpoint, world, state
+        rule = Rule(checkpoint.keep_last, checkpoint.keep_every, checkpoint.keep_best, checkpoint.best_by)
+        stage, tries = checkpoint.stage, checkpoint.tries
+        self._saver = AsyncSaver(run, attempt, world.rank, world.size, stage_in=stage, tries=tries, rule=rule)
+        self._losses = losses
+        self._failed: BaseException | None = None
+        self._given_up = -2
+        self._failed_in_a_row = 0
+        self._began = 0.0
+        self._stall_s = 0.0
+        self._duration_s = 0.0
+        self._cadence: SaveInterval | None = None
+        self._trained_s = 0.0
+        self._waited_since = time.monotonic()
+        self.last_step = -1
+        """Of the newest save that was begun."""
+
+    def __enter__(self) -> Self:
+        if self._checkpoint.stage:
+            self._saver.start()
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._saver.__exit__(*exception)
+
+    def end(self) -> None:
+        """Nothing more will be saved."""
+        self._saver.end()
+
+    @property
+    def busy(self) -> bool:
+        return self._saver.busy
+
+    @property
+    def failed(self) -> bool:
+        """Whether a save failed here that the others do not know of yet."""
+        return self._failed is not None
+
+    def before_update(self) -> None:
+        """Wait until the weights may change."""
+        begin = time.perf_counter()
+        self._saver.staged()
+        self._stall_s += time.perf_counter() - begin
+
+    def asks(self) -> bool:
+        """Rank 0, with ``auto``: whether it is time to save. The others hear it in the step's all-reduce."""
+        if self._checkpoint.every_steps != "auto" or not self._world.is_first or self._saver.busy:
+            return False
+        every = self._cadence.every_s if self._cadence else float(self._checkpoint.min_every)
+        return time.monotonic() - self._waited_since >= every
+
+    def after(self, step: int, result: StepResult, step_time_s: float) -> Iterator[Event]:
+        """What became of saves since the last step, and the save that is due now, if one is."""
+        self._trained_s += step_time_s
+        yield from self._hear(self._saver.poll())
+        if result.save_failed:
+            yield from self._give_up()
+        every = self._checkpoint.every_steps
+        due = every != "auto" and every > 0 and step % every == 0
+        asked = Interrupt.SAVE in result.interrupts
+        if not (due or asked) or step == self.last_step:
+            return
+        if result.saving:
+            if self._checkpoint.when_busy == "skip" and not asked:  # somebody waits for what was asked for
+                yield SaveSkipped(step=step, reason=f"the save of step {self.last_step} is still being written")
+                return
+            yield from self.settle()
+        self._begin(step)
+
+    def finish(self, step: int) -> Iterator[Event]:
+        """Save ``step`` and wait until it is safe; CheckpointError when it cannot be."""
+        yield from self.settle()
+        if step == self.last_step and self._failed_in_a_row == 0:
+            return
+        while True:
+            self._begin(step)
+            failed = self._failed_in_a_row
+            yield from self.settle()
+            if self._failed_in_a_row <= failed:
+                return
+
+    def _begin(self, step: int) -> None:
+        if self._given_up != self.last_step:  # the one before is safe on every rank, or they would have said so
+            self._failed_in_a_row = 0
+        begin = time.perf_counter()
+        tensors, meta = self._state()
+        self._saver.begin(tensors, meta, configs.redact(self._config).model_dump(mode="json"))
+        self.last_step, self._began = step, time.monotonic()
+        self._waited_since = self._began
+        self._stall_s = time.perf_counter() - begin
+
+    def settle(self) -> Iterator[Event]:
+        """Wait, all ranks together, until no save is under way; one that fails ends the wait of all."""
+        while True:
+            yield from self._hear(self._saver.poll())
+            states: list[Any] = [None] * self._world.size
+            dist.all_gather_object(states, (self._saver.busy, self._failed is not None))
+            if any(failed for _, failed in states):
+                yield from self._give_up()
+            elif not any(busy for busy, _ in states):
+                return
+            else:
+                time.sleep(_LOOK_S)  # between looks, while training waits anyhow
+
+    def _hear(self, outcome: SaveOutcome | None) -> Iterator[Event]:
+        if outcome is None or outcome.step == self._given_up:
+            return
+        if outcome.written is None:
+            self._failed = outcome.error
+            return
+        self._duration_s = time.monotonic() - self._began
+        if self._world.is_first:
+            yield Saved(
+                step=outcome.step,
+                name=outcome.written.name,
+                size_bytes=outcome.written.size_bytes,
+                written_bytes=outcome.written.written_bytes,
+                save_time_s=self._duration_s,
+                stall_s=self._stall_s,
+            )
+            yield from self._cadence_now()
+
+    def _give_up(self) -> Iterator[Event]:
+        """A save failed on some rank: all hear why, and rank 0 does not wait for its parts."""
+        errors: list[Any] = [None] * self._world.size
+        dist.all_gather_object(errors, self._failed)
+        self._failed, self._given_up = None, self.last_step
+        self._saver.cancel()
+        self._failed_in_a_row += 1
+        rank, error = next((rank, error) for rank, error in enumerate(errors) if error is not None)
+        yield SaveFailed(step=self.last_step, reason=f"rank {rank}: {error}", in_a_row=self._failed_in_a_row)
+        if isinstance(error, SpringtideError):
+            raise error
+        if self._failed_in_a_row > self._checkpoint.max_failed:
+            raise CheckpointError(
+                f"{self._failed_in_a_row} saves failed one after the other (checkpoint.max_failed = "
+                f"{self._checkpoint.max_failed}), the last with: rank {rank}: {error}; mend the store, then --resume: what was "
+                "committed is there"
+            )
+
+    def _cadence_now(self) -> Iterator[Event]:
+        config = self._checkpoint
+        if config.every_steps != "auto":
+            return
+        loss_s = mean_time_to_loss(float(config.expected_loss), self._trained_s, self._losses)
+        least = max(float(config.min_every), self._duration_s)
+        found = young_daly_interval(self._stall_s, loss_s, least, max(float(config.max_every), least))
+        before, self._cadence = self._cadence, found
+        if before is None or abs(found.every_s - before.every_s) > _TOLD_AGAIN * before.every_s:
+            yield SaveIntervalChanged(step=self.last_step, every_s=found.every_s, reason=found.reason)

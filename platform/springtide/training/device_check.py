@@ -1,0 +1,104 @@
+"""What a device can do: examined before it joins a group, and looked at now and then while it trains."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+
+import torch
+from torch import Tensor
+
+from springtide.dist import World
+from springtide.elastic.health import Health, slow
+from springtide.events import Straggling
+from springtide.training.peak_flops import wait_for
+
+_SIZES = {"cpu": 768, "cuda": 4096}
+_COPY_BYTES = 64 * 2**20
+_ROUNDS = 5
+
+
+def check_device(device: torch.device) -> Health:
+    """How fast the device multiplies and copies, and whether it does so right. On a CPU seconds are those of this thread: who
+    else uses the machine does not matter."""
+    small, a = _matrix(device)
+    multiply_s, product = _best_s(device, lambda: a @ a.T)
+    # integers far below 2**24: every order of summing is exact
+    wrong = "" if bool((product == (small * small).sum()).all()) else "multiplies wrong"
+    pattern = torch.arange(_COPY_BYTES // 8, dtype=torch.int64, device=device)
+    copy_s, copy = _best_s(device, pattern.clone)
+    if not torch.equal(copy, pattern):
+        wrong = "copies wrong"
+    return Health(_flops(a) / multiply_s, 2 * _COPY_BYTES / copy_s, wrong)
+
+
+def _best_s(device: torch.device, function: object) -> tuple[float, Tensor]:
+    assert callable(function)
+    best, found = float("inf"), function()
+    for _ in range(_ROUNDS):
+        wait_for(device)
+        begin = _clock(device)
+        found = function()
+        wait_for(device)
+        best = min(best, _clock(device) - begin)
+    return max(best, 1e-9), found
+
+
+def _clock(device: torch.device) -> float:
+    return time.perf_counter() if device.type == "cuda" else time.thread_time()
+
+
+def speed(device: torch.device) -> float:
+    """FLOP/s that the device has for this process now, everything that disturbs it included."""
+    _, a = _matrix(device)
+    a @ a.T
+    wait_for(device)
+    begin = time.perf_counter()
+    for _ in range(_ROUNDS):
+        a @ a.T
+    wait_for(device)
+    return _ROUNDS * _flops(a) / (time.perf_counter() - begin)
+
+
+def _matrix(device: torch.device) -> tuple[Tensor, Tensor]:
+    """A row of small integers, and a square matrix of such rows."""
+    size = _SIZES[device.type]
+    row = torch.arange(size, dtype=torch.float32, device=device) % 8
+    return row, row.repeat(size, 1)
+
+
+def _flops(a: Tensor) -> float:
+    """Of a @ a.T."""
+    return 2.0 * len(a) ** 3
+
+
+class StragglerDetector:
+    """Finds the ranks whose devices hold up the others: all look at theirs after the same step, and what each found travels
+    in the next one's all-reduce."""
+
+    def __init__(self, world: World, nodes: Sequence[str], every_s: float) -> None:
+        """``nodes``: of each rank, where they are known; ``every_s``: 0 never looks."""
+        self._world, self._nodes, self._every_s = world, nodes, every_s
+        self._next_s = time.monotonic() + every_s
+        self._slow_before: set[int] = set()
+        self._told: set[int] = set()
+        self.speed = 0.0
+        """What this rank has found since the step before; 0 when it has not looked."""
+
+    def due(self) -> bool:
+        """Rank 0: whether to look after this step."""
+        due = self._world.is_first and self._world.size > 1 and bool(self._every_s) and time.monotonic() >= self._next_s
+        if due:
+            self._next_s = time.monotonic() + self._every_s
+        return due
+
+    def after(self, step: int, look: bool, speeds: Sequence[float]) -> Iterator[Straggling]:
+        """Name those that were far slower twice in a row, each once; look again, if it is time to."""
+        if all(speeds):
+            found = slow(speeds)
+            for rank in sorted(found.keys() & self._slow_before - self._told):
+                node = self._nodes[rank] if self._nodes else ""
+                yield Straggling(step=step, rank=rank, node=node, share=round(found[rank], 3))
+                self._told.add(rank)
+            self._slow_before = set(found)
+        self.speed = speed(self._world.device) if look else 0.0

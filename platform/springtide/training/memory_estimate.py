@@ -1,0 +1,172 @@
+"""What a worker's device must hold for a step: the step itself, on tensors that have shapes and no memory.
+
+The only file that touches torch's fake tensors and its process group without peers.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import functools
+import gc
+import weakref
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.testing._internal.distributed.fake_pg import FakeStore
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from springtide.checkpoint.tensors import local, materialize
+from springtide.config import Config
+from springtide.dist import world
+from springtide.model import make
+from springtide.model.decoder import attention_as_on
+from springtide.model.loss import logits_as_on
+from springtide.parallel import parallelize
+from springtide.training.optim import local_gradients, optimizer_of, square_norm
+from springtide.training.step import accumulate
+
+_FEW, _MORE = 2, 4
+"""Blocks of the models that a deeper one is extrapolated from: what a block adds is the same for each."""
+
+
+def predicted_bytes(config: Config, vocab_size: int, separator: int | None, world_size: int) -> int:
+    """Most bytes of tensors that rank 0 of ``world_size`` holds at once in a step: weights, gradients, moments, activations,
+    and what is whole for a while. Not in it: what libraries hold for themselves, some hundred MB, and saves (which stage in
+    memory of the node's). The process may be in no process group."""
+    layers = config.model.num_layers
+    if layers <= _MORE:
+        return _peak(config, vocab_size, separator, world_size, layers)
+    few, more = (_peak(config, vocab_size, separator, world_size, depth) for depth in (_FEW, _MORE))
+    return more + (more - few) * (layers - _MORE) // (_MORE - _FEW)
+
+
+def _peak(config: Config, vocab_size: int, separator: int | None, world_size: int, layers: int) -> int:
+    shallow = config.model.model_copy(update={"num_layers": layers})
+    rows = -(-config.stream.global_batch // world_size)
+    size = min(config.train.rows_at_once, rows)
+    with _no_peers(world_size):
+        # the mesh is made of real numbers
+        here = world("cpu", 0, config.parallel.shards)
+        device = "cuda" if config.elastic.gpus_per_worker else "cpu"
+        as_there = (logits_as_on(device), attention_as_on(device))
+        with as_there[0], as_there[1], FakeTensorMode(allow_non_fake_inputs=True), _Live() as live:
+            layout = config.parallel.model_copy(update={"compile": False})  # shapes are looked at, nothing runs
+            model = parallelize(make(shallow, vocab_size, separator), layout, here)
+            optimizer = optimizer_of(model, config.optim)
+            materialize(optimizer)
+            rows_NL = torch.zeros(min(rows, 2 * size), config.shards.sequence_length + 1, dtype=torch.int64)
+            parts = [slice(begin, begin + size) for begin in range(0, len(rows_NL), size)]
+            sums = accumulate(model, rows_NL, here, parts, 1.0, config.optim.z_loss)
+            gradients = local_gradients(model)
+            square_norm(gradients)
+            torch._foreach_mul_(gradients, 0.5)
+            optimizer.step()
+            del sums
+        return live.peak
+
+
+class _Live(TorchDispatchMode):
+    """Counts the bytes of all tensors made since it was entered and still there, after each operation."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.peak = 0
+        self._storages: dict[int, weakref.ref[torch.UntypedStorage]] = {}
+
+    def __torch_dispatch__(self, operation: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        found = operation(*args, **(kwargs or {}))
+        known = len(self._storages)
+        for leaf in tree_leaves(found):
+            if isinstance(leaf, Tensor) and leaf.device.type != "meta":
+                storage = local(leaf).untyped_storage()
+                if storage._cdata not in self._storages:
+                    self._storages[storage._cdata] = weakref.ref(storage, self._forget(storage._cdata))
+        if len(self._storages) > known:
+            # looked up anew: sharding frees a storage and fills it again without an operation
+            alive = (reference() for reference in list(self._storages.values()))
+            self.peak = max(self.peak, sum(storage.nbytes() for storage in alive if storage is not None))
+        return found
+
+    def _forget(self, key: int) -> Callable[[object], None]:
+        def forget(_: object) -> None:
+            self._storages.pop(key, None)
+
+        return forget
+
+
+@contextlib.contextmanager
+def _no_peers(world_size: int) -> Iterator[None]:
+    """A process group whose collectives do nothing."""
+    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=world_size)
+    try:
+        yield
+    finally:
+        dist.destroy_process_group()
+
+
+class Meter(TorchDispatchMode):
+    """Counts what tensors take on ``device`` beyond what they took when it was made, by the allocator's own account: a GPU's is
+    torch's, a CPU's is the C library's, which is asked after each operation."""
+
+    def __init__(self, device: torch.device) -> None:
+        super().__init__()
+        gc.collect()
+        self._device, self._most = device, 0
+        self._before = self._now()
+
+    def lap(self) -> int:
+        """Most at once since the lap before [bytes]."""
+        most = self._most
+        if self._device.type == "cuda":
+            most = torch.cuda.max_memory_allocated(self._device)
+            torch.cuda.reset_peak_memory_stats(self._device)
+        self._most = self._now()
+        return most - self._before
+
+    def _now(self) -> int:
+        return torch.cuda.memory_allocated(self._device) if self._device.type == "cuda" else _allocated()
+
+    def __torch_dispatch__(self, operation: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        found = operation(*args, **(kwargs or {}))
+        if self._device.type == "cpu":
+            self._most = max(self._most, _allocated())
+        return found
+
+
+class _Mallinfo2(ctypes.Structure):
+    """Of glibc, malloc.h."""
+
+    _fields_ = tuple(
+        (name, ctypes.c_size_t)
+        for name in [
+            "arena",
+            "ordblks",
+            "smblks",
+            "hblks",
+            "hblkhd",
+            "usmblks",
+            "fsmblks",
+            "uordblks",
+            "fordblks",
+            "keepcost",
+        ]
+    )
+
+
+@functools.cache
+def _mallinfo2() -> Callable[[], _Mallinfo2]:
+    found = ctypes.CDLL(None).mallinfo2
+    found.restype = _Mallinfo2
+    return found
+
+
+def _allocated() -> int:
+    """What this process has of glibc's allocator, which torch takes a CPU's tensors from [bytes]."""
+    found = _mallinfo2()()
+    return int(found.uordblks + found.hblkhd)

@@ -1,0 +1,98 @@
+"""What a new process does before it joins a group: a step of a small model, alone, and a look at its device.
+
+All that is loaded, compiled or allocated the first time is then there when others wait for it; and a device that computes
+wrong, or slowly, is found before anybody trains with it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Iterator
+
+import torch
+import torch.distributed as dist
+
+from springtide.config import Config
+from springtide.config.engine import ModelConfig
+from springtide.dist import World, backend, world
+from springtide.elastic.health import Health
+from springtide.model import skeleton
+from springtide.parallel import parallelize
+from springtide.training.device_check import check_device
+from springtide.training.micro_batches import largest_micro_batch
+from springtide.training.optim import optimizer_of
+from springtide.training.peak_flops import peak_flops
+from springtide.training.step import train_step
+from springtide.training.weights import initialize
+
+_VOCABULARY = 256
+_END_OF_TEXT = 0
+_ROWS = 2
+_LENGTH = 32
+_TIMES = 3
+
+
+def preflight(config: Config) -> Health:
+    """Do it. The process is in no process group, before and after."""
+    with _alone("cuda" if config.elastic.gpus_per_worker else "cpu") as here:
+        if config.parallel.threads:
+            torch.set_num_threads(config.parallel.threads)
+        if not config.model.source:  # that of a user's may be large
+            one_block = config.model.model_copy(update={"num_layers": 1})
+            _step(config, here, one_block, _VOCABULARY, *_shape(config))
+        peak_flops(here.device)
+        return check_device(here.device)
+
+
+def measure_throughput(config: Config, vocab_size: int) -> float:
+    """Tokens a second that this device trains on alone, at as many rows at once as ``config`` has. The process is in no process
+    group, before and after."""
+    with _alone("cuda" if config.elastic.gpus_per_worker else "cpu") as here:
+        if config.parallel.threads:
+            torch.set_num_threads(config.parallel.threads)
+        rows = min(config.train.rows_at_once, config.stream.global_batch)
+        length = config.tokens_per_step // config.stream.global_batch
+        return rows * length / min(_step(config, here, config.model, vocab_size, rows, length, _TIMES)[1:])
+
+
+def _shape(config: Config) -> tuple[int, int]:
+    """Rows and length of a micro-batch that is enough to rehearse. What is compiled is compiled for one shape: the one that a
+    group of the most workers calls a block with."""
+    if not config.parallel.compile:
+        return _ROWS, min(_LENGTH, config.model.max_sequence_length)
+    order, exact = config.stream, config.parallel.reduction == "fp64"
+    most_lanes = -(-order.num_lanes // config.elastic.max_workers)
+    rows = largest_micro_batch(order.global_batch // order.num_lanes, most_lanes, config.train.rows_at_once, exact)
+    return rows, config.shards.sequence_length
+
+
+def _step(
+    config: Config, here: World, model_config: ModelConfig, vocab_size: int, rows: int, length: int, times: int = 1
+) -> list[float]:
+    """How long each of ``times`` steps of one micro-batch took [s]."""
+    separator = _END_OF_TEXT if config.shards.separate_documents else None
+    model = parallelize(skeleton(model_config, vocab_size, separator), config.parallel, here)
+    initialize(model, model_config, vocab_size)
+    optimizer = optimizer_of(
+        model, config.optim, fused=config.parallel.reduction != "fp64" or here.device.type != "cpu"
+    )
+    rows_NL = torch.randint(vocab_size, (rows, length + 1), device=here.device)
+    whole, tokens, took_s = [slice(0, rows)], rows * length, []
+    for _ in range(times):
+        begin = time.perf_counter()
+        train_step(model, optimizer, rows_NL, 0, here, micro_batches=whole, tokens_per_step=tokens, clip_norm=1.0)
+        if here.device.type == "cuda":
+            torch.cuda.synchronize()
+        took_s.append(time.perf_counter() - begin)
+    return took_s
+
+
+@contextlib.contextmanager
+def _alone(device_type: str) -> Iterator[World]:
+    """A process group of one."""
+    dist.init_process_group(backend(device_type), store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        yield world(device_type)
+    finally:
+        dist.destroy_process_group()

@@ -1,0 +1,180 @@
+"""A look into a few steps: where their time goes, in plain words, beside the trace for whoever wants to see for himself."""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch.autograd import DeviceType
+
+from springtide.dist import World
+from springtide.events import Profiled
+from springtide.store import Folder
+
+_WARM_UP_STEPS = 3
+_TOP = 5
+_ARITHMETIC = ("mm", "attention", "conv", "einsum", "gemm", "flash", "cutlass")
+_COMMUNICATION = ("c10d", "gloo", "nccl", "all_gather", "reduce_scatter", "all_reduce", "allreduce", "fsdp::")
+_ARITHMETIC_KERNELS = (
+    *("gemm", "gemv", "nvjet", "xmma", "wgmma", "cutlass", "cublas", "cijk_", "triton_tem"),
+    *("flash", "fmha", "sdpa", "attention", "fprop", "dgrad", "wgrad", "convolve"),
+)
+"""In the names of device kernels: cuBLAS's (nvjet on Hopper and later), CUTLASS's, cuDNN's, ROCm's, Inductor's own products."""
+_COMMUNICATION_KERNELS = ("nccl", "rccl", "nvshmem", "multimem")
+_FUSED = "triton_"
+"""Inductor calls what it fuses by the operators beside it: not a product, whatever else is in the name."""
+_TRY = {
+    "arithmetic": "lower precision (parallel.precision), parallel.compile, faster devices",
+    "memory": "parallel.compile, which joins what reads and writes the same; larger train.micro_batch",
+    "communication": "larger train.micro_batch, parallel.strategy = zero2 or parallel.shard_workers, a faster network",
+    "input": "feed.reads_in_flight, feed.read_bytes, feed.cache, a nearer store",
+    "waiting": "peers that are as fast (springtide report names stragglers), larger train.micro_batch, parallel.compile",
+}
+"""Of what most time goes into -> what to try."""
+
+
+class Profile:
+    """Of one group of workers; rank 0 looks at so many steps after its first few."""
+
+    def __init__(self, steps: int, world: World, folder: Folder) -> None:
+        """``steps`` 0 looks at none; ``folder`` is the run's."""
+        self._steps, self._device, self._folder = steps if world.is_first else 0, world.device, folder
+        self._done, self._began, self._input_s = 0, 0.0, 0.0
+        self._profile: Any = None
+
+    def after(self, step: int, data_wait_s: float) -> Iterator[Profiled]:
+        """Begin, go on or end, after ``step``, whose batch was waited for so long. At the end the trace is written, and told
+        what it says."""
+        if not self._steps:
+            return
+        self._done += 1
+        if self._done > _WARM_UP_STEPS:
+            self._input_s += data_wait_s
+        if self._done == _WARM_UP_STEPS:
+            kinds = [torch.profiler.ProfilerActivity.CPU]
+            if self._device.type == "cuda":
+                kinds.append(torch.profiler.ProfilerActivity.CUDA)
+            self._profile = torch.profiler.profile(activities=kinds)
+            self._profile.start()
+            self._began = time.perf_counter()
+        elif self._done == _WARM_UP_STEPS + self._steps:
+            wall_s = time.perf_counter() - self._began
+            self._profile.stop()
+            yield self._tell(step, wall_s)
+            self._profile, self._steps = None, 0
+
+    def close(self) -> None:
+        """Training ends before the steps do."""
+        if self._profile is not None:
+            self._profile.stop()
+            self._profile = None
+
+    def _tell(self, step: int, wall_s: float) -> Profiled:
+        if self._device.type == "cuda":
+            kernels = kernels_of(self._profile.events())
+            found, times = kernel_shares(kernels, wall_s, self._input_s), times_by_name(kernels)
+        else:
+            times = {one.key: one.self_cpu_time_total / 1e6 for one in self._profile.key_averages()}
+            found = shares(times, wall_s, self._input_s)
+        name = f"profile/step-{step:010d}.json"
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder) / "trace.json"
+            self._profile.export_chrome_trace(str(path))
+            self._folder.write(name, path.read_bytes())
+        bound = max(found, key=lambda kind: found[kind])
+        top = dict(sorted(times.items(), key=lambda item: -item[1])[:_TOP])
+        return Profiled(
+            step=step,
+            bound_by=bound,
+            shares={kind: round(share, 4) for kind, share in found.items()},
+            top={name: round(seconds / wall_s, 4) for name, seconds in top.items()},
+            advice=_TRY[bound],
+            trace=self._folder.where(name),
+        )
+
+
+def shares(times_s: Mapping[str, float], wall_s: float, input_s: float) -> dict[str, float]:
+    """Of ``wall_s``, what each kind of work took: the times of operations by name, what was waited for batches, and the rest,
+    ``waiting``, in which the device had nothing to do. They add up to one."""
+    found = dict.fromkeys(_TRY, 0.0)
+    found["input"] = input_s
+    for name, seconds in times_s.items():
+        plain = name.lower()
+        kind = "memory"
+        if any(part in plain for part in _COMMUNICATION):
+            kind = "communication"
+        elif any(part in plain for part in _ARITHMETIC):
+            kind = "arithmetic"
+        found[kind] += seconds
+    whole = max(wall_s, sum(found.values()))
+    found["waiting"] = whole - sum(found.values())
+    return {kind: seconds / whole for kind, seconds in found.items()}
+
+
+class Kernel(NamedTuple):
+    """What ran on a device from ``begin_s`` to ``end_s``, by the profiler's clock."""
+
+    name: str
+    begin_s: float
+    end_s: float
+
+
+def kernels_of(events: Iterable[Any]) -> list[Kernel]:
+    """The kernels and copies in a profiler's ``events``, each once: operators of the host carry the time of their kernels too,
+    and annotations that of all within them."""
+    return [
+        Kernel(one.name, one.time_range.start / 1e6, one.time_range.end / 1e6)
+        for one in events
+        if one.device_type == DeviceType.CUDA and not getattr(one, "is_user_annotation", False)
+    ]
+
+
+def times_by_name(kernels: Iterable[Kernel]) -> dict[str, float]:
+    """Seconds of all kernels of a name."""
+    found: dict[str, float] = defaultdict(float)
+    for name, begin_s, end_s in kernels:
+        found[name] += end_s - begin_s
+    return dict(found)
+
+
+def kernel_shares(kernels: Sequence[Kernel], wall_s: float, input_s: float) -> dict[str, float]:
+    """As ``shares``, of a device, which runs several kernels at once: a moment is arithmetic's if any of its kernels runs, else
+    memory's, and communication's only if nothing else does. What is left nothing ran in: ``input`` is the part of it in which
+    batches were waited for."""
+    by_kind: dict[str, list[Kernel]] = defaultdict(list)
+    for kernel in kernels:
+        by_kind[kind_of(kernel.name)].append(kernel)
+    found = dict.fromkeys(_TRY, 0.0)
+    seen: list[Kernel] = []
+    for kind in ("arithmetic", "memory", "communication"):
+        before_s = _covered_s(seen)
+        seen += by_kind[kind]
+        found[kind] = _covered_s(seen) - before_s
+    whole_s = max(wall_s, _covered_s(seen))
+    idle_s = whole_s - _covered_s(seen)
+    found["input"] = min(input_s, idle_s)
+    found["waiting"] = idle_s - found["input"]
+    return {kind: seconds / whole_s for kind, seconds in found.items()}
+
+
+def kind_of(kernel: str) -> str:
+    """``arithmetic``, ``memory`` or ``communication``, by the name of a device's kernel."""
+    plain = kernel.lower()
+    if any(part in plain for part in _COMMUNICATION_KERNELS):
+        return "communication"
+    is_fused = plain.startswith(_FUSED) and not plain.startswith("triton_tem")
+    return "arithmetic" if not is_fused and any(part in plain for part in _ARITHMETIC_KERNELS) else "memory"
+
+
+def _covered_s(kernels: Iterable[Kernel]) -> float:
+    """Seconds in which at least one of them runs."""
+    total_s, until_s = 0.0, float("-inf")
+    for _, begin_s, end_s in sorted(kernels, key=lambda kernel: kernel.begin_s):
+        total_s += max(0.0, end_s - max(begin_s, until_s))
+        until_s = max(until_s, end_s)
+    return total_s

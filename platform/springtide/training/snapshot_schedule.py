@@ -1,0 +1,126 @@
+"""When the loop takes snapshots in memory: as often as they cost training no more than their share."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections import deque
+from collections.abc import Iterator
+
+from springtide.checkpoint.load import gathered
+from springtide.checkpoint.snapshots import Snapshotter
+from springtide.config.schema import CheckpointConfig
+from springtide.elastic import snapshot_every
+from springtide.events import Event, SnapshotIntervalChanged
+from springtide.training.checkpoint_schedule import State
+from springtide.training.step import StepResult
+
+_SHARE = 0.03
+_REMEMBERED = 9
+_LOOK_S = 0.005
+
+
+class SnapshotSchedule:
+    """The snapshots of one rank; rank 0 decides when, and the others hear it in the step's all-reduce."""
+
+    def __init__(
+        self, config: CheckpointConfig, memory: Snapshotter | None, state: State, step: int, is_first: bool
+    ) -> None:
+        """``memory`` None takes none."""
+        self._config, self._memory, self._state, self._is_first = config, memory, state, is_first
+        self._last = step
+        self._every = config.memory_every if config.memory_every != "auto" else 1
+        self._costs_s: deque[float] = deque(maxlen=_REMEMBERED)
+        self._steps_s: deque[float] = deque(maxlen=_REMEMBERED)
+        self._stall_s: float | None = None
+        self._problem = ""
+
+    @property
+    def keeping(self) -> bool:
+        """Whether the last snapshot is not safe yet, or none can be kept here: then nobody begins another."""
+        if self._memory is None:
+            return True
+        try:
+            return self._memory.busy()
+        except OSError as error:
+            self._turn_off(error)
+            return True
+
+    @property
+    def turned_off(self) -> bool:
+        """Whether none can be kept here from now on, and the other ranks have not heard why."""
+        return bool(self._problem)
+
+    def due(self, step: int) -> bool:
+        """Rank 0: whether to take one after ``step``."""
+        return bool(self._is_first and self._memory and self._every and step - self._last >= self._every)
+
+    def before_update(self) -> None:
+        """Wait until the weights may change."""
+        if self._memory is None or self._stall_s is None:
+            return
+        begin = time.perf_counter()
+        self._memory.staged()
+        self._costs_s.append(self._stall_s + time.perf_counter() - begin)
+        self._stall_s = None
+
+    def after(self, step: int, result: StepResult, step_time_s: float) -> Iterator[Event]:
+        """Take one, if all heard that one is due and nobody is still at the one before."""
+        self._steps_s.append(step_time_s)
+        if result.turned_off:
+            yield self._stop(step)
+        if self._memory is None or not result.snapshot or result.keeping:
+            return
+        begin = time.perf_counter()
+        self._last = step
+        try:
+            self._memory.begin(*self._state())
+        except OSError as error:
+            self._turn_off(error)
+            return
+        self._stall_s = time.perf_counter() - begin
+        if self._is_first and self._config.memory_every == "auto" and len(self._costs_s) == _REMEMBERED:
+            cost_s, step_s = statistics.median(self._costs_s), statistics.median(self._steps_s)
+            every = snapshot_every(cost_s, step_s, _SHARE, self._every)
+            if every != self._every:
+                reason = f"one costs {cost_s * 1e3:.1f} ms of a step of {step_s * 1e3:.0f} ms"
+                yield SnapshotIntervalChanged(step=step, every_steps=every, reason=reason)
+                self._every = every
+
+    def leave(self, step: int) -> bool:
+        """Take one of ``step`` and wait until it is safe; all ranks call it together. False when some rank could not."""
+        self._settle()
+        gathered(None)  # the one before is safe on every rank
+        safe = False
+        if self._memory is not None:
+            self._last = step
+            try:
+                safe = self._memory.flee()
+                self._memory.begin(*self._state())
+                self._memory.staged()
+            except OSError as error:
+                self._turn_off(error)
+        self._settle()
+        return all(gathered(safe and self._memory is not None))
+
+    def _stop(self, step: int) -> SnapshotIntervalChanged:
+        """Some rank cannot keep any: all ranks together hear why, and let go of their memory. Rank 0 tells it."""
+        self._settle()  # a keeper may be opening the memory now
+        problems = {rank: problem for rank, problem in enumerate(gathered(self._problem)) if problem}
+        self._turn_off(None)
+        rank, problem = min(problems.items())
+        more = f" (and {len(problems) - 1} more ranks)" if len(problems) > 1 else ""
+        return SnapshotIntervalChanged(step=step, every_steps=0, reason=f"rank {rank}{more}: {problem}")
+
+    def _settle(self) -> None:
+        while self._memory is not None and self.keeping:
+            time.sleep(_LOOK_S)  # between looks, while training waits anyhow
+
+    def close(self) -> None:
+        """Let go of the memory; its keepers have it still."""
+        if self._memory is not None:
+            self._memory.close()
+
+    def _turn_off(self, error: OSError | None) -> None:
+        self.close()
+        self._memory, self._problem = None, str(error) or type(error).__name__ if error else ""

@@ -1,0 +1,215 @@
+"""One optimizer step, on one screen.
+
+The loss is a sum over tokens divided by the number of valid tokens of the whole step, and gradients are summed over
+ranks: neither the world size nor the micro-batch appears in the maths. Everything the ranks must agree on travels in one
+all-reduce: loss, tokens, gradient norm, digest of the samples, requests to stop or save.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from springtide.dist import World, sum_over_ranks
+from springtide.elastic import Interrupt
+from springtide.errors import TrainingFailed
+from springtide.model import IGNORE_INDEX
+from springtide.parallel import set_gradient_sync
+from springtide.training.optim import local_gradients, square_norm
+
+_LIMBS = 4
+_LIMB_BITS = 16
+
+
+class StepSignals(NamedTuple):
+    """What a rank tells the others in a step."""
+
+    interrupts: frozenset[Interrupt] = frozenset()
+    saving: bool = False
+    """A save is under way here."""
+    save_failed: bool = False
+    """One has failed here since the last step."""
+    keeping: bool = False
+    """A snapshot in memory is under way here."""
+    turned_off: bool = False
+    """No more snapshots can be kept here, and the others do not know it yet."""
+    snapshot: bool = False
+    """Rank 0: a snapshot is due after this step."""
+    examine: bool = False
+    """Rank 0: devices are to be looked at after this step."""
+    data_wait_s: float = 0.0
+    """How long this rank waited for its batch [s]."""
+    speed: float = 0.0
+    """What this rank's device was found to do since the last step; 0 when nobody looked [FLOP/s]."""
+
+
+_NOTHING = StepSignals()
+
+
+class StepResult(NamedTuple):
+    """What a step was, the same on every rank."""
+
+    loss: float
+    """Nats per token."""
+    grad_norm: float
+    tokens: int
+    digest: int
+    """64 bits over the sample ids of all ranks."""
+    interrupts: frozenset[Interrupt]
+    saving: bool
+    """Whether any rank is; so for the next."""
+    save_failed: bool
+    keeping: bool
+    snapshot: bool
+    examine: bool
+    data_waits_s: tuple[float, ...]
+    """How long each rank waited for its batch [s]."""
+    speeds: tuple[float, ...]
+    """Of each rank's device [FLOP/s]."""
+    updated: bool = True
+    """Whether the weights have changed."""
+    turned_off: bool = False
+    """Whether some rank can keep no more snapshots, which nobody has heard of yet."""
+
+
+def train_step(
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    tokens_NL: Tensor,
+    digest: int,
+    world: World,
+    *,
+    micro_batches: Sequence[slice],
+    padded_rows: int = 0,
+    tokens_per_step: int,
+    clip_norm: float,
+    z_weight: float = 0.0,
+    loss_scale: float = 1.0,
+    tell: StepSignals = _NOTHING,
+    accept: Callable[[float, float], bool] = lambda loss, grad_norm: math.isfinite(grad_norm),
+    before_update: Callable[[], None] = lambda: None,
+) -> StepResult:
+    """Forward, backward, agree, clip, update. ``tokens_NL`` is this rank's int64 (n, L + 1) of the global batch, on its device,
+    ``micro_batches`` are slices of its rows, as many on every rank, each padded to ``padded_rows``; ``digest`` is of its
+    sample ids. ``accept`` says of the
+    step's loss and gradient norm, the same on every rank, whether the weights are to change. ``before_update`` is called before
+    one does: whoever copies them waits there."""
+    # divided by the tokens a full step has, known beforehand; the true count corrects it below
+    weight = loss_scale / tokens_per_step
+    loss_sum, num_tokens = accumulate(model, tokens_NL, world, micro_batches, weight, z_weight, padded_rows)
+    gradients = local_gradients(model)
+    sums = torch.stack([loss_sum, num_tokens, square_norm(gradients).to(world.device) / world.copies])
+    agreed = _agree(sums, digest, tell, world)
+    correction = tokens_per_step / agreed.tokens / loss_scale
+    grad_norm = agreed.grad_norm * correction
+    clip = min(1.0, clip_norm / (grad_norm + 1e-6)) if clip_norm else 1.0
+    if clip * correction != 1.0:
+        torch._foreach_mul_(gradients, clip * correction)
+    before_update()
+    if updated := accept(agreed.loss, grad_norm):
+        optimizer.step()
+    optimizer.zero_grad(set_to_none=True)
+    return agreed._replace(grad_norm=grad_norm, updated=updated)
+
+
+def accumulate(
+    model: nn.Module,
+    tokens_NL: Tensor,
+    world: World,
+    micro_batches: Sequence[slice],
+    loss_weight: float,
+    z_weight: float,
+    padded_rows: int = 0,
+) -> tuple[Tensor, Tensor]:
+    """Forward and backward; gradients are of the loss times ``loss_weight``. Returns this rank's loss [nats] and its tokens,
+    float64 scalars."""
+    loss_sum = torch.zeros((), dtype=torch.float64, device=world.device)
+    num_tokens = torch.zeros((), dtype=torch.float64, device=world.device)
+    for index, rows in enumerate(micro_batches):
+        set_gradient_sync(model, index == len(micro_batches) - 1)
+        part_BL = tokens_NL[rows]
+        total, nats = token_loss(model, part_BL, world, z_weight, padded_rows)
+        (total * loss_weight).backward()
+        loss_sum += nats
+        num_tokens += loss_mask(part_BL, eos_id_of(model)).sum()
+    return loss_sum, num_tokens
+
+
+def token_loss(
+    model: nn.Module, rows_BL: Tensor, world: World, z_weight: float = 0.0, padded_rows: int = 0
+) -> tuple[Tensor, Tensor]:
+    """What to minimise and the cross-entropy in it, summed over the tokens of ``rows_BL`` (B, L + 1), fp32 scalars; see
+    ``head_loss``. Rows that count for nothing make it ``padded_rows``, the one shape that a compiled model is called with; and
+    a rank without rows still runs the model, on one of them, because the others' collectives wait for it. TrainingFailed when
+    a model returns no logits (B, L, V)."""
+    B, num_missing = len(rows_BL), max(1, padded_rows) - len(rows_BL)
+    if num_missing > 0:
+        rows_BL = F.pad(rows_BL, (0, 0, 0, num_missing))
+    tokens_BL = rows_BL[:, :-1]
+    wanted_BL = rows_BL[:, 1:].masked_fill(~loss_mask(rows_BL, eos_id_of(model)), IGNORE_INDEX)
+    if num_missing > 0:
+        wanted_BL[B:] = IGNORE_INDEX
+    if getattr(model, "computes_loss", False):
+        total, nats = model(tokens_BL, wanted_BL, z_weight)
+    else:
+        total, nats = _of_logits(model(tokens_BL), wanted_BL, z_weight)
+    return total, nats
+
+
+def _of_logits(logits_BLV: Any, wanted_BL: Tensor, z_weight: float) -> tuple[Tensor, Tensor]:
+    if not isinstance(logits_BLV, Tensor) or logits_BLV.dim() != 3 or logits_BLV.shape[:2] != wanted_BL.shape:
+        B, L = wanted_BL.shape
+        found = tuple(logits_BLV.shape) if isinstance(logits_BLV, Tensor) else f"a {type(logits_BLV).__name__}"
+        raise TrainingFailed(f"the model returned {found} for ids ({B}, {L}); return logits ({B}, {L}, ids)")
+    logits_NV, wanted_N = logits_BLV.flatten(0, 1).float(), wanted_BL.flatten()
+    nats = F.cross_entropy(logits_NV, wanted_N, ignore_index=IGNORE_INDEX, reduction="sum")
+    extra = (logits_NV.logsumexp(-1).square() * (wanted_N != IGNORE_INDEX)).sum() if z_weight else 0.0
+    return nats + z_weight * extra, nats.detach()
+
+
+def loss_mask(rows_BL: Tensor, separator: int | None) -> Tensor:
+    """Which tokens of rows (B, L + 1) but the first count for the loss, bool (B, L): all, or, where documents are apart, those
+    that do not follow the end of one. Padding is a run of ends and so counts for nothing."""
+    before_BL = rows_BL[:, :-1]
+    return torch.ones_like(before_BL, dtype=torch.bool) if separator is None else before_BL != separator
+
+
+def eos_id_of(model: nn.Module) -> int | None:
+    """The id that keeps documents apart, where the model has one."""
+    return getattr(model, "separator", None)
+
+
+def _agree(sums: Tensor, digest: int, tell: StepSignals, world: World) -> StepResult:
+    """``sums``: loss, tokens and squared gradient norm of this rank, float64 (3,). CollectiveError when the sums over all ranks
+    are garbage, before anything is done with them."""
+    # a float64 sum is exact below 2**53, so the 64-bit digest travels as four limbs of 16 bits
+    limbs = [(digest >> (_LIMB_BITS * limb)) & (2**_LIMB_BITS - 1) for limb in range(_LIMBS)]
+    asked = [kind in tell.interrupts for kind in Interrupt]
+    flags = [*asked, tell.saving, tell.save_failed, tell.keeping, tell.turned_off, tell.snapshot, tell.examine]
+    mine = [[0.0] * world.size, [0.0] * world.size]
+    mine[0][world.rank], mine[1][world.rank] = tell.data_wait_s, tell.speed
+    figures = [*limbs, *flags, *mine[0], *mine[1]]
+    message = torch.cat([sums, torch.tensor(figures, dtype=torch.float64, device=world.device)])
+    loss, tokens, square_sum, *rest = sum_over_ranks(message, world)
+    limbs, by_rank = rest[:_LIMBS], rest[-2 * world.size :]
+    *asked, saving, save_failed, keeping, turned_off, snapshot, examine = map(bool, rest[_LIMBS : -2 * world.size])
+    return StepResult(
+        loss=loss / tokens,
+        grad_norm=square_sum**0.5,
+        tokens=int(tokens),
+        digest=sum(int(limb) << (_LIMB_BITS * place) for place, limb in enumerate(limbs)) % 2**64,
+        interrupts=frozenset(kind for kind, is_asked in zip(Interrupt, asked, strict=True) if is_asked),
+        saving=saving,
+        save_failed=save_failed,
+        keeping=keeping,
+        turned_off=turned_off,
+        snapshot=snapshot,
+        examine=examine,
+        data_waits_s=tuple(by_rank[: world.size]),
+        speeds=tuple(by_rank[world.size :]),
+    )
