@@ -94,7 +94,7 @@ def saver(url: str) -> Any:
     from springtide.checkpoint.retention import Rule
     from springtide.store import Folder
 
-    number = leases.claim(Folder(url), "benchmark").number
+    number = leases.claim(Folder(url), "benchmark").term
     return AsyncSaver(Folder(url), number, 0, 1, stage_in="/dev/shm", tries=2, rule=Rule(2))
 
 

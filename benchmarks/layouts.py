@@ -128,7 +128,7 @@ def main() -> None:
         found = claims.together(__file__, [config.model_dump(mode="json") for config in configs.values()], WORKERS)
         data = open_data(base)
         predicted = {
-            cell: predicted_bytes(config, data.vocab_size, data.separator, WORKERS) for cell, config in configs.items()
+            cell: predicted_bytes(config, data.vocab_size, data.eos_id, WORKERS) for cell, config in configs.items()
         }
     print(f"float32 on one worker: loss {alone:.5f} after {options.steps:.0f} steps\n")
     print("| strategy | precision | recompute | loss - that | tolerance | predicted | measured | ratio |")

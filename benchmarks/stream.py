@@ -102,7 +102,7 @@ def read_ours(dataset: str, cache: str, step: int, steps: int, workers: int) -> 
 
 def measure(who: str, url: str, folder: Path, rows: int, workers: int, step: int = 0) -> dict[str, Any]:
     """One measurement in a fresh process, with an empty cache; a peer that fails may try again."""
-    for attempt in range(_TRIES):
+    for term in range(_TRIES):
         with tempfile.TemporaryDirectory(dir=folder) as cache:
             if who == "ours":
                 numbers = map(str, (step, rows // BATCH if not step else 1, workers))
@@ -112,7 +112,7 @@ def measure(who: str, url: str, folder: Path, rows: int, workers: int, step: int
                 command = [str(PEERS_PYTHON), str(PEERS_SCRIPT), "read", who, url, *numbers, cache]
             done = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)
         if done.returncode == 0:
-            return {**json.loads(done.stdout.splitlines()[-1]), "failed_tries": attempt}
+            return {**json.loads(done.stdout.splitlines()[-1]), "failed_tries": term}
         print(f"{who} failed: {done.stderr.strip().splitlines()[-1]}", flush=True)
         if who == "ours":
             break

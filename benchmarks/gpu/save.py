@@ -138,7 +138,7 @@ def save() -> dict[str, Any]:
         for _ in range(2):
             step(lambda: None)
         run = Folder(f"{folder}/run")
-        number = leases.claim(run, "benchmark").number
+        number = leases.claim(run, "benchmark").term
         with AsyncSaver(run, number, 0, 1, stage_in=memory, tries=2, rule=Rule(2)) as saver:
             found = _saved(saver, step, model, optimizer)
             saver.end()

@@ -194,12 +194,12 @@ def _bare(case: Case, seconds: float, energy: Energy) -> tuple[float, float, flo
         master.grad = torch.zeros_like(master)
     optimizer = torch.optim.AdamW(masters, lr=case.config.optim.peak_lr, betas=case.config.optim.betas, fused=True)
     rows = random_rows(case.rows, case.length, case.vocab_size)
-    tokens_BL, wanted_BL = rows[:, :-1], rows[:, 1:].contiguous()
+    tokens_BL, targets_BL = rows[:, :-1], rows[:, 1:].contiguous()
     gradients: list[Any] = [master.grad for master in masters]
 
     def step() -> None:
-        total, _ = model(tokens_BL, wanted_BL)
-        (total / wanted_BL.numel()).backward()
+        total, _ = model(tokens_BL, targets_BL)
+        (total / targets_BL.numel()).backward()
         torch._foreach_copy_(gradients, [weight.grad for weight in weights])
         for weight in weights:
             weight.grad = None

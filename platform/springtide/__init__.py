@@ -1,12 +1,14 @@
 """springtide: elastic training of language models on preemptible GPUs. A resize changes nothing in the training.
 
-The map, drawn in the order the data takes:
+The map, in the order the data takes:
 
-    config/       the words all else is written in: frozen models, amounts with units, recipes
-      |
+    config/       settings: frozen models, quantities with units, recipes
     store/        bytes at a path, committed or absent: local disk, s3, gs, az, memory; a cache on each node
+    events/       what happens in a run, as values; names and units of its metrics
       |
-    corpus/       raw text -> documents -> token ids                       sources, vocabulary
+    dist/         ranks that talk: the world, collectives, connections to cut
+      |
+    corpus/       raw text -> documents -> token ids                       sources, tokenizer
     dataset/      both joined in stages that may be killed: parts, plan, shards
       |
     shards/       token ids -> sealed Parquet that is read in place        rows (T, L + 1)
@@ -14,25 +16,21 @@ The map, drawn in the order the data takes:
     stream/       (seed, step) -> the same rows at any world size          batch (G,) -> rank (n, L + 1)
       |
     model/        plain nn.Module, ours or yours                           (B, L) -> logits (B, L, V)
-    parallel/     the model laid over a mesh: FSDP2, gradients summed; the links between ranks, to cut them
-    elastic/      decisions as values: who trains, when to change that, notices, fitness, micro-steps of uneven workers, cadence
+    parallel/     the model laid over a mesh: FSDP2, compiled blocks, recomputation
       |
-    train/        the step on one screen, the loop as an iterator of events; runs under torchrun; held-out loss
+    checkpoint/   a step that a run can return to at another world size: staged, written in the background, verified at load
+    elastic/      decisions as values: who trains, when that changes, notices, health, save interval   (pure)
+    sweep/        a space, a search, a population, a trial, a ranking                                  (pure but for population)
       |
-    checkpoint/   a step you can come back to at another world size: staged, written beside training, verified as it loads
-    track/        what a run says about itself: events, journal, ledger, console, MLflow, report
+    training/     the step on one screen, the loop as an iterator of events; runs under torchrun; held-out loss
       |
-    sweep/        a space, a search, a population, a trial, a verdict; which field mattered, a page
+    track/        who listens: journal, ledger, console, MLflow      report/   charts and pages
       |
-    on_ray/       the only room that imports Ray: cluster, nodes, notices, group, policy, hang, worker, feed, control, vault,
-                  inside, beside, pool, workers, trial, tuner
+    run/          a run's folder: claimed, opened, verified
       |
-    runs.py       a run's folder, claimed or opened      verify.py   the proof of what it trained on
-    sweeps.py     many trials of one recipe, and which is best
-    drill.py      real losses on this machine, compared with a run left in peace
-    plan.py       what a run would make of a record of spot capacity      show.py     what lies in a folder
-    fit.py        what a device must hold for a step, and what would make it less
-    api.py        st.train, st.prepare, st.attach        cli.py, cli_elastic.py      the same for the shell
+    on_ray/       the only package that imports Ray: cluster/ data/ train/ tune/
+      |
+    app/          train, sweep, drill, simulate, estimate: the only composition        cli/   the same for the shell
 
 ``import springtide`` is light: torch and Ray load when something trains.
 """
@@ -40,8 +38,6 @@ The map, drawn in the order the data takes:
 from __future__ import annotations
 
 import importlib
-import sys
-import types
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -52,7 +48,7 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 
-_WHERE = {
+_DEFINED_IN = {
     "Config": "springtide.config",
     "Run": "springtide.run.folder",
     "attach": "springtide.app.train",
@@ -62,27 +58,17 @@ _WHERE = {
     "recipes": "springtide.config",
     "sample": "springtide.app.train",
     "sweep": "springtide.app.sweep",
+    "train": "springtide.app.train",
 }
 
 __all__ = ["Config", "Run", "attach", "load", "override", "prepare", "recipes", "sample", "sweep", "train"]
 
 
-class _Package(types.ModuleType):
-    """This module. ``springtide.train`` is both a function, for people, and a room, for ``torchrun -m springtide.training``;
-    importing the room would otherwise put it in the function's place."""
-
-    @property
-    def train(self) -> Any:
-        return importlib.import_module("springtide.app.train").train
-
-    @train.setter
-    def train(self, room: types.ModuleType) -> None:
-        pass
-
-    def __getattr__(self, name: str) -> Any:
-        if name not in _WHERE:
-            raise AttributeError(f"module 'springtide' has no attribute {name!r}")
-        return getattr(importlib.import_module(_WHERE[name]), name)
+def __getattr__(name: str) -> Any:
+    if name not in _DEFINED_IN:
+        raise AttributeError(f"module 'springtide' has no attribute {name!r}")
+    return getattr(importlib.import_module(_DEFINED_IN[name]), name)
 
 
-sys.modules[__name__].__class__ = _Package
+def __dir__() -> list[str]:
+    return [*__all__, "__version__"]

@@ -81,7 +81,7 @@ def save_in(world: World, layout: str, url: str, step: int = 5) -> list[Any]:
             for name, tensor in tensors.items():
                 if "frozen" not in name and "table" not in name:
                     tensor.add_(step)
-    number = [leases.claim(Folder(url), "o").number if world.is_first else 0]
+    number = [leases.claim(Folder(url), "o").term if world.is_first else 0]
     dist.broadcast_object_list(number)
     meta = Meta(step=step, tokens=0, world_size=world.size, order_identity="o", config_fingerprint="c")
     with AsyncSaver(

@@ -51,11 +51,11 @@ def save(
     tries: int = 3,
     keep: int = 10,
     width: int = WIDTH,
-    attempt: int = 0,
+    term: int = 0,
 ) -> list[SaveOutcome]:
-    """Save these steps one after the other, as a new attempt or the one given."""
+    """Save these steps one after the other, as a new lease or the one given."""
     run = Folder(url)
-    number = attempt or leases.claim(run, owner).number
+    number = term or leases.claim(run, owner).term
     found = []
     with AsyncSaver(run, number, 0, 1, stage_in=stage_in, tries=tries, rule=Rule(keep)) as one:
         for step in steps:
@@ -134,7 +134,7 @@ def claim_apart(url: str, elsewhere: bool = False) -> Any:
 
 
 def claim_together(barrier: Any, results: Any, url: str, number: int) -> None:
-    """Claim at one moment with others, each having seen the same newest attempt."""
+    """Claim at one moment with others, each having seen the same newest lease."""
     newest = leases.newest
 
     def wait(run: Folder) -> Any:

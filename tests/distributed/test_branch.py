@@ -75,7 +75,7 @@ def test_a_branch_that_decays_is_the_run_that_would_have_and_the_trunk_goes_on(t
     shutil.rmtree((folder / "branch" / "checkpoints").path)
     with pytest.raises(AssertionError, match=r"has committed checkpoints before.*--from-scratch"):
         ranks(2, train, config)
-    user = leases.claim(folder / "branch", "user", trains=False).number
+    user = leases.claim(folder / "branch", "user", trains=False).term
     begin_from_scratch(folder / "branch", user)
     leases.end(folder / "branch", user)
     again = ranks(2, train, config)[0]

@@ -136,7 +136,7 @@ def test_permission_lost_in_mid_run_is_one_clear_error(s3: str, misbehaving: Any
     url = f"{s3}/denied"
     apart(save, url, [5])
     faults.set("deny")
-    [outcome] = saved_apart(through, url, [10], tries=2, attempt=1)
+    [outcome] = saved_apart(through, url, [10], tries=2, term=1)
     faults.set("")
     assert isinstance(outcome.error, PermissionError)
     assert "step-0000000010" in str(outcome.error)
@@ -284,28 +284,28 @@ def test_of_two_writers_one_wins_and_the_other_says_who_holds_the_run(tmp_path: 
         outcome = writer.poll(wait=True)
         assert outcome
         assert isinstance(outcome.error, RunExists)
-        assert f"attempt 2, begun {time.strftime('%Y-')}" in str(outcome.error)
+        assert f"lease 2, begun {time.strftime('%Y-')}" in str(outcome.error)
         assert f"by process {second} on " in str(outcome.error)
         assert committed(run) == []
-        with pytest.raises(RunExists, match="held by attempt 2"):
+        with pytest.raises(RunExists, match="held by lease 2"):
             leases.claim(run, "first", again=True)
-        # at one moment: both have seen the same newest attempt
+        # at one moment: both have seen the same newest lease
         both = [apart_all(claim_together, url, 4)]
         winners = [found for found in both[0] if found is None]
         assert len(winners) == 1, both
-        assert sum("was claimed at the same moment by attempt 3" in str(found) for found in both[0]) == 3
+        assert sum("was claimed at the same moment by lease 3" in str(found) for found in both[0]) == 3
 
 
 def test_whoever_is_alive_on_this_machine_holds_its_run(tmp_path: Path) -> None:
     run = Folder(tmp_path)
     leases.claim(run, "me")
     # another process of this machine is refused while this one lives ...
-    assert "is held by attempt 1" in str(apart(claim_apart, str(tmp_path)))
+    assert "is held by lease 1" in str(apart(claim_apart, str(tmp_path)))
     # ... until it says that it has ended
     leases.end(run, 1)
     assert isinstance(apart(claim_apart, str(tmp_path)), int)
     # the process is dead, so what it held is free, and counts as lost
-    assert leases.claim(run, "me again").number == 3
+    assert leases.claim(run, "me again").term == 3
     assert leases.losses(run) == 1
 
 

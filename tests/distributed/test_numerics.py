@@ -149,7 +149,7 @@ def test_batches_that_grow_are_the_same_at_any_world_size(tiny: Config, ranks: R
 
 def test_fitted_documents_train_alike_at_any_world_size(tiny: Config, ranks: Ranks, poems: str, datasets: Path) -> None:
     """Rows hold different numbers of tokens that count, so only a token-weighted loss is right."""
-    changes = {"shards.packing": "best_fit", "shards.separate_documents": True, "shards.dataset": ""}
+    changes = {"shards.packing": "best_fit", "shards.mask_across_documents": True, "shards.dataset": ""}
     config = prepare(
         configs.override(tiny, {**changes, "corpus.source": str(datasets / "parts"), "corpus.near_duplicates": False})
     )
@@ -207,7 +207,7 @@ def test_trainers_killed_at_any_point_of_a_save_go_on_from_a_good_checkpoint(
         ranks(2, save_and_die, config, point)
     events = ranks(3, train, config)[0]
     assert isinstance(events[0], Started)
-    # what was handed over is written and committed by the writing processes, unless the next attempt was faster
+    # what was handed over is written and committed by the writing processes, unless the next lease was faster
     after = {"step-0000000005", "step-0000000010"} if point == "handed over" else {"step-0000000005"}
     assert events[0].resumed_from in after
     assert committed(Folder(config.run.root) / "killed")[-3:] == [f"step-{step:010d}" for step in (5, 10, 12)]

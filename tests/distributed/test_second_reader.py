@@ -59,14 +59,14 @@ def test_a_run_without_a_checkpoint_that_counts_does_not_begin_at_step_0(tmp_pat
     elif how == "removed":
         shutil.rmtree(tmp_path / "checkpoints")
     else:  # the marker alone says so, as after a commit that could not be noted
-        for note in tmp_path.glob("attempts/*.committed"):
+        for note in tmp_path.glob("leases/*.committed"):
             note.unlink()
         quarantine(run, "step-0000000005", "by hand")
     with pytest.raises(
         CheckpointError, match=r"has committed checkpoints before, and none of them counts now.*--from-scratch"
     ):
         resume(str(tmp_path))
-    number = leases.claim(run, "user", trains=False).number
+    number = leases.claim(run, "user", trains=False).term
     assert begin_from_scratch(run, number) == []
     assert resume(str(tmp_path))["step"] == 0
     assert committed(run) == ["step-0000000005"]
@@ -76,7 +76,7 @@ def test_a_run_without_a_checkpoint_that_counts_does_not_begin_at_step_0(tmp_pat
 def test_from_scratch_sets_good_checkpoints_aside(tmp_path: Path) -> None:
     run = Folder(tmp_path)
     save(str(tmp_path), [5, 10], stage_in="")
-    begun = begin_from_scratch(run, leases.claim(run, "user", trains=False).number)
+    begun = begin_from_scratch(run, leases.claim(run, "user", trains=False).term)
     assert begun == ["step-0000000005", "step-0000000010"]
     assert [(one.state, one.reason) for one in inspect(run, verify=True)] == [
         ("abandoned", "the run was begun again with --from-scratch")
@@ -89,16 +89,16 @@ def test_a_skip_older_than_every_checkpoint_abandons_none(tmp_path: Path) -> Non
     save(str(tmp_path), [5, 10], stage_in="")
     assert not check_order(run, lambda step: "another", go_back=True)
     assert committed(run) == ["step-0000000005", "step-0000000010"]
-    assert check_order(run, lambda step: "another" if step > 5 else "o", go_back=True, attempt=7)
+    assert check_order(run, lambda step: "another" if step > 5 else "o", go_back=True, term=7)
     assert committed(run) == ["step-0000000005"]
-    assert (run / "checkpoints" / "step-0000000010").read_json(ABANDONED)["attempt"] == 7
+    assert (run / "checkpoints" / "step-0000000010").read_json(ABANDONED)["term"] == 7
 
 
 def test_a_slower_attempt_leaves_the_marks_of_a_newer_one_alone(tmp_path: Path) -> None:
     """The newer one marked the step that the slower one is about to commit."""
     run = Folder(tmp_path)
     save(str(tmp_path), [5], stage_in="")
-    quarantine(run, "step-0000000005", "seen by a newer attempt", attempt=9)
+    quarantine(run, "step-0000000005", "seen by a newer lease", term=9)
     [outcome] = save(str(tmp_path), [5], stage_in="")
     assert isinstance(outcome.error, RunExists)
     marks = set((run / "checkpoints" / "step-0000000005").names())

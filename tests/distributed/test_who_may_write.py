@@ -41,9 +41,9 @@ def trained(tiny: Config, ranks: Ranks) -> Config:
 
 
 _DRIVER = (
-    "import sys; from springtide.checkpoint import attempts; from springtide.store import Folder; "
-    "run = Folder(sys.argv[1]); driver = attempts.claim(run, 'driver', trains=False); "
-    "attempts.socket.gethostname = lambda: 'elsewhere'; attempts.claim(run, 'driver', again=True); "
+    "import sys; from springtide.checkpoint import leases; from springtide.store import Folder; "
+    "run = Folder(sys.argv[1]); driver = leases.claim(run, 'driver', trains=False); "
+    "leases.socket.gethostname = lambda: 'elsewhere'; leases.claim(run, 'driver', again=True); "
     "print('claimed', flush=True); sys.stdin.read()"
 )
 """A driver of this machine, whose group of workers has claimed the run from another."""
@@ -65,7 +65,7 @@ def test_a_driver_that_is_refused_has_written_nothing(held: Config) -> None:
     before = contents(folder)
     skipping = configs.override(held, {"stream.skip": [3], "train.total": 12 * 64 * 20})
     for options in ({"accept_changes": True}, {"accept_changes": True, "from_scratch": True}):
-        with pytest.raises(RunExists, match=r"is held by attempt \d+, begun"):
+        with pytest.raises(RunExists, match=r"is held by lease \d+, begun"):
             st.train(skipping, resume=True, **options)  # type: ignore[arg-type]
         assert contents(folder) == before
 
@@ -73,7 +73,7 @@ def test_a_driver_that_is_refused_has_written_nothing(held: Config) -> None:
 def test_a_group_that_was_fenced_off_writes_nothing_when_it_goes_back(tiny: Config, ranks: Ranks) -> None:
     changes = {"run.id": "fenced", "optim.on_spike": "rollback", "checkpoint.every_steps": 2, "train.eval_rows": 0}
     [(said, before, after)] = ranks(1, go_back_when_fenced, configs.override(tiny, changes))
-    assert "is held by attempt 2" in said
+    assert "is held by lease 2" in said
     assert before
     assert before == after
 
@@ -122,10 +122,10 @@ def test_a_driver_that_ended_holds_nothing(tmp_path: Path) -> None:
     run = Folder(tmp_path)
     lease = leases.claim(run, "driver", trains=False)
     group = leases.claim(run, "driver", again=True)
-    assert group.driver == lease.number
-    leases.end(run, group.number)
+    assert group.driver == lease.term
+    leases.end(run, group.term)
     assert isinstance(apart(_claim, str(tmp_path)), RunExists)
-    leases.end(run, lease.number)
+    leases.end(run, lease.term)
     assert apart(_claim, str(tmp_path)) is None
 
 

@@ -37,10 +37,10 @@ ALONE_S = 8.0
 class Rank:
     """One rank of a run, without a training loop."""
 
-    def __init__(self, rank: int, attempt: int, url: str, control: MailboxHandle, limit_bytes: int = 2**30) -> None:
+    def __init__(self, rank: int, term: int, url: str, control: MailboxHandle, limit_bytes: int = 2**30) -> None:
         changes = {"run.id": "vaults", "run.root": str(Path(url).parent), "checkpoint.memory_bytes": limit_bytes}
         self.vaults = SnapshotClient(configs.override(configs.recipes.tiny(), changes), Folder(url), control, ALONE_S)
-        self.memory = Snapshotter(self.vaults, attempt, rank, WORLD_SIZE, "/dev/shm")
+        self.memory = Snapshotter(self.vaults, term, rank, WORLD_SIZE, "/dev/shm")
         self.url = url
 
     def node(self) -> str:
@@ -103,10 +103,10 @@ def main() -> None:
     )
     control = open_mailbox("vaults")
 
-    def start(rank: int, node: str, attempt: int, url: str = f"{root}/run", **options: Any) -> Any:
+    def start(rank: int, node: str, term: int, url: str = f"{root}/run", **options: Any) -> Any:
         here = NodeAffinitySchedulingStrategy(node, soft=False)
         there = ray.remote(Rank).options(num_cpus=0, scheduling_strategy=here)
-        return there.remote(rank, attempt, url, control, **options)
+        return there.remote(rank, term, url, control, **options)
 
     def everyone(ranks: list[Any], method: str, *arguments: Any) -> list[Any]:
         return ray.get([getattr(rank, method).remote(*arguments) for rank in ranks], timeout=60)
@@ -128,7 +128,7 @@ def main() -> None:
     heir = start(0, ids[1], 2)
     found["after_a_lost_node"] = ray.get(heir.restored.remote(), timeout=60)
     found["another_run"] = ray.get(start(0, ids[1], 1, f"{root}/other").restored.remote(), timeout=60)
-    # the next attempt on the two that are left: what it keeps replaces what the first one left
+    # the next lease on the two that are left: what it keeps replaces what the first one left
     heirs = [heir, start(1, ids[2], 2), start(2, ids[1], 2)]
     everyone(heirs, "pair", everyone(heirs, "node"))
     everyone(heirs, "snapshot", 7)
@@ -136,7 +136,7 @@ def main() -> None:
     everyone(heirs, "snapshot", 8)
     everyone(heirs, "snapshot", 9)
     held = ray.get([vault.found.remote() for vault in vaults_on(ids[1:])], timeout=60)
-    found["attempts_held"] = sorted({snapshot.attempt for _, parts in held for snapshot, _ in parts})
+    found["attempts_held"] = sorted({snapshot.term for _, parts in held for snapshot, _ in parts})
     found["while_a_vault_dies"] = ray.get(start(0, head, 9).restored.remote(vaults_on(ids[1:2])[0]), timeout=60)
     # a group on one node has its copies elsewhere, and again elsewhere when they are lost
     lonely = start(0, ids[2], 1, f"{root}/lonely")

@@ -97,7 +97,7 @@ def driver(*arguments: str) -> subprocess.Popen[str]:
 def finished(folder: Path) -> dict[str, int]:
     """Trials that are trained to their end, and how often they were begun."""
     runs = [st.attach(str(one.parent)) for one in folder.glob("trials/*/config.yaml")]
-    return {run.id: len(list(Path(run.folder.path).glob("attempts/*.json"))) for run in runs if run.finished}
+    return {run.id: len(list(Path(run.folder.path).glob("leases/*.json"))) for run in runs if run.finished}
 
 
 def alone(trial: Path, root: str) -> st.Run:

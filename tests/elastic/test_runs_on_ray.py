@@ -44,7 +44,7 @@ def uninterrupted(ray_cluster: str, datasets: Path, tmp_path_factory: pytest.Tem
     """A whole run of the tiny recipe on two workers, from text to report."""
     root = tmp_path_factory.mktemp("uninterrupted")
     changes = {"shards.root": str(datasets), "run.root": str(root), "run.id": "whole", "track.progress": False}
-    changes |= {"elastic.min_workers": 2, "train.eval_every": 20, "train.eval_beside": True}
+    changes |= {"elastic.min_workers": 2, "train.eval_every": 20, "train.eval_async": True}
     return st.train(configs.override(configs.recipes.tiny(), changes))
 
 
@@ -113,7 +113,12 @@ def test_a_run_goes_from_text_to_report(uninterrupted: st.Run) -> None:
     run = uninterrupted
     assert [step.step for step in run.steps] == list(range(1, 61))
     before, *between, after = run.evaluations
-    assert [(one.step, one.beside) for one in run.evaluations] == [(0, False), (20, True), (40, True), (60, False)]
+    assert [(one.step, one.asynchronous) for one in run.evaluations] == [
+        (0, False),
+        (20, True),
+        (40, True),
+        (60, False),
+    ]
     assert before.heldout_loss > between[0].heldout_loss > between[1].heldout_loss > after.heldout_loss
     assert after.heldout_bits_per_byte < 0.65 * before.heldout_bits_per_byte
     assert run.checkpoints == ["step-0000000020", "step-0000000040", "step-0000000060"]
@@ -171,7 +176,7 @@ def test_torchrun_without_ray_gives_the_same_losses(uninterrupted: st.Run, tiny:
     assert done.returncode == 0, done.stderr[-3000:]
     run = st.attach(f"{config.run.root}/torchrun")
     assert_same(run.steps, uninterrupted.steps, 1e-5)
-    assert not any(one.beside for one in run.evaluations)
+    assert not any(one.asynchronous for one in run.evaluations)
     here, there = run.evaluations, uninterrupted.evaluations
     assert [(one.step, one.rows) for one in here] == [(one.step, one.rows) for one in there]
     assert [one.heldout_loss for one in here] == pytest.approx([one.heldout_loss for one in there], abs=1e-5)

@@ -51,7 +51,7 @@ def test_what_is_no_good_is_stopped_what_fails_is_marked_and_the_best_is_a_confi
     base = configs.override(config_of(str(tmp_path)), {"optim.max_left_out": 0, "track.mlflow_uri": ""})
     rates = (0.01, 1e-7, 1e30)
     space = {**table(TRIALS), "SPACE": {"optim.peak_lr": ("choice", *rates)}}
-    space["OBJECTIVE"] |= {"beside": {"metric": "step_worker_s", "mode": "min"}}
+    space["OBJECTIVE"] |= {"secondary": {"metric": "step_worker_s", "mode": "min"}}
     space["BUDGET"] |= {"finalists": 1, "seeds": 2}
     said: list[str] = []
     verdict = sweep(base, space, name="asha", search="grid", concurrent=1, say=said.append)
@@ -179,8 +179,8 @@ def test_the_last_result_of_a_trial_is_told_when_its_run_has_ended(ray_cluster: 
 
 
 _HOLDER = (
-    "import sys; from springtide.checkpoint import attempts; from springtide.store import Folder; "
-    "attempts.claim(Folder(sys.argv[1]), 'another driver', trains=False); print('claimed', flush=True); sys.stdin.read()"
+    "import sys; from springtide.checkpoint import leases; from springtide.store import Folder; "
+    "leases.claim(Folder(sys.argv[1]), 'another driver', trains=False); print('claimed', flush=True); sys.stdin.read()"
 )
 
 
@@ -195,7 +195,7 @@ def test_a_second_driver_of_a_sweep_is_refused_and_writes_nothing(tmp_path: Path
         assert holder.stdout is not None
         assert holder.stdout.readline() == "claimed\n"
         before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
-        with pytest.raises(RunExists, match=rf"is held by attempt 1, begun .* by process {holder.pid} on "):
+        with pytest.raises(RunExists, match=rf"is held by lease 1, begun .* by process {holder.pid} on "):
             sweep(base, table(TRIALS), name="held", resume=True)
         assert {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()} == before
         holder.communicate("")
@@ -204,11 +204,11 @@ def test_a_second_driver_of_a_sweep_is_refused_and_writes_nothing(tmp_path: Path
 def test_a_driver_whose_sweep_was_taken_over_notes_nothing_and_ends(ray_cluster: str, tmp_path: Path) -> None:
     """As when it was cut off from the store, and another host went on with the sweep."""
     base, sweep_folder, said = config_of(str(tmp_path)), Folder(tmp_path), list[str]()
-    lease = leases.claim(sweep_folder, "first", trains=False).number
+    lease = leases.claim(sweep_folder, "first", trains=False).term
     found = read(table(1), base)
 
     def train(config: configs.Config, **named: object) -> None:
-        raise RunExists("the run is held by attempt 2")
+        raise RunExists("the run is held by lease 2")
 
     def note(number: int, how: str, why: str) -> None:
         leases.check(sweep_folder, lease)
@@ -229,7 +229,7 @@ def test_a_driver_whose_sweep_was_taken_over_notes_nothing_and_ends(ray_cluster:
         monkey.setattr("springtide.on_ray.tune.trial._FREE_S", 0.0)
         about = {TRIAL_INFO: SimpleNamespace(trial_name=name_of(0))}
         trial = with_parameters(Trial, job=job)({"trial": {"number": 0, "point": {}}, **about})
-        assert "held by attempt 2" in trial.step()["held"], "its run is another's: it does not fail for that"
+        assert "held by lease 2" in trial.step()["held"], "its run is another's: it does not fail for that"
         leases.claim(sweep_folder, "second", trains=False)
         trial._lineage = []
         held = trial.step()

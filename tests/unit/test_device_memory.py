@@ -117,8 +117,8 @@ def test_documents_apart_are_foretold_with_what_a_gpu_gives_attention() -> None:
     model, tokens = there.model, 8 * there.shards.sequence_length
     repeated = 2 * 4 * tokens * (model.num_heads - model.num_kv_heads) * model.head_width  # keys and values, fp32
 
-    def foretold(config: Config, separator: int | None) -> int:
-        return predicted_bytes(config, VOCABULARY, separator, 2)
+    def foretold(config: Config, eos_id: int | None) -> int:
+        return predicted_bytes(config, VOCABULARY, eos_id, 2)
 
     alone, apart = foretold(there, None), foretold(there, 0)
     assert apart - alone > model.num_layers * 8 * 4 * there.shards.sequence_length**2  # a mask as numbers, a block
@@ -152,9 +152,9 @@ def predicted(monkeypatch: pytest.MonkeyPatch) -> dict[int, int]:
     """What each of so many workers needs with one row at once: predicted once each."""
     needs: dict[int, int] = {}
 
-    def cached(config: Config, vocab_size: int, separator: int | None, workers: int) -> int:
+    def cached(config: Config, vocab_size: int, eos_id: int | None, workers: int) -> int:
         if workers not in needs:
-            needs[workers] = predicted_bytes(config, vocab_size, separator, workers)
+            needs[workers] = predicted_bytes(config, vocab_size, eos_id, workers)
         return needs[workers]
 
     monkeypatch.setattr(memory, "predicted_bytes", cached)
@@ -184,7 +184,7 @@ def test_a_run_on_ray_begins_with_no_fewer_workers_than_fit_and_says_so(
     monkeypatch: pytest.MonkeyPatch, predicted: dict[int, int]
 ) -> None:
     has, said = memory.predicted_bytes(SHALLOW, VOCABULARY, 0, 2), []
-    data = SimpleNamespace(vocab_size=VOCABULARY, separator=0)
+    data = SimpleNamespace(vocab_size=VOCABULARY, eos_id=0)
     monkeypatch.setattr("springtide.on_ray.cluster.device_bytes", lambda config: has)
     fitted = importlib.import_module("springtide.app.train")._fitted(SHALLOW, data, said.append)
     assert fitted.elastic.min_workers == 2

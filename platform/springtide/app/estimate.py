@@ -26,7 +26,7 @@ _PLENTY = 8
 """A device that has so many times the bound needs no closer look."""
 
 
-def estimate_memory(config: Config, vocab_size: int, separator: int | None, workers: int) -> dict[str, int]:
+def estimate_memory(config: Config, vocab_size: int, eos_id: int | None, workers: int) -> dict[str, int]:
     """Bytes a worker holds as configured, and after each change that may help, in words: all are predicted, see
     ``train.memory``."""
     from springtide.training.memory_estimate import predicted_bytes
@@ -39,16 +39,16 @@ def estimate_memory(config: Config, vocab_size: int, separator: int | None, work
     }
     if len(remedies) > 1:
         remedies[_TOGETHER] = {name: value for changes in remedies.values() for name, value in changes.items()}
-    found = {"as configured": predicted_bytes(config, vocab_size, separator, workers)}
+    found = {"as configured": predicted_bytes(config, vocab_size, eos_id, workers)}
     for words, changes in remedies.items():
-        found[words] = predicted_bytes(configs.override(config, changes), vocab_size, separator, workers)
+        found[words] = predicted_bytes(configs.override(config, changes), vocab_size, eos_id, workers)
     for times in _MORE_WORKERS:
         if workers * times <= config.stream.num_lanes and not config.parallel.shard_workers:
-            found[f"{workers * times} workers"] = predicted_bytes(config, vocab_size, separator, workers * times)
+            found[f"{workers * times} workers"] = predicted_bytes(config, vocab_size, eos_id, workers * times)
     return found
 
 
-def choose_micro_batch(config: Config, vocab_size: int, separator: int | None, device_bytes: int) -> Config:
+def choose_micro_batch(config: Config, vocab_size: int, eos_id: int | None, device_bytes: int) -> Config:
     """``config`` with a number for ``train.micro_batch: auto``: the largest power of two whose step is predicted to leave a
     tenth of the device free, with the fewest workers and with the most. ConfigError where it is not known what a device has."""
     from springtide.training.memory_estimate import predicted_bytes
@@ -62,7 +62,7 @@ def choose_micro_batch(config: Config, vocab_size: int, separator: int | None, d
     fitting = []
     for workers in {config.elastic.min_workers, config.elastic.max_workers}:
         fewer, more = (
-            predicted_bytes(configs.override(config, {"train.micro_batch": size}), vocab_size, separator, workers)
+            predicted_bytes(configs.override(config, {"train.micro_batch": size}), vocab_size, eos_id, workers)
             for size in _PROBED
         )
         a_row = max(1.0, (more - fewer) / (_PROBED[1] - _PROBED[0]))  # what a row adds is the same for each
@@ -71,7 +71,7 @@ def choose_micro_batch(config: Config, vocab_size: int, separator: int | None, d
     return configs.override(config, {"train.micro_batch": 2 ** int(math.log2(max(1.0, most)))})
 
 
-def least_workers(config: Config, vocab_size: int, separator: int | None, device_bytes: int) -> int:
+def least_workers(config: Config, vocab_size: int, eos_id: int | None, device_bytes: int) -> int:
     """Returns the fewest workers, of those that ``config`` allows, on each of which a step with one row at once is predicted to
     fit; the most where none does, the fewest where it is not known what a device has."""
     from springtide.training.memory_estimate import predicted_bytes
@@ -82,21 +82,21 @@ def least_workers(config: Config, vocab_size: int, separator: int | None, device
     one_row = configs.override(config, {"train.micro_batch": 1})
     sizes = range(-(-elastic.min_workers // cell) * cell, elastic.max_workers + 1, cell)
     fitting = bisect.bisect_left(
-        sizes, True, key=lambda workers: predicted_bytes(one_row, vocab_size, separator, workers) <= device_bytes
+        sizes, True, key=lambda workers: predicted_bytes(one_row, vocab_size, eos_id, workers) <= device_bytes
     )
     return sizes[fitting] if fitting < len(sizes) else elastic.max_workers
 
 
-def check_fits(config: Config, vocab_size: int, separator: int | None, workers: int, device_bytes: int) -> None:
+def check_fits(config: Config, vocab_size: int, eos_id: int | None, workers: int, device_bytes: int) -> None:
     """ConfigError, with what would help, when a step of ``workers`` workers needs more than ``device_bytes`` of each."""
     from springtide.training.memory_estimate import predicted_bytes
 
     if not device_bytes or _fits_easily(config, vocab_size, device_bytes):
         return
-    needed = predicted_bytes(config, vocab_size, separator, workers)
+    needed = predicted_bytes(config, vocab_size, eos_id, workers)
     if needed <= device_bytes:
         return
-    found = estimate_memory(config, vocab_size, separator, workers)
+    found = estimate_memory(config, vocab_size, eos_id, workers)
     helps = [f"{words} ({gigabytes(size)})" for words, size in found.items() if size <= device_bytes]
     least = min(found, key=lambda words: found[words])
     nearly = f"nothing alone: {least} still needs {gigabytes(found[least])}; take a smaller model or larger devices"

@@ -1,13 +1,13 @@
 """A sweep: many runs of one recipe, of which the best is wanted; its folder, its driver, its verdict.
 
 <root>/<sweep id>/sweep.json      the space, and how points of it are chosen
-                  attempts/       which driver holds it, as of a run
+                  leases/       which driver holds it, as of a run
                   points/         each, before it is tried
                   trials/         a run each
                   lineage/        the runs of trials of a population, each with the checkpoint it went on from
                   ended/          trials that are not to go on though they are not finished, and why
                   finalists.json  numbers of the trials whose points are trained again with other seeds
-                  verdict.json    every trial's rungs and costs, and which is best
+                  result.json     every trial's rungs and costs, and which is best
                   sweep.html      the same as a page
                   best.yaml       its config, for `springtide train --config`
 """
@@ -60,7 +60,7 @@ from springtide.track.ledger import Prices, costs, ledger
 from springtide.track.mlflow_sink import OFF, SweepSink, default_uri
 
 NOTES = "sweep.json"
-RESULT = "verdict.json"
+RESULT = "result.json"
 FINALISTS = "finalists.json"
 ENDED = "ended"
 PAGE = "sweep.html"
@@ -173,7 +173,7 @@ def _try_all(
     if limit or not table.budget.finalists or _interrupted_trials(folder, outcomes):
         return limit
     points = _reseeded_finalists(folder, table, base, outcomes)
-    budget = dataclasses.replace(table.budget, trials=len(points), least_gain=0.0)
+    budget = dataclasses.replace(table.budget, trials=len(points), min_improvement_per_dollar=0.0)
     job = dataclasses.replace(job, sweep=dataclasses.replace(job.sweep, budget=budget), population=False)
     first = [one for one in outcomes if one.repeats < 0]
     say(f"{', '.join(name_of(one) for one in folder.read_json(FINALISTS))} are trained again with other seeds")
@@ -188,9 +188,9 @@ def _held(folder: Folder) -> Iterator[int]:
     """Hold the sweep, as a driver holds a run; yields the number of the claim. RunExists when another driver holds it."""
     lease = leases.claim(folder, secrets.token_hex(8), trains=False)
     try:
-        yield lease.number
+        yield lease.term
     finally:
-        leases.end(folder, lease.number)
+        leases.end(folder, lease.term)
 
 
 def _interrupted_trials(folder: Folder, outcomes: Sequence[TrialOutcome]) -> list[str]:
@@ -366,7 +366,7 @@ def _outcome(folder: Folder, table: Sweep, base: Config, number: int, point: Poi
         sum(book.held for book in books),
         sum(sum(book.dollars.values()) for book in books),
         sum(len(book.restarts) for book in books),
-        costs(step for run in runs for step in run.steps)[table.beside.metric] if table.beside else math.nan,
+        costs(step for run in runs for step in run.steps)[table.secondary.metric] if table.secondary else math.nan,
         _repeats(folder, table, number),
         tuple(one.of for one in generations[1:]),
     )

@@ -109,11 +109,11 @@ def train(
     data = open_data(config)
     lease = leases.claim(run.folder, secrets.token_hex(8), trains=False)  # whoever is refused has written nothing
     try:
-        remarks = _begin(config, run, data, lease.number, accept_changes, from_scratch)
+        remarks = _begin(config, run, data, lease.term, accept_changes, from_scratch)
         uri = mlflow_uri(config, tracking_uri)
         _train(config, run, data, lease, remarks, uri, listen, dashboard, workers)
     finally:
-        leases.end(run.folder, lease.number)
+        leases.end(run.folder, lease.term)
     return run
 
 
@@ -158,7 +158,7 @@ def _train(
     before = max((event.step for event in earlier if isinstance(event, StepDone)), default=0)
     with contextlib.ExitStack() as stack:
         console = stack.enter_context(Console(config.num_steps, config.track.progress))
-        journal = stack.enter_context(Journal(run.folder, attempt=lease.number, say=console.say))
+        journal = stack.enter_context(Journal(run.folder, term=lease.term, say=console.say))
         for remark in remarks:
             console.say(remark)
         listeners: list[Callable[[Event], None]] = [journal, console, *([listen] if listen else [])]
@@ -186,7 +186,7 @@ def _train(
                     console.say(f"run {run.id}; Ray dashboard: http://{address}{dashboard_hint()}")
                 config = _fitted(config, data, console.say)
                 labels = {"run": config.run.id}
-                train_on_ray(config, run.folder, journal.attempt, labels, lease.owner, hear, workers)
+                train_on_ray(config, run.folder, journal.term, labels, lease.owner, hear, workers)
         except BaseException as error:
             if not tell_all.finished:  # what comes later changes nothing in that
                 status = "stopped" if isinstance(error, KeyboardInterrupt) else "failed"
@@ -242,14 +242,14 @@ def _fitted(config: Config, data: Data, say: Callable[[str], None]) -> Config:
     from springtide.on_ray.cluster.session import device_bytes
 
     has = device_bytes(config)
-    least = least_workers(config, data.vocab_size, data.separator, has)
+    least = least_workers(config, data.vocab_size, data.eos_id, has)
     if least > config.elastic.min_workers:
         say(f"elastic.min_workers = {least}: a step does not fit the {gigabytes(has)} that each of fewer workers has")
         config = configs.override(config, {"elastic.min_workers": least})
-    chosen = choose_micro_batch(config, data.vocab_size, data.separator, has)
+    chosen = choose_micro_batch(config, data.vocab_size, data.eos_id, has)
     if chosen != config:
         say(f"train.micro_batch = {chosen.train.micro_batch} fits the {gigabytes(has)} that a worker has")
-    check_fits(chosen, data.vocab_size, data.separator, config.elastic.max_workers, has)
+    check_fits(chosen, data.vocab_size, data.eos_id, config.elastic.max_workers, has)
     return chosen
 
 
@@ -277,7 +277,7 @@ def sample(
     configs.check_trusted(config.model.source, run.folder.where(configs.RUN_CONFIG), trust_code)
     manifest, vocabulary = open_dataset(open_data(config).datasets[0])
     check_whole_fits(config, manifest.vocab_size)
-    model = whole(config.model, manifest.vocab_size, manifest.separator)
+    model = whole(config.model, manifest.vocab_size, manifest.eos_id)
     name = run.checkpoints[-1]
     load(run.folder, name, model)
     before, end = prompt_of(vocabulary, prompt)

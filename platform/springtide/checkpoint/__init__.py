@@ -8,7 +8,7 @@
       |
     write      blocks digested, what changed written, the manifest, and last COMMITTED
       |
-    layout     what lies where; which count                attempts   who may write: the newest claim
+    layout     what lies where; which count                leases   who may write: the newest claim
     strict     what names and numbers a manifest and an index may hold (pure)
     load       any box of any tensor, verified as it streams in
     restore    the newest good checkpoint      recheck       two readers must agree that bytes are bad

@@ -54,11 +54,11 @@ class AsyncSaver:
     nothing to do stays for the next group that this process is in."""
 
     def __init__(
-        self, run: Folder, attempt: int, rank: int, world_size: int, *, stage_in: str, tries: int, rule: Rule
+        self, run: Folder, term: int, rank: int, world_size: int, *, stage_in: str, tries: int, rule: Rule
     ) -> None:
-        """``attempt``: this group's claim on the run. ``stage_in``: a folder of a memory file system; empty saves without
+        """``term``: this group's claim on the run. ``stage_in``: a folder of a memory file system; empty saves without
         one, while training waits. ``tries``: of each save, for what may pass by itself."""
-        self._run, self._attempt, self._rank = run, attempt, rank
+        self._run, self._term, self._rank = run, term, rank
         self._layout = StagingPlan(rank, world_size)
         self._stage_in, self._tries, self._rule = stage_in, tries, rule
         self._stage: StagingBuffer | None = None
@@ -84,7 +84,7 @@ class AsyncSaver:
         """Begin to save; the tensors may not change before ``staged`` has returned. ``busy`` must be false."""
         assert not self.busy
         mine, pieces = self._layout.of(tensors), self._layout.pieces
-        job = CommitJob(self._run.url, self._attempt, self._rank, meta, config, pieces, self._rule)
+        job = CommitJob(self._run.url, self._term, self._rank, meta, config, pieces, self._rule)
         self._step = meta.step
         if self._ready(self._layout.size_bytes):
             assert self._stage is not None

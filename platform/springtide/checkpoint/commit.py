@@ -55,7 +55,7 @@ class CommitJob:
     """What a writer is told."""
 
     run_url: str
-    attempt: int
+    term: int
     rank: int
     meta: Meta
     config: dict[str, Any]
@@ -86,13 +86,13 @@ class PieceWriter:
         self._known: dict[Any, Piece] = {}
         self._known_of = ""
         self._noted = 0
-        """The attempt whose first commit is noted."""
+        """The lease whose first commit is noted."""
 
     def write(self, job: CommitJob, view: Callable[[StagedPiece], memoryview], gone: Callable[[], bool]) -> Committed:
         """Write, and on rank 0 commit once every rank has written. ``view`` gives a piece's bytes; ``gone`` says, while rank 0
         waits, that there is nothing to wait for. OSError, or CheckpointError for what trying again will not mend."""
         found = listed(self._run)
-        if is_good(found.get(job.name, set())):  # an earlier attempt's: the same state
+        if is_good(found.get(job.name, set())):  # an earlier lease's: the same state
             manifest = read_manifest(self._run, job.name)
             return Committed(job.name, manifest.size_bytes, 0)
         older = [name for name, files in found.items() if is_good(files) and name < job.name]
@@ -100,15 +100,15 @@ class PieceWriter:
         if job.rank:
             return Committed(job.name, sum(piece.size_bytes for piece in pieces), written)
         manifest = commit(self._run, job, gone)
-        if self._noted != job.attempt:
-            leases.note_commit(self._run, job.attempt)
-            self._noted = job.attempt
+        if self._noted != job.term:
+            leases.note_commit(self._run, job.term)
+            self._noted = job.term
         return Committed(job.name, manifest.size_bytes, manifest.written_bytes)
 
     def _part(
         self, job: CommitJob, view: Callable[[StagedPiece], memoryview], older: list[str]
     ) -> tuple[list[Piece], int]:
-        folder, own = checkpoints(self._run) / job.name, f"{job.name}/{data_name(job.attempt, job.rank)}"
+        folder, own = checkpoints(self._run) / job.name, f"{job.name}/{data_name(job.term, job.rank)}"
         known = self._base(job, older)
         pieces, changed = [], []
         for staged in job.pieces:
@@ -125,13 +125,13 @@ class PieceWriter:
         index: dict[str, Any] = {"size_bytes": 0}
         if changed:
             views = [block for staged in changed for block in cut(view(staged), _PUT_BYTES)]
-            folder.put(data_name(job.attempt, job.rank), [memoryview(header), *views])
+            folder.put(data_name(job.term, job.rank), [memoryview(header), *views])
             of_tensor = {piece.tensor: piece for piece in pieces}
             in_file = [of_tensor[staged.tensor] for staged in changed]
             head = digest.of_bytes(header)
             index = {"header_bytes": len(header), "header_digest": head, "digest": data_digest(head, in_file)}
             index["size_bytes"] = len(header) + sum(piece.size_bytes for piece in in_file)
-        folder.write(index_name(job.attempt, job.rank), json.dumps({**index, "pieces": pieces}))
+        folder.write(index_name(job.term, job.rank), json.dumps({**index, "pieces": pieces}))
         return pieces, index["size_bytes"]
 
     def _base(self, job: CommitJob, names: list[str]) -> dict[Any, Piece]:
@@ -141,7 +141,7 @@ class PieceWriter:
         self._known_of, self._known = names[-1], {}
         with contextlib.suppress(CheckpointError):  # a bad one is no base
             manifest, folder = read_manifest(self._run, names[-1]), checkpoints(self._run) / names[-1]
-            mine = index_name(manifest.attempt, job.rank)
+            mine = index_name(manifest.term, job.rank)
             same_size = manifest.meta.world_size == job.meta.world_size
             for name in [mine] if same_size else manifest.indexes:
                 _, pieces = read_index(folder, name, manifest.files[name]["digest"])
@@ -150,9 +150,9 @@ class PieceWriter:
 
 
 def commit(run: Folder, job: CommitJob, gone: Callable[[], bool]) -> Manifest:
-    """Wait for every rank's index, write the manifest, create the marker. RunExists when a newer attempt holds the run."""
+    """Wait for every rank's index, write the manifest, create the marker. RunExists when a newer lease holds the run."""
     folder = checkpoints(run) / job.name
-    names = [index_name(job.attempt, rank) for rank in range(job.meta.world_size)]
+    names = [index_name(job.term, rank) for rank in range(job.meta.world_size)]
     pause = _LOOK_S[0]
     while not set(names) <= set(folder.names()):
         if gone():
@@ -165,17 +165,17 @@ def commit(run: Folder, job: CommitJob, gone: Callable[[], bool]) -> Manifest:
     data = manifest.model_dump_json().encode()
     folder.write(manifest.name, data)
     marks = {ABANDONED, QUARANTINED} & set(folder.names())
-    leases.check(run, job.attempt)
-    if any(marked_by(run, job.name, mark) > job.attempt for mark in marks):
-        raise RunExists(f"attempt {job.attempt} of {run.url} may not write any more: a newer one has marked {job.name}")
-    marker = json.dumps({"manifest": manifest.name, "digest": digest.of_bytes(data), "attempt": job.attempt}).encode()
+    leases.check(run, job.term)
+    if any(marked_by(run, job.name, mark) > job.term for mark in marks):
+        raise RunExists(f"lease {job.term} of {run.url} may not write any more: a newer one has marked {job.name}")
+    marker = json.dumps({"manifest": manifest.name, "digest": digest.of_bytes(data), "term": job.term}).encode()
     for mark in (COMMITTED, *marks) if marks else ():  # in this order: half of it is never taken for a whole
         folder.remove(mark)
     try:
         folder.create(COMMITTED, marker)
     except FileExistsError:
         if folder.read(COMMITTED) != marker:  # else a put whose answer was lost
-            return read_manifest(run, job.name)  # another attempt was faster; its state is the same
+            return read_manifest(run, job.name)  # another lease was faster; its state is the same
     return manifest
 
 
@@ -186,12 +186,12 @@ def _manifest(job: CommitJob, contents: dict[str, bytes]) -> Manifest:
         files[name] = {"size_bytes": len(data), "digest": digest.of_bytes(data)}
         index = json.loads(data)
         if index["size_bytes"]:
-            files[data_name(job.attempt, rank)] = {key: index[key] for key in ("size_bytes", "digest")}
+            files[data_name(job.term, rank)] = {key: index[key] for key in ("size_bytes", "digest")}
         for *_, file, _begin, piece_bytes, _digests in index["pieces"]:
             size += piece_bytes
             refers |= {file} if not file.startswith(f"{job.name}/") else set()
     return Manifest(
-        attempt=job.attempt,
+        term=job.term,
         meta=job.meta,
         config=job.config,
         files=files,
@@ -225,7 +225,7 @@ def _tidy(run: Folder, job: CommitJob) -> None:
             metrics=manifest.meta.metrics if manifest else {},
             needs=frozenset(needs),
         )
-    for file in retention.garbage(found, job.retention, retention.being_read(run), job.attempt):
+    for file in retention.garbage(found, job.retention, retention.being_read(run), job.term):
         checkpoints(run).remove(file)
 
 

@@ -1,6 +1,6 @@
 """Where checkpoints lie and which of them count.
 
-<run>/checkpoints/step-0000000050/   a0002-r0000.safetensors   tensors that rank 0 wrote in attempt 2
+<run>/checkpoints/step-0000000050/   a0002-r0000.safetensors   tensors that rank 0 wrote in lease 2
                                      a0002-r0000.json          its index: where pieces lie, the digests of their blocks
                                      a0002-manifest.json       every file's size and digest, and what the state is
                                      COMMITTED                 created last, names the manifest; no checkpoint without it
@@ -34,7 +34,7 @@ BLOCK_BYTES = 4 * 2**20
 MARK_BYTES = 64
 """Before the tensors in shared memory: which step they are of, as int64; NO_STEP while they are being copied."""
 NO_STEP = -1
-FORMAT = 3
+FORMAT = 4
 _NAME = re.compile(r"step-(\d{10})")
 
 Identity = Callable[[int], str]
@@ -121,7 +121,7 @@ class Piece(NamedTuple):
 class Snapshot:
     """One rank's part of a snapshot, as its keeper is told of it."""
 
-    attempt: int
+    term: int
     rank: int
     meta: Meta
     pieces: tuple[StagedPiece, ...]
@@ -130,7 +130,7 @@ class Snapshot:
     @property
     def key(self) -> tuple[int, int, int]:
         """Attempt, step, rank."""
-        return self.attempt, self.meta.step, self.rank
+        return self.term, self.meta.step, self.rank
 
 
 class Manifest(BaseModel):
@@ -139,7 +139,7 @@ class Manifest(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     format: int = FORMAT
-    attempt: int
+    term: int
     meta: Meta
     config: dict[str, Any]
     """The resolved config."""
@@ -158,7 +158,7 @@ class Manifest(BaseModel):
     @property
     def name(self) -> str:
         """Of its own file."""
-        return file_name(self.attempt, "manifest.json")
+        return file_name(self.term, "manifest.json")
 
     @property
     def indexes(self) -> list[str]:
@@ -174,7 +174,7 @@ def newest_whole(found: Sequence[Snapshot]) -> list[Snapshot]:
     """The parts of the newest snapshot that has one of every rank, by rank; none where there is no such snapshot."""
     by_step: dict[tuple[int, int], dict[int, Snapshot]] = {}
     for snapshot in found:
-        by_step.setdefault((snapshot.meta.step, snapshot.attempt), {})[snapshot.rank] = snapshot
+        by_step.setdefault((snapshot.meta.step, snapshot.term), {})[snapshot.rank] = snapshot
     for _, parts in sorted(by_step.items(), reverse=True):
         if sorted(parts) == list(range(parts[min(parts)].meta.world_size)):
             return [parts[rank] for rank in sorted(parts)]
@@ -183,8 +183,8 @@ def newest_whole(found: Sequence[Snapshot]) -> list[Snapshot]:
 
 def file_of(key: tuple[int, int, int]) -> str:
     """What a snapshot is called among pieces."""
-    attempt, step, rank = key
-    return f"{attempt}-{step}-{rank}"
+    term, step, rank = key
+    return f"{term}-{step}-{rank}"
 
 
 def name_of(step: int) -> str:
@@ -198,25 +198,25 @@ def step_of(name: str) -> int | None:
     return int(found[1]) if found else None
 
 
-def file_name(attempt: int, what: str) -> str:
-    """Files of different attempts have different names, so that two writers cannot mix."""
-    return f"a{attempt:04d}-{what}"
+def file_name(term: int, what: str) -> str:
+    """Files of different leases have different names, so that two writers cannot mix."""
+    return f"a{term:04d}-{what}"
 
 
-def attempt_of(file: str) -> int | None:
-    """The attempt that wrote a file; None for a marker."""
+def term_of(file: str) -> int | None:
+    """The lease that wrote a file; None for a marker."""
     found = re.match(r"a(\d{4,})-", file)
     return int(found[1]) if found else None
 
 
-def data_name(attempt: int, rank: int) -> str:
+def data_name(term: int, rank: int) -> str:
     """The file of the tensors that a rank wrote."""
-    return file_name(attempt, f"r{rank:04d}.safetensors")
+    return file_name(term, f"r{rank:04d}.safetensors")
 
 
-def index_name(attempt: int, rank: int) -> str:
+def index_name(term: int, rank: int) -> str:
     """The file that says where in it they lie."""
-    return file_name(attempt, f"r{rank:04d}.json")
+    return file_name(term, f"r{rank:04d}.json")
 
 
 def checkpoints(run: Folder) -> Folder:
@@ -302,27 +302,27 @@ def data_digest(header_digest: str, pieces: Iterable[Piece]) -> str:
     return digest.of_bytes("".join([header_digest, *(one for piece in pieces for one in piece.digests)]).encode())
 
 
-def quarantine(run: Folder, name: str, reason: str, attempt: int = 0) -> None:
+def quarantine(run: Folder, name: str, reason: str, term: int = 0) -> None:
     """Take a checkpoint out of those that count. Its files stay until retention passes it, for whoever wants to look.
-    ``attempt``: who says so."""
-    _mark(run, name, QUARANTINED, reason, attempt)
+    ``term``: who says so."""
+    _mark(run, name, QUARANTINED, reason, term)
 
 
-def abandon(run: Folder, names: Iterable[str], reason: str, attempt: int = 0) -> None:
+def abandon(run: Folder, names: Iterable[str], reason: str, term: int = 0) -> None:
     """Take checkpoints that the run does not go on from out of those that count; likewise."""
     for name in names:
-        _mark(run, name, ABANDONED, reason, attempt)
+        _mark(run, name, ABANDONED, reason, term)
 
 
-def _mark(run: Folder, name: str, mark: str, reason: str, attempt: int) -> None:
-    note = {"reason": reason, "time_s": time.time(), "attempt": attempt}
+def _mark(run: Folder, name: str, mark: str, reason: str, term: int) -> None:
+    note = {"reason": reason, "time_s": time.time(), "term": term}
     checkpoints(run).write(f"{name}/{mark}", json.dumps(note))
 
 
 def marked_by(run: Folder, name: str, mark: str) -> int:
-    """The attempt that marked a checkpoint; 0 where the mark does not say."""
+    """The lease that marked a checkpoint; 0 where the mark does not say."""
     try:
-        return int(checkpoints(run).read_json(f"{name}/{mark}")["attempt"])
+        return int(checkpoints(run).read_json(f"{name}/{mark}")["term"])
     except (FileNotFoundError, ValueError, KeyError, TypeError):
         return 0
 
@@ -339,9 +339,9 @@ def of_another_order(run: Folder, meta: Meta, identity: Identity) -> str:
     )
 
 
-def check_order(run: Folder, identity: Identity, go_back: bool, attempt: int = 0) -> bool:
+def check_order(run: Folder, identity: Identity, go_back: bool, term: int = 0) -> bool:
     """CheckpointError when the newest checkpoint is none of this run's order. With ``go_back`` the run goes on from the
-    newest that is, and those after it are marked as abandoned by ``attempt``, which loses no byte of them. Returns whether
+    newest that is, and those after it are marked as abandoned by ``term``, which loses no byte of them. Returns whether
     any checkpoint is of this order, or there is none at all; where that is False nothing is marked."""
     others: list[str] = []
     for name in reversed(committed(run)):
@@ -351,7 +351,7 @@ def check_order(run: Folder, identity: Identity, go_back: bool, attempt: int = 0
             continue  # whoever restores will put it in quarantine
         problem = of_another_order(run, meta, identity)
         if not problem:
-            abandon(run, others, "the run went on from an older one in another order", attempt)
+            abandon(run, others, "the run went on from an older one in another order", term)
             return True
         if not go_back:
             raise CheckpointError(

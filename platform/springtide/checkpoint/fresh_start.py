@@ -5,7 +5,7 @@ which no checkpoint counts any more is a loss to be looked at, not a reason to t
 from __future__ import annotations
 
 from springtide.checkpoint import leases
-from springtide.checkpoint.format import COMMITTED, abandon, attempt_of, committed, listed
+from springtide.checkpoint.format import COMMITTED, abandon, committed, listed, term_of
 from springtide.errors import CheckpointError
 from springtide.store import Folder
 
@@ -17,7 +17,7 @@ def has_ever_committed(run: Folder) -> bool:
         return True
     begun = leases.begun_at(run)
     of_runs = (files for files in listed(run).values() if COMMITTED in files)
-    return any((attempt_of(file) or 0) > begun for files in of_runs for file in files)
+    return any((term_of(file) or 0) > begun for files in of_runs for file in files)
 
 
 def check_fresh_start(run: Folder) -> None:
@@ -30,10 +30,10 @@ def check_fresh_start(run: Folder) -> None:
     )
 
 
-def begin_from_scratch(run: Folder, attempt: int) -> list[str]:
-    """Have the run begin at step 0 under ``attempt``; returns the checkpoints that counted until now. They are marked as
+def begin_from_scratch(run: Folder, term: int) -> list[str]:
+    """Have the run begin at step 0 under ``term``; returns the checkpoints that counted until now. They are marked as
     abandoned, and go as new ones come."""
     older = committed(run)
-    leases.note_scratch(run, attempt)
-    abandon(run, older, "the run was begun again with --from-scratch", attempt)
+    leases.note_scratch(run, term)
+    abandon(run, older, "the run was begun again with --from-scratch", term)
     return older

@@ -46,7 +46,7 @@ class Inspected:
         found: dict[str, Any] = {"name": self.name, "step": self.step, "state": self.state, "reason": self.reason}
         if self.manifest is not None:
             manifest = self.manifest
-            found |= {**manifest.meta.model_dump(mode="json"), "attempt": manifest.attempt, "refers": manifest.refers}
+            found |= {**manifest.meta.model_dump(mode="json"), "term": manifest.term, "refers": manifest.refers}
             found |= {"size_bytes": manifest.size_bytes, "written_bytes": manifest.written_bytes}
         return found
 

@@ -56,13 +56,13 @@ def restore(
     optimizer: torch.optim.Optimizer,
     identity: Identity,
     node: str = "",
-    attempt: int = 0,
+    term: int = 0,
 ) -> Restored | None:
     """Load the newest good checkpoint into ``model`` and ``optimizer``; all ranks call it together. None where the run has
     never committed one.
 
     A rank that reads bad bytes is not believed alone: another reads the file again, on another node where there is one. If both
-    find it bad, the checkpoint is put in quarantine by ``attempt``, and the one before is taken; the last one that counts never
+    find it bad, the checkpoint is put in quarantine by ``term``, and the one before is taken; the last one that counts never
     is. ``node``: where this rank is.
 
     Raises:
@@ -86,7 +86,7 @@ def restore(
             )
         if rank_here() == 0:
             _log.warning("checkpoint %s is put in quarantine: %s", name, problem)
-            quarantine(run, name, problem, attempt)
+            quarantine(run, name, problem, term)
     check_fresh_start(run)
     return None
 

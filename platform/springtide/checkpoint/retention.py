@@ -13,7 +13,7 @@ import uuid
 from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
-from springtide.checkpoint.format import COMMITTED, attempt_of, checkpoints, step_of
+from springtide.checkpoint.format import COMMITTED, checkpoints, step_of, term_of
 from springtide.store import Folder
 
 _READERS = "readers"
@@ -54,10 +54,10 @@ def kept(found: Mapping[str, Found], rule: Rule) -> set[str]:
     return keep | set(ranked[: rule.best])
 
 
-def garbage(found: Mapping[str, Found], rule: Rule, reading: set[str], attempt: int) -> list[str]:
+def garbage(found: Mapping[str, Found], rule: Rule, reading: set[str], term: int) -> list[str]:
     """Files, as ``<checkpoint>/<file>``, to remove in this order: commit markers before what they vouch for.
 
-    ``reading``: checkpoints that somebody reads. ``attempt``: of the writer who asks; what newer ones have written is left
+    ``reading``: checkpoints that somebody reads. ``term``: of the writer who asks; what newer ones have written is left
     alone, and so is all that is newer than the newest checkpoint that counts. One in quarantine or abandoned goes when as many
     newer ones count as the rule keeps.
     """
@@ -75,15 +75,11 @@ def garbage(found: Mapping[str, Found], rule: Rule, reading: set[str], attempt: 
     for name, one in found.items():
         if name > newest or name in reading or name in not_yet:
             continue
-        # of one that stays only what a killed or slower attempt left there
-        files = [file for file in one.files if name not in keep or attempt_of(file) is not None]
-        of_marks = max(
-            (attempt_of(file) or 0 for file in one.files), default=0
-        )  # a mark's name does not say whose it is
+        # of one that stays only what a killed or slower lease left there
+        files = [file for file in one.files if name not in keep or term_of(file) is not None]
+        of_marks = max((term_of(file) or 0 for file in one.files), default=0)  # a mark's name does not say whose it is
         doomed += [
-            f"{name}/{file}"
-            for file in files
-            if f"{name}/{file}" not in needed and (attempt_of(file) or of_marks) <= attempt
+            f"{name}/{file}" for file in files if f"{name}/{file}" not in needed and (term_of(file) or of_marks) <= term
         ]
     return sorted(doomed, key=lambda whole: (not whole.endswith(f"/{COMMITTED}"), whole))
 

@@ -40,7 +40,7 @@ class SnapshotStore(Protocol):
     """Who holds snapshots for this rank."""
 
     def keep(self, snapshot: Snapshot, stage: StagingBuffer, needed_from: int) -> Any:
-        """Hold the stage's memory, and have it copied to a peer; what is returned is for ``settled``. What attempts older than
+        """Hold the stage's memory, and have it copied to a peer; what is returned is for ``settled``. What leases older than
         ``needed_from`` left is of no use any more, and makes room first."""
 
     def settled(self, handle: Any) -> bool:
@@ -50,7 +50,7 @@ class SnapshotStore(Protocol):
         """Have copies on nodes that stay, from now on. Whether what is kept then outlives those that leave."""
 
     def forget(self, before: int, kept: Snapshot | None = None) -> None:
-        """Let go of what older attempts than ``before`` left, except the snapshot that ``kept`` is a part of; with one it
+        """Let go of what older leases than ``before`` left, except the snapshot that ``kept`` is a part of; with one it
         returns when that is done."""
 
     def found(self) -> Sequence[Snapshot]:
@@ -66,14 +66,14 @@ class Snapshotter:
     def __init__(
         self,
         keeper: SnapshotStore,
-        attempt: int,
+        term: int,
         rank: int,
         world_size: int,
         stage_in: str,
         is_cut: Callable[[], bool] = lambda: False,
     ) -> None:
         """``is_cut``: whether this rank was cut off from its group, so that the state may be what an abort left."""
-        self._keeper, self._attempt, self._rank, self._is_cut = keeper, attempt, rank, is_cut
+        self._keeper, self._term, self._rank, self._is_cut = keeper, term, rank, is_cut
         self._layout = StagingPlan(rank, world_size)
         self._stage_in = stage_in
         self._stages: list[StagingBuffer] = []
@@ -94,9 +94,9 @@ class Snapshotter:
         stage = self._stages[self._next]
         stage.mark(NO_STEP)
         stage.copy(mine, self._layout.pieces)
-        self._snapshot = Snapshot(self._attempt, self._rank, meta, tuple(self._layout.pieces), size)
+        self._snapshot = Snapshot(self._term, self._rank, meta, tuple(self._layout.pieces), size)
 
-        needed_from = self._attempt if self._taken else 0  # one of this attempt is safe on every rank
+        needed_from = self._term if self._taken else 0  # one of this lease is safe on every rank
         self._handing_over = threading.Thread(target=self._hand_over, args=(needed_from,), name="springtide-memory")
         self._handing_over.start()
 
@@ -115,8 +115,8 @@ class Snapshotter:
         if self._handle is not None and self._keeper.settled(self._handle):
             self._handle = None
             self._taken += 1
-            if self._taken == 2:  # both stages are of this attempt
-                self._keeper.forget(self._attempt)
+            if self._taken == 2:  # both stages are of this lease
+                self._keeper.forget(self._term)
         return self._handle is not None
 
     def flee(self) -> bool:
@@ -157,9 +157,9 @@ def restore_from_snapshots(
                 read_into(keeper.source(parts), pieces_of(parts), named_tensors(model, optimizer), verify=False)
         except OSError as error:
             problem = str(error)
-        if not any(gathered(problem)):  # all have it: what else is there makes room for the first of this attempt
+        if not any(gathered(problem)):  # all have it: what else is there makes room for the first of this lease
             if rank_here() == 0:
-                keeper.forget(parts[0].attempt + 1, kept=parts[0])
+                keeper.forget(parts[0].term + 1, kept=parts[0])
             return Restored(parts[0].meta, f"memory of step {parts[0].meta.step}")
     return None
 
@@ -169,7 +169,7 @@ def _newest(run: Folder, keeper: SnapshotStore, identity: Identity) -> list[Snap
     parts: list[Snapshot] = []
     if rank_here() == 0:
         begun = leases.begun_at(run)
-        parts = newest_whole([one for one in keeper.found() if one.attempt > begun])
+        parts = newest_whole([one for one in keeper.found() if one.term > begun])
         newest = committed(run)[-1:]
         if parts and (
             name_of(parts[0].meta.step) < max(newest, default="") or of_another_order(run, parts[0].meta, identity)

@@ -237,8 +237,8 @@ def _fit(options: argparse.Namespace) -> int:
     from springtide.app.estimate import estimate_memory, gigabytes
 
     config = config_of(options)
-    separator = 0 if config.shards.separate_documents else None
-    found = estimate_memory(config, options.vocabulary or config.corpus.vocab_size, separator, options.workers)
+    eos_id = 0 if config.shards.mask_across_documents else None
+    found = estimate_memory(config, options.vocabulary or config.corpus.vocab_size, eos_id, options.workers)
     if options.json:
         print(json.dumps(found))
         return 0

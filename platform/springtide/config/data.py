@@ -88,7 +88,7 @@ class ShardsConfig(Section):
     """How a token id is stored [type]."""
     packing: Literal["concat", "best_fit"] = "concat"
     """Documents end to end and cut where a row is full, or whole documents fitted together, none cut that fits a row [name]."""
-    separate_documents: bool = False
+    mask_across_documents: bool = False
     """Whether attention, positions and loss begin anew at each document of a row; best_fit needs it [flag]."""
     rows_per_group: int = Field(256, ge=1, le=20_000)
     """Rows in one Parquet row group, the unit of reading: its tokens are one ranged read, best of a few MiB [rows]."""
@@ -101,13 +101,13 @@ class ShardsConfig(Section):
 
     @model_validator(mode="after")
     def _check(self) -> ShardsConfig:
-        if self.packing == "best_fit" and not self.separate_documents:
+        if self.packing == "best_fit" and not self.mask_across_documents:
             raise ValueError(
                 explain(
                     "shards.packing",
                     self.packing,
-                    "fills rows with ends of text, which only shards.separate_documents leaves out of the loss",
-                    "set shards.separate_documents, or pack with concat",
+                    "fills rows with ends of text, which only shards.mask_across_documents leaves out of the loss",
+                    "set shards.mask_across_documents, or pack with concat",
                 )
             )
         return self

@@ -42,7 +42,7 @@ class ModelConfig(Section):
     """Whether each head's queries and keys are normalised before they are turned, as in Qwen 3 [flag]."""
     norm_eps: float = Field(1e-5, gt=0)
     """Added to the mean square inside RMSNorm [1]."""
-    norm_around_one: bool = False
+    norm_unit_offset: bool = False
     """Whether norms scale by one plus their weight, which begins at zero, as in Gemma [flag]."""
     scaled_embedding: bool = False
     """Whether embeddings are multiplied by the root of dim, as in Gemma [flag]."""

@@ -110,7 +110,7 @@ def gemma_2b() -> Config:
         ffn_dim=16384,
         activation="gelu",
         norm_eps=1e-6,
-        norm_around_one=True,
+        norm_unit_offset=True,
         scaled_embedding=True,
         max_sequence_length=8192,
     )

@@ -44,7 +44,7 @@ class TrainConfig(Section):
     """Held-out rows to evaluate on, before and after training; 0 evaluates nothing [rows]."""
     eval_every: int = free(default=0, ge=0)
     """Steps between evaluations while it trains; 0 makes none [steps]."""
-    eval_beside: bool = free(default=False)
+    eval_async: bool = free(default=False)
     """Whether those are made beside training, of the first checkpoint committed at or after each such step, by a process of its
     own that computes in fp32; else training waits for them. One that takes longer than it has leaves out checkpoints
     [flag]."""
@@ -320,8 +320,8 @@ class Config(Section):
             # its updates have the root mean square of AdamW's at every width, and a spectral norm that grows with its root
             problem = "scales the rates of AdamW; optim.optimizer = 'muon' would need a rule of its own"
             found.append(explain("model.base_width", self.model.base_width, problem, "use adamw, or base_width 0"))
-        if self.checkpoint.keep_best and self.checkpoint.best_by == "heldout_loss" and self.train.eval_beside:
-            problem = "is not known yet when a save is made, with train.eval_beside"
+        if self.checkpoint.keep_best and self.checkpoint.best_by == "heldout_loss" and self.train.eval_async:
+            problem = "is not known yet when a save is made, with train.eval_async"
             found.append(explain("checkpoint.best_by", "heldout_loss", problem, "turn that off, or choose by loss"))
         if self.train.total < 1:
             found.append(explain("train.total", int(self.train.total), "trains on nothing", "give at least one token"))

@@ -73,9 +73,9 @@ def _minima(hashes: np.ndarray) -> np.ndarray:
     filled = (first < len(hashes)) & (found >> _SHIFT == np.arange(BINS, dtype=np.uint64))
     source = np.arange(BINS)
     empty = np.flatnonzero(~filled)
-    attempt = 0
+    tries = 0
     while len(empty):
-        attempt += 1
-        source[empty] = (mix(empty.astype(np.uint64) + np.uint64(attempt << 32)) >> _SHIFT).astype(np.int64)
+        tries += 1
+        source[empty] = (mix(empty.astype(np.uint64) + np.uint64(tries << 32)) >> _SHIFT).astype(np.int64)
         empty = empty[~filled[source[empty]]]
     return found[source]

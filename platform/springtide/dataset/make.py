@@ -117,7 +117,7 @@ def _make(
         token_type=config.shards.token_type,
         vocab_size=vocabulary.size,
         end_of_text=vocabulary.end_of_text,
-        separate_documents=config.shards.separate_documents,
+        mask_across_documents=config.shards.mask_across_documents,
         tokenizer_digest=digest.of_bytes(vocabulary.to_json().encode()),
         fingerprint=name,
         source={"source": _named(config), **_counts(work, len(jobs), plan)},
@@ -165,7 +165,7 @@ def seal_shard(job: SealJob) -> None:
         rows = np.lib.stride_tricks.sliding_window_view(line, length + 1)[: plan.rows * length : length]
     else:
         rows = _fill(documents, plan.pieces, plan.rows, length + 1, vocabulary.end_of_text)
-    num_bytes = _bytes(rows, vocabulary, job.config.shards.separate_documents)
+    num_bytes = _bytes(rows, vocabulary, job.config.shards.mask_across_documents)
     shard = write_shard(job.dataset, plan.name, job.config.shards, plan.first_row, num_bytes, rows)
     job.work.write_json(job.record, {"shard": shard.model_dump(mode="json"), "num_bytes": int(num_bytes.sum())})
 

@@ -2,7 +2,7 @@
 
     places on each node + what each run claims + what it holds -> what each run gets of each node
 
-Runs come in the order of their promise. Each gets its least while there is room, then the rest goes to whoever has the least
+Runs come in the order of their priority. Each gets its least while there is room, then the rest goes to whoever has the least
 for its weight; who holds workers keeps them, and their nodes, as long as that is as fair.
 """
 
@@ -17,15 +17,15 @@ Allocation = dict[str, dict[str, int]]
 
 
 class ResourceRequest(NamedTuple):
-    """What a holder, such as a run, could use."""
+    """What a client, such as a run, could use."""
 
-    holder: str
+    client_id: str
     min_workers: int = 1
     max_workers: int = 1
     weight: float = 1.0
-    cell: int = 1
+    worker_multiple: int = 1
     """Workers come in multiples of this."""
-    promise: float = -math.inf
+    priority: float = -math.inf
     """How well it does, the more the better; the least promising give up workers first. Unknown: none."""
 
     def limited(self, most: int | None) -> ResourceRequest:
@@ -38,43 +38,45 @@ def allocate(
 ) -> Allocation:
     """What each run gets: nothing, or from ``min_workers`` to ``max_workers``. ``places`` are workers that fit on each node,
     ``claims`` are in the order in which they came, ``held`` is what this said last."""
-    ranked = sorted(claims, key=lambda claim: -claim.promise)
+    ranked = sorted(claims, key=lambda claim: -claim.priority)
     sizes = _sizes(sum(places.values()), ranked, {run: sum(nodes.values()) for run, nodes in held.items()})
-    left, shares = dict(places), {claim.holder: dict[str, int]() for claim in claims}
+    left, shares = dict(places), {claim.client_id: dict[str, int]() for claim in claims}
     for claim in ranked:  # first what each keeps, so that nobody is moved for another's sake
-        for node, number in held.get(claim.holder, {}).items():
-            _take(shares[claim.holder], left, node, min(number, sizes[claim.holder]))
-            sizes[claim.holder] -= shares[claim.holder].get(node, 0)
+        for node, number in held.get(claim.client_id, {}).items():
+            _take(shares[claim.client_id], left, node, min(number, sizes[claim.client_id]))
+            sizes[claim.client_id] -= shares[claim.client_id].get(node, 0)
     for claim in ranked:
-        for node in sorted(left, key=lambda node: (node not in shares[claim.holder], -left[node], node)):
-            before = shares[claim.holder].get(node, 0)
-            _take(shares[claim.holder], left, node, sizes[claim.holder])
-            sizes[claim.holder] -= shares[claim.holder].get(node, 0) - before
+        for node in sorted(left, key=lambda node: (node not in shares[claim.client_id], -left[node], node)):
+            before = shares[claim.client_id].get(node, 0)
+            _take(shares[claim.client_id], left, node, sizes[claim.client_id])
+            sizes[claim.client_id] -= shares[claim.client_id].get(node, 0) - before
     return shares
 
 
 def _sizes(total: int, ranked: Sequence[ResourceRequest], held: Mapping[str, int]) -> dict[str, int]:
     """Workers of each run."""
-    sizes = dict.fromkeys((claim.holder for claim in ranked), 0)
+    sizes = dict.fromkeys((claim.client_id for claim in ranked), 0)
     for claim in ranked:
-        least = -(-claim.min_workers // claim.cell) * claim.cell
+        least = -(-claim.min_workers // claim.worker_multiple) * claim.worker_multiple
         if least <= total:
-            sizes[claim.holder], total = least, total - least
+            sizes[claim.client_id], total = least, total - least
     while True:
         growing = [
             claim
             for claim in ranked
-            if sizes[claim.holder] and claim.cell <= total and sizes[claim.holder] + claim.cell <= claim.max_workers
+            if sizes[claim.client_id]
+            and claim.worker_multiple <= total
+            and sizes[claim.client_id] + claim.worker_multiple <= claim.max_workers
         ]
         if not growing:
             return sizes
 
         def poverty(claim: ResourceRequest) -> tuple[float, bool]:
-            return sizes[claim.holder] / claim.weight, held.get(claim.holder, 0) <= sizes[claim.holder]
+            return sizes[claim.client_id] / claim.weight, held.get(claim.client_id, 0) <= sizes[claim.client_id]
 
         poorest = min(growing, key=poverty)
-        sizes[poorest.holder] += poorest.cell
-        total -= poorest.cell
+        sizes[poorest.client_id] += poorest.worker_multiple
+        total -= poorest.worker_multiple
 
 
 def _take(share: dict[str, int], left: dict[str, int], node: str, number: int) -> None:

@@ -10,9 +10,9 @@ from __future__ import annotations
 class MemoryLimits:
     """Of one run."""
 
-    def __init__(self, rows_at_once: int, cell: int = 1) -> None:
-        """``rows_at_once``: of a micro-batch, as configured; ``cell``: workers come in multiples of it."""
-        self._rows_at_once, self._cell = rows_at_once, cell
+    def __init__(self, rows_at_once: int, worker_multiple: int = 1) -> None:
+        """``rows_at_once``: of a micro-batch, as configured; ``worker_multiple``: workers come in multiples of it."""
+        self._rows_at_once, self._worker_multiple = rows_at_once, worker_multiple
         self._trained: set[int] = set()
         self._limits: dict[int, int] = {}
         """Workers of a group that ran out of memory -> rows at once that may fit it yet."""
@@ -39,5 +39,5 @@ class MemoryLimits:
         beyond = any(size > workers for size in self._trained)
         if not beyond or (workers in self._trained and not is_over):
             return False
-        self.least_workers = max(self.least_workers, (workers // self._cell + 1) * self._cell)
+        self.least_workers = max(self.least_workers, (workers // self._worker_multiple + 1) * self._worker_multiple)
         return True

@@ -29,7 +29,7 @@ class Bounds:
 
     min_workers: int
     max_workers: int
-    cell: int = 1
+    worker_multiple: int = 1
     """Workers come in multiples of this."""
     settle_s: float = 2.0
     """Changes that follow each other faster than this are one change."""
@@ -47,7 +47,7 @@ class Bounds:
 
     def feasible(self, places: int) -> int:
         """The most workers that ``places`` hold; 0 when they are too few."""
-        size = min(places, self.max_workers) // self.cell * self.cell
+        size = min(places, self.max_workers) // self.worker_multiple * self.worker_multiple
         return size if size >= max(self.min_workers, self.fits) else 0
 
 

@@ -16,7 +16,7 @@ class Event:
     kind: ClassVar[str]
     time_s: float = dataclasses.field(default_factory=time.time)
     """When, seconds since 1970."""
-    attempt: int = 0
+    term: int = 0
     """Which start of the driver wrote this; the first is 1."""
 
 
@@ -109,7 +109,7 @@ class Evaluated(Event):
     rows: int
     corpora: dict[str, float] = dataclasses.field(default_factory=dict)
     """Bits per byte of each corpus alone."""
-    beside: bool = False
+    asynchronous: bool = False
     """Whether training went on meanwhile."""
 
 

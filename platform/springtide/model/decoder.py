@@ -68,13 +68,13 @@ def rotate(x_BHLE: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     return torch.cat([first * cos - second * sin, second * cos + first * sin], dim=-1)
 
 
-def documents(tokens_BL: Tensor, separator: int) -> tuple[Tensor, Tensor]:
+def documents(tokens_BL: Tensor, eos_id: int) -> tuple[Tensor, Tensor]:
     """The position of each token in its own document, int64 (B, L), and who may attend to whom, bool (B, 1, L, L).
 
-    A document ends with ``separator``, the end of text; a row that begins inside one counts from its own beginning.
+    A document ends with ``eos_id``, the end of text; a row that begins inside one counts from its own beginning.
     """
     index_L = torch.arange(tokens_BL.shape[1], device=tokens_BL.device)
-    begins_BL = F.pad(tokens_BL[:, :-1] == separator, (1, 0))
+    begins_BL = F.pad(tokens_BL[:, :-1] == eos_id, (1, 0))
     first_BL = torch.where(begins_BL, index_L, 0).cummax(dim=1).values
     together_BLL = first_BL[:, :, None] == first_BL[:, None, :]
     return index_L - first_BL, (together_BLL & (index_L[:, None] >= index_L)).unsqueeze(1)
@@ -86,7 +86,7 @@ class LayerKVCache:
     def __init__(self) -> None:
         self._seen: tuple[Tensor, Tensor] | None = None
 
-    def extended(self, k_BKLE: Tensor, v_BKLE: Tensor) -> tuple[Tensor, Tensor]:
+    def append(self, k_BKLE: Tensor, v_BKLE: Tensor) -> tuple[Tensor, Tensor]:
         """All of them, these last."""
         if self._seen is not None:
             k_BKLE, v_BKLE = torch.cat([self._seen[0], k_BKLE], 2), torch.cat([self._seen[1], v_BKLE], 2)
@@ -101,7 +101,7 @@ class KVCache:
         self.blocks = [LayerKVCache() for _ in range(num_layers)]
         self._ids_BL: Tensor | None = None
 
-    def extended(self, tokens_BL: Tensor) -> Tensor:
+    def append(self, tokens_BL: Tensor) -> Tensor:
         """All ids (B, L), these last."""
         self._ids_BL = tokens_BL if self._ids_BL is None else torch.cat([self._ids_BL, tokens_BL], 1)
         return self._ids_BL
@@ -138,7 +138,7 @@ class Attention(nn.Module):
         self.value = nn.Linear(config.dim, kv_width, bias=config.qkv_bias)
         self.out = nn.Linear(width, config.dim, bias=False)
         self.query_norm, self.key_norm = (
-            RMSNorm(self.head_width, config.norm_eps, config.norm_around_one) if config.qk_norm else nn.Identity()
+            RMSNorm(self.head_width, config.norm_eps, config.norm_unit_offset) if config.qk_norm else nn.Identity()
             for _ in range(2)
         )
 
@@ -152,7 +152,7 @@ class Attention(nn.Module):
         v_BKLE = self.value(x_BLD).view(B, L, self.num_kv_heads, self.head_width).transpose(1, 2)
         q_BHLE, k_BKLE = rotate(q_BHLE, cos, sin), rotate(k_BKLE, cos, sin)
         if kept is not None:
-            k_BKLE, v_BKLE = kept.extended(k_BKLE, v_BKLE)
+            k_BKLE, v_BKLE = kept.append(k_BKLE, v_BKLE)
         grouped = self.num_heads != self.num_kv_heads
         if grouped and _repeats_heads(q_BHLE, mask_B1LL):
             times, grouped = self.num_heads // self.num_kv_heads, False
@@ -190,9 +190,9 @@ class Block(nn.Module):
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
-        self.attention_norm = RMSNorm(config.dim, config.norm_eps, config.norm_around_one)
+        self.attention_norm = RMSNorm(config.dim, config.norm_eps, config.norm_unit_offset)
         self.attention = Attention(config)
-        self.ffn_norm = RMSNorm(config.dim, config.norm_eps, config.norm_around_one)
+        self.ffn_norm = RMSNorm(config.dim, config.norm_eps, config.norm_unit_offset)
         self.ffn = FeedForward(config)
 
     def forward(
@@ -208,14 +208,14 @@ class Decoder(nn.Module):
     computes_loss = True
     """Given the ids that are wanted, it makes the loss itself, without logits of them all."""
 
-    def __init__(self, config: ModelConfig, vocab_size: int, separator: int | None = None) -> None:
-        """``separator``: the id that ends a document, where documents of one row shall not see each other."""
+    def __init__(self, config: ModelConfig, vocab_size: int, eos_id: int | None = None) -> None:
+        """``eos_id``: the id that ends a document, where documents of one row shall not see each other."""
         super().__init__()
-        self.config, self.vocab_size, self.separator = config, vocab_size, separator
+        self.config, self.vocab_size, self.eos_id = config, vocab_size, eos_id
         self.padded_vocab_size = -(-vocab_size // VOCAB_MULTIPLE) * VOCAB_MULTIPLE
         self.embedding = nn.Embedding(self.padded_vocab_size, config.dim)
         self.blocks = nn.ModuleList(Block(config) for _ in range(config.num_layers))
-        self.norm = RMSNorm(config.dim, config.norm_eps, config.norm_around_one)
+        self.norm = RMSNorm(config.dim, config.norm_eps, config.norm_unit_offset)
         self.head = nn.Linear(config.dim, self.padded_vocab_size, bias=False)
         self.tie()
         # made from the config, where the weights are, so they are no part of a checkpoint
@@ -225,7 +225,7 @@ class Decoder(nn.Module):
         self.register_buffer("sin", None, persistent=False)
 
     def forward(
-        self, tokens_BL: Tensor, wanted_BL: Tensor | None = None, z_weight: float = 0.0, past: KVCache | None = None
+        self, tokens_BL: Tensor, targets_BL: Tensor | None = None, z_weight: float = 0.0, past: KVCache | None = None
     ) -> Tensor | tuple[Tensor, Tensor]:
         """(B, L) ids -> (B, L, V) logits; or, given the ids that are wanted, what ``head_loss`` makes of them. Ids follow those
         that ``past`` has seen."""
@@ -238,17 +238,17 @@ class Decoder(nn.Module):
         x_BLD = self.norm(x_BLD)
         if self.config.width_multiplier != 1.0:
             x_BLD = x_BLD / self.config.width_multiplier  # divides the logits, with fewer numbers
-        if wanted_BL is None:
+        if targets_BL is None:
             return self.head(x_BLD)
-        return head_loss(x_BLD.flatten(0, 1), self.head.weight, wanted_BL.flatten(), z_weight)
+        return head_loss(x_BLD.flatten(0, 1), self.head.weight, targets_BL.flatten(), z_weight)
 
     def _places(self, tokens_BL: Tensor, past: KVCache | None) -> tuple[Tensor, Tensor, Tensor | None]:
         """The rotary tables of the tokens, and whom each may attend to, if that is not all before it."""
         length = tokens_BL.shape[1]
-        if past is None and self.separator is None:
+        if past is None and self.eos_id is None:
             return self.cos[:length], self.sin[:length], None
-        ids_BL = tokens_BL if past is None else past.extended(tokens_BL)
-        position_BL, mask_B1LL = documents(ids_BL, -1 if self.separator is None else self.separator)
+        ids_BL = tokens_BL if past is None else past.append(tokens_BL)
+        position_BL, mask_B1LL = documents(ids_BL, -1 if self.eos_id is None else self.eos_id)
         position_BL, mask_B1LL = position_BL[:, -length:], mask_B1LL[:, :, -length:]
         return self.cos[position_BL].unsqueeze(1), self.sin[position_BL].unsqueeze(1), mask_B1LL
 
@@ -267,15 +267,15 @@ class Decoder(nn.Module):
         self.cos, self.sin = rotary_table(self.config, self.config.max_sequence_length, device)
 
 
-def skeleton(config: ModelConfig, vocab_size: int, separator: int | None = None) -> Decoder:
+def skeleton(config: ModelConfig, vocab_size: int, eos_id: int | None = None) -> Decoder:
     """The decoder without memory for its weights, on the meta device."""
     with torch.device("meta"):
-        return Decoder(config, vocab_size, separator)
+        return Decoder(config, vocab_size, eos_id)
 
 
-def build(config: ModelConfig, vocab_size: int, separator: int | None = None) -> Decoder:
+def build(config: ModelConfig, vocab_size: int, eos_id: int | None = None) -> Decoder:
     """The decoder with its initial weights, on the CPU."""
-    model = skeleton(config, vocab_size, separator)
+    model = skeleton(config, vocab_size, eos_id)
     model.place(torch.device("cpu"))
     with torch.no_grad():
         for name, parameter in model.named_parameters():
@@ -291,7 +291,7 @@ def initial(config: ModelConfig, name: str, shape: tuple[int, ...], begin: int, 
     begin as identities, biases at zero.
     """
     if len(shape) == 1:
-        scale = 0.0 if name.endswith("bias") or config.norm_around_one else 1.0
+        scale = 0.0 if name.endswith("bias") or config.norm_unit_offset else 1.0
         return torch.full((end - begin,), scale)
     std = _STD / math.sqrt(2 * config.num_layers) if name.endswith(_RESIDUAL) else _STD
     if name.startswith("blocks."):

@@ -33,7 +33,7 @@ def render(name: str, manifest: Mapping[str, Any], digest: str, rows: Sequence[s
         "digest": digest,
         "vocabulary": f"{manifest['vocab_size']:,} ids, digest {manifest['tokenizer_digest']}",
         "rows": f"{manifest['sequence_length'] + 1} tokens of {manifest['token_type']}",
-        "documents kept apart": "yes" if manifest["separate_documents"] else "no",
+        "documents kept apart": "yes" if manifest["mask_across_documents"] else "no",
     }
     broken = "\n".join(f"{found['name']}: {found['reason']}: {found['sample']!r}" for found in source["broken"])
     sections = [

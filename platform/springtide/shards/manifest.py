@@ -14,7 +14,7 @@ from springtide.store import Folder
 
 MANIFEST = "manifest.json"
 TOKENIZER = "tokenizer.json"
-FORMAT = 4
+FORMAT = 5
 """Raise it when a reader of the number before would misread or refuse what is written."""
 TRAIN, HELDOUT = "train", "heldout"
 
@@ -81,7 +81,7 @@ class Manifest(_Record):
     token_type: Literal["uint16", "uint32"]
     vocab_size: Count
     end_of_text: Count
-    separate_documents: bool = False
+    mask_across_documents: bool = False
     """Whether attention, positions and loss begin anew at each document of a row."""
     tokenizer_digest: Digest
     """Of ``tokenizer.json``: corpora that are mixed share it."""
@@ -106,9 +106,9 @@ class Manifest(_Record):
         return self
 
     @property
-    def separator(self) -> int | None:
+    def eos_id(self) -> int | None:
         """``end_of_text`` where documents are kept apart."""
-        return self.end_of_text if self.separate_documents else None
+        return self.end_of_text if self.mask_across_documents else None
 
     @property
     def digest(self) -> str:

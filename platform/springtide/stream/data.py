@@ -57,9 +57,9 @@ class Data:
         return self.manifests[0].sequence_length
 
     @property
-    def separator(self) -> int | None:
+    def eos_id(self) -> int | None:
         """The id that ends a document, where documents of a row are kept apart."""
-        return self.manifests[0].separator
+        return self.manifests[0].eos_id
 
     def reader(self, rank: int, world_size: int) -> RankReader:
         """What fetches the rows of ``rank``."""
@@ -161,13 +161,13 @@ def _check(config: Config, name: str, url: str, manifest: Manifest, first: Manif
                 "use that length, or prepare another dataset",
             )
         )
-    if manifest.separator != first.separator:
+    if manifest.eos_id != first.eos_id:
         raise ConfigError(
             explain(
                 f"stream.mixture.{name}",
                 url,
                 "keeps its documents apart where the first corpus does not, or the other way round",
-                "prepare both with the same shards.separate_documents",
+                "prepare both with the same shards.mask_across_documents",
             )
         )
     if (manifest.tokenizer_digest, manifest.token_type) != (first.tokenizer_digest, first.token_type):

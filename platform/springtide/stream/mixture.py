@@ -73,7 +73,7 @@ class MixtureSchedule:
         piece = bisect.bisect_right([start for start, _ in self.schedule], step) - 1
         return np.searchsorted(self._cuts[piece], points, side="right")
 
-    def drawn(self, slot: int, step: int) -> list[int]:
+    def count_before(self, slot: int, step: int) -> list[int]:
         """How often ``slot`` drew from each corpus in the steps before ``step``."""
         if self.num_corpora == 1:
             return [step]

@@ -135,7 +135,7 @@ class Order:
 
     def identity_at(self, step: int) -> str:
         """The identity of the first ``step`` steps alone: orders that differ only in what comes later share it."""
-        return self._identity(self.undealt(step - 1) + 1 if step else 0)
+        return self._identity(self.order_step(step - 1) + 1 if step else 0)
 
     def _identity(self, end: int | None) -> str:
         def begun(start: int) -> bool:
@@ -180,20 +180,20 @@ class Order:
 
     def rows(self, step: int) -> int:
         """G, of ``step``, before any are left out."""
-        return self._ramp.rows(self.undealt(step))
+        return self._ramp.rows(self.order_step(step))
 
     def lane_share(self, step: int) -> int:
         """k, of ``step``."""
         return self.rows(step) // self.lanes
 
-    def undealt(self, step: int) -> int:
+    def order_step(self, step: int) -> int:
         """The step of the deal that ``step`` is, skipped ones not counted."""
         # a skipped step moves every later one by one: count those that lie at or before where we arrive
         return step + bisect.bisect_right(self._gaps, step)
 
     def epoch(self, step: int, corpus: int = 0) -> float:
         """How often the first lane has been through ``corpus`` before ``step``."""
-        draws = self._drawn_before(self.undealt(step), range(1))[0, corpus]
+        draws = self._drawn_before(self.order_step(step), range(1))[0, corpus]
         return float(draws / self._corpora[corpus].draws_per_epoch)
 
     def lanes_of(self, rank: int, world_size: int) -> range:
@@ -220,7 +220,7 @@ class Order:
 
     def _drawn_and_kept(self, step: int, lanes: range) -> tuple[np.ndarray, np.ndarray]:
         """Everything drawn, uint64 (len(lanes) * k,), and which of it is not left out."""
-        dealt = self.undealt(step)
+        dealt = self.order_step(step)
         block, place = divmod(dealt, _STEPS_A_BLOCK)
         drawn = self._block(block, lanes)[place]
         kept = np.ones(len(drawn), dtype=bool)
@@ -231,7 +231,7 @@ class Order:
 
     def corpora(self, step: int) -> np.ndarray:
         """The corpus of every slot of ``step``, int64 (G,)."""
-        dealt = self.undealt(step)
+        dealt = self.order_step(step)
         return self._deals[self._ramp.piece(dealt)].corpora(dealt)
 
     @functools.cached_property
@@ -285,7 +285,7 @@ class Order:
             deal, k = self._deals[piece], self._ramp.pieces[piece][1] // self.lanes
             for place, lane in enumerate(lanes):
                 for slot in range(lane * k, (lane + 1) * k):
-                    counts[place] += np.array(deal.drawn(slot, end)) - np.array(deal.drawn(slot, begin))
+                    counts[place] += np.array(deal.count_before(slot, end)) - np.array(deal.count_before(slot, begin))
         return counts
 
     @functools.cached_property

@@ -90,13 +90,15 @@ def _finals(sweep: Sweep, furthest: Sequence[TrialOutcome], outcomes: Sequence[T
 
 
 def _front(sweep: Sweep, furthest: Sequence[TrialOutcome]) -> tuple[TrialOutcome, ...]:
-    if sweep.beside is None:
+    if sweep.secondary is None:
         return ()
-    sign = 1.0 if sweep.beside.mode == "max" else -1.0
+    sign = 1.0 if sweep.secondary.mode == "max" else -1.0
     front: list[TrialOutcome] = []
-    known = [one for one in furthest if math.isfinite(one.beside)]
-    for one in sorted(known, key=lambda one: (-sweep.promise(one.value), -sign * one.beside)):
-        if all(sign * one.beside > sign * other.beside for other in front):  # else one before it is as good in both
+    known = [one for one in furthest if math.isfinite(one.secondary)]
+    for one in sorted(known, key=lambda one: (-sweep.promise(one.value), -sign * one.secondary)):
+        if all(
+            sign * one.secondary > sign * other.secondary for other in front
+        ):  # else one before it is as good in both
             front.append(one)
     return tuple(front)
 
@@ -122,9 +124,9 @@ def words(sweep: Sweep, verdict: SweepResult) -> str:
         lines.append(
             f"  trial-{final.number:04d} with {len(final.values)} seeds: {final.mean:.4f} ± {final.deviation:.4f}"
         )
-    if sweep.beside is not None:
-        lines.append(f"+ no other is as good in both {sweep.metric} and {sweep.beside.metric}:")
-        lines += [f"  {one.name}  {one.value:.4f}  {one.beside:.4g}" for one in verdict.front]
+    if sweep.secondary is not None:
+        lines.append(f"+ no other is as good in both {sweep.metric} and {sweep.secondary.metric}:")
+        lines += [f"  {one.name}  {one.value:.4f}  {one.secondary:.4g}" for one in verdict.front]
     return "\n".join(lines)
 
 

@@ -74,7 +74,7 @@ class Tpe:
         self._ranges = {one.field: _distribution(optuna.distributions, one) for one in sweep.space}
         sampler = optuna.samplers.TPESampler(seed=seed, multivariate=True, constant_liar=True)
         ways = {"min": optuna.study.StudyDirection.MINIMIZE, "max": optuna.study.StudyDirection.MAXIMIZE}
-        modes = [sweep.mode, *([sweep.beside.mode] if sweep.beside else [])]
+        modes = [sweep.mode, *([sweep.secondary.mode] if sweep.secondary else [])]
         self._study = optuna.create_study(directions=[ways[mode] for mode in modes], sampler=sampler)
         self._failed = optuna.trial.TrialState.FAIL
         self._trials: dict[int, Any] = {}

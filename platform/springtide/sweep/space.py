@@ -17,7 +17,7 @@ _KINDS = ("uniform", "log_uniform", "choice")
 METRICS = ("heldout_loss", "heldout_bits_per_byte", "loss")
 """What an objective may be: of the held-out rows, or the last step's."""
 COSTS = ("step_worker_s", "memory_bytes")
-"""What else may stand beside it: worker-seconds of a step, the most that a worker's device held."""
+"""What else a sweep may minimise: worker-seconds of a step, the most that a worker's device held."""
 
 WEIGHT = "stream.weights."
 """What the name of a corpus follows, in a field."""
@@ -78,7 +78,7 @@ class Budget:
     """So many of the best points are trained again when all are done, with other seeds: what differs by less is noise."""
     seeds: int = 3
     """With so many in all."""
-    least_gain: float = 0.0
+    min_improvement_per_dollar: float = 0.0
     """Of the objective, for a dollar, or a worker-hour where no price is set: no trial is begun that promises less."""
 
 
@@ -99,7 +99,7 @@ class Sweep:
     budget: Budget
     where: Callable[[Point], bool] | None = None
     """Which points to try, where not all."""
-    beside: SecondaryObjective | None = None
+    secondary: SecondaryObjective | None = None
     """What is weighed against the objective; schedulers do not see it."""
 
     @property
@@ -158,10 +158,10 @@ def read(table: Mapping[str, Any], base: Config) -> Sweep:
     if not space:
         raise ConfigError(explain("SPACE", {}, "names no field", "give at least one"))
     metric, mode = _objective("OBJECTIVE", table["OBJECTIVE"], METRICS)
-    beside = table["OBJECTIVE"].get("beside")
-    if beside is not None:
-        beside = SecondaryObjective(*_objective("OBJECTIVE.beside", beside, COSTS))
-    return Sweep(tuple(space), metric, mode, read_budget(table["BUDGET"], base), table.get("WHERE"), beside)
+    secondary = table["OBJECTIVE"].get("secondary")
+    if secondary is not None:
+        secondary = SecondaryObjective(*_objective("OBJECTIVE.secondary", secondary, COSTS))
+    return Sweep(tuple(space), metric, mode, read_budget(table["BUDGET"], base), table.get("WHERE"), secondary)
 
 
 def _objective(name: str, table: Any, known: Sequence[str]) -> tuple[str, Literal["min", "max"]]:

@@ -67,7 +67,7 @@ class TrialOutcome:
     """Worker-seconds held."""
     dollars: float = 0.0
     restarts: int = 0
-    beside: float = math.nan
+    secondary: float = math.nan
     """Of the second objective, if there is one."""
     repeats: int = -1
     """The number of the trial whose point it is with other seeds; -1 for one of its own."""

@@ -43,15 +43,15 @@ class Journal:
     thread puts the open segment again every ten seconds and at every event that is not a step."""
 
     def __init__(
-        self, run: Folder, enabled: bool = True, *, attempt: int = 0, say: Callable[[str], None] | None = None
+        self, run: Folder, enabled: bool = True, *, term: int = 0, say: Callable[[str], None] | None = None
     ) -> None:
-        """Begin the attempt's first segment; only this raises what the store raises.
+        """Begin the lease's first segment; only this raises what the store raises.
 
-        ``enabled`` is false on ranks that do not write. ``attempt``: the number of the claim on the run; 0 takes the next that
+        ``enabled`` is false on ranks that do not write. ``term``: the number of the claim on the run; 0 takes the next that
         no segment has. ``say`` hears of storage trouble and of its end, from any thread.
         """
         self._folder, self._enabled, self._say = run / "journal", enabled, say
-        self.attempt = attempt or 1
+        self.term = term or 1
         self._changed = threading.Condition()
         self._thread: threading.Thread | None = None
         self._problem = ""
@@ -63,8 +63,8 @@ class Journal:
         self._closing = False
         if not enabled:
             return
-        self._segments, self._spool = Segments(self._folder, attempt), Spool()
-        self.attempt = self._segments.attempt
+        self._segments, self._spool = Segments(self._folder, term), Spool()
+        self.term = self._segments.term
         self._open = self._segments.first
         self._waiting: collections.deque[Segment] = collections.deque([self._open])
         """Segments that are open or not stored whole, oldest first."""
@@ -76,10 +76,10 @@ class Journal:
         self.close()
 
     def __call__(self, event: Event) -> None:
-        """Take one event, stamped with this attempt. Never raises for the store's sake, and waits for a local disk only."""
+        """Take one event, stamped with this lease. Never raises for the store's sake, and waits for a local disk only."""
         if not self._enabled:
             return
-        line = json.dumps(_shown(record(dataclasses.replace(event, attempt=self.attempt)))).encode() + b"\n"
+        line = json.dumps(_shown(record(dataclasses.replace(event, term=self.term)))).encode() + b"\n"
         with self._changed:
             if self._open.num_lines >= _SEGMENT_LINES:
                 self._next_segment()
@@ -247,9 +247,9 @@ _TOLD: set[tuple[str, int]] = set()
 
 
 def _events(folder: Folder) -> Iterator[Event]:
-    for attempt, number in listed(folder):
-        where = folder.where(name_of(attempt, number))
-        lines = folder.read(name_of(attempt, number)).split(b"\n")
+    for term, number in listed(folder):
+        where = folder.where(name_of(term, number))
+        lines = folder.read(name_of(term, number)).split(b"\n")
         # what follows the last newline is empty, or was being written when the writer died
         for at, line in enumerate(lines[:-1], 1):
             try:

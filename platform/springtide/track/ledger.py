@@ -128,7 +128,7 @@ class _LedgerBuilder:
         self._last: StepDone | None = None
         self._started: tuple[Started, int] | None = None
 
-    def attempt(self, now: float) -> None:
+    def term(self, now: float) -> None:
         """A start of the driver: what lies between two is nobody's time."""
         self._close()
         self._now, self._phase, self._workers = now, "start_up", 0
@@ -136,7 +136,7 @@ class _LedgerBuilder:
 
     def hear(self, event: Event) -> None:
         """One event, in order of time."""
-        if isinstance(event, Evaluated) and event.beside:
+        if isinstance(event, Evaluated) and event.asynchronous:
             return
         if isinstance(event, _ELSEWHERE):
             self._hear_controller(event)
@@ -242,10 +242,10 @@ class _LedgerBuilder:
 def ledger(events: Sequence[Event], prices: Prices = _FREE) -> Ledger:
     """The ledger of the events of a run."""
     book = _LedgerBuilder(prices)
-    attempt = -1
-    for event in sorted(events, key=lambda event: (event.attempt, event.time_s)):
-        if event.attempt != attempt:
-            attempt = event.attempt
-            book.attempt(event.time_s)
+    term = -1
+    for event in sorted(events, key=lambda event: (event.term, event.time_s)):
+        if event.term != term:
+            term = event.term
+            book.term(event.time_s)
         book.hear(event)
     return Ledger(sum(book.spent.values()), book.spent, book.restarts, book.stragglers, book.dollars)

@@ -1,6 +1,6 @@
 """The files of a journal: how they are named, written and kept until the store has them.
 
-    <run>/journal/0002-0000.jsonl     the first segment of attempt 2
+    <run>/journal/0002-0000.jsonl     the first segment of lease 2
 
 A segment belongs to the journal that created its file, exclusively: nobody writes over another's. What the store does not
 take stays in memory, and beyond a bound in files of the driver's temporary folder.
@@ -24,13 +24,13 @@ _MEMORY_BYTES = 8 * 2**20
 """Of closed segments that wait in memory; more wait in files."""
 
 
-def name_of(attempt: int, number: int) -> str:
+def name_of(term: int, number: int) -> str:
     """The name of a segment."""
-    return f"{attempt:04d}-{number:04d}.jsonl"
+    return f"{term:04d}-{number:04d}.jsonl"
 
 
 def listed(folder: Folder) -> list[tuple[int, int]]:
-    """(attempt, number) of every segment in a journal's folder, in the order they were written."""
+    """(lease, number) of every segment in a journal's folder, in the order they were written."""
     return sorted((int(match[1]), int(match[2])) for name in folder.names() if (match := _SEGMENT.fullmatch(name)))
 
 
@@ -65,18 +65,18 @@ class Segment:
 
 
 class Segments:
-    """Puts the segments of one attempt into the journal's folder. Methods raise whatever the store raises."""
+    """Puts the segments of one lease into the journal's folder. Methods raise whatever the store raises."""
 
-    def __init__(self, folder: Folder, attempt: int) -> None:
-        """Create the first file. ``attempt`` 0 takes the next number that is free."""
+    def __init__(self, folder: Folder, term: int) -> None:
+        """Create the first file. ``term`` 0 takes the next number that is free."""
         self._folder = folder
         there = listed(folder)
-        self.attempt = attempt or 1 + max((one for one, _ in there), default=0)
-        self._number = 1 + max((number for one, number in there if one == self.attempt), default=-1)
+        self.term = term or 1 + max((one for one, _ in there), default=0)
+        self._number = 1 + max((number for one, number in there if one == self.term), default=-1)
         self.first = Segment()
         while not self._create(self.first, b""):
-            if not attempt:  # another start has taken it meanwhile
-                self.attempt, self._number = self.attempt + 1, 0
+            if not term:  # another start has taken it meanwhile
+                self.term, self._number = self.term + 1, 0
         self._open: tuple[Segment, IO[bytes]] | None = None
 
     def wanted(self, segment: Segment) -> bytes:
@@ -99,7 +99,7 @@ class Segments:
         """Each with the name that its file has or will have."""
         number = self._number
         for segment in segments:
-            yield segment.name if segment.is_created else name_of(self.attempt, number), segment
+            yield segment.name if segment.is_created else name_of(self.term, number), segment
             number += not segment.is_created
 
     def close(self) -> None:
@@ -138,7 +138,7 @@ class Segments:
 
     def _create(self, segment: Segment, data: bytes) -> bool:
         """Name the segment and create its file with ``data``; False where the name is taken: the next call tries another."""
-        segment.name = name_of(self.attempt, self._number)
+        segment.name = name_of(self.term, self._number)
         try:
             self._folder.create(segment.name, data)
         except FileExistsError:

@@ -70,7 +70,7 @@ def train(config: configs.Config, folder: Folder, device: str, local_rank: int, 
     owner = ""
     if from_scratch and here.is_first:
         owner = secrets.token_hex(8)
-        begin_from_scratch(folder, leases.claim(folder, owner, trains=False).number)
+        begin_from_scratch(folder, leases.claim(folder, owner, trains=False).term)
     run = TrainLoop(config, here, data, folder, owner=owner)
     if here.is_first:
         resolved = run.data.config  # with what the run jumps over

@@ -30,13 +30,13 @@ _LOOK_S = 0.05
 class CheckpointSchedule:
     """The saves of one group of workers. Use as a context manager."""
 
-    def __init__(self, config: Config, world: World, run: Folder, attempt: int, losses: int, state: State) -> None:
+    def __init__(self, config: Config, world: World, run: Folder, term: int, losses: int, state: State) -> None:
         """``losses``: groups of workers this run has lost so far; ``state`` gives what to save."""
         checkpoint = config.checkpoint
         self._config, self._checkpoint, self._world, self._state = config, checkpoint, world, state
         rule = Rule(checkpoint.keep_last, checkpoint.keep_every, checkpoint.keep_best, checkpoint.best_by)
         stage, tries = checkpoint.stage, checkpoint.tries
-        self._saver = AsyncSaver(run, attempt, world.rank, world.size, stage_in=stage, tries=tries, rule=rule)
+        self._saver = AsyncSaver(run, term, world.rank, world.size, stage_in=stage, tries=tries, rule=rule)
         self._losses = losses
         self._failed: BaseException | None = None
         self._given_up = -2

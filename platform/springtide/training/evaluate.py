@@ -86,7 +86,7 @@ def evaluate_checkpoint(run: Folder, config: Config, name: str, device_type: str
     """The same of a committed checkpoint, in a process alone, in fp32. CheckpointError when its bytes are not those that were
     committed."""
     data = open_data(config)
-    model = whole(config.model, data.vocab_size, data.separator)
+    model = whole(config.model, data.vocab_size, data.eos_id)
     with note_reader(run, name):
         load(run, name, model)
     train, world = config.train, alone(torch.device(device_type))

@@ -29,7 +29,7 @@ class GroupLease:
         see the driver's claim."""
         again, self.owner = bool(self.owner), self.owner or secrets.token_hex(8)
         try:
-            return leases.claim(self.run, self.owner, again=again).number
+            return leases.claim(self.run, self.owner, again=again).term
         except FileNotFoundError as error:
             raise UnfitNode(str(error), self.node) from None
 
@@ -38,7 +38,7 @@ class GroupLease:
         ``skip`` in the run's config says so to every later group. Returns the new number."""
         mine = self.claim()  # first: whoever was fenced off writes nothing
         leases.end(self.run, ended)
-        if not check_order(self.run, identity, go_back=True, attempt=mine):
+        if not check_order(self.run, identity, go_back=True, term=mine):
             begin_from_scratch(self.run, mine)  # every checkpoint is of such steps
         known = self.run.exists(configs.RUN_CONFIG)  # this group's may have a smaller micro-batch
         saved = configs.parse(self.run.read(configs.RUN_CONFIG)) if known else config

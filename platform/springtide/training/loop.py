@@ -83,7 +83,7 @@ class TrainLoop:
             self.data = self.data.skipping(configs.parse(self.folder.read(configs.RUN_CONFIG)).stream.skip)
         if self.config.parallel.threads:
             torch.set_num_threads(self.config.parallel.threads)
-        model = make(self.config.model, self.data.vocab_size, self.data.separator)
+        model = make(self.config.model, self.data.vocab_size, self.data.eos_id)
         self.flops_per_token = flops_per_token(model, self.data.sequence_length)
         self.hardware_flops_per_token = hardware_flops_per_token(
             model, self.data.sequence_length, self.config.parallel.recompute
@@ -99,7 +99,7 @@ class TrainLoop:
         """Steps done: the whole data state."""
         self.tokens = 0
         self.judge = StepGuard(self.config)
-        self.attempt = 0
+        self.term = 0
         """This group's claim on the run."""
         self._lease = GroupLease(self.folder, self.owner, self.nodes[self.world.rank] if self.nodes else "")
         self._fingerprint = fingerprint(self.config)
@@ -115,7 +115,7 @@ class TrainLoop:
     def events(self, feed: Feed, interrupt: Callable[[], Interrupt | None]) -> Iterator[Event]:
         """Train to the end of the run, or until asked to stop."""
         begin = time.perf_counter()
-        self.attempt = self._on_first(self._lease.claim)
+        self.term = self._on_first(self._lease.claim)
         self.phases_s["claim"] = time.perf_counter() - begin
         yield from self._restore()
         if self.step == branch.first_step(self.config.train):
@@ -129,7 +129,7 @@ class TrainLoop:
         losses = leases.losses(self.folder) if self.world.is_first else 0
         with contextlib.ExitStack() as stack:
             saves = stack.enter_context(
-                CheckpointSchedule(config, self.world, self.folder, self.attempt, losses, self._state)
+                CheckpointSchedule(config, self.world, self.folder, self.term, losses, self._state)
             )
             saves.last_step = self.step
             memory = self._memory()
@@ -157,7 +157,9 @@ class TrainLoop:
                 yield self._done(result, rate, now - clock)
                 yield from self._recompiles.after(self.step)
                 yield from self.judge.after(self.step, result)
-                if self.judge.goes_back and not result.interrupts:  # who is asked to end leaves the step out, and ends
+                if (
+                    self.judge.needs_rollback and not result.interrupts
+                ):  # who is asked to end leaves the step out, and ends
                     yield from saves.settle()
                     return True
                 yield from profile.after(self.step, data_wait_s)
@@ -179,7 +181,7 @@ class TrainLoop:
                 clock = time.perf_counter()
             saves.end()
         if self.world.is_first:
-            leases.end(self.folder, self.attempt)
+            leases.end(self.folder, self.term)
         if self.step < last:
             yield Stopped(step=self.step, status="stopped", reason=f"asked to; saved at step {self.step}")
             return False
@@ -193,7 +195,7 @@ class TrainLoop:
         what is written into the run's config says so to every later group of workers."""
         optim, order = self.config.optim, self.data.order
         steps = range(max(0, self.step - 1 - optim.rollback_steps), self.step)
-        skipped = [order.undealt(step) for step in steps]
+        skipped = [order.order_step(step) for step in steps]
         self.data = self.data.skipping(skipped)
         in_a_row = next(count for count in itertools.count() if skipped[-1] - count not in self.data.order.skip)
         if in_a_row > optim.max_left_out + optim.rollback_steps:
@@ -202,9 +204,9 @@ class TrainLoop:
                 "rows (springtide inspect), lower optim.peak_lr, or raise optim.spike_deviations"
             )
         yield RolledBack(step=self.step, skipped=skipped, reason=f"for the spike at step {self.step}")
-        order, ended = self.data.order, self.attempt
+        order, ended = self.data.order, self.term
         go_back = functools.partial(self._lease.go_back, ended, self.config, order.identity_at, order.skip)
-        self.attempt = self._on_first(go_back)
+        self.term = self._on_first(go_back)
         self.judge, self._losses_since_save = StepGuard(self.config), []
         yield from self._restore(from_memory=False)
 
@@ -251,7 +253,7 @@ class TrainLoop:
             z_weight=config.optim.z_loss,
             loss_scale=self.judge.scale.value,
             tell=tell,
-            accept=self.judge.accept,
+            allows_update=self.judge.allows_update,
             before_update=before_update,
         )
         self.data_waits_s = [sum(waits) for waits in zip(self.data_waits_s, result.data_waits_s, strict=True)]
@@ -282,7 +284,7 @@ class TrainLoop:
 
     @property
     def _evaluates_now(self) -> bool:
-        every, beside = self.config.train.eval_every, self.config.train.eval_beside
+        every, beside = self.config.train.eval_every, self.config.train.eval_async
         return every > 0 and self.step % every == 0 and not beside
 
     def _evaluate(self) -> Iterator[Evaluated]:
@@ -331,19 +333,19 @@ class TrainLoop:
         if self.keeper is None or not self.config.checkpoint.memory_every or not self.config.checkpoint.stage:
             return None
         stage, is_cut = self.config.checkpoint.stage, self.world.cut.is_set
-        return Snapshotter(self.keeper, self.attempt, self.world.rank, self.world.size, stage, is_cut)
+        return Snapshotter(self.keeper, self.term, self.world.rank, self.world.size, stage, is_cut)
 
     def _restore(self, from_memory: bool = True) -> Iterator[Event]:
         begin, identity, found = time.perf_counter(), self.data.order.identity_at, None
-        if self.keeper and from_memory and self._on_first(lambda: leases.has_trained(self.folder, self.attempt)):
+        if self.keeper and from_memory and self._on_first(lambda: leases.has_trained(self.folder, self.term)):
             found = restore_from_snapshots(self.folder, self.keeper, self.model, self.optimizer, identity)
         if found is None:
-            found = restore(self.folder, self.model, self.optimizer, identity, self._lease.node, self.attempt)
+            found = restore(self.folder, self.model, self.optimizer, identity, self._lease.node, self.term)
         if found is None:
             found = begin_from(self.config.train, self.model, self.optimizer, identity)
         if found is None:
             self.step = self.tokens = 0
-            initialize(self.model, self.config.model, self.data.vocab_size, self.data.separator)
+            initialize(self.model, self.config.model, self.data.vocab_size, self.data.eos_id)
             self.optimizer.state.clear()  # a snapshot that could not be read to its end
         else:
             self.step, self.tokens = found.meta.step, found.meta.tokens

@@ -35,18 +35,18 @@ _FEW, _MORE = 2, 4
 """Blocks of the models that a deeper one is extrapolated from: what a block adds is the same for each."""
 
 
-def predicted_bytes(config: Config, vocab_size: int, separator: int | None, world_size: int) -> int:
+def predicted_bytes(config: Config, vocab_size: int, eos_id: int | None, world_size: int) -> int:
     """Most bytes of tensors that rank 0 of ``world_size`` holds at once in a step: weights, gradients, moments, activations,
     and what is whole for a while. Not in it: what libraries hold for themselves, some hundred MB, and saves (which stage in
     memory of the node's). The process may be in no process group."""
     layers = config.model.num_layers
     if layers <= _MORE:
-        return _peak(config, vocab_size, separator, world_size, layers)
-    few, more = (_peak(config, vocab_size, separator, world_size, depth) for depth in (_FEW, _MORE))
+        return _peak(config, vocab_size, eos_id, world_size, layers)
+    few, more = (_peak(config, vocab_size, eos_id, world_size, depth) for depth in (_FEW, _MORE))
     return more + (more - few) * (layers - _MORE) // (_MORE - _FEW)
 
 
-def _peak(config: Config, vocab_size: int, separator: int | None, world_size: int, layers: int) -> int:
+def _peak(config: Config, vocab_size: int, eos_id: int | None, world_size: int, layers: int) -> int:
     shallow = config.model.model_copy(update={"num_layers": layers})
     rows = -(-config.stream.global_batch // world_size)
     size = min(config.train.rows_at_once, rows)
@@ -57,7 +57,7 @@ def _peak(config: Config, vocab_size: int, separator: int | None, world_size: in
         as_there = (logits_as_on(device), attention_as_on(device))
         with as_there[0], as_there[1], FakeTensorMode(allow_non_fake_inputs=True), _Live() as live:
             layout = config.parallel.model_copy(update={"compile": False})  # shapes are looked at, nothing runs
-            model = parallelize(make(shallow, vocab_size, separator), layout, here)
+            model = parallelize(make(shallow, vocab_size, eos_id), layout, here)
             optimizer = optimizer_of(model, config.optim)
             materialize(optimizer)
             rows_NL = torch.zeros(min(rows, 2 * size), config.shards.sequence_length + 1, dtype=torch.int64)

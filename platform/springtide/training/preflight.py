@@ -71,8 +71,8 @@ def _step(
     config: Config, here: World, model_config: ModelConfig, vocab_size: int, rows: int, length: int, times: int = 1
 ) -> list[float]:
     """How long each of ``times`` steps of one micro-batch took [s]."""
-    separator = _END_OF_TEXT if config.shards.separate_documents else None
-    model = parallelize(skeleton(model_config, vocab_size, separator), config.parallel, here)
+    eos_id = _END_OF_TEXT if config.shards.mask_across_documents else None
+    model = parallelize(skeleton(model_config, vocab_size, eos_id), config.parallel, here)
     initialize(model, model_config, vocab_size)
     optimizer = optimizer_of(
         model, config.optim, fused=config.parallel.reduction != "fp64" or here.device.type != "cpu"

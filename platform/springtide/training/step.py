@@ -91,12 +91,12 @@ def train_step(
     z_weight: float = 0.0,
     loss_scale: float = 1.0,
     tell: StepSignals = _NOTHING,
-    accept: Callable[[float, float], bool] = lambda loss, grad_norm: math.isfinite(grad_norm),
+    allows_update: Callable[[float, float], bool] = lambda loss, grad_norm: math.isfinite(grad_norm),
     before_update: Callable[[], None] = lambda: None,
 ) -> StepResult:
     """Forward, backward, agree, clip, update. ``tokens_NL`` is this rank's int64 (n, L + 1) of the global batch, on its device,
     ``micro_batches`` are slices of its rows, as many on every rank, each padded to ``padded_rows``; ``digest`` is of its
-    sample ids. ``accept`` says of the
+    sample ids. ``allows_update`` says of the
     step's loss and gradient norm, the same on every rank, whether the weights are to change. ``before_update`` is called before
     one does: whoever copies them waits there."""
     # divided by the tokens a full step has, known beforehand; the true count corrects it below
@@ -111,7 +111,7 @@ def train_step(
     if clip * correction != 1.0:
         torch._foreach_mul_(gradients, clip * correction)
     before_update()
-    if updated := accept(agreed.loss, grad_norm):
+    if updated := allows_update(agreed.loss, grad_norm):
         optimizer.step()
     optimizer.zero_grad(set_to_none=True)
     return agreed._replace(grad_norm=grad_norm, updated=updated)
@@ -151,37 +151,37 @@ def token_loss(
     if num_missing > 0:
         rows_BL = F.pad(rows_BL, (0, 0, 0, num_missing))
     tokens_BL = rows_BL[:, :-1]
-    wanted_BL = rows_BL[:, 1:].masked_fill(~loss_mask(rows_BL, eos_id_of(model)), IGNORE_INDEX)
+    targets_BL = rows_BL[:, 1:].masked_fill(~loss_mask(rows_BL, eos_id_of(model)), IGNORE_INDEX)
     if num_missing > 0:
-        wanted_BL[B:] = IGNORE_INDEX
+        targets_BL[B:] = IGNORE_INDEX
     if getattr(model, "computes_loss", False):
-        total, nats = model(tokens_BL, wanted_BL, z_weight)
+        total, nats = model(tokens_BL, targets_BL, z_weight)
     else:
-        total, nats = _of_logits(model(tokens_BL), wanted_BL, z_weight)
+        total, nats = _of_logits(model(tokens_BL), targets_BL, z_weight)
     return total, nats
 
 
-def _of_logits(logits_BLV: Any, wanted_BL: Tensor, z_weight: float) -> tuple[Tensor, Tensor]:
-    if not isinstance(logits_BLV, Tensor) or logits_BLV.dim() != 3 or logits_BLV.shape[:2] != wanted_BL.shape:
-        B, L = wanted_BL.shape
+def _of_logits(logits_BLV: Any, targets_BL: Tensor, z_weight: float) -> tuple[Tensor, Tensor]:
+    if not isinstance(logits_BLV, Tensor) or logits_BLV.dim() != 3 or logits_BLV.shape[:2] != targets_BL.shape:
+        B, L = targets_BL.shape
         found = tuple(logits_BLV.shape) if isinstance(logits_BLV, Tensor) else f"a {type(logits_BLV).__name__}"
         raise TrainingFailed(f"the model returned {found} for ids ({B}, {L}); return logits ({B}, {L}, ids)")
-    logits_NV, wanted_N = logits_BLV.flatten(0, 1).float(), wanted_BL.flatten()
+    logits_NV, wanted_N = logits_BLV.flatten(0, 1).float(), targets_BL.flatten()
     nats = F.cross_entropy(logits_NV, wanted_N, ignore_index=IGNORE_INDEX, reduction="sum")
     extra = (logits_NV.logsumexp(-1).square() * (wanted_N != IGNORE_INDEX)).sum() if z_weight else 0.0
     return nats + z_weight * extra, nats.detach()
 
 
-def loss_mask(rows_BL: Tensor, separator: int | None) -> Tensor:
+def loss_mask(rows_BL: Tensor, eos_id: int | None) -> Tensor:
     """Which tokens of rows (B, L + 1) but the first count for the loss, bool (B, L): all, or, where documents are apart, those
     that do not follow the end of one. Padding is a run of ends and so counts for nothing."""
     before_BL = rows_BL[:, :-1]
-    return torch.ones_like(before_BL, dtype=torch.bool) if separator is None else before_BL != separator
+    return torch.ones_like(before_BL, dtype=torch.bool) if eos_id is None else before_BL != eos_id
 
 
 def eos_id_of(model: nn.Module) -> int | None:
     """The id that keeps documents apart, where the model has one."""
-    return getattr(model, "separator", None)
+    return getattr(model, "eos_id", None)
 
 
 def _agree(sums: Tensor, digest: int, tell: StepSignals, world: World) -> StepResult:

@@ -26,7 +26,7 @@ class StepGuard:
         self._left_out = 0
         """Steps one after the other."""
 
-    def accept(self, loss: float, grad_norm: float) -> bool:
+    def allows_update(self, loss: float, grad_norm: float) -> bool:
         """Before the update of a step of this loss [nats] and norm."""
         finite, how = math.isfinite(grad_norm), self._optim.on_spike
         # an overflow of fp16 says nothing of the rows
@@ -38,7 +38,7 @@ class StepGuard:
         return accepted
 
     @property
-    def goes_back(self) -> bool:
+    def needs_rollback(self) -> bool:
         """Whether the step just judged is to be undone, and those before it back to a checkpoint."""
         return self._spike is not None and self._optim.on_spike == "rollback"
 

@@ -11,10 +11,10 @@ from springtide.model import Decoder, initial, make
 
 
 @torch.no_grad()
-def initialize(model: nn.Module, config: ModelConfig, vocab_size: int, separator: int | None = None) -> None:
+def initialize(model: nn.Module, config: ModelConfig, vocab_size: int, eos_id: int | None = None) -> None:
     """Fill what this rank holds of each tensor; the whole does not depend on how many ranks there are. Of our decoder no rank
     makes the whole; a user's model is made once more, as it began."""
-    whole = {} if isinstance(model, Decoder) else named_tensors(make(config, vocab_size, separator))
+    whole = {} if isinstance(model, Decoder) else named_tensors(make(config, vocab_size, eos_id))
     for name, tensor in named_tensors(model).items():
         offsets, sizes = box(tensor)
         if whole:

@@ -30,7 +30,7 @@ def trunk(tiny: Config) -> str:
         config_fingerprint="c",
         tokenizer_digest=data.tokenizer_digest,
     )
-    job = CommitJob(run.url, leases.claim(run, "me").number, 0, meta, tiny.model_dump(mode="json"), [], Rule(3))
+    job = CommitJob(run.url, leases.claim(run, "me").term, 0, meta, tiny.model_dump(mode="json"), [], Rule(3))
     PieceWriter(run).write(job, lambda _: memoryview(b""), lambda: False)
     return run.url
 

@@ -24,7 +24,7 @@ DATA = bytes(range(96))
 def run(tmp_path: Path) -> Folder:
     """A run with one checkpoint of two tensors."""
     folder = Folder(tmp_path / "run")
-    number = leases.claim(folder, "me").number
+    number = leases.claim(folder, "me").term
     meta = Meta(step=5, tokens=5, world_size=1, order_identity="o", config_fingerprint="c", tokenizer_digest="f" * 32)
     pieces = [
         StagedPiece("model/a", "F32", (4, 4), (0, 0), (4, 4), 0, 64),

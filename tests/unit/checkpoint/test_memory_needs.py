@@ -1,4 +1,4 @@
-"""What a rank tells its keeper of older attempts: when their snapshots are still needed, and when they only take room."""
+"""What a rank tells its keeper of older leases: when their snapshots are still needed, and when they only take room."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def take(memory: Snapshotter, state: tuple[nn.Module, torch.optim.Optimizer], st
 
 def test_older_attempts_are_needed_until_a_snapshot_of_this_one_is_safe(tmp_path: Any) -> None:
     keeper, state = Here(), trained()
-    memory = Snapshotter(keeper, attempt=3, rank=0, world_size=1, stage_in="/dev/shm")
+    memory = Snapshotter(keeper, term=3, rank=0, world_size=1, stage_in="/dev/shm")
     for step in (1, 2, 3):
         take(memory, state, step)
     assert [needed_from for _, _, needed_from in keeper.kept] == [0, 3, 3]
@@ -81,7 +81,7 @@ def test_older_attempts_are_needed_until_a_snapshot_of_this_one_is_safe(tmp_path
 
 def test_when_all_have_restored_a_snapshot_it_alone_is_kept(tmp_path: Any) -> None:
     keeper, state, fresh = Here(), trained(), trained()
-    memory = Snapshotter(keeper, attempt=3, rank=0, world_size=1, stage_in="/dev/shm")
+    memory = Snapshotter(keeper, term=3, rank=0, world_size=1, stage_in="/dev/shm")
     take(memory, state, 7)
     run = Folder(str(tmp_path))
     found = restore_from_snapshots(run, keeper, *fresh, lambda step: "o")

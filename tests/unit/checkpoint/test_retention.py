@@ -20,15 +20,15 @@ rules = st.builds(
 
 @st.composite
 def histories(draw: st.DrawFn) -> dict[str, Found]:
-    """Checkpoints of a run with killed saves, bad ones, several attempts and references to older files."""
+    """Checkpoints of a run with killed saves, bad ones, several leases and references to older files."""
     found: dict[str, Found] = {}
     older: list[str] = []
-    attempt = 1
+    term = 1
     for step in range(1, draw(st.integers(0, 14)) + 1):
-        attempt += draw(st.integers(0, 1))
+        term += draw(st.integers(0, 1))
         name = name_of(step)
-        own = {f"a{attempt:04d}-r0000.safetensors", f"a{attempt:04d}-r0000.json", f"a{attempt:04d}-manifest.json"}
-        left = {f"a{attempt - 1:04d}-r0000.safetensors"} if draw(st.booleans()) else set()
+        own = {f"a{term:04d}-r0000.safetensors", f"a{term:04d}-r0000.json", f"a{term:04d}-manifest.json"}
+        left = {f"a{term - 1:04d}-r0000.safetensors"} if draw(st.booleans()) else set()
         is_committed, mark = draw(st.booleans()), draw(st.sampled_from([None, None, None, ABANDONED, QUARANTINED]))
         refers = set(draw(st.lists(st.sampled_from(older), max_size=3))) if older else set()
         marks = ({COMMITTED} if is_committed else set()) | ({mark} if mark else set())
@@ -40,14 +40,14 @@ def histories(draw: st.DrawFn) -> dict[str, Found]:
             needs=frozenset(needs),
         )
         if is_committed:
-            older.append(f"{name}/a{attempt:04d}-r0000.safetensors")
+            older.append(f"{name}/a{term:04d}-r0000.safetensors")
     return found
 
 
 @given(histories(), rules, st.data())
 def test_nothing_that_anyone_may_need_is_removed(found: dict[str, Found], rule: Rule, data: st.DataObject) -> None:
     reading = set(data.draw(st.lists(st.sampled_from(sorted(found)), max_size=2))) if found else set()
-    attempt = data.draw(st.integers(1, 15))
+    term = data.draw(st.integers(1, 15))
     keep = kept(found, rule)
     counting = sorted(name for name, one in found.items() if one.counts)
     assert keep <= set(counting)
@@ -56,7 +56,7 @@ def test_nothing_that_anyone_may_need_is_removed(found: dict[str, Found], rule: 
         assert {name for name in counting if int(name[5:]) % rule.every == 0} <= keep
     losses = sorted((found[name].metrics["loss"], name) for name in counting if "loss" in found[name].metrics)
     assert {name for _, name in losses[: rule.best]} <= keep
-    removed = garbage(found, rule, reading, attempt)
+    removed = garbage(found, rule, reading, term)
     assert len(set(removed)) == len(removed)
     for name in keep | reading:
         assert not found[name].needs & set(removed)
@@ -66,7 +66,7 @@ def test_nothing_that_anyone_may_need_is_removed(found: dict[str, Found], rule: 
         assert file in found[name].files
         assert name <= max(counting), "what is newer than the newest is somebody's work"
         if file.startswith("a"):
-            assert int(file[1:5]) <= attempt, "a newer attempt's work"
+            assert int(file[1:5]) <= term, "a newer lease's work"
     if removed:  # a marker goes before all that it vouches for
         markers = [whole.endswith(COMMITTED) for whole in removed]
         assert markers == sorted(markers, reverse=True)

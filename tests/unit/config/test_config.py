@@ -97,8 +97,8 @@ def test_whole_amounts_come_back(number: int) -> None:
         ({"optim.warmup": "9M"}, ["optim.warmup = 9000000", "longer than train.total", "train longer"]),
         ({"train.total": "0"}, ["train.total = 0", "at least one token"]),
         (
-            {"checkpoint.keep_best": 1, "checkpoint.best_by": "heldout_loss", "train.eval_beside": True},
-            ["checkpoint.best_by = 'heldout_loss'", "train.eval_beside", "choose by loss"],
+            {"checkpoint.keep_best": 1, "checkpoint.best_by": "heldout_loss", "train.eval_async": True},
+            ["checkpoint.best_by = 'heldout_loss'", "train.eval_async", "choose by loss"],
         ),
         ({"run.id": "../escape"}, ["run.id", "../escape"]),
     ],
@@ -144,7 +144,7 @@ def test_only_what_is_learned_counts_for_the_fingerprint() -> None:
 
 
 def test_padding_that_would_be_learned_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"shards.packing = 'best_fit': .*set shards.separate_documents"):
+    with pytest.raises(ConfigError, match=r"shards.packing = 'best_fit': .*set shards.mask_across_documents"):
         configs.override(configs.recipes.tiny(), {"shards.packing": "best_fit"})
 
 

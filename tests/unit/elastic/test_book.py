@@ -17,9 +17,9 @@ def claims(draw: st.DrawFn) -> list[ResourceRequest]:
     found = []
     for number in range(draw(st.integers(1, 6))):
         least = draw(st.integers(1, 3))
-        promise = draw(st.one_of(st.just(-math.inf), st.integers(-3, 3).map(float)))
+        priority = draw(st.one_of(st.just(-math.inf), st.integers(-3, 3).map(float)))
         weight = draw(st.sampled_from([0.5, 1.0, 2.0]))
-        found.append(ResourceRequest(f"run-{number}", least, least + draw(st.integers(0, 4)), weight, 1, promise))
+        found.append(ResourceRequest(f"run-{number}", least, least + draw(st.integers(0, 4)), weight, 1, priority))
     return found
 
 
@@ -30,13 +30,13 @@ def test_nobody_gets_too_much_or_too_little_and_nothing_is_dealt_twice(
     held = allocate(before, wanted, {})
     shares = allocate(places, wanted, held)
     for claim in wanted:
-        size = sum(shares[claim.holder].values())
+        size = sum(shares[claim.client_id].values())
         assert size == 0 or claim.min_workers <= size <= claim.max_workers
     for node, number in places.items():
         assert sum(share.get(node, 0) for share in shares.values()) <= number
     free = sum(places.values()) - sum(sum(share.values()) for share in shares.values())
     for claim in wanted:
-        size = sum(shares[claim.holder].values())
+        size = sum(shares[claim.client_id].values())
         assert free < claim.min_workers if size == 0 else free == 0 or size == claim.max_workers
 
 
@@ -59,8 +59,8 @@ def test_a_lost_node_moves_nobody_who_was_not_on_it_to_another(
 
 def test_the_least_promising_give_way_first_and_survivors_grow() -> None:
     good, fair, unknown = (
-        ResourceRequest("good", 1, 4, promise=-1.0),
-        ResourceRequest("fair", 1, 4, promise=-2.0),
+        ResourceRequest("good", 1, 4, priority=-1.0),
+        ResourceRequest("fair", 1, 4, priority=-2.0),
         ResourceRequest("unknown", 1, 4),
     )
     places = dict.fromkeys("abcd", 1)
@@ -77,8 +77,8 @@ def test_weights_share_out_what_is_left() -> None:
 
 
 def test_a_worker_does_not_change_hands_because_promises_do() -> None:
-    one, other = ResourceRequest("one", 1, 3, promise=1.0), ResourceRequest("other", 1, 3, promise=0.0)
+    one, other = ResourceRequest("one", 1, 3, priority=1.0), ResourceRequest("other", 1, 3, priority=0.0)
     places = dict.fromkeys("abc", 1)
     shares = allocate(places, [one, other], {})
     assert sum(shares["one"].values()) == 2
-    assert allocate(places, [one._replace(promise=-1.0), other], shares) == shares
+    assert allocate(places, [one._replace(priority=-1.0), other], shares) == shares

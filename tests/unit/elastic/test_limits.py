@@ -41,7 +41,7 @@ def test_a_size_that_has_trained_is_tried_again_until_it_is_given_up() -> None:
 
 @pytest.mark.parametrize(("workers", "least"), [(4, 8), (8, 12), (5, 8)])
 def test_workers_come_in_cells(workers: int, least: int) -> None:
-    limits = MemoryLimits(1, cell=4)
+    limits = MemoryLimits(1, worker_multiple=4)
     limits.trained(16)
     assert limits.wait_for_more(workers, is_over=False)
     assert limits.least_workers == least

@@ -216,7 +216,7 @@ def test_a_node_that_is_gone_or_bad_is_left() -> None:
 
 
 def test_sizes_are_multiples_of_the_cell() -> None:
-    bounds = dataclasses.replace(BOUNDS, cell=4, min_workers=4)
+    bounds = dataclasses.replace(BOUNDS, worker_multiple=4, min_workers=4)
     assert [bounds.feasible(places) for places in range(14)] == [0] * 4 + [4] * 4 + [8] * 6
 
 
@@ -282,7 +282,7 @@ class Cluster:
         """It is feasible, and stands on nodes that are alive, stay and are well."""
         assert self.group is None
         assert self.bounds.min_workers <= start.workers <= self.bounds.max_workers
-        assert start.workers % self.bounds.cell == 0
+        assert start.workers % self.bounds.worker_multiple == 0
         chosen = [self.nodes[int(name)] for name in start.nodes]
         assert all(node.leaves_at is None and not node.problem for node in chosen)
         assert start.workers == len(start.nodes)
@@ -296,10 +296,16 @@ class Cluster:
             assert start.workers == standing
 
 
-@pytest.mark.parametrize("cell", [1, 2])
+@pytest.mark.parametrize("worker_multiple", [1, 2])
 @given(history=histories, least=some.integers(1, 4), extra=some.integers(0, 8))
-def test_any_history_ends_in_the_largest_group_that_fits(cell: int, history: Any, least: int, extra: int) -> None:
-    bounds = Bounds(min_workers=least * cell, max_workers=(least + extra) * cell, cell=cell)
+def test_any_history_ends_in_the_largest_group_that_fits(
+    worker_multiple: int, history: Any, least: int, extra: int
+) -> None:
+    bounds = Bounds(
+        min_workers=least * worker_multiple,
+        max_workers=(least + extra) * worker_multiple,
+        worker_multiple=worker_multiple,
+    )
     cluster = Cluster(bounds)
     for ticks, event in history:
         for _ in range(ticks):

@@ -47,7 +47,7 @@ def test_no_position_sees_a_later_one() -> None:
 
 
 def test_documents_packed_into_a_row_are_computed_as_if_alone() -> None:
-    model = build(CONFIG, vocab_size=100, separator=99)
+    model = build(CONFIG, vocab_size=100, eos_id=99)
     parts = [TOKENS[0, :7], TOKENS[1, :1], TOKENS[2, :9]]
     assert not any((part == 99).any() for part in parts)
     apart = [torch.cat([part, torch.tensor([99])]) for part in parts]
@@ -95,7 +95,7 @@ def test_grouped_heads_go_to_no_kernel_that_makes_score_matrices(
 
 
 def test_repeated_heads_attend_as_grouped_ones() -> None:
-    model, rows = build(CONFIG, vocab_size=100, separator=7), TOKENS
+    model, rows = build(CONFIG, vocab_size=100, eos_id=7), TOKENS
 
     def logits_and_gradient() -> tuple[torch.Tensor, torch.Tensor]:
         model.zero_grad()
@@ -116,15 +116,15 @@ def test_the_loss_of_packed_documents_is_that_of_the_documents() -> None:
     parts = [torch.cat([TOKENS[row, :length], torch.tensor([99])]) for row, length in ((0, 7), (1, 3), (2, 9))]
     row = torch.cat([*parts, torch.tensor([99, 99])])[None]  # two of padding
     world = World(0, 1, torch.device("cpu"), None)  # type: ignore[arg-type]
-    packed, _ = token_loss(build(CONFIG, 100, separator=99), row, world)
+    packed, _ = token_loss(build(CONFIG, 100, eos_id=99), row, world)
     alone = sum(token_loss(build(CONFIG, 100), part[None], world)[0] for part in parts)
     torch.testing.assert_close(packed, alone)
     assert int(loss_mask(row, 99).sum()) == sum(len(part) - 1 for part in parts)
 
 
-@pytest.mark.parametrize("separator", [None, 99])
-def test_a_text_read_in_parts_has_the_logits_of_the_whole(separator: int | None) -> None:
-    model = build(CONFIG, vocab_size=100, separator=separator)
+@pytest.mark.parametrize("eos_id", [None, 99])
+def test_a_text_read_in_parts_has_the_logits_of_the_whole(eos_id: int | None) -> None:
+    model = build(CONFIG, vocab_size=100, eos_id=eos_id)
     tokens = TOKENS[:1].clone()
     tokens[0, [6, 13]] = 99
     past, parts = KVCache(CONFIG.num_layers), []
@@ -197,7 +197,7 @@ def test_first_weights_are_normal_smaller_where_they_add_to_the_stream_and_norms
     x = torch.randn(4, 32)
     for around_one in (False, True):
         norm = RMSNorm(32, 1e-5, around_one)
-        config = CONFIG.model_copy(update={"norm_around_one": around_one})
+        config = CONFIG.model_copy(update={"norm_unit_offset": around_one})
         norm.weight.data = initial(config, "norm.weight", (32,), 0, 32)
         torch.testing.assert_close(norm(x), F.rms_norm(x, (32,), eps=1e-5))
 

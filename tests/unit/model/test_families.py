@@ -70,7 +70,7 @@ FAMILIES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
         "Gemma",
         {
             "activation": "gelu",
-            "norm_around_one": True,
+            "norm_unit_offset": True,
             "scaled_embedding": True,
             "head_dim": 32,
             "norm_eps": 1e-6,

@@ -23,8 +23,8 @@ LIMIT_BYTES = 68_700
 class Nodes:
     """So many of eight ranks each; each node's peer is the next."""
 
-    def __init__(self, vaults: list[SnapshotServer], attempt: int) -> None:
-        self.vaults, self.attempt = vaults, attempt
+    def __init__(self, vaults: list[SnapshotServer], term: int) -> None:
+        self.vaults, self.term = vaults, term
         self.ranks = WORKERS * len(vaults)
         self.size = STATE_BYTES // self.ranks
         self.stages: dict[tuple[int, int], StagingBuffer] = {}
@@ -36,15 +36,15 @@ class Nodes:
             node, slot = rank // WORKERS, step % 2
             stage = self.stages.setdefault((rank, slot), StagingBuffer("/dev/shm", self.size))
             stage.mark(step)
-            snapshot = Snapshot(self.attempt, rank, meta, (), self.size)
+            snapshot = Snapshot(self.term, rank, meta, (), self.size)
             self.vaults[node].keep(snapshot, slot, os.getpid(), stage.fd, [], needed_from)
             peer, part = self.vaults[(node + 1) % len(self.vaults)], stage._bytes.numpy()
             peer.replicate(snapshot, slot, MARK_BYTES, part, True, needed_from)
 
-    def whole(self, attempt: int, step: int) -> int:
+    def whole(self, term: int, step: int) -> int:
         """How many parts of a snapshot there are, copies included."""
         held = [one for vault in self.vaults for one in vault._held.values() if one.is_whole]
-        return sum((one.snapshot.attempt, one.snapshot.meta.step) == (attempt, step) for one in held)
+        return sum((one.snapshot.term, one.snapshot.meta.step) == (term, step) for one in held)
 
     def close(self) -> None:
         for stage in self.stages.values():
@@ -62,17 +62,17 @@ def vaults() -> Iterator[list[SnapshotServer]]:
 def test_snapshots_go_on_after_a_resize_and_the_restored_one_is_there_until_the_next_is_safe(
     vaults: list[SnapshotServer],
 ) -> None:
-    before = Nodes(vaults, attempt=1)
+    before = Nodes(vaults, term=1)
     before.snapshot(10, needed_from=0)
     before.snapshot(11, needed_from=1)
     held = sum(one.size_bytes for one in vaults[0]._held.values())
     assert 0.7 * LIMIT_BYTES < held < 0.75 * LIMIT_BYTES  # 48.2 of 68.7
     before.close()
 
-    # a node goes, 56 ranks restore step 11 and are at attempt 2
+    # a node goes, 56 ranks restore step 11 and are at lease 2
     for vault in vaults[:7]:
         vault.forget(2, kept=(1, 11))
-    after = Nodes(vaults[:7], attempt=2)
+    after = Nodes(vaults[:7], term=2)
     assert after.whole(1, 10) == 0
     after.snapshot(12, needed_from=0)
     assert after.whole(1, 11) == 7 * WORKERS * 2
@@ -83,7 +83,7 @@ def test_snapshots_go_on_after_a_resize_and_the_restored_one_is_there_until_the_
 
 
 def test_without_that_the_resize_is_past_the_limit(vaults: list[SnapshotServer]) -> None:
-    before, after = Nodes(vaults, attempt=1), Nodes(vaults[:7], attempt=2)
+    before, after = Nodes(vaults, term=1), Nodes(vaults[:7], term=2)
     before.snapshot(10, needed_from=0)
     before.snapshot(11, needed_from=1)
     with pytest.raises(OSError, match=r"checkpoint.memory_bytes allows 0 MiB"):

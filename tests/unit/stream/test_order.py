@@ -61,7 +61,7 @@ def test_the_ranks_of_any_world_size_share_out_exactly_the_batch(order: Order, s
     parts = [order.rank_batch(step, rank, world_size) for rank in range(world_size)]
     assert np.array_equal(np.concatenate(parts), order.batch(step))
     whole = dataclasses.replace(order, skip_samples=())
-    left_out = {sample for start, ids in order.skip_samples if start <= order.undealt(step) for sample in ids}
+    left_out = {sample for start, ids in order.skip_samples if start <= order.order_step(step) for sample in ids}
     assert len(whole.batch(step)) == order.rows(step)
     assert order.batch(step).tolist() == [sample for sample in whole.batch(step).tolist() if sample not in left_out]
 
@@ -172,7 +172,7 @@ def test_draws_counted_by_floor_sums_are_those_dealt(order: Order, step: int) ->
     deal = order._deals[-1]
     for slot in range(min(order.global_batch, 3)):
         dealt = [int(deal.corpora(before)[slot]) for before in range(step)]
-        assert deal.drawn(slot, step) == [dealt.count(corpus) for corpus in range(deal.num_corpora)]
+        assert deal.count_before(slot, step) == [dealt.count(corpus) for corpus in range(deal.num_corpora)]
 
 
 @given(st.integers(0, 60), st.integers(0, 99), st.integers(-99, 99), st.integers(1, 50))
@@ -217,7 +217,7 @@ def test_the_identity_changes_with_anything_that_changes_a_batch(order: Order) -
 def test_what_comes_later_may_change_and_what_is_done_keeps_its_identity(
     order: Order, done: int, data: st.DataObject
 ) -> None:
-    end = order.undealt(done - 1) + 1 if done else 0
+    end = order.order_step(done - 1) + 1 if done else 0
     extra = data.draw(st.integers(max(end, 1), 120).filter(lambda step: step not in dict(order.schedule)))
     weights = tuple(reversed([*order.schedule[0][1], 1.0]))
     schedule = sorted([*((start, (*old, 0.0)) for start, old in order.schedule), (extra, weights)])

@@ -20,14 +20,14 @@ TABLE = {
     "OBJECTIVE": {"metric": "heldout_loss", "mode": "min"},
     "BUDGET": {"trials": 8, "tokens_per_trial": 40_000, "rungs": 4},
 }
-BOTH = {**TABLE, "OBJECTIVE": {**TABLE["OBJECTIVE"], "beside": {"metric": "step_worker_s", "mode": "min"}}}
+BOTH = {**TABLE, "OBJECTIVE": {**TABLE["OBJECTIVE"], "secondary": {"metric": "step_worker_s", "mode": "min"}}}
 
 
 def outcome(
-    number: int, value: float, beside: float = math.nan, repeats: int = -1, tokens: int = 40_000
+    number: int, value: float, secondary: float = math.nan, repeats: int = -1, tokens: int = 40_000
 ) -> TrialOutcome:
     rungs = (Rung(tokens // 100, tokens, value),)
-    return TrialOutcome(number, {"optim.peak_lr": 0.01}, "finished", rungs, beside=beside, repeats=repeats)
+    return TrialOutcome(number, {"optim.peak_lr": 0.01}, "finished", rungs, secondary=secondary, repeats=repeats)
 
 
 def test_trials_whose_batches_differ_are_compared_after_the_same_tokens() -> None:
@@ -42,9 +42,9 @@ def test_the_front_is_those_that_no_other_beats(pairs: list[tuple[int, int]]) ->
     sweep = read(BOTH, TINY)
     outcomes = [outcome(number, float(value), float(cost)) for number, (value, cost) in enumerate(pairs)]
     verdict = rank_trials(sweep, outcomes)
-    points = {(one.value, one.beside) for one in outcomes}
+    points = {(one.value, one.secondary) for one in outcomes}
     beaten = {p for p in points for q in points if q != p and q[0] <= p[0] and q[1] <= p[1]}
-    assert {(one.value, one.beside) for one in verdict.front} == points - beaten
+    assert {(one.value, one.secondary) for one in verdict.front} == points - beaten
     assert len(verdict.front) == len(points - beaten)
     assert verdict.front[0].value == verdict.best.value  # type: ignore[union-attr]
     assert all(one.name in words(sweep, verdict) for one in verdict.front)
@@ -87,11 +87,11 @@ def test_the_gain_that_is_expected_is_what_one_more_brings_on_average(trials: in
 @pytest.mark.parametrize(
     ("objective", "match"),
     [
-        ({"metric": "speed", "mode": "min"}, r"OBJECTIVE\.beside\.metric = 'speed'.*step_worker_s"),
-        ({"metric": "memory_bytes", "mode": "least"}, r"OBJECTIVE\.beside\.mode = 'least'"),
-        ("step_worker_s", r"OBJECTIVE\.beside = 'step_worker_s': is no table"),
+        ({"metric": "speed", "mode": "min"}, r"OBJECTIVE\.secondary\.metric = 'speed'.*step_worker_s"),
+        ({"metric": "memory_bytes", "mode": "least"}, r"OBJECTIVE\.secondary\.mode = 'least'"),
+        ("step_worker_s", r"OBJECTIVE\.secondary = 'step_worker_s': is no table"),
     ],
 )
 def test_a_second_objective_is_checked_like_the_first(objective: object, match: str) -> None:
     with pytest.raises(ConfigError, match=match):
-        read({**TABLE, "OBJECTIVE": {**TABLE["OBJECTIVE"], "beside": objective}}, TINY)
+        read({**TABLE, "OBJECTIVE": {**TABLE["OBJECTIVE"], "secondary": objective}}, TINY)

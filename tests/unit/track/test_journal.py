@@ -71,13 +71,13 @@ def test_an_event_survives_its_record() -> None:
 
 
 def test_each_start_writes_its_own_segments_and_all_are_read_in_order(run: Folder) -> None:
-    for attempt in (1, 2, 3):
+    for term in (1, 2, 3):
         with Journal(run) as journal:
-            assert journal.attempt == attempt
-            journal(Started(step=attempt, world_size=1))
-            journal(step(attempt))
+            assert journal.term == term
+            journal(Started(step=term, world_size=1))
+            journal(step(term))
     events = read_journal(run)
-    assert [one.attempt for one in events] == [1, 1, 2, 2, 3, 3]
+    assert [one.term for one in events] == [1, 1, 2, 2, 3, 3]
     assert [one.step for one in events if isinstance(one, StepDone)] == [1, 2, 3]
 
 
@@ -135,24 +135,24 @@ def test_two_journals_of_one_folder_never_write_over_each_other(run: Folder, mon
     with monkeypatch.context() as patched:
         patched.setattr("springtide.track.segments.listed", lambda _: [])  # each listed before another wrote
         first, second = Journal(run), Journal(run)
-        assert (first.attempt, second.attempt) == (1, 2)
-        same, also = Journal(run, attempt=7), Journal(run, attempt=7)
+        assert (first.term, second.term) == (1, 2)
+        same, also = Journal(run, term=7), Journal(run, term=7)
     for number, journal in enumerate((first, second, same, also)):
         for one in range(10):
             journal(step(10 * number + one))
     for journal in (also, same, second, first):
         journal.close()
     assert steps_in(run) == list(range(40))
-    assert [one.attempt for one in read_journal(run)] == [1] * 10 + [2] * 10 + [7] * 20
+    assert [one.term for one in read_journal(run)] == [1] * 10 + [2] * 10 + [7] * 20
     names = ["0001-0000.jsonl", "0002-0000.jsonl", "0007-0000.jsonl", "0007-0001.jsonl"]
     assert (run / "journal").names() == names
 
 
 def test_starts_beyond_the_ten_thousandth_are_read_in_order(run: Folder) -> None:
-    for attempt in (9999, 10_000, 0):
-        with Journal(run, attempt=attempt) as journal:
-            journal(step(attempt or 1))
-    assert [(one.attempt, one.step) for one in read_journal(run)] == [(9999, 9999), (10_000, 10_000), (10_001, 1)]  # type: ignore[attr-defined]
+    for term in (9999, 10_000, 0):
+        with Journal(run, term=term) as journal:
+            journal(step(term or 1))
+    assert [(one.term, one.step) for one in read_journal(run)] == [(9999, 9999), (10_000, 10_000), (10_001, 1)]  # type: ignore[attr-defined]
 
 
 def test_a_folder_that_cannot_be_written_for_a_while_holds_up_nothing_and_loses_nothing(
@@ -268,7 +268,7 @@ def test_an_object_store_that_is_away_holds_up_nobody_and_gets_all_when_it_is_ba
 
         monkeypatch.setattr(s3, name, counted)
     told: list[str] = []
-    journal = Journal(run, attempt=3, say=told.append)
+    journal = Journal(run, term=3, say=told.append)
     journal(Started(step=0, world_size=1))
     assert journal.flush()
     assert len(read_journal(run)) == 1
@@ -292,7 +292,7 @@ def test_an_object_store_that_is_away_holds_up_nobody_and_gets_all_when_it_is_ba
 
 def test_a_put_whose_answer_was_lost_is_no_other_journal(unreliable: tuple[Folder, s3_faults.Faults]) -> None:
     run, _ = unreliable
-    with Journal(run, attempt=1) as journal:
+    with Journal(run, term=1) as journal:
         (run / "journal").write("0001-0001.jsonl", "somebody else's\n")
         segment = journal._open
         journal(step(1))

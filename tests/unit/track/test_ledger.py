@@ -12,7 +12,7 @@ def step(number: int, time_s: float, workers: int, step_time_s: float = 1.0, wai
     return StepDone(
         step=number,
         time_s=time_s,
-        attempt=1,
+        term=1,
         loss=1.0,
         grad_norm=1.0,
         learning_rate=1.0,
@@ -29,11 +29,11 @@ def step(number: int, time_s: float, workers: int, step_time_s: float = 1.0, wai
 
 
 def started(at: int, time_s: float, workers: int, *markets: str) -> Started:
-    return Started(step=at, world_size=workers, time_s=time_s, attempt=1, markets=list(markets))
+    return Started(step=at, world_size=workers, time_s=time_s, term=1, markets=list(markets))
 
 
 def decided(decision: str, reason: str, time_s: float) -> Decided:
-    return Decided(step=0, decision=decision, reason=reason, time_s=time_s, attempt=1)
+    return Decided(step=0, decision=decision, reason=reason, time_s=time_s, term=1)
 
 
 HISTORY: list[Event] = [
@@ -41,14 +41,14 @@ HISTORY: list[Event] = [
     started(0, 10.0, 3),
     step(1, 11.0, 3, wait_s=0.25),
     step(2, 12.0, 3),
-    Saved(step=2, name="x", size_bytes=1, save_time_s=0.1, time_s=12.5, attempt=1),
+    Saved(step=2, name="x", size_bytes=1, save_time_s=0.1, time_s=12.5, term=1),
     step(3, 13.5, 3),
-    Failed(step=3, cause="lost nodes", reason="a", again=True, time_s=14.0, attempt=1),
+    Failed(step=3, cause="lost nodes", reason="a", again=True, time_s=14.0, term=1),
     started(2, 16.0, 2),
     step(3, 17.0, 2),
     decided("leave", "grow from 2 to 3 workers", 17.5),
     step(4, 18.0, 2),
-    Left(step=4, kept_in="memory", time_s=18.25, attempt=1),
+    Left(step=4, kept_in="memory", time_s=18.25, term=1),
     decided("stay", "waiting for capacity: room for 0 workers", 18.5),
     decided("start", "3 of 3 workers on 3 nodes", 28.5),
     started(4, 29.0, 3),
@@ -91,8 +91,8 @@ def test_every_second_is_of_one_kind() -> None:
 
 def test_time_between_two_starts_of_the_driver_is_nobodys() -> None:
     again = [
-        Started(step=5, world_size=2, time_s=1000.0, attempt=2),
-        StepDone(**{**step(6, 1001.0, 2).__dict__, "attempt": 2}),
+        Started(step=5, world_size=2, time_s=1000.0, term=2),
+        StepDone(**{**step(6, 1001.0, 2).__dict__, "term": 2}),
     ]
     found = ledger([*HISTORY, *again])
     assert found.held == pytest.approx(ledger(HISTORY).held + 2)
@@ -104,7 +104,7 @@ def test_seconds_have_the_price_of_the_market_they_were_bought_on() -> None:
         decided("start", "2 of 2 workers on 2 nodes", 0.0),
         started(0, 10.0, 2, "spot", "on-demand"),
         step(1, 11.0, 2),
-        Failed(step=1, cause="lost nodes", reason="a", again=True, time_s=12.0, attempt=1),
+        Failed(step=1, cause="lost nodes", reason="a", again=True, time_s=12.0, term=1),
         started(1, 14.0, 1, "on-demand"),
         step(2, 15.0, 1),
     ]
@@ -118,7 +118,7 @@ def test_seconds_have_the_price_of_the_market_they_were_bought_on() -> None:
 
 
 def test_stragglers_are_named() -> None:
-    slow = Straggling(step=5, rank=1, node="n", share=0.4, time_s=30.5, attempt=1)
+    slow = Straggling(step=5, rank=1, node="n", share=0.4, time_s=30.5, term=1)
     assert ledger([*HISTORY, slow]).stragglers == [slow]
     assert ledger([*HISTORY, slow]).held == ledger(HISTORY).held
 

@@ -21,7 +21,7 @@ def judge(**changes: object) -> StepGuard:
 
 def trained(one: StepGuard) -> StepGuard:
     for step in range(20):
-        assert one.accept(4.0 + 0.1 * (step % 3), 1.0)
+        assert one.allows_update(4.0 + 0.1 * (step % 3), 1.0)
     return one
 
 
@@ -34,21 +34,21 @@ def test_a_spike_is_told_or_left_out_also_after_a_restart(how: str, accepted: bo
     one, other = trained(judge(on_spike=how)), judge(on_spike=how)
     other.load(json.loads(json.dumps(one.state())))
     for each in (one, other):
-        assert each.accept(40.0, 1.0) == accepted
-        assert each.goes_back == (how == "rollback")
+        assert each.allows_update(40.0, 1.0) == accepted
+        assert each.needs_rollback == (how == "rollback")
         told = list(each.after(21, result(accepted)))
         assert len(told) == (how != "off")
         assert not any(event.left_out for event in told if accepted)  # type: ignore[attr-defined]
-    assert judge(on_spike=how).accept(40.0, 1.0)  # with nothing to compare with
+    assert judge(on_spike=how).allows_update(40.0, 1.0)  # with nothing to compare with
 
 
 @pytest.mark.parametrize("how", ["off", "warn", "skip", "rollback"])
 def test_a_gradient_that_is_not_finite_never_changes_a_weight(how: str) -> None:
     one = trained(judge(on_spike=how))
-    assert not one.accept(4.0, math.inf)
-    assert not one.accept(math.nan, math.nan)
-    assert one.goes_back == (how == "rollback")
-    assert one.accept(4.0, 1.0)
+    assert not one.allows_update(4.0, math.inf)
+    assert not one.allows_update(math.nan, math.nan)
+    assert one.needs_rollback == (how == "rollback")
+    assert one.allows_update(4.0, 1.0)
 
 
 def test_a_run_ends_when_too_many_are_left_out_in_a_row_and_at_once_when_it_is_the_first() -> None:

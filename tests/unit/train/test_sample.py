@@ -33,7 +33,7 @@ def saved(config: Config, model: torch.nn.Module) -> Folder:
         if (shape := tuple(tensor.shape))
     ]
     meta = Meta(step=7, tokens=7, world_size=1, order_identity=data.order.identity, config_fingerprint="c")
-    job = CommitJob(run.url, leases.claim(run, "me").number, 0, meta, config.model_dump(mode="json"), pieces, Rule(3))
+    job = CommitJob(run.url, leases.claim(run, "me").term, 0, meta, config.model_dump(mode="json"), pieces, Rule(3))
     PieceWriter(run).write(job, lambda piece: memoryview(raw(tensors[piece.tensor]).numpy()), lambda: False)
     run.write(configs.RUN_CONFIG, configs.dump(config))
     return run
@@ -53,8 +53,8 @@ def test_a_sample_reads_its_prompt_as_training_would_and_ends_with_its_document(
     changes |= {"corpus.tokenizer": str(tmp_path / "tokenizer.json")}
     config = prepare(configs.override(tiny, changes))
     manifest, vocabulary = open_dataset(config.shards.dataset)
-    model = whole(config.model, manifest.vocab_size, manifest.separator)
-    initialize(model, config.model, manifest.vocab_size, manifest.separator)
+    model = whole(config.model, manifest.vocab_size, manifest.eos_id)
+    initialize(model, config.model, manifest.vocab_size, manifest.eos_id)
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.mul_(8.0)  # so that what was read before shows in what is drawn

@@ -1,4 +1,4 @@
-"""Evaluations beside training: one process, one committed checkpoint after the other, and no step waits for it."""
+"""Evaluations while training goes on: one process, one committed checkpoint after the other, and no step waits for it."""
 
 from __future__ import annotations
 
@@ -41,9 +41,9 @@ class AsyncEvaluator:
 def async_evaluations(
     config: Config, run: Folder, listen: Callable[[Event], None]
 ) -> Iterator[Callable[[Event], None]]:
-    """``listen``, or, where the config has evaluations beside training, who makes them and tells ``listen`` all else too."""
+    """``listen``, or, where ``train.eval_async`` says so, a listener that also starts evaluations while training goes on."""
     train = config.train
-    if not (train.eval_beside and train.eval_every and train.eval_rows):
+    if not (train.eval_async and train.eval_every and train.eval_rows):
         yield listen
         return
     evaluations = AsyncEvaluations(config, run, listen)
@@ -102,7 +102,7 @@ class AsyncEvaluations:
     def _take(self, name: str, answer: Any) -> None:
         self._under_way = None
         try:
-            self._listen(event(ray.get(answer) | {"beside": True}))
+            self._listen(event(ray.get(answer) | {"asynchronous": True}))
         except (RayError, OSError) as error:  # a figure is missing then; training is none the worse
             _log.warning("checkpoint %s is not evaluated: %s", name, str(error).strip().splitlines()[-1])
             self.end()

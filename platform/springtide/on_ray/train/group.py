@@ -120,7 +120,7 @@ class WorkerProcessPool:
             raise WorkerGroupStartupFailedError("; ".join(f"{n[:8]}: {why}" for n, why in self.problems().items()))
         return taken
 
-    def shed(self, places: Mapping[str, int], busy: Sequence[str]) -> None:
+    def trim(self, places: Mapping[str, int], busy: Sequence[str]) -> None:
         """End free processes on nodes that have fewer than ``places`` for this run now, those ``busy`` counted."""
         room, kept = Counter(places) - Counter(busy), []
         for process in self._free:
@@ -171,7 +171,7 @@ class WorkerProcessPool:
         self._left_out[node] = reason, time.monotonic() + for_s
         _log.warning("node %s is left out: %s", node, reason)
 
-    def keep(self, workers: Sequence[Worker], gone: Collection[str]) -> None:
+    def reclaim(self, workers: Sequence[Worker], gone: Collection[str]) -> None:
         """Keep the processes that let go of their group; the others end, those on nodes that are ``gone`` at once."""
         asked = {}
         for worker in workers:
@@ -193,7 +193,7 @@ class WorkerProcessPool:
                 _log.warning("the worker on node %s did not let go and is ended", worker.metadata.node_id)
                 ray.kill(worker.actor)
 
-    def hand_over(self) -> None:
+    def drop_unready(self) -> None:
         """A run is over: those that are still getting ready for it are of no use to the next."""
         done = _done([process.ready for process in self._free], 0.0)
         for process in self._free:
@@ -292,7 +292,7 @@ class PooledWorkerGroup(WorkerGroup):
         """Let go of the workers; their processes stay for the next group."""
         if self.has_started():
             workers = self.get_workers()
-            self.processes.keep(workers, unanswering({worker.metadata.node_id for worker in workers}))
+            self.processes.reclaim(workers, unanswering({worker.metadata.node_id for worker in workers}))
             # what is left to Ray is to tell its callbacks; there is nobody it could wait for
             before = self.get_worker_group_state()
             self._worker_group_state: Any = _ReleasedReservation(

@@ -71,7 +71,7 @@ class _RunMailbox:
         self._arrived.set()
         return self._asked
 
-    async def next_group(self) -> None:
+    async def reset_for_new_group(self) -> None:
         """As there."""
         self._left, self._heard_s = False, math.inf
         self._asked = None if self._asked in _LEAVING else self._asked
@@ -147,9 +147,9 @@ class MailboxHandle(NamedTuple):
         """Ask the workers something, until asked something else; to stop is not forgotten for less."""
         return self._call("ask", interrupt)
 
-    def next_group(self) -> Any:
+    def reset_for_new_group(self) -> Any:
         """Another group is being started: it has not left, and nobody asked it to."""
-        return self._call("next_group")
+        return self._call("reset_for_new_group")
 
     def progress(self) -> Any:
         """Where training is, a ``Progress``; None when the run is over, as of all calls."""

@@ -146,7 +146,7 @@ class SpringtideScalingPolicy(ElasticScalingPolicy):
             return NoopDecision()
         self._processes.plan, self._processes.job = decision.nodes, self._job
         self._control.limit(self._limits.rows_at_once(decision.workers))
-        self._control.next_group()
+        self._control.reset_for_new_group()
         self._asked, self._began_at = False, progress.step
         return self._get_resize_decision(decision.workers)
 
@@ -180,7 +180,7 @@ class SpringtideScalingPolicy(ElasticScalingPolicy):
         seen = observed(self._reserved(), self.scaling_config._resources_per_worker_not_none)
         nodes = [node._replace(problem=problems.get(node.id, "")) for node in seen]
         if self._share is not None:
-            self._processes.shed({node.id: node.places for node in nodes}, busy)
+            self._processes.trim({node.id: node.places for node in nodes}, busy)
         if self._watches is not None:
             self._watches.cover({node.id for node in nodes if node.places})
         self._ask_for_what_leaves(nodes)
@@ -361,7 +361,7 @@ class SpringtideTrainer(TorchTrainer):
 
     def _initialize_and_run_controller(self, **arguments: Any) -> Any:
         failures, config = self.run_config.failure_config or FailureConfig(), configs.build(self._job["config"])
-        limits = MemoryLimits(config.train.rows_at_once, self._bounds.cell)
+        limits = MemoryLimits(config.train.rows_at_once, self._bounds.worker_multiple)
         arguments["failure_policy"] = SpringtideFailurePolicy(failures, self._job, self._workers.processes, limits)
         arguments["scaling_policy"] = SpringtideScalingPolicy(
             self.scaling_config, self._bounds, self._job, self._watches, self._workers, limits

@@ -98,9 +98,9 @@ class SnapshotServer:
     def keep(
         self, snapshot: Snapshot, slot: int, pid: int, fd: int, peers: Sequence[Any], needed_from: int = 0
     ) -> None:
-        """Hold the memory that process ``pid`` has open as ``fd``, and copy it to ``peers``; what attempts older than
+        """Hold the memory that process ``pid`` has open as ``fd``, and copy it to ``peers``; what leases older than
         ``needed_from`` left goes first. OSError past the limit."""
-        place, path = (snapshot.attempt, snapshot.rank, False, slot), f"/proc/{pid}/fd/{fd}"
+        place, path = (snapshot.term, snapshot.rank, False, slot), f"/proc/{pid}/fd/{fd}"
         self.forget(needed_from)
         held = self._held.get(place)
         if held is None or os.stat(path).st_ino != os.fstat(held.fd).st_ino:
@@ -119,7 +119,7 @@ class SnapshotServer:
         self, snapshot: Snapshot, slot: int, begin: int, part: np.ndarray, is_last: bool, needed_from: int = 0
     ) -> None:
         """A part of a peer's snapshot, from byte ``begin`` of its memory; ``needed_from`` is as in ``keep``."""
-        place = snapshot.attempt, snapshot.rank, True, slot
+        place = snapshot.term, snapshot.rank, True, slot
         self.forget(needed_from)
         held = self._held.get(place)
         if held is None or held.size_bytes != MARK_BYTES + snapshot.size_bytes:
@@ -137,10 +137,10 @@ class SnapshotServer:
             held.mark(snapshot.meta.step)
 
     def forget(self, before: int, kept: tuple[int, int] | None = None) -> None:
-        """Let go of what attempts older than ``before`` left, except the snapshot of attempt and step ``kept``."""
+        """Let go of what leases older than ``before`` left, except the snapshot of lease and step ``kept``."""
         with self._lock:
             for place, held in list(self._held.items()):
-                if held.snapshot.attempt < before and (held.snapshot.attempt, held.snapshot.meta.step) != kept:
+                if held.snapshot.term < before and (held.snapshot.term, held.snapshot.meta.step) != kept:
                     self._held.pop(place).close()
 
     def found(self) -> tuple[tuple[str, int], list[tuple[Snapshot, int]]]:
@@ -281,7 +281,7 @@ class SnapshotClient:
 
     def forget(self, before: int, kept: Snapshot | None = None) -> None:
         """As ``Keeper.forget``; a vault that does not answer keeps what it has until somebody else tells it."""
-        what = None if kept is None else (kept.attempt, kept.meta.step)
+        what = None if kept is None else (kept.term, kept.meta.step)
         asked = [vault.forget.remote(before, what) for vault in snapshot_client(self._prefix)]
         if kept is not None and asked:
             ray.wait(asked, num_returns=len(asked), timeout=_ANSWER_S)
@@ -377,8 +377,8 @@ def _answers(asked: Iterable[Any]) -> list[tuple[tuple[str, int], list[tuple[Sna
             with contextlib.suppress(ray.exceptions.RayError):  # its node went with it
                 known.append((*ray.get(answer), vault))
         parts = [snapshot for _, held, _ in known for snapshot, _ in held]
-        newest = max(((part.meta.step, part.attempt) for part in parts), default=None)
-        if any((part.meta.step, part.attempt) == newest for part in newest_whole(parts)):
+        newest = max(((part.meta.step, part.term) for part in parts), default=None)
+        if any((part.meta.step, part.term) == newest for part in newest_whole(parts)):
             break
         number, wait_s = 1, end_s - time.monotonic()
     return known

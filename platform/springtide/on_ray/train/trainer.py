@@ -43,7 +43,7 @@ _log = logging.getLogger(__name__)
 def train(
     config: Config,
     run: Folder,
-    attempt: int,
+    term: int,
     labels: dict[str, str],
     owner: str,
     listen: Callable[[Event], None],
@@ -66,7 +66,7 @@ def train(
     # no worker reports to MLflow, and Ray's dashboard shows what a job is given
     told = configs.override(config, {"track.mlflow_uri": redacted(config.track.mlflow_uri)})
     job = {"config": told.model_dump(mode="json"), "control": control, "labels": labels, "owner": owner}
-    trainer = _trainer(config, run, attempt, job, workers)
+    trainer = _trainer(config, run, term, job, workers)
     failure: list[BaseException] = []
 
     def fit() -> None:
@@ -91,7 +91,7 @@ def train(
             thread.join(_END_S)
             workers.end()
             raise
-        workers.processes.hand_over()
+        workers.processes.drop_unready()
         _pass_on(control, hear, wait_s=0.0)
         if last:
             workers.end()
@@ -104,9 +104,7 @@ def _pass_on(control: MailboxHandle, listen: Callable[[Event], None], wait_s: fl
         listen(event(record))
 
 
-def _trainer(
-    config: Config, run: Folder, attempt: int, job: dict[str, Any], workers: WorkerLender
-) -> SpringtideTrainer:
+def _trainer(config: Config, run: Folder, term: int, job: dict[str, Any], workers: WorkerLender) -> SpringtideTrainer:
     elastic = config.elastic
     # Ray keeps notes of its own there; a name it has seen would make it resume by itself
     filesystem = None if run.is_local else pyarrow.fs.PyFileSystem(pyarrow.fs.FSSpecHandler(run.fs))
@@ -116,7 +114,7 @@ def _trainer(
     bounds = Bounds(
         elastic.min_workers,
         elastic.max_workers,
-        cell=max(1, config.parallel.shards),
+        worker_multiple=max(1, config.parallel.shards),
         settle_s=float(elastic.settle),
         reserve_s=float(elastic.reserve),
         grow=elastic.grow,
@@ -137,7 +135,7 @@ def _trainer(
             resources_per_worker=resources,
         ),
         run_config=RunConfig(
-            name=f"{config.run.id}-{attempt}",
+            name=f"{config.run.id}-{term}",
             storage_path=run.where("ray"),
             storage_filesystem=filesystem,
             worker_runtime_env=worker_environment(config),

@@ -96,15 +96,15 @@ class SearchAdapter(Searcher):
         failed = error or not result or "failed" in result or "held" in result
         values = None
         if not failed and result is not None:
-            beside = [result[self._sweep.beside.metric]] if self._sweep.beside else []
-            values = [result[self._sweep.metric], *beside]
+            secondary = [result[self._sweep.secondary.metric]] if self._sweep.secondary else []
+            values = [result[self._sweep.metric], *secondary]
         self._search.tell(self._numbers[trial_id], values)
         self._results[trial_id] = result or {}
         self.worthless = self._is_worthless()
 
     def _is_worthless(self) -> str:
         """By what trials that were trained to their end came to, and what all cost."""
-        least, known = self._sweep.budget.least_gain, list(self._results.values())
+        least, known = self._sweep.budget.min_improvement_per_dollar, list(self._results.values())
         values = [
             self._sweep.promise(one[self._sweep.metric]) for one in known if one.get("over") and "failed" not in one
         ]
@@ -114,7 +114,11 @@ class SearchAdapter(Searcher):
         if not least or not paid:
             return ""
         worth = expected_improvement(values, len(known)) / (paid / len(known))
-        return "" if worth >= least else f"another trial promises {worth:.3g} for a {what}; least_gain is {least:g}"
+        return (
+            ""
+            if worth >= least
+            else f"another trial promises {worth:.3g} for a {what}; min_improvement_per_dollar is {least:g}"
+        )
 
     def save(self, checkpoint_path: str) -> None:
         """Nothing: a sweep that is resumed is told again."""

@@ -38,29 +38,29 @@ class WorkerPool:
 
     def claim(self, claim: ResourceRequest) -> None:
         """Somebody wants workers, or wants others than before."""
-        self._claims[claim.holder] = claim
-        self._heard_s[claim.holder] = time.monotonic()
+        self._claims[claim.client_id] = claim
+        self._heard_s[claim.client_id] = time.monotonic()
 
-    def promise(self, holder: str, promise: float, speeds: Mapping[int, float]) -> None:
+    def priority(self, client_id: str, priority: float, speeds: Mapping[int, float]) -> None:
         """How well its run does, and how fast at each world size [tokens/s]."""
-        if holder in self._claims:
-            self._claims[holder] = self._claims[holder]._replace(promise=promise)
+        if client_id in self._claims:
+            self._claims[client_id] = self._claims[client_id]._replace(priority=priority)
         self._most = useful(speeds) or self._most
 
-    def release(self, holder: str) -> None:
+    def release(self, client_id: str) -> None:
         """It wants none any more."""
-        self._claims.pop(holder, None)
-        self._heard_s.pop(holder, None)
+        self._claims.pop(client_id, None)
+        self._heard_s.pop(client_id, None)
 
-    def mine(self, holder: str) -> dict[str, dict[str, float]]:
+    def mine(self, client_id: str) -> dict[str, dict[str, float]]:
         """Node -> resources of one who claims."""
         now = time.monotonic()
-        self._heard_s[holder] = now
+        self._heard_s[client_id] = now
         for other in [other for other, heard_s in self._heard_s.items() if now - heard_s > _SILENT_S]:
             self.release(other)
         self._look(now)
         self._shares = allocate(self._places, [one.limited(self._most) for one in self._claims.values()], self._shares)
-        mine = self._shares.get(holder, {})
+        mine = self._shares.get(client_id, {})
         return {node: {kind: amount * n for kind, amount in self._resources.items()} for node, n in mine.items()}
 
     def close(self) -> None:
@@ -89,26 +89,30 @@ class WorkerPoolClient:
     """What one process holds of a pool, for one run after the other."""
 
     def __init__(self, pool: Any) -> None:
-        self._pool, self._holder = pool, uuid.uuid4().hex
+        self._pool, self._client_id = pool, uuid.uuid4().hex
 
     def claim(self, config: Config) -> None:
         """Want workers for a run of ``config``."""
-        elastic, cell = config.elastic, max(1, config.parallel.shards)
+        elastic, worker_multiple = config.elastic, max(1, config.parallel.shards)
         ray.get(
-            self._pool.claim.remote(ResourceRequest(self._holder, elastic.min_workers, elastic.max_workers, cell=cell))
+            self._pool.claim.remote(
+                ResourceRequest(
+                    self._client_id, elastic.min_workers, elastic.max_workers, worker_multiple=worker_multiple
+                )
+            )
         )
 
-    def promise(self, promise: float, speeds: Mapping[int, float]) -> None:
+    def priority(self, priority: float, speeds: Mapping[int, float]) -> None:
         """How well the run does, and how fast at each world size [tokens/s]."""
-        self._pool.promise.remote(self._holder, promise, speeds)
+        self._pool.priority.remote(self._client_id, priority, speeds)
 
     def release(self) -> None:
         """Want none."""
-        self._pool.release.remote(self._holder)
+        self._pool.release.remote(self._client_id)
 
     def mine(self, timeout_s: float) -> dict[str, dict[str, float]]:
         """Node -> resources. RayError when the pool does not answer."""
-        found: dict[str, dict[str, float]] = ray.get(self._pool.mine.remote(self._holder), timeout=timeout_s)
+        found: dict[str, dict[str, float]] = ray.get(self._pool.mine.remote(self._client_id), timeout=timeout_s)
         return found
 
     def closed(self) -> bool:
