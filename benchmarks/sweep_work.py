@@ -20,9 +20,9 @@ from springtide.config import Config
 from springtide.model import build
 from springtide.shards import HELDOUT
 from springtide.stream import open_data
-from springtide.sweep import name_of, random_points, read, trial_config
 from springtide.training.optim import rate_after
 from springtide.training.weights import initialize
+from springtide.tuning import name_of, random_points, read, trial_config
 
 RUNGS, REDUCTION = 4, 4
 OURS = "springtide"

@@ -20,7 +20,7 @@ The map, in the order the data takes:
       |
     checkpoint/   a step that a run can return to at another world size: staged, written in the background, verified at load
     elastic/      decisions as values: who trains, when that changes, notices, health, save interval   (pure)
-    sweep/        a space, a search, a population, a trial, a ranking                                  (pure but for population)
+    tuning/       a space, a search, a population, a trial, a ranking                                  (pure but for population)
       |
     training/     the step on one screen, the loop as an iterator of events; runs under torchrun; held-out loss
       |

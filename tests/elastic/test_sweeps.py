@@ -27,8 +27,8 @@ from springtide.on_ray.tune.trial import Trial, TrialJob
 from springtide.on_ray.tune.tuner import BudgetStopper, ProgressCallback
 from springtide.on_ray.tune.worker_pool import WorkerPoolClient, open_worker_pool
 from springtide.store import Folder
-from springtide.sweep import name_of, read
 from springtide.track.mlflow_sink import default_uri
+from springtide.tuning import name_of, read
 
 pytestmark = pytest.mark.cluster
 SCRIPT = str(Path(__file__).parent / "swept.py")

@@ -1,1 +1,1 @@
-"""What people call: train, sweep, drill, simulate, estimate. The only place where all packages meet."""
+"""What people call: train, sweep, drill, simulate, estimate. Layer rule: the only place where all packages meet."""

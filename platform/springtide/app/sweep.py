@@ -34,7 +34,9 @@ from springtide.events import Started, Stopped
 from springtide.run.folder import REPORT, Run
 from springtide.store import Folder
 from springtide.stream import open_data
-from springtide.sweep import (
+from springtide.track.ledger import Prices, costs, ledger
+from springtide.track.mlflow_sink import OFF, SweepSink, default_uri
+from springtide.tuning import (
     POINTS,
     Generation,
     Point,
@@ -56,8 +58,6 @@ from springtide.sweep import (
     trial_config,
     words,
 )
-from springtide.track.ledger import Prices, costs, ledger
-from springtide.track.mlflow_sink import OFF, SweepSink, default_uri
 
 NOTES = "sweep.json"
 RESULT = "result.json"
@@ -210,7 +210,7 @@ def _write_result(
 ) -> None:
     """Write the verdict down, and say it."""
     from springtide.report.sweep_page import render
-    from springtide.sweep.importance import importance
+    from springtide.tuning.importance import importance
 
     folder.write_json(RESULT, verdict.as_dict())
     mattered = importance(table, [one for one in verdict.outcomes if one.repeats < 0])

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
 from matplotlib.ticker import LogLocator, MaxNLocator
 
-from springtide.sweep.space import Range
+from springtide.tuning.space import Range
 
 _GAP = 0.08
 """Between two ticks, at least; of the axis."""
@@ -36,11 +34,3 @@ def ticks(one: Range) -> list[tuple[float, str]]:
         if min(abs(here - taken) for taken, _ in found) > _GAP:
             found.append((here, label(int(value) if one.is_whole else float(value))))
     return sorted(found)
-
-
-def fences(values: Sequence[float], reach: float = 3.0) -> tuple[float, float]:
-    """What is not far out: as far as ``reach`` times the quartiles' distance beyond them (Tukey, 1977: inner fences at 1.5,
-    outer ones at 3), and no further than the values go. Of values whose quartiles are one, the least and the most."""
-    first, third = np.percentile(values, [25, 75])
-    beyond = reach * float(third - first) or math.inf
-    return max(float(first) - beyond, min(values)), min(float(third) + beyond, max(values))

@@ -10,12 +10,13 @@ from collections.abc import Mapping, Sequence
 from matplotlib.ticker import MaxNLocator
 
 from springtide.events.metrics import EVAL_METRICS, STEP_METRICS
-from springtide.report.axis import fences, label, ticks
+from springtide.report.axis import label, ticks
 from springtide.report.charts import Bars, Columns, Parallel, Strand, Strands, draw
 from springtide.report.html import cards, grid, page, table
-from springtide.sweep.rank import SweepResult
-from springtide.sweep.space import Point, Sweep
-from springtide.sweep.trial import TrialOutcome
+from springtide.tuning.importance import fences
+from springtide.tuning.rank import SweepResult
+from springtide.tuning.space import Point, Sweep
+from springtide.tuning.trial import TrialOutcome
 
 _STATUSES = ("finished", "stopped", "failed", "waiting")
 _WIDE = 9.6  # inches

@@ -215,7 +215,7 @@ class SweepSink:
             if folder.exists(RUN_FILE):
                 self.id = folder.read_json(RUN_FILE)["run_id"]
             else:
-                tags = {"springtide.sweep": redacted(folder.url)}
+                tags = {"springtide.tuning": redacted(folder.url)}
                 experiment_id = _experiment(client, config, uri)
                 self.id = str(client.create_run(experiment_id, tags=tags, run_name=folder.name).info.run_id)
                 folder.write_json(RUN_FILE, {"run_id": self.id, "experiment_id": experiment_id})

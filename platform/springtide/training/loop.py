@@ -126,12 +126,8 @@ class TrainLoop:
     def _train(self, feed: Feed, interrupt: Callable[[], Interrupt | None]) -> Generator[Event, None, bool]:
         """To the end of the run, or until asked to stop; or, and it returns True, to a step that must not have been."""
         config, last = self.config, self.config.num_steps
-        losses = leases.losses(self.folder) if self.world.is_first else 0
         with contextlib.ExitStack() as stack:
-            saves = stack.enter_context(
-                CheckpointSchedule(config, self.world, self.folder, self.term, losses, self._state)
-            )
-            saves.last_step = self.step
+            saves = stack.enter_context(self._checkpoint_schedule())
             memory = self._memory()
             snapshots = SnapshotSchedule(config.checkpoint, memory, self._state, self.step, self.world.is_first)
             stack.callback(snapshots.close)
@@ -328,6 +324,12 @@ class TrainLoop:
         if isinstance(found[0], Exception):
             raise found[0]
         return found[0]
+
+    def _checkpoint_schedule(self) -> CheckpointSchedule:
+        losses = leases.losses(self.folder) if self.world.is_first else 0
+        schedule = CheckpointSchedule(self.config, self.world, self.folder, self.term, losses, self._state)
+        schedule.last_step = self.step
+        return schedule
 
     def _memory(self) -> Snapshotter | None:
         if self.keeper is None or not self.config.checkpoint.memory_every or not self.config.checkpoint.stage:

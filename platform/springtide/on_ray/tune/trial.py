@@ -27,10 +27,10 @@ from springtide.events import Evaluated, Event, StepDone, Stopped
 from springtide.on_ray.train.worker_lender import WorkerLender
 from springtide.on_ray.tune.worker_pool import WorkerPoolClient
 from springtide.store import Folder
-from springtide.sweep import Generation, Point, Sweep, lineage_of, member_config, number_of, trial_config, turned
 from springtide.track.journal import read_journal
 from springtide.track.ledger import Prices, costs, ledger
 from springtide.track.mlflow_sink import RUN_FILE
+from springtide.tuning import Generation, Point, Sweep, lineage_of, member_config, number_of, trial_config, turned
 
 _ASK_AGAIN_S = 0.5
 _LOOK_S = 0.5

@@ -27,7 +27,7 @@ from springtide import config as configs
 from springtide.errors import ConfigError, RunExists, explain
 from springtide.on_ray.tune.trial import Trial, TrialJob
 from springtide.store import Folder
-from springtide.sweep import (
+from springtide.tuning import (
     Budget,
     Point,
     Search,

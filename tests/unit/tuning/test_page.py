@@ -12,9 +12,9 @@ import pytest
 
 from springtide.report.charts import draw
 from springtide.report.sweep_page import cost_chart, curves_chart, figures, importance_chart, points_chart, render
-from springtide.sweep.rank import rank_trials
-from springtide.sweep.space import Budget, Point, Range, Sweep
-from springtide.sweep.trial import Rung, TrialOutcome
+from springtide.tuning.rank import rank_trials
+from springtide.tuning.space import Budget, Point, Range, Sweep
+from springtide.tuning.trial import Rung, TrialOutcome
 
 HOSTILE = "</title></pre><script>alert('x')</script>--> $\\bad$ &"
 RATE = Range("optim.peak_lr", "log_uniform", (1e-4, 1e-2))

@@ -12,8 +12,8 @@ from typing import Any, Protocol
 from springtide import config as configs
 from springtide.config import Config
 from springtide.errors import ConfigError, explain
-from springtide.sweep.space import Point, Range, Sweep
-from springtide.sweep.trial import name_of, trial_config
+from springtide.tuning.space import Point, Range, Sweep
+from springtide.tuning.trial import name_of, trial_config
 
 SEARCHES = ("random", "grid", "tpe")
 _DRAWS = 100

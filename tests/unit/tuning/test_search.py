@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from springtide import config as configs
 from springtide.errors import ConfigError
-from springtide.sweep import (
+from springtide.tuning import (
     Point,
     Rung,
     Search,

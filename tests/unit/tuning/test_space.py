@@ -9,7 +9,7 @@ import pytest
 from springtide import config as configs
 from springtide.errors import ConfigError
 from springtide.events.metrics import EVAL_METRICS, STEP_METRICS
-from springtide.sweep import applied, random_points, read_file, read_space
+from springtide.tuning import applied, random_points, read_file, read_space
 
 TABLES = sorted((Path(__file__).parents[3] / "tune_spaces").glob("*.py"))
 DEMO = configs.recipes.demo()

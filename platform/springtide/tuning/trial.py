@@ -7,7 +7,7 @@ import math
 
 from springtide import config as configs
 from springtide.config import Config
-from springtide.sweep.space import Budget, Point, applied
+from springtide.tuning.space import Budget, Point, applied
 
 
 def name_of(number: int) -> str:

@@ -7,8 +7,8 @@ from typing import Any, NamedTuple
 
 from springtide.errors import ConfigError, explain
 from springtide.store import Folder
-from springtide.sweep.space import Point, Sweep
-from springtide.sweep.trial import name_of
+from springtide.tuning.space import Point, Sweep
+from springtide.tuning.trial import name_of
 
 SECTION = "optim."
 _FIXED = ("optim.optimizer",)

@@ -13,7 +13,8 @@ from springtide.app.sweep import _last_settled_rung
 from springtide.errors import ConfigError
 from springtide.events import Evaluated, Event, Started
 from springtide.store import Folder
-from springtide.sweep import (
+from springtide.track.journal import Journal
+from springtide.tuning import (
     Point,
     check_population,
     clamped,
@@ -26,7 +27,6 @@ from springtide.sweep import (
     shares,
     turned,
 )
-from springtide.track.journal import Journal
 
 TINY = configs.recipes.tiny()
 STEP = TINY.tokens_per_step

@@ -1,7 +1,7 @@
 """A space, a trial, a verdict. Law: no Ray here; a space is checked against the config's own types before anything runs."""
 
-from springtide.sweep.expected_improvement import expected_improvement
-from springtide.sweep.population import (
+from springtide.tuning.expected_improvement import expected_improvement
+from springtide.tuning.population import (
     POINTS,
     Generation,
     check_population,
@@ -11,10 +11,10 @@ from springtide.sweep.population import (
     shares,
     turned,
 )
-from springtide.sweep.rank import Finalist, SweepResult, finalists, rank_trials, words
-from springtide.sweep.search import SEARCHES, PointList, Search, draw, grid_points, random_points, search_of
-from springtide.sweep.space import Budget, Point, Range, Sweep, applied, read, read_file, read_space
-from springtide.sweep.trial import Rung, TrialOutcome, member_config, name_of, number_of, other_seed, trial_config
+from springtide.tuning.rank import Finalist, SweepResult, finalists, rank_trials, words
+from springtide.tuning.search import SEARCHES, PointList, Search, draw, grid_points, random_points, search_of
+from springtide.tuning.space import Budget, Point, Range, Sweep, applied, read, read_file, read_space
+from springtide.tuning.trial import Rung, TrialOutcome, member_config, name_of, number_of, other_seed, trial_config
 
 __all__ = [
     "POINTS",

@@ -8,8 +8,8 @@ import statistics
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from springtide.sweep.space import Sweep
-from springtide.sweep.trial import TrialOutcome
+from springtide.tuning.space import Sweep
+from springtide.tuning.trial import TrialOutcome
 
 
 class Finalist(NamedTuple):

@@ -7,9 +7,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from springtide.report.axis import fences
-from springtide.sweep.space import Budget, Sweep
-from springtide.sweep.trial import TrialOutcome
+from springtide.tuning.space import Budget, Sweep
+from springtide.tuning.trial import TrialOutcome
 
 _NEARLY_ALL = 0.9
 """Of the trials with values: as many must have reached a rung for trials to be compared there."""
@@ -76,3 +75,11 @@ def _by_rung(budget: Budget, one: TrialOutcome) -> dict[int, float]:
     """Rung -> finite value. By tokens: where batches differ in size so do the steps of a rung, and it falls between steps."""
     apart = budget.tokens_per_trial / budget.rungs
     return {round(each.tokens / apart): each.value for each in one.rungs if math.isfinite(each.value)}
+
+
+def fences(values: Sequence[float], reach: float = 3.0) -> tuple[float, float]:
+    """What is not far out: as far as ``reach`` times the quartiles' distance beyond them (Tukey, 1977: inner fences at 1.5,
+    outer ones at 3), and no further than the values go. Of values whose quartiles are one, the least and the most."""
+    first, third = np.percentile(values, [25, 75])
+    beyond = reach * float(third - first) or math.inf
+    return max(float(first) - beyond, min(values)), min(float(third) + beyond, max(values))

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from springtide import config as configs
 from springtide.errors import ConfigError
-from springtide.sweep import Rung, TrialOutcome, expected_improvement, other_seed, rank_trials, read, words
+from springtide.tuning import Rung, TrialOutcome, expected_improvement, other_seed, rank_trials, read, words
 
 TINY = configs.recipes.tiny()
 TABLE = {

@@ -11,10 +11,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from springtide.report.axis import fences, ticks
-from springtide.sweep.importance import comparable, importance
-from springtide.sweep.space import Budget, Point, Range, Sweep
-from springtide.sweep.trial import Rung, TrialOutcome
+from springtide.report.axis import ticks
+from springtide.tuning.importance import comparable, fences, importance
+from springtide.tuning.space import Budget, Point, Range, Sweep
+from springtide.tuning.trial import Rung, TrialOutcome
 
 RATE = Range("optim.peak_lr", "log_uniform", (1e-5, 1e-1))
 DECAY = Range("optim.weight_decay", "uniform", (0.0, 1.0))
