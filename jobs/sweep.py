@@ -8,7 +8,7 @@ Takes what ``springtide sweep`` takes.
 
 import sys
 
-from springtide.cli.main.main import main
+from springtide.cli.main import main
 
 if __name__ == "__main__":
     sys.exit(main(["sweep", *sys.argv[1:]]))

@@ -7,7 +7,7 @@ Takes what ``springtide train`` takes; SIGTERM, as ``ray job stop`` sends it, sa
 
 import sys
 
-from springtide.cli.main.main import main
+from springtide.cli.main import main
 
 if __name__ == "__main__":
     sys.exit(main(["train", *sys.argv[1:]]))

@@ -17,10 +17,10 @@ from typing import Any
 import numpy as np
 import pytest
 import ray
-from springtide.cli.main.main import main
 
 import springtide as st
 from springtide import config as configs
+from springtide.cli.main import main
 from springtide.config import Config
 from springtide.elastic import Interrupt
 from springtide.errors import CheckpointError, ConfigError, CorruptShard, RunExists, TrainingFailed

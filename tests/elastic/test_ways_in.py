@@ -16,9 +16,9 @@ import psutil
 import pytest
 import ray
 from nbclient import NotebookClient
-from springtide.cli.main.main import _parser, config_of
 
 import springtide as st
+from springtide.cli.main import _parser, config_of
 from springtide.config import Config
 
 pytestmark = pytest.mark.cluster

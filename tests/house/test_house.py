@@ -28,7 +28,18 @@ RULES = [
     rules.undocumented,
 ]
 TOP_LEVEL = {
-    *("pyproject.toml", "platform", "jobs", "tune_spaces", "tests", "cluster.yaml", "notebooks", "benchmarks", ".ci"),
+    *(
+        "pyproject.toml",
+        "platform",
+        "jobs",
+        "tune_spaces",
+        "tests",
+        "cluster.yaml",
+        "notebooks",
+        "benchmarks",
+        "docs",
+        ".ci",
+    ),
     *("README.md", "LICENSE", "CHANGELOG.md", "CONTRIBUTING.md", "Makefile", "constraints.txt", ".gitignore"),
 }
 UNITS = {

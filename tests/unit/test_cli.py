@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 import yaml
-from springtide.cli.main.main import main
 
 from springtide import config as configs
+from springtide.cli.main import main
 from springtide.config import Config
 from springtide.config.fields import fields
 

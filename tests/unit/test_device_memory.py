@@ -9,10 +9,10 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from springtide.cli.main.main import main
 
 from springtide import config as configs
 from springtide.app.estimate import check_fits, choose_micro_batch, estimate_memory, gigabytes, least_workers
+from springtide.cli.main import main
 from springtide.config import Config
 from springtide.errors import ConfigError
 from springtide.model import make, num_parameters

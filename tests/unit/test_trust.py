@@ -7,11 +7,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from springtide.cli.main.main import main
 
 import springtide as st
 from springtide import config as configs
 from springtide.app.train import sample
+from springtide.cli.main import main
 from springtide.config import Config
 from springtide.config.code import file_of
 from springtide.errors import ConfigError

@@ -11,12 +11,12 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from springtide.cli.main.main import main
 from test_journal import step
 
 from springtide import config as configs
 from springtide.app import train
 from springtide.checkpoint.format import read_manifest
+from springtide.cli.main import main
 from springtide.config import Config
 from springtide.errors import ConfigError, RunExists, explain, redacted
 from springtide.events import SaveFailed, Stopped
