@@ -29,4 +29,4 @@ def test_the_demo_learns_and_says_what_it_made(tmp_path: Path, datasets: Path) -
     assert (folder / "mlflow.json").exists()
     assert run.checkpoints
     assert len(run.sample) > 20
-    assert re.search(r"try next\n  springtide verify .*\n  springtide inspect .*\n  springtide train ", done.stdout)
+    assert re.search(r"try next\n  springtide verify .*\n  springtide run inspect .*\n  springtide train ", done.stdout)

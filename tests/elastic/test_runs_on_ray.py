@@ -185,11 +185,11 @@ def test_torchrun_without_ray_gives_the_same_losses(uninterrupted: st.Run, tiny:
 def test_a_checkpoint_is_evaluated_by_whoever_asks(uninterrupted: st.Run, capsys: pytest.CaptureFixture[str]) -> None:
     [seen] = [one for one in uninterrupted.evaluations if one.step == 40]
     assert uninterrupted.evaluate(40, seen.rows).heldout_loss == pytest.approx(seen.heldout_loss, abs=1e-5)
-    assert main(["evaluate", uninterrupted.folder.path, "--json"]) == 0
+    assert main(["model", "evaluate", uninterrupted.folder.path, "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert found["step"] == 60
     assert found["rows"] == load_manifest(Folder(uninterrupted.config.shards.dataset)).splits[HELDOUT].rows
-    assert main(["evaluate", uninterrupted.folder.path, "--step", "41"]) == 2
+    assert main(["model", "evaluate", uninterrupted.folder.path, "--step", "41"]) == 2
     assert "has no checkpoint that counts" in capsys.readouterr().err
 
 

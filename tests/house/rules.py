@@ -157,7 +157,11 @@ def undocumented(package: Path) -> list[str]:
                 ):
                     continue
                 small = parent is not tree and isinstance(node, ast.FunctionDef) and len(node.body) < 4
-                is_event = isinstance(node, ast.ClassDef) and file == "events/event.py"
+                is_event = isinstance(node, ast.ClassDef) and file in (
+                    "events/steps.py",
+                    "events/saves.py",
+                    "events/controller.py",
+                )
                 if not ast.get_docstring(node) and not small and not is_event:
                     found.append(f"{file}:{node.lineno} {node.name} has no docstring")
     return found

@@ -15,8 +15,9 @@ import pytest
 import rules
 
 from springtide.config.fields import fields
-from springtide.events import Evaluated, StepDone
+from springtide.events import EVENTS, Evaluated, StepDone
 from springtide.events.metrics import EVAL_METRICS, STEP_METRICS
+from springtide.track.ledger import KINDS
 
 REPOSITORY = Path(__file__).parents[2]
 PACKAGE = REPOSITORY / "platform" / "springtide"
@@ -189,6 +190,10 @@ def test_metrics_are_those_of_the_events_and_their_names_agree_with_their_units(
             assert metric.unit == "s", name
         if name.endswith("_bytes"):
             assert metric.unit == "bytes", name
+
+
+def test_every_event_is_charged_to_a_kind_of_time() -> None:
+    assert {event.charged_to for event in EVENTS.values()} <= set(KINDS)
 
 
 def test_the_readme_names_the_two_commands() -> None:

@@ -12,20 +12,26 @@ import yaml
 
 from springtide import config as configs
 from springtide.cli.main import main
+from springtide.cli.options import COMMON
 from springtide.config import Config
 from springtide.config.fields import fields
 
 REPOSITORY = Path(__file__).parents[2]
 
 
-def test_help_shows_every_field_with_its_unit_and_examples(capsys: pytest.CaptureFixture[str]) -> None:
+def test_help_shows_the_usual_fields_and_help_all_every_one(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
         main(["train", "--help"])
     assert ended.value.code == 0
+    usual = capsys.readouterr().out
+    assert "springtide train --recipe demo --resume" in usual
+    with pytest.raises(SystemExit):
+        main(["train", "--help-all"])
     text = capsys.readouterr().out
     for name in fields():
         assert f"--{name}" in text
-    assert "springtide train --recipe demo --resume" in text
+        assert (f"--{name}" in usual) == (name in COMMON)
+    assert fields().keys() > COMMON
 
 
 @pytest.mark.parametrize(
@@ -57,7 +63,10 @@ def test_both_spellings_lists_and_flags_are_read(tiny: Config, tmp_path: Path) -
     saved = tmp_path / "saved.yaml"
     options = ["--shards.root", tiny.shards.root, "--optim.betas", "[0.8, 0.99]", "--model.tied_head", "false"]
     assert (
-        main(["prepare", "--recipe", "tiny", *options, "--stream.skip", "[3, 4]", "--save", str(saved), "--json"]) == 0
+        main(
+            ["data", "prepare", "--recipe", "tiny", *options, "--stream.skip", "[3, 4]", "--save", str(saved), "--json"]
+        )
+        == 0
     )
     config = configs.load(saved)
     assert config.optim.betas == (0.8, 0.99)
@@ -71,17 +80,17 @@ def test_inspect_shows_a_dataset_and_finds_a_changed_byte(
 ) -> None:
     import shutil
 
-    assert main(["inspect", tiny.shards.dataset]) == 0
+    assert main(["data", "inspect", tiny.shards.dataset]) == 0
     assert "row 0: " in capsys.readouterr().out
     copy = tmp_path / "copy"
     shutil.copytree(tiny.shards.dataset, copy)
-    assert main(["inspect", str(copy), "--verify", "--json"]) == 0
+    assert main(["data", "inspect", str(copy), "--verify", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["splits"]["train"]["rows"] > 0
     shard = copy / "heldout-00000.parquet"
     shard.write_bytes(shard.read_bytes().replace(b"PAR1", b"PAR2", 1))
-    assert main(["inspect", str(copy), "--verify"]) == 1
+    assert main(["data", "inspect", str(copy), "--verify"]) == 1
     assert "heldout-00000.parquet" in capsys.readouterr().err
-    assert main(["inspect", str(tmp_path)]) == 2
+    assert main(["run", "inspect", str(tmp_path)]) == 2
     assert "neither a run, nor a checkpoint, nor a dataset" in capsys.readouterr().err
 
 
@@ -102,7 +111,7 @@ def test_platform_is_the_standard_librarys_from_the_repository_root() -> None:
 def test_plan_says_what_a_record_of_capacity_leaves(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     trace = tmp_path / "trace.csv"
     trace.write_text("0,add,a\n0,add,b\n1800000,remove,a\n3600000\n")
-    assert main(["plan", "--trace", str(trace), "--json"]) == 0
+    assert main(["simulate", "--trace", str(trace), "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert (found["hours"], found["most_nodes"], found["springtide"]["restarts"]) == (1.0, 2, 1)
     assert found["springtide"]["of_ideal"] > found["checkpoint_restart"]["of_ideal"]
@@ -112,7 +121,7 @@ def test_plan_says_what_a_record_of_capacity_leaves(tmp_path: Path, capsys: pyte
         ["--trace", str(tmp_path / "none")],
         ["--trace", str(trace), "--times", "0"],
     ):
-        assert main(["plan", *options]) == 2
+        assert main(["simulate", *options]) == 2
 
 
 def test_a_notice_is_left_where_nodes_look(tmp_path: Path) -> None:

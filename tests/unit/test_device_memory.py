@@ -130,10 +130,10 @@ def test_documents_apart_are_foretold_with_what_a_gpu_gives_attention() -> None:
 
 
 def test_the_command_prints_the_table(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["fit", "--recipe", "tiny", "--json"]) == 0
+    assert main(["estimate", "--recipe", "tiny", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert found["as configured"] > 0
-    assert main(["fit", "--recipe", "tiny", "--workers", "2"]) == 0
+    assert main(["estimate", "--recipe", "tiny", "--workers", "2"]) == 0
     assert "as configured" in capsys.readouterr().out
 
 

@@ -40,8 +40,8 @@ def marker(tiny: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Ite
 @pytest.mark.parametrize(
     "arguments",
     [
-        ["evaluate", "runs/evil-1"],
-        ["fit", "--config", "runs/evil-1/config.yaml"],
+        ["model", "evaluate", "runs/evil-1"],
+        ["estimate", "--config", "runs/evil-1/config.yaml"],
         ["train", "--config", "runs/evil-1/config.yaml", "--run.id", "mine"],
         ["train", "--config", "runs/evil-1/config.yaml", "--resume"],
         ["sweep", "--config", "runs/evil-1/config.yaml", "--space", "none.py"],
@@ -74,10 +74,10 @@ def test_in_python_and_under_torchrun_it_is_refused_too(marker: Path, monkeypatc
 @pytest.mark.parametrize(
     "arguments",
     [
-        ["evaluate", "runs/evil-1", "--trust-code"],
-        ["fit", "--config", "runs/evil-1/config.yaml", "--trust-code"],
-        ["fit", "--recipe", "tiny", "--model.source", SOURCE],
-        ["fit", "--config", "runs/evil-1/config.yaml", "--model.source", SOURCE],
+        ["model", "evaluate", "runs/evil-1", "--trust-code"],
+        ["estimate", "--config", "runs/evil-1/config.yaml", "--trust-code"],
+        ["estimate", "--recipe", "tiny", "--model.source", SOURCE],
+        ["estimate", "--config", "runs/evil-1/config.yaml", "--model.source", SOURCE],
     ],
     ids=lambda arguments: " ".join(arguments),
 )
@@ -90,9 +90,9 @@ def test_code_that_is_trusted_or_typed_runs(
 
 
 def test_what_looks_at_a_run_alone_needs_no_trust(marker: Path) -> None:
-    for command in ("inspect", "verify", "report"):
-        main([command, "runs/evil-1"])
-    assert main(["prepare", "--config", "runs/evil-1/config.yaml", "--json"]) == 0
+    for command in (["run", "inspect"], ["verify"], ["report"]):
+        main([*command, "runs/evil-1"])
+    assert main(["data", "prepare", "--config", "runs/evil-1/config.yaml", "--json"]) == 0
     assert not marker.exists()
 
 

@@ -40,7 +40,7 @@ def main() -> None:
     config = Path(options.root) / "one-node.yaml"
     config.parent.mkdir(parents=True, exist_ok=True)
     call(
-        *("springtide", "prepare", "--recipe", "llama3_8b", "--corpus.source", options.text),
+        *("springtide", "data", "prepare", "--recipe", "llama3_8b", "--corpus.source", options.text),
         *("--corpus.tokenizer", options.tokenizer, "--shards.token-type", "uint32", "--run.id", "torchrun"),
         *("--run.root", options.root, "--stream.global-batch", str(ROWS), "--train.total", str(STEPS * ROWS * LENGTH)),
         *("--optim.warmup", str(4 * ROWS * LENGTH), "--checkpoint.every-steps", "0", "--save", str(config)),

@@ -162,7 +162,6 @@ def _drill(scenario: Scenario, config: Config, say: Say) -> dict[str, Any]:
     from springtide.app.train import prepare, train
     from springtide.on_ray.cluster.local import LocalCluster
     from springtide.on_ray.cluster.nodes import leftovers
-    from springtide.track.console import describe
 
     config = prepare(config)
     begin = time.time()
@@ -181,7 +180,7 @@ def _drill(scenario: Scenario, config: Config, say: Say) -> dict[str, Any]:
             if isinstance(event, StepDone):
                 stage.reach(event.step, event.world_size)
             elif event.kind in ("started", "decided", "left", "failed", "ready", "stopped"):
-                tell(describe(event))
+                tell(event.describe())
 
         run = train(configs.override(config, {"run.id": "drilled"}), listen=listen)
         stage.end()

@@ -1,4 +1,4 @@
-"""The commands about losing nodes: ``springtide drill | plan | notice``."""
+"""``springtide estimate | simulate | drill | notice``: what a run needs, what spot capacity makes of it, and losing nodes."""
 
 from __future__ import annotations
 
@@ -7,23 +7,98 @@ import json
 import math
 import os
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
+from springtide.cli.commands import Commands
+from springtide.cli.options import add_config, add_json, add_trust, config_of
 from springtide.config import Config
 from springtide.errors import ConfigError, explain
 
-_DRILL = """examples:
-  springtide drill --scenario kill    # a node is killed in mid-step: what was done since the last snapshot is trained again
-  springtide drill --scenario drain   # a node is announced to go: no step is
+_ESTIMATE = """  springtide estimate --recipe llama3_8b --workers 16 --vocabulary 128256
+  springtide estimate --recipe gpu_1b --workers 8 --parallel.recompute full --json"""
+_DRILL = """  springtide drill --scenario kill    # kill a node in mid-step: steps since the last snapshot are trained again
+  springtide drill --scenario drain   # announce that a node goes: no step is lost
   springtide drill --scenario storm --seed 3 --json
-  springtide drill --scenario trace --trace p3-trace.csv --faults 12   # and what the simulator makes of it"""
-_PLAN = """examples:
-  springtide plan --trace p3-trace.csv                        # of a day of spot capacity, how much would have been training
-  springtide plan --trace p3-trace.csv --times 8 --notice 0   # on eight times the nodes, without notices"""
-_NOTICE = """examples:
-  springtide notice --in 25                     # in a preStop hook of Kubernetes
+  springtide drill --scenario trace --trace p3-trace.csv --faults 12   # and compare with the simulator"""
+_SIMULATE = """  springtide simulate --trace p3-trace.csv                        # goodput of a run on recorded spot capacity
+  springtide simulate --trace p3-trace.csv --times 8 --notice 0   # on eight times the nodes, without notices"""
+_NOTICE = """  springtide notice --in 25                     # in a preStop hook of Kubernetes
   trap 'springtide notice --in 60' TERM         # in an sbatch script with --signal=B:TERM@60"""
+
+
+def add(commands: Commands) -> None:
+    """Add the commands."""
+    help = "Print the memory that a step needs on each worker, and the settings that would lower it."
+    parser = commands.command("estimate", _estimate, help, _ESTIMATE)
+    add_config(parser, commands.show_all)
+    add_trust(parser)
+    parser.add_argument("--workers", metavar="N", type=int, default=1, help="number of workers")
+    parser.add_argument(
+        "--vocabulary", metavar="N", type=int, default=0, help="number of token ids; 0: corpus.vocab_size"
+    )
+    add_json(parser)
+    _add_simulate(commands)
+    _add_drill(commands)
+    help = "Announce that this node goes away: whatever trains on it leaves in time."
+    parser = commands.command("notice", _notice, help, _NOTICE)
+    parser.add_argument("--in", dest="left_s", metavar="S", type=float, default=30.0, help="time left [s]")
+    parser.add_argument("--file", metavar="FILE", default="", help="where nodes look: elastic.notice_file")
+
+
+def _add_simulate(commands: Commands) -> None:
+    help = "Print the goodput of a run on recorded spot capacity, decided by the policy that trains."
+    parser = commands.command("simulate", _simulate, help, _SIMULATE)
+    trace = "a trace of Bamboo or SkyPilot, dated numbers, or hours and numbers"
+    parser.add_argument("--trace", metavar="FILE", required=True, help=trace)
+    times = "number of clusters, each at another place of the trace"
+    parser.add_argument("--times", metavar="N", type=int, default=1, help=times)
+    parser.add_argument("--min-workers", metavar="N", type=int, default=1, help="the run waits below this")
+    parser.add_argument("--step", metavar="S", type=float, default=10.0, help="duration of a step [s]")
+    restart = "from one worker group to the next [s]"
+    parser.add_argument("--restart", metavar="S", type=float, default=2.5, help=restart)
+    warm_up = "from a node's start until its worker is ready [s]"
+    parser.add_argument("--warm-up", metavar="S", type=float, default=15.0, help=warm_up)
+    notice = "between a notice and the loss; 0: no notices [s]"
+    parser.add_argument("--notice", metavar="S", type=float, default=120.0, help=notice)
+    add_json(parser)
+
+
+def _add_drill(commands: Commands) -> None:
+    help = "Train on a local cluster whose nodes are lost, and compare with an undisturbed twin."
+    parser = commands.command("drill", _drill, help, _DRILL)
+    scenario = "kill, drain, regrow, hang, resize, all, storm or trace"
+    parser.add_argument("--scenario", metavar="NAME", default="kill", help=scenario)
+    parser.add_argument("--seed", metavar="N", type=int, default=0, help="seed of the storm")
+    faults = "number of faults of the storm, or of changes of the trace"
+    parser.add_argument("--faults", metavar="N", type=int, default=20, help=faults)
+    parser.add_argument("--trace", metavar="FILE", default="", help="a trace of spot capacity, as for simulate")
+    parser.add_argument("--keep", metavar="FOLDER", default="", help="keep both runs there")
+    add_json(parser)
+
+
+def _estimate(options: argparse.Namespace) -> int:
+    from springtide.app.estimate import estimate_memory, gigabytes
+
+    config = config_of(options)
+    eos_id = 0 if config.shards.mask_across_documents else None
+    found = estimate_memory(config, options.vocabulary or config.corpus.vocab_size, eos_id, options.workers)
+    if options.json:
+        print(json.dumps(found))
+        return 0
+    print(f"tensors of a step, on each of {options.workers} workers:")
+    for words, size in found.items():
+        print(f"  {gigabytes(size):>10}  {words}")
+    return 0
+
+
+def _simulate(options: argparse.Namespace) -> int:
+    from springtide.app.simulate import simulate_trace, words
+    from springtide.elastic.simulate import Costs
+
+    costs = Costs(options.step, options.restart, warm_up_s=options.warm_up, notice_s=options.notice)
+    found = simulate_trace(options.trace, options.times, options.min_workers, costs)
+    print(json.dumps(found) if options.json else words(found))
+    return 0
 
 
 def _drill(options: argparse.Namespace) -> int:
@@ -47,61 +122,12 @@ goodput          {found["goodput"]:.1%}{predicted}"""
     return 0 if found["ok"] else 1
 
 
-def _plan(options: argparse.Namespace) -> int:
-    from springtide.app.simulate import simulate_trace, words
-    from springtide.elastic.simulate import Costs
-
-    costs = Costs(options.step, options.restart, warm_up_s=options.warm_up, notice_s=options.notice)
-    found = simulate_trace(options.trace, options.times, options.min_workers, costs)
-    print(json.dumps(found) if options.json else words(found))
-    return 0
-
-
 def _notice(options: argparse.Namespace) -> int:
     file = Path(options.file or Config().elastic.notice_file)
     if not 0 <= options.left_s < math.inf:
         raise ConfigError(explain("--in", options.left_s, "is no time that is left", "give seconds"))
-    beside = file.with_name(f"{file.name}.{os.getpid()}")
-    beside.write_text(f"{options.left_s:g}")
-    beside.replace(file)
+    temporary = file.with_name(f"{file.name}.{os.getpid()}")
+    temporary.write_text(f"{options.left_s:g}")
+    temporary.replace(file)
     print(f"{file}: this node goes in {options.left_s:g} s")
     return 0
-
-
-def add(command: Callable[..., argparse.ArgumentParser]) -> None:
-    """Add them to a parser: ``command(name, function, help, examples)`` makes one."""
-    sub = command(
-        "drill", _drill, "Train on a cluster of this machine's whose nodes are lost, and compare with a twin.", _DRILL
-    )
-    sub.add_argument(
-        "--scenario", metavar="NAME", default="kill", help="kill, drain, regrow, hang, resize, all, storm or trace"
-    )
-    sub.add_argument("--seed", metavar="N", type=int, default=0, help="of the storm")
-    sub.add_argument("--faults", metavar="N", type=int, default=20, help="of the storm, or changes of the trace")
-    sub.add_argument("--trace", metavar="FILE", default="", help="a record of spot capacity, as for plan")
-    sub.add_argument("--keep", metavar="FOLDER", default="", help="leave both runs there")
-    sub.add_argument("--json", action="store_true", help="print one JSON object")
-    sub = command(
-        "plan", _plan, "Say what a run would make of a record of spot capacity, by the policy that trains.", _PLAN
-    )
-    sub.add_argument(
-        "--trace", metavar="FILE", required=True, help="of Bamboo, SkyPilot, dated numbers, or hours and numbers"
-    )
-    sub.add_argument(
-        "--times", metavar="N", type=int, default=1, help="as many clusters, each at another place of the record"
-    )
-    sub.add_argument("--min-workers", metavar="N", type=int, default=1, help="below, the run waits")
-    sub.add_argument("--step", metavar="S", type=float, default=10.0, help="what a step takes [s]")
-    sub.add_argument(
-        "--restart", metavar="S", type=float, default=2.5, help="from one group of workers to the next [s]"
-    )
-    sub.add_argument(
-        "--warm-up", metavar="S", type=float, default=15.0, help="from a node's joining until its process stands [s]"
-    )
-    sub.add_argument("--notice", metavar="S", type=float, default=120.0, help="between a notice and the loss, or 0 [s]")
-    sub.add_argument("--json", action="store_true", help="print one JSON object")
-    sub = command(
-        "notice", _notice, "Say that this node will be taken away: what trains on it leaves it in time.", _NOTICE
-    )
-    sub.add_argument("--in", dest="left_s", metavar="S", type=float, default=30.0, help="seconds that are left")
-    sub.add_argument("--file", metavar="FILE", default="", help="where nodes look: elastic.notice_file")

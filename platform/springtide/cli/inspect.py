@@ -9,21 +9,29 @@ from springtide import config as configs
 from springtide.errors import ConfigError, explain
 
 
-def show(path: str, verify: bool, as_json: bool) -> int:
-    """Print what lies at ``path``; ``verify`` reads every byte of it. ConfigError when it is none of the three."""
-    from springtide.checkpoint.format import step_of
+def inspect_dataset(path: str, verify: bool, as_json: bool) -> int:
+    """Print the dataset at ``path``; ``verify`` reads every byte of it. ConfigError when it is not a dataset."""
     from springtide.shards import MANIFEST
     from springtide.store import Folder
 
+    if not Folder(path).exists(MANIFEST):
+        remedy = f"give a dataset's folder, or try: springtide run inspect {path}"
+        raise ConfigError(explain("path", path, "is not a dataset", remedy))
+    return show_dataset(path, verify, as_json)
+
+
+def inspect_run(path: str, verify: bool, as_json: bool) -> int:
+    """Print the run or the checkpoint at ``path``; ``verify`` reads every byte of it. ConfigError when it is neither."""
+    from springtide.checkpoint.format import step_of
+    from springtide.store import Folder
+
     folder = Folder(path)
-    if folder.exists(MANIFEST):
-        return show_dataset(path, verify, as_json)
     if folder.exists(configs.RUN_CONFIG):
         return _show_run(path, "", verify, as_json)
     if step_of(folder.name) is not None:
         return _show_run(folder.url.rsplit("/", 2)[0], folder.name, verify, as_json)
-    remedy = "give one of their folders"
-    raise ConfigError(explain("path", path, "is neither a run, nor a checkpoint, nor a dataset", remedy))
+    remedy = f"give one of their folders, or try: springtide data inspect {path}"
+    raise ConfigError(explain("path", path, "is neither a run nor a checkpoint", remedy))
 
 
 def show_dataset(url: str, verify: bool, as_json: bool) -> int:
@@ -80,7 +88,9 @@ def _show_run(url: str, only: str, verify: bool, as_json: bool) -> int:
     run = open_run(url)
     found = inspect(run.folder, verify, only)
     if only and not found:
-        raise ConfigError(explain("path", only, "is no checkpoint of this run", f"springtide inspect {url} lists them"))
+        raise ConfigError(
+            explain("path", only, "is not a checkpoint of this run", f"springtide run inspect {url} lists them")
+        )
     starts = [event for event in run.events if isinstance(event, Started)]
     ends = [event for event in run.events if isinstance(event, Stopped)]
     status = ends[-1].status if ends and (not starts or ends[-1].time_s >= starts[-1].time_s) else "running or killed"

@@ -1,22 +1,25 @@
-"""What happens in a run, as values, and the names and units of its metrics. Layer rule: imports only config and store."""
+"""What happens in a run, as values, and the names and units of its metrics. Layer rule: imports only config.
 
-from springtide.events.event import (
-    EVENTS,
-    Decided,
-    Evaluated,
-    Event,
-    Failed,
+The loop yields events; everything that prints, stores or plots listens.
+"""
+
+from springtide.events.controller import Decided, Failed, Ready
+from springtide.events.event import Event
+from springtide.events.record import EVENTS, event, record
+from springtide.events.saves import (
     Left,
-    Profiled,
-    Ready,
     Rejected,
-    RolledBack,
-    Sampled,
     Saved,
     SaveFailed,
     SaveIntervalChanged,
     SaveSkipped,
     SnapshotIntervalChanged,
+)
+from springtide.events.steps import (
+    Evaluated,
+    Profiled,
+    RolledBack,
+    Sampled,
     Spiked,
     Started,
     StepDone,
@@ -24,8 +27,6 @@ from springtide.events.event import (
     Straggling,
     Waited,
     Warned,
-    event,
-    record,
 )
 
 __all__ = [

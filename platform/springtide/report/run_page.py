@@ -12,7 +12,6 @@ from springtide.events import Evaluated, Event, Sampled, Saved, SaveFailed, Star
 from springtide.events.metrics import STEP_METRICS, utilisation
 from springtide.report.charts import Chart, Series, draw, smooth
 from springtide.report.html import cards, page, table, text
-from springtide.track.console import describe
 from springtide.track.journal import last_steps
 
 
@@ -141,4 +140,4 @@ def _when(events: Sequence[Event]) -> str:
 def _rows(events: Sequence[Event]) -> Iterable[tuple[str, str]]:
     for event in events:
         if not isinstance(event, StepDone | Sampled | Waited):
-            yield time.strftime("%H:%M:%S", time.gmtime(event.time_s)), describe(event)
+            yield time.strftime("%H:%M:%S", time.gmtime(event.time_s)), event.describe()

@@ -130,7 +130,7 @@ def load_manifest(dataset: Folder) -> Manifest:
         raise
     except FileNotFoundError:
         raise CorpusError(
-            explain("shards.dataset", dataset.url, "holds no sealed dataset", "run `springtide prepare` first")
+            explain("shards.dataset", dataset.url, "holds no sealed dataset", "run `springtide data prepare` first")
         ) from None
     except (ValueError, RecursionError) as error:  # no UTF-8, no JSON, or nothing that could be
         raise CorpusError(

@@ -151,4 +151,4 @@ def corruption(dataset: Folder, shard: Shard, what: str, found: str = "") -> Cor
     return CorruptShard(f"{path}: {what}; digest expected {shard.digest}, found {found}; {_REMEDY}")
 
 
-_REMEDY = "remove the dataset's folder and run `springtide prepare` again, or restore the file"
+_REMEDY = "remove the dataset's folder and run `springtide data prepare` again, or restore the file"

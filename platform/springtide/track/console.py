@@ -13,30 +13,7 @@ from rich.progress import BarColumn, Progress, TextColumn
 from rich.text import Text
 
 from springtide.errors import redacted
-from springtide.events import (
-    Decided,
-    Evaluated,
-    Event,
-    Failed,
-    Left,
-    Profiled,
-    Ready,
-    Rejected,
-    RolledBack,
-    Sampled,
-    Saved,
-    SaveFailed,
-    SaveIntervalChanged,
-    SaveSkipped,
-    SnapshotIntervalChanged,
-    Spiked,
-    Started,
-    StepDone,
-    Stopped,
-    Straggling,
-    Waited,
-    Warned,
-)
+from springtide.events import Event, Sampled, Started, StepDone, Waited
 from springtide.events.metrics import utilisation
 
 _PLAIN_EVERY_S = 10.0
@@ -88,7 +65,7 @@ class Console:
         elif isinstance(event, Sampled):
             self._console.print(Panel(Text(event.prompt + event.text), title=f"sample at step {event.step}"))
         elif not isinstance(event, Waited):
-            self.say(describe(event))
+            self.say(event.describe())
 
     def say(self, text: str) -> None:
         """Print a line; a log file gets it whole, however long."""
@@ -114,70 +91,6 @@ class Console:
         if (far_enough and now - self._printed_at >= _PLAIN_EVERY_S) or event.step == self._total:
             self.say(f"step {event.step}/{self._total}  {figures}")
             self._printed_at, self._printed_step = now, event.step
-
-
-def describe(event: Event) -> str:
-    """What is not a step, in a line."""
-    match event:
-        case Started():
-            where = f"from step {event.step} ({event.resumed_from})" if event.resumed_from else "from the beginning"
-            size = f"{event.num_parameters / 1e6:.1f}M parameters"
-            peak = f"peak {event.peak_flops / 1e9:,.0f} GFLOP/s a worker"
-            return "; ".join(filter(None, (f"{_workers(event.world_size)}, {where}", f"{size}, {peak}", event.remark)))
-        case Evaluated():
-            each = ", ".join(f"{name} {bits:.3f}" for name, bits in event.corpora.items() if len(event.corpora) > 1)
-            figure = f"{event.heldout_bits_per_byte:.3f} bits per byte, loss {event.heldout_loss:.3f}"
-            return f"step {event.step}: held-out {figure}" + (f" ({each})" if each else "")
-        case Saved():
-            size = f"{event.size_bytes / 2**20:.1f} MiB"
-            if event.written_bytes < event.size_bytes:
-                size += f" ({event.written_bytes / 2**20:.1f} MiB new)"
-            waited = f", training waited {event.stall_s:.2f} s"
-            return f"step {event.step}: saved {event.name}, {size} in {event.save_time_s:.2f} s{waited}"
-        case SaveFailed():
-            return f"step {event.step}: THE SAVE FAILED ({event.in_a_row} in a row): {event.reason}"
-        case Warned():
-            return f"step {event.step}: WARNING: {event.reason}"
-        case SaveSkipped():
-            return f"step {event.step}: save left out: {event.reason}"
-        case SaveIntervalChanged():
-            return f"step {event.step}: saving every {event.every_s:.0f} s: {event.reason}"
-        case SnapshotIntervalChanged():
-            often = f"every {event.every_steps} steps" if event.every_steps else "NO MORE"
-            return f"step {event.step}: snapshots in memory {often}: {event.reason}"
-        case Spiked():
-            done = "it is left out" if event.left_out else "it is trained on"
-            usual = f"{event.value:.4g} instead of {event.usual:.4g}, {event.deviations:.0f} deviations"
-            return f"step {event.step}: {event.what} {usual}; {done}"
-        case RolledBack():
-            steps = ", ".join(map(str, event.skipped))
-            return f"step {event.step}: ROLLED BACK, {event.reason}; steps {steps} of the order are jumped over from now on"
-        case Profiled():
-            each = ", ".join(f"{kind} {share:.0%}" for kind, share in event.shares.items() if share >= 0.005)
-            top = ", ".join(f"{name} {share:.0%}" for name, share in event.top.items())
-            found = f"bound by {event.bound_by} ({each}; most in {top})"
-            return f"step {event.step}: {found}. Try {event.advice}. The trace: {event.trace}"
-        case Straggling():
-            where = f" on node {event.node[:8]}" if event.node else ""
-            return f"step {event.step}: rank {event.rank}{where} is slow, {event.share:.0%} of the others' speed"
-        case Rejected():
-            return f"step {event.step}: {event.name} is put in quarantine, going on from here: {event.reason}"
-        case Ready():
-            return f"node {event.node[:8]} is ready, {event.took_s:.1f} s after its process was started"
-        case Decided():
-            return f"{event.decision}: {event.reason}"
-        case Left():
-            return f"step {event.step}: safe in {'the store' if event.kept_in == 'store' else 'memory'}; another group goes on"
-        case Failed():
-            return f"{event.cause}: {event.reason}" + ("" if event.again else "; this is not tried again")
-        case Stopped():
-            return f"step {event.step}: {event.status}" + (f": {event.reason}" if event.reason else "")
-        case _:
-            return event.kind
-
-
-def _workers(number: int) -> str:
-    return f"{number} worker{'s' if number != 1 else ''}"
 
 
 def _clock_time(seconds: float) -> str:

@@ -4,6 +4,7 @@ productive        steps that were new              recomputed        steps that 
 data_stall        waiting for batches              checkpoint_stall  waiting for saves
 evaluation        on held-out rows                 start_up          until the first group trains
 resize            from one group to the next       waiting           for capacity, nobody training
+other             a profile, a sample, a comparison of ranks
 """
 
 from __future__ import annotations
@@ -14,26 +15,7 @@ import statistics
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from springtide.events import (
-    Decided,
-    Evaluated,
-    Event,
-    Failed,
-    Left,
-    Profiled,
-    Ready,
-    Rejected,
-    RolledBack,
-    Saved,
-    SaveFailed,
-    SaveIntervalChanged,
-    SaveSkipped,
-    SnapshotIntervalChanged,
-    Started,
-    StepDone,
-    Straggling,
-    Waited,
-)
+from springtide.events import Decided, Evaluated, Event, Failed, Left, RolledBack, Started, StepDone, Straggling
 
 KINDS = (
     "productive",
@@ -44,11 +26,10 @@ KINDS = (
     "start_up",
     "resize",
     "waiting",
+    "other",
 )
 SPOT = ("spot", "preemptible")
 """What labels call a market whose nodes may be taken away."""
-_ELSEWHERE = (Decided, Failed, Ready)
-"""Told by the controller, whenever it likes."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -138,7 +119,7 @@ class _LedgerBuilder:
         """One event, in order of time."""
         if isinstance(event, Evaluated) and event.asynchronous:
             return
-        if isinstance(event, _ELSEWHERE):
+        if event.from_controller:
             self._hear_controller(event)
             return
         passed_s = max(0.0, event.time_s - self._now)
@@ -149,32 +130,16 @@ class _LedgerBuilder:
                 self._stand(event)
             case StepDone():
                 self._step(event, passed_s)
-            case Left():
-                self._spend("resize", passed_s)
-                self._leave(self._cause or "asked to leave")
-            case RolledBack():
-                self._spend("resize", passed_s)
-                self._leave(f"rolled back: {event.reason}")
-            case Evaluated():
-                self._spend("evaluation", passed_s)
-            case (
-                Saved()
-                | SaveFailed()
-                | SaveSkipped()
-                | SaveIntervalChanged()
-                | SnapshotIntervalChanged()
-                | Waited()
-                | Rejected()
-                | Profiled()
-            ):
-                self._spend("checkpoint_stall", passed_s)
-            case Straggling():
-                self._spend("checkpoint_stall", passed_s)
-                self.stragglers.append(event)
             case _:
-                self._spend(self._phase if not self._workers else "productive", passed_s)
+                self._spend(event.charged_to if self._workers else self._phase, passed_s)
+        if isinstance(event, Left):
+            self._leave(self._cause or "asked to leave")
+        elif isinstance(event, RolledBack):
+            self._leave(f"rolled back: {event.reason}")
+        elif isinstance(event, Straggling):
+            self.stragglers.append(event)
 
-    def _hear_controller(self, event: Decided | Failed | Ready) -> None:
+    def _hear_controller(self, event: Event) -> None:
         if isinstance(event, Failed):
             self._cause = f"{event.cause}: {event.reason}"
             if self._workers:

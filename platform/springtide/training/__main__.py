@@ -31,7 +31,7 @@ def main() -> None:
     """Train the config given, from its newest checkpoint if the run has one."""
     parser = argparse.ArgumentParser(prog="python -m springtide.training", description=__doc__)
     parser.add_argument(
-        "--config", required=True, help="a resolved config, as `springtide prepare --save FILE` writes it"
+        "--config", required=True, help="a resolved config, as `springtide data prepare --save FILE` writes it"
     )
     parser.add_argument("--accept-changes", action="store_true", help="go on although the config trains something else")
     parser.add_argument(

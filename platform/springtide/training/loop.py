@@ -197,7 +197,7 @@ class TrainLoop:
         if in_a_row > optim.max_left_out + optim.rollback_steps:
             raise TrainingFailed(
                 f"{in_a_row} steps of the order in a row, to {skipped[-1]}, are jumped over because of spikes: look at their "
-                "rows (springtide inspect), lower optim.peak_lr, or raise optim.spike_deviations"
+                "rows (springtide data inspect), lower optim.peak_lr, or raise optim.spike_deviations"
             )
         yield RolledBack(step=self.step, skipped=skipped, reason=f"for the spike at step {self.step}")
         order, ended = self.data.order, self.term

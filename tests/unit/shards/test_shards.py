@@ -178,7 +178,7 @@ def test_half_a_dataset_is_made_again(tiny: Config, tmp_path: object) -> None:
     dataset = Folder(prepare(unprepared).shards.dataset)
     dataset.remove(MANIFEST)
     dataset.write("train-00000.parquet", b"what a killed prepare left")
-    with pytest.raises(CorpusError, match="holds no sealed dataset; run `springtide prepare`"):
+    with pytest.raises(CorpusError, match="holds no sealed dataset; run `springtide data prepare`"):
         load_manifest(dataset)
     manifest, _ = open_dataset(prepare(unprepared).shards.dataset)
     check_shard(dataset, manifest.splits[TRAIN].shards[0])

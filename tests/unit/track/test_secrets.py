@@ -118,8 +118,10 @@ def test_of_all_that_a_run_writes_only_its_config_has_the_password(
     with MlflowSink(config, run.folder, f"sqlite:///{root}/mlflow.db", read_journal(run.folder), tags, grace_s=60.0):
         pass
     run.write_report()
-    assert main(["prepare", "--config", str(root / "run" / "config.yaml"), "--save", str(root / "twin.yaml")]) == 0
-    assert main(["inspect", str(root / "run")]) == 0
+    assert (
+        main(["data", "prepare", "--config", str(root / "run" / "config.yaml"), "--save", str(root / "twin.yaml")]) == 0
+    )
+    assert main(["run", "inspect", str(root / "run")]) == 0
 
     assert "cannot be reached" in caplog.text
     assert "hunter2" not in caplog.text

@@ -24,10 +24,9 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from springtide.elastic import Interrupt
 from springtide.elastic.forecast import RunHistory
 from springtide.elastic.policy import RestartForecast
-from springtide.events import Event, StepDone, record
+from springtide.events import EVENTS, Event, StepDone, record
 
 BLOCK_BYTES = 8 * 2**20
-_OF_THE_CONTROLLER = {"decided", "failed", "ready"}
 _LEAVING = {Interrupt.LEAVE.value, Interrupt.EVACUATE.value}
 
 
@@ -64,7 +63,7 @@ class _RunMailbox:
         """As there."""
         for one in events:
             self._left |= one["kind"] == "left"
-            if one["kind"] not in _OF_THE_CONTROLLER:
+            if not EVENTS[one["kind"]].from_controller:
                 self._heard_s = time.monotonic()
             self._history.hear(one)
         self._events += events

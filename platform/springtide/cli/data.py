@@ -1,0 +1,52 @@
+"""``springtide data prepare | inspect``."""
+
+from __future__ import annotations
+
+import argparse
+import os
+
+from springtide import config as configs
+from springtide.cli.commands import Commands
+from springtide.cli.options import add_config, add_json, config_of
+from springtide.cli.progress import progress_bars
+
+_PREPARE = """  springtide data prepare --recipe demo
+  springtide data prepare --recipe demo --corpus.source 's3://bucket/text/*.txt' --corpus.vocab-size 16384
+  springtide data prepare --recipe demo --run.id twin --save twin.yaml   # for torchrun -m springtide.training"""
+_INSPECT = """  springtide data inspect datasets/FINGERPRINT    # counts, digests, a few rows as text
+  springtide data inspect datasets/FINGERPRINT --verify"""
+
+
+def add(commands: Commands) -> None:
+    """Add the group."""
+    group = commands.group("data", "Turn text into datasets, and look into them.")
+    parser = group.command(
+        "prepare", _prepare, "Turn text into a sealed dataset, or find the one made before.", _PREPARE
+    )
+    add_config(parser, commands.show_all)
+    parser.add_argument("--save", metavar="FILE", help="write the resolved config there")
+    add_json(parser)
+    parser = group.command("inspect", _inspect, "Show what a dataset holds.", _INSPECT)
+    parser.add_argument("path", help="the dataset's folder")
+    parser.add_argument("--verify", action="store_true", help="read every byte and compare digests")
+    add_json(parser)
+
+
+def _prepare(options: argparse.Namespace) -> int:
+    from springtide.app.train import prepare
+    from springtide.cli.inspect import show_dataset
+
+    with progress_bars() as progress:
+        config = prepare(config_of(options, runs_code=False), progress)
+    if options.save:
+        with open(options.save, "w") as file:
+            if configs.secret_fields(config):
+                os.fchmod(file.fileno(), 0o600)
+            file.write(configs.dump(config))
+    return show_dataset(config.shards.dataset, False, options.json)
+
+
+def _inspect(options: argparse.Namespace) -> int:
+    from springtide.cli.inspect import inspect_dataset
+
+    return inspect_dataset(options.path, options.verify, options.json)

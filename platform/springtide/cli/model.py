@@ -1,0 +1,34 @@
+"""``springtide model evaluate``."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+
+from springtide.cli.commands import Commands
+from springtide.cli.options import add_json, add_trust
+
+_EVALUATE = """  springtide model evaluate runs/RUN                     # the newest checkpoint, on all held-out rows
+  springtide model evaluate runs/RUN --step 400 --rows 64 --json"""
+
+
+def add(commands: Commands) -> None:
+    """Add the group."""
+    group = commands.group("model", "Use a checkpoint as a model.")
+    parser = group.command(
+        "evaluate", _evaluate, "Print the held-out loss and bits per byte of a checkpoint.", _EVALUATE
+    )
+    parser.add_argument("run", help="the run's folder")
+    parser.add_argument("--step", metavar="N", type=int, default=None, help="the newest checkpoint if omitted")
+    parser.add_argument("--rows", metavar="N", type=int, default=0, help="held-out rows, split over corpora; 0 is all")
+    add_trust(parser)
+    add_json(parser)
+
+
+def _evaluate(options: argparse.Namespace) -> int:
+    from springtide.run.folder import open_run
+
+    found = open_run(options.run).evaluate(options.step, options.rows, options.trust_code)
+    print(json.dumps(dataclasses.asdict(found)) if options.json else found.describe())
+    return 0

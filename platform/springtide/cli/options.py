@@ -1,0 +1,84 @@
+"""Options that commands share: a config by --recipe or --config, and an option for each of its fields.
+
+``--help`` shows the fields that people set, ``--help-all`` every field.
+"""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any
+
+import yaml
+
+from springtide import config as configs
+from springtide.config import Config
+from springtide.config.fields import fields
+
+COMMON = frozenset(
+    {
+        *("run.id", "run.root"),
+        *("corpus.source", "corpus.field", "corpus.tokenizer", "corpus.vocab_size", "corpus.max_files"),
+        *("shards.dataset", "shards.sequence_length", "shards.packing", "stream.global_batch", "stream.seed"),
+        *("model.source", "model.num_layers", "model.dim", "model.num_heads", "model.ffn_dim"),
+        *("parallel.strategy", "parallel.shard_workers", "parallel.precision", "parallel.reduction"),
+        *("parallel.recompute", "parallel.compile"),
+        *("optim.optimizer", "optim.peak_lr", "optim.schedule", "optim.warmup", "optim.decay", "optim.weight_decay"),
+        *("train.total", "train.micro_batch", "train.start_from", "train.start_with"),
+        *("train.eval_every", "train.eval_rows"),
+        *("checkpoint.every_steps", "checkpoint.keep_last", "checkpoint.keep_best"),
+        *("elastic.min_workers", "elastic.max_workers", "elastic.cpus_per_worker", "elastic.gpus_per_worker"),
+        *("track.mlflow_uri", "track.experiment", "track.price", "track.spot_price"),
+    }
+)
+"""Fields that ``--help`` shows."""
+
+
+def add_config(parser: argparse.ArgumentParser, show_all: bool) -> None:
+    """Add --recipe, --config and ``--section.field`` for every field; ``show_all`` puts all of them into the help text."""
+    chosen = parser.add_mutually_exclusive_group(required=True)
+    chosen.add_argument("--recipe", metavar="NAME", help=f"one of {', '.join(configs.recipes.RECIPES)}")
+    chosen.add_argument("--config", metavar="FILE", help="a saved config, YAML or JSON")
+    parser.add_argument("--help-all", action="help", help="show every setting, not only the usual ones")
+    for section, field in Config.model_fields.items():
+        group = parser.add_argument_group(section, field.description)
+        for name, leaf in fields().items():
+            if not name.startswith(f"{section}."):
+                continue
+            spellings = dict.fromkeys([f"--{name.replace('_', '-')}", f"--{name}"])
+            text = f"{leaf.description} (default {leaf.default})".replace("%", "%%")
+            shown = text if show_all or name in COMMON else argparse.SUPPRESS
+            group.add_argument(*spellings, dest=name, metavar="X", default=argparse.SUPPRESS, help=shown)
+
+
+def add_json(parser: argparse.ArgumentParser) -> None:
+    """Add --json."""
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+
+
+def add_trust(parser: argparse.ArgumentParser) -> None:
+    """Add --trust-code."""
+    parser.add_argument(
+        "--trust-code", action="store_true", help="run the model.source that the run or --config FILE names"
+    )
+
+
+def config_of(options: argparse.Namespace, runs_code: bool = True) -> Config:
+    """The config of --recipe or --config with every override applied.
+
+    Args:
+        options: parsed arguments of a command that has ``add_config``.
+        runs_code: whether the command runs the model. If so, a ``model.source`` that a file names needs --trust-code; one
+            that is typed does not.
+
+    Raises:
+        ConfigError: a recipe, file, field or value is not valid.
+    """
+    given = {name: value for name, value in vars(options).items() if "." in name}
+    trusts = not runs_code or "model.source" in given or options.trust_code
+    base = configs.load(options.config, trusts) if options.config else configs.recipe(options.recipe)
+    return configs.override(base, {name: _value(text) for name, text in given.items()})
+
+
+def _value(text: str) -> Any:
+    """Lists and tables are YAML; the field's own type reads everything else."""
+    return yaml.safe_load(text) if text[:1] in "[({" else text

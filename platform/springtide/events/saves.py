@@ -1,0 +1,116 @@
+"""Events of checkpoints and snapshots."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import ClassVar
+
+from springtide.events.event import Event
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Saved(Event):
+    kind: ClassVar[str] = "saved"
+    charged_to: ClassVar[str] = "checkpoint_stall"
+    step: int
+    name: str
+    size_bytes: int
+    """Of the state."""
+    save_time_s: float
+    """From its beginning until it was committed; training went on meanwhile."""
+    written_bytes: int = 0
+    """What of it had changed, and was written."""
+    stall_s: float = 0.0
+    """How long training waited for it."""
+
+    def describe(self) -> str:
+        size = f"{self.size_bytes / 2**20:.1f} MiB"
+        if self.written_bytes < self.size_bytes:
+            size += f" ({self.written_bytes / 2**20:.1f} MiB new)"
+        waited = f", training waited {self.stall_s:.2f} s"
+        return f"step {self.step}: saved {self.name}, {size} in {self.save_time_s:.2f} s{waited}"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class SaveFailed(Event):
+    kind: ClassVar[str] = "save_failed"
+    charged_to: ClassVar[str] = "checkpoint_stall"
+    step: int
+    reason: str
+    in_a_row: int
+
+    def describe(self) -> str:
+        return f"step {self.step}: THE SAVE FAILED ({self.in_a_row} in a row): {self.reason}"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class SaveSkipped(Event):
+    """A save was due and left out."""
+
+    kind: ClassVar[str] = "save_skipped"
+    charged_to: ClassVar[str] = "checkpoint_stall"
+    step: int
+    reason: str
+
+    def describe(self) -> str:
+        return f"step {self.step}: save left out: {self.reason}"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class SaveIntervalChanged(Event):
+    """From now on a save is begun every so often."""
+
+    kind: ClassVar[str] = "cadence"
+    charged_to: ClassVar[str] = "checkpoint_stall"
+    step: int
+    every_s: float
+    reason: str
+
+    def describe(self) -> str:
+        return f"step {self.step}: saving every {self.every_s:.0f} s: {self.reason}"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class SnapshotIntervalChanged(Event):
+    """From now on a snapshot in memory is taken every so often."""
+
+    kind: ClassVar[str] = "snapshots"
+    charged_to: ClassVar[str] = "checkpoint_stall"
+    step: int
+    every_steps: int
+    """0: no more of them."""
+    reason: str
+
+    def describe(self) -> str:
+        often = f"every {self.every_steps} steps" if self.every_steps else "NO MORE"
+        return f"step {self.step}: snapshots in memory {often}: {self.reason}"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Rejected(Event):
+    """A checkpoint whose bytes are bad was put in quarantine."""
+
+    kind: ClassVar[str] = "rejected"
+    step: int
+    """Where the run goes on instead."""
+    name: str
+    reason: str
+
+    def describe(self) -> str:
+        return f"step {self.step}: {self.name} is put in quarantine, going on from here: {self.reason}"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Left(Event):
+    """A group of workers brought its state to safety, for another to go on."""
+
+    kind: ClassVar[str] = "left"
+    charged_to: ClassVar[str] = "resize"
+    step: int
+    kept_in: str
+    """``memory`` or ``store``."""
+
+    def describe(self) -> str:
+        return (
+            f"step {self.step}: safe in {'the store' if self.kept_in == 'store' else 'memory'}; another group goes on"
+        )

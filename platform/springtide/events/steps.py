@@ -1,0 +1,210 @@
+"""Events of training itself: groups of workers, steps, spikes, evaluations, the end."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import ClassVar
+
+from springtide.events.event import Event
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Started(Event):
+    """A group of workers stands and is about to train from ``step``."""
+
+    kind: ClassVar[str] = "started"
+    step: int
+    world_size: int
+    resumed_from: str = ""
+    """Name of the checkpoint it came from; empty at the beginning."""
+    order_identity: str = ""
+    num_parameters: int = 0
+    flops_per_token: float = 0.0
+    """Of the model, forward and backward."""
+    hardware_flops_per_token: float = 0.0
+    """The same with what is computed again in backward."""
+    peak_flops: float = 0.0
+    """FLOP/s of one worker's device, the denominator of MFU."""
+    peak_source: str = ""
+    """Where ``peak_flops`` came from, in words."""
+    remark: str = ""
+    """What a person should know of this start, in words."""
+    nodes: list[str] = dataclasses.field(default_factory=list)
+    """Where each rank is; empty where that is not known."""
+    markets: list[str] = dataclasses.field(default_factory=list)
+    """``spot`` or whatever else the labels of each rank's node say of its market; empty where they say nothing."""
+    phases_s: dict[str, float] = dataclasses.field(default_factory=dict)
+    """What rank 0 took for each thing it did since it was told to train [s]."""
+
+    def describe(self) -> str:
+        where = f"from step {self.step} ({self.resumed_from})" if self.resumed_from else "from the beginning"
+        size = f"{self.num_parameters / 1e6:.1f}M parameters"
+        peak = f"peak {self.peak_flops / 1e9:,.0f} GFLOP/s a worker"
+        return "; ".join(filter(None, (f"{_workers(self.world_size)}, {where}", f"{size}, {peak}", self.remark)))
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class StepDone(Event):
+    """One optimizer step. ``step`` counts from 1; ``tokens`` is what the run has seen after it."""
+
+    kind: ClassVar[str] = "step"
+    step: int
+    loss: float
+    grad_norm: float
+    learning_rate: float
+    tokens: int
+    step_tokens: int
+    step_time_s: float
+    data_wait_s: float
+    tokens_per_s: float
+    mfu: float
+    memory_bytes: int
+    world_size: int
+    digest: str
+    """16 hex digits over the sample ids that were consumed, all ranks."""
+    updated: bool = True
+    """Whether the weights have changed; not where a gradient was infinite or no number, or a spike."""
+    loss_scale: float = 1.0
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Spiked(Event):
+    """A step's loss or gradient norm was far above those of the steps before."""
+
+    kind: ClassVar[str] = "spiked"
+    step: int
+    what: str
+    value: float
+    usual: float
+    deviations: float
+    left_out: bool
+    """Whether the weights are those of before."""
+
+    def describe(self) -> str:
+        done = "it is left out" if self.left_out else "it is trained on"
+        usual = f"{self.value:.4g} instead of {self.usual:.4g}, {self.deviations:.0f} deviations"
+        return f"step {self.step}: {self.what} {usual}; {done}"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class RolledBack(Event):
+    """The run goes back to a checkpoint before a spike; what it starts from is told next."""
+
+    kind: ClassVar[str] = "rolled_back"
+    charged_to: ClassVar[str] = "resize"
+    step: int
+    """The spike's."""
+    skipped: list[int]
+    """Steps of the order that are jumped over from now on."""
+    reason: str
+
+    def describe(self) -> str:
+        steps = ", ".join(map(str, self.skipped))
+        return f"step {self.step}: ROLLED BACK, {self.reason}; steps {steps} of the order are jumped over from now on"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Waited(Event):
+    """The wait for data by rank, told at every save."""
+
+    kind: ClassVar[str] = "waited"
+    charged_to: ClassVar[str] = "checkpoint_stall"
+    step: int
+    data_waits_s: list[float]
+    """Of each rank, since this group of workers began [s]."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Straggling(Event):
+    """A rank's device was far slower than the others', twice in a row: all wait for it."""
+
+    kind: ClassVar[str] = "straggling"
+    step: int
+    rank: int
+    node: str
+    share: float
+    """Of the median speed of the others."""
+
+    def describe(self) -> str:
+        where = f" on node {self.node[:8]}" if self.node else ""
+        return f"step {self.step}: rank {self.rank}{where} is slow, {self.share:.0%} of the others' speed"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Evaluated(Event):
+    kind: ClassVar[str] = "evaluated"
+    charged_to: ClassVar[str] = "evaluation"
+    step: int
+    heldout_loss: float
+    """Nats per token."""
+    heldout_bits_per_byte: float
+    rows: int
+    corpora: dict[str, float] = dataclasses.field(default_factory=dict)
+    """Bits per byte of each corpus alone."""
+    asynchronous: bool = False
+    """Whether training went on meanwhile."""
+
+    def describe(self) -> str:
+        each = ", ".join(f"{name} {bits:.3f}" for name, bits in self.corpora.items() if len(self.corpora) > 1)
+        figure = f"{self.heldout_bits_per_byte:.3f} bits per byte, loss {self.heldout_loss:.3f}"
+        return f"step {self.step}: held-out {figure}" + (f" ({each})" if each else "")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Sampled(Event):
+    kind: ClassVar[str] = "sampled"
+    step: int
+    prompt: str
+    text: str
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Profiled(Event):
+    """Where the time of rank 0 went in the steps up to this one."""
+
+    kind: ClassVar[str] = "profiled"
+    step: int
+    bound_by: str
+    """The kind that took most: ``arithmetic``, ``memory``, ``communication``, ``input`` or ``waiting``."""
+    shares: dict[str, float]
+    """Of the time, by kind."""
+    top: dict[str, float]
+    """Operation -> its share."""
+    advice: str
+    trace: str
+    """Where the trace is, for chrome://tracing or Perfetto."""
+
+    def describe(self) -> str:
+        each = ", ".join(f"{kind} {share:.0%}" for kind, share in self.shares.items() if share >= 0.005)
+        top = ", ".join(f"{name} {share:.0%}" for name, share in self.top.items())
+        found = f"bound by {self.bound_by} ({each}; most in {top})"
+        return f"step {self.step}: {found}. Try {self.advice}. The trace: {self.trace}"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Warned(Event):
+    """Something that stops nothing and that a person should know of."""
+
+    kind: ClassVar[str] = "warned"
+    step: int
+    reason: str
+
+    def describe(self) -> str:
+        return f"step {self.step}: WARNING: {self.reason}"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Stopped(Event):
+    """Training ended: ``finished``, ``stopped`` (asked to) or ``failed``."""
+
+    kind: ClassVar[str] = "stopped"
+    step: int
+    status: str
+    reason: str = ""
+
+    def describe(self) -> str:
+        return f"step {self.step}: {self.status}" + (f": {self.reason}" if self.reason else "")
+
+
+def _workers(number: int) -> str:
+    return f"{number} worker{'s' if number != 1 else ''}"
