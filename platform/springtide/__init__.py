@@ -61,14 +61,13 @@ _WHERE = {
     "prepare": "springtide.api",
     "recipes": "springtide.config",
     "sample": "springtide.api",
-    "sweep": "springtide.sweeps",
 }
 
 __all__ = ["Config", "Run", "attach", "load", "override", "prepare", "recipes", "sample", "sweep", "train"]
 
 
 class _Package(types.ModuleType):
-    """This module. ``springtide.train`` is both a function, for people, and a room, for ``torchrun -m springtide.train``;
+    """This module. ``train`` and ``sweep`` are both functions, for people, and rooms, as in ``torchrun -m springtide.train``;
     importing the room would otherwise put it in the function's place."""
 
     @property
@@ -77,6 +76,14 @@ class _Package(types.ModuleType):
 
     @train.setter
     def train(self, room: types.ModuleType) -> None:
+        pass
+
+    @property
+    def sweep(self) -> Any:
+        return importlib.import_module("springtide.sweeps").sweep
+
+    @sweep.setter
+    def sweep(self, room: types.ModuleType) -> None:
         pass
 
     def __getattr__(self, name: str) -> Any:
