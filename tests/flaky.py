@@ -135,7 +135,8 @@ def main() -> None:
     parts = {"tests": options.options} if options.options else PARTS
     of = hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:8] if options.options else "all"
     results = options.results / f"{commit()}-{of}"
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    for one in (signal.SIGTERM, signal.SIGINT):  # a shell that starts this in the background has SIGINT ignored
+        signal.signal(one, signal.default_int_handler)
     rounds: list[dict[str, str]] = []
     try:
         for number in range(1, options.rounds + 1):

@@ -163,6 +163,17 @@ def test_what_is_light_stays_light(module: str) -> None:
     assert done.stdout.strip() == "[]"
 
 
+def test_a_public_name_is_the_same_whatever_was_imported_before() -> None:
+    program = """
+import springtide as st
+before = {name: getattr(st, name) for name in st.__all__}
+import springtide.app.sweep, springtide.app.train, springtide.tuning, springtide.training
+assert before == {name: getattr(st, name) for name in st.__all__}
+assert callable(st.train) and callable(st.sweep)
+"""
+    subprocess.run([sys.executable, "-c", program], check=True)
+
+
 def test_the_loop_needs_no_ray() -> None:
     program = "import springtide.training.__main__, sys; print('ray' in sys.modules, 'torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
