@@ -162,6 +162,7 @@ def undocumented(package: Path) -> list[str]:
                     "events/saves.py",
                     "events/controller.py",
                 )
-                if not ast.get_docstring(node) and not small and not is_event:
+                tells = file.startswith("events/") and node.name == "describe"  # as Event.describe says
+                if not ast.get_docstring(node) and not small and not is_event and not tells:
                     found.append(f"{file}:{node.lineno} {node.name} has no docstring")
     return found

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -29,8 +30,9 @@ def test_help_shows_the_usual_fields_and_help_all_every_one(capsys: pytest.Captu
         main(["train", "--help-all"])
     text = capsys.readouterr().out
     for name in fields():
-        assert f"--{name}" in text
-        assert (f"--{name}" in usual) == (name in COMMON)
+        option = re.compile(rf"--{re.escape(name)}(?![\w.-])")
+        assert option.search(text)
+        assert bool(option.search(usual)) == (name in COMMON), name
     assert fields().keys() > COMMON
 
 
@@ -91,7 +93,7 @@ def test_inspect_shows_a_dataset_and_finds_a_changed_byte(
     assert main(["data", "inspect", str(copy), "--verify"]) == 1
     assert "heldout-00000.parquet" in capsys.readouterr().err
     assert main(["run", "inspect", str(tmp_path)]) == 2
-    assert "neither a run, nor a checkpoint, nor a dataset" in capsys.readouterr().err
+    assert "neither a run nor a checkpoint" in capsys.readouterr().err
 
 
 def test_the_cluster_file_is_valid_for_ray() -> None:

@@ -110,7 +110,7 @@ def test_a_line_torn_by_a_kill_is_left_out_and_the_next_start_goes_on(tmp_path: 
 def test_a_killed_writer_loses_no_event_that_it_wrote(tmp_path: Path) -> None:
     script = (
         "import os, signal, sys; from springtide.store import Folder; from springtide.track.journal import Journal\n"
-        "from springtide.events.event import Evaluated\n"
+        "from springtide.events import Evaluated\n"
         "journal = Journal(Folder(sys.argv[1]))\n"
         "for n in range(100): journal(Evaluated(step=n, heldout_loss=1.0, heldout_bits_per_byte=1.0, rows=1))\n"
         "os.kill(os.getpid(), signal.SIGKILL)"
@@ -215,7 +215,7 @@ def test_a_full_disk_ends_nothing_and_every_event_is_there_once_there_is_room(
     import sys
     from pathlib import Path
     from springtide.store import Folder
-    from springtide.events.event import Evaluated
+    from springtide.events import Evaluated
     from springtide.track.journal import Journal, read_journal
 
     disk, told = Path(sys.argv[1]), []

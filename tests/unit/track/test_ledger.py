@@ -82,6 +82,7 @@ def test_every_second_is_of_one_kind() -> None:
             "resize": 2.5 * 2 + 0.25 * 2 + (0.25 + 0.5 + 0.5) * 3,
             "waiting": 10 * 3,
             "evaluation": 0,
+            "other": 0,
         }
     )
     # 3 workers until the loss, 2 until they left, then those of the next group

@@ -8,7 +8,7 @@ import time
 
 _HANGS = """
 import importlib, sys, time
-from springtide.events.event import Started, StepDone
+from springtide.events import Started, StepDone
 entry = importlib.import_module("springtide.training.__main__")
 watch = entry.HangWatch(num_steps=100, least_s=float(sys.argv[1]))
 watch(Started(step=0, world_size=1))
