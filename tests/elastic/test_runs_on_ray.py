@@ -418,7 +418,11 @@ def test_a_job_is_submitted_trained_and_verified(tiny: Config, ray_cluster: str,
     options = [text for name, value in settings.items() for text in (f"--{name}", value)]
     command = [str(Path(sys.executable).parent / "ray"), "job", "submit", "--address", ray_cluster]
     command += ["--working-dir", str(job), "--", sys.executable, "jobs/train.py", "--recipe", "tiny", *options]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=240, check=False)
+    deadline = time.monotonic() + 120
+    while True:  # Ray's agent on a busy machine: what its error says to do
+        done = subprocess.run(command, capture_output=True, text=True, timeout=240, check=False)
+        if "please try again later" not in done.stdout + done.stderr or time.monotonic() > deadline:
+            break
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-2000:]
     run = st.attach(f"{tiny.run.root}/submitted")
     assert len(run.steps) == 15
