@@ -186,7 +186,8 @@ def test_a_checkpoint_is_evaluated_by_whoever_asks(uninterrupted: st.Run, capsys
     [seen] = [one for one in uninterrupted.evaluations if one.step == 40]
     assert uninterrupted.evaluate(40, seen.rows).heldout_loss == pytest.approx(seen.heldout_loss, abs=1e-5)
     assert main(["model", "evaluate", uninterrupted.folder.path, "--json"]) == 0
-    found = json.loads(capsys.readouterr().out)
+    out = capsys.readouterr().out  # Ray prints there, too, in a process that is connected
+    [found] = [json.loads(line) for line in out.splitlines() if line.startswith("{")]
     assert found["step"] == 60
     assert found["rows"] == load_manifest(Folder(uninterrupted.config.shards.dataset)).splits[HELDOUT].rows
     assert main(["model", "evaluate", uninterrupted.folder.path, "--step", "41"]) == 2

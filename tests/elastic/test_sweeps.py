@@ -76,8 +76,9 @@ def test_what_is_no_good_is_stopped_what_fails_is_marked_and_the_best_is_a_confi
 
     notes = json.loads((tmp_path / "runs" / "asha" / "mlflow.json").read_text())
     runs = MlflowClient(elsewhere).search_runs([notes["experiment_id"]])
-    texts = [path.read_bytes() for path in (tmp_path / "runs").rglob("*") if path.is_file()]
-    assert not any(b"of-the-environment" in text for text in texts), "what the environment says is written nowhere"
+    files = [path for path in (tmp_path / "runs").rglob("*") if path.is_file()]
+    telling = [str(path) for path in files if b"of-the-environment" in path.read_bytes()]
+    assert not telling, "what the environment says is written nowhere"
     children = [run for run in runs if run.data.tags.get("mlflow.parentRunId") == notes["run_id"]]
     assert len(runs) == len(children) + 1 == TRIALS + 1 + 1
     [parent] = [run for run in runs if run.info.run_id == notes["run_id"]]

@@ -156,19 +156,21 @@ def _try_all(
     """Every point, and the best again with other seeds; returns which limit of the budget was met, if one was."""
     from springtide.on_ray.tune.tuner import run_trials, scheduler_of
 
+    lease = job.lease  # what Tune calls may not refer to the job: see run_trials
+
     def note(number: int, how: str, why: str) -> None:
-        leases.check(folder, job.lease)
+        leases.check(folder, lease)
         (folder / ENDED).write_json(f"{name_of(number)}.json", {"status": how, "reason": why})
 
     def begun(number: int, point: Point) -> None:
-        leases.check(folder, job.lease)
+        leases.check(folder, lease)
         if not (folder / POINTS).exists(f"{name_of(number)}.json"):
             (folder / POINTS).write_json(f"{name_of(number)}.json", point)
 
     for number, point in enumerate(begins):
         begun(number, point)
     limit = run_trials(job, asked, begun, begins, folder, judges, concurrent, say, note)
-    leases.check(folder, job.lease)
+    leases.check(folder, lease)
     outcomes = _outcomes(folder, table, base)
     if limit or not table.budget.finalists or _interrupted_trials(folder, outcomes):
         return limit

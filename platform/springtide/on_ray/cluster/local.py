@@ -53,6 +53,7 @@ class LocalCluster:
             "num_cpus": 0,
             "object_store_memory": _STORE_BYTES,
             "include_dashboard": self._dashboard,
+            "dashboard_port": None,  # any that is free: there may be another cluster's on this machine
             "temp_dir": folder,
         }
         self._cluster = Cluster(initialize_head=True, head_node_args=head)

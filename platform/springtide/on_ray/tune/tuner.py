@@ -323,18 +323,20 @@ def run_trials(
     returns which limit of it was met, if one was. ``begun`` hears of each point before it is tried. ``population``: where its
     trials begin, instead, if they are one. ``folder``: where Tune keeps notes of its own. ``before``: trials of the same sweep
     that are over: the budget is of all."""
-    spent = BudgetStopper(job.sweep.budget, job.pool, before)
-    members = {"param_space": _members(job.sweep, population)} if population else {}
+    # Tune writes what its searcher and its callbacks refer to in the sweep's folder, and a job has passwords
+    sweep, pool = job.sweep, job.pool
+    spent = BudgetStopper(sweep.budget, pool, before)
+    members = {"param_space": _members(sweep, population)} if population else {}
     least = configs.build(job.base).elastic.min_workers
 
     def room() -> int:
-        return concurrent or max(1, ray.get(job.pool.places.remote()) // least)
+        return concurrent or max(1, ray.get(pool.places.remote()) // least)
 
     # HyperBand halves a bracket by the trials that it knows, and nobody of a population goes on before all have come as far:
     # they get all, and Ray lets so many run
     knows_all = bool(population) or isinstance(scheduler, HyperBandScheduler)
     points = SearchAdapter(
-        search, job.sweep, spent.unless_lost(begun), (lambda: job.sweep.budget.trials) if knows_all else room
+        search, sweep, spent.unless_lost(begun), (lambda: sweep.budget.trials) if knows_all else room
     )
     here = tune.PlacementGroupFactory([{"CPU": 0, _HEAD: round(0.99 / room(), 3) if knows_all else 0.001}])
     trainable = tune.with_resources(tune.with_parameters(Trial, job=job), here)
@@ -344,9 +346,9 @@ def run_trials(
         **members,
         tune_config=tune.TuneConfig(
             search_alg=None if population else points,
-            num_samples=1 if population else job.sweep.budget.trials,
+            num_samples=1 if population else sweep.budget.trials,
             scheduler=scheduler,
-            max_concurrent_trials=job.sweep.budget.trials,
+            max_concurrent_trials=sweep.budget.trials,
             reuse_actors=True,
             trial_dirname_creator=_name,
             trial_name_creator=_name,
@@ -356,7 +358,7 @@ def run_trials(
             storage_path=folder.where("ray"),
             storage_filesystem=filesystem,
             failure_config=tune.FailureConfig(max_failures=_FAILURES),
-            callbacks=[ProgressCallback(job.sweep, points, spent, say, spent.unless_lost(note))],
+            callbacks=[ProgressCallback(sweep, points, spent, say, spent.unless_lost(note))],
             stop=spent,
             verbose=0,
         ),
