@@ -10,7 +10,7 @@ demo: .venv/.ready
 	$(BIN)/springtide train --recipe demo --run.root $(DEMO_ROOT) --demo
 
 test: .venv/.ready lint
-	$(BIN)/python -m pytest -n 2 tests/house tests/unit tests/distributed tests/benchmarks
+	$(BIN)/python -m pytest -n 2 tests/architecture tests/unit tests/distributed tests/benchmarks
 	$(BIN)/python -m pytest tests/elastic
 
 # the tests of real processes, ten times on busy cores: hours; a second call goes on where the first was
@@ -41,7 +41,7 @@ drills: .venv/.ready
 
 # a sweep of sixteen trials that loses six nodes and its driver; a population that loses its driver
 sweeps: .venv/.ready
-	$(BIN)/python tests/elastic/swept.py 16 6 60
+	$(BIN)/python tests/programs/swept.py 16 6 60
 	$(BIN)/python -m pytest --full -m full tests/elastic
 
 # what one GPU says, in 25 minutes; without Ray: benchmarks/gpu/README.md. GPU="--quick" runs it anywhere

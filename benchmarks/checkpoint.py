@@ -28,7 +28,7 @@ from typing import Any
 
 import claims
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "programs"))
 
 BLOCK = 16 * 2**20
 READERS = 6

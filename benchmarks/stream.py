@@ -159,7 +159,7 @@ def main() -> None:
     peers = PEERS if PEERS_PYTHON.exists() else ()
     if not (peers or options.quick):
         sys.exit(LEFT_OUT)
-    sys.path.append(str(ROOT / "tests"))
+    sys.path.append(str(ROOT / "tests" / "programs"))
     import s3_server
 
     found: dict[str, Any] = {}

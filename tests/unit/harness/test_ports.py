@@ -18,7 +18,7 @@ def test_two_processes_get_other_ports_until_one_has_ended(monkeypatch: pytest.M
     mine = reserve(3)
     assert len({*mine, *reserve(2)}) == 5
     program = f"import ports; ports._FIRST = {FIRST}; print(*ports.reserve(3), flush=True); input()"
-    there = Path(__file__).parents[1]
+    there = Path(__file__).parents[2] / "programs"
     command = [sys.executable, "-c", program]
     with subprocess.Popen(command, cwd=there, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as other:
         assert other.stdout is not None

@@ -106,7 +106,7 @@ def test_each_recipe_fits_the_devices_it_is_meant_for(recipe: str) -> None:
 
 @pytest.mark.parametrize("changes", [{}, {"model.source": "own_model:build"}], ids=["defaults", "own model"])
 def test_one_worker_without_sharding_is_foretold_too(changes: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(Path(__file__).parents[1] / "distributed")
+    monkeypatch.syspath_prepend(Path(__file__).parents[2] / "programs")
     config = configs.override(configs.Config(), {"model.num_layers": 1, "elastic.max_workers": 1, **changes})
     state = 16 * num_parameters(make(config.model, VOCABULARY))  # weights, gradients, two moments
     assert state < predicted_bytes(config, VOCABULARY, None, 1) < 100 * state  # activations
@@ -185,7 +185,7 @@ def test_a_run_on_ray_begins_with_no_fewer_workers_than_fit_and_says_so(
 ) -> None:
     has, said = memory.predicted_bytes(SHALLOW, VOCABULARY, 0, 2), []
     data = SimpleNamespace(vocab_size=VOCABULARY, eos_id=0)
-    monkeypatch.setattr("springtide.on_ray.cluster.device_bytes", lambda config: has)
+    monkeypatch.setattr("springtide.on_ray.cluster.session.device_bytes", lambda config: has)
     fitted = importlib.import_module("springtide.app.train")._fitted(SHALLOW, data, said.append)
     assert fitted.elastic.min_workers == 2
     assert said == [f"elastic.min_workers = 2: a step does not fit the {gigabytes(has)} that each of fewer workers has"]

@@ -17,7 +17,7 @@ from springtide.cli.options import COMMON
 from springtide.config import Config
 from springtide.config.fields import fields
 
-REPOSITORY = Path(__file__).parents[2]
+REPOSITORY = Path(__file__).parents[3]
 
 
 def test_help_shows_the_usual_fields_and_help_all_every_one(capsys: pytest.CaptureFixture[str]) -> None:

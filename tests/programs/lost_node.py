@@ -10,8 +10,6 @@ import time
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "distributed"))
-
 import ray
 import torch
 from metadata import metadata
@@ -94,7 +92,7 @@ def main() -> None:
     cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "object_store_memory": 100 * 2**20})
     nodes = [cluster.add_node(num_cpus=1, object_store_memory=100 * 2**20) for _ in range(WORLD_SIZE)]
     cluster.wait_for_nodes()
-    path = [str(Path(__file__).parent), str(Path(__file__).parents[1] / "distributed"), *sys.path]
+    path = [str(Path(__file__).parent), *sys.path]
     ray.init(
         cluster.address,
         namespace=NAMESPACE,

@@ -11,8 +11,8 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+import layer_rules as rules
 import pytest
-import rules
 
 from springtide.config.fields import fields
 from springtide.events import EVENTS, Evaluated, StepDone

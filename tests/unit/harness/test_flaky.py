@@ -10,7 +10,7 @@ from pathlib import Path
 
 import psutil
 
-SCRIPT = str(Path(__file__).parents[1] / "flaky.py")
+SCRIPT = str(Path(__file__).parents[2] / "flaky.py")
 TESTS = """
 import pathlib, pytest, time
 pytestmark = pytest.mark.processes

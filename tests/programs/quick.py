@@ -13,7 +13,7 @@ from typing import Any
 
 import jsonschema
 
-BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
+BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 TIMEOUT_S = 400
 _CLAIM = {
     "type": "object",

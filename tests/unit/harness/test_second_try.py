@@ -35,7 +35,7 @@ def test_unmarked():
 @pytest.fixture
 def run(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> object:
     """Run tests of which so many pass at the second try; ``broken``: and some that fail."""
-    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[1]))
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[2]))
     pytester.makeini("[pytest]\nmarkers = processes: real ones")
 
     def run(flaky: int, *options: str, broken: bool = False) -> pytest.RunResult:
