@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
+import subprocess
+import sys
 from pathlib import Path
 
+import psutil
 import pytest
 from quick import BENCHMARKS, claims, traces
 
@@ -48,3 +52,32 @@ def test_every_benchmark_is_run_by_a_test() -> None:
     assert with_claims == {*CLAIMS, *ON_RAY, "goodput", "throughput", "stream"}
     text = (Path(__file__).parents[1] / "elastic" / "test_benchmarks.py").read_text()
     assert [name for name in ON_RAY if f'claims("{name}"' not in text] == []
+
+
+NEVER_ENDS = """
+import os, sys, time
+sys.path.insert(0, {benchmarks!r})
+import claims
+
+def measure():
+    print(os.getpid(), flush=True)
+    time.sleep(3600)
+
+if __name__ == "__main__":
+    claims.alone(measure)
+"""
+
+
+def test_who_measures_ends_with_who_asked_for_it(tmp_path: Path) -> None:
+    """Also where that one is killed: a measurement that was given up must not go on beside the next."""
+    program = tmp_path / "never_ends.py"
+    program.write_text(NEVER_ENDS.format(benchmarks=str(BENCHMARKS)))
+    with subprocess.Popen([sys.executable, str(program)], stdout=subprocess.PIPE, text=True) as asking:
+        assert asking.stdout is not None
+        measuring = psutil.Process(int(asking.stdout.readline()))
+        asking.kill()
+        try:
+            measuring.wait(60)
+        finally:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                measuring.kill()
