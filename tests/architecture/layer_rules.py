@@ -1,4 +1,4 @@
-"""The rules of the house as functions from a source tree to what breaks them."""
+"""The layer rules as functions from a source tree to what breaks them."""
 
 from __future__ import annotations
 
@@ -90,20 +90,20 @@ def imports(tree: ast.Module) -> Iterator[tuple[int, str]]:
                 yield from ((node.lineno, f"springtide.{alias.name}") for alias in node.names)
 
 
-def forbidden_rooms(package: Path) -> list[str]:
-    """Imports of a room that the law does not allow."""
+def forbidden_imports(package: Path) -> list[str]:
+    """Imports of a package that the layer rules do not allow."""
     found = []
     for file, tree in sources(package):
-        room = file.split("/")[0]
+        inside = file.split("/")[0]
         if "/" not in file:
             continue
         for line, module in imports(tree):
             parts = module.split(".")
-            if parts[0] != "springtide" or len(parts) == 1 or parts[1] in {room, "errors"}:
+            if parts[0] != "springtide" or len(parts) == 1 or parts[1] in {inside, "errors"}:
                 continue
-            if parts[1] not in MAY_IMPORT[room]:
+            if parts[1] not in MAY_IMPORT[inside]:
                 found.append(
-                    f"{file}:{line} imports {module}: {room} may import {sorted(MAY_IMPORT[room]) or 'no room'}"
+                    f"{file}:{line} imports {module}: {inside} may import {sorted(MAY_IMPORT[inside]) or 'no package'}"
                 )
     return found
 

@@ -22,7 +22,7 @@ from springtide.track.ledger import KINDS
 REPOSITORY = Path(__file__).parents[2]
 PACKAGE = REPOSITORY / "platform" / "springtide"
 RULES = [
-    rules.forbidden_rooms,
+    rules.forbidden_imports,
     rules.forbidden_packages,
     rules.environment_readers,
     rules.too_long,
@@ -98,9 +98,9 @@ def test_the_house_keeps(rule: Callable[[Path], list[str]]) -> None:
 @pytest.mark.parametrize(
     ("rule", "file", "text"),
     [
-        (rules.forbidden_rooms, "config/bad.py", "from springtide.store import Folder"),
-        (rules.forbidden_rooms, "stream/bad.py", "def f():\n    import springtide.training.loop"),
-        (rules.forbidden_rooms, "model/bad.py", "from springtide import checkpoint"),
+        (rules.forbidden_imports, "config/bad.py", "from springtide.store import Folder"),
+        (rules.forbidden_imports, "stream/bad.py", "def f():\n    import springtide.training.loop"),
+        (rules.forbidden_imports, "model/bad.py", "from springtide import checkpoint"),
         (rules.forbidden_packages, "training/bad.py", "import ray.data"),
         (rules.forbidden_packages, "track/journal.py", "def f():\n    from mlflow import MlflowClient"),
         (rules.forbidden_packages, "stream/bad.py", "from torch import nn"),
@@ -118,12 +118,12 @@ def test_a_rule_catches_what_breaks_it(rule: Callable[[Path], list[str]], file: 
     assert file in found
 
 
-def test_every_room_is_in_the_law_and_states_its_own() -> None:
-    rooms = {path.parent.name: path.read_text() for path in PACKAGE.glob("*/__init__.py")}
-    assert rooms.keys() == rules.MAY_IMPORT.keys()
-    assert [room for room, text in rooms.items() if not re.search(r"(Law|Layer rule): ", text)] == []
+def test_every_package_has_its_layer_states_its_rule_and_is_on_the_map() -> None:
+    packages = {path.parent.name: path.read_text() for path in PACKAGE.glob("*/__init__.py")}
+    assert packages.keys() == rules.MAY_IMPORT.keys()
+    assert [name for name, text in packages.items() if not re.search(r"(Rule|Layer rule): ", text)] == []
     guide = (PACKAGE / "__init__.py").read_text()
-    assert [room for room in rooms if f"{room}/" not in guide] == []
+    assert [name for name in packages if f"{name}/" not in guide] == []
 
 
 def test_the_top_level_is_what_was_agreed() -> None:
@@ -135,7 +135,7 @@ def test_platform_is_a_folder_and_no_package() -> None:
     assert {path.relative_to(REPOSITORY).parts[1] for path in tracked() if "platform" in path.parts} == {"springtide"}
 
 
-def test_no_room_is_a_drawer_for_everything() -> None:
+def test_no_module_is_a_drawer_for_everything() -> None:
     names = {part for path in tracked() for part in path.with_suffix("").relative_to(REPOSITORY).parts}
     assert names.isdisjoint({"utils", "util", "common", "helpers", "manager", "misc"})
 

@@ -9,7 +9,7 @@ import threading
 from pathlib import Path
 from typing import Any
 
-_ROOMS = ("springtide/checkpoint/", "springtide/store/")
+_PARTS = ("springtide/checkpoint/", "springtide/store/")
 _PLACES = {
     *(
         "begin",
@@ -62,7 +62,7 @@ def arm(begin: str, step: int, nth: int, told: str) -> None:
     def profile(frame: Any, event: str, argument: Any) -> None:
         nonlocal armed, count
         code = frame.f_code
-        if not any(room in code.co_filename for room in _ROOMS):
+        if not any(part in code.co_filename for part in _PARTS):
             return
         if event == "call" and code.co_qualname == begin:
             found = frame.f_locals

@@ -1,4 +1,4 @@
-"""A step you can come back to, at another world size. Law: committed last; no file belongs to a rank's own history.
+"""A step you can come back to, at another world size. Rule: committed last; no file belongs to a rank's own history.
 
     tensors    model and optimizer -> named tensors, and the box of each that a rank holds
       |

@@ -1,5 +1,5 @@
-"""The words all else is written in. Law: frozen values, checked where they live; nothing here reads a file unasked,
-the environment, or another room."""
+"""The words all else is written in. Rule: frozen values, checked where they live; nothing here reads a file unasked,
+the environment, or another package."""
 
 from springtide.config import recipes
 from springtide.config.code import check_trusted, code_fingerprint

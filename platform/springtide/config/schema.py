@@ -1,4 +1,4 @@
-"""One frozen section a room. Every field has a doc line that ends with its unit in brackets.
+"""One frozen section a package. Every field has a doc line that ends with its unit in brackets.
 
 Fields marked *free* may differ when a run is resumed: they change where and how fast it trains, never what it learns.
 Fields marked *ahead* may differ too, for steps that are not trained yet; the identity of the order guards those that are.

@@ -1,4 +1,4 @@
-"""Raw text -> documents -> token ids. Law: a document is known by the digest of its text, never by where it lies."""
+"""Raw text -> documents -> token ids. Rule: a document is known by the digest of its text, never by where it lies."""
 
 from springtide.corpus.clean import clean
 from springtide.corpus.near_duplicates import BANDS, bands, clusters

@@ -1,4 +1,4 @@
-"""Text to a sealed dataset, once: where corpus and shards meet. Law: every stage may be killed at any moment and begun again,
+"""Text to a sealed dataset, once: where corpus and shards meet. Rule: every stage may be killed at any moment and begun again,
 by any number of processes, and the bytes are the same.
 
     source -> units -> parts       each unit alone: cleaned, hashed, tokenised          parts.py

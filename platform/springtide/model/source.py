@@ -1,4 +1,4 @@
-"""Which model a config means: the decoder of this room, or a user's own.
+"""Which model a config means: the decoder of this package, or a user's own.
 
 A user's is what ``model.source`` names, ``package.module:function``, called as ``function(config, vocab_size, eos_id)`` with
 the config's ``model`` section. It returns any ``nn.Module`` that

@@ -1,2 +1,2 @@
-"""The only room that imports Ray. Law: Ray carries out what other rooms decide; its private parts are touched in one file
+"""The only package that imports Ray. Rule: Ray carries out what other packages decide; its private parts are touched in one file
 each."""

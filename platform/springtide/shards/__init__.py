@@ -1,4 +1,4 @@
-"""Token ids -> sealed Parquet shards with a checksummed manifest. Law: a dataset without a manifest does not exist, and
+"""Token ids -> sealed Parquet shards with a checksummed manifest. Rule: a dataset without a manifest does not exist, and
 one with a manifest never changes."""
 
 from springtide.shards.manifest import HELDOUT, MANIFEST, TOKENIZER, TRAIN, Manifest, Shard, Split, load_manifest

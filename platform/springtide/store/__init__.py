@@ -1,4 +1,4 @@
-"""Bytes at a path, committed or absent. Law: only this room opens files that others will read; a name that can be
+"""Bytes at a path, committed or absent. Rule: only this package opens files that others will read; a name that can be
 seen is complete."""
 
 from springtide.store.cache import Cache

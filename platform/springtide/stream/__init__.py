@@ -1,4 +1,4 @@
-"""(seed, step) -> the same rows at any world size. Law: the data state of a run is one integer, the next step; all else
+"""(seed, step) -> the same rows at any world size. Rule: the data state of a run is one integer, the next step; all else
 is arithmetic, and slicing by rank is the last of it."""
 
 from springtide.stream.data import Data, open_data

@@ -1,4 +1,4 @@
-"""Plain torch: state, optimizer, schedule, step, loop. Law: no Ray here; batches, interrupts and events pass through
+"""Plain torch: state, optimizer, schedule, step, loop. Rule: no Ray here; batches, interrupts and events pass through
 seams, and the same loop runs under torchrun."""
 
 from springtide.training.loop import Feed, TrainLoop
