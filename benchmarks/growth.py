@@ -52,7 +52,7 @@ def config_of(name: str, layers: int, width: int, length: int, strategy: str = "
         "parallel.reduction": "fp32",
         "parallel.threads": 1,
     }
-    return st.override(st.recipes.demo(), changes).model_dump(mode="json")
+    return st.recipes.demo().override(changes).model_dump(mode="json")
 
 
 class Cell:

@@ -65,7 +65,7 @@ def config_of(folder: str, steps: int, small: bool) -> Config:
         "parallel.threads": 1,
         "elastic.max_workers": WORKERS,
     }
-    return st.prepare(st.override(st.recipes.demo(), {**changes, **(SMALL if small else {})}))
+    return st.prepare(st.recipes.demo().override({**changes, **(SMALL if small else {})}))
 
 
 def rank(configs: list[dict[str, Any]], workers: int) -> None:
@@ -119,10 +119,9 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         base = config_of(folder, int(options.steps), options.quick)
         configs = {
-            cell: st.override(base, {"run.id": "-".join(cell), **dict(zip(_FIELDS, cell, strict=True))})
-            for cell in cells
+            cell: base.override({"run.id": "-".join(cell), **dict(zip(_FIELDS, cell, strict=True))}) for cell in cells
         }
-        alone = claims.together(__file__, [st.override(base, {"run.id": "alone"}).model_dump(mode="json")], 1)["alone"][
+        alone = claims.together(__file__, [base.override({"run.id": "alone"}).model_dump(mode="json")], 1)["alone"][
             "loss"
         ]
         found = claims.together(__file__, [config.model_dump(mode="json") for config in configs.values()], WORKERS)

@@ -99,7 +99,7 @@ def measure(source: str, folder: Path, rounds: int, megabytes: float) -> dict[st
     changes = {"corpus.tokenizer": str(folder / "tokenizer.json"), "shards.sequence_length": 1024}
     changes |= {"shards.heldout_fraction": "0.1"}  # little text must have some to hold out
     changes |= {"model.max_sequence_length": "1024", "corpus.source": str(folder / "text")}
-    config = st.override(st.recipes.demo(), changes)
+    config = st.recipes.demo().override(changes)
     table = []
     for number in range(rounds):
         row: dict[str, Any] = {}
@@ -109,7 +109,7 @@ def measure(source: str, folder: Path, rounds: int, megabytes: float) -> dict[st
             if who == "bare":
                 row[who] = claims.alone(bare, config)
             else:
-                row[who] = claims.alone(ours, st.override(config, root), who == "Ray Data")
+                row[who] = claims.alone(ours, config.override(root), who == "Ray Data")
         rates = {who: found["tokens"] / found["seconds"] for who, found in row.items()}
         row["ratios"] = {who: rates[who] / rates["bare"] for who in order[1:]}
         table.append(row)
@@ -119,7 +119,7 @@ def measure(source: str, folder: Path, rounds: int, megabytes: float) -> dict[st
             flush=True,
         )
     quarter = {"corpus.source": str(folder / "quarter"), "shards.root": str(folder / "data-quarter")}
-    small = claims.alone(ours, st.override(config, quarter), False)
+    small = claims.alone(ours, config.override(quarter), False)
     ratios = {who: statistics.median(row["ratios"][who] for row in table) for who in table[0]["ratios"]}
     large = statistics.median(row["one process"]["peak_mib"] for row in table)
     print(

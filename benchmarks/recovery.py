@@ -295,7 +295,7 @@ def _without(config: Config) -> None:
     from springtide.track.journal import Journal
 
     control, folder = open_mailbox(config.run.id), Folder(config.run.root) / config.run.id
-    config = configs.override(config, {"checkpoint.memory_every": 0})
+    config = config.override({"checkpoint.memory_every": 0})
     job = {"config": config.model_dump(mode="json"), "control": control, "labels": {}, "owner": ""}
     trainer = TorchTrainer(
         work,
@@ -333,7 +333,7 @@ def config_of(root: str, small: bool, steps: int = 100_000, workers: int = NODES
         "track.mlflow_uri": "off",
         "track.progress": False,
     }
-    return st.prepare(configs.override(base, {**changes, **(SMALL if small else {})}))
+    return st.prepare(base.override({**changes, **(SMALL if small else {})}))
 
 
 def measure(root: str, rounds: int, pace: Pace) -> dict[str, list[dict[str, float]]]:
@@ -344,7 +344,7 @@ def measure(root: str, rounds: int, pace: Pace) -> dict[str, list[dict[str, floa
         names = list(CLIENTS)
         for name in names[number % len(names) :] + names[: number % len(names)]:
             _say(f"round {number + 1}: {name}")
-            here = configs.override(config, {"run.id": f"{name.replace('_', '-')}-{number}"})
+            here = config.override({"run.id": f"{name.replace('_', '-')}-{number}"})
             try:
                 found[name].append(claims.alone(CLIENTS[name], here, pace))
                 _say(f"  {found[name][-1]}")
@@ -359,7 +359,7 @@ def measure_steady(root: str, rounds: int, pace: Pace) -> dict[str, float]:
     times: dict[bool, list[float]] = {True: [], False: []}
     for number in range(rounds):
         for machinery in (True, False) if number % 2 else (False, True):
-            here = configs.override(config, {"run.id": f"steady-{number}-{machinery}"})
+            here = config.override({"run.id": f"steady-{number}-{machinery}"})
             times[machinery].append(claims.alone(steady, here, machinery, pace.settled)["step_s"])
             _say(f"steady, {'with' if machinery else 'without'}: {times[machinery][-1] * 1e3:.1f} ms")
     ratios = [ours / bare for ours, bare in zip(times[True], times[False], strict=True)]

@@ -88,7 +88,7 @@ def bare_step_s(config: Config, steps: int, meet: str) -> float:
 
 def ours_step_s(config: Config, name: str) -> tuple[float, float]:
     """Mean seconds of a step of the Ray path, and of the wait for data in it, warm-up left out."""
-    run = st.train(st.override(config, {"run.id": name}))
+    run = st.train(config.override({"run.id": name}))
     steps = run.steps[WARM_UP_STEPS:]
     assert all(step.world_size == WORLD_SIZE for step in steps)
     return statistics.fmean(step.step_time_s for step in steps), statistics.fmean(step.data_wait_s for step in steps)
@@ -96,8 +96,7 @@ def ours_step_s(config: Config, name: str) -> tuple[float, float]:
 
 def measure(folder: str, rounds: int, steps: int, small: bool) -> dict[str, Any]:
     """Alternate both for ``rounds`` rounds; who goes first changes every round."""
-    config = st.override(
-        st.recipes.demo(),
+    config = st.recipes.demo().override(
         {
             "shards.root": f"{folder}/datasets",
             "run.root": f"{folder}/runs",
@@ -111,10 +110,10 @@ def measure(folder: str, rounds: int, steps: int, small: bool) -> dict[str, Any]
             "parallel.threads": 1,
             "track.progress": False,
             **(SMALL if small else {}),
-        },
+        }
     )
     exact = st.prepare(config)
-    ours = st.override(exact, {"parallel.reduction": "fp32", "stream.lanes": 0})
+    ours = exact.override({"parallel.reduction": "fp32", "stream.lanes": 0})
     table = []
     with cluster(exact):
         for number in range(rounds):

@@ -50,8 +50,7 @@ GOALS = {"stream_vs_best_peer_local": 2.0, "stream_vs_best_peer_s3": 1.2, "first
 
 def config_of(dataset: str, cache: str) -> st.Config:
     """The demo, on rows of this benchmark."""
-    return st.override(
-        st.recipes.demo(),
+    return st.recipes.demo().override(
         {
             "shards.sequence_length": LENGTH,
             "shards.dataset": dataset,
@@ -62,7 +61,7 @@ def config_of(dataset: str, cache: str) -> st.Config:
             "train.total": "1000B",
             "feed.cache": cache,
             "elastic.max_workers": 1,
-        },
+        }
     )
 
 

@@ -57,7 +57,6 @@ from sweep_work import (
     work_of,
 )
 
-from springtide import config as configs
 from springtide.elastic.traces import read_file, smaller
 
 TOLERANCE = 0.01
@@ -267,7 +266,7 @@ def measure_trace(root: str, options: Any) -> dict[str, dict[str, float]]:
 
 
 def _own(work: Work, folder: str) -> Work:
-    return work._replace(config=configs.override(work.config, {"run.root": folder}), folder=folder)
+    return work._replace(config=work.config.override({"run.root": folder}), folder=folder)
 
 
 def _words(row: dict[str, float]) -> str:

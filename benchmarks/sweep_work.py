@@ -73,7 +73,7 @@ def config_of(root: str, steps: int, slots: int) -> Config:
         "track.mlflow_uri": "off",
         "track.progress": False,
     }
-    return st.prepare(configs.override(base, changes))
+    return st.prepare(base.override(changes))
 
 
 def work_of(config: Config, trials: int, seed: int, size: int, root: str) -> Work:

@@ -68,7 +68,7 @@ def config_of(folder: str, steps: int, small: bool) -> Config:
         "track.progress": False,
     }
     changes |= {"parallel.reduction": "fp32", **(SMALL if small else {})}
-    return st.prepare(st.override(st.recipes.demo(), changes))
+    return st.prepare(st.recipes.demo().override(changes))
 
 
 def ours(config: Config, number: int) -> dict[str, float]:

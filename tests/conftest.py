@@ -67,7 +67,7 @@ def tiny(tmp_path: Path, datasets: Path) -> Config:
         "track.mlflow_uri": "off",
         "track.progress": False,
     }
-    return prepare(configs.override(configs.recipes.tiny(), changes))
+    return prepare(configs.recipes.tiny().override(changes))
 
 
 @pytest.fixture
@@ -83,7 +83,7 @@ def poems(tiny: Config, datasets: Path) -> str:
             (datasets / "parts" / f"{part}.txt").write_text(f"Song {part}\n" + "".join(itertools.islice(lines, 20)))
         text.touch()
     changes = {"shards.dataset": "", "corpus.source": str(datasets / "parts"), "shards.heldout_fraction": 0.1}
-    return prepare(configs.override(tiny, changes)).shards.dataset
+    return prepare(tiny.override(changes)).shards.dataset
 
 
 @pytest.fixture(scope="session")

@@ -44,8 +44,8 @@ def measure(book: Book) -> list[dict[str, Any]]:
 def config_of(quick: bool) -> tuple[Config, int, int]:
     """Two blocks of 8B's shape, compiled; the length of a row; ids."""
     if CUDA:
-        return configs.override(configs.recipes.llama3_8b(), {"model.num_layers": 2}), 8192, 8192
-    return configs.override(configs.recipes.tiny(), {"parallel.compile": not quick}), 64, 256
+        return configs.recipes.llama3_8b().override({"model.num_layers": 2}), 8192, 8192
+    return configs.recipes.tiny().override({"parallel.compile": not quick}), 64, 256
 
 
 def go_through(rows_of_each: list[int], quick: bool) -> dict[str, Any]:

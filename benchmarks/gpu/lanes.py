@@ -136,8 +136,8 @@ def config_of(reduction: str) -> Config:
     """Blocks of 125M, eager; bf16 on a GPU."""
     changes: dict[str, Any] = {"parallel.reduction": reduction, "parallel.strategy": "ddp", "parallel.compile": False}
     if CUDA:
-        return configs.override(configs.recipes.gpu_125m(), changes | {"model.num_layers": 8})
-    return configs.override(configs.recipes.tiny(), changes)
+        return configs.recipes.gpu_125m().override(changes | {"model.num_layers": 8})
+    return configs.recipes.tiny().override(changes)
 
 
 def rank() -> None:

@@ -124,7 +124,7 @@ def config_of() -> tuple[Config, int, int, int]:
     """Two blocks of 8B's shape, 6 GB of state; rows, length, ids."""
     if CUDA:
         changes = {"model.num_layers": 2, "parallel.compile": False}
-        return configs.override(configs.recipes.llama3_8b(), changes), 2, 8192, 8192
+        return configs.recipes.llama3_8b().override(changes), 2, 8192, 8192
     return configs.recipes.tiny(), 4, 64, 256
 
 

@@ -96,7 +96,7 @@ def config_of(folder: str, quick: bool) -> Config:
     }
     if quick:
         changes["train.eval_rows"] = 4
-    return configs.override(recipe, changes)
+    return recipe.override(changes)
 
 
 def train(quick: bool) -> dict[str, Any]:
@@ -111,7 +111,7 @@ def train(quick: bool) -> dict[str, Any]:
         first = read_journal(run)
         more = MORE if CUDA else 2
         longer = {"train.total": int(config.train.total) + more * config.tokens_per_step}
-        resumed_s = torchrun(configs.override(config, longer), folder, "--accept-changes")
+        resumed_s = torchrun(config.override(longer), folder, "--accept-changes")
         return figures(first, read_journal(run)[len(first) :]) | {
             "prepare_s": round(prepare_s, 1),
             "run_s": round(first_s, 1),

@@ -86,7 +86,7 @@ def measure(book: Book) -> list[dict[str, Any]]:
     if large is not None:
         eighth = dataclasses.replace(large, config=large.config)
         if not fp8:
-            eighth = dataclasses.replace(large, config=configs.override(large.config, {"parallel.precision": "fp8"}))
+            eighth = dataclasses.replace(large, config=large.config.override({"parallel.precision": "fp8"}))
         book.cell(f"training/{large.name}, fp8", lambda: compare(eighth, seconds, energy), fp8)
     energy.close()
     measured = {name: values for name, values in found.items() if values}
@@ -100,16 +100,16 @@ def cases(quick: bool) -> list[Case]:
     """Most valuable first."""
     if not CUDA:
         small = {"model.num_layers": 2, "model.max_sequence_length": 64, "parallel.precision": "bf16"}
-        config = configs.override(configs.recipes.tiny(), small)
+        config = configs.recipes.tiny().override(small)
         return [Case("tiny", config, 4, 64, 256, 1 if quick else 2)]
     deep = 12 if torch.cuda.mem_get_info()[1] > ROOMY else 8
     llama = configs.recipes.llama3_8b()
 
     def layers(number: int, **changes: Any) -> Config:
-        return configs.override(llama, {"model.num_layers": number, **changes})
+        return llama.override({"model.num_layers": number, **changes})
 
     small, middle = configs.recipes.gpu_125m(), configs.recipes.gpu_1b()
-    compiled = configs.override(small, {"parallel.compile": True})
+    compiled = small.override({"parallel.compile": True})
     return [
         Case(f"8B's shape, {deep} layers", layers(deep), 1, 8192, 128256),
         Case("1.3B", middle, 8, 2048, 50304),

@@ -42,26 +42,55 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from springtide.app.sweep import sweep
-    from springtide.app.train import attach, prepare, sample, train
-    from springtide.config import Config, load, override, recipes
-    from springtide.run.folder import Run
+    from springtide.app.train import prepare, sample, train
+    from springtide.config import Config, load_config, recipes
+    from springtide.errors import (
+        CheckpointError,
+        ConfigError,
+        CorpusError,
+        CorruptShard,
+        OrderError,
+        RunExists,
+        SpringtideError,
+        TrainingFailed,
+    )
+    from springtide.run.folder import Run, open_run
 
 __version__ = "0.1.0"
 
 _DEFINED_IN = {
-    "Config": "springtide.config",
-    "Run": "springtide.run.folder",
-    "attach": "springtide.app.train",
-    "load": "springtide.config",
-    "override": "springtide.config",
-    "prepare": "springtide.app.train",
-    "recipes": "springtide.config",
-    "sample": "springtide.app.train",
-    "sweep": "springtide.app.sweep",
-    "train": "springtide.app.train",
+    **dict.fromkeys(("Config", "load_config", "recipes"), "springtide.config"),
+    **dict.fromkeys(("prepare", "sample", "train"), "springtide.app.train"),
+    **dict.fromkeys(("sweep",), "springtide.app.sweep"),
+    **dict.fromkeys(("Run", "open_run"), "springtide.run.folder"),
+    **dict.fromkeys(
+        (
+            *("CheckpointError", "ConfigError", "CorpusError", "CorruptShard", "OrderError", "RunExists"),
+            *("SpringtideError", "TrainingFailed"),
+        ),
+        "springtide.errors",
+    ),
 }
 
-__all__ = ["Config", "Run", "attach", "load", "override", "prepare", "recipes", "sample", "sweep", "train"]
+__all__ = [
+    "CheckpointError",
+    "Config",
+    "ConfigError",
+    "CorpusError",
+    "CorruptShard",
+    "OrderError",
+    "Run",
+    "RunExists",
+    "SpringtideError",
+    "TrainingFailed",
+    "load_config",
+    "open_run",
+    "prepare",
+    "recipes",
+    "sample",
+    "sweep",
+    "train",
+]
 
 
 def __getattr__(name: str) -> Any:

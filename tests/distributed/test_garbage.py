@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 from garbage import aborted, evaluate_with_garbage, train_with_garbage
 
-from springtide import config as configs
 from springtide.config import Config
 
 pytestmark = pytest.mark.distributed
@@ -20,7 +19,7 @@ Ranks = Callable[..., list[Any]]
 def short(tiny: Config) -> Config:
     """Four steps."""
     changes = {"run.id": "garbage", "train.total": 4 * 12 * 64, "optim.warmup": 0, "train.eval_rows": 0}
-    return configs.override(tiny, changes)
+    return tiny.override(changes)
 
 
 @pytest.mark.parametrize("how", ["nothing summed", "half summed", "no numbers", "one value"])
@@ -41,7 +40,7 @@ def test_who_is_cut_off_in_a_collective_uses_nothing_of_it_however_right_it_look
 
 
 def test_a_heldout_loss_of_garbage_is_told_to_nobody(short: Config, ranks: Ranks) -> None:
-    config = configs.override(short, {"train.eval_rows": 4})
+    config = short.override({"train.eval_rows": 4})
     for kind, told in ranks(2, evaluate_with_garbage, config):
         assert kind == "CollectiveError"
         assert "evaluated" not in told

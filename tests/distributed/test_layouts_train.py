@@ -41,12 +41,12 @@ def config(tmp_path_factory: pytest.TempPathFactory) -> Config:
         "train.micro_batch": 2,
         "checkpoint.every_steps": 0,
     }
-    return prepare(configs.override(configs.recipes.tiny(), changes))
+    return prepare(configs.recipes.tiny().override(changes))
 
 
 def laid_out(config: Config, name: str, **changes: Any) -> Config:
     dotted = {f"parallel.{key}": value for key, value in changes.items()}
-    return configs.override(config, {"run.id": name, "elastic.min_workers": 4, "elastic.max_workers": 4, **dotted})
+    return config.override({"run.id": name, "elastic.min_workers": 4, "elastic.max_workers": 4, **dotted})
 
 
 def losses(events: list[Event]) -> list[float]:
@@ -130,14 +130,14 @@ def test_a_gradient_that_overflows_leaves_the_step_out_and_halves_the_scale(conf
 def test_a_run_whose_gradients_stay_infinite_ends_and_says_why(config: Config, ranks: Ranks) -> None:
     changes = {"run.id": "wild", "optim.peak_lr": 1e30, "optim.warmup": 0, "optim.max_left_out": 2}
     with pytest.raises(AssertionError, match=r"3 steps in a row are left out, .*lower optim.peak_lr"):
-        ranks(2, train, configs.override(config, changes))
+        ranks(2, train, config.override(changes))
 
 
 @pytest.mark.parametrize("how", ["skip", "warn"])
 def test_steps_of_noise_are_found_before_they_count(config: Config, ranks: Ranks, how: str) -> None:
     poisoned = {22, 23}
-    clean = losses(ranks(2, train, configs.override(config, {"run.id": f"clean-{how}"}))[0])
-    events = ranks(2, train_poisoned, configs.override(config, {"run.id": how, "optim.on_spike": how}), poisoned)[0]
+    clean = losses(ranks(2, train, config.override({"run.id": f"clean-{how}"}))[0])
+    events = ranks(2, train_poisoned, config.override({"run.id": how, "optim.on_spike": how}), poisoned)[0]
     found, done = losses(events), [event for event in events if isinstance(event, StepDone)]
     found_at = {event.step for event in events if isinstance(event, Spiked)}
     assert found_at == poisoned if how == "skip" else found_at >= poisoned  # trained on, they show in those after
@@ -153,7 +153,7 @@ def test_a_run_goes_back_before_steps_of_noise_and_ends_as_if_they_had_never_bee
     config: Config, ranks: Ranks, before: int
 ) -> None:
     changes = {"optim.on_spike": "rollback", "optim.rollback_steps": before, "checkpoint.every_steps": 11}
-    changed = configs.override(config, {"run.id": f"rollback-{before}", **changes})
+    changed = config.override({"run.id": f"rollback-{before}", **changes})
     events = ranks(2, train_poisoned, changed, {23, 24})[0]
     skipped = [event.skipped for event in events if isinstance(event, RolledBack)]
     # the step before the second one is step 22 of the order, because step 23 is gone
@@ -171,7 +171,7 @@ def test_a_run_goes_back_before_steps_of_noise_and_ends_as_if_they_had_never_bee
     causes = [restart.cause for restart in ledger(read_journal(folder)).restarts]
     assert causes == [f"rolled back: for the spike at step {step}" for step in ((23, 23) if before == 0 else (23, 22))]
 
-    without = configs.override(config, {"run.id": f"without-{before}", "stream.skip": left_out})
+    without = config.override({"run.id": f"without-{before}", "stream.skip": left_out})
     clean = losses(ranks(2, train, without)[0])
     assert {event.step: event.loss for event in events if isinstance(event, StepDone)} == dict(enumerate(clean, 1))
 
@@ -181,11 +181,11 @@ def test_a_run_that_goes_back_again_and_again_ends(config: Config, ranks: Ranks)
     with pytest.raises(
         AssertionError, match=r"3 steps of the order in a row, to 23, are jumped over because of spikes"
     ):
-        ranks(2, train_poisoned, configs.override(config, changes), set(range(22, STEPS)))
+        ranks(2, train_poisoned, config.override(changes), set(range(22, STEPS)))
 
 
 def test_muon_is_the_same_at_any_world_size_in_any_layout(config: Config, ranks: Ranks) -> None:
-    muon = configs.override(laid_out(config, "muon"), {"optim.optimizer": "muon"})
+    muon = laid_out(config, "muon").override({"optim.optimizer": "muon"})
     exact = laid_out(muon, "exact", reduction="fp64")
     expected = losses(ranks(1, train, exact)[0])
     assert expected[-1] < 0.8 * expected[0]
@@ -201,7 +201,7 @@ def test_muon_is_the_same_at_any_world_size_in_any_layout(config: Config, ranks:
 def test_a_model_wider_than_its_base_is_the_same_in_any_layout_and_goes_on_in_another(
     config: Config, ranks: Ranks
 ) -> None:
-    wider = configs.override(config, {"model.base_width": 16, "optim.peak_lr": 0.01})
+    wider = config.override({"model.base_width": 16, "optim.peak_lr": 0.01})
     expected = losses(ranks(1, train, laid_out(wider, "wider-alone"))[0])
     assert expected[-1] < 0.8 * expected[0]
     found: list[float] = []
@@ -221,7 +221,7 @@ def test_compiled_blocks_learn_the_same(config: Config, expected: list[float], r
 def test_a_profile_says_where_the_time_went_and_changes_nothing(
     config: Config, expected: list[float], ranks: Ranks
 ) -> None:
-    profiled = configs.override(config, {"run.id": "profiled", "train.profile": 4})
+    profiled = config.override({"run.id": "profiled", "train.profile": 4})
     one, other = ranks(2, train, profiled, 10)
     assert losses(one) == pytest.approx(expected[:10], abs=TOLERANCES["fp32"])
     [found] = [event for event in one if isinstance(event, Profiled)]

@@ -20,9 +20,7 @@ def laid_out(layers: int = 8, **changes: Any) -> Config:
     """Wide enough that a block counts."""
     model = {"num_layers": layers, "dim": 192, "num_heads": 6, "num_kv_heads": 3, "ffn_dim": 768}
     dotted = {f"model.{key}": value for key, value in model.items()} | {"parallel.reduction": "fp32"}
-    return configs.override(
-        configs.recipes.demo(), dotted | {"stream.global_batch": 8, "train.micro_batch": 2} | changes
-    )
+    return configs.recipes.demo().override(dotted | {"stream.global_batch": 8, "train.micro_batch": 2} | changes)
 
 
 @pytest.mark.parametrize(

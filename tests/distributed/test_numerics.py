@@ -44,9 +44,7 @@ EVERY_FIVE = {"checkpoint__every_steps": 5, "checkpoint__when_busy": "queue"}
 
 
 def named(config: Config, name: str, **changes: Any) -> Config:
-    return configs.override(
-        config, {"run.id": name, **{key.replace("__", "."): value for key, value in changes.items()}}
-    )
+    return config.override({"run.id": name, **{key.replace("__", "."): value for key, value in changes.items()}})
 
 
 def steps(events: list[Event]) -> dict[int, StepDone]:
@@ -135,7 +133,7 @@ def test_batches_that_grow_are_the_same_at_any_world_size(tiny: Config, ranks: R
     length = tiny.shards.sequence_length
     ramp = [{"rows": 4, "until_tokens": 4 * length * 6}, {"rows": 8, "until_tokens": 4 * length * 6 + 8 * length * 4}]
     config = named(tiny, "grown", stream__lanes=4, stream__ramp=ramp, parallel__reduction="fp64", train__eval_rows=0)
-    config = configs.override(config, {"train.total": length * (4 * 6 + 8 * 4 + 12 * 5), "optim.warmup": 16 * length})
+    config = config.override({"train.total": length * (4 * 6 + 8 * 4 + 12 * 5), "optim.warmup": 16 * length})
     expected = steps(ranks(1, train, config)[0])
     assert [one.step_tokens // length for one in expected.values()] == [4] * 6 + [8] * 4 + [12] * 5
     assert expected[4].learning_rate == config.optim.peak_lr  # in tokens, however small the steps
@@ -151,7 +149,7 @@ def test_fitted_documents_train_alike_at_any_world_size(tiny: Config, ranks: Ran
     """Rows hold different numbers of tokens that count, so only a token-weighted loss is right."""
     changes = {"shards.packing": "best_fit", "shards.mask_across_documents": True, "shards.dataset": ""}
     config = prepare(
-        configs.override(tiny, {**changes, "corpus.source": str(datasets / "parts"), "corpus.near_duplicates": False})
+        tiny.override({**changes, "corpus.source": str(datasets / "parts"), "corpus.near_duplicates": False})
     )
     config = named(config, "fitted", train__total=12 * 64 * 15, optim__warmup=0, checkpoint__every_steps=0)
     [alone] = ranks(1, train, config)
@@ -255,7 +253,7 @@ def test_skipping_steps_that_are_done_goes_back_to_before_them(tiny: Config, ran
     ranks(1, train, config)
     folder = Folder(config.run.root) / "skips"
     folder.write("config.yaml", configs.dump(config))
-    skipping = configs.override(config, {"stream.skip": [7, 20]})
+    skipping = config.override({"stream.skip": [7, 20]})
     identity = open_data(skipping).order.identity_at
     with pytest.raises(CheckpointError, match=r"step-0000000012 .* other weights or skips of steps that are done"):
         check_order(folder, identity, go_back=False)

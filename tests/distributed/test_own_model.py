@@ -37,7 +37,7 @@ def config(tmp_path_factory: pytest.TempPathFactory) -> Config:
         "train.eval_rows": 0,
         "checkpoint.every_steps": 0,
     }
-    return prepare(configs.override(configs.recipes.tiny(), changes))
+    return prepare(configs.recipes.tiny().override(changes))
 
 
 def losses(events: list[Event]) -> list[float]:
@@ -45,14 +45,14 @@ def losses(events: list[Event]) -> list[float]:
 
 
 def test_a_model_of_ones_own_learns_the_same_on_any_workers_and_writes(config: Config, ranks: Ranks) -> None:
-    [alone] = ranks(1, train, configs.override(config, {"run.id": "alone"}))
+    [alone] = ranks(1, train, config.override({"run.id": "alone"}))
     assert isinstance(alone[0], Started)
     assert alone[0].flops_per_token > 0
     assert losses(alone)[-1] < losses(alone)[0] - 0.3
 
-    changed = configs.override(config, {"run.id": "resized", "parallel.recompute": "full"})
+    changed = config.override({"run.id": "resized", "parallel.recompute": "full"})
     first = ranks(3, train, changed, 8)[0]
-    second = ranks(2, train_laid_out, configs.override(changed, {"parallel.strategy": "zero1"}))[0]
+    second = ranks(2, train_laid_out, changed.override({"parallel.strategy": "zero1"}))[0]
     assert losses(first + second) == pytest.approx(losses(alone), abs=5e-5)
 
     folder = Folder(changed.run.root) / "resized"
@@ -61,7 +61,7 @@ def test_a_model_of_ones_own_learns_the_same_on_any_workers_and_writes(config: C
 
 
 def test_what_returns_no_logits_ends_with_what_it_returned(config: Config, ranks: Ranks) -> None:
-    changed = configs.override(config, {"run.id": "headless", "model.source": "own_model:headless"})
+    changed = config.override({"run.id": "headless", "model.source": "own_model:headless"})
     with pytest.raises(AssertionError, match=r"TrainingFailed: the model returned .* return logits \(6, 64, ids\)"):
         ranks(1, train, changed)
 
@@ -78,7 +78,7 @@ def test_what_returns_no_logits_ends_with_what_it_returned(config: Config, ranks
 def test_a_source_that_is_none_is_told_before_anything_starts(
     config: Config, tmp_path: Path, source: str, problem: str
 ) -> None:
-    changed = configs.override(config, {"model.source": source, "run.root": str(tmp_path)})
+    changed = config.override({"model.source": source, "run.root": str(tmp_path)})
     with pytest.raises(ConfigError, match=f"model.source = '{source}': {problem}"):
         app.train(changed)
     assert not list(tmp_path.iterdir())
@@ -92,5 +92,5 @@ def test_what_returns_no_module_is_told(config: Config) -> None:
 
 
 def test_its_bytes_are_predicted_too(config: Config) -> None:
-    wide = configs.override(config, {"model.dim": 2 * config.model.dim})
+    wide = config.override({"model.dim": 2 * config.model.dim})
     assert predicted_bytes(wide, 257, None, 2) > predicted_bytes(config, 257, None, 2) > 0

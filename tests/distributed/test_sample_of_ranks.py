@@ -26,7 +26,7 @@ Ranks = Callable[..., list[Any]]
 
 def short(tiny: Config, **changes: Any) -> Config:
     dotted = {"train.total": 12 * 64 * 4, "optim.warmup": 12 * 64, "train.eval_rows": 0, "run.id": "sampled"}
-    return configs.override(tiny, dotted | changes)
+    return tiny.override(dotted | changes)
 
 
 def last_two(events: list[Event]) -> tuple[Event, Event]:

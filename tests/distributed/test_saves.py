@@ -26,7 +26,7 @@ Ranks = Callable[..., list[Any]]
 def named(config: Config, name: str, steps: int, **changes: Any) -> Config:
     given = {key.replace("__", "."): value for key, value in changes.items()}
     fixed = {"run.id": name, "train.total": steps * config.tokens_per_step, "optim.warmup": 0, "train.eval_rows": 0}
-    return configs.override(config, {**fixed, **given})
+    return config.override({**fixed, **given})
 
 
 def of(events: list[Event], kind: type[Event]) -> list[Any]:

@@ -14,7 +14,6 @@ from loops import go_back_when_fenced, train_as_torchrun_does
 from saving import apart
 
 import springtide as st
-from springtide import config as configs
 from springtide.checkpoint import leases
 from springtide.checkpoint.format import committed
 from springtide.config import Config
@@ -35,7 +34,7 @@ def contents(folder: str) -> dict[str, bytes]:
 def trained(tiny: Config, ranks: Ranks) -> Config:
     """The config of a run that has finished, with checkpoints of steps 5, 10 and 12."""
     short = {"train.total": 12 * 64 * STEPS, "optim.warmup": 0, "train.eval_rows": 0, "checkpoint.every_steps": 5}
-    config = configs.override(tiny, {**short, "run.id": "trained", "train.sample_tokens": 0})
+    config = tiny.override({**short, "run.id": "trained", "train.sample_tokens": 0})
     ranks(1, train_as_torchrun_does, config)
     return config
 
@@ -63,7 +62,7 @@ def held(trained: Config) -> Iterator[Config]:
 def test_a_driver_that_is_refused_has_written_nothing(held: Config) -> None:
     folder = f"{held.run.root}/{held.run.id}"
     before = contents(folder)
-    skipping = configs.override(held, {"stream.skip": [3], "train.total": 12 * 64 * 20})
+    skipping = held.override({"stream.skip": [3], "train.total": 12 * 64 * 20})
     for options in ({"accept_changes": True}, {"accept_changes": True, "from_scratch": True}):
         with pytest.raises(RunExists, match=r"is held by lease \d+, begun"):
             st.train(skipping, resume=True, **options)  # type: ignore[arg-type]
@@ -72,7 +71,7 @@ def test_a_driver_that_is_refused_has_written_nothing(held: Config) -> None:
 
 def test_a_group_that_was_fenced_off_writes_nothing_when_it_goes_back(tiny: Config, ranks: Ranks) -> None:
     changes = {"run.id": "fenced", "optim.on_spike": "rollback", "checkpoint.every_steps": 2, "train.eval_rows": 0}
-    [(said, before, after)] = ranks(1, go_back_when_fenced, configs.override(tiny, changes))
+    [(said, before, after)] = ranks(1, go_back_when_fenced, tiny.override(changes))
     assert "is held by lease 2" in said
     assert before
     assert before == after
@@ -81,7 +80,7 @@ def test_a_group_that_was_fenced_off_writes_nothing_when_it_goes_back(tiny: Conf
 def test_a_run_that_has_finished_is_left_as_it_is(trained: Config, capsys: pytest.CaptureFixture[str]) -> None:
     folder = f"{trained.run.root}/{trained.run.id}"
     before = contents(folder)
-    shown = configs.override(trained, {"track.progress": True})
+    shown = trained.override({"track.progress": True})
     resumes: tuple[Any, ...] = (True, "auto")
     for resume in resumes:
         run = st.train(shown, resume=resume)
@@ -92,13 +91,13 @@ def test_a_run_that_has_finished_is_left_as_it_is(trained: Config, capsys: pytes
 
 def test_a_step_0_that_nobody_asked_for_is_refused_before_anything_starts(trained: Config, ranks: Ranks) -> None:
     run = Folder(trained.run.root) / trained.run.id
-    older = configs.override(trained, {"stream.skip": [1], "train.total": 12 * 64 * 20})
+    older = trained.override({"stream.skip": [1], "train.total": 12 * 64 * 20})
     with pytest.raises(CheckpointError, match=r"no checkpoint of .* is of this order.*--from-scratch"):
         st.train(older, resume=True, accept_changes=True)
     assert len(committed(run)) == 3
     for name in committed(run):
         (run / "checkpoints").write(f"{name}/QUARANTINED", '{"reason": "by hand"}')
-    longer = configs.override(trained, {"train.total": 12 * 64 * 20})
+    longer = trained.override({"train.total": 12 * 64 * 20})
     for resume in (True, "auto"):
         with pytest.raises(CheckpointError, match=r"none of them counts now.*--from-scratch"):
             st.train(longer, resume=resume, accept_changes=True)  # type: ignore[arg-type]
@@ -108,7 +107,7 @@ def test_a_step_0_that_nobody_asked_for_is_refused_before_anything_starts(traine
         ranks(1, train_as_torchrun_does, longer)
     ranks(1, train_as_torchrun_does, longer, True)
     assert committed(run)[-1] == "step-0000000020"
-    assert st.attach(run.url).verify()["ok"]
+    assert st.open_run(run.url).verify()["ok"]
 
 
 def test_a_node_without_the_run_s_storage_is_named(tmp_path: Path) -> None:

@@ -14,5 +14,5 @@ def ray_cluster() -> Iterator[str]:
     """The dashboard's URL of a private cluster with four logical CPUs; this process is connected to it."""
     from springtide.on_ray.cluster.session import cluster
 
-    with cluster(configs.override(configs.recipes.tiny(), {"elastic.max_workers": 3})) as dashboard:
+    with cluster(configs.recipes.tiny().override({"elastic.max_workers": 3})) as dashboard:
         yield f"http://{dashboard}"

@@ -21,7 +21,7 @@ def test_the_demo_learns_and_says_what_it_made(tmp_path: Path, datasets: Path) -
     done = subprocess.run(command, capture_output=True, text=True, timeout=540, check=False)
     assert done.returncode == 0, done.stderr[-3000:]
     [folder] = [path for path in tmp_path.iterdir() if (path / "config.yaml").exists()]
-    run = st.attach(str(folder))
+    run = st.open_run(str(folder))
     assert len(run.steps) == 80
     before, after = run.evaluations
     assert after.heldout_bits_per_byte < 0.8 * before.heldout_bits_per_byte

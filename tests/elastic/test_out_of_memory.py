@@ -8,7 +8,6 @@ import torch
 from ray.train import FailureConfig, WorkerGroupError
 from ray.train.v2._internal.execution.failure_handling.failure_policy import FailureDecision
 
-from springtide import config as configs
 from springtide.config import Config
 from springtide.elastic.limits import MemoryLimits
 from springtide.on_ray.train.group import WorkerProcessPool
@@ -50,7 +49,7 @@ def test_micro_batches_are_halved_from_what_a_worker_had_until_they_are_of_one_r
     import ray
 
     changes = {"stream.global_batch": 48, "stream.lanes": 12, "train.micro_batch": 100, "parallel.reduction": reduction}
-    config = configs.override(tiny, {**changes, "train.total": 48 * 64 * 10, "optim.warmup": 0})
+    config = tiny.override({**changes, "train.total": 48 * 64 * 10, "optim.warmup": 0})
     control = open_mailbox(f"memory-{reduction}")
     processes = WorkerProcessPool()
     processes.plan = (ray.get_runtime_context().get_node_id(),) * 3

@@ -23,12 +23,12 @@ def test_on_a_cluster_the_bytes_are_those_of_one_process(
 ) -> None:
     monkeypatch.setattr(sources, "_UNIT_BYTES", 150_000)
     changes = {"corpus.max_files": 60, "shards.rows_per_group": 16}
-    config = configs.override(configs.recipes.tiny(), changes)
+    config = configs.recipes.tiny().override(changes)
     found = []
     for name, run in (("one", {}), ("cluster", {"run": ray_map})):
         stages: dict[str, int] = {}
         prepared = prepare(
-            configs.override(config, {"shards.root": str(tmp_path / name)}),
+            config.override({"shards.root": str(tmp_path / name)}),
             lambda stage, done, total, stages=stages: stages.__setitem__(stage, done),  # type: ignore[misc]
             **run,  # type: ignore[arg-type]
         )
@@ -42,6 +42,6 @@ def test_on_a_cluster_the_bytes_are_those_of_one_process(
 def test_what_is_wrong_with_a_source_comes_back_as_itself(ray_cluster: str, tmp_path: Path) -> None:
     pq.write_table(pa.table({"body": ["text"] * 9}), tmp_path / "a.parquet", row_group_size=3)
     changes = {"corpus.source": str(tmp_path / "a.parquet"), "shards.root": str(tmp_path / "data")}
-    config = configs.override(configs.recipes.tiny(), changes)
+    config = configs.recipes.tiny().override(changes)
     with pytest.raises(CorpusError, match=r"corpus.field = 'text': is no column of .*choose one of body"):
         prepare(config, run=ray_map)

@@ -45,12 +45,12 @@ def uninterrupted(ray_cluster: str, datasets: Path, tmp_path_factory: pytest.Tem
     root = tmp_path_factory.mktemp("uninterrupted")
     changes = {"shards.root": str(datasets), "run.root": str(root), "run.id": "whole", "track.progress": False}
     changes |= {"elastic.min_workers": 2, "train.eval_every": 20, "train.eval_async": True}
-    return st.train(configs.override(configs.recipes.tiny(), changes))
+    return st.train(configs.recipes.tiny().override(changes))
 
 
 def named(config: Config, name: str, workers: int, **changes: Any) -> Config:
     fixed = {"run.id": name, "elastic.min_workers": workers, "elastic.max_workers": workers}
-    return configs.override(config, {**fixed, **{key.replace("__", "."): value for key, value in changes.items()}})
+    return config.override({**fixed, **{key.replace("__", "."): value for key, value in changes.items()}})
 
 
 def test_a_driver_that_fails_takes_its_run_along(tiny: Config, ray_cluster: str) -> None:
@@ -86,10 +86,10 @@ def test_a_thread_that_acts_for_an_actor_is_in_it_for_ray_and_others_are_not(ray
 
 def test_a_run_that_waits_says_what_for_and_until_when(ray_cluster: str, datasets: Path, tmp_path: Path) -> None:
     changes = {"shards.root": str(datasets), "run.root": str(tmp_path), "track.progress": False}
-    config = named(configs.override(configs.recipes.tiny(), changes), "waits", 9)
+    config = named(configs.recipes.tiny().override(changes), "waits", 9)
     heard: list[Event] = []
     with pytest.raises(TrainingFailed, match=r"waited for 1 s, as elastic\.wait says; waiting for capacity: room for"):
-        st.train(configs.override(config, {"elastic.wait": 1.0}), listen=heard.append)
+        st.train(config.override({"elastic.wait": 1.0}), listen=heard.append)
     assert any(isinstance(event, Decided) and "elastic.min_workers is 9" in event.reason for event in heard)
 
     def interrupt(event: Event) -> None:
@@ -125,7 +125,7 @@ def test_a_run_goes_from_text_to_report(uninterrupted: st.Run) -> None:
     assert run.sample.startswith("def ")
     assert "held-out bits per byte" in Path(run.report).read_text()
     assert run.metrics.loc[60, "tokens"] == 60 * 12 * 64
-    assert configs.load(Path(run.report).parent / "config.yaml") == run.config
+    assert configs.load_config(Path(run.report).parent / "config.yaml") == run.config
     found = run.verify()
     assert found["ok"]
     assert found["steps_checked"] == 60
@@ -155,12 +155,12 @@ def test_verify_finds_a_single_wrong_sample(uninterrupted: st.Run, tmp_path: Pat
     record["digest"] = f"{int(record['digest'], 16) ^ 1:016x}"
     lines[place] = json.dumps(record)
     journal.write_text("\n".join(lines) + "\n")
-    found = st.attach(str(tmp_path / "run")).verify()
+    found = st.open_run(str(tmp_path / "run")).verify()
     assert not found["ok"]
     assert [mismatch["step"] for mismatch in found["mismatches"]] == [33]
     del lines[place]
     journal.write_text("\n".join(lines) + "\n")
-    assert st.attach(str(tmp_path / "run")).verify()["missing"] == [33]
+    assert st.open_run(str(tmp_path / "run")).verify()["missing"] == [33]
 
 
 def test_torchrun_without_ray_gives_the_same_losses(uninterrupted: st.Run, tiny: Config, tmp_path: Path) -> None:
@@ -174,7 +174,7 @@ def test_torchrun_without_ray_gives_the_same_losses(uninterrupted: st.Run, tiny:
     environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=180, check=False)
     assert done.returncode == 0, done.stderr[-3000:]
-    run = st.attach(f"{config.run.root}/torchrun")
+    run = st.open_run(f"{config.run.root}/torchrun")
     assert_same(run.steps, uninterrupted.steps, 1e-5)
     assert not any(one.asynchronous for one in run.evaluations)
     here, there = run.evaluations, uninterrupted.evaluations
@@ -238,7 +238,7 @@ def test_an_interrupt_is_no_failure_and_after_the_last_step_it_undoes_nothing(ti
 
     with pytest.raises(KeyboardInterrupt):
         st.train(config, resume="auto", listen=interrupt_at(StepDone, 3))  # there is none: it begins
-    run = st.attach(f"{config.run.root}/interrupted")
+    run = st.open_run(f"{config.run.root}/interrupted")
     assert isinstance(end := run.events[-1], Stopped)
     assert (end.status, end.step) == ("stopped", 3)
     with pytest.raises(KeyboardInterrupt):
@@ -317,7 +317,7 @@ def test_a_shard_that_rots_stops_the_run_at_once_and_is_named(tiny: Config, ray_
     with pytest.raises(CorruptShard, match=rf"(?s){shard.name}.*digest expected {shard.digest}, found [0-9a-f]+"):
         st.train(config, listen=lambda event: starts.append(event) if isinstance(event, Started) else None)
     assert len(starts) == 1  # a fatal error is not tried again
-    end = st.attach(f"{config.run.root}/rotten").events[-1]
+    end = st.open_run(f"{config.run.root}/rotten").events[-1]
     assert isinstance(end, Stopped)
     assert end.status == "failed"
 
@@ -329,7 +329,7 @@ def test_the_feed_gives_each_rank_its_batches_in_order(
     monkeypatch.setattr(feed_module, "_READS_PER_PIPELINE", 3)  # several pipelines, several reads in each
     whole = open_data(tiny).order
     all_of_a_step = [int(sample) for step in (first + 3, first + 24) for sample in whole.rank_batch(step, 1, 3)]
-    data = open_data(configs.override(tiny, {"stream.skip_samples": [{"samples": all_of_a_step}]}))
+    data = open_data(tiny.override({"stream.skip_samples": [{"samples": all_of_a_step}]}))
     order, reader = data.order, data.reader(1, 3)
     plan = reader.plan(first, first + 25, 4 * 3 * 2 * (data.sequence_length + 1))
     assert len(plan) > 6
@@ -345,12 +345,12 @@ def test_a_feed_that_could_never_run_is_refused_before_anything_starts(tiny: Con
 
     cpus = int(ray.cluster_resources()["CPU"])
     workers = {"elastic.max_workers": cpus, "stream.global_batch": 12 * cpus, "feed.cpus_per_read": 0.5}
-    greedy = configs.override(tiny, {**workers, "train.total": 12 * cpus * 64 * 30})
+    greedy = tiny.override({**workers, "train.total": 12 * cpus * 64 * 30})
     message = rf"feed\.cpus_per_read = 0\.5: {cpus} workers .* leave 0 of the cluster's {cpus} CPUs"
     with pytest.raises(ConfigError, match=message):
         check_resources(greedy)
-    check_resources(configs.override(greedy, {"feed.cpus_per_read": 0}))
-    check_resources(configs.override(greedy, {"elastic.max_workers": cpus - 1}))
+    check_resources(greedy.override({"feed.cpus_per_read": 0}))
+    check_resources(greedy.override({"elastic.max_workers": cpus - 1}))
 
 
 def test_the_line_between_workers_and_driver_loses_nothing(ray_cluster: str) -> None:
@@ -425,6 +425,6 @@ def test_a_job_is_submitted_trained_and_verified(tiny: Config, ray_cluster: str,
         if "please try again later" not in done.stdout + done.stderr or time.monotonic() > deadline:
             break
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-2000:]
-    run = st.attach(f"{tiny.run.root}/submitted")
+    run = st.open_run(f"{tiny.run.root}/submitted")
     assert len(run.steps) == 15
     assert run.verify()["ok"]

@@ -48,7 +48,7 @@ def test_what_is_no_good_is_stopped_what_fails_is_marked_and_the_best_is_a_confi
 ) -> None:
     elsewhere = f"sqlite:///{tmp_path}/of-the-environment.db"  # a trial's process has another environment
     monkeypatch.setenv("MLFLOW_TRACKING_URI", elsewhere)
-    base = configs.override(config_of(str(tmp_path)), {"optim.max_left_out": 0, "track.mlflow_uri": ""})
+    base = config_of(str(tmp_path)).override({"optim.max_left_out": 0, "track.mlflow_uri": ""})
     rates = (0.01, 1e-7, 1e30)
     space = {**table(TRIALS), "SPACE": {"optim.peak_lr": ("choice", *rates)}}
     space["OBJECTIVE"] |= {"secondary": {"metric": "step_worker_s", "mode": "min"}}
@@ -69,7 +69,7 @@ def test_what_is_no_good_is_stopped_what_fails_is_marked_and_the_best_is_a_confi
     ended = tmp_path / "runs" / "asha" / "ended"
     assert sorted(file.stem for file in ended.iterdir()) == sorted(by_rate[rate].name for rate in rates[1:])
     assert again.name in (tmp_path / "runs" / "asha" / "sweep.html").read_text()
-    best = configs.load(tmp_path / "runs" / "asha" / "best.yaml")
+    best = configs.load_config(tmp_path / "runs" / "asha" / "best.yaml")
     assert (best.optim.peak_lr, best.run.root, best.run.id) == (0.01, str(tmp_path / "runs"), "")
 
     from mlflow import MlflowClient
@@ -126,15 +126,15 @@ def test_the_worst_of_a_population_goes_on_from_the_state_of_the_best(
     turned = [one for one in verdict.outcomes if one.lineage]
     assert turned, said
     trials = folder / "trials"
-    begun = [st.attach(str(trials / one.name)) for one in verdict.outcomes]
+    begun = [st.open_run(str(trials / one.name)) for one in verdict.outcomes]
     best = min(begun, key=lambda run: next(found.heldout_loss for found in run.evaluations if found.step == STEPS // 3))
     first = min((one.lineage[0] for one in turned), key=lambda state: state[-10:])
     assert first == f"{best.folder.url}/checkpoints/{name_at(STEPS // 3)}", "all four were waited for, three at a time"
     taken = []
     for one in turned:
-        run = st.attach(str(trials / f"{one.name}-{len(one.lineage)}"))
+        run = st.open_run(str(trials / f"{one.name}-{len(one.lineage)}"))
         donor, name = run.config.train.start_from.rsplit("/checkpoints/", 1)
-        step, other = int(name.removeprefix("step-")), st.attach(donor)
+        step, other = int(name.removeprefix("step-")), st.open_run(donor)
         assert run.config.train.start_from == one.lineage[-1]
         assert run.steps[0].step == step + 1
         [there] = [found.heldout_loss for found in other.evaluations if found.step == step]
@@ -142,7 +142,7 @@ def test_the_worst_of_a_population_goes_on_from_the_state_of_the_best(
         assert run.verify()["ok"]
         taken += [run, other]
     assert not killed or sizes(taken) == {1, 2}, "states were taken over at other world sizes"
-    everyone = [st.attach(str(file.parent)) for file in trials.glob("*/config.yaml")]
+    everyone = [st.open_run(str(file.parent)) for file in trials.glob("*/config.yaml")]
     assert len(sizes(everyone)) > 1, "three at a time on four workers are not all of one size"
 
     from mlflow import MlflowClient
@@ -257,13 +257,13 @@ def test_nobody_grows_to_what_was_seen_to_scale_badly(ray_cluster: str) -> None:
         def workers(of: WorkerPoolClient) -> float:
             return sum(each["CPU"] for each in of.mine(10.0).values())
 
-        share.claim(configs.override(configs.recipes.tiny(), elastic))
+        share.claim(configs.recipes.tiny().override(elastic))
         assert workers(share) == 3
         share.promise(0.0, {1: 100.0, 3: 290.0})
         assert workers(share) == 3
         share.promise(0.0, {1: 100.0, 2: 110.0})
         assert workers(share) == 1
-        other.claim(configs.override(configs.recipes.tiny(), {**elastic, "elastic.min_workers": 2}))
+        other.claim(configs.recipes.tiny().override({**elastic, "elastic.min_workers": 2}))
         assert (workers(share), workers(other)) == (1, 2), "it has what it needs all the same"
 
 

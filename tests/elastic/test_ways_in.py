@@ -35,7 +35,7 @@ def test_the_quickstart_runs_from_top_to_bottom(
     )  # the others here start clusters of their own
     notebook = nbformat.read(REPOSITORY / "notebooks" / "quickstart.ipynb", as_version=4)
     NotebookClient(notebook, timeout=300, resources={"metadata": {"path": str(tmp_path)}}).execute()
-    run = st.attach(str(tmp_path / "runs" / "quickstart"))
+    run = st.open_run(str(tmp_path / "runs" / "quickstart"))
     assert len(run.steps) == 60
     assert run.verify()["world_sizes"] == [1, 2]
 
@@ -97,7 +97,7 @@ def test_killed_at_step_60_with_all_its_workers_it_resumes_as_if_nothing_had_bee
     resumed = subprocess.run(command, capture_output=True, text=True, timeout=240, check=False)
     assert resumed.returncode == 0, resumed.stderr[-3000:]
 
-    expected, found = (st.attach(str(root / name)) for name in ("whole", "killed"))
+    expected, found = (st.open_run(str(root / name)) for name in ("whole", "killed"))
     assert [step.step for step in found.steps] == list(range(1, STEPS + 1))
     for one, other in zip(found.steps, expected.steps, strict=True):
         assert one.digest == other.digest

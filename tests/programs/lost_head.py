@@ -66,7 +66,7 @@ def main() -> None:
             "track.progress": False,
             "track.mlflow_uri": "off",
         }
-        config = configs.override(configs.recipes.tiny(), changes)
+        config = configs.recipes.tiny().override(changes)
         away = {}
         with LocalCluster(2) as cluster:
 

@@ -37,7 +37,7 @@ class Rank:
 
     def __init__(self, rank: int, term: int, url: str, control: MailboxHandle, limit_bytes: int = 2**30) -> None:
         changes = {"run.id": "vaults", "run.root": str(Path(url).parent), "checkpoint.memory_bytes": limit_bytes}
-        self.vaults = SnapshotClient(configs.override(configs.recipes.tiny(), changes), Folder(url), control, ALONE_S)
+        self.vaults = SnapshotClient(configs.recipes.tiny().override(changes), Folder(url), control, ALONE_S)
         self.memory = Snapshotter(self.vaults, term, rank, WORLD_SIZE, "/dev/shm")
         self.url = url
 

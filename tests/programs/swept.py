@@ -56,14 +56,14 @@ def config_of(root: str, steps: int = STEPS) -> configs.Config:
         "elastic.notices": "off",
         "checkpoint.every_steps": steps // 3,
     }
-    return st.prepare(configs.override(configs.recipes.tiny(), changes))
+    return st.prepare(configs.recipes.tiny().override(changes))
 
 
 def population(root: str, least: int, most: int) -> tuple[configs.Config, dict[str, Any], dict[str, Any]]:
     """Config, space and options of a sweep whose four members train three at once where there is room, with so many workers
     each."""
     elastic = {"elastic.min_workers": least, "elastic.max_workers": most}
-    base = configs.override(config_of(root), {"checkpoint.every_steps": 0, "track.mlflow_uri": "", **elastic})
+    base = config_of(root).override({"checkpoint.every_steps": 0, "track.mlflow_uri": "", **elastic})
     space = {**table(4), "SPACE": {"optim.peak_lr": ("log_uniform", 1e-6, 2e-2)}}
     return base, space, {"name": "members", "scheduler": "pbt", "concurrent": 3}
 
@@ -94,13 +94,13 @@ def driver(*arguments: str) -> subprocess.Popen[str]:
 
 def finished(folder: Path) -> dict[str, int]:
     """Trials that are trained to their end, and how often they were begun."""
-    runs = [st.attach(str(one.parent)) for one in folder.glob("trials/*/config.yaml")]
+    runs = [st.open_run(str(one.parent)) for one in folder.glob("trials/*/config.yaml")]
     return {run.id: len(list(Path(run.folder.path).glob("leases/*.json"))) for run in runs if run.finished}
 
 
 def alone(trial: Path, root: str) -> st.Run:
     """The run that a trial would have been in a process of its own, without Ray."""
-    config = configs.override(configs.load(trial / "config.yaml"), {"run.root": f"{root}/alone"})
+    config = configs.load_config(trial / "config.yaml").override({"run.root": f"{root}/alone"})
     file = trial / "alone.yaml"
     file.write_text(configs.dump(config))
     [port] = reserve(1)
@@ -108,7 +108,7 @@ def alone(trial: Path, root: str) -> st.Run:
     environment = os.environ | group
     command = [sys.executable, "-m", "springtide.training", "--config", str(file)]
     subprocess.run(command, env=environment, check=True, stdout=subprocess.DEVNULL)
-    return st.attach(f"{root}/alone/{trial.name}")
+    return st.open_run(f"{root}/alone/{trial.name}")
 
 
 def differences(folder: Path, root: str) -> list[str]:
@@ -117,7 +117,7 @@ def differences(folder: Path, root: str) -> list[str]:
     with ThreadPoolExecutor(2) as pool:
         twins = list(pool.map(lambda trial: alone(trial, root), trials))
     for trial, twin in zip(trials, twins, strict=True):
-        run = st.attach(str(trial))
+        run = st.open_run(str(trial))
         if [(one.step, one.digest, one.loss) for one in run.steps] != [
             (one.step, one.digest, one.loss) for one in twin.steps
         ] or not run.verify()["ok"]:

@@ -28,7 +28,7 @@ def marker(tiny: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Ite
     (run / "checkpoints" / "step-0000000001").mkdir(parents=True)
     (run / "checkpoints" / "step-0000000001" / "COMMITTED").write_text("{}")
     changes = {"model.source": SOURCE, "run.id": "evil-1", "run.root": str(tmp_path / "runs")}
-    (run / "config.yaml").write_text(configs.dump(configs.override(tiny, changes)))
+    (run / "config.yaml").write_text(configs.dump(tiny.override(changes)))
     (run / "helper.py").write_text(f"open({str(marker)!r}, 'w').close()\ndef build(*_): pass\n")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [place for place in sys.path if place])
@@ -62,13 +62,13 @@ def test_code_of_a_run_or_a_file_is_refused_by_name(
 
 
 def test_in_python_and_under_torchrun_it_is_refused_too(marker: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    run = st.attach("runs/evil-1")
+    run = st.open_run("runs/evil-1")
     monkeypatch.setattr(sys, "argv", ["train", "--config", "runs/evil-1/config.yaml"])
-    for act in (run.evaluate, lambda: sample(run), lambda: st.load("runs/evil-1/config.yaml"), torchrun):
+    for act in (run.evaluate, lambda: sample(run), lambda: st.load_config("runs/evil-1/config.yaml"), torchrun):
         with pytest.raises(ConfigError, match="trust_code=True"):
             act()
     assert not marker.exists()
-    assert st.load("runs/evil-1/config.yaml", trust_code=True) == run.config
+    assert st.load_config("runs/evil-1/config.yaml", trust_code=True) == run.config
 
 
 @pytest.mark.parametrize(

@@ -136,7 +136,7 @@ def config_of(scenario: Scenario, root: str) -> Config:
         "track.mlflow_uri": "off",
         "track.progress": False,
     }
-    return configs.override(base, changes)
+    return base.override(changes)
 
 
 def drill(name: str, say: Say, seed: int = 0, faults: int = 20, trace: str = "", keep: str = "") -> dict[str, Any]:
@@ -172,7 +172,7 @@ def _drill(scenario: Scenario, config: Config, say: Say) -> dict[str, Any]:
     say(f"{scenario.about}; {scenario.steps} steps on {scenario.workers} nodes, twice: in peace, then not")
     with LocalCluster(scenario.workers) as cluster:
         tell("the twin trains")
-        twin = train(configs.override(config, {"run.id": "twin", "elastic.max_workers": 1}))
+        twin = train(config.override({"run.id": "twin", "elastic.max_workers": 1}))
         tell(f"the twin is done; now with what happens: {', '.join(_words(act) for act in scenario.acts)}")
         stage = _Stage(cluster, scenario.acts, config.elastic.notice_file, tell)
 
@@ -182,7 +182,7 @@ def _drill(scenario: Scenario, config: Config, say: Say) -> dict[str, Any]:
             elif event.kind in ("started", "decided", "left", "failed", "ready", "stopped"):
                 tell(event.describe())
 
-        run = train(configs.override(config, {"run.id": "drilled"}), listen=listen)
+        run = train(config.override({"run.id": "drilled"}), listen=listen)
         stage.end()
         left = leftovers()
     found = compare(run, twin, stage.told, left)

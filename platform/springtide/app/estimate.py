@@ -41,7 +41,7 @@ def estimate_memory(config: Config, vocab_size: int, eos_id: int | None, workers
         remedies[_TOGETHER] = {name: value for changes in remedies.values() for name, value in changes.items()}
     found = {"as configured": predicted_bytes(config, vocab_size, eos_id, workers)}
     for words, changes in remedies.items():
-        found[words] = predicted_bytes(configs.override(config, changes), vocab_size, eos_id, workers)
+        found[words] = predicted_bytes(config.override(changes), vocab_size, eos_id, workers)
     for times in _MORE_WORKERS:
         if workers * times <= config.stream.num_lanes and not config.parallel.shard_workers:
             found[f"{workers * times} workers"] = predicted_bytes(config, vocab_size, eos_id, workers * times)
@@ -62,13 +62,13 @@ def choose_micro_batch(config: Config, vocab_size: int, eos_id: int | None, devi
     fitting = []
     for workers in {config.elastic.min_workers, config.elastic.max_workers}:
         fewer, more = (
-            predicted_bytes(configs.override(config, {"train.micro_batch": size}), vocab_size, eos_id, workers)
+            predicted_bytes(config.override({"train.micro_batch": size}), vocab_size, eos_id, workers)
             for size in _PROBED
         )
         a_row = max(1.0, (more - fewer) / (_PROBED[1] - _PROBED[0]))  # what a row adds is the same for each
         fitting.append(_PROBED[0] + (_KEPT_FREE * device_bytes - fewer) / a_row)
     most = min(*fitting, -(-config.stream.global_batch // config.elastic.min_workers))
-    return configs.override(config, {"train.micro_batch": 2 ** int(math.log2(max(1.0, most)))})
+    return config.override({"train.micro_batch": 2 ** int(math.log2(max(1.0, most)))})
 
 
 def least_workers(config: Config, vocab_size: int, eos_id: int | None, device_bytes: int) -> int:
@@ -79,7 +79,7 @@ def least_workers(config: Config, vocab_size: int, eos_id: int | None, device_by
     elastic, cell = config.elastic, max(1, config.parallel.shards)
     if not device_bytes or elastic.min_workers == elastic.max_workers or _fits_easily(config, vocab_size, device_bytes):
         return elastic.min_workers
-    one_row = configs.override(config, {"train.micro_batch": 1})
+    one_row = config.override({"train.micro_batch": 1})
     sizes = range(-(-elastic.min_workers // cell) * cell, elastic.max_workers + 1, cell)
     fitting = bisect.bisect_left(
         sizes, True, key=lambda workers: predicted_bytes(one_row, vocab_size, eos_id, workers) <= device_bytes

@@ -114,7 +114,7 @@ def sweep(
         # the environment's may have a password, and trials hear of it otherwise
         own = uri if uri == default_uri(Folder(root)) else base.track.mlflow_uri
         changes = {"run.root": (folder / "trials").url, "track.progress": False, "track.mlflow_uri": own}
-        base = configs.override(base, {**changes, "track.parent": sink.id if sink else ""})
+        base = base.override({**changes, "track.parent": sink.id if sink else ""})
         say(_plan(table, folder))
 
         with cluster(base, dashboard=dashboard), open_worker_pool(_worker(base)) as pool:
@@ -225,7 +225,7 @@ def _write_result(
     if best is not None:
         alone = {"run.id": "", "run.root": root, "track.parent": "", "track.progress": True}
         config = trial_config(base, table.budget, best.name, best.point)
-        config = configs.override(config, alone)
+        config = config.override(alone)
         folder.write(BEST, configs.dump(config), private=bool(configs.secret_fields(config)))
     if sink:
         figures = {"worker_s": verdict.worker_s, "dollars": verdict.dollars}

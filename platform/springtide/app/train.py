@@ -1,4 +1,4 @@
-"""The Python API: ``st.prepare``, ``st.train``, ``st.attach``. The CLI and the jobs call nothing else."""
+"""What ``st.prepare``, ``st.train`` and ``st.sample`` do, whoever calls: a notebook, the CLI, a job, a sweep."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from springtide.errors import CheckpointError, ConfigError, explain
 from springtide.events import Event, Sampled, Started, StepDone, Stopped
 from springtide.events.listeners import Listeners
 from springtide.report import dataset_page
-from springtide.run.folder import Run, claim, open_run
+from springtide.run.folder import Run, claim
 from springtide.shards import TRAIN, SplitReader
 from springtide.store import Folder
 from springtide.stream import Data, open_data
@@ -245,7 +245,7 @@ def _fitted(config: Config, data: Data, say: Callable[[str], None]) -> Config:
     least = least_workers(config, data.vocab_size, data.eos_id, has)
     if least > config.elastic.min_workers:
         say(f"elastic.min_workers = {least}: a step does not fit the {gigabytes(has)} that each of fewer workers has")
-        config = configs.override(config, {"elastic.min_workers": least})
+        config = config.override({"elastic.min_workers": least})
     chosen = choose_micro_batch(config, data.vocab_size, data.eos_id, has)
     if chosen != config:
         say(f"train.micro_batch = {chosen.train.micro_batch} fits the {gigabytes(has)} that a worker has")
@@ -288,18 +288,13 @@ def sample(
     return Sampled(step=int(name.removeprefix("step-")), prompt=prompt, text=text)
 
 
-def attach(run: str) -> Run:
-    """A handle on the run in folder ``run``."""
-    return open_run(run)
-
-
 def absolute(config: Config) -> Config:
     """Paths as every node sees them: relative ones are the driver's."""
     mixture = {name: Folder(url).url for name, url in config.stream.mixture.items()}
     changes: dict[str, Any] = {"shards.root": Folder(config.shards.root).url, "stream.mixture": mixture}
     if config.shards.dataset:
         changes["shards.dataset"] = Folder(config.shards.dataset).url
-    return configs.override(config, changes)
+    return config.override(changes)
 
 
 def mlflow_uri(config: Config, given: str = "") -> str:

@@ -75,8 +75,8 @@ def config_of(options: argparse.Namespace, runs_code: bool = True) -> Config:
     """
     given = {name: value for name, value in vars(options).items() if "." in name}
     trusts = not runs_code or "model.source" in given or options.trust_code
-    base = configs.load(options.config, trusts) if options.config else configs.recipe(options.recipe)
-    return configs.override(base, {name: _value(text) for name, text in given.items()})
+    base = configs.load_config(options.config, trusts) if options.config else configs.recipe(options.recipe)
+    return base.override({name: _value(text) for name, text in given.items()})
 
 
 def _value(text: str) -> Any:

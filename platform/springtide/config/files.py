@@ -6,6 +6,7 @@ import collections
 import difflib
 import hashlib
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -39,7 +40,7 @@ def recipe(name: str) -> Config:
     return RECIPES[name]()
 
 
-def load(path: str | Path, trust_code: bool = False) -> Config:
+def load_config(path: str | Path, trust_code: bool = False) -> Config:
     """A config saved as YAML or JSON. One that names code to be run (``model.source``) is a ConfigError, unless
     ``trust_code``."""
     try:
@@ -71,8 +72,8 @@ def flatten(config: Config) -> dict[str, Any]:
     return {name: data[name.split(".")[0]][name.split(".")[1]] for name in fields()}
 
 
-def override(config: Config, changes: dict[str, Any]) -> Config:
-    """A copy with dotted fields changed, checked like any other config."""
+def with_changes(config: Config, changes: Mapping[str, Any]) -> Config:
+    """What ``Config.override`` returns."""
     data = config.model_dump(mode="json")
     for name, value in changes.items():
         if name not in fields():

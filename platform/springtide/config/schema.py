@@ -7,7 +7,8 @@ Everything else is the run's identity.
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
@@ -240,6 +241,16 @@ class Config(Section):
     """Ray Data."""
     track: TrackConfig = TrackConfig()
     """Metrics."""
+
+    def override(self, changes: Mapping[str, Any]) -> Config:
+        """A copy with fields changed by their dotted names, checked like any other config; ConfigError names the field.
+
+        >>> Config().override({"stream.global_batch": 64}).stream.global_batch
+        64
+        """
+        from springtide.config.files import with_changes  # it reads the fields of this class
+
+        return with_changes(self, changes)
 
     @property
     def ramp(self) -> Ramp:

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from springtide.config import Config, override
+from springtide.config import Config
 from springtide.corpus import Broken, CorpusReader, Tokenizer, check_byte_counts, clean, open_source, open_tokenizer
 from springtide.dataset.parts import PartJob, make_part, open_work_tokenizer, read_counts, read_tokens
 from springtide.dataset.plan import Plan, ShardPlan, make_plan
@@ -68,7 +68,7 @@ def prepare(config: Config, progress: Progress = silent, run: Map = in_process) 
         except FileNotFoundError:
             if not dataset.exists(MANIFEST):  # else another process made the same bytes, and cleared up first
                 raise
-    return override(config, {"shards.dataset": dataset.url})
+    return config.override({"shards.dataset": dataset.url})
 
 
 def units_to_make(config: Config) -> int:

@@ -114,7 +114,7 @@ class Run:
             raise ConfigError(
                 explain("step", step, f"has no checkpoint that counts in {self.folder.url}", f"of: {steps}")
             )
-        changed = configs.override(self.config, {"train.eval_rows": rows or sys.maxsize})
+        changed = self.config.override({"train.eval_rows": rows or sys.maxsize})
         return evaluate_checkpoint(self.folder, changed, name)
 
     def verify(self) -> dict[str, Any]:
@@ -165,16 +165,16 @@ def claim(config: Config, resume: bool | Literal["auto"], accept_changes: bool) 
     """
     root = Folder(config.run.root)
     name = config.run.id or (_newest(root, config, needed=resume != "auto") if resume else "") or _made_up()
-    config = configs.override(config, {"run.id": name, "run.root": root.url})
+    config = config.override({"run.id": name, "run.root": root.url})
     run = Run(root / name)
     exists = run.folder.exists(RUN_CONFIG)
     if config.train.start_from:
         known = run.config.train.start_from if exists else ""
-        config = configs.override(config, {"train.start_from": branch.resolve(config.train.start_from, known)})
+        config = config.override({"train.start_from": branch.resolve(config.train.start_from, known)})
     if exists:
         _check_resume(run, config, bool(resume), accept_changes)
         # what the run has jumped over it never trains on
-        config = configs.override(config, {"stream.skip": sorted({*config.stream.skip, *run.config.stream.skip})})
+        config = config.override({"stream.skip": sorted({*config.stream.skip, *run.config.stream.skip})})
     elif resume and resume != "auto":
         raise ConfigError(explain("run.id", name, f"is not under {root.url}: nothing to resume", "leave out --resume"))
     try:

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from springtide.config import Config, override
+from springtide.config import Config
 from springtide.config.files import nearest
 from springtide.errors import ConfigError, explain
 from springtide.shards import TRAIN, Manifest, SplitReader, load_manifest
@@ -68,7 +68,7 @@ class Data:
     def skipping(self, steps: Iterable[int]) -> Data:
         """The same, but these steps of the order are jumped over too."""
         skip = tuple(sorted({*self.order.skip, *steps}))
-        config = override(self.config, {"stream.skip": skip})
+        config = self.config.override({"stream.skip": skip})
         return dataclasses.replace(self, config=config, order=dataclasses.replace(self.order, skip=skip))
 
     def splits(self, split: str) -> list[SplitReader]:

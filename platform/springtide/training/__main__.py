@@ -39,7 +39,7 @@ def main() -> None:
     )
     parser.add_argument("--trust-code", action="store_true", help="run the model.source that the config names")
     options = parser.parse_args()
-    config = configs.load(options.config, options.trust_code)
+    config = configs.load_config(options.config, options.trust_code)
     if not config.shards.dataset or not config.run.id:
         raise ConfigError(
             explain(
@@ -50,7 +50,7 @@ def main() -> None:
     before = configs.parse(folder.read(configs.RUN_CONFIG)) if folder.exists(configs.RUN_CONFIG) else None
     if config.train.start_from:
         known = before.train.start_from if before else ""
-        config = configs.override(config, {"train.start_from": branch.resolve(config.train.start_from, known)})
+        config = config.override({"train.start_from": branch.resolve(config.train.start_from, known)})
     if before:
         configs.check_same_run(before, config, options.accept_changes)
     device = "cuda" if torch.cuda.is_available() and config.elastic.gpus_per_worker else "cpu"

@@ -42,6 +42,6 @@ class GroupLease:
             begin_from_scratch(self.run, mine)  # every checkpoint is of such steps
         known = self.run.exists(configs.RUN_CONFIG)  # this group's may have a smaller micro-batch
         saved = configs.parse(self.run.read(configs.RUN_CONFIG)) if known else config
-        changed = configs.override(saved, {"stream.skip": skip})
+        changed = saved.override({"stream.skip": skip})
         self.run.write(configs.RUN_CONFIG, configs.dump(changed), private=bool(configs.secret_fields(changed)))
         return mine

@@ -126,7 +126,7 @@ def applied(base: Config, point: Point) -> Config:
             raise ConfigError(explain(f"{WEIGHT}{name}", value, "is of no corpus of stream.mixture", remedy))
     if weights:
         changes["stream.weights"] = [{"shares": {**dict.fromkeys(base.stream.mixture, 1.0), **weights}}]
-    return configs.override(base, changes)
+    return base.override(changes)
 
 
 def _plain(value: Any) -> Any:

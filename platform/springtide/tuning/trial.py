@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import math
 
-from springtide import config as configs
 from springtide.config import Config
 from springtide.tuning.space import Budget, Point, applied
 
@@ -23,8 +22,8 @@ def number_of(name: str) -> int:
 def trial_config(base: Config, budget: Budget, run: str, point: Point) -> Config:
     """The config of the run ``run`` of a trial: ``base`` at ``point``, as long as the budget says, evaluated at each rung.
     ConfigError when there is no such config."""
-    config = configs.override(applied(base, point), {"train.total": budget.tokens_per_trial, "run.id": run})
-    return configs.override(config, {"train.eval_every": max(1, config.num_steps // budget.rungs)})
+    config = applied(base, point).override({"train.total": budget.tokens_per_trial, "run.id": run})
+    return config.override({"train.eval_every": max(1, config.num_steps // budget.rungs)})
 
 
 def other_seed(base: Config, point: Point, number: int) -> Point:
@@ -37,9 +36,7 @@ def member_config(base: Config, budget: Budget, run: str, point: Point, of: str)
     to go on from."""
     config = trial_config(base, budget, run, point)
     every = config.train.eval_every
-    return configs.override(
-        config, {"train.start_from": of, "train.start_with": "state", "checkpoint.every_steps": every}
-    )
+    return config.override({"train.start_from": of, "train.start_with": "state", "checkpoint.every_steps": every})
 
 
 @dataclasses.dataclass(frozen=True)

@@ -35,14 +35,14 @@ def test_a_machine_without_gpus_refuses_their_recipe_and_writes_nothing(config: 
 
 
 def test_a_gpu_a_cluster_or_cpus_alone_are_enough(config: Config, monkeypatch: pytest.MonkeyPatch) -> None:
-    check_before_start(configs.override(config, {"elastic.gpus_per_worker": 0}))
+    check_before_start(config.override({"elastic.gpus_per_worker": 0}))
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     check_before_start(config)
-    check_before_start(configs.override(config, {"elastic.gpus_per_worker": 0.5}))
+    check_before_start(config.override({"elastic.gpus_per_worker": 0.5}))
     with pytest.raises(ConfigError, match=r"elastic.gpus_per_worker = 2.0: torch sees 1 GPU on this machine"):
-        check_before_start(configs.override(config, {"elastic.gpus_per_worker": 2}))
+        check_before_start(config.override({"elastic.gpus_per_worker": 2}))
     monkeypatch.setenv("RAY_ADDRESS", "10.0.0.1:6379")
-    check_before_start(configs.override(config, {"elastic.gpus_per_worker": 2}))
+    check_before_start(config.override({"elastic.gpus_per_worker": 2}))
 
 
 @pytest.mark.parametrize(
@@ -53,6 +53,6 @@ def test_the_setting_that_no_node_has_room_for_is_the_one_named(
     config: Config, resources: dict[str, float], named: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(ray, "nodes", lambda: [{"Alive": True, "Resources": resources}])
-    config = configs.override(config, {"feed.cpus_per_read": 0, "parallel.precision": "fp16"})
+    config = config.override({"feed.cpus_per_read": 0, "parallel.precision": "fp16"})
     with pytest.raises(ConfigError, match=named):
         check_resources(config)

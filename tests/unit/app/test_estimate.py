@@ -21,9 +21,8 @@ from springtide.training.memory_estimate import predicted_bytes
 
 memory = importlib.import_module("springtide.training.memory_estimate")  # the package's own ``train`` is a function
 VOCABULARY = 4096
-CONFIG = configs.override(
-    configs.recipes.demo(),
-    {"train.micro_batch": 8, "stream.global_batch": 16, "parallel.strategy": "ddp"},
+CONFIG = configs.recipes.demo().override(
+    {"train.micro_batch": 8, "stream.global_batch": 16, "parallel.strategy": "ddp"}
 )
 
 
@@ -57,16 +56,14 @@ def test_a_model_that_cannot_fit_is_told_by_how_much_and_what_would_fit(found: d
 
 
 def test_rows_at_once_are_as_many_as_fit_with_few_workers_as_with_many() -> None:
-    auto = configs.override(
-        CONFIG, {"train.micro_batch": "auto", "parallel.strategy": "zero3", "elastic.max_workers": 4}
-    )
+    auto = CONFIG.override({"train.micro_batch": "auto", "parallel.strategy": "zero3", "elastic.max_workers": 4})
     with pytest.raises(ValueError, match=r"is chosen by a run on Ray only"):
         _ = auto.train.rows_at_once
     with pytest.raises(ConfigError, match=r"train.micro_batch = 'auto': it is not known what the devices hold"):
         choose_micro_batch(auto, VOCABULARY, 0, 0)
 
     def predicted(rows: int, workers: int) -> int:
-        return predicted_bytes(configs.override(auto, {"train.micro_batch": rows}), VOCABULARY, 0, workers)
+        return predicted_bytes(auto.override({"train.micro_batch": rows}), VOCABULARY, 0, workers)
 
     device = int(predicted(8, 1) * 1.15)
     assert choose_micro_batch(auto, VOCABULARY, 0, device).train.micro_batch == 8
@@ -107,13 +104,13 @@ def test_each_recipe_fits_the_devices_it_is_meant_for(recipe: str) -> None:
 @pytest.mark.parametrize("changes", [{}, {"model.source": "own_model:build"}], ids=["defaults", "own model"])
 def test_one_worker_without_sharding_is_foretold_too(changes: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(Path(__file__).parents[2] / "programs")
-    config = configs.override(configs.Config(), {"model.num_layers": 1, "elastic.max_workers": 1, **changes})
+    config = configs.Config().override({"model.num_layers": 1, "elastic.max_workers": 1, **changes})
     state = 16 * num_parameters(make(config.model, VOCABULARY))  # weights, gradients, two moments
     assert state < predicted_bytes(config, VOCABULARY, None, 1) < 100 * state  # activations
 
 
 def test_documents_apart_are_foretold_with_what_a_gpu_gives_attention() -> None:
-    there = configs.override(CONFIG, {"elastic.gpus_per_worker": 1, "model.num_layers": 2})
+    there = CONFIG.override({"elastic.gpus_per_worker": 1, "model.num_layers": 2})
     model, tokens = there.model, 8 * there.shards.sequence_length
     repeated = 2 * 4 * tokens * (model.num_heads - model.num_kv_heads) * model.head_width  # keys and values, fp32
 
@@ -122,8 +119,8 @@ def test_documents_apart_are_foretold_with_what_a_gpu_gives_attention() -> None:
 
     alone, apart = foretold(there, None), foretold(there, 0)
     assert apart - alone > model.num_layers * 8 * 4 * there.shards.sequence_length**2  # a mask as numbers, a block
-    half = configs.override(there, {"parallel.precision": "bf16"})
-    on_cpu = configs.override(half, {"elastic.gpus_per_worker": 0})
+    half = there.override({"parallel.precision": "bf16"})
+    on_cpu = half.override({"elastic.gpus_per_worker": 0})
     logits = predicted_bytes(half, VOCABULARY, None, 2) - predicted_bytes(on_cpu, VOCABULARY, None, 2)
     more = foretold(half, 0) - foretold(on_cpu, 0) - logits
     assert more >= model.num_layers * repeated // 2
@@ -139,12 +136,12 @@ def test_the_command_prints_the_table(capsys: pytest.CaptureFixture[str]) -> Non
 
 def test_a_type_that_a_device_lacks_is_refused_with_the_device_named() -> None:
     nodes = [{"CPU": 8.0, "GPU": 1.0, "accelerator_type:T4": 1.0}, {"GPU": 8.0, "accelerator_type:H100": 1.0}]
-    wanted = configs.override(configs.recipes.demo(), {"parallel.precision": "bf16", "elastic.gpus_per_worker": 1})
+    wanted = configs.recipes.demo().override({"parallel.precision": "bf16", "elastic.gpus_per_worker": 1})
     with pytest.raises(ConfigError, match=r"parallel\.precision = 'bf16': .* T4 devices.*; use fp16"):
         check_precision(wanted, nodes)
     check_precision(wanted, nodes[1:])
-    check_precision(configs.override(wanted, {"parallel.precision": "fp16"}), nodes)
-    check_precision(configs.override(wanted, {"elastic.gpus_per_worker": 0}), nodes)
+    check_precision(wanted.override({"parallel.precision": "fp16"}), nodes)
+    check_precision(wanted.override({"elastic.gpus_per_worker": 0}), nodes)
 
 
 @pytest.fixture
@@ -161,9 +158,8 @@ def predicted(monkeypatch: pytest.MonkeyPatch) -> dict[int, int]:
     return needs
 
 
-SHALLOW = configs.override(
-    CONFIG,
-    {"model.num_layers": 1, "parallel.strategy": "zero3", "elastic.max_workers": 4, "train.micro_batch": 1},
+SHALLOW = CONFIG.override(
+    {"model.num_layers": 1, "parallel.strategy": "zero3", "elastic.max_workers": 4, "train.micro_batch": 1}
 )
 
 
@@ -174,7 +170,7 @@ def test_fewest_workers_are_those_whose_step_fits_with_one_row_at_once(predicted
     assert least_workers(SHALLOW, VOCABULARY, 0, needs[2] - 1) == 4
     assert least_workers(SHALLOW, VOCABULARY, 0, needs[3] - 1) == 4  # nothing fits: that is said elsewhere
     assert least_workers(SHALLOW, VOCABULARY, 0, 0) == 1  # not known
-    pairs = configs.override(SHALLOW, {"parallel.shard_workers": 2, "elastic.min_workers": 2})
+    pairs = SHALLOW.override({"parallel.shard_workers": 2, "elastic.min_workers": 2})
     assert (
         least_workers(pairs, VOCABULARY, 0, needs[2]) == 4
     )  # three are no multiple of what a copy of the model is laid over

@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from springtide import config as configs
 from springtide.checkpoint import branch, leases
 from springtide.checkpoint.commit import CommitJob, PieceWriter
 from springtide.checkpoint.format import Meta
@@ -42,7 +41,7 @@ def begun(config: Config, trunk: str, **changes: object) -> tuple[Config, list[s
         "train.start_from": f"{trunk}/checkpoints/step-0000000005",
         "train.start_with": "weights",
     }
-    config = configs.override(config, {**begins, **{key.replace("__", "."): value for key, value in changes.items()}})
+    config = config.override({**begins, **{key.replace("__", "."): value for key, value in changes.items()}})
     data = open_data(config)
     saved = branch.prepare(config, data.order.identity_at, data.tokenizer_digest)
     return saved, branch.remarks(saved, config)
@@ -51,7 +50,7 @@ def begun(config: Config, trunk: str, **changes: object) -> tuple[Config, list[s
 def test_weights_of_another_vocabulary_are_refused(tiny: Config, poems: str, trunk: str, tmp_path: Path) -> None:
     assert begun(tiny, trunk, shards__dataset=poems) == (tiny, [])
     changes = {"shards.dataset": "", "shards.root": str(tmp_path), "corpus.tokenizer": "bpe", "corpus.vocab_size": 300}
-    other = prepare(configs.override(tiny, changes))
+    other = prepare(tiny.override(changes))
     held = sorted((Folder(trunk) / "checkpoints" / "readers").names())
     remedy = f"prepare the new text with corpus.tokenizer = {tiny.shards.dataset}/tokenizer.json"
     with pytest.raises(ConfigError, match=rf"train\.start_from = .*: was trained with the vocabulary .*; {remedy}"):
@@ -59,7 +58,7 @@ def test_weights_of_another_vocabulary_are_refused(tiny: Config, poems: str, tru
     assert sorted((Folder(trunk) / "checkpoints" / "readers").names()) == held
     # what the remedy says works
     mended = {"shards.dataset": "", "corpus.tokenizer": f"{tiny.shards.dataset}/tokenizer.json"}
-    begun(prepare(configs.override(other, mended)), trunk)
+    begun(prepare(other.override(mended)), trunk)
 
 
 def test_settings_that_have_weights_compute_something_else_are_told(tiny: Config, trunk: str) -> None:

@@ -70,7 +70,7 @@ def test_both_spellings_lists_and_flags_are_read(tiny: Config, tmp_path: Path) -
         )
         == 0
     )
-    config = configs.load(saved)
+    config = configs.load_config(saved)
     assert config.optim.betas == (0.8, 0.99)
     assert config.model.tied_head is False
     assert config.stream.skip == (3, 4)

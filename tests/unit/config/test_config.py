@@ -20,7 +20,7 @@ from springtide.errors import ConfigError
 def test_a_recipe_survives_its_file(name: str, tmp_path: Path) -> None:
     config = configs.recipe(name)
     (tmp_path / "saved.yaml").write_text(configs.dump(config))
-    assert configs.load(tmp_path / "saved.yaml") == config
+    assert configs.load_config(tmp_path / "saved.yaml") == config
 
 
 def test_a_config_is_frozen() -> None:
@@ -34,7 +34,7 @@ def test_a_config_is_frozen() -> None:
 )
 def test_tokens_are_read_with_their_unit(text: str, amount: int) -> None:
     assert Tokens.parse(text) == amount
-    assert configs.override(configs.recipes.demo(), {"train.total": "2M"}).train.total == 2_000_000
+    assert configs.recipes.demo().override({"train.total": "2M"}).train.total == 2_000_000
 
 
 def test_bytes_and_seconds() -> None:
@@ -47,7 +47,7 @@ def test_bytes_and_seconds() -> None:
 @pytest.mark.parametrize("text", ["2Q", "", "M", "-3", "1.5", "two", "1 000"])
 def test_what_is_no_amount_is_refused_with_the_suffixes_known(text: str) -> None:
     with pytest.raises(ConfigError, match=r"train\.total = .*(k, M, B, G, T|whole number)"):
-        configs.override(configs.recipes.demo(), {"train.total": text})
+        configs.recipes.demo().override({"train.total": text})
 
 
 @given(st.integers(0, 10**15))
@@ -105,7 +105,7 @@ def test_whole_amounts_come_back(number: int) -> None:
 )
 def test_a_bad_setting_says_field_value_limit_and_remedy(changes: dict[str, Any], parts: list[str]) -> None:
     with pytest.raises(ConfigError) as caught:
-        configs.override(configs.recipes.demo(), changes)
+        configs.recipes.demo().override(changes)
     for part in parts:
         assert part in str(caught.value)
 
@@ -127,25 +127,25 @@ def test_an_unknown_recipe_names_the_nearest() -> None:
 def test_a_file_that_is_no_config_is_refused(text: str, tmp_path: Path) -> None:
     (tmp_path / "bad.yaml").write_text(text)
     with pytest.raises(ConfigError):
-        configs.load(tmp_path / "bad.yaml")
+        configs.load_config(tmp_path / "bad.yaml")
     with pytest.raises(ConfigError, match="cannot be read"):
-        configs.load(tmp_path / "absent.yaml")
+        configs.load_config(tmp_path / "absent.yaml")
 
 
 def test_only_what_is_learned_counts_for_the_fingerprint() -> None:
     demo = configs.recipes.demo()
-    moved = configs.override(demo, {"run.root": "/elsewhere", "elastic.max_workers": 4, "train.micro_batch": 1})
+    moved = demo.override({"run.root": "/elsewhere", "elastic.max_workers": 4, "train.micro_batch": 1})
     assert configs.fingerprint(moved) == configs.fingerprint(demo)
     assert configs.changes_the_run(configs.difference(demo, moved)) == {}
-    other = configs.override(moved, {"optim.peak_lr": 1e-3})
+    other = moved.override({"optim.peak_lr": 1e-3})
     assert configs.fingerprint(other) != configs.fingerprint(demo)
     assert configs.changes_the_run(configs.difference(demo, other)) == {"optim.peak_lr": (3e-3, 1e-3)}
-    assert configs.fingerprint(configs.override(demo, {"model.base_width": 64})) != configs.fingerprint(demo)
+    assert configs.fingerprint(demo.override({"model.base_width": 64})) != configs.fingerprint(demo)
 
 
 def test_padding_that_would_be_learned_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"shards.packing = 'best_fit': .*set shards.mask_across_documents"):
-        configs.override(configs.recipes.tiny(), {"shards.packing": "best_fit"})
+        configs.recipes.tiny().override({"shards.packing": "best_fit"})
 
 
 def test_fields_are_dotted_names_of_leaves() -> None:
@@ -157,7 +157,7 @@ def test_steps_and_tokens_follow_the_ramp() -> None:
     demo = configs.recipes.demo()
     length, batch = demo.shards.sequence_length, demo.stream.global_batch
     ramp = [{"rows": batch // 2, "until_tokens": 3 * batch * length}]
-    config = configs.override(demo, {"stream.ramp": ramp, "train.total": 10 * batch * length, "optim.warmup": 0})
+    config = demo.override({"stream.ramp": ramp, "train.total": 10 * batch * length, "optim.warmup": 0})
     assert demo.num_steps * demo.tokens_per_step >= demo.train.total
     assert (config.num_steps, config.steps_to(3 * batch * length)) == (6 + 7, 6)
     assert [config.tokens_after(step) // length for step in (1, 6, 7)] == [batch // 2, 3 * batch, 4 * batch]

@@ -54,7 +54,7 @@ def small(root: Path, source: Path, **changes: Any) -> Config:
         "shards.heldout_fraction": 0.1,
         **{key.replace("__", "."): value for key, value in changes.items()},
     }
-    return configs.override(configs.recipes.tiny(), {**settings, "corpus.max_files": 0})
+    return configs.recipes.tiny().override({**settings, "corpus.max_files": 0})
 
 
 @pytest.fixture
@@ -177,7 +177,7 @@ def test_killed_at_random_moments_it_goes_on_to_the_same_bytes(tmp_path: Path) -
     script = (
         "import sys; from springtide import config; from springtide.corpus import sources;"
         "from springtide.dataset import prepare;"
-        "sources._UNIT_BYTES = 40_000; prepare(config.load(sys.argv[1]))"
+        "sources._UNIT_BYTES = 40_000; prepare(config.load_config(sys.argv[1]))"
     )
 
     def start(root: str) -> subprocess.Popen[bytes]:
@@ -240,7 +240,7 @@ def test_each_source_has_its_own_field_and_filters(tmp_path: Path) -> None:
     assert [group for group, _ in source["tokens_by_group"]][:2] == [sources[1]["source"], sources[0]["source"]]
     assert source["source"] == f"{tmp_path / 'text'}, {tmp_path / 'lines.jsonl'}"
     # what differs for a source is part of what the dataset is
-    other = configs.override(config, {"corpus.sources": [{**sources[0], "max_characters": 501}, sources[1]]})
+    other = config.override({"corpus.sources": [{**sources[0], "max_characters": 501}, sources[1]]})
     assert prepare(other).shards.dataset != prepare(config).shards.dataset
 
 
@@ -255,7 +255,7 @@ def test_a_full_disk_is_named_and_what_is_made_is_kept(tmp_path: Path, small_dis
     script = (
         "import sys; from springtide import config; from springtide.corpus import sources;"
         "from springtide.dataset import prepare, make;"
-        "sources._UNIT_BYTES = 40_000; make._check_room = lambda *_: None; prepare(config.load(sys.argv[1]))"
+        "sources._UNIT_BYTES = 40_000; make._check_room = lambda *_: None; prepare(config.load_config(sys.argv[1]))"
     )
     command = f"{sys.executable} -c '{script}' {tmp_path}/config.yaml; ls -R {tmp_path}/disk"
     done = small_disk(tmp_path / "disk", ["sh", "-c", command])

@@ -45,7 +45,7 @@ def test_torchruns_watchdog_is_off_when_the_group_is_made(monkeypatch: pytest.Mo
         raise InterruptedError(device)
 
     monkeypatch.setattr(entry, "process_group", process_group)
-    config = configs.override(tiny, {"run.id": "torchrun"})
+    config = tiny.override({"run.id": "torchrun"})
     monkeypatch.setattr(sys, "argv", ["train", "--config", "none"])
     monkeypatch.setattr(entry.configs, "load", lambda path, trust_code: config)
     with pytest.raises(InterruptedError, match="cpu"):

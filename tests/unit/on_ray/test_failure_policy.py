@@ -44,7 +44,7 @@ class Failures:
         monkeypatch.setattr(policy.ray, "get", lambda answer, timeout=None: answer)
         monkeypatch.setattr(policy, "lost", lambda nodes: set())
         monkeypatch.setattr(policy, "unanswering", lambda nodes: set())
-        config = configs.override(configs.recipes.tiny(), {"train.micro_batch": rows, "parallel.reduction": "fp32"})
+        config = configs.recipes.tiny().override({"train.micro_batch": rows, "parallel.reduction": "fp32"})
         self.limits, self.processes = MemoryLimits(rows), WorkerProcessPool()
         job = {"config": config.model_dump(mode="json"), "control": control}
         self.policy = SpringtideFailurePolicy(FailureConfig(max_failures=3), job, self.processes, self.limits)

@@ -64,7 +64,7 @@ def test_the_watchdog_is_off_when_ray_makes_the_group(
     monkeypatch: pytest.MonkeyPatch, ours: bool, expected: str
 ) -> None:
     """Ray's own way, shown beside it, turns it on."""
-    config = configs.override(configs.recipes.tiny(), {"elastic.gpus_per_worker": 1.0})
+    config = configs.recipes.tiny().override({"elastic.gpus_per_worker": 1.0})
     monkeypatch.setattr(os, "environ", dict(os.environ))
     for name in NCCL_ENVIRONMENT:
         os.environ.pop(name, None)

@@ -22,9 +22,7 @@ def test_a_dataset_gets_its_card(tmp_path: Path) -> None:
     lines = [json.dumps({"text": f"a line of its own, number {number} & more " * 5}) for number in range(20)]
     (folder / "lines.jsonl").write_text("\n".join([*lines, "{broken<i>"]))
     changes = {"corpus.source": str(folder), "corpus.near_duplicates": False, "shards.root": str(tmp_path / "data")}
-    config = st.prepare(
-        st.override(st.recipes.tiny(), {**changes, "corpus.max_files": 0, "shards.sequence_length": 16})
-    )
+    config = st.prepare(st.recipes.tiny().override({**changes, "corpus.max_files": 0, "shards.sequence_length": 16}))
     manifest, _ = open_dataset(config.shards.dataset)
     groups = dict(manifest.source["tokens_by_group"])
     assert set(groups) == {"poems", "prose<b>", "lines.jsonl", "others"}
@@ -44,5 +42,5 @@ def test_a_dataset_gets_its_card(tmp_path: Path) -> None:
 def test_a_dataset_that_was_there_keeps_its_card(tiny: st.Config) -> None:
     card = Path(tiny.shards.dataset) / CARD
     card.unlink(missing_ok=True)
-    st.prepare(st.override(tiny, {"shards.dataset": ""}))
+    st.prepare(tiny.override({"shards.dataset": ""}))
     assert not card.exists()  # sealed is sealed: only making one writes into it

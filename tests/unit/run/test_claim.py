@@ -15,9 +15,7 @@ from springtide.run.folder import claim as find
 
 
 def named(config: Config, name: str = "taken", **changes: object) -> Config:
-    return configs.override(
-        config, {"run.id": name, **{key.replace("__", "."): value for key, value in changes.items()}}
-    )
+    return config.override({"run.id": name, **{key.replace("__", "."): value for key, value in changes.items()}})
 
 
 def claim(config: Config, resume: bool, accept_changes: bool) -> tuple[Config, Run]:
@@ -62,7 +60,7 @@ def test_resume_without_a_name_takes_the_newest_of_this_config(tiny: Config) -> 
     config, _ = claim(tiny, resume=True, accept_changes=False)
     assert config.run.id == "20260102-b"
     with pytest.raises(ConfigError, match="no run of this config"):
-        claim(configs.override(tiny, {"optim.peak_lr": 0.5}), resume=True, accept_changes=False)
+        claim(tiny.override({"optim.peak_lr": 0.5}), resume=True, accept_changes=False)
 
 
 def test_there_must_be_something_to_resume(tiny: Config) -> None:
@@ -75,7 +73,7 @@ def test_there_must_be_something_to_resume(tiny: Config) -> None:
 def test_a_folder_that_cannot_be_written_is_refused_before_anything_starts(tiny: Config, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(ConfigError, match=r"run\.root = .*cannot be written.*choose another folder"):
-        claim(configs.override(tiny, {"run.root": str(tmp_path / "file")}), resume=False, accept_changes=False)
+        claim(tiny.override({"run.root": str(tmp_path / "file")}), resume=False, accept_changes=False)
 
 
 def test_a_run_that_only_began_can_be_looked_at(tiny: Config) -> None:

@@ -7,7 +7,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from springtide import config as configs
 from springtide.config import Config
 from springtide.dataset import open_dataset
 from springtide.errors import CorruptShard
@@ -117,4 +116,4 @@ def test_a_store_that_is_down_is_no_corruption(tiny: Config, remote: Folder, mon
 
 def test_a_group_is_bounded(tiny: Config) -> None:
     with pytest.raises(ValueError, match=r"shards\.rows_per_group = 50000: .*20000"):
-        configs.override(tiny, {"shards.rows_per_group": 50_000})
+        tiny.override({"shards.rows_per_group": 50_000})

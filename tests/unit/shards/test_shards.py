@@ -16,7 +16,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from springtide import config as configs
 from springtide.config import Config
 from springtide.config.data import ShardsConfig
 from springtide.dataset import open_dataset, prepare
@@ -97,13 +96,13 @@ def test_shards_are_plain_parquet(tiny: Config) -> None:
 
 def test_a_dataset_is_prepared_once_and_found_again(tiny: Config) -> None:
     before = Folder(tiny.shards.dataset).fs.info(Folder(tiny.shards.dataset).where(MANIFEST))["mtime"]
-    again = prepare(configs.override(tiny, {"shards.dataset": "", "optim.peak_lr": 1e-5}))
+    again = prepare(tiny.override({"shards.dataset": "", "optim.peak_lr": 1e-5}))
     assert again.shards.dataset == tiny.shards.dataset
     assert Folder(tiny.shards.dataset).fs.info(Folder(tiny.shards.dataset).where(MANIFEST))["mtime"] == before
 
 
 def test_preparing_twice_gives_the_same_bytes(tiny: Config, tmp_path: object) -> None:
-    elsewhere = prepare(configs.override(tiny, {"shards.dataset": "", "shards.root": str(tmp_path)}))
+    elsewhere = prepare(tiny.override({"shards.dataset": "", "shards.root": str(tmp_path)}))
     assert load_manifest(Folder(elsewhere.shards.dataset)) == load_manifest(Folder(tiny.shards.dataset))
 
 
@@ -174,7 +173,7 @@ def test_a_tokenizer_that_is_not_the_sealed_one_is_refused(tiny: Config, tmp_pat
 
 
 def test_half_a_dataset_is_made_again(tiny: Config, tmp_path: object) -> None:
-    unprepared = configs.override(tiny, {"shards.dataset": "", "shards.root": str(tmp_path)})
+    unprepared = tiny.override({"shards.dataset": "", "shards.root": str(tmp_path)})
     dataset = Folder(prepare(unprepared).shards.dataset)
     dataset.remove(MANIFEST)
     dataset.write("train-00000.parquet", b"what a killed prepare left")
@@ -189,9 +188,7 @@ def test_half_a_dataset_is_made_again(tiny: Config, tmp_path: object) -> None:
 def test_a_shard_that_changed_is_named_with_both_digests(
     tiny: Config, tmp_path: object, where: float, how: str
 ) -> None:
-    dataset = Folder(
-        prepare(configs.override(tiny, {"shards.dataset": "", "shards.root": str(tmp_path)})).shards.dataset
-    )
+    dataset = Folder(prepare(tiny.override({"shards.dataset": "", "shards.root": str(tmp_path)})).shards.dataset)
     manifest, _ = open_dataset(dataset.url)
     split = manifest.splits[TRAIN]
     shard = split.shards[0]
@@ -213,10 +210,10 @@ def test_a_shard_that_changed_is_named_with_both_digests(
 
 
 def test_what_cannot_be_packed_is_refused_before_anything_is_sealed(tiny: Config, tmp_path: object) -> None:
-    unprepared = configs.override(tiny, {"shards.dataset": "", "shards.root": str(tmp_path), "corpus.max_files": 2})
+    unprepared = tiny.override({"shards.dataset": "", "shards.root": str(tmp_path), "corpus.max_files": 2})
     long = {"shards.sequence_length": 100_000, "model.max_sequence_length": 100_000, "train.total": "2B"}
     with pytest.raises(CorpusError, match=r"shards\.sequence_length = 100000: the \w+ split .* not one row; shorten"):
-        prepare(configs.override(unprepared, long))
+        prepare(unprepared.override(long))
 
 
 def test_a_vocabulary_too_large_for_the_token_type_is_refused(tiny: Config, tmp_path: object) -> None:
@@ -228,4 +225,4 @@ def test_a_vocabulary_too_large_for_the_token_type_is_refused(tiny: Config, tmp_
     tokenizer.save(path)
     changes = {"shards.dataset": "", "shards.root": str(tmp_path), "corpus.tokenizer": path}
     with pytest.raises(ConfigError, match=r"shards\.token_type = 'uint16': holds 65536 ids.*70001.*uint32"):
-        prepare(configs.override(tiny, changes))
+        prepare(tiny.override(changes))

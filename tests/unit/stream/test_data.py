@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 
-from springtide import config as configs
 from springtide.config import Config
 from springtide.dataset import prepare
 from springtide.errors import ConfigError
@@ -17,17 +16,16 @@ from springtide.stream import open_data
 @pytest.fixture
 def mixed(tiny: Config, poems: str) -> Config:
     """Two corpora, three to one."""
-    return configs.override(
-        tiny,
+    return tiny.override(
         {
             "stream.mixture": {"code": tiny.shards.dataset, "poems": poems},
             "stream.weights": [{"shares": {"code": 3, "poems": 1}}],
-        },
+        }
     )
 
 
 def weighted(config: Config, *tables: dict[str, Any]) -> Config:
-    return configs.override(config, {"stream.weights": tables})
+    return config.override({"stream.weights": tables})
 
 
 def test_without_weights_each_corpus_counts_by_its_rows(mixed: Config) -> None:
@@ -70,13 +68,13 @@ def test_tables_that_cannot_be_dealt_are_refused(mixed: Config, tables: list[Any
 
 
 def test_corpora_of_different_vocabularies_or_lengths_do_not_mix(mixed: Config, tmp_path: Path) -> None:
-    other = configs.override(mixed, {"stream.mixture": {}, "shards.dataset": "", "shards.root": str(tmp_path)})
-    bpe = prepare(configs.override(other, {"corpus.tokenizer": "bpe", "corpus.vocab_size": 300}))
+    other = mixed.override({"stream.mixture": {}, "shards.dataset": "", "shards.root": str(tmp_path)})
+    bpe = prepare(other.override({"corpus.tokenizer": "bpe", "corpus.vocab_size": 300}))
     corpora = {"code": mixed.stream.mixture["code"], "bpe": bpe.shards.dataset}
     with pytest.raises(ConfigError, match=r"stream.mixture.bpe = .* another vocabulary"):
-        open_data(configs.override(mixed, {"stream.mixture": corpora}))
+        open_data(mixed.override({"stream.mixture": corpora}))
     with pytest.raises(ConfigError, match=r"shards.sequence_length = 32: the dataset .* is packed to 64"):
-        open_data(configs.override(mixed, {"shards.sequence_length": 32}))
+        open_data(mixed.override({"shards.sequence_length": 32}))
 
 
 def test_a_corpus_added_later_changes_nothing_before_its_step(tiny: Config, mixed: Config) -> None:

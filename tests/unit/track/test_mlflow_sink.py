@@ -37,7 +37,7 @@ def history(uri: str, run: Folder, name: str) -> list[tuple[int, float]]:
 @pytest.fixture
 def config(tmp_path: Path) -> Config:
     changes = {"run.root": str(tmp_path), "run.id": "run", "track.retry": "200ms"}
-    return configs.override(configs.recipes.tiny(), changes)
+    return configs.recipes.tiny().override(changes)
 
 
 def evaluated(number: int) -> Evaluated:

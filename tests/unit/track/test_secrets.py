@@ -58,7 +58,7 @@ def test_no_password_is_left_over(password: str, before: str) -> None:
 
 def test_a_config_without_its_secrets_is_a_config() -> None:
     mixture = {"web": "https://u:hunter2@host/web", "code": "s3://bucket/code"}
-    config = configs.override(Config(), {"track.mlflow_uri": URI, "stream.mixture": mixture})
+    config = Config().override({"track.mlflow_uri": URI, "stream.mixture": mixture})
     assert configs.secret_fields(config) == ["stream.mixture", "track.mlflow_uri"]
     shown = configs.redact(config)
     assert shown.stream.mixture == {"web": "https://u:***@host/web", "code": "s3://bucket/code"}
@@ -69,8 +69,8 @@ def test_a_config_without_its_secrets_is_a_config() -> None:
 def test_errors_hide_them() -> None:
     assert "hunter2" not in explain("track.mlflow_uri", URI, "cannot be reached", "start it")
     with pytest.raises(ConfigError) as unknown:
-        configs.override(Config(), {"track.mlflow_urj": URI})
-    other = configs.override(Config(), {"train.start_from": URI})
+        Config().override({"track.mlflow_urj": URI})
+    other = Config().override({"train.start_from": URI})
     with pytest.raises(RunExists) as changed:
         configs.check_same_run(Config(), other, accept_changes=False)
     for found in (unknown, changed):
@@ -99,7 +99,7 @@ def test_of_all_that_a_run_writes_only_its_config_has_the_password(
 ) -> None:
     root = tmp_path / "runs"
     changes = {"run.id": "run", "track.mlflow_uri": URI, "train.eval_rows": 0, "optim.warmup": 0}
-    config = configs.override(tiny, {**changes, "train.total": 2 * tiny.tokens_per_step})
+    config = tiny.override({**changes, "train.total": 2 * tiny.tokens_per_step})
     _train(config, tmp_path)
     run = train.attach(str(root / "run"))
     assert run.config == config, "what it resumes with is whole"
@@ -131,7 +131,7 @@ def test_of_all_that_a_run_writes_only_its_config_has_the_password(
     assert [path.stat().st_mode & 0o777 for path in holders] == [0o600, 0o600]
     for shown in ("report.html", "mlflow.json"):
         assert (root / "run" / shown).stat().st_mode & 0o044
-    run.write_config(configs.override(config, {"track.mlflow_uri": ""}))
+    run.write_config(config.override({"track.mlflow_uri": ""}))
     assert (root / "run" / "config.yaml").stat().st_mode & 0o044
 
 
@@ -139,5 +139,5 @@ def test_a_config_on_an_object_store_is_warned_of(caplog: pytest.LogCaptureFixtu
     run = train.Run(Folder("memory://secrets/run"))
     run.write_config(Config())
     assert caplog.text == ""
-    run.write_config(configs.override(Config(), {"track.mlflow_uri": URI}))
+    run.write_config(Config().override({"track.mlflow_uri": URI}))
     assert "config.yaml has the password in track.mlflow_uri" in caplog.text

@@ -10,7 +10,6 @@ import torch
 import torch._dynamo as dynamo
 from torch._dynamo.utils import counters
 
-from springtide import config as configs
 from springtide.config import Config
 from springtide.events import Evaluated, Event, StepDone, Warned
 from springtide.parallel import compiled, gave_up
@@ -43,7 +42,7 @@ def uneven(tiny: Config, **changes: Any) -> Config:
         "parallel.precision": "bf16",
         "parallel.recompute": "selective",
     }
-    return configs.override(tiny, dotted | changes)
+    return tiny.override(dotted | changes)
 
 
 def events(config: Config, name: str) -> list[Event]:
@@ -52,7 +51,7 @@ def events(config: Config, name: str) -> list[Event]:
     def feed(reader: RankReader, step: int) -> Iterator[Batch]:
         return load(reader, reader.plan(step, config.num_steps, 2**16))
 
-    config = configs.override(config, {"run.id": name})
+    config = config.override({"run.id": name})
     with _alone("cpu") as here:
         run = TrainLoop(config, here, open_data(config), Folder(config.run.root) / name)
         return list(run.events(feed, lambda: None))

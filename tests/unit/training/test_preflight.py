@@ -13,7 +13,7 @@ from springtide.training.preflight import preflight
 
 
 def test_a_process_may_rehearse_before_each_group_it_joins() -> None:
-    config = configs.override(configs.recipes.tiny(), {"parallel.threads": 1, "parallel.reduction": "fp64"})
+    config = configs.recipes.tiny().override({"parallel.threads": 1, "parallel.reduction": "fp64"})
     for _ in range(2):
         found = preflight(config)
         assert not dist.is_initialized()

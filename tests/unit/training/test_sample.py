@@ -51,7 +51,7 @@ def test_a_sample_reads_its_prompt_as_training_would_and_ends_with_its_document(
     changes = {"corpus.source": str(tmp_path / "text"), "shards.heldout_fraction": 0.3, "corpus.near_duplicates": False}
     changes |= {"shards.dataset": "", "shards.root": str(tmp_path)}
     changes |= {"corpus.tokenizer": str(tmp_path / "tokenizer.json")}
-    config = prepare(configs.override(tiny, changes))
+    config = prepare(tiny.override(changes))
     manifest, vocabulary = open_dataset(config.shards.dataset)
     model = whole(config.model, manifest.vocab_size, manifest.eos_id)
     initialize(model, config.model, manifest.vocab_size, manifest.eos_id)

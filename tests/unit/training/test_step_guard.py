@@ -14,9 +14,7 @@ from springtide.training.step_guard import StepGuard
 
 
 def judge(**changes: object) -> StepGuard:
-    return StepGuard(
-        configs.override(configs.recipes.tiny(), {f"optim.{key}": value for key, value in changes.items()})
-    )
+    return StepGuard(configs.recipes.tiny().override({f"optim.{key}": value for key, value in changes.items()}))
 
 
 def trained(one: StepGuard) -> StepGuard:

@@ -26,7 +26,7 @@ PREPARE = """
 import sys
 from springtide import config as configs
 from springtide.dataset import prepare
-config = prepare(configs.load(sys.argv[1]))
+config = prepare(configs.load_config(sys.argv[1]))
 open(sys.argv[1], "w").write(configs.dump(config))
 """
 
@@ -43,7 +43,7 @@ def test_torchrun_trains_where_only_torch_and_the_wheels_are(tmp_path: Path) -> 
         "optim.warmup": 12 * 64,
         "checkpoint.every_steps": 2,
     }
-    config = configs.override(configs.recipes.tiny(), changes)
+    config = configs.recipes.tiny().override(changes)
     file = tmp_path / "config.yaml"
     file.write_text(configs.dump(config))
     path = os.pathsep.join([str(tmp_path), str(Path(configs.__file__).parents[2])])

@@ -65,7 +65,7 @@ def test_several_seeds_tell_luck_from_a_better_point() -> None:
 
 def test_other_seeds_are_of_weights_and_of_samples() -> None:
     point = other_seed(TINY, {"optim.peak_lr": 0.01}, 2)
-    config = configs.override(TINY, point)
+    config = TINY.override(point)
     assert config.model.init_seed == TINY.model.init_seed + 2
     assert config.stream.seed == TINY.stream.seed + 2
 

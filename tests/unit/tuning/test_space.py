@@ -13,7 +13,7 @@ from springtide.tuning import applied, random_points, read_file, read_space
 
 TABLES = sorted((Path(__file__).parents[3] / "tune_spaces").glob("*.py"))
 DEMO = configs.recipes.demo()
-MIXED = configs.override(DEMO, {"stream.mixture": {"code": "/data/code", "prose": "/data/prose"}})
+MIXED = DEMO.override({"stream.mixture": {"code": "/data/code", "prose": "/data/prose"}})
 
 
 @pytest.mark.parametrize("path", TABLES, ids=lambda path: path.stem)

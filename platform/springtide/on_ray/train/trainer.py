@@ -16,7 +16,6 @@ import ray
 from ray.train import FailureConfig, RunConfig, ScalingConfig
 from ray.train.torch import TorchConfig
 
-from springtide import config as configs
 from springtide.config import Config
 from springtide.dist import NCCL_ENVIRONMENT, backend
 from springtide.elastic import Interrupt
@@ -64,7 +63,7 @@ def train(
     last, workers = workers is None, workers or WorkerLender()
     control = workers.control(config)
     # no worker reports to MLflow, and Ray's dashboard shows what a job is given
-    told = configs.override(config, {"track.mlflow_uri": redacted(config.track.mlflow_uri)})
+    told = config.override({"track.mlflow_uri": redacted(config.track.mlflow_uri)})
     job = {"config": told.model_dump(mode="json"), "control": control, "labels": labels, "owner": owner}
     trainer = _trainer(config, run, term, job, workers)
     failure: list[BaseException] = []

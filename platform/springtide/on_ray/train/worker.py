@@ -135,7 +135,7 @@ def _train(job: dict[str, Any]) -> bool:
     begin = time.perf_counter()
     config = configs.build(job["config"])
     if (most := ray.get(job["control"].limit())) is not None:
-        config = configs.override(config, {"train.micro_batch": most})
+        config = config.override({"train.micro_batch": most})
     context = ray.train.get_context()
     device = "cuda" if config.elastic.gpus_per_worker else "cpu"
     here = world(device, context.get_local_rank(), config.parallel.shards, _LET_GO)
