@@ -23,7 +23,7 @@ from springtide.config import build
 from springtide.dist import process_group, world
 from springtide.model import flops_per_token, num_parameters, skeleton
 from springtide.parallel import parallelize
-from springtide.training import micro_batches
+from springtide.training.micro_batches import micro_batches
 from springtide.training.optim import optimizer_of
 from springtide.training.step import train_step
 from springtide.training.weights import initialize

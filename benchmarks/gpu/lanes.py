@@ -36,7 +36,8 @@ from measure import CUDA, DEVICE, KIND, Book, laid_out, random_rows, seconds_of
 from springtide import config as configs
 from springtide.config import Config
 from springtide.dist import world
-from springtide.training import micro_batches, train_step
+from springtide.training import train_step
+from springtide.training.micro_batches import micro_batches
 
 LANES, ROWS_PER_LANE, LENGTH, IDS, STEPS = (8, 4, 1024, 8192, 8) if CUDA else (4, 2, 64, 256, 3)
 

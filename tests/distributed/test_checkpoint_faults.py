@@ -278,7 +278,7 @@ def test_of_two_writers_one_wins_and_the_other_says_who_holds_the_run(tmp_path: 
         run = Folder(url)
         first = leases.claim(run, "first")
         model, optimizer = state(5)
-        writer = AsyncSaver(run, first.number, 0, 1, stage_in="", tries=1, rule=Rule(3))
+        writer = AsyncSaver(run, first.term, 0, 1, stage_in="", tries=1, rule=Rule(3))
         second = apart(claim_apart, url, True)
         writer.begin(named_tensors(model, optimizer), meta(5), {})
         outcome = writer.poll(wait=True)

@@ -16,6 +16,7 @@ from springtide.dataset import prepare
 from springtide.errors import ConfigError
 from springtide.events import Event, Started, StepDone
 from springtide.model import find, make
+from springtide.run.folder import open_run
 from springtide.store import Folder
 from springtide.training.memory_estimate import predicted_bytes
 
@@ -57,7 +58,7 @@ def test_a_model_of_ones_own_learns_the_same_on_any_workers_and_writes(config: C
 
     folder = Folder(changed.run.root) / "resized"
     folder.write(configs.RUN_CONFIG, configs.dump(changed))
-    assert len(app.sample(app.attach(folder.url), tokens=5, trust_code=True).text) >= 1
+    assert len(app.sample(open_run(folder.url), tokens=5, trust_code=True).text) >= 1
 
 
 def test_what_returns_no_logits_ends_with_what_it_returned(config: Config, ranks: Ranks) -> None:

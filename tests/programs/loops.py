@@ -16,7 +16,6 @@ import numpy as np
 import torch
 from layouts import whole
 
-from springtide import parallel
 from springtide.checkpoint import async_saver, leases
 from springtide.checkpoint.async_saver import AsyncSaver
 from springtide.checkpoint.format import Meta
@@ -24,6 +23,7 @@ from springtide.checkpoint.staging import StagingBuffer
 from springtide.checkpoint.tensors import local
 from springtide.config import Config
 from springtide.dist import World
+from springtide.dist import world as world_of
 from springtide.elastic import Interrupt
 from springtide.errors import RunExists
 from springtide.events import Event, Started, StepDone
@@ -32,9 +32,10 @@ from springtide.parallel import parallelize
 from springtide.store import Folder
 from springtide.stream import Batch, RankReader, load, open_data
 from springtide.track.journal import Journal
-from springtide.training import TrainLoop, micro_batches, train_step
+from springtide.training import TrainLoop, train_step
 from springtide.training.__main__ import train as run_alone
 from springtide.training.memory_estimate import Meter
+from springtide.training.micro_batches import micro_batches
 from springtide.training.optim import optimizer_of
 from springtide.training.weights import initialize
 
@@ -84,7 +85,7 @@ def train_poisoned(world: World, config: Config, poisoned: set[int]) -> list[Eve
 
 def train_laid_out(world: World, config: Config, stop_at: int = 0) -> list[Event]:
     """Train in the layout of the config, which ``world`` does not know of."""
-    return train(parallel.world("cpu", 0, config.parallel.shards), config, stop_at)
+    return train(world_of("cpu", 0, config.parallel.shards), config, stop_at)
 
 
 def train_with_a_slow_feed(world: World, config: Config, slow: int, seconds: float) -> list[Event]:
@@ -240,7 +241,7 @@ def _memory(world: World, config: Config, vocab_size: int) -> float:
     rows = -(-config.stream.global_batch // world.size)
     rows_NL = torch.randint(1, vocab_size, (rows, config.shards.sequence_length + 1))
     parts = micro_batches([1] * rows, 1, rows, config.train.micro_batch, by_lane=False)
-    here = parallel.world("cpu", 0, config.parallel.shards)
+    here = world_of("cpu", 0, config.parallel.shards)
     with Meter(world.device) as meter:
         model = parallelize(skeleton(config.model, vocab_size, 0), config.parallel, here)
         initialize(model, config.model, vocab_size)

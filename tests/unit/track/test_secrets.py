@@ -20,6 +20,7 @@ from springtide.cli.main import main
 from springtide.config import Config
 from springtide.errors import ConfigError, RunExists, explain, redacted
 from springtide.events import SaveFailed, Stopped
+from springtide.run.folder import open_run
 from springtide.store import Folder
 from springtide.track.journal import Journal, read_journal
 from springtide.track.mlflow_sink import MlflowSink
@@ -101,7 +102,7 @@ def test_of_all_that_a_run_writes_only_its_config_has_the_password(
     changes = {"run.id": "run", "track.mlflow_uri": URI, "train.eval_rows": 0, "optim.warmup": 0}
     config = tiny.override({**changes, "train.total": 2 * tiny.tokens_per_step})
     _train(config, tmp_path)
-    run = train.attach(str(root / "run"))
+    run = open_run(str(root / "run"))
     assert run.config == config, "what it resumes with is whole"
     [name] = run.checkpoints
     assert configs.build(read_manifest(run.folder, name).config).track.mlflow_uri == redacted(URI)

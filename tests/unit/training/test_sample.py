@@ -18,6 +18,7 @@ from springtide.config import Config
 from springtide.corpus import open_tokenizer
 from springtide.dataset import open_dataset, prepare
 from springtide.model import whole
+from springtide.run.folder import open_run
 from springtide.store import Folder
 from springtide.stream import open_data
 from springtide.training.evaluate import generate
@@ -58,7 +59,7 @@ def test_a_sample_reads_its_prompt_as_training_would_and_ends_with_its_document(
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.mul_(8.0)  # so that what was read before shows in what is drawn
-    run = train.attach(saved(config, model).url)
+    run = open_run(saved(config, model).url)
 
     def expected(ids: list[int], length: int, temperature: float, seed: int) -> list[int]:
         size, end = manifest.vocab_size, vocabulary.end_of_text

@@ -240,5 +240,5 @@ class Trial(tune.Trainable):
             "state": f"{self._folder.url}/checkpoints/{name_of(found.step)}",
         }
         promise = self._job.sweep.promise(self._last[self._job.sweep.metric])
-        self._share.priority(promise, speeds((one.world_size, one.tokens_per_s) for one in self._steps.values()))
+        self._share.set_priority(promise, speeds((one.world_size, one.tokens_per_s) for one in self._steps.values()))
         return {**self._last, "done": False, "over": False}

@@ -41,7 +41,7 @@ class WorkerPool:
         self._claims[claim.client_id] = claim
         self._heard_s[claim.client_id] = time.monotonic()
 
-    def priority(self, client_id: str, priority: float, speeds: Mapping[int, float]) -> None:
+    def set_priority(self, client_id: str, priority: float, speeds: Mapping[int, float]) -> None:
         """How well its run does, and how fast at each world size [tokens/s]."""
         if client_id in self._claims:
             self._claims[client_id] = self._claims[client_id]._replace(priority=priority)
@@ -102,9 +102,9 @@ class WorkerPoolClient:
             )
         )
 
-    def priority(self, priority: float, speeds: Mapping[int, float]) -> None:
+    def set_priority(self, priority: float, speeds: Mapping[int, float]) -> None:
         """How well the run does, and how fast at each world size [tokens/s]."""
-        self._pool.priority.remote(self._client_id, priority, speeds)
+        self._pool.set_priority.remote(self._client_id, priority, speeds)
 
     def release(self) -> None:
         """Want none."""
