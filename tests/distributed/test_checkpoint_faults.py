@@ -29,7 +29,7 @@ from saving import (
 
 from springtide.checkpoint import leases
 from springtide.checkpoint.async_saver import AsyncSaver, SaveOutcome
-from springtide.checkpoint.format import committed
+from springtide.checkpoint.format import FORMAT, committed
 from springtide.checkpoint.inspect import inspect
 from springtide.checkpoint.retention import Rule
 from springtide.checkpoint.tensors import named_tensors
@@ -331,6 +331,6 @@ def test_a_checkpoint_of_another_version_is_refused_and_left_alone(tmp_path: Pat
     )
     checkpoint.write(marker["manifest"], data)
     checkpoint.write_json("COMMITTED", {**marker, "digest": digest.of_bytes(data)})
-    with pytest.raises(CheckpointError, match="is in format 99, this version of springtide reads 3"):
+    with pytest.raises(CheckpointError, match=f"is in format 99, this version of springtide reads {FORMAT}"):
         resume(str(tmp_path))
     assert committed(Folder(tmp_path)) == ["step-0000000005"]

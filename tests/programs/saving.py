@@ -16,6 +16,7 @@ from torch import nn
 
 from springtide.checkpoint import async_saver, leases
 from springtide.checkpoint.async_saver import AsyncSaver, SaveOutcome
+from springtide.checkpoint.commit import PieceWriter
 from springtide.checkpoint.format import Meta
 from springtide.checkpoint.restore import restore
 from springtide.checkpoint.retention import Rule
@@ -88,10 +89,10 @@ def resume(url: str, width: int = WIDTH) -> dict[str, Any]:
 def save_with_a_fault(url: str, where: str, nth: int, told: str) -> list[SaveOutcome]:
     """Save steps 5 and 10; the trainer or the writer is killed at its ``nth`` call within the save of step 10."""
     if where == "writer":
-        armed = json.dumps(["Writer.write", 10, nth, told])
+        armed = json.dumps([PieceWriter.write.__qualname__, 10, nth, told])
         async_saver.WRITER = f"sys.path.insert(0, {HERE!r}); import json, faults; faults.main(json.loads({armed!r}))"
     else:
-        arm("Saver.begin", 10, nth, told)
+        arm(AsyncSaver.begin.__qualname__, 10, nth, told)
     return save(url, [5, 10])
 
 

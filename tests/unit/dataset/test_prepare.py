@@ -131,7 +131,7 @@ def test_near_copies_are_left_out_and_counted(tmp_path: Path) -> None:
 @pytest.mark.parametrize("packing", ["concat", "best_fit"])
 def test_documents_kept_apart_lose_no_byte(tmp_path: Path, packing: str) -> None:
     texts = write_corpus(tmp_path / "text")
-    changes = {"shards__packing": packing, "shards__separate_documents": True, "corpus__near_duplicates": False}
+    changes = {"shards__packing": packing, "shards__mask_across_documents": True, "corpus__near_duplicates": False}
     config = small(tmp_path / "data", tmp_path / "text", shards__sequence_length=600, **changes)
     dataset = prepare(config).shards.dataset
     manifest, vocabulary = open_dataset(dataset)

@@ -31,6 +31,7 @@ from springtide.shards import (
     load_manifest,
     write_shard,
 )
+from springtide.shards.manifest import FORMAT
 from springtide.store import Folder
 
 
@@ -157,7 +158,9 @@ def test_a_manifest_that_is_none_is_refused(tmp_path: Path, text: str) -> None:
 def test_a_dataset_of_another_format_is_refused_with_both_numbers(tiny: Config, tmp_path: Path) -> None:
     record = Folder(tiny.shards.dataset).read_json(MANIFEST)
     Folder(tmp_path).write_json(MANIFEST, {**record, "format": 99, "new": 1})
-    with pytest.raises(CorpusError, match="is in format 99, this version of springtide reads 4; prepare it again"):
+    with pytest.raises(
+        CorpusError, match=f"is in format 99, this version of springtide reads {FORMAT}; prepare it again"
+    ):
         load_manifest(Folder(tmp_path))
 
 

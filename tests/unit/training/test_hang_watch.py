@@ -10,7 +10,7 @@ _HANGS = """
 import importlib, sys, time
 from springtide.events import Started, StepDone
 entry = importlib.import_module("springtide.training.__main__")
-watch = entry.HangWatch(num_steps=100, least_s=float(sys.argv[1]))
+watch = entry.HangWatchdog(num_steps=100, least_s=float(sys.argv[1]))
 watch(Started(step=0, world_size=1))
 figures = ("loss", "grad_norm", "learning_rate", "tokens", "step_tokens", "data_wait_s", "tokens_per_s", "mfu")
 watch(StepDone(step=1, step_time_s=0.01, memory_bytes=1, world_size=1, digest="", **dict.fromkeys(figures, 1)))
