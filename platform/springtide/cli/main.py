@@ -32,7 +32,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         The exit status: 0 done, 1 a check failed, 2 a bad setting, 130 interrupted.
     """
     words = list(sys.argv[1:] if arguments is None else arguments)
-    options, unknown = _parser("--help-all" in words).parse_known_args(words)
+    options, unknown = parser("--help-all" in words).parse_known_args(words)
     try:
         if unknown:
             known = [f"--{name.replace('_', '-')}" for name in fields()]
@@ -56,12 +56,12 @@ def _complain(error: BaseException) -> None:
     print(f"springtide: {redacted(str(error))}", file=sys.stderr)
 
 
-def _parser(show_all: bool) -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="springtide", description="Elastic training of language models on Ray.")
-    commands = Commands(parser.add_subparsers(required=True, metavar="COMMAND"), show_all)
+def parser(show_all: bool) -> argparse.ArgumentParser:
+    whole = argparse.ArgumentParser(prog="springtide", description="Elastic training of language models on Ray.")
+    commands = Commands(whole.add_subparsers(required=True, metavar="COMMAND"), show_all)
     for part in (data, train, sweep, run, model, elastic):
         part.add(commands)
-    return parser
+    return whole
 
 
 if __name__ == "__main__":
