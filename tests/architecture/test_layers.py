@@ -40,8 +40,11 @@ TOP_LEVEL = {
         "benchmarks",
         "docs",
         ".ci",
+        ".github",
+        "examples",
     ),
     *("README.md", "LICENSE", "CHANGELOG.md", "CONTRIBUTING.md", "Makefile", "constraints.txt", ".gitignore"),
+    *("SECURITY.md", "CITATION.cff", ".pre-commit-config.yaml", "mkdocs.yml"),
 }
 UNITS = {
     *(
