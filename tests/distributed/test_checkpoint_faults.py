@@ -256,7 +256,7 @@ def test_full_shared_memory_makes_training_wait_and_says_so(tmp_path: Path, smal
     assert done.stdout.count("error=None") == 2
     assert "{'step': 10" in done.stdout
     assert "checkpoint.stage" in done.stderr
-    assert done.stderr.count("cannot be had") == 1
+    assert done.stderr.count("cannot allocate") == 1
     TABLE.append(("shared memory is full", "saved, training waited", 10, 0))
 
 

@@ -216,7 +216,7 @@ def test_a_writing_process_that_is_killed_costs_one_save_and_says_so(tiny: Confi
     [events, _] = ranks(2, save_and_die, config, "writer")
     [failure] = [event for event in events if isinstance(event, SaveFailed)]
     assert failure.step == 10
-    assert "rank 1: the writing process ended with status -9" in failure.reason
+    assert "rank 1: the writer process ended with status -9" in failure.reason
     saved = [event.step for event in events if isinstance(event, Saved)]
     assert 10 not in saved
     assert saved[-1] == 60

@@ -1,19 +1,19 @@
-"""A step you can come back to, at another world size. Rule: committed last; no file belongs to a rank's own history.
+"""Save a step and restore it at another world size. Rule: commit last; no file depends on a rank's history.
 
-    tensors    model and optimizer -> named tensors, and the box of each that a rank holds
+    tensors      model and optimizer -> named tensors, and the box of each that a rank holds
       |
-    stage      copied into shared memory while the next step computes
+    staging      copies them to shared memory while the next step computes
       |
-    saver      one save at a time, from a process that has neither torch nor the training's GIL: writer
+    async_saver  one save at a time, in a process without torch and with its own GIL: writer_process
       |
-    write      blocks digested, what changed written, the manifest, and last COMMITTED
+    commit       hash the blocks, write what changed, then the manifest, and COMMITTED last
       |
-    layout     what lies where; which count                leases   who may write: the newest claim
-    strict     what names and numbers a manifest and an index may hold (pure)
-    load       any box of any tensor, verified as it streams in
-    restore    the newest good checkpoint      recheck       two readers must agree that bytes are bad
-                                               fresh_start   a run that has committed never begins at step 0 by itself
-    retention  which to keep, which files nobody needs (pure)
+    format       file layout; which checkpoints count      leases         who may write: the newest lease
+    validate     which names and numbers a manifest and an index may hold (pure)
+    load         any box of any tensor, verified while it streams in
+    restore      the newest good checkpoint                second_reader  two readers must agree that bytes are bad
+                                                           fresh_start    no silent restart at step 0 after a commit
+    retention    which checkpoints to keep, which files to remove (pure)
 
-The modules without torch are imported by the writing process, so this one imports nothing.
+The writer process imports the modules without torch, so this file imports nothing.
 """

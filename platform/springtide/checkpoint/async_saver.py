@@ -1,4 +1,4 @@
-"""The training side of saving: stage, hand over, hear how it went. Never two at once."""
+"""Training side of a save: stage the state, hand it to the writer process, receive the outcome. One save at a time."""
 
 from __future__ import annotations
 
@@ -27,37 +27,37 @@ from springtide.checkpoint.writer_process import CANCEL, RELEASE, SAVE, STAGE, t
 from springtide.store import Folder
 
 WRITER = "from springtide.checkpoint.writer_process import main; main()"
-"""What the writing process runs."""
+"""Program of the writer process."""
 _LEAVING_S = 30.0
 _PATIENCE_S = 600.0
-"""How long a save that training waits for waits for the other ranks."""
+"""How long a save in the training process waits for the other ranks [s]."""
 
 _log = logging.getLogger(__name__)
 
 
 _spare: list[tuple[subprocess.Popen[bytes], Connection]] = []
-"""The writing process that the group before left, if it did."""
+"""The idle writer process of the previous worker group, if it left one."""
 
 
 @dataclasses.dataclass(frozen=True)
 class SaveOutcome:
-    """How a save ended on this rank."""
+    """Result of a save on this rank."""
 
     step: int
     written: Committed | None
-    """None when it failed."""
+    """None if the save failed."""
     error: BaseException | None
 
 
 class AsyncSaver:
-    """Saves of one rank. Use as a context manager: leaving it lets the writing process end what it is at, and go; one that has
-    nothing to do stays for the next group that this process is in."""
+    """Saves of one rank. Use as a context manager: on exit, a writer process that is busy finishes its save and ends;
+    an idle one stays for the next worker group of this process."""
 
     def __init__(
         self, run: Folder, term: int, rank: int, world_size: int, *, stage_in: str, tries: int, rule: Rule
     ) -> None:
-        """``term``: this group's claim on the run. ``stage_in``: a folder of a memory file system; empty saves without
-        one, while training waits. ``tries``: of each save, for what may pass by itself."""
+        """``term``: of this group's lease. ``stage_in``: a folder of a memory file system; if empty, nothing is staged
+        and training waits for each save. ``tries``: of each save, for errors that may be transient."""
         self._run, self._term, self._rank = run, term, rank
         self._layout = StagingPlan(rank, world_size)
         self._stage_in, self._tries, self._rule = stage_in, tries, rule
@@ -77,11 +77,11 @@ class AsyncSaver:
 
     @property
     def busy(self) -> bool:
-        """Whether a save is under way on this rank, or its outcome has not been taken."""
+        """Whether a save is in progress on this rank, or ``poll`` has not returned its outcome yet."""
         return self._step is not None
 
     def begin(self, tensors: Mapping[str, Tensor], meta: Meta, config: dict[str, Any]) -> None:
-        """Begin to save; the tensors may not change before ``staged`` has returned. ``busy`` must be false."""
+        """Begin a save. The tensors may not change before ``staged`` returns. ``busy`` must be False."""
         assert not self.busy
         mine, pieces = self._layout.of(tensors), self._layout.pieces
         job = CommitJob(self._run.url, self._term, self._rank, meta, config, pieces, self._rule)
@@ -100,7 +100,7 @@ class AsyncSaver:
             self._stage.wait()
 
     def poll(self, wait: bool = False) -> SaveOutcome | None:
-        """The outcome of the save under way, once; None while there is none. ``wait`` waits for it."""
+        """Return the outcome of the current save, once; None until there is one. ``wait``: wait for it."""
         if self._step is None:
             return None
         if self._outcome is None:
@@ -114,16 +114,16 @@ class AsyncSaver:
         return outcome
 
     def cancel(self) -> None:
-        """Rank 0: do not wait for the other ranks' parts any longer; the outcome will be a failure."""
+        """On rank 0: stop waiting for the other ranks' parts; the save then fails."""
         if self._connection is not None and self.busy:
             self._send(CANCEL, self._step)
 
     def end(self) -> None:
-        """No save follows: wait until the writing process has tidied up and gone."""
+        """After the last save: wait until the writer process has removed old checkpoints and ended, at most _LEAVING_S."""
         connection, process = self._connection, self._process
         self._leave(keep=False)
         if connection is not None and process is not None and not self.busy:
-            with contextlib.suppress(subprocess.TimeoutExpired):  # it removes old checkpoints from a slow store
+            with contextlib.suppress(subprocess.TimeoutExpired):  # a slow store may take longer
                 process.wait(_LEAVING_S)
 
     def _leave(self, keep: bool = True) -> None:
@@ -140,13 +140,13 @@ class AsyncSaver:
         self._connection = self._process = self._stage = None
 
     def start(self) -> None:
-        """Start the writing process now, so that the first save need not."""
+        """Start the writer process, so that the first save does not wait for it."""
         if self._process is None and _spare:
             self._process, self._connection = _spare.pop()
         if self._process is not None and self._process.poll() is None:
             return
         ours, theirs = multiprocessing.Pipe()
-        # with the path of this process, which may have come from elsewhere than its environment
+        # with this process's sys.path, which may not come from its environment
         program = f"import sys; sys.path[:] = {sys.path!r}; {WRITER}"
         command = [sys.executable, "-c", program, str(theirs.fileno())]
         self._process = subprocess.Popen(command, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL)
@@ -156,7 +156,7 @@ class AsyncSaver:
             self._send_stage()
 
     def _ready(self, size_bytes: int) -> bool:
-        """Whether there is a process to write and memory to stage in."""
+        """Return whether there is a writer process, and a staging buffer of at least ``size_bytes``; create what is missing."""
         if not self._stage_in:
             return False
         self.start()
@@ -169,7 +169,7 @@ class AsyncSaver:
             self._stage = StagingBuffer(self._stage_in, size_bytes)
         except OSError as error:
             _log.warning(
-                "%d MiB to stage a save in cannot be had in %s (%s): training waits for saves; make room there, or set "
+                "cannot allocate %d MiB to stage a save in %s (%s): training waits for saves; free space there, or set "
                 "checkpoint.stage to a folder of a larger memory file system",
                 size_bytes >> 20,
                 self._stage_in,
@@ -197,8 +197,8 @@ class AsyncSaver:
         assert self._connection is not None
         try:
             self._connection.send(message)
-        except OSError as error:  # the process is dead, which the answer that does not come will say
-            _log.warning("the writing process is gone: %s", error)
+        except OSError as error:  # the process is dead: receiving its answer fails and reports it
+            _log.warning("the writer process is gone: %s", error)
 
     def _answered(self) -> bool:
         assert self._connection is not None
@@ -214,7 +214,7 @@ class AsyncSaver:
             answer = self._connection.recv()
         except (EOFError, OSError):
             status = self._process.wait() if self._process is not None else None
-            answer = OSError(f"the writing process ended with status {status}")
+            answer = OSError(f"the writer process ended with status {status}")
             self._process = None  # the next save starts another
         return self._as_outcome(answer)
 
@@ -223,7 +223,7 @@ class AsyncSaver:
             return raw(local(tensors[staged.tensor]).contiguous().cpu()).numpy().data
 
         with torch.no_grad():
-            deadline = time.monotonic() + _PATIENCE_S  # nobody can take the job back while training waits
+            deadline = time.monotonic() + _PATIENCE_S  # nobody can cancel the job while training waits
             result = try_to_write(PieceWriter(self._run), job, view, lambda: time.monotonic() > deadline, self._tries)
             self._outcome = self._as_outcome(result)
             if job.rank == 0 and self._outcome.written is not None:

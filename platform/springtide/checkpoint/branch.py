@@ -1,7 +1,7 @@
-"""A run that begins with a checkpoint of another: with its state, at its step (a branch), or with its weights alone.
+"""Start a run from a checkpoint of another run: with its state, at its step (a branch), or with its weights only.
 
-The checkpoint is read where it lies, at any world size (``load.begin``). The other run keeps it from then on: until the branch
-has one of its own, it begins here again.
+The checkpoint is read in place, at any world size (``restore.begin``). The other run then keeps it for good: until the
+branch has a checkpoint of its own, every restart begins here.
 """
 
 from __future__ import annotations
@@ -16,12 +16,13 @@ from springtide.store import Folder
 
 FIELD = "train.start_from"
 _SAME_FUNCTION = ("model.init_seed", "model.max_sequence_length")
-"""What a model may differ in and still compute the same from the same weights."""
+"""Model settings that do not change what the same weights compute."""
 
 
 def resolve(url: str, known: str) -> str:
-    """The URL of the checkpoint that ``url`` means: itself, or the newest of the run it names; ``known`` where that is one of
-    the same run, so that one who goes on means the one that was begun with. ConfigError when there is none."""
+    """Return the URL of the checkpoint that ``url`` means: itself, or the newest of the run that it names. ``known``,
+    the checkpoint that this run began with, is returned instead if it is of that run. Raises ConfigError if there is
+    none."""
     run, name = split(url)
     if not name and known and split(known)[0] == run:
         return known
@@ -34,12 +35,12 @@ def resolve(url: str, known: str) -> str:
 
 
 def prepare(config: Config, identity: Identity, tokenizer_digest: str) -> Config:
-    """See that a run of ``config`` can begin with the checkpoint it names, and have that kept; returns the config that it was
-    saved under. ConfigError when it cannot.
+    """Check that a run of ``config`` can begin with the checkpoint that it names, and have that checkpoint kept.
+    Returns the config that it was saved with. Raises ConfigError if the run cannot begin with it.
 
     Args:
-        identity: of the order of this run's data.
-        tokenizer_digest: of this run's data; with another vocabulary the weights of a checkpoint mean nothing.
+        identity: of this run's data order.
+        tokenizer_digest: of this run's data; the weights of a checkpoint are useless with another tokenizer.
     """
     url = config.train.start_from
     run, name = split(url)
@@ -58,7 +59,7 @@ def prepare(config: Config, identity: Identity, tokenizer_digest: str) -> Config
     saved = configs.build(manifest.config)
     if meta.tokenizer_digest not in ("", tokenizer_digest):
         dataset = next(iter(saved.stream.mixture.values()), saved.shards.dataset)
-        other = f"was trained with the vocabulary {meta.tokenizer_digest}, this run's data has {tokenizer_digest}"
+        other = f"was trained with the tokenizer {meta.tokenizer_digest}, this run's data has {tokenizer_digest}"
         remedy = f"prepare the new text with corpus.tokenizer = {dataset}/tokenizer.json"
         raise ConfigError(explain(FIELD, url, other, remedy))
     hold(run, name, config.run.id)
@@ -66,8 +67,8 @@ def prepare(config: Config, identity: Identity, tokenizer_digest: str) -> Config
 
 
 def remarks(saved: Config, config: Config) -> list[str]:
-    """What a person should know of a run of ``config`` that begins with a checkpoint saved under ``saved``: settings that have
-    its weights compute something else. Those that change a shape are refused when it is loaded."""
+    """Return remarks for the user of a run of ``config`` that begins with a checkpoint saved with ``saved``: one for
+    each model setting that makes its weights compute something else. Loading refuses settings that change a shape."""
     return [
         f"{name} was {before!r} in {config.train.start_from} and is {after!r} here: its weights compute something else"
         for name, (before, after) in configs.difference(saved, config).items()
@@ -76,13 +77,13 @@ def remarks(saved: Config, config: Config) -> list[str]:
 
 
 def first_step(config: TrainConfig) -> int:
-    """Steps done when a run of ``config`` begins."""
+    """Return the steps done when a run of ``config`` begins."""
     branches = config.start_from and config.start_with == "state"
     return (step_of(split(config.start_from)[1]) or 0) if branches else 0
 
 
 def lineage(config: Config) -> list[str]:
-    """URLs of the checkpoints that a run of ``config`` descends from, the last one first; as far as their runs are there."""
+    """Return the URLs of the checkpoints that a run of ``config`` descends from, latest first, as far as their runs exist."""
     found: list[str] = []
     url = config.train.start_from
     while url and url not in found:
@@ -93,7 +94,7 @@ def lineage(config: Config) -> list[str]:
 
 
 def split(url: str) -> tuple[Folder, str]:
-    """The run of a checkpoint, and the name of its checkpoint; empty where ``url`` is the run's."""
+    """Return the run and the name of the checkpoint ``url``; the name is empty if ``url`` is a run."""
     folder = Folder(url)
     if step_of(folder.name) is None:
         return folder, ""

@@ -1,9 +1,9 @@
-"""One rank's file and its index; then, by the first rank's writer, the manifest and the commit marker.
+"""Write one rank's data file and index; rank 0's writer then writes the manifest and the commit marker.
 
     staged pieces -> digests -> what changed -> a0002-r0003.safetensors -> a0002-r0003.json
-    every rank's index -> a0002-manifest.json -> COMMITTED, created where there is none -> older checkpoints go
+    every rank's index -> a0002-manifest.json -> COMMITTED, created only if absent -> older checkpoints are removed
 
-An index is a rank's word that its bytes are in the store, so the writers need no line to each other. No torch here.
+An index shows that its rank's bytes are in the store, so the writers need no connection to each other. No torch here.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ from springtide.store import Folder, digest
 
 _PUT_BYTES = 8 * 2**20
 _LOOK_S = (0.05, 1.0)
-"""Between looks for the other ranks' indexes: at first, and at most [s]."""
+"""First and longest pause between checks for the other ranks' indexes [s]."""
 _READERS = 8
 
 
@@ -52,7 +52,7 @@ _log = logging.getLogger(__name__)
 
 @dataclasses.dataclass(frozen=True)
 class CommitJob:
-    """What a writer is told."""
+    """A request to a writer: one rank's part of one checkpoint."""
 
     run_url: str
     term: int
@@ -69,30 +69,31 @@ class CommitJob:
 
 @dataclasses.dataclass(frozen=True)
 class Committed:
-    """What became of a job."""
+    """Result of a job that succeeded."""
 
     name: str
     size_bytes: int
-    """Of the state; of this rank's part on a rank that does not commit."""
+    """Size of the state; on a rank that does not commit, of its part."""
     written_bytes: int
-    """What of it went to the store: less where pieces had not changed."""
+    """Bytes written to the store: fewer if some pieces had not changed."""
 
 
 class PieceWriter:
-    """Writes a rank's part of one checkpoint after the other."""
+    """Writes a rank's parts, one checkpoint after the other."""
 
     def __init__(self, run: Folder) -> None:
         self._run = run
         self._known: dict[Any, Piece] = {}
         self._known_of = ""
         self._noted = 0
-        """The lease whose first commit is noted."""
+        """Term of the lease whose first commit is recorded."""
 
     def write(self, job: CommitJob, view: Callable[[StagedPiece], memoryview], gone: Callable[[], bool]) -> Committed:
-        """Write, and on rank 0 commit once every rank has written. ``view`` gives a piece's bytes; ``gone`` says, while rank 0
-        waits, that there is nothing to wait for. OSError, or CheckpointError for what trying again will not mend."""
+        """Write this rank's part; on rank 0, commit once every rank has written. ``view`` returns a piece's bytes;
+        ``gone`` returns True if rank 0 is to stop waiting. Raises OSError; CheckpointError or RunExists if a retry
+        cannot help."""
         found = listed(self._run)
-        if is_good(found.get(job.name, set())):  # an earlier lease's: the same state
+        if is_good(found.get(job.name, set())):  # committed by an earlier lease: the same state
             manifest = read_manifest(self._run, job.name)
             return Committed(job.name, manifest.size_bytes, 0)
         older = [name for name, files in found.items() if is_good(files) and name < job.name]
@@ -135,11 +136,11 @@ class PieceWriter:
         return pieces, index["size_bytes"]
 
     def _base(self, job: CommitJob, names: list[str]) -> dict[Any, Piece]:
-        """Box -> piece, of the last of the checkpoints ``names``: what need not be written again."""
+        """Return box -> piece of the last of the checkpoints ``names``: pieces that need not be written again."""
         if not names or names[-1] == self._known_of:
             return self._known if names else {}
         self._known_of, self._known = names[-1], {}
-        with contextlib.suppress(CheckpointError):  # a bad one is no base
+        with contextlib.suppress(CheckpointError):  # a bad checkpoint has no pieces to refer to
             manifest, folder = read_manifest(self._run, names[-1]), checkpoints(self._run) / names[-1]
             mine = index_name(manifest.term, job.rank)
             same_size = manifest.meta.world_size == job.meta.world_size
@@ -150,14 +151,15 @@ class PieceWriter:
 
 
 def commit(run: Folder, job: CommitJob, gone: Callable[[], bool]) -> Manifest:
-    """Wait for every rank's index, write the manifest, create the marker. RunExists when a newer lease holds the run."""
+    """Wait for every rank's index, write the manifest, create the marker. Raises RunExists if a newer lease holds the
+    run, CheckpointError if ``gone`` becomes true before every index is there."""
     folder = checkpoints(run) / job.name
     names = [index_name(job.term, rank) for rank in range(job.meta.world_size)]
     pause = _LOOK_S[0]
     while not set(names) <= set(folder.names()):
         if gone():
             raise CheckpointError(f"{job.name}: not every rank wrote its part")
-        time.sleep(pause)  # between looks; a second at most
+        time.sleep(pause)  # between checks; a second at most
         pause = min(2 * pause, _LOOK_S[1])
     with ThreadPoolExecutor(_READERS, "springtide-commit") as threads:
         contents = dict(zip(names, threads.map(folder.read, names), strict=True))
@@ -167,14 +169,14 @@ def commit(run: Folder, job: CommitJob, gone: Callable[[], bool]) -> Manifest:
     marks = {ABANDONED, QUARANTINED} & set(folder.names())
     leases.check(run, job.term)
     if any(marked_by(run, job.name, mark) > job.term for mark in marks):
-        raise RunExists(f"lease {job.term} of {run.url} may not write any more: a newer one has marked {job.name}")
+        raise RunExists(f"lease {job.term} of {run.url} may not write any more: a newer lease has marked {job.name}")
     marker = json.dumps({"manifest": manifest.name, "digest": digest.of_bytes(data), "term": job.term}).encode()
-    for mark in (COMMITTED, *marks) if marks else ():  # in this order: half of it is never taken for a whole
+    for mark in (COMMITTED, *marks) if marks else ():  # COMMITTED first: without marks it would count
         folder.remove(mark)
     try:
         folder.create(COMMITTED, marker)
     except FileExistsError:
-        if folder.read(COMMITTED) != marker:  # else a put whose answer was lost
+        if folder.read(COMMITTED) != marker:  # the same bytes: our own put, whose answer was lost
             return read_manifest(run, job.name)  # another lease was faster; its state is the same
     return manifest
 
@@ -201,8 +203,8 @@ def _manifest(job: CommitJob, contents: dict[str, bytes]) -> Manifest:
 
 
 def tidy(run: Folder, job: CommitJob) -> None:
-    """After a commit: remove what the rule does not keep and nobody needs, the commit marker first, so that half of one is
-    never taken for a whole. What cannot be removed now is removed after a later save."""
+    """After a commit, remove files that the retention rule does not keep and no checkpoint needs. Commit markers go
+    first, so a half-removed checkpoint never counts. Files that cannot be removed now go after a later save."""
     try:
         _tidy(run, job)
     except OSError as error:
@@ -217,7 +219,7 @@ def _tidy(run: Folder, job: CommitJob) -> None:
             try:
                 manifest = read_manifest(run, name)
             except CheckpointError:
-                continue  # whoever restores will say why; nothing of it is touched
+                continue  # the restore reports why; none of its files are touched
             needs = {f"{name}/{file}" for file in (manifest.name, *manifest.files)} | set(manifest.refers)
         found[name] = retention.Found(
             files=frozenset(files),
@@ -230,7 +232,7 @@ def _tidy(run: Folder, job: CommitJob) -> None:
 
 
 def header_of(pieces: Sequence[StagedPiece]) -> tuple[bytes, dict[str, int]]:
-    """The safetensors header of a file with these pieces, and where in the file each begins [bytes].
+    """Return the safetensors header of a file with these pieces, and the offset of each in the file [bytes].
 
     Format: 8 bytes of length, JSON, the bytes of the tensors without gaps (github.com/huggingface/safetensors).
     """
@@ -251,5 +253,5 @@ def header_of(pieces: Sequence[StagedPiece]) -> tuple[bytes, dict[str, int]]:
 
 
 def cut(data: memoryview, size: int) -> Iterator[memoryview]:
-    """``data`` in blocks of ``size`` bytes, the last of which may be shorter; one empty block of nothing."""
+    """Yield ``data`` in blocks of ``size`` bytes; the last may be shorter. Empty ``data`` gives one empty block."""
     yield from (data[begin : begin + size] for begin in range(0, max(data.nbytes, 1), size))

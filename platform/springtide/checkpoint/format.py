@@ -1,14 +1,14 @@
-"""Where checkpoints lie and which of them count.
+"""File layout of checkpoints. A checkpoint counts if it is committed and neither abandoned nor quarantined.
 
 <run>/checkpoints/step-0000000050/   a0002-r0000.safetensors   tensors that rank 0 wrote in lease 2
-                                     a0002-r0000.json          its index: where pieces lie, the digests of their blocks
-                                     a0002-manifest.json       every file's size and digest, and what the state is
+                                     a0002-r0000.json          its index: place of each piece, digests of its blocks
+                                     a0002-manifest.json       size and digest of every file, and the state's metadata
                                      COMMITTED                 created last, names the manifest; no checkpoint without it
-                                     ABANDONED                 the run went on from an older one in another order
-                                     QUARANTINED               its bytes are not those that were committed; the reason
+                                     ABANDONED                 the run resumed from an older one in another data order
+                                     QUARANTINED               its bytes differ from those committed; the reason
 
-A tensor is stored in pieces, boxes of it, one a rank that held one. A piece that has not changed since the checkpoint
-before is not written again: the index refers to the file that has it. Data files are safetensors: any tool opens them.
+A tensor is stored in pieces (boxes of it), one per rank that held one. A piece that has not changed since the previous
+checkpoint is not written again: the index refers to the file that has it. Data files are safetensors, for any tool.
 """
 
 from __future__ import annotations
@@ -30,19 +30,19 @@ COMMITTED = "COMMITTED"
 ABANDONED = "ABANDONED"
 QUARANTINED = "QUARANTINED"
 BLOCK_BYTES = 4 * 2**20
-"""What a digest stands for: a reader of part of a tensor verifies the blocks it touches."""
+"""Bytes that one digest covers: a reader of part of a tensor verifies the blocks that it touches."""
 MARK_BYTES = 64
-"""Before the tensors in shared memory: which step they are of, as int64; NO_STEP while they are being copied."""
+"""Bytes before the tensors in shared memory: their step as int64, or NO_STEP while they are being copied."""
 NO_STEP = -1
 FORMAT = 4
 _NAME = re.compile(r"step-(\d{10})")
 
 Identity = Callable[[int], str]
-"""Steps done -> the identity of the order that they were trained in."""
+"""Steps done -> the identity of the data order that they are trained in."""
 
 
 class BadFile(CheckpointError):
-    """A file of a checkpoint whose bytes are not those that were committed, as one rank read it."""
+    """A checkpoint file has other bytes than those committed, as one rank read it."""
 
     def __init__(self, message: str, file: str = "") -> None:
         """``file``: its path below ``checkpoints/``."""
@@ -51,39 +51,39 @@ class BadFile(CheckpointError):
 
 
 class OtherFormat(CheckpointError):
-    """A checkpoint that is good, but written by another version of this package."""
+    """A good checkpoint that another version of this package wrote."""
 
 
 class Meta(BaseModel):
-    """The part of a run's state that is not tensors, and where it came from.
+    """The part of a run's state that is not tensors, and its provenance.
 
-    Whatever is a function of the step is not here: learning rate, position in the data, and the seed of every random
-    generator, which the loop derives anew at each step.
+    Functions of the step are not stored: learning rate, position in the data, and the seed of every random
+    generator. The loop derives them at each step.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     step: int = Field(ge=0)
-    """Steps done; the next one is trained on after a restore."""
+    """Steps done; training resumes with the next one."""
     tokens: int = Field(ge=0)
     world_size: int = Field(ge=1)
     order_identity: str
     config_fingerprint: str
     code_fingerprint: str = ""
-    """Of the source of this package."""
+    """Fingerprint of the source of this package."""
     tokenizer_digest: str = Field("", pattern="^([0-9a-f]{32})?$")
-    """Of the ``tokenizer.json`` that gives its ids a meaning; empty where nothing is known of it."""
+    """Digest of the ``tokenizer.json`` that the token ids belong to; empty if unknown."""
     saved_s: float = 0.0
-    """When it was asked for, seconds since 1970."""
+    """When the save was requested, seconds since 1970."""
     metrics: dict[str, float] = {}
-    """What retention may choose the best by."""
+    """Metrics that retention may rank checkpoints by."""
     components: dict[str, Any] = {}
-    """State of what is neither model nor optimizer (a gradient scaler), each as plain data."""
+    """State of other components, such as a gradient scaler, each as plain data."""
     labels: dict[str, str] = {}
 
 
 class StagedPiece(NamedTuple):
-    """A box of a tensor that is to be written, and where its bytes lie in the stage."""
+    """A box of a tensor to be written, and the place of its bytes in the staging buffer."""
 
     tensor: str
     dtype: str
@@ -95,31 +95,31 @@ class StagedPiece(NamedTuple):
 
 
 class Piece(NamedTuple):
-    """A box of a tensor, and where its bytes lie, row-major."""
+    """A box of a tensor, and the place of its bytes in a file, row-major."""
 
     tensor: str
     dtype: str
     shape: tuple[int, ...]
-    """Of the whole tensor."""
+    """Shape of the whole tensor."""
     offsets: tuple[int, ...]
     sizes: tuple[int, ...]
     file: str
-    """Below ``checkpoints/``."""
+    """Path below ``checkpoints/``."""
     begin: int
     """Offset in the file [bytes]."""
     size_bytes: int
     digests: tuple[str, ...]
-    """Of its blocks of BLOCK_BYTES, the last of which may be shorter."""
+    """Digests of its blocks of BLOCK_BYTES; the last block may be shorter."""
 
     @property
     def box(self) -> tuple[str, str, tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
-        """What it is, wherever it lies."""
+        """Its identity, without the place of its bytes."""
         return self[:5]
 
 
 @dataclasses.dataclass(frozen=True)
 class Snapshot:
-    """One rank's part of a snapshot, as its keeper is told of it."""
+    """One rank's part of a snapshot, as described to its snapshot store."""
 
     term: int
     rank: int
@@ -129,12 +129,12 @@ class Snapshot:
 
     @property
     def key(self) -> tuple[int, int, int]:
-        """Attempt, step, rank."""
+        """Term, step, rank."""
         return self.term, self.meta.step, self.rank
 
 
 class Manifest(BaseModel):
-    """What a committed checkpoint is made of."""
+    """The contents of a committed checkpoint."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -144,11 +144,11 @@ class Manifest(BaseModel):
     config: dict[str, Any]
     """The resolved config."""
     files: dict[str, dict[str, Any]]
-    """Every file of its own: name -> ``size_bytes`` and ``digest``, for data files over the digests of header and blocks."""
+    """Its own files: name -> ``size_bytes`` and ``digest``; a data file's digest is over those of its header and blocks."""
     refers: tuple[str, ...] = ()
-    """Files of older checkpoints that hold pieces of this one, below ``checkpoints/``."""
+    """Files of older checkpoints that hold pieces of this one, as paths below ``checkpoints/``."""
     size_bytes: int = Field(ge=0)
-    """Of all pieces."""
+    """Size of all pieces."""
 
     @model_validator(mode="after")
     def _check(self) -> Manifest:
@@ -157,7 +157,7 @@ class Manifest(BaseModel):
 
     @property
     def name(self) -> str:
-        """Of its own file."""
+        """Name of the manifest's file."""
         return file_name(self.term, "manifest.json")
 
     @property
@@ -166,12 +166,12 @@ class Manifest(BaseModel):
 
     @property
     def written_bytes(self) -> int:
-        """Of its own files; less than ``size_bytes`` where pieces did not change."""
+        """Size of its own files; less than ``size_bytes`` if some pieces did not change."""
         return sum(file["size_bytes"] for file in self.files.values())
 
 
 def newest_whole(found: Sequence[Snapshot]) -> list[Snapshot]:
-    """The parts of the newest snapshot that has one of every rank, by rank; none where there is no such snapshot."""
+    """Return the parts of the newest snapshot that has a part of every rank, by rank; an empty list if none has."""
     by_step: dict[tuple[int, int], dict[int, Snapshot]] = {}
     for snapshot in found:
         by_step.setdefault((snapshot.meta.step, snapshot.term), {})[snapshot.rank] = snapshot
@@ -182,50 +182,50 @@ def newest_whole(found: Sequence[Snapshot]) -> list[Snapshot]:
 
 
 def file_of(key: tuple[int, int, int]) -> str:
-    """What a snapshot is called among pieces."""
+    """Return the name of a snapshot in ``Piece.file``."""
     term, step, rank = key
     return f"{term}-{step}-{rank}"
 
 
 def name_of(step: int) -> str:
-    """The folder name of the checkpoint after ``step`` steps."""
+    """Return the folder name of the checkpoint after ``step`` steps."""
     return f"step-{step:010d}"
 
 
 def step_of(name: str) -> int | None:
-    """The step of a checkpoint's folder name; None for any other name."""
+    """Return the step of a checkpoint's folder name; None for any other name."""
     found = _NAME.fullmatch(name)
     return int(found[1]) if found else None
 
 
 def file_name(term: int, what: str) -> str:
-    """Files of different leases have different names, so that two writers cannot mix."""
+    """Return a file name of lease ``term``. Leases never share a file name, so two writers cannot mix files."""
     return f"a{term:04d}-{what}"
 
 
 def term_of(file: str) -> int | None:
-    """The lease that wrote a file; None for a marker."""
+    """Return the term of the lease that wrote a file; None for a marker."""
     found = re.match(r"a(\d{4,})-", file)
     return int(found[1]) if found else None
 
 
 def data_name(term: int, rank: int) -> str:
-    """The file of the tensors that a rank wrote."""
+    """Return the name of the data file that a rank writes."""
     return file_name(term, f"r{rank:04d}.safetensors")
 
 
 def index_name(term: int, rank: int) -> str:
-    """The file that says where in it they lie."""
+    """Return the name of that data file's index."""
     return file_name(term, f"r{rank:04d}.json")
 
 
 def checkpoints(run: Folder) -> Folder:
-    """The folder that holds a run's checkpoints."""
+    """Return the folder of a run's checkpoints."""
     return run / "checkpoints"
 
 
 def listed(run: Folder) -> dict[str, set[str]]:
-    """Names of all checkpoints, whatever their state, oldest first -> the names of their files."""
+    """Return the names of all checkpoints in any state, oldest first -> the names of their files."""
     found: dict[str, set[str]] = {}
     for path in checkpoints(run).files():
         name, _, file = path.partition("/")
@@ -235,18 +235,18 @@ def listed(run: Folder) -> dict[str, set[str]]:
 
 
 def is_good(files: set[str]) -> bool:
-    """Whether a checkpoint with these files counts."""
+    """Return whether a checkpoint with these files counts."""
     return COMMITTED in files and not files & {ABANDONED, QUARANTINED}
 
 
 def committed(run: Folder) -> list[str]:
-    """Names of the committed checkpoints that are neither abandoned nor in quarantine, oldest first."""
+    """Return the names of the checkpoints that count, oldest first."""
     return [name for name, files in listed(run).items() if is_good(files)]
 
 
 def read_manifest(run: Folder, name: str) -> Manifest:
-    """The manifest that the commit marker names; CheckpointError when its bytes are others than were committed, OtherFormat
-    when they are of another version of this package, OSError when it cannot be read."""
+    """Return the manifest that the commit marker names. Raises CheckpointError if its bytes are not those committed,
+    OtherFormat if another version of this package wrote them, OSError if it cannot be read."""
     folder, marked = checkpoints(run) / name, f"{name}/{COMMITTED}"
     try:
         marker = folder.read_json(COMMITTED)
@@ -266,12 +266,13 @@ def read_manifest(run: Folder, name: str) -> Manifest:
         return manifest
     except (FileNotFoundError, IsADirectoryError) as error:
         raise BadFile(f"{name}: a file is missing: {error}", marked) from None
-    except (ValueError, KeyError, TypeError, RecursionError) as error:  # no JSON, or not what this version writes
+    except (ValueError, KeyError, TypeError, RecursionError) as error:  # not JSON, or not what this version writes
         raise BadFile(f"{name}: manifest or commit marker cannot be understood: {error}", marked) from None
 
 
 def read_index(folder: Folder, name: str, expected: str = "") -> tuple[dict[str, Any], list[Piece]]:
-    """The index ``name`` of one rank: facts of its data file, and its pieces. BadFile when it is not ``expected``."""
+    """Read the index ``name`` of one rank: returns facts about its data file, and its pieces. Raises BadFile if its
+    digest is not ``expected``, or the index is missing or invalid."""
     file = f"{folder.name}/{name}"
     try:
         data = folder.read(name)
@@ -298,18 +299,18 @@ def _piece(
 
 
 def data_digest(header_digest: str, pieces: Iterable[Piece]) -> str:
-    """Of a data file: over the digests of its header and of the blocks that lie in it, in order."""
+    """Return the digest of a data file, over the digests of its header and of its blocks, in order."""
     return digest.of_bytes("".join([header_digest, *(one for piece in pieces for one in piece.digests)]).encode())
 
 
 def quarantine(run: Folder, name: str, reason: str, term: int = 0) -> None:
-    """Take a checkpoint out of those that count. Its files stay until retention passes it, for whoever wants to look.
-    ``term``: who says so."""
+    """Mark a checkpoint as quarantined, so that it no longer counts. Its files stay for inspection until retention
+    removes them. ``term``: of the lease that marks it."""
     _mark(run, name, QUARANTINED, reason, term)
 
 
 def abandon(run: Folder, names: Iterable[str], reason: str, term: int = 0) -> None:
-    """Take checkpoints that the run does not go on from out of those that count; likewise."""
+    """Mark checkpoints that the run does not resume from as abandoned; otherwise as ``quarantine``."""
     for name in names:
         _mark(run, name, ABANDONED, reason, term)
 
@@ -320,7 +321,7 @@ def _mark(run: Folder, name: str, mark: str, reason: str, term: int) -> None:
 
 
 def marked_by(run: Folder, name: str, mark: str) -> int:
-    """The lease that marked a checkpoint; 0 where the mark does not say."""
+    """Return the term of the lease that marked a checkpoint; 0 if the mark does not name it."""
     try:
         return int(checkpoints(run).read_json(f"{name}/{mark}")["term"])
     except (FileNotFoundError, ValueError, KeyError, TypeError):
@@ -328,45 +329,45 @@ def marked_by(run: Folder, name: str, mark: str) -> int:
 
 
 def of_another_order(run: Folder, meta: Meta, identity: Identity) -> str:
-    """Why a checkpoint is none of this run's order; empty when it is."""
+    """Return why a checkpoint is not of this run's data order; empty if it is."""
     wanted = identity(meta.step)
     if meta.order_identity == wanted:
         return ""
     return (
-        f"checkpoint {name_of(meta.step)} of {run.url} was trained in the order {meta.order_identity}, this run's is "
+        f"checkpoint {name_of(meta.step)} of {run.url} was trained in the order {meta.order_identity}, this run has "
         f"{wanted}: another dataset, seed, batch, lanes or window, or other weights or skips of steps that are done; "
-        "use those it was trained with, or a new run.id"
+        "use those that it was trained with, or a new run.id"
     )
 
 
 def check_order(run: Folder, identity: Identity, go_back: bool, term: int = 0) -> bool:
-    """CheckpointError when the newest checkpoint is none of this run's order. With ``go_back`` the run goes on from the
-    newest that is, and those after it are marked as abandoned by ``term``, which loses no byte of them. Returns whether
-    any checkpoint is of this order, or there is none at all; where that is False nothing is marked."""
+    """Raise CheckpointError if the newest checkpoint is not of this run's data order. With ``go_back``, the run resumes
+    from the newest that is; those after it are marked as abandoned by ``term``, and their bytes stay. Returns True if a
+    checkpoint is of this order, or there is none at all; if False, nothing is marked."""
     others: list[str] = []
     for name in reversed(committed(run)):
         try:
             meta = read_manifest(run, name).meta
         except CheckpointError:
-            continue  # whoever restores will put it in quarantine
+            continue  # the restore quarantines it
         problem = of_another_order(run, meta, identity)
         if not problem:
-            abandon(run, others, "the run went on from an older one in another order", term)
+            abandon(run, others, "the run resumed from an older checkpoint in another data order", term)
             return True
         if not go_back:
             raise CheckpointError(
-                f"{problem}, or say --accept-changes to go on from the newest checkpoint of this order"
+                f"{problem}, or pass --accept-changes to resume from the newest checkpoint of this order"
             )
         others.append(name)
     return not others
 
 
 def check(name: str, data: bytes | memoryview, expected: str) -> None:
-    """CheckpointError when ``data`` has not the digest ``expected``."""
+    """Raise CheckpointError if the digest of ``data`` is not ``expected``."""
     check_digest(name, digest.of_bytes(data), expected)
 
 
 def check_digest(name: str, found: str, expected: str) -> None:
-    """CheckpointError when the digest ``found`` is not ``expected``."""
+    """Raise CheckpointError if the digest ``found`` is not ``expected``."""
     if found != expected:
         raise CheckpointError(f"{name}: digest expected {expected}, found {found}")

@@ -1,5 +1,5 @@
-"""Whether a run may begin at step 0. One that never committed may; one that has may not, unless its user says so: a folder in
-which no checkpoint counts any more is a loss to be looked at, not a reason to train everything again.
+"""Whether a run may begin at step 0. It may if it never committed a checkpoint; otherwise only if its user asks for it:
+if no checkpoint counts any more, a person must look at the loss before everything is trained again.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ from springtide.store import Folder
 
 
 def has_ever_committed(run: Folder) -> bool:
-    """Whether a checkpoint was committed since the run last began at step 0 by request, whatever became of it: its commit was
-    noted with the claim, or its marker is still there."""
+    """Return whether a checkpoint was committed since the run last began at step 0 by request, even if it does not
+    count now: the lease has a record of the commit, or the commit marker still exists."""
     if leases.has_committed(run):
         return True
     begun = leases.begun_at(run)
@@ -21,18 +21,18 @@ def has_ever_committed(run: Folder) -> bool:
 
 
 def check_fresh_start(run: Folder) -> None:
-    """CheckpointError when the run would begin at step 0 although it has committed before."""
+    """Raise CheckpointError if the run would begin at step 0 although it has committed before."""
     if committed(run) or not has_ever_committed(run):
         return
     raise CheckpointError(
         f"{run.url} has committed checkpoints before, and none of them counts now: `springtide run inspect {run.url}` says why "
-        "(quarantined, abandoned, or removed). Bring one back, or say --from-scratch to begin again at step 0"
+        "(quarantined, abandoned, or removed). Bring one back, or pass --from-scratch to begin again at step 0"
     )
 
 
 def begin_from_scratch(run: Folder, term: int) -> list[str]:
-    """Have the run begin at step 0 under ``term``; returns the checkpoints that counted until now. They are marked as
-    abandoned, and go as new ones come."""
+    """Have the run begin at step 0 under lease ``term``. Returns the checkpoints that counted until now; they are
+    marked as abandoned, and retention removes them as new ones are committed."""
     older = committed(run)
     leases.note_scratch(run, term)
     abandon(run, older, "the run was begun again with --from-scratch", term)

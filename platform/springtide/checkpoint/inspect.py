@@ -1,4 +1,4 @@
-"""What checkpoints a run has, in which state, and whether every byte is what was committed."""
+"""List the checkpoints of a run with their states, and verify every byte on request."""
 
 from __future__ import annotations
 
@@ -29,20 +29,20 @@ _READERS = 4
 
 @dataclasses.dataclass(frozen=True)
 class Inspected:
-    """A checkpoint as it was found."""
+    """A checkpoint and its state."""
 
     name: str
     step: int
     state: str
-    """``committed``, ``uncommitted`` (being written, or left by a killed save), ``referred`` (there because newer ones refer to
-    its files), ``abandoned``, ``quarantined`` or ``bad``."""
+    """``committed``, ``uncommitted`` (being written, or left by a killed save), ``referred`` (kept because newer ones
+    refer to its files), ``abandoned``, ``quarantined`` or ``bad``."""
     reason: str = ""
     """Why it does not count."""
     manifest: Manifest | None = None
 
     @property
     def facts(self) -> dict[str, Any]:
-        """As plain data."""
+        """The same as plain data."""
         found: dict[str, Any] = {"name": self.name, "step": self.step, "state": self.state, "reason": self.reason}
         if self.manifest is not None:
             manifest = self.manifest
@@ -60,7 +60,7 @@ class Inspected:
 
 
 def inspect(run: Folder, verify: bool = False, only: str = "") -> list[Inspected]:
-    """Every checkpoint of a run, oldest first, or ``only`` one; with ``verify`` all bytes of those that count are read."""
+    """Return every checkpoint of a run, oldest first, or ``only`` one. ``verify``: read all bytes of those that count."""
     found = [inspect_one(run, name, files, verify) for name, files in listed(run).items() if only in ("", name)]
     referred = {file.split("/")[0] for one in found if one.manifest is not None for file in one.manifest.refers}
     return [
@@ -70,7 +70,7 @@ def inspect(run: Folder, verify: bool = False, only: str = "") -> list[Inspected
 
 
 def inspect_one(run: Folder, name: str, files: set[str], verify: bool) -> Inspected:
-    """The checkpoint ``name``, whose folder holds ``files``."""
+    """Return the checkpoint ``name``; its folder holds ``files``."""
     state, reason = "committed", ""
     manifest = None
     if COMMITTED in files:
@@ -91,7 +91,7 @@ def inspect_one(run: Folder, name: str, files: set[str], verify: bool) -> Inspec
 
 
 def problem(run: Folder, name: str, manifest: Manifest) -> str:
-    """What is wrong with the bytes of a checkpoint, those in files that it refers to included; empty when they are good."""
+    """Return what is wrong with a checkpoint's bytes, including those in files that it refers to; empty if they are good."""
     folder = checkpoints(run)
     try:
         pieces: list[Piece] = []
@@ -116,7 +116,7 @@ def _check_header(folder: Folder, file: str, facts: dict[str, Any]) -> None:
 
 
 def check_piece(folder: Folder, piece: Piece) -> None:
-    """CheckpointError when the bytes of ``piece`` are not those that were committed."""
+    """Raise CheckpointError if the bytes of ``piece`` are not those committed."""
     for number, expected in enumerate(piece.digests):
         begin = piece.begin + number * BLOCK_BYTES
         end = min(begin + BLOCK_BYTES, piece.begin + piece.size_bytes)
@@ -125,7 +125,7 @@ def check_piece(folder: Folder, piece: Piece) -> None:
 
 
 def _age(saved_s: float) -> str:
-    seconds = max(0.0, time.time() - saved_s)  # clocks differ
+    seconds = max(0.0, time.time() - saved_s)  # clocks of machines differ
     for unit, length in (("d", 86400), ("h", 3600), ("m", 60)):
         if seconds >= 2 * length:
             return f"{seconds / length:.0f} {unit}"

@@ -1,8 +1,8 @@
-"""Read a checkpoint back, at any world size: the newest whose bytes are those that were committed.
+"""Read a checkpoint back at any world size.
 
     boxes this rank wants x pieces that are stored -> blocks to read -> read, verified, copied, all in one pass
 
-Bytes are verified as they arrive; nothing is read twice and nothing is held that is not on its way into a tensor.
+Bytes are verified as they arrive; nothing is read twice, and nothing is buffered but bytes on their way into a tensor.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _log = logging.getLogger(__name__)
 
 
 class PieceSource(Protocol):
-    """What holds the files that pieces name."""
+    """A source of the files that pieces name."""
 
     def stream(self, name: str, begin: int, end: int) -> Iterable[memoryview]: ...
 
@@ -46,10 +46,10 @@ def load(
     optimizer: torch.optim.Optimizer | None = None,
     manifest: Manifest | None = None,
 ) -> Manifest:
-    """Load this rank's part of checkpoint ``name`` in place, whatever world size and layout wrote it.
+    """Load this rank's part of checkpoint ``name`` in place, at any world size and layout. Returns its manifest.
 
-    CheckpointError says which file is bad or which tensors are missing, unexpected or of another shape. A process alone
-    needs no process group.
+    Raises CheckpointError with the bad file, or with the tensors that are missing, unexpected or of another shape. A
+    single process needs no process group.
     """
     manifest = manifest or read_manifest(run, name)
     folder = checkpoints(run) / name
@@ -67,7 +67,7 @@ def load(
 
 
 class Mismatch(CheckpointError):
-    """A checkpoint that is good, but of another model."""
+    """A good checkpoint of another model."""
 
 
 def read_into(source: PieceSource, pieces: Sequence[Piece], wanted: Mapping[str, Tensor], verify: bool = True) -> None:
@@ -92,7 +92,7 @@ def read_into(source: PieceSource, pieces: Sequence[Piece], wanted: Mapping[str,
 
 
 def check_names(stored: Mapping[str, Sequence[Piece]], wanted: Mapping[str, Tensor]) -> None:
-    """CheckpointError that names what the checkpoint lacks, what it has too much, and what has another shape or type."""
+    """Raise Mismatch with the tensors that the checkpoint lacks, that the model lacks, or that differ in shape or type."""
     problems = []
     for what, names in (
         ("the checkpoint lacks", wanted.keys() - stored.keys()),
@@ -131,7 +131,7 @@ class _Copy:
         )
         item = self._target.element_size()
         row = item * math.prod(piece.sizes[1:])
-        # whole rows of the piece are read: sharding along the first dimension wants nothing else
+        # whole rows of the piece are read: sharding along the first dimension needs nothing else
         first, rows = (within_piece[0], overlap.sizes[0]) if overlap.sizes else (0, 1)
         self.begin, self.end = first * row, (first + rows) * row
         same_rows = piece.sizes[1:] == held.sizes[1:] == overlap.sizes[1:]
@@ -139,14 +139,14 @@ class _Copy:
         if same_rows and self._target.is_contiguous():
             offset = within_held[0] * row if overlap.sizes else 0
             into = raw(self._target)[offset : offset + self.end - self.begin]
-        else:  # columns of it too: the rows are gathered first
+        else:  # only some columns: the rows are gathered first
             self._whole = torch.empty((rows, *piece.sizes[1:]), dtype=self._target.dtype)
             into = raw(self._whole)
         self._into: Any = into.numpy() if into.is_cpu else into
 
     @classmethod
     def of(cls, piece: Piece, tensor: Tensor, held: Box) -> _Copy | None:
-        """None where the piece and what is held of the tensor do not overlap."""
+        """Return the copy; None if the piece and the held box do not overlap."""
         begins = tuple(map(max, piece.offsets, held.offsets))
         ends = [
             min(one + size, other + length)
@@ -158,7 +158,7 @@ class _Copy:
         return cls(piece, Box(begins, sizes), tensor, held)
 
     def blocks(self) -> Iterator[_Block]:
-        """What to read."""
+        """Yield the blocks to read."""
         piece = self.piece
         for number in range(self.begin // BLOCK_BYTES, -(-self.end // BLOCK_BYTES)):
             begin = number * BLOCK_BYTES
@@ -166,7 +166,7 @@ class _Copy:
             yield _Block(piece.file, piece.begin + begin, piece.begin + end, number, self)
 
     def take(self, data: memoryview, begin: int) -> None:
-        """Bytes of the piece from ``begin`` on, of which some may be wanted."""
+        """Take bytes of the piece, from offset ``begin``; copy those that this rank wants."""
         first, last = max(begin, self.begin), min(begin + data.nbytes, self.end)
         if first >= last:
             return
@@ -175,33 +175,33 @@ class _Copy:
         if isinstance(target, np.ndarray):
             np.copyto(target, part)
         else:
-            target.copy_(torch.from_numpy(part.copy()))  # torch wants memory that it may write to
+            target.copy_(torch.from_numpy(part.copy()))  # torch needs writable memory
 
     def finish(self) -> None:
-        """Copy columns, where rows were gathered."""
+        """Copy the columns, if rows were gathered."""
         if self._whole is not None:
             first_row = (slice(0, self._source[0].stop - self._source[0].start), *self._source[1:])
             self._target[self._place].copy_(self._whole[first_row])
 
 
 class _Block(NamedTuple):
-    """A block of a piece, and who wants of it."""
+    """A block of a piece, and the copy that needs it."""
 
     file: str
     begin: int
     end: int
-    """In the file [bytes]."""
+    """Offset in the file, as ``begin`` [bytes]."""
     number: int
     copy: _Copy
 
     @property
     def what(self) -> str:
-        """For whoever reads an error."""
+        """Description for error messages."""
         return f"{self.file}: bytes {self.begin} to {self.end} of {self.copy.piece.tensor}"
 
 
 def _reads(copies: Sequence[_Copy]) -> list[list[_Block]]:
-    """The blocks to read, those that follow each other in a file together, until they are _READ_BYTES or more."""
+    """Return the blocks to read, grouped into reads: blocks that are contiguous in a file, up to about _READ_BYTES."""
     blocks = sorted((block for copy in copies for block in copy.blocks()), key=lambda block: block[:3])
     reads: list[list[_Block]] = []
     for block in blocks:
@@ -215,7 +215,7 @@ def _reads(copies: Sequence[_Copy]) -> list[list[_Block]]:
 
 
 def _read(source: PieceSource, blocks: list[_Block], verify: bool) -> None:
-    """Read blocks that follow each other; each byte is hashed and copied while the processor's cache has it."""
+    """Read contiguous blocks; each byte is hashed and copied while it is in the CPU cache."""
     file, place, end = blocks[0].file, blocks[0].begin, blocks[-1].end
     running, left = digest.Running(), iter(blocks)
     block = next(left)
@@ -235,18 +235,18 @@ def _read(source: PieceSource, blocks: list[_Block], verify: bool) -> None:
         raise BadFile(f"{file} is missing", file) from None
     except OSError:
         if source.size(file) >= end:
-            raise  # the network's
+            raise  # the file is complete: a network error
     if place != end:
         raise BadFile(f"{file} ends after {source.size(file)} bytes, {end} were committed", file)
 
 
 def rank_here() -> int:
-    """This process's rank; 0 of a process alone."""
+    """Return this process's rank; 0 without a process group."""
     return dist.get_rank() if dist.is_initialized() else 0
 
 
 def agreed(value: Any) -> Any:
-    """What rank 0 says."""
+    """Return rank 0's ``value`` on all ranks; all call it together."""
     values = [value]
     if dist.is_initialized():
         dist.broadcast_object_list(values)
@@ -254,7 +254,7 @@ def agreed(value: Any) -> Any:
 
 
 def gathered(value: Any) -> list[Any]:
-    """What every rank says, by rank."""
+    """Return the ``value`` of every rank, by rank; all call it together."""
     if not dist.is_initialized():
         return [value]
     values: list[Any] = [None] * dist.get_world_size()

@@ -1,10 +1,10 @@
-"""Where a run goes on: the newest checkpoint whose bytes are those that were committed, loaded by all ranks together.
+"""Restore a run from the newest checkpoint with the bytes that were committed; all ranks load it together.
 
-    newest that counts -> every rank loads its part -> all is well: go on
-                                                    -> bad bytes -> a second reader -> good: the first one's node is unfit
-                                                                                    -> bad: quarantine, the one before
+    newest that counts -> every rank loads its part -> no problem: resume
+                                                    -> bad bytes -> a second reader -> good: the first reader's node is unfit
+                                                                                    -> bad: quarantine, try the one before
 
-A run that has committed never begins at step 0 by itself, and the last checkpoint that counts is never put in quarantine.
+A run that has committed does not begin at step 0 unless asked to. The last checkpoint that counts is never quarantined.
 """
 
 from __future__ import annotations
@@ -42,12 +42,12 @@ _log = logging.getLogger(__name__)
 
 @dataclasses.dataclass(frozen=True)
 class Restored:
-    """Where a run goes on."""
+    """The state that a run resumes from."""
 
     meta: Meta
     name: str
     rejected: tuple[tuple[str, str], ...] = ()
-    """Newer checkpoints that were passed over, and why; they are in quarantine now."""
+    """Newer checkpoints that are bad, and why; they are quarantined now."""
 
 
 def restore(
@@ -58,16 +58,16 @@ def restore(
     node: str = "",
     term: int = 0,
 ) -> Restored | None:
-    """Load the newest good checkpoint into ``model`` and ``optimizer``; all ranks call it together. None where the run has
-    never committed one.
+    """Load the newest good checkpoint into ``model`` and ``optimizer``; all ranks call it together. Returns None if the
+    run has never committed one.
 
-    A rank that reads bad bytes is not believed alone: another reads the file again, on another node where there is one. If both
-    find it bad, the checkpoint is put in quarantine by ``term``, and the one before is taken; the last one that counts never
-    is. ``node``: where this rank is.
+    If a rank reads bad bytes, a second rank reads the file again, on another node if there is one. If both find it bad,
+    the checkpoint is quarantined by lease ``term``, and the one before is tried; the last one that counts is never
+    quarantined. ``node``: of this rank.
 
     Raises:
-        CheckpointError: no checkpoint counts, though some were committed; the newest is of another order or model; or the bytes
-            of the last one are bad.
+        CheckpointError: no checkpoint counts, though some were committed; the newest is of another data order or
+            model; or the bytes of the last one are bad.
         UnfitNode: the second reader found the bytes good.
         OSError: the store cannot be reached.
     """
@@ -81,8 +81,8 @@ def restore(
         if len(names) == 1:
             problems = "; ".join(f"{name}: {problem}" for name, problem in rejected)
             raise CheckpointError(
-                f"none of the checkpoints of {run.url} can be used: {problems}. {name} is the last one that counts and is left "
-                "as it is: mend its storage and --resume, or say --from-scratch to begin again at step 0"
+                f"none of the checkpoints of {run.url} can be used: {problems}. {name} is the last one that counts and stays "
+                "as it is: repair its storage and --resume, or pass --from-scratch to begin again at step 0"
             )
         if rank_here() == 0:
             _log.warning("checkpoint %s is put in quarantine: %s", name, problem)
@@ -94,8 +94,8 @@ def restore(
 def begin(
     config: TrainConfig, model: nn.Module, optimizer: torch.optim.Optimizer, identity: Identity
 ) -> Restored | None:
-    """Load the checkpoint of another run that ``config`` begins with; all ranks call it together. None where it names none.
-    CheckpointError as for ``restore``, and when its bytes are bad: which other to take is for its owner to say."""
+    """Load the checkpoint of another run that ``config`` begins with; all ranks call it together. Returns None if it
+    names none. Raises as ``restore``, and CheckpointError if its bytes are bad: its owner has to choose another."""
     if not config.start_from:
         return None
     weights_only = config.start_with == "weights"
@@ -105,7 +105,7 @@ def begin(
         raise CheckpointError(f"{config.start_from}, which {branch.FIELD} names: {problem}")
     if not weights_only:
         return Restored(manifest.meta, config.start_from)
-    optimizer.state.clear()  # a snapshot that could not be read to its end
+    optimizer.state.clear()  # an attempt to read a snapshot may have left some
     return Restored(manifest.meta.model_copy(update={"step": 0, "tokens": 0, "components": {}}), config.start_from)
 
 
@@ -117,15 +117,16 @@ def _try_load(
     identity: Identity,
     node: str = "",
 ) -> tuple[Manifest | None, str]:
-    """The manifest when every rank loaded its part, else None and what is wrong with the bytes. All ranks call it together; of
-    weights alone, without ``optimizer``, the order says nothing. UnfitNode when only one reader finds the bytes bad."""
+    """Return the manifest if every rank loaded its part, else None and what is wrong with the bytes. All ranks call it
+    together. Without ``optimizer`` (weights only) the data order is not checked. Raises UnfitNode if only one reader
+    finds them bad."""
     manifest: Manifest | None = None
     report = BadFileReport(node=node or socket.gethostname())
     fatal: Exception | None = None
     try:
         manifest = read_manifest(
             run, name
-        )  # before the note: one on a node without the run's storage would make a folder
+        )  # before the reader note: on a node without the run's storage, the note would create a folder
         with note_reader(run, name):
             if optimizer is not None and (mismatch := of_another_order(run, manifest.meta, identity)):
                 raise Mismatch(mismatch)
@@ -134,7 +135,7 @@ def _try_load(
         fatal = CheckpointError(str(error))
     except CheckpointError as error:
         report = report._replace(problem=str(error), file=getattr(error, "file", ""))
-    except OSError as error:  # the store cannot be reached: that says nothing about the checkpoint
+    except OSError as error:  # the store cannot be reached: the checkpoint may be good
         fatal = OSError(str(error))
     reports = _unless_fatal(report, fatal)
     problems = [f"{one.problem} (rank {rank})" for rank, one in enumerate(reports) if one.problem]
@@ -143,15 +144,15 @@ def _try_load(
     if not _confirmed(run, name, reports):
         rank, bad = next((rank, one) for rank, one in enumerate(reports) if one.problem)
         raise UnfitNode(
-            f"rank {rank} on node {bad.node} reads {bad.file} otherwise than a second reader, for whom it is good: "
-            f"{bad.problem}. The checkpoint stays; look at the memory, network and storage of that node",
+            f"rank {rank} on node {bad.node} finds {bad.file} bad, but a second reader finds it good: "
+            f"{bad.problem}. The checkpoint stays; check the memory, network and storage of that node",
             bad.node if node else "",
         )
     return None, problems[0]
 
 
 def _confirmed(run: Folder, name: str, reports: Sequence[BadFileReport]) -> bool:
-    """Whether a second reader finds a file bad that a rank has reported, or a problem needs none."""
+    """Return whether a second reader finds a reported file bad, or some problem does not depend on the reader."""
     mine, fatal = False, None
     try:
         for file, rank in second_readers(reports).items():
@@ -163,7 +164,7 @@ def _confirmed(run: Folder, name: str, reports: Sequence[BadFileReport]) -> bool
 
 
 def _unless_fatal(value: Any, fatal: Exception | None) -> list[Any]:
-    """What every rank says, by rank; the first fatal error of any is raised on all."""
+    """Return the ``value`` of every rank, by rank; if a rank has a fatal error, all raise the first one."""
     everyone = gathered((value, fatal))
     for _, error in everyone:
         if error is not None:

@@ -1,6 +1,6 @@
-"""Which checkpoints to keep, and which files nobody needs then. Pure, but for the readers' notes.
+"""Choose the checkpoints to keep and the files to remove. Pure, except for reader notes.
 
-Who reads a checkpoint for longer than a moment leaves a note, and nothing that it may need is removed meanwhile.
+A process that reads a checkpoint for some time writes a reader note; until it is removed or expires, the files stay.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from springtide.store import Folder
 
 _READERS = "readers"
 _READER_S = 3600.0
-"""A reader that died without taking its note back is forgotten after so long [s]."""
+"""Lifetime of a reader note, in case its reader dies without removing it [s]."""
 
 
 class Rule(NamedTuple):
-    """The newest ``last``, those at multiples of ``every`` steps (0: none), and the ``best`` by the smallest ``metric``."""
+    """Keep the newest ``last``, all at multiples of ``every`` steps (0: none), and the ``best`` with least ``metric``."""
 
     last: int
     every: int = 0
@@ -31,18 +31,18 @@ class Rule(NamedTuple):
 
 
 class Found(NamedTuple):
-    """A checkpoint's folder as it was found."""
+    """The contents of a checkpoint's folder."""
 
     files: frozenset[str]
     counts: bool
-    """Committed, and neither abandoned nor in quarantine."""
+    """Committed, and neither abandoned nor quarantined."""
     metrics: Mapping[str, float]
     needs: frozenset[str]
-    """Every file it is made of, as ``<checkpoint>/<file>``, those of others that it refers to among them."""
+    """All files that it needs, as ``<checkpoint>/<file>``, including files of others that it refers to."""
 
 
 def kept(found: Mapping[str, Found], rule: Rule) -> set[str]:
-    """Names of the checkpoints to keep, of those that count; where any counts, the newest is among them."""
+    """Return the names of the checkpoints to keep, of those that count; includes the newest of these."""
     names = sorted(name for name, one in found.items() if one.counts)
     keep = set(names[-max(rule.last, 1) :])
     if rule.every:
@@ -55,11 +55,12 @@ def kept(found: Mapping[str, Found], rule: Rule) -> set[str]:
 
 
 def garbage(found: Mapping[str, Found], rule: Rule, reading: set[str], term: int) -> list[str]:
-    """Files, as ``<checkpoint>/<file>``, to remove in this order: commit markers before what they vouch for.
+    """Return the files to remove, as ``<checkpoint>/<file>``, in this order: commit markers before the files
+    that they cover.
 
-    ``reading``: checkpoints that somebody reads. ``term``: of the writer who asks; what newer ones have written is left
-    alone, and so is all that is newer than the newest checkpoint that counts. One in quarantine or abandoned goes when as many
-    newer ones count as the rule keeps.
+    ``reading``: checkpoints with a reader note. ``term``: of the writer's lease. Files of newer leases stay, and so
+    does all that is newer than the newest checkpoint that counts. A quarantined or abandoned checkpoint is removed once
+    ``rule.last`` newer ones count.
     """
     keep = kept(found, rule)
     if not keep:
@@ -75,9 +76,9 @@ def garbage(found: Mapping[str, Found], rule: Rule, reading: set[str], term: int
     for name, one in found.items():
         if name > newest or name in reading or name in not_yet:
             continue
-        # of one that stays only what a killed or slower lease left there
+        # in a checkpoint that stays, only files that a killed or slower lease left there
         files = [file for file in one.files if name not in keep or term_of(file) is not None]
-        of_marks = max((term_of(file) or 0 for file in one.files), default=0)  # a mark's name does not say whose it is
+        of_marks = max((term_of(file) or 0 for file in one.files), default=0)  # a mark's name has no term
         doomed += [
             f"{name}/{file}" for file in files if f"{name}/{file}" not in needed and (term_of(file) or of_marks) <= term
         ]
@@ -86,8 +87,8 @@ def garbage(found: Mapping[str, Found], rule: Rule, reading: set[str], term: int
 
 @contextlib.contextmanager
 def note_reader(run: Folder, name: str) -> Iterator[None]:
-    """Nothing of checkpoint ``name`` is removed while the block runs, for up to an hour. Where no note can be left the block
-    runs without."""
+    """Keep the files of checkpoint ``name`` while the block runs, for up to an hour. If the reader note cannot be
+    written, the block runs without it."""
     note = f"{_READERS}/{name}.{uuid.uuid4().hex[:12]}"
     folder = checkpoints(run)
     with contextlib.suppress(OSError):
@@ -100,12 +101,12 @@ def note_reader(run: Folder, name: str) -> Iterator[None]:
 
 
 def hold(run: Folder, name: str, who: str) -> None:
-    """Have checkpoint ``name`` kept for good, for ``who``; OSError when that cannot be noted."""
+    """Keep checkpoint ``name`` for good, for the run ``who``. Raises OSError if the note cannot be written."""
     checkpoints(run).write(f"{_READERS}/{name}.{who}", json.dumps({"until_s": math.inf}))
 
 
 def being_read(run: Folder) -> set[str]:
-    """Checkpoints that readers have notes for; notes that have run out are removed."""
+    """Return the checkpoints with reader notes; remove expired notes."""
     found = set()
     folder = checkpoints(run)
     for note in (folder / _READERS).names():

@@ -1,5 +1,5 @@
-"""A second reader for bytes that one rank found bad. A node whose memory, network card or mount is broken sees damage where
-there is none; a checkpoint is condemned only when two readers agree.
+"""Second readers for bytes that one rank found bad. A node with broken memory, network card or mount sees damage where
+there is none, so a checkpoint is quarantined only if two readers agree.
 """
 
 from __future__ import annotations
@@ -14,18 +14,18 @@ from springtide.store import Folder
 
 
 class BadFileReport(NamedTuple):
-    """What a rank found while it loaded its part of a checkpoint."""
+    """Result of loading one rank's part of a checkpoint."""
 
     node: str
     problem: str = ""
-    """Empty where all was well."""
+    """Empty if the part is good."""
     file: str = ""
-    """The file it is about, below ``checkpoints/``; empty for a problem that does not hang on who reads."""
+    """Path of the bad file below ``checkpoints/``; empty for a problem that does not depend on the reader."""
 
 
 def second_readers(reports: Sequence[BadFileReport]) -> dict[str, int]:
-    """Each file that is reported bad -> the rank that reads it again: one without a problem on another node, else another on
-    another node, else another rank, else the one that reported it. ``reports`` are by rank."""
+    """Return for each file that is reported bad the rank that reads it again: a rank without a problem on another node,
+    else any on another node, else another rank, else the one that reported it. ``reports`` are by rank."""
     accusers: dict[str, list[int]] = {}
     for rank, one in enumerate(reports):
         if one.file:
@@ -39,12 +39,12 @@ def second_readers(reports: Sequence[BadFileReport]) -> dict[str, int]:
 
         best = min(map(unfitness, range(len(reports))))
         equals = [rank for rank in range(len(reports)) if unfitness(rank) == best]
-        found[file] = equals[number % len(equals)]  # many files: not all on one rank
+        found[file] = equals[number % len(equals)]  # spread many files over the ranks
     return found
 
 
 def still_bad(run: Folder, name: str, file: str) -> str:
-    """What is wrong with ``file``, which checkpoint ``name`` needs, as this process reads it; empty when it is good."""
+    """Return what is wrong with ``file``, which checkpoint ``name`` needs, as this process reads it; empty if it is good."""
     try:
         manifest = read_manifest(run, name)
         folder = checkpoints(run)

@@ -1,8 +1,9 @@
-"""Snapshots in the memory of the nodes: what a step costs when a process or a node is lost.
+"""Snapshots in the memory of the nodes, so that the loss of a process or a node costs few steps.
 
-Each rank copies its boxes into one of two stages in turn. A keeper (on Ray: an actor a node) holds the memory when the rank is
-gone, and copies it to a peer on another node. One of the two stages is always whole on every rank: the next snapshot begins
-only when the one before is safe everywhere. The mark in a stage tells whole from torn.
+Each rank copies its boxes to one of two staging buffers in turn. A snapshot store (on Ray: one actor per node) holds
+the memory when the rank is gone, and copies it to a peer on another node. One of the two buffers is always complete on
+every rank: the next snapshot begins only when the one before is safe everywhere. A buffer's mark shows whether its copy
+is complete.
 """
 
 from __future__ import annotations
@@ -37,27 +38,27 @@ _TRIES = 3
 
 
 class SnapshotStore(Protocol):
-    """Who holds snapshots for this rank."""
+    """Holds snapshots for this rank."""
 
     def keep(self, snapshot: Snapshot, stage: StagingBuffer, needed_from: int) -> Any:
-        """Hold the stage's memory, and have it copied to a peer; what is returned is for ``settled``. What leases older than
-        ``needed_from`` left is of no use any more, and makes room first."""
+        """Hold the staging buffer's memory, and have it copied to a peer. Returns a handle for ``settled``. Snapshots
+        of leases older than ``needed_from`` are no longer needed and are freed first."""
 
     def settled(self, handle: Any) -> bool:
-        """Whether it is held and copied. OSError when it cannot be: nothing is kept from then on."""
+        """Return whether it is held and copied. Raises OSError if it cannot be: then no more snapshots are kept."""
 
     def flee(self) -> bool:
-        """Have copies on nodes that stay, from now on. Whether what is kept then outlives those that leave."""
+        """From now on, place copies on nodes that stay. Returns whether later snapshots survive the nodes that leave."""
 
     def forget(self, before: int, kept: Snapshot | None = None) -> None:
-        """Let go of what older leases than ``before`` left, except the snapshot that ``kept`` is a part of; with one it
-        returns when that is done."""
+        """Free the snapshots of leases older than ``before``, except the one that ``kept`` is a part of. With ``kept``,
+        wait until that is done."""
 
     def found(self) -> Sequence[Snapshot]:
-        """What any keeper of the run holds whole; asked on rank 0."""
+        """Return the complete snapshot parts in all stores of the run; called on rank 0."""
 
     def source(self, snapshots: Sequence[Snapshot]) -> PieceSource:
-        """The bytes of these, wherever they are now; files are named by ``file_of``. OSError when some are nowhere."""
+        """Return a source of their bytes, on any node; ``file_of`` names the files. Raises OSError if some are lost."""
 
 
 class Snapshotter:
@@ -72,7 +73,7 @@ class Snapshotter:
         stage_in: str,
         is_cut: Callable[[], bool] = lambda: False,
     ) -> None:
-        """``is_cut``: whether this rank was cut off from its group, so that the state may be what an abort left."""
+        """``is_cut``: whether this rank was cut off from its worker group; an abort may have left an inconsistent state."""
         self._keeper, self._term, self._rank, self._is_cut = keeper, term, rank, is_cut
         self._layout = StagingPlan(rank, world_size)
         self._stage_in = stage_in
@@ -84,8 +85,8 @@ class Snapshotter:
         self._taken = 0
 
     def begin(self, tensors: Mapping[str, Tensor], meta: Meta) -> None:
-        """Begin to copy; the tensors may not change before ``staged`` has returned. The snapshot before must be safe on every
-        rank. OSError when there is no memory for it."""
+        """Begin to copy. The tensors may not change before ``staged`` returns. The previous snapshot must be safe on
+        every rank. Raises OSError if there is too little memory."""
         mine, size = self._layout.of(tensors), self._layout.size_bytes
         if not self._stages or self._stages[0].size_bytes < size:
             self.close()
@@ -96,7 +97,7 @@ class Snapshotter:
         stage.copy(mine, self._layout.pieces)
         self._snapshot = Snapshot(self._term, self._rank, meta, tuple(self._layout.pieces), size)
 
-        needed_from = self._term if self._taken else 0  # one of this lease is safe on every rank
+        needed_from = self._term if self._taken else 0  # a snapshot of this lease is safe on every rank
         self._handing_over = threading.Thread(target=self._hand_over, args=(needed_from,), name="springtide-memory")
         self._handing_over.start()
 
@@ -106,7 +107,7 @@ class Snapshotter:
             self._stages[self._next].wait()
 
     def busy(self) -> bool:
-        """Whether the last snapshot is not safe yet. OSError when it cannot be kept."""
+        """Return whether the last snapshot is not safe yet. Raises OSError if it cannot be kept."""
         if self._handing_over is not None:
             if self._handing_over.is_alive():
                 return True
@@ -115,12 +116,12 @@ class Snapshotter:
         if self._handle is not None and self._keeper.settled(self._handle):
             self._handle = None
             self._taken += 1
-            if self._taken == 2:  # both stages are of this lease
+            if self._taken == 2:  # both staging buffers are of this lease
                 self._keeper.forget(self._term)
         return self._handle is not None
 
     def flee(self) -> bool:
-        """As ``Keeper.flee``."""
+        """As ``SnapshotStore.flee``."""
         return self._keeper.flee()
 
     def _hand_over(self, needed_from: int) -> None:
@@ -133,7 +134,7 @@ class Snapshotter:
         self._handle = self._keeper.keep(snapshot, stage, needed_from)
 
     def close(self) -> None:
-        """Let go of the memory; the keeper has it still."""
+        """Release the memory; the snapshot store still holds it."""
         if self._handing_over is not None:
             self._handing_over.join()
         for stage in self._stages:
@@ -144,9 +145,9 @@ class Snapshotter:
 def restore_from_snapshots(
     run: Folder, keeper: SnapshotStore, model: nn.Module, optimizer: torch.optim.Optimizer, identity: Identity
 ) -> Restored | None:
-    """Load the newest snapshot of which every part survives; all ranks call it together. None where there is none, where the
-    store has a newer checkpoint, or where it cannot be read after all. CheckpointError when it is of another model."""
-    for _ in range(_TRIES):  # a node may go while it is read from; others have copies
+    """Load the newest snapshot of which every part survives; all ranks call it together. Returns None if there is none,
+    if the run has a newer checkpoint, or if it cannot be read. Raises CheckpointError if it is of another model."""
+    for _ in range(_TRIES):  # a node may be lost during the read; others have copies
         parts = _newest(run, keeper, identity)
         if not parts:
             return None
@@ -157,7 +158,7 @@ def restore_from_snapshots(
                 read_into(keeper.source(parts), pieces_of(parts), named_tensors(model, optimizer), verify=False)
         except OSError as error:
             problem = str(error)
-        if not any(gathered(problem)):  # all have it: what else is there makes room for the first of this lease
+        if not any(gathered(problem)):  # all have it: free the others, to have room for new ones
             if rank_here() == 0:
                 keeper.forget(parts[0].term + 1, kept=parts[0])
             return Restored(parts[0].meta, f"memory of step {parts[0].meta.step}")
@@ -165,7 +166,7 @@ def restore_from_snapshots(
 
 
 def _newest(run: Folder, keeper: SnapshotStore, identity: Identity) -> list[Snapshot]:
-    """The parts to load, the same on every rank."""
+    """Return the parts to load, the same on every rank."""
     parts: list[Snapshot] = []
     if rank_here() == 0:
         begun = leases.begun_at(run)
@@ -179,7 +180,7 @@ def _newest(run: Folder, keeper: SnapshotStore, identity: Identity) -> list[Snap
 
 
 def pieces_of(snapshots: Sequence[Snapshot]) -> list[Piece]:
-    """Where every box lies; memory has no digests."""
+    """Return the pieces of snapshots: the place of every box. They have no digests."""
     return [
         Piece(*staged[:5], file_of(snapshot.key), staged.begin, staged.size_bytes, ())
         for snapshot in snapshots

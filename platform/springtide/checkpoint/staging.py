@@ -1,7 +1,7 @@
-"""This rank's state, copied into shared memory beside the next step, whence another process writes it.
+"""Copy this rank's state to shared memory during the next step; another process writes it from there.
 
-The memory is a file of a memory file system that has no name: it is gone with the last process that has it open, however
-that ends, and can be taken for no other run's. It is made once and used for every save.
+The memory is an unnamed file in a memory file system: it goes when the last process that has it open ends, in any way,
+and no other run can mistake it for its own. It is allocated once and used for every save.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from springtide.checkpoint.tensors import box, local, raw, type_name, writes
 
 
 class StagingPlan:
-    """Where the boxes that this rank writes go in a stage: one after the other, wide types first, so that each is aligned
-    without gaps. Worked out once: while a group of workers trains, neither names nor boxes change."""
+    """Places in the staging buffer of the boxes that this rank writes: in sequence, wide types first, so that each is
+    aligned without gaps. Computed once: while a worker group trains, names and boxes do not change."""
 
     def __init__(self, rank: int, world_size: int) -> None:
         self._rank, self._world_size = rank, world_size
@@ -32,11 +32,11 @@ class StagingPlan:
 
     @property
     def size_bytes(self) -> int:
-        """Of all pieces."""
+        """Size of all pieces."""
         return self.pieces[-1].begin + self.pieces[-1].size_bytes if self.pieces else 0
 
     def of(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """The tensors that this rank writes its boxes of; ``pieces`` then says where they go."""
+        """Return the tensors of which this rank writes its box, and set ``pieces`` to their places."""
         if self._names != list(tensors):
             self._names, self.pieces, begin = list(tensors), [], 0
             for name, tensor in sorted(tensors.items(), key=lambda item: (-item[1].element_size(), item[0])):
@@ -48,12 +48,12 @@ class StagingPlan:
 
 
 class StagingBuffer:
-    """Shared memory of ``size_bytes`` behind a mark. OSError (ENOSPC) when ``folder`` has not so much."""
+    """Shared memory of ``size_bytes`` after a mark. Raises OSError (ENOSPC) if ``folder`` has too little space."""
 
     def __init__(self, folder: str, size_bytes: int) -> None:
         self.size_bytes = size_bytes
         with tempfile.TemporaryFile(dir=folder, buffering=0) as file:
-            # now, rather than a SIGBUS in the middle of a copy
+            # allocate now: without it, a full file system is a SIGBUS in the middle of a copy
             os.posix_fallocate(file.fileno(), 0, MARK_BYTES + size_bytes)
             self._map = mmap.mmap(file.fileno(), MARK_BYTES + size_bytes)
             self.fd = os.dup(file.fileno())
@@ -63,11 +63,11 @@ class StagingBuffer:
         self._pinned = False
 
     def mark(self, step: int) -> None:
-        """Say which step the tensors are of; NO_STEP before they change. Others who map the memory see it."""
+        """Set the step of the tensors; NO_STEP before they change. Other processes that map the memory see it."""
         self._map[:8] = step.to_bytes(8, "little", signed=True)
 
     def copy(self, tensors: Mapping[str, Tensor], staged: list[StagedPiece]) -> None:
-        """Begin to copy. The tensors may not change before ``wait`` has returned; the stage is whole when ``settle`` has."""
+        """Begin to copy. The tensors may not change before ``wait`` returns; the copy is complete when ``settle`` returns."""
         pairs = [
             (self._bytes[one.begin : one.begin + one.size_bytes], raw(local(tensors[one.tensor]).contiguous()))
             for one in staged
@@ -79,31 +79,31 @@ class StagingBuffer:
             self._copied.start()
 
     def wait(self) -> None:
-        """Let the tensors change: the host waits for a CPU's copy; a GPU's stream waits for its own, the host does not."""
+        """Wait until the tensors may change. The host waits for a copy on the CPU; on a GPU only the current stream waits."""
         if isinstance(self._copied, threading.Thread):
             self._copied.join()
         elif self._copied is not None:
             torch.cuda.current_stream().wait_event(self._copied)
 
     def settle(self) -> None:
-        """Wait until the copy is whole."""
+        """Wait until the copy is complete."""
         if isinstance(self._copied, threading.Thread):
             self._copied.join()
         elif self._copied is not None:
             self._copied.synchronize()
 
     def close(self) -> None:
-        """Let go of the memory; a process that has it open keeps it."""
+        """Release the memory; it stays for other processes that have it open."""
         self.settle()
         if self._pinned:
             torch.cuda.cudart().cudaHostUnregister(self._whole.data_ptr())
         os.close(self.fd)
         del self._bytes, self._whole
-        with contextlib.suppress(BufferError):  # a view of it is alive; the memory goes with the last of them
+        with contextlib.suppress(BufferError):  # a view of it is alive; the memory goes with the last view
             self._map.close()
 
     def _copy_from_gpu(self, pairs: list[tuple[Tensor, Tensor]]) -> torch.cuda.Event:
-        if not self._pinned:  # pinned memory is copied to at full speed, and without the host
+        if not self._pinned:  # a copy to pinned memory runs at full speed and without the host
             torch.cuda.cudart().cudaHostRegister(self._whole.data_ptr(), self._whole.nbytes, 0)
             self._pinned = True
         beside, done = torch.cuda.Stream(), torch.cuda.Event()
@@ -118,4 +118,4 @@ class StagingBuffer:
 
 def _copy(pairs: list[tuple[Tensor, Tensor]]) -> None:
     for target, source in pairs:
-        np.copyto(target.numpy(), source.numpy())  # one thread, no GIL: torch's own copy would start a thread a core
+        np.copyto(target.numpy(), source.numpy())  # one thread, no GIL: torch's own copy starts one thread per core

@@ -1,7 +1,7 @@
 """A model and its optimizer as named tensors, and the box of each that this rank holds.
 
-``model/<name of the parameter or buffer>`` and ``optim/<name of the parameter>/<name of the state>``, whatever the layout:
-FSDP2, HSDP or a single device. Hyperparameters are not state: they come from the config.
+Names are ``model/<name of the parameter or buffer>`` and ``optim/<name of the parameter>/<name of the state>`` in any
+layout: FSDP2, HSDP or a single device. Hyperparameters are not state: they come from the config.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from torch.distributed.tensor import DTensor, Replicate
 from springtide.errors import CheckpointError
 
 _WRAPPERS = ("_orig_mod.", "_checkpoint_wrapped_module.")
-"""What torch.compile and activation recompute put into names."""
+"""Prefixes that torch.compile and activation recompute add to names."""
 
 
 class Box(NamedTuple):
-    """Part of a tensor."""
+    """A rectangular part of a tensor."""
 
     offsets: tuple[int, ...]
     sizes: tuple[int, ...]
@@ -33,11 +33,11 @@ class Box(NamedTuple):
 
 
 def named_tensors(model: nn.Module, optimizer: torch.optim.Optimizer | None = None) -> dict[str, Tensor]:
-    """Every tensor of the state, each once: DTensors where the model is sharded. A weight that two modules share has the
-    first one's name. CheckpointError for optimizer state that is no tensor."""
+    """Return every tensor of the state once, DTensors if the model is sharded. A weight that two modules share has the
+    name it has in the first. Raises CheckpointError for optimizer state that is not a tensor."""
     for module in model.modules():
         if isinstance(module, FSDPModule):
-            module.reshard()  # after a forward without a backward the root's weights are whole, and no longer these
+            module.reshard()  # a forward without a backward leaves the root's weights unsharded
     names = {id(parameter): _plain(name) for name, parameter in model.named_parameters()}
     kept = set(model.state_dict(keep_vars=True))
     found = {f"model/{_plain(name)}": parameter.detach() for name, parameter in model.named_parameters()}
@@ -57,7 +57,7 @@ def named_tensors(model: nn.Module, optimizer: torch.optim.Optimizer | None = No
 
 
 def materialize(optimizer: torch.optim.Optimizer) -> None:
-    """Let an optimizer that has taken no step make its state, to load into: a step of no gradient and no learning rate."""
+    """Create the state of an optimizer that has not stepped, to load into: by a step with zero gradients and learning rate."""
     if optimizer.state:
         return
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
@@ -73,12 +73,12 @@ def materialize(optimizer: torch.optim.Optimizer) -> None:
 
 
 def local(tensor: Tensor) -> Tensor:
-    """This rank's shard of a distributed tensor, or the tensor itself."""
+    """Return this rank's shard of a distributed tensor, or the tensor itself."""
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
 def box(tensor: Tensor) -> Box:
-    """Which part of the whole tensor this rank holds."""
+    """Return the box of the whole tensor that this rank holds."""
     if not isinstance(tensor, DTensor):
         return Box((0,) * tensor.dim(), tuple(tensor.shape))
     [chunk] = tensor.__create_chunk_list__()  # the protocol of torch's own checkpoints
@@ -86,7 +86,7 @@ def box(tensor: Tensor) -> Box:
 
 
 def writes(name: str, tensor: Tensor, rank: int, world_size: int) -> bool:
-    """Whether this rank writes its box: of those that hold the same one, exactly one does, and names are dealt over them."""
+    """Return whether this rank writes its box. Of the ranks with the same box exactly one does, chosen by the name's hash."""
     deal = zlib.crc32(name.encode())
     if not isinstance(tensor, DTensor):
         return deal % world_size == rank
@@ -102,14 +102,14 @@ def writes(name: str, tensor: Tensor, rank: int, world_size: int) -> bool:
 
 
 def type_name(dtype: torch.dtype) -> str:
-    """As safetensors spells it; CheckpointError for a type it has no name for."""
+    """Return the safetensors name of a type. Raises CheckpointError for a type without one."""
     if dtype not in _TYPES:
-        raise CheckpointError(f"tensors of {dtype} cannot be saved; known are {', '.join(map(str, _TYPES))}")
+        raise CheckpointError(f"tensors of {dtype} cannot be saved; supported are {', '.join(map(str, _TYPES))}")
     return _TYPES[dtype]
 
 
 def raw(tensor: Tensor) -> Tensor:
-    """The bytes of a contiguous tensor, uint8 (bytes,), sharing its memory."""
+    """Return the bytes of a contiguous tensor, uint8 (bytes,), sharing its memory."""
     return tensor.reshape(-1).view(torch.uint8)
 
 

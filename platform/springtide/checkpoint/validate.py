@@ -1,5 +1,5 @@
-"""What a manifest and an index may say. A checkpoint may come from a stranger, and the names in it become paths, its numbers
-offsets and sizes of reads: each is checked where it is read. Pure.
+"""Validate the names and numbers of a manifest and an index. A checkpoint may come from an untrusted source; its names
+become paths, its numbers offsets and sizes of reads. So each is checked where it is read. Pure.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Any
 
 ITEM_BYTES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2, "F8_E4M3": 1, "F8_E5M2": 1}
 ITEM_BYTES |= {"I64": 8, "I32": 4, "I16": 2, "I8": 1, "U8": 1, "BOOL": 1}
-"""Bytes of an element, by the name of its type in safetensors."""
+"""Bytes per element, by the safetensors name of the type."""
 
 _DIGEST = re.compile(r"[0-9a-f]{32}")
 _MANIFEST = re.compile(r"a\d{4,}-manifest\.json")
@@ -21,12 +21,13 @@ _LIMIT = 2**63
 
 
 def check_manifest_name(name: Any) -> None:
-    """ValueError unless ``name`` is that of a manifest, beside the commit marker."""
+    """Raise ValueError unless ``name`` is the name of a manifest in the commit marker's folder."""
     _require(_MANIFEST, name)
 
 
 def check_files(files: Mapping[str, Mapping[str, Any]], refers: tuple[str, ...]) -> None:
-    """ValueError unless a manifest's own files lie in its folder, with sizes and digests, and those it refers to in others'."""
+    """Raise ValueError unless a manifest's own files lie in its folder, with sizes and digests, and the files that it
+    refers to in folders of checkpoints."""
     for name, facts in files.items():
         _require(_OWN, name)
         _require(_DIGEST, facts.get("digest"))
@@ -36,7 +37,7 @@ def check_files(files: Mapping[str, Mapping[str, Any]], refers: tuple[str, ...])
 
 
 def check_facts(index: Mapping[str, Any]) -> None:
-    """ValueError unless an index says of its data file what a reader needs."""
+    """Raise ValueError unless an index has the facts about its data file that a reader needs."""
     _require_counts("size_bytes", index.get("size_bytes"))
     if index["size_bytes"]:
         _require_counts("header_bytes", index.get("header_bytes"))
@@ -46,28 +47,28 @@ def check_facts(index: Mapping[str, Any]) -> None:
 def check_piece(
     dtype: Any, shape: Any, offsets: Any, sizes: Any, file: Any, begin: Any, size_bytes: Any, digests: Any, block: int
 ) -> None:
-    """ValueError unless a piece is a box of its tensor in a data file of a checkpoint, of as many bytes as the box has, with a
-    digest for each ``block`` bytes."""
+    """Raise ValueError unless a piece is a box of its tensor in a data file of a checkpoint, has the box's number of
+    bytes, and has one digest per ``block`` bytes."""
     if dtype not in ITEM_BYTES:
-        raise ValueError(f"cannot be a type: {dtype!r}")
+        raise ValueError(f"not a type: {dtype!r}")
     _require(_DATA, file)
     _require_counts("a piece", *shape, *offsets, *sizes, begin, size_bytes)
     if any(offset + size > whole for offset, size, whole in zip(offsets, sizes, shape, strict=True)):
-        raise ValueError(f"cannot be a box of a tensor of shape {shape}: {sizes} at {offsets}")
+        raise ValueError(f"not a box of a tensor of shape {shape}: {sizes} at {offsets}")
     if size_bytes != math.prod(sizes) * ITEM_BYTES[dtype]:
-        raise ValueError(f"cannot be the size of {sizes} {dtype}: {size_bytes} bytes")
+        raise ValueError(f"not the size of {sizes} {dtype}: {size_bytes} bytes")
     if len(digests) != max(1, -(-size_bytes // block)):
-        raise ValueError(f"cannot be the digests of {size_bytes} bytes: there are {len(digests)}")
+        raise ValueError(f"wrong number of digests for {size_bytes} bytes: {len(digests)}")
     for one in digests:
         _require(_DIGEST, one)
 
 
 def _require(pattern: re.Pattern[str], text: Any) -> None:
     if not isinstance(text, str) or not pattern.fullmatch(text):
-        raise ValueError(f"cannot be: {text!r}")
+        raise ValueError(f"not a valid name or digest: {text!r}")
 
 
 def _require_counts(what: str, *values: Any) -> None:
     for value in values:
         if type(value) is not int or not 0 <= value < _LIMIT:
-            raise ValueError(f"{what}: cannot be a number of elements or bytes: {value!r}")
+            raise ValueError(f"{what}: not a number of elements or bytes: {value!r}")

@@ -1,7 +1,7 @@
-"""The process that writes a rank's saves: ``python -m springtide.checkpoint.writer_process FD``, FD one end of a socket pair.
+"""Writer process of a rank's saves: ``python -m springtide.checkpoint.writer_process FD``, FD one end of a socket pair.
 
-It imports no torch and shares no GIL with training. When the trainer dies it ends what it was told to write, commits if every
-other rank's writer does, and goes; the stage's memory goes with it.
+It does not import torch and does not share a GIL with training. If the trainer dies, the writer finishes its current
+save, commits if the other ranks' writers finish theirs, and ends; the staging buffer's memory is freed with it.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from springtide.store import Folder
 
 STAGE, SAVE, CANCEL, RELEASE = "stage", "save", "cancel", "release"
 _ORPHAN_PATIENCE_S = 60.0
-"""How long a writer whose trainer is dead waits for the other ranks."""
+"""How long a writer waits for the other ranks after its trainer has died [s]."""
 _BACKOFF_S = (0.5, 15.0)
 
 _log = logging.getLogger(__name__)
@@ -35,7 +35,7 @@ _log = logging.getLogger(__name__)
 def try_to_write(
     writer: PieceWriter, job: CommitJob, view: Callable[[StagedPiece], memoryview], gone: Callable[[], bool], tries: int
 ) -> Any:
-    """``Written``, or the reason why not, after as many tries as given for what may pass by itself."""
+    """Return ``Committed``, or the error after at most ``tries`` tries; only OSErrors, which may be transient, are retried."""
     for left in reversed(range(tries)):
         try:
             return writer.write(job, view, gone)
@@ -48,14 +48,14 @@ def try_to_write(
             longest = min(_BACKOFF_S[1], _BACKOFF_S[0] * 2 ** (tries - left))
             time.sleep(
                 random.uniform(longest / 2, longest)
-            )  # jitter: the ranks failed together, and should not come together
+            )  # jitter: the ranks failed together, and should not retry together
             if gone():
                 break
     return reason
 
 
 class _Pipe:
-    """The writer's end of the pair."""
+    """The writer's end of the socket pair."""
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
@@ -64,7 +64,7 @@ class _Pipe:
         self._orphan_since = 0.0
 
     def next(self) -> tuple[CommitJob, int, int] | None:
-        """The next job, the number of its stage, and how often to try; None when the trainer is gone."""
+        """Return the next job, the number of its staging buffer, and the number of tries; None if the trainer is gone."""
         while True:
             try:
                 kind, *values = self._connection.recv()
@@ -87,7 +87,7 @@ class _Pipe:
         return lambda staged: whole[staged.begin : staged.begin + staged.size_bytes]
 
     def gone(self) -> bool:
-        """Whether the trainer took the job back, or has been dead for so long that other ranks are too."""
+        """Return whether the trainer canceled the job, or has been dead for longer than _ORPHAN_PATIENCE_S."""
         try:
             while self._connection.poll():
                 if self._connection.recv() == (CANCEL, self._step):
@@ -102,8 +102,8 @@ class _Pipe:
 
 
 def main() -> None:
-    """Write what is asked until the trainer is gone."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C at a terminal is for the trainer, which says what to do
+    """Write the jobs that arrive, until the trainer is gone."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C at a terminal is for the trainer, which decides
     os.nice(10)  # where cores are scarce, training comes first
     logging.basicConfig(level=logging.WARNING, format="springtide writer: %(message)s")
     line = _Pipe(Connection(int(sys.argv[1])))

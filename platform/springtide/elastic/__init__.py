@@ -1,4 +1,4 @@
-"""Decisions as values. Rule: no I/O, no clock of its own, no torch; what a package does with a decision is its own affair."""
+"""Decisions as values. Rule: no I/O, no clock of its own, no torch; the callers carry decisions out."""
 
 from springtide.elastic.interrupt import Interrupt
 from springtide.elastic.save_interval import SaveInterval, mean_time_to_loss, snapshot_every, young_daly_interval

@@ -1,9 +1,9 @@
-"""Who holds which workers of a cluster that several runs share: the capacity book.
+"""Allocate the workers of a cluster that several runs share: the rule of the allocation ledger.
 
-    places on each node + what each run claims + what it holds -> what each run gets of each node
+    places on each node + each run's request + what it holds -> each run's workers on each node
 
-Runs come in the order of their priority. Each gets its least while there is room, then the rest goes to whoever has the least
-for its weight; who holds workers keeps them, and their nodes, as long as that is as fair.
+Runs are served by priority. Each gets its minimum while there is capacity; the rest goes to the run with the fewest
+workers for its weight. A run keeps its workers and their nodes as long as that is equally fair.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ Allocation = dict[str, dict[str, int]]
 
 
 class ResourceRequest(NamedTuple):
-    """What a client, such as a run, could use."""
+    """The workers that a client, such as a run, can use."""
 
     client_id: str
     min_workers: int = 1
@@ -26,22 +26,23 @@ class ResourceRequest(NamedTuple):
     worker_multiple: int = 1
     """Workers come in multiples of this."""
     priority: float = -math.inf
-    """How well it does, the more the better; the least promising give up workers first. Unknown: none."""
+    """How well the client does; higher is better. Clients with the lowest priority lose workers first. Default:
+    unknown, the lowest."""
 
     def limited(self, most: int | None) -> ResourceRequest:
-        """The same for at most so many workers, but for what it needs."""
+        """Return the request with at most ``most`` workers, but at least ``min_workers``; None: any number."""
         return self if most is None else self._replace(max_workers=max(self.min_workers, min(most, self.max_workers)))
 
 
 def allocate(
     places: Mapping[str, int], claims: Sequence[ResourceRequest], held: Mapping[str, Mapping[str, int]]
 ) -> Allocation:
-    """What each run gets: nothing, or from ``min_workers`` to ``max_workers``. ``places`` are workers that fit on each node,
-    ``claims`` are in the order in which they came, ``held`` is what this said last."""
+    """Return what each run gets: no workers, or ``min_workers`` to ``max_workers``. ``places``: workers that fit on
+    each node; ``claims``: in order of arrival; ``held``: the previous allocation."""
     ranked = sorted(claims, key=lambda claim: -claim.priority)
     sizes = _sizes(sum(places.values()), ranked, {run: sum(nodes.values()) for run, nodes in held.items()})
     left, shares = dict(places), {claim.client_id: dict[str, int]() for claim in claims}
-    for claim in ranked:  # first what each keeps, so that nobody is moved for another's sake
+    for claim in ranked:  # first what each keeps, so that no worker moves in favor of another run
         for node, number in held.get(claim.client_id, {}).items():
             _take(shares[claim.client_id], left, node, min(number, sizes[claim.client_id]))
             sizes[claim.client_id] -= shares[claim.client_id].get(node, 0)
@@ -54,7 +55,7 @@ def allocate(
 
 
 def _sizes(total: int, ranked: Sequence[ResourceRequest], held: Mapping[str, int]) -> dict[str, int]:
-    """Workers of each run."""
+    """Return the number of workers of each run."""
     sizes = dict.fromkeys((claim.client_id for claim in ranked), 0)
     for claim in ranked:
         least = -(-claim.min_workers // claim.worker_multiple) * claim.worker_multiple

@@ -1,4 +1,4 @@
-"""What a restart costs and how much training is left, learnt from the run's own events."""
+"""Forecast the cost of a restart and the training time left, from the run's own events."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from typing import Any
 from springtide.elastic.policy import RestartForecast
 
 _FIRST_RESTART_S = 10.0
-"""Until one was measured."""
+"""Assumed time of a restart until one is measured [s]."""
 _REMEMBERED = 9
 _USUAL_STEPS = 20
-"""Longer than so many of them no step takes."""
+"""No step takes longer than this number of median steps."""
 
 
 class RunHistory:
-    """Hears the events of a run, as records, in order."""
+    """Times of steps and restarts, collected from a run's events, which arrive as records in order."""
 
     def __init__(self, num_steps: int) -> None:
-        """``num_steps``: of the whole run."""
+        """``num_steps``: of the whole run; 0 if not known."""
         self.step = 0
         self._num_steps = num_steps
         self._steps_s: deque[float] = deque(maxlen=_REMEMBERED)
@@ -30,7 +30,7 @@ class RunHistory:
         self._restarted = False
 
     def hear(self, record: Mapping[str, Any]) -> None:
-        """Any event; those that tell nothing of this are passed over."""
+        """Take in any event; irrelevant ones are ignored."""
         kind = record["kind"]
         if kind == "started":
             self._restarted = self._last_s is not None
@@ -43,11 +43,12 @@ class RunHistory:
             self._steps_s.append(step_s)
 
     def longest_s(self, least_s: float) -> float:
-        """How long a group may say nothing, at least ``least_s``, until it counts as hung; for ever before its first steps."""
+        """Return how long a worker group may be silent before it counts as hung, at least ``least_s`` [s]; infinite
+        before its first step."""
         return max(least_s, _USUAL_STEPS * statistics.median(self._steps_s)) if self._steps_s else math.inf
 
     def prospects(self) -> RestartForecast:
-        """As of now."""
+        """Return the forecast as of now."""
         step_s = statistics.median(self._steps_s) if self._steps_s else 0.0
         left_s = (self._num_steps - self.step) * step_s if step_s and self._num_steps else math.inf
         restart_s = statistics.median(self._gaps_s) if self._gaps_s else _FIRST_RESTART_S

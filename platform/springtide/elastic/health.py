@@ -1,4 +1,4 @@
-"""Whether a node is fit to train: what its process found of its device before it joined, beside what the others' did."""
+"""Decide whether a node is fit to train: compare the device check of its process, before it joins, with the others'."""
 
 from __future__ import annotations
 
@@ -7,27 +7,27 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 LEAST_SHARE = 0.4
-"""Of the median of the nodes that are known: a slower one would hold up all the others."""
+"""Least share of the median speed of the known nodes: a slower node would hold up all others."""
 
 LEAST_NETWORK_SHARE = 0.1
-"""Likewise; what a network gives a node wavers more than what it has of its own."""
+"""The same for network speed, which varies more than a device's own speed."""
 SLOW_SHARE = 0.6
-"""Of the median of the others, while all train: a slower one is worth a word."""
+"""Share of the others' median speed during training below which a rank is reported as slow."""
 
 
 class Health(NamedTuple):
-    """Of one device."""
+    """Result of one device's check."""
 
     flops_per_s: float
     copy_bytes_per_s: float
     wrong: str = ""
-    """What it does wrong."""
+    """Description of the fault; empty without one."""
     network_bytes_per_s: float = 0.0
-    """From the driver's node to this one; 0 where nothing was sent."""
+    """From the driver's node to this one; 0 if nothing was sent."""
 
 
 def unfit(node: str, known: Mapping[str, Health]) -> str:
-    """Why ``node`` is not to be trained with, in words; empty when it is. ``known`` has it and the others."""
+    """Return why ``node`` is unfit to train, in words; empty if it is fit. ``known``: its health and that of the others."""
     mine = known[node]
     others = [health for name, health in known.items() if name != node and not health.wrong]
     if mine.wrong:
@@ -46,7 +46,7 @@ def unfit(node: str, known: Mapping[str, Health]) -> str:
 
 
 def slow(speeds: Sequence[float]) -> dict[int, float]:
-    """Rank -> its share of the median speed of the others, of those that hold them up; ``speeds`` by rank, in any unit."""
+    """Return the slow ranks -> their share of the median speed of the others. ``speeds``: by rank, in any unit."""
     shares = {
         rank: speed / statistics.median([*speeds[:rank], *speeds[rank + 1 :]]) for rank, speed in enumerate(speeds)
     }

@@ -1,4 +1,4 @@
-"""What may be asked of a group of workers between two steps."""
+"""Requests to a worker group, carried out between two steps."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ import enum
 
 
 class Interrupt(enum.Enum):
-    """A request; all ranks hear it in the same step."""
+    """A request; all ranks receive it in the same step."""
 
     SAVE = "save"
-    """Write a checkpoint and go on."""
+    """Write a checkpoint and continue."""
     STOP = "stop"
     """Write a checkpoint and return."""
     LEAVE = "leave"
-    """Bring the state to safety, in memory if it is kept there, and return: another group goes on."""
+    """Bring the state to safety, in memory if snapshots are kept there, and return: another worker group resumes."""
     EVACUATE = "evacuate"
-    """As ``LEAVE``, but into the store: no memory is left."""
+    """As ``LEAVE``, but write to the store: no node stays to keep the state in memory."""

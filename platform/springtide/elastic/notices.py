@@ -1,14 +1,14 @@
-"""What clouds and schedulers say before they take a node away, read from what their services answer.
+"""Parse the notices of clouds and schedulers that a node will be taken away.
 
-    service      asked for                                     says nothing         says that the node goes
+    service      request                                       no notice            notice
     AWS          spot/instance-action (IMDSv2)                 404                  action and time
-                 events/recommendations/rebalance              404                  when that was said: it may go
+                 events/recommendations/rebalance              404                  time of the notice: the node may go
     GCP          instance/preempted                            FALSE                TRUE, thirty seconds before
-    Azure        scheduledevents                               no event of ours     Preempt, Terminate, Redeploy, Reboot
-    a file       its text, written by a hook or a trap         not there            seconds after it was written, 30 if empty
+    Azure        scheduledevents                               no event for us      Preempt, Terminate, Redeploy, Reboot
+    a file       its text, written by a hook or a trap         no file              seconds after it was written, 30 if empty
 
-Sources: AWS EC2 User Guide "Spot Instance interruption notices", Google Compute Engine "Spot VMs: preemption process", Azure
-"Scheduled Events for Linux VMs".
+Sources: AWS EC2 User Guide "Spot Instance interruption notices", Google Compute Engine "Spot VMs: preemption process",
+Azure "Scheduled Events for Linux VMs".
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 
 GCP_NOTICE_S = 30.0
 REBALANCE_S = 600.0
-"""What is given to an instance that may go or not."""
+"""Assumed time left after a rebalance recommendation; the instance may also stay [s]."""
 FILE_NOTICE_S = 30.0
 _TAKE_AWAY = {"Preempt", "Terminate", "Redeploy", "Reboot"}
 _LONGEST_S = 7 * 24 * 3600.0
@@ -35,19 +35,19 @@ class Notice(NamedTuple):
 
 
 def parse_aws_notice(answer: str) -> Notice:
-    """Of spot/instance-action. ValueError when it is not one."""
+    """Parse an answer of spot/instance-action. Raises ValueError if it is not one."""
     found = _object(answer)
     return Notice(_time(found.get("time")), f"AWS will {_word(found.get('action'))} the spot instance")
 
 
 def parse_aws_rebalance(answer: str) -> Notice:
-    """Of the rebalance recommendation, which names no time. ValueError when it is not one."""
+    """Parse a rebalance recommendation, which has no time of loss. Raises ValueError if it is not one."""
     made_s = _time(_object(answer).get("noticeTime"))
     return Notice(made_s + REBALANCE_S, "AWS recommends to rebalance: the spot instance may go")
 
 
 def parse_gcp_notice(answer: str, now: float) -> Notice | None:
-    """Of instance/preempted. ValueError when it is neither TRUE nor FALSE."""
+    """Parse an answer of instance/preempted; None for FALSE. Raises ValueError if it is neither TRUE nor FALSE."""
     match answer.strip():
         case "TRUE":
             return Notice(now + GCP_NOTICE_S, "GCP preempts the instance")
@@ -58,7 +58,8 @@ def parse_gcp_notice(answer: str, now: float) -> Notice | None:
 
 
 def parse_azure_notice(answer: str, machine: str, now: float) -> Notice | None:
-    """Of scheduledevents: the first that takes ``machine`` away. ValueError when it is not a document of events."""
+    """Parse an answer of scheduledevents: return the first event that takes ``machine`` away, or None. Raises
+    ValueError if it is not a document of events."""
     events = _object(answer).get("Events")
     if not isinstance(events, list):
         raise ValueError(f"scheduledevents has no list of Events: {answer[:80]!r}")
@@ -76,11 +77,11 @@ def _takes_away(event: dict[str, Any], machine: str) -> bool:
 
 
 def parse_notice_file(text: str, written_s: float, now: float) -> Notice | None:
-    """Of a file with the seconds that are left; None when that time is past: it was written for another life of the node.
-    ValueError when it is no number."""
+    """Parse a file with the seconds left; None if that time is past: the file is from before the node's restart. Raises
+    ValueError if it is not a number from 0 to a week."""
     left_s = float(text) if text.strip() else FILE_NOTICE_S
     if not 0 <= left_s <= _LONGEST_S:
-        raise ValueError(f"{left_s:g} s are not between 0 and a week")
+        raise ValueError(f"{left_s:g} s is not between 0 and a week")
     at_s = written_s + left_s
     return Notice(at_s, "a notice was left in a file") if at_s > now else None
 
@@ -100,24 +101,24 @@ def _word(value: Any) -> str:
 
 
 def _time(text: Any) -> float:
-    """Of 2026-11-21T08:22:00Z."""
+    """Parse a time such as 2026-11-21T08:22:00Z [s since 1970]."""
     if not isinstance(text, str):
-        raise ValueError(f"no time: {text!r}")
+        raise ValueError(f"not a time: {text!r}")
     return _seconds(dt.datetime.fromisoformat(text))
 
 
 def _not_before(text: Any, now: float) -> float:
-    """Of Sat, 21 Nov 2026 08:22:00 GMT; empty once it has begun."""
+    """Parse a time such as Sat, 21 Nov 2026 08:22:00 GMT; empty text, once the event has begun, is ``now``."""
     if not text:
         return now
     if not isinstance(text, str):
-        raise ValueError(f"NotBefore is no text: {text!r}")
+        raise ValueError(f"NotBefore is not text: {text!r}")
     try:
         return _seconds(email.utils.parsedate_to_datetime(text))
     except OverflowError:
-        raise ValueError(f"no time: {text[:80]!r}") from None
+        raise ValueError(f"not a time: {text[:80]!r}") from None
 
 
 def _seconds(time: dt.datetime) -> float:
-    """Since 1970; a time without a zone is UTC, as clouds write it."""
+    """Return seconds since 1970; a time without a zone is UTC, as clouds write it."""
     return (time if time.tzinfo else time.replace(tzinfo=dt.UTC)).timestamp()

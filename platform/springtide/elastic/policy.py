@@ -1,8 +1,8 @@
-"""How many workers, on which nodes, and when to change that.
+"""Decide how many workers train, on which nodes, and when to change that.
 
-    what is seen (nodes, the group that trains) + what was remembered + now -> a decision with a reason in words
+    observation (nodes, the group that trains) + state + now -> a decision with a reason in words
 
-``on_ray/policy.py`` looks at a cluster and carries decisions out. All times are seconds of one monotonic clock.
+``on_ray/train/policy.py`` observes a cluster and carries decisions out. All times are seconds of one monotonic clock.
 """
 
 from __future__ import annotations
@@ -16,133 +16,133 @@ from typing import Literal, NamedTuple
 from springtide.elastic.save_interval import mean_time_to_loss
 
 _LIKELY = 0.2
-"""That another node is lost before this one is: then one restart is for both."""
+"""Probability that another node is lost before this one; above it, a group waits, so that one restart serves both."""
 _ENOUGH = 0.5
-"""Of the workers there could be, to start with while the processes of others are still getting ready."""
+"""Least share of the possible workers that starts without waiting for the processes of the others."""
 _GATHER_S = 30.0
-"""How long nodes that are ready wait for others that will be soon, to grow once."""
+"""How long ready nodes wait for nodes that are not ready yet, so that the group grows once [s]."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Bounds:
-    """What a run asked for."""
+    """Limits that a run's config sets."""
 
     min_workers: int
     max_workers: int
     worker_multiple: int = 1
     """Workers come in multiples of this."""
     settle_s: float = 2.0
-    """Changes that follow each other faster than this are one change."""
+    """Changes within less than this time of each other are one change [s]."""
     reserve_s: float = 5.0
-    """Before a node goes, what it takes to bring the state to safety when the step is done."""
+    """Time before a node's loss to bring the state to safety after the step [s]."""
     grow: Literal["when_it_pays", "always", "never"] = "when_it_pays"
     wait_s: float = math.inf
-    """How long to wait for ``min_workers``."""
+    """How long to wait for ``min_workers`` [s]."""
     expected_loss_s: float = 4 * 3600.0
-    """Mean time between losses of nodes, before one is seen [s]."""
+    """Mean time between node losses, assumed before one is seen [s]."""
     shares: bool = False
     """Whether places on a node that stays may be given to other runs."""
     fits: int = 1
-    """Fewest workers whose memory a step fits in, as far as is known."""
+    """Fewest workers that have enough memory for a step, as far as known."""
 
     def feasible(self, places: int) -> int:
-        """The most workers that ``places`` hold; 0 when they are too few."""
+        """Return the most workers for ``places``; 0 if there are too few."""
         size = min(places, self.max_workers) // self.worker_multiple * self.worker_multiple
         return size if size >= max(self.min_workers, self.fits) else 0
 
 
 class Node(NamedTuple):
-    """A node that is alive."""
+    """A live node."""
 
     id: str
     places: int
-    """How many workers it holds."""
+    """Number of workers that fit on it."""
     leaves_at: float | None = None
-    """When it will be taken away, if that was announced [s]."""
+    """When it will be taken away; None if that is not announced [s]."""
     problem: str = ""
-    """Why it is not to be used."""
+    """Why it must not be used; empty if it may."""
     ready: int | None = None
-    """How many workers' processes stand on it; None: as many as it holds."""
+    """Number of ready worker processes on it; None: ``places``."""
 
     @property
     def standing(self) -> int:
-        """Workers that need not wait for their process."""
+        """Workers whose process is ready."""
         return self.places if self.ready is None else min(self.places, self.ready)
 
 
 class WorkerGroup(NamedTuple):
-    """The workers that train."""
+    """The worker group that trains."""
 
     nodes: tuple[str, ...]
-    """Of each worker, by rank."""
+    """Node of each worker, by rank."""
 
 
 class RestartForecast(NamedTuple):
-    """What a restart would cost, and how long its gain could last."""
+    """Cost of a restart, and how long its gain can last."""
 
     restart_s: float = 10.0
     left_s: float = math.inf
-    """Training time that is left at the present size [s]."""
+    """Training time left at the current group size [s]."""
     step_s: float = 0.0
-    """A step, after which a group can leave [s]."""
+    """Time of a step, after which a group can leave [s]."""
 
 
 class PolicyState(NamedTuple):
-    """What a decision leaves for the next."""
+    """State from one decision to the next."""
 
     usable: frozenset[tuple[str, int]] = frozenset()
-    """Nodes and their places, when they last changed."""
+    """Usable nodes and their places, since ``since_s``."""
     since_s: float = -math.inf
     lacking_s: float | None = None
-    """Since when there has been too little to train; None while there is enough."""
+    """Since when there is too little capacity to train; None while there is enough."""
     held: frozenset[str] = frozenset()
-    """Where the last group was; none before the first."""
+    """Nodes of the last group; empty before the first."""
     room_s: float | None = None
-    """Since when there are nodes to grow to that are ready; None while there are none."""
+    """Since when there are ready nodes to grow to; None while there are none."""
     begin_s: float | None = None
     """When the first decision was made."""
     losses: int = 0
-    """Times at which nodes were lost, or announced to be."""
+    """Number of times that nodes were lost, or their loss was announced."""
 
     def loss_s(self, bounds: Bounds, now: float) -> float:
-        """Mean time to the next loss, as far as is known [s]."""
+        """Return the estimated mean time to the next loss [s]."""
         observed_s = 0.0 if self.begin_s is None else now - self.begin_s
         return mean_time_to_loss(bounds.expected_loss_s, observed_s, self.losses)
 
 
 class Stay(NamedTuple):
-    """Go on as it is: training, or waiting for capacity."""
+    """Change nothing: continue to train, or to wait for capacity."""
 
     reason: str
     until_s: float = math.inf
-    """When to look again though nothing has changed [s]."""
+    """When to decide again even if nothing has changed [s]."""
 
 
 class Start(NamedTuple):
-    """Start a group; none is running."""
+    """Start a group; no group is running."""
 
     workers: int
     nodes: tuple[str, ...]
-    """Of each worker."""
+    """Node of each worker."""
     reason: str
 
 
 class Leave(NamedTuple):
-    """Ask the group to bring its state to safety after the step it is at, so that another can start."""
+    """Ask the group to bring its state to safety after the current step, so that another can start."""
 
     reason: str
     durable: bool = False
-    """Nobody is left to keep it in memory: it has to go to the store."""
+    """Whether the state must go to the store: no node stays to keep it in memory."""
 
 
 class GiveUp(NamedTuple):
-    """Waited for long enough."""
+    """End the run: it has waited for capacity long enough."""
 
     reason: str
 
 
 class Replace(NamedTuple):
-    """The group has lost workers and cannot go on: end it."""
+    """End the group: it has lost workers and cannot continue."""
 
     reason: str
 
@@ -158,7 +158,8 @@ def decide(
     memory: PolicyState,
     now: float,
 ) -> tuple[Decision, PolicyState]:
-    """The one rule of who trains. ``nodes`` are those alive, ``group`` is None when nobody trains."""
+    """Decide who trains; no other place does. ``nodes``: the live ones; ``group``: None if no group trains; ``memory``:
+    the state that the last decision returned. Returns the decision and the new state."""
     usable = _usable(nodes)
     here = frozenset([(node.id, node.places) for node in usable])
     if here != memory.usable:
@@ -175,17 +176,17 @@ def decide(
 
 
 def following(bounds: Bounds, nodes: Sequence[Node], memory: PolicyState) -> tuple[str, ...]:
-    """Where the next group would be, were all its nodes ready: a node for each worker."""
+    """Return the nodes of the next group if all were ready: one entry per worker."""
     usable = _usable(nodes)
     return _choose(_room(bounds, usable).size, usable, memory.held)
 
 
 class _Room(NamedTuple):
-    """How many workers fit."""
+    """Capacity: the number of workers that fit."""
 
     size: int
     ready: int
-    """On the nodes whose processes stand."""
+    """With the processes that are ready."""
 
 
 def _room(bounds: Bounds, usable: Sequence[Node]) -> _Room:
@@ -208,7 +209,7 @@ def _without_group(
             return GiveUp(f"waited for {bounds.wait_s:g} s, as elastic.wait says; {lack}"), memory
         return Stay(lack), memory
     memory = memory._replace(lacking_s=None)
-    begins = not memory.held and not bounds.shares  # where others share, what there is was dealt out already
+    begins = not memory.held and not bounds.shares  # if runs share, the allocation is settled: nothing to wait for
     if size < bounds.feasible(bounds.max_workers) and begins and not _quiet(bounds, memory, now):
         return Stay(f"room for {size} of {bounds.max_workers} workers; more nodes may be joining"), memory
     if memory.held and bounds.grow != "never" and room.ready >= _ENOUGH * size:
@@ -248,14 +249,14 @@ def _with_group(
 
 
 def _not_yet(bounds: Bounds, room: _Room, memory: PolicyState, by_s: float, now: float) -> Stay | None:
-    """Why not to leave nodes that go before ``by_s``."""
+    """Return why not to leave yet nodes that must be left by ``by_s``; else None."""
     loss_s = memory.loss_s(bounds, now)
     if not room.size:
-        return Stay("too little is left to go on with, so it trains until then", by_s)
+        return Stay("too few nodes would stay to train on, so it trains until then", by_s)
     if not _quiet(bounds, memory, now):
         return Stay("others may follow", by_s)
     if by_s - now > _LIKELY * loss_s:
-        often = f"others may follow, one comes every {loss_s:.0f} s: one restart for all"
+        often = f"others may follow, a loss comes every {loss_s:.0f} s: one restart for all"
         return Stay(often, by_s - _LIKELY * loss_s)
     if room.ready < room.size:
         return Stay("the processes on others are getting ready", by_s)
@@ -283,14 +284,15 @@ def _growth(
     lasts_s = min(loss_s, prospects.left_s)
     if bounds.grow != "always" and size * (lasts_s - prospects.restart_s) <= workers * lasts_s:
         return Stay(
-            f"{size} workers instead of {workers} would not pay: a restart takes {prospects.restart_s:.0f} s, and lasts "
-            f"{lasts_s:.0f} s"
+            f"{size} workers instead of {workers} would not pay: a restart takes {prospects.restart_s:.0f} s, the gain "
+            f"lasts {lasts_s:.0f} s"
         )
     return Leave(f"grow from {workers} to {size} workers")
 
 
 def _choose(size: int, usable: Sequence[Node], held: Collection[str]) -> tuple[str, ...]:
-    """A node for each of ``size`` workers: those that have processes already, then the fewest."""
+    """Return a node for each of ``size`` workers: first nodes with ready processes, then nodes of the last group, then
+    the largest, so that the nodes are few."""
     ranked = sorted(usable, key=lambda node: (not node.standing, node.id not in held, -node.places, node.id))
     return tuple([node.id for node in ranked for _ in range(node.places)][:size])
 
@@ -304,7 +306,7 @@ def _lack(bounds: Bounds, nodes: Sequence[Node], usable: Sequence[Node]) -> str:
         least = f"a step needs the memory of {bounds.fits}"
     reasons = [f"room for {places} workers, {least}"]
     reasons += [f"leaving: {_names(leaving)}"] if leaving else []
-    reasons += [f"left out: {', '.join(left_out)}"] if left_out else []
+    reasons += [f"excluded: {', '.join(left_out)}"] if left_out else []
     return "waiting for capacity: " + "; ".join(reasons)
 
 

@@ -1,4 +1,4 @@
-"""How often to save: often enough that a loss costs little, seldom enough that saving does."""
+"""Choose the save interval: short enough that a loss costs little, long enough that saving does."""
 
 from __future__ import annotations
 
@@ -7,25 +7,26 @@ from typing import NamedTuple
 
 
 class SaveInterval(NamedTuple):
-    """A decision, and why."""
+    """A save interval, and why."""
 
     every_s: float
-    """Training time between the beginnings of two saves [s]."""
+    """Training time between the starts of two saves [s]."""
     reason: str
 
 
 def mean_time_to_loss(expected_s: float, observed_s: float, losses: int) -> float:
-    """Training time between losses of workers [s]: what was expected counts as one loss seen, so that the first hours of a run
-    are not taken for all there is to know (the mean of a Gamma prior of shape 1 over the rate of a Poisson process)."""
+    """Return the training time between losses of workers [s]. The expected time counts as one loss seen, so that the
+    first hours of a run do not decide alone (the mean of a Gamma prior of shape 1 over the rate of a Poisson
+    process)."""
     return (expected_s + observed_s) / (1 + losses)
 
 
 def young_daly_interval(save_s: float, loss_s: float, least_s: float, most_s: float) -> SaveInterval:
-    """Save every so often, within [least_s, most_s]. ``save_s``: what a save costs training, ``loss_s``: mean training time
-    to a loss, all [s].
+    """Return the best save interval within [least_s, most_s]. ``save_s``: training time that a save costs; ``loss_s``:
+    mean training time to a loss; all [s].
 
-    J. T. Daly, "A higher order estimate of the optimum checkpoint interval for restart dumps" (FGCS, 2006), equation 37;
-    its first term is J. W. Young's sqrt(2 C M) (CACM, 1974).
+    J. T. Daly, "A higher order estimate of the optimum checkpoint interval for restart dumps" (FGCS, 2006), equation
+    37; its first term is J. W. Young's sqrt(2 C M) (CACM, 1974).
     """
     if save_s >= 2 * loss_s:
         best = loss_s
@@ -40,8 +41,8 @@ def young_daly_interval(save_s: float, loss_s: float, least_s: float, most_s: fl
 
 
 def snapshot_every(copy_s: float, step_s: float, share: float, now: int = 0) -> int:
-    """Steps between snapshots in memory that cost training ``copy_s`` each, so that they take at most ``share`` of it. What it
-    is ``now`` stays while that is about right: measurements waver."""
+    """Return the steps between snapshots in memory, each of which costs training ``copy_s`` [s], so that they take at
+    most ``share`` of it. The current value ``now`` stays while it is about right: measurements vary."""
     if now and share / 3 <= copy_s / (now * step_s) <= share * 1.3:
         return now
     return max(1, math.ceil(copy_s / (share * step_s)))

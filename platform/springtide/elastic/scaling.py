@@ -1,4 +1,4 @@
-"""What more workers are good for: how fast a run has been at each world size it had."""
+"""Find out how many workers pay off, from the speed of a run at each world size it has had."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping
 
 _LEAST_EFFICIENCY = 0.5
-"""What an added worker must do at least, of what those before it do each: it is paid as they are."""
+"""Least speed of an added worker, as a share of the mean of those before it: it costs as much as they do."""
 _ENOUGH_STEPS = 10
 
 
 def speeds(steps: Iterable[tuple[int, float]]) -> dict[int, float]:
-    """World size -> tokens a second, the median of ``steps``, each (world size, tokens a second), for sizes at which there were
-    enough of them to tell."""
+    """Return world size -> tokens per second: the median of ``steps``, each (world size, tokens per second), for sizes
+    with enough steps."""
     found = defaultdict[int, list[float]](list)
     for size, tokens_per_s in steps:
         found[size].append(tokens_per_s)
@@ -22,7 +22,7 @@ def speeds(steps: Iterable[tuple[int, float]]) -> dict[int, float]:
 
 
 def useful(speeds: Mapping[int, float]) -> int | None:
-    """The most workers of which the last added still did enough; None where no size is known to be too large."""
+    """Return the largest world size whose added workers still did enough; None if no size is known to be too large."""
     for fewer, more in itertools.pairwise(sorted(speeds)):
         if speeds[more] - speeds[fewer] < _LEAST_EFFICIENCY * (more - fewer) * speeds[fewer] / fewer:
             return fewer

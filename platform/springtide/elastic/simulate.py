@@ -1,8 +1,8 @@
-"""A run on a cluster that there is only a record of: the policy that trains real clusters, on a clock that jumps.
+"""Simulate a run on a recorded cluster: the policy of real clusters, with a simulated clock.
 
     trace -> joins, notices, losses --decide()--> groups that train, leave and start -> worker-seconds
 
-What is not decided but happens (how long a restart takes, what a lost node costs) is given as ``Costs``, measured by a drill.
+Durations that no decision sets (of a restart, of the loss of a node) are given as ``Costs``, measured by a drill.
 """
 
 from __future__ import annotations
@@ -32,30 +32,30 @@ _SOON_S = 1e-3
 
 
 class Costs(NamedTuple):
-    """What things take."""
+    """Durations and copies that the simulation assumes."""
 
     step_s: float = 10.0
-    """A step, at any number of workers [s]."""
+    """Time of a step, at any number of workers [s]."""
     restart_s: float = 2.5
-    """From one group to the next, where the processes stand [s]."""
+    """From one group to the next, if the processes are ready [s]."""
     first_start_s: float = 20.0
     """Until the first group trains [s]."""
     warm_up_s: float = 15.0
-    """Until the process on a node that joined is ready, beside training [s]."""
+    """Until the process on a node that joined is ready, while training continues [s]."""
     notice_s: float = 120.0
-    """Between a notice and the loss; 0 where there is none [s]."""
+    """Between a notice and the loss; 0 for no notice [s]."""
     copies: int = 1
-    """Of each snapshot in memory, on the next nodes in a ring."""
+    """Copies of each snapshot in memory, on the next nodes in a ring."""
     store_every_s: float = 600.0
-    """Between checkpoints in the store, for when the memory is lost too [s]."""
+    """Save interval of checkpoints in the store, used if the snapshots are lost, too [s]."""
 
 
 @dataclasses.dataclass
 class SimulationResult:
-    """Of a simulated run, in worker-seconds."""
+    """Result of a simulated run; times in worker-seconds unless they end in ``_s``."""
 
     possible: float = 0.0
-    """Of a run that loses no time at all, at every moment at the size that the nodes allow."""
+    """A run without any lost time, always at the size that the nodes allow."""
     productive: float = 0.0
     recomputed: float = 0.0
     restarting: float = 0.0
@@ -63,22 +63,22 @@ class SimulationResult:
     """Time without enough nodes [s]."""
     restarts: int = 0
     lost_memory: int = 0
-    """How often the snapshots in memory were lost with their nodes."""
+    """Number of times that snapshots in memory were lost with their nodes."""
 
     @property
     def goodput(self) -> float:
-        """Productive over what was held by groups, as in the ledger."""
+        """Productive time over all time that groups held workers, as in the ledger."""
         held = self.productive + self.recomputed + self.restarting
         return self.productive / held if held else 0.0
 
     @property
     def of_ideal(self) -> float:
-        """Productive over possible."""
+        """Productive time over possible time."""
         return self.productive / self.possible if self.possible else 0.0
 
 
 class Simulation:
-    """One run on one trace; ``run`` does it."""
+    """A simulation of one run on one trace."""
 
     def __init__(self, trace: Trace, bounds: Bounds, costs: Costs, warm_ups_s: Mapping[str, float]) -> None:
         self._bounds, self._costs, self._warm_ups_s = bounds, costs, warm_ups_s
@@ -87,18 +87,18 @@ class Simulation:
         self._now = 0.0
         self._nodes: dict[str, Node] = {}
         self._ready_at: dict[str, float] = {}
-        """Of nodes whose process does not stand yet, the earliest first."""
+        """When the process is ready, for nodes on which it is not yet; in order of joining."""
         self._memory = PolicyState()
         self._group: WorkerGroup | None = None
         self._trains_from = math.inf
         self._unsaved_s = 0.0
-        """Trained since the last checkpoint in the store."""
+        """Training time since the last checkpoint in the store."""
         self._again_s = 0.0
-        """To be trained a second time."""
+        """Time to train again [worker-seconds]."""
         self.outcome = SimulationResult()
 
     def run(self) -> SimulationResult:
-        """From the beginning of the trace to its end."""
+        """Simulate from the start of the trace to its end."""
         index = 0
         while self._now < self._end_s:
             gone: list[str] = []
@@ -125,7 +125,7 @@ class Simulation:
         return list(nodes) if what == "go" else []
 
     def _act(self, gone: Sequence[str]) -> float:
-        """Decide and carry out; when to look again at the latest."""
+        """Decide and carry the decision out. Returns the latest time of the next decision [s]."""
         for node in [node for node, ready_s in self._ready_at.items() if ready_s <= self._now]:
             del self._ready_at[node]
             self._nodes[node] = self._nodes[node]._replace(ready=1)
@@ -157,7 +157,7 @@ class Simulation:
         self.outcome.restarts += not first
 
     def _lose(self, gone: Collection[str]) -> None:
-        """The group ends where it stands: the step under way, and the one before it, whose snapshot is the newest."""
+        """End the group at once. It loses the current step and the one before, the snapshot of which is not complete."""
         assert self._group is not None
         trained_s = max(0.0, self._now - self._trains_from)
         step_s = self._costs.step_s
@@ -169,7 +169,7 @@ class Simulation:
         self._group = None
 
     def _copied(self, gone: Collection[str]) -> bool:
-        """Whether of each node's snapshot a copy is left."""
+        """Return whether a copy of each node's snapshot is left."""
         assert self._group is not None
         ring = sorted(set(self._group.nodes))
         keepers = self._costs.copies + 1
@@ -179,7 +179,7 @@ class Simulation:
         )
 
     def _boundary(self) -> float:
-        """When the step under way ends."""
+        """Return when the current step ends [s]."""
         trained_s = self._now - self._trains_from
         if trained_s < 0:
             return self._trains_from
@@ -187,7 +187,7 @@ class Simulation:
         return self._trains_from + steps * self._costs.step_s
 
     def _next_look(self, decision: Decision) -> float:
-        """When something is decided that no node's coming or going decides."""
+        """Return when a decision can change though no node joins or goes [s]."""
         looks = [self._memory.since_s + self._bounds.settle_s, *self._ready_at.values()]
         look_s = min((look for look in looks if look > self._now), default=math.inf)
         if isinstance(decision, Stay):
@@ -195,7 +195,7 @@ class Simulation:
         return max(look_s, self._now + _SOON_S)
 
     def _pass(self, until_s: float) -> None:
-        """Let time go by."""
+        """Advance the clock to ``until_s`` and account for the time."""
         until_s = max(until_s, self._now + _SOON_S)
         passed_s = until_s - self._now
         self.outcome.possible += self._bounds.feasible(len(self._nodes)) * passed_s
@@ -216,14 +216,14 @@ class Simulation:
 def simulate(
     trace: Trace, bounds: Bounds, costs: Costs, warm_ups_s: Mapping[str, float] = MappingProxyType({})
 ) -> SimulationResult:
-    """A run of endless work from the beginning of ``trace`` to its end, a worker a node; ``warm_ups_s`` of those nodes where it
-    was measured."""
+    """Simulate a run of endless work from the start of ``trace`` to its end, with one worker per node. ``warm_ups_s``:
+    of the nodes for which it was measured."""
     return Simulation(trace, bounds, costs, warm_ups_s).run()
 
 
 def checkpoint_restart(trace: Trace, bounds: Bounds, every_s: float, restart_s: float) -> SimulationResult:
-    """The same with nothing but checkpoints, which cost nothing here: saved every ``every_s``, started anew at every loss on
-    all nodes there are, and with the next checkpoint where there are more."""
+    """Simulate the same with checkpoints only, which cost nothing here: one every ``every_s``; restart on all nodes at
+    every loss, and at the next checkpoint if there are more nodes."""
     outcome, now, here = SimulationResult(), 0.0, frozenset[str]()
     group, trains_from = frozenset[str](), math.inf
     for time_s, what, nodes in [*_events(trace, 0.0), (trace.end_s, "end", ())]:
@@ -256,7 +256,7 @@ def _largest(bounds: Bounds, here: Collection[str]) -> frozenset[str]:
 
 
 def _events(trace: Trace, notice_s: float) -> list[tuple[float, str, tuple[str, ...]]]:
-    """Joins, notices and losses in order of time; a loss at the moment of a join comes first."""
+    """Return joins, notices and losses in order of time; at equal times a loss comes before a join."""
     found: list[tuple[float, str, tuple[str, ...]]] = []
     for change in trace.changes:
         if change.gone:

@@ -1,11 +1,11 @@
-"""Records of spot capacity: which nodes there were, and when.
+"""Read records of spot capacity: which nodes existed, and when.
 
     Bamboo         time_ms,add|remove,node             of each node
     SkyPilot       {"metadata": {"gap_seconds"}, "data": [number of nodes at each tick]}
     Google Cloud   date, time, number of nodes         not always in order
     step curve     hours,number of nodes
 
-Where only numbers are known, the nodes that came last are the first to go. Sources: Bamboo (Thorpe et al., NSDI 2023), Can't
+If only numbers are known, the nodes that joined last go first. Sources: Bamboo (Thorpe et al., NSDI 2023), Can't
 Be Late (Wu et al., NSDI 2024).
 """
 
@@ -25,7 +25,7 @@ from springtide.errors import ConfigError, explain
 
 
 class Change(NamedTuple):
-    """Of the nodes there are."""
+    """Nodes that join or go at one time."""
 
     time_s: float
     joined: tuple[str, ...]
@@ -34,14 +34,14 @@ class Change(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Trace:
-    """Changes in order of time, beginning with no node."""
+    """Changes in order of time; it starts without nodes."""
 
     changes: tuple[Change, ...]
     end_s: float
 
     @property
     def numbers(self) -> list[tuple[float, int]]:
-        """How many nodes there are from when on [s]."""
+        """(time, number of nodes from then on) for each change [s]."""
         found, number = [], 0
         for change in self.changes:
             number += len(change.joined) - len(change.gone)
@@ -50,21 +50,21 @@ class Trace:
 
     @property
     def most(self) -> int:
-        """Nodes there ever were at once."""
+        """Largest number of nodes at one time."""
         return max((number for _, number in self.numbers), default=0)
 
 
 def read_file(name: str) -> Trace:
-    """The record in a file. ConfigError when it cannot be read, or is of no format that is known."""
+    """Read the record in a file. Raises ConfigError if it cannot be read or is not in a known format."""
     try:
         text = Path(name).read_text()
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(explain("--trace", name, f"cannot be read: {error}", "give a file of text")) from None
+        raise ConfigError(explain("--trace", name, f"cannot be read: {error}", "give a text file")) from None
     return read(text, name)
 
 
 def read(text: str, name: str) -> Trace:
-    """Of any of the formats. ConfigError, with ``name``, when it is of none."""
+    """Parse a record in any of the formats. Raises ConfigError, with ``name``, if it is in none of them."""
     try:
         if text.lstrip().startswith("{"):
             record = json.loads(text)
@@ -73,7 +73,7 @@ def read(text: str, name: str) -> Trace:
         rows = [[cell.strip() for cell in row] for row in csv.reader(text.splitlines()) if any(row)]
         if rows[0][1] in ("add", "remove"):
             kinds = {"add": True, "remove": False}
-            *changes, last = rows if len(rows[-1]) == 1 else [*rows, rows[-1]]  # it may end with a time alone
+            *changes, last = rows if len(rows[-1]) == 1 else [*rows, rows[-1]]  # the last row may be a time only
             found = of_nodes([(float(row[0]) / 1000, kinds[row[1]], row[2]) for row in changes])
             return dataclasses.replace(found, end_s=float(last[0]) / 1000)
         if len(rows[0]) == 3:
@@ -83,12 +83,12 @@ def read(text: str, name: str) -> Trace:
     except (ValueError, KeyError, IndexError, TypeError) as error:
         formats = "Bamboo's CSV, SkyPilot's JSON, dated numbers, or hours and numbers"
         raise ConfigError(
-            explain("trace", name, f"is of no format that is known here ({error})", f"give one of {formats}")
+            explain("trace", name, f"is not in a known format ({error})", f"give one of {formats}")
         ) from None
 
 
 def of_nodes(rows: Iterable[tuple[float, bool, str]]) -> Trace:
-    """Of (seconds, whether it joins, node); what changes nothing is passed over."""
+    """Build a trace from (seconds, whether it joins, node); rows that change nothing are ignored."""
     here: set[str] = set()
     by_time: dict[float, tuple[list[str], list[str]]] = {}
     for time_s, joins, node in sorted(rows, key=lambda row: row[0]):
@@ -101,7 +101,7 @@ def of_nodes(rows: Iterable[tuple[float, bool, str]]) -> Trace:
 
 
 def of_numbers(rows: Sequence[tuple[float, int]], last_s: float = 0.0) -> Trace:
-    """Of (seconds, number of nodes), of which the last lasts for ``last_s``."""
+    """Build a trace from (seconds, number of nodes); the last number holds for ``last_s``."""
     here: list[str] = []
     changes, born = [], 0
     for time_s, number in rows:
@@ -115,7 +115,8 @@ def of_numbers(rows: Sequence[tuple[float, int]], last_s: float = 0.0) -> Trace:
 
 
 def larger(trace: Trace, times: int, seed: int = 0) -> Trace:
-    """``times`` as many nodes: as many clusters, each at another place of the record, which begins anew where it ends."""
+    """Return a trace with ``times`` times the nodes: that many clusters, each from another place of the record, which
+    repeats from its start."""
     chance = random.Random(seed)
     rows: list[tuple[float, bool, str]] = []
     for copy in range(times):
@@ -131,7 +132,7 @@ def larger(trace: Trace, times: int, seed: int = 0) -> Trace:
 
 
 def smaller(trace: Trace, most: int) -> list[tuple[float, int]]:
-    """Its numbers, scaled to at most ``most`` nodes and at least one; only where they change."""
+    """Return its (seconds, number of nodes), scaled to 1 to ``most`` nodes; only where the number changes."""
     found: list[tuple[float, int]] = []
     for time_s, number in trace.numbers:
         scaled = max(1, math.ceil(number * most / max(1, trace.most)))

@@ -53,7 +53,7 @@ def test_weights_of_another_vocabulary_are_refused(tiny: Config, poems: str, tru
     other = prepare(tiny.override(changes))
     held = sorted((Folder(trunk) / "checkpoints" / "readers").names())
     remedy = f"prepare the new text with corpus.tokenizer = {tiny.shards.dataset}/tokenizer.json"
-    with pytest.raises(ConfigError, match=rf"train\.start_from = .*: was trained with the vocabulary .*; {remedy}"):
+    with pytest.raises(ConfigError, match=rf"train\.start_from = .*: was trained with the tokenizer .*; {remedy}"):
         begun(other, trunk)
     assert sorted((Folder(trunk) / "checkpoints" / "readers").names()) == held
     # what the remedy says works

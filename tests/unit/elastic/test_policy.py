@@ -65,7 +65,7 @@ def test_it_says_what_it_waits_for() -> None:
     waits = after_quiet(nodes, None)
     assert isinstance(waits, Stay)
     assert waits.reason == (
-        "waiting for capacity: room for 1 workers, elastic.min_workers is 2; leaving: b; left out: c is slow"
+        "waiting for capacity: room for 1 workers, elastic.min_workers is 2; leaving: b; excluded: c is slow"
     )
 
 
