@@ -73,7 +73,7 @@ def test_what_returns_no_logits_ends_with_what_it_returned(config: Config, ranks
         ("own_model", "is not package.module:function"),
         ("own_modle:build", "cannot be imported"),
         ("own_model:bulid", "cannot be imported"),
-        ("own_model:__name__", "is no function"),
+        ("own_model:__name__", "is not a function"),
     ],
 )
 def test_a_source_that_is_none_is_told_before_anything_starts(

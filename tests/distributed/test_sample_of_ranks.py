@@ -62,7 +62,7 @@ def test_a_vocabulary_that_is_gone_costs_the_sample_and_not_the_run(tiny: Config
     for events in ranks(2, train, short(tiny, **{"shards.dataset": str(dataset)})):
         warned, stopped = last_two(events)
         assert isinstance(warned, Warned)
-        assert "no sample is written: the vocabulary cannot be read" in warned.reason
+        assert "no sample is written: the tokenizer cannot be read" in warned.reason
         assert isinstance(stopped, Stopped)
         assert stopped.status == "finished"
 

@@ -1,4 +1,4 @@
-"""Plain ``nn.Module``. Rule: a model knows its config and nothing of ranks, devices or files."""
+"""Models as plain ``nn.Module``. Rule: a model knows its config and nothing about ranks, devices or files."""
 
 from springtide.model.decoder import (
     Decoder,

@@ -2,7 +2,7 @@
 Llama, a Qwen or a Gemma.
 
 Shape suffixes: B rows, L positions, D width, H query heads, K key/value heads, E head width, F hidden width, V ids.
-The model knows nothing of ranks.
+The model knows nothing about ranks.
 """
 
 from __future__ import annotations
@@ -24,35 +24,35 @@ VOCAB_MULTIPLE = 64
 _STD = 0.02
 _RESIDUAL = ("attention.out.weight", "ffn.down.weight")
 _INIT_ROWS = 64
-"""Drawn with one seed."""
+"""Rows that are drawn with one seed."""
 _REPEATS_HEADS = {"cpu": False, "cuda": True}
-"""Whether a device has attention kernels that want a key/value head for each query head."""
+"""Whether the attention kernels of a device need a key/value head for each query head."""
 
 
 class RMSNorm(nn.Module):
     """Zhang and Sennrich, "Root mean square layer normalization" (2019); computed in fp32."""
 
     def __init__(self, dim: int, eps: float, around_one: bool = False) -> None:
-        """``around_one``: the weight is what the scale differs from one by."""
+        """``around_one``: the scale is 1 + weight."""
         super().__init__()
         self.eps, self.around_one = eps, around_one
         self.weight = nn.Parameter(torch.empty(dim))
 
     def forward(self, x: Tensor) -> Tensor:
-        """(..., D) -> (..., D), type kept."""
+        """(..., D) -> (..., D) of the same dtype."""
         x32, weight = x.float(), self.weight.float()
         scaled = x32 * torch.rsqrt(x32.pow(2).mean(-1, keepdim=True) + self.eps)
         return (scaled * (1.0 + weight if self.around_one else weight)).type_as(x)
 
 
 def rotary_table(config: ModelConfig, length: int, device: torch.device | None = None) -> tuple[Tensor, Tensor]:
-    """Cosines and sines of Su et al., "RoFormer" (2021), fp32 (length, E / 2) each."""
+    """Return the cosines and sines of Su et al., "RoFormer" (2021), fp32 (length, E / 2) each."""
     width = config.head_width
     rates = config.rope_theta ** (-torch.arange(0, width, 2, dtype=torch.float32, device=device) / width)
     if config.rope_scaling == "linear":
         rates = rates / config.rope_factor
     elif config.rope_scaling == "llama3":
-        # how often a wave goes round in the sequences seen before; between the two limits, a mixture (Llama 3.1, 2024)
+        # turns of each wave within the original length; between the two limits, interpolate (Llama 3.1, 2024)
         turns = config.rope_original_length * rates / (2 * math.pi)
         low, high = config.rope_low_freq_factor, config.rope_high_freq_factor
         kept = ((turns - low) / (high - low)).clamp(0.0, 1.0)
@@ -62,16 +62,16 @@ def rotary_table(config: ModelConfig, length: int, device: torch.device | None =
 
 
 def rotate(x_BHLE: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Turn each pair (e, e + E / 2) by its position's angle; the tables are (L, E / 2), or (B, 1, L, E / 2)."""
+    """Rotate each pair (e, e + E / 2) by its position's angle; the tables are (L, E / 2), or (B, 1, L, E / 2)."""
     first, second = x_BHLE.chunk(2, dim=-1)
     cos, sin = cos.type_as(x_BHLE), sin.type_as(x_BHLE)
     return torch.cat([first * cos - second * sin, second * cos + first * sin], dim=-1)
 
 
 def documents(tokens_BL: Tensor, eos_id: int) -> tuple[Tensor, Tensor]:
-    """The position of each token in its own document, int64 (B, L), and who may attend to whom, bool (B, 1, L, L).
+    """Return the position of each token in its own document, int64 (B, L), and the attention mask, bool (B, 1, L, L).
 
-    A document ends with ``eos_id``, the end of text; a row that begins inside one counts from its own beginning.
+    A document ends with ``eos_id``; in a row that begins inside a document, positions count from the start of the row.
     """
     index_L = torch.arange(tokens_BL.shape[1], device=tokens_BL.device)
     begins_BL = F.pad(tokens_BL[:, :-1] == eos_id, (1, 0))
@@ -81,13 +81,13 @@ def documents(tokens_BL: Tensor, eos_id: int) -> tuple[Tensor, Tensor]:
 
 
 class LayerKVCache:
-    """Keys and values of the tokens that a block has seen, (B, K, L, E) each."""
+    """Keys and values of the tokens that a block has processed, (B, K, L, E) each."""
 
     def __init__(self) -> None:
         self._seen: tuple[Tensor, Tensor] | None = None
 
     def append(self, k_BKLE: Tensor, v_BKLE: Tensor) -> tuple[Tensor, Tensor]:
-        """All of them, these last."""
+        """Append these keys and values; return all of them."""
         if self._seen is not None:
             k_BKLE, v_BKLE = torch.cat([self._seen[0], k_BKLE], 2), torch.cat([self._seen[1], v_BKLE], 2)
         self._seen = k_BKLE, v_BKLE
@@ -95,28 +95,28 @@ class LayerKVCache:
 
 
 class KVCache:
-    """What a decoder has seen of a text, so that each further token costs a token's work."""
+    """Cache of the text that a decoder has processed, so that each new token costs the work of one token."""
 
     def __init__(self, num_layers: int) -> None:
         self.blocks = [LayerKVCache() for _ in range(num_layers)]
         self._ids_BL: Tensor | None = None
 
     def append(self, tokens_BL: Tensor) -> Tensor:
-        """All ids (B, L), these last."""
+        """Append these ids; return all of them, (B, L)."""
         self._ids_BL = tokens_BL if self._ids_BL is None else torch.cat([self._ids_BL, tokens_BL], 1)
         return self._ids_BL
 
 
 def _repeats_heads(q_BHLE: Tensor, mask_B1LL: Tensor | None) -> bool:
-    """Whether key and value heads are repeated for attention's kernel. On CUDA only FlashAttention takes fewer of them than
-    query heads; it takes no mask, no fp32, and fp16 from Ampere on. Where it does not run, torch would fall back to whole score
-    matrices (B, H, L, L), several of them a block; its memory-efficient kernel takes repeated heads."""
+    """Return True if key and value heads are repeated for the attention kernel. On CUDA only FlashAttention takes fewer of
+    them than query heads; it takes no mask, no fp32, and fp16 only from Ampere on. Where it does not run, torch would fall
+    back to full score matrices (B, H, L, L), several per block; its memory-efficient kernel takes repeated heads."""
     return _REPEATS_HEADS[q_BHLE.device.type] and (mask_B1LL is not None or q_BHLE.dtype != torch.bfloat16)
 
 
 @contextlib.contextmanager
 def attention_as_on(device_type: str) -> Iterator[None]:
-    """Have the CPU give attention what another device's kernels want: to foretell what that one holds."""
+    """Repeat heads on the CPU as the kernels of another device need it, to predict that device's memory."""
     before = _REPEATS_HEADS["cpu"]
     _REPEATS_HEADS["cpu"] = _REPEATS_HEADS[device_type]
     try:
@@ -145,7 +145,7 @@ class Attention(nn.Module):
     def forward(
         self, x_BLD: Tensor, cos: Tensor, sin: Tensor, mask_B1LL: Tensor | None = None, kept: LayerKVCache | None = None
     ) -> Tensor:
-        """(B, L, D) -> (B, L, D); tables as for ``rotate``; without a mask, plainly causal."""
+        """(B, L, D) -> (B, L, D); tables as for ``rotate``; without a mask, attention is causal."""
         B, L, _ = x_BLD.shape
         q_BHLE = self.query_norm(self.query(x_BLD).view(B, L, self.num_heads, self.head_width)).transpose(1, 2)
         k_BKLE = self.key_norm(self.key(x_BLD).view(B, L, self.num_kv_heads, self.head_width)).transpose(1, 2)
@@ -203,13 +203,13 @@ class Block(nn.Module):
 
 
 class Decoder(nn.Module):
-    """Token ids (B, L) -> logits (B, L, V), V being ``vocab_size`` rounded up to a multiple of 64."""
+    """Token ids (B, L) -> logits (B, L, V); V is ``vocab_size`` rounded up to a multiple of 64."""
 
     computes_loss = True
-    """Given the ids that are wanted, it makes the loss itself, without logits of them all."""
+    """Given targets, it computes the loss itself and never holds all logits at once."""
 
     def __init__(self, config: ModelConfig, vocab_size: int, eos_id: int | None = None) -> None:
-        """``eos_id``: the id that ends a document, where documents of one row shall not see each other."""
+        """``eos_id``: end-of-document id, if documents of one row must not attend to each other."""
         super().__init__()
         self.config, self.vocab_size, self.eos_id = config, vocab_size, eos_id
         self.padded_vocab_size = -(-vocab_size // VOCAB_MULTIPLE) * VOCAB_MULTIPLE
@@ -218,7 +218,7 @@ class Decoder(nn.Module):
         self.norm = RMSNorm(config.dim, config.norm_eps, config.norm_unit_offset)
         self.head = nn.Linear(config.dim, self.padded_vocab_size, bias=False)
         self.tie()
-        # made from the config, where the weights are, so they are no part of a checkpoint
+        # computed from the config on the weights' device, so they are not part of a checkpoint
         self.cos: Tensor
         self.sin: Tensor
         self.register_buffer("cos", None, persistent=False)
@@ -227,8 +227,8 @@ class Decoder(nn.Module):
     def forward(
         self, tokens_BL: Tensor, targets_BL: Tensor | None = None, z_weight: float = 0.0, past: KVCache | None = None
     ) -> Tensor | tuple[Tensor, Tensor]:
-        """(B, L) ids -> (B, L, V) logits; or, given the ids that are wanted, what ``head_loss`` makes of them. Ids follow those
-        that ``past`` has seen."""
+        """(B, L) ids -> (B, L, V) logits; or, given ``targets_BL``, the result of ``head_loss``. The ids follow those in
+        ``past``."""
         x_BLD = self.embedding(tokens_BL)
         if self.config.scaled_embedding:
             x_BLD = x_BLD * math.sqrt(self.config.base_width or self.config.dim)
@@ -237,13 +237,13 @@ class Decoder(nn.Module):
             x_BLD = block(x_BLD, cos, sin, mask_B1LL, kept)
         x_BLD = self.norm(x_BLD)
         if self.config.width_multiplier != 1.0:
-            x_BLD = x_BLD / self.config.width_multiplier  # divides the logits, with fewer numbers
+            x_BLD = x_BLD / self.config.width_multiplier  # the same as to divide the logits, on fewer numbers
         if targets_BL is None:
             return self.head(x_BLD)
         return head_loss(x_BLD.flatten(0, 1), self.head.weight, targets_BL.flatten(), z_weight)
 
     def _places(self, tokens_BL: Tensor, past: KVCache | None) -> tuple[Tensor, Tensor, Tensor | None]:
-        """The rotary tables of the tokens, and whom each may attend to, if that is not all before it."""
+        """Return the rotary tables of the tokens, and the attention mask; None if attention is plainly causal."""
         length = tokens_BL.shape[1]
         if past is None and self.eos_id is None:
             return self.cos[:length], self.sin[:length], None
@@ -253,13 +253,13 @@ class Decoder(nn.Module):
         return self.cos[position_BL].unsqueeze(1), self.sin[position_BL].unsqueeze(1), mask_B1LL
 
     def tie(self) -> None:
-        """Have the head share the embedding's weight, if it does."""
+        """Share the embedding's weight with the head, if the config ties them."""
         if self.config.tied_head:
             self.head.weight = self.embedding.weight
 
     def place(self, device: torch.device) -> None:
-        """From the meta device to ``device``: memory that nothing is in yet, but for the rotary tables."""
-        # not to_empty: it swaps a fake tensor's content with another's, and torch refuses that while anything refers to one
+        """Move from the meta device to ``device``: only the rotary tables are filled, the weights are uninitialized."""
+        # not to_empty: it swaps the contents of fake tensors, which torch refuses while anything refers to one
         for module in self.modules():
             for name, parameter in module.named_parameters(recurse=False):
                 setattr(module, name, nn.Parameter(torch.empty_like(parameter, device=device)))
@@ -268,13 +268,13 @@ class Decoder(nn.Module):
 
 
 def skeleton(config: ModelConfig, vocab_size: int, eos_id: int | None = None) -> Decoder:
-    """The decoder without memory for its weights, on the meta device."""
+    """Return the decoder on the meta device, without memory for its weights."""
     with torch.device("meta"):
         return Decoder(config, vocab_size, eos_id)
 
 
 def build(config: ModelConfig, vocab_size: int, eos_id: int | None = None) -> Decoder:
-    """The decoder with its initial weights, on the CPU."""
+    """Return the decoder with its initial weights, on the CPU."""
     model = skeleton(config, vocab_size, eos_id)
     model.place(torch.device("cpu"))
     with torch.no_grad():
@@ -284,11 +284,11 @@ def build(config: ModelConfig, vocab_size: int, eos_id: int | None = None) -> De
 
 
 def initial(config: ModelConfig, name: str, shape: tuple[int, ...], begin: int, end: int) -> Tensor:
-    """Rows [begin, end) of a parameter's initial value, fp32: a function of the config, the name and the row, so that every
-    rank makes what it holds and the whole is the same at any world size.
+    """Return rows [begin, end) of a parameter's initial value, fp32. It is a function of the config, the name and the row:
+    every rank makes its own part, and the whole is the same at any world size.
 
-    Normal, residual outputs scaled by depth (Radford et al., GPT-2, 2019), matrices of blocks by ``width_multiplier``; norms
-    begin as identities, biases at zero.
+    Normal; residual outputs are scaled by depth (Radford et al., GPT-2, 2019), matrices of blocks by ``width_multiplier``;
+    norms start as identities, biases at zero.
     """
     if len(shape) == 1:
         scale = 0.0 if name.endswith("bias") or config.norm_unit_offset else 1.0
@@ -306,11 +306,11 @@ def initial(config: ModelConfig, name: str, shape: tuple[int, ...], begin: int, 
 
 
 def flops_per_token(model: nn.Module, sequence_length: int) -> float:
-    """Model FLOPs to train on one token, forward and backward.
+    """Return the model FLOPs to train on one token, forward and backward.
 
     6 for each weight that multiplies (the head counts, the embedding's look-up does not) plus the causal half of
     attention's two matmuls, 6 * layers * length * width of all heads (Chowdhery et al., PaLM, 2022, appendix B, halved for
-    the mask). Of a model that is not ours the attention is not known, and not counted.
+    the mask). The attention of a user's own model is unknown, so it is not counted.
     """
     looked_up = {id(module.weight) for module in model.modules() if isinstance(module, nn.Embedding)}
     matmul = sum(p.numel() for p in model.parameters() if p.dim() >= 2 and id(p) not in looked_up)
@@ -323,9 +323,9 @@ def flops_per_token(model: nn.Module, sequence_length: int) -> float:
 
 
 def hardware_flops_per_token(model: nn.Module, sequence_length: int, recompute: str) -> float:
-    """FLOPs that a device does for one token: those of the model, and the forward of the blocks once more where all of a block
-    is computed again (``recompute`` "full"; what "selective" repeats is small). The look-up of the other half of attention and
-    what fused kernels repeat by themselves are left out (Korthikanti et al., "Reducing activation recomputation", 2022)."""
+    """Return the FLOPs that a device does for one token: those of the model, and another forward of the blocks where all of
+    a block is recomputed (``recompute`` "full"; what "selective" repeats is small). The masked half of attention and what
+    fused kernels repeat internally are not counted (Korthikanti et al., "Reducing activation recomputation", 2022)."""
     flops = flops_per_token(model, sequence_length)
     blocks = getattr(model, "blocks", None)
     if recompute != "full" or blocks is None:
@@ -338,5 +338,5 @@ def hardware_flops_per_token(model: nn.Module, sequence_length: int, recompute: 
 
 
 def num_parameters(model: nn.Module) -> int:
-    """Parameters, shared ones counted once."""
+    """Return the number of parameters, shared ones counted once."""
     return sum(parameter.numel() for parameter in model.parameters())

@@ -1,5 +1,5 @@
-"""Cross-entropy of the output head, a part of the tokens at a time: the logits of a batch, often larger than all else that
-training holds, never stand whole.
+"""Cross-entropy of the output head, for a part of the tokens at a time: the logits of a batch, often larger than all else
+that training holds, never exist all at once.
 
 Shape suffixes: N tokens, D width, V ids.
 """
@@ -14,19 +14,19 @@ import torch
 from torch import Tensor
 
 IGNORE_INDEX = -100
-"""In place of an id: the token counts for nothing."""
+"""Target of a token that does not count in the loss."""
 _LOGITS_AT_ONCE = {"cpu": 2**22, "cuda": 2**27}
-"""Fewer stay in a CPU's caches from one pass to the next, but make thin matrix products."""
+"""Logits computed at a time, per device. Fewer stay in a CPU's caches between passes, but make thin matrix products."""
 
 
 class _HeadLoss(torch.autograd.Function):
-    """The gradient is made in forward, while a part's logits are there: what comes from above is a single number."""
+    """``head_loss``; forward computes the gradient too, while a part's logits exist: the upstream gradient is a scalar."""
 
     @staticmethod
     def forward(
         ctx: Any, hidden_ND: Tensor, head_VD: Tensor, wanted_N: Tensor, z_weight: float
     ) -> tuple[Tensor, Tensor]:
-        """As ``head_loss``."""
+        """Compute what ``head_loss`` returns."""
         trains = ctx.needs_input_grad[0] or ctx.needs_input_grad[1]
         grad_hidden_ND = torch.empty_like(hidden_ND) if trains else None
         grad_head_VD = torch.empty_like(head_VD, dtype=torch.float32) if trains else None
@@ -61,17 +61,17 @@ class _HeadLoss(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor, None, None]:
-        """The gradients that are kept, times the one from above."""
+        """Return the saved gradients times the upstream gradient."""
         grad_hidden_ND, grad_head_VD = ctx.saved_tensors
         from_above = grads[0]
         return grad_hidden_ND.mul_(from_above), grad_head_VD.mul_(from_above).to(ctx.head_dtype), None, None
 
 
 def head_loss(hidden_ND: Tensor, head_VD: Tensor, wanted_N: Tensor, z_weight: float = 0.0) -> tuple[Tensor, Tensor]:
-    """What to minimise, and the cross-entropy in it, both summed over tokens, fp32 scalars; the second has no gradient.
+    """Return the loss and the cross-entropy in it, both summed over tokens, fp32 scalars; the second has no gradient.
 
-    ``wanted_N`` int64 ids, or NOT_PREDICTED. ``z_weight`` times the squared logarithm of the softmax's sum is added, which
-    keeps logits from drifting (Chowdhery et al., PaLM, 2022, section 5).
+    ``wanted_N`` are int64 ids, or IGNORE_INDEX. The loss adds ``z_weight`` times the squared logarithm of the softmax's
+    denominator, which keeps logits from drifting (Chowdhery et al., PaLM, 2022, section 5).
     """
     total, nats = _HeadLoss.apply(hidden_ND, head_VD, wanted_N, z_weight)
     return total, nats
@@ -79,7 +79,7 @@ def head_loss(hidden_ND: Tensor, head_VD: Tensor, wanted_N: Tensor, z_weight: fl
 
 @contextlib.contextmanager
 def logits_as_on(device_type: str) -> Iterator[None]:
-    """Have the CPU make as many at once as another device would: to foretell what that one holds."""
+    """Compute as many logits at a time on the CPU as another device would, to predict that device's memory."""
     before = _LOGITS_AT_ONCE["cpu"]
     _LOGITS_AT_ONCE["cpu"] = _LOGITS_AT_ONCE[device_type]
     try:
@@ -89,5 +89,5 @@ def logits_as_on(device_type: str) -> Iterator[None]:
 
 
 def _at_once(head_VD: Tensor) -> int:
-    """Tokens whose logits may stand together."""
+    """Return the number of tokens whose logits are computed at a time."""
     return max(1, _LOGITS_AT_ONCE[head_VD.device.type] // len(head_VD))

@@ -1,13 +1,13 @@
-"""Which model a config means: the decoder of this package, or a user's own.
+"""The model that a config names: the decoder of this package, or a user's own.
 
-A user's is what ``model.source`` names, ``package.module:function``, called as ``function(config, vocab_size, eos_id)`` with
+``model.source`` names a user's model, ``package.module:function``, called as ``function(config, vocab_size, eos_id)`` with
 the config's ``model`` section. It returns any ``nn.Module`` that
 
-    maps ids, int64 (B, L), to logits (B, L, V) with V >= vocab_size, position by position, none of which looks ahead;
+    maps ids, int64 (B, L), to logits (B, L, V) with V >= vocab_size, and no position looks ahead;
     may have ``blocks``, an ``nn.ModuleList``: each is sharded, recomputed and compiled by itself, else the model is one piece;
-    may have ``eos_id``, the id after which nothing is predicted, where documents of a row are kept apart.
+    may have ``eos_id``, the id after which nothing is predicted, if documents of a row are masked from each other.
 
-Its first weights may come from torch's generator, which is seeded with ``model.init_seed``: they are the same on every rank.
+Its initial weights may come from torch's generator, which is seeded with ``model.init_seed``: they are the same on every rank.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from springtide.model.decoder import build, skeleton
 
 
 def make(config: ModelConfig, vocab_size: int, eos_id: int | None = None) -> nn.Module:
-    """The model: the decoder without memory for its weights, on the meta device, or a user's with its first weights, on the
-    CPU. ConfigError when there is no such function."""
+    """Return the model: the decoder on the meta device, without memory for its weights, or a user's model with its initial
+    weights, on the CPU. Raises ConfigError if that function cannot be found or returns no module."""
     if not config.source:
         return skeleton(config, vocab_size, eos_id)
     function = find(config.source)
@@ -39,26 +39,26 @@ def make(config: ModelConfig, vocab_size: int, eos_id: int | None = None) -> nn.
 
 
 def whole(config: ModelConfig, vocab_size: int, eos_id: int | None = None) -> nn.Module:
-    """The same with all its weights on the CPU, for a process alone to load them into."""
+    """Return the model with all its weights on the CPU, for a single process to load a checkpoint into."""
     return make(config, vocab_size, eos_id) if config.source else build(config, vocab_size, eos_id)
 
 
 def find(source: str) -> Callable[..., object]:
-    """The function that ``source`` names; modules are looked for in the current folder too, after all that is installed. Who
-    calls has seen to it that this code may run (``config.check_trusted``)."""
+    """Return the function that ``source`` names. Modules are searched in the current folder too, after all installed ones.
+    The caller has checked that this code may run (``config.check_trusted``)."""
     module, _, name = source.partition(":")
     if not module or not name:
         raise _problem(source, "is not package.module:function", "for example mine.model:build")
     if os.getcwd() not in sys.path:
-        sys.path.append(os.getcwd())  # last: a file that lies about must not take the place of an installed package
+        sys.path.append(os.getcwd())  # last: a stray file must not shadow an installed package
     try:
         function = getattr(importlib.import_module(module), name)
     except (ImportError, AttributeError) as error:
         raise _problem(
-            source, f"cannot be imported ({error})", "start from the folder it lies in, or install it"
+            source, f"cannot be imported ({error})", "start in the folder that contains it, or install it"
         ) from None
     if not callable(function):
-        raise _problem(source, "is no function", "name one that returns an nn.Module")
+        raise _problem(source, "is not a function", "name one that returns an nn.Module")
     found: Callable[..., object] = function
     return found
 

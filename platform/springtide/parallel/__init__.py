@@ -1,4 +1,4 @@
-"""The model laid over a mesh. Layer rule: parallelism is applied from outside, in one visible order; gradients are summed."""
+"""Sharding of a model over a mesh. Rule: parallelism is applied from outside, in one visible order; gradients are summed."""
 
 from springtide.parallel.compiled import gave_up, uncompiled
 from springtide.parallel.fsdp import parallelize, set_gradient_sync

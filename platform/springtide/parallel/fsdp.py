@@ -1,5 +1,5 @@
-"""The model laid over the mesh by FSDP2. One mechanism gives all strategies: what differs is how many ranks a copy is sharded
-over, and for how long weights and gradients are whole.
+"""Sharding of the model over the mesh by FSDP2. One mechanism gives all strategies: they differ in how many ranks a copy is
+sharded over, and for how long weights and gradients are whole.
 
               copies        weights whole              gradients whole
     ddp       every rank    always                     until the last micro-batch
@@ -26,8 +26,8 @@ _CONFIG = "laid_out_by"
 
 
 def parallelize(model: nn.Module, config: ParallelConfig, world: World) -> nn.Module:
-    """Lay ``model`` over the world, in place; of one on the meta device nothing is in the weights yet. The order matters: what
-    wraps a block, the block, then what is left in the root."""
+    """Shard ``model`` over the world, in place; the weights of our decoder are uninitialized then. The order matters: what
+    wraps a block, the block, then the rest in the root. Raises ConfigError if the GPU has no bf16 arithmetic."""
     if (
         world.device.type == "cuda"
         and config.precision == "bf16"
@@ -41,25 +41,25 @@ def parallelize(model: nn.Module, config: ParallelConfig, world: World) -> nn.Mo
             blocks[index] = recomputed(block, config.recompute)
         if config.compile:
             compile_block(blocks[index])
-    # a process alone has nobody to share with, and what FSDP copies is a sixth of a small model's step; but other types of
-    # weights and sums are FSDP's doing too
+    # a single process has nothing to shard, and FSDP's copies take a sixth of a small model's step; but FSDP also makes the
+    # other types of weights and sums
     sharded = world.size > 1 or {config.precision, config.reduction} != {"fp32"}
     if sharded:
         _shard(model, blocks, config, world)
     if isinstance(model, Decoder):
         model.place(world.device)
-    elif not sharded and world.device.type != "cpu":  # where a user's model is made
+    elif not sharded and world.device.type != "cpu":  # a user's model is made on the CPU
         model.to(world.device)
     return model
 
 
 def _shard(model: nn.Module, blocks: nn.ModuleList, config: ParallelConfig, world: World) -> None:
-    """Over all ranks, in place."""
+    """Shard over all ranks, in place."""
     policy = MixedPrecisionPolicy(param_dtype=_TYPES[config.precision], reduce_dtype=_TYPES[config.reduction])
     reshard = config.strategy == "zero3"
     for block in blocks:
         fully_shard(block, mesh=world.mesh, mp_policy=policy, reshard_after_forward=reshard)
-    # the root is needed first in backward, right after forward: freeing it would only fetch it again
+    # backward needs the root first, right after forward: freed, it would only be gathered again
     fully_shard(model, mesh=world.mesh, mp_policy=policy, reshard_after_forward=False)
     setattr(model, _CONFIG, config)
     for module in model.modules():
@@ -70,13 +70,13 @@ def _shard(model: nn.Module, blocks: nn.ModuleList, config: ParallelConfig, worl
 
 
 def set_gradient_sync(model: nn.Module, last: bool) -> None:
-    """Say whether the next backward is the ``last`` of the step, before which gradients need not be agreed on."""
+    """Set whether the next backward is the ``last`` of the step; before that, gradients need not be synchronized."""
     if isinstance(model, FSDPModule):
         config: ParallelConfig = getattr(model, _CONFIG)
-        # sums in fp64 are of whole gradients: shards have the type of the weights
+        # fp64 sums need whole gradients: shards have the type of the weights
         whole = config.strategy in ("ddp", "zero1") or config.reduction == "fp64"
         model.set_requires_gradient_sync(last or not whole)
         model.set_requires_all_reduce(last)
         model.set_is_last_backward(last)
-        # between micro-batches the weights do not change: with room for them whole, they are fetched once a step
+        # the weights do not change between micro-batches: if memory holds them whole, they are gathered once per step
         model.set_reshard_after_backward(last or config.strategy == "zero3")

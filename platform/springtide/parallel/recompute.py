@@ -1,4 +1,4 @@
-"""Activations that are computed again in backward instead of kept (Chen et al., "Sublinear memory cost", 2016)."""
+"""Recomputation of activations in backward, instead of keeping them (Chen et al., "Sublinear memory cost", 2016)."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ _DEAR = {
     _aten._scaled_dot_product_efficient_attention.default,
     _aten._scaled_dot_product_cudnn_attention.default,
 }
-"""What costs more to compute again than to keep."""
+"""Operators whose results cost more to recompute than to keep."""
 
 
 def recomputed(block: nn.Module, how: str) -> nn.Module:
-    """``block``, which keeps its input alone (``full``), or beside it the results of matrix products and attention
-    (``selective``); blocks draw no random numbers."""
+    """Return ``block`` wrapped to keep only its input (``full``), or also the results of matrix products and attention
+    (``selective``). RNG state is not restored: blocks draw no random numbers."""
     if how == "full":
         return checkpoint_wrapper(block, preserve_rng_state=False)
     contexts = functools.partial(create_selective_checkpoint_contexts, _keep)

@@ -1,5 +1,5 @@
 """(seed, step) -> the same rows at any world size. Rule: the data state of a run is one integer, the next step; all else
-is arithmetic, and slicing by rank is the last of it."""
+is arithmetic, and slicing by rank comes last."""
 
 from springtide.stream.data import Data, open_data
 from springtide.stream.order import Order, digest

@@ -1,4 +1,4 @@
-"""What a run trains on: sealed datasets, and the order of their rows."""
+"""The data of a run: its datasets, and the order of their rows."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ from springtide.stream.reader import RankReader
 
 @dataclasses.dataclass(frozen=True)
 class Data:
-    """The corpora of a run, in the order of their numbers, and the order of their rows. Pickled as its config: a process opens
-    the same data once."""
+    """The corpora of a run, in the order of their numbers, and the order of their rows. Pickled as its config, so that a
+    process opens the same data once."""
 
     config: Config
     manifests: tuple[Manifest, ...]
@@ -35,7 +35,7 @@ class Data:
 
     @property
     def datasets(self) -> tuple[str, ...]:
-        """URLs."""
+        """URL of each corpus's dataset."""
         return tuple(_corpora(self.config).values())
 
     @property
@@ -44,7 +44,7 @@ class Data:
 
     @property
     def tokenizer_digest(self) -> str:
-        """Of the vocabulary that all corpora share."""
+        """Digest of the tokenizer that all corpora share."""
         return self.manifests[0].tokenizer_digest
 
     @property
@@ -53,30 +53,30 @@ class Data:
 
     @property
     def sequence_length(self) -> int:
-        """Tokens a row trains on."""
+        """Tokens that one row trains on."""
         return self.manifests[0].sequence_length
 
     @property
     def eos_id(self) -> int | None:
-        """The id that ends a document, where documents of a row are kept apart."""
+        """End-of-document id if documents of a row are masked from each other, else None."""
         return self.manifests[0].eos_id
 
     def reader(self, rank: int, world_size: int) -> RankReader:
-        """What fetches the rows of ``rank``."""
+        """Return the reader that fetches the rows of ``rank``."""
         return RankReader(self, rank, world_size)
 
     def skipping(self, steps: Iterable[int]) -> Data:
-        """The same, but these steps of the order are jumped over too."""
+        """Return the same data with these steps of the order skipped, too."""
         skip = tuple(sorted({*self.order.skip, *steps}))
         config = self.config.override({"stream.skip": skip})
         return dataclasses.replace(self, config=config, order=dataclasses.replace(self.order, skip=skip))
 
     def splits(self, split: str) -> list[SplitReader]:
-        """Readers of one split, a corpus each; they keep what they have open."""
+        """Return one reader per corpus for ``split``; readers keep their files open."""
         return self._readers(split)
 
     def rows(self, sample_ids: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Stored sample ids, uint64 (n,), and tokens (n, sequence_length + 1) of these rows to train on."""
+        """Return the stored sample ids, uint64 (n,), and the tokens, (n, sequence_length + 1), of these training rows."""
         corpora, rows = corpus_and_row(sample_ids)
         ids = np.empty(len(rows), dtype=np.uint64)
         tokens = np.empty((len(rows), self.sequence_length + 1), self.token_type)
@@ -101,7 +101,7 @@ class Data:
         return _open_once, (self.config.model_dump_json(),)
 
     def drawn(self, steps: int) -> dict[str, dict[str, float]]:
-        """What the first ``steps`` steps hold of each corpus: ``rows`` and ``epochs``."""
+        """Return the ``rows`` and ``epochs`` of each corpus that the first ``steps`` steps draw."""
         counts = np.zeros(len(self.names), dtype=np.int64)
         for step in range(steps):
             counts += np.bincount(self.order.corpora(step), minlength=len(self.names))
@@ -112,9 +112,9 @@ class Data:
 
 
 def open_data(config: Config) -> Data:
-    """The datasets that ``config`` names, read and found to go together.
+    """Open the datasets that ``config`` names and check that they fit together.
 
-    ConfigError when they do not, CorpusError when one is missing or smaller than a batch.
+    Raises ConfigError if they do not, CorpusError if one is missing or smaller than a batch.
     """
     corpora = _corpora(config)
     manifests = tuple(load_manifest(Folder(url)) for url in corpora.values())
@@ -147,7 +147,7 @@ def _corpora(config: Config) -> dict[str, str]:
 
 
 def default_cache() -> str:
-    """Where the cache of this node makes its folder."""
+    """Return the folder in which this node's cache creates its own folder."""
     return tempfile.gettempdir()
 
 
@@ -166,7 +166,7 @@ def _check(config: Config, name: str, url: str, manifest: Manifest, first: Manif
             explain(
                 f"stream.mixture.{name}",
                 url,
-                "keeps its documents apart where the first corpus does not, or the other way round",
+                "masks across documents where the first corpus does not, or vice versa",
                 "prepare both with the same shards.mask_across_documents",
             )
         )
@@ -175,7 +175,7 @@ def _check(config: Config, name: str, url: str, manifest: Manifest, first: Manif
             explain(
                 f"stream.mixture.{name}",
                 url,
-                "has another vocabulary or token type than the first corpus",
+                "has another tokenizer or token type than the first corpus",
                 "prepare it with corpus.tokenizer = <the first dataset>/tokenizer.json and the same shards.token_type",
             )
         )
@@ -195,9 +195,9 @@ def _schedule(config: Config, rows: dict[str, int]) -> WeightTable:
         start = max(entry.from_step, config.steps_to(int(entry.from_tokens)))
         shares = tuple(entry.shares.get(name, 0.0) for name in rows)
         if sum(shares) <= 0:
-            raise ConfigError(explain("stream.weights", entry.shares, "weigh nothing", "give one corpus a weight"))
+            raise ConfigError(explain("stream.weights", entry.shares, "are all zero", "give one corpus a weight"))
         if start in pieces:
-            raise ConfigError(explain("stream.weights", start, "two tables begin at this step", "leave one out"))
+            raise ConfigError(explain("stream.weights", start, "two tables begin at this step", "remove one"))
         pieces[start] = shares
     if 0 not in pieces:
         raise ConfigError(

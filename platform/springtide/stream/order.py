@@ -1,13 +1,13 @@
 """The order of samples: (seed, step) -> the same rows at any world size.
 
-Letters, as in the maths: T rows of a corpus, G rows in a step, C lanes, k = G / C rows of a lane in a step, W workers,
-L = floor(T / C) rows of a lane in an epoch, w rows of a window. Steps count from 0 here: step s is made when s are done.
+Symbols: T rows of a corpus, G rows in a step, C lanes, k = G / C rows of a lane in a step, W workers,
+L = floor(T / C) rows of a lane in an epoch, w rows of a window. Steps count from 0 here: step s runs when s steps are done.
 
-    epoch    permutes the row groups and lays them end to end: a virtual line of T rows
-    lane     owns L rows of that line; at most C - 1 are left over, others every epoch
+    epoch    permutes the row groups and concatenates them: a virtual sequence of T rows
+    lane     owns L rows of that sequence; at most C - 1 rows remain, different ones in every epoch
     window   shuffles w rows of the lane among each other: the bound of the read-ahead
-    deal     says which corpus each of the lane's k slots draws from
-    rank     owns whole lanes: slicing by rank is the last operation, so a batch does not know W
+    mixture  decides which corpus each of the lane's k slots draws from
+    rank     owns whole lanes: slicing by rank is the last operation, so a batch does not depend on W
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from springtide.stream.permute import key, mix, permutation
 _CORPUS_SHIFT = np.uint64(48)
 _LANES_KEPT = 4096
 _STEPS_A_BLOCK = 64
-"""Steps are drawn this many at a time: a lane's rows of them lie together, and a step is then a row of an array."""
+"""Steps that are drawn together: a lane's rows of them are consecutive, and each step is then a slice of one array."""
 _BLOCKS_KEPT = 8
 
 
@@ -39,7 +39,7 @@ class CorpusOrder:
 
     seed: int
     number: int
-    """Which corpus of the mixture this is."""
+    """Index of the corpus in the mixture."""
     group_rows: tuple[int, ...]
     """Rows of every row group, in the order of the manifest."""
     lanes: int
@@ -63,12 +63,12 @@ class CorpusOrder:
 
     @property
     def lane_rows(self) -> int:
-        """L."""
+        """L: rows of a lane in an epoch."""
         return sum(self.group_rows) // self.lanes
 
     @functools.cached_property
     def draws_per_epoch(self) -> int:
-        """Rows a lane draws before it begins the next epoch: whole steps of them."""
+        """Rows that a lane draws before it begins the next epoch: L, rounded down to whole steps."""
         return self.lane_rows // self.rows_per_step * self.rows_per_step
 
     @functools.cached_property
@@ -84,7 +84,7 @@ class CorpusOrder:
         return permutation(key(self.seed, self.number, epoch, lane + 1, window), size)
 
     def draw(self, lane: int, first: int, count: int) -> np.ndarray:
-        """The rows of draws ``first`` to ``first + count - 1`` of ``lane``, int64 (count,)."""
+        """Return the rows of draws ``first`` to ``first + count - 1`` of ``lane``, int64 (count,)."""
         rows = np.empty(count, dtype=np.int64)
         done = 0
         while done < count:
@@ -110,31 +110,31 @@ class CorpusOrder:
 
 @dataclasses.dataclass(frozen=True)
 class Order:
-    """The rows of every step of a run. Two orders with one ``identity`` give the same batches, whatever W is."""
+    """The rows of every step of a run. Two orders with the same ``identity`` give the same batches at any W."""
 
     manifests: tuple[str, ...]
     """Digest of each corpus's manifest."""
     group_rows: tuple[tuple[int, ...], ...]
-    """Rows of every row group, a tuple a corpus."""
+    """Rows of every row group, one tuple per corpus."""
     seed: int
     global_batch: int
     lanes: int
     window: int
     schedule: WeightTable = ((0, (1.0,)),)
     skip: tuple[int, ...] = ()
-    """Steps to jump over. These and all others below are steps of the order: they count the skipped ones too."""
+    """Steps to skip. These steps and those of the fields below are steps of the order, which counts skipped ones too."""
     skip_samples: tuple[tuple[int, tuple[int, ...]], ...] = ()
-    """(from_step, sample ids) to leave out of the batches from that step on."""
+    """(from_step, sample ids) to exclude from the batches from that step on."""
     ramp: tuple[tuple[int, int], ...] = ()
-    """(from_step, rows) of steps that are smaller or of full size, see ``Ramp``; empty: all are of full size."""
+    """(from_step, rows of a step from there on), see ``Ramp``; empty: all steps are of full size."""
 
     @property
     def identity(self) -> str:
-        """32 hex digits over everything that decides the batches."""
+        """Digest of everything that decides the batches, 32 hex digits."""
         return self._identity(None)
 
     def identity_at(self, step: int) -> str:
-        """The identity of the first ``step`` steps alone: orders that differ only in what comes later share it."""
+        """Return the identity of the first ``step`` steps alone: orders that differ only in later steps share it."""
         return self._identity(self.order_step(step - 1) + 1 if step else 0)
 
     def _identity(self, end: int | None) -> str:
@@ -159,7 +159,7 @@ class Order:
 
     @functools.cached_property
     def _deals(self) -> tuple[MixtureSchedule, ...]:
-        """One for each piece of the ramp: a step's slots are evenly spaced whatever their number."""
+        """One schedule per piece of the ramp: a step's slots are evenly spaced, whatever their number."""
         return tuple(MixtureSchedule(rows, self.schedule) for _, rows in self._ramp.pieces)
 
     @functools.cached_property
@@ -175,51 +175,51 @@ class Order:
 
     @property
     def rows_per_lane(self) -> int:
-        """k, of a step of full size."""
+        """k of a step of full size."""
         return self.global_batch // self.lanes
 
     def rows(self, step: int) -> int:
-        """G, of ``step``, before any are left out."""
+        """Return G of ``step``, excluded samples counted too."""
         return self._ramp.rows(self.order_step(step))
 
     def lane_share(self, step: int) -> int:
-        """k, of ``step``."""
+        """Return k of ``step``."""
         return self.rows(step) // self.lanes
 
     def order_step(self, step: int) -> int:
-        """The step of the deal that ``step`` is, skipped ones not counted."""
-        # a skipped step moves every later one by one: count those that lie at or before where we arrive
+        """Return the step of the order that ``step`` of the run is: ``step`` plus the number of steps skipped until then."""
+        # each skipped step moves every later one by one: count those at or before the result
         return step + bisect.bisect_right(self._gaps, step)
 
     def epoch(self, step: int, corpus: int = 0) -> float:
-        """How often the first lane has been through ``corpus`` before ``step``."""
+        """Return the epochs of ``corpus`` that the first lane has drawn before ``step``, fractions included."""
         draws = self._drawn_before(self.order_step(step), range(1))[0, corpus]
         return float(draws / self._corpora[corpus].draws_per_epoch)
 
     def lanes_of(self, rank: int, world_size: int) -> range:
-        """The lanes l with floor(l * W / C) == rank: contiguous, and sizes differ by at most one."""
+        """Return the lanes l with floor(l * W / C) == rank: contiguous; sizes differ by at most one."""
         return range(-(-rank * self.lanes // world_size), -(-(rank + 1) * self.lanes // world_size))
 
     def lane_rows(self, step: int, rank: int, world_size: int) -> list[int]:
-        """Rows of ``step`` in each lane of ``rank``: k, less those left out."""
+        """Return the rows of ``step`` in each lane of ``rank``: k, less the excluded ones."""
         _, kept = self._drawn_and_kept(step, self.lanes_of(rank, world_size))
         return kept.reshape(-1, self.lane_share(step)).sum(axis=1).tolist()
 
     def batch(self, step: int) -> np.ndarray:
-        """Sample ids of ``step``, uint64 (G,), in slot order."""
+        """Return the sample ids of ``step``, uint64 (G,), in slot order."""
         return self.samples(step, range(self.lanes))
 
     def rank_batch(self, step: int, rank: int, world_size: int) -> np.ndarray:
-        """The part of ``batch(step)`` that ``rank`` of ``world_size`` trains on, uint64 (n,)."""
+        """Return the part of ``batch(step)`` that ``rank`` of ``world_size`` trains on, uint64 (n,)."""
         return self.samples(step, self.lanes_of(rank, world_size))
 
     def samples(self, step: int, lanes: range) -> np.ndarray:
-        """Sample ids that ``lanes`` draw in ``step``, uint64 (at most len(lanes) * k,), lane by lane."""
+        """Return the sample ids that ``lanes`` draw in ``step``, uint64 (at most len(lanes) * k,), lane by lane."""
         drawn, kept = self._drawn_and_kept(step, lanes)
         return drawn[kept] if self.skip_samples else drawn
 
     def _drawn_and_kept(self, step: int, lanes: range) -> tuple[np.ndarray, np.ndarray]:
-        """Everything drawn, uint64 (len(lanes) * k,), and which of it is not left out."""
+        """Return all drawn samples, uint64 (len(lanes) * k,), and which of them are not excluded."""
         dealt = self.order_step(step)
         block, place = divmod(dealt, _STEPS_A_BLOCK)
         drawn = self._block(block, lanes)[place]
@@ -230,7 +230,7 @@ class Order:
         return drawn, kept
 
     def corpora(self, step: int) -> np.ndarray:
-        """The corpus of every slot of ``step``, int64 (G,)."""
+        """Return the corpus of every slot of ``step``, int64 (G,)."""
         dealt = self.order_step(step)
         return self._deals[self._ramp.piece(dealt)].corpora(dealt)
 
@@ -239,7 +239,7 @@ class Order:
         return functools.lru_cache(maxsize=_BLOCKS_KEPT)(self._draw)
 
     def _draw(self, block: int, lanes: range) -> list[np.ndarray]:
-        """What ``lanes`` draw in each step of a block, uint64 (len(lanes) * k,)."""
+        """Return the sample ids that ``lanes`` draw in each step of a block, uint64 (len(lanes) * k,)."""
         first = block * _STEPS_A_BLOCK
         runs = list(self._ramp.runs(first, first + _STEPS_A_BLOCK))
         ks = [self._ramp.pieces[piece][1] // self.lanes for piece, begin, end in runs for _ in range(begin, end)]
@@ -252,7 +252,7 @@ class Order:
             dealt, counts = self._dealt(block)
             for place, lane in enumerate(lanes):
                 for corpus in np.unique(dealt[lane]).tolist():
-                    here = np.flatnonzero(dealt[lane] == corpus)  # what a lane draws from one corpus follows on
+                    here = np.flatnonzero(dealt[lane] == corpus)  # a lane's draws from one corpus are consecutive
                     rows = self._corpora[corpus].draw(lane, int(counts[lane, corpus]), len(here))
                     drawn[place, here] = join(corpus, rows)
         return [part.reshape(-1) for part in np.split(drawn, np.cumsum(ks)[:-1], axis=1)]
@@ -262,8 +262,8 @@ class Order:
         return functools.lru_cache(maxsize=_BLOCKS_KEPT)(self._deal_block)
 
     def _deal_block(self, block: int) -> tuple[np.ndarray, np.ndarray]:
-        """The corpus of every draw that a lane makes in a block, int64 (C, draws), and how often it drew from each corpus
-        before, int64 (C, corpora)."""
+        """Return the corpus of every draw of each lane in a block, int64 (C, draws), and how often the lane drew from each
+        corpus before, int64 (C, corpora)."""
         first = block * _STEPS_A_BLOCK
         parts = []
         for piece, begin, end in self._ramp.runs(first, first + _STEPS_A_BLOCK):
@@ -271,7 +271,7 @@ class Order:
             parts.append(corpora.reshape(end - begin, self.lanes, -1).swapaxes(0, 1).reshape(self.lanes, -1))
         dealt = np.concatenate(parts, axis=1)
         before = self._counted.pop(block, None)
-        if before is None:  # a seek; walking on takes an addition
+        if before is None:  # after a seek; block after block, an addition is enough
             before = self._drawn_before(first, range(self.lanes))
         after = before + (dealt[:, :, None] == np.arange(len(self.group_rows))).sum(axis=1)
         self._counted.clear()
@@ -279,7 +279,8 @@ class Order:
         return dealt, before
 
     def _drawn_before(self, dealt: int, lanes: range) -> np.ndarray:
-        """How often each of ``lanes`` drew from each corpus before step ``dealt`` of the deal, int64 (len(lanes), corpora)."""
+        """Return how often each of ``lanes`` drew from each corpus before step ``dealt`` of the order, int64
+        (len(lanes), corpora)."""
         counts = np.zeros((len(lanes), len(self.group_rows)), dtype=np.int64)
         for piece, begin, end in self._ramp.runs(0, dealt):
             deal, k = self._deals[piece], self._ramp.pieces[piece][1] // self.lanes
@@ -290,7 +291,7 @@ class Order:
 
     @functools.cached_property
     def _counted(self) -> dict[int, np.ndarray]:
-        """Draws before the block that is likely next."""
+        """Draws before a block, for the block that is likely next."""
         return {}
 
     def __reduce__(self) -> tuple[object, ...]:
@@ -298,12 +299,12 @@ class Order:
 
 
 def join(corpus: int, rows: np.ndarray) -> np.ndarray:
-    """Sample ids, uint64 (n,), of rows of one corpus."""
+    """Return the sample ids, uint64 (n,), of rows of one corpus."""
     return (np.uint64(corpus) << _CORPUS_SHIFT) | rows.astype(np.uint64)
 
 
 def corpus_and_row(sample_ids: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """The corpus number and the row in it of each sample id, int64 (n,) both."""
+    """Return the corpus number and the row in that corpus of each sample id, int64 (n,) both."""
     ids = sample_ids.astype(np.uint64)
     return (ids >> _CORPUS_SHIFT).astype(np.int64), (ids & ((np.uint64(1) << _CORPUS_SHIFT) - np.uint64(1))).astype(
         np.int64
@@ -311,8 +312,8 @@ def corpus_and_row(sample_ids: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def digest(sample_ids: np.ndarray) -> int:
-    """A 64-bit digest of a set of sample ids that does not depend on their order: the sum of their hashes mod 2**64.
+    """Return a 64-bit digest of a set of sample ids that does not depend on their order: the sum of hashes mod 2**64.
 
-    Sums of parts add up, so ranks can each digest their own.
+    Digests of parts add up, so each rank can digest its own part.
     """
     return int(np.sum(mix(sample_ids), dtype=np.uint64)) if len(sample_ids) else 0

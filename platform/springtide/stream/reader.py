@@ -1,4 +1,4 @@
-"""The order made real: reads of a few steps at a time, and batches that are checked against the order.
+"""Reads of the ordered rows, a few steps at a time, and batches that are checked against the order.
 
 A *read* is the steps [first, last) of one rank: the unit that a Ray task or a thread fetches.
 """
@@ -24,12 +24,12 @@ Item = TypeVar("Item")
 
 
 class Batch(NamedTuple):
-    """What one rank trains on in one step."""
+    """The rows that one rank trains on in one step."""
 
     step: int
     """Steps done before it."""
     sample_ids: np.ndarray
-    """uint64 (n,), as they came with the rows."""
+    """uint64 (n,), as stored with the rows."""
     tokens: np.ndarray
     """uint16 or uint32 (n, sequence_length + 1)."""
 
@@ -47,21 +47,21 @@ class Fetched(NamedTuple):
     steps: np.ndarray
     """int64 (rows,)."""
     sample_ids: np.ndarray
-    """uint64 (rows,), those stored beside the rows, not those asked for."""
+    """uint64 (rows,), as stored with the rows, not as requested."""
     tokens: np.ndarray
     """uint16 or uint32 (rows, sequence_length + 1)."""
 
 
 @dataclasses.dataclass(frozen=True)
 class RankReader:
-    """Fetches reads of one rank. Picklable; opens nothing until the first read."""
+    """Fetcher of one rank's reads. Picklable; opens nothing until the first read."""
 
     data: Data
     rank: int
     world_size: int
 
     def plan(self, first: int, last: int, read_bytes: int) -> list[Read]:
-        """The steps [first, last) cut into reads of about ``read_bytes`` of tokens, at least one step each."""
+        """Cut the steps [first, last) into reads of about ``read_bytes`` of tokens, at least one step each."""
         row_bytes = (self.data.sequence_length + 1) * np.dtype(self.data.token_type).itemsize
         order = self.data.order
         rows = max(1, len(order.lanes_of(self.rank, self.world_size)) * order.rows_per_lane)
@@ -69,30 +69,30 @@ class RankReader:
         return [Read(start, min(start + steps, last)) for start in range(first, last, steps)]
 
     def fetch(self, read: Read) -> Fetched:
-        """The rows of ``read``."""
+        """Return the rows of ``read``."""
         steps = range(read.first, read.last)
         wanted = [self.data.order.rank_batch(step, self.rank, self.world_size) for step in steps]
         sample_ids, tokens = self.data.rows(np.concatenate(wanted))
         return Fetched(np.repeat(steps, [len(ids) for ids in wanted]), sample_ids, tokens)
 
     def batches(self, read: Read) -> Iterator[Batch]:
-        """The batches of ``read`` in order; one of no rows where all of a step are left out."""
+        """Yield the batches of ``read`` in order; a batch has no rows where all rows of its step are excluded."""
         found = self.fetch(read)
         bounds = np.searchsorted(found.steps, range(read.first, read.last + 1)).tolist()
         for step, begin, end in zip(range(read.first, read.last), bounds[:-1], bounds[1:], strict=True):
             yield Batch(step, found.sample_ids[begin:end], found.tokens[begin:end])
 
     def nothing(self, step: int) -> Batch:
-        """The batch of a step of which this rank has no rows."""
+        """Return the batch of a step in which this rank has no rows."""
         tokens = np.empty((0, self.data.sequence_length + 1), self.data.token_type)
         return Batch(step, np.empty(0, np.uint64), tokens)
 
 
 def check(order: Order, rank: int, world_size: int, step: int, batch: Batch) -> None:
-    """OrderError unless ``batch`` is exactly what the order gives this rank at ``step``."""
+    """Raise OrderError unless ``batch`` is exactly what the order gives this rank at ``step``."""
     wanted = order.rank_batch(step, rank, world_size)
     if batch.step != step:
-        raise OrderError(f"rank {rank} of {world_size} was fed step {batch.step} where step {step} was due")
+        raise OrderError(f"rank {rank} of {world_size} received step {batch.step}, expected step {step}")
     if not np.array_equal(batch.sample_ids, wanted):
         differ = np.flatnonzero(batch.sample_ids != wanted) if len(batch.sample_ids) == len(wanted) else np.array([0])
         first = int(differ[0])
@@ -103,21 +103,21 @@ def check(order: Order, rank: int, world_size: int, step: int, batch: Batch) -> 
 
 
 def load(reader: RankReader, plan: list[Read]) -> Iterator[Batch]:
-    """The batches of ``plan``, one read ahead: the feed of a process without Ray."""
+    """Yield the batches of ``plan``, one read ahead: the feed of a process without Ray."""
     for batches in ahead(list(reader.batches(read)) for read in plan):
         yield from batches
 
 
-class ahead(Iterator[Item]):  # noqa: N801  used as a function is
-    """``items``, drawn in a thread from now on, one ahead of what is used; what drawing raises is raised in its place.
+class ahead(Iterator[Item]):  # noqa: N801  used like a function
+    """Iterator over ``items`` that a thread draws from now on, one ahead; an exception of drawing is raised in its place.
 
-    The thread ends when the items do, or with this object.
+    The thread ends with the items, or with this object.
     """
 
     def __init__(self, items: Iterable[Item]) -> None:
         self._ready: queue.Queue[Item | BaseException | None] = queue.Queue(maxsize=1)
         self._closed = threading.Event()
-        work = (items, self._ready, self._closed)  # not this object, whose end is the thread's
+        work = (items, self._ready, self._closed)  # not this object: the thread ends when it is deleted
         threading.Thread(target=_draw, args=work, name="springtide-ahead", daemon=True).start()
 
     def __next__(self) -> Item:
@@ -128,7 +128,7 @@ class ahead(Iterator[Item]):  # noqa: N801  used as a function is
         return item
 
     def close(self) -> None:
-        """Draw no more than what is being drawn."""
+        """Draw nothing after the current item."""
         self._closed.set()
 
     def __del__(self) -> None:
@@ -150,5 +150,5 @@ def _draw(items: Iterable[Item], ready: queue.Queue[Item | BaseException | None]
             if closed.is_set():
                 return
         put(None)
-    except BaseException as error:  # crosses to the consumer, which raises it
+    except BaseException as error:  # passed to the consumer, which raises it
         put(error)

@@ -28,23 +28,23 @@ from springtide.training import TrainLoop
 
 
 def main() -> None:
-    """Train the config given, from its newest checkpoint if the run has one."""
+    """Train the given config, from the newest checkpoint if the run has one."""
     parser = argparse.ArgumentParser(prog="python -m springtide.training", description=__doc__)
     parser.add_argument(
         "--config", required=True, help="a resolved config, as `springtide data prepare --save FILE` writes it"
     )
-    parser.add_argument("--accept-changes", action="store_true", help="go on although the config trains something else")
     parser.add_argument(
-        "--from-scratch", action="store_true", help="begin the run again at step 0; its checkpoints are set aside"
+        "--accept-changes", action="store_true", help="resume although the config trains something else"
+    )
+    parser.add_argument(
+        "--from-scratch", action="store_true", help="restart the run at step 0; its checkpoints are set aside"
     )
     parser.add_argument("--trust-code", action="store_true", help="run the model.source that the config names")
     options = parser.parse_args()
     config = configs.load_config(options.config, options.trust_code)
     if not config.shards.dataset or not config.run.id:
         raise ConfigError(
-            explain(
-                "shards.dataset", config.shards.dataset, "and run.id must be set here", "use a config that was saved"
-            )
+            explain("shards.dataset", config.shards.dataset, "must be set here, and run.id too", "use a saved config")
         )
     folder = Folder(config.run.root) / config.run.id
     before = configs.parse(folder.read(configs.RUN_CONFIG)) if folder.exists(configs.RUN_CONFIG) else None
@@ -54,7 +54,7 @@ def main() -> None:
     if before:
         configs.check_same_run(before, config, options.accept_changes)
     device = "cuda" if torch.cuda.is_available() and config.elastic.gpus_per_worker else "cpu"
-    os.environ.update(NCCL_ENVIRONMENT)  # torchrun has set some of it otherwise
+    os.environ.update(NCCL_ENVIRONMENT)  # torchrun sets some of these to other values
     with process_group(device):
         train(config, folder, device, int(os.environ.get("LOCAL_RANK", "0")), options.from_scratch)
 
@@ -73,7 +73,7 @@ def train(config: configs.Config, folder: Folder, device: str, local_rank: int, 
         begin_from_scratch(folder, leases.claim(folder, owner, trains=False).term)
     run = TrainLoop(config, here, data, folder, owner=owner)
     if here.is_first:
-        resolved = run.data.config  # with what the run jumps over
+        resolved = run.data.config  # with the steps that the run skips
         folder.write(configs.RUN_CONFIG, configs.dump(resolved), private=bool(configs.secret_fields(resolved)))
     watch = HangWatchdog(config.num_steps, float(config.elastic.hang))
     with (
@@ -87,11 +87,11 @@ def train(config: configs.Config, folder: Folder, device: str, local_rank: int, 
 
 
 class HangWatchdog:
-    """Ends this process, with the stacks of its threads on stderr, when no event comes for too long; torchrun then starts the
-    group again, as on Ray the driver does."""
+    """Watchdog that ends this process, with the stacks of its threads on stderr, when no event comes for too long; torchrun
+    then restarts the worker group, as the driver does on Ray."""
 
     def __init__(self, num_steps: int, least_s: float) -> None:
-        """``least_s``: as elastic.hang; 0 waits for ever."""
+        """``least_s``: as elastic.hang [s]; 0 waits forever."""
         self._history, self._least_s = RunHistory(num_steps), least_s
 
     def __call__(self, event: Event) -> None:
@@ -101,7 +101,7 @@ class HangWatchdog:
             faulthandler.dump_traceback_later(longest_s, exit=True)
 
     def close(self) -> None:
-        """Watch no more."""
+        """Stop watching."""
         faulthandler.cancel_dump_traceback_later()
 
 

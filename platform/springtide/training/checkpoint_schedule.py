@@ -1,4 +1,4 @@
-"""When the loop saves and what it says of it. Every rank decides alike, from what the step's own all-reduce told."""
+"""When the loop saves, and the events it yields about that. All ranks decide the same, from the step's all-reduce."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ from springtide.training.step import StepResult
 
 State = Callable[[], tuple[Mapping[str, Tensor], Meta]]
 _TOLD_AGAIN = 0.2
-"""A cadence that changes by less is not told [ratio]."""
+"""A save interval that changes by less is not reported [ratio]."""
 _LOOK_S = 0.05
 
 
 class CheckpointSchedule:
-    """The saves of one group of workers. Use as a context manager."""
+    """The saves of one worker group. Use as a context manager."""
 
     def __init__(self, config: Config, world: World, run: Folder, term: int, losses: int, state: State) -> None:
-        """``losses``: groups of workers this run has lost so far; ``state`` gives what to save."""
+        """``losses``: worker groups that this run has lost so far; ``state`` returns what to save."""
         checkpoint = config.checkpoint
         self._config, self._checkpoint, self._world, self._state = config, checkpoint, world, state
         rule = Rule(checkpoint.keep_last, checkpoint.keep_every, checkpoint.keep_best, checkpoint.best_by)
@@ -48,7 +48,7 @@ class CheckpointSchedule:
         self._trained_s = 0.0
         self._waited_since = time.monotonic()
         self.last_step = -1
-        """Of the newest save that was begun."""
+        """Step of the newest save that has begun."""
 
     def __enter__(self) -> Self:
         if self._checkpoint.stage:
@@ -59,7 +59,7 @@ class CheckpointSchedule:
         self._saver.__exit__(*exception)
 
     def end(self) -> None:
-        """Nothing more will be saved."""
+        """Stop saving: no save follows."""
         self._saver.end()
 
     @property
@@ -68,7 +68,7 @@ class CheckpointSchedule:
 
     @property
     def failed(self) -> bool:
-        """Whether a save failed here that the others do not know of yet."""
+        """Whether a save failed here that the other ranks do not know of yet."""
         return self._failed is not None
 
     def before_update(self) -> None:
@@ -78,14 +78,14 @@ class CheckpointSchedule:
         self._stall_s += time.perf_counter() - begin
 
     def asks(self) -> bool:
-        """Rank 0, with ``auto``: whether it is time to save. The others hear it in the step's all-reduce."""
+        """Return True on rank 0, with ``auto``, if a save is due. The other ranks learn it in the step's all-reduce."""
         if self._checkpoint.every_steps != "auto" or not self._world.is_first or self._saver.busy:
             return False
         every = self._cadence.every_s if self._cadence else float(self._checkpoint.min_every)
         return time.monotonic() - self._waited_since >= every
 
     def after(self, step: int, result: StepResult, step_time_s: float) -> Iterator[Event]:
-        """What became of saves since the last step, and the save that is due now, if one is."""
+        """Yield the outcomes of saves since the last step, and begin the save that is due now, if any."""
         self._trained_s += step_time_s
         yield from self._hear(self._saver.poll())
         if result.save_failed:
@@ -96,14 +96,14 @@ class CheckpointSchedule:
         if not (due or asked) or step == self.last_step:
             return
         if result.saving:
-            if self._checkpoint.when_busy == "skip" and not asked:  # somebody waits for what was asked for
+            if self._checkpoint.when_busy == "skip" and not asked:  # someone waits for a requested save
                 yield SaveSkipped(step=step, reason=f"the save of step {self.last_step} is still being written")
                 return
             yield from self.settle()
         self._begin(step)
 
     def finish(self, step: int) -> Iterator[Event]:
-        """Save ``step`` and wait until it is safe; CheckpointError when it cannot be."""
+        """Save ``step`` and wait until it is safe. Raises CheckpointError if that fails."""
         yield from self.settle()
         if step == self.last_step and self._failed_in_a_row == 0:
             return
@@ -115,7 +115,7 @@ class CheckpointSchedule:
                 return
 
     def _begin(self, step: int) -> None:
-        if self._given_up != self.last_step:  # the one before is safe on every rank, or they would have said so
+        if self._given_up != self.last_step:  # the last save is safe on every rank, else it would be reported
             self._failed_in_a_row = 0
         begin = time.perf_counter()
         tensors, meta = self._state()
@@ -125,7 +125,7 @@ class CheckpointSchedule:
         self._stall_s = time.perf_counter() - begin
 
     def settle(self) -> Iterator[Event]:
-        """Wait, all ranks together, until no save is under way; one that fails ends the wait of all."""
+        """Wait, all ranks together, until no save is under way; a failed save ends the wait of all ranks."""
         while True:
             yield from self._hear(self._saver.poll())
             states: list[Any] = [None] * self._world.size
@@ -135,7 +135,7 @@ class CheckpointSchedule:
             elif not any(busy for busy, _ in states):
                 return
             else:
-                time.sleep(_LOOK_S)  # between looks, while training waits anyhow
+                time.sleep(_LOOK_S)  # between polls, while training waits anyway
 
     def _hear(self, outcome: SaveOutcome | None) -> Iterator[Event]:
         if outcome is None or outcome.step == self._given_up:
@@ -156,7 +156,7 @@ class CheckpointSchedule:
             yield from self._cadence_now()
 
     def _give_up(self) -> Iterator[Event]:
-        """A save failed on some rank: all hear why, and rank 0 does not wait for its parts."""
+        """Handle a save that failed on some rank: all ranks learn why, and rank 0 stops waiting for its parts."""
         errors: list[Any] = [None] * self._world.size
         dist.all_gather_object(errors, self._failed)
         self._failed, self._given_up = None, self.last_step
@@ -169,8 +169,8 @@ class CheckpointSchedule:
         if self._failed_in_a_row > self._checkpoint.max_failed:
             raise CheckpointError(
                 f"{self._failed_in_a_row} saves failed one after the other (checkpoint.max_failed = "
-                f"{self._checkpoint.max_failed}), the last with: rank {rank}: {error}; mend the store, then --resume: what was "
-                "committed is there"
+                f"{self._checkpoint.max_failed}), the last with: rank {rank}: {error}; repair the store, then --resume: "
+                "committed checkpoints are still there"
             )
 
     def _cadence_now(self) -> Iterator[Event]:

@@ -1,4 +1,4 @@
-"""What the loop asks of its device: rows on it in time, and the most memory it held."""
+"""Rows on the device in time for the loop, and the device's peak memory."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from springtide.stream import Batch, ahead
 
 
 def to_device(batches: Iterable[Batch], device: torch.device) -> Iterator[tuple[Batch, Tensor]]:
-    """The batches and their tokens, int64 (n, L + 1), on ``device``. For a GPU they reach pinned memory a batch ahead, in a
-    thread, so that the copy runs beside the computing."""
+    """Return the batches and their tokens, int64 (n, L + 1), on ``device``. For a GPU a thread puts them in pinned memory
+    one batch ahead, so that the copy runs during computation."""
     pairs: Iterator[tuple[Batch, Tensor]] = (
         (batch, torch.from_numpy(batch.tokens.astype(np.int64))) for batch in batches
     )
@@ -24,7 +24,7 @@ def to_device(batches: Iterable[Batch], device: torch.device) -> Iterator[tuple[
 
 
 def peak_memory(device: torch.device) -> int:
-    """Most bytes held so far: tensors on a GPU, the whole process on a CPU."""
+    """Return the peak bytes held so far: by tensors on a GPU, by the whole process on a CPU."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device)
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024

@@ -1,4 +1,4 @@
-"""What a device can do: examined before it joins a group, and looked at now and then while it trains."""
+"""Check of a device before it joins a worker group, and search for stragglers while it trains."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ _ROUNDS = 5
 
 
 def check_device(device: torch.device) -> Health:
-    """How fast the device multiplies and copies, and whether it does so right. On a CPU seconds are those of this thread: who
-    else uses the machine does not matter."""
+    """Measure how fast the device multiplies and copies, and check that the results are right. On a CPU only this thread's
+    time counts: other users of the machine do not matter."""
     small, a = _matrix(device)
     multiply_s, product = _best_s(device, lambda: a @ a.T)
-    # integers far below 2**24: every order of summing is exact
+    # integers far below 2**24: sums are exact in any order
     wrong = "" if bool((product == (small * small).sum()).all()) else "multiplies wrong"
     pattern = torch.arange(_COPY_BYTES // 8, dtype=torch.int64, device=device)
     copy_s, copy = _best_s(device, pattern.clone)
@@ -49,7 +49,7 @@ def _clock(device: torch.device) -> float:
 
 
 def speed(device: torch.device) -> float:
-    """FLOP/s that the device has for this process now, everything that disturbs it included."""
+    """Measure the FLOP/s that the device gives this process now, all disturbances included."""
     _, a = _matrix(device)
     a @ a.T
     wait_for(device)
@@ -61,39 +61,39 @@ def speed(device: torch.device) -> float:
 
 
 def _matrix(device: torch.device) -> tuple[Tensor, Tensor]:
-    """A row of small integers, and a square matrix of such rows."""
+    """Return a row of small integers, and a square matrix of such rows."""
     size = _SIZES[device.type]
     row = torch.arange(size, dtype=torch.float32, device=device) % 8
     return row, row.repeat(size, 1)
 
 
 def _flops(a: Tensor) -> float:
-    """Of a @ a.T."""
+    """Return the FLOPs of a @ a.T."""
     return 2.0 * len(a) ** 3
 
 
 class StragglerDetector:
-    """Finds the ranks whose devices hold up the others: all look at theirs after the same step, and what each found travels
-    in the next one's all-reduce."""
+    """Detector of ranks whose devices hold up the others: all ranks measure their device after the same step, and the
+    results travel in the next step's all-reduce."""
 
     def __init__(self, world: World, nodes: Sequence[str], every_s: float) -> None:
-        """``nodes``: of each rank, where they are known; ``every_s``: 0 never looks."""
+        """``nodes``: the node of each rank, if known; ``every_s``: time between measurements [s], 0 never measures."""
         self._world, self._nodes, self._every_s = world, nodes, every_s
         self._next_s = time.monotonic() + every_s
         self._slow_before: set[int] = set()
         self._told: set[int] = set()
         self.speed = 0.0
-        """What this rank has found since the step before; 0 when it has not looked."""
+        """What this rank has measured since the last step [FLOP/s]; 0 if it has not."""
 
     def due(self) -> bool:
-        """Rank 0: whether to look after this step."""
+        """Return True on rank 0 if devices are to be measured after this step."""
         due = self._world.is_first and self._world.size > 1 and bool(self._every_s) and time.monotonic() >= self._next_s
         if due:
             self._next_s = time.monotonic() + self._every_s
         return due
 
     def after(self, step: int, look: bool, speeds: Sequence[float]) -> Iterator[Straggling]:
-        """Name those that were far slower twice in a row, each once; look again, if it is time to."""
+        """Report each rank once that was far slower twice in a row; measure this device if ``look`` is set."""
         if all(speeds):
             found = slow(speeds)
             for rank in sorted(found.keys() & self._slow_before - self._told):

@@ -23,15 +23,15 @@ from springtide.stream import Data, open_data
 from springtide.training.step import eos_id_of, loss_mask, token_loss
 
 _ROWS_AT_ONCE = 8
-"""Where a run has left that to its cluster."""
+"""Rows per forward if ``train.micro_batch`` is ``auto``."""
 
 
 @torch.no_grad()
 def evaluate(
     model: nn.Module, data: Data, world: World, step: int, num_rows: int, micro_batch: int, padded: bool = False
 ) -> Evaluated:
-    """Loss on ``num_rows`` held-out rows, as many of each corpus; ``padded``: the model is never called with fewer than
-    ``micro_batch`` rows."""
+    """Return the loss on ``num_rows`` held-out rows, the same number from each corpus; ``padded``: the model is never called
+    with fewer than ``micro_batch`` rows."""
     share = math.ceil(num_rows / len(data.names))
     model.eval()
     totals = {
@@ -58,8 +58,8 @@ def _evaluate(
     micro_batch: int,
     padded: bool,
 ) -> torch.Tensor:
-    """Nats, tokens, bytes and rows of ``num_rows`` rows spread over the held-out split, float64 (4,); they are shared out
-    over the ranks, and all make as many forwards."""
+    """Return nats, tokens, bytes and rows of ``num_rows`` rows spread over the held-out split, float64 (4,). The ranks share
+    the rows, and all run the same number of forwards."""
     split = manifest.splits[HELDOUT]
     num_rows = min(num_rows, split.rows)
     mine = (np.arange(num_rows) * split.rows // max(num_rows, 1))[world.rank :: world.size]
@@ -83,8 +83,8 @@ def _evaluate(
 
 
 def evaluate_checkpoint(run: Folder, config: Config, name: str, device_type: str = "cpu") -> Evaluated:
-    """The same of a committed checkpoint, in a process alone, in fp32. CheckpointError when its bytes are not those that were
-    committed."""
+    """Evaluate a committed checkpoint in a single process, in fp32. Raises CheckpointError if its bytes are not those that
+    were committed."""
     data = open_data(config)
     model = whole(config.model, data.vocab_size, data.eos_id)
     with note_reader(run, name):
@@ -107,11 +107,12 @@ def generate(
     end: int | None = None,
     agree: Callable[[int], int] = lambda drawn: drawn,
 ) -> list[int]:
-    """Up to ``length`` ids after ``prompt``, drawn at ``temperature``; the same for a seed.
+    """Return up to ``length`` ids after ``prompt``, drawn at ``temperature``; the same for the same seed.
 
-    ``temperature`` 0 takes the likeliest id each time; ConfigError for a negative one. The text ends before the id ``end``,
-    which is not returned. Of a text that outgrows ``max_context`` the later half is read anew; a model that is not ours keeps
-    nothing of what it has read. Where it is sharded all ranks call this, and ``agree`` makes one id of those they have drawn.
+    ``temperature`` 0 takes the likeliest id each time; a negative one raises ConfigError. The text ends before the id
+    ``end``, which is not returned. When the text outgrows ``max_context``, its last ``max_context // 2`` ids are read again; a
+    user's model has no cache and reads the context for each id. If the model is sharded, all ranks call this, and ``agree``
+    turns the id drawn here into the one that all ranks use.
     """
     if temperature < 0:
         raise ConfigError(

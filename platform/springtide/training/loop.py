@@ -1,7 +1,7 @@
-"""The training loop: an iterator of events. It knows nothing of Ray, consoles or trackers; those listen.
+"""The training loop: an iterator of events. It knows nothing about Ray, consoles or trackers; they listen to the events.
 
 feed(reader, step) -> batches from that step on
-interrupt()        -> what is asked of the loop, looked at once a step
+interrupt()        -> the request to the loop, read once per step
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ Feed = Callable[[RankReader, int], Iterator[Batch]]
 
 @dataclasses.dataclass
 class TrainLoop:
-    """One group of workers' view of a run, from restore to the last step."""
+    """A run as one worker group trains it, from restore to the last step."""
 
     config: Config
     world: World
@@ -67,19 +67,19 @@ class TrainLoop:
     labels: dict[str, str] = dataclasses.field(default_factory=dict)
     """Written into every checkpoint."""
     keeper: SnapshotStore | None = None
-    """Who holds snapshots in memory for this rank; None takes none."""
+    """The store of this rank's snapshots in memory; None takes none."""
     phases_s: dict[str, float] = dataclasses.field(default_factory=dict)
-    """What each thing took until now [s]."""
+    """Duration of each phase of the start [s]."""
     owner: str = ""
-    """Of the driver, which has claimed the run; empty where there is none, and this group of workers claims it for itself."""
+    """Owner id of the driver that has claimed the run; empty if there is no driver: this worker group claims the run itself."""
     nodes: Sequence[str] = ()
-    """Where each rank is, if that is known."""
+    """Node of each rank, if known."""
     markets: Sequence[str] = ()
-    """What each rank's node says of its market, likewise."""
+    """Market of each rank's node, if known."""
 
     def __post_init__(self) -> None:
         begin = time.perf_counter()
-        if self.folder.exists(configs.RUN_CONFIG):  # a group before this one may have gone back
+        if self.folder.exists(configs.RUN_CONFIG):  # an earlier worker group may have rolled back
             self.data = self.data.skipping(configs.parse(self.folder.read(configs.RUN_CONFIG)).stream.skip)
         if self.config.parallel.threads:
             torch.set_num_threads(self.config.parallel.threads)
@@ -91,29 +91,29 @@ class TrainLoop:
         self.num_parameters = num_parameters(model)
         self.model = parallelize(model, self.config.parallel, self.world)
         self.exact = self.config.parallel.reduction == "fp64"
-        """Whether sums over micro-batches and workers are exact, so that the world size shows in no bit."""
+        """Whether sums over micro-batches and workers are exact, so that results are bit-identical at any world size."""
         self.optimizer = optimizer_of(
             self.model, self.config.optim, fused=not (self.exact and self.world.device.type == "cpu")
         )
         self.step = 0
-        """Steps done: the whole data state."""
+        """Steps done: all of the data state."""
         self.tokens = 0
         self.judge = StepGuard(self.config)
         self.term = 0
-        """This group's claim on the run."""
+        """Term of this worker group's lease on the run."""
         self._lease = GroupLease(self.folder, self.owner, self.nodes[self.world.rank] if self.nodes else "")
         self._fingerprint = fingerprint(self.config)
         self._losses_since_save: list[float] = []
         self._heldout_losses: dict[int, float] = {}
         self._recompiles = Recompiles(self.config.parallel.compile)
         self.data_waits_s = [0.0] * self.world.size
-        """What each rank waited for its feed since this group of workers began."""
+        """How long each rank has waited for its feed since this worker group began [s]."""
         self.phases_s["model"] = time.perf_counter() - begin
         self.peak_flops, self.peak_source = peak_flops(self.world.device)
         self.phases_s["peak"] = time.perf_counter() - begin - self.phases_s["model"]
 
     def events(self, feed: Feed, interrupt: Callable[[], Interrupt | None]) -> Iterator[Event]:
-        """Train to the end of the run, or until asked to stop."""
+        """Train to the end of the run, or until asked to stop; yield the events."""
         begin = time.perf_counter()
         self.term = self._on_first(self._lease.claim)
         self.phases_s["claim"] = time.perf_counter() - begin
@@ -124,7 +124,7 @@ class TrainLoop:
             yield from self._go_back()
 
     def _train(self, feed: Feed, interrupt: Callable[[], Interrupt | None]) -> Generator[Event, None, bool]:
-        """To the end of the run, or until asked to stop; or, and it returns True, to a step that must not have been."""
+        """Train to the end of the run, or until asked to stop. Returns True if the last step must be rolled back."""
         config, last = self.config, self.config.num_steps
         with contextlib.ExitStack() as stack:
             saves = stack.enter_context(self._checkpoint_schedule())
@@ -153,9 +153,7 @@ class TrainLoop:
                 yield self._done(result, rate, now - clock)
                 yield from self._recompiles.after(self.step)
                 yield from self.judge.after(self.step, result)
-                if (
-                    self.judge.needs_rollback and not result.interrupts
-                ):  # who is asked to end leaves the step out, and ends
+                if self.judge.needs_rollback and not result.interrupts:  # when interrupted, only skip the step, and end
                     yield from saves.settle()
                     return True
                 yield from profile.after(self.step, data_wait_s)
@@ -187,8 +185,8 @@ class TrainLoop:
         return False
 
     def _go_back(self) -> Iterator[Event]:
-        """To the newest checkpoint before a spike. Its step, and those that may have led to it, are jumped over from now on;
-        what is written into the run's config says so to every later group of workers."""
+        """Roll back to the newest checkpoint before a spike. The spike's step, and those that may have led to it, are skipped
+        from now on; the run's config makes every later worker group skip them, too."""
         optim, order = self.config.optim, self.data.order
         steps = range(max(0, self.step - 1 - optim.rollback_steps), self.step)
         skipped = [order.order_step(step) for step in steps]
@@ -196,7 +194,7 @@ class TrainLoop:
         in_a_row = next(count for count in itertools.count() if skipped[-1] - count not in self.data.order.skip)
         if in_a_row > optim.max_left_out + optim.rollback_steps:
             raise TrainingFailed(
-                f"{in_a_row} steps of the order in a row, to {skipped[-1]}, are jumped over because of spikes: look at their "
+                f"{in_a_row} steps of the order in a row, to {skipped[-1]}, are skipped because of spikes: look at their "
                 "rows (springtide data inspect), lower optim.peak_lr, or raise optim.spike_deviations"
             )
         yield RolledBack(step=self.step, skipped=skipped, reason=f"for the spike at step {self.step}")
@@ -214,14 +212,14 @@ class TrainLoop:
             saving=saves.busy,
             save_failed=saves.failed,
             keeping=snapshots.keeping,
-            turned_off=snapshots.turned_off,  # after keeping, which may find it out
+            turned_off=snapshots.turned_off,  # after ``keeping``, which may set it
             snapshot=snapshots.due(self.step + 1),
             examine=pace.due(),
             speed=pace.speed,
         )
 
     def _leave(self, evacuate: bool, saves: CheckpointSchedule, snapshots: SnapshotSchedule) -> Iterator[Event]:
-        """Bring the state to safety for the next group."""
+        """Bring the state to safety for the next worker group."""
         kept = not evacuate and snapshots.leave(self.step)
         if not kept:
             yield from saves.finish(self.step)
@@ -292,7 +290,7 @@ class TrainLoop:
             yield found
 
     def _state(self) -> tuple[dict[str, Tensor], Meta]:
-        """What a checkpoint of now holds."""
+        """Return the tensors and the metadata of a checkpoint of the current step."""
         losses = self._losses_since_save
         metrics = {"loss": sum(losses) / len(losses)} if losses else {}
         if self.step in self._heldout_losses:
@@ -313,7 +311,7 @@ class TrainLoop:
         return named_tensors(self.model, self.optimizer), meta
 
     def _on_first(self, function: Callable[[], int]) -> int:
-        """What ``function`` returns on rank 0, or raises there, on every rank."""
+        """Call ``function`` on rank 0; return its result, or raise its error, on every rank."""
         found: list[int | Exception] = [0]
         if self.world.is_first:
             try:
@@ -348,7 +346,7 @@ class TrainLoop:
         if found is None:
             self.step = self.tokens = 0
             initialize(self.model, self.config.model, self.data.vocab_size, self.data.eos_id)
-            self.optimizer.state.clear()  # a snapshot that could not be read to its end
+            self.optimizer.state.clear()  # of a snapshot that could not be read to its end
         else:
             self.step, self.tokens = found.meta.step, found.meta.tokens
             self.judge.load(found.meta.components)
@@ -379,9 +377,9 @@ def _remark(found: Restored | None) -> str:
 
 
 def seed_generators(seed: int, step: int, rank: int) -> None:
-    """Seed every generator that a model or a user's code may draw from, as a function of the step: so a checkpoint has no state
-    of theirs, and a run that was interrupted draws what it would have drawn, at the same world size."""
+    """Seed every generator that a model or a user's code may draw from, as a function of the step. So checkpoints hold no
+    generator state, and an interrupted run draws the same numbers as an uninterrupted one, at the same world size."""
     mixed = int(of_bytes(f"{seed} {step} {rank}".encode())[:16], 16)
-    torch.manual_seed(mixed)  # of every device
+    torch.manual_seed(mixed)  # on every device
     random.seed(mixed)
     np.random.seed(mixed % 2**32)

@@ -8,19 +8,19 @@ from typing import Any
 _FIRST = 2.0**16
 _MOST = 2.0**24
 _PATIENCE = 2000
-"""Steps without overflow until a larger scale is tried."""
+"""Steps without overflow before a larger scale is tried."""
 
 
 class LossScale:
-    """What the loss is multiplied by before backward, so that small gradients do not vanish in fp16. All ranks see the same
-    overflows and so keep the same scale."""
+    """Factor of the loss before backward, so that small gradients do not vanish in fp16. All ranks see the same overflows,
+    so they keep the same scale."""
 
     def __init__(self, enabled: bool) -> None:
-        """Not ``enabled`` it stays one."""
+        """Without ``enabled`` it stays 1."""
         self.enabled, self.value, self._good = enabled, _FIRST if enabled else 1.0, 0
 
     def after(self, overflowed: bool) -> None:
-        """A step was taken, or left out because a gradient was not finite."""
+        """Adapt the scale after a step that was taken, or skipped because a gradient was not finite."""
         if not self.enabled:
             return
         if overflowed:
@@ -31,10 +31,10 @@ class LossScale:
                 self.value, self._good = min(_MOST, self.value * 2), 0
 
     def state(self) -> dict[str, float]:
-        """For a checkpoint."""
+        """Return the state for a checkpoint."""
         return {"value": self.value, "good": self._good} if self.enabled else {}
 
     def load(self, state: Mapping[str, Any]) -> None:
-        """Go on from a ``state``; from none of it, as it is."""
+        """Resume from ``state``; an empty one changes nothing."""
         if self.enabled and state:
             self.value, self._good = float(state["value"]), int(state["good"])

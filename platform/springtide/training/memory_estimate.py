@@ -1,6 +1,6 @@
-"""What a worker's device must hold for a step: the step itself, on tensors that have shapes and no memory.
+"""Estimate of what a worker's device holds in a step: the step itself runs on tensors that have shapes but no memory.
 
-The only file that touches torch's fake tensors and its process group without peers.
+The only file that touches torch's fake tensors and its fake process group.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ from springtide.training.optim import local_gradients, optimizer_of, square_norm
 from springtide.training.step import accumulate
 
 _FEW, _MORE = 2, 4
-"""Blocks of the models that a deeper one is extrapolated from: what a block adds is the same for each."""
+"""Numbers of blocks of two models from which a deeper one is extrapolated: each block adds the same."""
 
 
 def predicted_bytes(config: Config, vocab_size: int, eos_id: int | None, world_size: int) -> int:
-    """Most bytes of tensors that rank 0 of ``world_size`` holds at once in a step: weights, gradients, moments, activations,
-    and what is whole for a while. Not in it: what libraries hold for themselves, some hundred MB, and saves (which stage in
-    memory of the node's). The process may be in no process group."""
+    """Return the peak bytes of tensors that rank 0 of ``world_size`` holds in a step: weights, gradients, moments,
+    activations, and whole tensors while they are gathered. Not included: what libraries hold for themselves, some hundred MB,
+    and saves (staged in the node's memory). The process must not be in a process group."""
     layers = config.model.num_layers
     if layers <= _MORE:
         return _peak(config, vocab_size, eos_id, world_size, layers)
@@ -51,12 +51,12 @@ def _peak(config: Config, vocab_size: int, eos_id: int | None, world_size: int, 
     rows = -(-config.stream.global_batch // world_size)
     size = min(config.train.rows_at_once, rows)
     with _no_peers(world_size):
-        # the mesh is made of real numbers
+        # before the fake tensors: the mesh needs real ones
         here = world("cpu", 0, config.parallel.shards)
         device = "cuda" if config.elastic.gpus_per_worker else "cpu"
         as_there = (logits_as_on(device), attention_as_on(device))
         with as_there[0], as_there[1], FakeTensorMode(allow_non_fake_inputs=True), _Live() as live:
-            layout = config.parallel.model_copy(update={"compile": False})  # shapes are looked at, nothing runs
+            layout = config.parallel.model_copy(update={"compile": False})  # only shapes matter, nothing runs
             model = parallelize(make(shallow, vocab_size, eos_id), layout, here)
             optimizer = optimizer_of(model, config.optim)
             materialize(optimizer)
@@ -72,7 +72,7 @@ def _peak(config: Config, vocab_size: int, eos_id: int | None, world_size: int, 
 
 
 class _Live(TorchDispatchMode):
-    """Counts the bytes of all tensors made since it was entered and still there, after each operation."""
+    """Counter of the bytes of all tensors that were made since it was entered and still exist, after each operation."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -88,7 +88,7 @@ class _Live(TorchDispatchMode):
                 if storage._cdata not in self._storages:
                     self._storages[storage._cdata] = weakref.ref(storage, self._forget(storage._cdata))
         if len(self._storages) > known:
-            # looked up anew: sharding frees a storage and fills it again without an operation
+            # sizes are read again: sharding frees a storage and fills it again without an operation
             alive = (reference() for reference in list(self._storages.values()))
             self.peak = max(self.peak, sum(storage.nbytes() for storage in alive if storage is not None))
         return found
@@ -102,7 +102,7 @@ class _Live(TorchDispatchMode):
 
 @contextlib.contextmanager
 def _no_peers(world_size: int) -> Iterator[None]:
-    """A process group whose collectives do nothing."""
+    """Create a process group whose collectives do nothing."""
     dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=world_size)
     try:
         yield
@@ -111,8 +111,8 @@ def _no_peers(world_size: int) -> Iterator[None]:
 
 
 class Meter(TorchDispatchMode):
-    """Counts what tensors take on ``device`` beyond what they took when it was made, by the allocator's own account: a GPU's is
-    torch's, a CPU's is the C library's, which is asked after each operation."""
+    """Meter of the bytes of tensors on ``device`` beyond those when it was made, as the allocator counts them: torch's on a
+    GPU, the C library's on a CPU, which is read after each operation."""
 
     def __init__(self, device: torch.device) -> None:
         super().__init__()
@@ -121,7 +121,7 @@ class Meter(TorchDispatchMode):
         self._before = self._now()
 
     def lap(self) -> int:
-        """Most at once since the lap before [bytes]."""
+        """Return the peak since the last lap [bytes]."""
         most = self._most
         if self._device.type == "cuda":
             most = torch.cuda.max_memory_allocated(self._device)
@@ -140,7 +140,7 @@ class Meter(TorchDispatchMode):
 
 
 class _Mallinfo2(ctypes.Structure):
-    """Of glibc, malloc.h."""
+    """``struct mallinfo2`` of glibc's malloc.h."""
 
     _fields_ = tuple(
         (name, ctypes.c_size_t)
@@ -167,6 +167,6 @@ def _mallinfo2() -> Callable[[], _Mallinfo2]:
 
 
 def _allocated() -> int:
-    """What this process has of glibc's allocator, which torch takes a CPU's tensors from [bytes]."""
+    """Return what this process has from glibc's allocator, which holds torch's CPU tensors [bytes]."""
     found = _mallinfo2()()
     return int(found.uordblks + found.hblkhd)

@@ -1,4 +1,4 @@
-"""How a worker's rows of a step are cut into micro-batches, in lockstep with every other worker."""
+"""Cutting a worker's rows of a step into micro-batches, in lockstep with every other worker."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from collections.abc import Sequence
 def micro_batches(
     lane_rows: Sequence[int], rows_per_lane: int, most_lanes: int, micro_batch: int, by_lane: bool
 ) -> list[slice]:
-    """The micro-batches of a worker whose lanes hold ``lane_rows`` rows in this step, as slices of its rows.
+    """Return the micro-batches of a worker whose lanes hold ``lane_rows`` rows in this step, as slices of its rows.
 
-    Collectives run in each, so every worker makes as many as the one with most lanes, ``most_lanes``, needs; some are empty.
-    ``by_lane``: none holds rows of two lanes, so that the same rows are computed together at any world size.
+    Each one runs collectives, so every worker makes the number that the worker with the most lanes, ``most_lanes``, needs;
+    some are empty. ``by_lane``: none holds rows of two lanes, so the same rows are computed together at any world size.
     """
     cells, most_cells = (list(lane_rows), most_lanes) if by_lane else ([sum(lane_rows)], 1)
     parts = -(-_most_rows(rows_per_lane, most_lanes, by_lane) // micro_batch)
@@ -25,12 +25,12 @@ def micro_batches(
 
 
 def largest_micro_batch(rows_per_lane: int, most_lanes: int, micro_batch: int, by_lane: bool) -> int:
-    """Rows of the largest of all workers' micro-batches of a step: the one shape that all of them can be padded to. Arguments
+    """Return the rows of the largest micro-batch of any worker in a step: the one shape that all can be padded to. Arguments
     as for ``micro_batches``."""
     rows = _most_rows(rows_per_lane, most_lanes, by_lane)
     return -(-rows // -(-rows // micro_batch))
 
 
 def _most_rows(rows_per_lane: int, most_lanes: int, by_lane: bool) -> int:
-    """That are cut into micro-batches together."""
+    """Return the most rows that are cut into micro-batches together."""
     return rows_per_lane if by_lane else most_lanes * rows_per_lane

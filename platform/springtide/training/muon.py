@@ -1,8 +1,8 @@
-"""Muon: the matrices of blocks move by updates whose singular values are all near one (Jordan et al., "Muon", 2024), scaled so
-that the learning rate and decay of AdamW serve (Liu et al., "Muon is scalable for LLM training", 2025). All else has AdamW.
+"""Muon: updates of the blocks' matrices have singular values that are all near one (Jordan et al., "Muon", 2024), scaled so
+that AdamW's learning rate and decay fit (Liu et al., "Muon is scalable for LLM training", 2025). All else uses AdamW.
 
-A matrix is made orthogonal whole, by one rank: the ranks exchange the shards of as many matrices of a shape as there are
-ranks, each does one, and they exchange them back. So the update is the same at any world size.
+One rank orthogonalizes a whole matrix. For each set of matrices of one shape, one per rank, the ranks exchange shards, each
+rank orthogonalizes one matrix, and they exchange the shards back. So the update is the same at any world size.
 
 Shape suffixes: M and N rows and columns of a matrix.
 """
@@ -23,11 +23,11 @@ from springtide.checkpoint.tensors import local
 _COEFFICIENTS = (3.4445, -4.7750, 2.0315)
 _STEPS = 5
 _RMS = 0.2
-"""Root of the mean square of an update of AdamW, as a rule."""
+"""Typical root mean square of an AdamW update."""
 
 
 class Muon(torch.optim.AdamW):
-    """``matrices`` are moved by Muon with ``momentum``, ``groups`` by AdamW, whose options the rest are."""
+    """Optimizer of ``matrices`` by Muon with ``momentum``, and of ``groups`` by AdamW with the options ``adamw``."""
 
     def __init__(
         self, matrices: list[Tensor], groups: list[dict[str, Any]], momentum: float, weight_decay: float, **adamw: Any
@@ -38,7 +38,7 @@ class Muon(torch.optim.AdamW):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
-        """One update of all parameters that have a gradient; ``closure`` is not used. All ranks call it together."""
+        """Update all parameters that have a gradient; ``closure`` is not used. All ranks call it together."""
         own, *others = self.param_groups
         self.param_groups = others
         try:
@@ -52,7 +52,7 @@ class Muon(torch.optim.AdamW):
                 parameter.mul_(1.0 - own["lr"] * own["weight_decay"]).add_(direction, alpha=-scale)
 
     def _direction(self, parameter: Tensor) -> Tensor:
-        """This rank's shard of gradient and momentum."""
+        """Update the momentum; return this rank's shard of gradient plus momentum."""
         state = self.state[parameter]
         if "momentum" not in state:
             state["momentum"] = torch.zeros_like(parameter)
@@ -67,7 +67,7 @@ def _shape(parameter: Tensor) -> tuple[int, ...]:
 
 
 def _orthogonal(same: Iterable[Tensor], direction: Callable[[Tensor], Tensor]) -> Iterator[tuple[Tensor, Tensor]]:
-    """This rank's shard of each parameter of one shape, and of its direction made orthogonal."""
+    """Yield this rank's shard of each parameter of one shape, and of its orthogonalized direction."""
     parameters = list(same)
     size, rank, group = _sharded_over(parameters[0])
     for begin in range(0, len(parameters), size):
@@ -81,7 +81,8 @@ def _orthogonal(same: Iterable[Tensor], direction: Callable[[Tensor], Tensor]) -
 
 
 def _each_does_one(shards: list[Tensor], shape: torch.Size, size: int, rank: int, group: Any) -> list[Tensor]:
-    """``shards``: this rank's of at most ``size`` matrices (M, N), sharded by rows as torch.chunk does."""
+    """Orthogonalize one matrix per rank. ``shards``: this rank's shards of at most ``size`` matrices (M, N), cut by rows as
+    torch.chunk does. Returns the same shards of the results."""
     M, N = shape
     most = -(-M // size)
     held = [max(0, min(most, M - one * most)) * N for one in range(size)]
@@ -97,7 +98,7 @@ def _each_does_one(shards: list[Tensor], shape: torch.Size, size: int, rank: int
 
 
 def _sharded_over(parameter: Tensor) -> tuple[int, int, Any]:
-    """The number of ranks that hold shards of a parameter, which of them this is, and their process group."""
+    """Return the number of ranks that hold shards of a parameter, the index of this one, and their process group."""
     if isinstance(parameter, DTensor):
         for axis, placement in enumerate(parameter.placements):
             if placement.is_shard():
@@ -107,7 +108,7 @@ def _sharded_over(parameter: Tensor) -> tuple[int, int, Any]:
 
 
 def orthogonalized(matrix_MN: Tensor) -> Tensor:
-    """The nearest to orthogonal of the same singular vectors, near enough: five Newton-Schulz steps bring singular values from
+    """Return an almost orthogonal matrix with the same singular vectors: five Newton-Schulz steps bring singular values from
     anywhere in (0.01, 1] to between 0.7 and 1.2. In bf16 on a GPU."""
     a, b, c = _COEFFICIENTS
     found = matrix_MN.bfloat16() if matrix_MN.is_cuda else matrix_MN

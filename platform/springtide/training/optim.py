@@ -1,4 +1,4 @@
-"""The optimizer, the learning rate as a function of tokens, and clipping by the global norm."""
+"""The optimizer, the learning rate as a function of tokens, and the gradient norm."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from springtide.training.muon import Muon
 
 
 def optimizer_of(model: nn.Module, config: OptimConfig, fused: bool = True) -> torch.optim.AdamW:
-    """AdamW (Loshchilov and Hutter, "Decoupled weight decay regularization", 2019), or Muon for the matrices of ``blocks``;
-    matrices are decayed, vectors are not. ConfigError when Muon finds no such matrices.
+    """Return AdamW (Loshchilov and Hutter, "Decoupled weight decay regularization", 2019), or Muon for the matrices of
+    ``blocks``; matrices are decayed, vectors are not. Raises ConfigError if Muon finds no such matrices.
 
-    With ``model.base_width`` the matrices of blocks have a rate of their own. Their decay a step, rate times ``weight_decay``,
-    stays that of the others, so that weights are averages over as many steps at every width (Wang and Aitchison, "How to set
-    AdamW's weight decay as you scale model and dataset size", 2024).
+    With ``model.base_width`` the matrices of blocks have their own rate. Their decay per step, rate times ``weight_decay``,
+    equals that of the others, so weights average over the same number of steps at every width (Wang and Aitchison, "How to
+    set AdamW's weight decay as you scale model and dataset size", 2024).
 
-    ``fused`` is faster. On a CPU it rounds the elements that do not fill a vector register otherwise than the rest, so that
-    where the shards are cut shows in the last bit.
+    ``fused`` is faster. On a CPU it rounds the elements that do not fill a vector register differently from the rest, so the
+    last bit depends on where shards are cut.
     """
     trained = {id(parameter): parameter for parameter in model.parameters() if parameter.requires_grad}
     wider = model.config.width_multiplier if isinstance(model, Decoder) else 1.0
@@ -52,9 +52,9 @@ def optimizer_of(model: nn.Module, config: OptimConfig, fused: bool = True) -> t
 
 
 def learning_rate(config: OptimConfig, tokens: int, total_tokens: int) -> float:
-    """The rate of the step that ends at ``tokens`` of ``total_tokens``.
+    """Return the rate of the step that ends at ``tokens`` of ``total_tokens``.
 
-    Linear warm-up; then a half cosine over ``decay`` tokens, or, for wsd, stable and a linear decay at the end
+    Linear warm-up; then a half cosine over ``decay`` tokens, or, for wsd, constant and a linear decay at the end
     (Hu et al., MiniCPM, 2024).
     """
     if tokens < config.warmup:
@@ -67,23 +67,24 @@ def learning_rate(config: OptimConfig, tokens: int, total_tokens: int) -> float:
 
 
 def rate_after(config: Config, step: int) -> float:
-    """The rate of the step after which ``step`` are done."""
+    """Return the rate of the step after which ``step`` steps are done."""
     return learning_rate(config.optim, config.tokens_after(step), config.tokens_after(config.num_steps))
 
 
 def set_learning_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
-    """Use ``rate`` in the next step, times what a group of parameters has for ``lr_scale``."""
+    """Use ``rate`` in the next step, times the ``lr_scale`` of each parameter group."""
     for group in optimizer.param_groups:
         group["lr"] = rate * group.get("lr_scale", 1.0)
 
 
 def local_gradients(model: nn.Module) -> list[torch.Tensor]:
-    """This rank's shard of every gradient."""
+    """Return this rank's shard of every gradient."""
     return [local(parameter.grad) for parameter in model.parameters() if parameter.grad is not None]
 
 
 def square_norm(gradients: list[torch.Tensor]) -> torch.Tensor:
-    """Sum of squares over this rank's shards, a float64 scalar; over the ranks of a copy it adds up to the global norm's."""
-    # in float64, so that where the shards are cut does not show
+    """Return the sum of squares over this rank's shards, a float64 scalar; over the ranks of a copy these add up to the
+    square of the global norm."""
+    # in float64, so that the result does not depend on where shards are cut
     norms = torch._foreach_norm(gradients, 2, dtype=torch.float64)
     return torch.stack(norms).pow(2).sum()

@@ -8,10 +8,11 @@ import time
 
 import torch
 
-# Data sheets of the makers: tensor cores, dense matrices, bf16 with sums in fp32 (fp16 where a device has no bf16); sheets that
-# give sparse figures alone are halved. nvidia.com/data-center/{h100,h200,a100,l4,l40,l40s,v100,tesla-t4}, the Blackwell data
-# sheet (a GPU's share of an HGX or NVL72), the GA102 and Ada white papers (A10, A40, A6000, RTX), amd.com/instinct; A10G, H20,
-# H800, A800 and GH200 are from those who sell them. Names are known by their words, the special case before the general.
+# The makers' data sheets: tensor cores, dense matrices, bf16 with sums in fp32 (fp16 where a device has no bf16);
+# where only sparse figures are given, half of them. nvidia.com/data-center/{h100,h200,a100,l4,l40,l40s,v100,tesla-t4}, the
+# Blackwell data sheet (a GPU's share of an HGX or NVL72), the GA102 and Ada white papers (A10, A40, A6000, RTX),
+# amd.com/instinct; A10G, H20, H800, A800 and GH200 are from their sellers. An entry matches a name that has all its words;
+# special cases come first.
 _BF16 = "bf16"
 _FP16 = "fp16"
 _DENSE: tuple[tuple[str, float, str], ...] = (
@@ -53,18 +54,18 @@ _DENSE: tuple[tuple[str, float, str], ...] = (
     ("MI250X", 191.5e12, _BF16),  # each of its two dies is a device
 )
 _OTHER_DEVICES = {"MIG", "LAPTOP", "D", "TI", "SUPER"}
-"""Words that make a name that of a smaller device."""
+"""A name with one of these words is another device, mostly a smaller one."""
 _SIZES = {"cpu": 1024, "cuda": 8192}
 _ROUNDS = 10
 
 
-@functools.cache  # a process keeps its device from one group of workers to the next
+@functools.cache  # a process keeps its device from one worker group to the next
 def peak_flops(device: torch.device) -> tuple[float, str]:
-    """FLOP/s of one device, and its source in words: a data sheet, or a matmul timed here and now."""
+    """Return the FLOP/s of one device, and their source in words: a data sheet, or a matmul that is timed now."""
     if device.type == "cuda" and (known := data_sheet(torch.cuda.get_device_name(device))):
         return known
     dtype = torch.float32
-    if device.type == "cuda":  # what is before Ampere has tensor cores for fp16 alone
+    if device.type == "cuda":  # before Ampere, tensor cores take only fp16
         dtype = torch.bfloat16 if torch.cuda.get_device_capability(device) >= (8, 0) else torch.float16
     size, kind = _SIZES[device.type], str(dtype).removeprefix("torch.").replace("bfloat", "bf").replace("float", "fp")
     name = f"unknown {torch.cuda.get_device_name(device)}" if device.type == "cuda" else device.type
@@ -73,7 +74,7 @@ def peak_flops(device: torch.device) -> tuple[float, str]:
 
 
 def data_sheet(name: str) -> tuple[float, str] | None:
-    """Dense FLOP/s of the device that calls itself ``name``, with their source; None for one that is not known."""
+    """Return the dense FLOP/s of the device called ``name``, and their source; None if it is unknown."""
     words = set(re.split(r"[^A-Z0-9]+", name.upper()))
     if words & _OTHER_DEVICES:
         return None
@@ -97,6 +98,6 @@ def _measure(device: torch.device, dtype: torch.dtype, size: int) -> float:
 
 
 def wait_for(device: torch.device) -> None:
-    """Until the device has done what it was given."""
+    """Wait until the device has finished its work."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)

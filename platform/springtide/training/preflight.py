@@ -1,7 +1,7 @@
-"""What a new process does before it joins a group: a step of a small model, alone, and a look at its device.
+"""Preflight of a new process before it joins a worker group: a step of a small model, alone, and a check of its device.
 
-All that is loaded, compiled or allocated the first time is then there when others wait for it; and a device that computes
-wrong, or slowly, is found before anybody trains with it.
+Everything that is loaded, compiled or allocated at first use is then ready before other ranks wait for it; and a device that
+computes wrong results, or slowly, is found before it trains.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ _TIMES = 3
 
 
 def preflight(config: Config) -> Health:
-    """Do it. The process is in no process group, before and after."""
+    """Run the preflight; return the device's health. The process must not be in a process group, and is in none afterwards."""
     with _alone("cuda" if config.elastic.gpus_per_worker else "cpu") as here:
         if config.parallel.threads:
             torch.set_num_threads(config.parallel.threads)
-        if not config.model.source:  # that of a user's may be large
+        if not config.model.source:  # a user's model may be large
             one_block = config.model.model_copy(update={"num_layers": 1})
             _step(config, here, one_block, _VOCABULARY, *_shape(config))
         peak_flops(here.device)
@@ -46,8 +46,8 @@ def preflight(config: Config) -> Health:
 
 
 def measure_throughput(config: Config, vocab_size: int) -> float:
-    """Tokens a second that this device trains on alone, at as many rows at once as ``config`` has. The process is in no process
-    group, before and after."""
+    """Return the tokens per second that this device alone trains on, with micro-batches as in ``config``. The process must not
+    be in a process group, and is in none afterwards."""
     with _alone("cuda" if config.elastic.gpus_per_worker else "cpu") as here:
         if config.parallel.threads:
             torch.set_num_threads(config.parallel.threads)
@@ -57,8 +57,8 @@ def measure_throughput(config: Config, vocab_size: int) -> float:
 
 
 def _shape(config: Config) -> tuple[int, int]:
-    """Rows and length of a micro-batch that is enough to rehearse. What is compiled is compiled for one shape: the one that a
-    group of the most workers calls a block with."""
+    """Return rows and length of a micro-batch that is enough for a preflight. Compilation is for one shape: the one that
+    blocks get in a worker group of the maximum size."""
     if not config.parallel.compile:
         return _ROWS, min(_LENGTH, config.model.max_sequence_length)
     order, exact = config.stream, config.parallel.reduction == "fp64"
@@ -70,7 +70,7 @@ def _shape(config: Config) -> tuple[int, int]:
 def _step(
     config: Config, here: World, model_config: ModelConfig, vocab_size: int, rows: int, length: int, times: int = 1
 ) -> list[float]:
-    """How long each of ``times`` steps of one micro-batch took [s]."""
+    """Return how long each of ``times`` steps of one micro-batch took [s]."""
     eos_id = _END_OF_TEXT if config.shards.mask_across_documents else None
     model = parallelize(skeleton(model_config, vocab_size, eos_id), config.parallel, here)
     initialize(model, model_config, vocab_size)
@@ -90,7 +90,7 @@ def _step(
 
 @contextlib.contextmanager
 def _alone(device_type: str) -> Iterator[World]:
-    """A process group of one."""
+    """Create a process group of one rank."""
     dist.init_process_group(backend(device_type), store=dist.HashStore(), rank=0, world_size=1)
     try:
         yield world(device_type)

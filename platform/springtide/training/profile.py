@@ -1,4 +1,4 @@
-"""A look into a few steps: where their time goes, in plain words, beside the trace for whoever wants to see for himself."""
+"""Profile of a few steps: where their time goes, in plain words, and the trace for details."""
 
 from __future__ import annotations
 
@@ -24,32 +24,32 @@ _ARITHMETIC_KERNELS = (
     *("gemm", "gemv", "nvjet", "xmma", "wgmma", "cutlass", "cublas", "cijk_", "triton_tem"),
     *("flash", "fmha", "sdpa", "attention", "fprop", "dgrad", "wgrad", "convolve"),
 )
-"""In the names of device kernels: cuBLAS's (nvjet on Hopper and later), CUTLASS's, cuDNN's, ROCm's, Inductor's own products."""
+"""Parts of device kernels' names: cuBLAS's (nvjet on Hopper and later), CUTLASS's, cuDNN's, ROCm's, Inductor's own products."""
 _COMMUNICATION_KERNELS = ("nccl", "rccl", "nvshmem", "multimem")
 _FUSED = "triton_"
-"""Inductor calls what it fuses by the operators beside it: not a product, whatever else is in the name."""
+"""Prefix of Inductor's kernels. Fused ones list neighbouring operators in their names, but are not matrix products."""
 _TRY = {
     "arithmetic": "lower precision (parallel.precision), parallel.compile, faster devices",
-    "memory": "parallel.compile, which joins what reads and writes the same; larger train.micro_batch",
+    "memory": "parallel.compile, which fuses kernels that read and write the same data; larger train.micro_batch",
     "communication": "larger train.micro_batch, parallel.strategy = zero2 or parallel.shard_workers, a faster network",
     "input": "feed.reads_in_flight, feed.read_bytes, feed.cache, a nearer store",
-    "waiting": "peers that are as fast (springtide report names stragglers), larger train.micro_batch, parallel.compile",
+    "waiting": "equally fast peers (springtide report names stragglers), larger train.micro_batch, parallel.compile",
 }
-"""Of what most time goes into -> what to try."""
+"""What most of the time goes into -> what to try."""
 
 
 class Profile:
-    """Of one group of workers; rank 0 looks at so many steps after its first few."""
+    """Profiler of one worker group; rank 0 profiles ``steps`` steps after the first few."""
 
     def __init__(self, steps: int, world: World, folder: Folder) -> None:
-        """``steps`` 0 looks at none; ``folder`` is the run's."""
+        """``steps`` 0 profiles none; ``folder`` is the run's."""
         self._steps, self._device, self._folder = steps if world.is_first else 0, world.device, folder
         self._done, self._began, self._input_s = 0, 0.0, 0.0
         self._profile: Any = None
 
     def after(self, step: int, data_wait_s: float) -> Iterator[Profiled]:
-        """Begin, go on or end, after ``step``, whose batch was waited for so long. At the end the trace is written, and told
-        what it says."""
+        """Start, continue or end the profile after ``step``; ``data_wait_s`` is the wait for its batch. At the end, write the
+        trace and yield its summary."""
         if not self._steps:
             return
         self._done += 1
@@ -69,7 +69,7 @@ class Profile:
             self._profile, self._steps = None, 0
 
     def close(self) -> None:
-        """Training ends before the steps do."""
+        """Stop the profiler if training ends before the profile."""
         if self._profile is not None:
             self._profile.stop()
             self._profile = None
@@ -99,8 +99,8 @@ class Profile:
 
 
 def shares(times_s: Mapping[str, float], wall_s: float, input_s: float) -> dict[str, float]:
-    """Of ``wall_s``, what each kind of work took: the times of operations by name, what was waited for batches, and the rest,
-    ``waiting``, in which the device had nothing to do. They add up to one."""
+    """Return the share of ``wall_s`` of each kind of work: of operations (``times_s`` by name), of the wait for batches
+    (``input_s``), and of the rest, ``waiting``, when the device had nothing to do. Shares add up to one."""
     found = dict.fromkeys(_TRY, 0.0)
     found["input"] = input_s
     for name, seconds in times_s.items():
@@ -117,7 +117,7 @@ def shares(times_s: Mapping[str, float], wall_s: float, input_s: float) -> dict[
 
 
 class Kernel(NamedTuple):
-    """What ran on a device from ``begin_s`` to ``end_s``, by the profiler's clock."""
+    """A kernel or copy that ran on a device from ``begin_s`` to ``end_s``, by the profiler's clock."""
 
     name: str
     begin_s: float
@@ -125,8 +125,8 @@ class Kernel(NamedTuple):
 
 
 def kernels_of(events: Iterable[Any]) -> list[Kernel]:
-    """The kernels and copies in a profiler's ``events``, each once: operators of the host carry the time of their kernels too,
-    and annotations that of all within them."""
+    """Return the kernels and copies in a profiler's ``events``, each once: host operators carry the time of their kernels
+    too, and annotations that of everything within them."""
     return [
         Kernel(one.name, one.time_range.start / 1e6, one.time_range.end / 1e6)
         for one in events
@@ -135,7 +135,7 @@ def kernels_of(events: Iterable[Any]) -> list[Kernel]:
 
 
 def times_by_name(kernels: Iterable[Kernel]) -> dict[str, float]:
-    """Seconds of all kernels of a name."""
+    """Return the seconds of all kernels by name."""
     found: dict[str, float] = defaultdict(float)
     for name, begin_s, end_s in kernels:
         found[name] += end_s - begin_s
@@ -143,9 +143,9 @@ def times_by_name(kernels: Iterable[Kernel]) -> dict[str, float]:
 
 
 def kernel_shares(kernels: Sequence[Kernel], wall_s: float, input_s: float) -> dict[str, float]:
-    """As ``shares``, of a device, which runs several kernels at once: a moment is arithmetic's if any of its kernels runs, else
-    memory's, and communication's only if nothing else does. What is left nothing ran in: ``input`` is the part of it in which
-    batches were waited for."""
+    """Return shares as ``shares`` does, for a device that runs several kernels at once. A moment counts as arithmetic if an
+    arithmetic kernel runs, else as memory, and as communication only if nothing else runs. The rest is idle: ``input`` is
+    the part of it in which batches were waited for."""
     by_kind: dict[str, list[Kernel]] = defaultdict(list)
     for kernel in kernels:
         by_kind[kind_of(kernel.name)].append(kernel)
@@ -163,7 +163,7 @@ def kernel_shares(kernels: Sequence[Kernel], wall_s: float, input_s: float) -> d
 
 
 def kind_of(kernel: str) -> str:
-    """``arithmetic``, ``memory`` or ``communication``, by the name of a device's kernel."""
+    """Return ``arithmetic``, ``memory`` or ``communication``, by the name of a device kernel."""
     plain = kernel.lower()
     if any(part in plain for part in _COMMUNICATION_KERNELS):
         return "communication"
@@ -172,7 +172,7 @@ def kind_of(kernel: str) -> str:
 
 
 def _covered_s(kernels: Iterable[Kernel]) -> float:
-    """Seconds in which at least one of them runs."""
+    """Return the seconds in which at least one of the kernels runs."""
     total_s, until_s = 0.0, float("-inf")
     for _, begin_s, end_s in sorted(kernels, key=lambda kernel: kernel.begin_s):
         total_s += max(0.0, end_s - max(begin_s, until_s))

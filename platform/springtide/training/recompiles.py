@@ -1,4 +1,4 @@
-"""Whether the blocks that should be compiled still are."""
+"""Warning when blocks that should be compiled no longer are."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from springtide.parallel import gave_up
 
 
 class Recompiles:
-    """Of one group of workers."""
+    """Watch of one worker group's compiled blocks."""
 
     def __init__(self, compiles: bool) -> None:
-        """``compiles``: whether blocks should be."""
+        """``compiles``: whether blocks should be compiled."""
         self._watching = compiles
 
     def after(self, step: int) -> Iterator[Warned]:
-        """Tell once, after ``step``, that some no longer are."""
+        """Warn once, after ``step``, if some blocks no longer run compiled."""
         if self._watching and (reason := gave_up()):
             self._watching = False
             yield Warned(step=step, reason=reason)

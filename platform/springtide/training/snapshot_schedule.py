@@ -1,4 +1,4 @@
-"""When the loop takes snapshots in memory: as often as they cost training no more than their share."""
+"""When the loop takes snapshots in memory: as often as possible, within a fixed share of training time."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ _LOOK_S = 0.005
 
 
 class SnapshotSchedule:
-    """The snapshots of one rank; rank 0 decides when, and the others hear it in the step's all-reduce."""
+    """The snapshots of one rank; rank 0 decides when, and the others learn it in the step's all-reduce."""
 
     def __init__(
         self, config: CheckpointConfig, memory: Snapshotter | None, state: State, step: int, is_first: bool
     ) -> None:
-        """``memory`` None takes none."""
+        """``memory`` None takes no snapshots."""
         self._config, self._memory, self._state, self._is_first = config, memory, state, is_first
         self._last = step
         self._every = config.memory_every if config.memory_every != "auto" else 1
@@ -37,7 +37,7 @@ class SnapshotSchedule:
 
     @property
     def keeping(self) -> bool:
-        """Whether the last snapshot is not safe yet, or none can be kept here: then nobody begins another."""
+        """Whether the last snapshot is not safe yet, or none can be kept here: then no rank begins another."""
         if self._memory is None:
             return True
         try:
@@ -48,11 +48,11 @@ class SnapshotSchedule:
 
     @property
     def turned_off(self) -> bool:
-        """Whether none can be kept here from now on, and the other ranks have not heard why."""
+        """Whether no snapshot can be kept here from now on, and the other ranks do not know why yet."""
         return bool(self._problem)
 
     def due(self, step: int) -> bool:
-        """Rank 0: whether to take one after ``step``."""
+        """Return True on rank 0 if a snapshot is due after ``step``."""
         return bool(self._is_first and self._memory and self._every and step - self._last >= self._every)
 
     def before_update(self) -> None:
@@ -65,7 +65,7 @@ class SnapshotSchedule:
         self._stall_s = None
 
     def after(self, step: int, result: StepResult, step_time_s: float) -> Iterator[Event]:
-        """Take one, if all heard that one is due and nobody is still at the one before."""
+        """Take a snapshot if all ranks know that one is due and no rank still keeps the one before."""
         self._steps_s.append(step_time_s)
         if result.turned_off:
             yield self._stop(step)
@@ -88,9 +88,9 @@ class SnapshotSchedule:
                 self._every = every
 
     def leave(self, step: int) -> bool:
-        """Take one of ``step`` and wait until it is safe; all ranks call it together. False when some rank could not."""
+        """Take a snapshot of ``step`` and wait until it is safe; all ranks call it together. False if some rank fails."""
         self._settle()
-        gathered(None)  # the one before is safe on every rank
+        gathered(None)  # the last snapshot is safe on every rank
         safe = False
         if self._memory is not None:
             self._last = step
@@ -104,8 +104,9 @@ class SnapshotSchedule:
         return all(gathered(safe and self._memory is not None))
 
     def _stop(self, step: int) -> SnapshotIntervalChanged:
-        """Some rank cannot keep any: all ranks together hear why, and let go of their memory. Rank 0 tells it."""
-        self._settle()  # a keeper may be opening the memory now
+        """Stop snapshots because some rank cannot keep any: all ranks together learn why and release their memory.
+        Rank 0 reports it."""
+        self._settle()  # a snapshot store may be opening the memory now
         problems = {rank: problem for rank, problem in enumerate(gathered(self._problem)) if problem}
         self._turn_off(None)
         rank, problem = min(problems.items())
@@ -114,10 +115,10 @@ class SnapshotSchedule:
 
     def _settle(self) -> None:
         while self._memory is not None and self.keeping:
-            time.sleep(_LOOK_S)  # between looks, while training waits anyhow
+            time.sleep(_LOOK_S)  # between polls, while training waits anyway
 
     def close(self) -> None:
-        """Let go of the memory; its keepers have it still."""
+        """Release the memory; the snapshot store still holds it."""
         if self._memory is not None:
             self._memory.close()
 

@@ -1,5 +1,5 @@
-"""Steps whose loss or gradient is far from those before: found before the weights have changed, by robust statistics, so that
-one spike does not hide the next."""
+"""Detection of steps whose loss or gradient norm is far above those before: before the weights change, and by robust
+statistics, so that one spike does not hide the next."""
 
 from __future__ import annotations
 
@@ -11,28 +11,28 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 _FEWEST = 16
-"""Steps to compare with; before, nothing is a spike."""
+"""Least number of steps to compare with; with fewer, nothing is a spike."""
 _RECENT = 9
-"""The last of them, whose median is what a step is expected to be: a loss falls."""
+"""Number of latest steps whose median a step is expected to have: a loss falls."""
 _DEVIATIONS = 1.4826 / math.sqrt(2)
-"""Median difference from one step to the next -> standard deviation of normal noise; a trend hardly shows in it."""
+"""Median difference of successive steps -> standard deviation of normal noise; a trend hardly changes it."""
 _LEAST = 0.01
-"""Of the usual value: no deviation is taken for smaller."""
+"""Least deviation, as a share of the usual value [ratio]."""
 
 
 class Spike(NamedTuple):
-    """What was far off."""
+    """A value far above the usual one."""
 
     what: str
     value: float
     usual: float
     """The median of the steps just before."""
     deviations: float
-    """Robust z-score: how many deviations above."""
+    """Robust z-score: the number of deviations above the usual value."""
 
 
 class Spikes:
-    """The recent past of a run. What all ranks feed it is the same, so they find the same."""
+    """The recent steps of a run. All ranks give it the same values, so they find the same spikes."""
 
     def __init__(self, window: int, threshold: float) -> None:
         """``window``: steps to compare with; ``threshold``: deviations above the median that make a spike."""
@@ -40,7 +40,7 @@ class Spikes:
         self._past: dict[str, deque[float]] = {"loss": deque(maxlen=window), "gradient norm": deque(maxlen=window)}
 
     def find(self, loss: float, grad_norm: float) -> Spike | None:
-        """The spike that a step with this loss [nats] and norm is, if it is one."""
+        """Return the spike of a step with this loss [nats] and gradient norm, None if it is not one."""
         for what, value in self._named(loss, grad_norm).items():
             past = self._past[what]
             if len(past) < _FEWEST:
@@ -53,12 +53,12 @@ class Spikes:
         return None
 
     def remember(self, loss: float, grad_norm: float) -> None:
-        """A step that has changed the weights: what follows is compared with it."""
+        """Add a step that has changed the weights: later steps are compared with it."""
         for what, value in self._named(loss, grad_norm).items():
             self._past[what].append(value)
 
     def state(self) -> dict[str, list[float]]:
-        """For a checkpoint: a run that is resumed compares with what the uninterrupted one would."""
+        """Return the state for a checkpoint: a resumed run compares with the same steps as an uninterrupted one."""
         return {what: list(past) for what, past in self._past.items()}
 
     @staticmethod
@@ -66,6 +66,6 @@ class Spikes:
         return {"loss": loss, "gradient norm": grad_norm}
 
     def load(self, state: Mapping[str, Any]) -> None:
-        """Go on from a ``state``."""
+        """Resume from ``state``."""
         for what, past in self._past.items():
             past.extend(state.get(what, []))

@@ -27,32 +27,32 @@ _LIMB_BITS = 16
 
 
 class StepSignals(NamedTuple):
-    """What a rank tells the others in a step."""
+    """What a rank reports to the others in a step."""
 
     interrupts: frozenset[Interrupt] = frozenset()
     saving: bool = False
     """A save is under way here."""
     save_failed: bool = False
-    """One has failed here since the last step."""
+    """A save has failed here since the last step."""
     keeping: bool = False
     """A snapshot in memory is under way here."""
     turned_off: bool = False
-    """No more snapshots can be kept here, and the others do not know it yet."""
+    """No more snapshots can be kept here, and the other ranks do not know it yet."""
     snapshot: bool = False
     """Rank 0: a snapshot is due after this step."""
     examine: bool = False
-    """Rank 0: devices are to be looked at after this step."""
+    """Rank 0: devices are to be measured after this step."""
     data_wait_s: float = 0.0
     """How long this rank waited for its batch [s]."""
     speed: float = 0.0
-    """What this rank's device was found to do since the last step; 0 when nobody looked [FLOP/s]."""
+    """Speed of this rank's device, if measured since the last step, else 0 [FLOP/s]."""
 
 
 _NOTHING = StepSignals()
 
 
 class StepResult(NamedTuple):
-    """What a step was, the same on every rank."""
+    """Result of a step, the same on every rank."""
 
     loss: float
     """Nats per token."""
@@ -62,7 +62,7 @@ class StepResult(NamedTuple):
     """64 bits over the sample ids of all ranks."""
     interrupts: frozenset[Interrupt]
     saving: bool
-    """Whether any rank is; so for the next."""
+    """Whether any rank is saving; the next four fields likewise."""
     save_failed: bool
     keeping: bool
     snapshot: bool
@@ -70,11 +70,11 @@ class StepResult(NamedTuple):
     data_waits_s: tuple[float, ...]
     """How long each rank waited for its batch [s]."""
     speeds: tuple[float, ...]
-    """Of each rank's device [FLOP/s]."""
+    """Speed of each rank's device, as in ``StepSignals`` [FLOP/s]."""
     updated: bool = True
     """Whether the weights have changed."""
     turned_off: bool = False
-    """Whether some rank can keep no more snapshots, which nobody has heard of yet."""
+    """Whether some rank can keep no more snapshots, and the others did not know it yet."""
 
 
 def train_step(
@@ -94,12 +94,14 @@ def train_step(
     allows_update: Callable[[float, float], bool] = lambda loss, grad_norm: math.isfinite(grad_norm),
     before_update: Callable[[], None] = lambda: None,
 ) -> StepResult:
-    """Forward, backward, agree, clip, update. ``tokens_NL`` is this rank's int64 (n, L + 1) of the global batch, on its device,
-    ``micro_batches`` are slices of its rows, as many on every rank, each padded to ``padded_rows``; ``digest`` is of its
-    sample ids. ``allows_update`` says of the
-    step's loss and gradient norm, the same on every rank, whether the weights are to change. ``before_update`` is called before
-    one does: whoever copies them waits there."""
-    # divided by the tokens a full step has, known beforehand; the true count corrects it below
+    """Run one step: forward, backward, agree, clip, update.
+
+    ``tokens_NL`` is this rank's part of the global batch, int64 (n, L + 1), on its device; ``micro_batches`` are slices of its
+    rows, the same number on every rank, each padded to ``padded_rows``; ``digest`` is that of its sample ids.
+    ``allows_update`` gets the step's loss and gradient norm, the same on every rank, and returns whether the weights are to
+    change. ``before_update`` is called before they may: it waits for copies of them.
+    """
+    # divided by the tokens of a full step, known in advance; the true count corrects it below
     weight = loss_scale / tokens_per_step
     loss_sum, num_tokens = accumulate(model, tokens_NL, world, micro_batches, weight, z_weight, padded_rows)
     gradients = local_gradients(model)
@@ -126,8 +128,8 @@ def accumulate(
     z_weight: float,
     padded_rows: int = 0,
 ) -> tuple[Tensor, Tensor]:
-    """Forward and backward; gradients are of the loss times ``loss_weight``. Returns this rank's loss [nats] and its tokens,
-    float64 scalars."""
+    """Run forward and backward; gradients are of the loss times ``loss_weight``. Returns this rank's loss [nats] and its
+    tokens, float64 scalars."""
     loss_sum = torch.zeros((), dtype=torch.float64, device=world.device)
     num_tokens = torch.zeros((), dtype=torch.float64, device=world.device)
     for index, rows in enumerate(micro_batches):
@@ -143,10 +145,10 @@ def accumulate(
 def token_loss(
     model: nn.Module, rows_BL: Tensor, world: World, z_weight: float = 0.0, padded_rows: int = 0
 ) -> tuple[Tensor, Tensor]:
-    """What to minimise and the cross-entropy in it, summed over the tokens of ``rows_BL`` (B, L + 1), fp32 scalars; see
-    ``head_loss``. Rows that count for nothing make it ``padded_rows``, the one shape that a compiled model is called with; and
-    a rank without rows still runs the model, on one of them, because the others' collectives wait for it. TrainingFailed when
-    a model returns no logits (B, L, V)."""
+    """Return the loss and the cross-entropy in it, summed over the tokens of ``rows_BL`` (B, L + 1), fp32 scalars; see
+    ``head_loss``. Rows that do not count fill it up to ``padded_rows``, the one shape that a compiled model is called with;
+    a rank without rows still runs the model, on one such row, because the others' collectives wait for it. Raises
+    TrainingFailed if a model does not return logits (B, L, V)."""
     B, num_missing = len(rows_BL), max(1, padded_rows) - len(rows_BL)
     if num_missing > 0:
         rows_BL = F.pad(rows_BL, (0, 0, 0, num_missing))
@@ -173,20 +175,20 @@ def _of_logits(logits_BLV: Any, targets_BL: Tensor, z_weight: float) -> tuple[Te
 
 
 def loss_mask(rows_BL: Tensor, eos_id: int | None) -> Tensor:
-    """Which tokens of rows (B, L + 1) but the first count for the loss, bool (B, L): all, or, where documents are apart, those
-    that do not follow the end of one. Padding is a run of ends and so counts for nothing."""
+    """Return which tokens of rows (B, L + 1), without the first, count in the loss, bool (B, L): all, or, with an
+    ``eos_id``, those that do not follow it. Padding is a run of ``eos_id``, so it does not count."""
     before_BL = rows_BL[:, :-1]
     return torch.ones_like(before_BL, dtype=torch.bool) if eos_id is None else before_BL != eos_id
 
 
 def eos_id_of(model: nn.Module) -> int | None:
-    """The id that keeps documents apart, where the model has one."""
+    """Return the model's end-of-document id, None if it has none."""
     return getattr(model, "eos_id", None)
 
 
 def _agree(sums: Tensor, digest: int, tell: StepSignals, world: World) -> StepResult:
-    """``sums``: loss, tokens and squared gradient norm of this rank, float64 (3,). CollectiveError when the sums over all ranks
-    are garbage, before anything is done with them."""
+    """Sum over all ranks and return the step's result. ``sums``: loss, tokens and squared gradient norm of this rank, float64
+    (3,). Raises CollectiveError if the sums over all ranks are garbage, before they are used."""
     # a float64 sum is exact below 2**53, so the 64-bit digest travels as four limbs of 16 bits
     limbs = [(digest >> (_LIMB_BITS * limb)) & (2**_LIMB_BITS - 1) for limb in range(_LIMBS)]
     asked = [kind in tell.interrupts for kind in Interrupt]

@@ -1,4 +1,4 @@
-"""The first weights of a run, each rank's own part."""
+"""The initial weights of a run; each rank fills its own part."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from springtide.model import Decoder, initial, make
 
 @torch.no_grad()
 def initialize(model: nn.Module, config: ModelConfig, vocab_size: int, eos_id: int | None = None) -> None:
-    """Fill what this rank holds of each tensor; the whole does not depend on how many ranks there are. Of our decoder no rank
-    makes the whole; a user's model is made once more, as it began."""
+    """Fill this rank's part of each tensor; the whole is the same for any number of ranks. No rank makes the whole of our
+    decoder; a user's model is made once more on every rank, with its initial weights."""
     whole = {} if isinstance(model, Decoder) else named_tensors(make(config, vocab_size, eos_id))
     for name, tensor in named_tensors(model).items():
         offsets, sizes = box(tensor)

@@ -53,7 +53,7 @@ def test_a_run_ends_when_too_many_are_left_out_in_a_row_and_at_once_when_it_is_t
     one = judge(max_left_out=2)
     for updated in (False, False, True, False, False):
         list(one.after(5, result(updated)))
-    with pytest.raises(TrainingFailed, match=r"3 steps in a row are left out.*lower optim.peak_lr"):
+    with pytest.raises(TrainingFailed, match=r"3 steps in a row are skipped.*lower optim.peak_lr"):
         list(one.after(6, result(False)))
-    with pytest.raises(TrainingFailed, match=r"1 step is left out"):
+    with pytest.raises(TrainingFailed, match=r"1 step is skipped"):
         list(judge().after(1, result(False)))
