@@ -138,7 +138,7 @@ def left_in(path: Path) -> Notice | None:
 
 
 class Relay:
-    """Announces the node's end to Ray once: the first notice, and again one with an earlier time. Thread-safe."""
+    """A relay of the node's end to Ray: announces the first notice, and again an earlier one. Thread-safe."""
 
     def __init__(self, drain: Callable[[float, str], None]) -> None:
         """``drain(at_s, why)`` announces the end to Ray, ``at_s`` in seconds since 1970; if it raises, Ray does not know."""
@@ -188,7 +188,7 @@ class NoticeSource:
 
 
 class PreemptionWatcher:
-    """Polls the sources of one node; one per node and run. Ends with the run's controller."""
+    """A poller of one node's sources; one per node and run. Ends with the run's controller."""
 
     def __init__(self, cloud: str, metadata_url: str, file: str, rebalance: bool) -> None:
         """``cloud``: ``auto`` detects it. ``file``: a path; ``{node}`` in it is replaced by the node's id."""
