@@ -114,8 +114,8 @@ def test_a_notice_file_of_any_kind_neither_blocks_nor_fills_memory(tmp_path: Pat
         file.truncate(8 * 2**30)
     heard: list[Notice] = []
     for path, problem in (
-        (fifo, "no regular file"),
-        (folder, "no regular file|directory"),
+        (fifo, "not a regular file"),
+        (folder, "not a regular file|directory"),
         (sparse, "could not convert"),
     ):
         source = NoticeSource("file", lambda path=path: left_in(path), heard.append)  # type: ignore[misc]

@@ -100,7 +100,7 @@ def test_a_run_that_waits_says_what_for_and_until_when(ray_cluster: str, dataset
     [*_, last] = run.events
     assert isinstance(last, Stopped)
     assert (last.status, last.step) == ("stopped", 0)
-    assert "asked to, while nobody trained" in last.reason
+    assert "asked to, while no group trained" in last.reason
 
 
 def assert_same(found: list[StepDone], expected: list[StepDone], tolerance: float) -> None:

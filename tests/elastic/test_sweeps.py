@@ -241,7 +241,7 @@ def test_a_driver_whose_sweep_was_taken_over_notes_nothing_and_ends(ray_cluster:
         watch = ProgressCallback(found, SimpleNamespace(live=0), spent, said.append, spent.unless_lost(note))  # type: ignore[arg-type]
         of = SimpleNamespace(trial_id="0", custom_trial_name=name_of(0), last_result=held)
         watch.on_trial_complete(0, [], of)
-        assert "left to its holder" in said[-1]
+        assert "skipped, another driver holds it" in said[-1]
         assert not spent.stop_all(), "a trial's run that is held ends the trial alone"
         of.last_result = {found.metric: 1.0, "failed": "for another reason"}
         watch.on_trial_complete(0, [], of)

@@ -1,2 +1,2 @@
-"""The only package that imports Ray. Rule: Ray carries out what other packages decide; its private parts are touched in
-one file each."""
+"""The only package that imports Ray. Rule: other packages decide, Ray executes; each private part of Ray is used in one
+file only."""

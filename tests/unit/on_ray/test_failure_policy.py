@@ -60,7 +60,7 @@ def test_a_shrink_below_what_fits_waits_for_room_and_burns_no_retries(monkeypatc
     for workers in (2, 3, 4, 5):  # more than max_failures
         assert run.of(workers, cuda_says(1000 + workers, 512, 3.5)) is RETRY
         assert run.limits.least_workers == workers + 1
-    assert run.told[0]["reason"].endswith("a step does not fit 2 workers: it waits for 3 or more")
+    assert run.told[0]["reason"].endswith("a step does not fit 2 workers: the run waits for 3 or more")
     assert all(one["cause"] == "out of memory" and one["again"] for one in run.told)
     # and the rule of who trains does wait
     bounds = Bounds(1, 8, settle_s=0.0, fits=run.limits.least_workers)
@@ -76,7 +76,7 @@ def test_the_same_error_of_another_process_with_other_bytes_is_the_same_error(mo
     run = Failures(monkeypatch)
     assert run.of(4, cuda_says(100, 512, 3.5)) is RETRY
     assert run.of(4, cuda_says(2345, 96, 17.25)) is RAISE
-    assert run.told[1]["reason"].endswith("a micro-batch is of one row already")
+    assert run.told[1]["reason"].endswith("a micro-batch has only one row already")
 
 
 def test_an_error_at_another_step_is_another(monkeypatch: pytest.MonkeyPatch) -> None:

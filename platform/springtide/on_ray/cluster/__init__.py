@@ -1,1 +1,1 @@
-"""Nodes and their notices: start, watch, drain, end a cluster."""
+"""Cluster, nodes and their notices: start, watch, drain and end a cluster."""

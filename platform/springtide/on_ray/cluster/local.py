@@ -1,6 +1,6 @@
-"""A cluster of several raylets on this machine, whose nodes can be announced to go, lost and added: for drills.
+"""A cluster of several raylets on this machine, for drills: its nodes can be drained, killed and added.
 
-The only file that touches Ray's cluster utilities.
+The only file that uses Ray's cluster utilities.
 """
 
 from __future__ import annotations
@@ -26,22 +26,24 @@ _HEALTH = {
     "RAY_health_check_timeout_ms": "1000",
 }
 _IDLE_PROCESSES = "4"
-"""Kept on each node: where there are no CPUs Ray would keep none, and each actor of the head would wait for a new one."""
+"""Idle worker processes kept on each node: without CPUs Ray would keep none, and each actor on the head would wait for
+a new one."""
 
 
 class LocalCluster:
-    """A head without CPUs, where this process is the driver, and nodes with one each. A context manager; one a process."""
+    """A head without CPUs, with this process as the driver, and nodes with one CPU each. A context manager; one per
+    process."""
 
     def __init__(self, nodes: int, patience: int = 2, dashboard: bool = False) -> None:
-        """``patience``: seconds in a row that a node may not answer before it counts as dead; where many processes share few
-        cores a head that is busy needs more. ``dashboard``: with the one of Ray, by whose state API bare Ray Train finds what
-        a run that was stopped has left."""
+        """``patience``: consecutive seconds without an answer after which a node counts as dead; a busy head needs more
+        where many processes share few cores. ``dashboard``: start Ray's dashboard: bare Ray Train uses its state API to
+        find what a stopped run has left."""
         self._first, self._patience, self._dashboard = nodes, patience, dashboard
         self._nodes: dict[str, Any] = {}
         self._stack = contextlib.ExitStack()
 
     def __enter__(self) -> Self:
-        """Start it, and connect."""
+        """Start the cluster and connect to it."""
         set_environment(
             **_HEALTH,
             RAY_health_check_failure_threshold=str(self._patience),
@@ -53,7 +55,7 @@ class LocalCluster:
             "num_cpus": 0,
             "object_store_memory": _STORE_BYTES,
             "include_dashboard": self._dashboard,
-            "dashboard_port": None,  # any that is free: there may be another cluster's on this machine
+            "dashboard_port": None,  # any free port: another cluster's dashboard may run here
             "temp_dir": folder,
         }
         self._cluster = Cluster(initialize_head=True, head_node_args=head)
@@ -70,21 +72,21 @@ class LocalCluster:
 
     @property
     def nodes(self) -> list[str]:
-        """The nodes that are there, the oldest first."""
+        """Ids of the current nodes without the head, the oldest first."""
         return list(self._nodes)
 
     def add(self, wait: bool = True) -> str:
-        """Another node."""
+        """Add a node; return its id."""
         node = self._cluster.add_node(num_cpus=1, object_store_memory=_STORE_BYTES, wait=wait)
         self._nodes[node.node_id] = node
         return str(node.node_id)
 
     def drain(self, node: str, deadline_s: float) -> None:
-        """Announce that a node goes in ``deadline_s``, as a cloud's notice does."""
+        """Announce that a node leaves in ``deadline_s`` seconds, as a cloud's preemption notice does."""
         drain(self._cluster.gcs_address, node, time.time() + deadline_s, "spot instance interruption")
 
     def halt(self, node: str) -> None:
-        """Stop a node's worker without ending it, as a fault of its device does."""
+        """Suspend a node's worker without ending it (SIGSTOP), as a device fault does."""
         raylets = [info.process.pid for infos in self._nodes[node].all_processes.values() for info in infos]
         for pid in [pid for raylet in raylets for pid in _descendants(raylet)]:
             with contextlib.suppress(OSError):
@@ -92,7 +94,7 @@ class LocalCluster:
                     os.kill(pid, signal.SIGSTOP)
 
     def kill(self, node: str) -> None:
-        """Take a node away, with every process on it at once, as when its host goes."""
+        """Remove a node and kill all its processes at once, as when its host is lost."""
         gone = self._nodes.pop(node)
         raylets = [info.process.pid for infos in gone.all_processes.values() for info in infos]
         for pid in raylets + [pid for raylet in raylets for pid in _descendants(raylet)]:
@@ -101,11 +103,12 @@ class LocalCluster:
         self._cluster.remove_node(gone, allow_graceful=False)
 
     def lose_head(self) -> None:
-        """Kill Ray's control store, as when the head's pod goes; it has a memory only with RAY_REDIS_ADDRESS."""
+        """Kill Ray's control store, as when the head's pod is lost; its state survives only with RAY_REDIS_ADDRESS."""
         self._cluster.head_node.kill_gcs_server(check_alive=False)
 
     def return_head(self) -> None:
-        """Start it again, at the same address. In the main thread: Ray's servers die with the thread that started them."""
+        """Restart Ray's control store at the same address. Call it in the main thread: Ray's servers die with the thread
+        that started them."""
         self._cluster.head_node.start_gcs_server()
 
 

@@ -1,5 +1,5 @@
-"""What Ray knows of the cluster's nodes, what it does not know yet, and what it is told of them. The only file that touches
-Ray's private state."""
+"""The cluster's nodes: read Ray's view of them, find losses that Ray has not noticed yet, announce drains. The only file
+that uses Ray's private state."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from springtide.elastic.policy import Node
 from springtide.track.ledger import SPOT
 
 _PREEMPTION = 2
-"""Why a node is drained, in Ray's protocol."""
+"""The reason of a drain, in Ray's protocol."""
 _RAYS_OWN = {
     "TrainStateActor",
     "_StatsActor",
@@ -28,12 +28,12 @@ _RAYS_OWN = {
 }
 _MARKET = "ray.io/market-type"
 _ANSWER_S = 0.5
-"""A raylet that takes no connection for so long is taken for dead."""
+"""A raylet that accepts no connection for this long counts as dead [s]."""
 
 
 def observed(reserved: Mapping[str, Mapping[str, float]], resources: Mapping[str, float]) -> list[Node]:
-    """The nodes that are alive, with room for workers of ``resources`` in what is ``reserved`` for this run on each, and what
-    was announced of them, in seconds of ``time.monotonic``."""
+    """Return the live nodes. Each has the number of workers of ``resources`` that fit into what is ``reserved`` for this
+    run on it, and the announced time when it leaves, in seconds of ``time.monotonic``."""
     leaving = state.get_draining_nodes()
     found = []
     for node in ray.nodes():
@@ -50,7 +50,7 @@ def observed(reserved: Mapping[str, Mapping[str, float]], resources: Mapping[str
 
 
 def unanswering(names: Collection[str]) -> set[str]:
-    """Those of the nodes whose raylet takes no connection: Ray itself may learn of it much later."""
+    """Return those of the nodes that have no raylet which accepts a connection: Ray itself may notice much later."""
     addresses = {
         node["NodeID"]: (node["NodeManagerAddress"], node["NodeManagerPort"])
         for node in ray.nodes()
@@ -62,16 +62,16 @@ def unanswering(names: Collection[str]) -> set[str]:
 
 
 def drain(gcs: str, node: str, at_s: float, why: str) -> None:
-    """Tell the cluster whose GCS is at ``gcs`` that a node goes, ``at_s`` in seconds since 1970. OSError when it refuses, Ray's
-    RpcError when it is away."""
+    """Announce to the cluster with its GCS at ``gcs`` that a node leaves at ``at_s``, in seconds since 1970. Raises OSError
+    if the GCS refuses, Ray's RpcError if it is unreachable."""
     accepted, problem = GcsClient(address=gcs).drain_node(node, _PREEMPTION, why, int(at_s * 1000))
     if not accepted:
         raise OSError(f"Ray does not drain node {node}: {problem}")
 
 
 def leftovers() -> dict[str, int]:
-    """What of a run that is over is still in the cluster: its actors by class, and placement groups. What Ray keeps for itself
-    does not count."""
+    """Return what an ended run has left in the cluster: the number of live actors by class, and of placement groups. Ray's
+    own actors do not count."""
     alive = [actor["ActorClassName"] for actor in state.actor_table(None).values() if actor["State"] == "ALIVE"]
     found = Counter(name for name in alive if name not in _RAYS_OWN)
     groups = sum(group["state"] != "REMOVED" for group in ray.util.placement_group_table().values())
@@ -79,8 +79,8 @@ def leftovers() -> dict[str, int]:
 
 
 def staying(with_room: bool = False) -> list[str]:
-    """The nodes that are alive and not announced to go; those come first, ``with_room`` alone, that have all kinds of resources
-    that the node of this process has: room for workers."""
+    """Return the live nodes that are not draining. Nodes with room for workers come first, and with ``with_room`` only they
+    are returned: they have all kinds of resources that this process's node has."""
     leaving, here = state.get_draining_nodes(), ray.get_runtime_context().get_node_id()
     kinds = {
         node["NodeID"]: {kind for kind in ("CPU", "GPU") if node["Resources"].get(kind)}
@@ -93,20 +93,20 @@ def staying(with_room: bool = False) -> list[str]:
 
 
 def may_be_taken_away(node: str) -> str:
-    """What the labels of a node say of it, if it is one of the spot market's; else nothing."""
+    """Return the node's name and its market label if it is a spot node, else an empty string."""
     [labels, *_] = [one.get("Labels", {}) for one in ray.nodes() if one["NodeID"] == node] or [{}]
     market = labels.get(_MARKET, "")
     return f"{node[:8]} ({_MARKET}={market})" if market.lower() in SPOT else ""
 
 
 def where() -> tuple[str, str]:
-    """The node of this process, and what its labels say of its market."""
+    """Return the id of this process's node, and its market label in lower case, empty if it has none."""
     context = ray.get_runtime_context()
     return context.get_node_id(), context.get_node_labels().get(_MARKET, "").lower()
 
 
 def lost(before: Iterable[str]) -> set[str]:
-    """Those of the nodes that are dead or going."""
+    """Return those of the nodes that are dead or draining."""
     alive = {node["NodeID"] for node in ray.nodes() if node["Alive"]} - set(state.get_draining_nodes())
     return set(before) - alive
 
@@ -118,6 +118,7 @@ def _answers(address: tuple[str, int]) -> bool:
 
 
 def _monotonic(deadline_ms: int) -> float:
-    """Of a time since 1970; one that is not known is far, but a node that is announced to go is never counted."""
+    """Convert a deadline since 1970 [ms] to ``time.monotonic`` [s]. An unknown one (0) counts as 120 s from now; a draining
+    node is never counted on anyway."""
     left_s = deadline_ms / 1000 - time.time() if deadline_ms > 0 else 120.0
     return time.monotonic() + left_s

@@ -1,9 +1,9 @@
-"""One small actor a node, which hears that the node will be taken away and tells Ray: a drain with the deadline.
+"""One small actor per node that polls for the node's preemption notice and announces it to Ray: a drain with the deadline.
 
-    metadata service or file --every half second--> Watch --drain_node(deadline)--> Ray --> the policies of every run
+    metadata service or file --every 0.5 s--> PreemptionWatcher --drain_node(deadline)--> Ray --> the policies of every run
 
-A service that is slow, gone or talks nonsense is asked again; what it last said stands until it says something else. A notice
-that Ray did not take, because its control store is away, is told again at the next look. Nothing ends a watch but its run.
+A service that is slow, gone or sends nonsense is polled again; its last notice stands until it sends another. A notice that
+Ray did not accept, because its control store is away, is announced again at the next poll. Only its run ends a watcher.
 """
 
 from __future__ import annotations
@@ -42,18 +42,18 @@ _POLL_S = 0.5
 _ANSWER_S = 2.0
 _FILE_BYTES = 100
 _SILENT_LOOKS = 20
-"""Looks in a row that fail before a source counts as silent: ten seconds, or more where it is slow."""
+"""Consecutive failed polls before a source counts as silent: ten seconds, or more if it is slow."""
 _ASK_WATCHES_S = 10.0
-"""Between two questions to the watches whether they hear anything."""
+"""Interval of the checks whether the watchers' sources answer [s]."""
 _FIRST_AZURE_S = 120.0
-"""The first time a machine asks for its events Azure begins to watch them, and takes so long."""
+"""How long a machine's first request for its events may take [s]: Azure starts to watch them only then."""
 _TOKEN_S = 21600
 _VENDORS = {"Amazon EC2": "aws", "Google": "gcp"}
 _AZURE_TAG = "7783-7084-3265-9085-8269-3286-77"
 
 
 def cloud_here() -> Cloud:
-    """Which cloud this machine is of, from what its firmware says; no network is asked."""
+    """Return the cloud of this machine by its firmware's strings, empty if unknown. Uses no network."""
 
     def told(name: str) -> str:
         with contextlib.suppress(OSError):
@@ -67,7 +67,7 @@ def cloud_here() -> Cloud:
 
 
 class MetadataService:
-    """A metadata service. Proxies are for other addresses."""
+    """Client of a cloud's metadata service. Ignores proxy settings: they are for other addresses."""
 
     def __init__(self, url: str) -> None:
         self._url = url.rstrip("/")
@@ -77,7 +77,7 @@ class MetadataService:
         self._asked = False
 
     def aws(self, rebalance: bool = False) -> Notice | None:
-        """What IMDSv2 says."""
+        """Return the notice of AWS's IMDSv2, None if there is none; ``rebalance``: its rebalance recommendation counts, too."""
         if not self._token:
             ttl = {"X-aws-ec2-metadata-token-ttl-seconds": str(_TOKEN_S)}
             self._token = self._ask("/latest/api/token", ttl, method="PUT") or ""
@@ -89,17 +89,17 @@ class MetadataService:
             answer = self._ask("/latest/meta-data/events/recommendations/rebalance", token) if rebalance else None
             return parse_aws_rebalance(answer) if answer is not None else None
         except urllib.error.HTTPError as error:
-            if error.code == 401:  # the token is too old, or of another boot
+            if error.code == 401:  # the token has expired, or is from before a reboot
                 self._token = ""
             raise
 
     def gcp(self) -> Notice | None:
-        """What the metadata server says."""
+        """Return the notice of Google's metadata server, None if there is none."""
         answer = self._ask("/computeMetadata/v1/instance/preempted", {"Metadata-Flavor": "Google"})
         return parse_gcp_notice(answer, time.time()) if answer is not None else None
 
     def azure(self) -> Notice | None:
-        """What the scheduled events say of this machine."""
+        """Return the notice for this machine in Azure's scheduled events, None if there is none."""
         header = {"Metadata": "true"}
         if not self._machine:
             where = "/metadata/instance/compute/name?api-version=2021-02-01&format=text"
@@ -112,7 +112,7 @@ class MetadataService:
     def _ask(
         self, path: str, headers: dict[str, str], method: str = "GET", patience_s: float = _ANSWER_S
     ) -> str | None:
-        """The answer; None for 404. OSError for any other that is not one."""
+        """Return the answer; None for 404. Raises OSError for any other failure."""
         request = urllib.request.Request(self._url + path, headers=headers, method=method)
         try:
             with self._open(request, timeout=patience_s) as answer:
@@ -124,7 +124,8 @@ class MetadataService:
 
 
 def left_in(path: Path) -> Notice | None:
-    """What a file says, if it is there. ValueError for what is no regular file: opening a FIFO would wait for its writer."""
+    """Return the notice in a file, None if there is no file. Raises ValueError if it is not a regular file: opening a FIFO
+    would wait for its writer."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     except FileNotFoundError:
@@ -132,23 +133,23 @@ def left_in(path: Path) -> Notice | None:
     with open(descriptor, "rb", buffering=0) as file:
         found = os.fstat(descriptor)
         if not stat.S_ISREG(found.st_mode):
-            raise ValueError(f"{path} is no regular file")
+            raise ValueError(f"{path} is not a regular file")
         return parse_notice_file(file.read(_FILE_BYTES).decode(), found.st_mtime, time.time())
 
 
 class Relay:
-    """Tells Ray of the node's end, once: the first notice, and one that is earlier. May be called from threads."""
+    """A relay of the node's end to Ray: announces the first notice, and again an earlier one. Thread-safe."""
 
     def __init__(self, drain: Callable[[float, str], None]) -> None:
-        """``drain`` tells Ray when, in seconds since 1970, and why; what it raises means that Ray does not know."""
+        """``drain(at_s, why)`` announces the end to Ray, ``at_s`` in seconds since 1970; if it raises, Ray does not know."""
         self._drain = drain
         self._told: Notice | None = None
         self._lock = threading.Lock()
 
     def __call__(self, notice: Notice) -> None:
-        """Tell, unless Ray knows."""
+        """Announce ``notice``, unless Ray knows that time or an earlier one."""
         with self._lock:
-            # a service that gives no time gives a new one each time it is asked: the first counts
+            # a service without a deadline returns a later time at each poll: the first counts
             if self._told is not None and notice.at_s >= self._told.at_s:
                 return
             self._drain(max(notice.at_s, time.time() + 1.0), notice.why)
@@ -156,7 +157,7 @@ class Relay:
 
 
 class NoticeSource:
-    """One service or file, and the notices it gives."""
+    """One service or file that is polled for notices."""
 
     def __init__(self, name: str, ask: Callable[[], Notice | None], tell: Callable[[Notice], None]) -> None:
         self.name, self._ask, self._tell = name, ask, tell
@@ -166,31 +167,31 @@ class NoticeSource:
 
     @property
     def problem(self) -> str:
-        """Why nothing has been heard of it for a while; empty while it answers."""
+        """Why it has not answered for a while; empty if it answers."""
         return self._last_problem if self._failed_looks >= _SILENT_LOOKS else ""
 
     def look(self) -> None:
-        """Ask, and pass on what it says. Whatever fails is asked, or told, again at the next look."""
+        """Poll once, and pass on a notice. Whatever fails is tried again at the next poll."""
         try:
             notice = self._ask()
             if notice is not None:
                 self._tell(notice)
-        except Exception as error:  # a server, a parser or Ray may raise anything, and the next look may work
+        except Exception as error:  # a server, a parser or Ray may raise anything, and the next poll may work
             self._failed_looks += 1
             self._last_problem = f"{self.name}: {type(error).__name__}: {str(error)[:200]}"
-            if type(error) not in self._warned:  # each kind once, until it works again
+            if type(error) not in self._warned:  # log each kind once, until a poll works again
                 self._warned.add(type(error))
-                _log.warning("%s; it is asked again", self._last_problem)
+                _log.warning("%s; it is polled again", self._last_problem)
         else:
             self._failed_looks, self._last_problem = 0, ""
             self._warned.clear()
 
 
 class PreemptionWatcher:
-    """One a node and run; it ends with the run's controller."""
+    """A poller of one node's sources; one per node and run. Ends with the run's controller."""
 
     def __init__(self, cloud: str, metadata_url: str, file: str, rebalance: bool) -> None:
-        """``cloud``: auto finds out. ``file``: ``{node}`` in it stands for the node's id."""
+        """``cloud``: ``auto`` detects it. ``file``: a path; ``{node}`` in it is replaced by the node's id."""
         context = ray.get_runtime_context()
         node, gcs = context.get_node_id(), context.gcs_address
         service = MetadataService(metadata_url or METADATA)
@@ -209,13 +210,13 @@ class PreemptionWatcher:
             threading.Thread(target=_watch, args=(source,), daemon=True).start()
 
     def sources(self) -> list[str]:
-        """Who is asked."""
+        """Return the names of the polled sources."""
         return [source.name for source in self._sources]
 
     def silent(self) -> str:
-        """Which sources have not answered for a while, and why; empty while all do."""
+        """Return which sources have not answered for a while, and why; empty if all answer."""
         if not self._sources:
-            return "nobody is asked (elastic.notices, elastic.notice_file)"
+            return "no source is polled (elastic.notices, elastic.notice_file)"
         return "; ".join(source.problem for source in self._sources if source.problem)
 
 
@@ -223,24 +224,24 @@ def _watch(source: NoticeSource) -> None:
     while True:
         begin = time.monotonic()
         source.look()
-        time.sleep(max(0.0, _POLL_S - (time.monotonic() - begin)))  # between looks
+        time.sleep(max(0.0, _POLL_S - (time.monotonic() - begin)))  # between polls
 
 
 class PreemptionWatchers:
-    """The watches of a run: one on each node that there is."""
+    """A run's watchers: one on each node."""
 
     def __init__(self, *arguments: Any) -> None:
-        """``arguments``: of ``Watch``."""
+        """``arguments``: those of ``PreemptionWatcher``."""
         self._arguments = arguments
         self._actors: dict[str, Any] = {}
         self._asked: dict[str, Any] = {}
-        """Node -> the answer to come to whether its watch is silent."""
+        """Node -> pending answer: whether its watcher's sources are silent."""
         self._silent: dict[str, str] = {}
-        """Node -> why, as it was last told."""
+        """Node -> why its sources are silent, as last reported."""
         self._ask_at_s = 0.0
 
     def cover(self, nodes: set[str]) -> None:
-        """Have one on each of ``nodes``, and warn of nodes where a source is silent; waits for nobody."""
+        """Keep a watcher on each of ``nodes``, and warn of nodes with a silent source. Does not wait."""
         for node in nodes - self._actors.keys():
             here = NodeAffinitySchedulingStrategy(node, soft=False)
             actor = ray.remote(PreemptionWatcher).options(num_cpus=0, max_restarts=-1, scheduling_strategy=here)
@@ -251,7 +252,7 @@ class PreemptionWatchers:
 
     def _hear(self, nodes: set[str]) -> None:
         now = time.monotonic()
-        if now >= self._ask_at_s:  # a watch that has not answered yet is not asked once more
+        if now >= self._ask_at_s:  # a watcher with a pending answer is not asked again
             self._asked = {node: actor.silent.remote() for node, actor in self._actors.items()} | self._asked
             self._ask_at_s = now + _ASK_WATCHES_S
         self._asked = {node: answer for node, answer in self._asked.items() if node in nodes}
@@ -260,12 +261,12 @@ class PreemptionWatchers:
         done, _ = ray.wait(list(self._asked.values()), num_returns=len(self._asked), timeout=0)
         for node, answer in [one for one in self._asked.items() if one[1] in done]:
             del self._asked[node]
-            with contextlib.suppress(RayError):  # of a watch that is lost or starts again: asked later
+            with contextlib.suppress(RayError):  # the watcher is lost or restarts: asked later
                 self._tell(node, ray.get(answer))
 
     def _tell(self, node: str, problem: str) -> None:
         if problem and not self._silent.get(node):
-            _log.warning("node %s may be taken away unheard: %s", node[:8], problem)
+            _log.warning("node %s may be taken away without a notice: %s", node[:8], problem)
         elif self._silent.get(node) and not problem:
-            _log.warning("node %s hears notices again", node[:8])
+            _log.warning("node %s receives notices again", node[:8])
         self._silent[node] = problem

@@ -1,9 +1,9 @@
-"""Cleans up after a private cluster, however its driver ended: ``python reaper.py FOLDER``, its standard input a pipe that the
-driver holds open.
+"""Clean up after a private cluster, however its driver ended: ``python reaper.py FOLDER``, with a pipe as standard input
+that the driver holds open.
 
-Ray's daemons notice a driver that was killed, but two of its agents linger for minutes, and nobody removes the folder. This
-process waits for the pipe to close, ends what still uses the folder, and removes it. It imports
-nothing but the standard library, so that it costs a few megabytes.
+Ray's daemons notice a killed driver, but two of its agents linger for minutes, and nothing removes the folder. This process
+waits for the pipe to close, ends what still uses the folder, and removes it. It imports only the standard library, so that
+it costs a few megabytes.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _LOOK_EVERY_S = 0.2
 
 
 def wait_and_reap(folder: str) -> None:
-    """Block until standard input ends; then leave neither process nor file of ``folder``."""
+    """Block until standard input ends; then end all processes of ``folder`` and remove it."""
     driver = os.getppid()
     sys.stdin.buffer.read()
     deadline = time.monotonic() + _PATIENCE_S
@@ -34,8 +34,8 @@ def wait_and_reap(folder: str) -> None:
 
 
 def processes_of(folder: str) -> set[int]:
-    """Processes that have ``folder`` on their command line or a file in it open; Ray's agents rewrite
-    their command line, but write their logs there."""
+    """Return the ids of processes with ``folder`` on their command line or a file in it open; Ray's agents rewrite their
+    command line, but write their logs there."""
     found = set()
     for entry in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):

@@ -1,7 +1,7 @@
-"""A Ray cluster to train on: the one we are told of, or a private one that lives as long as the run.
+"""A Ray cluster to train on: the one that the user names, or a private one that lives as long as the run.
 
-We never join a cluster that we were not told of, and a private one keeps its notes in a folder of its own: not where Ray
-looks for the last one started. (``ray.init("auto")`` elsewhere on the machine may still find its process.)
+We never join a cluster that the user did not name. A private one keeps its files in its own folder, not where Ray looks for
+the last cluster started. (``ray.init("auto")`` elsewhere on the machine may still find its process.)
 """
 
 from __future__ import annotations
@@ -24,29 +24,29 @@ from springtide.errors import ConfigError, explain
 from springtide.on_ray.cluster import reaper
 
 _DEVICE_GB = {"V100": 32, "T4": 16, "L4": 24, "A10G": 24, "L40S": 48, "A100": 80, "H100": 80, "H200": 141, "B200": 180}
-"""Most that devices of Ray's names for them have, by their makers' data sheets [GB]."""
+"""Largest memory of each device by Ray's name for it, from the makers' data sheets [GB]."""
 _WITHOUT_BF16 = ("K80", "P100", "P4", "V100", "T4")
-"""Those of before Ampere: what they have of it is emulated, slower than fp32."""
+"""Devices older than Ampere: they emulate bf16, slower than fp32."""
 _ACCELERATOR = "accelerator_type:"
 _RAY_FOLDER = "RAY_TMPDIR"
 _PREFIX = "springtide-ray-"
 _STORE_BYTES = 512 * 2**20
 NAMESPACE = "springtide"
 
-# read by Ray Train in the driver: the dashboard's Train page is empty without it
+# Ray Train reads the first one in the driver: without it the dashboard's Train page is empty
 _ENVIRONMENT = {
     "RAY_TRAIN_ENABLE_STATE_TRACKING": "1",
     "RAY_CHDIR_TO_TRIAL_DIR": "0",
     "RAY_TRAIN_HEALTH_CHECK_INTERVAL_S": "0.2",
-    # the controller runs in the driver, whose logging is its own affair
+    # the controller runs in the driver, which configures its own logging
     "RAY_TRAIN_ENABLE_CONTROLLER_STRUCTURED_LOGGING": "0",
-    # ours acts on a notice at once; Ray's waits for the deadline
+    # our watcher acts on a notice at once; Ray's waits for the deadline
     "RAY_TRAIN_ENABLE_PREEMPTION_WATCHER": "0",
-    # Tune's tables are printed however quiet it is told to be, and its loggers write each result three times
+    # Tune prints its tables at any verbosity, and its loggers write each result three times
     "RAY_AIR_NEW_OUTPUT": "0",
     "TUNE_DISABLE_AUTO_CALLBACK_LOGGERS": "1",
-    # a worker keeps the one device that its actor was given: Ray would widen CUDA_VISIBLE_DEVICES after CUDA has read it, and
-    # then select a device by its place in the longer list
+    # a worker keeps the one device of its actor: Ray would extend CUDA_VISIBLE_DEVICES after CUDA has read it, and then
+    # select a device by its index in the longer list
     "TRAIN_ENABLE_SHARE_CUDA_VISIBLE_DEVICES": "0",
     # Ray runs workers at nice 15; on a machine whose cores all train, its own services would then preempt them
     "RAY_worker_niceness": "0",
@@ -54,10 +54,10 @@ _ENVIRONMENT = {
 
 
 def set_environment(**more: str) -> None:
-    """What Ray reads in this process, and in those it starts, unless whoever started us said otherwise."""
+    """Set the variables that Ray reads in this process and those it starts; variables that are set already stay."""
     for name, value in {**_ENVIRONMENT, **more}.items():
         os.environ.setdefault(name, value)
-    # what Ray has to say to itself
+    # Ray warns of its own use of it
     warnings.filterwarnings("ignore", message="`ExecutionOptions.exclude_resources`")
 
 
@@ -65,8 +65,8 @@ def set_environment(**more: str) -> None:
 def cluster(config: Config, *, dashboard: bool = True) -> Iterator[str]:
     """Connect, and disconnect at the end; yields the dashboard's URL, empty without one.
 
-    Uses the connection the caller has; else the cluster that ``RAY_ADDRESS`` names, as under ``ray job submit``; else
-    starts a private one with as many logical CPUs and GPUs as the workers need.
+    Uses the caller's connection if there is one; else the cluster that ``RAY_ADDRESS`` names, as under ``ray job submit``;
+    else starts a private one with at least the logical CPUs that the workers need, and this machine's GPUs.
     """
     set_environment()
     quiet = {"namespace": NAMESPACE, "log_to_driver": False, "logging_level": logging.ERROR}
@@ -97,7 +97,7 @@ def cluster(config: Config, *, dashboard: bool = True) -> Iterator[str]:
 
 
 def dashboard_hint() -> str:
-    """What a person needs who opens the dashboard of a cluster that asks for a token; empty where it asks for none."""
+    """Return how to get the token of the cluster's dashboard, in words; empty if it asks for none."""
     if authentication_utils.is_token_auth_enabled():
         command = os.path.join(os.path.dirname(sys.executable), "ray")
         return f" (it asks for a token: `{command} get-auth-token` prints it)"
@@ -106,9 +106,10 @@ def dashboard_hint() -> str:
 
 @contextlib.contextmanager
 def private_folder() -> Iterator[str]:
-    """A temporary folder, gone with all that runs in it when the block ends or this process does, even by SIGKILL."""
+    """Yield a temporary folder. It is removed, and every process in it ended, when the block or this process ends, even by
+    SIGKILL."""
     folder = tempfile.mkdtemp(prefix=_PREFIX)
-    # a session of its own: Ctrl-C at the terminal is for the driver
+    # in its own session: Ctrl-C at the terminal is for the driver
     watcher = subprocess.Popen(
         [sys.executable, "-I", reaper.__file__, folder], stdin=subprocess.PIPE, start_new_session=True
     )
@@ -122,8 +123,8 @@ def private_folder() -> Iterator[str]:
 
 @contextlib.contextmanager
 def own_address_file(folder: str) -> Iterator[None]:
-    """Ray's cluster utility writes down its address where every driver of this machine looks: it would hide a cluster of the
-    user's own, and fails where Ray has never run. In the block it writes below ``folder``."""
+    """Make Ray's cluster utility write its address below ``folder`` in the block. Else it writes where every driver of this
+    machine looks, which hides the user's own cluster, and fails where Ray has never run."""
     before = os.environ.get(_RAY_FOLDER)
     os.environ[_RAY_FOLDER] = folder
     os.makedirs(os.path.join(folder, "ray"))
@@ -137,7 +138,8 @@ def own_address_file(folder: str) -> Iterator[None]:
 
 
 def device_bytes(config: Config) -> int:
-    """What the largest device of the cluster has for one worker; 0 where that is not known [bytes]."""
+    """Return the memory of one worker on the cluster's largest device, without GPUs its share of the largest node; 0 if
+    unknown [bytes]."""
     elastic = config.elastic
     nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
     if elastic.gpus_per_worker:
@@ -152,7 +154,7 @@ def device_bytes(config: Config) -> int:
 
 
 def worker_speed(config: Config, vocab_size: int) -> float:
-    """Tokens a second that one worker of the cluster trains on, by a few steps of it."""
+    """Measure the speed of one worker of the cluster, with a few training steps [tokens/s]."""
     elastic = config.elastic
     measure = ray.remote(_speed).options(num_cpus=elastic.cpus_per_worker, num_gpus=elastic.gpus_per_worker)
     found: float = ray.get(measure.remote(config.model_dump(mode="json"), vocab_size))
@@ -166,21 +168,21 @@ def _speed(config: dict[str, Any], vocab_size: int) -> float:
 
 
 def _kinds(nodes: Sequence[dict[str, float]]) -> list[str]:
-    """Ray's names for the devices of nodes of these resources."""
+    """Return Ray's names for the devices of nodes with these resources."""
     return sorted({name.partition(":")[2] for node in nodes for name in node if name.startswith(_ACCELERATOR)})
 
 
 def check_precision(config: Config, nodes: Sequence[dict[str, float]]) -> None:
-    """ConfigError when a device of nodes of these resources cannot compute in the config's type."""
+    """Raise ConfigError if a device of nodes with these resources cannot compute in the config's precision."""
     poor = [kind for kind in _kinds(nodes) if kind in _WITHOUT_BF16]
     if config.elastic.gpus_per_worker and config.parallel.precision == "bf16" and poor:
         limit = f"the cluster has {' and '.join(poor)} devices, which have no bf16 arithmetic"
-        raise ConfigError(explain("parallel.precision", "bf16", limit, "use fp16, or nodes with newer devices alone"))
+        raise ConfigError(explain("parallel.precision", "bf16", limit, "use fp16, or only nodes with newer devices"))
 
 
 def check_before_start(config: Config) -> None:
-    """ConfigError when a private cluster would have no GPU for a worker. Starts nothing, and asks no cluster: what one that
-    stands already has is for ``check_resources``."""
+    """Raise ConfigError if a private cluster would not have the GPUs of one worker. Starts nothing and queries no cluster:
+    ``check_resources`` checks one that runs already."""
     wanted = config.elastic.gpus_per_worker
     if not wanted or ray.is_initialized() or os.environ.get("RAY_ADDRESS"):
         return
@@ -200,8 +202,8 @@ def check_before_start(config: Config) -> None:
 
 
 def check_resources(config: Config) -> None:
-    """ConfigError when no node of the cluster could hold one worker, workers would leave their feeds no CPU, or a device cannot
-    compute as it is asked to."""
+    """Raise ConfigError if no node of the cluster can hold one worker, the workers leave no CPU for their feeds, or a device
+    cannot compute in the config's precision."""
     elastic, feed = config.elastic, config.feed
     wanted = {"CPU": elastic.cpus_per_worker, "GPU": elastic.gpus_per_worker}
     nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
@@ -228,6 +230,6 @@ def check_resources(config: Config) -> None:
                 getattr(elastic, f"{short}_per_worker"),
                 f"with elastic.{other}_per_worker = {getattr(elastic, f'{other}_per_worker')} fits on no node of the "
                 f"cluster, whose largest has {largest['CPU']:g} CPUs and {largest['GPU']:g} GPUs",
-                "ask for less a worker or add larger nodes",
+                "ask for less per worker or add larger nodes",
             )
         )

@@ -1,1 +1,1 @@
-"""Ray Data: the feed of training and the parallel map of a prepare."""
+"""Ray Data: the feed of training, and the parallel map that prepares datasets."""

@@ -1,11 +1,11 @@
-"""The feed: one Ray Data pipeline a rank, realising that rank's plan.
+"""The feed: one Ray Data pipeline per rank, which executes that rank's plan.
 
-    plan      [steps 40-47] [steps 48-55] ...      one row a read, an in-memory table
+    plan      [steps 40-47] [steps 48-55] ...      one row per read, an in-memory table
     reads     map_batches in Ray tasks             rows of the shards, each with its stored id
-    batches   one a step, in order                 checked against the order by the loop
+    batches   one per step, in order               checked against the order by the loop
 
-The pipeline is built in the worker, at the step the worker restored: where training goes on and where the data goes on are
-one decision. There is no central split coordinator, so the feed scales with the ranks.
+The worker builds the pipeline at the step that it restored: training and data resume at the same place by one decision.
+There is no central split coordinator, so the feed scales with the ranks.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ from springtide.stream import Batch, RankReader, Read, ahead
 _log = logging.getLogger(__name__)
 
 _READS_PER_PIPELINE = 256
-"""A plan is run in legs of this many reads: every read costs the scheduler an object, and a run has millions."""
+"""Reads per leg of a plan, each leg a pipeline: every read costs the scheduler an object, and a run has millions."""
 
 
 def feed(reader: RankReader, plan: list[Read], config: FeedConfig) -> Iterator[Batch]:
-    """The batches of ``plan``. The first read is made in this process, where nothing has to be started, and meanwhile Ray
-    begins with the rest: a group that takes over trains at once."""
+    """Yield the batches of ``plan``. This process makes the first read itself, without a start-up, while Ray starts the rest:
+    a new worker group trains at once."""
     rest = ahead(_by_tasks(reader, plan[1:], config))
     try:
         for read in plan[:1]:
@@ -43,10 +43,10 @@ def feed(reader: RankReader, plan: list[Read], config: FeedConfig) -> Iterator[B
 
 
 def _by_tasks(reader: RankReader, plan: list[Read], config: FeedConfig) -> Iterator[Batch]:
-    """The batches of ``plan``, read ahead by Ray tasks.
+    """Yield the batches of ``plan``, read ahead by Ray tasks.
 
-    A read that fails in its task is made once more here: it works after all, or raises what is wrong as itself, which Ray's
-    own wrapping would lose.
+    A read that fails in its task is repeated once in this process: it succeeds, or raises its own error, which Ray's
+    wrapper would lose.
     """
     left = collections.deque(plan)
     while left:
@@ -54,14 +54,14 @@ def _by_tasks(reader: RankReader, plan: list[Read], config: FeedConfig) -> Itera
         due = leg[0].first
         try:
             for batch in _batches(_pipeline(reader, leg, config), config):
-                # samples that are left out may be all that a rank has of a step
+                # a rank may have no batch of a step: all its samples may be skipped
                 yield from map(reader.nothing, range(due, batch.step))
                 yield batch
                 due = batch.step + 1
             yield from map(reader.nothing, range(due, leg[-1].last))
             due = leg[-1].last
         except RayError as error:
-            _log.warning("a read failed in its task and is made here: %s", error)
+            _log.warning("a read failed in its Ray task and is repeated in this process: %s", error)
             failed = next(read for read in leg if read.last > due)
             yield from reader.batches(Read(max(due, failed.first), failed.last))
             due = failed.last
@@ -80,7 +80,7 @@ def _pipeline(reader: RankReader, leg: list[Read], config: FeedConfig) -> ray.da
         num_cpus=config.cpus_per_read,
         compute=TaskPoolStrategy(size=config.reads_in_flight),
     )
-    # the tasks of one rank may not fill the node's object store: as many reads as are in flight, twice
+    # the tasks of one rank must not fill the node's object store: room for four times the reads in flight
     store_bytes = 4 * config.reads_in_flight * max(int(config.read_bytes), 2**20)
     batches.context.execution_options = ExecutionOptions(
         preserve_order=True, resource_limits=ExecutionResources(object_store_memory=store_bytes)
@@ -89,7 +89,7 @@ def _pipeline(reader: RankReader, leg: list[Read], config: FeedConfig) -> ray.da
 
 
 class _Fetch:
-    """The function of a read task: a table of reads in, a table of rows out."""
+    """The function of a read task: takes a table of reads, returns a table of rows."""
 
     def __init__(self, reader: RankReader) -> None:
         self._reader = reader
@@ -102,7 +102,7 @@ class _Fetch:
 
 
 def _batches(dataset: ray.data.Dataset, config: FeedConfig) -> Iterator[Batch]:
-    """Rows gathered by step again, wherever Ray Data cut its blocks."""
+    """Regroup rows by step, wherever Ray Data cut its blocks."""
     step = -1
     parts: list[tuple[np.ndarray, np.ndarray]] = []
     tables = dataset.iter_batches(batch_size=None, batch_format="pyarrow", prefetch_batches=config.reads_in_flight)

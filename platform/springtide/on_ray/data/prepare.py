@@ -1,4 +1,4 @@
-"""Stages of ``dataset`` run as Ray Data tasks, one an item, wherever the cluster has room."""
+"""Run stages of ``dataset`` as Ray Data tasks, one per item, wherever the cluster has room."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ _log = logging.getLogger(__name__)
 
 
 def ray_map(function: Callable[[Any], Any], items: Sequence[Any]) -> Iterator[None]:
-    """Run ``function`` on every item; what it returns is not kept, for stages write what they make."""
+    """Run ``function`` on every item, and yield after each. Its result is dropped, because stages write their output."""
     if not items:
         return
     DataContext.get_current().enable_progress_bars = False
-    logging.getLogger("ray.data").setLevel(logging.ERROR)  # progress is the caller's to show, and a failure is raised
+    logging.getLogger("ray.data").setLevel(logging.ERROR)  # the caller shows progress, and a failure is raised
     jobs = ray.put(list(items))
 
     def work(batch: pa.Table) -> pa.Table:
@@ -34,6 +34,6 @@ def ray_map(function: Callable[[Any], Any], items: Sequence[Any]) -> Iterator[No
         for batch in made.iter_batches(batch_size=None, batch_format="pyarrow"):
             yield from [None] * batch.num_rows
     except RayError as error:
-        # what was made stays made; what failed works here after all, or raises what is wrong as itself
-        _log.warning("a task failed and what is left is made here: %s", error)
+        # finished items stay finished; a failed one succeeds here, or raises its own error
+        _log.warning("a Ray task failed and the remaining items run in this process: %s", error)
         yield from (function(item) for item in items)

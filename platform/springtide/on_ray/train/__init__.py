@@ -1,1 +1,1 @@
-"""Ray Train: the controller's policies, worker groups and what runs in them."""
+"""Ray Train: the controller's policies, worker groups, and what runs in them."""

@@ -1,4 +1,4 @@
-"""Code that Ray means for an actor, run in a thread of a driver. The only file that touches Ray's context of a process."""
+"""Run code that Ray means for an actor in a thread of a driver. The only file that uses Ray's process context."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _ACTING = threading.local()
 
 
 class _Context(RuntimeContext):
-    """This process's; a thread that acts for an actor is told that it is in it."""
+    """This process's context; in a thread under ``run_as_actor`` it names that actor as the current one."""
 
     def get_actor_id(self) -> str | None:
         actor = getattr(_ACTING, "actor", None)
@@ -28,7 +28,7 @@ class _Context(RuntimeContext):
 
 @contextlib.contextmanager
 def run_as_actor(actor: Any) -> Iterator[None]:
-    """In the block, what asks Ray in this thread which actor it is in hears ``actor``: one that lives as long as the block."""
+    """Make Ray name ``actor`` as the current actor of this thread, in the block. It must live as long as the block."""
     before = runtime_context.get_runtime_context()
     if not isinstance(before, _Context):
         runtime_context._runtime_context = _Context(before.worker)

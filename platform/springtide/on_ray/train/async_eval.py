@@ -1,4 +1,4 @@
-"""Evaluations while training goes on: one process, one committed checkpoint after the other, and no step waits for it."""
+"""Evaluations in the background of training: one process evaluates committed checkpoints in turn, and no step waits."""
 
 from __future__ import annotations
 
@@ -20,20 +20,20 @@ from springtide.training.evaluate import evaluate_checkpoint
 
 _NICE = 10
 _LONGEST_S = 600.0
-"""That the end of training waits for the evaluation of a checkpoint."""
+"""How long the end of training waits for the evaluation of a checkpoint [s]."""
 
 _log = logging.getLogger(__name__)
 
 
 class AsyncEvaluator:
-    """The process, below training where they share cores."""
+    """The evaluating process, at a lower priority than training where they share cores."""
 
     def __init__(self, config: dict[str, Any], run: Folder) -> None:
         self._config, self._run = configs.build(config), run
         os.nice(_NICE)
 
     def evaluate(self, name: str) -> dict[str, Any]:
-        """The event of checkpoint ``name``, as plain data."""
+        """Evaluate checkpoint ``name``; return its event as plain data."""
         return record(evaluate_checkpoint(self._run, self._config, name, "cuda" if ray.get_gpu_ids() else "cpu"))
 
 
@@ -41,7 +41,7 @@ class AsyncEvaluator:
 def async_evaluations(
     config: Config, run: Folder, listen: Callable[[Event], None]
 ) -> Iterator[Callable[[Event], None]]:
-    """``listen``, or, where ``train.eval_async`` says so, a listener that also starts evaluations while training goes on."""
+    """Yield ``listen``, or with ``train.eval_async`` a listener that also starts evaluations in the background."""
     train = config.train
     if not (train.eval_async and train.eval_every and train.eval_rows):
         yield listen
@@ -54,18 +54,18 @@ def async_evaluations(
 
 
 class AsyncEvaluations:
-    """A listener before another: passes on what it hears, and evaluations among it, steps in their order."""
+    """A listener in front of another: passes on events and adds evaluations, in the order of their steps."""
 
     def __init__(self, config: Config, run: Folder, listen: Callable[[Event], None]) -> None:
         self._config, self._run, self._listen = config, run, listen
         self._due = config.train.eval_every
         self._next = ""
-        """Checkpoint to evaluate when there is time."""
+        """The checkpoint to evaluate next, empty if none."""
         self._actor: Any = None
         self._under_way: Any = None
 
     def __call__(self, event: Event) -> None:
-        """Hear one event."""
+        """Handle one event."""
         if isinstance(event, Evaluated | Stopped):
             self.settle()
         self._listen(event)
@@ -75,12 +75,12 @@ class AsyncEvaluations:
         self._look(0.0)
 
     def settle(self) -> None:
-        """Wait for what is under way and what is to come."""
+        """Wait for the running evaluation, and the next one."""
         while self._under_way is not None:
             self._look(_LONGEST_S)
 
     def end(self) -> None:
-        """The process is needed no more."""
+        """End the evaluating process."""
         if self._actor is not None:
             ray.kill(self._actor)
         self._actor = self._under_way = None
@@ -92,7 +92,7 @@ class AsyncEvaluations:
             if done:
                 self._take(name, answer)
             elif wait_s:
-                _log.warning("checkpoint %s is not evaluated: that took more than %.0f s", name, wait_s)
+                _log.warning("checkpoint %s is not evaluated: it took more than %.0f s", name, wait_s)
                 self.end()
         if self._under_way is None and self._next:
             name, self._next = self._next, ""
@@ -103,7 +103,7 @@ class AsyncEvaluations:
         self._under_way = None
         try:
             self._listen(event(ray.get(answer) | {"asynchronous": True}))
-        except (RayError, OSError) as error:  # a figure is missing then; training is none the worse
+        except (RayError, OSError) as error:  # one evaluation is missing; training is not affected
             _log.warning("checkpoint %s is not evaluated: %s", name, str(error).strip().splitlines()[-1])
             self.end()
 

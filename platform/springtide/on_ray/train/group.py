@@ -1,9 +1,9 @@
-"""Ray Train's group of workers, whose processes outlive it. The only file that touches Ray Train's worker groups.
+"""Ray Train's worker group, with processes that outlive it. The only file that uses Ray Train's worker groups.
 
     group of 3 --a node goes--> two processes let go --> group of 2 in the same processes: nothing is started, nothing imported
 
-Ray's own group kills its processes and starts new ones, which takes longer than everything else of a restart together. A
-process that does not let go in time (a collective that hangs) is killed, and a new one started, as Ray would.
+Ray's own group kills its processes and starts new ones, which takes longer than the rest of a restart. A process that does
+not let go of its group in time (a collective hangs) is killed, and a new one started, as Ray would.
 """
 
 from __future__ import annotations
@@ -33,57 +33,57 @@ from springtide.on_ray.train.worker import let_go, warm_up
 _log = logging.getLogger(__name__)
 
 _PATIENCE_S = 3.0
-"""How long a process may take to let go of its group."""
+"""How long a process may take to let go of its group [s]."""
 _START_S = 180.0
-"""How long a new process may take to come up."""
+"""How long a new process may take to come up [s]."""
 _SILENT = f"no worker came up on it in {_START_S:.0f} s"
 _AGAIN_S = 30.0
-"""How long a node is left out on which a process did not come up; twice as long each time."""
+"""How long a node is excluded on which a process did not come up; doubles with each failure [s]."""
 
 
 class WorkerProcess(NamedTuple):
-    """Of a worker."""
+    """The process of a worker."""
 
     node: str
     actor: Any
     ready: Any
-    """A reference to what it found of its device; it is there when the process is ready."""
+    """A reference to its device check's result, which is available when the process is ready."""
     begin_s: float
-    """When it was started, or became free."""
+    """When it was started or became free, of ``time.monotonic`` [s]."""
     is_new: bool = True
-    """Whether it has not been in a group."""
+    """Whether it has never been in a group."""
 
 
 class WorkerProcessPool:
-    """Worker processes, of a run or of several one after the other, and which of them no group has now."""
+    """The worker processes of one run, or of several in turn, and which of them are free: in no group."""
 
     def __init__(self) -> None:
         self.plan: tuple[str, ...] = ()
         """The node of each worker of the next group."""
         self.job: dict[str, Any] = {}
-        """What they are made ready for, as for ``worker.work``."""
+        """The job that they are prepared for, as for ``worker.work``."""
         self.start: Any = None
-        """Starts a worker's actor on a node, once there was a group."""
+        """The function that starts a worker's actor on a node; set by the first group."""
         self.closed = False
-        """Whether they were ended for good."""
+        """Whether all processes were ended for good."""
         self._all: list[Any] = []
         self._free: list[WorkerProcess] = []
         self._health: dict[str, Health] = {}
         self.stood: list[tuple[str, float]] = []
-        """Nodes on which a new process has come to stand since somebody looked, and how long it took [s]."""
+        """Nodes on which a new process became ready since the last read, and how long it took [s]."""
         self._fit: set[Any] = set()
-        """What is known of free processes: references to what they found of their device."""
+        """The ``ready`` references of free processes that were checked and are fit."""
         self._left_out: dict[str, tuple[str, float]] = {}
         self._failures: Counter[str] = Counter()
 
     def problems(self) -> dict[str, str]:
-        """Nodes that are not to be used now, and why."""
+        """Return the nodes that must not be used now, and why."""
         now = time.monotonic()
         return {node: reason for node, (reason, until_s) in self._left_out.items() if now < until_s}
 
     def warm(self, nodes: Sequence[str], busy: Sequence[str]) -> None:
-        """See that each of ``nodes`` has as many processes as it is named, those ``busy`` counted. A node whose process is not
-        fit, or does not come up, has a problem from then on."""
+        """Start processes until each node has one per occurrence in ``nodes``; those of ``busy`` count. A node with a process
+        that is unfit or does not come up has a problem from then on."""
         have = Counter(busy) + Counter(process.node for process in self._free)
         self._free += [self._begin(node) for node in (Counter(nodes) - have).elements()]
         done = _done([process.ready for process in self._free], 0.0)
@@ -97,13 +97,13 @@ class WorkerProcessPool:
         self.give_back([])
 
     def ready(self, busy: Sequence[str]) -> Counter[str]:
-        """How many processes stand on each node, those ``busy`` counted."""
+        """Return the number of ready processes on each node; those of ``busy`` count."""
         done = _done([process.ready for process in self._free], 0.0)
         return Counter(busy) + Counter(process.node for process in self._free if process.ready in done)
 
     def take(self) -> list[WorkerProcess]:
-        """Processes for the plan, one a worker, as soon as they are ready. WorkerGroupStartupFailedError when one does not
-        come up, or is not fit: its node has a problem from then on."""
+        """Return processes for the plan, one per worker, as soon as they are ready. Raises WorkerGroupStartupFailedError if
+        one does not come up or is unfit: its node has a problem from then on."""
         taken: list[WorkerProcess] = []
         for node, number in Counter(self.plan).items():
             here = [process for process in self._free if process.node == node][:number]
@@ -121,7 +121,7 @@ class WorkerProcessPool:
         return taken
 
     def trim(self, places: Mapping[str, int], busy: Sequence[str]) -> None:
-        """End free processes on nodes that have fewer than ``places`` for this run now, those ``busy`` counted."""
+        """End free processes beyond the ``places`` that this run has on each node now; those of ``busy`` count."""
         room, kept = Counter(places) - Counter(busy), []
         for process in self._free:
             if room[process.node] > 0:
@@ -132,7 +132,7 @@ class WorkerProcessPool:
         self._free = kept
 
     def give_back(self, processes: Sequence[WorkerProcess]) -> None:
-        """Keep those whose node has no problem."""
+        """Make ``processes`` free again; end all free ones on nodes with a problem."""
         bad, self._free = self.problems(), self._free + list(processes)
         for process in self._free:
             if process.node in bad:
@@ -161,7 +161,7 @@ class WorkerProcessPool:
         return not reason
 
     def ban(self, node: str, reason: str) -> None:
-        """Use a node no more for a while, longer each time."""
+        """Exclude a node for a while, longer each time."""
         self._failures[node] += 1
         self._leave_out(node, reason)
 
@@ -169,10 +169,10 @@ class WorkerProcessPool:
         if for_s is None:
             for_s = _AGAIN_S * 2 ** self._failures[node]
         self._left_out[node] = reason, time.monotonic() + for_s
-        _log.warning("node %s is left out: %s", node, reason)
+        _log.warning("node %s is excluded: %s", node, reason)
 
     def reclaim(self, workers: Sequence[Worker], gone: Collection[str]) -> None:
-        """Keep the processes that let go of their group; the others end, those on nodes that are ``gone`` at once."""
+        """Keep the processes that let go of their group; end the others, those on ``gone`` nodes at once."""
         asked = {}
         for worker in workers:
             if worker.metadata.node_id in gone:
@@ -190,11 +190,11 @@ class WorkerProcessPool:
                 health = ray.put(self._health[node])
                 self._free.append(WorkerProcess(node, worker.actor, health, time.monotonic(), is_new=False))
             else:
-                _log.warning("the worker on node %s did not let go and is ended", worker.metadata.node_id)
+                _log.warning("the worker on node %s did not let go of its group and is ended", worker.metadata.node_id)
                 ray.kill(worker.actor)
 
     def drop_unready(self) -> None:
-        """A run is over: those that are still getting ready for it are of no use to the next."""
+        """End free processes that are not ready: they prepare for a run that is over, which is useless to the next."""
         done = _done([process.ready for process in self._free], 0.0)
         for process in self._free:
             if process.ready not in done:
@@ -202,29 +202,29 @@ class WorkerProcessPool:
         self._free = [process for process in self._free if process.ready in done]
 
     def end(self) -> None:
-        """End those that no group has."""
+        """End the free processes."""
         for process in self._free:
             ray.kill(process.actor)
         self._free = []
 
     def close(self) -> None:
-        """End all, wait until they are gone, and have no other started."""
+        """End all processes for good, and wait until they are gone."""
         self.closed = True
         for actor in self._all:
             ray.kill(actor)
-        for actor in self._all:  # one that still runs could start what is ended next
+        for actor in self._all:  # one that still runs could restart what is ended next
             with contextlib.suppress(RayError):
                 ray.get(actor.get_metadata.remote(), timeout=_PATIENCE_S)
 
 
 class Reservation(PlacementGroupHandle):
-    """No placement group: each worker holds its own resources on the node that was chosen for it, and keeps them while the
+    """A stand-in for the placement group: each worker holds its own resources on its chosen node, and keeps them while the
     group around it changes."""
 
     placement_group = None
 
     def ready(self) -> Any:
-        """A reference that is ready."""
+        """Return a reference that is ready."""
         return ray.put(True)
 
     def wait(self, timeout_seconds: float = 30) -> bool:
@@ -235,15 +235,15 @@ class Reservation(PlacementGroupHandle):
 
 
 class _ReleasedReservation(WorkerGroupState):
-    """A group that is over; everything it had is kept."""
+    """The state of an ended group; all that it had is kept."""
 
     def shutdown(self) -> None:
-        """Nothing ends."""
+        """Do nothing: its processes stay."""
 
 
 class _NoSynchronization:
-    """In the place of Ray's class of actors that its workers meet in to report: ours do not, and each would be one more process
-    to start."""
+    """A stand-in for Ray's actor class in which workers synchronize to report: ours do not, and each actor is one more
+    process to start."""
 
     def options(self, **_: Any) -> Self:
         return self
@@ -256,10 +256,10 @@ worker_group.SynchronizationActor = _NoSynchronization()
 
 
 class PooledWorkerGroup(WorkerGroup):
-    """A group on the nodes of ``processes.plan``."""
+    """A worker group on the nodes of ``processes.plan``."""
 
     processes: ClassVar[WorkerProcessPool]
-    """The run's."""
+    """The processes of the run."""
 
     def _create_placement_group(self, scaling_config: Any, worker_group_context: Any) -> Reservation:
         return Reservation()
@@ -289,11 +289,11 @@ class PooledWorkerGroup(WorkerGroup):
         return assigned
 
     def shutdown(self) -> None:
-        """Let go of the workers; their processes stay for the next group."""
+        """Release the workers; their processes stay for the next group."""
         if self.has_started():
             workers = self.get_workers()
             self.processes.reclaim(workers, unanswering({worker.metadata.node_id for worker in workers}))
-            # what is left to Ray is to tell its callbacks; there is nobody it could wait for
+            # Ray only calls its callbacks now; it has no workers left to wait for
             before = self.get_worker_group_state()
             self._worker_group_state: Any = _ReleasedReservation(
                 before.start_time, before.placement_group_handle, [], before.sync_actor
@@ -302,12 +302,12 @@ class PooledWorkerGroup(WorkerGroup):
 
 
 def _done(refs: list[Any], timeout_s: float) -> set[Any]:
-    """Those of ``refs`` that are there in time, with a value or an error."""
+    """Return those of ``refs`` that are available in time, with a value or an error."""
     return set(ray.wait(refs, num_returns=len(refs), timeout=timeout_s)[0]) if refs else set()
 
 
 def _starter(resources: dict[str, float], environment: Any) -> Any:
-    """A function that starts a worker process on a node."""
+    """Return a function that starts a worker process on a node."""
     others = {kind: amount for kind, amount in resources.items() if kind not in ("CPU", "GPU", "memory")}
     options = {"num_cpus": resources.get("CPU", 0), "num_gpus": resources.get("GPU", 0), "resources": others}
     cls = ray.remote(RayTrainWorker)
@@ -320,7 +320,7 @@ def _starter(resources: dict[str, float], environment: Any) -> Any:
 
 
 class Controller(TrainController):
-    """Ray Train's controller with our groups."""
+    """Ray Train's controller with our worker groups."""
 
     def __init__(self, processes: WorkerProcessPool, **named: Any) -> None:
         super().__init__(**named)

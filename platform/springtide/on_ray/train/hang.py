@@ -1,6 +1,6 @@
-"""A group that makes no progress: what every rank is at, written into the run's folder before the group is ended.
+"""Write down what every rank of a hung worker group is doing, into the run's folder, before the group is ended.
 
-<run>/hangs/step-0000000040-1795249320.txt     the stacks of all threads of each rank that answers; who does not
+<run>/hangs/step-0000000040-1795249320.txt     the stacks of all threads of each rank that answers; which ranks do not
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _ANSWER_S = 5.0
 
 
 def stacks() -> str:
-    """Called in a worker's process, beside ``work``: where each of its threads is."""
+    """Return the stack of each thread of this process; called in a worker's process while ``work`` runs."""
     names = {thread.ident: thread.name for thread in threading.enumerate()}
     return "\n".join(
         f"thread {names.get(ident, ident)}\n{''.join(traceback.format_stack(frame))}"
@@ -30,7 +30,8 @@ def stacks() -> str:
 
 
 def diagnose(workers: Sequence[Any], run: Folder, step: int) -> tuple[str, list[Any]]:
-    """Write down what ``workers``, of Ray Train and by rank, are at; what was found, in words, and those that do not answer."""
+    """Write down what ``workers``, of Ray Train and by rank, are doing. Returns what was found, in words, and the workers that
+    do not answer."""
     asked = [worker.actor.execute.remote(stacks) for worker in workers]
     done = set(ray.wait(asked, num_returns=len(asked), timeout=_ANSWER_S)[0])
     silent: dict[str, Any] = {}

@@ -1,11 +1,11 @@
-"""The line between a run's workers and its driver: events one way, requests the other.
+"""The mailbox between a run's workers and its driver: events one way, requests the other.
 
 Workers need no access to the tracking store or the console: rank 0 posts, the driver takes.
 
-    worker, controller --Control--> Exchange (a process beside the driver's): one line a run <--Control-- driver
+    worker, controller --MailboxHandle--> Mailbox (an actor on the driver's node) <--MailboxHandle-- driver
 
-A driver may train one run after the other: its exchange stays, for a process takes a second to start. What comes late for a run
-that is over reaches nobody.
+A driver may train one run after the other: its mailbox stays, because a process takes a second to start. What arrives late for
+an ended run is dropped.
 """
 
 from __future__ import annotations
@@ -32,22 +32,22 @@ _LEAVING = {Interrupt.LEAVE.value, Interrupt.EVACUATE.value}
 
 @dataclasses.dataclass(frozen=True)
 class Progress:
-    """What the controller needs to know of training."""
+    """The state of training that the controller needs."""
 
     step: int = 0
     left: bool = False
-    """Whether the group has brought its state to safety and waits to be replaced."""
+    """Whether the group has saved its state and waits to be replaced."""
     stop: bool = False
-    """Whether it was asked to stop."""
+    """Whether the run was asked to stop."""
     silent_s: float = 0.0
-    """Since the group was last heard of [s]."""
+    """Time since the group's last event [s]."""
     longest_s: float = math.inf
-    """For how long it may be silent [s]."""
+    """How long it may be silent [s]."""
     prospects: RestartForecast = dataclasses.field(default_factory=RestartForecast)
 
 
 class _RunMailbox:
-    """Of one run; what its methods do is said at ``Control``."""
+    """The mailbox of one run; ``MailboxHandle`` documents its methods."""
 
     def __init__(self, num_steps: int = 0, hang_s: float = 0.0) -> None:
         self._events: list[dict[str, Any]] = []
@@ -60,7 +60,7 @@ class _RunMailbox:
         self._micro_batch: int | None = None
 
     async def post(self, events: list[dict[str, Any]]) -> str | None:
-        """As there."""
+        """See ``MailboxHandle.post``."""
         for one in events:
             self._left |= one["kind"] == "left"
             if not EVENTS[one["kind"]].from_controller:
@@ -71,24 +71,24 @@ class _RunMailbox:
         return self._asked
 
     async def reset_for_new_group(self) -> None:
-        """As there."""
+        """See ``MailboxHandle.reset_for_new_group``."""
         self._left, self._heard_s = False, math.inf
         self._asked = None if self._asked in _LEAVING else self._asked
 
     async def progress(self) -> Progress:
-        """As there."""
+        """See ``MailboxHandle.progress``."""
         longest_s = self._history.longest_s(self._hang_s) if self._hang_s else math.inf
         silent_s = max(0.0, time.monotonic() - self._heard_s)
         stop = self._asked == Interrupt.STOP.value
         return Progress(self._history.step, self._left, stop, silent_s, longest_s, self._history.prospects())
 
     async def limit(self, micro_batch: int | None = None) -> int | None:
-        """As there."""
+        """See ``MailboxHandle.limit``."""
         self._micro_batch = micro_batch or self._micro_batch
         return self._micro_batch
 
     async def take(self, wait_s: float) -> list[dict[str, Any]]:
-        """As there."""
+        """See ``MailboxHandle.take``."""
         if not self._events:
             self._arrived.clear()
             try:
@@ -99,64 +99,64 @@ class _RunMailbox:
         return taken
 
     async def ask(self, interrupt: str | None) -> None:
-        """As there."""
+        """See ``MailboxHandle.ask``."""
         if not (self._asked == Interrupt.STOP.value and interrupt in _LEAVING):
             self._asked = interrupt
 
 
 class Mailbox:
-    """One a driver, on its node, ending with it."""
+    """The mailbox actor: one per driver, on its node, and for one run at a time. Ends with the driver."""
 
     def __init__(self, key: str, num_steps: int, hang_s: float) -> None:
-        """With the first run's line."""
+        """Open the mailbox of the first run."""
         self._key, self._line = key, _RunMailbox(num_steps, hang_s)
 
     async def open(self, key: str, num_steps: int, hang_s: float) -> None:
-        """Another run begins; the one before is over."""
+        """Open the mailbox of the next run; the one before is over."""
         self._key, self._line = key, _RunMailbox(num_steps, hang_s)
 
     async def call(self, key: str, name: str, arguments: tuple[Any, ...]) -> Any:
-        """Call a method of a run's line; None when the run is over."""
+        """Call a method of a run's mailbox; None if the run is over."""
         return await getattr(self._line, name)(*arguments) if key == self._key else None
 
     async def node(self) -> str:
-        """The driver's."""
+        """Return the driver's node."""
         return str(ray.get_runtime_context().get_node_id())
 
     async def block(self) -> np.ndarray:
-        """Something to fetch, to see how fast the network is."""
+        """Return data to fetch, to measure the speed of the network."""
         return np.ones(BLOCK_BYTES, np.uint8)
 
 
 class MailboxHandle(NamedTuple):
-    """A run's line, for whoever holds this. Calls are made in the exchange and give references to their answers."""
+    """A handle of a run's mailbox. Calls run in the mailbox's actor and return references to their results."""
 
     exchange: Any
     key: str
 
     def post(self, events: list[dict[str, Any]]) -> Any:
-        """Hand events to the driver; gives what is asked of the workers."""
+        """Post events to the driver; returns the request to the workers, if any."""
         return self._call("post", events)
 
     def take(self, wait_s: float) -> Any:
-        """Everything posted since the last call, waiting up to ``wait_s`` for the first."""
+        """Take everything posted since the last call; waits up to ``wait_s`` for the first event."""
         return self._call("take", wait_s)
 
     def ask(self, interrupt: str | None) -> Any:
-        """Ask the workers something, until asked something else; to stop is not forgotten for less."""
+        """Ask the workers for ``interrupt`` until the next call; a request to leave does not replace one to stop."""
         return self._call("ask", interrupt)
 
     def reset_for_new_group(self) -> Any:
-        """Another group is being started: it has not left, and nobody asked it to."""
+        """Reset the state for a group that starts: it has not left, and was not asked to."""
         return self._call("reset_for_new_group")
 
     def progress(self) -> Any:
-        """Where training is, a ``Progress``; None when the run is over, as of all calls."""
+        """Return the run's ``Progress``; None if the run is over, as for all calls."""
         return self._call("progress")
 
     def limit(self, micro_batch: int | None = None) -> Any:
-        """What micro-batches are limited to, because more did not fit; None where nothing is known. One given holds from now
-        on, for the groups that follow."""
+        """Return the largest micro-batch allowed, because more did not fit; None if unknown [rows]. A value given holds from
+        now on, for later groups."""
         return self._call("limit", micro_batch)
 
     def _call(self, name: str, *arguments: Any) -> Any:
@@ -166,8 +166,8 @@ class MailboxHandle(NamedTuple):
 def open_mailbox(
     name: str | None, num_steps: int = 0, hang_s: float = 0.0, before: MailboxHandle | None = None
 ) -> MailboxHandle:
-    """The line of a run that begins, in the exchange of the run before, else in a new one on this node, called ``name`` if it
-    is to be the only one of it. ValueError when this cluster has one of that name."""
+    """Open the mailbox of a new run, in the actor of the run ``before``, else in a new one on this node. With ``name`` it is
+    the cluster's only one of that name; raises ValueError if there is one already."""
     key = secrets.token_hex(8)
     if before is not None:
         ray.get(before.exchange.open.remote(key, num_steps, hang_s))
@@ -178,7 +178,7 @@ def open_mailbox(
 
 
 class EventSender:
-    """Rank 0's end. Never waits for the driver in a step: while a post is under way, events gather for the next."""
+    """Rank 0's end. Never waits for the driver in a step: while a post is in flight, events are collected for the next."""
 
     def __init__(self, control: MailboxHandle) -> None:
         self._control = control
@@ -187,7 +187,7 @@ class EventSender:
         self._asked: Interrupt | None = None
 
     def __call__(self, event: Event) -> None:
-        """Send one event. What is not a step (a checkpoint, the end) is with the driver when this returns."""
+        """Send one event. If it is not a step (a checkpoint, the end), it is delivered when this returns."""
         self._waiting.append(record(event))
         if not isinstance(event, StepDone):
             self.flush()
@@ -195,7 +195,7 @@ class EventSender:
             self._post()
 
     def interrupt(self) -> Interrupt | None:
-        """What the driver asked, as of the last post it answered; a save is asked once."""
+        """Return the driver's request, as of the last post that was answered; a save is returned once."""
         asked = self._asked
         if asked is Interrupt.SAVE:
             self._asked = None
@@ -203,7 +203,7 @@ class EventSender:
         return asked
 
     def flush(self) -> None:
-        """Wait until everything is with the driver."""
+        """Wait until everything is delivered."""
         self._settle(None)
         if self._waiting:
             self._post()

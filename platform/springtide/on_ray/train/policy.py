@@ -1,5 +1,5 @@
-"""The decisions of ``elastic/policy.py``, carried out inside Ray Train's controller; and which failures are worth another
-try. The only file that touches Ray Train's policies."""
+"""Execute the decisions of ``elastic/policy.py`` inside Ray Train's controller, and decide which failures are retried. The
+only file that uses Ray Train's policies."""
 
 from __future__ import annotations
 
@@ -56,18 +56,18 @@ from springtide.store import Folder
 _ANSWER_S = 2.0
 _LOOK_S = 0.5
 _MOST_HANGS = 3
-"""At one step."""
+"""Hangs at one step after which training fails."""
 _NO_ROOM = ("OutOfMemoryError", "MemoryError", "can't allocate memory", "out of memory", "low on memory")
-"""What torch, numpy and Ray say where memory ends."""
+"""Messages of torch, numpy and Ray when memory runs out."""
 _ECHOES = ("Connection closed by peer", "Connection reset by peer", "Socket", "Broken pipe", "NCCL")
-"""What gloo and NCCL say of a peer that is gone."""
+"""Messages of gloo and NCCL when a peer is gone."""
 
 
 _NUMBER = re.compile(r"0x[0-9a-fA-F]+|\d+(\.\d+)?")
 
 
 class SpringtideScalingPolicy(ElasticScalingPolicy):
-    """Ray's elastic policy, which asks for capacity, with our decisions."""
+    """Ray's elastic policy, which requests capacity, with our decisions."""
 
     def __init__(
         self,
@@ -78,8 +78,8 @@ class SpringtideScalingPolicy(ElasticScalingPolicy):
         workers: WorkerLender,
         limits: MemoryLimits,
     ) -> None:
-        """``job``: as for ``worker.work``; ``watches``: who hears notices on the nodes, if anybody; ``limits`` are those that
-        the run's ``FailurePolicy`` learns of."""
+        """``job``: as for ``worker.work``; ``watches``: the watchers on the nodes, if any; ``limits``: those that the run's
+        ``SpringtideFailurePolicy`` adds to."""
         super().__init__(scaling_config)
         self._processes, self._share = workers.processes, workers.share
         self._asked_for, self._job, self._control = bounds, job, job["control"]
@@ -100,12 +100,13 @@ class SpringtideScalingPolicy(ElasticScalingPolicy):
         return dataclasses.replace(self._asked_for, fits=self._limits.least_workers)
 
     def make_decision_for_non_running_worker_group(self) -> ScalingDecision:
-        """Start where there is room; else wait. StoppedWaiting and TrainingFailed when that is over."""
+        """Start a group if there is room, else wait. Raises StoppedWaiting when asked to stop, TrainingFailed when
+        the wait is over."""
         self._maybe_send_resource_request()
         self._asked = False
         progress = self._progress()
         if progress.stop:
-            reason = "asked to, while nobody trained; it can be resumed from its newest checkpoint"
+            reason = "asked to, while no group trained; it can be resumed from its newest checkpoint"
             ended = Stopped(step=progress.step, status="stopped", reason=reason)
             ray.get(self._control.post([record(ended)]))
             raise StoppedWaiting(reason)
@@ -114,7 +115,7 @@ class SpringtideScalingPolicy(ElasticScalingPolicy):
     def make_decision_for_running_worker_group(
         self, worker_group_state: Any, worker_group_status: Any
     ) -> ScalingDecision:
-        """Have the group leave when it should, and start the next one when it has."""
+        """Ask the group to leave when it should, and start the next one when it has left."""
         self._maybe_send_resource_request()
         progress = self._progress()
         busy = tuple(worker.metadata.node_id for worker in worker_group_state.workers)
@@ -134,14 +135,14 @@ class SpringtideScalingPolicy(ElasticScalingPolicy):
         return NoopDecision()
 
     def _start(self, progress: Progress, busy: tuple[str, ...] = (), probe: bool = True) -> ScalingDecision:
-        """Start a group where there is room. ``busy``: nodes of the one that ends; ``probe``: ask each whether it lives."""
+        """Start a group if there is room. ``busy``: nodes of the group that ends; ``probe``: first check that nodes answer."""
         nodes = self._nodes(busy)
         if probe:
             silent = unanswering({node.id for node in nodes})
             nodes = [node for node in nodes if node.id not in silent]
         decision = self._decide(nodes, None, progress)
         if isinstance(decision, GiveUp):
-            raise TrainingFailed(f"{decision.reason}; --resume goes on")
+            raise TrainingFailed(f"{decision.reason}; resume with --resume")
         if not isinstance(decision, Start):
             return NoopDecision()
         self._processes.plan, self._processes.job = decision.nodes, self._job
@@ -151,11 +152,11 @@ class SpringtideScalingPolicy(ElasticScalingPolicy):
         return self._get_resize_decision(decision.workers)
 
     def _end_hung(self, workers: Sequence[Any], progress: Progress) -> ScalingDecision:
-        """Replace a group that says nothing any more; what its ranks are at is written down first."""
+        """Replace a group that sends no events any more; first write down what its ranks are doing."""
         found, silent = diagnose(workers, self._run, progress.step)
-        for worker in silent:  # it would not hear that it is to let go
+        for worker in silent:  # it would not react to ``let_go``
             ray.kill(worker.actor)
-        reason = f"nothing was heard for {progress.silent_s:.0f} s, {found}"
+        reason = f"no event for {progress.silent_s:.0f} s, {found}"
         self._hangs[progress.step] += 1
         again = self._hangs[progress.step] < _MOST_HANGS
         told = Failed(step=progress.step, cause="hung", reason=reason, again=again)
@@ -175,7 +176,7 @@ class SpringtideScalingPolicy(ElasticScalingPolicy):
         return decision
 
     def _nodes(self, busy: tuple[str, ...] = (), warm: bool = False) -> list[Node]:
-        """What is seen of the nodes. ``warm``: processes are started where the next group would be and there are none."""
+        """Return the nodes as observed. ``warm``: start processes where the next group would be and none are."""
         problems = self._processes.problems()
         seen = observed(self._reserved(), self.scaling_config._resources_per_worker_not_none)
         nodes = [node._replace(problem=problems.get(node.id, "")) for node in seen]
@@ -193,11 +194,11 @@ class SpringtideScalingPolicy(ElasticScalingPolicy):
         try:
             found: Progress = ray.get(self._control.progress(), timeout=_ANSWER_S)
             return found
-        except RayError:  # it is slow, or goes with its driver
+        except RayError:  # the mailbox is slow, or ends with its driver
             return Progress()
 
     def _reserved(self) -> dict[str, dict[str, float]]:
-        """Node -> what of it is this run's. Ray looks for new nodes every 20 s; here it is made to when there are some."""
+        """Return node -> resources of this run. Ray looks for new nodes every 20 s; changed nodes make it look at once."""
         now = time.monotonic()
         if self._share is not None:
             with contextlib.suppress(RayError):
@@ -214,7 +215,7 @@ class SpringtideScalingPolicy(ElasticScalingPolicy):
         return self._mine
 
     def _get_num_workers_for_resource_request(self) -> int:
-        """What nodes that are leaving hold is asked for again, before they are gone."""
+        """Add what leaving nodes hold: it is requested again before they are gone."""
         return self.scaling_config.max_workers + self._leaving
 
     def _ask_for_what_leaves(self, nodes: list[Node]) -> None:
@@ -232,22 +233,22 @@ class SpringtideScalingPolicy(ElasticScalingPolicy):
 
 
 class SpringtideFailurePolicy(DefaultFailurePolicy):
-    """Ray's own, but lost nodes are free, and an error that would come again is not tried again: one of ours, or the same
-    one at the same step."""
+    """Ray's policy, but lost nodes do not count as failures, and an error that would recur is not retried: one of ours, or
+    the same one at the same step."""
 
     def __init__(
         self, failures: FailureConfig, job: dict[str, Any], processes: WorkerProcessPool, limits: MemoryLimits
     ) -> None:
-        """``job``: as for ``worker.work``; ``limits``: the run's, which this adds to."""
+        """``job``: as for ``worker.work``; ``limits``: those of the run, which this policy adds to."""
         super().__init__(failures)
         self._processes, self._limits = processes, limits
         self._config, self._control = configs.build(job["config"]), job["control"]
         self._before: tuple[int, str] | None = None
         self._starts, self._starts_at = 0, -1
-        """Groups that failed to start one after the other, and at which step."""
+        """Consecutive groups that failed to start, and at which step."""
 
     def make_decision(self, training_failed_error: Any) -> FailureDecision:
-        """What to do about a failure, told in the run's journal."""
+        """Decide what to do about a failure, and record it in the run's journal."""
         if self._processes.closed:
             return FailureDecision.RAISE
         failures = getattr(training_failed_error, "worker_failures", None)
@@ -276,7 +277,7 @@ class SpringtideFailurePolicy(DefaultFailurePolicy):
         return decision
 
     def _of_workers(self, error: Any, failures: dict[int, Any]) -> FailureDecision:
-        # processes, bytes and addresses differ each time; the rest of what is said does not
+        # process ids, bytes and addresses differ each time; the rest of a message does not
         own = [
             _NUMBER.sub("#", f"{type(one).__name__}: {one}") for _, one in sorted(failures.items()) if not is_echo(one)
         ]
@@ -287,8 +288,8 @@ class SpringtideFailurePolicy(DefaultFailurePolicy):
         return super().make_decision(error)
 
     def _with_less(self, decision: FailureDecision) -> tuple[FailureDecision, str]:
-        """Smaller micro-batches, of the same global batch, if there are any: what fell to fewer workers does not fit. Else a
-        larger group, if one has trained: the run waits for it."""
+        """Retry with smaller micro-batches of the same global batch, if possible: fewer workers with more rows each ran out of
+        memory. Else wait for a larger group, if one has trained. Returns the decision, and what changes in words."""
         lanes, exact = self._config.stream.num_lanes, self._config.parallel.reduction == "fp64"
         workers = max(1, len(self._processes.plan))
         most_lanes = 1 if exact else -(-lanes // workers)  # in one micro-batch
@@ -296,11 +297,11 @@ class SpringtideFailurePolicy(DefaultFailurePolicy):
         if before >= 2:
             rows = self._limits.halve(workers, before)
             ray.get(self._control.limit(rows))
-            return FailureDecision.RETRY, f"micro-batches are of {rows} rows instead of {before} from now on"
+            return FailureDecision.RETRY, f"micro-batches have {rows} rows instead of {before} from now on"
         if self._limits.wait_for_more(workers, is_over=decision is FailureDecision.RAISE):
             least = self._limits.least_workers
-            return FailureDecision.RETRY, f"a step does not fit {workers} workers: it waits for {least} or more"
-        return decision, "a micro-batch is of one row already"
+            return FailureDecision.RETRY, f"a step does not fit {workers} workers: the run waits for {least} or more"
+        return decision, "a micro-batch has only one row already"
 
     def _of_start(self, error: Any) -> FailureDecision:
         step = self._step()
@@ -311,26 +312,26 @@ class SpringtideFailurePolicy(DefaultFailurePolicy):
         return super().make_decision(error)
 
     def _step(self) -> int:
-        with contextlib.suppress(RayError):  # it goes with its driver
+        with contextlib.suppress(RayError):  # the mailbox ends with its driver
             return int(ray.get(self._control.progress(), timeout=_ANSWER_S).step)
         return 0
 
 
 def is_echo(error: Any) -> bool:
-    """Whether a worker's failure is only what another's death does to those that talk to it."""
+    """Return whether a worker's failure is only the consequence of another worker's death."""
     return isinstance(error, WorkerHealthCheckFailedError | RayError | dist.DistError | CollectiveError) or (
         isinstance(error, RuntimeError) and any(word in str(error) for word in _ECHOES)
     )
 
 
 def is_out_of_memory(error: Any) -> bool:
-    """Whether a worker failed for want of memory, its device's or its host's."""
+    """Return whether a worker ran out of memory, on its device or its host."""
     text = f"{type(error).__name__}: {error}"
     return any(word in text for word in _NO_ROOM)
 
 
 def first_line(error: Any) -> str:
-    """Of what a worker said, or of the error itself."""
+    """Return the first line of the first failed rank's error, or of the error itself."""
     failures = getattr(error, "worker_failures", None) or {}
     told = next(
         (f"rank {rank}: {one}" for rank, one in sorted(failures.items())),
@@ -340,7 +341,7 @@ def first_line(error: Any) -> str:
 
 
 def fatal(error: Any) -> SpringtideError | None:
-    """Our own error among the workers' failures, or the controller's, if there is one."""
+    """Return our own error among the workers' failures or the controller's, None if there is none."""
     failures = [*getattr(error, "worker_failures", {}).values(), getattr(error, "controller_failure", None)]
     for failure in failures:
         for candidate in (failure, getattr(failure, "cause", None)):  # Ray wraps what an actor's call raised
@@ -350,7 +351,7 @@ def fatal(error: Any) -> SpringtideError | None:
 
 
 class SpringtideTrainer(TorchTrainer):
-    """TorchTrainer with our policies and groups, whose controller runs in the thread that calls ``fit``."""
+    """TorchTrainer with our policies and worker groups; its controller runs in the thread that calls ``fit``."""
 
     def __init__(
         self, *arguments: Any, bounds: Bounds, watches: PreemptionWatchers | None, workers: WorkerLender, **named: Any
@@ -366,10 +367,10 @@ class SpringtideTrainer(TorchTrainer):
         arguments["scaling_policy"] = SpringtideScalingPolicy(
             self.scaling_config, self._bounds, self._job, self._watches, self._workers, limits
         )
-        # no placement group to clean up after, no dataset of Ray Train's: each would be a process more
+        # unused without placement groups and Ray Train datasets, and each would cost a process
         unused = PlacementGroupCleanerCallback | DatasetsCallback
         arguments["callbacks"] = [one for one in arguments["callbacks"] if not isinstance(one, unused)]
-        # an actor of its own, as Ray would have it, is a process that takes four seconds of a core to start
+        # not in its own actor, as in Ray: that is a process that takes four core-seconds to start
         with run_as_actor(self._job["control"].exchange):
             controller = Controller(self._workers.processes, **arguments)
             asyncio.run(controller.run())

@@ -1,10 +1,10 @@
-"""The keeper of snapshots on a node: one small actor that holds shared memory when the rank that filled it is gone.
+"""The snapshot server of a node: one small actor that holds shared memory after the rank that filled it is gone.
 
-    rank --keep(pid, fd)--> vault of its node: opens the memory itself --replicate--> vaults of other nodes
-    after a loss: every rank asks every vault what it has; the newest step of which each part is somewhere is read back
+    rank --keep(pid, fd)--> server of its node: opens the memory itself --replicate--> servers of other nodes
+    after a loss: every rank asks every server what it has; the newest step with all parts somewhere is read back
 
-A vault belongs to one run (its name has the digest of the run's URL), outlives groups of workers, and ends itself when the
-run's driver has been gone for a minute; its memory has no name anywhere and goes with it.
+A server belongs to one run (its name has the digest of the run's URL), outlives worker groups, and ends itself when the run's
+driver has been gone for a minute; its memory has no name anywhere and is freed with it.
 """
 
 from __future__ import annotations
@@ -34,23 +34,23 @@ _CHUNK_BYTES = 32 * 2**20
 _ALONE_S = 60.0
 _LOOK_S = 5.0
 _CANDIDATES = 4
-"""Nodes that do not train whose vaults are started, to hold copies."""
+"""Nodes without ranks, more than the copies need, on which servers are started to hold copies."""
 _ANSWER_S = 3.0
-"""A vault that has not answered by then is taken for lost."""
+"""A server that has not answered by then counts as lost [s]."""
 _PROMPT_S = 0.2
-"""By then those that stand have answered."""
+"""Servers that are up have answered by then [s]."""
 
-if TYPE_CHECKING:  # a vault's process needs no torch
+if TYPE_CHECKING:  # a server's process needs no torch
     from springtide.checkpoint.staging import StagingBuffer
 
 Key = tuple[int, int, int]
-"""Attempt, step, rank."""
+"""Term, step, rank."""
 Place = tuple[int, int, bool, int]
-"""Attempt, rank, whether it is a replica, and which of the rank's two stages."""
+"""Term, rank, whether it is a replica, and which of the rank's two staging buffers."""
 
 
 class _Segment:
-    """Memory of a snapshot, mapped."""
+    """The mapped memory of a snapshot."""
 
     def __init__(self, fd: int, snapshot: Snapshot, writable: bool) -> None:
         self.fd, self.snapshot = fd, snapshot
@@ -59,7 +59,7 @@ class _Segment:
         )
 
     def mark(self, step: int) -> None:
-        """As ``Stage.mark``."""
+        """As ``StagingBuffer.mark``."""
         self.map[:8] = step.to_bytes(8, "little", signed=True)
 
     @property
@@ -68,23 +68,23 @@ class _Segment:
 
     @property
     def is_whole(self) -> bool:
-        """Whether the memory is of the step that was told: its rank may have died while it copied the next."""
+        """Whether the memory holds the step of ``snapshot``: its rank may have died while it copied the next one."""
         return int.from_bytes(self.map[:8], "little", signed=True) == self.snapshot.meta.step
 
     def close(self) -> None:
-        with contextlib.suppress(BufferError):  # somebody reads it; the memory goes with the last view
+        with contextlib.suppress(BufferError):  # a reader still has a view; the memory is freed with the last one
             self.map.close()
         os.close(self.fd)
 
 
 class SnapshotServer:
-    """One a node and run."""
+    """The holder of one run's snapshots on one node."""
 
     def __init__(self, folder: str, limit_bytes: int | None, alone_s: float) -> None:
-        """``limit_bytes`` None: half of what the node has free now."""
+        """``limit_bytes``: None is half of the memory that the node has free now. ``alone_s``: see ``SnapshotClient``."""
         self._held: dict[Place, _Segment] = {}
         self._promised: dict[Place, int] = {}
-        """What is being opened or allocated [bytes]."""
+        """Memory that is being opened or allocated [bytes]."""
         self._folder, self._is_chosen = folder, limit_bytes is not None
         self._limit = free_bytes() // 2 if limit_bytes is None else limit_bytes
         self._lock = threading.Lock()
@@ -92,14 +92,14 @@ class SnapshotServer:
         threading.Thread(target=self._end_alone, args=(alone_s,), daemon=True).start()
 
     def follow(self, control: MailboxHandle) -> None:
-        """Go on for as long as the run at the other end does."""
+        """Stay up as long as the run of ``control`` does."""
         self._control = control
 
     def keep(
         self, snapshot: Snapshot, slot: int, pid: int, fd: int, peers: Sequence[Any], needed_from: int = 0
     ) -> None:
-        """Hold the memory that process ``pid`` has open as ``fd``, and copy it to ``peers``; what leases older than
-        ``needed_from`` left goes first. OSError past the limit."""
+        """Hold the memory that process ``pid`` has open as ``fd``, and copy it to ``peers``. Snapshots of terms before
+        ``needed_from`` are freed first. Raises OSError past the limit."""
         place, path = (snapshot.term, snapshot.rank, False, slot), f"/proc/{pid}/fd/{fd}"
         self.forget(needed_from)
         held = self._held.get(place)
@@ -118,7 +118,7 @@ class SnapshotServer:
     def replicate(
         self, snapshot: Snapshot, slot: int, begin: int, part: np.ndarray, is_last: bool, needed_from: int = 0
     ) -> None:
-        """A part of a peer's snapshot, from byte ``begin`` of its memory; ``needed_from`` is as in ``keep``."""
+        """Store a part of a peer's snapshot, from byte ``begin`` of its memory; ``needed_from`` is as in ``keep``."""
         place = snapshot.term, snapshot.rank, True, slot
         self.forget(needed_from)
         held = self._held.get(place)
@@ -137,21 +137,21 @@ class SnapshotServer:
             held.mark(snapshot.meta.step)
 
     def forget(self, before: int, kept: tuple[int, int] | None = None) -> None:
-        """Let go of what leases older than ``before`` left, except the snapshot of lease and step ``kept``."""
+        """Free the snapshots of terms before ``before``, except the one of term and step ``kept``."""
         with self._lock:
             for place, held in list(self._held.items()):
                 if held.snapshot.term < before and (held.snapshot.term, held.snapshot.meta.step) != kept:
                     self._held.pop(place).close()
 
     def found(self) -> tuple[tuple[str, int], list[tuple[Snapshot, int]]]:
-        """Node and process of this vault, for those of the node, who can open its memory themselves; what is here and whole,
-        with the descriptor of each."""
+        """Return the node and process id of this server, because processes of the node open its memory themselves; and the
+        whole snapshots held here, each with its file descriptor."""
         with self._lock:
             whole = [(held.snapshot, held.fd) for held in self._held.values() if held.is_whole]
         return (ray.get_runtime_context().get_node_id(), os.getpid()), whole
 
     def read(self, key: Key, begin: int, end: int) -> np.ndarray:
-        """Bytes of a snapshot, for a process on another node."""
+        """Return bytes of a snapshot, for a process on another node."""
         with self._lock:
             [held, *_] = [held for held in self._held.values() if held.snapshot.key == key and held.is_whole]
         return np.frombuffer(held.map[MARK_BYTES + begin : MARK_BYTES + end], dtype=np.uint8)
@@ -165,8 +165,8 @@ class SnapshotServer:
 
     @contextlib.contextmanager
     def _room(self, place: Place, snapshot: Snapshot) -> Iterator[None]:
-        """Room for a snapshot while it is put into ``place``: others who ask meanwhile do not get the same. OSError past the
-        limit."""
+        """Reserve room for a snapshot while it is put into ``place``: concurrent calls do not get the same room. Raises OSError
+        past the limit."""
         size = MARK_BYTES + snapshot.size_bytes
         with self._lock:
             taken = {other: held.size_bytes for other, held in self._held.items()} | self._promised
@@ -185,21 +185,21 @@ class SnapshotServer:
                 del self._promised[place]
 
     def _end_alone(self, alone_s: float) -> None:
-        """End this process when the run's driver has been gone for a while, or trains another."""
+        """End this process when the run's driver has been gone, or trained another run, for ``alone_s``."""
         seen = time.monotonic()
         while time.monotonic() - seen < alone_s:
-            time.sleep(min(_LOOK_S, alone_s / 4))  # between looks
-            with contextlib.suppress(Exception):  # it is gone, or the cluster itself is going
+            time.sleep(min(_LOOK_S, alone_s / 4))  # between polls
+            with contextlib.suppress(Exception):  # the driver is gone, or the cluster itself is ending
                 if self._control is not None and ray.get(self._control.progress(), timeout=_ANSWER_S) is not None:
                     seen = time.monotonic()
         os._exit(0)
 
 
 class SnapshotClient:
-    """A rank's way to the vaults of its run; the ``Keeper`` of its snapshots."""
+    """A rank's client of its run's snapshot servers: the ``SnapshotStore`` of its snapshots."""
 
     def __init__(self, config: Config, run: Folder, control: MailboxHandle, alone_s: float = _ALONE_S) -> None:
-        """``alone_s``: how long a vault goes on without the run's driver, at the other end of ``control``."""
+        """``alone_s``: how long a server stays up without the run's driver, at the other end of ``control`` [s]."""
         checkpoint, self._control = config.checkpoint, control
         self._prefix = prefix(run)
         limit = None if checkpoint.memory_bytes == "auto" else int(checkpoint.memory_bytes)
@@ -211,17 +211,17 @@ class SnapshotClient:
         self._peers: list[Any] = []
         self._chosen_s = 0.0
         self._asked: dict[str, Any] = {}
-        """Other nodes' vaults, and what they answered first."""
+        """Other node -> the first answer of its server."""
         self._read_from: dict[str, tuple[Key, Any, int]] = {}
         self._slots: dict[int, int] = {}
 
     def wait(self) -> None:
-        """Until the vault of this node stands."""
+        """Wait until the server of this node is up."""
         ray.get(self._mine.found.remote())
 
     def pair(self, nodes: Sequence[str]) -> None:
-        """Choose peers, of the nodes of all ranks: the next ones in a ring of them. Where they are too few, other nodes with
-        room for workers do, as soon as there are some: a group on one node would be lost with it."""
+        """Choose peers among the nodes of all ranks: the next ones in a ring. If these are too few, other nodes with room for
+        workers are added as soon as there are some: the snapshots of a group on one node would be lost with it."""
         self._ring = sorted(set(nodes))
         self._choose()
 
@@ -234,17 +234,17 @@ class SnapshotClient:
         self._chosen_s = time.monotonic()
 
     def _stands(self, node: str) -> bool:
-        """Whether the vault of a node answers already; if not it will: a new node may be busy, and nobody waits for it."""
+        """Return whether the server of a node is up; if not, it is started. Does not wait: a new node may be busy."""
         if node not in self._asked:
             self._asked[node] = self._vault(node).found.remote()
         return bool(ray.wait([self._asked[node]], timeout=0)[0])
 
     def flee(self) -> bool:
-        """Choose peers again, of the nodes that stay: those of the ranks, or else any. Whether what is kept from now on
-        outlives the nodes that leave."""
+        """Choose peers again, among the nodes that stay: those of the ranks, or else any. Returns whether snapshots kept from
+        now on outlive the nodes that leave."""
         stay = staying()
         found = [node for node in self._following() if node in stay]
-        if not found:  # to look whether one stands starts it, and what starts takes the cores from a group that leaves
+        if not found:  # only then: the check starts servers, which takes CPU time from a leaving group
             found = [node for node in stay if node not in self._ring][: _CANDIDATES + self._copies]
             found.sort(key=lambda node: not self._stands(node))
         found = found[: max(1, self._copies)]
@@ -256,38 +256,39 @@ class SnapshotClient:
         return self._ring[here + 1 :] + self._ring[:here]
 
     def keep(self, snapshot: Snapshot, stage: StagingBuffer, needed_from: int) -> Any:
-        """Have the vault of this node hold the stage."""
+        """Have the server of this node hold the staging buffer; returns a handle for ``settled``."""
         if self._ring and len(self._peers) < self._copies and time.monotonic() - self._chosen_s > _LOOK_S:
             self._choose()
         slot = self._slots.setdefault(stage.fd, len(self._slots) % 2)
         return self._mine.keep.remote(snapshot, slot, os.getpid(), stage.fd, self._peers, needed_from)
 
     def settled(self, handle: Any) -> bool:
-        """Whether the vault has it and its peers have copies. OSError when they cannot."""
+        """Return whether the server holds it and its peers have copies. Raises OSError if they cannot."""
         done, _ = ray.wait([handle], timeout=0)
         if not done:
             return False
         try:
             ray.get(handle)
         except ray.exceptions.RayTaskError as error:
-            if isinstance(error.cause, ray.exceptions.RayActorError):  # a peer is gone; what is here is held
+            if isinstance(error.cause, ray.exceptions.RayActorError):  # a peer is gone; this node holds its part
                 self._choose()
                 return True
             cause = error.as_instanceof_cause()
             raise OSError(str(getattr(cause, "cause", cause))) from None
-        except ray.exceptions.RayError as error:  # a vault is gone, with its node or alone
+        except ray.exceptions.RayError as error:  # a server is gone, with its node or alone
             raise OSError(str(error).splitlines()[0]) from None
         return True
 
     def forget(self, before: int, kept: Snapshot | None = None) -> None:
-        """As ``Keeper.forget``; a vault that does not answer keeps what it has until somebody else tells it."""
+        """As ``SnapshotStore.forget``; a server that does not answer keeps what it has until another call reaches it."""
         what = None if kept is None else (kept.term, kept.meta.step)
         asked = [vault.forget.remote(before, what) for vault in snapshot_client(self._prefix)]
         if kept is not None and asked:
             ray.wait(asked, num_returns=len(asked), timeout=_ANSWER_S)
 
     def found(self) -> list[Snapshot]:
-        """What the vaults that answer hold whole; it is read from this node if it can be, else from one that stays."""
+        """Return the whole snapshots of the servers that answer. Each is read from this node if possible, else preferably from
+        one that stays."""
         stay, places = staying(), _answers(snapshot_client(self._prefix))
         places.sort(key=lambda place: (place[0][0] != self.node, place[0][0] not in stay))
         self._read_from = {}
@@ -298,7 +299,8 @@ class SnapshotClient:
         return [snapshot for _, held, _ in places for snapshot, _ in held]
 
     def source(self, snapshots: Sequence[Snapshot]) -> _Source:
-        """Where to read these from, as found last; the next time it is looked for again. OSError when some are nowhere."""
+        """Return a source that reads ``snapshots`` from where ``found`` last saw them; the next call searches again. Raises
+        OSError if one is nowhere."""
         if not self._read_from:
             self.found()
         known, self._read_from = self._read_from, {}
@@ -323,7 +325,7 @@ class SnapshotClient:
 
 
 class _Source:
-    """The bytes of snapshots: memory of this node is mapped, that of others is asked for."""
+    """The bytes of snapshots: maps memory of this node, requests that of other nodes from their servers."""
 
     def __init__(self, places: dict[str, tuple[Key, Any, int]]) -> None:
         self._places = places
@@ -353,28 +355,28 @@ class _Source:
 
 
 def prefix(run: Folder) -> str:
-    """What the names of a run's vaults begin with."""
+    """Return the prefix of the names of a run's servers."""
     return f"vault-{digest.of_bytes(run.url.encode())[:12]}-"
 
 
 def snapshot_client(name: str) -> Iterator[Any]:
-    """Handles on the vaults whose names begin with ``name``."""
+    """Yield handles of the servers that have names with the prefix ``name``."""
     for one in ray.util.list_named_actors(all_namespaces=True):
         if one["namespace"] == NAMESPACE and one["name"].startswith(name):
-            with contextlib.suppress(ValueError):  # it went meanwhile
+            with contextlib.suppress(ValueError):  # it has ended meanwhile
                 yield ray.get_actor(one["name"], namespace=NAMESPACE)
 
 
 def _answers(asked: Iterable[Any]) -> list[tuple[tuple[str, int], list[tuple[Snapshot, int]], Any]]:
-    """What these vaults hold, each with its handle. Those that stand answer at once; one that is lost, or about to begin, is
-    waited for only while the newest snapshot that the others know of is not whole without it."""
+    """Return what these servers hold, each with its handle. Servers that are up answer at once; one that is lost or starts
+    is waited for only while the newest snapshot that the others know is not whole without it."""
     answers = {vault.found.remote(): vault for vault in asked}
     known: list[tuple[tuple[str, int], list[tuple[Snapshot, int]], Any]] = []
     end_s, number, wait_s = time.monotonic() + _ANSWER_S, len(answers), _PROMPT_S
     while answers and wait_s > 0:
         for answer in ray.wait(list(answers), num_returns=number, timeout=wait_s)[0]:
             vault = answers.pop(answer)
-            with contextlib.suppress(ray.exceptions.RayError):  # its node went with it
+            with contextlib.suppress(ray.exceptions.RayError):  # it is gone with its node
                 known.append((*ray.get(answer), vault))
         parts = [snapshot for _, held, _ in known for snapshot, _ in held]
         newest = max(((part.meta.step, part.term) for part in parts), default=None)
@@ -386,8 +388,8 @@ def _answers(asked: Iterable[Any]) -> list[tuple[tuple[str, int], list[tuple[Sna
 
 @contextlib.contextmanager
 def snapshot_servers_follow(run: Folder, control: MailboxHandle) -> Iterator[None]:
-    """The run's vaults, an earlier driver's too, go on while the block does, and end with it, unless by an error: whoever
-    resumes within a minute finds them."""
+    """Keep the run's servers up for the block, an earlier driver's too, and end them with it. After an error they stay: a
+    driver that resumes within a minute finds them."""
     for vault in snapshot_client(prefix(run)):
         vault.follow.remote(control)
     yield

@@ -1,4 +1,4 @@
-"""The driver's side of a run: start Ray Train, take events while it runs, pass requests on, say how it ended."""
+"""The driver's side of a run: start Ray Train, take its events, pass on requests, report how it ended."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from springtide.store import Folder
 
 _POLL_S = 0.5
 _END_S = 10.0
-"""How long Ray Train's controller may take to see that all its workers are gone."""
+"""How long Ray Train's controller may take to see that all its workers are gone [s]."""
 _log = logging.getLogger(__name__)
 
 
@@ -48,21 +48,22 @@ def train(
     listen: Callable[[Event], None],
     workers: WorkerLender | None = None,
 ) -> None:
-    """Train ``config`` to its end on the cluster this process is connected to; ``listen`` hears every event, ``owner`` has
-    claimed the run. ``workers`` of an earlier run train this one, and are left for the next.
+    """Train ``config`` to its end on the cluster that this process is connected to. ``listen`` receives every event; ``owner``
+    has claimed the run. ``workers`` of an earlier run train this one, and are kept for the next.
 
-    SIGINT and SIGTERM ask for a checkpoint and stop; a second one raises KeyboardInterrupt at once. A SpringtideError of a
-    worker is raised as itself; TrainingFailed has rank and trace of any other.
+    SIGINT and SIGTERM ask for a checkpoint and stop; a second one raises KeyboardInterrupt at once. A worker's
+    SpringtideError is raised as itself, any other error as TrainingFailed with its rank and trace.
     """
     check_resources(config)
     if place := may_be_taken_away(ray.get_runtime_context().get_node_id()):
         _log.warning(
-            "the driver is on node %s: the run ends with it, to be resumed; start it on a node that stays",
+            "the driver is on spot node %s: if the node goes, the run stops and must be resumed; start the driver on a node "
+            "that stays",
             place,
         )
     last, workers = workers is None, workers or WorkerLender()
     control = workers.control(config)
-    # no worker reports to MLflow, and Ray's dashboard shows what a job is given
+    # no worker reports to MLflow, and Ray's dashboard shows a job's arguments
     told = config.override({"track.mlflow_uri": redacted(config.track.mlflow_uri)})
     job = {"config": told.model_dump(mode="json"), "control": control, "labels": labels, "owner": owner}
     trainer = _trainer(config, run, term, job, workers)
@@ -74,7 +75,7 @@ def train(
         except BaseException as error:  # raised again below, in the caller's thread
             failure.append(error)
         finally:
-            control.post([])  # the caller's thread waits for events
+            control.post([])  # wakes the caller's thread, which waits for events
 
     thread = threading.Thread(target=fit, name="springtide-fit", daemon=True)
     with snapshot_servers_follow(run, control), async_evaluations(config, run, listen) as hear, _signals() as asked:
@@ -105,7 +106,7 @@ def _pass_on(control: MailboxHandle, listen: Callable[[Event], None], wait_s: fl
 
 def _trainer(config: Config, run: Folder, term: int, job: dict[str, Any], workers: WorkerLender) -> SpringtideTrainer:
     elastic = config.elastic
-    # Ray keeps notes of its own there; a name it has seen would make it resume by itself
+    # Ray keeps its own state there; with a name it has seen it would resume by itself
     filesystem = None if run.is_local else pyarrow.fs.PyFileSystem(pyarrow.fs.FSSpecHandler(run.fs))
     resources = {"CPU": elastic.cpus_per_worker}
     if elastic.gpus_per_worker:
@@ -144,8 +145,9 @@ def _trainer(config: Config, run: Folder, term: int, job: dict[str, Any], worker
 
 
 def worker_environment(config: Config) -> dict[str, Any]:
-    """Returns the Ray runtime environment of the workers' processes: there before torch is, so that Ray Train, which would have
-    NCCL's watchdog end them, finds it set. Empty without GPUs: a process with one of its own is started slower."""
+    """Return the Ray runtime environment of the workers' processes. It is set before torch is imported. Ray Train keeps it:
+    its own value would have NCCL's watchdog end them. Empty without GPUs: a process with its own environment starts
+    slower."""
     return {"env_vars": dict(NCCL_ENVIRONMENT)} if config.elastic.gpus_per_worker else {}
 
 
@@ -158,7 +160,8 @@ def _watches(config: Config) -> PreemptionWatchers | None:
 
 @contextlib.contextmanager
 def _signals() -> Iterator[threading.Event]:
-    """An event that the first SIGINT or SIGTERM sets; the second raises. Does nothing outside the main thread."""
+    """Yield an event that the first SIGINT or SIGTERM sets; the second one raises KeyboardInterrupt. Does nothing outside the
+    main thread."""
     asked = threading.Event()
     if threading.current_thread() is not threading.main_thread():
         yield asked
@@ -181,7 +184,7 @@ def _signals() -> Iterator[threading.Event]:
 
 
 def _explain(error: BaseException) -> BaseException:
-    """Our own error as itself; of any other, the first rank that failed with its trace."""
+    """Return our own error as itself, any other as TrainingFailed with the first failed rank and its trace."""
     ours = fatal(error)
     if ours is not None:
         return type(ours)(*ours.args)

@@ -1,6 +1,6 @@
-"""What runs in each Ray Train worker: the loop of ``train``, with Ray behind its seams.
+"""What runs in each Ray Train worker: the training loop, with Ray behind its interfaces.
 
-A worker's process outlives the group it is in: ``work`` may be called in it again, as another rank of another world.
+A worker's process outlives its group: ``work`` may be called in it again, as another rank of another world.
 """
 
 from __future__ import annotations
@@ -38,18 +38,18 @@ from springtide.training.preflight import preflight
 _log = logging.getLogger(__name__)
 
 _LET_GO = threading.Event()
-"""Set when the group that this process is in is over; as ``World.cut`` it keeps a step from using what an abort left."""
+"""Set when this process's group is over; as ``World.cut`` it keeps a step from using what an abort left."""
 _TRAINING = threading.Lock()
 _links: Connections | None = None
-"""Of the group that this process is in."""
+"""The connections of this process's group."""
 _clean = True
-"""Whether no collective of that group can be under way."""
+"""Whether no collective of that group can be in flight."""
 _LEFT_BYTES = 64 * 2**20
-"""Device memory that a process may still hold when it has let go of a group; one that holds more does not fit the next."""
+"""Device memory that a process may still hold after it let go of a group; with more it has no room for the next [bytes]."""
 
 
 def work(job: dict[str, Any]) -> None:
-    """Train as one rank. ``job``: ``config`` (plain data), ``control``, ``labels`` (for checkpoints),
+    """Train as one rank. ``job``: ``config`` (plain data), ``control`` (mailbox handle), ``labels`` (for checkpoints),
     ``owner`` (of the run)."""
     global _clean
     with _TRAINING:
@@ -59,17 +59,17 @@ def work(job: dict[str, Any]) -> None:
             left = _train(job)
             _clean = True
         except BaseException as error:
-            traceback.clear_frames(error.__traceback__)  # model, optimizer and feed: the next group needs the room
+            traceback.clear_frames(error.__traceback__)  # model, optimizer, feed: the next group needs the memory
             raise
-        if left:  # to return would be to say that training is over
+        if left:  # a return would mean that training is over
             _LET_GO.wait()
 
 
 def let_go(patience_s: float) -> bool:
-    """Called in a worker's process, beside ``work``: have it ready for another group. Whether it is, in time.
+    """Make a worker's process ready for another group; called in it while ``work`` runs. Returns whether it is ready in time.
 
-    The order matters: the flag first, because a collective that is aborted returns as if all were well; then NCCL, then gloo's
-    connections, which release whoever waits for a lost peer; then the wait for the training thread.
+    The order matters: the flag first, because an aborted collective returns as if it had succeeded; then NCCL, then gloo's
+    connections, which releases a rank that waits for a lost peer; then the wait for the training thread.
     """
     global _clean
     _LET_GO.set()
@@ -83,13 +83,13 @@ def let_go(patience_s: float) -> bool:
     gc.collect()
     end_group(_clean)
     _clean = True
-    with contextlib.suppress(AttributeError):  # glibc's: each group's thread leaves it an arena full of what was freed
+    with contextlib.suppress(AttributeError):  # glibc only: each group's thread leaves an arena full of freed memory
         ctypes.CDLL(None).malloc_trim(0)
     return not torch.cuda.is_initialized() or _gave_memory_back()
 
 
 def _gave_memory_back() -> bool:
-    """Whether the device's memory is free for another group."""
+    """Return whether the device's memory is free for another group."""
     torch.cuda.empty_cache()
     held = torch.cuda.memory_allocated()
     if held > _LEFT_BYTES:
@@ -98,7 +98,7 @@ def _gave_memory_back() -> bool:
 
 
 def warm_up(job: dict[str, Any]) -> Health:
-    """Called in a new worker's process, before it has a group: what is imported and started now need not be later."""
+    """Import and start ahead what a group needs, in a new worker's process that has none yet; return the preflight's result."""
     importlib.import_module("ray.data")
     config = configs.build(job["config"])
     vaults = SnapshotClient(config, _folder(config), job["control"]) if keeps_snapshots(config) else None
@@ -107,12 +107,12 @@ def warm_up(job: dict[str, Any]) -> Health:
     if vaults is not None:
         vaults.wait()
     gc.collect()
-    gc.freeze()  # what is loaded by now stays: looking for garbage in it would take half of what a restart takes
+    gc.freeze()  # what is loaded by now stays: collecting garbage in it would take half of a restart's time
     return found
 
 
 def _fetch_speed(exchange: Any) -> float:
-    """Bytes a second from the driver's node to this one; 0 where they are one."""
+    """Measure the speed of the network from the driver's node to this one; 0 if they are the same [bytes/s]."""
     if ray.get(exchange.node.remote()) == ray.get_runtime_context().get_node_id():
         return 0.0
     begin = time.perf_counter()
@@ -122,7 +122,7 @@ def _fetch_speed(exchange: Any) -> float:
 
 
 def keeps_snapshots(config: Config) -> bool:
-    """Whether the run has a memory tier."""
+    """Return whether the run keeps snapshots in memory."""
     return bool(config.checkpoint.memory_every and config.checkpoint.stage)
 
 
@@ -131,7 +131,7 @@ def _folder(config: Config) -> Folder:
 
 
 def _train(job: dict[str, Any]) -> bool:
-    """Whether the group left for another to go on."""
+    """Train; return whether the group left so that another one resumes."""
     begin = time.perf_counter()
     config = configs.build(job["config"])
     if (most := ray.get(job["control"].limit())) is not None:
@@ -140,7 +140,7 @@ def _train(job: dict[str, Any]) -> bool:
     device = "cuda" if config.elastic.gpus_per_worker else "cpu"
     here = world(device, context.get_local_rank(), config.parallel.shards, _LET_GO)
     if here.device.type == "cuda":
-        torch.cuda.reset_peak_memory_stats(here.device)  # the peak that is told is this group's
+        torch.cuda.reset_peak_memory_stats(here.device)  # the peak that is reported is this group's
     data = open_data(config)
     global _links
     _links = Connections()
@@ -156,7 +156,7 @@ def _train(job: dict[str, Any]) -> bool:
         vaults.pair(list(nodes))
     phases_s["vaults"] = time.perf_counter() - begin - phases_s["data"]
     run = TrainLoop(config, here, data, folder, job["labels"], vaults, phases_s, job["owner"], nodes, markets)
-    # one rank speaks for all: what it hears reaches the others in the step's own all-reduce
+    # one rank talks to the driver: what it receives reaches the others in the step's own all-reduce
     line = EventSender(job["control"]) if here.is_first else None
     left = False
     for event in run.events(batches, line.interrupt if line else lambda: None):

@@ -1,5 +1,5 @@
-"""What a driver keeps for one run after the other: what it holds of a pool, worker processes, the exchange they talk through.
-Each takes a second or more to start."""
+"""What a driver keeps from one run to the next: its share of a pool, worker processes, their mailbox. Each takes a second or
+more to start."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from springtide.on_ray.train.mailbox import MailboxHandle, open_mailbox
 from springtide.on_ray.tune.worker_pool import WorkerPoolClient
 
 _NEXT_S = 10.0
-"""How long the workers of a trial that is over wait for the next one."""
+"""How long the workers of an ended trial wait for the next one [s]."""
 
 
 class WorkerLender:
-    """Of one driver."""
+    """The workers and the mailbox that one driver lends to its runs."""
 
     def __init__(self, share: WorkerPoolClient | None = None) -> None:
-        """``share``: which of the cluster's workers are this driver's, where others have the rest."""
+        """``share``: the driver's client of a worker pool, if it shares the cluster's workers with other drivers."""
         self.share = share
         self.processes = WorkerProcessPool()
         self._control: MailboxHandle | None = None
@@ -32,7 +32,7 @@ class WorkerLender:
         self._lock = threading.Lock()
 
     def control(self, config: Config) -> MailboxHandle:
-        """The line of a run that begins. RunExists when another driver of this cluster trains it."""
+        """Open the mailbox of a new run. Raises RunExists if another driver of this cluster trains it."""
         name = f"run-{config.run.id}" if self.share is None else None  # trials are guarded by their sweep
         try:
             self._control = open_mailbox(name, config.num_steps, float(config.elastic.hang), self._control)
@@ -43,14 +43,14 @@ class WorkerLender:
         return self._control
 
     def ask(self, interrupt: Interrupt) -> None:
-        """Ask something of the run that is trained now, if one is."""
+        """Send a request to the current run, if there is one."""
         control = self._control
         if control is not None:
             with contextlib.suppress(RayError):  # it has just ended
                 ray.get(control.ask(interrupt.value))
 
     def claim(self, config: Config) -> None:
-        """For a run that begins."""
+        """Claim workers for a new run."""
         with self._lock:
             if self._waits is not None:
                 self._waits.cancel()
@@ -59,14 +59,14 @@ class WorkerLender:
                 self.share.claim(config)
 
     def free(self) -> None:
-        """The run is over: its processes wait a little, the next one begins in them in a second."""
+        """Free the workers of an ended run: they wait a little, so that the next run starts in them within a second."""
         with self._lock:
             self._waits = threading.Timer(_NEXT_S, self._end_waiting)
             self._waits.daemon = True
             self._waits.start()
 
     def end(self) -> None:
-        """Give everything back."""
+        """End the processes and the mailbox, and give all workers back."""
         with self._lock:
             self._waits = None
             self._end_processes()
@@ -77,7 +77,7 @@ class WorkerLender:
 
     def _end_waiting(self) -> None:
         with self._lock:
-            if self._waits is not None:  # no other run has begun
+            if self._waits is not None:  # no other run has started
                 self._waits = None
                 self._end_processes()
 

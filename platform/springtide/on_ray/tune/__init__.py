@@ -1,1 +1,1 @@
-"""Ray Tune: trials, schedulers and the workers that trials share."""
+"""Ray Tune: trials, schedulers, and the worker pool that trials share."""

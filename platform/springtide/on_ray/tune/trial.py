@@ -1,8 +1,8 @@
 """A trial's process: it trains in a thread while Tune waits for its rungs.
 
-A trial's state is its run's folder, not a checkpoint of Tune's: one that is paused, lost or resumed goes on from there, and
-what it has told before is read from its journal and told again, so that a scheduler that begins anew hears the same. A trial
-of a population that is to go on from another's state does so in a new run, its next generation.
+A trial's state is its run's folder, not a checkpoint of Tune's. A trial that was paused, lost or resumed continues from there:
+it reads its earlier results from its journal and reports them again, so that a restarted scheduler gets the same ones. A
+trial of a population that takes over another's state continues in a new run, its next generation.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _ASK_AGAIN_S = 0.5
 _LOOK_S = 0.5
 _FREE_S = 60.0
 _SAVED_S = 300.0
-"""How long a trial may take to bring its state to safety."""
+"""How long a trial may take to save its state [s]."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,30 +44,30 @@ class TrialJob:
     """What all trials have in common."""
 
     base: dict[str, Any]
-    """Their config, but for the point, as plain data."""
+    """Their config without the point, as plain data."""
     sweep: Sweep
     folder: str
-    """URL of the sweep's."""
+    """URL of the sweep's folder."""
     pool: Any
     train: Callable[..., Any]
     """``springtide.app.train.train``."""
     report: Callable[[Folder], None]
-    """Writes the page of a run in a folder."""
+    """Function that writes the page of the run in a folder."""
     decided: frozenset[int]
-    """Numbers of trials that are not to go on, as an earlier start of the sweep found."""
+    """Numbers of trials that an earlier start of the sweep has ended: they must not continue."""
     population: bool = False
     """Whether trials take over each other's state."""
     told: int = 0
-    """The step up to which an earlier start of a population has heard of all its trials."""
+    """The step up to which an earlier start of a population has the results of all its trials."""
     lease: int = 0
-    """The number of the driver's claim on the sweep."""
+    """The term of the driver's lease on the sweep."""
 
 
 class Trial(tune.Trainable):
-    """A step of Tune's is from one evaluation to the next."""
+    """A trial as Tune's Trainable: a step of Tune's is from one evaluation to the next."""
 
     def setup(self, config: dict[str, Any], job: TrialJob) -> None:
-        """Called by Tune in the trial's process."""
+        """Prepare the trial; Tune calls this in the trial's process."""
         self._job = job
         self._base, self._sweep_folder = configs.build(job.base), Folder(job.folder)
         self._share = WorkerPoolClient(job.pool)
@@ -76,7 +76,7 @@ class Trial(tune.Trainable):
         self._take_on(config)
 
     def _take_on(self, config: dict[str, Any]) -> None:
-        self._number = number_of(str(self.trial_name))  # a config comes from another, where its state does
+        self._number = number_of(str(self.trial_name))  # the config may be another trial's, with its state
         self._point: Point = config["trial"]["point"]
         self._of: str = config["trial"].get("of", "")
         self._lineage: list[Generation] = []
@@ -85,10 +85,11 @@ class Trial(tune.Trainable):
         self._thread: threading.Thread | None = None
 
     def step(self) -> dict[str, Any]:
-        """Wait for the next evaluation; returns its figures, and ``done`` with the last of them. So says Tune, too, of a trial
-        that it stops: ``over`` is ours alone. The last is told when the run has ended: a worker that is lost just before leaves
-        something to be trained again, and whoever is told stops the trial. ``held`` is of one whose sweep or run another driver
-        holds: nothing is to be noted of it."""
+        """Wait for the next evaluation; return its metrics, with ``done`` if it is the last.
+
+        Tune sets ``done``, too, for a trial that it stops; ``over`` is only ours. The last result is returned after the run
+        has ended: Tune stops the trial on it, and a worker lost just before would leave steps to train again. ``held``
+        marks a trial with a sweep or a run that another driver holds: nothing may be recorded for it."""
         if not self._lineage:
             try:
                 self._begin()
@@ -111,7 +112,7 @@ class Trial(tune.Trainable):
                 return {**(self._result(last) if last else self._last), "done": True, "over": True}
             elif isinstance(told, RunExists):
                 return self._held(told)
-            elif isinstance(told, SpringtideError):  # it would fail again: the trial is over, and says why
+            elif isinstance(told, SpringtideError):  # it would fail again: the trial ends, and reports why
                 worst = self._job.sweep.worst
                 return {**self._last, self._job.sweep.metric: worst, "failed": str(told)[:500], "done": True}
             else:
@@ -121,33 +122,33 @@ class Trial(tune.Trainable):
         return {**self._last, self._job.sweep.metric: self._job.sweep.worst, "held": str(error)[:500], "done": True}
 
     def save_checkpoint(self, checkpoint_dir: str) -> dict[str, Any]:
-        """Called when the trial is paused: its run stops, with everything saved. Returns how far it has told."""
+        """Stop the run with everything saved; Tune calls this to pause the trial. Returns the last reported step."""
         self._stop()
         self._lineage = []
         return {"reported": self._reported}
 
     def load_checkpoint(self, checkpoint: dict[str, Any] | None) -> None:
-        """Go on from there."""
+        """Continue after the last reported step."""
         self._reported = (checkpoint or {}).get("reported", self._job.told)
 
     def reset_config(self, new_config: dict[str, Any]) -> bool:
-        """Be another trial, in the same process."""
+        """Become another trial, in the same process."""
         self._stop()
         self._take_on(new_config)
         return True
 
     def cleanup(self) -> None:
-        """Called by Tune before it ends this process."""
+        """Stop the run and end its workers; Tune calls this before it ends this process."""
         self._stop()
         self._workers.end()
         if self._reports is not None:
             self._reports.join(_SAVED_S)
 
     def _stop(self) -> None:
-        """With everything saved."""
+        """Stop the run, with everything saved."""
         deadline = time.monotonic() + _SAVED_S
         while self._thread is not None and self._thread.is_alive() and time.monotonic() < deadline:
-            self._workers.ask(Interrupt.STOP)  # again and again: it may not have begun to listen
+            self._workers.ask(Interrupt.STOP)  # repeated: the run may not listen yet
             self._thread.join(_ASK_AGAIN_S)
 
     def _begin(self) -> None:
@@ -158,7 +159,7 @@ class Trial(tune.Trainable):
         self._folder = Folder(self._config.run.root) / self._config.run.id
         self._reported = max(self._reported, branch.first_step(self._config.train))
         events = read_journal(self._folder) if self._folder.exists(configs.RUN_CONFIG) else []
-        if self._job.population:  # another may want a member's state: it is evaluated again where that was not saved
+        if self._job.population:  # another may take over a member's state: where it was not saved, evaluate again
             saved = max(committed(self._folder), default="")
             events = [one for one in events if not (isinstance(one, Evaluated) and name_of(one.step) > saved)]
         for event in events:
@@ -171,7 +172,7 @@ class Trial(tune.Trainable):
         self._thread.start()
 
     def _generation(self) -> Config:
-        """The config of the run that is this trial's now: its last one, or one that goes on from another trial's."""
+        """Return the config of the trial's current run: its last one, or a new one that continues from another trial's."""
         budget, number = self._job.sweep.budget, self._number
         self._lineage = lineage_of(self._sweep_folder, number, self._point)
         if not self._job.population:
@@ -182,7 +183,7 @@ class Trial(tune.Trainable):
             if name in committed(run):
                 before = trials / self._lineage[-1].run
                 self._lineage = turned(self._sweep_folder, number, self._lineage, self._point, self._of)
-                if before.exists(RUN_FILE):  # one MLflow run for a trial's life
+                if before.exists(RUN_FILE):  # one MLflow run per trial, over all generations
                     (trials / self._lineage[-1].run).write_json(RUN_FILE, before.read_json(RUN_FILE))
         now = self._lineage[-1]
         return member_config(self._base, budget, now.run, now.point, now.of)
@@ -193,7 +194,7 @@ class Trial(tune.Trainable):
             self._workers.claim(config)
             self._train_when_free(config)
             self._told.put(None)
-        except BaseException as error:  # raised again, or told, in Tune's thread
+        except BaseException as error:  # raised or reported in Tune's thread
             self._told.put(error)
         finally:
             self._workers.free()
@@ -202,7 +203,7 @@ class Trial(tune.Trainable):
                 self._reports.start()
 
     def _train_when_free(self, config: Config) -> None:
-        """Processes of a driver that was killed hold their runs until they are gone too."""
+        """Train; retry while the processes of a killed driver still hold the run."""
         train, workers = self._job.train, self._workers
         deadline = time.monotonic() + _FREE_S
         while True:

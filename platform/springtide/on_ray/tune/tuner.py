@@ -1,4 +1,4 @@
-"""A sweep under Ray Tune, which says which trials go on and where. With ``trial.py``, the only file that imports it."""
+"""A sweep under Ray Tune, which decides which trials continue and where. Only this file and ``trial.py`` import Tune."""
 
 from __future__ import annotations
 
@@ -44,38 +44,38 @@ from springtide.tuning import (
 )
 
 _FAILURES = 3
-"""Of a trial's process, not of its training, before it is given up."""
+"""Failures of a trial's process, not of its training, before the trial is given up."""
 _HEAD = "node:__internal_head__"
-"""Trials are driven from there, for it stays; their workers are wherever the pool has room."""
+"""Trials run there, because it stays; their workers are wherever the pool has room."""
 
 Say = Callable[[str], None]
 Note = Callable[[int, str, str], Any]
-"""Writes down that a trial, by number, is not to go on: how it ended, and why."""
+"""Function that records that a trial, by number, must not continue: how it ended, and why."""
 
 SCHEDULERS = ("none", "asha", "hyperband", "median", "pbt", "pb2")
 POPULATIONS = ("pbt", "pb2")
-"""Those under which trials take over each other's state."""
+"""Schedulers under which trials take over each other's state."""
 
 
 class SearchAdapter(Searcher):
-    """Ours, as one of Tune's."""
+    """Our search as one of Tune's."""
 
     def __init__(
         self, search: Search, sweep: Sweep, note: Callable[[int, Point], bool], room: Callable[[], int]
     ) -> None:
-        """``note(number, point)``: writes down a point before it is tried, False when it may not; ``room``: how many trials
-        there may be now."""
+        """``note(number, point)``: records a point before it is tried, returns False if it may not; ``room()``: the number of
+        trials that may run now."""
         super().__init__(metric=sweep.metric, mode=sweep.mode)
         self._search, self._sweep, self._note, self._room = search, sweep, note, room
         self._numbers: dict[str, int] = {}
         self.live = 0
-        """Trials that run or are about to; those that are paused leave their room to others."""
+        """Number of trials that run or are about to; paused ones leave their room to others."""
         self._results: dict[str, dict[str, Any]] = {}
         self.worthless = ""
-        """Why no other trial is begun; empty while there is no reason."""
+        """Why no other trial is started; empty if there is no reason."""
 
     def suggest(self, trial_id: str) -> dict[str, Any] | str | None:
-        """The next trial's number and point; None while there is no room for one."""
+        """Return the next trial's number and point; None while there is no room for one, FINISHED after the last."""
         number = len(self._numbers)
         if self.live >= self._room():
             return None
@@ -92,7 +92,7 @@ class SearchAdapter(Searcher):
         return _config(number, point)
 
     def on_trial_complete(self, trial_id: str, result: dict[str, Any] | None = None, error: bool = False) -> None:
-        """A trial is over."""
+        """Report an ended trial to the search, and check whether another one is worth its price."""
         failed = error or not result or "failed" in result or "held" in result
         values = None
         if not failed and result is not None:
@@ -103,7 +103,8 @@ class SearchAdapter(Searcher):
         self.worthless = self._is_worthless()
 
     def _is_worthless(self) -> str:
-        """By what trials that were trained to their end came to, and what all cost."""
+        """Return why another trial is not worth its price, by the results of complete trials and the cost of all; empty if it
+        is."""
         least, known = self._sweep.budget.min_improvement_per_dollar, list(self._results.values())
         values = [
             self._sweep.promise(one[self._sweep.metric]) for one in known if one.get("over") and "failed" not in one
@@ -117,18 +118,18 @@ class SearchAdapter(Searcher):
         return (
             ""
             if worth >= least
-            else f"another trial promises {worth:.3g} for a {what}; min_improvement_per_dollar is {least:g}"
+            else f"another trial is expected to gain {worth:.3g} per {what}; min_improvement_per_dollar is {least:g}"
         )
 
     def save(self, checkpoint_path: str) -> None:
-        """Nothing: a sweep that is resumed is told again."""
+        """Do nothing: a resumed sweep gets its results again."""
 
     def restore(self, checkpoint_path: str) -> None:
-        """Nothing, likewise."""
+        """Do nothing, likewise."""
 
 
 class ProgressCallback(tune.Callback):
-    """Tells what becomes of trials, and notes which a scheduler has stopped."""
+    """A callback that reports the progress of trials, and records which ones a scheduler has stopped."""
 
     def __init__(self, sweep: Sweep, points: SearchAdapter, spent: BudgetStopper, say: Say, note: Note) -> None:
         self._sweep, self._points, self._spent, self._say, self._note = sweep, points, spent, say, note
@@ -138,17 +139,17 @@ class ProgressCallback(tune.Callback):
         self._of: dict[str, str] = {}
 
     def on_step_begin(self, iteration: int, trials: list[Any], **info: Any) -> None:
-        """Tune looks round: once or more for each result."""
+        """Count the live trials; Tune calls this once or more per result."""
         self._points.live = sum(one.status in ("PENDING", "RUNNING") for one in trials)
 
     def on_trial_result(
         self, iteration: int, trials: list[Any], trial: Any, result: dict[str, Any], **info: Any
     ) -> None:
-        """A trial was evaluated."""
+        """Report a trial's evaluation."""
         name, value = _name(trial), result.get(self._sweep.metric)
         if (of := result.get("of", "")) != self._of.get(name, ""):
             self._of[name] = of
-            self._say(f"{name}: went on from {of}")
+            self._say(f"{name}: continued from {of}")
         if value is None or "failed" in result or "held" in result:
             return
         if self._best is None or self._sweep.better(value, self._best[0]):
@@ -159,11 +160,11 @@ class ProgressCallback(tune.Callback):
         self._say(f"{name}: {figures}; best {self._best[0]:.4f} of {self._best[1]}; {counts}")
 
     def on_trial_complete(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
-        """A trial is over."""
+        """Report an ended trial, and record it if it must not continue."""
         name, result = _name(trial), trial.last_result or {}
         self._over.add(name)
         if "held" in result:
-            self._say(f"{name}: left to its holder, {result['held']}")
+            self._say(f"{name}: skipped, another driver holds it: {result['held']}")
         elif "failed" in result:
             self._note(number_of(name), "failed", result["failed"])
             self._say(f"{name}: FAILED, {result['failed']}")
@@ -172,30 +173,30 @@ class ProgressCallback(tune.Callback):
             self._say(f"{name}: stopped, {self._sweep.metric} {result.get(self._sweep.metric, float('nan')):.4f}")
 
     def on_trial_error(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
-        """A trial's process failed too often."""
+        """Report a trial with a process that failed too often."""
         self._over.add(_name(trial))
         self._say(f"{_name(trial)}: its process failed {_FAILURES + 1} times; see {trial.path}")
 
 
 class BudgetStopper(tune.Stopper):
-    """Ends the sweep where its budget does."""
+    """A stopper that ends the sweep when its budget is spent."""
 
     def __init__(self, budget: Budget, pool: Any, before: Sequence[TrialOutcome]) -> None:
-        """``before``: trials whose results will not come again."""
+        """``before``: ended trials; their results are not reported again."""
         self._budget, self._pool = budget, pool
         self._by_trial = {one.name: (float(one.tokens), one.worker_s, one.dollars) for one in before}
         self.over = ""
-        """Which limit was met; empty while none is."""
+        """Which limit was met; empty if none is."""
         self._lost = False
 
     def __call__(self, trial_id: str, result: dict[str, Any]) -> bool:
-        """Hear of a result; no trial is stopped for itself."""
+        """Add a trial's result; returns False, because no trial is stopped alone."""
         tokens, worker_s = result.get("tokens", 0.0), result.get("worker_s", 0.0)
         self._by_trial[trial_id] = tokens, worker_s, result.get("dollars", 0.0)
         return False
 
     def unless_lost(self, write: Callable[..., None]) -> Callable[..., bool]:
-        """``write``, which returns whether it may: where another driver has taken the sweep over, this one ends."""
+        """Wrap ``write`` to return whether it was allowed: if another driver has taken over the sweep, this one ends."""
 
         def checked(*arguments: Any) -> bool:
             try:
@@ -208,7 +209,7 @@ class BudgetStopper(tune.Stopper):
         return checked
 
     def stop_all(self) -> bool:
-        """Whether one of the limits is met, or another driver holds the sweep."""
+        """Return whether a limit is met, or another driver holds the sweep."""
         if self._lost:
             return True
         tokens, worker_s, dollars = map(sum, zip(*self._by_trial.values(), (0.0, 0.0, 0.0), strict=True))
@@ -221,7 +222,7 @@ class BudgetStopper(tune.Stopper):
 
 
 def scheduler_of(name: str, sweep: Sweep) -> TrialScheduler:
-    """Tune's scheduler ``name``, in rungs of the budget. ConfigError for an unknown one."""
+    """Return Tune's scheduler ``name``, in rungs of the budget. Raises ConfigError for an unknown one."""
     if name not in SCHEDULERS:
         raise ConfigError(explain("--scheduler", name, "is not known", configs.nearest(name, SCHEDULERS)))
     asked = {"metric": sweep.metric, "mode": sweep.mode}
@@ -239,12 +240,12 @@ def scheduler_of(name: str, sweep: Sweep) -> TrialScheduler:
 
 
 class _SynchronousPBT(PopulationBasedTraining):
-    """One that does not wait for members which are over."""
+    """A synchronous PBT that does not wait for ended members."""
 
     _next_perturbation_sync: float
 
     def on_trial_result(self, tune_controller: Any, trial: Any, result: dict[str, Any]) -> Any:
-        """A population that is resumed begins at a later rung than Tune thinks."""
+        """Handle a result, then move to the next rung: a resumed population starts at a later rung than Tune assumes."""
         decision = super().on_trial_result(tune_controller, trial, result)
         self._go_on(tune_controller)
         return decision
@@ -258,13 +259,13 @@ class _SynchronousPBT(PopulationBasedTraining):
         self._go_on(tune_controller, trial)
 
     def _get_new_config(self, trial: Any, trial_to_clone: Any) -> tuple[dict[str, Any], dict[str, Any]]:
-        """With it goes where the state is to come from. Tune would restore it from a checkpoint of its own, and may restore the
-        trial's instead, where that was still being written."""
+        """Return the config with the place that the state comes from. Tune would restore the state from its own checkpoint, and
+        may restore the trial's own one instead, if that was still being written."""
         config, changes = super()._get_new_config(trial, trial_to_clone)
         return {"trial": {**config["trial"], "of": self._trial_state[trial_to_clone].last_result["state"]}}, changes
 
     def _go_on(self, tune_controller: Any, over: Any = None) -> None:
-        """Where nobody is left to be waited for, the next rung is."""
+        """Move to the next rung if all live members have reached this one."""
         live = [one for one in tune_controller.get_live_trials() if one is not over]
         reached = [self._trial_state[one].last_train_time for one in live]
         if reached and min(reached) >= self._next_perturbation_sync:
@@ -272,13 +273,13 @@ class _SynchronousPBT(PopulationBasedTraining):
 
 
 class _SynchronousPB2(_SynchronousPBT, PB2):
-    """The same of the other kind."""
+    """The same for PB2."""
 
 
 def _population(name: str, sweep: Sweep, asked: dict[str, Any]) -> TrialScheduler:
-    """Its members wait for each other at each rung, so that what becomes of it does not depend on who lost workers. PBT changes
-    the point that is taken over by a fifth, or draws anew; PB2 asks a Gaussian process for the next (Parker-Holder et al.,
-    2020), along the ranges as the space has them, in logs where it does."""
+    """Return a population's scheduler. Members wait for each other at each rung, so that the result does not depend on which
+    of them lost workers. PBT changes the point that is taken over by a fifth, or draws a new one; PB2 takes the next one from
+    a Gaussian process (Parker-Holder et al., 2020), along the ranges of the space, in logs where the space uses them."""
     if name == "pb2":
 
         def explore(config: dict[str, Any]) -> dict[str, Any]:
@@ -302,7 +303,7 @@ def _population(name: str, sweep: Sweep, asked: dict[str, Any]) -> TrialSchedule
 
 
 def _members(sweep: Sweep, points: Sequence[Point]) -> dict[str, Any]:
-    """A population as Tune has it: all are there from the start."""
+    """Return a population in Tune's form: all members exist from the start."""
     members = [_config(number, point)["trial"] for number, point in enumerate(points)]
     return {"trial": tune.grid_search([{**one, "shares": shares(sweep, one["point"])} for one in members])}
 
@@ -319,11 +320,11 @@ def run_trials(
     note: Note,
     before: Sequence[TrialOutcome] = (),
 ) -> str:
-    """Try the points of ``search``, so many at once, 0 as many as there is room for, until all are done or the budget is;
-    returns which limit of it was met, if one was. ``begun`` hears of each point before it is tried. ``population``: where its
-    trials begin, instead, if they are one. ``folder``: where Tune keeps notes of its own. ``before``: trials of the same sweep
-    that are over: the budget is of all."""
-    # Tune writes what its searcher and its callbacks refer to in the sweep's folder, and a job has passwords
+    """Try the points of ``search``, ``concurrent`` at once (0: as many as fit), until all are done or the budget is spent.
+    Returns which limit of the budget was met, empty if none. ``begun`` is called with each point before it is tried.
+    ``population``: the first points of a population's trials, instead of ``search``'s. ``folder``: where Tune keeps its own
+    state. ``before``: ended trials of the same sweep, which count for the budget."""
+    # not the job: Tune saves what its searcher and callbacks refer to in the sweep's folder, and a job has passwords
     sweep, pool = job.sweep, job.pool
     spent = BudgetStopper(sweep.budget, pool, before)
     members = {"param_space": _members(sweep, population)} if population else {}
@@ -332,8 +333,8 @@ def run_trials(
     def room() -> int:
         return concurrent or max(1, ray.get(pool.places.remote()) // least)
 
-    # HyperBand halves a bracket by the trials that it knows, and nobody of a population goes on before all have come as far:
-    # they get all, and Ray lets so many run
+    # HyperBand halves a bracket by the trials that it knows, and members of a population wait for each other at each rung:
+    # these two get all trials at once, and Ray limits how many run
     knows_all = bool(population) or isinstance(scheduler, HyperBandScheduler)
     points = SearchAdapter(
         search, sweep, spent.unless_lost(begun), (lambda: sweep.budget.trials) if knows_all else room
@@ -375,5 +376,5 @@ def _name(trial: Any) -> str:
 
 
 def _config(number: int, point: Point) -> dict[str, Any]:
-    """A trial's, as Tune has it."""
+    """Return a trial's config in Tune's form."""
     return {"trial": {"number": number, "point": point}}

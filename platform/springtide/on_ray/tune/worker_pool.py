@@ -1,4 +1,4 @@
-"""The workers of a cluster that several runs share, dealt out by the capacity book. One actor, on the driver's node."""
+"""A cluster's workers, which several runs share by the allocation ledger. One actor, on the driver's node."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from springtide.on_ray.cluster.nodes import observed
 
 _LOOK_S = 0.3
 _SILENT_S = 120.0
-"""Who has not asked for so long is gone."""
+"""A client that has not called for this long counts as gone [s]."""
 
 
 class WorkerPool:
-    """What its holders claim, and what they get."""
+    """The clients' requests for workers, and what each client gets."""
 
     def __init__(self, resources: dict[str, float]) -> None:
-        """``resources``: of a worker; all runs have the same."""
+        """``resources``: those of one worker, the same for all runs."""
         self._resources = resources
         self._claims: dict[str, ResourceRequest] = {}
         self._heard_s: dict[str, float] = {}
@@ -34,26 +34,26 @@ class WorkerPool:
         self._looked_s = float("-inf")
         self._closed = False
         self._most: int | None = None
-        """Workers that a run has use for, as far as that is known."""
+        """The most workers that a run can use, as far as that is known."""
 
     def claim(self, claim: ResourceRequest) -> None:
-        """Somebody wants workers, or wants others than before."""
+        """Add a client's request for workers, or replace its earlier one."""
         self._claims[claim.client_id] = claim
         self._heard_s[claim.client_id] = time.monotonic()
 
     def set_priority(self, client_id: str, priority: float, speeds: Mapping[int, float]) -> None:
-        """How well its run does, and how fast at each world size [tokens/s]."""
+        """Set a client's priority, which is how well its run does, and use its speed at each world size [tokens/s]."""
         if client_id in self._claims:
             self._claims[client_id] = self._claims[client_id]._replace(priority=priority)
         self._most = useful(speeds) or self._most
 
     def release(self, client_id: str) -> None:
-        """It wants none any more."""
+        """Drop a client's request."""
         self._claims.pop(client_id, None)
         self._heard_s.pop(client_id, None)
 
     def mine(self, client_id: str) -> dict[str, dict[str, float]]:
-        """Node -> resources of one who claims."""
+        """Return node -> resources of a client."""
         now = time.monotonic()
         self._heard_s[client_id] = now
         for other in [other for other, heard_s in self._heard_s.items() if now - heard_s > _SILENT_S]:
@@ -64,15 +64,15 @@ class WorkerPool:
         return {node: {kind: amount * n for kind, amount in self._resources.items()} for node, n in mine.items()}
 
     def close(self) -> None:
-        """Nobody is to go on."""
+        """Close the pool: no client may continue."""
         self._closed = True
 
     def closed(self) -> bool:
-        """Whether that was said."""
+        """Return whether the pool is closed."""
         return self._closed
 
     def places(self) -> int:
-        """Workers that the cluster holds now."""
+        """Return the number of workers that the cluster has room for now."""
         self._look(time.monotonic())
         return sum(self._places.values())
 
@@ -86,13 +86,13 @@ class WorkerPool:
 
 
 class WorkerPoolClient:
-    """What one process holds of a pool, for one run after the other."""
+    """A process's client of a pool, for one run after the other."""
 
     def __init__(self, pool: Any) -> None:
         self._pool, self._client_id = pool, uuid.uuid4().hex
 
     def claim(self, config: Config) -> None:
-        """Want workers for a run of ``config``."""
+        """Request workers for a run of ``config``."""
         elastic, worker_multiple = config.elastic, max(1, config.parallel.shards)
         ray.get(
             self._pool.claim.remote(
@@ -103,26 +103,26 @@ class WorkerPoolClient:
         )
 
     def set_priority(self, priority: float, speeds: Mapping[int, float]) -> None:
-        """How well the run does, and how fast at each world size [tokens/s]."""
+        """Report how well the run does, and how fast at each world size [tokens/s]."""
         self._pool.set_priority.remote(self._client_id, priority, speeds)
 
     def release(self) -> None:
-        """Want none."""
+        """Withdraw the request."""
         self._pool.release.remote(self._client_id)
 
     def mine(self, timeout_s: float) -> dict[str, dict[str, float]]:
-        """Node -> resources. RayError when the pool does not answer."""
+        """Return node -> resources. Raises RayError if the pool does not answer."""
         found: dict[str, dict[str, float]] = ray.get(self._pool.mine.remote(self._client_id), timeout=timeout_s)
         return found
 
     def closed(self) -> bool:
-        """Whether nobody is to go on."""
+        """Return whether the pool is closed: no client may continue."""
         return bool(ray.get(self._pool.closed.remote()))
 
 
 @contextlib.contextmanager
 def open_worker_pool(resources: dict[str, float]) -> Iterator[Any]:
-    """A new pool, for as long as the block runs."""
+    """Yield a new pool, which ends with the block."""
     here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
     pool = ray.remote(WorkerPool).options(num_cpus=0, scheduling_strategy=here).remote(resources)
     try:
