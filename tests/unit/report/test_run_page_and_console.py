@@ -108,8 +108,8 @@ def test_a_step_that_was_left_out_is_counted_said_and_drawn_without_its_norm() -
     with Console(20, console=rich.console.Console(file=out, width=200)) as console:
         console(step(10, 2.0))
         console(wild)
-    assert "step 11 is left out: loss 2, gradient norm inf, loss scale 32768" in out.getvalue()
-    assert "step 10 is left out" not in out.getvalue()
+    assert "step 11 is skipped: loss 2, gradient norm inf, loss scale 32768" in out.getvalue()
+    assert "step 10 is skipped" not in out.getvalue()
 
 
 def test_a_step_trained_twice_is_drawn_once() -> None:
