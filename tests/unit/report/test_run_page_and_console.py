@@ -102,8 +102,8 @@ def test_a_step_that_was_left_out_is_counted_said_and_drawn_without_its_norm() -
     wild = dataclasses.replace(step(11, 2.0), grad_norm=math.inf, updated=False, loss_scale=32768.0)
     page = render("run", [*RESIZED, wild])
     ET.fromstring(page.split("</head>")[1].removesuffix("</html>\n"))
-    assert "steps left out" in page
-    assert "steps left out" not in render("run", RESIZED)
+    assert "steps skipped" in page
+    assert "steps skipped" not in render("run", RESIZED)
     out = io.StringIO()
     with Console(20, console=rich.console.Console(file=out, width=200)) as console:
         console(step(10, 2.0))
