@@ -187,7 +187,7 @@ def _searched(sweep: Sweep) -> str:
     fields = ", ".join(one.field for one in sweep.space)
     return (
         f"{fields}, searched for the {_WORDS[sweep.mode]} {sweep.metric}: {budget.trials:,} trials of "
-        f"{budget.tokens_per_trial:,} tokens at most, judged at {budget.rungs} rungs"
+        f"{budget.tokens_per_trial:,} tokens at most, evaluated at {budget.rungs} rungs"
     )
 
 
