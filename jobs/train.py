@@ -1,8 +1,8 @@
-"""Train a recipe as a Ray job. On a cluster whose image has springtide:
+"""Train a recipe as a Ray job. On a cluster with springtide in its image:
 
     ray job submit --working-dir . -- python jobs/train.py --recipe gpu_125m --run.root s3://bucket/runs
 
-Takes what ``springtide train`` takes; SIGTERM, as ``ray job stop`` sends it, saves a checkpoint first.
+Takes the options of ``springtide train``. On SIGTERM, which ``ray job stop`` sends, it saves a checkpoint before it stops.
 """
 
 import sys

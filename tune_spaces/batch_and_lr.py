@@ -1,4 +1,4 @@
-"""Batch size and learning rate together: a larger batch bears a higher rate, up to a point."""
+"""Batch size and learning rate together: a larger batch allows a higher rate, up to a point."""
 
 SPACE = {
     "stream.global_batch": ("choice", 8, 16, 32, 64),

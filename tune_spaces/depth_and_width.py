@@ -1,4 +1,4 @@
-"""Depth against width of models of about the same size."""
+"""Depth against width, for models of about the same size."""
 
 SPACE = {
     "model.num_layers": ("uniform", 2, 12),
@@ -9,6 +9,6 @@ OBJECTIVE = {"metric": "heldout_bits_per_byte", "mode": "min"}
 BUDGET = {"trials": 16, "tokens_per_trial": 500_000, "rungs": 4}
 
 
-def WHERE(point):  # noqa: N802  a name of the table
-    """Weights of the blocks between half and twice those of four layers of 256."""
+def WHERE(point):  # noqa: N802  the table's name for it
+    """Return whether the blocks have between half and twice the weights of four layers of dim 256."""
     return 0.5 <= point["model.num_layers"] * point["model.dim"] ** 2 / (4 * 256**2) <= 2.0

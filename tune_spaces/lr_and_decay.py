@@ -1,7 +1,7 @@
 """Learning rate and weight decay of a recipe.
 
-SPACE: dotted field -> (kind, low, high) or ("choice", ...); OBJECTIVE: what is compared and which way; BUDGET: what a sweep may
-spend; WHERE, if it is there: which points to try.
+SPACE: dotted field -> (kind, low, high) or ("choice", ...); OBJECTIVE: metric to compare, and min or max; BUDGET: what a sweep
+may spend; WHERE (optional): a function of a point, True for points to try.
 """
 
 SPACE = {

@@ -1,8 +1,8 @@
-"""How much of each corpus: weights of a mixture of two, for a recipe with
+"""How much of each corpus: weights in a mixture of two, for a recipe with
 
     --stream.mixture '{"code": "<dataset>", "prose": "<dataset>"}'
 
-A weight that is not in the space is 1, and shares are weights over their sum: one of two is enough.
+A weight that is not in the space is 1, and shares are weights divided by their sum: one of the two is enough.
 """
 
 SPACE = {

@@ -1,5 +1,5 @@
-"""Learning rate over widths under ``base_width``: one rate should be near the best of all of them. The verdict has every point;
-with 0 in place of 64 it shows how the best rate falls with the width in the standard parametrisation."""
+"""Learning rate over widths with ``base_width``: one rate should be near the best for all widths. The result has every point;
+with 0 instead of 64 it shows how the best rate falls with the width in the standard parametrization."""
 
 SPACE = {
     "model.base_width": ("choice", 64),
@@ -11,6 +11,6 @@ OBJECTIVE = {"metric": "heldout_bits_per_byte", "mode": "min"}
 BUDGET = {"trials": 16, "tokens_per_trial": 500_000, "rungs": 4}
 
 
-def WHERE(point):  # noqa: N802  a name of the table
-    """Shapes that grow as a whole, as ``base_width`` takes them to: ffn_dim in the proportion of the demo."""
+def WHERE(point):  # noqa: N802  the table's name for it
+    """Return whether ffn_dim has the demo's proportion to dim: ``base_width`` assumes that all shapes grow together."""
     return point["model.ffn_dim"] * 256 == point["model.dim"] * 688

@@ -101,7 +101,7 @@ def test_a_step_0_that_nobody_asked_for_is_refused_before_anything_starts(traine
     for resume in (True, "auto"):
         with pytest.raises(CheckpointError, match=r"none of them counts now.*--from-scratch"):
             st.train(longer, resume=resume, accept_changes=True)  # type: ignore[arg-type]
-    with pytest.raises(ConfigError, match="begins a run again that exists"):
+    with pytest.raises(ConfigError, match="restarts an existing run"):
         st.train(longer, from_scratch=True)
     with pytest.raises(AssertionError, match=r"none of them counts now.*--from-scratch"):
         ranks(1, train_as_torchrun_does, longer)

@@ -86,7 +86,7 @@ def test_what_is_no_good_is_stopped_what_fails_is_marked_and_the_best_is_a_confi
 
     with pytest.raises(RunExists, match="--resume"):
         sweep(base, space, name="asha", search="grid")
-    with pytest.raises(ConfigError, match="chooses its points otherwise"):
+    with pytest.raises(ConfigError, match="was started with another space"):
         sweep(base, space, name="asha", search="random", resume=True)
     again = sweep(base, space, name="asha", search="grid", concurrent=1, resume=True, say=said.append)
     assert [(one.status, one.rungs) for one in again.outcomes] == [(one.status, one.rungs) for one in verdict.outcomes]

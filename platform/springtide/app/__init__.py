@@ -1,1 +1,1 @@
-"""What people call: train, sweep, drill, simulate, estimate. Layer rule: the only place where all packages meet."""
+"""The calls of users: train, sweep, drill, simulate, estimate. Layer rule: the only package that combines all others."""

@@ -1,5 +1,5 @@
-"""A drill: real training on a cluster of several raylets on this machine, whose nodes are really announced to go, killed and
-added; and the same training left in peace, to compare with."""
+"""A drill: real training on a local cluster of several raylets, whose nodes get notices, are killed and are added; and the
+same training undisturbed (the twin), for comparison."""
 
 from __future__ import annotations
 
@@ -26,43 +26,43 @@ from springtide.track.ledger import ledger
 
 Say = Callable[[str], None]
 _NOTICE_S = 12.0
-"""Between a notice and the loss: a tenth of what clouds give."""
+"""Time between a notice and the loss [s]: a tenth of what clouds give."""
 _TRACE_NODES = 4
 _STEPS_BETWEEN = 100
-"""Changes of a trace, on average."""
+"""Average number of steps between two changes of a trace."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Act:
-    """What happens to the cluster, and when."""
+    """A change of the cluster, and when it happens."""
 
     step: int
     what: str
     """``kill``, ``drain``, ``hang`` or ``add``."""
     nodes: int = 1
     workers: int = 0
-    """Not before so many train; 0 for any number."""
+    """Wait until this number of workers trains; 0 for any number."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Scenario:
-    """A drill."""
+    """The plan of a drill."""
 
     workers: int
     acts: tuple[Act, ...]
     steps: int
     about: str
     most: int = 0
-    """Workers, where they may be more than in the beginning."""
+    """Most workers, if more than ``workers`` at the start."""
 
     @property
     def max_workers(self) -> int:
-        """There ever are at once."""
+        """Most workers at any time."""
         return max(self.workers, self.most)
 
 
 def storm(seed: int, faults: int) -> Scenario:
-    """Random faults, of which none leaves the cluster without a node; nodes join between them."""
+    """Return random faults, with joins between them; the cluster never loses its last node."""
     chance = random.Random(seed)
     nodes, acts, step, left = 3, [], 20, faults
     while left:
@@ -76,7 +76,8 @@ def storm(seed: int, faults: int) -> Scenario:
 
 
 def traced(_: int, changes: int, trace: str) -> Scenario:
-    """The first ``changes`` of a record of spot capacity, scaled to a few nodes, and to steps that are soon done."""
+    """Return the first ``changes`` of a record of spot capacity, scaled to a few nodes and a short run. Raises ConfigError if
+    the record has no change."""
     numbers = smaller(read_file(trace), _TRACE_NODES)[: changes + 1]
     if len(numbers) < 2:
         raise ConfigError(explain("--trace", trace, "has no change of the number of nodes", "give another record"))
@@ -92,17 +93,17 @@ def traced(_: int, changes: int, trace: str) -> Scenario:
 
 SCENARIOS: dict[str, Callable[..., Scenario]] = {
     "kill": lambda *_: Scenario(3, (Act(40, "kill"),), 100, "a node and all its processes are killed"),
-    "drain": lambda *_: Scenario(3, (Act(40, "drain"),), 120, "a node is announced to go, and goes"),
+    "drain": lambda *_: Scenario(3, (Act(40, "drain"),), 120, "a node is announced to leave, and leaves"),
     "regrow": lambda *_: Scenario(3, (Act(40, "kill"), Act(60, "add")), 260, "a node is killed, another one joins"),
-    "hang": lambda *_: Scenario(2, (Act(40, "hang"),), 60, "a worker's process stands still, and answers nobody"),
+    "hang": lambda *_: Scenario(2, (Act(40, "hang"),), 60, "a worker's process is stopped and does not answer"),
     "resize": lambda *_: Scenario(
         8,
         (Act(15, "drain", 3, 8), Act(35, "add", 2, 5), Act(60, "add", 1, 7), Act(80, "kill", 1, 8)),
         230,
-        "8 -> 5 -> 7 -> 8 -> 7 workers: three go with a notice, two join, another joins, one goes without",
+        "8 -> 5 -> 7 -> 8 -> 7 workers: three leave with a notice, two join, another joins, one leaves without",
     ),
     "all": lambda *_: Scenario(
-        3, (Act(15, "drain"), Act(60, "kill"), Act(80, "add")), 320, "one goes with a notice, one without, one joins"
+        3, (Act(15, "drain"), Act(60, "kill"), Act(80, "add")), 320, "one leaves with a notice, one without, one joins"
     ),
     "storm": lambda seed, faults, _: storm(seed, faults),
     "trace": traced,
@@ -110,7 +111,7 @@ SCENARIOS: dict[str, Callable[..., Scenario]] = {
 
 
 def config_of(scenario: Scenario, root: str) -> Config:
-    """The tiny recipe at the size of the drill, its sums exact, so that a resize has nothing to hide behind."""
+    """Return the tiny recipe at the size of the drill, with exact sums, so that any error of a resize shows in the losses."""
     base = configs.recipes.tiny()
     rows = 24
     changes = {
@@ -140,12 +141,13 @@ def config_of(scenario: Scenario, root: str) -> Config:
 
 
 def drill(name: str, say: Say, seed: int = 0, faults: int = 20, trace: str = "", keep: str = "") -> dict[str, Any]:
-    """Run scenario ``name``; ``say`` hears what happens as it does. ``seed`` is the storm's, ``faults`` its and the trace's
-    number, ``trace`` the file of the latter; ``keep`` is a folder that the two runs stay in.
+    """Run scenario ``name``; ``say`` receives each event as it happens. ``seed``: of the storm; ``faults``: number of faults of
+    the storm or changes of the trace; ``trace``: file of the trace; ``keep``: folder in which the two runs stay.
 
     Returns ``gaps_s`` and ``steps_lost`` of each restart, ``digests_match``, ``loss_max_abs_diff`` against the twin,
-    ``goodput``, ``events``, what was left in the cluster, what of the scenario was ``left_undone``, and ``ok``; for a trace
-    also what the simulator makes of what happened. ConfigError for a scenario that is not known, or a file that is no trace.
+    ``goodput``, ``events``, ``leftovers`` in the cluster, the part of the scenario that was ``left_undone``, and ``ok``; for
+    a trace also ``predicted_goodput``, from the simulator. Raises ConfigError for an unknown scenario, or a file that is not
+    a trace.
     """
     if name not in SCENARIOS:
         raise ConfigError(explain("scenario", name, "is not known", f"one of {', '.join(SCENARIOS)}"))
@@ -169,11 +171,11 @@ def _drill(scenario: Scenario, config: Config, say: Say) -> dict[str, Any]:
     def tell(text: str) -> None:
         say(f"{time.time() - begin:6.1f} s  {text}")
 
-    say(f"{scenario.about}; {scenario.steps} steps on {scenario.workers} nodes, twice: in peace, then not")
+    say(f"{scenario.about}; {scenario.steps} steps on {scenario.workers} nodes, twice: undisturbed, then the drill")
     with LocalCluster(scenario.workers) as cluster:
         tell("the twin trains")
         twin = train(config.override({"run.id": "twin", "elastic.max_workers": 1}))
-        tell(f"the twin is done; now with what happens: {', '.join(_words(act) for act in scenario.acts)}")
+        tell(f"the twin is done; now the drill: {', '.join(_words(act) for act in scenario.acts)}")
         stage = _Stage(cluster, scenario.acts, config.elastic.notice_file, tell)
 
         def listen(event: Event) -> None:
@@ -187,7 +189,7 @@ def _drill(scenario: Scenario, config: Config, say: Say) -> dict[str, Any]:
         left = leftovers()
     found = compare(run, twin, stage.told, left)
     found["left_undone"] = [_words(act) for act in stage.to_come]
-    if found["left_undone"]:  # a drill that did not take place shows nothing
+    if found["left_undone"]:  # a drill that was not carried out shows nothing
         found["ok"] = False
         tell(f"NOT DONE, because training was over: {', '.join(found['left_undone'])}")
     if scenario.most:
@@ -196,7 +198,7 @@ def _drill(scenario: Scenario, config: Config, say: Say) -> dict[str, Any]:
 
 
 class _Stage:
-    """Does what a scenario says when its steps come, in the thread that hears of them: training goes on meanwhile."""
+    """Carries out a scenario's acts at their steps, in the thread that listens to events; training continues meanwhile."""
 
     def __init__(self, cluster: Any, acts: tuple[Act, ...], notice_file: str, tell: Say) -> None:
         self._cluster, self.to_come, self._tell = cluster, list(acts), tell
@@ -205,14 +207,14 @@ class _Stage:
         self.told: list[dict[str, Any]] = []
 
     def reach(self, step: int, workers: int) -> None:
-        """So many ``workers`` have done ``step``."""
+        """Carry out the acts that are due when ``workers`` workers have finished ``step``."""
         while self.to_come and self.to_come[0].step <= step and self.to_come[0].workers in (0, workers):
             act = self.to_come.pop(0)
             for _ in range(act.nodes):
                 self._do(act.what, step)
 
     def end(self) -> None:
-        """Training is over: what is still to come does not."""
+        """Cancel announced losses: training is over."""
         for timer in self._doomed.values():
             timer.cancel()
             timer.join()
@@ -238,13 +240,13 @@ class _Stage:
 
     def _note(self, step: int, what: str, node: str) -> None:
         self.told.append({"step": step, "what": what, "node": node[:8], "time_s": time.time()})
-        words = {"kill": "is killed", "drain": f"will go in {_NOTICE_S:.0f} s", "add": "joins", "gone": "is gone"}
+        words = {"kill": "is killed", "drain": f"will leave in {_NOTICE_S:.0f} s", "add": "joins", "gone": "is gone"}
         words["hang"] = "has its worker stopped"
         self._tell(f"step {step}: node {node[:8]} {words[what]}")
 
 
 def compare(run: Run, twin: Run, told: list[dict[str, Any]], left: dict[str, int]) -> dict[str, Any]:
-    """What the drill cost, and whether it shows in the training."""
+    """Return what the drill cost, and whether it changed the training."""
     mine, theirs = {one.step: one for one in run.steps}, {one.step: one for one in twin.steps}
     book = ledger(run.events)
     same = mine.keys() == theirs.keys() and all(mine[step].digest == theirs[step].digest for step in theirs)
@@ -266,9 +268,9 @@ def compare(run: Run, twin: Run, told: list[dict[str, Any]], left: dict[str, int
 
 
 def predict(scenario: Scenario, run: Run, twin: Run, told: list[dict[str, Any]]) -> float:
-    """The goodput that the simulator makes of the changes as they came. A step, a usual restart, the first start and each new
-    process take what they took, saves and data what they took of the twin; when it restarts, with whom, and what that costs
-    altogether is for it to find out."""
+    """Return the goodput that the simulator predicts for the changes as they happened. It uses the measured times of a step, a
+    median restart, the first start and each new process, and the twin's share of waits for saves and data. When to restart,
+    with which workers, and the total cost come from the simulation."""
     begin_s, steps, book = min(event.time_s for event in run.events), run.steps, ledger(run.events)
     joined = {one["node"]: one["time_s"] - begin_s for one in told if one["what"] == "add"}
     gone = {one["node"]: one["time_s"] - begin_s + _NOTICE_S for one in told if one["what"] == "drain"}
@@ -294,5 +296,5 @@ def predict(scenario: Scenario, run: Run, twin: Run, told: list[dict[str, Any]])
 
 def _words(act: Act) -> str:
     many = f"{act.nodes} nodes" if act.nodes > 1 else "a node"
-    verb = {"kill": "is killed", "drain": "is announced to go", "hang": "hangs", "add": "joins"}[act.what]
+    verb = {"kill": "is killed", "drain": "is announced to leave", "hang": "hangs", "add": "joins"}[act.what]
     return f"{many} {verb} at step {act.step}".replace("s is", "s are").replace("s joins", "s join")

@@ -1,4 +1,4 @@
-"""What a worker's device must hold for a step, and which settings would make it less."""
+"""Estimates the device memory that a step needs, and the settings that lower it."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ _REMEDIES: dict[str, dict[str, Any]] = {
 _TOGETHER = "all of these"
 _MORE_WORKERS = (2, 4, 8)
 _PROBED = (2, 4)
-"""Rows at once."""
+"""Micro-batch sizes at which memory is predicted [rows]."""
 _KEPT_FREE = 0.9
 _PLENTY = 8
-"""A device that has so many times the bound needs no closer look."""
+"""A device with this many times the upper bound needs no prediction."""
 
 
 def estimate_memory(config: Config, vocab_size: int, eos_id: int | None, workers: int) -> dict[str, int]:
-    """Bytes a worker holds as configured, and after each change that may help, in words: all are predicted, see
-    ``train.memory``."""
+    """Return description -> predicted bytes per worker, as configured and after each change that may help; see
+    ``training.memory_estimate``."""
     from springtide.training.memory_estimate import predicted_bytes
 
     before = configs.flatten(config)
@@ -49,15 +49,16 @@ def estimate_memory(config: Config, vocab_size: int, eos_id: int | None, workers
 
 
 def choose_micro_batch(config: Config, vocab_size: int, eos_id: int | None, device_bytes: int) -> Config:
-    """``config`` with a number for ``train.micro_batch: auto``: the largest power of two whose step is predicted to leave a
-    tenth of the device free, with the fewest workers and with the most. ConfigError where it is not known what a device has."""
+    """Return ``config`` with a number for ``train.micro_batch: auto``: the largest power of two whose step is predicted to
+    leave a tenth of the device free, both with the fewest and with the most workers. ``device_bytes``: 0 if unknown, which
+    raises ConfigError for auto."""
     from springtide.training.memory_estimate import predicted_bytes
 
     if config.train.micro_batch != "auto":
         return config
     if not device_bytes:
         raise ConfigError(
-            explain("train.micro_batch", "auto", "it is not known what the devices hold", "give a number of rows")
+            explain("train.micro_batch", "auto", "the memory of the devices is not known", "give a number of rows")
         )
     fitting = []
     for workers in {config.elastic.min_workers, config.elastic.max_workers}:
@@ -65,15 +66,15 @@ def choose_micro_batch(config: Config, vocab_size: int, eos_id: int | None, devi
             predicted_bytes(config.override({"train.micro_batch": size}), vocab_size, eos_id, workers)
             for size in _PROBED
         )
-        a_row = max(1.0, (more - fewer) / (_PROBED[1] - _PROBED[0]))  # what a row adds is the same for each
+        a_row = max(1.0, (more - fewer) / (_PROBED[1] - _PROBED[0]))  # each row adds the same
         fitting.append(_PROBED[0] + (_KEPT_FREE * device_bytes - fewer) / a_row)
     most = min(*fitting, -(-config.stream.global_batch // config.elastic.min_workers))
     return config.override({"train.micro_batch": 2 ** int(math.log2(max(1.0, most)))})
 
 
 def least_workers(config: Config, vocab_size: int, eos_id: int | None, device_bytes: int) -> int:
-    """Returns the fewest workers, of those that ``config`` allows, on each of which a step with one row at once is predicted to
-    fit; the most where none does, the fewest where it is not known what a device has."""
+    """Return the fewest workers that ``config`` allows with which a step of one row at a time is predicted to fit each device;
+    the most allowed if it never fits, the fewest if ``device_bytes`` is 0 (unknown)."""
     from springtide.training.memory_estimate import predicted_bytes
 
     elastic, cell = config.elastic, max(1, config.parallel.shards)
@@ -88,7 +89,7 @@ def least_workers(config: Config, vocab_size: int, eos_id: int | None, device_by
 
 
 def check_fits(config: Config, vocab_size: int, eos_id: int | None, workers: int, device_bytes: int) -> None:
-    """ConfigError, with what would help, when a step of ``workers`` workers needs more than ``device_bytes`` of each."""
+    """Raise ConfigError, with remedies, when a step on ``workers`` workers needs more than ``device_bytes`` on each."""
     from springtide.training.memory_estimate import predicted_bytes
 
     if not device_bytes or _fits_easily(config, vocab_size, device_bytes):
@@ -116,8 +117,8 @@ def _fits_easily(config: Config, vocab_size: int, device_bytes: int) -> bool:
 
 
 def check_whole_fits(config: Config, vocab_size: int) -> None:
-    """ConfigError when this machine has no room for the whole model in fp32; one of a user's own is not known before it is
-    made."""
+    """Raise ConfigError when the whole model in fp32 exceeds this machine's free memory. A user's own model is not checked: its
+    size is known only after it is built."""
     from springtide.model import make, num_parameters
 
     if config.model.source:
@@ -128,14 +129,14 @@ def check_whole_fits(config: Config, vocab_size: int) -> None:
             explain(
                 "model",
                 f"{config.model.num_layers} layers of {config.model.dim}",
-                f"needs {gigabytes(needed)} in one process, and this machine has {gigabytes(has)} to give",
-                "a run's own sample is written by its workers (train.sample_tokens); for more text use a larger machine",
+                f"needs {gigabytes(needed)} in one process, and this machine has {gigabytes(has)} free",
+                "the workers of a run write its samples (train.sample_tokens); for more text use a larger machine",
             )
         )
 
 
 def _bound(config: Config, vocab_size: int) -> int:
-    """No step needs more, whatever the layout: at most 32 bytes a weight, and every activation in fp32 [bytes]."""
+    """Return an upper bound of a step's memory in any layout: 32 bytes per weight, and every activation in fp32 [bytes]."""
     model, length = config.model, config.shards.sequence_length
     rows = min(config.train.rows_at_once, config.stream.global_batch)
     heads = (model.num_heads + 2 * model.num_kv_heads) * model.head_width
@@ -146,5 +147,5 @@ def _bound(config: Config, vocab_size: int) -> int:
 
 
 def gigabytes(size: int) -> str:
-    """For people."""
+    """Return ``size`` [bytes] as text in GB."""
     return f"{size / 1e9:.3g} GB"

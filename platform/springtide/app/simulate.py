@@ -1,4 +1,4 @@
-"""What a run would make of a record of spot capacity, by the policy that trains, beside training that has only checkpoints."""
+"""Simulates a run on a record of spot capacity, with the policy of real training, and training with checkpoints only."""
 
 from __future__ import annotations
 
@@ -11,11 +11,13 @@ from springtide.elastic.traces import larger, read_file
 from springtide.errors import ConfigError, explain
 
 SAVES_S, RESTART_S = 600.0, 75.0
-"""Of training that has only checkpoints; the restart is bare Ray Train's, as benchmarks/recovery.py found it."""
+"""Save interval and restart time of training with checkpoints only [s]; the restart is that of plain Ray Train, measured by
+benchmarks/recovery.py."""
 
 
 def simulate_trace(trace: str, times: int, min_workers: int, costs: Costs) -> dict[str, Any]:
-    """Simulate both on the record in file ``trace``, on ``times`` as many nodes. ConfigError for what cannot be."""
+    """Simulate both on the record in file ``trace``, with ``times`` times the nodes. Raises ConfigError for a value out of
+    range."""
     record = read_file(trace)
     limits: list[tuple[str, float, float]] = [("--times", times, 1), ("--min-workers", min_workers, 1)]
     limits += [("--step", costs.step_s, 1e-3), ("--restart", costs.restart_s, 0), ("--warm-up", costs.warm_up_s, 0)]
@@ -32,10 +34,10 @@ def simulate_trace(trace: str, times: int, min_workers: int, costs: Costs) -> di
 
 
 def words(found: dict[str, Any]) -> str:
-    """The same for people."""
+    """Return the result of ``simulate_trace`` as text."""
     ours, theirs = found["springtide"], found["checkpoint_restart"]
-    others = f"a checkpoint every {SAVES_S / 60:.0f} minutes, {RESTART_S:.0f} s a restart"
-    return f"""{found["hours"]:.1f} hours, at most {found["most_nodes"]} nodes; of what a run that loses no time would train:
+    others = f"a checkpoint every {SAVES_S / 60:.0f} minutes, {RESTART_S:.0f} s per restart"
+    return f"""{found["hours"]:.1f} hours, at most {found["most_nodes"]} nodes; compared with a run that loses no time:
   {ours["of_ideal"]:6.1%}  springtide: {ours["restarts"]} restarts
   {theirs["of_ideal"]:6.1%}  {others}: {theirs["restarts"]} restarts
 {ours["waiting_s"] / 3600:.1f} hours had too few nodes"""

@@ -1,15 +1,15 @@
-"""A sweep: many runs of one recipe, of which the best is wanted; its folder, its driver, its verdict.
+"""A sweep: many runs of one recipe, to find the best; its folder, its driver, its result.
 
-<root>/<sweep id>/sweep.json      the space, and how points of it are chosen
-                  leases/       which driver holds it, as of a run
-                  points/         each, before it is tried
-                  trials/         a run each
-                  lineage/        the runs of trials of a population, each with the checkpoint it went on from
-                  ended/          trials that are not to go on though they are not finished, and why
+<root>/<sweep id>/sweep.json      the space, and how points are chosen from it
+                  leases/         which driver holds the sweep, as for a run
+                  points/         one file per point, written before it is tried
+                  trials/         one run per trial
+                  lineage/        the runs of a population's trials, each with the checkpoint it continued from
+                  ended/          trials that ended before they finished and must not continue, and why
                   finalists.json  numbers of the trials whose points are trained again with other seeds
                   result.json     every trial's rungs and costs, and which is best
                   sweep.html      the same as a page
-                  best.yaml       its config, for `springtide train --config`
+                  best.yaml       config of the best trial, for `springtide train --config`
 """
 
 from __future__ import annotations
@@ -80,11 +80,11 @@ def sweep(
     say: Callable[[str], None] = print,
     dashboard: bool = True,
 ) -> SweepResult:
-    """Try points of ``space`` (a table, or the file of one) on ``base``, and judge them.
+    """Try points of ``space`` (a table, or the path of its file) on ``base``, and rank them.
 
-    ``search``: random, grid or tpe; ``scheduler``: none, asha, hyperband, median, pbt or pb2; ``concurrent``: trials at once,
-    0 for as many as the cluster has room for; ``resume`` goes on with the sweep ``name``. Trials share the workers of the
-    cluster: each has from ``elastic.min_workers`` to ``elastic.max_workers`` of them. ConfigError and RunExists come before
+    ``search``: random, grid or tpe; ``scheduler``: none, asha, hyperband, median, pbt or pb2; ``concurrent``: number of
+    trials at a time, 0 for all that fit the cluster; ``resume`` continues the sweep ``name``. Trials share the workers of the
+    cluster: each has from ``elastic.min_workers`` to ``elastic.max_workers`` of them. Raises ConfigError and RunExists before
     anything starts; a trial that fails is marked and does not end the sweep.
     """
     from springtide.app.train import absolute, mlflow_uri, prepare, train
@@ -95,13 +95,13 @@ def sweep(
 
     table = read_file(space, base) if isinstance(space, str) else read(space, base)
     _check(base)
-    base = absolute(base)  # trials are driven from other processes
+    base = absolute(base)  # trials have their drivers in other processes
     judges = scheduler_of(scheduler, table)
     root = Folder(base.run.root).url
     folder = Folder(root) / (name or time.strftime("sweep-%Y%m%d-%H%M%S-") + secrets.token_hex(2))
     notes = {"search": search, "seed": seed, "space": [dataclasses.asdict(one) for one in table.space]}
     points = _started_points(folder, notes, resume)
-    with _held(folder) as lease:  # whoever is refused has written nothing
+    with _held(folder) as lease:  # a refused driver has written nothing
         asked = search_of(
             search, table, base, seed, [points[number] for number in sorted(points)][: table.budget.trials]
         )
@@ -111,7 +111,7 @@ def sweep(
             base = prepare(base)
         uri = mlflow_uri(base)
         sink = SweepSink(base, folder, uri) if uri != OFF else None
-        # the environment's may have a password, and trials hear of it otherwise
+        # a URI from the environment may have a password: trials get it through ``tracking_uri``, not in their config
         own = uri if uri == default_uri(Folder(root)) else base.track.mlflow_uri
         changes = {"run.root": (folder / "trials").url, "track.progress": False, "track.mlflow_uri": own}
         base = base.override({**changes, "track.parent": sink.id if sink else ""})
@@ -153,10 +153,10 @@ def _try_all(
     concurrent: int,
     say: Callable[[str], None],
 ) -> str:
-    """Every point, and the best again with other seeds; returns which limit of the budget was met, if one was."""
+    """Try every point, then the best again with other seeds; returns the limit of the budget that was reached, or ""."""
     from springtide.on_ray.tune.tuner import run_trials, scheduler_of
 
-    lease = job.lease  # what Tune calls may not refer to the job: see run_trials
+    lease = job.lease  # callbacks of Tune must not refer to the job: see run_trials
 
     def note(number: int, how: str, why: str) -> None:
         leases.check(folder, lease)
@@ -187,7 +187,7 @@ def _try_all(
 
 @contextlib.contextmanager
 def _held(folder: Folder) -> Iterator[int]:
-    """Hold the sweep, as a driver holds a run; yields the number of the claim. RunExists when another driver holds it."""
+    """Hold the sweep, as a driver holds a run; yields the term of the lease. Raises RunExists if another driver holds it."""
     lease = leases.claim(folder, secrets.token_hex(8), trains=False)
     try:
         yield lease.term
@@ -196,7 +196,7 @@ def _held(folder: Folder) -> Iterator[int]:
 
 
 def _interrupted_trials(folder: Folder, outcomes: Sequence[TrialOutcome]) -> list[str]:
-    """Names of trials that were interrupted."""
+    """Return the names of trials that were interrupted and may be resumed."""
     ended = {file.removesuffix(".json") for file in (folder / ENDED).names()}
     return [one.name for one in outcomes if one.status in ("stopped", "waiting") and one.name not in ended]
 
@@ -210,13 +210,13 @@ def _write_result(
     sink: SweepSink | None,
     say: Callable[[str], None],
 ) -> None:
-    """Write the verdict down, and say it."""
+    """Write the result, and say it."""
     from springtide.report.sweep_page import render
     from springtide.tuning.importance import importance
 
     folder.write_json(RESULT, verdict.as_dict())
     mattered = importance(table, [one for one in verdict.outcomes if one.repeats < 0])
-    for one in verdict.outcomes:  # a driver that was killed has not come to all
+    for one in verdict.outcomes:  # a killed driver may not have written all reports
         for run in _runs(folder, lineage_of(folder, one.number, one.point)):
             if not run.folder.exists(REPORT):
                 _report(run.folder)
@@ -234,7 +234,7 @@ def _write_result(
     say(words(table, verdict))
     say(f"page: {folder.where(PAGE)}")
     if left := _interrupted_trials(folder, verdict.outcomes):
-        say(f"{', '.join(left)} can go on: the same command with --resume --name {folder.name}")
+        say(f"{', '.join(left)} can be resumed: use the same command with --resume --name {folder.name}")
 
 
 def _report(run: Folder) -> None:
@@ -243,45 +243,47 @@ def _report(run: Folder) -> None:
 
 def _check(base: Config) -> None:
     if not base.train.eval_rows:
-        problem = "evaluates nothing, and a trial is judged by its held-out rows"
-        raise ConfigError(explain("train.eval_rows", 0, problem, "give it some"))
+        problem = "evaluates nothing, but trials are compared on held-out rows"
+        raise ConfigError(explain("train.eval_rows", 0, problem, "set it to 1 or more"))
 
 
 def _started_points(folder: Folder, notes: dict[str, Any], resume: bool) -> dict[int, Point]:
-    """The points that an earlier start has begun. RunExists when there was one and nobody asked to resume it, ConfigError when
-    there was none, or it chose its points otherwise than ``notes``."""
+    """Return number -> point of the trials that an earlier start began. Raises RunExists if there was one but not ``resume``;
+    ConfigError if ``resume`` but there was none, or if it chose its points in another way than ``notes``."""
     exists = folder.exists(NOTES)
     if exists and not resume:
-        raise RunExists(f"the sweep {folder.url} exists; go on with --resume, or choose another --name")
+        raise RunExists(f"the sweep {folder.url} exists; continue it with --resume, or choose another --name")
     if resume and not exists:
         raise ConfigError(
-            explain("--name", folder.name, f"is no sweep of {folder.url.rpartition('/')[0]}", "leave out --resume")
+            explain("--name", folder.name, f"is not a sweep in {folder.url.rpartition('/')[0]}", "omit --resume")
         )
     if exists and folder.read_json(NOTES) != json.loads(json.dumps(notes)):
         raise ConfigError(
             explain(
                 "--name",
                 folder.name,
-                "chooses its points otherwise",
-                "use its space, --search and --seed, or another name",
+                "was started with another space, --search or --seed",
+                "use the same ones, or another name",
             )
         )
     return {number_of(file): (folder / POINTS).read_json(file) for file in (folder / POINTS).names()}
 
 
 def _population(folder: Folder, table: Sweep, asked: Search, search: str, scheduler: str) -> list[Point]:
-    """Where its trials begin, or were when an earlier start ended. ConfigError for a search that wants to hear of results
-    first."""
+    """Return the points at which a population's trials start, or were when an earlier start ended. Raises ConfigError for a
+    search that needs results first."""
     if not isinstance(asked, PointList):
         remedy = "use random or grid"
-        raise ConfigError(explain("--search", search, f"and --scheduler {scheduler}: all trials begin at once", remedy))
+        raise ConfigError(
+            explain("--search", search, f"does not fit --scheduler {scheduler}: all trials start at once", remedy)
+        )
     points = [asked.ask(number) for number in range(table.budget.trials)]
     return [lineage_of(folder, number, point)[-1].point for number, point in enumerate(points) if point is not None]
 
 
 def _last_settled_rung(folder: Folder, table: Sweep, begins: list[Point]) -> int:
-    """The step of the last rung that all members of a population have reached and one has gone on from: who takes over whose
-    state has been settled there."""
+    """Return the step of the last rung that all members of a population have reached and at least one has continued from: the
+    takeovers at that rung are decided."""
     lineages = [lineage_of(folder, number, point) for number, point in enumerate(begins)]
     members = [_runs(folder, generations) for generations in lineages]
     rungs = [[rung.step for rung in _rungs(table, runs)] for runs in members]
@@ -298,13 +300,13 @@ def _plan(table: Sweep, folder: Folder) -> str:
     most = budget.trials * budget.tokens_per_trial
     most = min(most, int(budget.tokens)) if budget.tokens else most
     return (
-        f"{folder.name}: {budget.trials} trials of {budget.tokens_per_trial:,} tokens, judged {budget.rungs} times by "
+        f"{folder.name}: {budget.trials} trials of {budget.tokens_per_trial:,} tokens, evaluated {budget.rungs} times by "
         f"{table.metric}; at most {most:,} tokens in all"
     )
 
 
 def _projected(table: Sweep, base: Config, tokens_per_s: float) -> str:
-    """What it costs if no trial is stopped. ``tokens_per_s``: of one worker that trains the recipe as it is."""
+    """Return the cost, as text, if no trial is stopped. ``tokens_per_s``: of one worker that trains the base recipe."""
     budget = table.budget
     trials = budget.trials + budget.finalists * (budget.seeds - 1)
     tokens = trials * budget.tokens_per_trial
@@ -313,7 +315,7 @@ def _projected(table: Sweep, base: Config, tokens_per_s: float) -> str:
     dollars = " to ".join(f"{hours * price:.3g}" for price in prices)
     limits = [f"{getattr(budget, kind):g} {kind}" for kind in ("worker_hours", "dollars") if getattr(budget, kind)]
     said = f"a worker trains {tokens_per_s:,.0f} tokens/s of this recipe: {hours:.3g} worker-hours, {dollars} $, and start-up"
-    return f"{said}; it ends at {' or '.join(limits)}" if limits else said
+    return f"{said}; the sweep ends at {' or '.join(limits)}" if limits else said
 
 
 def _worker(base: Config) -> dict[str, float]:
@@ -322,13 +324,13 @@ def _worker(base: Config) -> dict[str, float]:
 
 
 def _outcomes(folder: Folder, table: Sweep, base: Config) -> list[TrialOutcome]:
-    """What became of all trials that were begun."""
+    """Return the outcomes of all trials that were started."""
     names = sorted((folder / POINTS).names())
     return [_outcome(folder, table, base, number_of(name), (folder / POINTS).read_json(name)) for name in names]
 
 
 def _reseeded_finalists(folder: Folder, table: Sweep, base: Config, outcomes: Sequence[TrialOutcome]) -> list[Point]:
-    """The points of the finalists, each with other seeds; those of an earlier start, if it came so far."""
+    """Return the points of the finalists, each with other seeds; those of an earlier start, if it had chosen them."""
     if not folder.exists(FINALISTS):
         best = finalists(table, outcomes)[: table.budget.finalists]
         folder.write_json(FINALISTS, [one.number for one in best])
@@ -338,13 +340,13 @@ def _reseeded_finalists(folder: Folder, table: Sweep, base: Config, outcomes: Se
 
 
 def _repeats(folder: Folder, table: Sweep, number: int) -> int:
-    """Whose point trial ``number`` is with another seed; -1 for nobody's."""
+    """Return the number of the trial whose point trial ``number`` repeats with another seed; -1 if it repeats none."""
     at = number - table.budget.trials
     return int(folder.read_json(FINALISTS)[at // (table.budget.seeds - 1)]) if at >= 0 else -1
 
 
 def _outcome(folder: Folder, table: Sweep, base: Config, number: int, point: Point) -> TrialOutcome:
-    """What became of a trial, from the folders of its runs."""
+    """Return the outcome of a trial, from the folders of its runs."""
     generations = lineage_of(folder, number, point)
     runs = _runs(folder, generations)
     if not runs:
@@ -375,13 +377,13 @@ def _outcome(folder: Folder, table: Sweep, base: Config, number: int, point: Poi
 
 
 def _runs(folder: Folder, generations: list[Generation]) -> list[Run]:
-    """Those that have begun."""
+    """Return the runs of ``generations`` that have started."""
     runs = [Run(folder / "trials" / one.run) for one in generations]
     return [run for run in runs if run.folder.exists(configs.RUN_CONFIG)]
 
 
 def _rungs(table: Sweep, runs: list[Run]) -> list[Rung]:
-    """In the order of steps; where a run took over another's state, what came before it of later steps does not count."""
+    """Return the rungs in order of steps. Where a run took over another's state, later rungs of the runs before are ignored."""
     rungs: dict[int, Rung] = {}
     for run in runs:
         config, losses = run.config, {step.step: step.loss for step in run.steps}

@@ -1,4 +1,4 @@
-"""What ``st.prepare``, ``st.train`` and ``st.sample`` do, whoever calls: a notebook, the CLI, a job, a sweep."""
+"""``st.prepare``, ``st.train`` and ``st.sample``, for notebooks, the CLI, jobs and sweeps."""
 
 from __future__ import annotations
 
@@ -40,8 +40,8 @@ CARD = "card.html"
 def prepare(config: Config, progress: Progress | None = None) -> Config:
     """Find the dataset of ``config`` or make it; returns the config with ``shards.dataset`` filled in.
 
-    A small corpus is prepared in this process, a larger one by Ray Data tasks on the cluster that training would use. Errors:
-    ConfigError, CorpusError. One that was killed goes on where it was.
+    A small corpus is prepared in this process, a larger one by Ray Data tasks on the cluster that training would use. A
+    killed prepare resumes where it stopped. Raises ConfigError and CorpusError.
     """
     progress = progress or silent
     units = units_to_make(config)
@@ -59,7 +59,7 @@ def prepare(config: Config, progress: Progress | None = None) -> Config:
 
 
 def write_card(url: str) -> str:
-    """Write ``card.html`` into a sealed dataset: what it was made of, what was left out, a few rows; returns where it is."""
+    """Write ``card.html`` into a sealed dataset: its source, what was dropped, a few rows; returns its path or URL."""
     manifest, vocabulary = open_dataset(url)
     rows = SplitReader(Folder(url), manifest, TRAIN).read(np.arange(min(_CARD_ROWS, manifest.splits[TRAIN].rows)))
     texts = list(rows_text(rows.tokens, vocabulary))
@@ -80,34 +80,32 @@ def train(
     workers: Any = None,
     tracking_uri: str = "",
 ) -> Run:
-    """Prepare the data if need be, train on Ray to the end of the run, write the report; returns a handle on the run.
+    """Prepare the data if needed, train on Ray to the end of the run, write the report; returns a handle on the run.
 
-    ``resume`` goes on with the run ``run.id`` (or the newest of this config) from its newest good checkpoint, "auto"
-    also begins one where there is none; a run that exists is otherwise refused, one that has finished is left as it is.
-    ``accept_changes`` lets it go on under a config that trains something else; ``from_scratch`` has it begin again at step 0.
-    ``workers`` are those of the sweep that the run is a trial of, and that writes its report. ``tracking_uri`` is where the run
-    reports to, which no file says then; empty is what the config says, else the environment.
-    Errors: ConfigError, CorpusError, RunExists before anything starts; TrainingFailed or the worker's own
-    SpringtideError later. The run can be resumed after any of them.
+    ``resume`` continues the run ``run.id`` (or the newest of this config) from its newest good checkpoint; "auto" also starts
+    one if there is none. Without it an existing run is refused; a finished run is left as it is.
+    ``accept_changes`` lets it resume under a config that trains something else; ``from_scratch`` restarts it at step 0.
+    ``workers``: for a trial, the workers of its sweep; the sweep then writes the report. ``tracking_uri``: MLflow URI, not
+    written to any file; if empty: the config's, else the environment's.
+    Raises ConfigError, CorpusError and RunExists before anything starts; TrainingFailed or the worker's own SpringtideError
+    later. The run can be resumed after any of them.
     """
     from springtide.model import find
-    from springtide.on_ray.cluster.session import check_before_start  # Ray loads when it is needed
+    from springtide.on_ray.cluster.session import check_before_start  # Ray loads only when needed
 
     check_before_start(config)
     if config.model.source:
         find(config.model.source)
     if from_scratch and not resume:
-        raise ConfigError(
-            explain("--from-scratch", True, "begins a run again that exists", "add --resume, or leave it out")
-        )
+        raise ConfigError(explain("--from-scratch", True, "restarts an existing run", "add --resume, or omit it"))
     config, run = claim(absolute(config), resume, accept_changes)
     if resume and not from_scratch and run.has_nothing_left(config):
-        remedy = "to train on, raise train.total and say --accept-changes"
+        remedy = "to train further, raise train.total and add --accept-changes"
         _say(config, f"run {run.id} finished at step {run.last_step}: nothing to do; {remedy}")
         return run
     config = prepare(config, progress)
     data = open_data(config)
-    lease = leases.claim(run.folder, secrets.token_hex(8), trains=False)  # whoever is refused has written nothing
+    lease = leases.claim(run.folder, secrets.token_hex(8), trains=False)  # a refused driver has written nothing
     try:
         remarks = _begin(config, run, data, lease.term, accept_changes, from_scratch)
         uri = mlflow_uri(config, tracking_uri)
@@ -118,16 +116,16 @@ def train(
 
 
 def _begin(config: Config, run: Run, data: Data, lease: int, accept_changes: bool, from_scratch: bool) -> list[str]:
-    """Settle where a claimed run begins, and write its config; returns what a person should know of it. CheckpointError and
-    ConfigError when it cannot begin there."""
+    """Decide where a claimed run starts, and write its config; returns remarks for the user. Raises CheckpointError and
+    ConfigError when it cannot start there."""
     remarks = []
     if from_scratch:
         older = begin_from_scratch(run.folder, lease)
-        remarks.append(f"begun again at step 0; set aside: {', '.join(older) or 'no checkpoint'}")
+        remarks.append(f"restarted at step 0; checkpoints set aside: {', '.join(older) or 'none'}")
     elif not check_order(run.folder, data.order.identity_at, accept_changes, lease):
         raise CheckpointError(
-            f"no checkpoint of {run.folder.url} is of this order: what is skipped or weighed otherwise lies before all of "
-            "them. Change the order of later steps only, or say --from-scratch to begin again at step 0"
+            f"no checkpoint of {run.folder.url} is of this order: it changes (skipped steps or weights) before all "
+            "of them. Change the order of later steps only, or add --from-scratch to restart at step 0"
         )
     check_fresh_start(run.folder)
     if config.train.start_from and (remark := _branched(config, data)):
@@ -150,8 +148,8 @@ def _train(
     dashboard: bool,
     workers: Any,
 ) -> None:
-    """Train a claimed run to its end, with everybody who listens; the report is written whatever happens."""
-    from springtide.on_ray.cluster.session import cluster, dashboard_hint  # Ray and torch load when they are needed
+    """Train a claimed run to its end, with all listeners; the report is written even after an error."""
+    from springtide.on_ray.cluster.session import cluster, dashboard_hint  # Ray and torch load only when needed
     from springtide.on_ray.train.trainer import train as train_on_ray
 
     earlier = run.events
@@ -176,8 +174,8 @@ def _train(
                 console.say(
                     f"steps {event.step + 1} to {before} were trained before and not saved: they are trained again"
                 )
-                before = 0  # told once
-            if isinstance(event, Stopped):  # what is asked of the run from here on is read from its journal
+                before = 0  # said once
+            if isinstance(event, Stopped):  # from here on the run is read from its journal
                 journal.flush()
 
         try:
@@ -188,7 +186,7 @@ def _train(
                 labels = {"run": config.run.id}
                 train_on_ray(config, run.folder, journal.term, labels, lease.owner, hear, workers)
         except BaseException as error:
-            if not tell_all.finished:  # what comes later changes nothing in that
+            if not tell_all.finished:  # later errors do not change how the run ended
                 status = "stopped" if isinstance(error, KeyboardInterrupt) else "failed"
                 reason = f"{type(error).__name__}: {error}"[:2000]
                 hear(Stopped(step=max(before, tell_all.last_step), status=status, reason=reason))
@@ -199,7 +197,7 @@ def _train(
 
 
 def _report(run: Run, say: Callable[[str], None]) -> None:
-    """Write the report; a store that is away must not hide how the run ended."""
+    """Write the report; a store error must not hide how the run ended."""
     try:
         run.write_report()
     except OSError as error:
@@ -207,7 +205,7 @@ def _report(run: Run, say: Callable[[str], None]) -> None:
 
 
 def _tags(config: Config, run: Run, data: Data) -> dict[str, str]:
-    """What MLflow is told of a run beside its settings."""
+    """Return the MLflow tags of a run, in addition to its settings."""
     return {
         "springtide.order": data.order.identity,
         "springtide.dataset": " ".join(data.datasets),
@@ -218,13 +216,13 @@ def _tags(config: Config, run: Run, data: Data) -> dict[str, str]:
 
 
 def _say(config: Config, text: str) -> None:
-    """To a person, where there is no training to listen to."""
+    """Print ``text`` outside training."""
     with Console(config.num_steps, config.track.progress) as console:
         console.say(text)
 
 
 def _branched(config: Config, data: Data) -> str:
-    """What a person should know of where the run begins; ConfigError when it cannot begin there."""
+    """Return remarks for the user on the checkpoint that the run starts from; raises ConfigError when it cannot start there."""
     from springtide.training.optim import rate_after
 
     saved = branch.prepare(config, data.order.identity_at, data.tokenizer_digest)
@@ -238,13 +236,13 @@ def _branched(config: Config, data: Data) -> str:
 
 
 def _fitted(config: Config, data: Data, say: Callable[[str], None]) -> Config:
-    """``config`` with rows at once, and with fewest workers, that fit the cluster; ConfigError when nothing does."""
+    """Return ``config`` with a micro-batch and a minimum of workers that fit the cluster; raises ConfigError if none fits."""
     from springtide.on_ray.cluster.session import device_bytes
 
     has = device_bytes(config)
     least = least_workers(config, data.vocab_size, data.eos_id, has)
     if least > config.elastic.min_workers:
-        say(f"elastic.min_workers = {least}: a step does not fit the {gigabytes(has)} that each of fewer workers has")
+        say(f"elastic.min_workers = {least}: with fewer workers a step does not fit the {gigabytes(has)} that each has")
         config = config.override({"elastic.min_workers": least})
     chosen = choose_micro_batch(config, data.vocab_size, data.eos_id, has)
     if chosen != config:
@@ -261,12 +259,12 @@ def sample(
     seed: int = 0,
     trust_code: bool = False,
 ) -> Sampled:
-    """Text that the run's newest checkpoint writes after ``prompt``, up to the end of the document or ``tokens`` of it; 0 takes
-    the config's length. ``temperature`` 0 takes the likeliest token each time. The whole model is made in this process, in
-    fp32.
+    """Generate text after ``prompt`` with the run's newest checkpoint, up to the end of the document or ``tokens`` tokens (0:
+    the config's length). ``temperature`` 0 takes the most likely token each time. The whole model is built in this process,
+    in fp32.
 
-    Raises: ConfigError for a negative temperature, when this machine has not the memory, and where the config names a model of
-    its own whose code may not be run: ``trust_code``.
+    Raises ConfigError for a negative temperature, when this machine lacks the memory, and when the config names the user's
+    own model but ``trust_code`` is not set.
     """
     from springtide.checkpoint.load import load
     from springtide.model import whole
@@ -289,7 +287,7 @@ def sample(
 
 
 def absolute(config: Config) -> Config:
-    """Paths as every node sees them: relative ones are the driver's."""
+    """Return ``config`` with absolute paths: relative ones are relative to the driver's folder, on every node."""
     mixture = {name: Folder(url).url for name, url in config.stream.mixture.items()}
     changes: dict[str, Any] = {"shards.root": Folder(config.shards.root).url, "stream.mixture": mixture}
     if config.shards.dataset:
@@ -298,9 +296,9 @@ def absolute(config: Config) -> Config:
 
 
 def mlflow_uri(config: Config, given: str = "") -> str:
-    """Where a run of ``config`` reports to: ``given``, else what it says, else the environment, else a file beside the runs. It
-    may have a password, and is written nowhere."""
-    # a server that is down must cost a retry here and there, not minutes inside its client
+    """Return the MLflow URI for a run of ``config``: ``given``, else the config's, else the environment's, else a file next to
+    the runs. It may have a password, and is not written anywhere."""
+    # a server that is down may cost a retry, not minutes inside its client
     os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "1")
     os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "10")
     chosen = given or config.track.mlflow_uri or os.environ.get("MLFLOW_TRACKING_URI", "")

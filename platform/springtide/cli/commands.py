@@ -1,4 +1,4 @@
-"""How a command of the tree is declared: a file of this package has ``add(commands)``, which adds its commands."""
+"""How commands are declared: each file of this package has ``add(commands)``, which adds its commands."""
 
 from __future__ import annotations
 
@@ -7,19 +7,19 @@ from collections.abc import Callable
 from typing import Any
 
 Run = Callable[[argparse.Namespace], int]
-"""What a command does; returns the exit status."""
+"""The function of a command; returns the exit status."""
 
 
 class Commands:
-    """A level of the tree of commands: the top one, or a group such as ``springtide data``."""
+    """One level of the command tree: the top level, or a group such as ``springtide data``."""
 
     def __init__(self, subparsers: Any, show_all: bool) -> None:
-        """``show_all``: put every setting into help texts, as --help-all does."""
+        """``show_all``: show every setting in help texts, as for --help-all."""
         self._subparsers = subparsers
         self.show_all = show_all
 
     def command(self, name: str, run: Run, help: str, examples: str = "") -> argparse.ArgumentParser:
-        """Add a command that ``run`` carries out."""
+        """Add a command that calls ``run``; returns its parser."""
         parser: argparse.ArgumentParser = self._subparsers.add_parser(
             name,
             help=help,
@@ -32,6 +32,6 @@ class Commands:
         return parser
 
     def group(self, name: str, help: str) -> Commands:
-        """Add a group of commands."""
+        """Add and return a group of commands."""
         parser = self._subparsers.add_parser(name, help=help, description=help)
         return Commands(parser.add_subparsers(required=True, metavar="COMMAND"), self.show_all)

@@ -19,9 +19,9 @@ _INSPECT = """  springtide data inspect datasets/FINGERPRINT    # counts, digest
 
 def add(commands: Commands) -> None:
     """Add the group."""
-    group = commands.group("data", "Turn text into datasets, and look into them.")
+    group = commands.group("data", "Turn text into datasets, and inspect them.")
     parser = group.command(
-        "prepare", _prepare, "Turn text into a sealed dataset, or find the one made before.", _PREPARE
+        "prepare", _prepare, "Turn text into a sealed dataset, or find the one that was made before.", _PREPARE
     )
     add_config(parser, commands.show_all)
     parser.add_argument("--save", metavar="FILE", help="write the resolved config there")

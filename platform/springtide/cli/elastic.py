@@ -1,4 +1,4 @@
-"""``springtide estimate | simulate | drill | notice``: what a run needs, what spot capacity makes of it, and losing nodes."""
+"""``springtide estimate | simulate | drill | notice``: memory of a run, its goodput on spot capacity, and loss of nodes."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from springtide.errors import ConfigError, explain
 
 _ESTIMATE = """  springtide estimate --recipe llama3_8b --workers 16 --vocabulary 128256
   springtide estimate --recipe gpu_1b --workers 8 --parallel.recompute full --json"""
-_DRILL = """  springtide drill --scenario kill    # kill a node in mid-step: steps since the last snapshot are trained again
-  springtide drill --scenario drain   # announce that a node goes: no step is lost
+_DRILL = """  springtide drill --scenario kill    # kill a node during a step: steps since the last snapshot are trained again
+  springtide drill --scenario drain   # announce that a node leaves: no step is lost
   springtide drill --scenario storm --seed 3 --json
   springtide drill --scenario trace --trace p3-trace.csv --faults 12   # and compare with the simulator"""
 _SIMULATE = """  springtide simulate --trace p3-trace.csv                        # goodput of a run on recorded spot capacity
@@ -28,7 +28,7 @@ _NOTICE = """  springtide notice --in 25                     # in a preStop hook
 
 def add(commands: Commands) -> None:
     """Add the commands."""
-    help = "Print the memory that a step needs on each worker, and the settings that would lower it."
+    help = "Print the memory that a step needs on each worker, and the settings that lower it."
     parser = commands.command("estimate", _estimate, help, _ESTIMATE)
     add_config(parser, commands.show_all)
     add_trust(parser)
@@ -39,26 +39,26 @@ def add(commands: Commands) -> None:
     add_json(parser)
     _add_simulate(commands)
     _add_drill(commands)
-    help = "Announce that this node goes away: whatever trains on it leaves in time."
+    help = "Announce that this node goes away, so that training leaves it in time."
     parser = commands.command("notice", _notice, help, _NOTICE)
     parser.add_argument("--in", dest="left_s", metavar="S", type=float, default=30.0, help="time left [s]")
-    parser.add_argument("--file", metavar="FILE", default="", help="where nodes look: elastic.notice_file")
+    parser.add_argument("--file", metavar="FILE", default="", help="the notice file, default: elastic.notice_file")
 
 
 def _add_simulate(commands: Commands) -> None:
-    help = "Print the goodput of a run on recorded spot capacity, decided by the policy that trains."
+    help = "Print the goodput of a run on recorded spot capacity, simulated with the policy of real training."
     parser = commands.command("simulate", _simulate, help, _SIMULATE)
     trace = "a trace of Bamboo or SkyPilot, dated numbers, or hours and numbers"
     parser.add_argument("--trace", metavar="FILE", required=True, help=trace)
-    times = "number of clusters, each at another place of the trace"
+    times = "number of clusters, each at another offset of the trace"
     parser.add_argument("--times", metavar="N", type=int, default=1, help=times)
     parser.add_argument("--min-workers", metavar="N", type=int, default=1, help="the run waits below this")
     parser.add_argument("--step", metavar="S", type=float, default=10.0, help="duration of a step [s]")
-    restart = "from one worker group to the next [s]"
+    restart = "time from one worker group to the next [s]"
     parser.add_argument("--restart", metavar="S", type=float, default=2.5, help=restart)
-    warm_up = "from a node's start until its worker is ready [s]"
+    warm_up = "time from a node's start until its worker is ready [s]"
     parser.add_argument("--warm-up", metavar="S", type=float, default=15.0, help=warm_up)
-    notice = "between a notice and the loss; 0: no notices [s]"
+    notice = "time between a notice and the loss; 0: no notices [s]"
     parser.add_argument("--notice", metavar="S", type=float, default=120.0, help=notice)
     add_json(parser)
 
@@ -109,7 +109,7 @@ def _drill(options: argparse.Namespace) -> int:
     if options.json:
         print(json.dumps(found))
         return 0 if found["ok"] else 1
-    same = "the same samples at every step" if found["digests_match"] else "OTHER SAMPLES THAN THE TWIN"
+    same = "the same samples at every step" if found["digests_match"] else "OTHER SAMPLES THAN THE UNDISTURBED TWIN"
     predicted = f", {found['predicted_goodput']:.1%} predicted" if "predicted_goodput" in found else ""
     gaps = ", ".join(f"{gap:.1f} s" for gap in found["gaps_s"]) or "none"
     print(
@@ -125,9 +125,9 @@ goodput          {found["goodput"]:.1%}{predicted}"""
 def _notice(options: argparse.Namespace) -> int:
     file = Path(options.file or Config().elastic.notice_file)
     if not 0 <= options.left_s < math.inf:
-        raise ConfigError(explain("--in", options.left_s, "is no time that is left", "give seconds"))
+        raise ConfigError(explain("--in", options.left_s, "is not a finite time, 0 or more", "give seconds"))
     temporary = file.with_name(f"{file.name}.{os.getpid()}")
     temporary.write_text(f"{options.left_s:g}")
     temporary.replace(file)
-    print(f"{file}: this node goes in {options.left_s:g} s")
+    print(f"{file}: this node goes away in {options.left_s:g} s")
     return 0

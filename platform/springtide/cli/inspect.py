@@ -1,4 +1,4 @@
-"""What a run, a checkpoint or a dataset holds, for people or as one JSON object."""
+"""Prints what a run, a checkpoint or a dataset holds, as text or as one JSON object."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from springtide.errors import ConfigError, explain
 
 
 def inspect_dataset(path: str, verify: bool, as_json: bool) -> int:
-    """Print the dataset at ``path``; ``verify`` reads every byte of it. ConfigError when it is not a dataset."""
+    """Print the dataset at ``path``; ``verify`` reads every byte of it. Raises ConfigError when it is not a dataset."""
     from springtide.shards import MANIFEST
     from springtide.store import Folder
 
@@ -21,7 +21,7 @@ def inspect_dataset(path: str, verify: bool, as_json: bool) -> int:
 
 
 def inspect_run(path: str, verify: bool, as_json: bool) -> int:
-    """Print the run or the checkpoint at ``path``; ``verify`` reads every byte of it. ConfigError when it is neither."""
+    """Print the run or checkpoint at ``path``; ``verify`` reads every byte of it. Raises ConfigError when it is neither."""
     from springtide.checkpoint.format import step_of
     from springtide.store import Folder
 
@@ -60,9 +60,9 @@ def show_dataset(url: str, verify: bool, as_json: bool) -> int:
         )
     source = manifest.source
     dropped = ", ".join(f"{count} {reason}" for reason, count in source["dropped"].items() if count)
-    print(f"  from {source['source']}: {source['documents']} documents; left out: {dropped or 'none'}")
+    print(f"  from {source['source']}: {source['documents']} documents; dropped: {dropped or 'none'}")
     lengths = ", ".join(f"{count} from {edge}" for edge, count in source["documents_by_tokens"] if count)
-    print(f"  documents by their tokens: {lengths}")
+    print(f"  documents by number of tokens: {lengths}")
     if Folder(url).exists(CARD):
         print(f"  card {Folder(url).where(CARD)}")
     for broken in source["broken"]:
@@ -80,7 +80,7 @@ def _first_rows(rows: int) -> Any:
 
 
 def _show_run(url: str, only: str, verify: bool, as_json: bool) -> int:
-    """The checkpoints of the run at ``url``, or ``only`` the one of that name."""
+    """Print the checkpoints of the run at ``url``, or only the one named ``only``; returns the exit status."""
     from springtide.checkpoint.inspect import inspect
     from springtide.events import Started, Stopped
     from springtide.run.folder import open_run

@@ -1,4 +1,4 @@
-"""``springtide COMMAND``: the commands, one file per group, and what every command does about errors.
+"""``springtide COMMAND``: the commands, one file per group, and the error handling of all commands.
 
 springtide data prepare | inspect            text to a sealed dataset
            train, sweep                      a run; many runs
@@ -26,7 +26,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command.
 
     Args:
-        arguments: the words after ``springtide``; None takes those of the process.
+        arguments: the words after ``springtide``; None: those of the process.
 
     Returns:
         The exit status: 0 done, 1 a check failed, 2 a bad setting, 130 interrupted.
@@ -41,7 +41,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except (ConfigError, ValueError) as error:
         _complain(error)
         return 2
-    except BrokenPipeError:  # `| head` has read enough; nothing is left for the interpreter to flush into the pipe
+    except BrokenPipeError:  # `| head` has read enough; the interpreter must not flush into the closed pipe
         sys.stdout = open("/dev/null", "w")  # noqa: SIM115
         return 0
     except (SpringtideError, OSError) as error:

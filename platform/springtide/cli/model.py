@@ -20,8 +20,12 @@ def add(commands: Commands) -> None:
         "evaluate", _evaluate, "Print the held-out loss and bits per byte of a checkpoint.", _EVALUATE
     )
     parser.add_argument("run", help="the run's folder")
-    parser.add_argument("--step", metavar="N", type=int, default=None, help="the newest checkpoint if omitted")
-    parser.add_argument("--rows", metavar="N", type=int, default=0, help="held-out rows, split over corpora; 0 is all")
+    parser.add_argument(
+        "--step", metavar="N", type=int, default=None, help="step of the checkpoint; default: the newest"
+    )
+    parser.add_argument(
+        "--rows", metavar="N", type=int, default=0, help="number of held-out rows over all corpora; 0: all"
+    )
     add_trust(parser)
     add_json(parser)
 

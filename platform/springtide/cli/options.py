@@ -1,6 +1,6 @@
-"""Options that commands share: a config by --recipe or --config, and an option for each of its fields.
+"""Options that commands share: a config by --recipe or --config, and one option per field.
 
-``--help`` shows the fields that people set, ``--help-all`` every field.
+``--help`` shows the common fields, ``--help-all`` every field.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ COMMON = frozenset(
 
 
 def add_config(parser: argparse.ArgumentParser, show_all: bool) -> None:
-    """Add --recipe, --config and ``--section.field`` for every field; ``show_all`` puts all of them into the help text."""
+    """Add --recipe, --config and ``--section.field`` for every field; ``show_all`` shows all of them in the help text."""
     chosen = parser.add_mutually_exclusive_group(required=True)
     chosen.add_argument("--recipe", metavar="NAME", help=f"one of {', '.join(configs.recipes.RECIPES)}")
     chosen.add_argument("--config", metavar="FILE", help="a saved config, YAML or JSON")
-    parser.add_argument("--help-all", action="help", help="show every setting, not only the usual ones")
+    parser.add_argument("--help-all", action="help", help="show every setting, not only the common ones")
     for section, field in Config.model_fields.items():
         group = parser.add_argument_group(section, field.description)
         for name, leaf in fields().items():
@@ -58,17 +58,17 @@ def add_json(parser: argparse.ArgumentParser) -> None:
 def add_trust(parser: argparse.ArgumentParser) -> None:
     """Add --trust-code."""
     parser.add_argument(
-        "--trust-code", action="store_true", help="run the model.source that the run or --config FILE names"
+        "--trust-code", action="store_true", help="run the code of model.source that the run or --config FILE names"
     )
 
 
 def config_of(options: argparse.Namespace, runs_code: bool = True) -> Config:
-    """The config of --recipe or --config with every override applied.
+    """Return the config of --recipe or --config with every override applied.
 
     Args:
         options: parsed arguments of a command that has ``add_config``.
-        runs_code: whether the command runs the model. If so, a ``model.source`` that a file names needs --trust-code; one
-            that is typed does not.
+        runs_code: whether the command runs the model. If so, a ``model.source`` from a file needs --trust-code; one from the
+            command line does not.
 
     Raises:
         ConfigError: a recipe, file, field or value is not valid.
@@ -80,5 +80,5 @@ def config_of(options: argparse.Namespace, runs_code: bool = True) -> Config:
 
 
 def _value(text: str) -> Any:
-    """Lists and tables are YAML; the field's own type reads everything else."""
+    """Parse lists and tables as YAML; leave everything else to the field's type."""
     return yaml.safe_load(text) if text[:1] in "[({" else text

@@ -12,7 +12,7 @@ from springtide.dataset import Progress
 
 @contextlib.contextmanager
 def progress_bars() -> Iterator[Progress]:
-    """A function (stage, done, total) that shows a bar per stage; silent where stderr is not a terminal."""
+    """Yield a function (stage, done, total) that shows one bar per stage; silent if stderr is not a terminal."""
     from rich import progress
     from rich.console import Console
 

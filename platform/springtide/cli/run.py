@@ -1,4 +1,4 @@
-"""``springtide run inspect``, ``springtide verify``, ``springtide report``: what a run's folder holds, proves and cost."""
+"""``springtide run inspect``, ``springtide verify``, ``springtide report``: the contents, proof and costs of a run."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import json
 from springtide.cli.commands import Commands
 from springtide.cli.options import add_json
 
-_INSPECT = """  springtide run inspect runs/RUN                # starts and checkpoints, which count and why others do not
+_INSPECT = """  springtide run inspect runs/RUN                # starts and checkpoints, which are valid and why others are not
   springtide run inspect runs/RUN/checkpoints/step-0000000100 --verify   # read every byte of it"""
 _VERIFY = """  springtide verify runs/RUN
   springtide verify runs/RUN --json"""
@@ -73,9 +73,9 @@ def _report(options: argparse.Namespace) -> int:
         figures = {"goodput": book.goodput, "tokens": tokens, "dollars_per_million_tokens": per_million}
         print(json.dumps({"run": run.id, **figures, **dataclasses.asdict(book)}))
         return 0
-    print(f"run {run.id}: {book.held:.0f} worker-seconds held, {book.goodput:.1%} of them in steps that were new")
+    print(f"run {run.id}: {book.held:.0f} worker-seconds held, {book.goodput:.1%} of them in new steps")
     if dollars:
-        print(f"  {dollars:.2f} $ for {tokens / 1e6:.2f} million tokens, {per_million:.4f} $ a million")
+        print(f"  {dollars:.2f} $ for {tokens / 1e6:.2f} million tokens, {per_million:.4f} $ per million")
     for kind, seconds in book.spent.items():
         if seconds:
             money = f"  {book.dollars[kind]:10.2f} $" if dollars else ""

@@ -12,21 +12,25 @@ from springtide.cli.options import add_config, add_json, add_trust, config_of
 _EXAMPLES = """  springtide sweep --space tune_spaces/lr_and_decay.py --recipe tiny
   springtide sweep --space tune_spaces/lr_and_decay.py --recipe demo --name first --scheduler none --elastic.max-workers 4
   springtide sweep --space tune_spaces/lr_and_decay.py --recipe demo --name first --resume   # after Ctrl-C or a crash
-  springtide train --config runs/first/best.yaml --train.total 10M                           # the best of it, for longer"""
+  springtide train --config runs/first/best.yaml --train.total 10M                           # its best point, for longer"""
 
 
 def add(commands: Commands) -> None:
     """Add the command."""
-    parser = commands.command("sweep", _sweep, "Try many points of a space at once, and say which is best.", _EXAMPLES)
+    parser = commands.command(
+        "sweep", _sweep, "Try many points of a space in parallel, and print which is best.", _EXAMPLES
+    )
     add_config(parser, commands.show_all)
     add_trust(parser)
-    parser.add_argument("--space", metavar="FILE", required=True, help="a table, as in tune_spaces/")
-    parser.add_argument("--name", metavar="NAME", default="", help="of the sweep and its folder; made up if omitted")
+    parser.add_argument("--space", metavar="FILE", required=True, help="file with a table, as in tune_spaces/")
+    parser.add_argument(
+        "--name", metavar="NAME", default="", help="name of the sweep and its folder; generated if omitted"
+    )
     parser.add_argument("--search", metavar="HOW", default="random", help="random, grid, or tpe, which needs optuna")
     parser.add_argument("--scheduler", metavar="NAME", default="asha", help="none, asha, hyperband, median, pbt, pb2")
-    parser.add_argument("--seed", metavar="N", type=int, default=0, help="of the points")
+    parser.add_argument("--seed", metavar="N", type=int, default=0, help="seed of the points")
     parser.add_argument(
-        "--concurrent", metavar="N", type=int, default=0, help="trials at once; 0: as many as there is room for"
+        "--concurrent", metavar="N", type=int, default=0, help="number of trials at a time; 0: all that fit the cluster"
     )
     parser.add_argument("--resume", action="store_true", help="continue the sweep --name")
     add_json(parser)

@@ -12,8 +12,8 @@ from springtide.cli.progress import progress_bars
 _EXAMPLES = """  springtide train --recipe demo
   springtide train --recipe demo --optim.peak-lr 1e-3 --train.total 2M
   springtide train --recipe demo --resume                        # continue the newest run of this config
-  springtide train --recipe demo --run.id mine --resume auto     # begin it or continue it: for requeues and retries
-  springtide train --config runs/RUN/config.yaml --run.id again  # a saved run, once more, exactly"""
+  springtide train --recipe demo --run.id mine --resume auto     # start it or continue it: for requeues and retries
+  springtide train --config runs/RUN/config.yaml --run.id again  # repeat a saved run exactly"""
 
 
 def add(commands: Commands) -> None:
@@ -22,7 +22,7 @@ def add(commands: Commands) -> None:
     add_config(parser, commands.show_all)
     add_trust(parser)
     parser.add_argument(
-        "--profile", dest="train.profile", metavar="STEPS", default=argparse.SUPPRESS, help="--train.profile"
+        "--profile", dest="train.profile", metavar="STEPS", default=argparse.SUPPRESS, help="short for --train.profile"
     )
     parser.add_argument(
         "--resume",
@@ -31,7 +31,7 @@ def add(commands: Commands) -> None:
         default=False,
         choices=["auto"],
         metavar="auto",
-        help="continue a run that exists; auto begins it where there is none: for requeues, retries and spot jobs",
+        help="continue an existing run; auto starts one if there is none: for requeues, retries and spot jobs",
     )
     parser.add_argument(
         "--accept-changes", action="store_true", help="resume although the config trains something else"
@@ -39,7 +39,7 @@ def add(commands: Commands) -> None:
     parser.add_argument(
         "--from-scratch",
         action="store_true",
-        help="with --resume: begin the run again at step 0; its checkpoints are set aside",
+        help="with --resume: restart the run at step 0; its checkpoints are set aside",
     )
     parser.add_argument("--demo", action="store_true", help=argparse.SUPPRESS)
 
@@ -66,7 +66,7 @@ def _train(options: argparse.Namespace) -> int:
 
 
 def _farewell(run: Any) -> None:
-    """Say what the demo made, and what to try next."""
+    """Print what the demo made, and what to try next."""
     before, after = run.evaluations[0], run.evaluations[-1]
     root = run.config.run.root
     fall = 1 - after.heldout_bits_per_byte / before.heldout_bits_per_byte

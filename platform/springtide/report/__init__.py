@@ -1,1 +1,1 @@
-"""Pages that people read: charts, a run, a sweep, a dataset. Layer rule: values in, HTML out; reads no folder."""
+"""HTML pages: charts, a run, a sweep, a dataset. Layer rule: values in, HTML out; reads no folder."""

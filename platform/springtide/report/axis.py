@@ -1,4 +1,4 @@
-"""A range as an axis: where a value lies on it, and what stands beside it."""
+"""A range as an axis: positions of values, and tick labels."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from matplotlib.ticker import LogLocator, MaxNLocator
 from springtide.tuning.space import Range
 
 _GAP = 0.08
-"""Between two ticks, at least; of the axis."""
+"""Least distance between two ticks, as a fraction of the axis."""
 
 
 def label(value: Any) -> str:
-    """A value as it is shown."""
+    """Return a value as text."""
     if isinstance(value, float):
         return f"{value:.4g}"
     return ", ".join(map(label, value)) if isinstance(value, list | tuple) else str(value)
 
 
 def ticks(one: Range) -> list[tuple[float, str]]:
-    """(place, text) of the ends and of round values between them, or of each choice."""
+    """Return (position, text) of the ends and of round values between them, or of each choice."""
     if one.kind == "choice":
         return [(one.place(value), label(value)) for value in one.values]
     low, high = map(float, one.values)

@@ -1,4 +1,4 @@
-"""Small charts as SVG text: no script, readable anywhere, in the colours of the page around them."""
+"""Small charts as SVG text: no script, in the colors of the page around them."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ from matplotlib.colors import LinearSegmentedColormap, to_hex
 from matplotlib.figure import Figure
 from matplotlib.ticker import EngFormatter, MaxNLocator
 
-_WIDTH, _HEIGHT = 4.8, 3.0  # inches, of one chart
+_WIDTH, _HEIGHT = 4.8, 3.0  # size of one chart [inches]
 _INK, _GRID, _PAPER = "#1f2937", "#e5e7eb", "#fefefe"
 _PALETTE = ("#2563eb", "#93b4f5", "#dc6803", "#0f9d76")
 _UNKNOWN = "#9ca3af"
 _SHADES = LinearSegmentedColormap.from_list(
     "shades", ["#dc6803", "#b9a58f", "#2563eb"]
-)  # told apart on light and on dark
+)  # distinguishable on light and on dark
 _LOOK: dict[Any, Any] = {
     "svg.fonttype": "none",  # text stays text: small, searchable, in the reader's font
     "svg.hashsalt": "springtide",  # the same run gives the same bytes
-    "font.family": "DejaVu Sans",  # the one matplotlib brings, so that it is measured alike everywhere
-    "text.parse_math": False,  # a dollar sign in somebody's name is no formula
+    "font.family": "DejaVu Sans",  # ships with matplotlib, so text has the same size everywhere
+    "text.parse_math": False,  # a dollar sign in a name does not start a formula
     "font.size": 8,
     "axes.titlesize": 10,
     "axes.titleweight": "bold",
@@ -66,7 +66,7 @@ class Series:
 
 @dataclasses.dataclass(frozen=True)
 class Chart:
-    """A titled set of curves over common axes."""
+    """A chart of curves over common axes."""
 
     title: str
     x_label: str
@@ -78,37 +78,37 @@ class Chart:
 
 @dataclasses.dataclass(frozen=True)
 class Bars:
-    """Amounts side by side, the first on top."""
+    """Horizontal bars, the first on top."""
 
     title: str
     x_label: str
     bars: Sequence[tuple[str, float]]
-    """(label, amount) each."""
+    """(label, amount) of each bar."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Columns:
-    """Amounts at numbered places, upright; a color for each group."""
+    """Vertical bars at numbered positions; one color per group."""
 
     title: str
     x_label: str
     y_label: str
     groups: Sequence[tuple[str, Sequence[tuple[int, float]]]]
-    """(label, (place, amount) each) each; at most as many as there are colors."""
+    """(label, [(position, amount), ...]) of each group; groups beyond the number of colors are not drawn."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Strand:
-    """One of many curves, told apart by how good it is."""
+    """One of many curves, colored by rank."""
 
     points: Sequence[tuple[float, float]]
     note: str
-    """Shown to who points at it."""
+    """Tooltip."""
     shade: float | None = None
-    """From 0, the worst, to 1, the best; None where that is not known."""
+    """From 0, the worst, to 1, the best; None if unknown."""
     faint: bool = False
     best: bool = False
-    """Drawn above all others, in the color of the text."""
+    """Drawn on top of all others, in the text color."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -124,13 +124,13 @@ class Strands:
 
 @dataclasses.dataclass(frozen=True)
 class Parallel:
-    """Parallel coordinates (Inselberg, 1985): an upright axis for each quantity, a curve for each thing that has them."""
+    """Parallel coordinates (Inselberg, 1985): one vertical axis per quantity, one curve per item."""
 
     title: str
     axes: Sequence[tuple[str, Sequence[tuple[float, str]]]]
-    """(label, (place from 0 to 1, text) of each tick) each."""
+    """(label, [(position from 0 to 1, text) of each tick]) of each axis."""
     strands: Sequence[Strand]
-    """Points are (number of the axis, place on it)."""
+    """Points are (number of the axis, position on it)."""
 
 
 AnyChart = Chart | Bars | Columns | Strands | Parallel
@@ -139,8 +139,8 @@ AnyChart = Chart | Bars | Columns | Strands | Parallel
 def draw(
     charts: Sequence[AnyChart], columns: int = 2, css_colors: bool = True, size: tuple[float, float] = (_WIDTH, _HEIGHT)
 ) -> str:
-    """The charts side by side as one SVG, each of ``size`` in inches; colours follow the page (``--fg``, ``--grid``, ``--bg``)
-    or are fixed, on white."""
+    """Return the charts in a grid as one SVG, each of ``size`` [inches]. Colors follow the page (``--fg``, ``--grid``,
+    ``--bg``), or are fixed, on white."""
     rows = math.ceil(len(charts) / columns)
     out = io.StringIO()
     notes: list[str] = []
@@ -170,7 +170,7 @@ def draw(
 
 
 def smooth(points: Sequence[tuple[float, float]], parts: int = 50) -> list[tuple[float, float]]:
-    """The mean around each point, over 1/``parts`` of the curve; centred, so that it does not lag; NaN counts for nothing."""
+    """Return the moving average over 1/``parts`` of the curve; centered, so that it does not lag. NaN is ignored."""
     values = np.array([y for _, y in points])
     known = np.isfinite(values)
     reach = len(values) // parts // 2
@@ -242,14 +242,14 @@ def _fill_parallel(axes: Axes, chart: Parallel, notes: list[str]) -> None:
     axes.spines[:].set_visible(False)
     axes.set_yticks([])
     labels = [label for label, _ in chart.axes]
-    letters = int(axes.bbox.width / axes.figure.dpi / len(labels) / 0.065)  # of bold text, from one axis to the next
+    letters = int(axes.bbox.width / axes.figure.dpi / len(labels) / 0.065)  # of bold text that fit between two axes
     crowded = any(len(one) + len(other) > 2 * letters for one, other in itertools.pairwise(labels))
     slant: dict[str, Any] = {"rotation": 18, "ha": "left"} if crowded else {}
     axes.set_xticks(range(len(labels)), labels, fontweight="bold", **slant)
     axes.tick_params(axis="x", length=0, labeltop=True, labelbottom=False)
     axes.set(xlim=(-0.35, len(chart.axes) - 0.65), ylim=(-0.04, 1.04))
     _plot(axes, chart.strands, notes)
-    behind = {"facecolor": _PAPER, "edgecolor": "none", "alpha": 0.75, "pad": 0.6}  # lines pass below the texts
+    behind = {"facecolor": _PAPER, "edgecolor": "none", "alpha": 0.75, "pad": 0.6}  # keeps text readable over lines
     beside: Any = {
         "textcoords": "offset points",
         "ha": "right",
@@ -285,7 +285,7 @@ def _plot(axes: Axes, strands: Sequence[Strand], notes: list[str]) -> None:
 
 
 def _noted(svg: str, notes: Sequence[str]) -> str:
-    """The curves of ``notes`` with these as tooltips, and broad enough below what is seen to be pointed at."""
+    """Return ``svg`` with ``notes`` as tooltips of the curves; an invisible wide stroke below each makes it easy to hit."""
 
     def noted(found: re.Match[str]) -> str:
         number, path = found.groups()

@@ -1,4 +1,4 @@
-"""The card of a dataset: what it was made of, what became of it, how long its documents are."""
+"""The card of a dataset: its source, what was kept and dropped, and the lengths of its documents."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from springtide.report.html import cards, page, table, text
 
 
 def render(name: str, manifest: Mapping[str, Any], digest: str, rows: Sequence[str] = ()) -> str:
-    """The page. ``manifest``: a dataset's, as plain data; ``rows``: a few of them as text."""
+    """Return the page. ``manifest``: a dataset's manifest as plain data; ``rows``: a few rows as text."""
     source, splits = manifest["source"], manifest["splits"]
     dropped = {reason: count for reason, count in source["dropped"].items() if count}
     lengths = source["documents_by_tokens"]
@@ -25,7 +25,7 @@ def render(name: str, manifest: Mapping[str, Any], digest: str, rows: Sequence[s
             _seen(zip(labels, (count for _, count in lengths), strict=True)),
         ),
         Bars("Where the tokens come from", "tokens, before deduplication", _seen(source["tokens_by_group"])),
-        Bars("What became of the documents", "documents", [("kept", kept), *dropped.items()]),
+        Bars("Documents kept and dropped", "documents", [("kept", kept), *dropped.items()]),
         Bars("Splits", "tokens", [(name, split["tokens"]) for name, split in splits.items()]),
     ]
     facts = {
@@ -39,8 +39,8 @@ def render(name: str, manifest: Mapping[str, Any], digest: str, rows: Sequence[s
     sections = [
         cards(_figures(source, splits, kept)),
         draw(charts),
-        table("What it is", facts.items()),
-        text("Broken, a few of them", broken) if broken else "",
+        table("Facts", facts.items()),
+        text("Broken documents, examples", broken) if broken else "",
         text("A few rows", "\n\n".join(rows)) if rows else "",
     ]
     return page(name, sections)
@@ -52,7 +52,7 @@ def _figures(source: Mapping[str, Any], splits: Mapping[str, Any], kept: int) ->
         ("documents", f"{kept:,}", f"of {source['documents']:,} read"),
         ("tokens", f"{tokens:,}", f"of {source['tokens_before_deduplication']:,} before deduplication"),
         (
-            "characters a token",
+            "characters per token",
             f"{source['characters'] / max(source['tokens_before_deduplication'], 1):.2f}",
             "on average",
         ),

@@ -1,4 +1,4 @@
-"""The frame of an HTML page that needs nothing else: no script, no server, light or dark as the reader's machine is."""
+"""The frame of a self-contained HTML page: no script, no server; light or dark follows the reader's system."""
 
 from __future__ import annotations
 
@@ -29,27 +29,27 @@ th { text-align: left; font-weight: 600; font-size: .8rem; padding: .25rem .5rem
 
 
 def page(title: str, sections: Iterable[str]) -> str:
-    """The whole page; ``sections`` are HTML."""
+    """Return the whole page; ``sections`` are HTML."""
     head = f'<meta charset="utf-8"><title>{html.escape(title)}</title><style>{_STYLE}</style>'
     heading = f"<h1>{html.escape(title)}</h1>"
     return f'<!doctype html>\n<html lang="en"><head>{head}</head><body>{heading}{"".join(sections)}</body></html>\n'
 
 
 def cards(figures: Iterable[tuple[str, str, str]]) -> str:
-    """The headline: (label, figure, remark) each."""
+    """Return the headline cards, one per (label, figure, remark)."""
     texts = (tuple(map(html.escape, figure)) for figure in figures)
     return f"<dl>{''.join(f'<div><dt>{a}</dt><dd>{b}<small>{c}</small></dd></div>' for a, b, c in texts)}</dl>"
 
 
 def table(title: str, rows: Iterable[tuple[str, str]]) -> str:
-    """A heading and (key, value) rows."""
+    """Return a heading and a table of (key, value) rows."""
     lines = (f"<tr><td>{html.escape(key)}</td><td>{html.escape(value)}</td></tr>" for key, value in rows)
     return f"<h2>{html.escape(title)}</h2><table>{''.join(lines)}</table>"
 
 
 def grid(title: str, columns: Sequence[tuple[str, bool]], rows: Iterable[tuple[Sequence[str], bool]]) -> str:
-    """A heading and a table of (heading, whether it holds numbers) columns; ``rows``: (a text for each column, whether it is
-    the best) each."""
+    """Return a heading and a table. ``columns``: (heading, whether it holds numbers); ``rows``: (one text per column, whether
+    the row is the best)."""
     kinds = [' class="number"' if is_number else "" for _, is_number in columns]
     heads = "".join(f"<th{kind}>{html.escape(name)}</th>" for kind, (name, _) in zip(kinds, columns, strict=True))
     lines = []
@@ -61,5 +61,5 @@ def grid(title: str, columns: Sequence[tuple[str, bool]], rows: Iterable[tuple[S
 
 
 def text(title: str, body: str) -> str:
-    """A heading and text as it is."""
+    """Return a heading and preformatted text."""
     return f"<h2>{html.escape(title)}</h2><pre>{html.escape(body)}</pre>"

@@ -1,4 +1,4 @@
-"""The report of a run: one HTML page that needs nothing else, and the picture for a README."""
+"""The report of a run: one self-contained HTML page, and a picture for a README."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from springtide.track.journal import last_steps
 
 
 def render(run_id: str, events: Sequence[Event], config_yaml: str = "", links: Mapping[str, str] | None = None) -> str:
-    """The page. ``links``: label -> place, of what belongs to the run."""
+    """Return the page. ``links``: label -> URL or path of things that belong to the run."""
     samples = [event for event in events if isinstance(event, Sampled)]
     shown = (loss_chart, throughput_chart, world_size_chart, norm_chart, rate_chart, wait_chart)
     sections = [
@@ -25,10 +25,10 @@ def render(run_id: str, events: Sequence[Event], config_yaml: str = "", links: M
         draw([chart(events) for chart in shown]),
     ]
     if samples:
-        sections.append(text(f"What it writes, at step {samples[-1].step}", samples[-1].prompt + samples[-1].text))
-    sections.append(table("What happened", _rows(events)))
+        sections.append(text(f"Sample at step {samples[-1].step}", samples[-1].prompt + samples[-1].text))
+    sections.append(table("Events", _rows(events)))
     if links:
-        sections.append(table("What belongs to it", links.items()))
+        sections.append(table("Links", links.items()))
     if config_yaml:
         sections.append(
             f"<details><summary>The resolved config</summary><pre>{html.escape(config_yaml)}</pre></details>"
@@ -37,12 +37,12 @@ def render(run_id: str, events: Sequence[Event], config_yaml: str = "", links: M
 
 
 def charts(events: Sequence[Event]) -> str:
-    """Loss and world size side by side, as one SVG on white."""
+    """Return loss and world size, next to each other in one SVG on white."""
     return draw([loss_chart(events), world_size_chart(events)], css_colors=False)
 
 
 def figures(events: Sequence[Event]) -> list[tuple[str, str, str]]:
-    """(label, figure, remark) of the headline."""
+    """Return (label, figure, remark) of each headline card."""
     steps = last_steps(list(events))
     starts = [event for event in events if isinstance(event, Started)]
     evaluations = [event for event in events if isinstance(event, Evaluated)]
@@ -61,9 +61,9 @@ def figures(events: Sequence[Event]) -> list[tuple[str, str, str]]:
         found.append(("MFU", utilisation(mfu), f"of {source}"))
         if starts and starts[-1].hardware_flops_per_token > starts[-1].flops_per_token:
             again = starts[-1].hardware_flops_per_token / starts[-1].flops_per_token
-            found.append(("HFU", utilisation(mfu * again), "what is computed again in backward counted too"))
+            found.append(("HFU", utilisation(mfu * again), "includes recomputation in backward"))
     if left_out := sum(not step.updated for step in steps):
-        found.append(("steps left out", f"{left_out:,}", "gradients not finite, or spikes"))
+        found.append(("steps skipped", f"{left_out:,}", "gradients not finite, or spikes"))
     waits = [event.data_waits_s for event in events if isinstance(event, Waited)]
     if waits:
         longest = max(waits[-1])
@@ -81,7 +81,7 @@ def figures(events: Sequence[Event]) -> list[tuple[str, str, str]]:
 
 
 def loss_chart(events: Sequence[Event]) -> Chart:
-    """Training loss, smoothed and as it was, and the held-out loss, against the step."""
+    """Return training loss, smoothed and raw, and held-out loss, against the step."""
     raw = [(float(step.step), step.loss) for step in last_steps(list(events))]
     held_out = [(float(event.step), event.heldout_loss) for event in events if isinstance(event, Evaluated)]
     lines = [Series("training", smooth(raw)), Series("each step", raw, "faint"), Series("held-out", held_out, "points")]
@@ -89,13 +89,13 @@ def loss_chart(events: Sequence[Event]) -> Chart:
 
 
 def throughput_chart(events: Sequence[Event]) -> Chart:
-    """Tokens per second of all workers against the step."""
+    """Return tokens per second of all workers, against the step."""
     points = [(float(step.step), step.tokens_per_s) for step in last_steps(list(events))]
     return Chart("Throughput", "step", STEP_METRICS["tokens_per_s"].unit, [Series("tokens/s", points)], from_zero=True)
 
 
 def world_size_chart(events: Sequence[Event]) -> Chart:
-    """Workers over wall time: what was held from each start to its last step, nothing in the gaps."""
+    """Return workers over wall time: the group's size from each start to its last step, 0 in the gaps."""
     begin = events[0].time_s if events else 0.0
     points: list[tuple[float, float]] = []
     last = begin
@@ -114,19 +114,19 @@ def world_size_chart(events: Sequence[Event]) -> Chart:
 
 
 def norm_chart(events: Sequence[Event]) -> Chart:
-    """Gradient norm before clipping against the step."""
+    """Return gradient norm before clipping, against the step."""
     points = [(float(step.step), step.grad_norm) for step in last_steps(list(events)) if math.isfinite(step.grad_norm)]
     return Chart("Gradient norm", "step", "before clipping", [Series("gradient norm", points)], from_zero=True)
 
 
 def rate_chart(events: Sequence[Event]) -> Chart:
-    """Learning rate against the step."""
+    """Return learning rate, against the step."""
     points = [(float(step.step), step.learning_rate) for step in last_steps(list(events))]
     return Chart("Learning rate", "step", "", [Series("learning rate", points)], from_zero=True)
 
 
 def wait_chart(events: Sequence[Event]) -> Chart:
-    """Part of each step that the rank which waited longest waited for data, against the step."""
+    """Return the part of each step spent waiting for data, on the rank that waited longest, against the step."""
     points = [(float(step.step), min(1.0, step.data_wait_s / step.step_time_s)) for step in last_steps(list(events))]
     return Chart("Waiting for data", "step", "part of the step", [Series("slowest rank", points)], from_zero=True)
 

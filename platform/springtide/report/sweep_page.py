@@ -1,4 +1,4 @@
-"""The page of a sweep: which point was best, how the others came out, what mattered and what it cost."""
+"""The page of a sweep: the best point, the other trials, which fields mattered, and the cost."""
 
 from __future__ import annotations
 
@@ -28,25 +28,26 @@ _HEADINGS = (
 
 
 def render(title: str, sweep: Sweep, verdict: SweepResult, importance: Mapping[str, float]) -> str:
-    """The page. ``importance``: field -> share of the objective's variance, from 0 to 1; empty where it is not known."""
+    """Return the page. ``importance``: field -> share of the objective's variance, from 0 to 1; empty if unknown."""
     sections = [f"<p>{html.escape(_searched(sweep))}</p>", cards(figures(sweep, verdict))]
     if verdict.best is not None:
         sections.append(table(f"The best, {verdict.best.name}", _shown(verdict.best.point)))
     height = 3.4 + 0.05 * max(len(one.values) for one in sweep.space)
     sections += [
-        "<h2>What the trials came to</h2>",
+        "<h2>Results of the trials</h2>",
         draw([points_chart(sweep, verdict)], columns=1, size=(_WIDE, height)),
-        '<p class="soft">From orange, the worst, to blue; the best is drawn strong, and what was stopped or failed faint, at '
-        "the value of its last rung; dashed is what has none. Point at a line to see whose it is.</p>",
+        '<p class="soft">Each line is a trial, colored from orange (worst) to blue. The best is bold; stopped and failed '
+        "trials are faint, at the value of their last rung; trials without a value are dashed. Hover over a line to see "
+        "its trial.</p>",
     ]
     curves = curves_chart(sweep, verdict)
     beside = [importance_chart(importance)] if importance else []
     if curves.strands or beside:
         sections.append(draw([curves, *beside], columns=1 + len(beside), size=(_WIDE / (1 + len(beside)), 3.2)))
     if not importance:
-        sections.append('<p class="soft">Which field mattered cannot be told from these trials.</p>')
+        sections.append('<p class="soft">These trials do not show which field mattered.</p>')
     if verdict.worker_s or verdict.dollars:
-        sections += ["<h2>What the trials cost</h2>", _costs(verdict)]
+        sections += ["<h2>Cost of the trials</h2>", _costs(verdict)]
     best_first = sorted(
         verdict.outcomes, key=lambda one: (not _is_best(verdict, one), -one.tokens, -_promise(sweep, one))
     )
@@ -56,7 +57,7 @@ def render(title: str, sweep: Sweep, verdict: SweepResult, importance: Mapping[s
 
 
 def figures(sweep: Sweep, verdict: SweepResult) -> list[tuple[str, str, str]]:
-    """(label, figure, remark) of the headline."""
+    """Return (label, figure, remark) of each headline card."""
     counts = Counter(one.status for one in verdict.outcomes)
     remark = ", ".join(f"{counts[status]} {status}" for status in _STATUSES if counts[status])
     found = [("trials", f"{len(verdict.outcomes):,}", remark)]
@@ -71,7 +72,7 @@ def figures(sweep: Sweep, verdict: SweepResult) -> list[tuple[str, str, str]]:
 
 
 def points_chart(sweep: Sweep, verdict: SweepResult) -> Parallel:
-    """Parallel coordinates: an axis for each field, the last for the objective."""
+    """Return parallel coordinates: one axis per field, the last for the objective."""
     values = {one.number: one.value for one in verdict.outcomes if math.isfinite(one.value)}
     low, high = fences(list(values.values())) if values else (0.0, 0.0)
     shades, apart = _shades(sweep, values), _apart(sweep, verdict.outcomes)
@@ -93,7 +94,7 @@ def points_chart(sweep: Sweep, verdict: SweepResult) -> Parallel:
 
 
 def curves_chart(sweep: Sweep, verdict: SweepResult) -> Strands:
-    """The objective of each trial against the tokens it was trained on, by rung."""
+    """Return the objective of each trial at its rungs, against the tokens it was trained on."""
     values = {one.number: one.value for one in verdict.outcomes if math.isfinite(one.value)}
     every = [rung.value for one in verdict.outcomes for rung in one.rungs if math.isfinite(rung.value)]
     shades = _shades(sweep, values)
@@ -107,7 +108,7 @@ def curves_chart(sweep: Sweep, verdict: SweepResult) -> Strands:
 
 
 def importance_chart(importance: Mapping[str, float]) -> Bars:
-    """The share of each field, the greatest on top."""
+    """Return the share of each field, the greatest on top."""
     ranked = sorted(importance.items(), key=lambda each: -each[1])
     return Bars(
         "Which field mattered", "% of the objective's variance", [(field, 100 * share) for field, share in ranked]
@@ -115,7 +116,7 @@ def importance_chart(importance: Mapping[str, float]) -> Bars:
 
 
 def cost_chart(verdict: SweepResult, title: str, unit: str, amounts: Mapping[int, float]) -> Columns:
-    """What each trial cost, by what became of it."""
+    """Return the cost of each trial, grouped by status."""
     groups = [
         (
             status,
@@ -150,19 +151,19 @@ def _strand(
 
 
 def _shades(sweep: Sweep, values: Mapping[int, float]) -> dict[int, float]:
-    """Trial number -> from 0, the worst, to 1, the best. By rank, so that one that is far out leaves colors to the others."""
+    """Return trial number -> shade from 0, the worst, to 1, the best. By rank, so that an outlier does not take all colors."""
     ranked = sorted(values, key=lambda number: sweep.promise(values[number]))
     return {number: at / max(1, len(ranked) - 1) for at, number in enumerate(ranked)}
 
 
 def _apart(sweep: Sweep, outcomes: Sequence[TrialOutcome]) -> dict[int, float]:
-    """Trial number -> where in the part of a choice its line goes, the best on top: lines of one choice would be one line."""
+    """Return trial number -> offset of its line within a choice, the best on top: else lines of one choice would overlap."""
     ranked = sorted(outcomes, key=lambda one: _promise(sweep, one))
     return {one.number: 0.5 * (at / max(1, len(ranked) - 1) - 0.5) for at, one in enumerate(ranked)}
 
 
 def _value_ticks(low: float, high: float, values: Sequence[float]) -> list[tuple[float, str]]:
-    """Round values from ``low`` to ``high``; the ends say so when there is more beyond them."""
+    """Return ticks at round values from ``low`` to ``high``; an end tick shows ≤ or ≥ if values lie beyond it."""
     if not values:
         return []
     if low == high:
@@ -175,7 +176,7 @@ def _value_ticks(low: float, high: float, values: Sequence[float]) -> list[tuple
 
 
 def _names(sweep: Sweep) -> dict[str, str]:
-    """Field -> its last word, or all of it where another field ends in the same."""
+    """Return field -> its last part, or the whole field if another one has the same last part."""
     last = {one.field: one.field.rpartition(".")[2] for one in sweep.space}
     counts = Counter(last.values())
     return {field: name if counts[name] == 1 else field for field, name in last.items()}
@@ -186,7 +187,7 @@ def _searched(sweep: Sweep) -> str:
     fields = ", ".join(one.field for one in sweep.space)
     return (
         f"{fields}, searched for the {_WORDS[sweep.mode]} {sweep.metric}: {budget.trials:,} trials of "
-        f"{budget.tokens_per_trial:,} tokens at most, judged at {budget.rungs} rungs"
+        f"{budget.tokens_per_trial:,} tokens at most, evaluated at {budget.rungs} rungs"
     )
 
 

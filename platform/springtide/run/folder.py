@@ -1,4 +1,4 @@
-"""A run's folder and what can be asked of it: found, opened or refused, whoever trains.
+"""A run's folder: claim it, open it, read what it holds.
 
 <root>/<run id>/config.yaml    the resolved config
                 journal/       every event
@@ -33,7 +33,7 @@ _log = logging.getLogger(__name__)
 
 @dataclasses.dataclass(frozen=True)
 class Run:
-    """A handle on a run, live or ended; everything is read from its folder when asked for."""
+    """A handle on a run, live or ended; every property is read from the folder on access."""
 
     folder: Folder
 
@@ -43,22 +43,22 @@ class Run:
 
     @property
     def config(self) -> Config:
-        """The resolved config the run was last started with."""
+        """The resolved config of the run's last start."""
         return configs.parse(self.folder.read(RUN_CONFIG))
 
     @property
     def events(self) -> list[Event]:
-        """Everything that happened, in order."""
+        """All events, in order."""
         return read_journal(self.folder)
 
     @property
     def metrics(self) -> Any:
-        """Step metrics as a pandas DataFrame indexed by step; units are those of ``track.metrics``."""
+        """Step metrics as a pandas DataFrame indexed by step; units as in ``events.metrics``."""
         return frame(self.events)
 
     @property
     def steps(self) -> list[StepDone]:
-        """The steps trained, each once."""
+        """The trained steps, each once."""
         return last_steps(self.events)
 
     @property
@@ -72,16 +72,15 @@ class Run:
 
     @property
     def finished(self) -> bool:
-        """Whether it was trained to its last step when it last ended."""
+        """Whether the run had reached its last step when it last ended."""
         ends = [event for event in self.events if isinstance(event, Stopped)]
         return bool(ends) and ends[-1].status == "finished"
 
     def has_nothing_left(self, config: Config) -> bool:
-        """Whether it was trained to the last step of ``config``, saved there, and said so; in the order of ``config``, as far
-        as its settings tell."""
+        """Return whether the run finished and saved the last step of ``config``, with the same settings of the stream."""
         if not self.finished or (step_of((self.checkpoints or [""])[-1]) or 0) < config.num_steps:
             return False
-        # where a setting of the stream changed, ``check_order`` says whether that is the order it was trained in
+        # if a stream setting changed, ``check_order`` decides whether the order is still the same
         return not any(name.startswith("stream.") for name in configs.difference(self.config, config))
 
     @property
@@ -91,19 +90,19 @@ class Run:
 
     @property
     def sample(self) -> str:
-        """The text last generated, its prompt before it; empty when there is none."""
+        """The last generated text, with its prompt; empty if there is none."""
         samples = [event for event in self.events if isinstance(event, Sampled)]
         return samples[-1].prompt + samples[-1].text if samples else ""
 
     @property
     def report(self) -> str:
-        """Where the HTML report is."""
+        """Path or URL of the HTML report."""
         return self.folder.where(REPORT)
 
     def evaluate(self, step: int | None = None, rows: int = 0, trust_code: bool = False) -> Evaluated:
-        """The held-out loss of the checkpoint of ``step``, the newest if None, on ``rows`` rows of all corpora, 0 for all there
-        are; computed here, in fp32. A run whose config names a model of its own runs that code, if ``trust_code``. ConfigError
-        when it may not, or there is no such checkpoint, CheckpointError when its bytes are bad."""
+        """Return the held-out loss of the checkpoint of ``step`` (None: the newest) on ``rows`` rows of all corpora (0: all).
+        Computed in this process, in fp32. If the config names the user's own model, its code runs only with ``trust_code``.
+        Raises ConfigError when it may not run, or there is no such checkpoint; CheckpointError when its bytes are bad."""
         from springtide.training.evaluate import evaluate_checkpoint
 
         configs.check_trusted(self.config.model.source, self.folder.where(RUN_CONFIG), trust_code)
@@ -112,26 +111,26 @@ class Run:
         if name not in names:
             steps = ", ".join(str(step_of(one)) for one in names) or "none"
             raise ConfigError(
-                explain("step", step, f"has no checkpoint that counts in {self.folder.url}", f"of: {steps}")
+                explain("step", step, f"has no checkpoint that counts in {self.folder.url}", f"one of: {steps}")
             )
         changed = self.config.override({"train.eval_rows": rows or sys.maxsize})
         return evaluate_checkpoint(self.folder, changed, name)
 
     def verify(self) -> dict[str, Any]:
-        """Whether the run trained on exactly the samples it should have; see ``springtide.run.verify``."""
+        """Check that the run trained on exactly the right samples; returns the result of ``springtide.run.verify``."""
         from springtide.run.verify import verify
 
         return verify(self.folder)
 
     def write_config(self, config: Config) -> None:
-        """Make it the run's. Where it has a password only the owner of a local file may read it; an object store is warned
-        of."""
+        """Write ``config`` as the run's. If it has a password, a local file is readable only by its owner; for an object store
+        a warning is logged."""
         secrets_in = configs.secret_fields(config)
         self.folder.write(RUN_CONFIG, configs.dump(config), private=bool(secrets_in))
         if secrets_in and not self.folder.is_local:
             _log.warning(
-                "%s has the password in %s: who may read there may read it; give MLflow's by MLFLOW_TRACKING_URI, and "
-                "others as your store's client takes them from the environment",
+                "%s has the password in %s: everyone with access to the store can read it; pass MLflow's by "
+                "MLFLOW_TRACKING_URI, and others in the environment variables of your store's client",
                 redacted(self.folder.where(RUN_CONFIG)),
                 ", ".join(secrets_in),
             )
@@ -148,20 +147,20 @@ class Run:
 
 
 def open_run(path: str) -> Run:
-    """The run in the folder ``path``; ConfigError when there is none."""
+    """Return the run in the folder ``path``; raises ConfigError when there is none."""
     run = Run(Folder(path))
     if not run.folder.exists(RUN_CONFIG):
-        raise ConfigError(explain("run", path, "is no run's folder: it has no config.yaml", "give <root>/<run id>"))
+        raise ConfigError(explain("run", path, "is not a run's folder: it has no config.yaml", "give <root>/<run id>"))
     return run
 
 
 def claim(config: Config, resume: bool | Literal["auto"], accept_changes: bool) -> tuple[Config, Run]:
-    """Name the run and find or make its folder; returns the config with id and root filled in. It becomes a run when its
-    config is written there, which is the caller's to do once its data stands. ``resume`` "auto" begins a run where there is
-    none to resume.
+    """Name the run and find or make its folder; returns the config with id and root filled in. The folder becomes a run when
+    the caller writes the config there, after preparing the data. ``resume`` "auto" starts a new run if there is none to
+    resume.
 
-    RunExists when the id is taken and ``resume`` was not asked for, or when resuming would change what is learned and
-    that was not accepted; ConfigError when the folder cannot be written or there is nothing to resume.
+    Raises RunExists when the id is taken without ``resume``, or when resuming would change what is learned without
+    ``accept_changes``; ConfigError when the folder cannot be written or there is nothing to resume.
     """
     root = Folder(config.run.root)
     name = config.run.id or (_newest(root, config, needed=resume != "auto") if resume else "") or _made_up()
@@ -173,10 +172,10 @@ def claim(config: Config, resume: bool | Literal["auto"], accept_changes: bool) 
         config = config.override({"train.start_from": branch.resolve(config.train.start_from, known)})
     if exists:
         _check_resume(run, config, bool(resume), accept_changes)
-        # what the run has jumped over it never trains on
+        # steps that the run has skipped stay skipped
         config = config.override({"stream.skip": sorted({*config.stream.skip, *run.config.stream.skip})})
     elif resume and resume != "auto":
-        raise ConfigError(explain("run.id", name, f"is not under {root.url}: nothing to resume", "leave out --resume"))
+        raise ConfigError(explain("run.id", name, f"is not under {root.url}: nothing to resume", "omit --resume"))
     try:
         run.folder.check_writable()
     except OSError as error:
@@ -200,8 +199,8 @@ def _check_resume(run: Run, config: Config, resume: bool, accept_changes: bool) 
 
 
 def _newest(root: Folder, config: Config, needed: bool) -> str:
-    """The newest run of this config's fingerprint; its id begins with the time it was made up. Empty where there is none and it
-    is not ``needed``."""
+    """Return the id of the newest run with this config's fingerprint; ids start with their creation time. Without one: empty,
+    or ConfigError if ``needed``."""
     wanted = configs.fingerprint(config)
     for name in reversed(root.names()):
         run = Run(root / name)

@@ -1,4 +1,4 @@
-"""Proof after the fact: did every step train on exactly the samples of the uninterrupted run?"""
+"""Checks afterwards that every step trained on exactly the samples of the uninterrupted run."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from springtide.track.journal import read_journal
 
 
 def verify(run: Folder) -> dict[str, Any]:
-    """Recompute each step's digest from the order alone and compare it with what the ranks really consumed.
+    """Recompute each step's digest from the order alone and compare it with the samples that the ranks consumed.
 
-    Returns ``ok``, ``steps_checked``, ``steps_trained_again`` (after restarts; each is checked too), ``missing`` (steps the
-    journal does not have), ``mismatches`` (step, expected, found; the first ten), ``order_identity``, and
+    Returns ``ok``, ``steps_checked``, ``steps_trained_again`` (after restarts; each is checked too), ``missing`` (steps that
+    the journal lacks; the first ten), ``mismatches`` (step, expected, found; the first ten), ``order_identity``, and
     ``loss_max_abs_diff`` between the tries of steps that were trained more than once. A try in an order that was abandoned
-    since, by skipping steps that were done, counts only as ``steps_abandoned``. ``corpora``: rows and epochs of each so far.
+    later, by skipping steps that were done, counts only as ``steps_abandoned``. ``corpora``: rows and epochs of each so far.
     """
     config = parse(run.read(RUN_CONFIG))
     data = open_data(config)
@@ -33,7 +33,7 @@ def verify(run: Folder) -> dict[str, Any]:
     mismatches, checked = [], {}
     for step, done in tries.items():
         expected = f"{digest(data.order.batch(step - 1)):016x}"
-        # a try in another order was abandoned when the step was trained again; the last one is what the model learned
+        # a try in another order was abandoned when the step was trained again; the model learned the last one
         counted = [one for place, (order, one) in enumerate(done) if order == done[-1][0] or place == len(done) - 1]
         checked[step] = counted
         mismatches += [

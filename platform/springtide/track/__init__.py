@@ -1,1 +1,1 @@
-"""What a run says about itself. Rule: tracking listens and never holds up training; names and units live in one table."""
+"""What a run reports. Layer rule: tracking listens and never delays training; names and units live in one table."""

@@ -1,4 +1,4 @@
-"""Progress for a person: one live line on a terminal, a plain line now and then elsewhere."""
+"""Progress output: one live line on a terminal, elsewhere a plain line from time to time."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Console:
         console: rich.console.Console | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """``enabled`` is false for a run that should be silent. ``clock`` gives seconds."""
+        """``enabled``: False for a silent run. ``clock``: returns seconds."""
         self._total, self._enabled, self._clock = total_steps, enabled, clock
         self._console = console or rich.console.Console(highlight=False)
         self._step_time_s = 0.0
@@ -55,10 +55,10 @@ class Console:
             self._progress.stop()
 
     def __call__(self, event: Event) -> None:
-        """Show one event."""
+        """Print one event."""
         if not self._enabled:
             return
-        if isinstance(event, Started):  # other workers: steps may go back, and take another time
+        if isinstance(event, Started):  # other workers: the step number may go back, and step time changes
             self._step_time_s, self._printed_step = 0.0, event.step
         if isinstance(event, StepDone):
             self._step(event)
@@ -68,7 +68,7 @@ class Console:
             self.say(event.describe())
 
     def say(self, text: str) -> None:
-        """Print a line; a log file gets it whole, however long."""
+        """Print a line; outside a terminal it is not wrapped."""
         if self._enabled:
             self._console.print(Text(redacted(text)), soft_wrap=not self._console.is_terminal)
 
@@ -81,9 +81,9 @@ class Console:
             f"{event.world_size} workers  MFU {utilisation(event.mfu)}"
         )
         self._progress.update(self._task, completed=event.step, figures=figures)
-        if not event.updated and not math.isfinite(event.grad_norm):  # a spike tells itself
+        if not event.updated and not math.isfinite(event.grad_norm):  # a spike has an event of its own
             scale = f", loss scale {event.loss_scale:g}" if event.loss_scale != 1.0 else ""
-            self.say(f"step {event.step} is left out: loss {event.loss:g}, gradient norm {event.grad_norm:g}{scale}")
+            self.say(f"step {event.step} is skipped: loss {event.loss:g}, gradient norm {event.grad_norm:g}{scale}")
         if self._console.is_terminal:
             return
         now = self._clock()

@@ -1,13 +1,13 @@
-"""The journal: every event of a run, append-only, one JSON object a line. All other reports are made from it.
+"""The journal: every event of a run, append-only, one JSON object per line. All other reports are made from it.
 
-Storage trouble never reaches training. What the store does not take is kept, tried again in a thread with growing pauses, told
-once, and told when it is whole again:
+Storage errors never reach training. Events that the store does not accept are kept, and a thread retries with growing pauses.
+The journal reports the trouble once, and once more when everything is stored:
 
     event --> open segment --local disk, no trouble: written by the caller--> file
                     |
                     +--object store, or trouble--> thread --> store         waiting: memory, then files of the driver
 
-A start never touches another's segments, so a torn line can only be a segment's last and is left out when read.
+A start never touches the segments of another start. So only a segment's last line can be torn, and readers skip it.
 """
 
 from __future__ import annotations
@@ -34,31 +34,31 @@ _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.5, 30.0
 _AWAITED_PAUSE_S = 1.0
 _NEVER = float("inf")
 _CLOSE_S = 30.0
-"""How long the end of a run waits for a store that does not take its journal."""
+"""How long the end of a run waits for a store that does not accept the journal."""
 _log = logging.getLogger(__name__)
 
 
 class Journal:
-    """A listener that writes. On a local disk every event is with the system at once; an object store cannot append, so there a
-    thread puts the open segment again every ten seconds and at every event that is not a step."""
+    """A listener that writes. On a local disk each event is passed to the system at once. An object store cannot append, so
+    there a thread rewrites the open segment every ten seconds, and after every event that is not a step."""
 
     def __init__(
         self, run: Folder, enabled: bool = True, *, term: int = 0, say: Callable[[str], None] | None = None
     ) -> None:
-        """Begin the lease's first segment; only this raises what the store raises.
+        """Create the lease's first segment; only this call raises the store's errors.
 
-        ``enabled`` is false on ranks that do not write. ``term``: the number of the claim on the run; 0 takes the next that
-        no segment has. ``say`` hears of storage trouble and of its end, from any thread.
+        ``enabled``: False on ranks that do not write. ``term``: the term of the lease; 0 takes the next one that no segment
+        has. ``say`` receives storage trouble and its end, from any thread.
         """
         self._folder, self._enabled, self._say = run / "journal", enabled, say
         self.term = term or 1
         self._changed = threading.Condition()
         self._thread: threading.Thread | None = None
         self._problem = ""
-        """Why the store did not take the last that it was given."""
+        """Why the last write to the store failed; empty if it succeeded."""
         self._failed_tries = 0
         self._puts_at_s = _NEVER
-        """When the thread is next to store what waits, on the monotonic clock."""
+        """When the thread writes next, on the monotonic clock."""
         self._is_awaited = False
         self._closing = False
         if not enabled:
@@ -67,7 +67,7 @@ class Journal:
         self.term = self._segments.term
         self._open = self._segments.first
         self._waiting: collections.deque[Segment] = collections.deque([self._open])
-        """Segments that are open or not stored whole, oldest first."""
+        """Segments that are open or not fully stored, oldest first."""
 
     def __enter__(self) -> Self:
         return self
@@ -76,7 +76,7 @@ class Journal:
         self.close()
 
     def __call__(self, event: Event) -> None:
-        """Take one event, stamped with this lease. Never raises for the store's sake, and waits for a local disk only."""
+        """Take one event and stamp it with this lease's term. Never raises a storage error, and waits only for a local disk."""
         if not self._enabled:
             return
         line = json.dumps(_shown(record(dataclasses.replace(event, term=self.term)))).encode() + b"\n"
@@ -92,7 +92,7 @@ class Journal:
                 self._want(_PUT_S)
 
     def flush(self, patience_s: float = _CLOSE_S) -> bool:
-        """Wait until the store has every event so far; False when it has not taken them in time."""
+        """Wait until the store has every event so far; returns False if that takes longer than ``patience_s``."""
         if not self._enabled:
             return True
         with self._changed:
@@ -106,7 +106,7 @@ class Journal:
                 self._is_awaited = False
 
     def close(self) -> None:
-        """Make what was written last, or say where it was left. No event may follow."""
+        """Store all events, or say where those that are not stored were left. No event may follow."""
         if not self._enabled or self._closing:
             return
         is_whole = self.flush(_CLOSE_S)
@@ -130,7 +130,7 @@ class Journal:
         self._spool.relieve(self._waiting)
 
     def _write_here(self) -> None:
-        """In the caller's thread; the other one takes over where that fails."""
+        """Write in the caller's thread; after a failure the journal's thread takes over."""
         try:
             self._segments.store(self._open, self._segments.wanted(self._open))
         except OSError as error:
@@ -138,7 +138,7 @@ class Journal:
             self._want(_FIRST_PAUSE_S)
 
     def _want(self, after_s: float) -> None:
-        """Have the thread store what waits so soon; where a time is set because of trouble, then."""
+        """Have the thread store all that waits within ``after_s``; after a failure, at the time of the next retry."""
         if not self._problem or self._puts_at_s == _NEVER:
             self._puts_at_s = min(self._puts_at_s, time.monotonic() + after_s)
         self._start()
@@ -158,7 +158,7 @@ class Journal:
                 with self._changed:
                     wanted = self._segments.wanted(segment)
                 self._segments.store(segment, wanted)
-            except Exception as error:  # stores raise what their clients raise
+            except Exception as error:  # a store may raise any error of its client
                 with self._changed:
                     self._fail(error)
                     self._puts_at_s = time.monotonic() + self._pause_s()
@@ -167,15 +167,14 @@ class Journal:
                     self._took(segment)
 
     def _next(self) -> Segment | None:
-        """The thread waits for it: the oldest segment of which the store lacks something, when its time has come. None at the
-        end."""
+        """Wait until the time of the next write; return the oldest segment that is not fully stored, or None at the end."""
         with self._changed:
             while not self._closing:
                 left_s = self._puts_at_s - time.monotonic()
                 if left_s > 0:
                     self._changed.wait(left_s if self._puts_at_s < _NEVER else None)
                     continue
-                self._puts_at_s = _NEVER  # what comes meanwhile sets the time anew
+                self._puts_at_s = _NEVER  # an event that arrives meanwhile sets a new time
                 for segment in self._waiting:
                     if not segment.is_stored:
                         return segment
@@ -186,7 +185,7 @@ class Journal:
             self._waiting.remove(segment)
             self._spool.release(segment)
         left = [one for one in self._waiting if not one.is_stored]
-        # an object store may lack what has come just now, as it always may
+        # an object store may lack the newest events, as in normal operation
         is_behind = bool(left) and (self._folder.is_local or left[0] is not self._open)
         if is_behind or (left and self._is_awaited):
             self._puts_at_s = 0.0
@@ -203,54 +202,54 @@ class Journal:
         self._failed_tries += 1
         if not self._problem:
             self._tell(
-                f"the journal cannot be written to {self._folder.url} ({error}); training goes on, its events are kept"
+                f"the journal cannot be written to {self._folder.url} ({error}); training continues, its events are kept"
             )
         self._problem = str(error) or type(error).__name__
 
     def _leave_behind(self) -> None:
-        """Files for a person to put where the store did not take them."""
+        """Write the events that are not stored to local files, for a person to copy."""
         left = [segment for segment in self._waiting if not segment.is_stored]
         lines = sum(segment.num_lines for segment in left)
         try:
             where = self._spool.leave(self._segments.named(left))
         except OSError as error:
             self._tell(
-                f"EVENTS ARE LOST: neither {self._folder.url} nor this machine's disk takes the journal ({error})"
+                f"EVENTS ARE LOST: neither {self._folder.url} nor this machine's disk accepts the journal ({error})"
             )
             return
         self._tell(
             f"the journal could not be written to {self._folder.url} ({self._problem}): {lines} events are in {where}; "
-            f"copy its files into {self._folder.url} when it can be written, over those of the same names"
+            f"copy its files into {self._folder.url} when it can be written, and overwrite those of the same name"
         )
 
     def _tell(self, text: str) -> None:
         text = redacted(text)
         _log.warning("%s", text)
         if self._say is not None:
-            with contextlib.suppress(OSError):  # of a console that is gone
+            with contextlib.suppress(OSError):  # the console may be closed
                 self._say(text)
 
 
 def _shown(values: dict[str, Any]) -> dict[str, Any]:
-    """An event's without passwords: reasons quote the URLs that errors name."""
+    """Return an event's values without passwords: reasons quote URLs from error messages."""
     return {key: redacted(value) if isinstance(value, str) else value for key, value in values.items()}
 
 
 def read_journal(run: Folder) -> list[Event]:
-    """Every event of a run, in the order it was written. A line cut short by a kill is left out; so is one that is damaged or
-    of another version, and the log names it."""
+    """Return every event of a run, in the order of writing. A line that a kill cut short is skipped; so is a damaged one or
+    one of another version, with a warning in the log."""
     return list(_events(run / "journal"))
 
 
 _TOLD: set[tuple[str, int]] = set()
-"""(segment, line) of damaged lines that this process has warned of."""
+"""(segment, line) of damaged lines that this process has already warned about."""
 
 
 def _events(folder: Folder) -> Iterator[Event]:
     for term, number in listed(folder):
         where = folder.where(name_of(term, number))
         lines = folder.read(name_of(term, number)).split(b"\n")
-        # what follows the last newline is empty, or was being written when the writer died
+        # the part after the last newline is empty, or the writer died while writing it
         for at, line in enumerate(lines[:-1], 1):
             try:
                 yield event(json.loads(line))
@@ -263,7 +262,7 @@ def _warn(segment: str, line: int, error: Exception) -> None:
         return
     _TOLD.add((segment, line))
     _log.warning(
-        "%s: line %d is left out: it is damaged, or of another version of springtide (%s: %s); restore the file from a "
+        "%s: line %d is skipped: it is damaged, or from another version of springtide (%s: %s); restore the file from a "
         "copy, or remove the line",
         segment,
         line,
@@ -273,14 +272,14 @@ def _warn(segment: str, line: int, error: Exception) -> None:
 
 
 def last_steps(events: list[Event]) -> list[StepDone]:
-    """One event a step, the last that was trained where a step was trained twice, in order of steps."""
+    """Return one event per step, in order; for a step that was trained more than once, the last one."""
     steps: dict[int, StepDone] = {one.step: one for one in events if isinstance(one, StepDone)}
     return [steps[step] for step in sorted(steps)]
 
 
 def frame(events: list[Event]) -> Any:
-    """The steps of ``last_steps`` as a pandas DataFrame, indexed by step."""
-    import pandas as pd  # a notebook's need, not the loop's
+    """Return the steps of ``last_steps`` as a pandas DataFrame, indexed by step."""
+    import pandas as pd  # only notebooks need it; training does not
 
     steps = [dataclasses.asdict(one) for one in last_steps(events)]
     return pd.DataFrame(steps).set_index("step") if steps else pd.DataFrame()

@@ -1,9 +1,9 @@
-"""Where the time of a run went, from its journal: every worker-second is of one kind, and they sum to what was held.
+"""Where the time of a run went, from its journal: every worker-second has one kind, and the kinds sum to the time held.
 
-productive        steps that were new              recomputed        steps that had been trained before
+productive        new steps                        recomputed        steps that were trained before
 data_stall        waiting for batches              checkpoint_stall  waiting for saves
-evaluation        on held-out rows                 start_up          until the first group trains
-resize            from one group to the next       waiting           for capacity, nobody training
+evaluation        on held-out rows                 start_up          until the first worker group trains
+resize            from one group to the next       waiting           for capacity, without a worker group
 other             a profile, a sample, a comparison of ranks
 """
 
@@ -29,48 +29,48 @@ KINDS = (
     "other",
 )
 SPOT = ("spot", "preemptible")
-"""What labels call a market whose nodes may be taken away."""
+"""Market labels of nodes that may be preempted."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Restart:
-    """From one group of workers to the next."""
+    """The change from one worker group to the next."""
 
     time_s: float
-    """When the next one stood, seconds since 1970."""
+    """When the next group was ready, seconds since 1970."""
     cause: str
     workers_before: int
     workers_after: int
     gap_s: float
-    """From the end of the last step to the beginning of the next."""
+    """Time from the end of the last step to the start of the next [s]."""
     step: int
-    """Where it went on."""
+    """The step from which the next group resumed."""
     steps_lost: int
 
 
 @dataclasses.dataclass(frozen=True)
 class Ledger:
-    """Of a whole run."""
+    """Time and costs of a whole run."""
 
     held: float
-    """Wall time x workers [worker-seconds]; while there was no group, the workers of the next one."""
+    """Wall time x workers [worker-seconds]; time without a group counts the workers of the next one."""
     spent: dict[str, float]
-    """By kind [worker-seconds]."""
+    """Kind -> time [worker-seconds]."""
     restarts: list[Restart]
     stragglers: list[Straggling] = dataclasses.field(default_factory=list)
-    """Ranks that held up the others."""
+    """Ranks that delayed the others."""
     dollars: dict[str, float] = dataclasses.field(default_factory=dict)
-    """``spent`` at its price, by kind."""
+    """Kind -> price of ``spent`` [dollars]."""
 
     @property
     def goodput(self) -> float:
-        """Productive / held."""
+        """Productive time / time held, from 0 to 1."""
         return self.spent["productive"] / self.held if self.held else 0.0
 
 
 def costs(steps: Iterable[StepDone]) -> dict[str, float]:
-    """What a step takes, in the middle of all: ``step_worker_s`` [worker-seconds]; and ``memory_bytes``, the most that a
-    worker's device held."""
+    """Return ``step_worker_s``, the median cost of a step [worker-seconds], and ``memory_bytes``, the peak memory of a
+    worker's device [bytes]; NaN without steps."""
     known = list(steps)
     if not known:
         return {"step_worker_s": math.nan, "memory_bytes": math.nan}
@@ -79,13 +79,13 @@ def costs(steps: Iterable[StepDone]) -> dict[str, float]:
 
 
 class Prices(NamedTuple):
-    """Of a worker [dollars/hour]."""
+    """Prices of a worker [dollars/hour]."""
 
     other: float = 0.0
     spot: float = 0.0
 
     def of(self, event: Started) -> float:
-        """What a group costs [dollars/s]."""
+        """Return the price of a worker group [dollars/s]."""
         markets = event.markets or [""] * event.world_size
         return sum(self.spot if market in SPOT else self.other for market in markets) / 3600
 
@@ -110,13 +110,13 @@ class _LedgerBuilder:
         self._started: tuple[Started, int] | None = None
 
     def term(self, now: float) -> None:
-        """A start of the driver: what lies between two is nobody's time."""
+        """Begin a new lease of the driver at ``now``; the time since the previous lease is not charged."""
         self._close()
         self._now, self._phase, self._workers = now, "start_up", 0
         self._cause = "the driver was started again" if self._last else ""
 
     def hear(self, event: Event) -> None:
-        """One event, in order of time."""
+        """Take one event, in order of time."""
         if isinstance(event, Evaluated) and event.asynchronous:
             return
         if event.from_controller:
@@ -146,7 +146,7 @@ class _LedgerBuilder:
                 self._leave(self._cause)
         elif isinstance(event, Decided) and event.decision in ("leave", "replace"):
             self._cause = event.reason
-            if event.decision == "replace" and self._workers:  # its group is gone already
+            if event.decision == "replace" and self._workers:  # its group is already gone
                 self._leave(self._cause)
         if not self._workers and isinstance(event, Decided):
             passed_s = max(0.0, event.time_s - self._now)
@@ -161,7 +161,7 @@ class _LedgerBuilder:
         self._workers, self._phase, self._cause = 0, "resize", cause
 
     def _stand(self, event: Started) -> None:
-        if self._workers:  # the controller's word was late or lost
+        if self._workers:  # the controller's event came late or was lost
             self._leave(self._cause or "unknown")
         self._workers, self._dollars_per_s = event.world_size, self._prices.of(event)
         self._started = (event, self._last.world_size if self._last else 0)
@@ -194,7 +194,7 @@ class _LedgerBuilder:
             self._pending[kind] = self._pending.get(kind, 0.0) + seconds
 
     def _close(self) -> None:
-        """What was spent before it was known by how many."""
+        """Charge the time that passed before the number of workers was known."""
         for kind, seconds in self._pending.items():
             self._charge(kind, seconds)
         self._pending = {}
@@ -205,7 +205,7 @@ class _LedgerBuilder:
 
 
 def ledger(events: Sequence[Event], prices: Prices = _FREE) -> Ledger:
-    """The ledger of the events of a run."""
+    """Return the ledger of a run's events."""
     book = _LedgerBuilder(prices)
     term = -1
     for event in sorted(events, key=lambda event: (event.term, event.time_s)):

@@ -1,8 +1,8 @@
-"""Events to MLflow, from a thread of the driver. The only file that imports ``mlflow``.
+"""Sends events to MLflow, from a thread of the driver. The only file that imports ``mlflow``.
 
-A server that is down holds up nothing: events wait here and are tried again, and what is still unsent when the driver
-ends is in the journal, from which the next start sends it. One tag, written in the same request as the metrics, says how
-far MLflow got; nothing at or before it is sent again, so steps never go backwards.
+A server that is down delays nothing: events wait here and are retried. Events unsent when the driver ends are in the
+journal, and the next start sends them. One tag, written in the same request as the metrics, records the last step sent;
+nothing at or before it is sent again, so steps never go backwards.
 """
 
 from __future__ import annotations
@@ -28,29 +28,29 @@ _PARENT = "mlflow.parentRunId"
 _FOLDER_MARK = "springtide.folder_digest"
 _TAG_LENGTH = 2000
 _PARAM_LENGTH = 500
-_BATCH_METRICS = 900  # MLflow takes a thousand in a request
+_BATCH_METRICS = 900  # MLflow accepts 1000 per request
 _STATUS = {"finished": "FINISHED", "stopped": "KILLED", "failed": "FAILED"}
 
 _log = logging.getLogger(__name__)
 
 
 def _shown_settings(config: Config) -> dict[str, str]:
-    """The config as MLflow's params have it: no password leaves for a server that others read."""
+    """Return the config as MLflow params, without passwords: others can read the server."""
     return {key: str(value)[:_PARAM_LENGTH] for key, value in flatten(redact(config)).items()}
 
 
 def _mark_of(folder: Folder) -> str:
-    """What a run is found by, whatever characters its path has: MLflow's filters know no escape for a quote."""
+    """Return a digest by which a run is found: MLflow's filters cannot escape a quote in a path."""
     return hashlib.sha256(folder.url.encode()).hexdigest()[:32]
 
 
 def default_uri(root: Folder) -> str:
-    """A sqlite file beside the runs, or in the working directory when the runs are in an object store."""
+    """Return the URI of a sqlite file next to the runs, or in the working directory if the runs are in an object store."""
     return f"sqlite:///{root.where('mlflow.db')}" if root.is_local else "sqlite:///mlflow.db"
 
 
 class MlflowSink:
-    """A listener that sends. Use as a context manager; leaving it waits a little for what is unsent."""
+    """A listener that sends. Use it as a context manager: on exit it waits up to ``grace_s`` for unsent events."""
 
     def __init__(
         self,
@@ -61,7 +61,7 @@ class MlflowSink:
         tags: dict[str, str],
         grace_s: float = 15.0,
     ) -> None:
-        """``earlier``: events of former starts, of which MLflow may lack some. ``tags`` link data, code, checkpoints."""
+        """``earlier``: events of earlier starts; MLflow may lack some. ``tags`` link data, code and checkpoints."""
         self._config, self._folder, self._uri, self._tags, self._grace_s = config, run, uri, tags, grace_s
         self._inbox: queue.SimpleQueue[Event | None] = queue.SimpleQueue()
         self._earlier = earlier
@@ -83,8 +83,10 @@ class MlflowSink:
         self._inbox.put(None)
         self._leaving.set()
         self._thread.join(self._grace_s)
-        if not self._delivered:  # the thread may still be trying, or have given up
-            _log.warning("MLflow at %s did not take everything; the next --resume sends the rest", redacted(self._uri))
+        if not self._delivered:  # the thread may still be retrying, or have given up
+            _log.warning(
+                "MLflow at %s did not receive everything; the next --resume sends the rest", redacted(self._uri)
+            )
 
     def __call__(self, event: Event) -> None:
         """Queue one event; returns at once."""
@@ -114,10 +116,10 @@ class MlflowSink:
                 self._connect()
                 self._send(events)
                 return []
-            except Exception as error:  # whatever a server or its client raises, training goes on
+            except Exception as error:  # no error of a server or its client may stop training
                 if not self._warned:
                     problem = redacted(f"MLflow at {self._uri} cannot be reached ({error})")
-                    _log.warning("%s; training goes on, metrics are kept", problem)
+                    _log.warning("%s; training continues, metrics are kept", problem)
                     self._warned = True
             self._leaving.wait(float(self._config.track.retry))
             if not until_sent or time.monotonic() > deadline:
@@ -126,9 +128,9 @@ class MlflowSink:
     def _connect(self) -> None:
         if self._client is not None:
             return
-        from mlflow import MlflowClient  # seconds of import that training need not wait for
+        from mlflow import MlflowClient  # the import takes seconds; training does not wait for it
 
-        logging.getLogger("mlflow").setLevel(logging.WARNING)  # it tells of every table it makes
+        logging.getLogger("mlflow").setLevel(logging.WARNING)  # it logs every table it creates
         client = MlflowClient(tracking_uri=self._uri)
         if self._folder.exists(RUN_FILE):
             self._run_id = self._folder.read_json(RUN_FILE)["run_id"]
@@ -143,7 +145,7 @@ class MlflowSink:
         self._client = client
 
     def _now(self, params: dict[str, str]) -> dict[str, str]:
-        """What tags should say: of what is linked, and of settings that are not those MLflow was told at first."""
+        """Return the tags as they should be: the links, and the settings that changed since MLflow got its params."""
         settings = _shown_settings(self._config)
         changed = {f"springtide.now.{key}": value for key, value in settings.items() if params.get(key, value) != value}
         now = {**self._tags, "springtide.run": self._folder.url, **changed}
@@ -151,7 +153,7 @@ class MlflowSink:
 
     def _create(self, client: Any) -> str:
         experiment_id = _experiment(client, self._config, self._uri)
-        # a start that died between creating the run and writing its id down left one with our tag
+        # a start that died after creating the run, before writing down its id, left a run with our tag
         mark = _mark_of(self._folder)
         same = client.search_runs([experiment_id], f"tags.`{_FOLDER_MARK}` = '{mark}'", max_results=1)
         if same:
@@ -202,11 +204,11 @@ class MlflowSink:
 
 
 class SweepSink:
-    """The one MLflow run of a sweep, that its trials are shown below. Where the server is down there is none, and the sweep
-    goes on."""
+    """The one MLflow run of a sweep, the parent of its trials' runs. If the server is down there is none, and the sweep
+    continues."""
 
     def __init__(self, config: Config, folder: Folder, uri: str) -> None:
-        """Find it, or make it; ``id`` is empty where that failed."""
+        """Find or create the run; ``id`` is empty if that failed."""
         self.id, self._client = "", None
         try:
             from mlflow import MlflowClient
@@ -221,11 +223,11 @@ class SweepSink:
                 folder.write_json(RUN_FILE, {"run_id": self.id, "experiment_id": experiment_id})
             client.update_run(self.id, status="RUNNING")
             self._client = client
-        except Exception as error:  # whatever a server or its client raises
-            _log.warning("%s; the sweep goes on without", redacted(f"MLflow at {uri} cannot be reached ({error})"))
+        except Exception as error:  # no error of a server or its client may stop the sweep
+            _log.warning("%s; the sweep continues without it", redacted(f"MLflow at {uri} cannot be reached ({error})"))
 
     def end(self, best: dict[str, Any], figures: dict[str, float]) -> None:
-        """Note the best trial's point, and what the sweep came to."""
+        """Record the best trial's point and the sweep's figures."""
         if self._client is None:
             return
         try:
@@ -235,11 +237,11 @@ class SweepSink:
                 self._client.log_metric(self.id, name, figure)
             self._client.set_terminated(self.id, "FINISHED")
         except Exception as error:
-            _log.warning("MLflow did not take the end of the sweep: %s", redacted(str(error)))
+            _log.warning("MLflow did not receive the end of the sweep: %s", redacted(str(error)))
 
 
 def _experiment(client: Any, config: Config, uri: str) -> str:
-    """The id of the config's experiment, made if there is none."""
+    """Return the id of the config's experiment; create it if there is none."""
     name, root = config.track.experiment, Folder(config.run.root)
     if experiment := client.get_experiment_by_name(name):
         return str(experiment.experiment_id)

@@ -1,9 +1,9 @@
-"""The files of a journal: how they are named, written and kept until the store has them.
+"""The files of a journal: how they are named, written, and kept until the store has them.
 
     <run>/journal/0002-0000.jsonl     the first segment of lease 2
 
-A segment belongs to the journal that created its file, exclusively: nobody writes over another's. What the store does not
-take stays in memory, and beyond a bound in files of the driver's temporary folder.
+A segment belongs to the journal that created its file exclusively; no journal overwrites the segment of another. Segments
+that the store does not accept stay in memory, and beyond a limit in files of the driver's temporary folder.
 """
 
 from __future__ import annotations
@@ -21,25 +21,25 @@ from springtide.store import Folder
 
 _SEGMENT = re.compile(r"(\d{4,})-(\d{4,})\.jsonl")
 _MEMORY_BYTES = 8 * 2**20
-"""Of closed segments that wait in memory; more wait in files."""
+"""Limit of closed segments that wait in memory; the rest waits in files."""
 
 
 def name_of(term: int, number: int) -> str:
-    """The name of a segment."""
+    """Return the file name of a segment."""
     return f"{term:04d}-{number:04d}.jsonl"
 
 
 def listed(folder: Folder) -> list[tuple[int, int]]:
-    """(lease, number) of every segment in a journal's folder, in the order they were written."""
+    """Return (term, number) of every segment in a journal's folder, in the order of writing."""
     return sorted((int(match[1]), int(match[2])) for name in folder.names() if (match := _SEGMENT.fullmatch(name)))
 
 
 @dataclasses.dataclass(eq=False)
 class Segment:
-    """Some lines, and how much of them the store has."""
+    """Lines of a journal, and how many of their bytes the store has."""
 
     name: str = ""
-    """Given when the file is created."""
+    """Set when the file is created."""
     is_created: bool = False
     is_closed: bool = False
     data: bytearray = dataclasses.field(default_factory=bytearray)
@@ -47,10 +47,10 @@ class Segment:
     stored_bytes: int = 0
     size_bytes: int = 0
     spooled: Path | None = None
-    """The file that ``data`` has moved to."""
+    """The file that ``data`` was moved to."""
 
     def add(self, line: bytes) -> None:
-        """Take one more line, which ends with a newline."""
+        """Add a line, which ends with a newline."""
         self.data += line
         self.num_lines += 1
         self.size_bytes += len(line)
@@ -60,31 +60,31 @@ class Segment:
         return self.stored_bytes == self.size_bytes
 
     def content(self, begin: int = 0) -> bytes:
-        """From a byte to its end."""
+        """Return the bytes from ``begin`` to the end."""
         return self.spooled.read_bytes()[begin:] if self.spooled else bytes(memoryview(self.data)[begin:])
 
 
 class Segments:
-    """Puts the segments of one lease into the journal's folder. Methods raise whatever the store raises."""
+    """Writes the segments of one lease into the journal's folder. Methods raise the store's errors."""
 
     def __init__(self, folder: Folder, term: int) -> None:
-        """Create the first file. ``term`` 0 takes the next number that is free."""
+        """Create the first file. ``term`` 0 takes the next free term."""
         self._folder = folder
         there = listed(folder)
         self.term = term or 1 + max((one for one, _ in there), default=0)
         self._number = 1 + max((number for one, number in there if one == self.term), default=-1)
         self.first = Segment()
         while not self._create(self.first, b""):
-            if not term:  # another start has taken it meanwhile
+            if not term:  # another start took this term meanwhile
                 self.term, self._number = self.term + 1, 0
         self._open: tuple[Segment, IO[bytes]] | None = None
 
     def wanted(self, segment: Segment) -> bytes:
-        """What ``store`` is to be called with: a local file is appended to, an object is put whole."""
+        """Return the bytes to pass to ``store``: the new ones for a local file, all of them for an object store."""
         return segment.content(segment.stored_bytes if self._folder.is_local else 0)
 
     def store(self, segment: Segment, wanted: bytes) -> None:
-        """Have the store keep it. What was written before an error counts in ``segment.stored_bytes``."""
+        """Write ``wanted`` to the store. Bytes written before an error count in ``segment.stored_bytes``."""
         if self._folder.is_local:
             self._append(segment, wanted)
             return
@@ -96,14 +96,14 @@ class Segments:
         segment.stored_bytes = len(wanted)
 
     def named(self, segments: Iterable[Segment]) -> Iterator[tuple[str, Segment]]:
-        """Each with the name that its file has or will have."""
+        """Yield each segment with the name that its file has or will have."""
         number = self._number
         for segment in segments:
             yield segment.name if segment.is_created else name_of(self.term, number), segment
             number += not segment.is_created
 
     def close(self) -> None:
-        """Keep no file open."""
+        """Close the open file, if any."""
         if self._open is not None:
             with contextlib.suppress(OSError):
                 self._open[1].close()
@@ -112,7 +112,7 @@ class Segments:
     def _append(self, segment: Segment, rest: bytes) -> None:
         try:
             file, left = self._opened(segment), memoryview(rest)
-            while left:  # a full disk may take a part of a line; the rest of it follows when there is room
+            while left:  # a full disk may accept part of a line; the rest follows when there is space
                 written = file.write(left)
                 segment.stored_bytes += written
                 left = left[written:]
@@ -129,7 +129,7 @@ class Segments:
         try:
             descriptor = os.open(self._folder.where(segment.name), os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)
         except FileNotFoundError:
-            if self._folder.exists():  # somebody has removed the file alone: all of it is written again
+            if self._folder.exists():  # only the file was removed: write all of it again
                 segment.is_created, segment.stored_bytes = False, 0
                 self._number -= 1
             raise
@@ -137,14 +137,14 @@ class Segments:
         return self._open[1]
 
     def _create(self, segment: Segment, data: bytes) -> bool:
-        """Name the segment and create its file with ``data``; False where the name is taken: the next call tries another."""
+        """Name the segment and create its file with ``data``. False if the name is taken: the next call tries another."""
         segment.name = name_of(self.term, self._number)
         try:
             self._folder.create(segment.name, data)
         except FileExistsError:
             if self._folder.is_local and not self._folder.exists(segment.name):
                 raise  # the folder itself is a file
-            # a put whose answer was lost finds what it wrote; lines may have come since
+            # a put whose response was lost finds its own data; lines may have been added since
             if not data or not data.startswith(found := self._folder.read(segment.name)) or not found:
                 self._number += 1
                 return False
@@ -155,13 +155,13 @@ class Segments:
 
 
 class Spool:
-    """Where segments wait that fill the memory: files in a temporary folder of the driver's machine."""
+    """Files in a temporary folder of the driver's machine, for waiting segments that exceed the memory limit."""
 
     def __init__(self) -> None:
         self.folder: Path | None = None
 
     def relieve(self, waiting: Iterable[Segment]) -> None:
-        """Move closed segments to files until the others fit in memory. Where that fails they stay."""
+        """Move closed segments to files until the rest fits the memory limit. If that fails, they stay in memory."""
         closed = [segment for segment in waiting if segment.is_closed and segment.spooled is None]
         size = sum(segment.size_bytes for segment in closed)
         with contextlib.suppress(OSError):
@@ -172,21 +172,21 @@ class Spool:
                 size -= segment.size_bytes
 
     def release(self, segment: Segment) -> None:
-        """The store has it."""
+        """Remove the segment's file: the store has the segment."""
         if segment.spooled is not None:
             segment.spooled.unlink(missing_ok=True)
 
     def leave(self, segments: Iterable[tuple[str, Segment]]) -> Path:
-        """Write segments under the given names, to be found by a person. OSError where that fails."""
+        """Write segments under the given names for a person to find; returns their folder. Raises OSError if that fails."""
         for name, segment in segments:
-            with contextlib.suppress(FileNotFoundError):  # somebody has cleaned the temporary folder
+            with contextlib.suppress(FileNotFoundError):  # the temporary folder was cleaned
                 content = segment.content()
                 (self._made() / name).write_bytes(content)
                 self.release(segment)
         return self._made()
 
     def remove(self) -> None:
-        """Nothing is left to wait."""
+        """Remove the folder if it is empty."""
         if self.folder is not None:
             with contextlib.suppress(OSError):
                 self.folder.rmdir()

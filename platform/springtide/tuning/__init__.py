@@ -1,4 +1,4 @@
-"""A space, a trial, a verdict. Rule: no Ray here; a space is checked against the config's own types before anything runs."""
+"""A space, a trial, a result. Layer rule: no Ray here; a space is checked against the config's types before anything runs."""
 
 from springtide.tuning.expected_improvement import expected_improvement
 from springtide.tuning.population import (

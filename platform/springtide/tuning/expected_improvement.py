@@ -9,11 +9,11 @@ _LEAST_TRIALS = 4
 
 
 def expected_improvement(values: Sequence[float], trials: int) -> float:
-    """By how much one more trial will beat the best, as far as can be told: infinitely while too few are known. ``values``:
-    promises of those that came furthest; ``trials``: how many were begun.
+    """Return the expected gain of one more trial over the best, in the objective's unit; infinity while too few are known.
 
-    Of n points drawn alike each is as likely to be the best, and it beats the second by what can be seen: had one of them been
-    drawn last, it would have been a gain of that, with a chance of 1 in n.
+    ``values``: promises (higher is better) of the trials that came furthest; ``trials``: number of trials started.
+    Of n points from the same distribution, each is the best with probability 1/n. If the best was drawn last, it gained its
+    distance to the second; so the expected gain is that distance over n.
     """
     if trials < _LEAST_TRIALS or len(values) < 2:
         return math.inf

@@ -1,4 +1,4 @@
-"""Which fields mattered: the objective foretold from the points by a forest, and how much worse it is without each field."""
+"""Which fields mattered: a forest predicts the objective from the points; how much worse is it without each field?"""
 
 from __future__ import annotations
 
@@ -11,25 +11,25 @@ from springtide.tuning.space import Budget, Sweep
 from springtide.tuning.trial import TrialOutcome
 
 _NEARLY_ALL = 0.9
-"""Of the trials with values: as many must have reached a rung for trials to be compared there."""
+"""Trials are compared at a rung that this share of the trials with values reached."""
 _LEAST_POINTS = 4
 _REACH = 1.5
 _TREES, _SHUFFLES, _SEED = 100, 20, 0
 
 
 def importance(sweep: Sweep, outcomes: Sequence[TrialOutcome]) -> dict[str, float]:
-    """The share of the objective's variance that each field explains, from 0 to 1, in the order of the space.
+    """Return the share of the objective's variance that each field explains, from 0 to 1, in the order of the space.
 
-    A random forest learns the objective from the points; what a field is worth is how much is lost when its values are
-    shuffled among the trials (permutation importance; Breiman, Random Forests, 2001). The shares add up to the R² of what
-    each tree foretells of trials it was not grown on: the rest is chance, or takes more trials to tell. A value beyond
-    Tukey's inner fence counts as the fence, so that one trial that diverged does not outweigh all others.
+    A random forest learns the objective from the points. A field's importance is the accuracy lost when its values are
+    shuffled among the trials (permutation importance; Breiman, Random Forests, 2001). The shares add up to the out-of-bag
+    R², where each tree predicts trials it was not trained on: the rest is chance, or needs more trials. A value beyond
+    Tukey's inner fence counts as the fence, so that one diverged trial does not outweigh all others.
 
-    Trials are compared where they had been trained equally long: at the last rung that nearly all of them reached. A later
-    one would leave out those that were stopped, which were the worst, and with them most of what the fields do; an earlier
-    one is further from what the sweep is for. What matters there may still differ from what matters at the end. Whatever
-    became of a trial after that rung, its value counts. Empty when there are fewer than four points that differ, their
-    values do not, or nothing can be foretold from the fields.
+    Trials are compared after equally long training: at the last rung that nearly all of them reached. A later rung would
+    exclude the stopped trials, which were the worst and show most of the fields' effect; an earlier one is further from the
+    goal of the sweep. What matters there may still differ from what matters at the end. A trial's value at that rung counts
+    whatever happened to the trial later. Empty when fewer than four points differ, all values are equal, or the fields
+    predict nothing.
     """
     from sklearn.compose import ColumnTransformer
     from sklearn.ensemble import RandomForestRegressor
@@ -44,7 +44,7 @@ def importance(sweep: Sweep, outcomes: Sequence[TrialOutcome]) -> dict[str, floa
         return {}
     found = np.array([values[one.number] for one in compared])
     found = np.clip(found, *fences(found.tolist(), _REACH))
-    found = found / np.abs(found).max() if found.any() else found  # the square of a huge value is no number
+    found = found / np.abs(found).max() if found.any() else found  # the square of a huge value overflows
     if np.ptp(found) < 1e-12:
         return {}
     chosen = [column for column, each in enumerate(sweep.space) if each.kind == "choice"]
@@ -60,8 +60,8 @@ def importance(sweep: Sweep, outcomes: Sequence[TrialOutcome]) -> dict[str, floa
 
 
 def comparable(budget: Budget, outcomes: Sequence[TrialOutcome]) -> dict[int, float]:
-    """Trial number -> the objective at the last rung that nearly all trials with values reached; trials that have a finite
-    one there."""
+    """Return trial number -> objective at the last rung that nearly all trials with values reached, for the trials that have
+    a finite value there."""
     valued = {one.number: _by_rung(budget, one) for one in outcomes}
     valued = {number: rungs for number, rungs in valued.items() if rungs}
     reached = [max(rungs) for rungs in valued.values()]
@@ -72,14 +72,15 @@ def comparable(budget: Budget, outcomes: Sequence[TrialOutcome]) -> dict[int, fl
 
 
 def _by_rung(budget: Budget, one: TrialOutcome) -> dict[int, float]:
-    """Rung -> finite value. By tokens: where batches differ in size so do the steps of a rung, and it falls between steps."""
+    """Return rung -> finite value. Rungs are found by tokens: batch sizes may differ, so a rung may fall between steps."""
     apart = budget.tokens_per_trial / budget.rungs
     return {round(each.tokens / apart): each.value for each in one.rungs if math.isfinite(each.value)}
 
 
 def fences(values: Sequence[float], reach: float = 3.0) -> tuple[float, float]:
-    """What is not far out: as far as ``reach`` times the quartiles' distance beyond them (Tukey, 1977: inner fences at 1.5,
-    outer ones at 3), and no further than the values go. Of values whose quartiles are one, the least and the most."""
+    """Return the limits beyond which a value is an outlier: ``reach`` times the interquartile range beyond the quartiles
+    (Tukey, 1977: inner fences at 1.5, outer ones at 3), but never beyond the least and the greatest value. If the quartiles
+    are equal: the least and the greatest value."""
     first, third = np.percentile(values, [25, 75])
     beyond = reach * float(third - first) or math.inf
     return max(float(first) - beyond, min(values)), min(float(third) + beyond, max(values))

@@ -1,5 +1,5 @@
-"""A population: trials that train side by side, of which the worst go on from the state of the best, at a point near theirs
-(Jaderberg et al., 2017). Each such turn is a new run of the trial, a generation."""
+"""A population: trials that train in parallel. The worst continue from the state of the best, at a point near theirs
+(Jaderberg et al., 2017). Each such takeover starts a new run of the trial, a generation."""
 
 from __future__ import annotations
 
@@ -14,22 +14,22 @@ SECTION = "optim."
 _FIXED = ("optim.optimizer",)
 _FOLDER = "lineage"
 POINTS = "points"
-"""Where a sweep notes the points that its trials begin with."""
+"""Folder in which a sweep records the points that its trials start with."""
 
 
 class Generation(NamedTuple):
     """One run of a trial."""
 
     run: str
-    """Its id."""
+    """The run's id."""
     point: Point
     of: str = ""
-    """URL of the checkpoint that it began with; empty where it began anew."""
+    """URL of the checkpoint it started from; empty if it started from scratch."""
 
 
 def lineage_of(folder: Folder, number: int, point: Point) -> list[Generation]:
-    """The generations of trial ``number`` of the sweep in ``folder``, oldest first; one, if it never turned: at
-    the point that was noted, else at ``point``."""
+    """Return the generations of trial ``number`` of the sweep in ``folder``, oldest first. A trial without takeovers has one:
+    at the recorded point, else at ``point``."""
     notes, file = folder / _FOLDER, f"{name_of(number)}.json"
     if notes.exists(file):
         return [Generation(**one) for one in notes.read_json(file)]
@@ -38,26 +38,27 @@ def lineage_of(folder: Folder, number: int, point: Point) -> list[Generation]:
 
 
 def turned(folder: Folder, number: int, lineage: list[Generation], point: Point, of: str) -> list[Generation]:
-    """``lineage`` with a run more, which goes on at ``point`` from the checkpoint ``of``; written down before it begins."""
+    """Return ``lineage`` plus a run that continues at ``point`` from checkpoint ``of``, written down before it starts."""
     longer = [*lineage, Generation(f"{name_of(number)}-{len(lineage)}", point, of)]
     (folder / _FOLDER).write_json(f"{name_of(number)}.json", [one._asdict() for one in longer])
     return longer
 
 
 def check_population(sweep: Sweep, scheduler: str) -> None:
-    """ConfigError for a field that cannot change while a trial trains, or that ``scheduler`` cannot choose."""
+    """Raise ConfigError for a field that cannot change during training or that ``scheduler`` cannot choose, or for fewer than
+    two trials."""
     for one in sweep.space:
         if not one.field.startswith(SECTION) or one.field in _FIXED:
-            limit = f"cannot change while a trial trains, as --scheduler {scheduler} would have it"
-            raise ConfigError(explain("SPACE", one.field, limit, f"leave fields of {SECTION[:-1]} in, or use asha"))
+            limit = f"cannot change while a trial trains, but --scheduler {scheduler} changes it"
+            raise ConfigError(explain("SPACE", one.field, limit, f"keep only fields of {SECTION[:-1]}, or use asha"))
         if one.kind == "choice" and scheduler == "pb2":
-            raise ConfigError(explain("SPACE", one.field, "is a choice, and pb2 knows ranges alone", "use pbt"))
+            raise ConfigError(explain("SPACE", one.field, "is a choice, and pb2 takes only ranges", "use pbt"))
     if sweep.budget.trials < 2:
-        raise ConfigError(explain("BUDGET.trials", sweep.budget.trials, "is no population", "have 4 or more"))
+        raise ConfigError(explain("BUDGET.trials", sweep.budget.trials, "is too few for a population", "use 4 or more"))
 
 
 def clamped(sweep: Sweep, point: Point) -> Point:
-    """``point`` with every number inside its range."""
+    """Return ``point`` with every number clamped to its range."""
     return {
         one.field: point[one.field]
         if one.kind == "choice"
@@ -67,10 +68,10 @@ def clamped(sweep: Sweep, point: Point) -> Point:
 
 
 def shares(sweep: Sweep, point: Point) -> dict[str, float]:
-    """How far along its range, from 0 to 1, each number of ``point`` lies."""
+    """Return field -> position of each number of ``point`` in its range, from 0 to 1."""
     return {one.field: one.place(point[one.field]) for one in sweep.space if one.kind != "choice"}
 
 
 def point_at(sweep: Sweep, found: dict[str, Any]) -> Point:
-    """The point whose ``shares`` are ``found``."""
+    """Return the point whose ``shares`` are ``found``."""
     return {one.field: one.at(min(max(float(found[one.field]), 0.0), 1.0)) for one in sweep.space}

@@ -1,4 +1,4 @@
-"""What a sweep found: the trials in their order, which is best, and what they cost."""
+"""The result of a sweep: all trials, which one is best, and what they cost."""
 
 from __future__ import annotations
 
@@ -16,31 +16,31 @@ class Finalist(NamedTuple):
     """A point that was trained with several seeds."""
 
     number: int
-    """Of its first trial."""
+    """The number of its first trial."""
     values: tuple[float, ...]
     mean: float
     deviation: float
-    """Of one value from the next, as a sample's [the objective's unit]."""
+    """Sample standard deviation of the values [the objective's unit]."""
 
 
 @dataclasses.dataclass(frozen=True)
 class SweepResult:
-    """Of all trials."""
+    """The result of all trials of a sweep."""
 
     outcomes: tuple[TrialOutcome, ...]
-    """By number."""
+    """Ordered by trial number."""
     best: TrialOutcome | None
-    """Of those that came furthest, the best, by the mean of its seeds if it has several; None when no trial was evaluated."""
+    """The best of the trials that came furthest, by the mean of its seeds if it has several; None if no trial was evaluated."""
     worker_s: float
     dollars: float
     tokens: int
     front: tuple[TrialOutcome, ...] = ()
-    """Those that no other beats in both objectives, where there are two; the best by the first is the first."""
+    """The Pareto front of the two objectives, best by the first objective first; empty without a second one."""
     finals: tuple[Finalist, ...] = ()
-    """The best by its mean is the first."""
+    """Best mean first."""
 
     def as_dict(self) -> dict[str, Any]:
-        """As plain data."""
+        """Return the result as plain data."""
         return {
             "best": self.best.name if self.best else None,
             "front": [one.name for one in self.front],
@@ -53,7 +53,7 @@ class SweepResult:
 
 
 def rank_trials(sweep: Sweep, outcomes: Sequence[TrialOutcome]) -> SweepResult:
-    """The verdict. A trial that was stopped early is compared with nobody who was trained longer."""
+    """Return the result of a sweep. A trial that was stopped early is not compared with trials that were trained longer."""
     furthest = finalists(sweep, [one for one in outcomes if one.repeats < 0])
     finals = _finals(sweep, furthest, outcomes)
     by_number = {one.number: one for one in furthest}
@@ -70,8 +70,8 @@ def rank_trials(sweep: Sweep, outcomes: Sequence[TrialOutcome]) -> SweepResult:
 
 
 def finalists(sweep: Sweep, outcomes: Sequence[TrialOutcome]) -> list[TrialOutcome]:
-    """Those with a value at the last rung that any has reached, best first. Rungs are told by tokens: where batches differ, so
-    do the steps of a rung."""
+    """Return the trials with a value at the last rung that any trial reached, best first. Rungs are found by tokens: where
+    batch sizes differ, so do the steps of a rung."""
     apart = sweep.budget.tokens_per_trial / sweep.budget.rungs
     valued = [one for one in outcomes if one.rungs and math.isfinite(one.value) and one.status != "failed"]
     furthest = max((round(one.tokens / apart) for one in valued), default=0)
@@ -98,13 +98,13 @@ def _front(sweep: Sweep, furthest: Sequence[TrialOutcome]) -> tuple[TrialOutcome
     for one in sorted(known, key=lambda one: (-sweep.promise(one.value), -sign * one.secondary)):
         if all(
             sign * one.secondary > sign * other.secondary for other in front
-        ):  # else one before it is as good in both
+        ):  # else an earlier one is as good in both
             front.append(one)
     return tuple(front)
 
 
 def words(sweep: Sweep, verdict: SweepResult) -> str:
-    """The same for people."""
+    """Return the result as text."""
     rows = sorted(
         verdict.outcomes,
         key=lambda one: (-one.tokens, -sweep.promise(one.value) if math.isfinite(one.value) else math.inf),
@@ -125,7 +125,7 @@ def words(sweep: Sweep, verdict: SweepResult) -> str:
             f"  trial-{final.number:04d} with {len(final.values)} seeds: {final.mean:.4f} ± {final.deviation:.4f}"
         )
     if sweep.secondary is not None:
-        lines.append(f"+ no other is as good in both {sweep.metric} and {sweep.secondary.metric}:")
+        lines.append(f"+ no other is as good in both {sweep.metric} and {sweep.secondary.metric} (Pareto front):")
         lines += [f"  {one.name}  {one.value:.4f}  {one.secondary:.4g}" for one in verdict.front]
     return "\n".join(lines)
 

@@ -1,5 +1,5 @@
-"""Where the next point comes from. A search is asked for points by number and told what became of them; whoever runs it again
-tells it the same, and asks for the rest."""
+"""Where the next point comes from. The driver asks a search for points by trial number and reports their results. A resumed
+sweep reports the same results again, then asks for the remaining points."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from springtide.tuning.trial import name_of, trial_config
 SEARCHES = ("random", "grid", "tpe")
 _DRAWS = 100
 _STEPS = 3
-"""Values of a range in a grid."""
+"""Number of values per range in a grid."""
 
 
 class Search(Protocol):
@@ -28,15 +28,15 @@ class Search(Protocol):
     """The number of the first trial."""
 
     def ask(self, number: int) -> Point | None:
-        """The point of trial ``number``; None when there is none left."""
+        """Return the point of trial ``number``; None when none is left."""
 
     def tell(self, number: int, values: Sequence[float] | None) -> None:
-        """What the objectives of a trial came to; None of one that failed."""
+        """Report the objectives of a trial; None for a failed one."""
 
 
 def search_of(name: str, sweep: Sweep, base: Config, seed: int, known: Sequence[Point]) -> Search:
-    """The search ``name``; ``known`` are points that an earlier start of the sweep has asked for. ConfigError for another name,
-    or a space without a point that the config takes."""
+    """Return the search ``name``. ``known``: points that an earlier start of the sweep asked for. Raises ConfigError for an
+    unknown name, or a space without a point that the config accepts."""
     if name not in SEARCHES:
         raise ConfigError(explain("--search", name, "is not known", configs.nearest(name, SEARCHES)))
     if name == "tpe":
@@ -45,7 +45,7 @@ def search_of(name: str, sweep: Sweep, base: Config, seed: int, known: Sequence[
 
 
 class PointList:
-    """Points that are known beforehand."""
+    """A search over a fixed list of points."""
 
     def __init__(self, points: Sequence[Point], first: int = 0) -> None:
         self.first, self._points = first, points
@@ -58,11 +58,11 @@ class PointList:
 
 
 class Tpe:
-    """Optuna's tree-structured Parzen estimator (Bergstra et al., 2011), which looks near what did well. The only class that
-    imports ``optuna``."""
+    """Optuna's tree-structured Parzen estimator (Bergstra et al., 2011), which searches near good points. The only class
+    that imports ``optuna``."""
 
     def __init__(self, sweep: Sweep, base: Config, seed: int, known: Sequence[Point]) -> None:
-        """ConfigError where optuna is not installed."""
+        """Raise ConfigError if optuna is not installed."""
         try:
             import optuna
         except ImportError:
@@ -109,19 +109,20 @@ def _distribution(kinds: Any, one: Range) -> Any:
 
 
 def random_points(sweep: Sweep, base: Config, seed: int) -> list[Point]:
-    """As many as the budget has trials, each drawn until the config takes it. ConfigError when none is found."""
+    """Return one point per trial of the budget, each redrawn until the config accepts it. Raises ConfigError when none is
+    found."""
     return [_draw(sweep, base, f"{seed} {number}") for number in range(sweep.budget.trials)]
 
 
 def grid_points(sweep: Sweep, base: Config) -> list[Point]:
-    """Every combination of choices, and of three values of each range; the first as many as the budget has trials, of those
-    that the config takes."""
+    """Return the combinations of all choices and three values of each range that the config accepts, at most the number of
+    trials in the budget. Raises ConfigError when there is none."""
     fields = [one.field for one in sweep.space]
     combinations = itertools.product(*(_values(one) for one in sweep.space))
     points = (dict(zip(fields, values, strict=True)) for values in combinations)
     found = list(itertools.islice((point for point in points if _is_good(sweep, base, point)), sweep.budget.trials))
     if not found:
-        raise ConfigError(explain("SPACE", fields, "has no point that the config and WHERE take", "widen it"))
+        raise ConfigError(explain("SPACE", fields, "has no point that the config and WHERE accept", "widen it"))
     return found
 
 
@@ -133,12 +134,12 @@ def _draw(sweep: Sweep, base: Config, seed: str) -> Point:
             return point
     fields = ", ".join(one.field for one in sweep.space)
     raise ConfigError(
-        explain("SPACE", fields, f"gave no point in {_DRAWS} draws that the config and WHERE take", "widen it")
+        explain("SPACE", fields, f"gave no point in {_DRAWS} draws that the config and WHERE accept", "widen it")
     )
 
 
 def draw(one: Range, chance: random.Random) -> Any:
-    """A value of the range."""
+    """Draw a value from the range."""
     return chance.choice(one.values) if one.kind == "choice" else one.at(chance.random())
 
 

@@ -59,7 +59,7 @@ def test_rows_at_once_are_as_many_as_fit_with_few_workers_as_with_many() -> None
     auto = CONFIG.override({"train.micro_batch": "auto", "parallel.strategy": "zero3", "elastic.max_workers": 4})
     with pytest.raises(ValueError, match=r"is chosen by a run on Ray only"):
         _ = auto.train.rows_at_once
-    with pytest.raises(ConfigError, match=r"train.micro_batch = 'auto': it is not known what the devices hold"):
+    with pytest.raises(ConfigError, match=r"train.micro_batch = 'auto': the memory of the devices is not known"):
         choose_micro_batch(auto, VOCABULARY, 0, 0)
 
     def predicted(rows: int, workers: int) -> int:
@@ -184,4 +184,6 @@ def test_a_run_on_ray_begins_with_no_fewer_workers_than_fit_and_says_so(
     monkeypatch.setattr("springtide.on_ray.cluster.session.device_bytes", lambda config: has)
     fitted = importlib.import_module("springtide.app.train")._fitted(SHALLOW, data, said.append)
     assert fitted.elastic.min_workers == 2
-    assert said == [f"elastic.min_workers = 2: a step does not fit the {gigabytes(has)} that each of fewer workers has"]
+    assert said == [
+        f"elastic.min_workers = 2: with fewer workers a step does not fit the {gigabytes(has)} that each has"
+    ]

@@ -102,14 +102,14 @@ def test_a_step_that_was_left_out_is_counted_said_and_drawn_without_its_norm() -
     wild = dataclasses.replace(step(11, 2.0), grad_norm=math.inf, updated=False, loss_scale=32768.0)
     page = render("run", [*RESIZED, wild])
     ET.fromstring(page.split("</head>")[1].removesuffix("</html>\n"))
-    assert "steps left out" in page
-    assert "steps left out" not in render("run", RESIZED)
+    assert "steps skipped" in page
+    assert "steps skipped" not in render("run", RESIZED)
     out = io.StringIO()
     with Console(20, console=rich.console.Console(file=out, width=200)) as console:
         console(step(10, 2.0))
         console(wild)
-    assert "step 11 is left out: loss 2, gradient norm inf, loss scale 32768" in out.getvalue()
-    assert "step 10 is left out" not in out.getvalue()
+    assert "step 11 is skipped: loss 2, gradient norm inf, loss scale 32768" in out.getvalue()
+    assert "step 10 is skipped" not in out.getvalue()
 
 
 def test_a_step_trained_twice_is_drawn_once() -> None:

@@ -66,7 +66,7 @@ def test_resume_without_a_name_takes_the_newest_of_this_config(tiny: Config) -> 
 def test_there_must_be_something_to_resume(tiny: Config) -> None:
     with pytest.raises(ConfigError, match="nothing to resume"):
         claim(named(tiny, "absent"), resume=True, accept_changes=False)
-    with pytest.raises(ConfigError, match="is no run's folder"):
+    with pytest.raises(ConfigError, match="is not a run's folder"):
         open_run(tiny.run.root)
 
 

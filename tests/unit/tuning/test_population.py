@@ -103,8 +103,8 @@ def test_a_rung_that_nobody_has_gone_on_from_is_heard_of_again(tmp_path: Path) -
     [
         ({"model.num_layers": ("uniform", 1, 4)}, 4, "pbt", r"model\.num_layers.*cannot change while a trial trains"),
         ({"optim.optimizer": ("choice", "adamw", "muon")}, 4, "pbt", r"optim\.optimizer.*cannot change"),
-        ({"optim.peak_lr": ("choice", 0.1, 0.2)}, 4, "pb2", r"is a choice, and pb2 knows ranges alone"),
-        ({"optim.peak_lr": ("uniform", 0.1, 0.2)}, 1, "pbt", r"BUDGET\.trials = 1: is no population"),
+        ({"optim.peak_lr": ("choice", 0.1, 0.2)}, 4, "pb2", r"is a choice, and pb2 takes only ranges"),
+        ({"optim.peak_lr": ("uniform", 0.1, 0.2)}, 1, "pbt", r"BUDGET\.trials = 1: is too few for a population"),
     ],
 )
 def test_what_no_population_can_be_is_refused(space: object, trials: int, scheduler: str, match: str) -> None:

@@ -89,7 +89,7 @@ def test_the_gain_that_is_expected_is_what_one_more_brings_on_average(trials: in
     [
         ({"metric": "speed", "mode": "min"}, r"OBJECTIVE\.secondary\.metric = 'speed'.*step_worker_s"),
         ({"metric": "memory_bytes", "mode": "least"}, r"OBJECTIVE\.secondary\.mode = 'least'"),
-        ("step_worker_s", r"OBJECTIVE\.secondary = 'step_worker_s': is no table"),
+        ("step_worker_s", r"OBJECTIVE\.secondary = 'step_worker_s': is not a table"),
     ],
 )
 def test_a_second_objective_is_checked_like_the_first(objective: object, match: str) -> None:

@@ -59,7 +59,7 @@ def test_a_grid_has_every_combination_the_config_and_where_take() -> None:
     assert sorted({point["optim.peak_lr"] for point in points}) == pytest.approx([1e-4, 10**-2.5, 1e-1], rel=1e-5)
     fewer = grid_points(read({**table, "WHERE": lambda point: point["stream.lanes"] == 4}, TINY), TINY)
     assert fewer == [point for point in points if point["stream.lanes"] == 4]
-    with pytest.raises(ConfigError, match="no point that the config and WHERE take"):
+    with pytest.raises(ConfigError, match="no point that the config and WHERE accept"):
         grid_points(read({**table, "WHERE": lambda point: False}, TINY), TINY)
     with pytest.raises(ConfigError, match="gave no point in 100 draws"):
         random_points(read({**table, "WHERE": lambda point: False}, TINY), TINY, 0)
@@ -78,10 +78,10 @@ def test_a_trial_is_as_long_as_the_budget_says_and_is_judged_at_its_rungs() -> N
         ({"OBJECTIVE": {"metric": "heldout_los", "mode": "min"}}, "did you mean 'heldout_loss'"),
         ({"OBJECTIVE": {"metric": "loss", "mode": "least"}}, "OBJECTIVE.mode = 'least'"),
         ({"SPACE": {}}, "names no field"),
-        ({"SPACE": None}, "SPACE = None: is no table"),
+        ({"SPACE": None}, "SPACE = None: is not a table"),
         ({"BUDGET": {"trails": 3}}, "did you mean 'trials'"),
         ({"BUDGET": {"trials": 0, "tokens_per_trial": 10**6}}, "BUDGET.trials = 0"),
-        ({"BUDGET": {"trials": 3, "tokens_per_trial": STEP}}, "holds no 4 rungs of a step"),
+        ({"BUDGET": {"trials": 3, "tokens_per_trial": STEP}}, "is too small for 4 rungs of one step each"),
         ({"BUDGET": {"trials": 3, "tokens_per_trial": 400 * STEP, "tokens": 9}}, "less than one rung of one trial"),
         ({"BUDGET": {"trials": 3, "tokens_per_trial": "many"}}, "must be a number"),
     ],

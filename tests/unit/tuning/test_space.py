@@ -33,7 +33,7 @@ def test_the_weight_of_a_corpus_is_a_field() -> None:
 
 
 def test_a_file_that_is_not_there_or_breaks_is_told(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"--space = .*is no file; did you mean .*lr_and_decay\.py"):
+    with pytest.raises(ConfigError, match=r"--space = .*is not a file; did you mean .*lr_and_decay\.py"):
         read_file(str(TABLES[0].with_name("lr_and_decy.py")), DEMO)
     (tmp_path / "broken.py").write_text("SPACE = {")
     with pytest.raises(ConfigError, match=r"cannot be run \(SyntaxError"):
