@@ -18,7 +18,7 @@ import ray
 from nbclient import NotebookClient
 
 import springtide as st
-from springtide.cli.main import _parser
+from springtide.cli.main import parser
 from springtide.cli.options import config_of
 from springtide.config import Config
 
@@ -70,7 +70,7 @@ def wait_for_step(run: Path, step: int, driver: subprocess.Popen[bytes]) -> None
 def test_killed_at_step_60_with_all_its_workers_it_resumes_as_if_nothing_had_been(
     ray_cluster: str, tiny: Config
 ) -> None:
-    st.train(config_of(_parser(show_all=True).parse_args(["train", *options(tiny, "whole")])))
+    st.train(config_of(parser(show_all=True).parse_args(["train", *options(tiny, "whole")])))
 
     root = Path(tiny.run.root)
     before = folders()
