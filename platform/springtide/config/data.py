@@ -47,7 +47,7 @@ class CorpusConfig(Section):
     tokenizer: str = "bpe"
     """``bpe`` (trained on the corpus), ``bytes``, ``tiktoken:NAME``, or the path of a ``tokenizer.json`` [name or path]."""
     vocab_size: int = Field(4096, ge=257)
-    """Ids of a tokenizer that is trained here, the end-of-document id included [ids]."""
+    """Number of ids of a tokenizer that is trained here, the end-of-document id included [ids]."""
     max_files: int = Field(0, ge=0)
     """Take at most this many files; 0 takes all [files]."""
     field: str = "text"
