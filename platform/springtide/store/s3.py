@@ -89,7 +89,7 @@ def put(fs: Any, path: str, parts: Iterable[memoryview], size: int) -> None:
 def create(fs: Any, path: str, data: bytes) -> None:
     """Write ``bucket/key`` if it does not exist (If-None-Match); otherwise FileExistsError. OSError after its retries.
 
-    If the response to a put was lost, its retry finds the object that the first try wrote: the caller compares the bytes.
+    If the response to a put was lost, its retry finds the object that the first try wrote: the caller must compare.
     """
     bucket, key = path.split("/", 1)
     for left in reversed(range(_CREATE_TRIES)):
