@@ -1,38 +1,38 @@
-"""springtide: elastic training of language models on preemptible GPUs. A resize changes nothing in the training.
+"""springtide: elastic training of language models on preemptible GPUs. A resize does not change the training.
 
 The map, in the order the data takes:
 
     config/       settings: frozen models, quantities with units, recipes
-    store/        bytes at a path, committed or absent: local disk, s3, gs, az, memory; a cache on each node
-    events/       what happens in a run, as values; names and units of its metrics
+    store/        files that are committed or absent: local disk, s3, gs, az, memory; a cache on each node
+    events/       events of a run, as values; names and units of its metrics
       |
-    dist/         ranks that talk: the world, collectives, connections to cut
+    dist/         communication between ranks: the world, collectives, connections that can be cut
       |
     corpus/       raw text -> documents -> token ids                       sources, tokenizer
-    dataset/      both joined in stages that may be killed: parts, plan, shards
+    dataset/      corpus -> shards in restartable stages: parts, plan, shards
       |
-    shards/       token ids -> sealed Parquet that is read in place        rows (T, L + 1)
+    shards/       token ids -> Parquet that is read in place               rows (T, L + 1)
       |
     stream/       (seed, step) -> the same rows at any world size          batch (G,) -> rank (n, L + 1)
       |
     model/        plain nn.Module, ours or yours                           (B, L) -> logits (B, L, V)
-    parallel/     the model laid over a mesh: FSDP2, compiled blocks, recomputation
+    parallel/     the model on a device mesh: FSDP2, compiled blocks, recomputation
       |
-    checkpoint/   a step that a run can return to at another world size: staged, written in the background, verified at load
-    elastic/      decisions as values: who trains, when that changes, notices, health, save interval   (pure)
-    tuning/       a space, a search, a population, a trial, a ranking                                  (pure but for population)
+    checkpoint/   state that loads at any world size: staged, written in the background, verified at load
+    elastic/      decisions as values: which nodes train, when to resize, notices, health, save interval   (pure)
+    tuning/       a space, a search, a population, a trial, a ranking                              (pure except population)
       |
     training/     the step on one screen, the loop as an iterator of events; runs under torchrun; held-out loss
       |
-    track/        who listens: journal, ledger, console, MLflow      report/   charts and pages
+    track/        event listeners: journal, ledger, console, MLflow      report/   charts and pages
       |
-    run/          a run's folder: claimed, opened, verified
+    run/          a run's folder: claim, open, verify
       |
     on_ray/       the only package that imports Ray: cluster/ data/ train/ tune/
       |
-    app/          train, sweep, drill, simulate, estimate: the only composition        cli/   the same for the shell
+    app/          train, sweep, drill, simulate, estimate: composes the packages       cli/   the same for the shell
 
-``import springtide`` is light: torch and Ray load when something trains.
+``import springtide`` is light: torch and Ray are imported when training starts.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Errors that say what happened, the value, the limit and the remedy.
 
-Trying again helps none of them; what may pass by itself (a lost node, a dropped connection) is left as the exception it came
-as, and Ray tries again. They cross process boundaries inside Ray, so every one pickles: the message is the only argument.
+A retry fixes none of them. A failure that may pass by itself (a lost node, a dropped connection) keeps its original exception,
+and Ray retries. Errors cross process boundaries inside Ray, so each one pickles: the message is the only argument.
 
-Nothing that is shown, logged or sent holds a password: ``redacted`` takes it out of URLs.
+Passwords are never shown, logged or sent: ``redacted`` removes them from URLs.
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ from __future__ import annotations
 import re
 
 _PASSWORD = re.compile(r"(?P<before>[a-z][a-z0-9+.-]*://[^\s:/?#@]*:)[^\s/?#]*(?=@)", re.IGNORECASE)
-"""``scheme://user:password@``; a password may have an @ that nobody has quoted."""
+"""``scheme://user:password@``; the password may contain an unquoted @."""
 _TOKEN_AS_USER = re.compile(r"(?P<before>https?://)[^\s:/?#@*]+(?=@)", re.IGNORECASE)
-"""As git hosts take it. Elsewhere the user is no secret: abfs://container@account."""
+"""Git hosts accept a token in place of the user. With other schemes the user is not a secret: abfs://container@account."""
 _SECRET_NAMES = (
     *("x-amz-signature", "x-amz-credential", "x-amz-security-token", "x-goog-signature", "x-goog-credential"),
     *("awsaccesskeyid", "signature", "sig", "token", "access_token", "password", "passwd", "pwd", "secret"),
@@ -32,23 +32,23 @@ class ConfigError(SpringtideError, ValueError):
 
 
 class CorpusError(SpringtideError, ValueError):
-    """A corpus that is missing, empty or too small for what is asked of it."""
+    """A corpus that is missing, empty or too small."""
 
 
 class CorruptShard(SpringtideError):
-    """A shard whose bytes are not those that were sealed."""
+    """A shard with other bytes than were written."""
 
 
 class OrderError(SpringtideError):
-    """A sample arrived that the order did not ask for, or a checkpoint belongs to another order."""
+    """A sample that the order did not request, or a checkpoint of another order."""
 
 
 class CheckpointError(SpringtideError):
-    """A checkpoint that cannot be written or read."""
+    """A checkpoint cannot be written or read."""
 
 
 class UnfitNode(SpringtideError):
-    """A node reads other bytes than its peers. Arguments: the message, and the node's name where it is known. The run goes on
+    """A node reads other bytes than its peers. Arguments: the message, and the node's name if it is known. The run continues
     without the node."""
 
     def __init__(self, message: str, node: str = "") -> None:
@@ -60,24 +60,24 @@ class UnfitNode(SpringtideError):
 
 
 class RunExists(SpringtideError):
-    """The run id is taken: resuming must be asked for."""
+    """The run id is taken: resuming must be requested."""
 
 
 class TrainingFailed(SpringtideError):
-    """Training stopped on an error of the training code; the message has rank and trace."""
+    """Training stopped on an error in the training code; the message has the rank and the stack trace."""
 
 
 class StoppedWaiting(SpringtideError):
-    """Training was asked to stop while it waited for capacity: an end like any other that was asked for."""
+    """Training was asked to stop while it waited for capacity; handled like any other requested stop."""
 
 
 def explain(field: str, value: object, limit: str, remedy: str) -> str:
-    """One sentence in the house's form: ``field = value: limit; remedy``."""
+    """Return an error message of the form ``field = value: limit; remedy``, redacted."""
     return redacted(f"{field} = {value!r}: {limit}; {remedy}")
 
 
 def redacted(text: str) -> str:
-    """``text`` without the passwords, tokens and signatures of URLs in it.
+    """Return ``text`` without the passwords, tokens and signatures in its URLs.
 
     >>> redacted("postgresql://ml:hunter2@db/mlflow")
     'postgresql://ml:***@db/mlflow'

@@ -43,5 +43,5 @@ def test_what_is_wrong_with_a_source_comes_back_as_itself(ray_cluster: str, tmp_
     pq.write_table(pa.table({"body": ["text"] * 9}), tmp_path / "a.parquet", row_group_size=3)
     changes = {"corpus.source": str(tmp_path / "a.parquet"), "shards.root": str(tmp_path / "data")}
     config = configs.recipes.tiny().override(changes)
-    with pytest.raises(CorpusError, match=r"corpus.field = 'text': is no column of .*choose one of body"):
+    with pytest.raises(CorpusError, match=r"corpus.field = 'text': is not a column of .*choose one of body"):
         prepare(config, run=ray_map)

@@ -1,5 +1,5 @@
-"""The words all else is written in. Rule: frozen values, checked where they live; nothing here reads a file unasked,
-the environment, or another package."""
+"""The settings of a run. Layer rule: frozen values that validate themselves; files are read on request only, the environment
+never, and no other package is imported."""
 
 from springtide.config import recipes
 from springtide.config.code import check_trusted, code_fingerprint

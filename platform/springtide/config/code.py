@@ -1,4 +1,4 @@
-"""Which code a run is trained by, and whether its config may name code to be run."""
+"""The fingerprint of the code that trains a run, and the check that a config may name code to run."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from springtide.errors import ConfigError, explain
 
 @functools.cache
 def code_fingerprint() -> str:
-    """16 hex digits over the source of this package."""
+    """Hash the source of this package: 16 hex digits."""
     package = Path(__file__).parents[1]
     found = hashlib.sha256()
     for path in sorted(package.rglob("*.py")):
@@ -23,8 +23,8 @@ def code_fingerprint() -> str:
 
 
 def check_trusted(source: str, where: str, trust_code: bool) -> None:
-    """ConfigError when the config in ``where``, which its reader has not written himself, names code to be run as its
-    ``model.source`` and that was not allowed."""
+    """Raise ConfigError if the config in ``where`` names code to run (``source``, its ``model.source``) and ``trust_code`` is
+    False. For configs that the user may not have written."""
     if source and not trust_code:
         module = source.partition(":")[0]
         raise ConfigError(
@@ -32,22 +32,23 @@ def check_trusted(source: str, where: str, trust_code: bool) -> None:
                 "model.source",
                 source,
                 f"is code that {where} names: module {module} would be imported and run, from {file_of(module)}",
-                "read it, then say --trust-code (in Python: trust_code=True) if you trust who wrote it, or name it yourself",
+                "read it, then pass --trust-code (in Python: trust_code=True) if you trust its author, or name it yourself",
             )
         )
 
 
 def file_of(module: str) -> str:
-    """The file that importing ``module`` would run, by the search path and, last, the current folder; nothing is imported."""
+    """Return the file that importing ``module`` would run, or a text that says there is none. Looks in the search path, then in
+    the current folder; imports nothing."""
     known = getattr(sys.modules.get(module), "__file__", None)
     if known:
         return str(known)
     path, found = [*sys.path, os.getcwd()], ""
     for name in module.split("."):
-        # by its last name alone: asked for a dotted one, Python would look at parents that were not imported
+        # one part of the name at a time: for a dotted name, find_spec expects the parents to be imported
         spec = PathFinder.find_spec(name, path) if name else None
         if spec is None:
-            return "no file that is there now"
+            return "a file that does not exist now"
         path = list(spec.submodule_search_locations or ())
         found = spec.origin or ", ".join(path)
     return found

@@ -1,4 +1,4 @@
-"""The sections that decide what a run sees: text, vocabulary, packing, the order of samples."""
+"""The sections that decide what data a run trains on: text, tokenizer, packing, the order of samples."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ Weight = Annotated[float, Field(ge=0)]
 
 
 class SourceConfig(Section):
-    """One of several sources, and where it is read or cleaned otherwise than ``corpus`` says."""
+    """One of several sources; a field that is not None replaces that of ``corpus`` for this source."""
 
     source: str
     """As corpus.source [url]."""
     max_files: int | None = Field(None, ge=0)
     """Take at most this many files; 0 takes all [files]."""
     field: str | None = None
-    """Where a record of JSON lines or Parquet has its text [name]."""
+    """Field that holds the text in JSON lines and Parquet records [name]."""
     normalization: Literal["none", "NFC", "NFKC"] | None = None
-    """Unicode normal form that texts are brought to [name]."""
+    """Unicode normal form that texts are converted to [name]."""
     broken_text: Literal["replace", "drop"] | None = None
-    """What becomes of texts with bytes that are not UTF-8 [name]."""
+    """How to treat texts with bytes that are not UTF-8 [name]."""
     min_characters: int | None = Field(None, ge=1)
     """Shortest document to keep [characters]."""
     max_characters: int | None = Field(None, ge=0)
@@ -33,29 +33,29 @@ class SourceConfig(Section):
     max_repetition: float | None = Field(None, ge=0, le=1)
     """Largest share of characters in repeated lines; 1 keeps all [ratio]."""
     max_symbols: float | None = Field(None, ge=0, le=1)
-    """Largest share of characters that are no letters or digits, spaces apart; 1 keeps all [ratio]."""
+    """Largest share of characters that are not letters, digits or spaces; 1 keeps all [ratio]."""
 
 
 class CorpusConfig(Section):
-    """Raw text and the vocabulary that turns it into token ids."""
+    """Raw text and the tokenizer that turns it into token ids."""
 
     source: str = "stdlib"
     """``stdlib`` (the running Python's own library), or a file, folder or glob, local or any fsspec URL [url]."""
     sources: tuple[SourceConfig, ...] = ()
-    """Several in place of the one: tables of a ``source``, and of what of ``max_files``, ``field`` and filters differs for it
-    [table]."""
+    """Several sources instead of one: tables, each with a ``source`` and the ``max_files``, ``field`` and filters that differ
+    for it [table]."""
     tokenizer: str = "bpe"
     """``bpe`` (trained on the corpus), ``bytes``, ``tiktoken:NAME``, or the path of a ``tokenizer.json`` [name or path]."""
     vocab_size: int = Field(4096, ge=257)
-    """Ids in a vocabulary that is trained here, end-of-text included [ids]."""
+    """Number of ids of a tokenizer that is trained here, the end-of-document id included [ids]."""
     max_files: int = Field(0, ge=0)
     """Take at most this many files; 0 takes all [files]."""
     field: str = "text"
-    """Where a record of JSON lines or Parquet has its text [name]."""
+    """Field that holds the text in JSON lines and Parquet records [name]."""
     normalization: Literal["none", "NFC", "NFKC"] = "NFC"
-    """Unicode normal form that texts are brought to [name]."""
+    """Unicode normal form that texts are converted to [name]."""
     broken_text: Literal["replace", "drop"] = "replace"
-    """What becomes of texts with bytes that are not UTF-8: each such byte U+FFFD, or the document dropped [name]."""
+    """How to treat texts with bytes that are not UTF-8: replace each such byte by U+FFFD, or drop the document [name]."""
     min_characters: int = Field(1, ge=1)
     """Shortest document to keep [characters]."""
     max_characters: int = Field(0, ge=0)
@@ -63,12 +63,12 @@ class CorpusConfig(Section):
     max_repetition: float = Field(1.0, ge=0, le=1)
     """Largest share of characters in repeated lines; 1 keeps all [ratio]."""
     max_symbols: float = Field(1.0, ge=0, le=1)
-    """Largest share of characters that are no letters or digits, spaces apart; 1 keeps all [ratio]."""
+    """Largest share of characters that are not letters, digits or spaces; 1 keeps all [ratio]."""
     near_duplicates: bool = True
-    """Whether to keep one of each cluster of documents that share most of their text [flag]."""
+    """Whether to keep only one of each cluster of documents that share most of their text [flag]."""
 
     def each(self) -> tuple[CorpusConfig, ...]:
-        """One config a source, its own fields in place of the common ones."""
+        """Return one config per source, with the source's own fields in place of the common ones."""
         if not self.sources:
             return (self,)
         own = (source.model_dump(exclude_none=True) for source in self.sources)
@@ -76,28 +76,29 @@ class CorpusConfig(Section):
 
 
 class ShardsConfig(Section):
-    """Token ids packed into rows and sealed as Parquet."""
+    """Token ids packed into rows and written as Parquet."""
 
     root: str = free(default="datasets")
     """Folder or fsspec URL that holds prepared datasets [url]."""
     dataset: str = free(default="")
-    """A prepared dataset to use as it is; empty finds or makes the one for this corpus [url]."""
+    """Prepared dataset to use; empty finds or prepares the one for this corpus [url]."""
     sequence_length: int = Field(256, ge=2)
-    """Tokens a row trains on; a row stores one more, the first input [tokens]."""
+    """Tokens that a row trains on; a row stores one more, the first input [tokens]."""
     token_type: Literal["uint16", "uint32"] = "uint16"
-    """How a token id is stored [type]."""
+    """Type that a token id is stored as [type]."""
     packing: Literal["concat", "best_fit"] = "concat"
-    """Documents end to end and cut where a row is full, or whole documents fitted together, none cut that fits a row [name]."""
+    """``concat`` puts documents end to end and cuts them where a row is full; ``best_fit`` fits whole documents together and
+    cuts only those longer than a row [name]."""
     mask_across_documents: bool = False
-    """Whether attention, positions and loss begin anew at each document of a row; best_fit needs it [flag]."""
+    """Whether attention, positions and loss restart at each document of a row; best_fit needs it [flag]."""
     rows_per_group: int = Field(256, ge=1, le=20_000)
-    """Rows in one Parquet row group, the unit of reading: its tokens are one ranged read, best of a few MiB [rows]."""
+    """Rows in one Parquet row group, the unit of reading: its tokens are one ranged read, ideally of a few MiB [rows]."""
     groups_per_shard: int = Field(16, ge=1)
     """Row groups in one Parquet file [row groups]."""
     heldout_fraction: float = Field(0.02, gt=0, lt=0.5)
-    """Share of the documents, chosen by their hash, kept for evaluation [ratio]."""
+    """Share of the documents, chosen by their hash, that is held out for evaluation [ratio]."""
     seed: int = Field(0, ge=0)
-    """Key of the order in which documents are packed [1]."""
+    """Seed of the order in which documents are packed [1]."""
 
     @model_validator(mode="after")
     def _check(self) -> ShardsConfig:
@@ -106,7 +107,7 @@ class ShardsConfig(Section):
                 explain(
                     "shards.packing",
                     self.packing,
-                    "fills rows with ends of text, which only shards.mask_across_documents leaves out of the loss",
+                    "pads rows with end-of-document ids, which only shards.mask_across_documents excludes from the loss",
                     "set shards.mask_across_documents, or pack with concat",
                 )
             )
@@ -117,52 +118,52 @@ class Weights(Section):
     """Shares of a mixture from a step on."""
 
     from_step: int = Field(0, ge=0)
-    """First step of the order they hold for [steps]."""
+    """First step of the order they apply to [steps]."""
     from_tokens: Tokens = Tokens(0)
-    """The same in tokens of full steps; the later of the two counts [tokens]."""
+    """The same in tokens of full steps; the later of the two applies [tokens]."""
     shares: dict[str, Weight]
-    """Corpus -> weight; they are divided by their sum, and a corpus left out has none [1]."""
+    """Corpus -> weight; weights are divided by their sum, and a corpus that is not listed has weight 0 [1]."""
 
 
 class SkippedSamples(Section):
-    """Rows that are left out of their batches from a step on."""
+    """Rows that are excluded from their batches from a step on."""
 
     from_step: int = Field(0, ge=0)
-    """First step of the order they are left out of [steps]."""
+    """First step of the order they are excluded from [steps]."""
     samples: tuple[int, ...]
     """Sample ids, as the feed's errors and ``springtide data inspect`` show them [ids]."""
 
 
 class SmallerBatches(Section):
-    """A size of batch to begin with."""
+    """A batch size at the beginning of the run."""
 
     rows: int = Field(ge=1)
-    """Rows in a step over all workers; a multiple of the lanes [rows]."""
+    """Rows in a step over all workers; a multiple of the number of lanes [rows]."""
     until_tokens: Tokens
-    """Trained on when the next size begins, or stream.global_batch after the last [tokens]."""
+    """Tokens trained on when the next size begins; after the last entry it is stream.global_batch [tokens]."""
 
 
 class StreamConfig(Section):
     """Which rows make up each step: the order of samples."""
 
     seed: int = Field(0, ge=0)
-    """Key of the order [1]."""
+    """Seed of the order [1]."""
     global_batch: int = Field(16, ge=1)
-    """Rows in a step over all workers, whatever their number [rows]."""
+    """Rows in a step over all workers, at any number of workers [rows]."""
     ramp: tuple[SmallerBatches, ...] = ahead(default=())
-    """Smaller batches to begin with, in steps of the order; empty trains with global_batch from the first on [table]."""
+    """Smaller batches at the beginning, in steps of the order; empty uses global_batch from the first step on [table]."""
     lanes: int = Field(0, ge=0)
-    """Parts of the order that workers own whole; must divide global_batch; 0 means global_batch [lanes]."""
+    """Parts of the order; each belongs to one worker at a time; must divide global_batch; 0 means global_batch [lanes]."""
     window: int = Field(512, ge=1)
-    """Rows of a lane that are shuffled among each other, the bound of the read-ahead [rows]."""
+    """Rows of a lane that are shuffled with each other; bounds the read-ahead [rows]."""
     skip: tuple[int, ...] = ahead(default=())
     """Steps of the order to jump over [steps]."""
     skip_samples: tuple[SkippedSamples, ...] = ahead(default=())
-    """Rows to leave out; their batches are smaller by them [table]."""
+    """Rows to exclude; their batches get smaller [table]."""
     mixture: dict[str, str] = free(default={})
     """Prepared datasets to mix, by name; empty trains on shards.dataset alone [urls]."""
     weights: tuple[Weights, ...] = ahead(default=())
-    """Shares of the mixture as a schedule over steps or tokens; empty weighs each corpus by its rows [table]."""
+    """Shares of the mixture as a schedule over steps or tokens; empty weights each corpus by its rows [table]."""
 
     @property
     def num_lanes(self) -> int:
@@ -176,7 +177,7 @@ class StreamConfig(Section):
                     "stream.lanes",
                     self.lanes,
                     f"must divide stream.global_batch = {self.global_batch}",
-                    "choose a divisor, or 0 for one lane a row",
+                    "choose a divisor, or 0 for one lane per row",
                 )
             )
         until = 0
@@ -187,7 +188,7 @@ class StreamConfig(Section):
                     explain("stream.ramp.rows", entry.rows, limit, "set stream.lanes to a divisor of all sizes")
                 )
             if entry.until_tokens <= until:
-                limit = f"must be more than {until}, where the size before ends"
+                limit = f"must be more than {until}, where the previous size ends"
                 raise ValueError(explain("stream.ramp.until_tokens", int(entry.until_tokens), limit, "sort the table"))
             until = int(entry.until_tokens)
         return self

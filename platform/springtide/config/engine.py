@@ -1,5 +1,5 @@
-"""What is trained and how it computes: the sections of ``model/``, ``parallel/`` and the optimizer. See ``schema`` for what the
-marks of a field mean."""
+"""The sections of ``model/``, ``parallel/`` and the optimizer: what is trained, and how. ``schema`` explains how fields are
+marked."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ class ModelConfig(Section):
     """A decoder; its options span Llama, Qwen and Gemma."""
 
     source: str = ""
-    """A function that returns a model of one's own, ``package.module:function``, see ``springtide.model.source``; empty is the
-    decoder that the rest of this section describes [name]."""
+    """Function that returns your own model, ``package.module:function``, see ``springtide.model.source``; empty is the decoder
+    that the rest of this section describes [name]."""
     num_layers: int = Field(6, ge=1)
     """Decoder blocks [blocks]."""
     dim: int = Field(192, ge=2)
@@ -32,18 +32,18 @@ class ModelConfig(Section):
     ffn_dim: int = Field(512, ge=1)
     """Hidden width of the gated feed-forward [features]."""
     base_width: int = Field(0, ge=0)
-    """dim of the model at which learning rates and first weights were chosen: those of this width follow from it, in the
-    maximal update parametrisation, see ``width_multiplier``; 0 is the standard one [features]."""
+    """dim of the model that learning rates and initial weights were tuned on: those of this width follow from it by the maximal
+    update parametrisation, see ``width_multiplier``; 0 is the standard parametrisation [features]."""
     activation: Literal["silu", "gelu"] = "silu"
-    """What the gate goes through: SwiGLU, or Gemma's GeGLU with the tanh approximation [name]."""
+    """Activation of the gate: SwiGLU, or Gemma's GeGLU with the tanh approximation [name]."""
     qkv_bias: bool = False
     """Whether queries, keys and values have biases, as in Qwen 2 [flag]."""
     qk_norm: bool = False
-    """Whether each head's queries and keys are normalised before they are turned, as in Qwen 3 [flag]."""
+    """Whether each head's queries and keys are normalised before the rotary embedding, as in Qwen 3 [flag]."""
     norm_eps: float = Field(1e-5, gt=0)
     """Added to the mean square inside RMSNorm [1]."""
     norm_unit_offset: bool = False
-    """Whether norms scale by one plus their weight, which begins at zero, as in Gemma [flag]."""
+    """Whether norms scale by one plus their weight, which is initialised to zero, as in Gemma [flag]."""
     scaled_embedding: bool = False
     """Whether embeddings are multiplied by the root of dim, as in Gemma [flag]."""
     tied_head: bool = True
@@ -53,40 +53,41 @@ class ModelConfig(Section):
     rope_theta: float = Field(10_000.0, gt=0)
     """Base of the rotary wavelengths [1]."""
     rope_scaling: Literal["none", "linear", "llama3"] = "none"
-    """How wavelengths are stretched for longer sequences than a model was trained on: all alike, or as in Llama 3 the long ones
-    only [name]."""
+    """How wavelengths are stretched for longer sequences than a model was trained on: all by the same factor (linear), or only
+    the long ones, as in Llama 3 [name]."""
     rope_factor: float = Field(8.0, ge=1)
-    """By how much they are stretched [ratio]."""
+    """Factor that wavelengths are stretched by [ratio]."""
     rope_original_length: int = Field(8192, ge=2)
     """Length of the sequences the model was trained on before; for llama3 [tokens]."""
     rope_low_freq_factor: float = Field(1.0, gt=0)
-    """Wavelengths above rope_original_length over this are stretched wholly; for llama3 [ratio]."""
+    """Wavelengths above rope_original_length divided by this are stretched fully; for llama3 [ratio]."""
     rope_high_freq_factor: float = Field(4.0, gt=0)
-    """Wavelengths below rope_original_length over this are kept; for llama3 [ratio]."""
+    """Wavelengths below rope_original_length divided by this are not stretched; for llama3 [ratio]."""
     init_seed: int = Field(0, ge=0)
     """Seed of the initial weights [1]."""
 
     @property
     def head_width(self) -> int:
-        """Of a head [features]."""
+        """Width of a head [features]."""
         return self.head_dim or self.dim // self.num_heads
 
     @property
     def width_multiplier(self) -> float:
-        """How many times as wide as its base this model is; 1 in the standard parametrisation [ratio].
+        """Width of this model over that of its base; 1 in the standard parametrisation [ratio].
 
-        Yang et al., "Tensor Programs V" (2022), table 8, for Adam: with m times the width, matrices of blocks begin 1 / sqrt(m)
-        as large and learn at 1 / m of the rate, logits are divided by m, and embeddings, norms and biases are as they were. It
-        takes ffn_dim to grow with dim.
+        Yang et al., "Tensor Programs V" (2022), table 8, for Adam: with m times the width, matrices of blocks are initialised
+        1 / sqrt(m) as large and learn at 1 / m of the rate, logits are divided by m, and embeddings, norms and biases do not
+        change. It assumes that ffn_dim grows with dim.
         """
         return self.dim / self.base_width if self.base_width else 1.0
 
     @property
     def attention_scale(self) -> float | None:
-        """What products of queries and keys are multiplied by; None is 1 / sqrt(width of a head) [1].
+        """Factor that products of queries and keys are multiplied by; None is 1 / sqrt(width of a head) [1].
 
-        With ``base_width`` a wider model has as many heads as its base, each wider, and theirs is 1 / width of a head, times
-        what makes it the usual one at the base; or, with head_dim, more heads like those of the base, where the usual serves.
+        With ``base_width`` a wider model has the same number of heads as its base, each wider: the scale is 1 / width of a
+        head, times the constant that makes it the usual scale at the base. With head_dim it has more heads of the same width,
+        and the usual scale stays.
         """
         if self.head_dim or self.width_multiplier == 1.0:
             return None
@@ -145,31 +146,31 @@ class ModelConfig(Section):
 
 
 class ParallelConfig(Section):
-    """How the model is laid over the workers, and in what types it computes."""
+    """How the model is distributed over the workers, and the types it computes in."""
 
     strategy: Literal["ddp", "zero1", "zero2", "zero3"] = free(default="zero3")
-    """What a worker holds of the model. Between steps all of it (ddp), or its shard; in a step weights and gradients whole
-    (ddp, zero1), gradients sharded after each micro-batch (zero2), weights whole for a block at a time (zero3) [name]."""
+    """What a worker holds of the model. Between steps: all of it (ddp), or its shard. In a step: whole weights and gradients
+    (ddp, zero1), gradients sharded after each micro-batch (zero2), whole weights of one block at a time (zero3) [name]."""
     shard_workers: int = free(default=0, ge=0)
-    """Workers that one copy of the model is sharded over, so that there are several (HSDP); 0 means all. World sizes are
-    multiples of it [workers]."""
+    """Workers that one copy of the model is sharded over; with more workers there are several copies (HSDP); 0 means all. World
+    sizes are multiples of it [workers]."""
     precision: Literal["fp32", "bf16", "fp16"] = "fp32"
-    """Type of weights and activations inside a block; master weights stay fp32. fp16 scales the loss, and leaves out steps
-    that overflow [type]."""
+    """Type of weights and activations inside a block; master weights stay fp32. fp16 scales the loss, and skips steps that
+    overflow [type]."""
     reduction: Literal["fp32", "fp64"] = free(default="fp32")
-    """Type that gradients are added up in, over micro-batches and workers. With fp64 the sums are exact in all but freak cases
-    and micro-batches never cross lanes, so that a CPU run is bit-equal at any world size; gradients stay whole [type]."""
+    """Type that gradients are summed in, over micro-batches and workers. With fp64 the sums are exact except in very rare cases
+    and micro-batches never cross lanes, so a CPU run is bit-equal at any world size; gradients are not sharded [type]."""
     recompute: Literal["none", "selective", "full"] = free(default="none")
-    """What of a block's activations is computed again in backward: nothing, all but matrix products and attention, or all but
+    """Which of a block's activations are recomputed in backward: none, all except matrix products and attention, or all except
     its input [name]."""
     compile: bool = free(default=False)
     """Whether blocks are compiled (torch.compile) [flag]."""
     threads: int = free(default=0, ge=0)
-    """Intra-op CPU threads a worker; 0 leaves the choice to OMP_NUM_THREADS [threads]."""
+    """Intra-op CPU threads per worker; 0 leaves the choice to OMP_NUM_THREADS [threads]."""
 
     @property
     def shards(self) -> int:
-        """Workers that one copy of the model is laid over; 0 means all [workers]."""
+        """Workers that one copy of the model is sharded over; 0 means all [workers]."""
         return 1 if self.strategy == "ddp" else self.shard_workers
 
 
@@ -177,42 +178,41 @@ class OptimConfig(Section):
     """The optimizer, its schedule in tokens, and clipping."""
 
     optimizer: Literal["adamw", "muon"] = "adamw"
-    """What moves the weights: AdamW, or Muon for the matrices of blocks, at the same learning rates, and AdamW for all else
-    [name]."""
+    """AdamW, or Muon for the matrices of blocks and AdamW for all else, both at the same learning rates [name]."""
     momentum: float = Field(0.95, ge=0, lt=1)
-    """Of Muon [ratio]."""
+    """Momentum of Muon [ratio]."""
     peak_lr: float = Field(3e-3, gt=0)
     """Learning rate after warm-up [1]."""
     schedule: Literal["cosine", "wsd"] = "cosine"
-    """Shape after warm-up: a half cosine, or stable and then a linear decay [name]."""
+    """Shape after warm-up: a half cosine, or constant and then a linear decay [name]."""
     warmup: Tokens = Tokens(50_000)
     """Linear warm-up from zero [tokens]."""
     decay: Tokens = Tokens(0)
-    """Length of the final decay; 0 means all that follows the warm-up for cosine, a fifth of the run for wsd [tokens]."""
+    """Length of the final decay; 0 means all after the warm-up for cosine, a fifth of the run for wsd [tokens]."""
     final_lr_ratio: float = Field(0.1, ge=0, le=1)
-    """Learning rate at the end over peak_lr [ratio]."""
+    """Final learning rate over peak_lr [ratio]."""
     betas: tuple[float, float] = (0.9, 0.95)
-    """Decay rates of the first and second moment [ratio]."""
+    """Decay rates of the first and second moments [ratio]."""
     eps: float = Field(1e-8, gt=0)
     """Added to the root of the second moment [1]."""
     weight_decay: float = Field(0.1, ge=0)
     """Decoupled decay of matrices; vectors are not decayed [1]."""
     clip_norm: float = Field(1.0, ge=0)
-    """Largest global gradient norm; 0 turns clipping off [1]."""
+    """Gradients are clipped to this global norm; 0 turns clipping off [1]."""
     on_spike: Literal["off", "warn", "skip", "rollback"] = "warn"
-    """What becomes of a step whose loss or gradient norm is far above those before: nothing is looked at, it is told, it is
-    told and changes no weight, or the run goes back to the newest checkpoint before it and jumps over it [name]."""
+    """Reaction to a step whose loss or gradient norm is far above those before it: no detection; report it; report it and skip
+    the update; or roll back to the newest checkpoint before it and jump over it [name]."""
     rollback_steps: int = Field(0, ge=0)
-    """Steps before a spike that rolling back jumps over with it [steps]."""
+    """Steps before a spike that a rollback also jumps over [steps]."""
     spike_deviations: float = Field(12.0, gt=0)
-    """How far above the median makes a spike, in robust standard deviations [1]."""
+    """Distance above the median from which a step is a spike, in robust standard deviations [1]."""
     spike_window: int = Field(128, ge=16)
-    """Steps it is compared with [steps]."""
+    """Preceding steps that a step is compared with [steps]."""
     max_left_out: int = free(default=20, ge=0)
-    """Steps that may be left out or jumped over one after the other, as spikes or because a gradient is infinite or no number,
-    before the run stops [steps]."""
+    """Steps in a row that may be skipped or jumped over, as spikes or because a gradient is infinite or NaN, before the run
+    stops [steps]."""
     z_loss: float = Field(0.0, ge=0)
-    """Weight of the squared logarithm of the softmax's sum, a token, which keeps logits from drifting; 1e-4 in PaLM [ratio]."""
+    """Weight, per token, of the squared logarithm of the softmax's sum: keeps logits from drifting; 1e-4 in PaLM [ratio]."""
 
     @model_validator(mode="after")
     def _check(self) -> OptimConfig:

@@ -1,4 +1,4 @@
-"""The config's leaves by their dotted names, as the command line and the saved files write them."""
+"""The config's leaf fields by their dotted names, as the command line and the saved files write them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from springtide.config.schema import Config
 
 
 def fields(section: type[BaseModel] = Config, prefix: str = "") -> dict[str, Any]:
-    """Dotted name -> pydantic field, for every leaf of ``section``."""
+    """Return dotted name -> pydantic field, for every leaf of ``section``."""
     leaves: dict[str, Any] = {}
     for name, field in section.model_fields.items():
         if isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel):
@@ -21,5 +21,5 @@ def fields(section: type[BaseModel] = Config, prefix: str = "") -> dict[str, Any
 
 
 def is_free(name: str) -> bool:
-    """Whether the field of this dotted name may change when a run is resumed."""
+    """Return whether the field of this dotted name may change when a run is resumed."""
     return bool((fields()[name].json_schema_extra or {}).get("free"))

@@ -1,4 +1,4 @@
-"""Configs as files and as identities: read, write, fingerprint, compare, and explain what is wrong with one."""
+"""Read, write, fingerprint and compare configs, and explain what is wrong with one."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ RUN_CONFIG = "config.yaml"
 
 
 def build(data: Any) -> Config:
-    """A config from plain data; ConfigError says field, value, limit and remedy for everything wrong with it."""
+    """Return a config from plain data. ConfigError lists every problem with its field, value, limit and remedy."""
     if not isinstance(data, dict):
         raise ConfigError(f"a config is a mapping of sections, not {type(data).__name__}")
     try:
@@ -34,15 +34,15 @@ def build(data: Any) -> Config:
 
 
 def recipe(name: str) -> Config:
-    """The recipe of that name; ConfigError names the nearest."""
+    """Return the config of the recipe ``name``; ConfigError for an unknown name suggests the nearest one."""
     if name not in RECIPES:
         raise ConfigError(explain("recipe", name, f"known are {', '.join(RECIPES)}", nearest(name, RECIPES)))
     return RECIPES[name]()
 
 
 def load_config(path: str | Path, trust_code: bool = False) -> Config:
-    """A config saved as YAML or JSON. One that names code to be run (``model.source``) is a ConfigError, unless
-    ``trust_code``."""
+    """Load a config from YAML or JSON. ConfigError if it cannot be read or is not valid, or if it names code to run
+    (``model.source``) without ``trust_code``."""
     try:
         config = parse(Path(path).read_bytes(), str(path))
     except OSError as error:
@@ -54,26 +54,26 @@ def load_config(path: str | Path, trust_code: bool = False) -> Config:
 
 
 def parse(text: bytes, name: str = RUN_CONFIG) -> Config:
-    """The config that ``dump`` made ``text`` of; ``name`` is for the error."""
+    """Parse YAML or JSON into a config, the inverse of ``dump``; ``name`` is for the error."""
     try:
         return build(yaml.safe_load(text))
     except yaml.YAMLError as error:
-        raise ConfigError(explain("config", name, f"is not YAML ({error})", "mend the file")) from None
+        raise ConfigError(explain("config", name, f"is not YAML ({error})", "fix the file")) from None
 
 
 def dump(config: Config) -> str:
-    """The config as YAML; ``load`` gives back an equal one."""
+    """Return the config as YAML; ``parse`` of it returns an equal config."""
     return yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False)
 
 
 def flatten(config: Config) -> dict[str, Any]:
-    """Dotted name -> plain value, for every field."""
+    """Return dotted name -> plain value, for every field."""
     data = config.model_dump(mode="json")
     return {name: data[name.split(".")[0]][name.split(".")[1]] for name in fields()}
 
 
 def with_changes(config: Config, changes: Mapping[str, Any]) -> Config:
-    """What ``Config.override`` returns."""
+    """Implement ``Config.override``."""
     data = config.model_dump(mode="json")
     for name, value in changes.items():
         if name not in fields():
@@ -84,19 +84,19 @@ def with_changes(config: Config, changes: Mapping[str, Any]) -> Config:
 
 
 def difference(old: Config, new: Config) -> dict[str, tuple[Any, Any]]:
-    """Dotted name -> (old, new) for every field that differs."""
+    """Return dotted name -> (old, new) for every field that differs."""
     before, after = flatten(old), flatten(new)
     return {name: (before[name], after[name]) for name in before if before[name] != after[name]}
 
 
 def changes_the_run(changes: dict[str, tuple[Any, Any]]) -> dict[str, tuple[Any, Any]]:
-    """Those of ``difference`` that would change what is learned."""
+    """Return those of ``changes`` (from ``difference``) that would change what is learned."""
     return {name: change for name, change in changes.items() if not is_free(name)}
 
 
 def check_same_run(old: Config, new: Config, accept_changes: bool) -> None:
-    """RunExists, with every difference, when a run under ``old`` that went on under ``new`` would train something else and that
-    was not accepted. Where it lives, and a dataset that is still to be found, are no difference."""
+    """Raise RunExists, with every difference, if a run of ``old`` would train something else under ``new``, unless
+    ``accept_changes``. Free fields, and an empty ``shards.dataset`` in ``new``, do not count."""
     changed = {
         name: change
         for name, change in changes_the_run(difference(old, new)).items()
@@ -105,25 +105,25 @@ def check_same_run(old: Config, new: Config, accept_changes: bool) -> None:
     if changed and not accept_changes:
         shown = redacted("".join(f"\n  {name}: {old!r} -> {new!r}" for name, (old, new) in changed.items()))
         raise RunExists(
-            f"run.id = {new.run.id!r} cannot go on under a config that trains something else:{shown}\n"
-            "undo the change, choose another run.id, or say --accept-changes"
+            f"run.id = {new.run.id!r} cannot resume under a config that trains something else:{shown}\n"
+            "undo the change, choose another run.id, or pass --accept-changes"
         )
 
 
 def fingerprint(config: Config) -> str:
-    """16 hex digits over everything that decides what is learned; free fields do not count."""
+    """Hash every field that decides what is learned, that is, all but the free fields: 16 hex digits."""
     identity = {name: value for name, value in flatten(config).items() if not is_free(name)}
     return hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()[:16]
 
 
 def nearest(name: str, known: Any) -> str:
-    """A remedy for a name that is not known."""
+    """Return a remedy for an unknown name."""
     close = difflib.get_close_matches(name, list(known), n=1, cutoff=0.4)
     return f"did you mean {close[0]!r}?" if close else "see --help for all of them"
 
 
 def describe(error: ValidationError) -> str:
-    """Pydantic's findings in the house's form, one line each."""
+    """Return pydantic's findings in the form of ``explain``, one line each."""
     lines, messages = [], collections.defaultdict(list)
     for item in error.errors():
         messages[_field(item["loc"])].append(item["msg"])
@@ -142,6 +142,6 @@ def describe(error: ValidationError) -> str:
 
 
 def _field(loc: tuple[int | str, ...]) -> str:
-    """The dotted name; where a value may be of several types pydantic adds which it tried."""
+    """Return the dotted name, without the type that pydantic appends where a value may be of several types."""
     name = ".".join(str(part) for part in loc[:2])
     return name if name in fields() and not isinstance(fields()[name].default, tuple) else ".".join(map(str, loc))

@@ -1,4 +1,4 @@
-"""Amounts with units: ``2M`` tokens, ``64MiB``, ``10m``. They are plain numbers once read."""
+"""Amounts with units: ``2M`` tokens, ``64MiB``, ``10m``. Once parsed they are plain numbers."""
 
 from __future__ import annotations
 
@@ -20,14 +20,16 @@ class _Amount:
 
     @classmethod
     def parse(cls, value: Any) -> Self:
-        """Read a number or a text such as ``1.5B``; ValueError names the suffixes that are known."""
+        """Parse a number or a text such as ``1.5B``; ValueError names the known suffixes."""
         if isinstance(value, bool) or not isinstance(value, (int, float, str)):
             raise ValueError(f"not an amount of {cls.unit}: {value!r}")
         if isinstance(value, str):
             match = re.fullmatch(r"\s*([0-9][0-9_]*\.?[0-9]*(?:e[+-]?[0-9]+)?)\s*([A-Za-z]*)\s*", value)
             if match is None or match[2] not in cls.suffixes:
                 known = ", ".join(suffix for suffix in cls.suffixes if suffix)
-                raise ValueError(f"not an amount of {cls.unit}: {value!r} (a number, with one of {known} behind it)")
+                raise ValueError(
+                    f"not an amount of {cls.unit}: {value!r} (a number, optionally followed by one of {known})"
+                )
             value = float(match[1]) * cls.suffixes[match[2]]
         if issubclass(cls, int) and value != int(value):
             raise ValueError(f"not a whole number of {cls.unit}: {value!r}")

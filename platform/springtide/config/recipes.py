@@ -17,7 +17,7 @@ def demo() -> Config:
         model=ModelConfig(num_layers=4, dim=256, num_heads=4, num_kv_heads=2, ffn_dim=688, max_sequence_length=256),
         shards=ShardsConfig(sequence_length=128, heldout_fraction=0.04),
         stream=StreamConfig(global_batch=8, lanes=4),
-        # bit-equal at any number of workers: what a resize leaves in the loss is nothing at all
+        # bit-equal at any number of workers: a resize leaves no trace in the loss
         parallel=ParallelConfig(reduction="fp64", strategy="zero1"),
         optim=OptimConfig(peak_lr=3e-3, warmup=Tokens(40_000), final_lr_ratio=0.05),
         train=TrainConfig(total=Tokens(600 * 8 * 128), micro_batch=4, eval_rows=256),
@@ -78,7 +78,7 @@ def llama3_70b() -> Config:
         total=1_400_000_000_000,
         length=8192,
         most=256,
-        recompute="full",  # the results of matrix products alone are 1.5 GB a block: 121 GB
+        recompute="full",  # the results of matrix products alone are 1.5 GB per block: 121 GB
     )
 
 
@@ -140,7 +140,7 @@ def _pretrain(
     most: int = 64,
     recompute: Literal["selective", "full"] = "selective",
 ) -> Config:
-    """On GPUs, in bf16, blocks compiled; ``most`` workers."""
+    """Return a config for pretraining on GPUs in bf16, with compiled blocks and at most ``most`` workers."""
     return Config(
         model=model,
         shards=ShardsConfig(sequence_length=length, rows_per_group=1024),

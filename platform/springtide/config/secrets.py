@@ -1,4 +1,4 @@
-"""Configs that may be shown or sent: without the passwords of their URLs."""
+"""Remove passwords from a config's URLs, so that it may be shown or sent."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from springtide.errors import redacted
 
 
 def redact(config: Config) -> Config:
-    """A copy without the passwords, tokens and signatures of URLs; it is a config like any other, that reaches less."""
+    """Return a copy without the passwords, tokens and signatures in URLs. It is a valid config, but its URLs may be refused."""
     return build(_without(config.model_dump(mode="json")))
 
 
 def secret_fields(config: Config) -> list[str]:
-    """Dotted names of the fields that have one."""
+    """Return the dotted names of the fields that hold a password, token or signature."""
     return [name for name, value in flatten(config).items() if _without(value) != value]
 
 

@@ -1,4 +1,4 @@
-"""Raw text -> documents -> token ids. Rule: a document is known by the digest of its text, never by where it lies."""
+"""Raw text -> documents -> token ids. Layer rule: a document's identity is the digest of its text, never its location."""
 
 from springtide.corpus.clean import clean
 from springtide.corpus.near_duplicates import BANDS, bands, clusters

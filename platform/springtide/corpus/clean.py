@@ -1,4 +1,4 @@
-"""What becomes of a document before it is worth tokens: normalised, or dropped for a reason that is counted."""
+"""Clean documents before they are tokenised: normalise each, or drop it for a reason that is counted."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ import unicodedata
 from springtide.config.data import CorpusConfig
 
 Verdict = tuple[str, str]
-"""(text, ""), or ("", why it was dropped)."""
+"""(text, ""), or ("", the reason why it is dropped)."""
 
 
 def clean(text: str, config: CorpusConfig) -> Verdict:
-    """The text as it goes on, or why it does not. No rule knows a language."""
+    """Return the cleaned text, or the reason why it is dropped. The rules do not depend on the language."""
     if config.broken_text == "drop" and "\ufffd" in text:
         return "", "not UTF-8"
     if config.normalization != "none":
@@ -31,14 +31,14 @@ def clean(text: str, config: CorpusConfig) -> Verdict:
 
 
 def repetition(text: str) -> float:
-    """Share of the characters that stand in lines which occurred before (Rae et al., Gopher, 2021, appendix A)."""
+    """Return the share of characters in lines that repeat an earlier line (Rae et al., Gopher, 2021, appendix A)."""
     lines = collections.Counter(line for line in (raw.strip() for raw in text.splitlines()) if line)
     total = sum(len(line) * count for line, count in lines.items())
     return sum(len(line) * (count - 1) for line, count in lines.items()) / total if total else 0.0
 
 
 def symbols(text: str) -> float:
-    """Share of the characters, spaces apart, that are neither letters, marks nor digits of any script."""
+    """Return the share of characters, not counting spaces, that are not letters, marks or digits of any script."""
     seen = [char for char in text if not char.isspace()]
     plain = sum(char.isalnum() or unicodedata.category(char)[0] == "M" for char in seen)
     return 1 - plain / len(seen) if seen else 0.0

@@ -1,8 +1,8 @@
-"""Near-duplicates: documents that share most of their runs of five tokens, found without comparing each with each.
+"""Near-duplicates: documents that share most of their runs of five tokens, found without comparing all pairs.
 
 A signature has one minimum for each of 128 bins of hash values (Li, Owen and Zhang, "One permutation hashing", 2012; empty
-bins borrow by "optimal densification", Shrivastava, 2017), which is one hash a token instead of 128. Two documents agree in
-a bin with the probability of their Jaccard similarity s, so in all 8 bins of at least one of 16 bands with probability
+bins borrow by "optimal densification", Shrivastava, 2017): one hash per token instead of 128. Two documents agree in a bin
+with a probability equal to their Jaccard similarity s, so in all 8 bins of at least one of 16 bands with probability
 1 - (1 - s^8)^16: 0.26 at s = 0.6, 0.61 at 0.7, 0.95 at 0.8, 0.9998 at 0.9.
 """
 
@@ -22,7 +22,7 @@ _PRIME = np.uint64(0x9E3779B97F4A7C15)
 
 
 def bands(ids: np.ndarray) -> np.ndarray:
-    """The hash of each band of a document's signature, uint64 (BANDS,), from its token ids (n,)."""
+    """Return the hash of each band of a document's signature, uint64 (BANDS,), from its token ids (n,)."""
     signature = _minima(_shingles(ids.astype(np.uint64))).reshape(BANDS, -1)
     hashes = np.arange(BANDS, dtype=np.uint64)
     for column in signature.T:
@@ -31,16 +31,16 @@ def bands(ids: np.ndarray) -> np.ndarray:
 
 
 def recall(similarity: float) -> float:
-    """Probability that two documents of this Jaccard similarity share a band."""
+    """Return the probability that two documents with this Jaccard similarity share a band."""
     return 1 - (1 - similarity ** (BINS // BANDS)) ** BANDS
 
 
 def clusters(columns: Iterable[np.ndarray], documents: int) -> np.ndarray:
-    """The cluster of every document, int32 (documents,): those that share a band, or share one with one that does.
+    """Return the cluster of every document, int32 (documents,): documents that share a band, directly or through others.
 
-    ``columns`` yields the hashes of one band of all documents, uint64 (documents,), at a time.
+    ``columns`` yields, band by band, that band's hashes of all documents, uint64 (documents,).
     """
-    # here, so that a machine without scipy can do everything else
+    # imported here, so that everything else works without scipy
     from scipy.sparse import coo_array
     from scipy.sparse.csgraph import connected_components
 
@@ -56,7 +56,7 @@ def clusters(columns: Iterable[np.ndarray], documents: int) -> np.ndarray:
 
 
 def _shingles(ids: np.ndarray) -> np.ndarray:
-    """Hashes of every run of SHINGLE ids; of the whole document where it is shorter."""
+    """Return the hash of every run of SHINGLE ids; of the whole document if it is shorter."""
     width = min(SHINGLE, len(ids))
     count = len(ids) - width + 1
     state = np.zeros(count, dtype=np.uint64)
@@ -66,7 +66,8 @@ def _shingles(ids: np.ndarray) -> np.ndarray:
 
 
 def _minima(hashes: np.ndarray) -> np.ndarray:
-    """The smallest hash in each bin, uint64 (BINS,); an empty bin takes that of another, chosen by its number alone."""
+    """Return the smallest hash in each bin, uint64 (BINS,). An empty bin copies that of another bin, which its own number and
+    the set of empty bins determine."""
     hashes = np.sort(hashes)
     first = np.searchsorted(hashes >> _SHIFT, np.arange(BINS, dtype=np.uint64))
     found = hashes[np.minimum(first, len(hashes) - 1)]

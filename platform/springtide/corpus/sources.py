@@ -1,7 +1,7 @@
-"""Documents from somewhere: Python's own library, text files, JSON lines, Parquet; a file, a folder, a glob, any fsspec URL.
+"""Read documents from Python's own library, text files, JSON lines or Parquet; from a file, a folder, a glob, any fsspec URL.
 
-A source is cut into *units*: a few small files, a range of a large one. Units are the same on every machine, and each is
-read alone, so any number of processes may share them out.
+A source is cut into *units*: a few small files, or a range of a large one. Units are the same on every machine and are read
+independently, so any number of processes can share the work.
 """
 
 from __future__ import annotations
@@ -40,26 +40,26 @@ class Document(NamedTuple):
     """One text."""
 
     name: str
-    """Path below the source, with the line or row of a file that holds many."""
+    """Path relative to the source; for files with several documents, also the line or row."""
     text: str
 
     @property
     def digest(self) -> bytes:
-        """16 bytes over the text alone, so that the same document is the same wherever it lies."""
+        """16 bytes over the text only, so that equal texts have equal digests wherever they are."""
         return hashlib.blake2b(self.text.encode(), digest_size=16).digest()
 
 
 class Broken(NamedTuple):
-    """What should have been a document."""
+    """A record that cannot be read as a document."""
 
     name: str
     reason: str
     sample: str
-    """Its beginning."""
+    """The beginning of the record."""
 
 
 class Unit(NamedTuple):
-    """What one process reads at a time."""
+    """The part of a source that one process reads at a time."""
 
     names: tuple[str, ...]
     begin: int = 0
@@ -69,15 +69,15 @@ class Unit(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class CorpusReader:
-    """A folder and the files in it that hold documents."""
+    """A folder and its files that contain documents."""
 
     folder: Folder
     names: tuple[str, ...]
     field: str = "text"
-    """Where a record of JSON lines or Parquet has its text."""
+    """Field that holds the text in JSON lines and Parquet records."""
 
     def fingerprint(self) -> str:
-        """Changes when a file is added, removed or rewritten; reads no contents."""
+        """Return a hash that changes when a file is added, removed or rewritten; does not read file contents."""
         state = hashlib.blake2b(digest_size=16)
         for name in self.names:
             info = self.folder.fs.info(self.folder.where(name))
@@ -86,7 +86,7 @@ class CorpusReader:
         return state.hexdigest()
 
     def units(self) -> list[Unit]:
-        """The source in units of about four megabytes, in the order of names."""
+        """Return the source as units of about four megabytes, in the order of names."""
         units: list[Unit] = []
         small: list[str] = []
         size = 0
@@ -109,8 +109,8 @@ class CorpusReader:
         return [*units, Unit(tuple(small))] if small else units
 
     def read(self, unit: Unit) -> Iterator[Document | Broken]:
-        """The documents of ``unit`` as they lie there. Bytes that are not UTF-8, and halves of surrogate pairs, become U+FFFD.
-        CorpusError names a file whose compression or Parquet is damaged."""
+        """Yield the documents of ``unit`` in the order of its files. Bytes that are not UTF-8, and halves of surrogate pairs,
+        become U+FFFD. CorpusError names a file with damaged compression or Parquet."""
         for name in unit.names:
             with self._blamed(name):
                 if _kind(name) == "text":
@@ -122,29 +122,29 @@ class CorpusReader:
                     yield from self._rows(name, unit)
 
     def documents(self) -> Iterator[Document]:
-        """Every document that can be read, unit by unit."""
+        """Yield every readable document, unit by unit."""
         for unit in self.units():
             yield from (found for found in self.read(unit) if isinstance(found, Document))
 
     @contextlib.contextmanager
     def _blamed(self, name: str) -> Iterator[None]:
-        """CorpusError names the file ``name`` where its bytes cannot be what it should hold."""
+        """Turn an error about the bytes of file ``name`` into a CorpusError that names it."""
         try:
             yield
         except (pa.ArrowInvalid, OSError) as error:
             if isinstance(error, OSError) and (type(error) is not OSError or error.errno is not None):
-                raise  # the disk's or the network's; pyarrow raises a plain one for bytes it cannot decode
-            where, remedy = self.folder.where(name), "restore the file, or leave it out"
+                raise  # an error of the disk or network; pyarrow raises a plain OSError for bytes it cannot decode
+            where, remedy = self.folder.where(name), "restore the file, or exclude it"
             raise CorpusError(explain("corpus.source", where, f"cannot be read ({error})", remedy)) from error
 
     def _open(self, name: str) -> IO[bytes]:
         data = self.folder.open(name)
         compression = _compression(name)
-        # pyarrow knows zstd, which Python's own library does not yet
+        # pyarrow can read zstd, Python's own library cannot yet
         return io.BufferedReader(pa.CompressedInputStream(data, compression)) if compression else data
 
     def _lines(self, name: str, unit: Unit) -> Iterator[Document | Broken]:
-        """A line belongs to the range that its first byte lies in."""
+        """Yield the documents of ``unit``: a line belongs to the range that contains its first byte."""
         with self._open(name) as file:
             place = unit.begin
             if unit.begin:
@@ -169,7 +169,7 @@ class CorpusReader:
         found = record.get(self.field) if isinstance(record, dict) else None
         if not isinstance(found, str):
             return Broken(name, f"no text in {self.field!r}", text[:200])
-        return Document(name, _SURROGATE.sub("\ufffd", found))  # JSON may spell half a pair
+        return Document(name, _SURROGATE.sub("\ufffd", found))  # JSON can encode half a surrogate pair
 
     def _rows(self, name: str, unit: Unit) -> Iterator[Document | Broken]:
         with self.folder.open(name) as file:
@@ -179,7 +179,7 @@ class CorpusReader:
                     explain(
                         "corpus.field",
                         self.field,
-                        f"is no column of {self.folder.where(name)}",
+                        f"is not a column of {self.folder.where(name)}",
                         f"choose one of {', '.join(parquet.schema_arrow.names)}",
                     )
                 )
@@ -191,7 +191,7 @@ class CorpusReader:
 
 
 def _texts(column: pa.ChunkedArray) -> Iterator[object]:
-    """The values of a column, strings decoded here: pyarrow refuses a column with one that is not UTF-8."""
+    """Yield the values of a column. Strings are decoded here, because pyarrow refuses a column if one is not UTF-8."""
     if pa.types.is_dictionary(column.type):
         column = pa.chunked_array([chunk.dictionary_decode() for chunk in column.chunks], column.type.value_type)
     if not any(is_kind(column.type) for is_kind in _STRINGS):
@@ -204,7 +204,7 @@ def _texts(column: pa.ChunkedArray) -> Iterator[object]:
 
 
 def open_source(source: str, max_files: int = 0, field: str = "text") -> CorpusReader:
-    """Find the files of ``corpus.source``; CorpusError when it is missing, cannot be reached or holds none."""
+    """Find the files of ``corpus.source``; CorpusError if it is missing, cannot be reached or has no files."""
     found = _stdlib() if source == "stdlib" else _files(source)
     if not found.names:
         raise CorpusError(
@@ -232,7 +232,7 @@ def _stdlib() -> CorpusReader:
     for folder, folders, files in os.walk(root.path):
         folders[:] = [
             name for name in folders if name not in _LEFT_OUT
-        ]  # site-packages may be a hundred times the rest
+        ]  # site-packages may be a hundred times as large as the rest
         names += [os.path.relpath(os.path.join(folder, name), root.path) for name in files if name.endswith(".py")]
     return CorpusReader(root, tuple(sorted(names)))
 
@@ -253,7 +253,7 @@ def _files(source: str) -> CorpusReader:
         files = [str(path) for path in paths if root.is_local is False or root.fs.isfile(path)]
     except CorpusError:
         raise
-    except Exception as error:  # every object store has its own
+    except Exception as error:  # every object store raises its own errors
         raise CorpusError(
             explain("corpus.source", source, f"cannot be reached ({error})", _credentials(source))
         ) from error
@@ -262,9 +262,9 @@ def _files(source: str) -> CorpusReader:
 
 
 def _credentials(source: str) -> str:
-    """What to set so that a URL of this kind can be read."""
+    """Return a remedy for a URL that cannot be read: the credentials to set."""
     return {
-        "s3": "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE; AWS_ENDPOINT_URL for a server of your own",
+        "s3": "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE; AWS_ENDPOINT_URL for your own server",
         "gs": "set GOOGLE_APPLICATION_CREDENTIALS, or log in with gcloud",
         "az": "set AZURE_STORAGE_CONNECTION_STRING",
         "abfs": "set AZURE_STORAGE_CONNECTION_STRING",

@@ -1,4 +1,4 @@
-"""Text to token ids and back. The only file that imports ``tokenizers``."""
+"""Convert text to token ids and back. The only file that imports ``tokenizers``."""
 
 from __future__ import annotations
 
@@ -20,21 +20,21 @@ END_OF_TEXT = "<|endoftext|>"
 _KNOWN_ENDS = (END_OF_TEXT, "<|end_of_text|>", "</s>", "<eos>")
 _TRAIN_CHARACTERS = 8_000_000
 _TIKTOKEN = "tiktoken:"
-_BATCH_CHARACTERS = 1_000_000  # an encoding takes some hundred bytes a token
+_BATCH_CHARACTERS = 1_000_000  # an encoding takes about a hundred bytes per token
 _SPACE = "\u2581"
-"""How SentencePiece spells a space."""
+"""SentencePiece's symbol for a space."""
 _FALLBACK = re.compile(r"<0x[0-9A-F]{2}>")
 _STEPS = ("normalizer", "pre_tokenizer", "decoder")
-"""The parts of a ``tokenizer.json`` that say how its tokens are spelled."""
+"""The parts of a ``tokenizer.json`` that determine how its tokens are spelled."""
 
 _log = logging.getLogger(__name__)
 
 
 class Tokenizer:
-    """A tokenizer, its end-of-text id, and how many bytes each id stands for."""
+    """A tokenizer, its end-of-document id, and the number of bytes that each id stands for."""
 
     def __init__(self, tokenizer: tokenizers.Tokenizer) -> None:
-        """CorpusError when ``tokenizer`` has no end-of-text token by any of its usual names."""
+        """CorpusError if ``tokenizer`` has no end-of-text token under any of the usual names."""
         self.tokenizer = tokenizer
         tokenizer.encode_special_tokens = True  # text that spells a special token is text
         _encode_whole_texts(tokenizer)
@@ -48,10 +48,10 @@ class Tokenizer:
         self.end_of_text: int = ends[0]
 
         self.size: int = 1 + max(tokenizer.get_vocab(with_added_tokens=True).values())
-        """One more than the largest id, end-of-text and other special tokens included; some vocabularies leave ids out."""
+        """One more than the largest id, special tokens included; some tokenizers do not use every id."""
 
     def to_json(self) -> str:
-        """The ``tokenizer.json`` that ``from_json`` reads."""
+        """Return the contents of a ``tokenizer.json``, which ``from_json`` reads."""
         return self.tokenizer.to_str()
 
     @classmethod
@@ -59,7 +59,7 @@ class Tokenizer:
         return cls(tokenizers.Tokenizer.from_str(text))
 
     def encode(self, texts: Iterable[str]) -> Iterator[np.ndarray]:
-        """One uint32 array of ids a text, end-of-text appended; texts are encoded in parallel, a batch at a time."""
+        """Yield one uint32 array of ids per text, the end-of-document id appended. Encodes batches of texts in parallel."""
         for batch in _batches(texts):
             for encoding in self.tokenizer.encode_batch_fast(batch, add_special_tokens=False):
                 yield np.array([*encoding.ids, self.end_of_text], dtype=np.uint32)
@@ -68,7 +68,7 @@ class Tokenizer:
         return str(self.tokenizer.decode(list(ids), skip_special_tokens=True))
 
     def byte_lengths(self) -> np.ndarray:
-        """Bytes of text that each id stands for, int64 of shape (size,); special tokens stand for none."""
+        """Return the number of bytes of text that each id stands for, int64 of shape (size,); 0 for special tokens."""
         lengths = np.zeros(self.size, dtype=np.int64)
         spec: dict[str, Any] = json.loads(self.to_json())
         kinds = {kind for step in _STEPS for kind in _kinds(spec.get(step))}
@@ -84,20 +84,20 @@ class Tokenizer:
         for index, added in self.tokenizer.get_added_tokens_decoder().items():
             if added.special:
                 lengths[index] = 0
-            elif added.content not in words or byte_level:  # it is looked for in the text as it is
+            elif added.content not in words or byte_level:  # it is matched in the text literally
                 lengths[index] = _text_bytes(added.content, spaced and added.normalized)
         lengths[self.end_of_text] = 0  # not every file marks it as special
         return lengths
 
 
 def check_byte_counts(vocabulary: Tokenizer, name: str, texts: Iterable[str]) -> None:
-    """Warn when the byte counts of a vocabulary do not add up to the bytes of ``texts``.
+    """Warn if the byte counts of a tokenizer do not add up to the bytes of ``texts``.
 
-    Bits per byte are then wrong, or are those of a text that the vocabulary's normalizer changed. One byte more a text is
+    Bits per byte are then wrong, or are those of text that the tokenizer's normalizer changed. One extra byte per text is
     allowed: SentencePiece puts a space before each.
 
     Args:
-        name: where the vocabulary comes from, as ``corpus.tokenizer`` says it.
+        name: the tokenizer's origin, as in ``corpus.tokenizer``.
     """
     texts, lengths = list(texts), vocabulary.byte_lengths()
     true = [len(text.encode()) for text in texts]
@@ -108,18 +108,18 @@ def check_byte_counts(vocabulary: Tokenizer, name: str, texts: Iterable[str]) ->
         normalizer = ", ".join(kind for kind in _kinds(spec.get("normalizer")) if kind != "Sequence") or "it has none"
         limit = f"counts {sum(counted)} bytes for the {sum(true)} of {len(texts)} sampled documents, {wrong} of which differ"
         remedy = (
-            "bits per byte are off by as much, unless the vocabulary's normalizer is meant to change the text "
-            f"(normalizer: {normalizer}); compare losses of this vocabulary only with each other, or use another vocabulary"
+            "bits per byte are off by as much, unless the tokenizer's normalizer is meant to change the text "
+            f"(normalizer: {normalizer}); compare losses of this tokenizer only with each other, or use another tokenizer"
         )
         _log.warning("%s", explain("corpus.tokenizer", name, limit, remedy))
 
 
 def _encode_whole_texts(tokenizer: tokenizers.Tokenizer) -> None:
-    """Take back what a file has set for models that read or write one batch at a time, and say so."""
+    """Switch off a tokenizer file's truncation and padding, which would change documents, and log it."""
     for setting, value in (("truncation", tokenizer.truncation), ("padding", tokenizer.padding)):
         if value is not None:
             _log.warning(
-                "the tokenizer has %s set (%s): it is switched off here, or documents would not be encoded as they are",
+                "the tokenizer has %s set (%s): it is switched off here, because it would change the encoded documents",
                 setting,
                 ", ".join(f"{key} = {given!r}" for key, given in value.items()),
             )
@@ -128,7 +128,7 @@ def _encode_whole_texts(tokenizer: tokenizers.Tokenizer) -> None:
 
 
 def _kinds(step: dict[str, Any] | None) -> list[str]:
-    """The types of a part of a ``tokenizer.json``, those inside a sequence included."""
+    """Return the types in a part of a ``tokenizer.json``, those inside a sequence included."""
     if step is None:
         return []
     inner = [part for key in ("normalizers", "pretokenizers", "decoders") for part in step.get(key, ())]
@@ -136,12 +136,12 @@ def _kinds(step: dict[str, Any] | None) -> list[str]:
 
 
 def _text_bytes(token: str, spaced: bool) -> int:
-    """UTF-8 bytes that a token spells as text; ``spaced``: U+2581 stands for a space."""
+    """Return the number of UTF-8 bytes of a token's text; ``spaced``: U+2581 stands for a space."""
     return len((token.replace(_SPACE, " ") if spaced else token).encode())
 
 
 def train_bpe(texts: Iterable[str], vocab_size: int) -> Tokenizer:
-    """A byte-level BPE vocabulary of at most ``vocab_size`` ids, from the first eight million characters of ``texts``."""
+    """Train a byte-level BPE of at most ``vocab_size`` ids on the first eight million characters of ``texts``."""
     tokenizer = tokenizers.Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
@@ -156,7 +156,7 @@ def train_bpe(texts: Iterable[str], vocab_size: int) -> Tokenizer:
 
 
 def byte_tokenizer() -> Tokenizer:
-    """Every byte is an id, and end-of-text is the 257th: a BPE without merges."""
+    """Return a BPE without merges: every byte is an id, and the 257th id ends a document."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     tokenizer = tokenizers.Tokenizer(models.BPE(vocab={char: index for index, char in enumerate(alphabet)}, merges=[]))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
@@ -166,9 +166,9 @@ def byte_tokenizer() -> Tokenizer:
 
 
 def tiktoken_tokenizer(name: str) -> Tokenizer:
-    """The encoding that the ``tiktoken`` package knows by ``name``, as a ``tokenizers`` BPE that gives the same ids.
+    """Return the ``tiktoken`` encoding ``name`` as a ``tokenizers`` BPE that gives the same ids.
 
-    ConfigError when the package is missing, or has or can fetch no such encoding.
+    ConfigError if the package is missing, does not know the encoding, or cannot fetch it.
     """
     try:
         import tiktoken
@@ -202,14 +202,14 @@ def tiktoken_tokenizer(name: str) -> Tokenizer:
 
 
 def _byte_letters() -> list[str]:
-    """The letter that a byte-level vocabulary spells each byte with (Radford et al., GPT-2, 2019)."""
+    """Return the letter that a byte-level BPE spells each byte with (Radford et al., GPT-2, 2019)."""
     plain = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
     others = iter(range(256, 512))
     return [chr(byte) if byte in plain else chr(next(others)) for byte in range(256)]
 
 
 def _last_merge(ranks: dict[bytes, int], token: bytes) -> tuple[bytes, bytes]:
-    """The pair that becomes ``token``: what merging its bytes by rank leaves before the last merge."""
+    """Return the pair that the last merge joins to ``token``, found by merging its bytes in order of rank."""
     parts = [token[place : place + 1] for place in range(len(token))]
     while len(parts) > 2:
         joined = [ranks.get(left + right, len(ranks) * 2) for left, right in itertools.pairwise(parts)]
@@ -219,7 +219,7 @@ def _last_merge(ranks: dict[bytes, int], token: bytes) -> tuple[bytes, bytes]:
 
 
 def open_tokenizer(kind: str, texts: Iterable[str], vocab_size: int) -> Tokenizer:
-    """The vocabulary of ``corpus.tokenizer``: trained on ``texts``, plain bytes, tiktoken's, or read from a file."""
+    """Return the tokenizer that ``corpus.tokenizer`` names: trained on ``texts``, bytes, tiktoken's, or from a file."""
     if kind == "bpe":
         return train_bpe(texts, vocab_size)
     if kind == "bytes":

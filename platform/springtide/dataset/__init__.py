@@ -1,9 +1,9 @@
-"""Text to a sealed dataset, once: where corpus and shards meet. Rule: every stage may be killed at any moment and begun again,
-by any number of processes, and the bytes are the same.
+"""Prepare a sealed dataset from a corpus. Layer rule: every stage may be killed at any moment and restarted, by any number of
+processes, and the bytes are the same.
 
-    source -> units -> parts       each unit alone: cleaned, hashed, tokenised          parts.py
-    parts  -> plan                 duplicates out, global shuffle, splits, shard cuts   plan.py
-    plan   -> shards -> manifest   each shard alone; the manifest last                  make.py
+    source -> units -> parts       per unit: clean, hash, tokenise                          parts.py
+    parts  -> plan                 drop duplicates, shuffle globally, split, cut shards     plan.py
+    plan   -> shards -> manifest   per shard: pack and write; the manifest last             make.py
 """
 
 from springtide.dataset.make import (

@@ -1,4 +1,4 @@
-"""The stages in their order, and the dataset that comes of them."""
+"""Run the stages in order and write the dataset."""
 
 from __future__ import annotations
 
@@ -24,39 +24,39 @@ from springtide.shards import MANIFEST, TOKENIZER, Manifest, Shard, Split, load_
 from springtide.store import Folder, digest
 
 _VERSION = 8
-"""Raise it when the same settings would give other bytes."""
+"""Increase it when the same settings produce other bytes."""
 
 _WORK = "work"
 _VOCABULARY_CHARACTERS = 8_000_000
 _MADE_HERE = ("bpe", "bytes")
-"""Vocabularies whose bytes are right by the way they are made."""
+"""Tokenizers with byte counts that are correct by construction."""
 
 _CHECKED, _CHECKED_A_UNIT, _CHECKED_CHARACTERS = 256, 64, 10_000
-"""Documents, and characters of each, that the byte counts of a vocabulary are checked on."""
+"""Documents in all, documents per unit, and characters per document on which a tokenizer's byte counts are checked."""
 
 _GROUPS_NAMED = 12
 
 Progress = Callable[[str, int, int], None]
-"""Called with what is being done, how much of it is done, and how much there is."""
+"""Called with the name of the stage, the number of jobs done, and the number of jobs in all."""
 
 Map = Callable[[Callable[[Any], Any], Sequence[Any]], Iterator[Any]]
-"""Runs a function on every item, wherever and in whatever order, and yields what it returns."""
+"""Runs a function on every item, in any process and any order, and yields the results."""
 
 
 def in_process(function: Callable[[Any], Any], items: Sequence[Any]) -> Iterator[Any]:
-    """One after the other, here."""
+    """Run the function on each item in turn, in this process."""
     return (function(item) for item in items)
 
 
 def silent(stage: str, done: int, total: int) -> None:
-    """Progress that nobody wants to see."""
+    """Report no progress."""
 
 
 def prepare(config: Config, progress: Progress = silent, run: Map = in_process) -> Config:
-    """Find the dataset of ``config`` by fingerprint or make it; returns the config with ``shards.dataset`` filled in. One that
-    names its datasets, in ``shards.dataset`` or ``stream.mixture``, comes back as it is.
+    """Find the dataset of ``config`` by its fingerprint, or make it; return the config with ``shards.dataset`` filled in. A
+    config that names its datasets, in ``shards.dataset`` or ``stream.mixture``, is returned unchanged.
 
-    ConfigError or CorpusError says what is wrong with the corpus. A prepare that was killed is gone on with.
+    Resumes a prepare that was killed. ConfigError or CorpusError if the config or the corpus cannot be used.
     """
     if config.shards.dataset or config.stream.mixture:
         return config
@@ -66,13 +66,13 @@ def prepare(config: Config, progress: Progress = silent, run: Map = in_process) 
             with _explained(dataset):
                 _make(config, sources, dataset, name, progress, run)
         except FileNotFoundError:
-            if not dataset.exists(MANIFEST):  # else another process made the same bytes, and cleared up first
+            if not dataset.exists(MANIFEST):  # else another process made the same dataset and removed the work folder
                 raise
     return config.override({"shards.dataset": dataset.url})
 
 
 def units_to_make(config: Config) -> int:
-    """Units of the source that ``prepare`` would read; 0 when the dataset is there."""
+    """Return the number of units that ``prepare`` would read; 0 if the dataset exists."""
     if config.shards.dataset or config.stream.mixture:
         return 0
     sources, _, dataset = _find(config)
@@ -80,14 +80,14 @@ def units_to_make(config: Config) -> int:
 
 
 def _find(config: Config) -> tuple[list[CorpusReader], str, Folder]:
-    """The sources, their fingerprint under this config, and where their dataset is or will be."""
+    """Return the sources, their fingerprint under this config, and the folder of their dataset."""
     sources = [open_source(corpus.source, corpus.max_files, corpus.field) for corpus in config.corpus.each()]
     name = fingerprint(config, sources)
     return sources, name, Folder(config.shards.root) / name
 
 
 def fingerprint(config: Config, sources: Sequence[CorpusReader]) -> str:
-    """16 hex digits over the settings, the sources' files and the version of this code."""
+    """Hash the settings, the sources' files and ``_VERSION``: 16 hex digits."""
     corpus = config.corpus.model_dump(mode="json")
     shards = config.shards.model_dump(mode="json", exclude={"root", "dataset"})
     text = json.dumps([_VERSION, corpus, shards, [source.fingerprint() for source in sources]], sort_keys=True)
@@ -133,7 +133,7 @@ def _make(
 
 @dataclasses.dataclass(frozen=True)
 class SealJob:
-    """What a process needs to make one shard. Picklable."""
+    """The input to make one shard. Picklable."""
 
     shard: ShardPlan
     config: Config
@@ -145,18 +145,18 @@ class SealJob:
         return f"shards/{self.shard.name}.json"
 
     def done(self) -> bool:
-        """Whether an earlier process made it."""
+        """Return whether the shard was already made."""
         return self.work.exists(self.record)
 
 
 def seal_shard(job: SealJob) -> None:
-    """Gather the shard's tokens from the parts, pack and write it; nothing when it is there."""
+    """Gather the shard's tokens from the parts, pack them and write the shard, unless it was already made."""
     if job.done():
         return
     plan, length = job.shard, job.config.shards.sequence_length
     documents: list[np.ndarray] = [np.empty(0)] * len(plan.parts)
     for part in np.unique(plan.parts).tolist():
-        mine = np.flatnonzero(plan.parts == part)  # a part is sorted as the dataset is, so its rows rise here too
+        mine = np.flatnonzero(plan.parts == part)  # parts have the dataset's order, so these rows rise
         for place, tokens in zip(mine.tolist(), read_tokens(job.work, part, plan.places[mine]), strict=True):
             documents[place] = tokens
     vocabulary = open_work_tokenizer(job.work)
@@ -171,7 +171,7 @@ def seal_shard(job: SealJob) -> None:
 
 
 def _fill(documents: list[np.ndarray], pieces: np.ndarray, rows: int, capacity: int, padding: int) -> np.ndarray:
-    """The rows of a shard whose pieces were fitted, (rows, capacity); what is left of a row is ends of text."""
+    """Return the rows of a shard with fitted pieces, (rows, capacity); ``padding`` fills the rest of each row."""
     found = np.full((rows, capacity), padding, dtype=documents[0].dtype)
     filled = np.zeros(rows, dtype=np.int64)
     for row, document, begin, end in pieces.tolist():
@@ -182,7 +182,8 @@ def _fill(documents: list[np.ndarray], pieces: np.ndarray, rows: int, capacity: 
 
 
 def _bytes(rows: np.ndarray, vocabulary: Tokenizer, separate: bool) -> np.ndarray:
-    """Bytes of text that the predicted tokens of each row stand for, int64 (rows,)."""
+    """Return the bytes of text that the predicted tokens of each row stand for, int64 (rows,). ``separate``: the token after
+    an end-of-document id is not predicted."""
     lengths, end = vocabulary.byte_lengths(), vocabulary.end_of_text
     return np.array([lengths[row[1:][row[:-1] != end] if separate else row[1:]].sum() for row in rows], dtype=np.int64)
 
@@ -197,7 +198,7 @@ def _named(config: Config) -> str:
 
 
 def _vocabulary(config: Config, jobs: list[PartJob], work: Folder) -> Tokenizer:
-    """The vocabulary, made once; a trained one sees the first millions of characters of the units, shuffled."""
+    """Return the tokenizer, made once; training uses the first millions of characters of the units in shuffled order."""
     if not work.exists(TOKENIZER):
         made = open_tokenizer(config.corpus.tokenizer, _texts(config, jobs), config.corpus.vocab_size)
         limit = np.iinfo(config.shards.token_type).max + 1
@@ -206,7 +207,7 @@ def _vocabulary(config: Config, jobs: list[PartJob], work: Folder) -> Tokenizer:
                 explain(
                     "shards.token_type",
                     config.shards.token_type,
-                    f"holds {limit} ids, the vocabulary {config.corpus.tokenizer!r} has {made.size}",
+                    f"holds {limit} ids, the tokenizer {config.corpus.tokenizer!r} has {made.size}",
                     "set shards.token_type to uint32",
                 )
             )
@@ -236,8 +237,8 @@ def _check_plan(config: Config, plan: Plan) -> None:
             explain(
                 "corpus.source",
                 _named(config),
-                "holds no text that is kept",
-                "point it at files that are not empty, or loosen corpus.min_characters and the like",
+                "has no text left after cleaning",
+                "point it at files that are not empty, or loosen corpus.min_characters and the other filters",
             )
         )
     for split, documents in plan.documents.items():
@@ -266,7 +267,7 @@ def _split(plan: Plan, split: str, jobs: list[SealJob]) -> Split:
 
 
 def _counts(work: Folder, parts: int, plan: Plan) -> dict[str, Any]:
-    """What went in and what became of it: documents by reason, characters, tokens, a few broken ones."""
+    """Return statistics of the source: documents, drops by reason, characters, tokens, a few broken records."""
     records = [read_counts(work, number) for number in range(parts)]
     documents: collections.Counter[str] = sum(
         (collections.Counter(r["documents"]) for r in records), collections.Counter()
@@ -290,7 +291,7 @@ def _counts(work: Folder, parts: int, plan: Plan) -> dict[str, Any]:
 
 
 def _check_room(sources: list[CorpusReader], dataset: Folder) -> None:
-    """CorpusError before anything is written when a local disk cannot hold it."""
+    """Raise CorpusError if a local disk is too small for the dataset, before anything is written."""
     if not dataset.is_local or not dataset.fs.exists(dataset.path.rsplit("/", 2)[0]):
         return
     size = sum(source.folder.size(name) for source in sources for name in source.names)
@@ -318,13 +319,13 @@ def _explained(dataset: Folder) -> Iterator[None]:
                 "shards.root",
                 dataset.url,
                 f"the disk is full ({error})",
-                "free about twice the size of the text and run the same command again: what is made is kept",
+                "free about twice the size of the text and run the same command again: finished work is kept",
             )
         ) from error
 
 
 def open_dataset(url: str) -> tuple[Manifest, Tokenizer]:
-    """Manifest and vocabulary of a sealed dataset; CorpusError when either cannot be used."""
+    """Return the manifest and tokenizer of a sealed dataset; CorpusError if either cannot be used."""
     dataset = Folder(url)
     manifest, data = load_manifest(dataset), dataset.read(TOKENIZER)
     if (found := digest.of_bytes(data)) != manifest.tokenizer_digest:
@@ -334,5 +335,5 @@ def open_dataset(url: str) -> tuple[Manifest, Tokenizer]:
 
 
 def rows_text(rows: np.ndarray, vocabulary: Tokenizer) -> Iterator[str]:
-    """Rows of token ids, (rows, length), as text."""
+    """Yield rows of token ids, (rows, length), as text."""
     return (vocabulary.decode(row.tolist()) for row in rows)

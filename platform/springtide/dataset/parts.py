@@ -1,10 +1,10 @@
-"""A unit of the source -> a part: its documents cleaned, hashed and turned into ids, sorted by their place in the dataset.
+"""Unit of the source -> part: its documents cleaned, hashed and tokenised, sorted by their place in the dataset.
 
-    documents  [text] [text] [text]                      of one unit, as they lie there
+    documents  [text] [text] [text]                      of one unit, in file order
     part       key, split, length, bands, tokens         Parquet, sorted by key
                counts                                    JSON, written last: a part without it is made again
 
-The key is a keyed hash of the text: sorting by it is the global shuffle, and equal texts meet.
+The key is a keyed hash of the text: sorting by it shuffles globally and makes equal texts neighbours.
 """
 
 from __future__ import annotations
@@ -32,21 +32,21 @@ _SAMPLES = 5
 
 @dataclasses.dataclass(frozen=True)
 class PartJob:
-    """What a process needs to make one part. Picklable."""
+    """The input to make one part. Picklable."""
 
     number: int
     source: CorpusReader
     corpus: CorpusConfig
-    """How this source is cleaned."""
+    """Settings for reading and cleaning this source."""
     unit: Unit
     group: str
-    """What its tokens are counted under; empty counts by its first folders."""
+    """Name that its tokens are counted under; empty counts by the first folder of each document."""
     config: Config
     work: Folder
-    """Where parts and the vocabulary lie until the dataset is sealed."""
+    """Folder for parts and the tokenizer until the dataset is sealed."""
 
     def done(self) -> bool:
-        """Whether an earlier process made it."""
+        """Return whether the part was already made."""
         return self.work.exists(_counts(self.number))
 
 
@@ -59,7 +59,7 @@ def _rows(number: int) -> str:
 
 
 def make_part(job: PartJob) -> None:
-    """Read, clean, tokenise and write one part; nothing when it is there."""
+    """Read, clean, tokenise and write one part, unless it was already made."""
     if job.done():
         return
     vocabulary = open_work_tokenizer(job.work)
@@ -103,13 +103,13 @@ def make_part(job: PartJob) -> None:
 
 
 def _first_folder(name: str) -> str:
-    """The first folder of a document's name, or its file."""
+    """Return the first folder of a document's name, or its file."""
     return name.split("/")[0].split("@")[0]
 
 
 @functools.lru_cache(maxsize=1)
 def open_work_tokenizer(work: Folder) -> Tokenizer:
-    """The vocabulary of a prepare; a process that makes many parts reads it once."""
+    """Return the tokenizer of a prepare; cached, because one process makes many parts."""
     return Tokenizer.from_json(work.read(TOKENIZER).decode())
 
 
@@ -135,18 +135,18 @@ def _encode(rows: list[dict[str, Any]], config: Config) -> bytes:
 
 
 def read_counts(work: Folder, number: int) -> dict[str, Any]:
-    """What became of a part's documents."""
+    """Return the counts of a part: documents kept or dropped by reason, characters, tokens by group, broken samples."""
     return dict(work.read_json(_counts(number)))
 
 
 def read_columns(work: Folder, number: int, names: list[str]) -> pa.Table:
-    """Some columns of a part."""
+    """Return some columns of a part."""
     with work.open(_rows(number)) as file:
         return pq.read_table(file, columns=names)
 
 
 def read_tokens(work: Folder, number: int, rows: np.ndarray) -> list[np.ndarray]:
-    """The token ids of some documents of a part, by their rows in it, rising; reads only the row groups they lie in."""
+    """Return the token ids of documents of a part, given by their rows in rising order; reads only their row groups."""
     groups = rows // _DOCUMENTS_A_GROUP
     found: list[np.ndarray] = []
     with work.open(_rows(number)) as file:

@@ -1,6 +1,6 @@
-"""All parts -> what the dataset holds and in which order: duplicates left out, splits made, shards cut.
+"""All parts -> plan: drop duplicates, order the documents, split them and cut shards.
 
-Some 40 bytes a document are held, never a text: keys, lengths, and one band of the signatures at a time.
+Memory holds about 40 bytes per document and no text: keys, lengths, and one band of the signatures at a time.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from springtide.store import Folder
 
 @dataclasses.dataclass(frozen=True)
 class ShardPlan:
-    """One shard: documents by (part, row in it), in order, and which of their tokens it holds."""
+    """One shard: its documents in order, by (part, row in the part), and the tokens that it takes from them."""
 
     split: str
     number: int
@@ -30,9 +30,9 @@ class ShardPlan:
     places: np.ndarray
     """int32 (documents,): the row of each document in its part."""
     skip: int = 0
-    """Tokens of the first document that lie before the shard, where documents lie end to end."""
+    """Tokens of the first document that come before this shard; for documents packed end to end."""
     pieces: np.ndarray | None = None
-    """int32 (pieces, 4): row, document, begin and end, where documents are fitted into rows."""
+    """int32 (pieces, 4): row, document, begin and end; for documents fitted into rows, else None."""
 
     @property
     def name(self) -> str:
@@ -41,20 +41,20 @@ class ShardPlan:
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-    """What becomes of every document."""
+    """The shards of a dataset, and counts of documents and tokens."""
 
     shards: tuple[ShardPlan, ...]
     documents: dict[str, int]
-    """Split -> documents in it."""
+    """Split -> number of documents."""
     tokens: dict[str, int]
     dropped: dict[str, int]
-    """Reason -> documents left out here."""
+    """Reason -> number of documents dropped by the plan."""
     lengths: np.ndarray
-    """int32: tokens of every document that is kept."""
+    """int32: tokens of each kept document."""
 
 
 def make_plan(work: Folder, parts: int, config: Config) -> Plan:
-    """Decide from the parts' columns alone; the same parts in any number of processes give the same plan."""
+    """Compute the plan from the parts' columns. It does not depend on how many processes made the parts."""
     part, row, high, low, share, length = _index(work, parts)
     order = np.lexsort((row, part, low, high))
     again = np.zeros(len(order), dtype=bool)
@@ -62,7 +62,7 @@ def make_plan(work: Folder, parts: int, config: Config) -> Plan:
     dropped = {"duplicate": int(again.sum())}
     order = order[~again]
     if config.corpus.near_duplicates:
-        # of a cluster the first in the order stays
+        # keep the first document of each cluster
         cluster = clusters(_bands(work, parts, order), len(order))
         first = np.zeros(len(order), dtype=bool)
         first[np.unique(cluster, return_index=True)[1]] = True
@@ -79,8 +79,8 @@ def make_plan(work: Folder, parts: int, config: Config) -> Plan:
 
 
 def _cut(config: Config, split: str, part: np.ndarray, row: np.ndarray, length: np.ndarray) -> Iterator[ShardPlan]:
-    """The documents end to end, cut into rows of sequence_length + 1 at a stride of sequence_length: a row repeats the last
-    token of the row before as its first input, so every token but the very first is predicted once."""
+    """Cut the documents, end to end, into rows of sequence_length + 1 at a stride of sequence_length: a row repeats the last
+    token of the previous row as its first input, so every token but the very first is predicted once."""
     ends = np.cumsum(length, dtype=np.int64)
     stride = config.shards.sequence_length
     total_rows = (int(ends[-1]) - 1) // stride if len(ends) else 0
@@ -95,7 +95,7 @@ def _cut(config: Config, split: str, part: np.ndarray, row: np.ndarray, length: 
 
 
 def _fit(config: Config, split: str, part: np.ndarray, row: np.ndarray, length: np.ndarray) -> Iterator[ShardPlan]:
-    """Documents fitted together, a shard's worth of neighbours at a time."""
+    """Fit documents together, from neighbours that fill about one shard at a time."""
     capacity = config.shards.sequence_length + 1
     shard_tokens = capacity * config.shards.rows_per_group * config.shards.groups_per_shard
     ends = np.cumsum(length, dtype=np.int64)

@@ -1,5 +1,5 @@
-"""Ranks that talk to each other: the world they form, the collectives they call, the connections to cut.
-Layer rule: knows nothing of models or checkpoints."""
+"""Communication between ranks: the world they form, the collectives they call, their connections, which can be cut.
+Layer rule: knows nothing about models or checkpoints."""
 
 from springtide.dist.collectives import CollectiveError, CutOff, abort, end_group, sum_over_ranks
 from springtide.dist.connections import Connections

@@ -1,7 +1,7 @@
-"""Sums over ranks that are checked before anyone acts on them, and the end of a group that a lost rank has left hanging.
+"""Checked sums over ranks, and the end of a process group that hangs after the loss of a rank.
 
-NCCL releases a rank that waits in a collective only when its communicator is aborted, and an aborted collective returns without
-raising, with garbage in its buffer: here it always raises.
+NCCL releases a rank that waits in a collective only when its communicator is aborted, and an aborted collective returns
+garbage in its buffer without raising. Here it always raises.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class CollectiveError(RuntimeError):
-    """A collective returned garbage: a rank or its connection is gone, and the result must not be used."""
+    """A collective returned garbage: a rank or its connection is lost, and the result must not be used."""
 
 
 class CutOff(CollectiveError):
@@ -26,11 +26,11 @@ class CutOff(CollectiveError):
 
 
 def sum_over_ranks(values_N: Tensor, world: World) -> list[float]:
-    """Returns the sums of ``values_N`` (N,), floating point, over all ranks of the group, in one all-reduce.
+    """Return the sums of ``values_N`` (N,), floating point, over all ranks of the group, in one all-reduce.
 
-    A 1.0 travels beside each value: an aborted all-reduce may have ended for some elements and not for others.
-    Raises: CutOff when ``world.cut`` was set by the time the sums are on the host; CollectiveError when the ones of some value
-    do not sum to the world size, or when NCCL knows of a broken communicator: gradients go over others than this message.
+    Next to each value a canary of 1.0 is summed: an aborted all-reduce may have finished for some elements only.
+    Raises: CutOff if ``world.cut`` is set by the time the sums are on the host; CollectiveError if a canary does not sum to
+    the world size, or if NCCL reports a broken communicator: gradients use other communicators than this message.
     """
     message = torch.stack([values_N, torch.ones_like(values_N)], dim=1)
     dist.all_reduce(message)
@@ -39,11 +39,11 @@ def sum_over_ranks(values_N: Tensor, world: World) -> list[float]:
         raise CutOff(
             f"rank {world.rank} of {world.size} was cut off from its group in a collective; its result is not used"
         )
-    bad = [canary for _, canary in sums if canary != world.size]  # also where it is no number
+    bad = [canary for _, canary in sums if canary != world.size]  # also if it is NaN
     if bad:
         raise CollectiveError(
             f"an all-reduce of {world.size} ranks returned garbage on rank {world.rank}: {len(bad)} of {len(sums)} canaries "
-            f"are not {world.size}, the first is {bad[0]!r}; nothing of it is used"
+            f"are not {world.size}, the first is {bad[0]!r}; its result is not used"
         )
     if errors := _nccl_errors():
         raise CollectiveError(f"NCCL's communicators of rank {world.rank} are broken: {', '.join(sorted(errors))}")
@@ -51,13 +51,14 @@ def sum_over_ranks(values_N: Tensor, world: World) -> list[float]:
 
 
 def abort() -> bool:
-    """Abort this process's NCCL communicators, from any thread: a rank that waits in a collective returns, with garbage.
+    """Abort this process's NCCL communicators, from any thread: a collective that waits returns, with garbage.
 
-    Set ``World.cut`` first. Returns True if it did; False where there are none (gloo: see ``Links``) or torch cannot.
+    Set ``World.cut`` first. Returns True if it aborted them; False if there are none (for gloo see ``Connections``) or this
+    torch cannot do it.
     """
     if not dist.is_initialized() or not _uses_nccl():
         return False
-    abort_all = getattr(dist.distributed_c10d, "_abort_process_group", None)  # experimental: it may go in a later torch
+    abort_all = getattr(dist.distributed_c10d, "_abort_process_group", None)  # experimental: a later torch may not have it
     if abort_all is None:
         return False
     abort_all()
@@ -65,8 +66,8 @@ def abort() -> bool:
 
 
 def end_group(clean: bool) -> None:
-    """Leave the process group, if there is one. ``clean``: no collective is under way; otherwise NCCL's communicators are
-    aborted, because to destroy them would wait for what never ends."""
+    """Leave the process group, if there is one. ``clean``: no collective is in progress; otherwise NCCL's communicators are
+    aborted first, because destroying them would wait forever."""
     if not clean:
         abort()
     if dist.is_initialized():
@@ -74,15 +75,15 @@ def end_group(clean: bool) -> None:
 
 
 def _nccl_errors() -> set[str]:
-    """Returns what NCCL's watchdog, which tells nobody else here, has found wrong with any group of this process."""
+    """Return the errors that NCCL's watchdog found in any group of this process; it does not report them otherwise."""
     if not _uses_nccl():
         return set()
     found = set()
     for group in list(dist.distributed_c10d._world.pg_map):
-        with contextlib.suppress(RuntimeError):  # a group of CPUs alone
+        with contextlib.suppress(RuntimeError):  # a group without GPUs
             if ask := getattr(group._get_backend(torch.device("cuda")), "get_error", None):
                 found.add(ask().name)
-    return found & {"COMM_ERROR", "REMOTE_ERROR"}  # a timeout is no error: hangs are found by ``elastic.hang``
+    return found & {"COMM_ERROR", "REMOTE_ERROR"}  # timeouts do not count: hangs are found by ``elastic.hang``
 
 
 def _uses_nccl() -> bool:

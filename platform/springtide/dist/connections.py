@@ -1,7 +1,7 @@
-"""The connections between the ranks of a group, to cut them when the group is over.
+"""The connections between the ranks of a group, to cut them when the group has ended.
 
-gloo closes its connections only with the process: a rank that has heard of a lost peer keeps them open, and the ranks beyond it
-wait in their collective for as long as it lives. Cut, every rank that waits fails at once, whoever was lost.
+gloo closes its connections only when the process ends: a rank that knows of a lost peer keeps them open, and other ranks wait
+for it in their collective as long as it lives. When connections are cut, every waiting rank fails at once.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _OPEN_FILES = "/proc/self/fd"
 
 
 class Connections:
-    """This rank's connections to the others. All ranks make theirs together."""
+    """This rank's connections to the other ranks. All ranks must create theirs together (a collective call)."""
 
     def __init__(self) -> None:
         mine = _connections()
@@ -31,24 +31,24 @@ class Connections:
         for name, one in mine.items():
             if ranks_that_have[name] > 1:
                 self._sockets.append(one)
-            else:  # with Ray, or a store
+            else:  # to Ray, or to a store
                 one.close()
 
     def __len__(self) -> int:
         return len(self._sockets)
 
     def cut(self) -> None:
-        """End them: a collective that is under way raises, here and at the other ends."""
+        """Shut them down: a collective in progress raises, on this rank and on its peers."""
         for one in self._sockets:
-            with contextlib.suppress(OSError):  # the other end was quicker
+            with contextlib.suppress(OSError):  # the peer has closed it already
                 one.shutdown(socket.SHUT_RDWR)
             one.close()
         self._sockets = []
 
 
 def _connections() -> dict[int, socket.socket]:
-    """The TCP connections of this process by the name that both ends would give them, as descriptors of our own, which no later
-    file can take the place of."""
+    """Return this process's TCP connections by a name that both ends compute alike, as duplicated descriptors, which no later
+    file can reuse."""
     found: dict[int, socket.socket] = {}
     for name in os.listdir(_OPEN_FILES) if os.path.isdir(_OPEN_FILES) else ():
         with contextlib.suppress(OSError):  # not a socket, or not connected

@@ -1,4 +1,4 @@
-"""The processes of a run and the mesh they form."""
+"""The processes of a run and the device mesh they form."""
 
 from __future__ import annotations
 
@@ -18,33 +18,33 @@ from springtide.dist.collectives import end_group
 _TIMEOUT = timedelta(minutes=10)
 
 NCCL_ENVIRONMENT = {
-    # the watchdog would end the process on a timeout or a peer's error: hangs are found by ``elastic.hang``, and a process
-    # outlives its group; _abort_process_group asks for it too
+    # the watchdog would end the process on a timeout or a peer's error, but ``elastic.hang`` finds hangs, and a process
+    # outlives its group; _abort_process_group requires it too
     "TORCH_NCCL_ASYNC_ERROR_HANDLING": "0",
     "TORCH_NCCL_RETHROW_CUDA_ERRORS": "0",
     "TORCH_NCCL_PROPAGATE_ERROR": "0",
-    # the monitor of the watchdog ends the process when it is stuck in an abort, even where errors are not handled
+    # the watchdog's monitor ends a process that is stuck in an abort, even if errors are not handled
     "TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC": "3600",
 }
-"""What ProcessGroupNCCL reads of the environment when it is made. Ray Train and torchrun both set the first to 1."""
+"""Environment variables that ProcessGroupNCCL reads when it is created. Ray Train and torchrun both set the first to 1."""
 
 
 @dataclasses.dataclass(frozen=True)
 class World:
-    """Where this process stands."""
+    """The position of this process among all processes of the group."""
 
     rank: int
     size: int
     device: torch.device
     mesh: DeviceMesh | None = None
-    """One axis, ``shard``, over all ranks; or ``replicate`` and ``shard``, where there are several copies of the model. A
-    process alone, without a process group, has none."""
+    """One axis, ``shard``, over all ranks; or ``replicate`` and ``shard`` if there are several copies of the model. None
+    without a process group."""
     cut: threading.Event = dataclasses.field(default_factory=threading.Event, compare=False)
-    """Set when this process is cut off from the group: from then on no result of a collective may be used."""
+    """Set when this process is cut off from the group; from then on no result of a collective may be used."""
 
     @property
     def copies(self) -> int:
-        """Of the model."""
+        """The number of copies of the model."""
         return self.mesh.size(0) if self.mesh is not None and self.mesh.ndim == 2 else 1
 
     @property
@@ -53,20 +53,20 @@ class World:
 
 
 def alone(device: torch.device) -> World:
-    """A process that needs no others."""
+    """Return the world of a single process without a process group."""
     return World(0, 1, device)
 
 
 def backend(device_type: str) -> str:
-    """The process group backend: gloo for CPU tensors always, NCCL beside it on a GPU."""
+    """Return the process group backend: gloo for CPU tensors, plus NCCL for CUDA tensors on a GPU."""
     return "cpu:gloo,cuda:nccl" if device_type == "cuda" else "gloo"
 
 
 def device_index(local_rank: int) -> int:
-    """Returns the index of the CUDA device that this process uses: 0 where it sees one alone, which whoever started it has
-    chosen (Ray sets CUDA_VISIBLE_DEVICES for each worker), else ``local_rank``.
+    """Return the index of the CUDA device that this process uses: 0 if it sees only one, because its launcher has chosen that
+    one (Ray sets CUDA_VISIBLE_DEVICES for each worker), else ``local_rank``.
 
-    Raises: ConfigError when it sees none, or too few.
+    Raises: ConfigError if it sees none, or too few.
     """
     visible = torch.cuda.device_count()
     if visible == 1:
@@ -74,14 +74,14 @@ def device_index(local_rank: int) -> int:
     if local_rank >= visible:
         limit = f"local rank {local_rank} has no device of its own: this process sees {visible} (CUDA_VISIBLE_DEVICES)"
         raise ConfigError(
-            explain("elastic.gpus_per_worker", "> 0", limit, "start as many ranks on a node as it has devices")
+            explain("elastic.gpus_per_worker", "> 0", limit, "start one rank per device on each node")
         )
     return local_rank
 
 
 def world(device_type: str, local_rank: int = 0, shards: int = 0, cut: threading.Event | None = None) -> World:
-    """This process in the process group that is already initialised; ``shards`` ranks share a copy of the model, 0 means all;
-    ``cut`` is as in ``World``. ConfigError when they cannot."""
+    """Return this process's world in the initialised process group. ``shards`` ranks share a copy of the model, 0 means all;
+    ``cut`` is as in ``World``. ConfigError if ``shards`` does not divide the world size."""
     device = torch.device("cuda", device_index(local_rank)) if device_type == "cuda" else torch.device("cpu")
     if device_type == "cuda":
         torch.cuda.set_device(device)
@@ -99,12 +99,12 @@ def world(device_type: str, local_rank: int = 0, shards: int = 0, cut: threading
 
 @contextlib.contextmanager
 def process_group(device_type: str) -> Iterator[None]:
-    """The process group that torchrun's environment describes; aborted, not destroyed, when the block raises."""
+    """Join the process group that torchrun's environment describes; if the block raises, abort it instead of destroying it."""
     dist.init_process_group(backend(device_type), timeout=_TIMEOUT)
     clean = False
     try:
         yield
-        # gloo's threads abort a process that leaves while a peer still talks to it
+        # gloo's threads abort a process that leaves while a peer still communicates with it
         dist.barrier()
         clean = True
     finally:

@@ -1,6 +1,6 @@
-"""What happens in a run, as values, and the names and units of its metrics. Layer rule: imports only config.
+"""The events of a run, as values, and the names and units of its metrics. Layer rule: imports only config.
 
-The loop yields events; everything that prints, stores or plots listens.
+The training loop yields events; whatever prints, stores or plots is a listener.
 """
 
 from springtide.events.controller import Decided, Failed, Ready

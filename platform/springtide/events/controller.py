@@ -1,4 +1,4 @@
-"""Events of the controller, which posts them at any time, not between steps."""
+"""Events of the controller, which posts them at any time, not only between steps."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from springtide.events.event import Event
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Decided(Event):
-    """What was decided of the size of the run: ``start``, ``leave``, ``replace`` or ``stay``."""
+    """A decision on the workers of the run: ``start``, ``leave``, ``replace`` or ``stay``."""
 
     kind: ClassVar[str] = "decided"
     from_controller: ClassVar[bool] = True
@@ -24,7 +24,7 @@ class Decided(Event):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Failed(Event):
-    """A group of workers ended by a failure."""
+    """A worker group ended with a failure."""
 
     kind: ClassVar[str] = "failed"
     from_controller: ClassVar[bool] = True
@@ -33,22 +33,22 @@ class Failed(Event):
     """``lost nodes``, ``failed workers``, ``start-up``, ``hung`` or ``given up``."""
     reason: str
     again: bool
-    """Whether another is started."""
+    """Whether another group is started."""
 
     def describe(self) -> str:
-        return f"{self.cause}: {self.reason}" + ("" if self.again else "; this is not tried again")
+        return f"{self.cause}: {self.reason}" + ("" if self.again else "; not retried")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Ready(Event):
-    """A new worker's process stands on a node, and can be used by the next group."""
+    """A new worker process on a node is ready for the next worker group."""
 
     kind: ClassVar[str] = "ready"
     from_controller: ClassVar[bool] = True
     step: int
     node: str
     took_s: float
-    """Since it was asked for."""
+    """Since the process was requested."""
 
     def describe(self) -> str:
         return f"node {self.node[:8]} is ready, {self.took_s:.1f} s after its process was started"

@@ -1,4 +1,4 @@
-"""What every event has: when, under which lease, what the time before it is charged to, and its line for people."""
+"""The base of all events: its time, the lease's term, the account that time is charged to, and a line of text."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ class Event:
     """Something that happened in a run."""
 
     kind: ClassVar[str]
-    """Its name in a journal."""
+    """The event's name in a journal."""
     charged_to: ClassVar[str] = "other"
-    """The kind of time, of ``track.ledger.KINDS``, that the time since the event before counts as."""
+    """The kind of time, one of ``track.ledger.KINDS``, that the time since the previous event is charged to."""
     from_controller: ClassVar[bool] = False
     """Whether the controller posts it: at any time, not in the order of training."""
     time_s: float = dataclasses.field(default_factory=time.time)
-    """When, seconds since 1970."""
+    """Seconds since 1970."""
     term: int = 0
     """The term of the driver's lease; the first is 1."""
 
     def describe(self) -> str:
-        """The event in one line, for a person."""
+        """Return the event as one line for people."""
         return self.kind

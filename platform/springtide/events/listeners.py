@@ -1,4 +1,4 @@
-"""Everybody who hears the events of a run, as one listener: one that fails does not stop the next."""
+"""All listeners of a run's events as one listener: if one fails, the others still receive the event."""
 
 from __future__ import annotations
 
@@ -11,22 +11,22 @@ _log = logging.getLogger(__name__)
 
 
 class Listeners:
-    """Tells each event to all, in their order.
+    """Passes each event to all listeners, in their order.
 
-    OSError of a listener (a store that is away, a console that is gone) is warned of, once each until it works again. Any other
-    error is raised, once all have heard.
+    An OSError of a listener (an unreachable store, a closed console) is logged, once per listener until it works again. Any
+    other error is raised after all listeners were called.
     """
 
     def __init__(self, listeners: Sequence[Callable[[Event], None]]) -> None:
         self._listeners = listeners
         self._failed: set[int] = set()
         self.last_step = 0
-        """The step last trained, as heard."""
+        """The last trained step, according to the events so far."""
         self.finished = False
-        """Whether the run was heard to have come to its last step."""
+        """Whether an event said that the run is finished."""
 
     def __call__(self, event: Event) -> None:
-        """Tell one event."""
+        """Pass one event to all listeners."""
         if isinstance(event, StepDone | Stopped):
             self.last_step = event.step
         if isinstance(event, Stopped):
@@ -38,7 +38,7 @@ class Listeners:
                 self._failed.discard(number)
             except OSError as problem:
                 if number not in self._failed:
-                    _log.warning("%s does not hear what happens (%s); training goes on", _name(listener), problem)
+                    _log.warning("%s cannot receive events (%s); training continues", _name(listener), problem)
                 self._failed.add(number)
             except Exception as problem:
                 error = error or problem

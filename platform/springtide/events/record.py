@@ -1,4 +1,4 @@
-"""Events as JSON objects, and back. Unknown keys are an error: a journal of another version is not guessed at."""
+"""Convert events to JSON objects and back. Unknown keys are an error: journals of other versions are refused."""
 
 from __future__ import annotations
 
@@ -39,16 +39,16 @@ EVENTS: dict[str, type[Event]] = {event.kind: event for event in _KINDS}
 
 
 def record(event: Event) -> dict[str, Any]:
-    """The event as a flat JSON object."""
+    """Return the event as a flat JSON object."""
     return {"kind": event.kind, **dataclasses.asdict(event)}
 
 
 def event(record: dict[str, Any]) -> Event:
-    """The event that ``record`` was made from.
+    """Return the event of a ``record``.
 
     Raises:
-        KeyError: the kind is not known.
-        TypeError: a key is not known.
+        KeyError: unknown kind.
+        TypeError: unknown key.
     """
     values = dict(record)
     return EVENTS[values.pop("kind")](**values)

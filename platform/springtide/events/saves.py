@@ -15,11 +15,11 @@ class Saved(Event):
     step: int
     name: str
     size_bytes: int
-    """Of the state."""
+    """Size of the state."""
     save_time_s: float
-    """From its beginning until it was committed; training went on meanwhile."""
+    """From the start of the save to its commit; training continued meanwhile."""
     written_bytes: int = 0
-    """What of it had changed, and was written."""
+    """The part of the state that had changed and was written."""
     stall_s: float = 0.0
     """How long training waited for it."""
 
@@ -45,7 +45,7 @@ class SaveFailed(Event):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class SaveSkipped(Event):
-    """A save was due and left out."""
+    """A save was due but was skipped."""
 
     kind: ClassVar[str] = "save_skipped"
     charged_to: ClassVar[str] = "checkpoint_stall"
@@ -53,12 +53,12 @@ class SaveSkipped(Event):
     reason: str
 
     def describe(self) -> str:
-        return f"step {self.step}: save left out: {self.reason}"
+        return f"step {self.step}: save skipped: {self.reason}"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class SaveIntervalChanged(Event):
-    """From now on a save is begun every so often."""
+    """The interval between saves changed."""
 
     kind: ClassVar[str] = "cadence"
     charged_to: ClassVar[str] = "checkpoint_stall"
@@ -72,37 +72,37 @@ class SaveIntervalChanged(Event):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class SnapshotIntervalChanged(Event):
-    """From now on a snapshot in memory is taken every so often."""
+    """The interval between snapshots in memory changed."""
 
     kind: ClassVar[str] = "snapshots"
     charged_to: ClassVar[str] = "checkpoint_stall"
     step: int
     every_steps: int
-    """0: no more of them."""
+    """0: none are taken any more."""
     reason: str
 
     def describe(self) -> str:
-        often = f"every {self.every_steps} steps" if self.every_steps else "NO MORE"
+        often = f"every {self.every_steps} steps" if self.every_steps else "OFF"
         return f"step {self.step}: snapshots in memory {often}: {self.reason}"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Rejected(Event):
-    """A checkpoint whose bytes are bad was put in quarantine."""
+    """A checkpoint with bad bytes was put in quarantine."""
 
     kind: ClassVar[str] = "rejected"
     step: int
-    """Where the run goes on instead."""
+    """The step that the run resumes from instead."""
     name: str
     reason: str
 
     def describe(self) -> str:
-        return f"step {self.step}: {self.name} is put in quarantine, going on from here: {self.reason}"
+        return f"step {self.step}: {self.name} is put in quarantine, resuming from this step: {self.reason}"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Left(Event):
-    """A group of workers brought its state to safety, for another to go on."""
+    """A worker group saved its state and ended, so that another can resume."""
 
     kind: ClassVar[str] = "left"
     charged_to: ClassVar[str] = "resize"
@@ -112,5 +112,5 @@ class Left(Event):
 
     def describe(self) -> str:
         return (
-            f"step {self.step}: safe in {'the store' if self.kept_in == 'store' else 'memory'}; another group goes on"
+            f"step {self.step}: saved in {'the store' if self.kept_in == 'store' else 'memory'}; another group resumes"
         )

@@ -1,4 +1,4 @@
-"""Events of training itself: groups of workers, steps, spikes, evaluations, the end."""
+"""Events of training itself: worker groups, steps, spikes, evaluations, the end."""
 
 from __future__ import annotations
 
@@ -10,42 +10,42 @@ from springtide.events.event import Event
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Started(Event):
-    """A group of workers stands and is about to train from ``step``."""
+    """A worker group is set up and is about to train from ``step``."""
 
     kind: ClassVar[str] = "started"
     step: int
     world_size: int
     resumed_from: str = ""
-    """Name of the checkpoint it came from; empty at the beginning."""
+    """Name of the checkpoint that it loaded; empty at the beginning of the run."""
     order_identity: str = ""
     num_parameters: int = 0
     flops_per_token: float = 0.0
-    """Of the model, forward and backward."""
+    """FLOPs of the model, forward and backward."""
     hardware_flops_per_token: float = 0.0
-    """The same with what is computed again in backward."""
+    """The same, including recomputation in backward."""
     peak_flops: float = 0.0
     """FLOP/s of one worker's device, the denominator of MFU."""
     peak_source: str = ""
-    """Where ``peak_flops`` came from, in words."""
+    """Source of ``peak_flops``, as text."""
     remark: str = ""
-    """What a person should know of this start, in words."""
+    """Remarks on this start for the user."""
     nodes: list[str] = dataclasses.field(default_factory=list)
-    """Where each rank is; empty where that is not known."""
+    """The node of each rank; empty if unknown."""
     markets: list[str] = dataclasses.field(default_factory=list)
-    """``spot`` or whatever else the labels of each rank's node say of its market; empty where they say nothing."""
+    """Market type of each rank's node according to its labels, such as ``spot``; empty if there is no label."""
     phases_s: dict[str, float] = dataclasses.field(default_factory=dict)
-    """What rank 0 took for each thing it did since it was told to train [s]."""
+    """Time of each phase of rank 0's start-up [s]."""
 
     def describe(self) -> str:
         where = f"from step {self.step} ({self.resumed_from})" if self.resumed_from else "from the beginning"
         size = f"{self.num_parameters / 1e6:.1f}M parameters"
-        peak = f"peak {self.peak_flops / 1e9:,.0f} GFLOP/s a worker"
+        peak = f"peak {self.peak_flops / 1e9:,.0f} GFLOP/s per worker"
         return "; ".join(filter(None, (f"{_workers(self.world_size)}, {where}", f"{size}, {peak}", self.remark)))
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class StepDone(Event):
-    """One optimizer step. ``step`` counts from 1; ``tokens`` is what the run has seen after it."""
+    """One optimizer step. ``step`` counts from 1; ``tokens`` is the number the run has trained on after it."""
 
     kind: ClassVar[str] = "step"
     step: int
@@ -61,15 +61,15 @@ class StepDone(Event):
     memory_bytes: int
     world_size: int
     digest: str
-    """16 hex digits over the sample ids that were consumed, all ranks."""
+    """16 hex digits over the sample ids that all ranks consumed."""
     updated: bool = True
-    """Whether the weights have changed; not where a gradient was infinite or no number, or a spike."""
+    """Whether the weights were updated; not if a gradient was infinite or NaN, or the step was skipped as a spike."""
     loss_scale: float = 1.0
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Spiked(Event):
-    """A step's loss or gradient norm was far above those of the steps before."""
+    """A step's loss or gradient norm was far above those of the preceding steps."""
 
     kind: ClassVar[str] = "spiked"
     step: int
@@ -78,22 +78,22 @@ class Spiked(Event):
     usual: float
     deviations: float
     left_out: bool
-    """Whether the weights are those of before."""
+    """Whether the update was skipped."""
 
     def describe(self) -> str:
-        done = "it is left out" if self.left_out else "it is trained on"
+        done = "the update is skipped" if self.left_out else "the update is applied"
         usual = f"{self.value:.4g} instead of {self.usual:.4g}, {self.deviations:.0f} deviations"
         return f"step {self.step}: {self.what} {usual}; {done}"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class RolledBack(Event):
-    """The run goes back to a checkpoint before a spike; what it starts from is told next."""
+    """The run rolls back to a checkpoint before a spike; the next event says which one."""
 
     kind: ClassVar[str] = "rolled_back"
     charged_to: ClassVar[str] = "resize"
     step: int
-    """The spike's."""
+    """The step of the spike."""
     skipped: list[int]
     """Steps of the order that are jumped over from now on."""
     reason: str
@@ -105,25 +105,25 @@ class RolledBack(Event):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Waited(Event):
-    """The wait for data by rank, told at every save."""
+    """The wait for data by rank, reported at every save."""
 
     kind: ClassVar[str] = "waited"
     charged_to: ClassVar[str] = "checkpoint_stall"
     step: int
     data_waits_s: list[float]
-    """Of each rank, since this group of workers began [s]."""
+    """Wait of each rank since this worker group started [s]."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Straggling(Event):
-    """A rank's device was far slower than the others', twice in a row: all wait for it."""
+    """A rank's device was far slower than the others, twice in a row: all ranks wait for it."""
 
     kind: ClassVar[str] = "straggling"
     step: int
     rank: int
     node: str
     share: float
-    """Of the median speed of the others."""
+    """Its speed over the median speed of the others."""
 
     def describe(self) -> str:
         where = f" on node {self.node[:8]}" if self.node else ""
@@ -140,9 +140,9 @@ class Evaluated(Event):
     heldout_bits_per_byte: float
     rows: int
     corpora: dict[str, float] = dataclasses.field(default_factory=dict)
-    """Bits per byte of each corpus alone."""
+    """Bits per byte of each corpus."""
     asynchronous: bool = False
-    """Whether training went on meanwhile."""
+    """Whether training continued meanwhile."""
 
     def describe(self) -> str:
         each = ", ".join(f"{name} {bits:.3f}" for name, bits in self.corpora.items() if len(self.corpora) > 1)
@@ -160,30 +160,30 @@ class Sampled(Event):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Profiled(Event):
-    """Where the time of rank 0 went in the steps up to this one."""
+    """A profile of rank 0 over the steps up to this one."""
 
     kind: ClassVar[str] = "profiled"
     step: int
     bound_by: str
-    """The kind that took most: ``arithmetic``, ``memory``, ``communication``, ``input`` or ``waiting``."""
+    """The kind that took most time: ``arithmetic``, ``memory``, ``communication``, ``input`` or ``waiting``."""
     shares: dict[str, float]
-    """Of the time, by kind."""
+    """Kind -> its share of the time."""
     top: dict[str, float]
-    """Operation -> its share."""
+    """Operation -> its share of the time."""
     advice: str
     trace: str
-    """Where the trace is, for chrome://tracing or Perfetto."""
+    """Location of the trace, for chrome://tracing or Perfetto."""
 
     def describe(self) -> str:
         each = ", ".join(f"{kind} {share:.0%}" for kind, share in self.shares.items() if share >= 0.005)
         top = ", ".join(f"{name} {share:.0%}" for name, share in self.top.items())
         found = f"bound by {self.bound_by} ({each}; most in {top})"
-        return f"step {self.step}: {found}. Try {self.advice}. The trace: {self.trace}"
+        return f"step {self.step}: {found}. Try {self.advice}. Trace: {self.trace}"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Warned(Event):
-    """Something that stops nothing and that a person should know of."""
+    """A warning for the user; the run continues."""
 
     kind: ClassVar[str] = "warned"
     step: int
@@ -195,7 +195,7 @@ class Warned(Event):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Stopped(Event):
-    """Training ended: ``finished``, ``stopped`` (asked to) or ``failed``."""
+    """Training ended: ``finished``, ``stopped`` (on request) or ``failed``."""
 
     kind: ClassVar[str] = "stopped"
     step: int

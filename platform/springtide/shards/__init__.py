@@ -1,5 +1,5 @@
-"""Token ids -> sealed Parquet shards with a checksummed manifest. Rule: a dataset without a manifest does not exist, and
-one with a manifest never changes."""
+"""Token ids -> Parquet shards with a checksummed manifest. Layer rule: a dataset without a manifest does not exist, and a
+dataset with a manifest is sealed: it never changes."""
 
 from springtide.shards.manifest import HELDOUT, MANIFEST, TOKENIZER, TRAIN, Manifest, Shard, Split, load_manifest
 from springtide.shards.packing import best_fit

@@ -6,11 +6,11 @@ import numpy as np
 
 
 def best_fit(lengths: np.ndarray, capacity: int) -> np.ndarray:
-    """Pieces of documents placed in rows: int32 (pieces, 4) of row, document, begin and end, in the order of rows.
+    """Place pieces of documents in rows; return int32 (pieces, 4) of row, document, begin and end, in the order of rows.
 
     ``lengths``: tokens of each document, (documents,); ``capacity``: tokens of a row, one more than it trains on. A document
-    that fits a row is whole in one. A longer one is cut at a stride of capacity - 1, so that every token but its first is
-    predicted once. Each piece, longest first, goes where it leaves least room.
+    that fits a row is not cut. A longer one is cut at a stride of capacity - 1, so that every token but its first is
+    predicted once. Pieces are placed longest first, each in the row where it leaves the least space.
     """
     pieces = [
         (document, begin, min(begin + capacity, length))

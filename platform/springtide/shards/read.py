@@ -1,7 +1,7 @@
-"""Rows out of sealed shards, each row group checked against the manifest before its first row is used.
+"""Read rows from sealed shards. Each row group is checked against the manifest before its first row is used.
 
-local dataset     the shard is mapped                 nothing is copied but the rows asked for
-object storage    a ranged read a row group, several at once -> the node's cache -> mapped
+local dataset     the shard is mapped                 only the requested rows are copied
+object storage    one ranged read per row group, several in parallel -> the node's cache -> mapped
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from springtide.shards.row_group import RowGroupView, Rows
 from springtide.store import Cache, Folder, digest
 
 _KEPT_BYTES = 256 * 2**20
-"""Row groups held open by one reader; mapping one again costs microseconds."""
+"""Total size of the row groups that one reader holds open; mapping one again costs microseconds."""
 _AT_ONCE = 8
 
 
@@ -24,7 +24,7 @@ class SplitReader:
     """Random access to the rows of one split."""
 
     def __init__(self, dataset: Folder, manifest: Manifest, split: str, cache: Cache | None = None) -> None:
-        """``cache``: where row groups from object storage are kept on this node; without one they are read again."""
+        """``cache``: this node's cache for row groups of object storage; without one they are read again each time."""
         self._dataset, self._manifest, self._cache = dataset, manifest, cache
         shards = manifest.splits[split].shards
         self._places = [(shard, index) for shard in shards for index in range(len(shard.groups))]
@@ -33,7 +33,7 @@ class SplitReader:
         self._checked: set[int] = set()
 
     def read(self, rows: np.ndarray) -> Rows:
-        """The rows numbered ``rows``, int64 (n,), in that order; CorruptShard names a shard whose bytes changed."""
+        """Return the rows with numbers ``rows``, int64 (n,), in that order; CorruptShard names a shard with changed bytes."""
         groups = np.searchsorted(self._ends, rows, side="right")
         found = Rows(
             np.empty(len(rows), dtype=np.int64),
@@ -51,7 +51,7 @@ class SplitReader:
         return found
 
     def _fetch(self, groups: list[int]) -> None:
-        """Have these groups open, and last in the order of use."""
+        """Open these row groups, and mark them as the most recently used."""
         missing = [group for group in groups if group not in self._open]
         for group, data in zip(missing, self._bytes(missing), strict=True):
             self._open[group] = RowGroupView(data, self._group(group), self._manifest.token_type)
@@ -68,7 +68,7 @@ class SplitReader:
         return shard.groups[index]
 
     def _bytes(self, groups: list[int]) -> list[np.ndarray]:
-        """The bytes of each group, checked when this process sees them first."""
+        """Return the bytes of each row group; the first time, their digest is checked."""
         if self._dataset.is_local:
             found: list[np.ndarray] = [self._map(group) for group in groups]
         elif self._cache is None:
@@ -94,14 +94,14 @@ class SplitReader:
         assert self._cache is not None
         names = {
             self._group(group).digest: group for group in groups
-        }  # by content: datasets cannot mix up each other's
+        }  # by digest: datasets share a cache and cannot mix up their row groups
 
         def fetch(name: str) -> bytes | memoryview:
             return self._download(names[name])
 
         found = dict(zip(names, self._cache.get(list(names), fetch), strict=True))
         bad = [name for name, group in names.items() if not self._is_good(group, found[name])]
-        for name in bad:  # a power failure, a bad disk: the store decides
+        for name in bad:  # after a power failure or on a bad disk: fetch it from the store again
             self._cache.drop(name)
         found |= dict(zip(bad, self._cache.get(bad, fetch), strict=True))
         return [found[self._group(group).digest] for group in groups]
@@ -117,11 +117,11 @@ class SplitReader:
             return self._dataset.read_range(shard.name, group.sample_ids, group.end)
         except FileNotFoundError as error:
             raise self._corrupt(number, "the file is missing") from error
-        except Exception as error:  # every object store has its own
+        except Exception as error:  # every object store raises its own errors
             size = self._dataset.size(shard.name)
             if size < group.end:
                 raise self._corrupt(number, f"the file ends after {size} of {shard.size_bytes} bytes") from error
-            raise  # the network's, and worth another try
+            raise  # an error of the network: a retry may help
 
     def _corrupt(self, number: int, what: str) -> CorruptShard:
         shard, index = self._places[number]
@@ -129,7 +129,7 @@ class SplitReader:
 
 
 def check_shard(dataset: Folder, shard: Shard) -> None:
-    """CorruptShard unless the file's bytes are those that were sealed."""
+    """Raise CorruptShard if the file's bytes differ from those that were sealed."""
     try:
         with dataset.open(shard.name) as file:
             found = digest.of_file(file)
@@ -140,7 +140,7 @@ def check_shard(dataset: Folder, shard: Shard) -> None:
 
 
 def corruption(dataset: Folder, shard: Shard, what: str, found: str = "") -> CorruptShard:
-    """The error for a bad shard, with the digest expected and the digest found."""
+    """Return the error for a bad shard, with the digest expected and the digest found."""
     if not found:
         try:
             with dataset.open(shard.name) as file:

@@ -1,8 +1,8 @@
-"""The rows of a row group, seen in its bytes without decoding.
+"""A view of a row group's rows in its bytes, without Parquet decoding.
 
-The tokens of a group lie there as Parquet's BYTE_STREAM_SPLIT has them: the lowest byte of every token, then the next byte of
-every token, four such planes in all, because Parquet's smallest integer has 32 bits. The planes above the token type hold
-zeros; they come last, and are never read.
+Tokens are stored in Parquet's BYTE_STREAM_SPLIT encoding: the lowest byte of every token, then the next byte of every token,
+four such planes in all, because Parquet's smallest integer has 32 bits. The planes above the token type hold zeros; they
+come last and are never read.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ class Rows(NamedTuple):
     """Rows of a split."""
 
     sample_ids: np.ndarray
-    """int64 (rows,), as stored beside the tokens."""
+    """int64 (rows,), as stored with the tokens."""
     num_bytes: np.ndarray
-    """int32 (rows,): text that the predicted tokens of a row stand for [bytes]."""
+    """int32 (rows,): length of the text that the predicted tokens of a row stand for [bytes]."""
     tokens: np.ndarray
     """uint16 or uint32 (rows, sequence_length + 1)."""
 
 
 class RowGroupView:
-    """A row group in its bytes, those from ``group.sample_ids`` to ``group.end``."""
+    """A view of a row group; ``data`` holds its bytes from ``group.sample_ids`` to ``group.end``."""
 
     def __init__(self, data: memoryview | np.ndarray, group: RowGroup, token_type: str) -> None:
         def array(begin: int, end: int, kind: str) -> np.ndarray:
@@ -39,7 +39,7 @@ class RowGroupView:
         self._planes = array(group.tokens, group.end, "u1").reshape(self._type.itemsize, group.rows, -1)
 
     def take(self, index: np.ndarray | slice) -> Rows:
-        """The rows of the group at ``index``."""
+        """Return the rows of the group at ``index``."""
         *lower, tokens = (plane[index] for plane in self._planes)
         tokens = tokens.astype(self._type)
         for plane in reversed(lower):

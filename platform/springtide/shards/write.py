@@ -1,4 +1,4 @@
-"""Rows of token ids -> one Parquet shard, and the record of it that the manifest keeps."""
+"""Write rows of token ids as one Parquet shard, and return its record for the manifest."""
 
 from __future__ import annotations
 
@@ -19,7 +19,8 @@ _TOKENS_PATH = "tokens.list.element"
 
 
 def schema(config: ShardsConfig) -> pa.Schema:
-    """Columns of a shard; ``tokens`` is a list of fixed size, ``num_bytes`` the text its predicted tokens stand for."""
+    """Return the columns of a shard. ``tokens`` is a fixed-size list; ``num_bytes`` is the length of the text that its
+    predicted tokens stand for."""
     token_type = pa.uint16() if config.token_type == "uint16" else pa.uint32()
     return pa.schema(
         [
@@ -33,7 +34,8 @@ def schema(config: ShardsConfig) -> pa.Schema:
 def write_shard(
     folder: Folder, name: str, config: ShardsConfig, first_row: int, num_bytes: np.ndarray, tokens: np.ndarray
 ) -> Shard:
-    """Write rows [first_row, first_row + n) of a split as ``name``; ``num_bytes`` (n,), ``tokens`` (n, length + 1)."""
+    """Write rows [first_row, first_row + n) of a split as ``name``, and return the shard's record. ``num_bytes`` is (n,),
+    ``tokens`` (n, length + 1)."""
     sample_ids = np.arange(first_row, first_row + len(tokens), dtype=np.int64)
     data, groups = _encode(config, sample_ids, num_bytes.astype(np.int32), tokens.astype(config.token_type))
     folder.write(name, data)
@@ -44,7 +46,7 @@ def _encode(
     config: ShardsConfig, sample_ids: np.ndarray, num_bytes: np.ndarray, tokens: np.ndarray
 ) -> tuple[bytes, list[RowGroup]]:
     buffer, columns = io.BytesIO(), schema(config)
-    # uncompressed, and one page a column of a group: the values of a column are then one array in the file
+    # uncompressed, and one page per column of a row group: a column's values are then one array in the file
     layout = {"compression": "none", "use_dictionary": False, "data_page_size": 2**31 - 1, "write_page_checksum": True}
     with pq.ParquetWriter(buffer, columns, column_encoding={_TOKENS_PATH: "BYTE_STREAM_SPLIT"}, **layout) as writer:
         for rows in _slices(len(sample_ids), config.rows_per_group):
@@ -56,13 +58,15 @@ def _encode(
     for group, rows in zip(groups, _slices(len(tokens), config.rows_per_group), strict=True):
         found = RowGroupView(memoryview(data)[group.sample_ids : group.end], group, config.token_type).take(slice(None))
         same = zip(found, (sample_ids[rows], num_bytes[rows], tokens[rows]), strict=True)
-        assert all(np.array_equal(stored, given) for stored, given in same), "pyarrow lays pages out in another way"
+        assert all(np.array_equal(stored, given) for stored, given in same), (
+            "pyarrow's page layout is not the expected one"
+        )
     return data, groups
 
 
 def _locate(data: bytes, group: Any, tokens: np.ndarray) -> RowGroup:
     values = group.num_rows * tokens.shape[1]
-    # a page ends with its values (Parquet format, "Data pages"), a column with its one page
+    # a page ends with its values (Parquet format, "Data pages"), and a column with its only page
     columns = [group.column(place) for place in range(3)]
     ends = [column.data_page_offset + column.total_compressed_size for column in columns]
     begin, end = ends[0] - 8 * group.num_rows, ends[2] - (4 - tokens.itemsize) * values

@@ -1,5 +1,5 @@
-"""Bytes at a path, committed or absent. Rule: only this package opens files that others will read; a name that can be
-seen is complete."""
+"""Files that are committed or absent. Layer rule: only this package opens files that others will read; a name that is visible
+is complete."""
 
 from springtide.store.cache import Cache
 from springtide.store.folder import Folder

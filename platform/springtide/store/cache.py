@@ -1,12 +1,12 @@
-"""A folder on a node's disk that keeps pieces of remote files for all processes of the node, up to a number of bytes.
+"""A cache on a node's disk: pieces of remote files, shared by all processes of the node, up to a number of bytes.
 
-<folder>/springtide-cache-<uid>/    of this user alone; nothing beside it is touched, nor what has another name in it
-    PIECE         32 hex digits: whole, or not there: written beside and renamed
-    PIECE.part    being fetched, locked by who fetches it; the lock of a killed process is free
-    used          bytes of all pieces, and the lock of those who count
+<folder>/springtide-cache-<uid>/    owned by this user; files next to it, and files in it with other names, are not touched
+    PIECE         32 hex digits: complete or absent; written as PIECE.part and renamed
+    PIECE.part    being fetched, locked by the fetching process; the lock of a killed process is free
+    used          bytes of all pieces; locked while it is updated
 
-A piece is a file of its own and is mapped, not read: processes share its pages, and one that was evicted lives on for those
-who have it mapped. Power may fail between a rename and its bytes, so who takes a piece checks it and drops a bad one.
+Each piece is a file and is mapped, not read: processes share its pages, and an evicted piece stays valid where it is mapped.
+After a power failure a renamed file may lack its bytes, so the caller checks each piece and drops a bad one.
 """
 
 from __future__ import annotations
@@ -30,40 +30,40 @@ _NAME = re.compile("[0-9a-f]{32}")
 _PART = ".part"
 _USED = "used"
 _KEEP = 0.9
-"""An eviction goes on down to this share of the limit, so that it is rare."""
+"""An eviction removes pieces down to this share of the limit, so that evictions are rare."""
 
 _MOST_DIGITS = 18
-"""Of the bytes used; a longer number is none."""
+"""Most digits of a valid count in ``used``; a longer number is damaged."""
 
 _AT_ONCE = 8
-"""Pieces that one process fetches side by side: the store's latency and the disk's then hide each other."""
+"""Pieces that one process fetches in parallel, to overlap the latencies of the store and the disk."""
 
 Fetch = Callable[[str], bytes | memoryview]
 """The name of a piece -> its bytes; called from threads."""
 
 
 _NOT_KEPT = -1
-"""Stands for the file of a piece that the disk has no place for."""
+"""In place of a file descriptor: the piece cannot be kept on the disk."""
 
 
 class Cache:
-    """Pieces by name, 32 hex digits. Picklable; any number of processes may use one folder."""
+    """A cache of pieces by name, 32 hex digits. Picklable; any number of processes may use one folder."""
 
     def __init__(self, folder: str, limit_bytes: int) -> None:
-        """``folder``: where the cache makes one of its own."""
+        """``folder``: the parent of the cache's own folder."""
         self._parent, self.limit_bytes = folder, limit_bytes
         self._warned = False
 
     @property
     def folder(self) -> str:
-        """Where the pieces of this process's user lie."""
+        """The folder with the pieces of this process's user."""
         return os.path.join(self._parent, f"springtide-cache-{os.getuid()}")
 
     def get(self, names: Sequence[str], fetch: Fetch) -> list[np.ndarray]:
-        """The pieces, uint8 (size,) each; those that the node does not have are fetched, each by one process.
+        """Return the pieces, uint8 (size,) each. Fetches those that the node does not have, each in one process only.
 
-        Where the disk is full or cannot be written, or the folder is open to others, pieces are handed on without being kept,
-        and a warning says what to do. ValueError for a name that is none.
+        If the disk is full or cannot be written, or others can write to the folder, pieces are returned without being kept,
+        and a warning says what to do. ValueError for an invalid name.
         """
         for name in names:
             self._path(name)
@@ -78,7 +78,7 @@ class Cache:
         while left := [name for name in names if not (name in found or self._take(name, found))]:
             with contextlib.ExitStack() as locks:
                 parts: dict[str, int] = {}
-                # who waits holds no other piece, or two could wait for each other
+                # a process that waits locks one piece only, or two could wait for each other
                 for name in left[:1] if wait else left:
                     part = locks.enter_context(self._own(name, wait))
                     if part is not None and not self._take(name, found):
@@ -90,28 +90,28 @@ class Cache:
         return [found[name] for name in names]
 
     def drop(self, name: str) -> None:
-        """Remove a piece that turned out to be bad."""
+        """Remove a bad piece."""
         with contextlib.suppress(FileNotFoundError):
             os.unlink(self._path(name))
 
     def _path(self, name: str) -> str:
         if not _NAME.fullmatch(name):
-            raise ValueError(f"{name!r} is no name of a piece: 32 hex digits")
+            raise ValueError(f"{name!r} is not a name of a piece: 32 hex digits")
         return os.path.join(self.folder, name)
 
     def _make_folder(self) -> None:
-        """Have a folder that nobody else can write to; PermissionError where it is another's. The parent may be anyone's."""
+        """Create the folder. PermissionError if other users own it or can write to it; the parent may belong to anyone."""
         os.makedirs(self._parent, exist_ok=True)
         with contextlib.suppress(FileExistsError):
             os.mkdir(self.folder, 0o700)
         found = os.lstat(self.folder)
         if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o022:
-            raise PermissionError(f"{self.folder} is no folder that only this user can write to")
+            raise PermissionError(f"{self.folder} is not a folder that only this user can write to")
 
     def _take(self, name: str, found: dict[str, np.ndarray]) -> bool:
         try:
             with open(self._path(name), "rb", opener=_open_own) as file:
-                os.utime(file.fileno())  # the last use, which eviction goes by
+                os.utime(file.fileno())  # eviction goes by the time of last use
                 found[name] = np.memmap(file, dtype=np.uint8, mode="r")
         except (OSError, ValueError):  # an empty file cannot be mapped
             return False
@@ -119,7 +119,8 @@ class Cache:
 
     @contextlib.contextmanager
     def _own(self, name: str, wait: bool) -> Iterator[int | None]:
-        """The file that the piece is written to, locked; None while another process has it, unless told to ``wait``."""
+        """Yield a descriptor of the piece's .part file, locked. None while another process holds it, unless ``wait``;
+        ``_NOT_KEPT`` if the disk cannot be written."""
         path = self._path(name) + _PART
         try:
             part = _lock(path, wait)
@@ -157,8 +158,8 @@ class Cache:
         if not self._warned:
             self._warned = True
             _log.warning(
-                "the cache %s cannot keep what is read (%s), so it is read from the store each time; make room there (at most "
-                "%.1f GiB are used), or set feed.cache to another disk",
+                "the cache %s cannot keep what is read (%s), so it is read from the store each time; free space there (the "
+                "cache takes at most %.1f GiB), or set feed.cache to another disk",
                 self.folder,
                 error,
                 self.limit_bytes / 2**30,
@@ -166,19 +167,19 @@ class Cache:
 
     @contextlib.contextmanager
     def _counted(self) -> Iterator[IO[str]]:
-        """The file that counts the bytes used, locked."""
+        """Yield the file that counts the bytes used, locked."""
         path = os.path.join(self.folder, _USED)
         with open(path, "a+", encoding="ascii", errors="replace", opener=_open_own) as file:
             fcntl.flock(file, fcntl.LOCK_EX)
             yield file
 
     def _make_room(self, part: int, size: int) -> None:
-        """Count ``size`` bytes more, and give ``part`` that size; over the limit, remove what was used longest ago."""
+        """Add ``size`` bytes to the count, and give ``part`` that size. Over the limit, evict the least recently used."""
         with self._counted() as file:
             file.seek(0)
             text = file.read(_MOST_DIGITS + 1)
             is_number = text.isdecimal() and len(text) <= _MOST_DIGITS
-            # what is no number, in a new folder or after a crash, is counted anew
+            # not a number in a new folder or after a crash: count again
             used = (int(text) if is_number else self._evict(float("inf"))) + size
             if used > self.limit_bytes:
                 used = self._evict(self.limit_bytes * _KEEP - size) + size
@@ -187,12 +188,12 @@ class Cache:
             os.ftruncate(part, size)  # from now on it counts in an eviction
 
     def _evict(self, goal: float) -> int:
-        """Remove pieces until at most ``goal`` bytes are left; returns how many are."""
+        """Remove pieces, least recently used first, until at most ``goal`` bytes are left. Return the bytes left."""
         with os.scandir(self.folder) as entries:
             files = [entry.name for entry in entries if entry.is_file(follow_symlinks=False)]
         names = [name for name in files if _NAME.fullmatch(name.removesuffix(_PART))]
         for name in names:
-            if name.endswith(_PART):  # of a process that was killed, unless it is locked
+            if name.endswith(_PART):  # left by a killed process, unless it is locked
                 with self._own(name.removesuffix(_PART), wait=False):
                     pass
         found = []
@@ -210,12 +211,13 @@ class Cache:
 
 
 def _open_own(path: str, flags: int) -> int:
-    """Open a file of the cache, and never what a link of its name points to."""
+    """Open a file of the cache, but never follow a symbolic link."""
     return os.open(path, flags | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
 
 
 def _lock(path: str, wait: bool) -> int:
-    """A descriptor of the file at ``path``, made if need be and locked; BlockingIOError where that would have to wait."""
+    """Return a descriptor of the file at ``path``, created if it does not exist, and locked. BlockingIOError if another process
+    holds the lock, unless ``wait``."""
     while True:
         file = _open_own(path, os.O_CREAT | os.O_RDWR)
         try:
@@ -225,7 +227,7 @@ def _lock(path: str, wait: bool) -> int:
         except BaseException:
             os.close(file)
             raise
-        os.close(file)  # it was finished or given up meanwhile: what we locked has another name, or none
+        os.close(file)  # the other process renamed or removed it meanwhile: what we locked is not at ``path`` any more
 
 
 def _is(path: str, file: int) -> bool:

@@ -1,7 +1,7 @@
 """A folder anywhere fsspec reaches: local disk, s3, gs, az, memory.
 
-A write is all or nothing. On a local disk bytes go to a temporary file beside the target, are synced and renamed; an
-object store makes a put visible whole by itself.
+A write is all or nothing. On a local disk a temporary file next to the target is written, synced and renamed; in an object
+store a put is atomic.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ class Folder:
     """Names under one URL. Names use ``/`` and are relative to the folder."""
 
     def __init__(self, url: str | os.PathLike[str], **options: Any) -> None:
-        """Open ``url``; nothing is created until something is written. ValueError for an unknown protocol."""
+        """Open ``url``; nothing is created before the first write. ValueError for an unknown protocol."""
         self._options = options
-        # fsspec remembers listings for the life of a process, and other processes write here
+        # fsspec caches listings for the life of a process, but other processes write here
         self.fs, path = fsspec.core.url_to_fs(os.fspath(url), use_listings_cache=False, **options)
         self.path = path.rstrip("/") or path
         self.is_local = isinstance(self.fs, LocalFileSystem)
@@ -36,7 +36,7 @@ class Folder:
 
     @property
     def url(self) -> str:
-        """Where this is, with its protocol unless it is a local path."""
+        """The folder's URL; without a protocol for a local path."""
         return self.path if self.is_local else self.fs.unstrip_protocol(self.path)
 
     @property
@@ -57,11 +57,11 @@ class Folder:
         return Folder(posixpath.join(self.url, name), **self._options)
 
     def where(self, name: str) -> str:
-        """The path of ``name`` as this file system spells it."""
+        """Return the path of ``name`` as this file system spells it."""
         return posixpath.join(self.path, name)
 
     def read(self, name: str) -> bytes:
-        """All bytes of ``name``; FileNotFoundError where there is none."""
+        """Return all bytes of ``name``; FileNotFoundError if there is no such file."""
         if self._is_s3:
             from springtide.store import s3
 
@@ -73,11 +73,11 @@ class Folder:
         return json.loads(self.read(name))
 
     def open(self, name: str) -> IO[bytes]:
-        """``name`` opened for ranged reading."""
+        """Open ``name`` for ranged reading."""
         return self.fs.open(self.where(name), "rb")
 
     def read_range(self, name: str, begin: int, end: int) -> bytes | memoryview:
-        """Bytes [begin, end) of ``name``; fewer where it is shorter. May be called from threads."""
+        """Return bytes [begin, end) of ``name``; fewer if it is shorter. Thread-safe."""
         if self.is_local:
             with open(self.where(name), "rb", buffering=0) as file:
                 return os.pread(file.fileno(), end - begin, begin)
@@ -88,7 +88,7 @@ class Folder:
         return bytes(self.fs.cat_file(self.where(name), start=begin, end=end))
 
     def stream(self, name: str, begin: int, end: int) -> Iterator[memoryview]:
-        """As ``read_range``, a little at a time, so that the bytes are still in the processor's cache when they are used."""
+        """Yield bytes [begin, end) of ``name`` in small parts, so that they are still in the CPU's cache when they are used."""
         if self.is_local:
             with open(self.where(name), "rb", buffering=0) as file:
                 while part := os.pread(file.fileno(), min(end - begin, _STREAM_BYTES), begin):
@@ -102,12 +102,12 @@ class Folder:
             yield memoryview(self.read_range(name, begin, end))
 
     def write(self, name: str, data: bytes | str, private: bool = False) -> None:
-        """Write ``data`` as ``name``, whole or not at all. ``private``: on a local disk only its owner may read it."""
+        """Write ``data`` as ``name``, all or nothing. ``private``: on a local disk only its owner may read it."""
         data = data.encode() if isinstance(data, str) else data
         self.put(name, [memoryview(data)], private)
 
     def put(self, name: str, parts: Sequence[memoryview], private: bool = False) -> None:
-        """Write the bytes of ``parts`` one after the other as ``name``, whole or not at all, without joining them in memory."""
+        """Write the bytes of ``parts``, in order, as ``name``, all or nothing. Large data is not joined in memory."""
         target = self.where(name)
         if self.is_local:
             with self._beside(target, parts, 0o600 if private else 0o666) as beside:
@@ -117,15 +117,15 @@ class Folder:
 
             s3.put(self.fs, target, parts, sum(part.nbytes for part in parts))
         elif sum(part.nbytes for part in parts) <= _ONE_PUT_BYTES:
-            self.fs.pipe_file(target, b"".join(parts))  # one put: an object store shows it whole or not at all
+            self.fs.pipe_file(target, b"".join(parts))  # one put: atomic in an object store
         else:
             with self.fs.open(target, "wb", block_size=_ONE_PUT_BYTES) as file:
                 for part in parts:
                     file.write(part)
 
     def create(self, name: str, data: bytes) -> None:
-        """Write ``data`` as ``name`` if there is none: FileExistsError, and what is there stays. Of several who try at once
-        exactly one succeeds, where the store can (local disks, S3, gs, az)."""
+        """Write ``data`` as ``name`` if it does not exist; otherwise FileExistsError, and the file is not changed. Of several
+        concurrent callers exactly one succeeds, where the store can ensure it (local disks, S3, gs, az)."""
         target = self.where(name)
         if self.is_local:
             with self._beside(target, [memoryview(data)]) as beside:
@@ -139,14 +139,15 @@ class Folder:
 
     @contextlib.contextmanager
     def _beside(self, target: str, parts: Iterable[memoryview], mode: int = 0o666) -> Iterator[str]:
-        """A synced file with ``parts`` beside ``target``, which the block makes the target of. ``mode``: before the umask."""
+        """Yield the path of a synced temporary file with ``parts``, next to ``target``; the block renames or links it to the
+        target. ``mode``: before the umask."""
         folder = os.path.dirname(target)
         os.makedirs(folder, exist_ok=True)
         beside = os.path.join(folder, f"{_TEMPORARY}{uuid.uuid4().hex[:12]}")
         try:
             with open(beside, "wb", buffering=0, opener=lambda path, flags: os.open(path, flags, mode)) as file:
                 for part in parts:
-                    while part.nbytes:  # one call writes two GiB at most
+                    while part.nbytes:  # one call writes at most 2 GiB
                         part = part[file.write(part) :]
                 os.fsync(file.fileno())
             yield beside
@@ -162,11 +163,12 @@ class Folder:
         return bool(self.fs.exists(self.where(name) if name else self.path))
 
     def size(self, name: str) -> int:
-        """Bytes in ``name``."""
+        """Return the size of ``name`` in bytes."""
         return int(self.fs.size(self.where(name)))
 
     def names(self) -> list[str]:
-        """Names directly in the folder, sorted; none where the folder does not exist. Unfinished writes are not shown."""
+        """Return the names directly in the folder, sorted; none if the folder does not exist. Unfinished writes are not
+        listed."""
         try:
             paths = self.fs.ls(self.path, detail=False)
         except FileNotFoundError:
@@ -175,8 +177,8 @@ class Folder:
         return sorted(name for name in found if name and not name.startswith(_TEMPORARY))
 
     def files(self) -> list[str]:
-        """Names of all files in the folder and below it, sorted, in one listing where the store can; unfinished writes are not
-        shown."""
+        """Return the names of all files in the folder and below it, sorted, in one listing where the store can. Unfinished
+        writes are not listed."""
         if self._is_s3:
             from springtide.store import s3
 
@@ -186,26 +188,27 @@ class Folder:
         return sorted(name for name in found if not posixpath.basename(name).startswith(_TEMPORARY))
 
     def remove(self, name: str = "") -> None:
-        """Remove ``name`` and all below it (the whole folder without a name); missing is fine."""
+        """Remove ``name`` and everything below it (without a name, the whole folder); not an error if it does not exist."""
         with contextlib.suppress(FileNotFoundError):
             self.fs.rm(self.where(name) if name else self.path, recursive=True)
 
     def sweep(self) -> None:
-        """Remove what killed writes left directly in the folder. Only for a folder that nobody else writes to any more."""
+        """Remove temporary files that killed writes left directly in the folder. Only if no other process writes to it any
+        more."""
         with contextlib.suppress(FileNotFoundError):
             for path in self.fs.ls(self.path, detail=False) if self.is_local else []:
                 if posixpath.basename(str(path)).startswith(_TEMPORARY):
                     os.unlink(path)
 
     def check_writable(self) -> None:
-        """OSError now rather than an hour later, when the folder cannot be written."""
+        """Raise OSError if the folder cannot be written, so that a run fails at its start and not an hour later."""
         name = f"{_TEMPORARY}{uuid.uuid4().hex[:12]}"
         self.write(name, b"")
         self.remove(name)
 
 
 def sync_directory(path: str) -> None:
-    """Make a rename in ``path`` survive a loss of power."""
+    """Sync the folder ``path``, so that a rename in it survives a power failure."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

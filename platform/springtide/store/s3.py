@@ -1,9 +1,9 @@
-"""Bytes to and from S3 through obstore, with the endpoint and credentials of s3fs.
+"""Read and write S3 through obstore, with the endpoint and credentials of s3fs.
 
-Of the clients measured (benchmarks/RESULTS.md) it is the fastest, for a fraction of the CPU time: its requests, retries and
-parts in flight run in threads of its own that hold no GIL. What throttling (503 SlowDown), a 5xx or a dropped connection
-cost is retried there with exponential backoff and jitter. S3 limits requests by prefix (3,500 writes/s): parts of 8 MiB stay
-far below it.
+obstore is the fastest of the measured clients (benchmarks/RESULTS.md), for a fraction of the CPU time: its requests, retries
+and parts in flight run in its own threads, without the GIL. It retries after throttling (503 SlowDown), a 5xx or a dropped
+connection, with exponential backoff and jitter. S3 limits requests per prefix (3,500 writes/s): parts of 8 MiB stay far
+below that.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from obstore.exceptions import (
 from obstore.store import S3Store
 
 _CREDENTIALS_LAST = datetime.timedelta(minutes=5)
-"""After so long they are asked for again; the session behind them renews them in time."""
+"""obstore asks for credentials again after this time; s3fs's session renews them."""
 _STREAM_BYTES = 256 * 2**10
 _PART_BYTES = 8 * 2**20
 _PARTS_IN_FLIGHT = 4
@@ -37,28 +37,28 @@ _RETRIES = 12
 _CREATE_TRIES = 8
 _RETRY_FOR = datetime.timedelta(minutes=2)
 _REQUEST_TIMEOUT = datetime.timedelta(minutes=2)
-"""A part of 8 MiB may take so long: a slow store is waited for, a dead connection is not waited for for ever."""
+"""Limit for a part of 8 MiB: long enough for a slow store, and a dead connection does not block forever."""
 _MOST_PARTS = 10_000
-"""Of one object, says S3."""
+"""S3's limit of parts per object."""
 
 
 def read(fs: Any, path: str) -> bytes:
-    """All of ``bucket/key``; OSError after its retries, FileNotFoundError where there is nothing."""
+    """Return all bytes of ``bucket/key``. OSError after its retries, FileNotFoundError if it does not exist."""
     bucket, key = path.split("/", 1)
     with _as_os_errors(path):
         return bytes(obstore.get(_bucket(fs, bucket), key).bytes())
 
 
 def read_range(fs: Any, path: str, begin: int, end: int) -> memoryview:
-    """Bytes [begin, end) of ``bucket/key``; OSError after its retries, FileNotFoundError where there is nothing."""
+    """Return bytes [begin, end) of ``bucket/key``. OSError after its retries, FileNotFoundError if it does not exist."""
     bucket, key = path.split("/", 1)
     with _as_os_errors(path):
         return memoryview(obstore.get_range(_bucket(fs, bucket), key, start=begin, end=end))
 
 
 def stream(fs: Any, path: str, begin: int, end: int) -> Iterator[memoryview]:
-    """Bytes [begin, end) of ``bucket/key`` as they come in, some 256 KiB at a time. Errors as of ``read_range``; a connection
-    that drops is made again where it broke off."""
+    """Yield bytes [begin, end) of ``bucket/key`` as they arrive, about 256 KiB at a time. Raises as ``read_range`` does; after
+    a dropped connection it resumes where the connection broke off."""
     bucket, key = path.split("/", 1)
     with _as_os_errors(path):
         found = obstore.get(_bucket(fs, bucket), key, options={"range": (begin, end)})
@@ -66,7 +66,7 @@ def stream(fs: Any, path: str, begin: int, end: int) -> Iterator[memoryview]:
 
 
 def files(fs: Any, path: str) -> list[str]:
-    """What is below ``bucket/prefix/``, relative to it, in any order."""
+    """Return the names of all objects below ``bucket/prefix/``, relative to it, in any order."""
     bucket, _, prefix = path.partition("/")
     prefix += "/" if prefix else ""
     with _as_os_errors(path):
@@ -75,8 +75,8 @@ def files(fs: Any, path: str) -> list[str]:
 
 
 def put(fs: Any, path: str, parts: Iterable[memoryview], size: int) -> None:
-    """Write ``parts``, ``size`` bytes together, as ``bucket/key``: in several requests at once where they are many, and visible
-    whole or not at all. OSError after its retries."""
+    """Write ``parts``, ``size`` bytes in total, as ``bucket/key``, all or nothing; in several parallel requests if they are
+    large. OSError after its retries."""
     bucket, key = path.split("/", 1)
     part = max(_PART_BYTES, -(-size // _MOST_PARTS))
     with _as_os_errors(path):
@@ -87,9 +87,9 @@ def put(fs: Any, path: str, parts: Iterable[memoryview], size: int) -> None:
 
 
 def create(fs: Any, path: str, data: bytes) -> None:
-    """Write ``bucket/key`` unless there is one (If-None-Match): FileExistsError. OSError after its retries.
+    """Write ``bucket/key`` if it does not exist (If-None-Match); otherwise FileExistsError. OSError after its retries.
 
-    A retry of a put whose answer was lost finds what the first one wrote; whoever calls compares the bytes.
+    If the response to a put was lost, its retry finds the object that the first try wrote: the caller must compare.
     """
     bucket, key = path.split("/", 1)
     for left in reversed(range(_CREATE_TRIES)):
@@ -99,7 +99,7 @@ def create(fs: Any, path: str, data: bytes) -> None:
             return
         except (FileExistsError, PermissionError):
             raise
-        except OSError:  # the client does not try this one again by itself when the connection drops
+        except OSError:  # the client does not retry this kind of put when the connection drops
             if not left:
                 raise
             time.sleep(random.uniform(0.5, 1.0) * min(5.0, 0.1 * 2.0 ** (_CREATE_TRIES - left)))
@@ -120,7 +120,7 @@ def _as_os_errors(path: str) -> Iterator[None]:
 
 
 def _short(error: BaseError) -> str:
-    """Its first line; what follows is the debug form of the client."""
+    """Return the first line of the error; the client's debug output follows it."""
     return str(error).strip().split("\n", 1)[0][:500]
 
 

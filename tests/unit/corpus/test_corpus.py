@@ -113,7 +113,7 @@ def test_every_kind_of_file_gives_its_texts(tmp_path: Path, name: str) -> None:
     assert found == (texts if "txt" not in name else ["".join(texts)])
     if name.endswith(".parquet"):
         assert len(source.units()) == 2
-        with pytest.raises(CorpusError, match=r"corpus.field = 'text': is no column of .*choose one of body, id"):
+        with pytest.raises(CorpusError, match=r"corpus.field = 'text': is not a column of .*choose one of body, id"):
             list(open_source(str(tmp_path)).documents())
 
 
@@ -182,7 +182,7 @@ def test_a_file_that_cannot_be_read_is_named(tmp_path: Path, name: str, damage: 
         assert not [found for found in open_source(str(tmp_path)).documents() if found.text]
         return
     with pytest.raises(
-        CorpusError, match=rf"corpus.source = .*{name}.*: cannot be read .*; restore the file, or leave it out"
+        CorpusError, match=rf"corpus.source = .*{name}.*: cannot be read .*; restore the file, or exclude it"
     ):
         list(open_source(str(tmp_path)).documents())
 

@@ -219,7 +219,7 @@ def test_a_folder_that_cannot_be_written_stops_nothing(tmp_path: Path, caplog: p
 def test_a_name_that_is_none_reaches_no_file(tmp_path: Path, name: str) -> None:
     cache, store = Cache(str(tmp_path / "cache"), 10**9), Store()
     for use in (lambda: cache.get([*names(1), name], store), lambda: cache.drop(name)):
-        with pytest.raises(ValueError, match="is no name of a piece"):
+        with pytest.raises(ValueError, match="is not a name of a piece"):
             use()
     assert not store.asked
     assert not list(tmp_path.iterdir())
@@ -286,7 +286,7 @@ def test_a_folder_that_others_could_have_filled_is_not_used(
         found = cache.get(names(1, 2), Store())
     assert [data.tobytes() for data in found] == [piece("1"), piece("2")]
     assert (tmp_path / "victim").read_bytes() == b"untouched"
-    assert "is no folder that only this user can write to" in caplog.text
+    assert "is not a folder that only this user can write to" in caplog.text
 
 
 def test_a_new_folder_is_closed_to_others(tmp_path: Path) -> None:
