@@ -8,7 +8,7 @@ from typing import Any
 
 from springtide.cli.main import parser
 from springtide.config import Config
-from springtide.config.fields import fields
+from springtide.config.fields import fields, is_free
 
 
 def on_page_markdown(markdown: str, **_: Any) -> str:
@@ -27,12 +27,11 @@ def settings() -> str:
     for name, field in fields().items():
         if name.split(".")[0] != section:
             section = name.split(".")[0]
-            about = (type(getattr(Config(), section)).__doc__ or "").splitlines()[0]
+            about = str(Config.model_fields[section].annotation.__doc__).splitlines()[0]
             lines += ["", f"## {section}", "", about, "", "| field | default | |", "|---|---|---|"]
-        text = " ".join(field.doc.split()).replace("|", "\\|").replace("``", "`")
-        free = " *free*" if field.free else ""
-        default = str(field.default).replace("|", "\\|")
-        lines.append(f"| `{name}` | {f'`{default}`' if default else ''} | {text}{free} |")
+        text = " ".join(field.description.split()).replace("|", "\\|").replace("``", "`")
+        default = f"`{field.default}`" if str(field.default) else ""
+        lines.append(f"| `{name}` | {default} | {text}{' *free*' if is_free(name) else ''} |")
     return "\n".join(lines)
 
 
