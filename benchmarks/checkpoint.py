@@ -245,7 +245,7 @@ def move(url: str, mib: float, number: int) -> dict[str, float]:
         tensor.zero_()
     os.sync()
     found["load_s"] = min(timed(lambda: load(run, committed(run)[-1], model, optimizer)) for _ in range(TRIES))
-    # from memory, as from the vault of this node: another process's memory, opened by its descriptor and mapped
+    # from memory, as from the server of this node: another process's memory, opened by its descriptor and mapped
     kept, layout = staging.StagingBuffer("/dev/shm", int(found["bytes"])), staging.StagingPlan(0, 1)
     kept.copy(layout.of(tensors), layout.pieces)
     kept.settle()

@@ -69,4 +69,4 @@ def test_micro_batches_are_halved_from_what_a_worker_had_until_they_are_of_one_r
     assert [record["cause"] for record in told] == ["out of memory"] * len(told)
     assert f"micro-batches have {limits[0]} rows instead of {2 * limits[0]} from now on" in told[0]["reason"]
     assert told[-1]["reason"].endswith("a micro-batch has only one row already")
-    ray.kill(control.exchange)
+    ray.kill(control.actor)

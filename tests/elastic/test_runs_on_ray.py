@@ -54,7 +54,7 @@ def named(config: Config, name: str, workers: int, **changes: Any) -> Config:
 
 
 def test_a_driver_that_fails_takes_its_run_along(tiny: Config, ray_cluster: str) -> None:
-    """As one whose listener fails, or a second Ctrl-C. Its vault waits a minute for whoever resumes."""
+    """As one whose listener fails, or a second Ctrl-C. Its server waits a minute for whoever resumes."""
 
     def fail(event: Event) -> None:
         if isinstance(event, StepDone) and event.step == 5:
@@ -73,15 +73,15 @@ def test_a_driver_that_fails_takes_its_run_along(tiny: Config, ray_cluster: str)
 def test_a_thread_that_acts_for_an_actor_is_in_it_for_ray_and_others_are_not(ray_cluster: str) -> None:
     """Where Ray changes what ``on_ray/inside.py`` relies on, this fails."""
     control, elsewhere = open_mailbox("acting"), list[str | None]()
-    with run_as_actor(control.exchange):
-        assert ray.get_runtime_context().get_actor_id() == control.exchange._actor_id.hex()
-        assert ray.get_runtime_context().current_actor == control.exchange
+    with run_as_actor(control.actor):
+        assert ray.get_runtime_context().get_actor_id() == control.actor._actor_id.hex()
+        assert ray.get_runtime_context().current_actor == control.actor
         other = threading.Thread(target=lambda: elsewhere.append(ray.get_runtime_context().get_actor_id()))
         other.start()
         other.join()
     assert elsewhere == [None]
     assert ray.get_runtime_context().get_actor_id() is None
-    ray.kill(control.exchange)
+    ray.kill(control.actor)
 
 
 def test_a_run_that_waits_says_what_for_and_until_when(ray_cluster: str, datasets: Path, tmp_path: Path) -> None:
@@ -373,7 +373,7 @@ def test_the_line_between_workers_and_driver_loses_nothing(ray_cluster: str) -> 
     taken = ray.get(control.take(1.0))
     assert [record["step"] for record in taken] == [0, 1, 2, 3, 4, 0]
     assert ray.get(control.take(0.01)) == []
-    ray.kill(control.exchange)
+    ray.kill(control.actor)
 
 
 def test_one_driver_trains_a_run_and_what_comes_late_for_it_does_not_reach_the_next(
@@ -386,7 +386,7 @@ def test_one_driver_trains_a_run_and_what_comes_late_for_it_does_not_reach_the_n
     assert ray.get(first.ask("stop")) is None
     assert ray.get(first.post([])) == "stop"
     second = workers.control(config)
-    assert second.exchange == first.exchange
+    assert second.actor == first.actor
     late = record(Evaluated(step=1, heldout_loss=1.0, heldout_bits_per_byte=1.0, rows=1))
     assert ray.get([first.post([late]), first.ask("stop"), first.progress()]) == [None, None, None]
     assert ray.get(second.post([])) is None

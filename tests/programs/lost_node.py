@@ -1,4 +1,4 @@
-"""Three raylets, a rank on each; one node is killed with its rank and its vault. Prints one line of JSON."""
+"""Three raylets, a rank on each; one node is killed with its rank and its server. Prints one line of JSON."""
 
 from __future__ import annotations
 
@@ -36,16 +36,16 @@ class Rank:
     """One rank of a run, without a training loop."""
 
     def __init__(self, rank: int, term: int, url: str, control: MailboxHandle, limit_bytes: int = 2**30) -> None:
-        changes = {"run.id": "vaults", "run.root": str(Path(url).parent), "checkpoint.memory_bytes": limit_bytes}
-        self.vaults = SnapshotClient(configs.recipes.tiny().override(changes), Folder(url), control, ALONE_S)
-        self.memory = Snapshotter(self.vaults, term, rank, WORLD_SIZE, "/dev/shm")
+        changes = {"run.id": "servers", "run.root": str(Path(url).parent), "checkpoint.memory_bytes": limit_bytes}
+        self.servers = SnapshotClient(configs.recipes.tiny().override(changes), Folder(url), control, ALONE_S)
+        self.memory = Snapshotter(self.servers, term, rank, WORLD_SIZE, "/dev/shm")
         self.url = url
 
     def node(self) -> str:
-        return self.vaults.node
+        return self.servers.node
 
     def pair(self, nodes: list[str]) -> None:
-        self.vaults.pair(nodes)
+        self.servers.pair(nodes)
 
     def snapshot(self, step: int, wait: bool = True) -> str:
         """Take one, and wait until it is safe; the problem, if there is one."""
@@ -65,19 +65,19 @@ class Rank:
         stage._bytes.zero_()
 
     def restored(self, dying: Any = None) -> int:
-        """The step that comes back from memory, every bit compared; 0 for none. ``dying``: a vault that goes before the first
+        """The step that comes back from memory, every bit compared; 0 for none. ``dying``: a server that goes before the first
         byte is read, when it is settled where from."""
-        source, vaults = self.vaults.source, [dying] if dying else []
+        source, servers = self.servers.source, [dying] if dying else []
 
         def settled(snapshots: Any) -> Any:
             found = source(snapshots)
-            if vaults:
-                ray.kill(vaults.pop())
+            if servers:
+                ray.kill(servers.pop())
             return found
 
-        self.vaults.source = settled  # type: ignore[method-assign]
+        self.servers.source = settled  # type: ignore[method-assign]
         model, optimizer = state(0)
-        found = restore_from_snapshots(Folder(self.url), self.vaults, model, optimizer, lambda step: "o")
+        found = restore_from_snapshots(Folder(self.url), self.servers, model, optimizer, lambda step: "o")
         if found is None:
             return 0
         expected = named_tensors(*state(found.meta.step))
@@ -99,7 +99,7 @@ def main() -> None:
         log_to_driver=False,
         runtime_env={"env_vars": {"PYTHONPATH": os.pathsep.join(path)}},
     )
-    control = open_mailbox("vaults")
+    control = open_mailbox("servers")
 
     def start(rank: int, node: str, term: int, url: str = f"{root}/run", **options: Any) -> Any:
         here = NodeAffinitySchedulingStrategy(node, soft=False)
@@ -133,38 +133,38 @@ def main() -> None:
     found["of_the_next_attempt"] = ray.get(heir.restored.remote(), timeout=60)
     everyone(heirs, "snapshot", 8)
     everyone(heirs, "snapshot", 9)
-    held = ray.get([vault.found.remote() for vault in vaults_on(ids[1:])], timeout=60)
+    held = ray.get([server.found.remote() for server in servers_on(ids[1:])], timeout=60)
     found["attempts_held"] = sorted({snapshot.term for _, parts in held for snapshot, _ in parts})
-    found["while_a_vault_dies"] = ray.get(start(0, head, 9).restored.remote(vaults_on(ids[1:2])[0]), timeout=60)
+    found["while_a_server_dies"] = ray.get(start(0, head, 9).restored.remote(servers_on(ids[1:2])[0]), timeout=60)
     # a group on one node has its copies elsewhere, and again elsewhere when they are lost
     lonely = start(0, ids[2], 1, f"{root}/lonely")
     ray.get(lonely.pair.remote([ids[2]]))
-    ray.get([vault.found.remote() for vault, _ in vaults_of(f"{root}/lonely")])  # nobody else waits for the others
+    ray.get([server.found.remote() for server, _ in servers_of(f"{root}/lonely")])  # nobody else waits for the others
     ray.get(lonely.pair.remote([ids[2]]))
     found["lonely"] = [lonely_holds(lonely, root, 1, ids[2])]
-    for vault, node in vaults_of(f"{root}/lonely"):
-        if node != ids[2] and ray.get(vault.found.remote())[1]:
-            ray.kill(vault)
+    for server, node in servers_of(f"{root}/lonely"):
+        if node != ids[2] and ray.get(server.found.remote())[1]:
+            ray.kill(server)
     found["lonely"] += [lonely_holds(lonely, root, step, ids[2]) for step in (2, 3)]
     # a limit
     small = start(0, head, 1, f"{root}/small", limit_bytes=1000)
     found["past_the_limit"] = ray.get(small.snapshot.remote(1), timeout=60)
     found["heard_s"] = heard_s(ids[1])
-    # another driver takes over, and has no workers yet: what the vaults hold it will want
-    run, other = Folder(f"{root}/run"), open_mailbox("vaults-again")
+    # another driver takes over, and has no workers yet: what the servers hold it will want
+    run, other = Folder(f"{root}/run"), open_mailbox("servers-again")
     pids = [
-        pid for (_, pid), _ in ray.get([vault.found.remote() for vault in snapshot_client(prefix(run))], timeout=60)
+        pid for (_, pid), _ in ray.get([server.found.remote() for server in snapshot_client(prefix(run))], timeout=60)
     ]
     with snapshot_servers_follow(run, other):
-        ray.kill(control.exchange)
-        time.sleep(1.5 * ALONE_S)  # longer than a vault goes on alone
-        found["vaults_of_another_driver"] = [Path(f"/proc/{pid}").exists() for pid in pids]
+        ray.kill(control.actor)
+        time.sleep(1.5 * ALONE_S)  # longer than a server goes on alone
+        found["servers_of_another_driver"] = [Path(f"/proc/{pid}").exists() for pid in pids]
         # with that one gone they go too
-        ray.kill(other.exchange)
+        ray.kill(other.actor)
         deadline = time.monotonic() + 90
         while any(Path(f"/proc/{pid}").exists() for pid in pids) and time.monotonic() < deadline:
             time.sleep(0.5)  # until they have ended
-        found["vaults_left"] = sum(Path(f"/proc/{pid}").exists() for pid in pids)
+        found["servers_left"] = sum(Path(f"/proc/{pid}").exists() for pid in pids)
     ray.shutdown()
     cluster.shutdown()
     print(json.dumps(found))
@@ -190,19 +190,19 @@ def heard_s(node: str) -> float:
 
 
 def lonely_holds(rank: Any, root: str, step: int, node: str) -> list[bool]:
-    """Take a snapshot; of each vault that holds it, whether it is of the rank's node."""
+    """Take a snapshot; of each server that holds it, whether it is of the rank's node."""
     assert ray.get(rank.snapshot.remote(step), timeout=60) == ""
-    held = [(one, ray.get(vault.found.remote())[1]) for vault, one in vaults_of(f"{root}/lonely")]
+    held = [(one, ray.get(server.found.remote())[1]) for server, one in servers_of(f"{root}/lonely")]
     return sorted(one == node for one, parts in held if any(part.meta.step == step for part, _ in parts))
 
 
-def vaults_of(url: str) -> list[tuple[Any, str]]:
-    """The vaults of a run, and their nodes."""
-    return [(vault, ray.get(vault.found.remote())[0][0]) for vault in snapshot_client(prefix(Folder(url)))]
+def servers_of(url: str) -> list[tuple[Any, str]]:
+    """The servers of a run, and their nodes."""
+    return [(server, ray.get(server.found.remote())[0][0]) for server in snapshot_client(prefix(Folder(url)))]
 
 
-def vaults_on(nodes: list[str]) -> list[Any]:
-    """Handles on the vaults of these nodes."""
+def servers_on(nodes: list[str]) -> list[Any]:
+    """Handles on the servers of these nodes."""
     names = [one["name"] for one in ray.util.list_named_actors(all_namespaces=True)]
     return [ray.get_actor(name, namespace=NAMESPACE) for name in names if name.endswith(tuple(nodes))]
 

@@ -1,4 +1,4 @@
-"""What a node's vault has room for, on its own: real shared memory, no Ray. Eight workers a node, as llama3_8b has on 64 GPUs:
+"""What a node's server has room for, on its own: real shared memory, no Ray. Eight workers a node, as llama3_8b has on 64 GPUs:
 sizes are those, a millionth of them."""
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ LIMIT_BYTES = 68_700
 class Nodes:
     """So many of eight ranks each; each node's peer is the next."""
 
-    def __init__(self, vaults: list[SnapshotServer], term: int) -> None:
-        self.vaults, self.term = vaults, term
-        self.ranks = WORKERS * len(vaults)
+    def __init__(self, servers: list[SnapshotServer], term: int) -> None:
+        self.servers, self.term = servers, term
+        self.ranks = WORKERS * len(servers)
         self.size = STATE_BYTES // self.ranks
         self.stages: dict[tuple[int, int], StagingBuffer] = {}
 
@@ -37,13 +37,13 @@ class Nodes:
             stage = self.stages.setdefault((rank, slot), StagingBuffer("/dev/shm", self.size))
             stage.mark(step)
             snapshot = Snapshot(self.term, rank, meta, (), self.size)
-            self.vaults[node].keep(snapshot, slot, os.getpid(), stage.fd, [], needed_from)
-            peer, part = self.vaults[(node + 1) % len(self.vaults)], stage._bytes.numpy()
+            self.servers[node].keep(snapshot, slot, os.getpid(), stage.fd, [], needed_from)
+            peer, part = self.servers[(node + 1) % len(self.servers)], stage._bytes.numpy()
             peer.replicate(snapshot, slot, MARK_BYTES, part, True, needed_from)
 
     def whole(self, term: int, step: int) -> int:
         """How many parts of a snapshot there are, copies included."""
-        held = [one for vault in self.vaults for one in vault._held.values() if one.is_whole]
+        held = [one for server in self.servers for one in server._held.values() if one.is_whole]
         return sum((one.snapshot.term, one.snapshot.meta.step) == (term, step) for one in held)
 
     def close(self) -> None:
@@ -52,27 +52,27 @@ class Nodes:
 
 
 @pytest.fixture
-def vaults() -> Iterator[list[SnapshotServer]]:
+def servers() -> Iterator[list[SnapshotServer]]:
     made = [SnapshotServer("/dev/shm", LIMIT_BYTES, math.inf) for _ in range(8)]
     yield made
-    for vault in made:
-        vault.forget(10**9)
+    for server in made:
+        server.forget(10**9)
 
 
 def test_snapshots_go_on_after_a_resize_and_the_restored_one_is_there_until_the_next_is_safe(
-    vaults: list[SnapshotServer],
+    servers: list[SnapshotServer],
 ) -> None:
-    before = Nodes(vaults, term=1)
+    before = Nodes(servers, term=1)
     before.snapshot(10, needed_from=0)
     before.snapshot(11, needed_from=1)
-    held = sum(one.size_bytes for one in vaults[0]._held.values())
+    held = sum(one.size_bytes for one in servers[0]._held.values())
     assert 0.7 * LIMIT_BYTES < held < 0.75 * LIMIT_BYTES  # 48.2 of 68.7
     before.close()
 
     # a node goes, 56 ranks restore step 11 and are at lease 2
-    for vault in vaults[:7]:
-        vault.forget(2, kept=(1, 11))
-    after = Nodes(vaults[:7], term=2)
+    for server in servers[:7]:
+        server.forget(2, kept=(1, 11))
+    after = Nodes(servers[:7], term=2)
     assert after.whole(1, 10) == 0
     after.snapshot(12, needed_from=0)
     assert after.whole(1, 11) == 7 * WORKERS * 2
@@ -82,8 +82,8 @@ def test_snapshots_go_on_after_a_resize_and_the_restored_one_is_there_until_the_
     after.close()
 
 
-def test_without_that_the_resize_is_past_the_limit(vaults: list[SnapshotServer]) -> None:
-    before, after = Nodes(vaults, term=1), Nodes(vaults[:7], term=2)
+def test_without_that_the_resize_is_past_the_limit(servers: list[SnapshotServer]) -> None:
+    before, after = Nodes(servers, term=1), Nodes(servers[:7], term=2)
     before.snapshot(10, needed_from=0)
     before.snapshot(11, needed_from=1)
     with pytest.raises(OSError, match=r"checkpoint.memory_bytes allows 0 MiB"):
@@ -94,17 +94,17 @@ def test_without_that_the_resize_is_past_the_limit(vaults: list[SnapshotServer])
 
 def test_who_asks_at_once_does_not_get_the_same_room_twice() -> None:
     """Eight workers of a node hand over their snapshots together."""
-    vault = SnapshotServer("/dev/shm", 2 * (1000 + MARK_BYTES), math.inf)
+    server = SnapshotServer("/dev/shm", 2 * (1000 + MARK_BYTES), math.inf)
     meta = Meta(step=1, tokens=1, world_size=3, order_identity="o", config_fingerprint="c")
     first, second, third = (Snapshot(1, rank, meta, (), 1000) for rank in range(3))
     with (
-        vault._room((1, 0, False, 0), first),
-        vault._room((1, 1, False, 0), second),
+        server._room((1, 0, False, 0), first),
+        server._room((1, 1, False, 0), second),
         pytest.raises(OSError, match="snapshots would take"),
-        vault._room((1, 2, False, 0), third),
+        server._room((1, 2, False, 0), third),
     ):
         raise AssertionError("there is none")
-    with vault._room((1, 2, False, 0), third):  # the others were never put there
+    with server._room((1, 2, False, 0), third):  # the others were never put there
         pass
 
 
@@ -133,14 +133,14 @@ def test_what_is_free_is_the_kernels_word_and_no_more_than_the_containers(
     assert free_bytes(proc, written(tmp_path / "cgroup", **cgroup)) == expected
 
 
-def test_a_vault_that_is_given_no_limit_takes_half_of_what_is_free(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_snapshot_server_that_is_given_no_limit_takes_half_of_what_is_free(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("springtide.on_ray.train.snapshot_server.free_bytes", lambda: 2 * (1000 + MARK_BYTES))
-    vault = SnapshotServer("/dev/shm", None, math.inf)
+    server = SnapshotServer("/dev/shm", None, math.inf)
     meta = Meta(step=1, tokens=1, world_size=2, order_identity="o", config_fingerprint="c")
-    with vault._room((1, 0, False, 0), Snapshot(1, 0, meta, (), 1000)):
+    with server._room((1, 0, False, 0), Snapshot(1, 0, meta, (), 1000)):
         pass
     with (
         pytest.raises(OSError, match=r"checkpoint\.memory_bytes = 'auto' is half of what the node had free"),
-        vault._room((1, 0, False, 0), Snapshot(1, 0, meta, (), 1001)),
+        server._room((1, 0, False, 0), Snapshot(1, 0, meta, (), 1001)),
     ):
         raise AssertionError("there is none")

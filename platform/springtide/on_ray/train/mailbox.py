@@ -131,7 +131,7 @@ class Mailbox:
 class MailboxHandle(NamedTuple):
     """A handle of a run's mailbox. Calls run in the mailbox's actor and return references to their results."""
 
-    exchange: Any
+    actor: Any
     key: str
 
     def post(self, events: list[dict[str, Any]]) -> Any:
@@ -160,7 +160,7 @@ class MailboxHandle(NamedTuple):
         return self._call("limit", micro_batch)
 
     def _call(self, name: str, *arguments: Any) -> Any:
-        return self.exchange.call.remote(self.key, name, arguments)
+        return self.actor.call.remote(self.key, name, arguments)
 
 
 def open_mailbox(
@@ -170,7 +170,7 @@ def open_mailbox(
     the cluster's only one of that name; raises ValueError if there is one already."""
     key = secrets.token_hex(8)
     if before is not None:
-        ray.get(before.exchange.open.remote(key, num_steps, hang_s))
+        ray.get(before.actor.open.remote(key, num_steps, hang_s))
         return before._replace(key=key)
     here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
     actor = ray.remote(Mailbox).options(name=name, num_cpus=0, scheduling_strategy=here)

@@ -371,7 +371,7 @@ class SpringtideTrainer(TorchTrainer):
         unused = PlacementGroupCleanerCallback | DatasetsCallback
         arguments["callbacks"] = [one for one in arguments["callbacks"] if not isinstance(one, unused)]
         # not in its own actor, as in Ray: that is a process that takes four core-seconds to start
-        with run_as_actor(self._job["control"].exchange):
+        with run_as_actor(self._job["control"].actor):
             controller = Controller(self._workers.processes, **arguments)
             asyncio.run(controller.run())
         return controller.get_result()

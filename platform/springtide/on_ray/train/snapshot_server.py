@@ -205,7 +205,7 @@ class SnapshotClient:
         limit = None if checkpoint.memory_bytes == "auto" else int(checkpoint.memory_bytes)
         self._arguments = (checkpoint.stage, limit, alone_s)
         self.node = ray.get_runtime_context().get_node_id()
-        self._mine = self._vault(self.node)
+        self._mine = self._server(self.node)
         self._copies = checkpoint.memory_copies
         self._ring: list[str] = []
         self._peers: list[Any] = []
@@ -230,13 +230,13 @@ class SnapshotClient:
         if len(found) < self._copies:
             others = [node for node in staying(with_room=True) if node not in self._ring]
             found += [node for node in others[: _CANDIDATES + self._copies] if self._stands(node)]
-        self._peers = [self._vault(node) for node in found[: self._copies]]
+        self._peers = [self._server(node) for node in found[: self._copies]]
         self._chosen_s = time.monotonic()
 
     def _stands(self, node: str) -> bool:
         """Return whether the server of a node is up; if not, it is started. Does not wait: a new node may be busy."""
         if node not in self._asked:
-            self._asked[node] = self._vault(node).found.remote()
+            self._asked[node] = self._server(node).found.remote()
         return bool(ray.wait([self._asked[node]], timeout=0)[0])
 
     def flee(self) -> bool:
@@ -248,7 +248,7 @@ class SnapshotClient:
             found = [node for node in stay if node not in self._ring][: _CANDIDATES + self._copies]
             found.sort(key=lambda node: not self._stands(node))
         found = found[: max(1, self._copies)]
-        self._peers = [self._vault(node) for node in found]
+        self._peers = [self._server(node) for node in found]
         return bool(found) or self.node in stay
 
     def _following(self) -> list[str]:
@@ -282,7 +282,7 @@ class SnapshotClient:
     def forget(self, before: int, kept: Snapshot | None = None) -> None:
         """As ``SnapshotStore.forget``; a server that does not answer keeps what it has until another call reaches it."""
         what = None if kept is None else (kept.term, kept.meta.step)
-        asked = [vault.forget.remote(before, what) for vault in snapshot_client(self._prefix)]
+        asked = [server.forget.remote(before, what) for server in snapshot_client(self._prefix)]
         if kept is not None and asked:
             ray.wait(asked, num_returns=len(asked), timeout=_ANSWER_S)
 
@@ -292,9 +292,9 @@ class SnapshotClient:
         stay, places = staying(), _answers(snapshot_client(self._prefix))
         places.sort(key=lambda place: (place[0][0] != self.node, place[0][0] not in stay))
         self._read_from = {}
-        for (node, pid), held, vault in places:
+        for (node, pid), held, server in places:
             for snapshot, fd in held:
-                where = (pid, fd) if node == self.node else vault
+                where = (pid, fd) if node == self.node else server
                 self._read_from.setdefault(file_of(snapshot.key), (snapshot.key, where, snapshot.size_bytes))
         return [snapshot for _, held, _ in places for snapshot, _ in held]
 
@@ -309,7 +309,7 @@ class SnapshotClient:
         except KeyError as error:
             raise OSError(f"the snapshot {error} is gone") from None
 
-    def _vault(self, node: str) -> Any:
+    def _server(self, node: str) -> Any:
         options = {
             "name": f"{self._prefix}{node}",
             "namespace": NAMESPACE,
@@ -319,9 +319,9 @@ class SnapshotClient:
             "max_concurrency": 16,
             "scheduling_strategy": NodeAffinitySchedulingStrategy(node, soft=False),
         }
-        vault = ray.remote(SnapshotServer).options(**options).remote(*self._arguments)
-        vault.follow.remote(self._control)
-        return vault
+        server = ray.remote(SnapshotServer).options(**options).remote(*self._arguments)
+        server.follow.remote(self._control)
+        return server
 
 
 class _Source:
@@ -356,7 +356,7 @@ class _Source:
 
 def prefix(run: Folder) -> str:
     """Return the prefix of the names of a run's servers."""
-    return f"vault-{digest.of_bytes(run.url.encode())[:12]}-"
+    return f"snapshots-{digest.of_bytes(run.url.encode())[:12]}-"
 
 
 def snapshot_client(name: str) -> Iterator[Any]:
@@ -370,14 +370,14 @@ def snapshot_client(name: str) -> Iterator[Any]:
 def _answers(asked: Iterable[Any]) -> list[tuple[tuple[str, int], list[tuple[Snapshot, int]], Any]]:
     """Return what these servers hold, each with its handle. Servers that are up answer at once; one that is lost or starts
     is waited for only while the newest snapshot that the others know is not whole without it."""
-    answers = {vault.found.remote(): vault for vault in asked}
+    answers = {server.found.remote(): server for server in asked}
     known: list[tuple[tuple[str, int], list[tuple[Snapshot, int]], Any]] = []
     end_s, number, wait_s = time.monotonic() + _ANSWER_S, len(answers), _PROMPT_S
     while answers and wait_s > 0:
         for answer in ray.wait(list(answers), num_returns=number, timeout=wait_s)[0]:
-            vault = answers.pop(answer)
+            server = answers.pop(answer)
             with contextlib.suppress(ray.exceptions.RayError):  # it is gone with its node
-                known.append((*ray.get(answer), vault))
+                known.append((*ray.get(answer), server))
         parts = [snapshot for _, held, _ in known for snapshot, _ in held]
         newest = max(((part.meta.step, part.term) for part in parts), default=None)
         if any((part.meta.step, part.term) == newest for part in newest_whole(parts)):
@@ -390,8 +390,8 @@ def _answers(asked: Iterable[Any]) -> list[tuple[tuple[str, int], list[tuple[Sna
 def snapshot_servers_follow(run: Folder, control: MailboxHandle) -> Iterator[None]:
     """Keep the run's servers up for the block, an earlier driver's too, and end them with it. After an error they stay: a
     driver that resumes within a minute finds them."""
-    for vault in snapshot_client(prefix(run)):
-        vault.follow.remote(control)
+    for server in snapshot_client(prefix(run)):
+        server.follow.remote(control)
     yield
-    for vault in snapshot_client(prefix(run)):
-        ray.kill(vault)
+    for server in snapshot_client(prefix(run)):
+        ray.kill(server)

@@ -101,22 +101,22 @@ def warm_up(job: dict[str, Any]) -> Health:
     """Import and start ahead what a group needs, in a new worker's process that has none yet; return the preflight's result."""
     importlib.import_module("ray.data")
     config = configs.build(job["config"])
-    vaults = SnapshotClient(config, _folder(config), job["control"]) if keeps_snapshots(config) else None
+    servers = SnapshotClient(config, _folder(config), job["control"]) if keeps_snapshots(config) else None
     found = preflight(config)
-    found = found._replace(network_bytes_per_s=_fetch_speed(job["control"].exchange))
-    if vaults is not None:
-        vaults.wait()
+    found = found._replace(network_bytes_per_s=_fetch_speed(job["control"].actor))
+    if servers is not None:
+        servers.wait()
     gc.collect()
     gc.freeze()  # what is loaded by now stays: collecting garbage in it would take half of a restart's time
     return found
 
 
-def _fetch_speed(exchange: Any) -> float:
+def _fetch_speed(mailbox: Any) -> float:
     """Measure the speed of the network from the driver's node to this one; 0 if they are the same [bytes/s]."""
-    if ray.get(exchange.node.remote()) == ray.get_runtime_context().get_node_id():
+    if ray.get(mailbox.node.remote()) == ray.get_runtime_context().get_node_id():
         return 0.0
     begin = time.perf_counter()
-    block = ray.get(exchange.block.remote())
+    block = ray.get(mailbox.block.remote())
     assert block.all()
     return BLOCK_BYTES / (time.perf_counter() - begin)
 
@@ -149,13 +149,13 @@ def _train(job: dict[str, Any]) -> bool:
     def batches(reader: RankReader, step: int) -> Iterator[Batch]:
         return feed(reader, reader.plan(step, config.num_steps, int(config.feed.read_bytes)), config.feed)
 
-    folder, vaults = _folder(config), None
+    folder, servers = _folder(config), None
     nodes, markets = zip(*gathered(where()), strict=True)
     if keeps_snapshots(config):
-        vaults = SnapshotClient(config, folder, job["control"])
-        vaults.pair(list(nodes))
-    phases_s["vaults"] = time.perf_counter() - begin - phases_s["data"]
-    run = TrainLoop(config, here, data, folder, job["labels"], vaults, phases_s, job["owner"], nodes, markets)
+        servers = SnapshotClient(config, folder, job["control"])
+        servers.pair(list(nodes))
+    phases_s["snapshots"] = time.perf_counter() - begin - phases_s["data"]
+    run = TrainLoop(config, here, data, folder, job["labels"], servers, phases_s, job["owner"], nodes, markets)
     # one rank talks to the driver: what it receives reaches the others in the step's own all-reduce
     line = EventSender(job["control"]) if here.is_first else None
     left = False

@@ -72,7 +72,7 @@ class WorkerLender:
             self._end_processes()
             self.processes = WorkerProcessPool()
             if self._control is not None:
-                ray.kill(self._control.exchange)
+                ray.kill(self._control.actor)
             self._control = None
 
     def _end_waiting(self) -> None:

@@ -42,8 +42,8 @@ def test_the_next_attempts_snapshots_replace_the_older(found: dict[str, Any]) ->
     assert found["attempts_held"] == [2]
 
 
-def test_a_vault_that_dies_while_it_is_read_is_read_elsewhere(found: dict[str, Any]) -> None:
-    assert found["while_a_vault_dies"] == 9
+def test_a_snapshot_server_that_dies_while_it_is_read_is_read_elsewhere(found: dict[str, Any]) -> None:
+    assert found["while_a_server_dies"] == 9
 
 
 def test_a_group_on_one_node_has_its_copies_on_another_and_again_when_that_is_lost(found: dict[str, Any]) -> None:
@@ -51,7 +51,7 @@ def test_a_group_on_one_node_has_its_copies_on_another_and_again_when_that_is_lo
     assert found["lonely"] == [here_and_there, here, here_and_there]
 
 
-def test_a_vault_takes_no_more_than_its_limit(found: dict[str, Any]) -> None:
+def test_a_snapshot_server_takes_no_more_than_its_limit(found: dict[str, Any]) -> None:
     assert "checkpoint.memory_bytes allows 0 MiB" in found["past_the_limit"]
 
 
@@ -59,20 +59,20 @@ def test_a_notice_of_the_cloud_is_soon_a_drain(found: dict[str, Any]) -> None:
     assert found["heard_s"] < 15.0  # it is asked every half second; half of the shortest notice that a cloud gives
 
 
-def test_vaults_wait_with_a_driver_that_has_no_workers_yet(found: dict[str, Any]) -> None:
-    assert found["vaults_of_another_driver"]
-    assert all(found["vaults_of_another_driver"])
+def test_snapshot_servers_wait_with_a_driver_that_has_no_workers_yet(found: dict[str, Any]) -> None:
+    assert found["servers_of_another_driver"]
+    assert all(found["servers_of_another_driver"])
 
 
-def test_vaults_end_when_their_driver_is_gone(found: dict[str, Any]) -> None:
-    assert found["vaults_left"] == 0
+def test_snapshot_servers_end_when_their_driver_is_gone(found: dict[str, Any]) -> None:
+    assert found["servers_left"] == 0
 
 
-def test_a_vault_that_is_lost_is_waited_for_only_where_the_others_have_no_whole_snapshot(
+def test_a_snapshot_server_that_is_lost_is_waited_for_only_where_the_others_have_no_whole_snapshot(
     ray_cluster: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     class Held:
-        """A vault that holds these snapshots and says so, or never does."""
+        """A server that holds these snapshots and says so, or never does."""
 
         def __init__(self, snapshots: list[Snapshot], silent: bool = False) -> None:
             self._snapshots, self._silent = snapshots, silent
