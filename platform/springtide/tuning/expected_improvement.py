@@ -12,7 +12,7 @@ def expected_improvement(values: Sequence[float], trials: int) -> float:
     """Return the expected gain of one more trial over the best, in the objective's unit; infinity while too few are known.
 
     ``values``: promises (higher is better) of the trials that came furthest; ``trials``: number of trials started.
-    Of n points from the same distribution, each is the best with probability 1/n. If the best was drawn last, it gained its
+    Among n points from the same distribution, each is the best with probability 1/n. If the best was drawn last, it gained its
     distance to the second; so the expected gain is that distance over n.
     """
     if trials < _LEAST_TRIALS or len(values) < 2:
