@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -106,6 +107,18 @@ def forbidden_imports(package: Path) -> list[str]:
                     f"{file}:{line} imports {module}: {inside} may import {sorted(MAY_IMPORT[inside]) or 'no package'}"
                 )
     return found
+
+
+def private_ray(package: Path) -> list[str]:
+    """Imports of what Ray does not promise to keep, outside the one file for them."""
+    private = re.compile(r"ray\.(_|cluster_utils|runtime_context|train\.v2|.*\._)")
+    return [
+        f"{file}:{line} imports {module}: import it from on_ray/_ray_private.py"
+        for file, tree in sources(package)
+        if file != "on_ray/_ray_private.py"
+        for line, module in imports(tree)
+        if private.match(module)
+    ]
 
 
 def forbidden_packages(package: Path) -> list[str]:

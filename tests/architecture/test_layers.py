@@ -24,6 +24,7 @@ PACKAGE = REPOSITORY / "platform" / "springtide"
 RULES = [
     rules.forbidden_imports,
     rules.forbidden_packages,
+    rules.private_ray,
     rules.environment_readers,
     rules.too_long,
     rules.undocumented,
@@ -104,6 +105,12 @@ def test_the_house_keeps(rule: Callable[[Path], list[str]]) -> None:
         (rules.forbidden_imports, "config/bad.py", "from springtide.store import Folder"),
         (rules.forbidden_imports, "stream/bad.py", "def f():\n    import springtide.training.loop"),
         (rules.forbidden_imports, "model/bad.py", "from springtide import checkpoint"),
+        (
+            rules.private_ray,
+            "on_ray/bad.py",
+            "from ray.train.v2._internal.exceptions import WorkerGroupStartupFailedError",
+        ),
+        (rules.private_ray, "on_ray/bad.py", "def f():\n    import ray._raylet"),
         (rules.forbidden_packages, "training/bad.py", "import ray.data"),
         (rules.forbidden_packages, "track/journal.py", "def f():\n    from mlflow import MlflowClient"),
         (rules.forbidden_packages, "stream/bad.py", "from torch import nn"),

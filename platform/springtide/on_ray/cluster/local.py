@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any, Self
 
 import ray
-from ray.cluster_utils import Cluster
 
+from springtide.on_ray._ray_private import Cluster
 from springtide.on_ray.cluster.nodes import drain
 from springtide.on_ray.cluster.session import NAMESPACE, own_address_file, private_folder, set_environment
 

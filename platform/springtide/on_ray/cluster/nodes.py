@@ -1,5 +1,4 @@
-"""The cluster's nodes: read Ray's view of them, find losses that Ray has not noticed yet, announce drains. The only file
-that uses Ray's private state."""
+"""The cluster's nodes: read Ray's view of them, find losses that Ray has not noticed yet, announce drains."""
 
 from __future__ import annotations
 
@@ -11,22 +10,11 @@ from collections.abc import Collection, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 
 import ray
-from ray._private.state import state
-from ray._raylet import GcsClient  # type: ignore[attr-defined]
 
 from springtide.elastic.policy import Node
+from springtide.on_ray._ray_private import MARKET_LABEL, OWN_ACTORS, PREEMPTION, GcsClient, state
 from springtide.track.ledger import SPOT
 
-_PREEMPTION = 2
-"""The reason of a drain, in Ray's protocol."""
-_RAYS_OWN = {
-    "TrainStateActor",
-    "_StatsActor",
-    "AutoscalingRequester",
-    "AutoscalingCoordinator",
-    "_AutoscalingCoordinatorActor",
-}
-_MARKET = "ray.io/market-type"
 _ANSWER_S = 0.5
 """A raylet that accepts no connection for this long counts as dead [s]."""
 
@@ -64,7 +52,7 @@ def unanswering(names: Collection[str]) -> set[str]:
 def drain(gcs: str, node: str, at_s: float, why: str) -> None:
     """Announce to the cluster with its GCS at ``gcs`` that a node leaves at ``at_s``, in seconds since 1970. Raises OSError
     if the GCS refuses, Ray's RpcError if it is unreachable."""
-    accepted, problem = GcsClient(address=gcs).drain_node(node, _PREEMPTION, why, int(at_s * 1000))
+    accepted, problem = GcsClient(address=gcs).drain_node(node, PREEMPTION, why, int(at_s * 1000))
     if not accepted:
         raise OSError(f"Ray does not drain node {node}: {problem}")
 
@@ -73,7 +61,7 @@ def leftovers() -> dict[str, int]:
     """Return what an ended run has left in the cluster: the number of live actors by class, and of placement groups. Ray's
     own actors do not count."""
     alive = [actor["ActorClassName"] for actor in state.actor_table(None).values() if actor["State"] == "ALIVE"]
-    found = Counter(name for name in alive if name not in _RAYS_OWN)
+    found = Counter(name for name in alive if name not in OWN_ACTORS)
     groups = sum(group["state"] != "REMOVED" for group in ray.util.placement_group_table().values())
     return {**found, **({"placement groups": groups} if groups else {})}
 
@@ -95,14 +83,14 @@ def staying(with_room: bool = False) -> list[str]:
 def may_be_taken_away(node: str) -> str:
     """Return the node's name and its market label if it is a spot node, else an empty string."""
     [labels, *_] = [one.get("Labels", {}) for one in ray.nodes() if one["NodeID"] == node] or [{}]
-    market = labels.get(_MARKET, "")
-    return f"{node[:8]} ({_MARKET}={market})" if market.lower() in SPOT else ""
+    market = labels.get(MARKET_LABEL, "")
+    return f"{node[:8]} ({MARKET_LABEL}={market})" if market.lower() in SPOT else ""
 
 
 def where() -> tuple[str, str]:
     """Return the id of this process's node, and its market label in lower case, empty if it has none."""
     context = ray.get_runtime_context()
-    return context.get_node_id(), context.get_node_labels().get(_MARKET, "").lower()
+    return context.get_node_id(), context.get_node_labels().get(MARKET_LABEL, "").lower()
 
 
 def lost(before: Iterable[str]) -> set[str]:

@@ -17,10 +17,10 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import ray
-from ray._private.authentication import authentication_utils
 
 from springtide.config import Config, build
 from springtide.errors import ConfigError, explain
+from springtide.on_ray._ray_private import SUPPORTED, is_supported, is_token_auth_enabled
 from springtide.on_ray.cluster import reaper
 
 _DEVICE_GB = {"V100": 32, "T4": 16, "L4": 24, "A10G": 24, "L40S": 48, "A100": 80, "H100": 80, "H200": 141, "B200": 180}
@@ -61,6 +61,14 @@ def set_environment(**more: str) -> None:
     warnings.filterwarnings("ignore", message="`ExecutionOptions.exclude_resources`")
 
 
+def check_version(version: str) -> None:
+    """Raise ConfigError if this version of Ray is not one whose private parts this package knows."""
+    if not is_supported(version):
+        first, end = (".".join(map(str, bound)) for bound in SUPPORTED)
+        limit = f"is not supported: this version of springtide needs Ray >= {first} and < {end}"
+        raise ConfigError(explain("ray", version, limit, f"pip install 'ray>={first},<{end}'"))
+
+
 @contextlib.contextmanager
 def cluster(config: Config, *, dashboard: bool = True) -> Iterator[str]:
     """Connect, and disconnect at the end; yields the dashboard's URL, empty without one.
@@ -68,6 +76,7 @@ def cluster(config: Config, *, dashboard: bool = True) -> Iterator[str]:
     Uses the caller's connection if there is one; else the cluster that ``RAY_ADDRESS`` names, as under ``ray job submit``;
     else starts a private one with at least the logical CPUs that the workers need, and this machine's GPUs.
     """
+    check_version(ray.__version__)
     set_environment()
     quiet = {"namespace": NAMESPACE, "log_to_driver": False, "logging_level": logging.ERROR}
     if ray.is_initialized():
@@ -98,7 +107,7 @@ def cluster(config: Config, *, dashboard: bool = True) -> Iterator[str]:
 
 def dashboard_hint() -> str:
     """Return how to get the token of the cluster's dashboard, in words; empty if it asks for none."""
-    if authentication_utils.is_token_auth_enabled():
+    if is_token_auth_enabled():
         command = os.path.join(os.path.dirname(sys.executable), "ray")
         return f" (it asks for a token: `{command} get-auth-token` prints it)"
     return ""

@@ -7,8 +7,9 @@ import threading
 from collections.abc import Iterator
 from typing import Any
 
-from ray import runtime_context
-from ray.runtime_context import RuntimeContext
+import ray
+
+from springtide.on_ray._ray_private import RuntimeContext, replace_runtime_context
 
 _ACTING = threading.local()
 
@@ -29,9 +30,9 @@ class _Context(RuntimeContext):
 @contextlib.contextmanager
 def run_as_actor(actor: Any) -> Iterator[None]:
     """Make Ray name ``actor`` as the current actor of this thread, in the block. It must live as long as the block."""
-    before = runtime_context.get_runtime_context()
+    before = ray.get_runtime_context()
     if not isinstance(before, _Context):
-        runtime_context._runtime_context = _Context(before.worker)
+        replace_runtime_context(_Context(before.worker))
     _ACTING.actor = actor
     try:
         yield

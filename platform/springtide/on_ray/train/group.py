@@ -18,15 +18,19 @@ from typing import Any, ClassVar, NamedTuple, Self
 
 import ray
 from ray.exceptions import RayError
-from ray.train.v2._internal.exceptions import WorkerGroupStartupFailedError
-from ray.train.v2._internal.execution.controller import TrainController
-from ray.train.v2._internal.execution.worker_group import WorkerGroup, worker_group
-from ray.train.v2._internal.execution.worker_group.placement_group_handle import PlacementGroupHandle
-from ray.train.v2._internal.execution.worker_group.state import WorkerGroupState
-from ray.train.v2._internal.execution.worker_group.worker import RayTrainWorker, Worker
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from springtide.elastic.health import Health, unfit
+from springtide.on_ray._ray_private import (
+    PlacementGroupHandle,
+    RayTrainWorker,
+    TrainController,
+    Worker,
+    WorkerGroup,
+    WorkerGroupStartupFailedError,
+    WorkerGroupState,
+    replace_synchronization_actor,
+)
 from springtide.on_ray.cluster.nodes import unanswering
 from springtide.on_ray.train.worker import let_go, warm_up
 
@@ -252,7 +256,7 @@ class _NoSynchronization:
         return False
 
 
-worker_group.SynchronizationActor = _NoSynchronization()
+replace_synchronization_actor(_NoSynchronization())
 
 
 class PooledWorkerGroup(WorkerGroup):

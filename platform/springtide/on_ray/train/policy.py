@@ -17,13 +17,6 @@ import torch.distributed as dist
 from ray.exceptions import RayError
 from ray.train import FailureConfig
 from ray.train.torch import TorchTrainer
-from ray.train.v2._internal.callbacks.datasets import DatasetsCallback
-from ray.train.v2._internal.callbacks.placement_group_callback import PlacementGroupCleanerCallback
-from ray.train.v2._internal.exceptions import WorkerHealthCheckFailedError
-from ray.train.v2._internal.execution.failure_handling.default import DefaultFailurePolicy
-from ray.train.v2._internal.execution.failure_handling.failure_policy import FailureDecision
-from ray.train.v2._internal.execution.scaling_policy import NoopDecision, ScalingDecision
-from ray.train.v2._internal.execution.scaling_policy.elastic import ElasticScalingPolicy
 
 from springtide import config as configs
 from springtide.dist import CollectiveError
@@ -44,6 +37,16 @@ from springtide.elastic.policy import (
 )
 from springtide.errors import SpringtideError, StoppedWaiting, TrainingFailed, UnfitNode
 from springtide.events import Decided, Failed, Ready, Stopped, record
+from springtide.on_ray._ray_private import (
+    DatasetsCallback,
+    DefaultFailurePolicy,
+    ElasticScalingPolicy,
+    FailureDecision,
+    NoopDecision,
+    PlacementGroupCleanerCallback,
+    ScalingDecision,
+    WorkerHealthCheckFailedError,
+)
 from springtide.on_ray.cluster.nodes import lost, observed, unanswering
 from springtide.on_ray.cluster.notices import PreemptionWatchers
 from springtide.on_ray.train.actor_context import run_as_actor

@@ -1,0 +1,82 @@
+"""Everything that this package uses of Ray beside its public API.
+
+The other files import it from here. ``tests/unit/on_ray/test_ray_contract.py`` compares what they rely on (names, signatures,
+fields) with the installed Ray, and ``docs/how-to/upgrade-ray.md`` is the recipe for a new version. Names load when they are
+used, because some processes need little of Ray and start in a fraction of a second.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+SUPPORTED = ((2, 60), (2, 61))
+"""The first supported version of Ray, and the first that is not."""
+PREEMPTION = 2
+"""``DrainNodeReason`` of autoscaler.proto: the node is taken away at a deadline."""
+MARKET_LABEL = "ray.io/market-type"
+"""A node's label that says whether it is a spot node."""
+OWN_ACTORS = {
+    "TrainStateActor",
+    "_StatsActor",
+    "AutoscalingRequester",
+    "AutoscalingCoordinator",
+    "_AutoscalingCoordinatorActor",
+}
+"""Class names of actors that Ray starts for itself."""
+
+_TRAIN = "ray.train.v2._internal"
+_EXECUTION = f"{_TRAIN}.execution"
+_DEFINED_IN = {
+    "Cluster": "ray.cluster_utils",
+    "GcsClient": "ray._raylet",
+    "RuntimeContext": "ray.runtime_context",
+    "is_token_auth_enabled": "ray._private.authentication.authentication_utils",
+    "state": "ray._private.state",
+    "DatasetsCallback": f"{_TRAIN}.callbacks.datasets",
+    "PlacementGroupCleanerCallback": f"{_TRAIN}.callbacks.placement_group_callback",
+    "WorkerGroupStartupFailedError": f"{_TRAIN}.exceptions",
+    "WorkerHealthCheckFailedError": f"{_TRAIN}.exceptions",
+    "TrainController": f"{_EXECUTION}.controller",
+    "DefaultFailurePolicy": f"{_EXECUTION}.failure_handling.default",
+    "FailureDecision": f"{_EXECUTION}.failure_handling.failure_policy",
+    "NoopDecision": f"{_EXECUTION}.scaling_policy",
+    "ScalingDecision": f"{_EXECUTION}.scaling_policy",
+    "ElasticScalingPolicy": f"{_EXECUTION}.scaling_policy.elastic",
+    "WorkerGroup": f"{_EXECUTION}.worker_group",
+    "PlacementGroupHandle": f"{_EXECUTION}.worker_group.placement_group_handle",
+    "WorkerGroupState": f"{_EXECUTION}.worker_group.state",
+    "RayTrainWorker": f"{_EXECUTION}.worker_group.worker",
+    "Worker": f"{_EXECUTION}.worker_group.worker",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _DEFINED_IN:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(_DEFINED_IN[name]), name)
+
+
+def is_supported(version: str) -> bool:
+    """Return whether this package knows the private parts of that version of Ray.
+
+    >>> is_supported("2.60.3"), is_supported("2.61.0"), is_supported("3.0.0.dev0")
+    (True, False, False)
+    """
+    major, minor = version.split(".")[:2]
+    first, end = SUPPORTED
+    return major.isdigit() and minor.isdigit() and first <= (int(major), int(minor)) < end
+
+
+def replace_synchronization_actor(stand_in: Any) -> None:
+    """Make worker groups use ``stand_in`` in place of the actor class by which workers synchronize."""
+    from ray.train.v2._internal.execution.worker_group import worker_group
+
+    worker_group.SynchronizationActor = stand_in
+
+
+def replace_runtime_context(context: Any) -> None:
+    """Make ``ray.get_runtime_context`` return ``context`` in this process."""
+    from ray import runtime_context
+
+    runtime_context._runtime_context = context

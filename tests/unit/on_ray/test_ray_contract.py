@@ -1,0 +1,111 @@
+"""What we rely on of Ray's private parts is still there, with the arguments and fields that we use.
+
+Where this fails, Ray has changed: docs/how-to/upgrade-ray.md.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+from typing import Any
+
+import pytest
+import ray
+from ray.train.torch import TorchTrainer
+from ray.tune.schedulers import PopulationBasedTraining
+
+from springtide.errors import ConfigError
+from springtide.on_ray import _ray_private as private
+from springtide.on_ray.cluster.session import check_version
+
+SIGNATURES: dict[str, list[str]] = {
+    "Cluster.__init__": ["initialize_head", "connect", "head_node_args", "shutdown_at_exit"],
+    "Cluster.add_node": ["wait", "node_args"],
+    "Cluster.remove_node": ["node", "allow_graceful"],
+    "Cluster.wait_for_nodes": ["timeout"],
+    "DefaultFailurePolicy.__init__": ["failure_config"],
+    "DefaultFailurePolicy.make_decision": ["training_failed_error"],
+    "ElasticScalingPolicy.__init__": ["scaling_config"],
+    "ElasticScalingPolicy.make_decision_for_non_running_worker_group": [],
+    "ElasticScalingPolicy.make_decision_for_running_worker_group": ["worker_group_state", "worker_group_status"],
+    "ElasticScalingPolicy._get_num_workers_for_resource_request": [],
+    "ElasticScalingPolicy._get_resize_decision": ["num_workers"],
+    "ElasticScalingPolicy._maybe_send_resource_request": [],
+    "ElasticScalingPolicy._send_resource_request": [],
+    "PlacementGroupHandle.ready": [],
+    "PlacementGroupHandle.shutdown": [],
+    "PlacementGroupHandle.wait": ["timeout_seconds"],
+    "PopulationBasedTraining._get_new_config": ["trial", "trial_to_clone"],
+    "RuntimeContext.__init__": ["worker"],
+    "RuntimeContext.get_actor_id": [],
+    "TorchTrainer._initialize_and_run_controller": ["controller_init_kwargs"],
+    "TrainController.get_result": [],
+    "TrainController.run": [],
+    "WorkerGroup._assign_worker_ranks": ["workers", "starting_world_rank", "world_size", "replica_group_size"],
+    "WorkerGroup._create_placement_group": ["scaling_config", "worker_group_context"],
+    "WorkerGroup._create_workers": [
+        *("num_workers", "placement_group", "resources_per_worker", "placement_group_bundle_indices"),
+        *("starting_world_rank", "world_size", "replica_group_size"),
+    ],
+    "WorkerGroup._get_worker_runtime_env": ["custom_runtime_env"],
+    "WorkerGroup.get_worker_group_state": [],
+    "WorkerGroup.get_workers": [],
+    "WorkerGroup.has_started": [],
+    "WorkerGroup.shutdown": [],
+    "is_token_auth_enabled": [],
+}
+"""What is called or overridden -> its arguments. Printed by this file when it is run."""
+PUBLIC = {"PopulationBasedTraining": PopulationBasedTraining, "TorchTrainer": TorchTrainer}
+"""Public classes whose private methods we override."""
+FIELDS = {
+    "Worker": ["actor", "metadata", "resources"],
+    "WorkerGroupState": ["start_time", "placement_group_handle", "workers", "sync_actor"],
+}
+
+
+def arguments(name: str) -> list[str]:
+    owner, _, method = name.partition(".")
+    thing: Any = PUBLIC.get(owner) or getattr(private, owner)
+    thing = getattr(thing, method) if method else thing
+    return [one for one in inspect.signature(thing).parameters if one != "self"]
+
+
+@pytest.mark.parametrize("name", private._DEFINED_IN)
+def test_each_name_is_there(name: str) -> None:
+    assert getattr(private, name) is not None
+
+
+@pytest.mark.parametrize("name", SIGNATURES)
+def test_what_we_call_or_override_takes_the_same_arguments(name: str) -> None:
+    assert arguments(name) == SIGNATURES[name]
+
+
+@pytest.mark.parametrize("name", FIELDS)
+def test_what_we_make_has_the_same_fields(name: str) -> None:
+    found = [field.name for field in dataclasses.fields(getattr(private, name))]
+    assert found[: len(FIELDS[name])] == FIELDS[name]
+
+
+def test_what_we_replace_is_there() -> None:
+    from ray import runtime_context
+    from ray.train.v2._internal.execution.worker_group import worker_group
+
+    assert hasattr(runtime_context, "_runtime_context")
+    assert hasattr(worker_group, "SynchronizationActor")
+
+
+def test_a_name_that_is_not_listed_is_refused() -> None:
+    with pytest.raises(AttributeError, match="no_such_part"):
+        private.no_such_part  # noqa: B018
+
+
+def test_the_installed_version_is_supported_and_another_is_refused_with_both() -> None:
+    check_version(ray.__version__)
+    for version in ("2.59.1", "2.61.0", "3.0.0.dev0"):
+        with pytest.raises(ConfigError, match=rf"{version}.*>= 2\.60 and < 2\.61"):
+            check_version(version)
+
+
+if __name__ == "__main__":
+    for each in SIGNATURES:
+        print(f'    "{each}": {arguments(each)},'.replace("'", '"'))
