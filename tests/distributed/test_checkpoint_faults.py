@@ -326,7 +326,7 @@ def test_a_checkpoint_of_another_version_is_refused_and_left_alone(tmp_path: Pat
     marker = checkpoint.read_json("COMMITTED")
     data = (
         checkpoint.read(marker["manifest"])
-        .replace(b'"format":3', b'"format":99')
+        .replace(f'"format":{FORMAT}'.encode(), b'"format":99')
         .replace(b'"refers"', b'"new":1,"refers"')
     )
     checkpoint.write(marker["manifest"], data)
