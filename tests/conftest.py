@@ -14,8 +14,10 @@ import s3_server
 import second_try
 from hypothesis import settings
 
-# every machine the same: no token of the user's home, no reports to anyone, no server retries that take minutes
+# every machine the same: no token of the user's home, no reports to anyone, no server retries that take minutes; and one thread
+# per process: processes that share two cores would spin for each other's threads, which made some tests twenty times slower
 os.environ.update(
+    OMP_NUM_THREADS="1",
     RAY_AUTH_MODE="disabled",
     RAY_USAGE_STATS_ENABLED="0",
     MLFLOW_DISABLE_TELEMETRY="true",
