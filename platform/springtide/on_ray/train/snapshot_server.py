@@ -16,7 +16,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import ray
@@ -367,23 +367,36 @@ def snapshot_client(name: str) -> Iterator[Any]:
                 yield ray.get_actor(one["name"], namespace=NAMESPACE)
 
 
-def _answers(asked: Iterable[Any]) -> list[tuple[tuple[str, int], list[tuple[Snapshot, int]], Any]]:
-    """Return what these servers hold, each with its handle. Servers that are up answer at once; one that is lost or starts
+class _Answer(NamedTuple):
+    where: tuple[str, int]
+    """The server's node and process."""
+    held: list[tuple[Snapshot, int]]
+    """Each snapshot with its file descriptor there."""
+    server: Any
+
+
+def _answers(asked: Iterable[Any]) -> list[_Answer]:
+    """Return what these servers hold. Servers that are up answer at once; one that is lost or starts
     is waited for only while the newest snapshot that the others know is not whole without it."""
     answers = {server.found.remote(): server for server in asked}
-    known: list[tuple[tuple[str, int], list[tuple[Snapshot, int]], Any]] = []
+    known: list[_Answer] = []
     end_s, number, wait_s = time.monotonic() + _ANSWER_S, len(answers), _PROMPT_S
     while answers and wait_s > 0:
         for answer in ray.wait(list(answers), num_returns=number, timeout=wait_s)[0]:
             server = answers.pop(answer)
             with contextlib.suppress(ray.exceptions.RayError):  # it is gone with its node
-                known.append((*ray.get(answer), server))
-        parts = [snapshot for _, held, _ in known for snapshot, _ in held]
-        newest = max(((part.meta.step, part.term) for part in parts), default=None)
-        if any((part.meta.step, part.term) == newest for part in newest_whole(parts)):
+                where, held = ray.get(answer)
+                known.append(_Answer(where, held, server))
+        parts = [snapshot for one in known for snapshot, _ in one.held]
+        whole = newest_whole(parts)
+        if whole and _age(whole[0]) == max(map(_age, parts)):
             break
         number, wait_s = 1, end_s - time.monotonic()
     return known
+
+
+def _age(part: Snapshot) -> tuple[int, int]:
+    return part.meta.step, part.term
 
 
 @contextlib.contextmanager
