@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import dataclasses
 import json
 import re
@@ -241,3 +242,18 @@ def test_what_the_demo_and_the_tests_leave_in_a_clone_is_ignored_and_changes_no_
     ruff = [sys.executable, "-m", "ruff", "check", "--no-cache", str(tmp_path)]
     done = subprocess.run(ruff, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout[-2000:]
+
+
+def test_the_training_loop_stays_small() -> None:
+    """What takes part in steps is a hook; what a step changes is in the state."""
+    tree = ast.parse((PACKAGE / "training" / "loop.py").read_text())
+    [loop] = [node for node in tree.body if isinstance(node, ast.ClassDef) and node.name == "TrainLoop"]
+    declared = {
+        node.target.id for node in loop.body if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name)
+    }
+    written = {
+        node.attr
+        for node in ast.walk(loop)
+        if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store) and ast.unparse(node.value) == "self"
+    }
+    assert len(declared | written) <= 12, sorted(declared | written)

@@ -42,8 +42,10 @@ def train_with_garbage(world: World, config: Config, step: int, how: str) -> tup
     run, told, before = open_run(world, config), [], {}
 
     def all_reduce(message: torch.Tensor, *arguments: Any, **named: Any) -> Any:
-        if run.step + 1 == step and message.dtype == torch.float64:
-            before.update({name: local(one).clone() for name, one in named_tensors(run.model, run.optimizer).items()})
+        if run.state.step + 1 == step and message.dtype == torch.float64:
+            before.update(
+                {name: local(one).clone() for name, one in named_tensors(run.state.model, run.state.optimizer).items()}
+            )
             return _mangled(message, how, world)
         return dist_all_reduce(message, *arguments, **named)
 
@@ -56,7 +58,10 @@ def train_with_garbage(world: World, config: Config, step: int, how: str) -> tup
         raised = error
     finally:
         dist.all_reduce = dist_all_reduce
-    same = all(torch.equal(local(one), before[name]) for name, one in named_tensors(run.model, run.optimizer).items())
+    same = all(
+        torch.equal(local(one), before[name])
+        for name, one in named_tensors(run.state.model, run.state.optimizer).items()
+    )
     return type(raised).__name__, str(raised), told, same
 
 

@@ -32,7 +32,7 @@ from springtide.parallel import parallelize
 from springtide.store import Folder
 from springtide.stream import Batch, RankReader, load, open_data
 from springtide.track.journal import Journal
-from springtide.training import TrainLoop, train_step
+from springtide.training import Placement, TrainLoop, train_step
 from springtide.training.__main__ import train as run_alone
 from springtide.training.memory_estimate import Meter
 from springtide.training.micro_batches import micro_batches
@@ -55,10 +55,10 @@ def train(
 ) -> list[Event]:
     """Train; at ``stop_at`` the last rank alone asks for ``ask``. ``loss_scale`` is what to begin with."""
     run = open_run(world, config)
-    run.judge.scale.value = loss_scale or run.judge.scale.value
+    run.state.guard.scale.value = loss_scale or run.state.guard.scale.value
 
     def interrupt() -> Interrupt | None:
-        return ask if stop_at and run.step + 1 == stop_at and world.rank == world.size - 1 else None
+        return ask if stop_at and run.state.step + 1 == stop_at and world.rank == world.size - 1 else None
 
     return list(run.events(feed, interrupt))
 
@@ -112,7 +112,9 @@ while not select.select([sys.stdin], [], [], 0.005)[0]:
 
 def train_with_a_slow_device(world: World, config: Config, slow: int, nodes: list[str]) -> list[Event]:
     """Train where the process of rank ``slow`` stands still four fifths of the time."""
-    run = TrainLoop(config, world, open_data(config), Folder(config.run.root) / config.run.id, nodes=nodes)
+    run = TrainLoop(
+        config, world, open_data(config), Folder(config.run.root) / config.run.id, placement=Placement(nodes=nodes)
+    )
     if world.rank != slow:
         return list(run.events(feed, lambda: None))
     with subprocess.Popen([sys.executable, "-c", _THROTTLE, str(os.getpid())], stdin=subprocess.PIPE):
@@ -154,8 +156,8 @@ def full_state(world: World, config: Config) -> dict[str, torch.Tensor]:
     assert isinstance(event, Started)
     assert event.step > 0
     state = {}
-    for name, parameter in run.model.named_parameters():
-        moments = run.optimizer.state[parameter]
+    for name, parameter in run.state.model.named_parameters():
+        moments = run.state.optimizer.state[parameter]
         for kind, tensor in {"weight": parameter, "m": moments["exp_avg"], "v": moments["exp_avg_sq"]}.items():
             state[f"{name}/{kind}"] = whole(tensor).detach().clone()
         state[f"{name}/step"] = local(moments["step"]).clone()
@@ -225,7 +227,9 @@ def train_with_dropout(world: World, config: Config, stop_at: int = 0) -> list[E
 
     def made(run: TrainLoop) -> None:
         run_of(run)
-        next(one for one in run.model.modules() if isinstance(one, torch.nn.Embedding)).register_forward_hook(drop)
+        next(one for one in run.state.model.modules() if isinstance(one, torch.nn.Embedding)).register_forward_hook(
+            drop
+        )
 
     TrainLoop.__post_init__ = made  # type: ignore[method-assign]
     return train(world, config, stop_at)

@@ -24,7 +24,7 @@ from springtide.store import Folder
 from springtide.stream import Batch, RankReader, load, open_data
 from springtide.track.console import Console
 from springtide.track.journal import Journal
-from springtide.training import TrainLoop
+from springtide.training import Placement, TrainLoop
 
 
 def main() -> None:
@@ -71,7 +71,7 @@ def train(config: configs.Config, folder: Folder, device: str, local_rank: int, 
     if from_scratch and here.is_first:
         owner = secrets.token_hex(8)
         begin_from_scratch(folder, leases.claim(folder, owner, trains=False).term)
-    run = TrainLoop(config, here, data, folder, owner=owner)
+    run = TrainLoop(config, here, data, folder, placement=Placement(owner))
     if here.is_first:
         resolved = run.data.config  # with the steps that the run skips
         folder.write(configs.RUN_CONFIG, configs.dump(resolved), private=bool(configs.secret_fields(resolved)))

@@ -19,7 +19,8 @@ from springtide.elastic import Interrupt, SaveInterval, mean_time_to_loss, young
 from springtide.errors import CheckpointError, SpringtideError
 from springtide.events import Event, Saved, SaveFailed, SaveIntervalChanged, SaveSkipped
 from springtide.store import Folder
-from springtide.training.step import StepResult
+from springtide.training.hooks import StepContext, StepHook
+from springtide.training.step import StepSignals
 
 State = Callable[[], tuple[Mapping[str, Tensor], Meta]]
 _TOLD_AGAIN = 0.2
@@ -27,7 +28,7 @@ _TOLD_AGAIN = 0.2
 _LOOK_S = 0.05
 
 
-class CheckpointSchedule:
+class CheckpointSchedule(StepHook):
     """The saves of one worker group. Use as a context manager."""
 
     def __init__(self, config: Config, world: World, run: Folder, term: int, losses: int, state: State) -> None:
@@ -66,27 +67,28 @@ class CheckpointSchedule:
     def busy(self) -> bool:
         return self._saver.busy
 
-    @property
-    def failed(self) -> bool:
-        """Whether a save failed here that the other ranks do not know of yet."""
-        return self._failed is not None
-
     def before_update(self) -> None:
         """Wait until the weights may change."""
         begin = time.perf_counter()
         self._saver.staged()
         self._stall_s += time.perf_counter() - begin
 
-    def asks(self) -> bool:
+    def signals(self, signals: StepSignals, step: int) -> StepSignals:
+        """Add how the saves here go, and on rank 0 the request for one that is due with ``auto``."""
+        asked = signals.interrupts | ({Interrupt.SAVE} if self._asks() else frozenset())
+        return signals._replace(interrupts=asked, saving=self.busy, save_failed=self._failed is not None)
+
+    def _asks(self) -> bool:
         """Return True on rank 0, with ``auto``, if a save is due. The other ranks learn it in the step's all-reduce."""
         if self._checkpoint.every_steps != "auto" or not self._world.is_first or self._saver.busy:
             return False
         every = self._cadence.every_s if self._cadence else float(self._checkpoint.min_every)
         return time.monotonic() - self._waited_since >= every
 
-    def after(self, step: int, result: StepResult, step_time_s: float) -> Iterator[Event]:
+    def between_steps(self, done: StepContext) -> Iterator[Event]:
         """Yield the outcomes of saves since the last step, and begin the save that is due now, if any."""
-        self._trained_s += step_time_s
+        step, result = done.step, done.result
+        self._trained_s += done.step_time_s
         yield from self._hear(self._saver.poll())
         if result.save_failed:
             yield from self._give_up()

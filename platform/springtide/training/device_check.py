@@ -11,7 +11,9 @@ from torch import Tensor
 from springtide.dist import World
 from springtide.elastic.health import Health, slow
 from springtide.events import Straggling
+from springtide.training.hooks import StepContext, StepHook
 from springtide.training.peak_flops import wait_for
+from springtide.training.step import StepSignals
 
 _SIZES = {"cpu": 768, "cuda": 4096}
 _COPY_BYTES = 64 * 2**20
@@ -72,7 +74,7 @@ def _flops(a: Tensor) -> float:
     return 2.0 * len(a) ** 3
 
 
-class StragglerDetector:
+class StragglerDetector(StepHook):
     """Detector of ranks whose devices hold up the others: all ranks measure their device after the same step, and the
     results travel in the next step's all-reduce."""
 
@@ -85,20 +87,21 @@ class StragglerDetector:
         self.speed = 0.0
         """What this rank has measured since the last step [FLOP/s]; 0 if it has not."""
 
-    def due(self) -> bool:
-        """Return True on rank 0 if devices are to be measured after this step."""
+    def signals(self, signals: StepSignals, step: int) -> StepSignals:
+        """Add this rank's measurement, and on rank 0 whether devices are to be measured after this step."""
         due = self._world.is_first and self._world.size > 1 and bool(self._every_s) and time.monotonic() >= self._next_s
         if due:
             self._next_s = time.monotonic() + self._every_s
-        return due
+        return signals._replace(examine=due, speed=self.speed)
 
-    def after(self, step: int, look: bool, speeds: Sequence[float]) -> Iterator[Straggling]:
-        """Report each rank once that was far slower twice in a row; measure this device if ``look`` is set."""
+    def between_steps(self, done: StepContext) -> Iterator[Straggling]:
+        """Report each rank once that was far slower twice in a row; measure this device if it is time."""
+        speeds = done.result.speeds
         if all(speeds):
             found = slow(speeds)
             for rank in sorted(found.keys() & self._slow_before - self._told):
                 node = self._nodes[rank] if self._nodes else ""
-                yield Straggling(step=step, rank=rank, node=node, share=round(found[rank], 3))
+                yield Straggling(step=done.step, rank=rank, node=node, share=round(found[rank], 3))
                 self._told.add(rank)
             self._slow_before = set(found)
-        self.speed = speed(self._world.device) if look else 0.0
+        self.speed = speed(self._world.device) if done.result.examine else 0.0

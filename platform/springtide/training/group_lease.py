@@ -23,6 +23,8 @@ class GroupLease:
     """Owner id of the driver that has claimed the run; empty if there is no driver: the group claims the run itself."""
     node: str
     """Node of this rank; empty if unknown."""
+    term: int = 0
+    """Of the lease that the group holds now; every rank knows it."""
 
     def claim(self) -> int:
         """Claim the run and return the group's term. Raises RunExists if another owner holds the run, UnfitNode if this node

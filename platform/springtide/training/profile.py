@@ -15,6 +15,7 @@ from torch.autograd import DeviceType
 from springtide.dist import World
 from springtide.events import Profiled
 from springtide.store import Folder
+from springtide.training.hooks import StepContext, StepHook
 
 _WARM_UP_STEPS = 3
 _TOP = 5
@@ -38,7 +39,7 @@ _TRY = {
 """What most of the time goes into -> what to try."""
 
 
-class Profile:
+class Profile(StepHook):
     """Profiler of one worker group; rank 0 profiles ``steps`` steps after the first few."""
 
     def __init__(self, steps: int, world: World, folder: Folder) -> None:
@@ -47,14 +48,13 @@ class Profile:
         self._done, self._began, self._input_s = 0, 0.0, 0.0
         self._profile: Any = None
 
-    def after(self, step: int, data_wait_s: float) -> Iterator[Profiled]:
-        """Start, continue or end the profile after ``step``; ``data_wait_s`` is the wait for its batch. At the end, write the
-        trace and yield its summary."""
+    def after_step(self, done: StepContext) -> Iterator[Profiled]:
+        """Start, continue or end the profile. At the end, write the trace and yield its summary."""
         if not self._steps:
             return
         self._done += 1
         if self._done > _WARM_UP_STEPS:
-            self._input_s += data_wait_s
+            self._input_s += done.data_wait_s
         if self._done == _WARM_UP_STEPS:
             kinds = [torch.profiler.ProfilerActivity.CPU]
             if self._device.type == "cuda":
@@ -65,7 +65,7 @@ class Profile:
         elif self._done == _WARM_UP_STEPS + self._steps:
             wall_s = time.perf_counter() - self._began
             self._profile.stop()
-            yield self._tell(step, wall_s)
+            yield self._summary(done.step, wall_s)
             self._profile, self._steps = None, 0
 
     def close(self) -> None:
@@ -74,7 +74,7 @@ class Profile:
             self._profile.stop()
             self._profile = None
 
-    def _tell(self, step: int, wall_s: float) -> Profiled:
+    def _summary(self, step: int, wall_s: float) -> Profiled:
         if self._device.type == "cuda":
             kernels = kernels_of(self._profile.events())
             found, times = kernel_shares(kernels, wall_s, self._input_s), times_by_name(kernels)

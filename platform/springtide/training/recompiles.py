@@ -6,17 +6,18 @@ from collections.abc import Iterator
 
 from springtide.events import Warned
 from springtide.parallel import gave_up
+from springtide.training.hooks import StepContext, StepHook
 
 
-class Recompiles:
+class Recompiles(StepHook):
     """Watch of one worker group's compiled blocks."""
 
     def __init__(self, compiles: bool) -> None:
         """``compiles``: whether blocks should be compiled."""
         self._watching = compiles
 
-    def after(self, step: int) -> Iterator[Warned]:
-        """Warn once, after ``step``, if some blocks no longer run compiled."""
+    def after_step(self, done: StepContext) -> Iterator[Warned]:
+        """Warn once if some blocks no longer run compiled."""
         if self._watching and (reason := gave_up()):
             self._watching = False
-            yield Warned(step=step, reason=reason)
+            yield Warned(step=done.step, reason=reason)

@@ -13,14 +13,15 @@ from springtide.config.schema import CheckpointConfig
 from springtide.elastic import snapshot_every
 from springtide.events import Event, SnapshotIntervalChanged
 from springtide.training.checkpoint_schedule import State
-from springtide.training.step import StepResult
+from springtide.training.hooks import StepContext, StepHook
+from springtide.training.step import StepSignals
 
 _SHARE = 0.03
 _REMEMBERED = 9
 _LOOK_S = 0.005
 
 
-class SnapshotSchedule:
+class SnapshotSchedule(StepHook):
     """The snapshots of one rank; rank 0 decides when, and the others learn it in the step's all-reduce."""
 
     def __init__(
@@ -46,14 +47,11 @@ class SnapshotSchedule:
             self._turn_off(error)
             return True
 
-    @property
-    def turned_off(self) -> bool:
-        """Whether no snapshot can be kept here from now on, and the other ranks do not know why yet."""
-        return bool(self._problem)
-
-    def due(self, step: int) -> bool:
-        """Return True on rank 0 if a snapshot is due after ``step``."""
-        return bool(self._is_first and self._memory and self._every and step - self._last >= self._every)
+    def signals(self, signals: StepSignals, step: int) -> StepSignals:
+        """Add whether the last snapshot is safe, and on rank 0 whether one is due after ``step``."""
+        keeping = self.keeping  # first: it may turn snapshots off
+        due = bool(self._is_first and self._memory and self._every and step - self._last >= self._every)
+        return signals._replace(keeping=keeping, turned_off=bool(self._problem), snapshot=due)
 
     def before_update(self) -> None:
         """Wait until the weights may change."""
@@ -64,9 +62,10 @@ class SnapshotSchedule:
         self._costs_s.append(self._stall_s + time.perf_counter() - begin)
         self._stall_s = None
 
-    def after(self, step: int, result: StepResult, step_time_s: float) -> Iterator[Event]:
+    def between_steps(self, done: StepContext) -> Iterator[Event]:
         """Take a snapshot if all ranks know that one is due and no rank still keeps the one before."""
-        self._steps_s.append(step_time_s)
+        step, result = done.step, done.result
+        self._steps_s.append(done.step_time_s)
         if result.turned_off:
             yield self._stop(step)
         if self._memory is None or not result.snapshot or result.keeping:

@@ -90,7 +90,7 @@ def train_step(
     clip_norm: float,
     z_weight: float = 0.0,
     loss_scale: float = 1.0,
-    tell: StepSignals = _NOTHING,
+    signals: StepSignals = _NOTHING,
     allows_update: Callable[[float, float], bool] = lambda loss, grad_norm: math.isfinite(grad_norm),
     before_update: Callable[[], None] = lambda: None,
 ) -> StepResult:
@@ -106,7 +106,7 @@ def train_step(
     loss_sum, num_tokens = accumulate(model, tokens_NL, world, micro_batches, weight, z_weight, padded_rows)
     gradients = local_gradients(model)
     sums = torch.stack([loss_sum, num_tokens, square_norm(gradients).to(world.device) / world.copies])
-    agreed = _agree(sums, digest, tell, world)
+    agreed = _agree(sums, digest, signals, world)
     correction = tokens_per_step / agreed.tokens / loss_scale
     grad_norm = agreed.grad_norm * correction
     clip = min(1.0, clip_norm / (grad_norm + 1e-6)) if clip_norm else 1.0
@@ -186,15 +186,23 @@ def eos_id_of(model: nn.Module) -> int | None:
     return getattr(model, "eos_id", None)
 
 
-def _agree(sums: Tensor, digest: int, tell: StepSignals, world: World) -> StepResult:
+def _agree(sums: Tensor, digest: int, signals: StepSignals, world: World) -> StepResult:
     """Sum over all ranks and return the step's result. ``sums``: loss, tokens and squared gradient norm of this rank, float64
     (3,). Raises CollectiveError if the sums over all ranks are garbage, before they are used."""
     # a float64 sum is exact below 2**53, so the 64-bit digest travels as four limbs of 16 bits
     limbs = [(digest >> (_LIMB_BITS * limb)) & (2**_LIMB_BITS - 1) for limb in range(_LIMBS)]
-    asked = [kind in tell.interrupts for kind in Interrupt]
-    flags = [*asked, tell.saving, tell.save_failed, tell.keeping, tell.turned_off, tell.snapshot, tell.examine]
+    asked = [kind in signals.interrupts for kind in Interrupt]
+    flags = [
+        *asked,
+        signals.saving,
+        signals.save_failed,
+        signals.keeping,
+        signals.turned_off,
+        signals.snapshot,
+        signals.examine,
+    ]
     mine = [[0.0] * world.size, [0.0] * world.size]
-    mine[0][world.rank], mine[1][world.rank] = tell.data_wait_s, tell.speed
+    mine[0][world.rank], mine[1][world.rank] = signals.data_wait_s, signals.speed
     figures = [*limbs, *flags, *mine[0], *mine[1]]
     message = torch.cat([sums, torch.tensor(figures, dtype=torch.float64, device=world.device)])
     loss, tokens, square_sum, *rest = sum_over_ranks(message, world)

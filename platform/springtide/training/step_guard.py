@@ -9,12 +9,12 @@ from typing import Any
 from springtide.config import Config
 from springtide.errors import TrainingFailed
 from springtide.events import Event, Spiked
+from springtide.training.hooks import StepContext, StepHook
 from springtide.training.loss_scale import LossScale
 from springtide.training.spikes import Spike, Spikes
-from springtide.training.step import StepResult
 
 
-class StepGuard:
+class StepGuard(StepHook):
     """Step guard of one run. All ranks ask with the same values, so they get the same answers."""
 
     def __init__(self, config: Config) -> None:
@@ -42,8 +42,9 @@ class StepGuard:
         """Whether the current step must be rolled back, and the steps before it, back to a checkpoint."""
         return self._spike is not None and self._optim.on_spike == "rollback"
 
-    def after(self, step: int, result: StepResult) -> Iterator[Event]:
-        """Yield the events of ``step``. Raises TrainingFailed if too many steps were skipped, or the first step of a run."""
+    def after_step(self, done: StepContext) -> Iterator[Event]:
+        """Yield the events of a step. Raises TrainingFailed if too many steps were skipped, or the first step of a run."""
+        step, result = done.step, done.result
         if self._spike is not None:
             yield Spiked(step=step, left_out=not result.updated, **self._spike._asdict())
         else:

@@ -9,6 +9,7 @@ import pytest
 
 from springtide import config as configs
 from springtide.errors import TrainingFailed
+from springtide.training.hooks import StepContext
 from springtide.training.step import StepResult
 from springtide.training.step_guard import StepGuard
 
@@ -23,8 +24,9 @@ def trained(one: StepGuard) -> StepGuard:
     return one
 
 
-def result(updated: bool) -> StepResult:
-    return StepResult(2.0, 1.0, 1, 0, frozenset(), False, False, False, False, False, (), (), updated)
+def done(step: int, updated: bool) -> StepContext:
+    result = StepResult(2.0, 1.0, 1, 0, frozenset(), False, False, False, False, False, (), (), updated)
+    return StepContext(step, result, learning_rate=1e-3, step_time_s=0.1, data_wait_s=0.0)
 
 
 @pytest.mark.parametrize(("how", "accepted"), [("off", True), ("warn", True), ("skip", False), ("rollback", False)])
@@ -34,7 +36,7 @@ def test_a_spike_is_told_or_left_out_also_after_a_restart(how: str, accepted: bo
     for each in (one, other):
         assert each.allows_update(40.0, 1.0) == accepted
         assert each.needs_rollback == (how == "rollback")
-        told = list(each.after(21, result(accepted)))
+        told = list(each.after_step(done(21, accepted)))
         assert len(told) == (how != "off")
         assert not any(event.left_out for event in told if accepted)  # type: ignore[attr-defined]
     assert judge(on_spike=how).allows_update(40.0, 1.0)  # with nothing to compare with
@@ -52,8 +54,8 @@ def test_a_gradient_that_is_not_finite_never_changes_a_weight(how: str) -> None:
 def test_a_run_ends_when_too_many_are_left_out_in_a_row_and_at_once_when_it_is_the_first() -> None:
     one = judge(max_left_out=2)
     for updated in (False, False, True, False, False):
-        list(one.after(5, result(updated)))
+        list(one.after_step(done(5, updated)))
     with pytest.raises(TrainingFailed, match=r"3 steps in a row are skipped.*lower optim.peak_lr"):
-        list(one.after(6, result(False)))
+        list(one.after_step(done(6, False)))
     with pytest.raises(TrainingFailed, match=r"1 step is skipped"):
-        list(judge().after(1, result(False)))
+        list(judge().after_step(done(1, False)))

@@ -32,7 +32,7 @@ from springtide.on_ray.train.mailbox import BLOCK_BYTES, EventSender
 from springtide.on_ray.train.snapshot_server import SnapshotClient
 from springtide.store import Folder
 from springtide.stream import Batch, RankReader, open_data
-from springtide.training import TrainLoop
+from springtide.training import Placement, TrainLoop
 from springtide.training.preflight import preflight
 
 _log = logging.getLogger(__name__)
@@ -155,7 +155,8 @@ def _train(job: dict[str, Any]) -> bool:
         servers = SnapshotClient(config, folder, job["control"])
         servers.pair(list(nodes))
     phases_s["snapshots"] = time.perf_counter() - begin - phases_s["data"]
-    run = TrainLoop(config, here, data, folder, job["labels"], servers, phases_s, job["owner"], nodes, markets)
+    placement = Placement(job["owner"], nodes, markets)
+    run = TrainLoop(config, here, data, folder, job["labels"], servers, phases_s, placement)
     # one rank talks to the driver: what it receives reaches the others in the step's own all-reduce
     line = EventSender(job["control"]) if here.is_first else None
     left = False

@@ -1,0 +1,93 @@
+"""The state of training between two steps: what is trained, how far it is, and what a checkpoint holds of it."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+
+import torch
+from torch import Tensor, nn
+
+from springtide.checkpoint.format import Meta
+from springtide.checkpoint.restore import Restored
+from springtide.checkpoint.tensors import named_tensors
+from springtide.config import Config, code_fingerprint
+from springtide.dist import World
+from springtide.model import flops_per_token, hardware_flops_per_token, num_parameters
+from springtide.stream import Data
+from springtide.training.peak_flops import peak_flops
+from springtide.training.step_guard import StepGuard
+from springtide.training.weights import initialize
+
+
+@dataclasses.dataclass(frozen=True)
+class ModelFigures:
+    """What is known of a model and its device before the first step."""
+
+    num_parameters: int
+    flops_per_token: float
+    """Of the model's arithmetic, recomputation excluded."""
+    hardware_flops_per_token: float
+    """Of what the device computes, recomputation included."""
+    peak_flops: float = 0.0
+    """Of one device [FLOP/s]."""
+    peak_source: str = ""
+
+    @classmethod
+    def of(cls, model: nn.Module, sequence_length: int, recompute: str) -> ModelFigures:
+        """Return the figures of a model that is not laid out yet."""
+        hardware = hardware_flops_per_token(model, sequence_length, recompute)
+        return cls(num_parameters(model), flops_per_token(model, sequence_length), hardware)
+
+    def on(self, device: torch.device) -> ModelFigures:
+        """Return these figures with the device's peak, which may have to be measured."""
+        peak, source = peak_flops(device)
+        return dataclasses.replace(self, peak_flops=peak, peak_source=source)
+
+
+@dataclasses.dataclass
+class TrainState:
+    """What a step changes."""
+
+    model: nn.Module
+    optimizer: torch.optim.Optimizer
+    guard: StepGuard
+    step: int = 0
+    """Steps done: all of the data state."""
+    tokens: int = 0
+    losses_since_save: list[float] = dataclasses.field(default_factory=list)
+    heldout_losses: dict[int, float] = dataclasses.field(default_factory=dict)
+    """Step -> held-out loss."""
+    config_fingerprint: str = ""
+
+    def begin(self, config: Config, data: Data) -> None:
+        """Begin at step 0 with new weights."""
+        self.step = self.tokens = 0
+        initialize(self.model, config.model, data.vocab_size, data.eos_id)
+        self.optimizer.state.clear()  # of a snapshot that could not be read to its end
+
+    def resume(self, found: Restored) -> None:
+        """Continue where ``found`` was saved; its tensors are in the model and the optimizer already."""
+        self.step, self.tokens = found.meta.step, found.meta.tokens
+        self.guard.load(found.meta.components)
+
+    def checkpoint(self, data: Data, world: World, labels: dict[str, str]) -> tuple[dict[str, Tensor], Meta]:
+        """Return the tensors and the metadata of a checkpoint of the current step."""
+        losses = self.losses_since_save
+        metrics = {"loss": sum(losses) / len(losses)} if losses else {}
+        if self.step in self.heldout_losses:
+            metrics["heldout_loss"] = self.heldout_losses[self.step]
+        meta = Meta(
+            step=self.step,
+            tokens=self.tokens,
+            world_size=world.size,
+            order_identity=data.order.identity_at(self.step),
+            config_fingerprint=self.config_fingerprint,
+            code_fingerprint=code_fingerprint(),
+            tokenizer_digest=data.tokenizer_digest,
+            saved_s=time.time(),
+            metrics=metrics,
+            components=self.guard.state(),
+            labels=labels,
+        )
+        return named_tensors(self.model, self.optimizer), meta
