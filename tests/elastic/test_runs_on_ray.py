@@ -60,7 +60,7 @@ def test_a_driver_that_fails_takes_its_run_along(tiny: Config, ray_cluster: str)
         if isinstance(event, StepDone) and event.step == 5:
             raise RuntimeError("a listener's own mistake")
 
-    before = Counter(leftovers()) + Counter({"Vault": 1})
+    before = Counter(leftovers()) + Counter({"SnapshotServer": 1})
     with pytest.raises(RuntimeError, match="a listener's own mistake"):
         st.train(named(tiny, "fails", 2), listen=fail)
     deadline = time.monotonic() + 30
@@ -71,7 +71,7 @@ def test_a_driver_that_fails_takes_its_run_along(tiny: Config, ray_cluster: str)
 
 
 def test_a_thread_that_acts_for_an_actor_is_in_it_for_ray_and_others_are_not(ray_cluster: str) -> None:
-    """Where Ray changes what ``on_ray/inside.py`` relies on, this fails."""
+    """Where Ray changes what ``on_ray/train/actor_context.py`` relies on, this fails."""
     control, elsewhere = open_mailbox("acting"), list[str | None]()
     with run_as_actor(control.actor):
         assert ray.get_runtime_context().get_actor_id() == control.actor._actor_id.hex()

@@ -24,7 +24,7 @@ class GroupLease:
     node: str
     """Node of this rank; empty if unknown."""
     term: int = 0
-    """Of the lease that the group holds now; every rank knows it."""
+    """Term of the lease that the group holds now; every rank knows it."""
 
     def claim(self) -> int:
         """Claim the run and return the group's term. Raises RunExists if another owner holds the run, UnfitNode if this node

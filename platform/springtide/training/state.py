@@ -26,11 +26,11 @@ class ModelFigures:
 
     num_parameters: int
     flops_per_token: float
-    """Of the model's arithmetic, recomputation excluded."""
+    """The model's arithmetic, recomputation excluded."""
     hardware_flops_per_token: float
-    """Of what the device computes, recomputation included."""
+    """What the device computes, recomputation included."""
     peak_flops: float = 0.0
-    """Of one device [FLOP/s]."""
+    """Peak of one device [FLOP/s]."""
     peak_source: str = ""
 
     @classmethod

@@ -15,19 +15,20 @@ import os
 import tempfile
 import threading
 import time
-from collections.abc import Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from springtide.checkpoint.format import MARK_BYTES, NO_STEP, Snapshot, file_of, newest_whole
+from springtide.checkpoint.format import MARK_BYTES, NO_STEP, Snapshot, file_of
 from springtide.config import Config
 from springtide.on_ray.cluster.nodes import staying
 from springtide.on_ray.cluster.session import NAMESPACE
 from springtide.on_ray.train.mailbox import MailboxHandle
-from springtide.store import Folder, digest
+from springtide.on_ray.train.snapshot_lookup import ANSWER_S, answers, prefix, servers_named
+from springtide.store import Folder
 from springtide.store.free_memory import free_bytes
 
 _CHUNK_BYTES = 32 * 2**20
@@ -35,11 +36,6 @@ _ALONE_S = 60.0
 _LOOK_S = 5.0
 _CANDIDATES = 4
 """Nodes without ranks, more than the copies need, on which servers are started to hold copies."""
-_ANSWER_S = 3.0
-"""A server that has not answered by then counts as lost [s]."""
-_PROMPT_S = 0.2
-"""Servers that are up have answered by then [s]."""
-
 if TYPE_CHECKING:  # a server's process needs no torch
     from springtide.checkpoint.staging import StagingBuffer
 
@@ -190,7 +186,7 @@ class SnapshotServer:
         while time.monotonic() - seen < alone_s:
             time.sleep(min(_LOOK_S, alone_s / 4))  # between polls
             with contextlib.suppress(Exception):  # the driver is gone, or the cluster itself is ending
-                if self._control is not None and ray.get(self._control.progress(), timeout=_ANSWER_S) is not None:
+                if self._control is not None and ray.get(self._control.progress(), timeout=ANSWER_S) is not None:
                     seen = time.monotonic()
         os._exit(0)
 
@@ -282,14 +278,14 @@ class SnapshotClient:
     def forget(self, before: int, kept: Snapshot | None = None) -> None:
         """As ``SnapshotStore.forget``; a server that does not answer keeps what it has until another call reaches it."""
         what = None if kept is None else (kept.term, kept.meta.step)
-        asked = [server.forget.remote(before, what) for server in snapshot_client(self._prefix)]
+        asked = [server.forget.remote(before, what) for server in servers_named(self._prefix)]
         if kept is not None and asked:
-            ray.wait(asked, num_returns=len(asked), timeout=_ANSWER_S)
+            ray.wait(asked, num_returns=len(asked), timeout=ANSWER_S)
 
     def found(self) -> list[Snapshot]:
         """Return the whole snapshots of the servers that answer. Each is read from this node if possible, else preferably from
         one that stays."""
-        stay, places = staying(), _answers(snapshot_client(self._prefix))
+        stay, places = staying(), answers(servers_named(self._prefix))
         places.sort(key=lambda place: (place[0][0] != self.node, place[0][0] not in stay))
         self._read_from = {}
         for (node, pid), held, server in places:
@@ -354,57 +350,12 @@ class _Source:
         return self._places[name][2]
 
 
-def prefix(run: Folder) -> str:
-    """Return the prefix of the names of a run's servers."""
-    return f"snapshots-{digest.of_bytes(run.url.encode())[:12]}-"
-
-
-def snapshot_client(name: str) -> Iterator[Any]:
-    """Yield handles of the servers that have names with the prefix ``name``."""
-    for one in ray.util.list_named_actors(all_namespaces=True):
-        if one["namespace"] == NAMESPACE and one["name"].startswith(name):
-            with contextlib.suppress(ValueError):  # it has ended meanwhile
-                yield ray.get_actor(one["name"], namespace=NAMESPACE)
-
-
-class _Answer(NamedTuple):
-    where: tuple[str, int]
-    """The server's node and process."""
-    held: list[tuple[Snapshot, int]]
-    """Each snapshot with its file descriptor there."""
-    server: Any
-
-
-def _answers(asked: Iterable[Any]) -> list[_Answer]:
-    """Return what these servers hold. Servers that are up answer at once; one that is lost or starts
-    is waited for only while the newest snapshot that the others know is not whole without it."""
-    answers = {server.found.remote(): server for server in asked}
-    known: list[_Answer] = []
-    end_s, number, wait_s = time.monotonic() + _ANSWER_S, len(answers), _PROMPT_S
-    while answers and wait_s > 0:
-        for answer in ray.wait(list(answers), num_returns=number, timeout=wait_s)[0]:
-            server = answers.pop(answer)
-            with contextlib.suppress(ray.exceptions.RayError):  # it is gone with its node
-                where, held = ray.get(answer)
-                known.append(_Answer(where, held, server))
-        parts = [snapshot for one in known for snapshot, _ in one.held]
-        whole = newest_whole(parts)
-        if whole and _age(whole[0]) == max(map(_age, parts)):
-            break
-        number, wait_s = 1, end_s - time.monotonic()
-    return known
-
-
-def _age(part: Snapshot) -> tuple[int, int]:
-    return part.meta.step, part.term
-
-
 @contextlib.contextmanager
 def snapshot_servers_follow(run: Folder, control: MailboxHandle) -> Iterator[None]:
     """Keep the run's servers up for the block, an earlier driver's too, and end them with it. After an error they stay: a
     driver that resumes within a minute finds them."""
-    for server in snapshot_client(prefix(run)):
+    for server in servers_named(prefix(run)):
         server.follow.remote(control)
     yield
-    for server in snapshot_client(prefix(run)):
+    for server in servers_named(prefix(run)):
         ray.kill(server)

@@ -1,0 +1,66 @@
+"""Find the snapshot servers of a run, and what they hold."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Iterable, Iterator
+from typing import Any, NamedTuple
+
+import ray
+
+from springtide.checkpoint.format import Snapshot, newest_whole
+from springtide.on_ray.cluster.session import NAMESPACE
+from springtide.store import Folder, digest
+
+ANSWER_S = 3.0
+"""A server that has not answered by then counts as lost [s]."""
+_PROMPT_S = 0.2
+"""Servers that are up have answered by then [s]."""
+
+
+def prefix(run: Folder) -> str:
+    """Return the prefix of the names of a run's servers."""
+    return f"snapshots-{digest.of_bytes(run.url.encode())[:12]}-"
+
+
+def servers_named(name: str) -> Iterator[Any]:
+    """Yield handles of the servers that have names with the prefix ``name``."""
+    for one in ray.util.list_named_actors(all_namespaces=True):
+        if one["namespace"] == NAMESPACE and one["name"].startswith(name):
+            with contextlib.suppress(ValueError):  # it has ended meanwhile
+                yield ray.get_actor(one["name"], namespace=NAMESPACE)
+
+
+class Answer(NamedTuple):
+    """What a server holds."""
+
+    where: tuple[str, int]
+    """The server's node and process."""
+    held: list[tuple[Snapshot, int]]
+    """Each snapshot with its file descriptor there."""
+    server: Any
+
+
+def answers(asked: Iterable[Any]) -> list[Answer]:
+    """Return what these servers hold. Servers that are up answer at once; one that is lost or starts is waited for only while
+    the newest snapshot that the others know is not whole without it."""
+    waiting = {server.found.remote(): server for server in asked}
+    known: list[Answer] = []
+    end_s, number, wait_s = time.monotonic() + ANSWER_S, len(waiting), _PROMPT_S
+    while waiting and wait_s > 0:
+        for answer in ray.wait(list(waiting), num_returns=number, timeout=wait_s)[0]:
+            server = waiting.pop(answer)
+            with contextlib.suppress(ray.exceptions.RayError):  # it is gone with its node
+                where, held = ray.get(answer)
+                known.append(Answer(where, held, server))
+        parts = [snapshot for one in known for snapshot, _ in one.held]
+        whole = newest_whole(parts)
+        if whole and _age(whole[0]) == max(map(_age, parts)):
+            break
+        number, wait_s = 1, end_s - time.monotonic()
+    return known
+
+
+def _age(part: Snapshot) -> tuple[int, int]:
+    return part.meta.step, part.term
