@@ -59,7 +59,7 @@ def test_what_is_no_good_is_stopped_what_fails_is_marked_and_the_best_is_a_confi
     [again] = [one for one in verdict.outcomes if one.repeats >= 0]
     assert [by_rate[rate].status for rate in rates] == ["finished", "stopped", "failed"]
     assert [len(by_rate[rate].rungs) for rate in rates[:2]] == [3, 1]
-    assert "left out, the last one" in by_rate[1e30].reason
+    assert "skipped, the last one" in by_rate[1e30].reason
     assert verdict.best is by_rate[0.01]
     assert verdict.front == (verdict.best,)
     assert (again.status, again.repeats, again.point["model.init_seed"]) == ("finished", verdict.best.number, 1)
