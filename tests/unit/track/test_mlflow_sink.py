@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-import socket
 import subprocess
 import sys
 import time
+import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -127,8 +127,11 @@ def _server(folder: Path, port: int) -> Iterator[None]:
 def _wait_for(server: subprocess.Popen[bytes], port: int, log: Path) -> None:
     deadline = time.monotonic() + 90
     while True:
-        with socket.socket() as probe:
-            if probe.connect_ex(("127.0.0.1", port)) == 0:
+        with (
+            contextlib.suppress(OSError),  # its socket may be open before it can answer
+            urllib.request.urlopen(f"http://127.0.0.1:{port}/health", timeout=10) as answer,
+        ):
+            if answer.status == 200:
                 return
         assert server.poll() is None, log.read_text()[-2000:]
         assert time.monotonic() < deadline, "the MLflow server did not answer within ninety seconds"
