@@ -117,7 +117,7 @@ def test_killed_at_step_60_with_all_its_workers_it_resumes_as_if_nothing_had_bee
 PRIVATE = """
 import subprocess, sys
 from springtide import config
-from springtide.on_ray.cluster import cluster
+from springtide.on_ray.cluster.session import cluster
 with cluster(config.recipes.tiny(), dashboard=False):
     import ray
     assert len(ray.nodes()) == 1

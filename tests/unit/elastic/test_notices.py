@@ -129,7 +129,7 @@ def test_a_document_nested_too_deeply_is_a_value_error(answer: str) -> None:
 )
 def test_an_azure_event_of_wrong_types_is_refused_or_not_ours(changes: dict[str, object], is_refused: bool) -> None:
     if is_refused:
-        with pytest.raises(ValueError, match="not a time|not text"):
+        with pytest.raises(ValueError, match=r"not a time|not text"):
             parse_azure_notice(azure(event(**changes)), "node-3", NOW)
     else:
         assert parse_azure_notice(azure(event(**changes)), "node-3", NOW) is None
