@@ -28,7 +28,7 @@ def test_one_rank_that_reads_bad_bytes_condemns_no_checkpoint_and_is_named(tmp_p
     ranks(2, save_in, "fsdp", str(tmp_path), 10)
     for said in ranks(2, load_on_a_broken_rank, "digest", str(tmp_path)):
         assert said.startswith("UnfitNode"), said
-        assert "rank 1 on node node-1 reads step-00000000" in said
+        assert "rank 1 on node node-1 finds step-00000000" in said
         assert "digest expected" in said
     for said in ranks(2, load_on_a_broken_rank, "mount", str(tmp_path)):
         assert said.startswith("UnfitNode"), said
