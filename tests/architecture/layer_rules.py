@@ -18,7 +18,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "stream": {"config", "store", "shards"},
     "model": {"config"},
     "parallel": {"config", "dist", "model"},
-    "checkpoint": {"config", "store"},
+    "checkpoint": {"config", "store", "dist"},
     "elastic": {"config"},
     "tuning": {"config", "store", "events"},
     "track": {"config", "store", "events"},

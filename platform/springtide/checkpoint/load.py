@@ -16,7 +16,6 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 
 from springtide.checkpoint.format import BLOCK_BYTES, BadFile, Manifest, Piece, checkpoints, read_index, read_manifest
@@ -238,25 +237,3 @@ def _read(source: PieceSource, blocks: list[_Block], verify: bool) -> None:
             raise  # the file is complete: a network error
     if place != end:
         raise BadFile(f"{file} ends after {source.size(file)} bytes, {end} were committed", file)
-
-
-def rank_here() -> int:
-    """Return this process's rank; 0 without a process group."""
-    return dist.get_rank() if dist.is_initialized() else 0
-
-
-def agreed(value: Any) -> Any:
-    """Return rank 0's ``value`` on all ranks; all call it together."""
-    values = [value]
-    if dist.is_initialized():
-        dist.broadcast_object_list(values)
-    return values[0]
-
-
-def gathered(value: Any) -> list[Any]:
-    """Return the ``value`` of every rank, by rank; all call it together."""
-    if not dist.is_initialized():
-        return [value]
-    values: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(values, value)
-    return values

@@ -30,10 +30,11 @@ from springtide.checkpoint.format import (
     read_manifest,
 )
 from springtide.checkpoint.fresh_start import check_fresh_start
-from springtide.checkpoint.load import Mismatch, agreed, gathered, load, rank_here
+from springtide.checkpoint.load import Mismatch, load
 from springtide.checkpoint.retention import note_reader
 from springtide.checkpoint.second_reader import BadFileReport, second_readers, still_bad
 from springtide.config.schema import TrainConfig
+from springtide.dist import agreed, gathered, rank_here
 from springtide.errors import CheckpointError, UnfitNode
 from springtide.store import Folder
 

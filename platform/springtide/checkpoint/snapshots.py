@@ -28,10 +28,11 @@ from springtide.checkpoint.format import (
     newest_whole,
     of_another_order,
 )
-from springtide.checkpoint.load import PieceSource, agreed, gathered, rank_here, read_into
+from springtide.checkpoint.load import PieceSource, read_into
 from springtide.checkpoint.restore import Restored
 from springtide.checkpoint.staging import StagingBuffer, StagingPlan
 from springtide.checkpoint.tensors import materialize, named_tensors
+from springtide.dist import agreed, gathered, rank_here
 from springtide.store import Folder
 
 _TRIES = 3

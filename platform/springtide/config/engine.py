@@ -169,6 +169,11 @@ class ParallelConfig(Section):
     """Intra-op CPU threads per worker; 0 leaves the choice to OMP_NUM_THREADS [threads]."""
 
     @property
+    def exact(self) -> bool:
+        """Whether sums over micro-batches and workers are exact, so that results are bit-identical at any world size."""
+        return self.reduction == "fp64"
+
+    @property
     def shards(self) -> int:
         """Workers that one copy of the model is sharded over; 0 means all [workers]."""
         return 1 if self.strategy == "ddp" else self.shard_workers

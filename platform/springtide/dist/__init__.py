@@ -1,7 +1,17 @@
 """Communication between ranks: the world they form, the collectives they call, their connections, which can be cut.
 Layer rule: knows nothing about models or checkpoints."""
 
-from springtide.dist.collectives import CollectiveError, CutOff, abort, end_group, sum_over_ranks
+from springtide.dist.collectives import (
+    CollectiveError,
+    CutOff,
+    abort,
+    agreed,
+    end_group,
+    gathered,
+    on_first,
+    rank_here,
+    sum_over_ranks,
+)
 from springtide.dist.connections import Connections
 from springtide.dist.world import NCCL_ENVIRONMENT, World, alone, backend, device_index, process_group, world
 
@@ -12,11 +22,15 @@ __all__ = [
     "CutOff",
     "World",
     "abort",
+    "agreed",
     "alone",
     "backend",
     "device_index",
     "end_group",
+    "gathered",
+    "on_first",
     "process_group",
+    "rank_here",
     "sum_over_ranks",
     "world",
 ]

@@ -7,14 +7,20 @@ garbage in its buffer without raising. Here it always raises.
 from __future__ import annotations
 
 import contextlib
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from springtide.errors import SpringtideError
+
 if TYPE_CHECKING:
     from springtide.dist.world import World
+
+
+_T = TypeVar("_T")
 
 
 class CollectiveError(RuntimeError):
@@ -88,3 +94,40 @@ def _nccl_errors() -> set[str]:
 
 def _uses_nccl() -> bool:
     return "nccl" in str(dist.get_backend_config())
+
+
+def rank_here() -> int:
+    """Return this process's rank; 0 without a process group."""
+    return dist.get_rank() if dist.is_initialized() else 0
+
+
+def agreed(value: _T) -> _T:
+    """Return rank 0's ``value`` on all ranks; all call it together."""
+    values = [value]
+    if dist.is_initialized():
+        dist.broadcast_object_list(values)
+    return values[0]
+
+
+def gathered(value: _T) -> list[_T]:
+    """Return the ``value`` of every rank, by rank; all call it together."""
+    if not dist.is_initialized():
+        return [value]
+    values: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(values, value)
+    return values
+
+
+def on_first(function: Callable[[], _T]) -> _T:
+    """Call ``function`` on rank 0; return its result, or raise its error, on every rank. All call it together."""
+    found: Any = None
+    if rank_here() == 0:
+        try:
+            found = function()
+        except (SpringtideError, OSError) as error:
+            found = error
+    found = agreed(found)
+    if isinstance(found, Exception):
+        raise found
+    result: _T = found
+    return result

@@ -14,7 +14,8 @@ import stat
 from collections import Counter
 
 import numpy as np
-import torch.distributed as dist
+
+from springtide.dist.collectives import gathered
 
 _OPEN_FILES = "/proc/self/fd"
 
@@ -24,8 +25,7 @@ class Connections:
 
     def __init__(self) -> None:
         mine = _connections()
-        everyone: list[np.ndarray] = [np.empty(0)] * dist.get_world_size()
-        dist.all_gather_object(everyone, np.array(list(mine), dtype=np.uint64))
+        everyone = gathered(np.array(list(mine), dtype=np.uint64))
         ranks_that_have = Counter(np.concatenate(everyone).tolist())
         self._sockets = []
         for name, one in mine.items():

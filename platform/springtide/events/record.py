@@ -5,37 +5,16 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-from springtide.events.controller import Decided, Failed, Ready
+from springtide.events import controller, saves, steps
 from springtide.events.event import Event
-from springtide.events.saves import (
-    Left,
-    Rejected,
-    Saved,
-    SaveFailed,
-    SaveIntervalChanged,
-    SaveSkipped,
-    SnapshotIntervalChanged,
-)
-from springtide.events.steps import (
-    Evaluated,
-    Profiled,
-    RolledBack,
-    Sampled,
-    Spiked,
-    Started,
-    StepDone,
-    Stopped,
-    Straggling,
-    Waited,
-    Warned,
-)
 
-_KINDS = (
-    *(Started, StepDone, Spiked, RolledBack, Waited, Straggling, Evaluated, Sampled, Profiled, Warned, Stopped),
-    *(Saved, SaveFailed, SaveSkipped, SaveIntervalChanged, SnapshotIntervalChanged, Rejected, Left),
-    *(Decided, Failed, Ready),
-)
-EVENTS: dict[str, type[Event]] = {event.kind: event for event in _KINDS}
+EVENTS: dict[str, type[Event]] = {
+    one.kind: one
+    for module in (steps, saves, controller)
+    for one in vars(module).values()
+    if isinstance(one, type) and issubclass(one, Event) and one is not Event
+}
+"""Kind -> class of every event."""
 
 
 def record(event: Event) -> dict[str, Any]:

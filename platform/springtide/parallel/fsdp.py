@@ -74,7 +74,7 @@ def set_gradient_sync(model: nn.Module, last: bool) -> None:
     if isinstance(model, FSDPModule):
         config: ParallelConfig = getattr(model, _CONFIG)
         # fp64 sums need whole gradients: shards have the type of the weights
-        whole = config.strategy in ("ddp", "zero1") or config.reduction == "fp64"
+        whole = config.strategy in ("ddp", "zero1") or config.exact
         model.set_requires_gradient_sync(last or not whole)
         model.set_requires_all_reduce(last)
         model.set_is_last_backward(last)

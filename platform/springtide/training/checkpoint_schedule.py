@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, Self
+from typing import Self
 
-import torch.distributed as dist
 from torch import Tensor
 
 from springtide import config as configs
@@ -14,7 +13,7 @@ from springtide.checkpoint.async_saver import AsyncSaver, SaveOutcome
 from springtide.checkpoint.format import Meta
 from springtide.checkpoint.retention import Rule
 from springtide.config import Config
-from springtide.dist import World
+from springtide.dist import World, gathered
 from springtide.elastic import Interrupt, SaveInterval, mean_time_to_loss, young_daly_interval
 from springtide.errors import CheckpointError, SpringtideError
 from springtide.events import Event, Saved, SaveFailed, SaveIntervalChanged, SaveSkipped
@@ -130,8 +129,7 @@ class CheckpointSchedule(StepHook):
         """Wait, all ranks together, until no save is under way; a failed save ends the wait of all ranks."""
         while True:
             yield from self._hear(self._saver.poll())
-            states: list[Any] = [None] * self._world.size
-            dist.all_gather_object(states, (self._saver.busy, self._failed is not None))
+            states = gathered((self._saver.busy, self._failed is not None))
             if any(failed for _, failed in states):
                 yield from self._give_up()
             elif not any(busy for busy, _ in states):
@@ -159,8 +157,7 @@ class CheckpointSchedule(StepHook):
 
     def _give_up(self) -> Iterator[Event]:
         """Handle a save that failed on some rank: all ranks learn why, and rank 0 stops waiting for its parts."""
-        errors: list[Any] = [None] * self._world.size
-        dist.all_gather_object(errors, self._failed)
+        errors = gathered(self._failed)
         self._failed, self._given_up = None, self.last_step
         self._saver.cancel()
         self._failed_in_a_row += 1

@@ -16,7 +16,6 @@ from collections.abc import Callable, Generator, Iterator, Sequence
 
 import numpy as np
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
 from springtide import config as configs
@@ -26,9 +25,9 @@ from springtide.checkpoint.restore import Restored, restore
 from springtide.checkpoint.restore import begin as begin_from
 from springtide.checkpoint.snapshots import SnapshotStore, Snapshotter, restore_from_snapshots
 from springtide.config import Config, code_fingerprint, fingerprint
-from springtide.dist import World
+from springtide.dist import World, on_first
 from springtide.elastic import Interrupt
-from springtide.errors import SpringtideError, TrainingFailed
+from springtide.errors import TrainingFailed
 from springtide.events import Evaluated, Event, Left, Rejected, RolledBack, Started, StepDone, Stopped, Waited
 from springtide.model import make
 from springtide.parallel import parallelize
@@ -92,8 +91,10 @@ class TrainLoop:
         model = make(config.model, self.data.vocab_size, self.data.eos_id)
         figures = ModelFigures.of(model, self.data.sequence_length, config.parallel.recompute)
         model = parallelize(model, config.parallel, self.world)
-        optimizer = optimizer_of(model, config.optim, fused=not (self.exact and self.world.device.type == "cpu"))
-        self.state = TrainState(model, optimizer, StepGuard(config), config_fingerprint=fingerprint(config))
+        optimizer = optimizer_of(
+            model, config.optim, fused=not (config.parallel.exact and self.world.device.type == "cpu")
+        )
+        self.state = TrainState(model, optimizer, StepGuard(config), fingerprint(config))
         nodes = self.placement.nodes
         self.lease = GroupLease(self.folder, self.placement.owner, nodes[self.world.rank] if nodes else "")
         self.data_waits_s = [0.0] * self.world.size
@@ -102,15 +103,10 @@ class TrainLoop:
         self.figures = figures.on(self.world.device)
         self.phases_s["peak"] = time.perf_counter() - begin - self.phases_s["model"]
 
-    @property
-    def exact(self) -> bool:
-        """Whether sums over micro-batches and workers are exact, so that results are bit-identical at any world size."""
-        return self.config.parallel.reduction == "fp64"
-
     def events(self, feed: Feed, interrupt: Callable[[], Interrupt | None]) -> Iterator[Event]:
         """Train to the end of the run, or until asked to stop; yield the events."""
         begin = time.perf_counter()
-        self.lease.term = self._on_first(self.lease.claim)
+        self.lease.term = on_first(self.lease.claim)
         self.phases_s["claim"] = time.perf_counter() - begin
         yield from self._restore()
         if self.state.step == branch.first_step(self.config.train):
@@ -139,9 +135,8 @@ class TrainLoop:
                 done = StepContext(state.step, result, rate, time.perf_counter() - clock, data_wait_s)
                 yield self._done(done)
                 yield from hooks.after_step(done)
-                if (
-                    state.guard.needs_rollback and not result.interrupts
-                ):  # when interrupted, only skip the step, and end
+                # when interrupted, only skip the step, and end
+                if state.guard.needs_rollback and not result.interrupts:
                     yield from saves.settle()
                     return True
                 stopped = Interrupt.STOP in result.interrupts
@@ -203,7 +198,7 @@ class TrainLoop:
         yield RolledBack(step=step, skipped=skipped, reason=f"for the spike at step {step}")
         order, ended = self.data.order, self.lease.term
         go_back = functools.partial(self.lease.go_back, ended, self.config, order.identity_at, order.skip)
-        self.lease.term = self._on_first(go_back)
+        self.lease.term = on_first(go_back)
         self.state.guard, self.state.losses_since_save = StepGuard(self.config), []
         yield from self._restore(from_memory=False)
 
@@ -222,7 +217,12 @@ class TrainLoop:
         config, state, order, world = self.config, self.state, self.data.order, self.world
         rate = rate_after(config, state.step + 1)
         set_learning_rate(state.optimizer, rate)
-        cut = (order.lane_share(state.step), -(-order.lanes // world.size), config.train.rows_at_once, self.exact)
+        cut = (
+            order.lane_share(state.step),
+            -(-order.lanes // world.size),
+            config.train.rows_at_once,
+            config.parallel.exact,
+        )
         seed_generators(config.train.seed, state.step, world.rank)
         result = train_step(
             state.model,
@@ -283,19 +283,6 @@ class TrainLoop:
     def _checkpoint(self) -> tuple[dict[str, Tensor], Meta]:
         return self.state.checkpoint(self.data, self.world, self.labels)
 
-    def _on_first(self, function: Callable[[], int]) -> int:
-        """Call ``function`` on rank 0; return its result, or raise its error, on every rank."""
-        found: list[int | Exception] = [0]
-        if self.world.is_first:
-            try:
-                found = [function()]
-            except (SpringtideError, OSError) as error:
-                found = [error]
-        dist.broadcast_object_list(found)
-        if isinstance(found[0], Exception):
-            raise found[0]
-        return found[0]
-
     def _checkpoint_schedule(self) -> CheckpointSchedule:
         losses = leases.losses(self.folder) if self.world.is_first else 0
         schedule = CheckpointSchedule(self.config, self.world, self.folder, self.lease.term, losses, self._checkpoint)
@@ -311,7 +298,7 @@ class TrainLoop:
 
     def _restore(self, from_memory: bool = True) -> Iterator[Event]:
         begin, identity, state, found = time.perf_counter(), self.data.order.identity_at, self.state, None
-        if self.keeper and from_memory and self._on_first(lambda: leases.has_trained(self.folder, self.lease.term)):
+        if self.keeper and from_memory and on_first(lambda: leases.has_trained(self.folder, self.lease.term)):
             found = restore_from_snapshots(self.folder, self.keeper, state.model, state.optimizer, identity)
         if found is None:
             found = restore(self.folder, state.model, state.optimizer, identity, self.lease.node, self.lease.term)

@@ -61,7 +61,7 @@ def _shape(config: Config) -> tuple[int, int]:
     blocks get in a worker group of the maximum size."""
     if not config.parallel.compile:
         return _ROWS, min(_LENGTH, config.model.max_sequence_length)
-    order, exact = config.stream, config.parallel.reduction == "fp64"
+    order, exact = config.stream, config.parallel.exact
     most_lanes = -(-order.num_lanes // config.elastic.max_workers)
     rows = largest_micro_batch(order.global_batch // order.num_lanes, most_lanes, config.train.rows_at_once, exact)
     return rows, config.shards.sequence_length
@@ -74,9 +74,7 @@ def _step(
     eos_id = _END_OF_TEXT if config.shards.mask_across_documents else None
     model = parallelize(skeleton(model_config, vocab_size, eos_id), config.parallel, here)
     initialize(model, model_config, vocab_size)
-    optimizer = optimizer_of(
-        model, config.optim, fused=config.parallel.reduction != "fp64" or here.device.type != "cpu"
-    )
+    optimizer = optimizer_of(model, config.optim, fused=not (config.parallel.exact and here.device.type == "cpu"))
     rows_NL = torch.randint(vocab_size, (rows, length + 1), device=here.device)
     whole, tokens, took_s = [slice(0, rows)], rows * length, []
     for _ in range(times):

@@ -5,14 +5,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from typing import Any, TypeVar
+from typing import Any
 
-import torch.distributed as dist
 from torch import nn
 
 from springtide.config.schema import SAMPLE_PROMPT, SAMPLE_TEMPERATURE, Config
 from springtide.dataset import open_dataset
-from springtide.dist import World
+from springtide.dist import World, agreed
 from springtide.events import Sampled, Warned
 from springtide.parallel import uncompiled
 from springtide.stream import Data
@@ -20,7 +19,6 @@ from springtide.training.evaluate import generate
 
 _MOST_S = 60.0
 """Time limit of a sample: a large model gathers all its weights for each token [s]."""
-_T = TypeVar("_T")
 
 
 def write_sample(model: nn.Module, data: Data, world: World, config: Config, step: int) -> Iterator[Sampled | Warned]:
@@ -35,7 +33,7 @@ def write_sample(model: nn.Module, data: Data, world: World, config: Config, ste
         problem = ""
     except Exception as error:  # tokenizers raises no narrower type, and the other ranks wait for this one
         vocabulary, prompt, end, problem = None, [], 0, f"the tokenizer cannot be read: {error}"
-    prompt, end, problem = _of_first((prompt, end, problem))
+    prompt, end, problem = agreed((prompt, end, problem))
     if problem:
         yield Warned(step=step, reason=f"no sample is written: {problem}")
         return
@@ -43,15 +41,15 @@ def write_sample(model: nn.Module, data: Data, world: World, config: Config, ste
 
     def write(length: int) -> list[int]:
         # all ranks use the draw of rank 0: another device might round differently, and end the text elsewhere
-        return generate(model, prompt, length, context, data.vocab_size, SAMPLE_TEMPERATURE, 0, end, _of_first)
+        return generate(model, prompt, length, context, data.vocab_size, SAMPLE_TEMPERATURE, 0, end, agreed)
 
     with uncompiled():  # each new token makes another shape
         begin = time.perf_counter()
         write(1)
         most = int(_MOST_S / (time.perf_counter() - begin))
-        ids = write(_of_first(max(1, min(most, config.train.sample_tokens))))
+        ids = write(agreed(max(1, min(most, config.train.sample_tokens))))
     model.train()
-    yield Sampled(step=step, prompt=SAMPLE_PROMPT, text=_of_first(vocabulary.decode(ids) if vocabulary else ""))
+    yield Sampled(step=step, prompt=SAMPLE_PROMPT, text=agreed(vocabulary.decode(ids) if vocabulary else ""))
 
 
 def prompt_of(vocabulary: Any, prompt: str) -> tuple[list[int], int]:
@@ -59,10 +57,3 @@ def prompt_of(vocabulary: Any, prompt: str) -> tuple[list[int], int]:
     and the end-of-document id. ``vocabulary``: the dataset's tokenizer."""
     [ids] = vocabulary.encode([prompt])
     return ids[:-1].tolist() or [vocabulary.end_of_text], vocabulary.end_of_text
-
-
-def _of_first(value: _T) -> _T:
-    """Return rank 0's value on every rank."""
-    found = [value]
-    dist.broadcast_object_list(found)
-    return found[0]

@@ -7,9 +7,9 @@ import time
 from collections import deque
 from collections.abc import Iterator
 
-from springtide.checkpoint.load import gathered
 from springtide.checkpoint.snapshots import Snapshotter
 from springtide.config.schema import CheckpointConfig
+from springtide.dist import gathered
 from springtide.elastic import snapshot_every
 from springtide.events import Event, SnapshotIntervalChanged
 from springtide.training.checkpoint_schedule import State

@@ -52,13 +52,13 @@ class TrainState:
     model: nn.Module
     optimizer: torch.optim.Optimizer
     guard: StepGuard
+    config_fingerprint: str
     step: int = 0
     """Steps done: all of the data state."""
     tokens: int = 0
     losses_since_save: list[float] = dataclasses.field(default_factory=list)
     heldout_losses: dict[int, float] = dataclasses.field(default_factory=dict)
     """Step -> held-out loss."""
-    config_fingerprint: str = ""
 
     def begin(self, config: Config, data: Data) -> None:
         """Begin at step 0 with new weights."""

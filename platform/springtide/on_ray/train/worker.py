@@ -21,9 +21,8 @@ import ray.train
 import torch
 
 from springtide import config as configs
-from springtide.checkpoint.load import gathered
 from springtide.config import Config
-from springtide.dist import Connections, abort, end_group, world
+from springtide.dist import Connections, abort, end_group, gathered, world
 from springtide.elastic.health import Health
 from springtide.events import Left
 from springtide.on_ray.cluster.nodes import where
