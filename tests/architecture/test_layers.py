@@ -244,6 +244,16 @@ def test_what_the_demo_and_the_tests_leave_in_a_clone_is_ignored_and_changes_no_
     assert done.returncode == 0, done.stdout[-2000:]
 
 
+def test_what_tests_share_is_in_programs() -> None:
+    """A test module is importable only while pytest has read its folder: never by another."""
+    own = {path.stem for path in (REPOSITORY / "tests").rglob("test_*.py")}
+    for path in (REPOSITORY / "tests").rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            named = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+            named += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
+            assert not own & set(named), f"{path}:{getattr(node, 'lineno', 0)} imports a test module"
+
+
 def test_the_training_loop_stays_small() -> None:
     """What takes part in steps is a hook; what a step changes is in the state."""
     tree = ast.parse((PACKAGE / "training" / "loop.py").read_text())

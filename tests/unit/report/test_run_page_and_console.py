@@ -10,7 +10,7 @@ import xml.etree.ElementTree as ET
 
 import pytest
 import rich.console
-from test_journal import step
+from journal_events import step
 
 from springtide.events import (
     Evaluated,

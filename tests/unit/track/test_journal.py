@@ -18,28 +18,11 @@ from pathlib import Path
 import pytest
 import s3_faults
 import s3_server
+from journal_events import step
 
 from springtide.events import EVENTS, Evaluated, Event, Started, StepDone, Stopped, event, record
 from springtide.store import Folder, s3
 from springtide.track.journal import Journal, frame, last_steps, read_journal
-
-
-def step(number: int, loss: float = 1.0) -> StepDone:
-    return StepDone(
-        step=number,
-        loss=loss,
-        grad_norm=1.0,
-        learning_rate=0.1,
-        tokens=number * 10,
-        step_tokens=10,
-        step_time_s=0.5,
-        data_wait_s=0.1,
-        tokens_per_s=20.0,
-        mfu=0.5,
-        memory_bytes=1,
-        world_size=2,
-        digest="00",
-    )
 
 
 @pytest.fixture(params=["local", "memory"])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from test_journal import step
+from journal_events import step
 
 from springtide.events import Event, Stopped
 from springtide.events.listeners import Listeners

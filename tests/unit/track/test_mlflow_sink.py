@@ -11,8 +11,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from journal_events import step
 from ports import reserve
-from test_journal import step
 
 from springtide import config as configs
 from springtide.config import Config

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from test_journal import step
+from journal_events import step
 
 from springtide import config as configs
 from springtide.app import train
