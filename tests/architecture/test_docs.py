@@ -117,10 +117,10 @@ def prose_of(path: Path) -> Iterator[tuple[int, str]]:
 def test_prose_is_plain() -> None:
     """Forms that readers stumble over, and names that are gone. docs/decisions/0001-names.md may say the old ones."""
     pages = [page for page in PAGES if page.name != "0001-names.md"]
-    found = []
+    forms, found = {**BANNED, OLD_NAMES: "an old name: see docs/decisions/0001-names.md"}, []
     for path in [*pages, *sorted(PACKAGE.rglob("*.py"))]:
         for line, text in prose_of(path):
-            for form, remedy in {**BANNED, OLD_NAMES: "an old name: see docs/decisions/0001-names.md"}.items():
+            for form, remedy in forms.items():
                 if hit := re.search(form, text):
                     found.append(f"{path.relative_to(REPOSITORY)}:{line}: {hit.group()!r}: {remedy}")
     assert not found, "\n".join(found)

@@ -25,7 +25,7 @@ from springtide.checkpoint.tensors import named_tensors
 from springtide.on_ray.cluster.notices import PreemptionWatchers
 from springtide.on_ray.cluster.session import NAMESPACE
 from springtide.on_ray.train.mailbox import MailboxHandle, open_mailbox
-from springtide.on_ray.train.snapshot_lookup import prefix, servers_named
+from springtide.on_ray.train.snapshot_lookup import name_prefix, servers_named
 from springtide.on_ray.train.snapshot_server import SnapshotClient, snapshot_servers_follow
 from springtide.store import Folder
 
@@ -154,7 +154,8 @@ def main() -> None:
     # another driver takes over, and has no workers yet: what the servers hold it will want
     run, other = Folder(f"{root}/run"), open_mailbox("servers-again")
     pids = [
-        pid for (_, pid), _ in ray.get([server.found.remote() for server in servers_named(prefix(run))], timeout=60)
+        pid
+        for (_, pid), _ in ray.get([server.found.remote() for server in servers_named(name_prefix(run))], timeout=60)
     ]
     with snapshot_servers_follow(run, other):
         ray.kill(control.actor)
@@ -199,7 +200,7 @@ def lonely_holds(rank: Any, root: str, step: int, node: str) -> list[bool]:
 
 def servers_of(url: str) -> list[tuple[Any, str]]:
     """The servers of a run, and their nodes."""
-    return [(server, ray.get(server.found.remote())[0][0]) for server in servers_named(prefix(Folder(url)))]
+    return [(server, ray.get(server.found.remote())[0][0]) for server in servers_named(name_prefix(Folder(url)))]
 
 
 def servers_on(nodes: list[str]) -> list[Any]:

@@ -57,7 +57,7 @@ def _complain(error: BaseException) -> None:
 
 
 def parser(show_all: bool) -> argparse.ArgumentParser:
-    """The command line; ``show_all``: --help shows every setting, not only the usual ones."""
+    """Return the parser of the command line; ``show_all``: --help shows every setting, not only the common ones."""
     whole = argparse.ArgumentParser(prog="springtide", description="Elastic training of language models on Ray.")
     commands = Commands(whole.add_subparsers(required=True, metavar="COMMAND"), show_all)
     for part in (data, train, sweep, run, model, elastic):

@@ -1,4 +1,4 @@
-"""Checked sums over ranks, and the end of a process group that hangs after the loss of a rank.
+"""Checked sums over ranks, values that all ranks share, and the end of a process group that hangs after a lost rank.
 
 NCCL releases a rank that waits in a collective only when its communicator is aborted, and an aborted collective returns
 garbage in its buffer without raising. Here it always raises.

@@ -27,7 +27,7 @@ class Health(NamedTuple):
 
 
 def unfit(node: str, known: Mapping[str, Health]) -> str:
-    """Return why ``node`` is unfit to train, in words; empty if it is fit. ``known``: its health and that of the others."""
+    """Return the reason why ``node`` is unfit to train; empty if it is fit. ``known``: its health and that of the others."""
     mine = known[node]
     others = [health for name, health in known.items() if name != node and not health.wrong]
     if mine.wrong:

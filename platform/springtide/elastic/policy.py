@@ -1,6 +1,6 @@
 """Decide how many workers train, on which nodes, and when to change that.
 
-    observation (nodes, the group that trains) + state + now -> a decision with a reason in words
+    observation (nodes, the group that trains) + state + now -> a decision with its reason
 
 ``on_ray/train/policy.py`` observes a cluster and carries decisions out. All times are seconds of one monotonic clock.
 """

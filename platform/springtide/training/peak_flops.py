@@ -61,7 +61,7 @@ _ROUNDS = 10
 
 @functools.cache  # a process keeps its device from one worker group to the next
 def peak_flops(device: torch.device) -> tuple[float, str]:
-    """Return the FLOP/s of one device, and their source in words: a data sheet, or a matmul that is timed now."""
+    """Return the FLOP/s of one device, and where the figure is from: a data sheet, or a matmul that is timed now."""
     if device.type == "cuda" and (known := data_sheet(torch.cuda.get_device_name(device))):
         return known
     dtype = torch.float32

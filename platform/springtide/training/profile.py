@@ -1,4 +1,4 @@
-"""Profile of a few steps: where their time goes, in plain words, and the trace for details."""
+"""Profile of a few steps: where their time goes, as a sentence, and the trace for details."""
 
 from __future__ import annotations
 

@@ -106,7 +106,7 @@ def cluster(config: Config, *, dashboard: bool = True) -> Iterator[str]:
 
 
 def dashboard_hint() -> str:
-    """Return how to get the token of the cluster's dashboard, in words; empty if it asks for none."""
+    """Return a hint how to get the token of the cluster's dashboard; empty if it asks for none."""
     if is_token_auth_enabled():
         command = os.path.join(os.path.dirname(sys.executable), "ray")
         return f" (it asks for a token: `{command} get-auth-token` prints it)"

@@ -30,7 +30,7 @@ def stacks() -> str:
 
 
 def diagnose(workers: Sequence[Any], run: Folder, step: int) -> tuple[str, list[Any]]:
-    """Write down what ``workers``, of Ray Train and by rank, are doing. Returns what was found, in words, and the workers that
+    """Write down what ``workers``, of Ray Train and by rank, are doing. Returns a summary of it and the workers that
     do not answer."""
     asked = [worker.actor.execute.remote(stacks) for worker in workers]
     done = set(ray.wait(asked, num_returns=len(asked), timeout=_ANSWER_S)[0])

@@ -292,7 +292,7 @@ class SpringtideFailurePolicy(DefaultFailurePolicy):
 
     def _with_less(self, decision: FailureDecision) -> tuple[FailureDecision, str]:
         """Retry with smaller micro-batches of the same global batch, if possible: fewer workers with more rows each ran out of
-        memory. Else wait for a larger group, if one has trained. Returns the decision, and what changes in words."""
+        memory. Else wait for a larger group, if one has trained. Returns the decision and a description of what changes."""
         lanes, exact = self._config.stream.num_lanes, self._config.parallel.exact
         workers = max(1, len(self._processes.plan))
         most_lanes = 1 if exact else -(-lanes // workers)  # in one micro-batch

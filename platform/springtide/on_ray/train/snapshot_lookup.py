@@ -19,7 +19,7 @@ _PROMPT_S = 0.2
 """Servers that are up have answered by then [s]."""
 
 
-def prefix(run: Folder) -> str:
+def name_prefix(run: Folder) -> str:
     """Return the prefix of the names of a run's servers."""
     return f"snapshots-{digest.of_bytes(run.url.encode())[:12]}-"
 
@@ -32,7 +32,7 @@ def servers_named(name: str) -> Iterator[Any]:
                 yield ray.get_actor(one["name"], namespace=NAMESPACE)
 
 
-class Answer(NamedTuple):
+class ServerContents(NamedTuple):
     """What a server holds."""
 
     where: tuple[str, int]
@@ -42,18 +42,18 @@ class Answer(NamedTuple):
     server: Any
 
 
-def answers(asked: Iterable[Any]) -> list[Answer]:
+def contents_of(asked: Iterable[Any]) -> list[ServerContents]:
     """Return what these servers hold. Servers that are up answer at once; one that is lost or starts is waited for only while
     the newest snapshot that the others know is not whole without it."""
     waiting = {server.found.remote(): server for server in asked}
-    known: list[Answer] = []
+    known: list[ServerContents] = []
     end_s, number, wait_s = time.monotonic() + ANSWER_S, len(waiting), _PROMPT_S
     while waiting and wait_s > 0:
         for answer in ray.wait(list(waiting), num_returns=number, timeout=wait_s)[0]:
             server = waiting.pop(answer)
             with contextlib.suppress(ray.exceptions.RayError):  # it is gone with its node
                 where, held = ray.get(answer)
-                known.append(Answer(where, held, server))
+                known.append(ServerContents(where, held, server))
         parts = [snapshot for one in known for snapshot, _ in one.held]
         whole = newest_whole(parts)
         if whole and _age(whole[0]) == max(map(_age, parts)):

@@ -27,7 +27,7 @@ from springtide.config import Config
 from springtide.on_ray.cluster.nodes import staying
 from springtide.on_ray.cluster.session import NAMESPACE
 from springtide.on_ray.train.mailbox import MailboxHandle
-from springtide.on_ray.train.snapshot_lookup import ANSWER_S, answers, prefix, servers_named
+from springtide.on_ray.train.snapshot_lookup import ANSWER_S, contents_of, name_prefix, servers_named
 from springtide.store import Folder
 from springtide.store.free_memory import free_bytes
 
@@ -197,7 +197,7 @@ class SnapshotClient:
     def __init__(self, config: Config, run: Folder, control: MailboxHandle, alone_s: float = _ALONE_S) -> None:
         """``alone_s``: how long a server stays up without the run's driver, at the other end of ``control`` [s]."""
         checkpoint, self._control = config.checkpoint, control
-        self._prefix = prefix(run)
+        self._prefix = name_prefix(run)
         limit = None if checkpoint.memory_bytes == "auto" else int(checkpoint.memory_bytes)
         self._arguments = (checkpoint.stage, limit, alone_s)
         self.node = ray.get_runtime_context().get_node_id()
@@ -285,7 +285,7 @@ class SnapshotClient:
     def found(self) -> list[Snapshot]:
         """Return the whole snapshots of the servers that answer. Each is read from this node if possible, else preferably from
         one that stays."""
-        stay, places = staying(), answers(servers_named(self._prefix))
+        stay, places = staying(), contents_of(servers_named(self._prefix))
         places.sort(key=lambda place: (place[0][0] != self.node, place[0][0] not in stay))
         self._read_from = {}
         for (node, pid), held, server in places:
@@ -354,8 +354,8 @@ class _Source:
 def snapshot_servers_follow(run: Folder, control: MailboxHandle) -> Iterator[None]:
     """Keep the run's servers up for the block, an earlier driver's too, and end them with it. After an error they stay: a
     driver that resumes within a minute finds them."""
-    for server in servers_named(prefix(run)):
+    for server in servers_named(name_prefix(run)):
         server.follow.remote(control)
     yield
-    for server in servers_named(prefix(run)):
+    for server in servers_named(name_prefix(run)):
         ray.kill(server)
