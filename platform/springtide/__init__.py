@@ -41,8 +41,10 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from springtide.app.prepare import prepare
+    from springtide.app.resolve import ResolvedRun, resolve
     from springtide.app.sweep import sweep
-    from springtide.app.train import prepare, sample, train
+    from springtide.app.train import sample, train
     from springtide.config import Config, load_config, recipes
     from springtide.errors import (
         CheckpointError,
@@ -60,7 +62,9 @@ __version__ = "0.1.0"
 
 _DEFINED_IN = {
     **dict.fromkeys(("Config", "load_config", "recipes"), "springtide.config"),
-    **dict.fromkeys(("prepare", "sample", "train"), "springtide.app.train"),
+    **dict.fromkeys(("prepare",), "springtide.app.prepare"),
+    **dict.fromkeys(("ResolvedRun", "resolve"), "springtide.app.resolve"),
+    **dict.fromkeys(("sample", "train"), "springtide.app.train"),
     **dict.fromkeys(("sweep",), "springtide.app.sweep"),
     **dict.fromkeys(("Run", "open_run"), "springtide.run.folder"),
     **dict.fromkeys(
@@ -79,6 +83,7 @@ __all__ = [
     "CorpusError",
     "CorruptShard",
     "OrderError",
+    "ResolvedRun",
     "Run",
     "RunExists",
     "SpringtideError",
@@ -87,6 +92,7 @@ __all__ = [
     "open_run",
     "prepare",
     "recipes",
+    "resolve",
     "sample",
     "sweep",
     "train",

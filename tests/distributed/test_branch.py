@@ -16,7 +16,7 @@ from springtide.checkpoint.fresh_start import begin_from_scratch
 from springtide.config import Config
 from springtide.errors import ConfigError
 from springtide.events import Evaluated, Event, Started, StepDone
-from springtide.run.folder import claim
+from springtide.run.folder import find_run
 from springtide.store import Folder
 from springtide.stream import open_data
 
@@ -35,9 +35,10 @@ def trunk(tiny: Config, name: str, steps: int = 60, decay: int = 20, **changes: 
 
 def begun(config: Config) -> Config:
     """As the driver does: claimed, what it begins with found, checked and held."""
-    config, run = claim(config, resume=False, accept_changes=False)
+    config, run = find_run(config, resume=False, accept_changes=False)
     data = open_data(config)
-    branch.prepare(config, data.order.identity_at, data.tokenizer_digest)
+    branch.check(config, data.order.identity_at, data.tokenizer_digest)
+    branch.keep(config)
     run.folder.write(configs.RUN_CONFIG, configs.dump(config))
     return config
 
@@ -81,7 +82,7 @@ def test_a_branch_that_decays_is_the_run_that_would_have_and_the_trunk_goes_on(t
     again = ranks(2, train, config)[0]
     assert {step: done.loss for step, done in steps(again).items()} == {step: done.loss for step, done in found.items()}
     # one who resumes means the checkpoint that was begun with, not the newest of now
-    assert claim(asked, resume=True, accept_changes=False)[0].train.start_from == config.train.start_from
+    assert find_run(asked, resume=True, accept_changes=False)[0].train.start_from == config.train.start_from
 
 
 def test_weights_alone_begin_at_step_0_of_any_order(tiny: Config, ranks: Ranks) -> None:

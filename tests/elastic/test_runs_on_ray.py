@@ -353,6 +353,18 @@ def test_a_feed_that_could_never_run_is_refused_before_anything_starts(tiny: Con
     check_resources(greedy.override({"elastic.max_workers": cpus - 1}))
 
 
+def test_a_refused_run_and_a_dry_run_leave_nothing(tiny: Config, ray_cluster: str) -> None:
+    large = {"model.dim": 8192, "model.ffn_dim": 32768, "model.num_layers": 48, "train.micro_batch": "auto"}
+    with pytest.raises(ConfigError, match=r"48 layers of 8192 .* more than the .* that each has"):
+        st.train(tiny.override(large))
+    found = st.resolve(tiny.override({"train.micro_batch": "auto", "run.id": "dry"}))
+    rows = found.config.train.micro_batch
+    assert isinstance(rows, int)
+    assert any(remark.startswith(f"train.micro_batch = {rows} fits") for remark in found.remarks)
+    assert (found.starts_from, found.finished, found.run.id) == ("", False, "dry")
+    assert not Path(tiny.run.root).exists()
+
+
 def test_the_line_between_workers_and_driver_loses_nothing(ray_cluster: str) -> None:
 
     control = open_mailbox("line")

@@ -161,7 +161,8 @@ def drill(name: str, say: Say, seed: int = 0, faults: int = 20, trace: str = "",
 
 
 def _drill(scenario: Scenario, config: Config, say: Say) -> dict[str, Any]:
-    from springtide.app.train import prepare, train
+    from springtide.app.prepare import prepare
+    from springtide.app.train import train
     from springtide.on_ray.cluster.local import LocalCluster
     from springtide.on_ray.cluster.nodes import leftovers
 

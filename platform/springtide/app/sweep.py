@@ -87,7 +87,9 @@ def sweep(
     cluster: each has from ``elastic.min_workers`` to ``elastic.max_workers`` of them. Raises ConfigError and RunExists before
     anything starts; a trial that fails is marked and does not end the sweep.
     """
-    from springtide.app.train import absolute, mlflow_uri, prepare, train
+    from springtide.app.prepare import prepare
+    from springtide.app.resolve import absolute
+    from springtide.app.train import mlflow_uri, train
     from springtide.on_ray.cluster.session import check_resources, cluster, worker_speed
     from springtide.on_ray.tune.trial import TrialJob
     from springtide.on_ray.tune.tuner import POPULATIONS, scheduler_of

@@ -1,71 +1,30 @@
-"""``st.prepare``, ``st.train`` and ``st.sample``, for notebooks, the CLI, jobs and sweeps."""
+"""``st.train`` and ``st.sample``, for notebooks, the CLI, jobs and sweeps."""
 
 from __future__ import annotations
 
 import contextlib
 import os
 import secrets
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator
 from typing import Any, Literal
 
-import numpy as np
-
 from springtide import config as configs
-from springtide.app.estimate import check_fits, check_whole_fits, choose_micro_batch, gigabytes, least_workers
+from springtide.app.estimate import check_whole_fits
+from springtide.app.resolve import ResolvedRun, resolved
 from springtide.checkpoint import branch, leases
 from springtide.checkpoint.format import check_order
-from springtide.checkpoint.fresh_start import begin_from_scratch, check_fresh_start
+from springtide.checkpoint.fresh_start import begin_from_scratch
 from springtide.config import Config
 from springtide.config.schema import SAMPLE_PROMPT, SAMPLE_TEMPERATURE
-from springtide.dataset import Progress, open_dataset, rows_text, silent, units_to_make
-from springtide.dataset import prepare as prepare_here
-from springtide.errors import CheckpointError, ConfigError, explain
+from springtide.dataset import Progress, open_dataset
 from springtide.events import Event, Sampled, Started, StepDone, Stopped
 from springtide.events.listeners import Listeners
-from springtide.report import dataset_page
-from springtide.run.folder import Run, claim
-from springtide.shards import TRAIN, SplitReader
+from springtide.run.folder import Run
 from springtide.store import Folder
-from springtide.stream import Data, open_data
+from springtide.stream import open_data
 from springtide.track.console import Console
 from springtide.track.journal import Journal
 from springtide.track.mlflow_sink import OFF, MlflowSink, default_uri
-
-_LARGE_UNITS = 8
-_RATE_JUMP = 0.02
-_CARD_ROWS = 3
-CARD = "card.html"
-
-
-def prepare(config: Config, progress: Progress | None = None) -> Config:
-    """Find the dataset of ``config`` or make it; returns the config with ``shards.dataset`` filled in.
-
-    A small corpus is prepared in this process, a larger one by Ray Data tasks on the cluster that training would use. A
-    killed prepare resumes where it stopped. Raises ConfigError and CorpusError.
-    """
-    progress = progress or silent
-    units = units_to_make(config)
-    if units <= _LARGE_UNITS:
-        config = prepare_here(config, progress)
-    else:
-        from springtide.on_ray.cluster.session import cluster
-        from springtide.on_ray.data.prepare import ray_map
-
-        with cluster(config, dashboard=False):
-            config = prepare_here(config, progress, ray_map)
-    if units:
-        write_card(config.shards.dataset)
-    return config
-
-
-def write_card(url: str) -> str:
-    """Write ``card.html`` into a sealed dataset: its source, what was dropped, a few rows; returns its path or URL."""
-    manifest, vocabulary = open_dataset(url)
-    rows = SplitReader(Folder(url), manifest, TRAIN).read(np.arange(min(_CARD_ROWS, manifest.splits[TRAIN].rows)))
-    texts = list(rows_text(rows.tokens, vocabulary))
-    page = dataset_page.render(f"Dataset {Folder(url).name}", manifest.model_dump(mode="json"), manifest.digest, texts)
-    Folder(url).write(CARD, page)
-    return Folder(url).where(CARD)
 
 
 def train(
@@ -90,84 +49,74 @@ def train(
     Raises ConfigError, CorpusError and RunExists before anything starts; TrainingFailed or the worker's own SpringtideError
     later. The run can be resumed after any of them.
     """
-    from springtide.model import find
-    from springtide.on_ray.cluster.session import check_before_start  # Ray loads only when needed
+    with resolved(
+        config,
+        resume=resume,
+        accept_changes=accept_changes,
+        from_scratch=from_scratch,
+        progress=progress,
+        dashboard=dashboard,
+    ) as found:
+        if found.finished:
+            with Console(found.config.num_steps, found.config.track.progress) as console:
+                console.say(*found.remarks)
+            return found.run
+        with _lease(found) as lease:  # a refused driver has written nothing
+            _begin(found, lease.term)
+            _train(found, lease, mlflow_uri(found.config, tracking_uri), listen, workers)
+    return found.run
 
-    check_before_start(config)
-    if config.model.source:
-        find(config.model.source)
-    if from_scratch and not resume:
-        raise ConfigError(explain("--from-scratch", True, "restarts an existing run", "add --resume, or omit it"))
-    config, run = claim(absolute(config), resume, accept_changes)
-    if resume and not from_scratch and run.has_nothing_left(config):
-        remedy = "to train further, raise train.total and add --accept-changes"
-        _say(config, f"run {run.id} finished at step {run.last_step}: nothing to do; {remedy}")
-        return run
-    config = prepare(config, progress)
-    data = open_data(config)
-    lease = leases.claim(run.folder, secrets.token_hex(8), trains=False)  # a refused driver has written nothing
+
+@contextlib.contextmanager
+def _lease(found: ResolvedRun) -> Iterator[leases.Lease]:
+    """Hold the run for the block. Raises RunExists if another driver holds it."""
+    lease = leases.claim(found.run.folder, secrets.token_hex(8), trains=False)
     try:
-        remarks = _begin(config, run, data, lease.term, accept_changes, from_scratch)
-        uri = mlflow_uri(config, tracking_uri)
-        _train(config, run, data, lease, remarks, uri, listen, dashboard, workers)
+        yield lease
     finally:
-        leases.end(run.folder, lease.term)
-    return run
+        leases.end(found.run.folder, lease.term)
 
 
-def _begin(config: Config, run: Run, data: Data, lease: int, accept_changes: bool, from_scratch: bool) -> list[str]:
-    """Decide where a claimed run starts, and write its config; returns remarks for the user. Raises CheckpointError and
-    ConfigError when it cannot start there."""
-    remarks = []
-    if from_scratch:
-        older = begin_from_scratch(run.folder, lease)
-        remarks.append(f"restarted at step 0; checkpoints set aside: {', '.join(older) or 'none'}")
-    elif not check_order(run.folder, data.order.identity_at, accept_changes, lease):
-        raise CheckpointError(
-            f"no checkpoint of {run.folder.url} is of this order: it changes (skipped steps or weights) before all "
-            "of them. Change the order of later steps only, or add --from-scratch to restart at step 0"
-        )
-    check_fresh_start(run.folder)
-    if config.train.start_from and (remark := _branched(config, data)):
-        remarks.append(remark)
-    if run.folder.exists(configs.RUN_CONFIG):
-        changed = configs.difference(run.config, config)
-        remarks += [f"resumed with {name}: {before!r} -> {after!r}" for name, (before, after) in changed.items()]
+def _begin(found: ResolvedRun, lease: int) -> None:
+    """Write down what was decided: checkpoints that no longer count, a checkpoint that another run keeps, the config."""
+    run, config = found.run, found.config
+    if found.from_scratch:
+        begin_from_scratch(run.folder, lease)
+    else:
+        check_order(run.folder, found.data.order.identity_at, found.accept_changes, lease)
+    if config.train.start_from:
+        branch.keep(config)
     run.write_config(config)
-    return remarks
 
 
 def _train(
-    config: Config,
-    run: Run,
-    data: Data,
+    found: ResolvedRun,
     lease: leases.Lease,
-    remarks: Sequence[str],
     uri: str,
     listen: Callable[[Event], None] | None,
-    dashboard: bool,
     workers: Any,
 ) -> None:
     """Train a claimed run to its end, with all listeners; the report is written even after an error."""
-    from springtide.on_ray.cluster.session import cluster, dashboard_hint  # Ray and torch load only when needed
+    from springtide.on_ray.cluster.session import dashboard_hint  # Ray and torch load only when needed
     from springtide.on_ray.train.trainer import train as train_on_ray
 
+    run, config = found.run, found.config
     earlier = run.events
     before = max((event.step for event in earlier if isinstance(event, StepDone)), default=0)
     with contextlib.ExitStack() as stack:
         console = stack.enter_context(Console(config.num_steps, config.track.progress))
         journal = stack.enter_context(Journal(run.folder, term=lease.term, say=console.say))
-        for remark in remarks:
+        for remark in found.remarks:
             console.say(remark)
+        if found.dashboard:
+            console.say(f"run {run.id}; Ray dashboard: http://{found.dashboard}{dashboard_hint()}")
         listeners: list[Callable[[Event], None]] = [journal, console, *([listen] if listen else [])]
         if uri != OFF:
-            listeners.append(
-                stack.enter_context(MlflowSink(config, run.folder, uri, earlier, _tags(config, run, data)))
-            )
+            listeners.append(stack.enter_context(MlflowSink(config, run.folder, uri, earlier, _tags(found))))
 
         tell_all = Listeners(listeners)
 
-        def hear(event: Event) -> None:
+        def on_event(event: Event) -> None:
             nonlocal before
             tell_all(event)
             if isinstance(event, Started) and event.step < before:
@@ -179,17 +128,12 @@ def _train(
                 journal.flush()
 
         try:
-            with cluster(config, dashboard=dashboard) as address:
-                if address:
-                    console.say(f"run {run.id}; Ray dashboard: http://{address}{dashboard_hint()}")
-                config = _fitted(config, data, console.say)
-                labels = {"run": config.run.id}
-                train_on_ray(config, run.folder, journal.term, labels, lease.owner, hear, workers)
+            train_on_ray(config, run.folder, journal.term, {"run": run.id}, lease.owner, on_event, workers)
         except BaseException as error:
             if not tell_all.finished:  # later errors do not change how the run ended
                 status = "stopped" if isinstance(error, KeyboardInterrupt) else "failed"
                 reason = f"{type(error).__name__}: {error}"[:2000]
-                hear(Stopped(step=max(before, tell_all.last_step), status=status, reason=reason))
+                on_event(Stopped(step=max(before, tell_all.last_step), status=status, reason=reason))
             raise
         finally:
             if workers is None:
@@ -204,51 +148,16 @@ def _report(run: Run, say: Callable[[str], None]) -> None:
         say(f"the report could not be written ({error})")
 
 
-def _tags(config: Config, run: Run, data: Data) -> dict[str, str]:
+def _tags(found: ResolvedRun) -> dict[str, str]:
     """Return the MLflow tags of a run, in addition to its settings."""
+    data = found.data
     return {
         "springtide.order": data.order.identity,
         "springtide.dataset": " ".join(data.datasets),
         "springtide.dataset_digest": " ".join(manifest.digest for manifest in data.manifests),
-        "springtide.checkpoints": (run.folder / "checkpoints").url,
-        "springtide.lineage": " <- ".join(branch.lineage(config)),
+        "springtide.checkpoints": (found.run.folder / "checkpoints").url,
+        "springtide.lineage": " <- ".join(branch.lineage(found.config)),
     }
-
-
-def _say(config: Config, text: str) -> None:
-    """Print ``text`` outside training."""
-    with Console(config.num_steps, config.track.progress) as console:
-        console.say(text)
-
-
-def _branched(config: Config, data: Data) -> str:
-    """Return remarks for the user on the checkpoint that the run starts from; raises ConfigError when it cannot start there."""
-    from springtide.training.optim import rate_after
-
-    saved = branch.prepare(config, data.order.identity_at, data.tokenizer_digest)
-    remarks, step = branch.remarks(saved, config), branch.first_step(config.train)
-    there, here = rate_after(saved, step), rate_after(config, step)
-    if step and abs(there - here) > _RATE_JUMP * there:
-        remarks.append(
-            f"the learning rate of step {step} was {there:.3g} in {config.train.start_from} and is {here:.3g} here"
-        )
-    return "\n".join(remarks)
-
-
-def _fitted(config: Config, data: Data, say: Callable[[str], None]) -> Config:
-    """Return ``config`` with a micro-batch and a minimum of workers that fit the cluster; raises ConfigError if none fits."""
-    from springtide.on_ray.cluster.session import device_bytes
-
-    has = device_bytes(config)
-    least = least_workers(config, data.vocab_size, data.eos_id, has)
-    if least > config.elastic.min_workers:
-        say(f"elastic.min_workers = {least}: with fewer workers a step does not fit the {gigabytes(has)} that each has")
-        config = config.override({"elastic.min_workers": least})
-    chosen = choose_micro_batch(config, data.vocab_size, data.eos_id, has)
-    if chosen != config:
-        say(f"train.micro_batch = {chosen.train.micro_batch} fits the {gigabytes(has)} that a worker has")
-    check_fits(chosen, data.vocab_size, data.eos_id, config.elastic.max_workers, has)
-    return chosen
 
 
 def sample(
@@ -284,15 +193,6 @@ def sample(
     found = generate(model, before, length, context, manifest.vocab_size, temperature, seed, end)
     text = vocabulary.decode(found)
     return Sampled(step=int(name.removeprefix("step-")), prompt=prompt, text=text)
-
-
-def absolute(config: Config) -> Config:
-    """Return ``config`` with absolute paths: relative ones are relative to the driver's folder, on every node."""
-    mixture = {name: Folder(url).url for name, url in config.stream.mixture.items()}
-    changes: dict[str, Any] = {"shards.root": Folder(config.shards.root).url, "stream.mixture": mixture}
-    if config.shards.dataset:
-        changes["shards.dataset"] = Folder(config.shards.dataset).url
-    return config.override(changes)
 
 
 def mlflow_uri(config: Config, given: str = "") -> str:

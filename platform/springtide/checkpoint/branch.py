@@ -34,9 +34,9 @@ def resolve(url: str, known: str) -> str:
     return f"{run.url}/checkpoints/{name}"
 
 
-def prepare(config: Config, identity: Identity, tokenizer_digest: str) -> Config:
-    """Check that a run of ``config`` can begin with the checkpoint that it names, and have that checkpoint kept.
-    Returns the config that it was saved with. Raises ConfigError if the run cannot begin with it.
+def check(config: Config, identity: Identity, tokenizer_digest: str) -> Config:
+    """Check that a run of ``config`` can begin with the checkpoint that it names. Returns the config that it was saved with.
+    Raises ConfigError if the run cannot begin with it.
 
     Args:
         identity: of this run's data order.
@@ -62,8 +62,13 @@ def prepare(config: Config, identity: Identity, tokenizer_digest: str) -> Config
         other = f"was trained with the tokenizer {meta.tokenizer_digest}, this run's data has {tokenizer_digest}"
         remedy = f"prepare the new text with corpus.tokenizer = {dataset}/tokenizer.json"
         raise ConfigError(explain(FIELD, url, other, remedy))
-    hold(run, name, config.run.id)
     return saved
+
+
+def keep(config: Config) -> None:
+    """Have the other run keep the checkpoint that a run of ``config`` begins with."""
+    run, name = split(config.train.start_from)
+    hold(run, name, config.run.id)
 
 
 def remarks(saved: Config, config: Config) -> list[str]:

@@ -340,10 +340,9 @@ def of_another_order(run: Folder, meta: Meta, identity: Identity) -> str:
     )
 
 
-def check_order(run: Folder, identity: Identity, go_back: bool, term: int = 0) -> bool:
-    """Raise CheckpointError if the newest checkpoint is not of this run's data order. With ``go_back``, the run resumes
-    from the newest that is; those after it are marked as abandoned by ``term``, and their bytes stay. Returns True if a
-    checkpoint is of this order, or there is none at all; if False, nothing is marked."""
+def newer_of_other_orders(run: Folder, identity: Identity, go_back: bool) -> list[str] | None:
+    """Return the checkpoints newer than the newest of this run's data order, newest first; None if there are checkpoints and
+    none is of this order. Raises CheckpointError, without ``go_back``, if the newest is not of this order."""
     others: list[str] = []
     for name in reversed(committed(run)):
         try:
@@ -352,14 +351,22 @@ def check_order(run: Folder, identity: Identity, go_back: bool, term: int = 0) -
             continue  # the restore quarantines it
         problem = of_another_order(run, meta, identity)
         if not problem:
-            abandon(run, others, "the run resumed from an older checkpoint in another data order", term)
-            return True
+            return others
         if not go_back:
             raise CheckpointError(
                 f"{problem}, or pass --accept-changes to resume from the newest checkpoint of this order"
             )
         others.append(name)
-    return not others
+    return None if others else []
+
+
+def check_order(run: Folder, identity: Identity, go_back: bool, term: int = 0) -> bool:
+    """As ``newer_of_other_orders``, and mark those checkpoints as abandoned by ``term``; their bytes stay. Returns False,
+    and marks nothing, if none is of this order."""
+    others = newer_of_other_orders(run, identity, go_back)
+    if others:
+        abandon(run, others, "the run resumed from an older checkpoint in another data order", term)
+    return others is not None
 
 
 def check(name: str, data: bytes | memoryview, expected: str) -> None:

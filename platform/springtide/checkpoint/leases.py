@@ -74,7 +74,7 @@ def claim(run: Folder, owner: str, *, trains: bool = True, again: bool = False) 
             f"this node does not see the driver's claim on {run.url}: is the storage of run.root mounted here?"
         )
     if last and last.owner != owner and (again or _is_held(run, last)):
-        raise RunExists(f"{run.url} is held by {last}; stop that process first, or choose another run.id")
+        raise _held_by(run, last)
     number = 1 + (last.term if last else 0)
     mine = Lease(
         term=number,
@@ -95,6 +95,13 @@ def claim(run: Folder, owner: str, *, trains: bool = True, again: bool = False) 
                 f"{run.url} was claimed at the same moment by {holder}; that one continues, this one stops"
             ) from None
     return mine
+
+
+def check_free(run: Folder) -> None:
+    """Raise RunExists with the holder if a live process of this machine, or its driver, holds the run."""
+    last = newest(run)
+    if last and _is_held(run, last):
+        raise _held_by(run, last)
 
 
 def check(run: Folder, mine: int) -> None:
@@ -149,6 +156,10 @@ def has_trained(run: Folder, before: int) -> bool:
     """Return whether there was a worker group before lease ``before``."""
     folder = run / "leases"
     return any(folder.read_json(_file(number))["trains"] for number in _numbers(folder.names()) if number < before)
+
+
+def _held_by(run: Folder, lease: Lease) -> RunExists:
+    return RunExists(f"{run.url} is held by {lease}; stop that process first, or choose another run.id")
 
 
 def _numbers(names: Iterable[str], kind: re.Pattern[str] = _FILE) -> list[int]:

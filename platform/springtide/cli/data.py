@@ -33,7 +33,7 @@ def add(commands: Commands) -> None:
 
 
 def _prepare(options: argparse.Namespace) -> int:
-    from springtide.app.train import prepare
+    from springtide.app.prepare import prepare
     from springtide.cli.inspect import show_dataset
 
     with progress_bars() as progress:

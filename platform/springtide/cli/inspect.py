@@ -36,7 +36,7 @@ def inspect_run(path: str, verify: bool, as_json: bool) -> int:
 
 def show_dataset(url: str, verify: bool, as_json: bool) -> int:
     """Print counts, digests and a few rows of a sealed dataset."""
-    from springtide.app.train import CARD
+    from springtide.app.prepare import CARD
     from springtide.dataset import open_dataset, rows_text
     from springtide.shards import TRAIN, SplitReader, check_shard
     from springtide.store import Folder

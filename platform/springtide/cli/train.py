@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 import argparse
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from springtide import config as configs
 from springtide.cli.commands import Commands
 from springtide.cli.options import add_config, add_trust, config_of
 from springtide.cli.progress import progress_bars
+from springtide.errors import redacted
+
+if TYPE_CHECKING:
+    from springtide.app.resolve import ResolvedRun
 
 _EXAMPLES = """  springtide train --recipe demo
   springtide train --recipe demo --optim.peak-lr 1e-3 --train.total 2M
   springtide train --recipe demo --resume                        # continue the newest run of this config
   springtide train --recipe demo --run.id mine --resume auto     # start it or continue it: for requeues and retries
-  springtide train --config runs/RUN/config.yaml --run.id again  # repeat a saved run exactly"""
+  springtide train --config runs/RUN/config.yaml --run.id again  # repeat a saved run exactly
+  springtide train --recipe demo --dry-run                       # decide everything, train nothing"""
 
 
 def add(commands: Commands) -> None:
@@ -41,21 +47,25 @@ def add(commands: Commands) -> None:
         action="store_true",
         help="with --resume: restart the run at step 0; its checkpoints are set aside",
     )
+    parser.add_argument(
+        "--dry-run", action="store_true", help="prepare the data, decide everything, print it, and train nothing"
+    )
     parser.add_argument("--demo", action="store_true", help=argparse.SUPPRESS)
 
 
 def _train(options: argparse.Namespace) -> int:
+    from springtide.app.resolve import resolve
     from springtide.app.train import train
 
+    how = {name: getattr(options, name) for name in ("resume", "accept_changes", "from_scratch")}
     with progress_bars() as progress:
-        run = train(
-            config_of(options),
-            resume=options.resume,
-            accept_changes=options.accept_changes,
-            from_scratch=options.from_scratch,
-            progress=progress,
-        )
-    if not run.finished:
+        if options.dry_run:
+            found = resolve(config_of(options), **how, progress=progress)
+        else:
+            run = train(config_of(options), **how, progress=progress)
+    if options.dry_run:
+        _show(found)
+    elif not run.finished:
         steps = f"step {run.last_step} of {run.config.num_steps}"
         print(f"\nstopped at {steps}; the same command with --resume continues from there")
     elif options.demo:
@@ -63,6 +73,13 @@ def _train(options: argparse.Namespace) -> int:
     else:
         print(f"\nrun {run.id}: {len(run.steps)} steps; report {run.report}")
     return 0
+
+
+def _show(found: ResolvedRun) -> None:
+    """Print what a run would train: as a config file, with the rest in comments."""
+    start = redacted(found.starts_from) if found.starts_from else "step 0"
+    lines = [f"run {found.run.id} would start from {start}", *found.remarks]
+    print("".join(f"# {line}\n" for line in lines) + configs.dump(configs.redact(found.config)), end="")
 
 
 def _farewell(run: Any) -> None:

@@ -1,4 +1,4 @@
-"""A run's folder: claim it, open it, read what it holds.
+"""A run's folder: find it, open it, read what it holds.
 
 <root>/<run id>/config.yaml    the resolved config
                 journal/       every event
@@ -28,6 +28,8 @@ from springtide.track.journal import frame, last_steps, read_journal
 
 REPORT = "report.html"
 CHARTS = "charts.svg"
+_DECIDED_LATER = {"shards.dataset": "", "train.micro_batch": "auto"}
+"""Values that a start replaces by what it decides."""
 _log = logging.getLogger(__name__)
 
 
@@ -154,10 +156,9 @@ def open_run(path: str) -> Run:
     return run
 
 
-def claim(config: Config, resume: bool | Literal["auto"], accept_changes: bool) -> tuple[Config, Run]:
-    """Name the run and find or make its folder; returns the config with id and root filled in. The folder becomes a run when
-    the caller writes the config there, after preparing the data. ``resume`` "auto" starts a new run if there is none to
-    resume.
+def find_run(config: Config, resume: bool | Literal["auto"], accept_changes: bool) -> tuple[Config, Run]:
+    """Name the run and find its folder; returns the config with id and root filled in. Writes nothing: the folder becomes a run
+    when the caller writes the config there. ``resume`` "auto" starts a new run if there is none to resume.
 
     Raises RunExists when the id is taken without ``resume``, or when resuming would change what is learned without
     ``accept_changes``; ConfigError when the folder cannot be written or there is nothing to resume.
@@ -189,7 +190,7 @@ def _check_resume(run: Run, config: Config, resume: bool, accept_changes: bool) 
     changed = {
         name: change
         for name, change in configs.difference(run.config, config).items()
-        if not name.startswith("run.") and not (name == "shards.dataset" and not config.shards.dataset)
+        if not name.startswith("run.") and change[1] != _DECIDED_LATER.get(name)
     }
     shown = redacted("".join(f"\n  {name}: {old!r} -> {new!r}" for name, (old, new) in changed.items()))
     if not resume:

@@ -12,6 +12,7 @@ import os
 import posixpath
 import uuid
 from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
 from typing import IO, Any
 
 import fsspec
@@ -201,10 +202,15 @@ class Folder:
                     os.unlink(path)
 
     def check_writable(self) -> None:
-        """Raise OSError if the folder cannot be written, so that a run fails at its start and not an hour later."""
+        """Raise OSError if the folder cannot be written, so that a run fails at its start and not an hour later. Removes what
+        it wrote, and the folders that it made for that."""
         name = f"{_TEMPORARY}{uuid.uuid4().hex[:12]}"
+        made = [path for path in [Path(self.path), *Path(self.path).parents] if self.is_local and not path.exists()]
         self.write(name, b"")
         self.remove(name)
+        with contextlib.suppress(OSError):  # another process uses it by now
+            for path in made:
+                path.rmdir()
 
 
 def sync_directory(path: str) -> None:

@@ -22,9 +22,6 @@ from springtide.store import Folder
 from springtide.stream import Data, open_data
 from springtide.training.step import eos_id_of, loss_mask, token_loss
 
-_ROWS_AT_ONCE = 8
-"""Rows per forward if ``train.micro_batch`` is ``auto``."""
-
 
 @torch.no_grad()
 def evaluate(
@@ -90,9 +87,7 @@ def evaluate_checkpoint(run: Folder, config: Config, name: str, device_type: str
     with note_reader(run, name):
         load(run, name, model)
     train, world = config.train, alone(torch.device(device_type))
-    rows_at_once = train.rows_at_once if train.micro_batch != "auto" else _ROWS_AT_ONCE
-    step = step_of(name) or 0
-    return evaluate(model.to(world.device), data, world, step, train.eval_rows, rows_at_once)
+    return evaluate(model.to(world.device), data, world, step_of(name) or 0, train.eval_rows, train.rows_at_once)
 
 
 @torch.no_grad()

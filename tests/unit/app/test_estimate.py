@@ -12,6 +12,7 @@ import pytest
 
 from springtide import config as configs
 from springtide.app.estimate import check_fits, choose_micro_batch, estimate_memory, gigabytes, least_workers
+from springtide.app.resolve import fitted
 from springtide.cli.main import main
 from springtide.config import Config
 from springtide.errors import ConfigError
@@ -179,11 +180,11 @@ def test_fewest_workers_are_those_whose_step_fits_with_one_row_at_once(predicted
 def test_a_run_on_ray_begins_with_no_fewer_workers_than_fit_and_says_so(
     monkeypatch: pytest.MonkeyPatch, predicted: dict[int, int]
 ) -> None:
-    has, said = memory.predicted_bytes(SHALLOW, VOCABULARY, 0, 2), []
+    has = memory.predicted_bytes(SHALLOW, VOCABULARY, 0, 2)
     data = SimpleNamespace(vocab_size=VOCABULARY, eos_id=0)
     monkeypatch.setattr("springtide.on_ray.cluster.session.device_bytes", lambda config: has)
-    fitted = importlib.import_module("springtide.app.train")._fitted(SHALLOW, data, said.append)
-    assert fitted.elastic.min_workers == 2
+    config, said = fitted(SHALLOW, data)
+    assert config.elastic.min_workers == 2
     assert said == [
         f"elastic.min_workers = 2: with fewer workers a step does not fit the {gigabytes(has)} that each has"
     ]

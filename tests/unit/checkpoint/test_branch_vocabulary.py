@@ -43,7 +43,7 @@ def begun(config: Config, trunk: str, **changes: object) -> tuple[Config, list[s
     }
     config = config.override({**begins, **{key.replace("__", "."): value for key, value in changes.items()}})
     data = open_data(config)
-    saved = branch.prepare(config, data.order.identity_at, data.tokenizer_digest)
+    saved = branch.check(config, data.order.identity_at, data.tokenizer_digest)
     return saved, branch.remarks(saved, config)
 
 

@@ -10,8 +10,7 @@ import pytest
 from springtide import config as configs
 from springtide.config import Config
 from springtide.errors import ConfigError, RunExists
-from springtide.run.folder import Run, open_run
-from springtide.run.folder import claim as find
+from springtide.run.folder import Run, find_run, open_run
 
 
 def named(config: Config, name: str = "taken", **changes: object) -> Config:
@@ -20,7 +19,7 @@ def named(config: Config, name: str = "taken", **changes: object) -> Config:
 
 def claim(config: Config, resume: bool, accept_changes: bool) -> tuple[Config, Run]:
     """Claim, and make it a run."""
-    config, run = find(config, resume, accept_changes)
+    config, run = find_run(config, resume, accept_changes)
     run.folder.write(configs.RUN_CONFIG, configs.dump(config))
     return config, run
 

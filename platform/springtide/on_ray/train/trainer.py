@@ -24,7 +24,6 @@ from springtide.errors import SpringtideError, StoppedWaiting, TrainingFailed, r
 from springtide.events import Event, event
 from springtide.on_ray.cluster.nodes import may_be_taken_away
 from springtide.on_ray.cluster.notices import PreemptionWatchers
-from springtide.on_ray.cluster.session import check_resources
 from springtide.on_ray.train.async_eval import async_evaluations
 from springtide.on_ray.train.mailbox import MailboxHandle
 from springtide.on_ray.train.policy import SpringtideTrainer, fatal
@@ -54,7 +53,6 @@ def train(
     SIGINT and SIGTERM ask for a checkpoint and stop; a second one raises KeyboardInterrupt at once. A worker's
     SpringtideError is raised as itself, any other error as TrainingFailed with its rank and trace.
     """
-    check_resources(config)
     if place := may_be_taken_away(ray.get_runtime_context().get_node_id()):
         _log.warning(
             "the driver is on spot node %s: if the node goes, the run stops and must be resumed; start the driver on a node "

@@ -1,0 +1,47 @@
+"""``st.prepare``: the dataset of a config, found or made."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from springtide.config import Config
+from springtide.dataset import Progress, open_dataset, rows_text, silent, units_to_make
+from springtide.dataset import prepare as prepare_here
+from springtide.report import dataset_page
+from springtide.shards import TRAIN, SplitReader
+from springtide.store import Folder
+
+_LARGE_UNITS = 8
+_CARD_ROWS = 3
+CARD = "card.html"
+
+
+def prepare(config: Config, progress: Progress | None = None) -> Config:
+    """Find the dataset of ``config`` or make it; returns the config with ``shards.dataset`` filled in.
+
+    A small corpus is prepared in this process, a larger one by Ray Data tasks on the cluster that training would use. A
+    killed prepare resumes where it stopped. Raises ConfigError and CorpusError.
+    """
+    progress = progress or silent
+    units = units_to_make(config)
+    if units <= _LARGE_UNITS:
+        config = prepare_here(config, progress)
+    else:
+        from springtide.on_ray.cluster.session import cluster
+        from springtide.on_ray.data.prepare import ray_map
+
+        with cluster(config, dashboard=False):
+            config = prepare_here(config, progress, ray_map)
+    if units:
+        write_card(config.shards.dataset)
+    return config
+
+
+def write_card(url: str) -> str:
+    """Write ``card.html`` into a sealed dataset: its source, what was dropped, a few rows; returns its path or URL."""
+    manifest, vocabulary = open_dataset(url)
+    rows = SplitReader(Folder(url), manifest, TRAIN).read(np.arange(min(_CARD_ROWS, manifest.splits[TRAIN].rows)))
+    texts = list(rows_text(rows.tokens, vocabulary))
+    page = dataset_page.render(f"Dataset {Folder(url).name}", manifest.model_dump(mode="json"), manifest.digest, texts)
+    Folder(url).write(CARD, page)
+    return Folder(url).where(CARD)

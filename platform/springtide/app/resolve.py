@@ -1,0 +1,188 @@
+"""Decide everything about a run before anything of it is written.
+
+    find its folder -> prepare its data -> decide where it starts -> fit it to the cluster -> ResolvedRun
+
+Only preparing writes: the sealed dataset stays, and the next start uses it. A run that is refused leaves no folder, no lease,
+no run in MLflow.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+from collections.abc import Iterator
+from typing import Any, Literal
+
+from springtide import config as configs
+from springtide.app.estimate import check_fits, choose_micro_batch, gigabytes, least_workers
+from springtide.app.prepare import prepare
+from springtide.checkpoint import branch, leases
+from springtide.checkpoint.format import newer_of_other_orders
+from springtide.checkpoint.fresh_start import check_fresh_start
+from springtide.config import Config
+from springtide.dataset import Progress
+from springtide.errors import CheckpointError, ConfigError, explain
+from springtide.run.folder import Run, find_run
+from springtide.store import Folder
+from springtide.stream import Data, open_data
+
+_RATE_JUMP = 0.02
+"""A branch whose learning rate differs by more from its trunk's is remarked on."""
+
+
+@dataclasses.dataclass(frozen=True)
+class ResolvedRun:
+    """A run that may start."""
+
+    run: Run
+    config: Config
+    """What would train: ``train.micro_batch`` is a number, ``elastic.min_workers`` fits, ``shards.dataset`` exists."""
+    starts_from: str
+    """The checkpoint that it starts from; empty if it starts at step 0. (Newer snapshots in memory precede it.)"""
+    remarks: tuple[str, ...]
+    """What its user should know: settings that changed or were decided, checkpoints that would be set aside."""
+    from_scratch: bool = False
+    accept_changes: bool = False
+    finished: bool = False
+    """Whether nothing is left to train; the rest is then undecided."""
+    dashboard: str = ""
+    """Host and port of the dashboard of the cluster that is connected; empty without one."""
+
+    @functools.cached_property
+    def data(self) -> Data:
+        """The data of the run, opened once."""
+        return open_data(self.config)
+
+
+def resolve(
+    config: Config,
+    *,
+    resume: bool | Literal["auto"] = False,
+    accept_changes: bool = False,
+    from_scratch: bool = False,
+    progress: Progress | None = None,
+) -> ResolvedRun:
+    """Decide what ``train`` with the same arguments would train, and train nothing.
+
+    Prepares the data if needed, and asks the cluster that ``RAY_ADDRESS`` names, or this machine, for its memory. Raises as
+    ``train`` does before anything starts.
+    """
+    with resolved(
+        config,
+        resume=resume,
+        accept_changes=accept_changes,
+        from_scratch=from_scratch,
+        progress=progress,
+        dashboard=False,
+    ) as found:
+        return found
+
+
+@contextlib.contextmanager
+def resolved(
+    config: Config,
+    *,
+    resume: bool | Literal["auto"],
+    accept_changes: bool,
+    from_scratch: bool,
+    progress: Progress | None,
+    dashboard: bool,
+) -> Iterator[ResolvedRun]:
+    """Yield what ``resolve`` returns, connected to its cluster for the block unless nothing is left to train."""
+    from springtide.model import find
+    from springtide.on_ray.cluster.session import (  # Ray loads only when needed
+        check_before_start,
+        check_resources,
+        cluster,
+    )
+
+    check_before_start(config)
+    if config.model.source:
+        find(config.model.source)
+    if from_scratch and not resume:
+        raise ConfigError(explain("--from-scratch", True, "restarts an existing run", "add --resume, or omit it"))
+    config, run = find_run(absolute(config), resume, accept_changes)
+    if resume and not from_scratch and run.has_nothing_left(config):
+        remedy = "to train further, raise train.total and add --accept-changes"
+        remark = f"run {run.id} finished at step {run.last_step}: nothing to do; {remedy}"
+        yield ResolvedRun(run, config, run.checkpoints[-1], (remark,), finished=True)
+        return
+    leases.check_free(run.folder)
+    config = prepare(config, progress)
+    data = open_data(config)
+    start, remarks = _start(config, run, data, accept_changes, from_scratch)
+    with cluster(config, dashboard=dashboard) as address:
+        check_resources(config)
+        config, fitting = fitted(config, data)
+        if run.folder.exists(configs.RUN_CONFIG):
+            changed = configs.difference(run.config, config)
+            remarks += [f"resumed with {name}: {before!r} -> {after!r}" for name, (before, after) in changed.items()]
+        yield ResolvedRun(run, config, start, (*remarks, *fitting), from_scratch, accept_changes, dashboard=address)
+
+
+def _start(config: Config, run: Run, data: Data, accept_changes: bool, from_scratch: bool) -> tuple[str, list[str]]:
+    """Return the checkpoint that the run starts from, empty for step 0, and remarks. Raises CheckpointError and ConfigError
+    when it cannot start there."""
+    remarks, names = [], run.checkpoints
+    if from_scratch:
+        remarks.append(f"restarted at step 0; checkpoints set aside: {', '.join(names) or 'none'}")
+        names = []
+    else:
+        newer = newer_of_other_orders(run.folder, data.order.identity_at, accept_changes)
+        if newer is None:
+            raise CheckpointError(
+                f"no checkpoint of {run.folder.url} is of this order: it changes (skipped steps or weights) before all "
+                "of them. Change the order of later steps only, or add --from-scratch to restart at step 0"
+            )
+        check_fresh_start(run.folder)
+        if newer:
+            remarks.append(f"checkpoints of another data order are set aside: {', '.join(newer)}")
+            names = [name for name in names if name not in newer]
+    if config.train.start_from:
+        remarks += _branched(config, data)
+    own = f"{run.folder.url}/checkpoints/{names[-1]}" if names else ""
+    return own or config.train.start_from, remarks
+
+
+def _branched(config: Config, data: Data) -> list[str]:
+    """Return remarks for the user on the other run's checkpoint that this run starts from. Raises ConfigError when it cannot
+    start there."""
+    from springtide.training.optim import rate_after
+
+    saved = branch.check(config, data.order.identity_at, data.tokenizer_digest)
+    remarks, step = branch.remarks(saved, config), branch.first_step(config.train)
+    there, here = rate_after(saved, step), rate_after(config, step)
+    if step and abs(there - here) > _RATE_JUMP * there:
+        remarks.append(
+            f"the learning rate of step {step} was {there:.3g} in {config.train.start_from} and is {here:.3g} here"
+        )
+    return remarks
+
+
+def fitted(config: Config, data: Data) -> tuple[Config, list[str]]:
+    """Return ``config`` with a micro-batch and a minimum of workers that fit the cluster that is connected, and remarks on what
+    was decided. Raises ConfigError if none fits."""
+    from springtide.on_ray.cluster.session import device_bytes
+
+    has, remarks = device_bytes(config), []
+    least = least_workers(config, data.vocab_size, data.eos_id, has)
+    if least > config.elastic.min_workers:
+        remarks.append(
+            f"elastic.min_workers = {least}: with fewer workers a step does not fit the {gigabytes(has)} that each has"
+        )
+        config = config.override({"elastic.min_workers": least})
+    chosen = choose_micro_batch(config, data.vocab_size, data.eos_id, has)
+    if chosen != config:
+        remarks.append(f"train.micro_batch = {chosen.train.micro_batch} fits the {gigabytes(has)} that a worker has")
+    check_fits(chosen, data.vocab_size, data.eos_id, config.elastic.max_workers, has)
+    return chosen, remarks
+
+
+def absolute(config: Config) -> Config:
+    """Return ``config`` with absolute paths: relative ones are relative to the driver's folder, on every node."""
+    mixture = {name: Folder(url).url for name, url in config.stream.mixture.items()}
+    changes: dict[str, Any] = {"shards.root": Folder(config.shards.root).url, "stream.mixture": mixture}
+    if config.shards.dataset:
+        changes["shards.dataset"] = Folder(config.shards.dataset).url
+    return config.override(changes)
