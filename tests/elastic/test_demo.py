@@ -14,8 +14,8 @@ import springtide as st
 pytestmark = [pytest.mark.cluster, pytest.mark.slow]
 
 
-def test_the_demo_learns_and_says_what_it_made(tmp_path: Path, datasets: Path) -> None:
-    """All of ``make demo`` but the installation and six sevenths of the steps."""
+def test_the_demo_learns_loses_two_workers_and_says_what_that_cost(tmp_path: Path, datasets: Path) -> None:
+    """All of ``make demo`` but the installation and two thirds of the steps."""
     command = [sys.executable, "-m", "springtide.cli.main", "train", "--recipe", "demo", "--demo"]
     command += ["--run.root", str(tmp_path), "--shards.root", str(datasets), "--train.total", "81920"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=540, check=False)
@@ -29,4 +29,16 @@ def test_the_demo_learns_and_says_what_it_made(tmp_path: Path, datasets: Path) -
     assert (folder / "mlflow.json").exists()
     assert run.checkpoints
     assert len(run.sample) > 20
-    assert re.search(r"try next\n  springtide verify .*\n  springtide run inspect .*\n  springtide train ", done.stdout)
+    kills = re.findall(r"step (\d+): kill -9 \d+, one of 2 workers", done.stdout)
+    costs = re.findall(r"restart +step (\d+): \d+\.\d s without training, (\d) steps? trained again", done.stdout)
+    assert [int(step) >= at for step, at in zip(kills, (27, 53), strict=True)] == [True, True]
+    assert [int(begin) + int(lost) >= int(step) for step, (begin, lost) in zip(kills, costs, strict=True)] == [
+        True,
+        True,
+    ]
+    assert "80 steps trained on exactly the samples of the uninterrupted run" in done.stdout
+    assert f"report    {run.report}" in done.stdout
+    [verify] = re.findall(
+        r"try next\n  (.*springtide) verify .*\n  .*springtide report .*\n  .*springtide train ", done.stdout
+    )
+    assert Path(verify).exists() or verify == "springtide"

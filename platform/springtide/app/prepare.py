@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib.util
+
 import numpy as np
 
 from springtide.config import Config
@@ -19,12 +21,12 @@ CARD = "card.html"
 def prepare(config: Config, progress: Progress | None = None) -> Config:
     """Find the dataset of ``config`` or make it; returns the config with ``shards.dataset`` filled in.
 
-    A small corpus is prepared in this process, a larger one by Ray Data tasks on the cluster that training would use. A
-    killed prepare resumes where it stopped. Raises ConfigError and CorpusError.
+    A small corpus is prepared in this process, a larger one by Ray Data tasks on the cluster that training would use, if Ray is
+    installed. A killed prepare resumes where it stopped. Raises ConfigError and CorpusError.
     """
     progress = progress or silent
     units = units_to_make(config)
-    if units <= _LARGE_UNITS:
+    if units <= _LARGE_UNITS or importlib.util.find_spec("ray") is None:
         config = prepare_here(config, progress)
     else:
         from springtide.on_ray.cluster.session import cluster

@@ -6,6 +6,9 @@
 from __future__ import annotations
 
 import argparse
+import os
+import shutil
+import sys
 from typing import Any
 
 import yaml
@@ -77,6 +80,13 @@ def config_of(options: argparse.Namespace, runs_code: bool = True) -> Config:
     trusts = not runs_code or "model.source" in given or options.trust_code
     base = configs.load_config(options.config, trusts) if options.config else configs.recipe(options.recipe)
     return base.override({name: _value(text) for name, text in given.items()})
+
+
+def program() -> str:
+    """Return how the user's shell finds this program: by its name, or by its path."""
+    here = os.path.join(os.path.dirname(sys.executable), "springtide")
+    found = shutil.which("springtide")
+    return "springtide" if found and os.path.exists(here) and os.path.samefile(found, here) else os.path.relpath(here)
 
 
 def _value(text: str) -> Any:

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import argparse
-from typing import TYPE_CHECKING, Any
+import os
+import sys
+from typing import TYPE_CHECKING
 
 from springtide import config as configs
 from springtide.cli.commands import Commands
-from springtide.cli.options import add_config, add_trust, config_of
+from springtide.cli.options import add_config, add_trust, config_of, program
 from springtide.cli.progress import progress_bars
 from springtide.errors import redacted
 
 if TYPE_CHECKING:
     from springtide.app.resolve import ResolvedRun
+    from springtide.run.folder import Run
 
 _EXAMPLES = """  springtide train --recipe demo
   springtide train --recipe demo --optim.peak-lr 1e-3 --train.total 2M
@@ -54,18 +57,17 @@ def add(commands: Commands) -> None:
 
 
 def _train(options: argparse.Namespace) -> int:
+    from springtide.app.demo import demonstrate
     from springtide.app.resolve import resolve
     from springtide.app.train import train
 
+    config = config_of(options)
     how = {name: getattr(options, name) for name in ("resume", "accept_changes", "from_scratch")}
     with progress_bars() as progress:
         if options.dry_run:
-            found = resolve(config_of(options), **how, progress=progress)
-        else:
-            run = train(config_of(options), **how, progress=progress)
-    if options.dry_run:
-        _show(found)
-    elif not run.finished:
+            return _show(resolve(config, **how, progress=progress))
+        run = demonstrate(config, progress) if options.demo else train(config, **how, progress=progress)
+    if not run.finished:
         steps = f"step {run.last_step} of {run.config.num_steps}"
         print(f"\nstopped at {steps}; the same command with --resume continues from there")
     elif options.demo:
@@ -75,28 +77,26 @@ def _train(options: argparse.Namespace) -> int:
     return 0
 
 
-def _show(found: ResolvedRun) -> None:
+def _show(found: ResolvedRun) -> int:
     """Print what a run would train: as a config file, with the rest in comments."""
     start = redacted(found.starts_from) if found.starts_from else "step 0"
     lines = [f"run {found.run.id} would start from {start}", *found.remarks]
     print("".join(f"# {line}\n" for line in lines) + configs.dump(configs.redact(found.config)), end="")
+    return 0
 
 
-def _farewell(run: Any) -> None:
-    """Print what the demo made, and what to try next."""
-    before, after = run.evaluations[0], run.evaluations[-1]
-    root = run.config.run.root
-    fall = 1 - after.heldout_bits_per_byte / before.heldout_bits_per_byte
+def _farewell(run: Run) -> None:
+    """Print what the demo showed, and what to try next."""
+    from springtide.app.demo import account
+
+    root, folder, springtide = run.config.run.root, run.folder.url, program()
     print(
         f"""
-made in {run.folder.url}
-  report.html     loss, throughput and world size of this run; open it in a browser
-  checkpoints/    {", ".join(run.checkpoints)}
-  mlflow.json     its run in MLflow: mlflow ui --backend-store-uri sqlite:///{root}/mlflow.db
-held-out bits per byte: {before.heldout_bits_per_byte:.3f} before, {after.heldout_bits_per_byte:.3f} after ({fall:.0%} less)
+{account(run)}
 
 try next
-  springtide verify {run.folder.url}
-  springtide run inspect {run.folder.url}
-  springtide train --recipe demo --run.root {root} --train.total 2M --elastic.max-workers 3"""
+  {springtide} verify {folder}
+  {springtide} report {folder}
+  {springtide} train --recipe demo --run.root {root} --train.total 2M --elastic.max-workers 3
+  {os.path.join(os.path.dirname(sys.executable), "mlflow")} ui --backend-store-uri sqlite:///{root}/mlflow.db"""
     )

@@ -87,11 +87,11 @@ class LocalCluster:
 
     def halt(self, node: str) -> None:
         """Suspend a node's worker without ending it (SIGSTOP), as a device fault does."""
-        raylets = [info.process.pid for infos in self._nodes[node].all_processes.values() for info in infos]
-        for pid in [pid for raylet in raylets for pid in _descendants(raylet)]:
-            with contextlib.suppress(OSError):
-                if b"RayTrainWorker" in Path(f"/proc/{pid}/cmdline").read_bytes():
-                    os.kill(pid, signal.SIGSTOP)
+        for infos in self._nodes[node].all_processes.values():
+            for info in infos:
+                for pid in _workers_below(info.process.pid):
+                    with contextlib.suppress(ProcessLookupError):
+                        os.kill(pid, signal.SIGSTOP)
 
     def kill(self, node: str) -> None:
         """Remove a node and kill all its processes at once, as when its host is lost."""
@@ -110,6 +110,25 @@ class LocalCluster:
         """Restart Ray's control store at the same address. Call it in the main thread: Ray's servers die with the thread
         that started them."""
         self._cluster.head_node.start_gcs_server()
+
+
+def kill_worker() -> int:
+    """Kill a worker of this driver's private cluster with SIGKILL; returns its pid, 0 if the cluster is not a private one."""
+    for pid in _workers_below(os.getpid()):
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+            return pid
+    return 0
+
+
+def _workers_below(pid: int) -> list[int]:
+    """Return the pids of workers of Ray Train among the descendants of the process ``pid``."""
+    found = []
+    for one in _descendants(pid):
+        with contextlib.suppress(OSError):
+            if b"RayTrainWorker" in Path(f"/proc/{one}/cmdline").read_bytes():
+                found.append(one)
+    return found
 
 
 def _descendants(pid: int) -> list[int]:
