@@ -99,11 +99,17 @@ __all__ = [
 ]
 
 
+_PARTS = ("checkpoint", "stream")
+"""Packages with parts for a training loop of your own."""
+
+
 def __getattr__(name: str) -> Any:
+    if name in _PARTS:
+        return importlib.import_module(f"springtide.{name}")
     if name not in _DEFINED_IN:
         raise AttributeError(f"module 'springtide' has no attribute {name!r}")
     return getattr(importlib.import_module(_DEFINED_IN[name]), name)
 
 
 def __dir__() -> list[str]:
-    return [*__all__, "__version__"]
+    return [*__all__, *_PARTS, "__version__"]

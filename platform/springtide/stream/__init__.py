@@ -1,8 +1,9 @@
 """(seed, step) -> the same rows at any world size. Rule: the data state of a run is one integer, the next step; all else
 is arithmetic, and slicing by rank comes last."""
 
+from springtide.stream.batches import batches
 from springtide.stream.data import Data, open_data
 from springtide.stream.order import Order, digest
 from springtide.stream.reader import Batch, RankReader, Read, ahead, check, load
 
-__all__ = ["Batch", "Data", "Order", "RankReader", "Read", "ahead", "check", "digest", "load", "open_data"]
+__all__ = ["Batch", "Data", "Order", "RankReader", "Read", "ahead", "batches", "check", "digest", "load", "open_data"]

@@ -5,9 +5,11 @@ A *read* is the steps [first, last) of one rank: the unit that a Ray task or a t
 
 from __future__ import annotations
 
+import atexit
 import dataclasses
 import queue
 import threading
+import weakref
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
@@ -21,6 +23,8 @@ if TYPE_CHECKING:
 
 
 Item = TypeVar("Item")
+_END_S = 10.0
+"""How long a read may take to end when the process does [s]."""
 
 
 class Batch(NamedTuple):
@@ -102,10 +106,21 @@ def check(order: Order, rank: int, world_size: int, step: int, batch: Batch) -> 
         )
 
 
-def load(reader: RankReader, plan: list[Read]) -> Iterator[Batch]:
+def load(reader: RankReader, plan: Iterable[Read]) -> Iterator[Batch]:
     """Yield the batches of ``plan``, one read ahead: the feed of a process without Ray."""
     for batches in ahead(list(reader.batches(read)) for read in plan):
         yield from batches
+
+
+_drawing: weakref.WeakKeyDictionary[threading.Thread, threading.Event] = weakref.WeakKeyDictionary()
+
+
+@atexit.register
+def _end_drawing() -> None:
+    """End the threads that draw: one that is inside a library written in C++ when Python ends would abort the process."""
+    for thread, closed in list(_drawing.items()):
+        closed.set()
+        thread.join(_END_S)
 
 
 class ahead(Iterator[Item]):  # noqa: N801  used like a function
@@ -118,7 +133,9 @@ class ahead(Iterator[Item]):  # noqa: N801  used like a function
         self._ready: queue.Queue[Item | BaseException | None] = queue.Queue(maxsize=1)
         self._closed = threading.Event()
         work = (items, self._ready, self._closed)  # not this object: the thread ends when it is deleted
-        threading.Thread(target=_draw, args=work, name="springtide-ahead", daemon=True).start()
+        thread = threading.Thread(target=_draw, args=work, name="springtide-ahead", daemon=True)
+        _drawing[thread] = self._closed
+        thread.start()
 
     def __next__(self) -> Item:
         item = None if self._closed.is_set() else self._ready.get()

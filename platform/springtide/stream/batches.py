@@ -1,0 +1,77 @@
+"""The batches of a sealed dataset for a training loop of your own, at any number of ranks."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+
+from springtide.config import Config
+from springtide.errors import ConfigError, explain
+from springtide.shards import load_manifest
+from springtide.store import Folder
+from springtide.stream.data import open_data
+from springtide.stream.reader import Batch, RankReader, Read, load
+
+_READ_BYTES = 2**20
+_MOST_STEPS = 64
+"""In one read."""
+
+
+def batches(
+    dataset: str,
+    *,
+    global_batch: int,
+    rank: int = 0,
+    size: int = 1,
+    step: int = 0,
+    seed: int = 0,
+    lanes: int = 0,
+) -> Iterator[Batch]:
+    """Yield the rows that one rank trains on in each step, without end, read one read ahead.
+
+    All ranks together get exactly ``global_batch`` rows per step, the same rows whatever ``size`` is: to resize, begin again at
+    the next step with another ``rank`` and ``size``. That step is the whole state of the data.
+
+    Args:
+        dataset: Folder or URL of a sealed dataset, as ``prepare`` or ``springtide data prepare`` makes it.
+        global_batch: Rows per step, over all ranks.
+        rank: This rank, from 0 to ``size - 1``.
+        size: Number of ranks. Sizes that do not divide ``lanes`` get unequal parts; weight losses by valid tokens.
+        step: Steps done before.
+        seed: Seed of the order; another seed is another order.
+        lanes: Parts that a step's rows are dealt in: at least the largest ``size`` there will be, and a divisor of
+            ``global_batch``. 0: as many as ``global_batch``.
+
+    Yields:
+        ``Batch``: ``step``; ``sample_ids``, uint64 (n,); ``tokens``, uint16 or uint32 (n, sequence_length + 1): inputs are
+        ``tokens[:, :-1]``, targets ``tokens[:, 1:]``.
+
+    Raises:
+        ConfigError: ``global_batch``, ``lanes`` or ``size`` do not fit together.
+        CorpusError: the dataset is missing, damaged, or smaller than a batch.
+
+    Example:
+        >>> rows = [next(st.stream.batches(dataset, global_batch=4, rank=rank, size=2)).sample_ids for rank in (0, 1)]
+        >>> whole = next(st.stream.batches(dataset, global_batch=4))
+        >>> whole.tokens.shape
+        (4, 65)
+        >>> sorted(whole.sample_ids) == sorted([*rows[0], *rows[1]])
+        True
+    """
+    lanes = lanes or global_batch
+    if not 0 <= rank < size <= lanes:
+        limit = f"of size = {size} ranks; a rank needs one of {lanes} lanes"
+        raise ConfigError(explain("rank", rank, limit, "0 <= rank < size <= lanes, and lanes divides global_batch"))
+    length = load_manifest(Folder(dataset)).sequence_length
+    settings = {"shards.dataset": dataset, "shards.sequence_length": length, "model.max_sequence_length": length}
+    stream = {"stream.global_batch": global_batch, "stream.lanes": lanes, "stream.seed": seed}
+    free = {"elastic.min_workers": 1, "elastic.max_workers": 1, "optim.warmup": 0}
+    reader = RankReader(open_data(Config().override({**settings, **stream, **free})), rank, size)
+    return load(reader, _reads(reader, step))
+
+
+def _reads(reader: RankReader, first: int) -> Iterator[Read]:
+    """Yield the reads from step ``first`` on, without end."""
+    steps = reader.plan(first, first + _MOST_STEPS, _READ_BYTES)[0].last - first
+    for begin in itertools.count(first, steps):
+        yield Read(begin, begin + steps)

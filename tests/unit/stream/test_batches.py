@@ -1,0 +1,55 @@
+"""The batches of a loop of one's own."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from itertools import islice
+
+import numpy as np
+import pytest
+
+import springtide as st
+from springtide.config import Config
+from springtide.stream import Batch
+
+
+def rows_of(dataset: str, size: int, step: int, steps: int) -> list[list[int]]:
+    """Per step the ids of the rows of all ranks."""
+    ranks = [st.stream.batches(dataset, global_batch=12, rank=rank, size=size, step=step) for rank in range(size)]
+    found: list[tuple[Batch, ...]] = [tuple(map(next, ranks)) for _ in range(steps)]
+    assert [batch.step for batch, *_ in found] == list(range(step, step + steps))
+    return [sorted(np.concatenate([batch.sample_ids for batch in batches]).tolist()) for batches in found]
+
+
+def test_any_number_of_ranks_gets_the_rows_of_one_and_a_step_is_all_there_is_to_remember(tiny: Config) -> None:
+    dataset = tiny.shards.dataset
+    whole = rows_of(dataset, 1, 0, 150)
+    assert [len(rows) for rows in whole] == [12] * 150
+    for size, step in ((2, 0), (5, 37), (12, 149), (3, 64)):
+        assert rows_of(dataset, size, step, 150 - step) == whole[step:]
+
+
+def test_another_seed_is_another_order_and_a_row_has_one_token_more_than_it_trains_on(tiny: Config) -> None:
+    first, other = (
+        next(st.stream.batches(tiny.shards.dataset, global_batch=12, seed=seed)) for seed in (tiny.stream.seed, 1)
+    )
+    assert first.sample_ids.tolist() != other.sample_ids.tolist()
+    assert first.tokens.shape == (12, tiny.shards.sequence_length + 1)
+
+
+@pytest.mark.parametrize(("rank", "size"), [(2, 2), (-1, 2), (0, 13)])
+def test_a_rank_that_cannot_be_is_refused_at_once(tiny: Config, rank: int, size: int) -> None:
+    with pytest.raises(st.ConfigError, match=rf"rank = {rank}: of size = {size} ranks; a rank needs one of 12 lanes"):
+        st.stream.batches(tiny.shards.dataset, global_batch=12, rank=rank, size=size)
+
+
+def test_a_process_that_ends_while_it_reads_ends_well(tiny: Config) -> None:
+    program = f"import springtide as st; print(next(st.stream.batches({tiny.shards.dataset!r}, global_batch=12)).step)"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "0\n", "")
+
+
+def test_a_read_is_a_bounded_number_of_steps(tiny: Config) -> None:
+    batches = st.stream.batches(tiny.shards.dataset, global_batch=12, step=10**7)
+    assert [batch.step for batch in islice(batches, 3)] == [10**7, 10**7 + 1, 10**7 + 2]
