@@ -31,7 +31,7 @@ import springtide as st
 from springtide.config import Config
 from springtide.corpus import open_source, open_tokenizer
 from springtide.corpus.tokenizer import END_OF_TEXT
-from springtide.dataset import in_process, open_dataset, prepare
+from springtide.dataset import in_process, make_dataset, open_dataset
 
 GOAL = 0.6
 KINDS = (".rst", ".txt", ".py")
@@ -85,9 +85,9 @@ def ours(config: Config, on_ray: bool) -> dict[str, float]:
 
 def _timed(config: Config, run: Any) -> dict[str, float]:
     begin = time.perf_counter()
-    prepared = prepare(config, run=run)
+    dataset = make_dataset(config.corpus, config.shards, run=run)
     seconds = time.perf_counter() - begin
-    manifest, _ = open_dataset(prepared.shards.dataset)
+    manifest, _ = open_dataset(dataset)
     return {"seconds": seconds, "tokens": manifest.source["tokens_before_deduplication"]}
 
 

@@ -27,9 +27,10 @@ os.environ.update(
 os.environ.pop("RAY_ADDRESS", None)
 os.environ.pop("MLFLOW_TRACKING_URI", None)
 
+from prepared import prepare
+
 from springtide import config as configs
 from springtide.config import Config
-from springtide.dataset import prepare
 
 
 def pytest_configure(config: pytest.Config) -> None:

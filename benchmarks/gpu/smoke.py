@@ -21,7 +21,7 @@ from measure import CUDA, Book, NotHere
 
 from springtide import config as configs
 from springtide.config import Config
-from springtide.dataset import prepare
+from springtide.dataset import make_dataset
 from springtide.events import Event, Profiled, Saved, Started
 from springtide.store import Folder
 from springtide.track.journal import last_steps, read_journal
@@ -104,7 +104,7 @@ def train(quick: bool) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
         config = config_of(folder, quick)
         begin = time.monotonic()
-        config = prepare(config)
+        config = config.override({"shards.dataset": make_dataset(config.corpus, config.shards)})
         prepare_s = time.monotonic() - begin
         first_s = torchrun(config, folder)
         run = Folder(config.run.root) / config.run.id

@@ -17,6 +17,7 @@ from springtide.config import Config
 from springtide.errors import ConfigError
 from springtide.events import Evaluated, Event, Started, StepDone
 from springtide.run.folder import find_run
+from springtide.run.start_from import check_start
 from springtide.store import Folder
 from springtide.stream import open_data
 
@@ -37,8 +38,8 @@ def begun(config: Config) -> Config:
     """As the driver does: claimed, what it begins with found, checked and held."""
     config, run = find_run(config, resume=False, accept_changes=False)
     data = open_data(config)
-    branch.check(config, data.order.identity_at, data.tokenizer_digest)
-    branch.keep(config)
+    check_start(config, data.order.identity_at, data.tokenizer_digest)
+    branch.keep(config.train.start_from, run.id)
     run.folder.write(configs.RUN_CONFIG, configs.dump(config))
     return config
 

@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 from loops import train, train_laid_out, train_poisoned
+from prepared import prepare
 
 from springtide import config as configs
 from springtide.config import Config
-from springtide.dataset import prepare
 from springtide.elastic import Interrupt
 from springtide.events import Event, Profiled, RolledBack, Spiked, Started, StepDone
 from springtide.run.verify import verify

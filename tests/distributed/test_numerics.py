@@ -13,13 +13,13 @@ import pytest
 import torch
 import torch.nn.functional as F
 from loops import full_state, gradients, save_and_die, train, train_with_a_slow_device, train_with_a_slow_feed
+from prepared import prepare
 from ranks import RankDied
 
 from springtide import config as configs
 from springtide.checkpoint.format import check_order, committed, quarantine
 from springtide.cli.main import main
 from springtide.config import Config
-from springtide.dataset import prepare
 from springtide.elastic import Interrupt
 from springtide.errors import CheckpointError
 from springtide.events import (

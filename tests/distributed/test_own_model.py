@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 from loops import train, train_laid_out
+from prepared import prepare
 
 from springtide import config as configs
 from springtide.app import train as app
 from springtide.config import Config
-from springtide.dataset import prepare
 from springtide.errors import ConfigError
 from springtide.events import Event, Started, StepDone
 from springtide.model import find, make

@@ -7,10 +7,11 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from prepared import prepare
 
 from springtide import config as configs
 from springtide.corpus import sources
-from springtide.dataset import open_dataset, prepare
+from springtide.dataset import open_dataset
 from springtide.errors import CorpusError
 from springtide.on_ray.data.prepare import ray_map
 from springtide.store import Folder

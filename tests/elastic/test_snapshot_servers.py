@@ -13,7 +13,7 @@ import pytest
 import ray
 
 from springtide.checkpoint.format import Meta, Snapshot
-from springtide.on_ray.train import snapshot_server
+from springtide.on_ray.train import snapshot_lookup
 
 pytestmark = pytest.mark.cluster
 
@@ -91,12 +91,12 @@ def test_a_snapshot_server_that_is_lost_is_waited_for_only_where_the_others_have
     half, lost = actor.remote([part(8, 0)]), actor.remote([], silent=True)
     ray.get([whole.found.remote(), half.found.remote()])  # both stand
     begin = time.monotonic()
-    monkeypatch.setattr(snapshot_server, "_ANSWER_S", 90.0)
-    [(_, held, _)] = snapshot_server._answers([whole, lost])
+    monkeypatch.setattr(snapshot_lookup, "ANSWER_S", 90.0)
+    [(_, held, _)] = snapshot_lookup.contents_of([whole, lost])
     assert [one.meta.step for one, _ in held] == [7, 7]
     assert time.monotonic() - begin < 60
-    monkeypatch.setattr(snapshot_server, "_ANSWER_S", 2.0)
-    assert len(snapshot_server._answers([whole, half, lost])) == 2  # of step 8 the lost one may have the rest
+    monkeypatch.setattr(snapshot_lookup, "ANSWER_S", 2.0)
+    assert len(snapshot_lookup.contents_of([whole, half, lost])) == 2  # of step 8 the lost one may have the rest
     assert time.monotonic() - begin >= 2.0
     for one in (whole, half, lost):
         ray.kill(one)

@@ -7,8 +7,7 @@ import importlib.util
 import numpy as np
 
 from springtide.config import Config
-from springtide.dataset import Progress, open_dataset, rows_text, silent, units_to_make
-from springtide.dataset import prepare as prepare_here
+from springtide.dataset import Progress, in_process, make_dataset, open_dataset, rows_text, silent, units_to_make
 from springtide.report import dataset_page
 from springtide.shards import TRAIN, SplitReader
 from springtide.store import Folder
@@ -24,19 +23,21 @@ def prepare(config: Config, progress: Progress | None = None) -> Config:
     A small corpus is prepared in this process, a larger one by Ray Data tasks on the cluster that training would use, if Ray is
     installed. A killed prepare resumes where it stopped. Raises ConfigError and CorpusError.
     """
-    progress = progress or silent
-    units = units_to_make(config)
+    if config.shards.dataset or config.stream.mixture:
+        return config
+    corpus, shards, progress = config.corpus, config.shards, progress or silent
+    units = units_to_make(corpus, shards)
     if units <= _LARGE_UNITS or importlib.util.find_spec("ray") is None:
-        config = prepare_here(config, progress)
+        url = make_dataset(corpus, shards, progress, in_process)
     else:
         from springtide.on_ray.cluster.session import cluster
         from springtide.on_ray.data.prepare import ray_map
 
         with cluster(config, dashboard=False):
-            config = prepare_here(config, progress, ray_map)
+            url = make_dataset(corpus, shards, progress, ray_map)
     if units:
-        write_card(config.shards.dataset)
-    return config
+        write_card(url)
+    return config.override({"shards.dataset": url})
 
 
 def write_card(url: str) -> str:

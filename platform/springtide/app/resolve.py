@@ -24,6 +24,7 @@ from springtide.config import Config
 from springtide.dataset import Progress
 from springtide.errors import CheckpointError, ConfigError, explain
 from springtide.run.folder import Run, find_run
+from springtide.run.start_from import check_start, remarks_on
 from springtide.store import Folder
 from springtide.stream import Data, open_data
 
@@ -150,8 +151,8 @@ def _branched(config: Config, data: Data) -> list[str]:
     start there."""
     from springtide.training.optim import rate_after
 
-    saved = branch.check(config, data.order.identity_at, data.tokenizer_digest)
-    remarks, step = branch.remarks(saved, config), branch.first_step(config.train)
+    saved = check_start(config, data.order.identity_at, data.tokenizer_digest)
+    remarks, step = remarks_on(saved, config), branch.first_step(config.train)
     there, here = rate_after(saved, step), rate_after(config, step)
     if step and abs(there - here) > _RATE_JUMP * there:
         remarks.append(

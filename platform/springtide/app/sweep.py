@@ -112,7 +112,7 @@ def sweep(
         if not any(one.field.startswith(("corpus.", "shards.")) for one in table.space):
             base = prepare(base)
         uri = mlflow_uri(base)
-        sink = SweepSink(base, folder, uri) if uri != OFF else None
+        sink = SweepSink(configs.flatten(configs.redact(base)), folder, uri) if uri != OFF else None
         # a URI from the environment may have a password: trials get it through ``tracking_uri``, not in their config
         own = uri if uri == default_uri(Folder(root)) else base.track.mlflow_uri
         changes = {"run.root": (folder / "trials").url, "track.progress": False, "track.mlflow_uri": own}

@@ -20,6 +20,7 @@ from springtide.dataset import Progress, open_dataset
 from springtide.events import Event, Sampled, Started, StepDone, Stopped
 from springtide.events.listeners import Listeners
 from springtide.run.folder import Run
+from springtide.run.start_from import lineage
 from springtide.store import Folder
 from springtide.stream import open_data
 from springtide.track.console import Console
@@ -85,7 +86,7 @@ def _begin(found: ResolvedRun, lease: int) -> None:
     else:
         check_order(run.folder, found.data.order.identity_at, found.accept_changes, lease)
     if config.train.start_from:
-        branch.keep(config)
+        branch.keep(config.train.start_from, run.id)
     run.write_config(config)
 
 
@@ -112,7 +113,8 @@ def _train(
             console.say(f"run {run.id}; Ray dashboard: http://{found.dashboard}{dashboard_hint()}")
         listeners: list[Callable[[Event], None]] = [journal, console, *([listen] if listen else [])]
         if uri != OFF:
-            listeners.append(stack.enter_context(MlflowSink(config, run.folder, uri, earlier, _tags(found))))
+            settings = configs.flatten(configs.redact(config))
+            listeners.append(stack.enter_context(MlflowSink(settings, run.folder, uri, earlier, _tags(found))))
 
         tell_all = Listeners(listeners)
 
@@ -152,11 +154,12 @@ def _tags(found: ResolvedRun) -> dict[str, str]:
     """Return the MLflow tags of a run, in addition to its settings."""
     data = found.data
     return {
+        "springtide.fingerprint": configs.fingerprint(found.config),
         "springtide.order": data.order.identity,
         "springtide.dataset": " ".join(data.datasets),
         "springtide.dataset_digest": " ".join(manifest.digest for manifest in data.manifests),
         "springtide.checkpoints": (found.run.folder / "checkpoints").url,
-        "springtide.lineage": " <- ".join(branch.lineage(found.config)),
+        "springtide.lineage": " <- ".join(lineage(found.config)),
     }
 
 

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from springtide.config import Config
+from springtide.config.data import CorpusConfig, ShardsConfig
 from springtide.corpus import Broken, CorpusReader, Tokenizer, check_byte_counts, clean, open_source, open_tokenizer
 from springtide.dataset.parts import PartJob, make_part, open_work_tokenizer, read_counts, read_tokens
 from springtide.dataset.plan import Plan, ShardPlan, make_plan
@@ -52,75 +52,75 @@ def silent(stage: str, done: int, total: int) -> None:
     """Report no progress."""
 
 
-def prepare(config: Config, progress: Progress = silent, run: Map = in_process) -> Config:
-    """Find the dataset of ``config`` by its fingerprint, or make it; return the config with ``shards.dataset`` filled in. A
-    config that names its datasets, in ``shards.dataset`` or ``stream.mixture``, is returned unchanged.
+def make_dataset(corpus: CorpusConfig, shards: ShardsConfig, progress: Progress = silent, run: Map = in_process) -> str:
+    """Find the dataset of a corpus by its fingerprint, or make it below ``shards.root``; returns its URL.
 
-    Resumes a prepare that was killed. ConfigError or CorpusError if the config or the corpus cannot be used.
+    Resumes a call that was killed. ConfigError or CorpusError if the settings or the corpus cannot be used.
     """
-    if config.shards.dataset or config.stream.mixture:
-        return config
-    sources, name, dataset = _find(config)
+    sources, name, dataset = _find(corpus, shards)
     if not dataset.exists(MANIFEST):
         try:
             with _explained(dataset):
-                _make(config, sources, dataset, name, progress, run)
+                _make(corpus, shards, sources, dataset, name, progress, run)
         except FileNotFoundError:
             if not dataset.exists(MANIFEST):  # else another process made the same dataset and removed the work folder
                 raise
-    return config.override({"shards.dataset": dataset.url})
+    return dataset.url
 
 
-def units_to_make(config: Config) -> int:
-    """Return the number of units that ``prepare`` would read; 0 if the dataset exists."""
-    if config.shards.dataset or config.stream.mixture:
-        return 0
-    sources, _, dataset = _find(config)
+def units_to_make(corpus: CorpusConfig, shards: ShardsConfig) -> int:
+    """Return the number of units that ``make_dataset`` would read; 0 if the dataset exists."""
+    sources, _, dataset = _find(corpus, shards)
     return 0 if dataset.exists(MANIFEST) else sum(len(source.units()) for source in sources)
 
 
-def _find(config: Config) -> tuple[list[CorpusReader], str, Folder]:
-    """Return the sources, their fingerprint under this config, and the folder of their dataset."""
-    sources = [open_source(corpus.source, corpus.max_files, corpus.field) for corpus in config.corpus.each()]
-    name = fingerprint(config, sources)
-    return sources, name, Folder(config.shards.root) / name
+def _find(corpus: CorpusConfig, shards: ShardsConfig) -> tuple[list[CorpusReader], str, Folder]:
+    """Return the sources, their fingerprint under these settings, and the folder of their dataset."""
+    sources = [open_source(each.source, each.max_files, each.field) for each in corpus.each()]
+    name = fingerprint(corpus, shards, sources)
+    return sources, name, Folder(shards.root) / name
 
 
-def fingerprint(config: Config, sources: Sequence[CorpusReader]) -> str:
+def fingerprint(corpus: CorpusConfig, shards: ShardsConfig, sources: Sequence[CorpusReader]) -> str:
     """Hash the settings, the sources' files and ``_VERSION``: 16 hex digits."""
-    corpus = config.corpus.model_dump(mode="json")
-    shards = config.shards.model_dump(mode="json", exclude={"root", "dataset"})
-    text = json.dumps([_VERSION, corpus, shards, [source.fingerprint() for source in sources]], sort_keys=True)
+    settings = [corpus.model_dump(mode="json"), shards.model_dump(mode="json", exclude={"root", "dataset"})]
+    text = json.dumps([_VERSION, *settings, [source.fingerprint() for source in sources]], sort_keys=True)
     return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
 
 
 def _make(
-    config: Config, sources: list[CorpusReader], dataset: Folder, name: str, progress: Progress, run: Map
+    corpus: CorpusConfig,
+    shards: ShardsConfig,
+    sources: list[CorpusReader],
+    dataset: Folder,
+    name: str,
+    progress: Progress,
+    run: Map,
 ) -> None:
     _check_room(sources, dataset)
     work = dataset / _WORK
     several = len(sources) > 1
     units = [
-        (source, corpus, unit, redacted(corpus.source) if several else "")
-        for source, corpus in zip(sources, config.corpus.each(), strict=True)
+        (source, each, unit, redacted(each.source) if several else "")
+        for source, each in zip(sources, corpus.each(), strict=True)
         for unit in source.units()
     ]
-    jobs = [PartJob(number, *unit, config, work) for number, unit in enumerate(units)]
-    vocabulary = _vocabulary(config, jobs, work)
+    jobs = [PartJob(number, *unit, shards, work) for number, unit in enumerate(units)]
+    vocabulary = _vocabulary(corpus, shards, jobs, work)
     _run_all(run, make_part, [job for job in jobs if not job.done()], "reading and tokenising", progress)
-    plan = make_plan(work, len(jobs), config)
-    _check_plan(config, plan)
-    seals = [SealJob(shard, config, dataset, work) for shard in plan.shards]
+    plan = make_plan(work, len(jobs), shards, corpus.near_duplicates)
+    _check_plan(corpus, shards, plan)
+    seals = [SealJob(shard, shards, dataset, work) for shard in plan.shards]
     _run_all(run, seal_shard, [job for job in seals if not job.done()], "packing and sealing", progress)
     manifest = Manifest(
-        sequence_length=config.shards.sequence_length,
-        token_type=config.shards.token_type,
+        sequence_length=shards.sequence_length,
+        token_type=shards.token_type,
         vocab_size=vocabulary.size,
         end_of_text=vocabulary.end_of_text,
-        mask_across_documents=config.shards.mask_across_documents,
+        mask_across_documents=shards.mask_across_documents,
         tokenizer_digest=digest.of_bytes(vocabulary.to_json().encode()),
         fingerprint=name,
-        source={"source": _named(config), **_counts(work, len(jobs), plan)},
+        source={"source": _named(corpus), **_counts(work, len(jobs), plan)},
         splits={
             split: _split(plan, split, [job for job in seals if job.shard.split == split]) for split in plan.documents
         },
@@ -136,7 +136,7 @@ class SealJob:
     """The input to make one shard. Picklable."""
 
     shard: ShardPlan
-    config: Config
+    settings: ShardsConfig
     dataset: Folder
     work: Folder
 
@@ -153,7 +153,7 @@ def seal_shard(job: SealJob) -> None:
     """Gather the shard's tokens from the parts, pack them and write the shard, unless it was already made."""
     if job.done():
         return
-    plan, length = job.shard, job.config.shards.sequence_length
+    plan, length = job.shard, job.settings.sequence_length
     documents: list[np.ndarray] = [np.empty(0)] * len(plan.parts)
     for part in np.unique(plan.parts).tolist():
         mine = np.flatnonzero(plan.parts == part)  # parts have the dataset's order, so these rows rise
@@ -165,8 +165,8 @@ def seal_shard(job: SealJob) -> None:
         rows = np.lib.stride_tricks.sliding_window_view(line, length + 1)[: plan.rows * length : length]
     else:
         rows = _fill(documents, plan.pieces, plan.rows, length + 1, vocabulary.end_of_text)
-    num_bytes = _bytes(rows, vocabulary, job.config.shards.mask_across_documents)
-    shard = write_shard(job.dataset, plan.name, job.config.shards, plan.first_row, num_bytes, rows)
+    num_bytes = _bytes(rows, vocabulary, job.settings.mask_across_documents)
+    shard = write_shard(job.dataset, plan.name, job.settings, plan.first_row, num_bytes, rows)
     job.work.write_json(job.record, {"shard": shard.model_dump(mode="json"), "num_bytes": int(num_bytes.sum())})
 
 
@@ -193,34 +193,34 @@ def _run_all(run: Map, function: Callable[[Any], Any], jobs: Sequence[Any], stag
         progress(stage, done, len(jobs))
 
 
-def _named(config: Config) -> str:
-    return ", ".join(redacted(corpus.source) for corpus in config.corpus.each())
+def _named(corpus: CorpusConfig) -> str:
+    return ", ".join(redacted(each.source) for each in corpus.each())
 
 
-def _vocabulary(config: Config, jobs: list[PartJob], work: Folder) -> Tokenizer:
+def _vocabulary(corpus: CorpusConfig, shards: ShardsConfig, jobs: list[PartJob], work: Folder) -> Tokenizer:
     """Return the tokenizer, made once; training uses the first millions of characters of the units in shuffled order."""
     if not work.exists(TOKENIZER):
-        made = open_tokenizer(config.corpus.tokenizer, _texts(config, jobs), config.corpus.vocab_size)
-        limit = np.iinfo(config.shards.token_type).max + 1
+        made = open_tokenizer(corpus.tokenizer, _texts(shards.seed, jobs), corpus.vocab_size)
+        limit = np.iinfo(shards.token_type).max + 1
         if made.size > limit:
             raise ConfigError(
                 explain(
                     "shards.token_type",
-                    config.shards.token_type,
-                    f"holds {limit} ids, the tokenizer {config.corpus.tokenizer!r} has {made.size}",
+                    shards.token_type,
+                    f"holds {limit} ids, the tokenizer {corpus.tokenizer!r} has {made.size}",
                     "set shards.token_type to uint32",
                 )
             )
-        if config.corpus.tokenizer not in _MADE_HERE:
-            texts = itertools.islice(_texts(config, jobs, _CHECKED_A_UNIT), _CHECKED)
-            check_byte_counts(made, config.corpus.tokenizer, (text[:_CHECKED_CHARACTERS] for text in texts))
+        if corpus.tokenizer not in _MADE_HERE:
+            texts = itertools.islice(_texts(shards.seed, jobs, _CHECKED_A_UNIT), _CHECKED)
+            check_byte_counts(made, corpus.tokenizer, (text[:_CHECKED_CHARACTERS] for text in texts))
         work.write(TOKENIZER, made.to_json())
     return open_work_tokenizer(work)
 
 
-def _texts(config: Config, jobs: list[PartJob], most_a_unit: int | None = None) -> Iterator[str]:
+def _texts(seed: int, jobs: list[PartJob], most_a_unit: int | None = None) -> Iterator[str]:
     left = _VOCABULARY_CHARACTERS
-    for number in np.random.default_rng(config.shards.seed).permutation(len(jobs)).tolist():
+    for number in np.random.default_rng(seed).permutation(len(jobs)).tolist():
         job = jobs[number]
         for found in itertools.islice(job.source.read(job.unit), most_a_unit):
             text = "" if isinstance(found, Broken) else clean(found.text, job.corpus)[0]
@@ -231,12 +231,12 @@ def _texts(config: Config, jobs: list[PartJob], most_a_unit: int | None = None) 
             return
 
 
-def _check_plan(config: Config, plan: Plan) -> None:
+def _check_plan(corpus: CorpusConfig, shards: ShardsConfig, plan: Plan) -> None:
     if not sum(plan.documents.values()):
         raise CorpusError(
             explain(
                 "corpus.source",
-                _named(config),
+                _named(corpus),
                 "has no text left after cleaning",
                 "point it at files that are not empty, or loosen corpus.min_characters and the other filters",
             )
@@ -246,8 +246,8 @@ def _check_plan(config: Config, plan: Plan) -> None:
             raise CorpusError(
                 explain(
                     "shards.sequence_length",
-                    config.shards.sequence_length,
-                    f"the {split} split of {_named(config)!r} has only {plan.tokens[split]} tokens "
+                    shards.sequence_length,
+                    f"the {split} split of {_named(corpus)!r} has only {plan.tokens[split]} tokens "
                     f"in {documents} documents, not one row",
                     "shorten the sequence, use more text, or change shards.heldout_fraction",
                 )

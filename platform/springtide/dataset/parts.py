@@ -20,8 +20,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from springtide.config.data import CorpusConfig
-from springtide.config.schema import Config
+from springtide.config.data import CorpusConfig, ShardsConfig
 from springtide.corpus import BANDS, Broken, CorpusReader, Tokenizer, Unit, bands, clean
 from springtide.shards import TOKENIZER
 from springtide.store import Folder
@@ -41,7 +40,7 @@ class PartJob:
     unit: Unit
     group: str
     """Name that its tokens are counted under; empty counts by the first folder of each document."""
-    config: Config
+    shards: ShardsConfig
     work: Folder
     """Folder for parts and the tokenizer until the dataset is sealed."""
 
@@ -63,7 +62,7 @@ def make_part(job: PartJob) -> None:
     if job.done():
         return
     vocabulary = open_work_tokenizer(job.work)
-    key = job.config.shards.seed.to_bytes(8, "little")
+    key = job.shards.seed.to_bytes(8, "little")
     counts: collections.Counter[str] = collections.Counter()
     samples: list[dict[str, str]] = []
     texts: list[str] = []
@@ -91,7 +90,7 @@ def make_part(job: PartJob) -> None:
     for row, ids in zip(rows, vocabulary.encode(texts), strict=True):
         row["tokens"] = ids
     rows.sort(key=lambda row: row["place"])
-    job.work.write(_rows(job.number), _encode(rows, job.config))
+    job.work.write(_rows(job.number), _encode(rows, job.corpus.near_duplicates, job.shards.token_type))
     characters = sum(len(text) for text in texts)
     groups: collections.Counter[str] = collections.Counter()
     for row in rows:
@@ -113,13 +112,13 @@ def open_work_tokenizer(work: Folder) -> Tokenizer:
     return Tokenizer.from_json(work.read(TOKENIZER).decode())
 
 
-def _encode(rows: list[dict[str, Any]], config: Config) -> bytes:
+def _encode(rows: list[dict[str, Any]], near_duplicates: bool, token_type: str) -> bytes:
     places = np.frombuffer(b"".join(row["place"] for row in rows), dtype=">u8").reshape(-1, 2).astype(np.uint64)
     signatures = np.zeros((len(rows), BANDS), dtype=np.uint64)
-    if config.corpus.near_duplicates:
+    if near_duplicates:
         signatures = np.array([bands(row["tokens"]) for row in rows], dtype=np.uint64).reshape(-1, BANDS)
     lengths = np.array([len(row["tokens"]) for row in rows], dtype=np.int32)
-    flat = np.concatenate([row["tokens"] for row in rows] or [np.empty(0)]).astype(config.shards.token_type)
+    flat = np.concatenate([row["tokens"] for row in rows] or [np.empty(0)]).astype(token_type)
     offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
     columns: dict[str, Any] = {
         "high": places[:, 0],

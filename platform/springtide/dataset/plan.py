@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from springtide.config import Config
+from springtide.config.data import ShardsConfig
 from springtide.corpus import BANDS, clusters
 from springtide.dataset.parts import read_columns
 from springtide.shards import HELDOUT, TRAIN, best_fit
@@ -53,7 +53,7 @@ class Plan:
     """int32: tokens of each kept document."""
 
 
-def make_plan(work: Folder, parts: int, config: Config) -> Plan:
+def make_plan(work: Folder, parts: int, settings: ShardsConfig, near_duplicates: bool) -> Plan:
     """Compute the plan from the parts' columns. It does not depend on how many processes made the parts."""
     part, row, high, low, share, length = _index(work, parts)
     order = np.lexsort((row, part, low, high))
@@ -61,30 +61,32 @@ def make_plan(work: Folder, parts: int, config: Config) -> Plan:
     again[1:] = (high[order][1:] == high[order][:-1]) & (low[order][1:] == low[order][:-1])
     dropped = {"duplicate": int(again.sum())}
     order = order[~again]
-    if config.corpus.near_duplicates:
+    if near_duplicates:
         # keep the first document of each cluster
         cluster = clusters(_bands(work, parts, order), len(order))
         first = np.zeros(len(order), dtype=bool)
         first[np.unique(cluster, return_index=True)[1]] = True
         dropped["near duplicate"] = int((~first).sum())
         order = order[first]
-    held_out = share[order] / 2.0**64 < config.shards.heldout_fraction
+    held_out = share[order] / 2.0**64 < settings.heldout_fraction
     shards: list[ShardPlan] = []
     documents, tokens = {}, {}
     for split, chosen in ((TRAIN, order[~held_out]), (HELDOUT, order[held_out])):
         documents[split], tokens[split] = len(chosen), int(length[chosen].sum())
-        lay = _cut if config.shards.packing == "concat" else _fit
-        shards += lay(config, split, part[chosen], row[chosen], length[chosen])
+        lay = _cut if settings.packing == "concat" else _fit
+        shards += lay(settings, split, part[chosen], row[chosen], length[chosen])
     return Plan(tuple(shards), documents, tokens, dropped, length[order])
 
 
-def _cut(config: Config, split: str, part: np.ndarray, row: np.ndarray, length: np.ndarray) -> Iterator[ShardPlan]:
+def _cut(
+    settings: ShardsConfig, split: str, part: np.ndarray, row: np.ndarray, length: np.ndarray
+) -> Iterator[ShardPlan]:
     """Cut the documents, end to end, into rows of sequence_length + 1 at a stride of sequence_length: a row repeats the last
     token of the previous row as its first input, so every token but the very first is predicted once."""
     ends = np.cumsum(length, dtype=np.int64)
-    stride = config.shards.sequence_length
+    stride = settings.sequence_length
     total_rows = (int(ends[-1]) - 1) // stride if len(ends) else 0
-    shard_rows = config.shards.rows_per_group * config.shards.groups_per_shard
+    shard_rows = settings.rows_per_group * settings.groups_per_shard
     for number, first_row in enumerate(range(0, total_rows, shard_rows)):
         rows = min(shard_rows, total_rows - first_row)
         begin, end = first_row * stride, (first_row + rows) * stride + 1
@@ -94,10 +96,12 @@ def _cut(config: Config, split: str, part: np.ndarray, row: np.ndarray, length: 
         yield ShardPlan(split, number, first_row, rows, part[inside], row[inside], skip)
 
 
-def _fit(config: Config, split: str, part: np.ndarray, row: np.ndarray, length: np.ndarray) -> Iterator[ShardPlan]:
+def _fit(
+    settings: ShardsConfig, split: str, part: np.ndarray, row: np.ndarray, length: np.ndarray
+) -> Iterator[ShardPlan]:
     """Fit documents together, from neighbours that fill about one shard at a time."""
-    capacity = config.shards.sequence_length + 1
-    shard_tokens = capacity * config.shards.rows_per_group * config.shards.groups_per_shard
+    capacity = settings.sequence_length + 1
+    shard_tokens = capacity * settings.rows_per_group * settings.groups_per_shard
     ends = np.cumsum(length, dtype=np.int64)
     first_row = begin = number = 0
     while begin < len(length):

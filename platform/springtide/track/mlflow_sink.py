@@ -12,10 +12,9 @@ import logging
 import queue
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Self
 
-from springtide.config import Config, fingerprint, flatten, redact
 from springtide.errors import redacted
 from springtide.events import Evaluated, Event, Rejected, StepDone, Stopped
 from springtide.events.metrics import EVAL_METRICS, STEP_METRICS
@@ -34,9 +33,12 @@ _STATUS = {"finished": "FINISHED", "stopped": "KILLED", "failed": "FAILED"}
 _log = logging.getLogger(__name__)
 
 
-def _shown_settings(config: Config) -> dict[str, str]:
-    """Return the config as MLflow params, without passwords: others can read the server."""
-    return {key: str(value)[:_PARAM_LENGTH] for key, value in flatten(redact(config)).items()}
+Settings = Mapping[str, Any]
+"""Dotted name -> value of every setting, without passwords: others can read the server."""
+
+
+def _params(settings: Settings) -> dict[str, str]:
+    return {name: str(value)[:_PARAM_LENGTH] for name, value in settings.items()}
 
 
 def _mark_of(folder: Folder) -> str:
@@ -54,7 +56,7 @@ class MlflowSink:
 
     def __init__(
         self,
-        config: Config,
+        settings: Settings,
         run: Folder,
         uri: str,
         earlier: Sequence[Event],
@@ -62,7 +64,7 @@ class MlflowSink:
         grace_s: float = 15.0,
     ) -> None:
         """``earlier``: events of earlier starts; MLflow may lack some. ``tags`` link data, code and checkpoints."""
-        self._config, self._folder, self._uri, self._tags, self._grace_s = config, run, uri, tags, grace_s
+        self._settings, self._folder, self._uri, self._tags, self._grace_s = settings, run, uri, tags, grace_s
         self._inbox: queue.SimpleQueue[Event | None] = queue.SimpleQueue()
         self._earlier = earlier
         self._marks = {_STEP_MARK: 0, _EVAL_MARK: -1}
@@ -121,7 +123,7 @@ class MlflowSink:
                     problem = redacted(f"MLflow at {self._uri} cannot be reached ({error})")
                     _log.warning("%s; training continues, metrics are kept", problem)
                     self._warned = True
-            self._leaving.wait(float(self._config.track.retry))
+            self._leaving.wait(float(self._settings["track.retry"]))
             if not until_sent or time.monotonic() > deadline:
                 return events
 
@@ -146,24 +148,24 @@ class MlflowSink:
 
     def _now(self, params: dict[str, str]) -> dict[str, str]:
         """Return the tags as they should be: the links, and the settings that changed since MLflow got its params."""
-        settings = _shown_settings(self._config)
+        settings = _params(self._settings)
         changed = {f"springtide.now.{key}": value for key, value in settings.items() if params.get(key, value) != value}
         now = {**self._tags, "springtide.run": self._folder.url, **changed}
         return {name: redacted(value)[:_TAG_LENGTH] for name, value in now.items()}
 
     def _create(self, client: Any) -> str:
-        experiment_id = _experiment(client, self._config, self._uri)
+        experiment_id = _experiment(client, self._settings, self._uri)
         # a start that died after creating the run, before writing down its id, left a run with our tag
         mark = _mark_of(self._folder)
         same = client.search_runs([experiment_id], f"tags.`{_FOLDER_MARK}` = '{mark}'", max_results=1)
         if same:
             run_id = same[0].info.run_id
         else:
-            tags = {**self._now({}), _FOLDER_MARK: mark, "springtide.fingerprint": fingerprint(self._config)}
-            if self._config.track.parent:
-                tags[_PARENT] = self._config.track.parent
-            run_id = client.create_run(experiment_id, tags=tags, run_name=self._config.run.id).info.run_id
-            for key, value in _shown_settings(self._config).items():
+            tags = {**self._now({}), _FOLDER_MARK: mark}
+            if parent := self._settings["track.parent"]:
+                tags[_PARENT] = parent
+            run_id = client.create_run(experiment_id, tags=tags, run_name=self._settings["run.id"]).info.run_id
+            for key, value in _params(self._settings).items():
                 client.log_param(run_id, key, value)
         self._folder.write_json(RUN_FILE, {"run_id": run_id, "experiment_id": experiment_id})
         return str(run_id)
@@ -207,7 +209,7 @@ class SweepSink:
     """The one MLflow run of a sweep, the parent of its trials' runs. If the server is down there is none, and the sweep
     continues."""
 
-    def __init__(self, config: Config, folder: Folder, uri: str) -> None:
+    def __init__(self, settings: Settings, folder: Folder, uri: str) -> None:
         """Find or create the run; ``id`` is empty if that failed."""
         self.id, self._client = "", None
         try:
@@ -218,7 +220,7 @@ class SweepSink:
                 self.id = folder.read_json(RUN_FILE)["run_id"]
             else:
                 tags = {"springtide.tuning": redacted(folder.url)}
-                experiment_id = _experiment(client, config, uri)
+                experiment_id = _experiment(client, settings, uri)
                 self.id = str(client.create_run(experiment_id, tags=tags, run_name=folder.name).info.run_id)
                 folder.write_json(RUN_FILE, {"run_id": self.id, "experiment_id": experiment_id})
             client.update_run(self.id, status="RUNNING")
@@ -240,9 +242,9 @@ class SweepSink:
             _log.warning("MLflow did not receive the end of the sweep: %s", redacted(str(error)))
 
 
-def _experiment(client: Any, config: Config, uri: str) -> str:
-    """Return the id of the config's experiment; create it if there is none."""
-    name, root = config.track.experiment, Folder(config.run.root)
+def _experiment(client: Any, settings: Settings, uri: str) -> str:
+    """Return the id of the experiment that the settings name; create it if there is none."""
+    name, root = settings["track.experiment"], Folder(settings["run.root"])
     if experiment := client.get_experiment_by_name(name):
         return str(experiment.experiment_id)
     artifacts = root.where("mlartifacts") if uri.startswith("sqlite") and root.is_local else None

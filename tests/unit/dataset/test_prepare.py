@@ -18,11 +18,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+from prepared import prepare
 
 from springtide import config as configs
 from springtide.config import Config
 from springtide.corpus import CorpusReader, open_source, open_tokenizer, sources
-from springtide.dataset import open_dataset, prepare
+from springtide.dataset import open_dataset
 from springtide.errors import ConfigError, CorpusError
 from springtide.shards import HELDOUT, TRAIN, SplitReader, check_shard
 from springtide.store import Folder
@@ -176,8 +177,8 @@ def test_killed_at_random_moments_it_goes_on_to_the_same_bytes(tmp_path: Path) -
     write_corpus(tmp_path / "text", 2000)
     script = (
         "import sys; from springtide import config; from springtide.corpus import sources;"
-        "from springtide.dataset import prepare;"
-        "sources._UNIT_BYTES = 40_000; prepare(config.load_config(sys.argv[1]))"
+        "from springtide.dataset import make_dataset; read = config.load_config(sys.argv[1]);"
+        "sources._UNIT_BYTES = 40_000; make_dataset(read.corpus, read.shards)"
     )
 
     def start(root: str) -> subprocess.Popen[bytes]:
@@ -254,8 +255,8 @@ def test_a_full_disk_is_named_and_what_is_made_is_kept(tmp_path: Path, small_dis
     (tmp_path / "config.yaml").write_text(configs.dump(small(tmp_path / "disk", tmp_path / "text")))
     script = (
         "import sys; from springtide import config; from springtide.corpus import sources;"
-        "from springtide.dataset import prepare, make;"
-        "sources._UNIT_BYTES = 40_000; make._check_room = lambda *_: None; prepare(config.load_config(sys.argv[1]))"
+        "from springtide.dataset import make; read = config.load_config(sys.argv[1]);"
+        "sources._UNIT_BYTES = 40_000; make._check_room = lambda *_: None; make.make_dataset(read.corpus, read.shards)"
     )
     command = f"{sys.executable} -c '{script}' {tmp_path}/config.yaml; ls -R {tmp_path}/disk"
     done = small_disk(tmp_path / "disk", ["sh", "-c", command])

@@ -7,7 +7,7 @@ import xml.etree.ElementTree as ET
 from pathlib import Path
 
 import springtide as st
-from springtide.app.train import CARD
+from springtide.app.prepare import CARD
 from springtide.dataset import open_dataset
 
 

@@ -15,10 +15,11 @@ import pyarrow.parquet as pq
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from prepared import prepare
 
 from springtide.config import Config
 from springtide.config.data import ShardsConfig
-from springtide.dataset import open_dataset, prepare
+from springtide.dataset import open_dataset
 from springtide.errors import ConfigError, CorpusError, CorruptShard
 from springtide.shards import (
     MANIFEST,

@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from prepared import prepare
 
 from springtide.config import Config
-from springtide.dataset import prepare
 from springtide.errors import ConfigError
 from springtide.stream import open_data
 

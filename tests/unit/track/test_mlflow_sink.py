@@ -22,7 +22,9 @@ from springtide.track.mlflow_sink import MlflowSink
 
 
 def send(config: Config, run: Folder, uri: str, earlier: list[Event], now: list[Event], grace_s: float = 60.0) -> None:
-    with MlflowSink(config, run, uri, earlier, {"springtide.order": "x"}, grace_s) as sink:
+    with MlflowSink(
+        configs.flatten(configs.redact(config)), run, uri, earlier, {"springtide.order": "x"}, grace_s
+    ) as sink:
         for event in now:
             sink(event)
 

@@ -108,7 +108,10 @@ def test_of_all_that_a_run_writes_only_its_config_has_the_password(
     assert configs.build(read_manifest(run.folder, name).config).track.mlflow_uri == redacted(URI)
 
     tags = {"springtide.dataset": "https://u:hunter2@host/data"}
-    with Journal(run.folder) as journal, MlflowSink(config, run.folder, URI, [], tags, grace_s=0.1) as away:
+    with (
+        Journal(run.folder) as journal,
+        MlflowSink(configs.flatten(configs.redact(config)), run.folder, URI, [], tags, grace_s=0.1) as away,
+    ):
         for event in (
             step(3),
             SaveFailed(step=3, reason=f"PUT {URI}?sig=hunter2 failed", in_a_row=1),
@@ -116,7 +119,14 @@ def test_of_all_that_a_run_writes_only_its_config_has_the_password(
         ):
             journal(event)
             away(event)
-    with MlflowSink(config, run.folder, f"sqlite:///{root}/mlflow.db", read_journal(run.folder), tags, grace_s=60.0):
+    with MlflowSink(
+        configs.flatten(configs.redact(config)),
+        run.folder,
+        f"sqlite:///{root}/mlflow.db",
+        read_journal(run.folder),
+        tags,
+        grace_s=60.0,
+    ):
         pass
     run.write_report()
     assert (

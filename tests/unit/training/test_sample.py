@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import torch
+from prepared import prepare
 from tokenizers import Tokenizer, processors
 
 from springtide import config as configs
@@ -16,7 +17,7 @@ from springtide.checkpoint.retention import Rule
 from springtide.checkpoint.tensors import named_tensors, raw, type_name
 from springtide.config import Config
 from springtide.corpus import open_tokenizer
-from springtide.dataset import open_dataset, prepare
+from springtide.dataset import open_dataset
 from springtide.model import whole
 from springtide.run.folder import open_run
 from springtide.store import Folder

@@ -25,9 +25,10 @@ sys.meta_path[:] = map(Hide, sys.meta_path)
 PREPARE = """
 import sys
 from springtide import config as configs
-from springtide.dataset import prepare
-config = prepare(configs.load_config(sys.argv[1]))
-open(sys.argv[1], "w").write(configs.dump(config))
+from springtide.dataset import make_dataset
+config = configs.load_config(sys.argv[1])
+url = make_dataset(config.corpus, config.shards)
+open(sys.argv[1], "w").write(configs.dump(config.override({"shards.dataset": url})))
 """
 
 

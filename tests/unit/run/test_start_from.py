@@ -5,14 +5,15 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from prepared import prepare
 
-from springtide.checkpoint import branch, leases
+from springtide.checkpoint import leases
 from springtide.checkpoint.commit import CommitJob, PieceWriter
 from springtide.checkpoint.format import Meta
 from springtide.checkpoint.retention import Rule
 from springtide.config import Config
-from springtide.dataset import prepare
 from springtide.errors import ConfigError
+from springtide.run.start_from import check_start, remarks_on
 from springtide.store import Folder
 from springtide.stream import open_data
 
@@ -43,8 +44,8 @@ def begun(config: Config, trunk: str, **changes: object) -> tuple[Config, list[s
     }
     config = config.override({**begins, **{key.replace("__", "."): value for key, value in changes.items()}})
     data = open_data(config)
-    saved = branch.check(config, data.order.identity_at, data.tokenizer_digest)
-    return saved, branch.remarks(saved, config)
+    saved = check_start(config, data.order.identity_at, data.tokenizer_digest)
+    return saved, remarks_on(saved, config)
 
 
 def test_weights_of_another_vocabulary_are_refused(tiny: Config, poems: str, trunk: str, tmp_path: Path) -> None:
