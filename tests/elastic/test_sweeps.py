@@ -23,12 +23,14 @@ from springtide.checkpoint import leases
 from springtide.checkpoint.format import name_of as name_at
 from springtide.errors import ConfigError, RunExists
 from springtide.events import Evaluated, Event, Started
-from springtide.on_ray.tune.trial import Trial, TrialJob
+from springtide.on_ray.tune.held_sweep import HeldSweep
+from springtide.on_ray.tune.messages import TrialJob
+from springtide.on_ray.tune.trial import Trial
 from springtide.on_ray.tune.tuner import BudgetStopper, ProgressCallback
 from springtide.on_ray.tune.worker_pool import WorkerPoolClient, open_worker_pool
 from springtide.store import Folder
 from springtide.track.mlflow_sink import default_uri
-from springtide.tuning import name_of, read
+from springtide.tuning import SweepFolder, name_of, read
 
 pytestmark = pytest.mark.cluster
 SCRIPT = str(Path(__file__).parents[1] / "programs" / "swept.py")
@@ -168,9 +170,8 @@ def test_the_last_result_of_a_trial_is_told_when_its_run_has_ended(ray_cluster: 
 
     with open_worker_pool({"CPU": 1.0}) as pool:
         found = read(table(1), base)
-        job = TrialJob(
-            base.model_dump(mode="json"), found, str(tmp_path), pool, train, lambda folder: None, frozenset()
-        )
+        held = HeldSweep(SweepFolder(Folder(tmp_path)), term=0)
+        job = TrialJob(base, found, held, pool, train, lambda folder: None)
         about = {TRIAL_INFO: SimpleNamespace(trial_name=name_of(0))}
         trial = with_parameters(Trial, job=job)({"trial": {"number": 0, "point": {}}, **about})
         first, second = trial.step(), trial.step()
@@ -205,48 +206,35 @@ def test_a_second_driver_of_a_sweep_is_refused_and_writes_nothing(tmp_path: Path
 def test_a_driver_whose_sweep_was_taken_over_notes_nothing_and_ends(ray_cluster: str, tmp_path: Path) -> None:
     """As when it was cut off from the store, and another host went on with the sweep."""
     base, sweep_folder, said = config_of(str(tmp_path)), Folder(tmp_path), list[str]()
-    lease = leases.claim(sweep_folder, "first", trains=False).term
+    held = HeldSweep(SweepFolder(sweep_folder), leases.claim(sweep_folder, "first", trains=False).term)
     found = read(table(1), base)
 
     def train(config: configs.Config, **named: object) -> None:
         raise RunExists("the run is held by lease 2")
 
-    def note(number: int, how: str, why: str) -> None:
-        leases.check(sweep_folder, lease)
-        (tmp_path / "noted").write_text(how)
-
     with open_worker_pool({"CPU": 1.0}) as pool:
-        job = TrialJob(
-            base.model_dump(mode="json"),
-            found,
-            str(tmp_path),
-            pool,
-            train,
-            lambda folder: None,
-            frozenset(),
-            lease=lease,
-        )
+        job = TrialJob(base, found, held, pool, train, lambda folder: None)
         monkey = pytest.MonkeyPatch()
-        monkey.setattr("springtide.on_ray.tune.trial._FREE_S", 0.0)
+        monkey.setattr("springtide.on_ray.tune.trial_runner._FREE_S", 0.0)
         about = {TRIAL_INFO: SimpleNamespace(trial_name=name_of(0))}
         trial = with_parameters(Trial, job=job)({"trial": {"number": 0, "point": {}}, **about})
         assert "held by lease 2" in trial.step()["held"], "its run is another's: it does not fail for that"
         leases.claim(sweep_folder, "second", trains=False)
-        trial._lineage = []
-        held = trial.step()
-        assert "may not write any more" in held["held"]
+        trial.save_checkpoint("")  # the next step begins the run again
+        last = trial.step()
+        assert "may not write any more" in last["held"]
         trial.cleanup()
         monkey.undo()
         spent = BudgetStopper(found.budget, pool, ())
-        watch = ProgressCallback(found, SimpleNamespace(live=0), spent, said.append, spent.unless_lost(note))  # type: ignore[arg-type]
-        of = SimpleNamespace(trial_id="0", custom_trial_name=name_of(0), last_result=held)
+        watch = ProgressCallback(found, SimpleNamespace(live=0), spent, said.append, spent.unless_lost(held.end_trial))  # type: ignore[arg-type]
+        of = SimpleNamespace(trial_id="0", custom_trial_name=name_of(0), last_result=last)
         watch.on_trial_complete(0, [], of)
         assert "skipped, another driver holds it" in said[-1]
         assert not spent.stop_all(), "a trial's run that is held ends the trial alone"
         of.last_result = {found.metric: 1.0, "failed": "for another reason"}
         watch.on_trial_complete(0, [], of)
         assert spent.stop_all(), "who may not write does not go on"
-    assert not (tmp_path / "noted").exists()
+    assert not (tmp_path / "ended").exists()
 
 
 def test_nobody_grows_to_what_was_seen_to_scale_badly(ray_cluster: str) -> None:

@@ -1,23 +1,15 @@
-"""A space, a trial, a result. Layer rule: no Ray here; a space is checked against the config's types before anything runs."""
+"""A space, a trial, a result. Layer rule: no Ray here; a space is checked against the config's types before anything runs; only
+``folder`` reads and writes the files of a sweep."""
 
 from springtide.tuning.expected_improvement import expected_improvement
-from springtide.tuning.population import (
-    POINTS,
-    Generation,
-    check_population,
-    clamped,
-    lineage_of,
-    point_at,
-    shares,
-    turned,
-)
+from springtide.tuning.folder import SweepFolder, TrialEnd
+from springtide.tuning.population import Generation, check_population, clamped, point_at, shares, with_takeover
 from springtide.tuning.rank import Finalist, SweepResult, finalists, rank_trials, words
 from springtide.tuning.search import SEARCHES, PointList, Search, draw, grid_points, random_points, search_of
 from springtide.tuning.space import Budget, Point, Range, Sweep, applied, read, read_file, read_space
 from springtide.tuning.trial import Rung, TrialOutcome, member_config, name_of, number_of, other_seed, trial_config
 
 __all__ = [
-    "POINTS",
     "SEARCHES",
     "Budget",
     "Finalist",
@@ -28,7 +20,9 @@ __all__ = [
     "Rung",
     "Search",
     "Sweep",
+    "SweepFolder",
     "SweepResult",
+    "TrialEnd",
     "TrialOutcome",
     "applied",
     "check_population",
@@ -37,7 +31,6 @@ __all__ = [
     "expected_improvement",
     "finalists",
     "grid_points",
-    "lineage_of",
     "member_config",
     "name_of",
     "number_of",
@@ -51,6 +44,6 @@ __all__ = [
     "search_of",
     "shares",
     "trial_config",
-    "turned",
+    "with_takeover",
     "words",
 ]

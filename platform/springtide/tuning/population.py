@@ -3,18 +3,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from springtide.errors import ConfigError, explain
-from springtide.store import Folder
 from springtide.tuning.space import Point, Sweep
 from springtide.tuning.trial import name_of
 
 SECTION = "optim."
 _FIXED = ("optim.optimizer",)
-_FOLDER = "lineage"
-POINTS = "points"
-"""Folder in which a sweep records the points that its trials start with."""
 
 
 class Generation(NamedTuple):
@@ -27,21 +24,9 @@ class Generation(NamedTuple):
     """URL of the checkpoint it started from; empty if it started from scratch."""
 
 
-def lineage_of(folder: Folder, number: int, point: Point) -> list[Generation]:
-    """Return the generations of trial ``number`` of the sweep in ``folder``, oldest first. A trial without takeovers has one:
-    at the recorded point, else at ``point``."""
-    notes, file = folder / _FOLDER, f"{name_of(number)}.json"
-    if notes.exists(file):
-        return [Generation(**one) for one in notes.read_json(file)]
-    noted = folder / POINTS
-    return [Generation(name_of(number), noted.read_json(file) if noted.exists(file) else point)]
-
-
-def turned(folder: Folder, number: int, lineage: list[Generation], point: Point, of: str) -> list[Generation]:
-    """Return ``lineage`` plus a run that continues at ``point`` from checkpoint ``of``, written down before it starts."""
-    longer = [*lineage, Generation(f"{name_of(number)}-{len(lineage)}", point, of)]
-    (folder / _FOLDER).write_json(f"{name_of(number)}.json", [one._asdict() for one in longer])
-    return longer
+def with_takeover(number: int, lineage: Sequence[Generation], point: Point, of: str) -> list[Generation]:
+    """Return the lineage of trial ``number`` plus a run that continues at ``point`` from checkpoint ``of``."""
+    return [*lineage, Generation(f"{name_of(number)}-{len(lineage)}", point, of)]
 
 
 def check_population(sweep: Sweep, scheduler: str) -> None:

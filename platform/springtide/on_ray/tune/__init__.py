@@ -1,1 +1,2 @@
-"""Ray Tune: trials, schedulers, and the worker pool that trials share."""
+"""Ray Tune: trials, schedulers, and the worker pool that trials share. Only ``trial``, ``schedulers`` and ``tuner`` import
+Tune."""

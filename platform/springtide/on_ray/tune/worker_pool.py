@@ -6,9 +6,10 @@ import contextlib
 import time
 import uuid
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import TypeAlias
 
 import ray
+from ray.actor import ActorHandle
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from springtide.config import Config
@@ -85,10 +86,14 @@ class WorkerPool:
         self._looked_s = now
 
 
+WorkerPoolHandle: TypeAlias = "ActorHandle[WorkerPool]"
+"""A worker pool's actor."""
+
+
 class WorkerPoolClient:
     """A process's client of a pool, for one run after the other."""
 
-    def __init__(self, pool: Any) -> None:
+    def __init__(self, pool: WorkerPoolHandle) -> None:
         self._pool, self._client_id = pool, uuid.uuid4().hex
 
     def claim(self, config: Config) -> None:
@@ -121,7 +126,7 @@ class WorkerPoolClient:
 
 
 @contextlib.contextmanager
-def open_worker_pool(resources: dict[str, float]) -> Iterator[Any]:
+def open_worker_pool(resources: dict[str, float]) -> Iterator[WorkerPoolHandle]:
     """Yield a new pool, which ends with the block."""
     here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
     pool = ray.remote(WorkerPool).options(num_cpus=0, scheduling_strategy=here).remote(resources)

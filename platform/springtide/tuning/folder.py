@@ -1,0 +1,146 @@
+"""A sweep's folder: the paths of its files, and every read and write of them. A driver writes only while it holds the sweep's
+lease, which the caller checks.
+
+<root>/<sweep id>/sweep.json      the space, and how points are chosen from it
+                  leases/         which driver holds the sweep, as for a run
+                  points/         one file per point, written before it is tried
+                  trials/         one run per trial
+                  lineage/        the runs of a population's trials, each with the checkpoint it continued from
+                  ended/          trials that ended before they finished and must not continue, and why
+                  finalists.json  numbers of the trials whose points are trained again with other seeds
+                  result.json     every trial's rungs and costs, and which is best
+                  sweep.html      the same as a page
+                  best.yaml       config of the best trial, for `springtide train --config`
+                  mlflow.json     the sweep's MLflow run
+                  ray/            Ray Tune's own state
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from springtide import config as configs
+from springtide.config import Config
+from springtide.store import Folder
+from springtide.tuning.population import Generation
+from springtide.tuning.rank import SweepResult
+from springtide.tuning.space import Point
+from springtide.tuning.trial import name_of, number_of
+
+_PLAN = "sweep.json"
+_FINALISTS = "finalists.json"
+_RESULT = "result.json"
+_PAGE = "sweep.html"
+_BEST = "best.yaml"
+
+
+class TrialEnd(NamedTuple):
+    """Why a trial must not continue."""
+
+    status: str
+    """stopped or failed."""
+    reason: str
+
+
+@dataclasses.dataclass(frozen=True)
+class SweepFolder:
+    """A handle on a sweep's folder; everything is read from the folder on each call."""
+
+    root: Folder
+
+    @property
+    def name(self) -> str:
+        return self.root.name
+
+    @property
+    def url(self) -> str:
+        return self.root.url
+
+    @property
+    def trials(self) -> Folder:
+        """The folder of the trials' runs."""
+        return self.root / "trials"
+
+    @property
+    def page(self) -> str:
+        """Path or URL of the HTML page."""
+        return self.root.where(_PAGE)
+
+    @property
+    def tune_path(self) -> str:
+        """Path of Ray Tune's own state, as the file system of ``root`` spells it."""
+        return self.root.where("ray")
+
+    def plan(self) -> dict[str, Any] | None:
+        """Return the space and how points are chosen from it; None if no sweep was started here."""
+        return self.root.read_json(_PLAN) if self.root.exists(_PLAN) else None
+
+    def write_plan(self, plan: dict[str, Any]) -> None:
+        self.root.write_json(_PLAN, plan)
+
+    def points(self) -> dict[int, Point]:
+        """Return number -> point of the trials that were started, by number."""
+        files = sorted(self._points.names(), key=number_of)
+        return {number_of(file): self._points.read_json(file) for file in files}
+
+    def write_point(self, number: int, point: Point) -> None:
+        """Record the point that a trial starts with; the one of an earlier start stays."""
+        if not self._points.exists(_file(number)):
+            self._points.write_json(_file(number), point)
+
+    def lineage(self, number: int, point: Point) -> list[Generation]:
+        """Return the generations of trial ``number``, oldest first. A trial without takeovers has one: at the recorded point,
+        else at ``point``."""
+        if self._lineages.exists(_file(number)):
+            return [Generation(**one) for one in self._lineages.read_json(_file(number))]
+        recorded = self._points.exists(_file(number))
+        return [Generation(name_of(number), self._points.read_json(_file(number)) if recorded else point)]
+
+    def write_lineage(self, number: int, lineage: Sequence[Generation]) -> None:
+        self._lineages.write_json(_file(number), [one._asdict() for one in lineage])
+
+    def ended(self) -> frozenset[int]:
+        """Return the numbers of trials that must not continue."""
+        return frozenset(map(number_of, self._ended.names()))
+
+    def end_of(self, number: int) -> TrialEnd | None:
+        """Return why trial ``number`` must not continue; None if it may."""
+        return TrialEnd(**self._ended.read_json(_file(number))) if self._ended.exists(_file(number)) else None
+
+    def write_end(self, number: int, end: TrialEnd) -> None:
+        self._ended.write_json(_file(number), end._asdict())
+
+    def finalists(self) -> list[int] | None:
+        """Return the numbers of the finalists, best first; None before they are chosen."""
+        return list(self.root.read_json(_FINALISTS)) if self.root.exists(_FINALISTS) else None
+
+    def write_finalists(self, numbers: Sequence[int]) -> None:
+        self.root.write_json(_FINALISTS, list(numbers))
+
+    def write_result(self, result: SweepResult) -> None:
+        self.root.write_json(_RESULT, result.as_dict())
+
+    def write_page(self, page: str) -> None:
+        self.root.write(_PAGE, page)
+
+    def write_best(self, config: Config) -> None:
+        """Write the best trial's config; if it has a password, a local file is readable only by its owner."""
+        self.root.write(_BEST, configs.dump(config), private=bool(configs.secret_fields(config)))
+
+    @property
+    def _points(self) -> Folder:
+        return self.root / "points"
+
+    @property
+    def _lineages(self) -> Folder:
+        return self.root / "lineage"
+
+    @property
+    def _ended(self) -> Folder:
+        return self.root / "ended"
+
+
+def _file(number: int) -> str:
+    return f"{name_of(number)}.json"
