@@ -138,7 +138,7 @@ def stall(url: str, mib: float, number: int) -> dict[str, float]:
     found: dict[str, float] = {}
     with saver(f"{url}/ours-{number}") as ours:
         ours.start()
-        os.sched_setaffinity(ours._process.pid, rest)
+        os.sched_setaffinity(ours.state.writer.pid, rest)
         for count in range(2):  # the first makes the stage and starts the process, as the first of a run does
             step(model, optimizer, batch)
             begin = time.perf_counter()
@@ -149,8 +149,8 @@ def stall(url: str, mib: float, number: int) -> dict[str, float]:
             found[f"first_{count}_s"] = waited + time.perf_counter() - begin
             assert ours.poll(wait=True).error is None
         begin = time.perf_counter()
-        ours._stage.copy(ours._layout.of(named_tensors(model, optimizer)), ours._layout.pieces)
-        ours._stage.settle()
+        ours.state.stage.copy(ours._layout.of(named_tensors(model, optimizer)), ours._layout.pieces)
+        ours.state.stage.settle()
         found["copy_s"] = time.perf_counter() - begin
         tensors = named_tensors(model, optimizer)
         shard = sum(tensor.nbytes for tensor in tensors.values())
@@ -184,9 +184,9 @@ def stall(url: str, mib: float, number: int) -> dict[str, float]:
         # the copy takes its share of the step that it runs beside: that is stall too
         found["stall_s"] = asked_s + max(waits[0], beside[0] - found["step_s"])
         found["beside_s"] = statistics.median(beside[1:] or beside)
-        pids = os.getpid(), ours._process.pid
+        pids = os.getpid(), ours.state.writer.pid
         # the stage is this process's memory from the first save on, and it is extra: it counts
-        before = sum(memory_of(pid) for pid in pids) - ours._stage.size_bytes
+        before = sum(memory_of(pid) for pid in pids) - ours.state.stage.size_bytes
         watch = Watch(*pids)  # which slows the steps it looks at, so in a save of its own
         save_beside_steps(20)
         found["peak_extra_over_shard"] = (watch.end() - before) / shard

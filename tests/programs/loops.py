@@ -16,8 +16,8 @@ import numpy as np
 import torch
 from layouts import whole
 
-from springtide.checkpoint import async_saver, leases
-from springtide.checkpoint.async_saver import AsyncSaver
+from springtide.checkpoint import leases, writer_process
+from springtide.checkpoint.async_saver import AsyncSaver, Copying, Idle
 from springtide.checkpoint.format import Meta
 from springtide.checkpoint.staging import StagingBuffer
 from springtide.checkpoint.tensors import local
@@ -176,14 +176,15 @@ def save_and_die(world: World, config: Config, point: str) -> list[Event]:
         if meta.step != 10:
             begin(self, tensors, meta, config)
         elif point == "writer":
-            process = self._process
-            assert process is not None
+            assert isinstance(self.state, Idle)
+            assert self.state.writer is not None
+            writer = self.state.writer.pid
             if world.is_first:
                 begin(self, tensors, meta, config)
             else:
-                process.send_signal(signal.SIGSTOP)  # it gets the save and has done nothing about it when it is killed
+                os.kill(writer, signal.SIGSTOP)  # it gets the save and has done nothing about it when it is killed
                 begin(self, tensors, meta, config)
-                process.kill()
+                os.kill(writer, signal.SIGKILL)
         else:
             if point == "staging":
                 StagingBuffer.settle = die  # type: ignore[method-assign]
@@ -191,7 +192,8 @@ def save_and_die(world: World, config: Config, point: str) -> list[Event]:
                 die()
             begin(self, tensors, meta, config)
             if point == "handed over":
-                self._handing_over.join()  # type: ignore[union-attr]
+                assert isinstance(self.state, Copying)
+                self.state.handed_over.result()
                 die()
 
     AsyncSaver.begin = begin_and_die  # type: ignore[method-assign]
@@ -210,7 +212,7 @@ def train_with_writer(
     world: World, config: Config, program: str, stop_at: int = 0, ask: Interrupt = Interrupt.STOP
 ) -> list[Event]:
     """Train with another program as the writing process."""
-    async_saver.WRITER = program
+    writer_process.PROGRAM = ("-c", program)
     return train(world, config, stop_at, ask)
 
 

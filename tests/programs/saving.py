@@ -14,7 +14,7 @@ import torch
 from faults import arm
 from torch import nn
 
-from springtide.checkpoint import async_saver, leases
+from springtide.checkpoint import leases, writer_process
 from springtide.checkpoint.async_saver import AsyncSaver, SaveOutcome
 from springtide.checkpoint.commit import PieceWriter
 from springtide.checkpoint.format import Meta
@@ -90,7 +90,8 @@ def save_with_a_fault(url: str, where: str, nth: int, told: str) -> list[SaveOut
     """Save steps 5 and 10; the trainer or the writer is killed at its ``nth`` call within the save of step 10."""
     if where == "writer":
         armed = json.dumps([PieceWriter.write.__qualname__, 10, nth, told])
-        async_saver.WRITER = f"sys.path.insert(0, {HERE!r}); import json, faults; faults.main(json.loads({armed!r}))"
+        program = f"import sys, json; sys.path.insert(0, {HERE!r}); import faults; faults.main(json.loads({armed!r}))"
+        writer_process.PROGRAM = ("-c", program)
     else:
         arm(AsyncSaver.begin.__qualname__, 10, nth, told)
     return save(url, [5, 10])

@@ -11,7 +11,8 @@ import mmap
 import os
 import tempfile
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future, wait
 
 import numpy as np
 import torch
@@ -19,6 +20,23 @@ from torch import Tensor
 
 from springtide.checkpoint.format import MARK_BYTES, StagedPiece
 from springtide.checkpoint.tensors import box, local, raw, type_name, writes
+
+
+def in_thread(name: str, function: Callable[[], None], *, daemon: bool) -> Future[None]:
+    """Call ``function`` in a thread of its own. The future is done when it has returned or raised. ``daemon``: this process
+    does not wait for it when it ends."""
+    future: Future[None] = Future()
+
+    def call() -> None:
+        try:
+            function()
+        except BaseException as error:
+            future.set_exception(error)
+        else:
+            future.set_result(None)
+
+    threading.Thread(target=call, name=name, daemon=daemon).start()
+    return future
 
 
 class StagingPlan:
@@ -59,7 +77,7 @@ class StagingBuffer:
             self.fd = os.dup(file.fileno())
         self._whole = torch.frombuffer(self._map, dtype=torch.uint8)
         self._bytes = self._whole[MARK_BYTES:]
-        self._copied: threading.Thread | torch.cuda.Event | None = None
+        self._copied: Future[None] | torch.cuda.Event | None = None
         self._pinned = False
 
     def mark(self, step: int) -> None:
@@ -75,26 +93,26 @@ class StagingBuffer:
         if any(source.is_cuda for _, source in pairs):
             self._copied = self._copy_from_gpu(pairs)
         else:
-            self._copied = threading.Thread(target=_copy, args=(pairs,), name="springtide-stage", daemon=True)
-            self._copied.start()
+            self._copied = in_thread("springtide-stage", lambda: _copy(pairs), daemon=True)
 
     def wait(self) -> None:
         """Wait until the tensors may change. The host waits for a copy on the CPU; on a GPU only the current stream waits."""
-        if isinstance(self._copied, threading.Thread):
-            self._copied.join()
+        if isinstance(self._copied, Future):
+            wait([self._copied])
         elif self._copied is not None:
             torch.cuda.current_stream().wait_event(self._copied)
 
     def settle(self) -> None:
-        """Wait until the copy is complete."""
-        if isinstance(self._copied, threading.Thread):
-            self._copied.join()
+        """Wait until the copy is complete. Raises what the copy has raised."""
+        if isinstance(self._copied, Future):
+            self._copied.result()
         elif self._copied is not None:
             self._copied.synchronize()
 
     def close(self) -> None:
         """Release the memory; it stays for other processes that have it open."""
-        self.settle()
+        with contextlib.suppress(Exception):  # a copy that has failed is over, too
+            self.settle()
         if self._pinned:
             torch.cuda.cudart().cudaHostUnregister(self._whole.data_ptr())
         os.close(self.fd)

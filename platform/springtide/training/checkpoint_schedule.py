@@ -39,7 +39,9 @@ class CheckpointSchedule(StepHook):
         self._saver = AsyncSaver(run, term, world.rank, world.size, stage_in=stage, tries=tries, rule=rule)
         self._losses = losses
         self._failed: BaseException | None = None
-        self._given_up = -2
+        """Why the save failed on this rank, until all ranks know."""
+        self._given_up = False
+        """Whether all ranks know that the newest save has failed on some rank; its outcome no longer matters."""
         self._failed_in_a_row = 0
         self._began = 0.0
         self._stall_s = 0.0
@@ -116,8 +118,9 @@ class CheckpointSchedule(StepHook):
                 return
 
     def _begin(self, step: int) -> None:
-        if self._given_up != self.last_step:  # the last save is safe on every rank, else it would be reported
+        if not self._given_up:  # the last save is safe on every rank, else it would be reported
             self._failed_in_a_row = 0
+        self._given_up = False
         begin = time.perf_counter()
         tensors, meta = self._state()
         self._saver.begin(tensors, meta, configs.redact(self._config).model_dump(mode="json"))
@@ -138,7 +141,7 @@ class CheckpointSchedule(StepHook):
                 time.sleep(_LOOK_S)  # between polls, while training waits anyway
 
     def _hear(self, outcome: SaveOutcome | None) -> Iterator[Event]:
-        if outcome is None or outcome.step == self._given_up:
+        if outcome is None or self._given_up:
             return
         if outcome.written is None:
             self._failed = outcome.error
@@ -158,7 +161,7 @@ class CheckpointSchedule(StepHook):
     def _give_up(self) -> Iterator[Event]:
         """Handle a save that failed on some rank: all ranks learn why, and rank 0 stops waiting for its parts."""
         errors = gathered(self._failed)
-        self._failed, self._given_up = None, self.last_step
+        self._failed, self._given_up = None, True
         self._saver.cancel()
         self._failed_in_a_row += 1
         rank, error = next((rank, error) for rank, error in enumerate(errors) if error is not None)

@@ -1,0 +1,137 @@
+"""What becomes of a save that is due while one is under way, and of one that fails when nothing follows it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from saving import meta
+from scripted import ScriptedWriter, scripted
+
+from springtide import config as configs
+from springtide.checkpoint.async_saver import Copying
+from springtide.checkpoint.commit import Committed
+from springtide.dist import alone
+from springtide.elastic import Interrupt
+from springtide.errors import CheckpointError
+from springtide.store import Folder
+from springtide.training.checkpoint_schedule import CheckpointSchedule
+from springtide.training.hooks import StepContext
+from springtide.training.step import StepResult, StepSignals
+
+
+class Training:
+    """Steps of one rank whose only work is to save."""
+
+    def __init__(self, folder: Path, **changes: Any) -> None:
+        given = {f"checkpoint.{name}": value for name, value in {"every_steps": 2, **changes}.items()}
+        self.step = 0
+        config, world = configs.recipes.tiny().override(given), alone(torch.device("cpu"))
+        self.schedule = CheckpointSchedule(config, world, Folder(folder), 1, 0, self._state)
+
+    def _state(self) -> Any:
+        return {"weight": torch.ones(4)}, meta(self.step)
+
+    @property
+    def writer(self) -> ScriptedWriter:
+        return ScriptedWriter.started[-1]
+
+    def one_step(self, interrupts: frozenset[Interrupt] = frozenset()) -> list[Any]:
+        """Do a step; its events, by name and step."""
+        self.step += 1
+        signals = self.schedule.signals(StepSignals(interrupts), self.step)
+        self.schedule.before_update()
+        said = signals.interrupts, signals.saving, signals.save_failed
+        result = StepResult(2.0, 1.0, 1, 0, *said, False, False, False, (0.0,), (0.0,))
+        done = StepContext(self.step, result, learning_rate=1e-3, step_time_s=0.1, data_wait_s=0.0)
+        events = told(self.schedule.between_steps(done))
+        if isinstance(self.schedule._saver.state, Copying):
+            self.schedule._saver.state.handed_over.result(60)
+        return events
+
+
+def told(events: Iterator[Any]) -> list[tuple[str, int]]:
+    """Names and steps."""
+    return [(type(event).__name__, event.step) for event in events]
+
+
+@pytest.fixture
+def training(tmp_path: Path) -> Iterator[Any]:
+    """Makes trainings with scripted writers."""
+    with scripted():
+        yield lambda **changes: Training(tmp_path, **changes)
+
+
+def written(step: int) -> Committed:
+    return Committed(f"step-{step:010}", 16, 16)
+
+
+def test_a_save_that_is_due_while_one_is_under_way_is_skipped(training: Any) -> None:
+    one = training(when_busy="skip")
+    with one.schedule:
+        assert one.one_step() + one.one_step() + one.one_step() == []
+        assert one.schedule.busy
+        assert one.one_step() == [("SaveSkipped", 4)]
+        one.writer.answers = [written(2)]
+        assert one.one_step() == [("Saved", 2)]
+        assert one.one_step() == []
+        assert one.schedule.last_step == 6
+        # one that was asked for is not skipped: training waits for the one before
+        one.writer.answers = [written(6)]
+        assert one.one_step(frozenset({Interrupt.SAVE})) == [("Saved", 6)]
+        assert one.schedule.last_step == 7
+        assert one.writer.heard == ["stage", 2, 6, 7]
+
+
+def test_a_save_that_is_due_while_one_is_under_way_is_queued(training: Any) -> None:
+    one = training(when_busy="queue")
+    with one.schedule:
+        assert one.one_step() + one.one_step() + one.one_step() == []
+        one.writer.answers = [written(2)]
+        assert one.one_step() == [("Saved", 2)]
+        assert one.writer.heard == ["stage", 2, 4]
+        one.writer.answers = [written(4)]
+        assert told(one.schedule.settle()) == [("Saved", 4)]
+
+
+def test_the_last_save_is_tried_until_it_is_safe(training: Any) -> None:
+    one = training(every_steps=0, max_failed=2)
+    with one.schedule:
+        one.one_step()
+        one.writer.answers = [OSError("full"), OSError("full"), written(1)]
+        failed = ("SaveFailed", 1)
+        assert told(one.schedule.finish(1)) == [failed, failed, ("Saved", 1)]
+        assert one.writer.heard == ["stage", 1, 1, 1]
+
+
+def test_the_last_save_that_fails_too_often_is_an_error(training: Any) -> None:
+    one = training(every_steps=0, max_failed=2)
+    with one.schedule:
+        one.one_step()
+        one.writer.answers = [OSError("full")] * 3
+        with pytest.raises(CheckpointError, match=r"3 saves failed one after the other \(checkpoint.max_failed = 2\)"):
+            told(one.schedule.finish(1))
+
+
+def test_a_failure_is_counted_until_a_save_succeeds(training: Any) -> None:
+    one = training(max_failed=1)
+    with one.schedule:
+        one.one_step()
+        one.one_step()
+        one.writer.answers = [OSError("full")]
+        assert one.one_step() == []  # the other ranks learn it in the next step
+        assert one.one_step() == [("SaveFailed", 2)]
+        assert one.schedule.last_step == 4
+        one.writer.answers = [written(4)]
+        assert one.one_step() == [("Saved", 4)]
+        one.one_step()
+        one.writer.answers = [OSError("full")]
+        assert one.one_step() == []
+        assert one.one_step() == [("SaveFailed", 6)]  # the first in a row
+        one.writer.alive = False
+        assert one.one_step() == []
+        with pytest.raises(CheckpointError, match="2 saves failed one after the other"):
+            one.one_step()
