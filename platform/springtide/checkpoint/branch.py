@@ -11,6 +11,7 @@ from springtide.checkpoint.format import Identity, committed, name_of, of_anothe
 from springtide.checkpoint.retention import hold
 from springtide.config import RUN_CONFIG, Config
 from springtide.config.schema import TrainConfig
+from springtide.config.steps import StepsDone
 from springtide.errors import CheckpointError, ConfigError, explain
 from springtide.store import Folder
 
@@ -76,10 +77,10 @@ def remarks(saved: Config, config: Config) -> list[str]:
     ]
 
 
-def first_step(config: TrainConfig) -> int:
+def first_step(config: TrainConfig) -> StepsDone:
     """Return the steps done when a run of ``config`` begins."""
     branches = config.start_from and config.start_with == "state"
-    return (step_of(split(config.start_from)[1]) or 0) if branches else 0
+    return (step_of(split(config.start_from)[1]) if branches else None) or StepsDone(0)
 
 
 def lineage(config: Config) -> list[str]:
@@ -98,4 +99,4 @@ def split(url: str) -> tuple[Folder, str]:
     folder = Folder(url)
     if step_of(folder.name) is None:
         return folder, ""
-    return Folder(folder.url.rsplit("/", 2)[0]), name_of(step_of(folder.name) or 0)
+    return Folder(folder.url.rsplit("/", 2)[0]), name_of(step_of(folder.name) or StepsDone(0))
