@@ -69,7 +69,7 @@ def train_poisoned(world: World, config: Config, poisoned: set[int]) -> list[Eve
 
     def noisy(reader: RankReader, step: int) -> Iterator[Batch]:
         for batch in feed(reader, step):
-            place = reader.data.order.order_step(batch.step) + 1
+            place = reader.data.order.step_after(batch.step) + 1
             if place in poisoned:
                 noise = np.random.default_rng(place).integers(0, 256, batch.tokens.shape).astype(batch.tokens.dtype)
                 batch = batch._replace(tokens=noise)

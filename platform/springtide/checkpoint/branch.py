@@ -9,6 +9,7 @@ from __future__ import annotations
 from springtide.checkpoint.format import committed, name_of, step_of
 from springtide.checkpoint.retention import hold
 from springtide.config.schema import TrainConfig
+from springtide.config.steps import StepsDone
 from springtide.errors import ConfigError, explain
 from springtide.store import Folder
 
@@ -36,10 +37,10 @@ def keep(url: str, run_id: str) -> None:
     hold(run, name, run_id)
 
 
-def first_step(config: TrainConfig) -> int:
+def first_step(config: TrainConfig) -> StepsDone:
     """Return the steps done when a run of ``config`` begins."""
     branches = config.start_from and config.start_with == "state"
-    return (step_of(split(config.start_from)[1]) or 0) if branches else 0
+    return (step_of(split(config.start_from)[1]) if branches else None) or StepsDone(0)
 
 
 def split(url: str) -> tuple[Folder, str]:
@@ -47,4 +48,4 @@ def split(url: str) -> tuple[Folder, str]:
     folder = Folder(url)
     if step_of(folder.name) is None:
         return folder, ""
-    return Folder(folder.url.rsplit("/", 2)[0]), name_of(step_of(folder.name) or 0)
+    return Folder(folder.url.rsplit("/", 2)[0]), name_of(step_of(folder.name) or StepsDone(0))

@@ -23,6 +23,7 @@ from typing import Any, NamedTuple
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from springtide.checkpoint import validate
+from springtide.config.steps import StepsDone
 from springtide.errors import CheckpointError
 from springtide.store import Folder, digest
 
@@ -37,7 +38,7 @@ NO_STEP = -1
 FORMAT = 4
 _NAME = re.compile(r"step-(\d{10})")
 
-Identity = Callable[[int], str]
+Identity = Callable[[StepsDone], str]
 """Steps done -> the identity of the data order that they are trained in."""
 
 
@@ -63,7 +64,7 @@ class Meta(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    step: int = Field(ge=0)
+    step: StepsDone = Field(ge=0)
     """Steps done; training resumes with the next one."""
     tokens: int = Field(ge=0)
     world_size: int = Field(ge=1)
@@ -192,10 +193,10 @@ def name_of(step: int) -> str:
     return f"step-{step:010d}"
 
 
-def step_of(name: str) -> int | None:
+def step_of(name: str) -> StepsDone | None:
     """Return the step of a checkpoint's folder name; None for any other name."""
     found = _NAME.fullmatch(name)
-    return int(found[1]) if found else None
+    return StepsDone(int(found[1])) if found else None
 
 
 def file_name(term: int, what: str) -> str:

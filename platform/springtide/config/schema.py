@@ -17,6 +17,7 @@ from springtide.config.data import CorpusConfig, ShardsConfig, StreamConfig
 from springtide.config.engine import ModelConfig, OptimConfig, ParallelConfig
 from springtide.config.quantities import Bytes, Seconds, Tokens
 from springtide.config.section import Section, free
+from springtide.config.steps import StepsDone
 from springtide.errors import explain
 
 SAMPLE_PROMPT = "def "
@@ -267,13 +268,13 @@ class Config(Section):
         return self.stream.global_batch * self.shards.sequence_length
 
     @property
-    def num_steps(self) -> int:
+    def num_steps(self) -> StepsDone:
         """Steps in the run [steps]."""
         return self.steps_to(int(self.train.total))
 
-    def steps_to(self, tokens: int) -> int:
+    def steps_to(self, tokens: int) -> StepsDone:
         """Steps until at least ``tokens`` are trained on, if no step is jumped over [steps]."""
-        return self.ramp.steps(-(-tokens // self.shards.sequence_length))
+        return StepsDone(self.ramp.steps(-(-tokens // self.shards.sequence_length)))
 
     def tokens_after(self, step: int) -> int:
         """Tokens trained on after ``step`` steps, if no step is jumped over [tokens]."""

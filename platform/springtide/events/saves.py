@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import ClassVar
 
+from springtide.config.steps import StepsDone
 from springtide.events.event import Event
 
 
@@ -12,7 +13,7 @@ from springtide.events.event import Event
 class Saved(Event):
     kind: ClassVar[str] = "saved"
     charged_to: ClassVar[str] = "checkpoint_stall"
-    step: int
+    step: StepsDone
     name: str
     size_bytes: int
     """Size of the state."""
@@ -35,7 +36,7 @@ class Saved(Event):
 class SaveFailed(Event):
     kind: ClassVar[str] = "save_failed"
     charged_to: ClassVar[str] = "checkpoint_stall"
-    step: int
+    step: StepsDone
     reason: str
     in_a_row: int
 
@@ -49,7 +50,7 @@ class SaveSkipped(Event):
 
     kind: ClassVar[str] = "save_skipped"
     charged_to: ClassVar[str] = "checkpoint_stall"
-    step: int
+    step: StepsDone
     reason: str
 
     def describe(self) -> str:
@@ -62,7 +63,7 @@ class SaveIntervalChanged(Event):
 
     kind: ClassVar[str] = "cadence"
     charged_to: ClassVar[str] = "checkpoint_stall"
-    step: int
+    step: StepsDone
     every_s: float
     reason: str
 
@@ -76,7 +77,7 @@ class SnapshotIntervalChanged(Event):
 
     kind: ClassVar[str] = "snapshots"
     charged_to: ClassVar[str] = "checkpoint_stall"
-    step: int
+    step: StepsDone
     every_steps: int
     """0: none are taken any more."""
     reason: str
@@ -91,7 +92,7 @@ class Rejected(Event):
     """A checkpoint with bad bytes was put in quarantine."""
 
     kind: ClassVar[str] = "rejected"
-    step: int
+    step: StepsDone
     """The step that the run resumes from instead."""
     name: str
     reason: str
@@ -106,7 +107,7 @@ class Left(Event):
 
     kind: ClassVar[str] = "left"
     charged_to: ClassVar[str] = "resize"
-    step: int
+    step: StepsDone
     kept_in: str
     """``memory`` or ``store``."""
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import ClassVar
 
+from springtide.config.steps import OrderStep, StepsDone
 from springtide.events.event import Event
 
 
@@ -13,7 +14,7 @@ class Started(Event):
     """A worker group is set up and is about to train from ``step``."""
 
     kind: ClassVar[str] = "started"
-    step: int
+    step: StepsDone
     world_size: int
     resumed_from: str = ""
     """Name of the checkpoint that it loaded; empty at the beginning of the run."""
@@ -48,7 +49,7 @@ class StepDone(Event):
     """One optimizer step. ``step`` counts from 1; ``tokens`` is the number the run has trained on after it."""
 
     kind: ClassVar[str] = "step"
-    step: int
+    step: StepsDone
     loss: float
     grad_norm: float
     learning_rate: float
@@ -72,7 +73,7 @@ class Spiked(Event):
     """A step's loss or gradient norm was far above those of the preceding steps."""
 
     kind: ClassVar[str] = "spiked"
-    step: int
+    step: StepsDone
     what: str
     value: float
     usual: float
@@ -92,9 +93,9 @@ class RolledBack(Event):
 
     kind: ClassVar[str] = "rolled_back"
     charged_to: ClassVar[str] = "resize"
-    step: int
+    step: StepsDone
     """The step of the spike."""
-    skipped: list[int]
+    skipped: list[OrderStep]
     """Steps of the order that are jumped over from now on."""
     reason: str
 
@@ -109,7 +110,7 @@ class Waited(Event):
 
     kind: ClassVar[str] = "waited"
     charged_to: ClassVar[str] = "checkpoint_stall"
-    step: int
+    step: StepsDone
     data_waits_s: list[float]
     """Wait of each rank since this worker group started [s]."""
 
@@ -119,7 +120,7 @@ class Straggling(Event):
     """A rank's device was far slower than the others, twice in a row: all ranks wait for it."""
 
     kind: ClassVar[str] = "straggling"
-    step: int
+    step: StepsDone
     rank: int
     node: str
     share: float
@@ -134,7 +135,7 @@ class Straggling(Event):
 class Evaluated(Event):
     kind: ClassVar[str] = "evaluated"
     charged_to: ClassVar[str] = "evaluation"
-    step: int
+    step: StepsDone
     heldout_loss: float
     """Nats per token."""
     heldout_bits_per_byte: float
@@ -163,7 +164,7 @@ class Profiled(Event):
     """A profile of rank 0 over the steps up to this one."""
 
     kind: ClassVar[str] = "profiled"
-    step: int
+    step: StepsDone
     bound_by: str
     """The kind that took most time: ``arithmetic``, ``memory``, ``communication``, ``input`` or ``waiting``."""
     shares: dict[str, float]
@@ -186,7 +187,7 @@ class Warned(Event):
     """A warning for the user; the run continues."""
 
     kind: ClassVar[str] = "warned"
-    step: int
+    step: StepsDone
     reason: str
 
     def describe(self) -> str:

@@ -6,6 +6,7 @@ from typing import Any
 
 from springtide.checkpoint import branch
 from springtide.config import RUN_CONFIG, parse
+from springtide.config.steps import StepsDone, one_more
 from springtide.events import Started, StepDone
 from springtide.store import Folder
 from springtide.stream import digest, open_data
@@ -23,7 +24,7 @@ def verify(run: Folder) -> dict[str, Any]:
     config = parse(run.read(RUN_CONFIG))
     data = open_data(config)
     events = read_journal(run)
-    tries: dict[int, list[tuple[str, StepDone]]] = {}
+    tries: dict[StepsDone, list[tuple[str, StepDone]]] = {}
     identity = ""
     for event in events:
         if isinstance(event, Started):
@@ -32,15 +33,15 @@ def verify(run: Folder) -> dict[str, Any]:
             tries.setdefault(event.step, []).append((identity, event))
     mismatches, checked = [], {}
     for step, done in tries.items():
-        expected = f"{digest(data.order.batch(step - 1)):016x}"
+        expected = f"{digest(data.order.batch(data.order.step_before(step))):016x}"
         # a try in another order was abandoned when the step was trained again; the model learned the last one
         counted = [one for place, (order, one) in enumerate(done) if order == done[-1][0] or place == len(done) - 1]
         checked[step] = counted
         mismatches += [
             {"step": step, "expected": expected, "found": one.digest} for one in counted if one.digest != expected
         ]
-    first = branch.first_step(config.train) + 1
-    missing = [step for step in range(first, max(tries, default=0) + 1) if step not in tries]
+    first, last = one_more(branch.first_step(config.train)), max(tries, default=StepsDone(0))
+    missing = [step for step in range(first, last + 1) if step not in tries]
     spread = [max(one.loss for one in done) - min(one.loss for one in done) for done in checked.values()]
     return {
         "ok": bool(tries) and not mismatches and not missing,
@@ -51,7 +52,7 @@ def verify(run: Folder) -> dict[str, Any]:
         "steps_abandoned": sum(len(tries[step]) - len(done) for step, done in checked.items()),
         "loss_max_abs_diff": max(spread, default=0.0),
         "world_sizes": sorted({one.world_size for done in checked.values() for one in done}),
-        "corpora": data.drawn(max(tries, default=0)),
+        "corpora": data.drawn(last),
         "missing": missing[:10],
         "mismatches": mismatches[:10],
     }

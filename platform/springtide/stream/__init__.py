@@ -3,7 +3,8 @@ is arithmetic, and slicing by rank comes last."""
 
 from springtide.stream.batches import batches
 from springtide.stream.data import Data, open_data
-from springtide.stream.order import Order, digest
+from springtide.stream.order import Order
 from springtide.stream.reader import Batch, RankReader, Read, ahead, check, load
+from springtide.stream.sample_ids import digest
 
 __all__ = ["Batch", "Data", "Order", "RankReader", "Read", "ahead", "batches", "check", "digest", "load", "open_data"]

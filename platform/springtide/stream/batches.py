@@ -6,6 +6,7 @@ import itertools
 from collections.abc import Iterator
 
 from springtide.config import Config
+from springtide.config.steps import StepsDone
 from springtide.errors import ConfigError, explain
 from springtide.shards import load_manifest
 from springtide.store import Folder
@@ -72,6 +73,6 @@ def batches(
 
 def _reads(reader: RankReader, first: int) -> Iterator[Read]:
     """Yield the reads from step ``first`` on, without end."""
-    steps = reader.plan(first, first + _MOST_STEPS, _READ_BYTES)[0].last - first
+    steps = reader.plan(StepsDone(first), StepsDone(first + _MOST_STEPS), _READ_BYTES)[0].last - first
     for begin in itertools.count(first, steps):
-        yield Read(begin, begin + steps)
+        yield Read(StepsDone(begin), StepsDone(begin + steps))

@@ -12,12 +12,14 @@ import numpy as np
 
 from springtide.config import Config
 from springtide.config.files import nearest
+from springtide.config.steps import OrderStep, StepsDone
 from springtide.errors import ConfigError, explain
 from springtide.shards import TRAIN, Manifest, SplitReader, load_manifest
 from springtide.store import Cache, Folder
 from springtide.stream.mixture import WeightTable
-from springtide.stream.order import Order, corpus_and_row, join
+from springtide.stream.order import Order
 from springtide.stream.reader import RankReader
+from springtide.stream.sample_ids import corpus_and_row, join
 
 
 @dataclasses.dataclass(frozen=True)
@@ -65,7 +67,7 @@ class Data:
         """Return the reader that fetches the rows of ``rank``."""
         return RankReader(self, rank, world_size)
 
-    def skipping(self, steps: Iterable[int]) -> Data:
+    def skipping(self, steps: Iterable[OrderStep]) -> Data:
         """Return the same data with these steps of the order skipped, too."""
         skip = tuple(sorted({*self.order.skip, *steps}))
         config = self.config.override({"stream.skip": skip})
@@ -100,13 +102,14 @@ class Data:
     def __reduce__(self) -> tuple[Any, ...]:
         return _open_once, (self.config.model_dump_json(),)
 
-    def drawn(self, steps: int) -> dict[str, dict[str, float]]:
-        """Return the ``rows`` and ``epochs`` of each corpus that the first ``steps`` steps draw."""
+    def drawn(self, done: StepsDone) -> dict[str, dict[str, float]]:
+        """Return the ``rows`` and ``epochs`` of each corpus that the first ``done`` steps draw."""
         counts = np.zeros(len(self.names), dtype=np.int64)
-        for step in range(steps):
-            counts += np.bincount(self.order.corpora(step), minlength=len(self.names))
+        for before in range(done):
+            corpora = self.order.corpora(self.order.step_after(StepsDone(before)))
+            counts += np.bincount(corpora, minlength=len(self.names))
         return {
-            name: {"rows": int(rows), "epochs": self.order.epoch(steps, number)}
+            name: {"rows": int(rows), "epochs": self.order.epoch(self.order.step_after(done), number)}
             for number, (name, rows) in enumerate(zip(self.names, counts.tolist(), strict=True))
         }
 
@@ -130,10 +133,10 @@ def open_data(config: Config) -> Data:
         window=config.stream.window,
         schedule=_schedule(config, dict(zip(corpora, rows, strict=True))),
         ramp=config.ramp.pieces,
-        skip=config.stream.skip,
+        skip=tuple(map(OrderStep, config.stream.skip)),
         skip_samples=tuple((entry.from_step, entry.samples) for entry in config.stream.skip_samples),
     )
-    order.batch(0)
+    order.batch(OrderStep(0))
     return Data(config, manifests, order)
 
 

@@ -14,6 +14,8 @@ import functools
 
 import numpy as np
 
+from springtide.config.steps import OrderStep
+
 _FINENESS = 2**40
 _GOLDEN_RATIO = (5**0.5 - 1) / 2
 
@@ -66,14 +68,14 @@ class MixtureSchedule:
         cuts = self._cuts[piece].tolist()
         return [(corpus, cut) for corpus, cut in enumerate(cuts) if cut > (cuts[corpus - 1] if corpus else 0)]
 
-    def corpora(self, step: int) -> np.ndarray:
+    def corpora(self, step: OrderStep) -> np.ndarray:
         """Return the corpus of every slot of ``step``, int64 (slots,)."""
         shift = (step * self._stride) % self._modulus
         points = (np.arange(self.slots, dtype=np.int64) * _FINENESS + shift) % self._modulus
         piece = bisect.bisect_right([start for start, _ in self.schedule], step) - 1
         return np.searchsorted(self._cuts[piece], points, side="right")
 
-    def count_before(self, slot: int, step: int) -> list[int]:
+    def count_before(self, slot: int, step: OrderStep) -> list[int]:
         """Return how often ``slot`` drew from each corpus in the steps before ``step``."""
         if self.num_corpora == 1:
             return [step]

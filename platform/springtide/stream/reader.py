@@ -1,6 +1,7 @@
 """Reads of the ordered rows, a few steps at a time, and batches that are checked against the order.
 
-A *read* is the steps [first, last) of one rank: the unit that a Ray task or a thread fetches.
+A *read* is a few consecutive steps of one rank: the unit that a Ray task or a thread fetches. A step goes here by the number
+of steps done before it, as training asks for it; only ``fetch`` and ``check`` look it up in the order.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 import numpy as np
 
+from springtide.config.steps import StepsDone
 from springtide.errors import OrderError
 from springtide.stream.order import Order
 
@@ -30,7 +32,7 @@ _END_S = 10.0
 class Batch(NamedTuple):
     """The rows that one rank trains on in one step."""
 
-    step: int
+    step: StepsDone
     """Steps done before it."""
     sample_ids: np.ndarray
     """uint64 (n,), as stored with the rows."""
@@ -39,10 +41,14 @@ class Batch(NamedTuple):
 
 
 class Read(NamedTuple):
-    """The steps [first, last)."""
+    """The steps with ``first`` to ``last - 1`` steps done before them."""
 
-    first: int
-    last: int
+    first: StepsDone
+    last: StepsDone
+
+    @property
+    def steps(self) -> list[StepsDone]:
+        return [StepsDone(step) for step in range(self.first, self.last)]
 
 
 class Fetched(NamedTuple):
@@ -64,18 +70,19 @@ class RankReader:
     rank: int
     world_size: int
 
-    def plan(self, first: int, last: int, read_bytes: int) -> list[Read]:
+    def plan(self, first: StepsDone, last: StepsDone, read_bytes: int) -> list[Read]:
         """Cut the steps [first, last) into reads of about ``read_bytes`` of tokens, at least one step each."""
         row_bytes = (self.data.sequence_length + 1) * np.dtype(self.data.token_type).itemsize
         order = self.data.order
         rows = max(1, len(order.lanes_of(self.rank, self.world_size)) * order.rows_per_lane)
         steps = max(1, read_bytes // (rows * row_bytes))
-        return [Read(start, min(start + steps, last)) for start in range(first, last, steps)]
+        starts = range(first, last, steps)
+        return [Read(StepsDone(start), StepsDone(min(start + steps, last))) for start in starts]
 
     def fetch(self, read: Read) -> Fetched:
         """Return the rows of ``read``."""
-        steps = range(read.first, read.last)
-        wanted = [self.data.order.rank_batch(step, self.rank, self.world_size) for step in steps]
+        order, steps = self.data.order, read.steps
+        wanted = [order.rank_batch(order.step_after(step), self.rank, self.world_size) for step in steps]
         sample_ids, tokens = self.data.rows(np.concatenate(wanted))
         return Fetched(np.repeat(steps, [len(ids) for ids in wanted]), sample_ids, tokens)
 
@@ -83,18 +90,18 @@ class RankReader:
         """Yield the batches of ``read`` in order; a batch has no rows where all rows of its step are excluded."""
         found = self.fetch(read)
         bounds = np.searchsorted(found.steps, range(read.first, read.last + 1)).tolist()
-        for step, begin, end in zip(range(read.first, read.last), bounds[:-1], bounds[1:], strict=True):
+        for step, begin, end in zip(read.steps, bounds[:-1], bounds[1:], strict=True):
             yield Batch(step, found.sample_ids[begin:end], found.tokens[begin:end])
 
-    def nothing(self, step: int) -> Batch:
+    def nothing(self, step: StepsDone) -> Batch:
         """Return the batch of a step in which this rank has no rows."""
         tokens = np.empty((0, self.data.sequence_length + 1), self.data.token_type)
         return Batch(step, np.empty(0, np.uint64), tokens)
 
 
-def check(order: Order, rank: int, world_size: int, step: int, batch: Batch) -> None:
-    """Raise OrderError unless ``batch`` is exactly what the order gives this rank at ``step``."""
-    wanted = order.rank_batch(step, rank, world_size)
+def check(order: Order, rank: int, world_size: int, step: StepsDone, batch: Batch) -> None:
+    """Raise OrderError unless ``batch`` is exactly what the order gives this rank after ``step`` steps."""
+    wanted = order.rank_batch(order.step_after(step), rank, world_size)
     if batch.step != step:
         raise OrderError(f"rank {rank} of {world_size} received step {batch.step}, expected step {step}")
     if not np.array_equal(batch.sample_ids, wanted):

@@ -15,6 +15,7 @@ import torch
 from springtide import config as configs
 from springtide.checkpoint import branch, leases
 from springtide.checkpoint.fresh_start import begin_from_scratch
+from springtide.config.steps import StepsDone
 from springtide.dist import NCCL_ENVIRONMENT, process_group, world
 from springtide.elastic.forecast import RunHistory
 from springtide.errors import ConfigError, explain
@@ -64,7 +65,7 @@ def train(config: configs.Config, folder: Folder, device: str, local_rank: int, 
     here = world(device, local_rank, config.parallel.shards)
     data = open_data(config)
 
-    def feed(reader: RankReader, step: int) -> Iterator[Batch]:
+    def feed(reader: RankReader, step: StepsDone) -> Iterator[Batch]:
         return load(reader, reader.plan(step, config.num_steps, int(config.feed.read_bytes)))
 
     owner = ""

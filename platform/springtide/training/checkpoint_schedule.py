@@ -13,6 +13,7 @@ from springtide.checkpoint.async_saver import AsyncSaver, SaveOutcome
 from springtide.checkpoint.format import Meta
 from springtide.checkpoint.retention import Rule
 from springtide.config import Config
+from springtide.config.steps import StepsDone
 from springtide.dist import World, gathered
 from springtide.elastic import Interrupt, SaveInterval, mean_time_to_loss, young_daly_interval
 from springtide.errors import CheckpointError, SpringtideError
@@ -49,7 +50,7 @@ class CheckpointSchedule(StepHook):
         self._cadence: SaveInterval | None = None
         self._trained_s = 0.0
         self._waited_since = time.monotonic()
-        self.last_step = -1
+        self.last_step = StepsDone(-1)
         """Step of the newest save that has begun."""
 
     def __enter__(self) -> Self:
@@ -74,7 +75,7 @@ class CheckpointSchedule(StepHook):
         self._saver.staged()
         self._stall_s += time.perf_counter() - begin
 
-    def signals(self, signals: StepSignals, step: int) -> StepSignals:
+    def signals(self, signals: StepSignals, step: StepsDone) -> StepSignals:
         """Add how the saves here go, and on rank 0 the request for one that is due with ``auto``."""
         asked = signals.interrupts | ({Interrupt.SAVE} if self._asks() else frozenset())
         return signals._replace(interrupts=asked, saving=self.busy, save_failed=self._failed is not None)
@@ -105,7 +106,7 @@ class CheckpointSchedule(StepHook):
             yield from self.settle()
         self._begin(step)
 
-    def finish(self, step: int) -> Iterator[Event]:
+    def finish(self, step: StepsDone) -> Iterator[Event]:
         """Save ``step`` and wait until it is safe. Raises CheckpointError if that fails."""
         yield from self.settle()
         if step == self.last_step and self._failed_in_a_row == 0:
@@ -117,7 +118,7 @@ class CheckpointSchedule(StepHook):
             if self._failed_in_a_row <= failed:
                 return
 
-    def _begin(self, step: int) -> None:
+    def _begin(self, step: StepsDone) -> None:
         if not self._given_up:  # the last save is safe on every rank, else it would be reported
             self._failed_in_a_row = 0
         self._given_up = False
@@ -149,7 +150,7 @@ class CheckpointSchedule(StepHook):
         self._duration_s = time.monotonic() - self._began
         if self._world.is_first:
             yield Saved(
-                step=outcome.step,
+                step=StepsDone(outcome.step),
                 name=outcome.written.name,
                 size_bytes=outcome.written.size_bytes,
                 written_bytes=outcome.written.written_bytes,

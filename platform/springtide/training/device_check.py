@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor
 
+from springtide.config.steps import StepsDone
 from springtide.dist import World
 from springtide.elastic.health import Health, slow
 from springtide.events import Straggling
@@ -87,7 +88,7 @@ class StragglerDetector(StepHook):
         self.speed = 0.0
         """What this rank has measured since the last step [FLOP/s]; 0 if it has not."""
 
-    def signals(self, signals: StepSignals, step: int) -> StepSignals:
+    def signals(self, signals: StepSignals, step: StepsDone) -> StepSignals:
         """Add this rank's measurement, and on rank 0 whether devices are to be measured after this step."""
         due = self._world.is_first and self._world.size > 1 and bool(self._every_s) and time.monotonic() >= self._next_s
         if due:

@@ -13,6 +13,7 @@ from springtide.checkpoint.format import step_of
 from springtide.checkpoint.load import load
 from springtide.checkpoint.retention import note_reader
 from springtide.config import Config
+from springtide.config.steps import StepsDone
 from springtide.dist import World, alone, sum_over_ranks
 from springtide.errors import ConfigError, explain
 from springtide.events import Evaluated
@@ -25,7 +26,7 @@ from springtide.training.step import eos_id_of, loss_mask, token_loss
 
 @torch.no_grad()
 def evaluate(
-    model: nn.Module, data: Data, world: World, step: int, num_rows: int, micro_batch: int, padded: bool = False
+    model: nn.Module, data: Data, world: World, step: StepsDone, num_rows: int, micro_batch: int, padded: bool = False
 ) -> Evaluated:
     """Return the loss on ``num_rows`` held-out rows, the same number from each corpus; ``padded``: the model is never called
     with fewer than ``micro_batch`` rows."""
@@ -87,7 +88,8 @@ def evaluate_checkpoint(run: Folder, config: Config, name: str, device_type: str
     with note_reader(run, name):
         load(run, name, model)
     train, world = config.train, alone(torch.device(device_type))
-    return evaluate(model.to(world.device), data, world, step_of(name) or 0, train.eval_rows, train.rows_at_once)
+    step = step_of(name) or StepsDone(0)
+    return evaluate(model.to(world.device), data, world, step, train.eval_rows, train.rows_at_once)
 
 
 @torch.no_grad()

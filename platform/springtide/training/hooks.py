@@ -12,6 +12,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterator, Sequence
 
+from springtide.config.steps import StepsDone
 from springtide.events import Event
 from springtide.training.step import StepResult, StepSignals
 
@@ -20,7 +21,7 @@ from springtide.training.step import StepResult, StepSignals
 class StepContext:
     """A step that is done, the same on every rank but for the times."""
 
-    step: int
+    step: StepsDone
     """Steps done, this one included."""
     result: StepResult
     learning_rate: float
@@ -33,7 +34,7 @@ class StepContext:
 class StepHook:
     """Takes part in steps. Every method does nothing here; a hook has those that it needs."""
 
-    def signals(self, signals: StepSignals, step: int) -> StepSignals:
+    def signals(self, signals: StepSignals, step: StepsDone) -> StepSignals:
         """Return ``signals`` with what this rank adds, in the step after which ``step`` steps are done."""
         return signals
 
@@ -58,7 +59,7 @@ class StepHooks(StepHook):
     def __init__(self, hooks: Sequence[StepHook]) -> None:
         self._hooks = tuple(hooks)
 
-    def signals(self, signals: StepSignals, step: int) -> StepSignals:
+    def signals(self, signals: StepSignals, step: StepsDone) -> StepSignals:
         for hook in self._hooks:
             signals = hook.signals(signals, step)
         return signals

@@ -1,6 +1,6 @@
 """The training loop: an iterator of events. It knows nothing about Ray, consoles or trackers; they listen to the events.
 
-feed(reader, step) -> batches from that step on
+feed(reader, done) -> the batches after ``done`` steps
 interrupt()        -> the request to the loop, read once per step
 """
 
@@ -25,6 +25,7 @@ from springtide.checkpoint.restore import Restored, restore
 from springtide.checkpoint.restore import begin as begin_from
 from springtide.checkpoint.snapshots import SnapshotStore, Snapshotter, restore_from_snapshots
 from springtide.config import Config, code_fingerprint, fingerprint
+from springtide.config.steps import OrderStep, StepsDone, one_more
 from springtide.dist import World, on_first
 from springtide.elastic import Interrupt
 from springtide.errors import TrainingFailed
@@ -50,7 +51,7 @@ from springtide.training.state import ModelFigures, TrainState
 from springtide.training.step import StepResult, StepSignals, train_step
 from springtide.training.step_guard import StepGuard
 
-Feed = Callable[[RankReader, int], Iterator[Batch]]
+Feed = Callable[[RankReader, StepsDone], Iterator[Batch]]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -85,7 +86,8 @@ class TrainLoop:
     def __post_init__(self) -> None:
         begin, config = time.perf_counter(), self.config
         if self.folder.exists(configs.RUN_CONFIG):  # an earlier worker group may have rolled back
-            self.data = self.data.skipping(configs.parse(self.folder.read(configs.RUN_CONFIG)).stream.skip)
+            saved = configs.parse(self.folder.read(configs.RUN_CONFIG))
+            self.data = self.data.skipping(map(OrderStep, saved.stream.skip))
         if config.parallel.threads:
             torch.set_num_threads(config.parallel.threads)
         model = make(config.model, self.data.vocab_size, self.data.eos_id)
@@ -131,7 +133,9 @@ class TrainLoop:
                 data_wait_s = time.perf_counter() - clock
                 check(self.data.order, self.world.rank, self.world.size, state.step, batch)
                 asked = StepSignals(frozenset(filter(None, [interrupt()])), data_wait_s=data_wait_s)
-                result, rate = self._step(batch, tokens_NL, hooks.signals(asked, state.step + 1), hooks.before_update)
+                result, rate = self._step(
+                    batch, tokens_NL, hooks.signals(asked, one_more(state.step)), hooks.before_update
+                )
                 done = StepContext(state.step, result, rate, time.perf_counter() - clock, data_wait_s)
                 yield self._done(done)
                 yield from hooks.after_step(done)
@@ -186,8 +190,8 @@ class TrainLoop:
         """Roll back to the newest checkpoint before a spike. The spike's step, and those that may have led to it, are skipped
         from now on; the run's config makes every later worker group skip them, too."""
         optim, order, step = self.config.optim, self.data.order, self.state.step
-        steps = range(max(0, step - 1 - optim.rollback_steps), step)
-        skipped = [order.order_step(one) for one in steps]
+        suspects = min(step, optim.rollback_steps + 1)  # the last one is the spike's step
+        skipped = [order.step_after(StepsDone(before)) for before in range(step - suspects, step)]
         self.data = self.data.skipping(skipped)
         in_a_row = next(count for count in itertools.count() if skipped[-1] - count not in self.data.order.skip)
         if in_a_row > optim.max_left_out + optim.rollback_steps:
@@ -215,10 +219,10 @@ class TrainLoop:
     ) -> tuple[StepResult, float]:
         """Do one step. Returns its result and its learning rate."""
         config, state, order, world = self.config, self.state, self.data.order, self.world
-        rate = rate_after(config, state.step + 1)
+        rate, order_step = rate_after(config, one_more(state.step)), order.step_after(state.step)
         set_learning_rate(state.optimizer, rate)
         cut = (
-            order.lane_share(state.step),
+            order.lane_share(order_step),
             -(-order.lanes // world.size),
             config.train.rows_at_once,
             config.parallel.exact,
@@ -230,9 +234,9 @@ class TrainLoop:
             tokens_NL,
             digest(batch.sample_ids),
             world,
-            micro_batches=micro_batches(order.lane_rows(state.step, world.rank, world.size), *cut),
+            micro_batches=micro_batches(order.lane_rows(order_step, world.rank, world.size), *cut),
             padded_rows=largest_micro_batch(*cut) * config.parallel.compile,
-            tokens_per_step=order.rows(state.step) * self.data.sequence_length,
+            tokens_per_step=order.rows(order_step) * self.data.sequence_length,
             clip_norm=config.optim.clip_norm,
             z_weight=config.optim.z_loss,
             loss_scale=state.guard.scale.value,
@@ -241,7 +245,7 @@ class TrainLoop:
             before_update=before_update,
         )
         self.data_waits_s = [sum(waits) for waits in zip(self.data_waits_s, result.data_waits_s, strict=True)]
-        state.step += 1
+        state.step = one_more(state.step)
         state.tokens += result.tokens
         state.losses_since_save.append(result.loss)
         return result, rate
@@ -330,7 +334,7 @@ def _remark(found: Restored | None) -> str:
     return f"saved by springtide's code {found.meta.code_fingerprint}, this is {code_fingerprint()}"
 
 
-def seed_generators(seed: int, step: int, rank: int) -> None:
+def seed_generators(seed: int, step: StepsDone, rank: int) -> None:
     """Seed every generator that a model or a user's code may draw from, as a function of the step. So checkpoints hold no
     generator state, and an interrupted run draws the same numbers as an uninterrupted one, at the same world size."""
     mixed = int(of_bytes(f"{seed} {step} {rank}".encode())[:16], 16)

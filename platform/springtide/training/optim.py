@@ -11,6 +11,7 @@ from torch import nn
 from springtide.checkpoint.tensors import local
 from springtide.config import Config
 from springtide.config.engine import OptimConfig
+from springtide.config.steps import StepsDone
 from springtide.errors import ConfigError, explain
 from springtide.model import Decoder
 from springtide.training.muon import Muon
@@ -66,7 +67,7 @@ def learning_rate(config: OptimConfig, tokens: int, total_tokens: int) -> float:
     return config.peak_lr * (config.final_lr_ratio + (1.0 - config.final_lr_ratio) * shape)
 
 
-def rate_after(config: Config, step: int) -> float:
+def rate_after(config: Config, step: StepsDone) -> float:
     """Return the rate of the step after which ``step`` steps are done."""
     return learning_rate(config.optim, config.tokens_after(step), config.tokens_after(config.num_steps))
 

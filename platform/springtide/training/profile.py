@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import torch
 from torch.autograd import DeviceType
 
+from springtide.config.steps import StepsDone
 from springtide.dist import World
 from springtide.events import Profiled
 from springtide.store import Folder
@@ -74,7 +75,7 @@ class Profile(StepHook):
             self._profile.stop()
             self._profile = None
 
-    def _summary(self, step: int, wall_s: float) -> Profiled:
+    def _summary(self, step: StepsDone, wall_s: float) -> Profiled:
         if self._device.type == "cuda":
             kernels = kernels_of(self._profile.events())
             found, times = kernel_shares(kernels, wall_s, self._input_s), times_by_name(kernels)

@@ -10,6 +10,7 @@ from typing import Any
 from torch import nn
 
 from springtide.config.schema import SAMPLE_PROMPT, SAMPLE_TEMPERATURE, Config
+from springtide.config.steps import StepsDone
 from springtide.dataset import open_dataset
 from springtide.dist import World, agreed
 from springtide.events import Sampled, Warned
@@ -21,7 +22,9 @@ _MOST_S = 60.0
 """Time limit of a sample: a large model gathers all its weights for each token [s]."""
 
 
-def write_sample(model: nn.Module, data: Data, world: World, config: Config, step: int) -> Iterator[Sampled | Warned]:
+def write_sample(
+    model: nn.Module, data: Data, world: World, config: Config, step: StepsDone
+) -> Iterator[Sampled | Warned]:
     """Write a text of ``train.sample_tokens`` ids after the prompt, unless that is 0, and yield it, or why there is none. All
     ranks call this, and the text is the same on all. ``springtide.sample`` writes the same from a checkpoint in fp32, if
     ``model`` computes in fp32."""

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 
 from springtide.checkpoint.snapshots import Snapshotter
 from springtide.config.schema import CheckpointConfig
+from springtide.config.steps import StepsDone
 from springtide.dist import gathered
 from springtide.elastic import snapshot_every
 from springtide.events import Event, SnapshotIntervalChanged
@@ -25,7 +26,7 @@ class SnapshotSchedule(StepHook):
     """The snapshots of one rank; rank 0 decides when, and the others learn it in the step's all-reduce."""
 
     def __init__(
-        self, config: CheckpointConfig, memory: Snapshotter | None, state: State, step: int, is_first: bool
+        self, config: CheckpointConfig, memory: Snapshotter | None, state: State, step: StepsDone, is_first: bool
     ) -> None:
         """``memory`` None takes no snapshots."""
         self._config, self._memory, self._state, self._is_first = config, memory, state, is_first
@@ -47,7 +48,7 @@ class SnapshotSchedule(StepHook):
             self._turn_off(error)
             return True
 
-    def signals(self, signals: StepSignals, step: int) -> StepSignals:
+    def signals(self, signals: StepSignals, step: StepsDone) -> StepSignals:
         """Add whether the last snapshot is safe, and on rank 0 whether one is due after ``step``."""
         keeping = self.keeping  # first: it may turn snapshots off
         due = bool(self._is_first and self._memory and self._every and step - self._last >= self._every)
@@ -86,7 +87,7 @@ class SnapshotSchedule(StepHook):
                 yield SnapshotIntervalChanged(step=step, every_steps=every, reason=reason)
                 self._every = every
 
-    def leave(self, step: int) -> bool:
+    def leave(self, step: StepsDone) -> bool:
         """Take a snapshot of ``step`` and wait until it is safe; all ranks call it together. False if some rank fails."""
         self._settle()
         gathered(None)  # the last snapshot is safe on every rank
@@ -102,7 +103,7 @@ class SnapshotSchedule(StepHook):
         self._settle()
         return all(gathered(safe and self._memory is not None))
 
-    def _stop(self, step: int) -> SnapshotIntervalChanged:
+    def _stop(self, step: StepsDone) -> SnapshotIntervalChanged:
         """Stop snapshots because some rank cannot keep any: all ranks together learn why and release their memory.
         Rank 0 reports it."""
         self._settle()  # a snapshot store may be opening the memory now

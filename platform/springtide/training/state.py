@@ -12,6 +12,7 @@ from springtide.checkpoint.format import Meta
 from springtide.checkpoint.restore import Restored
 from springtide.checkpoint.tensors import named_tensors
 from springtide.config import Config, code_fingerprint
+from springtide.config.steps import StepsDone
 from springtide.dist import World
 from springtide.model import flops_per_token, hardware_flops_per_token, num_parameters
 from springtide.stream import Data
@@ -53,16 +54,16 @@ class TrainState:
     optimizer: torch.optim.Optimizer
     guard: StepGuard
     config_fingerprint: str
-    step: int = 0
+    step: StepsDone = dataclasses.field(default=StepsDone(0))
     """Steps done: all of the data state."""
     tokens: int = 0
     losses_since_save: list[float] = dataclasses.field(default_factory=list)
-    heldout_losses: dict[int, float] = dataclasses.field(default_factory=dict)
+    heldout_losses: dict[StepsDone, float] = dataclasses.field(default_factory=dict)
     """Step -> held-out loss."""
 
     def begin(self, config: Config, data: Data) -> None:
         """Begin at step 0 with new weights."""
-        self.step = self.tokens = 0
+        self.step, self.tokens = StepsDone(0), 0
         initialize(self.model, config.model, data.vocab_size, data.eos_id)
         self.optimizer.state.clear()  # of a snapshot that could not be read to its end
 

@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import dataclasses
+import doctest
 import pickle
+from types import ModuleType
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from springtide.config import steps
 from springtide.config.batch_schedule import Ramp
 from springtide.errors import CorpusError
 from springtide.stream import Order, digest
+from springtide.stream import order as order_of_samples
+from springtide.stream.corpus_order import CorpusOrder
 from springtide.stream.mixture import MixtureSchedule, floor_sum
-from springtide.stream.order import CorpusOrder, corpus_and_row
 from springtide.stream.permute import mix, permutation
+from springtide.stream.sample_ids import corpus_and_row
 
 
 @st.composite
@@ -61,7 +66,7 @@ def test_the_ranks_of_any_world_size_share_out_exactly_the_batch(order: Order, s
     parts = [order.rank_batch(step, rank, world_size) for rank in range(world_size)]
     assert np.array_equal(np.concatenate(parts), order.batch(step))
     whole = dataclasses.replace(order, skip_samples=())
-    left_out = {sample for start, ids in order.skip_samples if start <= order.order_step(step) for sample in ids}
+    left_out = {sample for start, ids in order.skip_samples if start <= step for sample in ids}
     assert len(whole.batch(step)) == order.rows(step)
     assert order.batch(step).tolist() == [sample for sample in whole.batch(step).tolist() if sample not in left_out]
 
@@ -112,7 +117,7 @@ def test_smaller_batches_draw_the_same_rows_in_the_same_order(order: Order) -> N
 def test_what_was_drawn_before_a_step_is_counted_as_it_was_dealt(order: Order, step: int) -> None:
     order = dataclasses.replace(order, skip=(), skip_samples=())
     dealt = [order.corpora(before).reshape(order.lanes, -1) for before in range(step)]
-    counts = order._drawn_before(step, range(order.lanes))
+    counts = order._draws.counts_before(step, range(order.lanes))
     for corpus in range(len(order.group_rows)):
         expected = sum((np.sum(one == corpus, axis=1) for one in dealt), np.zeros(order.lanes))
         assert counts[:, corpus].tolist() == expected.tolist()
@@ -143,7 +148,9 @@ def test_skipped_steps_are_jumped_over_and_nothing_else_moves(order: Order, step
     order = dataclasses.replace(order, skip_samples=())
     plain = dataclasses.replace(order, skip=())
     kept = [number for number in range(120) if number not in order.skip]
-    assert np.array_equal(order.batch(step), plain.batch(kept[step]))
+    assert order.step_after(step) == kept[step]
+    assert np.array_equal(order.batch(kept[step]), plain.batch(kept[step]))
+    assert step == 0 or order.step_before(step) == kept[step - 1]
 
 
 def test_a_sample_is_left_out_from_its_step_on() -> None:
@@ -169,7 +176,7 @@ def test_every_step_holds_its_share_of_each_corpus_to_within_one_sample(
 
 @given(orders(), st.integers(0, 30))
 def test_draws_counted_by_floor_sums_are_those_dealt(order: Order, step: int) -> None:
-    deal = order._deals[-1]
+    deal = order._mixtures[-1]
     for slot in range(min(order.global_batch, 3)):
         dealt = [int(deal.corpora(before)[slot]) for before in range(step)]
         assert deal.count_before(slot, step) == [dealt.count(corpus) for corpus in range(deal.num_corpora)]
@@ -190,7 +197,7 @@ def test_hashes_and_orders_are_the_same_on_every_machine() -> None:
     assert mix(np.arange(2, dtype=np.uint64)).tolist() == [16294208416658607535, 10451216379200822465]
     order = Order(("d", "e"), ((30, 30, 4), (20,)), 7, 8, 4, 5, ((0, (0.75, 0.25)),), (2,))
     assert order.identity == "ec943216995791c8cd0566068a6eb6d3"
-    assert [f"{digest(order.batch(step)):016x}" for step in (0, 2, 10**9)] == [
+    assert [f"{digest(order.batch(order.step_after(done))):016x}" for done in (0, 2, 10**9)] == [
         "cf081b87136176ea",
         "be45d906bca9b875",
         "72ed0b1080247289",
@@ -217,7 +224,7 @@ def test_the_identity_changes_with_anything_that_changes_a_batch(order: Order) -
 def test_what_comes_later_may_change_and_what_is_done_keeps_its_identity(
     order: Order, done: int, data: st.DataObject
 ) -> None:
-    end = order.order_step(done - 1) + 1 if done else 0
+    end = order.step_before(done) + 1 if done else 0
     extra = data.draw(st.integers(max(end, 1), 120).filter(lambda step: step not in dict(order.schedule)))
     weights = tuple(reversed([*order.schedule[0][1], 1.0]))
     schedule = sorted([*((start, (*old, 0.0)) for start, old in order.schedule), (extra, weights)])
@@ -231,7 +238,7 @@ def test_what_comes_later_may_change_and_what_is_done_keeps_its_identity(
     )
     assert changed.identity_at(done) == order.identity_at(done)
     assert changed.identity != order.identity
-    for step in range(done):
+    for step in range(end):
         assert np.array_equal(changed.batch(step), order.batch(step))
     assert changed.identity_at(extra + 3) != order.identity_at(extra + 3)
 
@@ -254,3 +261,9 @@ def test_a_digest_does_not_depend_on_the_order_and_parts_add_up(ids: list[int], 
 def test_a_batch_larger_than_the_corpus_is_refused_with_both_figures() -> None:
     with pytest.raises(CorpusError, match=r"stream.global_batch = 16: is more than the 15 rows"):
         CorpusOrder(0, 0, (15,), 8, 2, 4)
+
+
+@pytest.mark.parametrize("module", [order_of_samples, steps])
+def test_examples_in_docstrings_are_true(module: ModuleType) -> None:
+    found = doctest.testmod(module)
+    assert (found.attempted > 0, found.failed) == (True, 0)

@@ -22,6 +22,7 @@ from ray.data import DataContext, ExecutionOptions, ExecutionResources, TaskPool
 from ray.exceptions import RayError
 
 from springtide.config.schema import FeedConfig
+from springtide.config.steps import StepsDone, one_more
 from springtide.stream import Batch, RankReader, Read, ahead
 
 _log = logging.getLogger(__name__)
@@ -55,10 +56,10 @@ def _by_tasks(reader: RankReader, plan: list[Read], config: FeedConfig) -> Itera
         try:
             for batch in _batches(_pipeline(reader, leg, config), config):
                 # a rank may have no batch of a step: all its samples may be skipped
-                yield from map(reader.nothing, range(due, batch.step))
+                yield from map(reader.nothing, Read(due, batch.step).steps)
                 yield batch
-                due = batch.step + 1
-            yield from map(reader.nothing, range(due, leg[-1].last))
+                due = one_more(batch.step)
+            yield from map(reader.nothing, Read(due, leg[-1].last).steps)
             due = leg[-1].last
         except RayError as error:
             _log.warning("a read failed in its Ray task and is repeated in this process: %s", error)
@@ -103,7 +104,7 @@ class _Fetch:
 
 def _batches(dataset: ray.data.Dataset, config: FeedConfig) -> Iterator[Batch]:
     """Regroup rows by step, wherever Ray Data cut its blocks."""
-    step = -1
+    step = StepsDone(-1)
     parts: list[tuple[np.ndarray, np.ndarray]] = []
     tables = dataset.iter_batches(batch_size=None, batch_format="pyarrow", prefetch_batches=config.reads_in_flight)
     for table in tables:
@@ -112,7 +113,7 @@ def _batches(dataset: ray.data.Dataset, config: FeedConfig) -> Iterator[Batch]:
         lists = table["tokens"].combine_chunks()
         tokens = lists.flatten().to_numpy().reshape(len(lists), -1)
         for rows in np.split(np.arange(len(steps)), np.flatnonzero(np.diff(steps)) + 1):
-            here = int(steps[rows[0]])
+            here = StepsDone(int(steps[rows[0]]))
             if here != step and parts:
                 yield _join(step, parts)
                 parts = []
@@ -122,7 +123,7 @@ def _batches(dataset: ray.data.Dataset, config: FeedConfig) -> Iterator[Batch]:
         yield _join(step, parts)
 
 
-def _join(step: int, parts: list[tuple[np.ndarray, np.ndarray]]) -> Batch:
+def _join(step: StepsDone, parts: list[tuple[np.ndarray, np.ndarray]]) -> Batch:
     if len(parts) == 1:
         return Batch(step, *parts[0])
     return Batch(step, np.concatenate([ids for ids, _ in parts]), np.concatenate([tokens for _, tokens in parts]))

@@ -22,6 +22,7 @@ import torch
 
 from springtide import config as configs
 from springtide.config import Config
+from springtide.config.steps import StepsDone
 from springtide.dist import Connections, abort, end_group, gathered, world
 from springtide.elastic.health import Health
 from springtide.events import Left
@@ -145,7 +146,7 @@ def _train(job: dict[str, Any]) -> bool:
     _links = Connections()
     phases_s = {"data": time.perf_counter() - begin}
 
-    def batches(reader: RankReader, step: int) -> Iterator[Batch]:
+    def batches(reader: RankReader, step: StepsDone) -> Iterator[Batch]:
         return feed(reader, reader.plan(step, config.num_steps, int(config.feed.read_bytes)), config.feed)
 
     folder, servers = _folder(config), None

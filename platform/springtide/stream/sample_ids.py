@@ -1,0 +1,29 @@
+"""Sample ids: a corpus and a row in it, as one number; and the digest of a set of them."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from springtide.store.digest import mix
+
+_CORPUS_SHIFT = np.uint64(48)
+
+
+def join(corpus: int, rows: np.ndarray) -> np.ndarray:
+    """Return the sample ids, uint64 (n,), of rows of one corpus."""
+    return (np.uint64(corpus) << _CORPUS_SHIFT) | rows.astype(np.uint64)
+
+
+def corpus_and_row(sample_ids: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return the corpus number and the row in that corpus of each sample id, int64 (n,) both."""
+    ids = sample_ids.astype(np.uint64)
+    rows = ids & ((np.uint64(1) << _CORPUS_SHIFT) - np.uint64(1))
+    return (ids >> _CORPUS_SHIFT).astype(np.int64), rows.astype(np.int64)
+
+
+def digest(sample_ids: np.ndarray) -> int:
+    """Return a 64-bit digest of a set of sample ids that does not depend on their order: the sum of hashes mod 2**64.
+
+    Digests of parts add up, so each rank can digest its own part.
+    """
+    return int(np.sum(mix(sample_ids), dtype=np.uint64)) if len(sample_ids) else 0
