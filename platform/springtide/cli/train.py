@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import argparse
-from typing import Any
+from typing import TYPE_CHECKING
 
 from springtide.cli.commands import Commands
 from springtide.cli.options import add_config, add_trust, config_of
 from springtide.cli.progress import progress_bars
+
+if TYPE_CHECKING:
+    from springtide.run.folder import Run
 
 _EXAMPLES = """  springtide train --recipe demo
   springtide train --recipe demo --optim.peak-lr 1e-3 --train.total 2M
@@ -65,7 +68,7 @@ def _train(options: argparse.Namespace) -> int:
     return 0
 
 
-def _farewell(run: Any) -> None:
+def _farewell(run: Run) -> None:
     """Print what the demo made, and what to try next."""
     before, after = run.evaluations[0], run.evaluations[-1]
     root = run.config.run.root
