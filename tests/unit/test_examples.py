@@ -31,7 +31,7 @@ NOT_RUN = {"train", "sweep", "drill"}
 PUBLIC = {
     *(name for name in st.__all__ if isinstance(getattr(st, name), types.FunctionType)),
     *("drill", "simulate_trace", "estimate_memory", "verify", "ledger"),
-} - {"sweep"}
+}
 
 
 def examples() -> list[doctest.DocTest]:
