@@ -4,6 +4,13 @@ A retry fixes none of them. A failure that may pass by itself (a lost node, a dr
 and Ray retries. Errors cross process boundaries inside Ray, so each one pickles: the message is the only argument.
 
 Passwords are never shown, logged or sent: ``redacted`` removes them from URLs.
+
+Examples:
+    >>> try:
+    ...     st.open_run("runs/no-such-run")
+    ... except st.ConfigError as error:
+    ...     print(error)
+    run = 'runs/no-such-run': is not a run's folder: it has no config.yaml; give <root>/<run id>
 """
 
 from __future__ import annotations
@@ -72,7 +79,11 @@ class StoppedWaiting(SpringtideError):
 
 
 def explain(field: str, value: object, limit: str, remedy: str) -> str:
-    """Return an error message of the form ``field = value: limit; remedy``, redacted."""
+    """Return an error message of the form ``field = value: limit; remedy``, redacted.
+
+    >>> explain("train.total", 0, "trains on nothing", "give at least one token")
+    'train.total = 0: trains on nothing; give at least one token'
+    """
     return redacted(f"{field} = {value!r}: {limit}; {remedy}")
 
 

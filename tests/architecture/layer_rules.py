@@ -61,7 +61,7 @@ ONLY_IN: dict[str, tuple[str, ...]] = {
     "fsspec": ("store/",),
     "obstore": ("store/s3.py",),
     "rich": ("track/console.py", "cli/"),
-    "pandas": ("track/journal.py",),
+    "pandas": ("track/journal.py", "run/folder.py"),
     "optuna": ("tuning/search.py",),
     "sklearn": ("tuning/importance.py",),
 }

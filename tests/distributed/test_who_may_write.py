@@ -107,7 +107,7 @@ def test_a_step_0_that_nobody_asked_for_is_refused_before_anything_starts(traine
         ranks(1, train_as_torchrun_does, longer)
     ranks(1, train_as_torchrun_does, longer, True)
     assert committed(run)[-1] == "step-0000000020"
-    assert st.open_run(run.url).verify()["ok"]
+    assert st.open_run(run.url).verify().ok
 
 
 def test_a_node_without_the_run_s_storage_is_named(tmp_path: Path) -> None:

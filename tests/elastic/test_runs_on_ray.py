@@ -127,9 +127,9 @@ def test_a_run_goes_from_text_to_report(uninterrupted: st.Run) -> None:
     assert run.metrics.loc[60, "tokens"] == 60 * 12 * 64
     assert configs.load_config(Path(run.report).parent / "config.yaml") == run.config
     found = run.verify()
-    assert found["ok"]
-    assert found["steps_checked"] == 60
-    assert found["world_sizes"] == [2]
+    assert found.ok
+    assert found.steps_checked == 60
+    assert found.world_sizes == (2,)
 
 
 def test_mlflow_has_one_run_with_every_step_and_its_links(uninterrupted: st.Run) -> None:
@@ -156,11 +156,11 @@ def test_verify_finds_a_single_wrong_sample(uninterrupted: st.Run, tmp_path: Pat
     lines[place] = json.dumps(record)
     journal.write_text("\n".join(lines) + "\n")
     found = st.open_run(str(tmp_path / "run")).verify()
-    assert not found["ok"]
-    assert [mismatch["step"] for mismatch in found["mismatches"]] == [33]
+    assert not found.ok
+    assert [mismatch.step for mismatch in found.mismatches] == [33]
     del lines[place]
     journal.write_text("\n".join(lines) + "\n")
-    assert st.open_run(str(tmp_path / "run")).verify()["missing"] == [33]
+    assert st.open_run(str(tmp_path / "run")).verify().missing == (33,)
 
 
 def test_torchrun_without_ray_gives_the_same_losses(uninterrupted: st.Run, tiny: Config, tmp_path: Path) -> None:
@@ -220,9 +220,9 @@ def test_ctrl_c_saves_and_stops_and_the_run_goes_on_at_any_size(uninterrupted: s
     assert 0 == starts[0].step < starts[1].step < starts[2].step < 60
     assert_same(run.steps, uninterrupted.steps, 1e-4)
     found = run.verify()
-    assert found["ok"]
-    assert found["world_sizes"] == [1, 2, 3]
-    assert found["steps_trained_again"] == 0
+    assert found.ok
+    assert found.world_sizes == (1, 2, 3)
+    assert found.steps_trained_again == 0
 
 
 def test_an_interrupt_is_no_failure_and_after_the_last_step_it_undoes_nothing(tiny: Config, ray_cluster: str) -> None:
@@ -293,8 +293,8 @@ def test_a_mixture_whose_weights_change_is_exact_through_resizes_and_a_kill(
         run = st.train(config, resume=workers != 2, listen=listener(*what))
     assert [start.world_size for start in starts] == [2, 3, 3, 1]
     found = run.verify()
-    assert found["ok"]
-    assert (found["steps_checked"], found["world_sizes"]) == (60, [1, 2, 3])
+    assert found.ok
+    assert (found.steps_checked, found.world_sizes) == (60, (1, 2, 3))
     order = open_data(config).order
     for steps, share in ((range(20), 1 / 4), (range(20, 50), 3 / 4), (range(50, 60), 0.0)):
         for step in steps:
@@ -439,4 +439,4 @@ def test_a_job_is_submitted_trained_and_verified(tiny: Config, ray_cluster: str,
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-2000:]
     run = st.open_run(f"{tiny.run.root}/submitted")
     assert len(run.steps) == 15
-    assert run.verify()["ok"]
+    assert run.verify().ok

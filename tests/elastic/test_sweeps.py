@@ -141,7 +141,7 @@ def test_the_worst_of_a_population_goes_on_from_the_state_of_the_best(
         assert run.steps[0].step == step + 1
         [there] = [found.heldout_loss for found in other.evaluations if found.step == step]
         assert abs(run.steps[0].loss - there) < 0.3, "its loss goes on from that of the state it took over"
-        assert run.verify()["ok"]
+        assert run.verify().ok
         taken += [run, other]
     assert not killed or sizes(taken) == {1, 2}, "states were taken over at other world sizes"
     everyone = [st.open_run(str(file.parent)) for file in trials.glob("*/config.yaml")]

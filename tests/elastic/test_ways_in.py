@@ -38,7 +38,7 @@ def test_the_quickstart_runs_from_top_to_bottom(
     NotebookClient(notebook, timeout=300, resources={"metadata": {"path": str(tmp_path)}}).execute()
     run = st.open_run(str(tmp_path / "runs" / "quickstart"))
     assert len(run.steps) == 60
-    assert run.verify()["world_sizes"] == [1, 2]
+    assert run.verify().world_sizes == (1, 2)
 
 
 def options(config: Config, name: str) -> list[str]:

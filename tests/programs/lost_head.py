@@ -82,7 +82,7 @@ def main() -> None:
 
             run = st.train(config, listen=listen)
         report = ledger(run.events)
-        found["ok"] = bool(run.verify()["ok"]) and run.finished
+        found["ok"] = run.verify().ok and run.finished
         found["restarts"] = [(one.cause, one.gap_s, one.steps_lost) for one in report.restarts]
         found["done_while_away"] = sum(0 < step.time_s - away[LOSES_HEAD] < AWAY_S for step in run.steps)
     print(json.dumps(found))

@@ -120,7 +120,7 @@ def differences(folder: Path, root: str) -> list[str]:
         run = st.open_run(str(trial))
         if [(one.step, one.digest, one.loss) for one in run.steps] != [
             (one.step, one.digest, one.loss) for one in twin.steps
-        ] or not run.verify()["ok"]:
+        ] or not run.verify().ok:
             found.append(trial.name)
     return found
 

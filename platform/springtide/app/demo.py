@@ -8,7 +8,7 @@ from springtide.config import Config
 from springtide.dataset import Progress
 from springtide.events import Event, StepDone
 from springtide.run.folder import Run
-from springtide.track.ledger import Restart, ledger
+from springtide.track.ledger import Restart
 
 _PARTS = (1 / 3, 2 / 3)
 """When a worker is killed, in parts of the training."""
@@ -34,15 +34,15 @@ def demonstrate(config: Config, progress: Progress | None = None, say: Callable[
 def account(run: Run) -> str:
     """Return what a finished demo shows, as text: its restarts, held-out loss, proof and report."""
     before, after = (run.evaluations[at].heldout_bits_per_byte for at in (0, -1))
-    restarts = [_words(restart) for restart in ledger(run.events).restarts]
+    restarts = [_words(restart) for restart in run.ledger.restarts]
     found = run.verify()
-    proof = f"{found['steps_checked']} steps trained on exactly the samples of the uninterrupted run"
-    again = f"; {found['steps_trained_again']} of them twice" if found["steps_trained_again"] else ""
+    proof = f"{found.steps_checked} steps trained on exactly the samples of the uninterrupted run"
+    again = f"; {found.steps_trained_again} of them twice" if found.steps_trained_again else ""
     return "\n".join(
         [
             *restarts,
             f"held-out  {before:.3f} -> {after:.3f} bits per byte ({1 - after / before:.0%} less)",
-            f"verify    {proof + again if found['ok'] else 'NOT the samples of the uninterrupted run: springtide verify'}",
+            f"verify    {proof + again if found.ok else 'NOT the samples of the uninterrupted run: springtide verify'}",
             f"report    {run.report}",
         ]
     )

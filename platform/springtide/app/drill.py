@@ -10,7 +10,7 @@ import statistics
 import tempfile
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,7 @@ from springtide.elastic.traces import of_nodes, read_file, smaller
 from springtide.errors import ConfigError, explain
 from springtide.events import Event, Ready, StepDone
 from springtide.run.folder import Run
-from springtide.track.ledger import ledger
+from springtide.track.ledger import Ledger
 
 Say = Callable[[str], None]
 _NOTICE_S = 12.0
@@ -30,6 +30,8 @@ _NOTICE_S = 12.0
 _TRACE_NODES = 4
 _STEPS_BETWEEN = 100
 """Average number of steps between two changes of a trace."""
+_SAME_LOSS = 1e-4
+"""Largest difference between the losses of two runs that count as the same [nats]."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -140,14 +142,102 @@ def config_of(scenario: Scenario, root: str) -> Config:
     return base.override(changes)
 
 
-def drill(name: str, say: Say, seed: int = 0, faults: int = 20, trace: str = "", keep: str = "") -> dict[str, Any]:
-    """Run scenario ``name``; ``say`` receives each event as it happens. ``seed``: of the storm; ``faults``: number of faults of
-    the storm or changes of the trace; ``trace``: file of the trace; ``keep``: folder in which the two runs stay.
+@dataclasses.dataclass(frozen=True)
+class ActDone:
+    """A change of the cluster, as it was carried out on one node."""
 
-    Returns ``gaps_s`` and ``steps_lost`` of each restart, ``digests_match``, ``loss_max_abs_diff`` against the twin,
-    ``goodput``, ``events``, ``leftovers`` in the cluster, the part of the scenario that was ``left_undone``, and ``ok``; for
-    a trace also ``predicted_goodput``, from the simulator. Raises ConfigError for an unknown scenario, or a file that is not
-    a trace.
+    step: int
+    """The step that was done last, counted from 1."""
+    what: str
+    """As of ``Act``; ``gone`` when a node leaves that was announced to."""
+    node: str
+    """The first 8 characters of its id."""
+    time_s: float
+    """Seconds since 1970."""
+
+
+@dataclasses.dataclass(frozen=True)
+class DrillResult:
+    """What a drill cost, and whether it changed the training."""
+
+    digests_match: bool
+    """Whether every step trained on the samples of the undisturbed twin's."""
+    is_verified: bool
+    """Whether it also trained on the samples of the order; see ``run.verify``."""
+    loss_max_abs_diff: float
+    """Largest difference to the twin's loss at a step [nats]."""
+    ledger: Ledger
+    """Where the time went; its ``restarts`` have the gaps and the lost steps."""
+    events: tuple[ActDone, ...]
+    """What happened to the nodes, in order of time."""
+    leftovers: dict[str, int]
+    """Actors and placement groups that the drill left in the cluster, by name."""
+    steps: int
+    """Number of steps that were trained."""
+    left_undone: tuple[str, ...] = ()
+    """The part of the scenario that was not carried out, because training was over."""
+    predicted_goodput: float | None = None
+    """The simulator's prediction, from 0 to 1; None unless the scenario is a trace."""
+
+    @property
+    def ok(self) -> bool:
+        """Whether the whole drill was carried out, changed nothing and left nothing."""
+        same = self.digests_match and self.is_verified and self.loss_max_abs_diff <= _SAME_LOSS
+        return same and not self.leftovers and not self.left_undone
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the result as plain data, as ``springtide drill --json`` prints it."""
+        restarts = self.ledger.restarts
+        found = {
+            "ok": self.ok,
+            "digests_match": self.digests_match,
+            "loss_max_abs_diff": self.loss_max_abs_diff,
+            "gaps_s": [round(one.gap_s, 2) for one in restarts],
+            "steps_lost": [one.steps_lost for one in restarts],
+            "goodput": round(self.ledger.goodput, 4),
+            "restarts": [dataclasses.asdict(one) for one in restarts],
+            "spent": {kind: round(worker_s, 2) for kind, worker_s in self.ledger.spent.items()},
+            "events": [dataclasses.asdict(one) for one in self.events],
+            "leftovers": self.leftovers,
+            "steps": self.steps,
+            "left_undone": list(self.left_undone),
+        }
+        if self.predicted_goodput is not None:
+            found["predicted_goodput"] = round(self.predicted_goodput, 4)
+        return found
+
+    def describe(self) -> str:
+        """Return the result as text of four lines."""
+        same = "the same samples at every step" if self.digests_match else "OTHER SAMPLES THAN THE UNDISTURBED TWIN"
+        predicted = "" if self.predicted_goodput is None else f", {self.predicted_goodput:.1%} predicted"
+        restarts = self.ledger.restarts
+        return f"""{same}; losses differ by {self.loss_max_abs_diff:.1e} at most
+without a step   {", ".join(f"{one.gap_s:.1f} s" for one in restarts) or "none"}
+steps lost       {", ".join(str(one.steps_lost) for one in restarts) or "none"}
+goodput          {self.ledger.goodput:.1%}{predicted}"""
+
+
+def drill(name: str, say: Say, seed: int = 0, faults: int = 20, trace: str = "", keep: str = "") -> DrillResult:
+    """Train on a local cluster whose nodes are lost, and compare with an undisturbed twin. Takes minutes.
+
+    Args:
+        name: scenario, one of ``SCENARIOS``.
+        say: receives each event as a line of text, as it happens.
+        seed: of the storm.
+        faults: number of faults of the storm, or of changes of the trace.
+        trace: path of a record of spot capacity, for the scenario ``trace``.
+        keep: folder in which the two runs stay; if empty, they are removed.
+
+    Returns:
+        What the faults cost, and whether they changed the training.
+
+    Raises:
+        ConfigError: the scenario is not known, or the file is not a record.
+
+    Examples:
+        >>> from springtide.app.drill import drill
+        >>> drill("kill", print).ok  # doctest: +SKIP
+        True
     """
     if name not in SCENARIOS:
         raise ConfigError(explain("scenario", name, "is not known", f"one of {', '.join(SCENARIOS)}"))
@@ -160,7 +250,7 @@ def drill(name: str, say: Say, seed: int = 0, faults: int = 20, trace: str = "",
             shutil.rmtree(root, ignore_errors=True)
 
 
-def _drill(scenario: Scenario, config: Config, say: Say) -> dict[str, Any]:
+def _drill(scenario: Scenario, config: Config, say: Say) -> DrillResult:
     from springtide.app.prepare import prepare
     from springtide.app.train import train
     from springtide.on_ray.cluster.local import LocalCluster
@@ -188,13 +278,13 @@ def _drill(scenario: Scenario, config: Config, say: Say) -> dict[str, Any]:
         run = train(config.override({"run.id": "drilled"}), listen=listen)
         stage.end()
         left = leftovers()
-    found = compare(run, twin, stage.told, left)
-    found["left_undone"] = [_words(act) for act in stage.to_come]
-    if found["left_undone"]:  # a drill that was not carried out shows nothing
-        found["ok"] = False
-        tell(f"NOT DONE, because training was over: {', '.join(found['left_undone'])}")
-    if scenario.most:
-        found["predicted_goodput"] = round(predict(scenario, run, twin, stage.told), 4)
+    found = dataclasses.replace(
+        compare(run, twin, stage.done, left),
+        left_undone=tuple(_words(act) for act in stage.to_come),
+        predicted_goodput=predict(scenario, run, twin, stage.done) if scenario.most else None,
+    )
+    if found.left_undone:  # a drill that was not carried out shows nothing
+        tell(f"NOT DONE, because training was over: {', '.join(found.left_undone)}")
     return found
 
 
@@ -205,7 +295,7 @@ class _Stage:
         self._cluster, self.to_come, self._tell = cluster, list(acts), tell
         self._notice_file = notice_file
         self._doomed: dict[str, threading.Timer] = {}
-        self.told: list[dict[str, Any]] = []
+        self.done: list[ActDone] = []
 
     def reach(self, step: int, workers: int) -> None:
         """Carry out the acts that are due when ``workers`` workers have finished ``step``."""
@@ -240,41 +330,34 @@ class _Stage:
         self._note(step, "gone", node)
 
     def _note(self, step: int, what: str, node: str) -> None:
-        self.told.append({"step": step, "what": what, "node": node[:8], "time_s": time.time()})
+        self.done.append(ActDone(step, what, node[:8], time.time()))
         words = {"kill": "is killed", "drain": f"will leave in {_NOTICE_S:.0f} s", "add": "joins", "gone": "is gone"}
         words["hang"] = "has its worker stopped"
         self._tell(f"step {step}: node {node[:8]} {words[what]}")
 
 
-def compare(run: Run, twin: Run, told: list[dict[str, Any]], left: dict[str, int]) -> dict[str, Any]:
-    """Return what the drill cost, and whether it changed the training."""
+def compare(run: Run, twin: Run, events: Sequence[ActDone], leftovers: dict[str, int]) -> DrillResult:
+    """Compare a drilled run with its twin. ``events``: what was done to its nodes; ``leftovers``: what it left there."""
     mine, theirs = {one.step: one for one in run.steps}, {one.step: one for one in twin.steps}
-    book = ledger(run.events)
-    same = mine.keys() == theirs.keys() and all(mine[step].digest == theirs[step].digest for step in theirs)
-    furthest = max((abs(mine[step].loss - theirs[step].loss) for step in mine.keys() & theirs.keys()), default=0.0)
-    verified = bool(run.verify()["ok"])
-    return {
-        "ok": same and verified and furthest <= 1e-4 and not left,
-        "digests_match": same,
-        "loss_max_abs_diff": furthest,
-        "gaps_s": [round(one.gap_s, 2) for one in book.restarts],
-        "steps_lost": [one.steps_lost for one in book.restarts],
-        "goodput": round(book.goodput, 4),
-        "restarts": [dataclasses.asdict(one) for one in book.restarts],
-        "spent": {kind: round(seconds, 2) for kind, seconds in book.spent.items()},
-        "events": told,
-        "leftovers": left,
-        "steps": len(mine),
-    }
+    both = mine.keys() & theirs.keys()
+    return DrillResult(
+        digests_match=mine.keys() == theirs.keys() and all(mine[step].digest == theirs[step].digest for step in both),
+        is_verified=run.verify().ok,
+        loss_max_abs_diff=max((abs(mine[step].loss - theirs[step].loss) for step in both), default=0.0),
+        ledger=run.ledger,
+        events=tuple(events),
+        leftovers=leftovers,
+        steps=len(mine),
+    )
 
 
-def predict(scenario: Scenario, run: Run, twin: Run, told: list[dict[str, Any]]) -> float:
+def predict(scenario: Scenario, run: Run, twin: Run, done: Sequence[ActDone]) -> float:
     """Return the goodput that the simulator predicts for the changes as they happened. It uses the measured times of a step, a
     median restart, the first start and each new process, and the twin's share of waits for saves and data. When to restart,
     with which workers, and the total cost come from the simulation."""
-    begin_s, steps, book = min(event.time_s for event in run.events), run.steps, ledger(run.events)
-    joined = {one["node"]: one["time_s"] - begin_s for one in told if one["what"] == "add"}
-    gone = {one["node"]: one["time_s"] - begin_s + _NOTICE_S for one in told if one["what"] == "drain"}
+    begin_s, steps, book = min(event.time_s for event in run.events), run.steps, run.ledger
+    joined = {one.node: one.time_s - begin_s for one in done if one.what == "add"}
+    gone = {one.node: one.time_s - begin_s + _NOTICE_S for one in done if one.what == "drain"}
     ready = {one.node[:8]: one.time_s - begin_s for one in run.events if isinstance(one, Ready)}
     warm_ups_s = {node: max(0.0, ready[node] - time_s) for node, time_s in joined.items() if node in ready}
     first = [node for node in gone if node not in joined]
@@ -291,7 +374,7 @@ def predict(scenario: Scenario, run: Run, twin: Run, told: list[dict[str, Any]])
         notice_s=_NOTICE_S,
     )
     found = simulate(trace, Bounds(1, scenario.max_workers, grow="always"), costs, warm_ups_s)
-    spent = ledger(twin.events).spent
+    spent = twin.ledger.spent
     return found.goodput * spent["productive"] / (spent["productive"] + spent["data_stall"] + spent["checkpoint_stall"])
 
 

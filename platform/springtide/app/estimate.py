@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import bisect
+import dataclasses
 import math
 from typing import Any
 
@@ -26,9 +27,45 @@ _PLENTY = 8
 """A device with this many times the upper bound needs no prediction."""
 
 
-def estimate_memory(config: Config, vocab_size: int, eos_id: int | None, workers: int) -> dict[str, int]:
-    """Return description -> predicted bytes per worker, as configured and after each change that may help; see
-    ``training.memory_estimate``."""
+@dataclasses.dataclass(frozen=True)
+class MemoryEstimate:
+    """Predicted device memory of a step on each worker, as configured and after changes that may lower it."""
+
+    workers: int
+    """The number of workers as configured."""
+    configured_bytes: int
+    """As configured [bytes per worker]."""
+    changed_bytes: dict[str, int]
+    """Change, as text -> memory after it [bytes per worker]."""
+
+    def as_dict(self) -> dict[str, int]:
+        """Return description -> memory [bytes per worker], as configured first, as ``springtide estimate --json`` prints it."""
+        return {"as configured": self.configured_bytes, **self.changed_bytes}
+
+
+def estimate_memory(config: Config, vocab_size: int, eos_id: int | None, workers: int) -> MemoryEstimate:
+    """Predict the device memory of a step, as configured and after each change that may lower it. Nothing is trained: the step
+    runs on tensors without memory.
+
+    Args:
+        config: settings of the run.
+        vocab_size: number of token ids.
+        eos_id: end-of-document id if documents of a row are masked from each other, else None.
+        workers: number of workers.
+
+    Returns:
+        The peak of a step's tensors; what libraries hold for themselves, some hundred MB, is not included.
+
+    Raises:
+        ValueError: ``train.micro_batch`` is ``auto``.
+
+    Examples:
+        >>> from springtide.app.estimate import estimate_memory
+        >>> config = st.recipes.tiny().override({"model.num_layers": 1})
+        >>> found = estimate_memory(config, vocab_size=257, eos_id=None, workers=6)
+        >>> found.changed_bytes["train.micro_batch = 1"] < found.configured_bytes
+        True
+    """
     from springtide.training.memory_estimate import predicted_bytes
 
     before = configs.flatten(config)
@@ -39,13 +76,14 @@ def estimate_memory(config: Config, vocab_size: int, eos_id: int | None, workers
     }
     if len(remedies) > 1:
         remedies[_TOGETHER] = {name: value for changes in remedies.values() for name, value in changes.items()}
-    found = {"as configured": predicted_bytes(config, vocab_size, eos_id, workers)}
-    for words, changes in remedies.items():
-        found[words] = predicted_bytes(config.override(changes), vocab_size, eos_id, workers)
+    found = {
+        words: predicted_bytes(config.override(changes), vocab_size, eos_id, workers)
+        for words, changes in remedies.items()
+    }
     for times in _MORE_WORKERS:
         if workers * times <= config.stream.num_lanes and not config.parallel.shard_workers:
             found[f"{workers * times} workers"] = predicted_bytes(config, vocab_size, eos_id, workers * times)
-    return found
+    return MemoryEstimate(workers, predicted_bytes(config, vocab_size, eos_id, workers), found)
 
 
 def choose_micro_batch(config: Config, vocab_size: int, eos_id: int | None, device_bytes: int) -> Config:
@@ -97,7 +135,7 @@ def check_fits(config: Config, vocab_size: int, eos_id: int | None, workers: int
     needed = predicted_bytes(config, vocab_size, eos_id, workers)
     if needed <= device_bytes:
         return
-    found = estimate_memory(config, vocab_size, eos_id, workers)
+    found = estimate_memory(config, vocab_size, eos_id, workers).as_dict()
     helps = [f"{words} ({gigabytes(size)})" for words, size in found.items() if size <= device_bytes]
     least = min(found, key=lambda words: found[words])
     nearly = f"nothing alone: {least} still needs {gigabytes(found[least])}; take a smaller model or larger devices"

@@ -18,10 +18,25 @@ CARD = "card.html"
 
 
 def prepare(config: Config, progress: Progress | None = None) -> Config:
-    """Find the dataset of ``config`` or make it; returns the config with ``shards.dataset`` filled in.
+    """Find the dataset of ``config`` or make it.
 
     A small corpus is prepared in this process, a larger one by Ray Data tasks on the cluster that training would use, if Ray is
-    installed. A killed prepare resumes where it stopped. Raises ConfigError and CorpusError.
+    installed. A killed prepare resumes where it stopped.
+
+    Args:
+        config: settings; ``corpus`` and ``shards`` decide what the dataset holds.
+        progress: receives the name of a stage, the number of its jobs done, and the number of its jobs in all.
+
+    Returns:
+        The config with ``shards.dataset`` filled in; unchanged if it names its datasets.
+
+    Raises:
+        ConfigError: a setting cannot work, such as a folder that cannot be written.
+        CorpusError: the corpus is missing, empty or too small.
+
+    Examples:
+        >>> st.prepare(st.recipes.tiny()).shards.dataset
+        '/.../datasets/...'
     """
     if config.shards.dataset or config.stream.mixture:
         return config

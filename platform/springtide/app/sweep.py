@@ -58,12 +58,34 @@ def sweep(
     say: Callable[[str], None] = print,
     dashboard: bool = True,
 ) -> SweepResult:
-    """Try points of ``space`` (a table, or the path of its file) on ``base``, and rank them.
+    """Try points of a space in parallel, and rank them.
 
-    ``search``: random, grid or tpe; ``scheduler``: none, asha, hyperband, median, pbt or pb2; ``concurrent``: number of
-    trials at a time, 0 for all that fit the cluster; ``resume`` continues the sweep ``name``. Trials share the workers of the
-    cluster: each has from ``elastic.min_workers`` to ``elastic.max_workers`` of them. Raises ConfigError and RunExists before
-    anything starts; a trial that fails is marked and does not end the sweep.
+    Trials share the workers of the cluster: each has from ``elastic.min_workers`` to ``elastic.max_workers`` of them. A trial
+    that fails is marked and does not end the sweep.
+
+    Args:
+        base: config of every trial, before the values of its point.
+        space: a table as in tune_spaces/, or the path of its file.
+        name: name of the sweep and of its folder; generated if empty.
+        search: how points are chosen: random, grid or tpe.
+        scheduler: which trials are stopped early: none, asha, hyperband, median, pbt or pb2.
+        seed: seed of the points.
+        concurrent: number of trials at a time; 0: all that fit the cluster.
+        resume: continue the sweep ``name``.
+        say: receives lines of text on the sweep's course.
+        dashboard: start Ray's dashboard with a private cluster.
+
+    Returns:
+        Every trial with its point, values and costs, and which is best.
+
+    Raises:
+        ConfigError: the space or a setting cannot work; before anything starts.
+        RunExists: the sweep exists and ``resume`` is not set, or another driver holds it.
+
+    Examples:
+        >>> found = st.sweep(st.recipes.tiny(), "tune_spaces/lr_and_decay.py")  # doctest: +SKIP
+        >>> sorted(found.best.point)  # doctest: +SKIP
+        ['optim.peak_lr', 'optim.weight_decay']
     """
     from springtide.app.prepare import prepare
     from springtide.app.resolve import absolute

@@ -40,15 +40,37 @@ def train(
     workers: Any = None,
     tracking_uri: str = "",
 ) -> Run:
-    """Prepare the data if needed, train on Ray to the end of the run, write the report; returns a handle on the run.
+    """Prepare the data if needed, train on Ray to the end of the run, and write the report.
 
-    ``resume`` continues the run ``run.id`` (or the newest of this config) from its newest good checkpoint; "auto" also starts
-    one if there is none. Without it an existing run is refused; a finished run is left as it is.
-    ``accept_changes`` lets it resume under a config that trains something else; ``from_scratch`` restarts it at step 0.
-    ``workers``: for a trial, the workers of its sweep; the sweep then writes the report. ``tracking_uri``: MLflow URI, not
-    written to any file; if empty: the config's, else the environment's.
-    Raises ConfigError, CorpusError and RunExists before anything starts; TrainingFailed or the worker's own SpringtideError
-    later. The run can be resumed after any of them.
+    Uses the cluster that this process is connected to, else that of RAY_ADDRESS, else a private one that is stopped at the end.
+
+    Args:
+        config: settings of the run.
+        resume: continue the run ``run.id`` (or the newest of this config) from its newest good checkpoint; "auto" also starts
+            one if there is none. Without it an existing run is refused; a finished run is left as it is.
+        accept_changes: resume under a config that trains something else, too.
+        from_scratch: with ``resume``, restart the run at step 0; its checkpoints are set aside.
+        listen: receives every event in this process, in order of arrival.
+        progress: receives the progress of ``prepare``.
+        dashboard: start Ray's dashboard with a private cluster.
+        workers: for a trial, the workers of its sweep; the sweep then writes the report.
+        tracking_uri: MLflow URI, not written to any file; if empty: the config's, else the environment's.
+
+    Returns:
+        A handle on the run, which has finished or was asked to stop: see ``Run.finished``.
+
+    Raises:
+        ConfigError: a setting cannot work; before anything starts.
+        CorpusError: the corpus is missing, empty or too small; before anything starts.
+        RunExists: the run exists and ``resume`` is not set, or the config would train something else; before anything starts.
+        CheckpointError: no checkpoint of the run can be read, or none is of this order.
+        TrainingFailed: the training code raised an error. Workers raise their own SpringtideError instead if there is one. The
+            run can be resumed after any of them.
+
+    Examples:
+        >>> run = st.train(st.recipes.tiny(), resume="auto")  # doctest: +SKIP
+        >>> run.finished  # doctest: +SKIP
+        True
     """
     with resolved(
         config,
@@ -171,12 +193,28 @@ def sample(
     seed: int = 0,
     trust_code: bool = False,
 ) -> Sampled:
-    """Generate text after ``prompt`` with the run's newest checkpoint, up to the end of the document or ``tokens`` tokens (0:
-    the config's length). ``temperature`` 0 takes the most likely token each time. The whole model is built in this process,
-    in fp32.
+    """Generate text with the run's newest checkpoint. The whole model is built in this process, in fp32.
 
-    Raises ConfigError for a negative temperature, when this machine lacks the memory, and when the config names the user's
-    own model but ``trust_code`` is not set.
+    Args:
+        run: the run.
+        prompt: the text to continue.
+        tokens: most tokens to generate, the end of the document may come first; 0: the config's length.
+        temperature: of the softmax; 0 takes the most likely token each time.
+        seed: seed of the draws.
+        trust_code: run the code of the user's own model if the config names one (``model.source``).
+
+    Returns:
+        The step of the checkpoint, the prompt and the text after it, as an event.
+
+    Raises:
+        ConfigError: the temperature is negative, this machine lacks the memory, or the config names code and ``trust_code``
+            is not set.
+        CheckpointError: bytes of the checkpoint are bad.
+
+    Examples:
+        >>> found = st.sample(st.open_run("runs/mine"), "import ", tokens=4, temperature=0)
+        >>> found.step, found.prompt, len(found.text) > 0
+        (8, 'import ', True)
     """
     from springtide.checkpoint.load import load
     from springtide.model import whole

@@ -83,21 +83,21 @@ def _estimate(options: argparse.Namespace) -> int:
     eos_id = 0 if config.shards.mask_across_documents else None
     found = estimate_memory(config, options.vocabulary or config.corpus.vocab_size, eos_id, options.workers)
     if options.json:
-        print(json.dumps(found))
+        print(json.dumps(found.as_dict()))
         return 0
-    print(f"tensors of a step, on each of {options.workers} workers:")
-    for words, size in found.items():
+    print(f"tensors of a step, on each of {found.workers} workers:")
+    for words, size in found.as_dict().items():
         print(f"  {gigabytes(size):>10}  {words}")
     return 0
 
 
 def _simulate(options: argparse.Namespace) -> int:
-    from springtide.app.simulate import simulate_trace, words
+    from springtide.app.simulate import simulate_trace
     from springtide.elastic.simulate import Costs
 
     costs = Costs(options.step, options.restart, warm_up_s=options.warm_up, notice_s=options.notice)
     found = simulate_trace(options.trace, options.times, options.min_workers, costs)
-    print(json.dumps(found) if options.json else words(found))
+    print(json.dumps(found.as_dict()) if options.json else found.describe())
     return 0
 
 
@@ -106,20 +106,8 @@ def _drill(options: argparse.Namespace) -> int:
 
     say = (lambda text: print(text, file=sys.stderr, flush=True)) if options.json else print
     found = drill(options.scenario, say, options.seed, options.faults, options.trace, options.keep)
-    if options.json:
-        print(json.dumps(found))
-        return 0 if found["ok"] else 1
-    same = "the same samples at every step" if found["digests_match"] else "OTHER SAMPLES THAN THE UNDISTURBED TWIN"
-    predicted = f", {found['predicted_goodput']:.1%} predicted" if "predicted_goodput" in found else ""
-    gaps = ", ".join(f"{gap:.1f} s" for gap in found["gaps_s"]) or "none"
-    print(
-        f"""
-{same}; losses differ by {found["loss_max_abs_diff"]:.1e} at most
-without a step   {gaps}
-steps lost       {", ".join(map(str, found["steps_lost"])) or "none"}
-goodput          {found["goodput"]:.1%}{predicted}"""
-    )
-    return 0 if found["ok"] else 1
+    print(json.dumps(found.as_dict()) if options.json else f"\n{found.describe()}")
+    return 0 if found.ok else 1
 
 
 def _notice(options: argparse.Namespace) -> int:

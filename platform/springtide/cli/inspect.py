@@ -82,7 +82,6 @@ def _first_rows(rows: int) -> Any:
 def _show_run(url: str, only: str, verify: bool, as_json: bool) -> int:
     """Print the checkpoints of the run at ``url``, or only the one named ``only``; returns the exit status."""
     from springtide.checkpoint.inspect import inspect
-    from springtide.events import Started, Stopped
     from springtide.run.folder import open_run
 
     run = open_run(url)
@@ -91,9 +90,7 @@ def _show_run(url: str, only: str, verify: bool, as_json: bool) -> int:
         raise ConfigError(
             explain("path", only, "is not a checkpoint of this run", f"springtide run inspect {url} lists them")
         )
-    starts = [event for event in run.events if isinstance(event, Started)]
-    ends = [event for event in run.events if isinstance(event, Stopped)]
-    status = ends[-1].status if ends and (not starts or ends[-1].time_s >= starts[-1].time_s) else "running or killed"
+    starts, status = run.starts, run.status
     if as_json:
         shown = [{**one.facts, "problem": one.reason} for one in found]
         print(json.dumps({"run": run.id, "status": status, "steps": len(run.steps), "checkpoints": shown}))

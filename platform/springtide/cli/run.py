@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import dataclasses
 import json
 
 from springtide.cli.commands import Commands
@@ -43,42 +42,38 @@ def _inspect(options: argparse.Namespace) -> int:
 def _verify(options: argparse.Namespace) -> int:
     from springtide.run.folder import open_run
 
-    result = open_run(options.run).verify()
+    found = open_run(options.run).verify()
     if options.json:
-        print(json.dumps(result))
+        print(json.dumps(found.as_dict()))
     else:
         print(
-            f"{'ok' if result['ok'] else 'NOT OK'}: {result['steps_checked']} steps checked against the order ", end=""
+            f"{'ok' if found.ok else 'NOT OK'}: {found.steps_checked} steps checked against the order "
+            f"{found.order_identity}; {found.steps_trained_again} trained again, world sizes {list(found.world_sizes)}"
         )
-        print(
-            f"{result['order_identity']}; {result['steps_trained_again']} trained again, world sizes {result['world_sizes']}"
-        )
-        for mismatch in result["mismatches"]:
-            print("  step {step}: expected {expected}, found {found}".format(**mismatch))
-        if result["missing"]:
-            print(f"  not in the journal: {result['missing']}")
-    return 0 if result["ok"] else 1
+        for one in found.mismatches:
+            print(f"  step {one.step}: expected {one.expected}, found {one.found}")
+        if found.missing:
+            print(f"  not in the journal: {list(found.missing)}")
+    return 0 if found.ok else 1
 
 
 def _report(options: argparse.Namespace) -> int:
     from springtide.run.folder import open_run
-    from springtide.track.ledger import Prices, ledger
 
     run = open_run(options.run)
-    book = ledger(run.events, Prices(run.config.track.price, run.config.track.spot_price))
-    dollars = sum(book.dollars.values())
-    tokens = max((step.tokens for step in run.steps), default=0)
-    per_million = 1e6 * dollars / tokens if tokens else 0.0
+    book = run.ledger
     if options.json:
-        figures = {"goodput": book.goodput, "tokens": tokens, "dollars_per_million_tokens": per_million}
-        print(json.dumps({"run": run.id, **figures, **dataclasses.asdict(book)}))
+        print(json.dumps({"run": run.id, **book.as_dict()}))
         return 0
     print(f"run {run.id}: {book.held:.0f} worker-seconds held, {book.goodput:.1%} of them in new steps")
-    if dollars:
-        print(f"  {dollars:.2f} $ for {tokens / 1e6:.2f} million tokens, {per_million:.4f} $ per million")
+    if book.total_dollars:
+        per_million = book.dollars_per_million_tokens
+        print(
+            f"  {book.total_dollars:.2f} $ for {book.tokens / 1e6:.2f} million tokens, {per_million:.4f} $ per million"
+        )
     for kind, seconds in book.spent.items():
         if seconds:
-            money = f"  {book.dollars[kind]:10.2f} $" if dollars else ""
+            money = f"  {book.dollars[kind]:10.2f} $" if book.total_dollars else ""
             print(f"  {kind.replace('_', ' '):16} {seconds:10.1f}  {seconds / book.held:6.1%}{money}")
     for one in book.restarts:
         print(

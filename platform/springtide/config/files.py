@@ -41,8 +41,19 @@ def recipe(name: str) -> Config:
 
 
 def load_config(path: str | Path, trust_code: bool = False) -> Config:
-    """Load a config from YAML or JSON. ConfigError if it cannot be read or is not valid, or if it names code to run
-    (``model.source``) without ``trust_code``."""
+    """Load a config from a YAML or JSON file.
+
+    Args:
+        path: the file, such as the ``config.yaml`` of a run.
+        trust_code: accept a file that names code to run (``model.source``).
+
+    Raises:
+        ConfigError: the file cannot be read or is not a valid config, or it names code and ``trust_code`` is not set.
+
+    Examples:
+        >>> st.load_config("runs/mine/config.yaml").run.id
+        'mine'
+    """
     try:
         config = parse(Path(path).read_bytes(), str(path))
     except OSError as error:

@@ -1,4 +1,11 @@
-"""Recipes: functions that return a whole config, named by size and by what they run on."""
+"""Recipes: functions that return a whole config, named by size and by what they run on.
+
+Examples:
+    >>> st.recipes.llama3_8b().model.dim
+    4096
+    >>> list(st.recipes.RECIPES)
+    ['tiny', 'demo', 'gpu_125m', 'gpu_1b', 'gemma_2b', 'qwen3_4b', 'llama3_8b', 'llama3_70b']
+"""
 
 from __future__ import annotations
 
@@ -65,12 +72,12 @@ def gpu_1b() -> Config:
 
 
 def llama3_8b() -> Config:
-    """Llama 3 8B's shape, bf16, 64 GPUs, 200B tokens."""
+    """Llama 3 8B's shape (arXiv 2407.21783), bf16, 64 GPUs, 200B tokens."""
     return _pretrain(_llama3(32, 4096, 32, 14336), global_batch=512, peak_lr=3e-4, total=200_000_000_000, length=8192)
 
 
 def llama3_70b() -> Config:
-    """Llama 3 70B's shape, bf16, 256 GPUs, 1.4T tokens."""
+    """Llama 3 70B's shape (arXiv 2407.21783), bf16, 256 GPUs, 1.4T tokens."""
     return _pretrain(
         _llama3(80, 8192, 64, 28672),
         global_batch=1024,
@@ -83,7 +90,7 @@ def llama3_70b() -> Config:
 
 
 def qwen3_4b() -> Config:
-    """Qwen 3 4B's shape, bf16, 64 GPUs, 80B tokens."""
+    """Qwen 3 4B's shape (arXiv 2505.09388), bf16, 64 GPUs, 80B tokens."""
     model = ModelConfig(
         num_layers=36,
         dim=2560,
@@ -100,7 +107,7 @@ def qwen3_4b() -> Config:
 
 
 def gemma_2b() -> Config:
-    """Gemma 2B's shape, bf16, 64 GPUs, 50B tokens."""
+    """Gemma 2B's shape (arXiv 2403.08295), bf16, 64 GPUs, 50B tokens."""
     model = ModelConfig(
         num_layers=18,
         dim=2048,

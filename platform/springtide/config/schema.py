@@ -214,7 +214,13 @@ class RunConfig(Section):
 
 
 class Config(Section):
-    """All settings of a run."""
+    """All settings of a run, frozen and validated.
+
+    Examples:
+        >>> config = st.recipes.tiny()
+        >>> config.tokens_per_step, config.num_steps
+        (768, 60)
+    """
 
     run: RunConfig = RunConfig()
     """Name and location."""
@@ -242,10 +248,20 @@ class Config(Section):
     """Metrics."""
 
     def override(self, changes: Mapping[str, Any]) -> Config:
-        """Return a copy with fields changed by their dotted names, validated like any config; ConfigError names the field.
+        """Return a copy with some fields changed.
 
-        >>> Config().override({"stream.global_batch": 64}).stream.global_batch
-        64
+        Args:
+            changes: dotted name of a field -> its new value; amounts may be texts with a unit, such as ``2M``.
+
+        Raises:
+            ConfigError: a field does not exist, or a value is not valid; names the field, the limit and a remedy.
+
+        Examples:
+            >>> st.Config().override({"stream.global_batch": 64, "train.total": "2M"}).train.total
+            2000000
+            >>> st.Config().override({"optim.peek_lr": 1e-3})
+            Traceback (most recent call last):
+            springtide.errors.ConfigError: optim.peek_lr = 0.001: is not a setting; did you mean 'optim.peak_lr'?
         """
         from springtide.config.files import with_changes  # imported here: it needs this class
 

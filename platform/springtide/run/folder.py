@@ -11,10 +11,11 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+import math
 import secrets
 import sys
 import time
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 from springtide import config as configs
 from springtide.checkpoint import branch
@@ -25,6 +26,12 @@ from springtide.events import Evaluated, Event, Sampled, Started, StepDone, Stop
 from springtide.report.run_page import charts, render
 from springtide.store import Folder
 from springtide.track.journal import frame, last_steps, read_journal
+from springtide.track.ledger import Ledger, Prices, ledger
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
+
+    from springtide.run.verify import Verification
 
 REPORT = "report.html"
 CHARTS = "charts.svg"
@@ -35,12 +42,19 @@ _log = logging.getLogger(__name__)
 
 @dataclasses.dataclass(frozen=True)
 class Run:
-    """A handle on a run, live or ended; every property is read from the folder on access."""
+    """A handle on a run, live or ended; every property is read from the folder on access.
+
+    Examples:
+        >>> run = st.open_run("runs/mine")
+        >>> run.finished, len(run.steps), run.checkpoints
+        (True, 8, ['step-0000000004', 'step-0000000008'])
+    """
 
     folder: Folder
 
     @property
     def id(self) -> str:
+        """The run's name, the last part of its folder."""
         return self.folder.url.rstrip("/").rsplit("/", 1)[-1]
 
     @property
@@ -54,8 +68,13 @@ class Run:
         return read_journal(self.folder)
 
     @property
-    def metrics(self) -> Any:
-        """Step metrics as a pandas DataFrame indexed by step; units as in ``events.metrics``."""
+    def metrics(self) -> DataFrame:
+        """Step metrics as a pandas DataFrame indexed by step; units as in ``events.metrics``.
+
+        Examples:
+            >>> st.open_run("runs/mine").metrics.loc[8, ["tokens", "world_size"]].to_dict()
+            {'tokens': 6144, 'world_size': 1}
+        """
         return frame(self.events)
 
     @property
@@ -70,7 +89,39 @@ class Run:
 
     @property
     def evaluations(self) -> list[Evaluated]:
+        """The evaluations on held-out rows, oldest first.
+
+        Examples:
+            >>> [one.step for one in st.open_run("runs/mine").evaluations]
+            [0, 8]
+        """
         return [event for event in self.events if isinstance(event, Evaluated)]
+
+    @property
+    def ledger(self) -> Ledger:
+        """Where the time of the run went and what it cost, at the prices of the config.
+
+        Examples:
+            >>> book = st.open_run("runs/mine").ledger
+            >>> book.tokens, book.total_dollars, 0 < book.goodput < 1
+            (6144, 0.0, True)
+        """
+        prices = self.config.track
+        return ledger(self.events, Prices(prices.price, prices.spot_price))
+
+    @property
+    def starts(self) -> list[Started]:
+        """The starts of a worker group, oldest first."""
+        return [event for event in self.events if isinstance(event, Started)]
+
+    @property
+    def status(self) -> str:
+        """How the run last ended: ``finished``, ``stopped`` or ``failed``; ``running or killed`` if it has not ended since its
+        last start."""
+        events = self.events
+        started_s = max((event.time_s for event in events if isinstance(event, Started)), default=-math.inf)
+        ends = [event for event in events if isinstance(event, Stopped)]
+        return ends[-1].status if ends and ends[-1].time_s >= started_s else "running or killed"
 
     @property
     def finished(self) -> bool:
@@ -79,7 +130,16 @@ class Run:
         return bool(ends) and ends[-1].status == "finished"
 
     def has_nothing_left(self, config: Config) -> bool:
-        """Return whether the run finished and saved the last step of ``config``, with the same settings of the stream."""
+        """Return whether the run finished and saved the last step of ``config``, with the same settings of the stream.
+
+        Args:
+            config: under which the run would resume.
+
+        Examples:
+            >>> run = st.open_run("runs/mine")
+            >>> run.has_nothing_left(run.config)
+            True
+        """
         if not self.finished or (step_of((self.checkpoints or [""])[-1]) or 0) < config.num_steps:
             return False
         # if a stream setting changed, ``check_order`` decides whether the order is still the same
@@ -102,9 +162,25 @@ class Run:
         return self.folder.where(REPORT)
 
     def evaluate(self, step: int | None = None, rows: int = 0, trust_code: bool = False) -> Evaluated:
-        """Return the held-out loss of the checkpoint of ``step`` (None: the newest) on ``rows`` rows of all corpora (0: all).
-        Computed in this process, in fp32. If the config names the user's own model, its code runs only with ``trust_code``.
-        Raises ConfigError when it may not run, or there is no such checkpoint; CheckpointError when its bytes are bad."""
+        """Compute the held-out loss of a checkpoint in this process, in fp32.
+
+        Args:
+            step: step of the checkpoint; None: the newest.
+            rows: number of held-out rows over all corpora; 0: all.
+            trust_code: run the code of the user's own model if the config names one (``model.source``).
+
+        Returns:
+            The loss [nats per token] and the bits per byte, of all rows and of each corpus.
+
+        Raises:
+            ConfigError: there is no such checkpoint, or the config names code and ``trust_code`` is not set.
+            CheckpointError: bytes of the checkpoint are bad.
+
+        Examples:
+            >>> found = st.open_run("runs/mine").evaluate(step=4, rows=8)
+            >>> found.step, found.rows, found.heldout_bits_per_byte < 8
+            (4, 8, True)
+        """
         from springtide.training.evaluate import evaluate_checkpoint
 
         configs.check_trusted(self.config.model.source, self.folder.where(RUN_CONFIG), trust_code)
@@ -118,15 +194,36 @@ class Run:
         changed = self.config.override({"train.eval_rows": rows or sys.maxsize})
         return evaluate_checkpoint(self.folder, changed, name)
 
-    def verify(self) -> dict[str, Any]:
-        """Check that the run trained on exactly the right samples; returns the result of ``springtide.run.verify``."""
+    def verify(self) -> Verification:
+        """Check that the run trained on exactly the samples of its order.
+
+        Returns:
+            What was checked, and what is wrong; see ``springtide.run.verify.verify``.
+
+        Raises:
+            ConfigError: the datasets of the run do not fit together any more.
+            CorpusError: a dataset is missing.
+
+        Examples:
+            >>> found = st.open_run("runs/mine").verify()
+            >>> found.ok, found.steps_checked, found.world_sizes
+            (True, 8, (1,))
+        """
         from springtide.run.verify import verify
 
         return verify(self.folder)
 
     def write_config(self, config: Config) -> None:
         """Write ``config`` as the run's. If it has a password, a local file is readable only by its owner; for an object store
-        a warning is logged."""
+        a warning is logged.
+
+        Args:
+            config: the resolved config of the next start.
+
+        Examples:
+            >>> run = st.open_run("runs/mine")
+            >>> run.write_config(run.config.override({"track.progress": False}))
+        """
         secrets_in = configs.secret_fields(config)
         self.folder.write(RUN_CONFIG, configs.dump(config), private=bool(secrets_in))
         if secrets_in and not self.folder.is_local:
@@ -138,7 +235,14 @@ class Run:
             )
 
     def write_report(self) -> None:
-        """Write ``report.html`` and ``charts.svg`` from the journal."""
+        """Write ``report.html`` and ``charts.svg`` from the journal.
+
+        Examples:
+            >>> run = st.open_run("runs/mine")
+            >>> run.write_report()
+            >>> run.report
+            '/.../runs/mine/report.html'
+        """
         events, config = self.events, configs.redact(self.config)
         links = {"dataset": config.shards.dataset, "checkpoints": redacted((self.folder / "checkpoints").url)}
         self.folder.write(REPORT, render(self.id, events, configs.dump(config), links))
@@ -149,7 +253,18 @@ class Run:
 
 
 def open_run(path: str) -> Run:
-    """Return the run in the folder ``path``; raises ConfigError when there is none."""
+    """Return a handle on a run.
+
+    Args:
+        path: path or URL of the run's folder, ``<root>/<run id>``.
+
+    Raises:
+        ConfigError: the folder is not a run's.
+
+    Examples:
+        >>> st.open_run("runs/mine").id
+        'mine'
+    """
     run = Run(Folder(path))
     if not run.folder.exists(RUN_CONFIG):
         raise ConfigError(explain("run", path, "is not a run's folder: it has no config.yaml", "give <root>/<run id>"))

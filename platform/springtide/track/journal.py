@@ -20,13 +20,16 @@ import logging
 import random
 import threading
 import time
-from collections.abc import Callable, Iterator
-from typing import Any, Self
+from collections.abc import Callable, Iterable, Iterator
+from typing import TYPE_CHECKING, Any, Self
 
 from springtide.errors import redacted
 from springtide.events import Event, StepDone, event, record
 from springtide.store import Folder
 from springtide.track.segments import Segment, Segments, Spool, listed, name_of
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
 
 _SEGMENT_LINES = 10_000
 _PUT_S = 10.0
@@ -271,13 +274,13 @@ def _warn(segment: str, line: int, error: Exception) -> None:
     )
 
 
-def last_steps(events: list[Event]) -> list[StepDone]:
+def last_steps(events: Iterable[Event]) -> list[StepDone]:
     """Return one event per step, in order; for a step that was trained more than once, the last one."""
     steps: dict[int, StepDone] = {one.step: one for one in events if isinstance(one, StepDone)}
     return [steps[step] for step in sorted(steps)]
 
 
-def frame(events: list[Event]) -> Any:
+def frame(events: Iterable[Event]) -> DataFrame:
     """Return the steps of ``last_steps`` as a pandas DataFrame, indexed by step."""
     import pandas as pd  # only notebooks need it; training does not
 

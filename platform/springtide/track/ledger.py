@@ -12,10 +12,11 @@ from __future__ import annotations
 import dataclasses
 import math
 import statistics
-from collections.abc import Iterable, Sequence
-from typing import NamedTuple
+from collections.abc import Iterable
+from typing import Any, NamedTuple
 
 from springtide.events import Decided, Evaluated, Event, Failed, Left, RolledBack, Started, StepDone, Straggling
+from springtide.track.journal import last_steps
 
 KINDS = (
     "productive",
@@ -61,11 +62,32 @@ class Ledger:
     """Ranks that delayed the others."""
     dollars: dict[str, float] = dataclasses.field(default_factory=dict)
     """Kind -> price of ``spent`` [dollars]."""
+    tokens: int = 0
+    """Tokens that the run has trained on [tokens]."""
 
     @property
     def goodput(self) -> float:
         """Productive time / time held, from 0 to 1."""
         return self.spent["productive"] / self.held if self.held else 0.0
+
+    @property
+    def total_dollars(self) -> float:
+        """Price of the time held [dollars]."""
+        return sum(self.dollars.values())
+
+    @property
+    def dollars_per_million_tokens(self) -> float:
+        """Price of a million tokens [dollars]."""
+        return 1e6 * self.total_dollars / self.tokens if self.tokens else 0.0
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the ledger as plain data, as ``springtide report --json`` prints it."""
+        figures = {
+            "goodput": self.goodput,
+            "tokens": self.tokens,
+            "dollars_per_million_tokens": self.dollars_per_million_tokens,
+        }
+        return {**figures, **dataclasses.asdict(self)}
 
 
 def costs(steps: Iterable[StepDone]) -> dict[str, float]:
@@ -204,13 +226,29 @@ class _LedgerBuilder:
         self.dollars[kind] += seconds * self._dollars_per_s
 
 
-def ledger(events: Sequence[Event], prices: Prices = _FREE) -> Ledger:
-    """Return the ledger of a run's events."""
+def ledger(events: Iterable[Event], prices: Prices = _FREE) -> Ledger:
+    """Return the ledger of a run's events.
+
+    Args:
+        events: all events of the run, in any order.
+        prices: of a worker; without them every cost is 0.
+
+    Returns:
+        The time of each kind, every restart, and what they cost.
+
+    Examples:
+        >>> from springtide.track.ledger import Prices, ledger
+        >>> book = ledger(st.open_run("runs/mine").events, Prices(other=3600.0))
+        >>> round(book.total_dollars - book.held, 6), book.restarts
+        (0.0, [])
+    """
     book = _LedgerBuilder(prices)
     term = -1
-    for event in sorted(events, key=lambda event: (event.term, event.time_s)):
+    ordered = sorted(events, key=lambda event: (event.term, event.time_s))
+    for event in ordered:
         if event.term != term:
             term = event.term
             book.term(event.time_s)
         book.hear(event)
-    return Ledger(sum(book.spent.values()), book.spent, book.restarts, book.stragglers, book.dollars)
+    tokens = max((step.tokens for step in last_steps(ordered)), default=0)
+    return Ledger(sum(book.spent.values()), book.spent, book.restarts, book.stragglers, book.dollars, tokens)

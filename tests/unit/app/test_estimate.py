@@ -29,7 +29,7 @@ CONFIG = configs.recipes.demo().override(
 
 @pytest.fixture(scope="module")
 def found() -> dict[str, int]:
-    return estimate_memory(CONFIG, VOCABULARY, 0, workers=2)
+    return estimate_memory(CONFIG, VOCABULARY, 0, workers=2).as_dict()
 
 
 def test_what_helps_is_said_with_what_it_saves(found: dict[str, int]) -> None:

@@ -79,7 +79,7 @@ def test_a_run_that_only_began_can_be_looked_at(tiny: Config) -> None:
     _, run = claim(named(tiny), resume=False, accept_changes=False)
     assert (run.steps, run.checkpoints, run.evaluations, run.sample) == ([], [], [], "")
     assert run.metrics.empty
-    assert not run.verify()["ok"]
+    assert not run.verify().ok
     run.write_report()
     assert "Nothing happened yet" in Path(run.report).read_text()
     assert isinstance(run, Run)

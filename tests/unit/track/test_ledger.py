@@ -56,6 +56,16 @@ HISTORY: list[Event] = [
 ]
 
 
+def test_a_ledger_as_plain_data_has_the_keys_of_the_report() -> None:
+    book = ledger(HISTORY, Prices(other=3600.0))
+    shown = book.as_dict()
+    figures = ["goodput", "tokens", "dollars_per_million_tokens"]
+    assert list(shown) == [*figures, "held", "spent", "restarts", "stragglers", "dollars"]
+    assert (shown["tokens"], shown["dollars_per_million_tokens"]) == (5, 1e6 * book.total_dollars / 5)
+    assert shown["restarts"][0]["steps_lost"] == 1
+    assert ledger([]).as_dict()["dollars_per_million_tokens"] == 0.0
+
+
 def test_restarts_have_a_cause_a_gap_and_the_steps_they_lost() -> None:
     first, second = ledger(HISTORY).restarts
     assert (first.cause, first.workers_before, first.workers_after) == ("lost nodes: a", 3, 2)

@@ -1,0 +1,62 @@
+"""What a drill says of itself."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from springtide.app.drill import ActDone, DrillResult
+from springtide.track.ledger import KINDS, Ledger, Restart
+
+RESTART = Restart(
+    time_s=10.0, cause="lost nodes: a", workers_before=3, workers_after=2, gap_s=1.234, step=40, steps_lost=1
+)
+LEDGER = Ledger(held=3.0, spent=dict.fromkeys(KINDS, 0.0) | {"productive": 2.0}, restarts=[RESTART])
+GOOD = DrillResult(
+    digests_match=True,
+    is_verified=True,
+    loss_max_abs_diff=0.0,
+    ledger=LEDGER,
+    events=(ActDone(40, "kill", "01234567", 9.0),),
+    leftovers={},
+    steps=100,
+)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"digests_match": False},
+        {"is_verified": False},
+        {"loss_max_abs_diff": 2e-4},
+        {"leftovers": {"Worker": 1}},
+        {"left_undone": ("a node is killed at step 40",)},
+    ],
+    ids=lambda change: next(iter(change)),
+)
+def test_a_drill_is_ok_if_nothing_is_wrong(change: dict[str, object]) -> None:
+    assert GOOD.ok
+    assert not dataclasses.replace(GOOD, **change).ok
+
+
+def test_plain_data_has_the_keys_of_the_command_and_a_prediction_only_of_a_trace() -> None:
+    shown = GOOD.as_dict()
+    first = ["ok", "digests_match", "loss_max_abs_diff", "gaps_s", "steps_lost", "goodput", "restarts", "spent"]
+    assert list(shown) == [*first, "events", "leftovers", "steps", "left_undone"]
+    assert (shown["gaps_s"], shown["steps_lost"], shown["goodput"]) == ([1.23], [1], 0.6667)
+    assert shown["events"] == [{"step": 40, "what": "kill", "node": "01234567", "time_s": 9.0}]
+    traced = dataclasses.replace(GOOD, predicted_goodput=0.98764)
+    assert traced.as_dict() == {**shown, "predicted_goodput": 0.9876}
+
+
+def test_the_text_names_gaps_lost_steps_and_goodput() -> None:
+    assert GOOD.describe().splitlines() == [
+        "the same samples at every step; losses differ by 0.0e+00 at most",
+        "without a step   1.2 s",
+        "steps lost       1",
+        "goodput          66.7%",
+    ]
+    worse = dataclasses.replace(GOOD, digests_match=False, predicted_goodput=0.9).describe()
+    assert worse.startswith("OTHER SAMPLES THAN THE UNDISTURBED TWIN")
+    assert worse.endswith("66.7%, 90.0% predicted")
