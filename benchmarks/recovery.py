@@ -16,6 +16,7 @@ saves and then loses shows in the steps lost. ``steady`` compares a step with me
 from __future__ import annotations
 
 import contextlib
+import functools
 import multiprocessing.util
 import os
 import signal
@@ -285,21 +286,17 @@ def steady(config: Config, machinery: bool, settled: int) -> dict[str, float]:
 
 
 def _without(config: Config) -> None:
-    import ray
     from ray.train import RunConfig, ScalingConfig
     from ray.train.torch import TorchConfig, TorchTrainer
 
-    from springtide.events import event
     from springtide.on_ray.train.mailbox import open_mailbox
-    from springtide.on_ray.train.worker import work
+    from springtide.on_ray.train.worker import TrainJob, work
     from springtide.track.journal import Journal
 
-    control, folder = open_mailbox(config.run.id), Folder(config.run.root) / config.run.id
+    mailbox, folder = open_mailbox(config.run.id), Folder(config.run.root) / config.run.id
     config = config.override({"checkpoint.memory_every": 0})
-    job = {"config": config.model_dump(mode="json"), "control": control, "labels": {}, "owner": ""}
     trainer = TorchTrainer(
-        work,
-        train_loop_config=job,
+        functools.partial(work, TrainJob(config, mailbox)),
         torch_config=TorchConfig(backend="gloo"),
         scaling_config=ScalingConfig(num_workers=config.elastic.max_workers, resources_per_worker={"CPU": 1}),
         run_config=RunConfig(name="bare", storage_path=f"{config.run.root}/ray"),
@@ -308,8 +305,8 @@ def _without(config: Config) -> None:
     training.start()
     with Journal(folder) as journal:
         while training.is_alive():
-            for record in ray.get(control.take(0.5)):
-                journal(event(record))
+            for event in mailbox.take(0.5).get():
+                journal(event)
 
 
 def config_of(root: str, small: bool, steps: int = 100_000, workers: int = NODES) -> Config:

@@ -13,6 +13,7 @@ from springtide.elastic.limits import MemoryLimits
 from springtide.on_ray.train.group import WorkerProcessPool
 from springtide.on_ray.train.mailbox import open_mailbox
 from springtide.on_ray.train.policy import SpringtideFailurePolicy, is_out_of_memory
+from springtide.on_ray.train.worker import TrainJob
 
 pytestmark = pytest.mark.cluster
 
@@ -50,23 +51,22 @@ def test_micro_batches_are_halved_from_what_a_worker_had_until_they_are_of_one_r
 
     changes = {"stream.global_batch": 48, "stream.lanes": 12, "train.micro_batch": 100, "parallel.reduction": reduction}
     config = tiny.override({**changes, "train.total": 48 * 64 * 10, "optim.warmup": 0})
-    control = open_mailbox(f"memory-{reduction}")
-    processes = WorkerProcessPool()
-    processes.plan = (ray.get_runtime_context().get_node_id(),) * 3
-    job = {"config": config.model_dump(mode="json"), "control": control}
+    mailbox = open_mailbox(f"memory-{reduction}")
+    processes, job = WorkerProcessPool(), TrainJob(config, mailbox)
+    processes.prepare((ray.get_runtime_context().get_node_id(),) * 3, job)
     policy = SpringtideFailurePolicy(
         FailureConfig(max_failures=3), job, processes, MemoryLimits(config.train.rows_at_once)
     )
     error = WorkerGroupError("", {1: raised(torchs), 0: RuntimeError("Connection closed by peer")})
-    assert ray.get(control.limit()) is None
+    assert mailbox.largest_micro_batch().get() is None
     for limit in limits:
         assert policy.make_decision(error) is FailureDecision.RETRY
-        assert ray.get(control.limit()) == limit
+        assert mailbox.largest_micro_batch().get() == limit
     assert policy.make_decision(error) is FailureDecision.RAISE
-    told = ray.get(control.take(1.0))
-    while more := ray.get(control.take(0.5)):
-        told += more
-    assert [record["cause"] for record in told] == ["out of memory"] * len(told)
-    assert f"micro-batches have {limits[0]} rows instead of {2 * limits[0]} from now on" in told[0]["reason"]
-    assert told[-1]["reason"].endswith("a micro-batch has only one row already")
-    ray.kill(control.actor)
+    failures = mailbox.take(1.0).get()
+    while more := mailbox.take(0.5).get():
+        failures += more
+    assert [failed.cause for failed in failures] == ["out of memory"] * len(failures)
+    assert f"micro-batches have {limits[0]} rows instead of {2 * limits[0]} from now on" in failures[0].reason
+    assert failures[-1].reason.endswith("a micro-batch has only one row already")
+    ray.kill(mailbox.actor)

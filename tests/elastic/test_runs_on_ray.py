@@ -24,7 +24,7 @@ from springtide.cli.main import main
 from springtide.config import Config
 from springtide.elastic import Interrupt
 from springtide.errors import CheckpointError, ConfigError, CorruptShard, RunExists, TrainingFailed
-from springtide.events import Decided, Evaluated, Event, Started, StepDone, Stopped, record
+from springtide.events import Decided, Evaluated, Event, Started, StepDone, Stopped
 from springtide.on_ray.cluster.nodes import leftovers
 from springtide.on_ray.cluster.session import check_resources
 from springtide.on_ray.data import feed as feed_module
@@ -72,16 +72,16 @@ def test_a_driver_that_fails_takes_its_run_along(tiny: Config, ray_cluster: str)
 
 def test_a_thread_that_acts_for_an_actor_is_in_it_for_ray_and_others_are_not(ray_cluster: str) -> None:
     """Where Ray changes what ``on_ray/train/actor_context.py`` relies on, this fails."""
-    control, elsewhere = open_mailbox("acting"), list[str | None]()
-    with run_as_actor(control.actor):
-        assert ray.get_runtime_context().get_actor_id() == control.actor._actor_id.hex()
-        assert ray.get_runtime_context().current_actor == control.actor
+    mailbox, elsewhere = open_mailbox("acting"), list[str | None]()
+    with run_as_actor(mailbox.actor):
+        assert ray.get_runtime_context().get_actor_id() == mailbox.actor._actor_id.hex()
+        assert ray.get_runtime_context().current_actor == mailbox.actor
         other = threading.Thread(target=lambda: elsewhere.append(ray.get_runtime_context().get_actor_id()))
         other.start()
         other.join()
     assert elsewhere == [None]
     assert ray.get_runtime_context().get_actor_id() is None
-    ray.kill(control.actor)
+    ray.kill(mailbox.actor)
 
 
 def test_a_run_that_waits_says_what_for_and_until_when(ray_cluster: str, datasets: Path, tmp_path: Path) -> None:
@@ -367,48 +367,49 @@ def test_a_refused_run_and_a_dry_run_leave_nothing(tiny: Config, ray_cluster: st
 
 def test_the_line_between_workers_and_driver_loses_nothing(ray_cluster: str) -> None:
 
-    control = open_mailbox("line")
-    line = EventSender(control)
+    mailbox = open_mailbox("line")
+    line = EventSender(mailbox)
     assert line.interrupt() is None
     sent = [Evaluated(step=step, heldout_loss=1.0, heldout_bits_per_byte=1.0, rows=1) for step in range(5)]
     line(sent[0])
-    ray.get(control.ask("save"))
+    mailbox.ask(Interrupt.SAVE).get()
     for event in sent[1:]:
         line(event)
     assert line.interrupt() is Interrupt.SAVE
     assert line.interrupt() is None  # asked once
-    ray.get(control.ask("stop"))
+    mailbox.ask(Interrupt.STOP).get()
     line.flush()
     line(sent[0])
     assert line.interrupt() is Interrupt.STOP
     assert line.interrupt() is Interrupt.STOP
-    taken = ray.get(control.take(1.0))
-    assert [record["step"] for record in taken] == [0, 1, 2, 3, 4, 0]
-    assert ray.get(control.take(0.01)) == []
-    ray.kill(control.actor)
+    assert mailbox.take(1.0).get() == [*sent, sent[0]]
+    assert mailbox.take(0.01).get() == []
+    ray.kill(mailbox.actor)
 
 
 def test_one_driver_trains_a_run_and_what_comes_late_for_it_does_not_reach_the_next(
     tiny: Config, ray_cluster: str
 ) -> None:
     workers, config = WorkerLender(), named(tiny, "one", 1)
-    first = workers.control(config)
+    first = workers.open_mailbox(config)
     with pytest.raises(RunExists, match="another driver"):
-        WorkerLender().control(config)
-    assert ray.get(first.ask("stop")) is None
-    assert ray.get(first.post([])) == "stop"
-    second = workers.control(config)
+        WorkerLender().open_mailbox(config)
+    first.ask(Interrupt.STOP).get()
+    assert first.post([]).get() is Interrupt.STOP
+    second = workers.open_mailbox(config)
     assert second.actor == first.actor
-    late = record(Evaluated(step=1, heldout_loss=1.0, heldout_bits_per_byte=1.0, rows=1))
-    assert ray.get([first.post([late]), first.ask("stop"), first.progress()]) == [None, None, None]
-    assert ray.get(second.post([])) is None
-    assert ray.get(second.take(0.01)) == []
+    late = Evaluated(step=1, heldout_loss=1.0, heldout_bits_per_byte=1.0, rows=1)
+    assert [one.get() for one in (first.post([late]), first.ask(Interrupt.STOP), first.progress())] == [None] * 3
+    first.limit_micro_batch(1)
+    assert second.post([]).get() is None
+    assert second.take(0.01).get() == []
+    assert second.largest_micro_batch().get() is None
     workers.end()
     other = WorkerLender()
     deadline = time.monotonic() + 30
     while True:
         try:
-            other.control(config)
+            other.open_mailbox(config)
             break
         except RunExists:  # Ray has not noticed that it was ended
             assert time.monotonic() < deadline

@@ -24,7 +24,7 @@ from springtide.checkpoint.snapshots import Snapshotter, restore_from_snapshots
 from springtide.checkpoint.tensors import named_tensors
 from springtide.on_ray.cluster.notices import PreemptionWatchers
 from springtide.on_ray.cluster.session import NAMESPACE
-from springtide.on_ray.train.mailbox import MailboxHandle, open_mailbox
+from springtide.on_ray.train.mailbox import MailboxClient, open_mailbox
 from springtide.on_ray.train.snapshot_lookup import name_prefix, servers_named
 from springtide.on_ray.train.snapshot_server import SnapshotClient, snapshot_servers_follow
 from springtide.store import Folder
@@ -36,9 +36,9 @@ ALONE_S = 8.0
 class Rank:
     """One rank of a run, without a training loop."""
 
-    def __init__(self, rank: int, term: int, url: str, control: MailboxHandle, limit_bytes: int = 2**30) -> None:
+    def __init__(self, rank: int, term: int, url: str, mailbox: MailboxClient, limit_bytes: int = 2**30) -> None:
         changes = {"run.id": "servers", "run.root": str(Path(url).parent), "checkpoint.memory_bytes": limit_bytes}
-        self.servers = SnapshotClient(configs.recipes.tiny().override(changes), Folder(url), control, ALONE_S)
+        self.servers = SnapshotClient(configs.recipes.tiny().override(changes), Folder(url), mailbox, ALONE_S)
         self.memory = Snapshotter(self.servers, term, rank, WORLD_SIZE, "/dev/shm")
         self.url = url
 
@@ -100,12 +100,12 @@ def main() -> None:
         log_to_driver=False,
         runtime_env={"env_vars": {"PYTHONPATH": os.pathsep.join(path)}},
     )
-    control = open_mailbox("servers")
+    mailbox = open_mailbox("servers")
 
     def start(rank: int, node: str, term: int, url: str = f"{root}/run", **options: Any) -> Any:
         here = NodeAffinitySchedulingStrategy(node, soft=False)
         there = ray.remote(Rank).options(num_cpus=0, scheduling_strategy=here)
-        return there.remote(rank, term, url, control, **options)
+        return there.remote(rank, term, url, mailbox, **options)
 
     def everyone(ranks: list[Any], method: str, *arguments: Any) -> list[Any]:
         return ray.get([getattr(rank, method).remote(*arguments) for rank in ranks], timeout=60)
@@ -158,7 +158,7 @@ def main() -> None:
         for (_, pid), _ in ray.get([server.found.remote() for server in servers_named(name_prefix(run))], timeout=60)
     ]
     with snapshot_servers_follow(run, other):
-        ray.kill(control.actor)
+        ray.kill(mailbox.actor)
         time.sleep(1.5 * ALONE_S)  # longer than a server goes on alone
         found["servers_of_another_driver"] = [Path(f"/proc/{pid}").exists() for pid in pids]
         # with that one gone they go too

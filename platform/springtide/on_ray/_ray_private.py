@@ -68,14 +68,14 @@ def is_supported(version: str) -> bool:
     return major.isdigit() and minor.isdigit() and first <= (int(major), int(minor)) < end
 
 
-def replace_synchronization_actor(stand_in: Any) -> None:
+def replace_synchronization_actor(stand_in: object) -> None:
     """Make worker groups use ``stand_in`` in place of the actor class by which workers synchronize."""
     from ray.train.v2._internal.execution.worker_group import worker_group
 
     worker_group.SynchronizationActor = stand_in
 
 
-def replace_runtime_context(context: Any) -> None:
+def replace_runtime_context(context: object) -> None:
     """Make ``ray.get_runtime_context`` return ``context`` in this process."""
     from ray import runtime_context
 

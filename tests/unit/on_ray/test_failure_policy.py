@@ -20,6 +20,7 @@ from springtide.on_ray.train import policy
 from springtide.on_ray.train.group import WorkerProcessPool
 from springtide.on_ray.train.mailbox import Progress
 from springtide.on_ray.train.policy import SpringtideFailurePolicy, is_echo
+from springtide.on_ray.train.worker import TrainJob
 
 RETRY, RAISE = FailureDecision.RETRY, FailureDecision.RAISE
 
@@ -33,20 +34,26 @@ def cuda_says(pid: int, tried_mib: int, free_mib: float) -> WorkerGroupError:
     return WorkerGroupError("", {0: RuntimeError("Connection closed by peer"), 1: torch.OutOfMemoryError(text)})
 
 
+def reply(value: object) -> SimpleNamespace:
+    """As the mailbox's."""
+    return SimpleNamespace(get=lambda timeout_s=None: value)
+
+
 class Failures:
-    """A policy, what it said, and where the run is."""
+    """A policy, what it posted, and where the run is."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, rows: int = 1) -> None:
-        self.step, self.told, self.limit = 7, list[dict[str, Any]](), list[int]()
-        control = SimpleNamespace(
-            progress=lambda: Progress(step=self.step), post=self.told.extend, limit=lambda rows: self.limit.append(rows)
+        self.step, self.posted, self.limit = 7, list[Any](), list[int]()
+        mailbox: Any = SimpleNamespace(
+            progress=lambda: reply(Progress(step=self.step)),
+            post=lambda events: reply(self.posted.extend(events)),
+            limit_micro_batch=lambda rows: reply(self.limit.append(rows)),
         )
-        monkeypatch.setattr(policy.ray, "get", lambda answer, timeout=None: answer)
         monkeypatch.setattr(policy, "lost", lambda nodes: set())
         monkeypatch.setattr(policy, "unanswering", lambda nodes: set())
         config = configs.recipes.tiny().override({"train.micro_batch": rows, "parallel.reduction": "fp32"})
         self.limits, self.processes = MemoryLimits(rows), WorkerProcessPool()
-        job = {"config": config.model_dump(mode="json"), "control": control}
+        job = TrainJob(config, mailbox)
         self.policy = SpringtideFailurePolicy(FailureConfig(max_failures=3), job, self.processes, self.limits)
 
     def of(self, workers: int, error: WorkerGroupError) -> FailureDecision:
@@ -60,8 +67,8 @@ def test_a_shrink_below_what_fits_waits_for_room_and_burns_no_retries(monkeypatc
     for workers in (2, 3, 4, 5):  # more than max_failures
         assert run.of(workers, cuda_says(1000 + workers, 512, 3.5)) is RETRY
         assert run.limits.least_workers == workers + 1
-    assert run.told[0]["reason"].endswith("a step does not fit 2 workers: the run waits for 3 or more")
-    assert all(one["cause"] == "out of memory" and one["again"] for one in run.told)
+    assert run.posted[0].reason.endswith("a step does not fit 2 workers: the run waits for 3 or more")
+    assert all(one.cause == "out of memory" and one.again for one in run.posted)
     # and the rule of who trains does wait
     bounds = Bounds(1, 8, settle_s=0.0, fits=run.limits.least_workers)
     waits, memory = decide(bounds, [Node("a", 5)], None, RestartForecast(), Remembered(), 0.0)
@@ -76,7 +83,7 @@ def test_the_same_error_of_another_process_with_other_bytes_is_the_same_error(mo
     run = Failures(monkeypatch)
     assert run.of(4, cuda_says(100, 512, 3.5)) is RETRY
     assert run.of(4, cuda_says(2345, 96, 17.25)) is RAISE
-    assert run.told[1]["reason"].endswith("a micro-batch has only one row already")
+    assert run.posted[1].reason.endswith("a micro-batch has only one row already")
 
 
 def test_an_error_at_another_step_is_another(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -134,7 +141,7 @@ def test_a_node_that_reads_other_bytes_than_its_peers_is_left_out_and_the_run_go
     for _ in range(5):  # more than max_failures: the node is at fault, not the run
         assert run.policy.make_decision(WorkerGroupError("", {0: said, 1: said})) is RETRY
     assert list(run.processes.problems()) == ["bad"]
-    assert run.told[0]["cause"] == "unfit node"
-    assert "otherwise than a second reader" in run.told[0]["reason"]
+    assert run.posted[0].cause == "unfit node"
+    assert "otherwise than a second reader" in run.posted[0].reason
     elsewhere = UnfitNode("a node that nobody knows", "")
     assert run.policy.make_decision(WorkerGroupError("", {0: elsewhere})) is RAISE

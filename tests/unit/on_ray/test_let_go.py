@@ -13,8 +13,10 @@ import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import ErrorType
 
+from springtide.config import recipes
 from springtide.dist import CollectiveError, CutOff, World, collectives, process_group, sum_over_ranks, world
 from springtide.on_ray.train import worker
+from springtide.on_ray.train.worker import TrainJob
 
 
 class Nccl:
@@ -68,7 +70,7 @@ def start(monkeypatch: pytest.MonkeyPatch, train: Any) -> tuple[threading.Thread
 
     def run() -> None:
         try:
-            worker.work({})
+            worker.work(TrainJob(recipes.tiny(), mailbox=None))
         except BaseException as error:
             raised.append(error)
 
@@ -95,7 +97,7 @@ def test_a_rank_that_failed_by_itself_leaves_a_group_in_which_others_still_wait(
 ) -> None:
     """Its lock is free; its kernels may be in flight."""
 
-    def train(job: dict[str, Any]) -> bool:
+    def train(job: TrainJob) -> bool:
         nccl.waits.set()
         raise torch.OutOfMemoryError("CUDA out of memory")
 

@@ -18,9 +18,11 @@ import urllib.error
 import urllib.request
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import ray
+from ray import ObjectRef
+from ray.actor import ActorHandle
 from ray.exceptions import RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
@@ -55,14 +57,14 @@ _AZURE_TAG = "7783-7084-3265-9085-8269-3286-77"
 def cloud_here() -> Cloud:
     """Return the cloud of this machine by its firmware's strings, empty if unknown. Uses no network."""
 
-    def told(name: str) -> str:
+    def firmware(name: str) -> str:
         with contextlib.suppress(OSError):
             return Path("/sys/class/dmi/id", name).read_text().strip()
         return ""
 
-    if told("chassis_asset_tag") == _AZURE_TAG:
+    if firmware("chassis_asset_tag") == _AZURE_TAG:
         return "azure"
-    found = _VENDORS.get(told("sys_vendor"), "")
+    found = _VENDORS.get(firmware("sys_vendor"), "")
     return "aws" if found == "aws" else "gcp" if found == "gcp" else ""
 
 
@@ -143,24 +145,24 @@ class Relay:
     def __init__(self, drain: Callable[[float, str], None]) -> None:
         """``drain(at_s, why)`` announces the end to Ray, ``at_s`` in seconds since 1970; if it raises, Ray does not know."""
         self._drain = drain
-        self._told: Notice | None = None
+        self._announced: Notice | None = None
         self._lock = threading.Lock()
 
     def __call__(self, notice: Notice) -> None:
         """Announce ``notice``, unless Ray knows that time or an earlier one."""
         with self._lock:
             # a service without a deadline returns a later time at each poll: the first counts
-            if self._told is not None and notice.at_s >= self._told.at_s:
+            if self._announced is not None and notice.at_s >= self._announced.at_s:
                 return
             self._drain(max(notice.at_s, time.time() + 1.0), notice.why)
-            self._told = notice
+            self._announced = notice
 
 
 class NoticeSource:
     """One service or file that is polled for notices."""
 
-    def __init__(self, name: str, ask: Callable[[], Notice | None], tell: Callable[[Notice], None]) -> None:
-        self.name, self._ask, self._tell = name, ask, tell
+    def __init__(self, name: str, ask: Callable[[], Notice | None], on_notice: Callable[[Notice], None]) -> None:
+        self.name, self._ask, self._on_notice = name, ask, on_notice
         self._failed_looks = 0
         self._warned: set[type[BaseException]] = set()
         self._last_problem = ""
@@ -175,7 +177,7 @@ class NoticeSource:
         try:
             notice = self._ask()
             if notice is not None:
-                self._tell(notice)
+                self._on_notice(notice)
         except Exception as error:  # a server, a parser or Ray may raise anything, and the next poll may work
             self._failed_looks += 1
             self._last_problem = f"{self.name}: {type(error).__name__}: {str(error)[:200]}"
@@ -230,11 +232,11 @@ def _watch(source: NoticeSource) -> None:
 class PreemptionWatchers:
     """A run's watchers: one on each node."""
 
-    def __init__(self, *arguments: Any) -> None:
-        """``arguments``: those of ``PreemptionWatcher``."""
-        self._arguments = arguments
-        self._actors: dict[str, Any] = {}
-        self._asked: dict[str, Any] = {}
+    def __init__(self, cloud: str, metadata_url: str, file: str, rebalance: bool) -> None:
+        """As ``PreemptionWatcher``."""
+        self._arguments = (cloud, metadata_url, file, rebalance)
+        self._actors: dict[str, ActorHandle[PreemptionWatcher]] = {}
+        self._asked: dict[str, ObjectRef[str]] = {}
         """Node -> pending answer: whether its watcher's sources are silent."""
         self._silent: dict[str, str] = {}
         """Node -> why its sources are silent, as last reported."""
@@ -248,9 +250,9 @@ class PreemptionWatchers:
             self._actors[node] = actor.remote(*self._arguments)
         for node in self._actors.keys() - nodes:
             del self._actors[node]
-        self._hear(nodes)
+        self._check_sources(nodes)
 
-    def _hear(self, nodes: set[str]) -> None:
+    def _check_sources(self, nodes: set[str]) -> None:
         now = time.monotonic()
         if now >= self._ask_at_s:  # a watcher with a pending answer is not asked again
             self._asked = {node: actor.silent.remote() for node, actor in self._actors.items()} | self._asked
@@ -262,9 +264,9 @@ class PreemptionWatchers:
         for node, answer in [one for one in self._asked.items() if one[1] in done]:
             del self._asked[node]
             with contextlib.suppress(RayError):  # the watcher is lost or restarts: asked later
-                self._tell(node, ray.get(answer))
+                self._report(node, ray.get(answer))
 
-    def _tell(self, node: str, problem: str) -> None:
+    def _report(self, node: str, problem: str) -> None:
         if problem and not self._silent.get(node):
             _log.warning("node %s may be taken away without a notice: %s", node[:8], problem)
         elif self._silent.get(node) and not problem:

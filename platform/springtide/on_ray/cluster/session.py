@@ -14,11 +14,10 @@ import sys
 import tempfile
 import warnings
 from collections.abc import Iterator, Sequence
-from typing import Any
 
 import ray
 
-from springtide.config import Config, build
+from springtide.config import Config
 from springtide.errors import ConfigError, explain
 from springtide.on_ray._ray_private import SUPPORTED, is_supported, is_token_auth_enabled
 from springtide.on_ray.cluster import reaper
@@ -166,14 +165,14 @@ def worker_speed(config: Config, vocab_size: int) -> float:
     """Measure the speed of one worker of the cluster, with a few training steps [tokens/s]."""
     elastic = config.elastic
     measure = ray.remote(_speed).options(num_cpus=elastic.cpus_per_worker, num_gpus=elastic.gpus_per_worker)
-    found: float = ray.get(measure.remote(config.model_dump(mode="json"), vocab_size))
+    found: float = ray.get(measure.remote(config, vocab_size))
     return found
 
 
-def _speed(config: dict[str, Any], vocab_size: int) -> float:
+def _speed(config: Config, vocab_size: int) -> float:
     from springtide.training.preflight import measure_throughput
 
-    return measure_throughput(build(config), vocab_size)
+    return measure_throughput(config, vocab_size)
 
 
 def _kinds(nodes: Sequence[dict[str, float]]) -> list[str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import TypeVar
 
 import pyarrow as pa
 import ray
@@ -13,9 +13,10 @@ from ray.data import DataContext
 from ray.exceptions import RayError
 
 _log = logging.getLogger(__name__)
+T = TypeVar("T")
 
 
-def ray_map(function: Callable[[Any], Any], items: Sequence[Any]) -> Iterator[None]:
+def ray_map(function: Callable[[T], object], items: Sequence[T]) -> Iterator[None]:
     """Run ``function`` on every item, and yield after each. Its result is dropped, because stages write their output."""
     if not items:
         return
@@ -36,4 +37,6 @@ def ray_map(function: Callable[[Any], Any], items: Sequence[Any]) -> Iterator[No
     except RayError as error:
         # finished items stay finished; a failed one succeeds here, or raises its own error
         _log.warning("a Ray task failed and the remaining items run in this process: %s", error)
-        yield from (function(item) for item in items)
+        for item in items:
+            function(item)
+            yield None

@@ -5,9 +5,9 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections.abc import Iterator
-from typing import Any
 
 import ray
+from ray.actor import ActorHandle
 
 from springtide.on_ray._ray_private import RuntimeContext, replace_runtime_context
 
@@ -22,13 +22,13 @@ class _Context(RuntimeContext):
         return actor._actor_id.hex() if actor is not None else super().get_actor_id()
 
     @property
-    def current_actor(self) -> Any:
+    def current_actor(self) -> ActorHandle:
         actor = getattr(_ACTING, "actor", None)
         return actor if actor is not None else super().current_actor
 
 
 @contextlib.contextmanager
-def run_as_actor(actor: Any) -> Iterator[None]:
+def run_as_actor(actor: ActorHandle) -> Iterator[None]:
     """Make Ray name ``actor`` as the current actor of this thread, in the block. It must live as long as the block."""
     before = ray.get_runtime_context()
     if not isinstance(before, _Context):

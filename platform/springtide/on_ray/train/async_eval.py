@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import logging
 import os
 from collections.abc import Callable, Iterator
-from typing import Any
 
 import ray
+from ray import ObjectRef
+from ray.actor import ActorHandle
 from ray.exceptions import RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from springtide import config as configs
 from springtide.config import Config
-from springtide.events import Evaluated, Event, Saved, Stopped, event, record
+from springtide.events import Evaluated, Event, Saved, Stopped
 from springtide.store import Folder
 from springtide.training.evaluate import evaluate_checkpoint
 
@@ -28,13 +29,13 @@ _log = logging.getLogger(__name__)
 class AsyncEvaluator:
     """The evaluating process, at a lower priority than training where they share cores."""
 
-    def __init__(self, config: dict[str, Any], run: Folder) -> None:
-        self._config, self._run = configs.build(config), run
+    def __init__(self, config: Config, run: Folder) -> None:
+        self._config, self._run = config, run
         os.nice(_NICE)
 
-    def evaluate(self, name: str) -> dict[str, Any]:
-        """Evaluate checkpoint ``name``; return its event as plain data."""
-        return record(evaluate_checkpoint(self._run, self._config, name, "cuda" if ray.get_gpu_ids() else "cpu"))
+    def evaluate(self, name: str) -> Evaluated:
+        """Evaluate checkpoint ``name``."""
+        return evaluate_checkpoint(self._run, self._config, name, "cuda" if ray.get_gpu_ids() else "cpu")
 
 
 @contextlib.contextmanager
@@ -61,8 +62,9 @@ class AsyncEvaluations:
         self._due = config.train.eval_every
         self._next = ""
         """The checkpoint to evaluate next, empty if none."""
-        self._actor: Any = None
-        self._under_way: Any = None
+        self._actor: ActorHandle[AsyncEvaluator] | None = None
+        self._under_way: tuple[str, ObjectRef[Evaluated]] | None = None
+        """The checkpoint that is evaluated now, and the reference to its result."""
 
     def __call__(self, event: Event) -> None:
         """Handle one event."""
@@ -99,18 +101,18 @@ class AsyncEvaluations:
             self._actor = self._actor or self._started()
             self._under_way = name, self._actor.evaluate.remote(name)
 
-    def _take(self, name: str, answer: Any) -> None:
+    def _take(self, name: str, answer: ObjectRef[Evaluated]) -> None:
         self._under_way = None
         try:
-            self._listen(event(ray.get(answer) | {"asynchronous": True}))
+            self._listen(dataclasses.replace(ray.get(answer), asynchronous=True))
         except (RayError, OSError) as error:  # one evaluation is missing; training is not affected
             _log.warning("checkpoint %s is not evaluated: %s", name, str(error).strip().splitlines()[-1])
             self.end()
 
-    def _started(self) -> Any:
+    def _started(self) -> ActorHandle[AsyncEvaluator]:
         config, gpus = self._config, self._config.train.eval_gpus
         here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=True)
         threads = {"env_vars": {"OMP_NUM_THREADS": str(config.parallel.threads)}} if config.parallel.threads else None
         options = {"num_cpus": 0, "num_gpus": gpus, "runtime_env": threads}
         actor = ray.remote(AsyncEvaluator).options(**options, scheduling_strategy="DEFAULT" if gpus else here)
-        return actor.remote(config.model_dump(mode="json"), self._run)
+        return actor.remote(config, self._run)

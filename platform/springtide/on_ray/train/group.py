@@ -13,10 +13,12 @@ import logging
 import math
 import time
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
-from typing import Any, ClassVar, NamedTuple, Self
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import ClassVar, NamedTuple, Self
 
 import ray
+from ray import ObjectRef
+from ray.actor import ActorHandle
 from ray.exceptions import RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
@@ -32,7 +34,7 @@ from springtide.on_ray._ray_private import (
     replace_synchronization_actor,
 )
 from springtide.on_ray.cluster.nodes import unanswering
-from springtide.on_ray.train.worker import let_go, warm_up
+from springtide.on_ray.train.worker import TrainJob, let_go, warm_up
 
 _log = logging.getLogger(__name__)
 
@@ -44,13 +46,16 @@ _SILENT = f"no worker came up on it in {_START_S:.0f} s"
 _AGAIN_S = 30.0
 """How long a node is excluded on which a process did not come up; doubles with each failure [s]."""
 
+Start = Callable[[str], ActorHandle]
+"""Function that starts a worker's actor on a node."""
+
 
 class WorkerProcess(NamedTuple):
     """The process of a worker."""
 
     node: str
-    actor: Any
-    ready: Any
+    actor: ActorHandle
+    ready: ObjectRef[Health]
     """A reference to its device check's result, which is available when the process is ready."""
     begin_s: float
     """When it was started or became free, of ``time.monotonic`` [s]."""
@@ -64,21 +69,29 @@ class WorkerProcessPool:
     def __init__(self) -> None:
         self.plan: tuple[str, ...] = ()
         """The node of each worker of the next group."""
-        self.job: dict[str, Any] = {}
-        """The job that they are prepared for, as for ``worker.work``."""
-        self.start: Any = None
-        """The function that starts a worker's actor on a node; set by the first group."""
         self.closed = False
         """Whether all processes were ended for good."""
-        self._all: list[Any] = []
+        self._job: TrainJob | None = None
+        """The job that they are prepared for."""
+        self._start: Start | None = None
+        """How the newest group starts actors; None before the first."""
+        self._all: list[ActorHandle] = []
         self._free: list[WorkerProcess] = []
         self._health: dict[str, Health] = {}
-        self.stood: list[tuple[str, float]] = []
-        """Nodes on which a new process became ready since the last read, and how long it took [s]."""
-        self._fit: set[Any] = set()
+        self._newly_ready: list[tuple[str, float]] = []
+        self._fit: set[ObjectRef] = set()
         """The ``ready`` references of free processes that were checked and are fit."""
         self._left_out: dict[str, tuple[str, float]] = {}
         self._failures: Counter[str] = Counter()
+
+    def prepare(self, plan: tuple[str, ...], job: TrainJob) -> None:
+        """Prepare the next group: the node of each of its workers, and what they train."""
+        self.plan, self._job = plan, job
+
+    def newly_ready(self) -> list[tuple[str, float]]:
+        """Return the nodes on which a new process became ready since the last call, and how long it took [s]."""
+        found, self._newly_ready = self._newly_ready, []
+        return found
 
     def problems(self) -> dict[str, str]:
         """Return the nodes that must not be used now, and why."""
@@ -105,9 +118,11 @@ class WorkerProcessPool:
         done = _done([process.ready for process in self._free], 0.0)
         return Counter(busy) + Counter(process.node for process in self._free if process.ready in done)
 
-    def take(self) -> list[WorkerProcess]:
-        """Return processes for the plan, one per worker, as soon as they are ready. Raises WorkerGroupStartupFailedError if
-        one does not come up or is unfit: its node has a problem from then on."""
+    def take(self, start: Start) -> list[WorkerProcess]:
+        """Return processes for the plan, one per worker, as soon as they are ready; ``start`` starts those that lack, and later
+        ones. Raises WorkerGroupStartupFailedError if one does not come up or is unfit: its node has a problem from then
+        on."""
+        self._start = start
         taken: list[WorkerProcess] = []
         for node, number in Counter(self.plan).items():
             here = [process for process in self._free if process.node == node][:number]
@@ -144,9 +159,10 @@ class WorkerProcessPool:
         self._free = [process for process in self._free if process.node not in bad]
 
     def _begin(self, node: str) -> WorkerProcess:
-        actor = self.start(node)
+        assert self._start is not None, "processes are started from the first group on"
+        actor = self._start(node)
         self._all.append(actor)
-        return WorkerProcess(node, actor, actor.execute.remote(warm_up, self.job), time.monotonic())
+        return WorkerProcess(node, actor, actor.execute.remote(warm_up, self._job), time.monotonic())
 
     def _examine(self, process: WorkerProcess) -> bool:
         node = process.node
@@ -154,14 +170,14 @@ class WorkerProcessPool:
             self._health[node] = ray.get(process.ready)
         except RayError as error:
             self._failures[node] += 1
-            said = str(getattr(error, "cause", None) or error).strip().splitlines() or [type(error).__name__]
-            self._leave_out(node, f"no worker came up on it: {said[-1][:200]}")
+            lines = str(getattr(error, "cause", None) or error).strip().splitlines() or [type(error).__name__]
+            self._leave_out(node, f"no worker came up on it: {lines[-1][:200]}")
             return False
         reason = unfit(node, self._health)
         if reason:
             self._leave_out(node, reason, for_s=math.inf)
         elif process.is_new:
-            self.stood.append((node, time.monotonic() - process.begin_s))
+            self._newly_ready.append((node, time.monotonic() - process.begin_s))
         return not reason
 
     def ban(self, node: str, reason: str) -> None:
@@ -227,7 +243,7 @@ class Reservation(PlacementGroupHandle):
 
     placement_group = None
 
-    def ready(self) -> Any:
+    def ready(self) -> ObjectRef[bool]:
         """Return a reference that is ready."""
         return ray.put(True)
 
@@ -249,14 +265,11 @@ class _NoSynchronization:
     """A stand-in for Ray's actor class in which workers synchronize to report: ours do not, and each actor is one more
     process to start."""
 
-    def options(self, **_: Any) -> Self:
+    def options(self, **_: object) -> Self:
         return self
 
-    def remote(self, **_: Any) -> bool:
+    def remote(self, **_: object) -> bool:
         return False
-
-
-replace_synchronization_actor(_NoSynchronization())
 
 
 class PooledWorkerGroup(WorkerGroup):
@@ -265,18 +278,18 @@ class PooledWorkerGroup(WorkerGroup):
     processes: ClassVar[WorkerProcessPool]
     """The processes of the run."""
 
-    def _create_placement_group(self, scaling_config: Any, worker_group_context: Any) -> Reservation:
+    def _create_placement_group(self, scaling_config: object, worker_group_context: object) -> Reservation:
         return Reservation()
 
     def _create_workers(
-        self, num_workers: int, placement_group: Any, resources_per_worker: Any, **_: Any
+        self, num_workers: int, placement_group: object, resources_per_worker: dict[str, float], **_: object
     ) -> list[Worker]:
         environment = self._get_worker_runtime_env(
             custom_runtime_env=self._train_run_context.run_config.worker_runtime_env
         )
         processes = self.processes
-        processes.start = _starter(resources_per_worker, environment)
-        asked = {process.actor.get_metadata.remote(): process for process in processes.take()}
+        taken = processes.take(_starter(resources_per_worker, environment))
+        asked = {process.actor.get_metadata.remote(): process for process in taken}
         done, workers, lost = _done(list(asked), _START_S), [], set()
         for answer, process in asked.items():
             try:
@@ -299,24 +312,24 @@ class PooledWorkerGroup(WorkerGroup):
             self.processes.reclaim(workers, unanswering({worker.metadata.node_id for worker in workers}))
             # Ray only calls its callbacks now; it has no workers left to wait for
             before = self.get_worker_group_state()
-            self._worker_group_state: Any = _ReleasedReservation(
+            self._worker_group_state: WorkerGroupState = _ReleasedReservation(
                 before.start_time, before.placement_group_handle, [], before.sync_actor
             )
         super().shutdown()
 
 
-def _done(refs: list[Any], timeout_s: float) -> set[Any]:
+def _done(refs: list[ObjectRef], timeout_s: float) -> set[ObjectRef]:
     """Return those of ``refs`` that are available in time, with a value or an error."""
     return set(ray.wait(refs, num_returns=len(refs), timeout=timeout_s)[0]) if refs else set()
 
 
-def _starter(resources: dict[str, float], environment: Any) -> Any:
+def _starter(resources: dict[str, float], environment: Mapping[str, object]) -> Start:
     """Return a function that starts a worker process on a node."""
     others = {kind: amount for kind, amount in resources.items() if kind not in ("CPU", "GPU", "memory")}
     options = {"num_cpus": resources.get("CPU", 0), "num_gpus": resources.get("GPU", 0), "resources": others}
     cls = ray.remote(RayTrainWorker)
 
-    def start(node: str) -> Any:
+    def start(node: str) -> ActorHandle:
         there = NodeAffinitySchedulingStrategy(node, soft=False)
         return cls.options(runtime_env=environment, scheduling_strategy=there, **options).remote()
 
@@ -326,6 +339,11 @@ def _starter(resources: dict[str, float], environment: Any) -> Any:
 class Controller(TrainController):
     """Ray Train's controller with our worker groups."""
 
-    def __init__(self, processes: WorkerProcessPool, **named: Any) -> None:
+    def __init__(self, pool: WorkerProcessPool, **named: object) -> None:
+        replace_synchronization_actor(_NoSynchronization())
         super().__init__(**named)
-        self.worker_group_cls = type("Group", (PooledWorkerGroup,), {"processes": processes})
+
+        class Group(PooledWorkerGroup):
+            processes = pool
+
+        self.worker_group_cls = Group

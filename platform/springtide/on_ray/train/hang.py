@@ -10,11 +10,11 @@ import threading
 import time
 import traceback
 from collections.abc import Sequence
-from typing import Any
 
 import ray
 from ray.exceptions import RayError
 
+from springtide.on_ray._ray_private import Worker
 from springtide.store import Folder
 
 _ANSWER_S = 5.0
@@ -29,25 +29,25 @@ def stacks() -> str:
     )
 
 
-def diagnose(workers: Sequence[Any], run: Folder, step: int) -> tuple[str, list[Any]]:
-    """Write down what ``workers``, of Ray Train and by rank, are doing. Returns a summary of it and the workers that
+def diagnose(workers: Sequence[Worker], run: Folder, step: int) -> tuple[str, list[Worker]]:
+    """Write down what ``workers``, by rank, are doing. Returns a summary of it and the workers that
     do not answer."""
     asked = [worker.actor.execute.remote(stacks) for worker in workers]
     done = set(ray.wait(asked, num_returns=len(asked), timeout=_ANSWER_S)[0])
-    silent: dict[str, Any] = {}
+    silent: dict[str, Worker] = {}
     text = ""
     for rank, (answer, worker) in enumerate(zip(asked, workers, strict=True)):
         where = f"rank {rank} on node {worker.metadata.node_id[:8]}, pid {worker.metadata.pid}"
         try:
-            said = ray.get(answer) if answer in done else ""
+            found = ray.get(answer) if answer in done else ""
         except RayError as error:
-            said = str(error)
-        if not said:
+            found = str(error)
+        if not found:
             silent[where] = worker
-        text += f"{where}\n{said or f'does not answer within {_ANSWER_S:g} s'}\n\n"
+        text += f"{where}\n{found or f'does not answer within {_ANSWER_S:g} s'}\n\n"
     name = f"step-{step:010d}-{int(time.time())}.txt"
     (run / "hangs").write(name, text)
-    who = (
+    summary = (
         f"{' and '.join(silent)} {'does' if len(silent) == 1 else 'do'} not answer" if silent else "every rank answers"
     )
-    return f"{who}; their stacks are in hangs/{name}", list(silent.values())
+    return f"{summary}; their stacks are in hangs/{name}", list(silent.values())

@@ -2,10 +2,10 @@
 
 Workers need no access to the tracking store or the console: rank 0 posts, the driver takes.
 
-    worker, controller --MailboxHandle--> Mailbox (an actor on the driver's node) <--MailboxHandle-- driver
+    worker, controller --MailboxClient--> Mailbox (an actor on the driver's node) <--MailboxClient-- driver
 
-A driver may train one run after the other: its mailbox stays, because a process takes a second to start. What arrives late for
-an ended run is dropped.
+A driver may train one run after the other: its mailbox stays, because a process takes a second to start. Every call names its
+run by a key, and what arrives late for an ended run is dropped.
 """
 
 from __future__ import annotations
@@ -15,19 +15,23 @@ import dataclasses
 import math
 import secrets
 import time
-from typing import Any, NamedTuple
+from collections.abc import Sequence
+from typing import Generic, TypeVar
 
 import numpy as np
 import ray
+from ray import ObjectRef
+from ray.actor import ActorHandle
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from springtide.elastic import Interrupt
 from springtide.elastic.forecast import RunHistory
 from springtide.elastic.policy import RestartForecast
-from springtide.events import EVENTS, Event, StepDone, record
+from springtide.events import Event, Left, StepDone, record
 
-BLOCK_BYTES = 8 * 2**20
-_LEAVING = {Interrupt.LEAVE.value, Interrupt.EVACUATE.value}
+_BLOCK_BYTES = 8 * 2**20
+_LEAVING = (Interrupt.LEAVE, Interrupt.EVACUATE)
+T = TypeVar("T")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -46,78 +50,93 @@ class Progress:
     prospects: RestartForecast = dataclasses.field(default_factory=RestartForecast)
 
 
-class _RunMailbox:
-    """The mailbox of one run; ``MailboxHandle`` documents its methods."""
+class _RunState:
+    """What the mailbox holds for one run."""
 
-    def __init__(self, num_steps: int = 0, hang_s: float = 0.0) -> None:
-        self._events: list[dict[str, Any]] = []
-        self._arrived = asyncio.Event()
-        self._asked: str | None = None
-        self._left = False
-        self._hang_s = hang_s
-        self._heard_s = math.inf
-        self._history = RunHistory(num_steps)
-        self._micro_batch: int | None = None
-
-    async def post(self, events: list[dict[str, Any]]) -> str | None:
-        """See ``MailboxHandle.post``."""
-        for one in events:
-            self._left |= one["kind"] == "left"
-            if not EVENTS[one["kind"]].from_controller:
-                self._heard_s = time.monotonic()
-            self._history.hear(one)
-        self._events += events
-        self._arrived.set()
-        return self._asked
-
-    async def reset_for_new_group(self) -> None:
-        """See ``MailboxHandle.reset_for_new_group``."""
-        self._left, self._heard_s = False, math.inf
-        self._asked = None if self._asked in _LEAVING else self._asked
-
-    async def progress(self) -> Progress:
-        """See ``MailboxHandle.progress``."""
-        longest_s = self._history.longest_s(self._hang_s) if self._hang_s else math.inf
-        silent_s = max(0.0, time.monotonic() - self._heard_s)
-        stop = self._asked == Interrupt.STOP.value
-        return Progress(self._history.step, self._left, stop, silent_s, longest_s, self._history.prospects())
-
-    async def limit(self, micro_batch: int | None = None) -> int | None:
-        """See ``MailboxHandle.limit``."""
-        self._micro_batch = micro_batch or self._micro_batch
-        return self._micro_batch
-
-    async def take(self, wait_s: float) -> list[dict[str, Any]]:
-        """See ``MailboxHandle.take``."""
-        if not self._events:
-            self._arrived.clear()
-            try:
-                await asyncio.wait_for(self._arrived.wait(), wait_s)
-            except TimeoutError:
-                return []
-        taken, self._events = self._events, []
-        return taken
-
-    async def ask(self, interrupt: str | None) -> None:
-        """See ``MailboxHandle.ask``."""
-        if not (self._asked == Interrupt.STOP.value and interrupt in _LEAVING):
-            self._asked = interrupt
+    def __init__(self, key: str, num_steps: int, hang_s: float) -> None:
+        self.key, self.hang_s = key, hang_s
+        self.events: list[Event] = []
+        self.arrived = asyncio.Event()
+        self.asked: Interrupt | None = None
+        self.left = False
+        self.last_event_s = math.inf
+        self.history = RunHistory(num_steps)
+        self.micro_batch: int | None = None
 
 
 class Mailbox:
-    """The mailbox actor: one per driver, on its node, and for one run at a time. Ends with the driver."""
+    """The mailbox actor: one per driver, on its node, and for one run at a time. Ends with the driver.
+
+    A call with the key of a run that is over does nothing and returns None.
+    """
 
     def __init__(self, key: str, num_steps: int, hang_s: float) -> None:
         """Open the mailbox of the first run."""
-        self._key, self._line = key, _RunMailbox(num_steps, hang_s)
+        self._run = _RunState(key, num_steps, hang_s)
 
     async def open(self, key: str, num_steps: int, hang_s: float) -> None:
         """Open the mailbox of the next run; the one before is over."""
-        self._key, self._line = key, _RunMailbox(num_steps, hang_s)
+        self._run = _RunState(key, num_steps, hang_s)
 
-    async def call(self, key: str, name: str, arguments: tuple[Any, ...]) -> Any:
-        """Call a method of a run's mailbox; None if the run is over."""
-        return await getattr(self._line, name)(*arguments) if key == self._key else None
+    async def post(self, key: str, events: Sequence[Event]) -> Interrupt | None:
+        """See ``MailboxClient.post``."""
+        run = self._run
+        if key != run.key:
+            return None
+        for one in events:
+            run.left |= isinstance(one, Left)
+            if not one.from_controller:
+                run.last_event_s = time.monotonic()
+            run.history.hear(record(one))
+        run.events += events
+        run.arrived.set()
+        return run.asked
+
+    async def take(self, key: str, wait_s: float) -> list[Event] | None:
+        """See ``MailboxClient.take``."""
+        run = self._run
+        if key != run.key:
+            return None
+        if not run.events:
+            run.arrived.clear()
+            try:
+                await asyncio.wait_for(run.arrived.wait(), wait_s)
+            except TimeoutError:
+                return []
+        taken, run.events = run.events, []
+        return taken
+
+    async def ask(self, key: str, interrupt: Interrupt | None) -> None:
+        """See ``MailboxClient.ask``."""
+        run = self._run
+        if key == run.key and not (run.asked is Interrupt.STOP and interrupt in _LEAVING):
+            run.asked = interrupt
+
+    async def reset_for_new_group(self, key: str) -> None:
+        """See ``MailboxClient.reset_for_new_group``."""
+        run = self._run
+        if key == run.key:
+            run.left, run.last_event_s = False, math.inf
+            run.asked = None if run.asked in _LEAVING else run.asked
+
+    async def progress(self, key: str) -> Progress | None:
+        """See ``MailboxClient.progress``."""
+        run = self._run
+        if key != run.key:
+            return None
+        longest_s = run.history.longest_s(run.hang_s) if run.hang_s else math.inf
+        silent_s = max(0.0, time.monotonic() - run.last_event_s)
+        stop = run.asked is Interrupt.STOP
+        return Progress(run.history.step, run.left, stop, silent_s, longest_s, run.history.prospects())
+
+    async def limit_micro_batch(self, key: str, rows: int) -> None:
+        """See ``MailboxClient.limit_micro_batch``."""
+        if key == self._run.key:
+            self._run.micro_batch = rows
+
+    async def largest_micro_batch(self, key: str) -> int | None:
+        """See ``MailboxClient.largest_micro_batch``."""
+        return self._run.micro_batch if key == self._run.key else None
 
     async def node(self) -> str:
         """Return the driver's node."""
@@ -125,70 +144,97 @@ class Mailbox:
 
     async def block(self) -> np.ndarray:
         """Return data to fetch, to measure the speed of the network."""
-        return np.ones(BLOCK_BYTES, np.uint8)
+        return np.ones(_BLOCK_BYTES, np.uint8)
 
 
-class MailboxHandle(NamedTuple):
-    """A handle of a run's mailbox. Calls run in the mailbox's actor and return references to their results."""
+@dataclasses.dataclass(frozen=True)
+class Reply(Generic[T]):
+    """The mailbox's reply to a call. Nobody has to wait for it: calls of one process are carried out in order, and without a
+    mailbox a call has no effect."""
 
-    actor: Any
+    ref: ObjectRef[T]
+
+    def get(self, timeout_s: float | None = None) -> T:
+        """Wait for the reply. Raises RayError if the mailbox is gone or does not reply in time."""
+        value: T = ray.get(self.ref, timeout=timeout_s)
+        return value
+
+    def has_come(self, timeout_s: float | None) -> bool:
+        """Return whether the reply or an error comes in time; None waits for it."""
+        return bool(ray.wait([self.ref], timeout=timeout_s)[0])
+
+
+@dataclasses.dataclass(frozen=True)
+class MailboxClient:
+    """A client of a run's mailbox, in any process. A reply is None if the run is over."""
+
+    actor: ActorHandle[Mailbox]
     key: str
 
-    def post(self, events: list[dict[str, Any]]) -> Any:
-        """Post events to the driver; returns the request to the workers, if any."""
-        return self._call("post", events)
+    def post(self, events: Sequence[Event]) -> Reply[Interrupt | None]:
+        """Post events to the driver; replies with the request to the workers, if any."""
+        return Reply(self.actor.post.remote(self.key, events))
 
-    def take(self, wait_s: float) -> Any:
-        """Take everything posted since the last call; waits up to ``wait_s`` for the first event."""
-        return self._call("take", wait_s)
+    def take(self, wait_s: float) -> Reply[list[Event]]:
+        """Take everything posted since the last call; waits up to ``wait_s`` for the first event. For the current run only."""
+        return Reply(self.actor.take.remote(self.key, wait_s))
 
-    def ask(self, interrupt: str | None) -> Any:
+    def ask(self, interrupt: Interrupt | None) -> Reply[None]:
         """Ask the workers for ``interrupt`` until the next call; a request to leave does not replace one to stop."""
-        return self._call("ask", interrupt)
+        return Reply(self.actor.ask.remote(self.key, interrupt))
 
-    def reset_for_new_group(self) -> Any:
+    def reset_for_new_group(self) -> Reply[None]:
         """Reset the state for a group that starts: it has not left, and was not asked to."""
-        return self._call("reset_for_new_group")
+        return Reply(self.actor.reset_for_new_group.remote(self.key))
 
-    def progress(self) -> Any:
-        """Return the run's ``Progress``; None if the run is over, as for all calls."""
-        return self._call("progress")
+    def progress(self) -> Reply[Progress | None]:
+        """Reply with the run's progress."""
+        return Reply(self.actor.progress.remote(self.key))
 
-    def limit(self, micro_batch: int | None = None) -> Any:
-        """Return the largest micro-batch allowed, because more did not fit; None if unknown [rows]. A value given holds from
-        now on, for later groups."""
-        return self._call("limit", micro_batch)
+    def limit_micro_batch(self, rows: int) -> Reply[None]:
+        """Set the largest micro-batch allowed for later groups, because more did not fit [rows]."""
+        return Reply(self.actor.limit_micro_batch.remote(self.key, rows))
 
-    def _call(self, name: str, *arguments: Any) -> Any:
-        return self.actor.call.remote(self.key, name, arguments)
+    def largest_micro_batch(self) -> Reply[int | None]:
+        """Reply with the largest micro-batch allowed; None if there is no limit [rows]."""
+        return Reply(self.actor.largest_micro_batch.remote(self.key))
+
+    def fetch_speed(self) -> float:
+        """Measure the speed of the network from the driver's node to this one; 0 if they are the same [bytes/s]."""
+        if ray.get(self.actor.node.remote()) == ray.get_runtime_context().get_node_id():
+            return 0.0
+        begin = time.perf_counter()
+        block = ray.get(self.actor.block.remote())
+        assert block.all()
+        return _BLOCK_BYTES / (time.perf_counter() - begin)
 
 
 def open_mailbox(
-    name: str | None, num_steps: int = 0, hang_s: float = 0.0, before: MailboxHandle | None = None
-) -> MailboxHandle:
+    name: str | None, num_steps: int = 0, hang_s: float = 0.0, before: MailboxClient | None = None
+) -> MailboxClient:
     """Open the mailbox of a new run, in the actor of the run ``before``, else in a new one on this node. With ``name`` it is
     the cluster's only one of that name; raises ValueError if there is one already."""
     key = secrets.token_hex(8)
     if before is not None:
         ray.get(before.actor.open.remote(key, num_steps, hang_s))
-        return before._replace(key=key)
+        return MailboxClient(before.actor, key)
     here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
     actor = ray.remote(Mailbox).options(name=name, num_cpus=0, scheduling_strategy=here)
-    return MailboxHandle(actor.remote(key, num_steps, hang_s), key)
+    return MailboxClient(actor.remote(key, num_steps, hang_s), key)
 
 
 class EventSender:
     """Rank 0's end. Never waits for the driver in a step: while a post is in flight, events are collected for the next."""
 
-    def __init__(self, control: MailboxHandle) -> None:
-        self._control = control
-        self._waiting: list[dict[str, Any]] = []
-        self._under_way: Any = None
+    def __init__(self, mailbox: MailboxClient) -> None:
+        self._mailbox = mailbox
+        self._waiting: list[Event] = []
+        self._in_flight: Reply[Interrupt | None] | None = None
         self._asked: Interrupt | None = None
 
     def __call__(self, event: Event) -> None:
         """Send one event. If it is not a step (a checkpoint, the end), it is delivered when this returns."""
-        self._waiting.append(record(event))
+        self._waiting.append(event)
         if not isinstance(event, StepDone):
             self.flush()
         elif self._settle(0):
@@ -199,7 +245,7 @@ class EventSender:
         asked = self._asked
         if asked is Interrupt.SAVE:
             self._asked = None
-            self._control.ask(None)
+            self._mailbox.ask(None)
         return asked
 
     def flush(self) -> None:
@@ -210,15 +256,14 @@ class EventSender:
             self._settle(None)
 
     def _post(self) -> None:
-        self._under_way = self._control.post(self._waiting)
+        self._in_flight = self._mailbox.post(self._waiting)
         self._waiting = []
 
-    def _settle(self, timeout: float | None) -> bool:
-        if self._under_way is None:
+    def _settle(self, timeout_s: float | None) -> bool:
+        if self._in_flight is None:
             return True
-        done, _ = ray.wait([self._under_way], timeout=timeout)
-        if done:
-            asked = ray.get(self._under_way)
-            self._asked = Interrupt(asked) if asked else None
-            self._under_way = None
-        return bool(done)
+        if not self._in_flight.has_come(timeout_s):
+            return False
+        self._asked = self._in_flight.get()
+        self._in_flight = None
+        return True

@@ -9,16 +9,14 @@ import dataclasses
 import re
 import time
 from collections import Counter
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
 
 import ray
 import torch.distributed as dist
 from ray.exceptions import RayError
-from ray.train import FailureConfig
+from ray.train import FailureConfig, Result, ScalingConfig
 from ray.train.torch import TorchTrainer
 
-from springtide import config as configs
 from springtide.dist import CollectiveError
 from springtide.elastic import Interrupt
 from springtide.elastic.limits import MemoryLimits
@@ -36,7 +34,7 @@ from springtide.elastic.policy import (
     following,
 )
 from springtide.errors import SpringtideError, StoppedWaiting, TrainingFailed, UnfitNode
-from springtide.events import Decided, Failed, Ready, Stopped, record
+from springtide.events import Decided, Failed, Ready, Stopped
 from springtide.on_ray._ray_private import (
     DatasetsCallback,
     DefaultFailurePolicy,
@@ -45,6 +43,8 @@ from springtide.on_ray._ray_private import (
     NoopDecision,
     PlacementGroupCleanerCallback,
     ScalingDecision,
+    Worker,
+    WorkerGroupState,
     WorkerHealthCheckFailedError,
 )
 from springtide.on_ray.cluster.nodes import lost, observed, unanswering
@@ -53,8 +53,8 @@ from springtide.on_ray.train.actor_context import run_as_actor
 from springtide.on_ray.train.group import Controller, WorkerProcessPool
 from springtide.on_ray.train.hang import diagnose
 from springtide.on_ray.train.mailbox import Progress
+from springtide.on_ray.train.worker import TrainJob
 from springtide.on_ray.train.worker_lender import WorkerLender
-from springtide.store import Folder
 
 _ANSWER_S = 2.0
 _LOOK_S = 0.5
@@ -64,8 +64,6 @@ _NO_ROOM = ("OutOfMemoryError", "MemoryError", "can't allocate memory", "out of 
 """Messages of torch, numpy and Ray when memory runs out."""
 _ECHOES = ("Connection closed by peer", "Connection reset by peer", "Socket", "Broken pipe", "NCCL")
 """Messages of gloo and NCCL when a peer is gone."""
-
-
 _NUMBER = re.compile(r"0x[0-9a-fA-F]+|\d+(\.\d+)?")
 
 
@@ -74,23 +72,23 @@ class SpringtideScalingPolicy(ElasticScalingPolicy):
 
     def __init__(
         self,
-        scaling_config: Any,
+        scaling_config: ScalingConfig,
         bounds: Bounds,
-        job: dict[str, Any],
+        job: TrainJob,
         watches: PreemptionWatchers | None,
         workers: WorkerLender,
         limits: MemoryLimits,
     ) -> None:
-        """``job``: as for ``worker.work``; ``watches``: the watchers on the nodes, if any; ``limits``: those that the run's
-        ``SpringtideFailurePolicy`` adds to."""
+        """``watches``: the watchers on the nodes, if any; ``limits``: those that the run's ``SpringtideFailurePolicy`` adds
+        to."""
         super().__init__(scaling_config)
         self._processes, self._share = workers.processes, workers.share
-        self._asked_for, self._job, self._control = bounds, job, job["control"]
+        self._asked_for, self._job, self._mailbox = bounds, job, job.mailbox
         self._limits, self._began_at = limits, 0
-        self._run = Folder(job["config"]["run"]["root"]) / job["config"]["run"]["id"]
         self._watches = watches
         self._memory = PolicyState()
-        self._told = ""
+        self._reported = ""
+        """The last reported reason of a decision, without its numbers."""
         self._asked = False
         self._alive: set[str] = set()
         self._mine: dict[str, dict[str, float]] = {}
@@ -111,12 +109,12 @@ class SpringtideScalingPolicy(ElasticScalingPolicy):
         if progress.stop:
             reason = "asked to, while no group trained; it can be resumed from its newest checkpoint"
             ended = Stopped(step=progress.step, status="stopped", reason=reason)
-            ray.get(self._control.post([record(ended)]))
+            self._mailbox.post([ended]).get()
             raise StoppedWaiting(reason)
         return self._start(progress)
 
     def make_decision_for_running_worker_group(
-        self, worker_group_state: Any, worker_group_status: Any
+        self, worker_group_state: WorkerGroupState, worker_group_status: object
     ) -> ScalingDecision:
         """Ask the group to leave when it should, and start the next one when it has left."""
         self._maybe_send_resource_request()
@@ -132,8 +130,7 @@ class SpringtideScalingPolicy(ElasticScalingPolicy):
         if isinstance(decision, Replace):
             return self._start(progress, busy)
         if isinstance(decision, Leave) and not self._asked:
-            asked = Interrupt.EVACUATE if decision.durable else Interrupt.LEAVE
-            self._control.ask(asked.value)
+            self._mailbox.ask(Interrupt.EVACUATE if decision.durable else Interrupt.LEAVE)
             self._asked = True
         return NoopDecision()
 
@@ -148,22 +145,21 @@ class SpringtideScalingPolicy(ElasticScalingPolicy):
             raise TrainingFailed(f"{decision.reason}; resume with --resume")
         if not isinstance(decision, Start):
             return NoopDecision()
-        self._processes.plan, self._processes.job = decision.nodes, self._job
-        self._control.limit(self._limits.rows_at_once(decision.workers))
-        self._control.reset_for_new_group()
+        self._processes.prepare(decision.nodes, self._job)
+        self._mailbox.limit_micro_batch(self._limits.rows_at_once(decision.workers))
+        self._mailbox.reset_for_new_group()
         self._asked, self._began_at = False, progress.step
         return self._get_resize_decision(decision.workers)
 
-    def _end_hung(self, workers: Sequence[Any], progress: Progress) -> ScalingDecision:
+    def _end_hung(self, workers: Sequence[Worker], progress: Progress) -> ScalingDecision:
         """Replace a group that sends no events any more; first write down what its ranks are doing."""
-        found, silent = diagnose(workers, self._run, progress.step)
+        found, silent = diagnose(workers, self._job.folder, progress.step)
         for worker in silent:  # it would not react to ``let_go``
             ray.kill(worker.actor)
         reason = f"no event for {progress.silent_s:.0f} s, {found}"
         self._hangs[progress.step] += 1
         again = self._hangs[progress.step] < _MOST_HANGS
-        told = Failed(step=progress.step, cause="hung", reason=reason, again=again)
-        self._control.post([record(told)])
+        self._mailbox.post([Failed(step=progress.step, cause="hung", reason=reason, again=again)])
         if not again:
             raise TrainingFailed(f"training hung {_MOST_HANGS} times after step {progress.step}: {reason}")
         dead = {id(worker) for worker in silent}
@@ -171,11 +167,9 @@ class SpringtideScalingPolicy(ElasticScalingPolicy):
 
     def _decide(self, nodes: list[Node], group: WorkerGroup | None, progress: Progress) -> Decision:
         decision, self._memory = decide(self._bounds, nodes, group, progress.prospects, self._memory, time.monotonic())
-        while self._processes.stood:
-            node, took_s = self._processes.stood.pop(0)
-            stands = Ready(step=progress.step, node=node, took_s=round(took_s, 3))
-            self._control.post([record(stands)])
-        self._tell(decision, progress.step)
+        for node, took_s in self._processes.newly_ready():
+            self._mailbox.post([Ready(step=progress.step, node=node, took_s=round(took_s, 3))])
+        self._report(decision, progress.step)
         return decision
 
     def _nodes(self, busy: tuple[str, ...] = (), warm: bool = False) -> list[Node]:
@@ -194,11 +188,9 @@ class SpringtideScalingPolicy(ElasticScalingPolicy):
         return [node._replace(ready=ready[node.id]) for node in nodes]
 
     def _progress(self) -> Progress:
-        try:
-            found: Progress = ray.get(self._control.progress(), timeout=_ANSWER_S)
-            return found
-        except RayError:  # the mailbox is slow, or ends with its driver
-            return Progress()
+        with contextlib.suppress(RayError):  # the mailbox is slow, or ends with its driver
+            return self._mailbox.progress().get(_ANSWER_S) or Progress()
+        return Progress()
 
     def _reserved(self) -> dict[str, dict[str, float]]:
         """Return node -> resources of this run. Ray looks for new nodes every 20 s; changed nodes make it look at once."""
@@ -227,12 +219,11 @@ class SpringtideScalingPolicy(ElasticScalingPolicy):
             self._leaving = leaving
             self._send_resource_request()
 
-    def _tell(self, decision: Decision, step: int) -> None:
+    def _report(self, decision: Decision, step: int) -> None:
         words = re.sub(r"\d+", "", decision.reason)
-        if words != self._told:
-            self._told = words
-            told = Decided(step=step, decision=type(decision).__name__.lower(), reason=decision.reason)
-            self._control.post([record(told)])
+        if words != self._reported:
+            self._reported = words
+            self._mailbox.post([Decided(step=step, decision=type(decision).__name__.lower(), reason=decision.reason)])
 
 
 class SpringtideFailurePolicy(DefaultFailurePolicy):
@@ -240,17 +231,17 @@ class SpringtideFailurePolicy(DefaultFailurePolicy):
     the same one at the same step."""
 
     def __init__(
-        self, failures: FailureConfig, job: dict[str, Any], processes: WorkerProcessPool, limits: MemoryLimits
+        self, failures: FailureConfig, job: TrainJob, processes: WorkerProcessPool, limits: MemoryLimits
     ) -> None:
-        """``job``: as for ``worker.work``; ``limits``: those of the run, which this policy adds to."""
+        """``limits``: those of the run, which this policy adds to."""
         super().__init__(failures)
         self._processes, self._limits = processes, limits
-        self._config, self._control = configs.build(job["config"]), job["control"]
+        self._config, self._mailbox = job.config, job.mailbox
         self._before: tuple[int, str] | None = None
         self._starts, self._starts_at = 0, -1
         """Consecutive groups that failed to start, and at which step."""
 
-    def make_decision(self, training_failed_error: Any) -> FailureDecision:
+    def make_decision(self, training_failed_error: BaseException) -> FailureDecision:
         """Decide what to do about a failure, and record it in the run's journal."""
         if self._processes.closed:
             return FailureDecision.RAISE
@@ -275,11 +266,11 @@ class SpringtideFailurePolicy(DefaultFailurePolicy):
         if cause == "failed workers" and any(map(is_out_of_memory, (failures or {}).values())):
             cause, (decision, remedy) = "out of memory", self._with_less(decision)
             reason += f"; {remedy}"
-        told = Failed(step=self._step(), cause=cause, reason=reason, again=decision is FailureDecision.RETRY)
-        self._control.post([record(told)])
+        again = decision is FailureDecision.RETRY
+        self._mailbox.post([Failed(step=self._step(), cause=cause, reason=reason, again=again)])
         return decision
 
-    def _of_workers(self, error: Any, failures: dict[int, Any]) -> FailureDecision:
+    def _of_workers(self, error: BaseException, failures: Mapping[int, BaseException]) -> FailureDecision:
         # process ids, bytes and addresses differ each time; the rest of a message does not
         own = [
             _NUMBER.sub("#", f"{type(one).__name__}: {one}") for _, one in sorted(failures.items()) if not is_echo(one)
@@ -299,14 +290,14 @@ class SpringtideFailurePolicy(DefaultFailurePolicy):
         before = min(self._limits.rows_at_once(workers), most_lanes * self._config.stream.global_batch // lanes)
         if before >= 2:
             rows = self._limits.halve(workers, before)
-            ray.get(self._control.limit(rows))
+            self._mailbox.limit_micro_batch(rows).get()
             return FailureDecision.RETRY, f"micro-batches have {rows} rows instead of {before} from now on"
         if self._limits.wait_for_more(workers, is_over=decision is FailureDecision.RAISE):
             least = self._limits.least_workers
             return FailureDecision.RETRY, f"a step does not fit {workers} workers: the run waits for {least} or more"
         return decision, "a micro-batch has only one row already"
 
-    def _of_start(self, error: Any) -> FailureDecision:
+    def _of_start(self, error: BaseException) -> FailureDecision:
         step = self._step()
         self._starts = self._starts + 1 if self._starts_at == step else 1
         self._starts_at = step
@@ -316,34 +307,34 @@ class SpringtideFailurePolicy(DefaultFailurePolicy):
 
     def _step(self) -> int:
         with contextlib.suppress(RayError):  # the mailbox ends with its driver
-            return int(ray.get(self._control.progress(), timeout=_ANSWER_S).step)
+            return (self._mailbox.progress().get(_ANSWER_S) or Progress()).step
         return 0
 
 
-def is_echo(error: Any) -> bool:
+def is_echo(error: BaseException) -> bool:
     """Return whether a worker's failure is only the consequence of another worker's death."""
     return isinstance(error, WorkerHealthCheckFailedError | RayError | dist.DistError | CollectiveError) or (
         isinstance(error, RuntimeError) and any(word in str(error) for word in _ECHOES)
     )
 
 
-def is_out_of_memory(error: Any) -> bool:
+def is_out_of_memory(error: BaseException) -> bool:
     """Return whether a worker ran out of memory, on its device or its host."""
     text = f"{type(error).__name__}: {error}"
     return any(word in text for word in _NO_ROOM)
 
 
-def first_line(error: Any) -> str:
+def first_line(error: BaseException) -> str:
     """Return the first line of the first failed rank's error, or of the error itself."""
     failures = getattr(error, "worker_failures", None) or {}
-    told = next(
+    message = next(
         (f"rank {rank}: {one}" for rank, one in sorted(failures.items())),
         str(getattr(error, "controller_failure", error)),
     )
-    return next(iter(told.strip().splitlines()), type(error).__name__)[:300]
+    return next(iter(message.strip().splitlines()), type(error).__name__)[:300]
 
 
-def fatal(error: Any) -> SpringtideError | None:
+def fatal(error: BaseException) -> SpringtideError | None:
     """Return our own error among the workers' failures or the controller's, None if there is none."""
     failures = [*getattr(error, "worker_failures", {}).values(), getattr(error, "controller_failure", None)]
     for failure in failures:
@@ -357,24 +348,30 @@ class SpringtideTrainer(TorchTrainer):
     """TorchTrainer with our policies and worker groups; its controller runs in the thread that calls ``fit``."""
 
     def __init__(
-        self, *arguments: Any, bounds: Bounds, watches: PreemptionWatchers | None, workers: WorkerLender, **named: Any
+        self,
+        function: Callable[[], None],
+        *,
+        job: TrainJob,
+        bounds: Bounds,
+        watches: PreemptionWatchers | None,
+        workers: WorkerLender,
+        **named: object,
     ) -> None:
-        super().__init__(*arguments, **named)
-        self._bounds, self._watches, self._job = bounds, watches, named["train_loop_config"]
-        self._workers = workers
+        super().__init__(function, **named)
+        self._bounds, self._watches, self._job, self._workers = bounds, watches, job, workers
 
-    def _initialize_and_run_controller(self, **arguments: Any) -> Any:
-        failures, config = self.run_config.failure_config or FailureConfig(), configs.build(self._job["config"])
-        limits = MemoryLimits(config.train.rows_at_once, self._bounds.worker_multiple)
+    def _initialize_and_run_controller(self, *, callbacks: list[object], **arguments: object) -> Result:
+        failures = self.run_config.failure_config or FailureConfig()
+        limits = MemoryLimits(self._job.config.train.rows_at_once, self._bounds.worker_multiple)
         arguments["failure_policy"] = SpringtideFailurePolicy(failures, self._job, self._workers.processes, limits)
         arguments["scaling_policy"] = SpringtideScalingPolicy(
             self.scaling_config, self._bounds, self._job, self._watches, self._workers, limits
         )
         # unused without placement groups and Ray Train datasets, and each would cost a process
         unused = PlacementGroupCleanerCallback | DatasetsCallback
-        arguments["callbacks"] = [one for one in arguments["callbacks"] if not isinstance(one, unused)]
+        used = [one for one in callbacks if not isinstance(one, unused)]
         # not in its own actor, as in Ray: that is a process that takes four core-seconds to start
-        with run_as_actor(self._job["control"].actor):
-            controller = Controller(self._workers.processes, **arguments)
+        with run_as_actor(self._job.mailbox.actor):
+            controller = Controller(self._workers.processes, callbacks=used, **arguments)
             asyncio.run(controller.run())
         return controller.get_result()

@@ -5,9 +5,10 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Iterable, Iterator
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import ray
+from ray.actor import ActorHandle
 
 from springtide.checkpoint.format import Snapshot, newest_whole
 from springtide.on_ray.cluster.session import NAMESPACE
@@ -24,7 +25,7 @@ def name_prefix(run: Folder) -> str:
     return f"snapshots-{digest.of_bytes(run.url.encode())[:12]}-"
 
 
-def servers_named(name: str) -> Iterator[Any]:
+def servers_named(name: str) -> Iterator[ActorHandle]:
     """Yield handles of the servers that have names with the prefix ``name``."""
     for one in ray.util.list_named_actors(all_namespaces=True):
         if one["namespace"] == NAMESPACE and one["name"].startswith(name):
@@ -39,10 +40,10 @@ class ServerContents(NamedTuple):
     """The server's node and process."""
     held: list[tuple[Snapshot, int]]
     """Each snapshot with its file descriptor there."""
-    server: Any
+    server: ActorHandle
 
 
-def contents_of(asked: Iterable[Any]) -> list[ServerContents]:
+def contents_of(asked: Iterable[ActorHandle]) -> list[ServerContents]:
     """Return what these servers hold. Servers that are up answer at once; one that is lost or starts is waited for only while
     the newest snapshot that the others know is not whole without it."""
     waiting = {server.found.remote(): server for server in asked}

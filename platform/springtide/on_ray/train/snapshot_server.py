@@ -16,17 +16,19 @@ import tempfile
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import ray
+from ray import ObjectRef
+from ray.actor import ActorHandle
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from springtide.checkpoint.format import MARK_BYTES, NO_STEP, Snapshot, file_of
 from springtide.config import Config
 from springtide.on_ray.cluster.nodes import staying
 from springtide.on_ray.cluster.session import NAMESPACE
-from springtide.on_ray.train.mailbox import MailboxHandle
+from springtide.on_ray.train.mailbox import MailboxClient
 from springtide.on_ray.train.snapshot_lookup import ANSWER_S, contents_of, name_prefix, servers_named
 from springtide.store import Folder
 from springtide.store.free_memory import free_bytes
@@ -84,15 +86,21 @@ class SnapshotServer:
         self._folder, self._is_chosen = folder, limit_bytes is not None
         self._limit = free_bytes() // 2 if limit_bytes is None else limit_bytes
         self._lock = threading.Lock()
-        self._control: MailboxHandle | None = None
+        self._mailbox: MailboxClient | None = None
         threading.Thread(target=self._end_alone, args=(alone_s,), daemon=True).start()
 
-    def follow(self, control: MailboxHandle) -> None:
-        """Stay up as long as the run of ``control`` does."""
-        self._control = control
+    def follow(self, mailbox: MailboxClient) -> None:
+        """Stay up as long as the run of ``mailbox`` does."""
+        self._mailbox = mailbox
 
     def keep(
-        self, snapshot: Snapshot, slot: int, pid: int, fd: int, peers: Sequence[Any], needed_from: int = 0
+        self,
+        snapshot: Snapshot,
+        slot: int,
+        pid: int,
+        fd: int,
+        peers: Sequence[ActorHandle[SnapshotServer]],
+        needed_from: int = 0,
     ) -> None:
         """Hold the memory that process ``pid`` has open as ``fd``, and copy it to ``peers``. Snapshots of terms before
         ``needed_from`` are freed first. Raises OSError past the limit."""
@@ -186,17 +194,26 @@ class SnapshotServer:
         while time.monotonic() - seen < alone_s:
             time.sleep(min(_LOOK_S, alone_s / 4))  # between polls
             with contextlib.suppress(Exception):  # the driver is gone, or the cluster itself is ending
-                if self._control is not None and ray.get(self._control.progress(), timeout=ANSWER_S) is not None:
+                if self._mailbox is not None and self._mailbox.progress().get(ANSWER_S) is not None:
                     seen = time.monotonic()
         os._exit(0)
+
+
+class _Origin(NamedTuple):
+    """Where a snapshot is read from."""
+
+    key: Key
+    where: tuple[int, int] | ActorHandle[SnapshotServer]
+    """Process and file descriptor on this node, else a server of another one."""
+    size_bytes: int
 
 
 class SnapshotClient:
     """A rank's client of its run's snapshot servers: the ``SnapshotStore`` of its snapshots."""
 
-    def __init__(self, config: Config, run: Folder, control: MailboxHandle, alone_s: float = _ALONE_S) -> None:
-        """``alone_s``: how long a server stays up without the run's driver, at the other end of ``control`` [s]."""
-        checkpoint, self._control = config.checkpoint, control
+    def __init__(self, config: Config, run: Folder, mailbox: MailboxClient, alone_s: float = _ALONE_S) -> None:
+        """``alone_s``: how long a server stays up without the run's driver, at the other end of ``mailbox`` [s]."""
+        checkpoint, self._mailbox = config.checkpoint, mailbox
         self._prefix = name_prefix(run)
         limit = None if checkpoint.memory_bytes == "auto" else int(checkpoint.memory_bytes)
         self._arguments = (checkpoint.stage, limit, alone_s)
@@ -204,11 +221,11 @@ class SnapshotClient:
         self._mine = self._server(self.node)
         self._copies = checkpoint.memory_copies
         self._ring: list[str] = []
-        self._peers: list[Any] = []
+        self._peers: list[ActorHandle[SnapshotServer]] = []
         self._chosen_s = 0.0
-        self._asked: dict[str, Any] = {}
+        self._asked: dict[str, ObjectRef] = {}
         """Other node -> the first answer of its server."""
-        self._read_from: dict[str, tuple[Key, Any, int]] = {}
+        self._read_from: dict[str, _Origin] = {}
         self._slots: dict[int, int] = {}
 
     def wait(self) -> None:
@@ -251,14 +268,14 @@ class SnapshotClient:
         here = self._ring.index(self.node)
         return self._ring[here + 1 :] + self._ring[:here]
 
-    def keep(self, snapshot: Snapshot, stage: StagingBuffer, needed_from: int) -> Any:
+    def keep(self, snapshot: Snapshot, stage: StagingBuffer, needed_from: int) -> ObjectRef[None]:
         """Have the server of this node hold the staging buffer; returns a handle for ``settled``."""
         if self._ring and len(self._peers) < self._copies and time.monotonic() - self._chosen_s > _LOOK_S:
             self._choose()
         slot = self._slots.setdefault(stage.fd, len(self._slots) % 2)
         return self._mine.keep.remote(snapshot, slot, os.getpid(), stage.fd, self._peers, needed_from)
 
-    def settled(self, handle: Any) -> bool:
+    def settled(self, handle: ObjectRef[None]) -> bool:
         """Return whether the server holds it and its peers have copies. Raises OSError if they cannot."""
         done, _ = ray.wait([handle], timeout=0)
         if not done:
@@ -291,7 +308,7 @@ class SnapshotClient:
         for (node, pid), held, server in places:
             for snapshot, fd in held:
                 where = (pid, fd) if node == self.node else server
-                self._read_from.setdefault(file_of(snapshot.key), (snapshot.key, where, snapshot.size_bytes))
+                self._read_from.setdefault(file_of(snapshot.key), _Origin(snapshot.key, where, snapshot.size_bytes))
         return [snapshot for _, held, _ in places for snapshot, _ in held]
 
     def source(self, snapshots: Sequence[Snapshot]) -> _Source:
@@ -305,7 +322,7 @@ class SnapshotClient:
         except KeyError as error:
             raise OSError(f"the snapshot {error} is gone") from None
 
-    def _server(self, node: str) -> Any:
+    def _server(self, node: str) -> ActorHandle[SnapshotServer]:
         options = {
             "name": f"{self._prefix}{node}",
             "namespace": NAMESPACE,
@@ -316,46 +333,46 @@ class SnapshotClient:
             "scheduling_strategy": NodeAffinitySchedulingStrategy(node, soft=False),
         }
         server = ray.remote(SnapshotServer).options(**options).remote(*self._arguments)
-        server.follow.remote(self._control)
+        server.follow.remote(self._mailbox)
         return server
 
 
 class _Source:
     """The bytes of snapshots: maps memory of this node, requests that of other nodes from their servers."""
 
-    def __init__(self, places: dict[str, tuple[Key, Any, int]]) -> None:
-        self._places = places
+    def __init__(self, origins: dict[str, _Origin]) -> None:
+        self._origins = origins
         self._maps: dict[str, mmap.mmap] = {}
         self._lock = threading.Lock()
 
-    def stream(self, name: str, begin: int, end: int) -> Iterator[Any]:
+    def stream(self, name: str, begin: int, end: int) -> Iterator[memoryview]:
         yield self._read(name, begin, end)
 
-    def _read(self, name: str, begin: int, end: int) -> Any:
-        key, place, size = self._places[name]
-        if isinstance(place, tuple):
+    def _read(self, name: str, begin: int, end: int) -> memoryview:
+        key, where, size_bytes = self._origins[name]
+        if isinstance(where, tuple):
             with self._lock:
                 if name not in self._maps:
-                    pid, fd = place
+                    pid, fd = where
                     opened = os.open(f"/proc/{pid}/fd/{fd}", os.O_RDONLY)
-                    self._maps[name] = mmap.mmap(opened, MARK_BYTES + size, access=mmap.ACCESS_READ)
+                    self._maps[name] = mmap.mmap(opened, MARK_BYTES + size_bytes, access=mmap.ACCESS_READ)
                     os.close(opened)
             return memoryview(self._maps[name])[MARK_BYTES + begin : MARK_BYTES + end]
         try:
-            return memoryview(ray.get(place.read.remote(key, begin, end)))
+            return memoryview(ray.get(where.read.remote(key, begin, end)))
         except ray.exceptions.RayError as error:
             raise OSError(f"the snapshot {name} is gone: {error}") from None
 
     def size(self, name: str) -> int:
-        return self._places[name][2]
+        return self._origins[name].size_bytes
 
 
 @contextlib.contextmanager
-def snapshot_servers_follow(run: Folder, control: MailboxHandle) -> Iterator[None]:
+def snapshot_servers_follow(run: Folder, mailbox: MailboxClient) -> Iterator[None]:
     """Keep the run's servers up for the block, an earlier driver's too, and end them with it. After an error they stay: a
     driver that resumes within a minute finds them."""
     for server in servers_named(name_prefix(run)):
-        server.follow.remote(control)
+        server.follow.remote(mailbox)
     yield
     for server in servers_named(name_prefix(run)):
         ray.kill(server)

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
 import math
 import signal
 import threading
 from collections.abc import Callable, Iterator
 from types import FrameType
-from typing import Any
 
 import pyarrow.fs
 import ray
@@ -21,14 +21,14 @@ from springtide.dist import NCCL_ENVIRONMENT, backend
 from springtide.elastic import Interrupt
 from springtide.elastic.policy import Bounds
 from springtide.errors import SpringtideError, StoppedWaiting, TrainingFailed, redacted
-from springtide.events import Event, event
+from springtide.events import Event
 from springtide.on_ray.cluster.nodes import may_be_taken_away
 from springtide.on_ray.cluster.notices import PreemptionWatchers
 from springtide.on_ray.train.async_eval import async_evaluations
-from springtide.on_ray.train.mailbox import MailboxHandle
+from springtide.on_ray.train.mailbox import MailboxClient
 from springtide.on_ray.train.policy import SpringtideTrainer, fatal
 from springtide.on_ray.train.snapshot_server import snapshot_servers_follow
-from springtide.on_ray.train.worker import work
+from springtide.on_ray.train.worker import TrainJob, work
 from springtide.on_ray.train.worker_lender import WorkerLender
 from springtide.store import Folder
 
@@ -60,11 +60,10 @@ def train(
             place,
         )
     last, workers = workers is None, workers or WorkerLender()
-    control = workers.control(config)
-    # no worker reports to MLflow, and Ray's dashboard shows a job's arguments
-    told = config.override({"track.mlflow_uri": redacted(config.track.mlflow_uri)})
-    job = {"config": told.model_dump(mode="json"), "control": control, "labels": labels, "owner": owner}
-    trainer = _trainer(config, run, term, job, workers)
+    mailbox = workers.open_mailbox(config)
+    # no worker reports to MLflow, and Ray's dashboard shows a job's config
+    shown = config.override({"track.mlflow_uri": redacted(config.track.mlflow_uri)})
+    trainer = _trainer(run, term, TrainJob(shown, mailbox, labels, owner), workers)
     failure: list[BaseException] = []
 
     def fit() -> None:
@@ -73,37 +72,37 @@ def train(
         except BaseException as error:  # raised again below, in the caller's thread
             failure.append(error)
         finally:
-            control.post([])  # wakes the caller's thread, which waits for events
+            mailbox.post([])  # wakes the caller's thread, which waits for events
 
     thread = threading.Thread(target=fit, name="springtide-fit", daemon=True)
-    with snapshot_servers_follow(run, control), async_evaluations(config, run, listen) as hear, _signals() as asked:
+    with snapshot_servers_follow(run, mailbox), async_evaluations(config, run, listen) as on_event, _signals() as asked:
         thread.start()
         try:
             while thread.is_alive():
-                _pass_on(control, hear)
+                _pass_on(mailbox, on_event)
                 if asked.is_set():
                     asked.clear()
-                    ray.get(control.ask(Interrupt.STOP.value))
+                    mailbox.ask(Interrupt.STOP).get()
         except BaseException:
             workers.processes.close()
             thread.join(_END_S)
             workers.end()
             raise
         workers.processes.drop_unready()
-        _pass_on(control, hear, wait_s=0.0)
+        _pass_on(mailbox, on_event, wait_s=0.0)
         if last:
             workers.end()
         if failure and not isinstance(fatal(failure[0]), StoppedWaiting):
             raise _explain(failure[0]) from failure[0]
 
 
-def _pass_on(control: MailboxHandle, listen: Callable[[Event], None], wait_s: float = _POLL_S) -> None:
-    for record in ray.get(control.take(wait_s)):
-        listen(event(record))
+def _pass_on(mailbox: MailboxClient, on_event: Callable[[Event], None], wait_s: float = _POLL_S) -> None:
+    for event in mailbox.take(wait_s).get():
+        on_event(event)
 
 
-def _trainer(config: Config, run: Folder, term: int, job: dict[str, Any], workers: WorkerLender) -> SpringtideTrainer:
-    elastic = config.elastic
+def _trainer(run: Folder, term: int, job: TrainJob, workers: WorkerLender) -> SpringtideTrainer:
+    config, elastic = job.config, job.config.elastic
     # Ray keeps its own state there; with a name it has seen it would resume by itself
     filesystem = None if run.is_local else pyarrow.fs.PyFileSystem(pyarrow.fs.FSSpecHandler(run.fs))
     resources = {"CPU": elastic.cpus_per_worker}
@@ -121,11 +120,12 @@ def _trainer(config: Config, run: Folder, term: int, job: dict[str, Any], worker
         shares=workers.share is not None,
     )
     return SpringtideTrainer(
-        work,
+        functools.partial(work, job),
+        job=job,
         bounds=bounds,
         watches=_watches(config),
         workers=workers,
-        train_loop_config=job,
+        train_loop_config={"config": config.model_dump(mode="json"), "labels": job.labels, "owner": job.owner},
         torch_config=TorchConfig(backend=backend("cuda" if elastic.gpus_per_worker else "cpu"), timeout_s=600),
         scaling_config=ScalingConfig(
             num_workers=(elastic.min_workers, elastic.max_workers),
@@ -142,7 +142,7 @@ def _trainer(config: Config, run: Folder, term: int, job: dict[str, Any], worker
     )
 
 
-def worker_environment(config: Config) -> dict[str, Any]:
+def worker_environment(config: Config) -> dict[str, dict[str, str]]:
     """Return the Ray runtime environment of the workers' processes. It is set before torch is imported. Ray Train keeps it:
     its own value would have NCCL's watchdog end them. Empty without GPUs: a process with its own environment starts
     slower."""
@@ -164,12 +164,12 @@ def _signals() -> Iterator[threading.Event]:
     if threading.current_thread() is not threading.main_thread():
         yield asked
         return
-    heard = 0
+    received = 0
 
     def handle(number: int, frame: FrameType | None) -> None:
-        nonlocal heard
-        heard += 1
-        if heard > 1:
+        nonlocal received
+        received += 1
+        if received > 1:
             raise KeyboardInterrupt
         asked.set()
 

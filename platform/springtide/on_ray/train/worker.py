@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import dataclasses
 import gc
 import importlib
 import logging
@@ -14,13 +15,10 @@ import threading
 import time
 import traceback
 from collections.abc import Iterator
-from typing import Any
 
-import ray
 import ray.train
 import torch
 
-from springtide import config as configs
 from springtide.config import Config
 from springtide.config.steps import StepsDone
 from springtide.dist import Connections, abort, end_group, gathered, world
@@ -28,7 +26,7 @@ from springtide.elastic.health import Health
 from springtide.events import Left
 from springtide.on_ray.cluster.nodes import where
 from springtide.on_ray.data.feed import feed
-from springtide.on_ray.train.mailbox import BLOCK_BYTES, EventSender
+from springtide.on_ray.train.mailbox import EventSender, MailboxClient
 from springtide.on_ray.train.snapshot_server import SnapshotClient
 from springtide.store import Folder
 from springtide.stream import Batch, RankReader, open_data
@@ -48,9 +46,30 @@ _LEFT_BYTES = 64 * 2**20
 """Device memory that a process may still hold after it let go of a group; with more it has no room for the next [bytes]."""
 
 
-def work(job: dict[str, Any]) -> None:
-    """Train as one rank. ``job``: ``config`` (plain data), ``control`` (mailbox handle), ``labels`` (for checkpoints),
-    ``owner`` (of the run)."""
+@dataclasses.dataclass(frozen=True)
+class TrainJob:
+    """What a worker's process needs to train a run."""
+
+    config: Config
+    mailbox: MailboxClient
+    labels: dict[str, str] = dataclasses.field(default_factory=dict)
+    """Labels of the run's checkpoints."""
+    owner: str = ""
+    """Who has claimed the run."""
+
+    @property
+    def folder(self) -> Folder:
+        """The run's folder."""
+        return Folder(self.config.run.root) / self.config.run.id
+
+    @property
+    def keeps_snapshots(self) -> bool:
+        """Whether the run keeps snapshots in memory."""
+        return bool(self.config.checkpoint.memory_every and self.config.checkpoint.stage)
+
+
+def work(job: TrainJob) -> None:
+    """Train as one rank."""
     global _clean
     with _TRAINING:
         _LET_GO.clear()
@@ -97,13 +116,12 @@ def _gave_memory_back() -> bool:
     return held <= _LEFT_BYTES
 
 
-def warm_up(job: dict[str, Any]) -> Health:
+def warm_up(job: TrainJob) -> Health:
     """Import and start ahead what a group needs, in a new worker's process that has none yet; return the preflight's result."""
     importlib.import_module("ray.data")
-    config = configs.build(job["config"])
-    servers = SnapshotClient(config, _folder(config), job["control"]) if keeps_snapshots(config) else None
-    found = preflight(config)
-    found = found._replace(network_bytes_per_s=_fetch_speed(job["control"].actor))
+    servers = SnapshotClient(job.config, job.folder, job.mailbox) if job.keeps_snapshots else None
+    found = preflight(job.config)
+    found = found._replace(network_bytes_per_s=job.mailbox.fetch_speed())
     if servers is not None:
         servers.wait()
     gc.collect()
@@ -111,30 +129,11 @@ def warm_up(job: dict[str, Any]) -> Health:
     return found
 
 
-def _fetch_speed(mailbox: Any) -> float:
-    """Measure the speed of the network from the driver's node to this one; 0 if they are the same [bytes/s]."""
-    if ray.get(mailbox.node.remote()) == ray.get_runtime_context().get_node_id():
-        return 0.0
-    begin = time.perf_counter()
-    block = ray.get(mailbox.block.remote())
-    assert block.all()
-    return BLOCK_BYTES / (time.perf_counter() - begin)
-
-
-def keeps_snapshots(config: Config) -> bool:
-    """Return whether the run keeps snapshots in memory."""
-    return bool(config.checkpoint.memory_every and config.checkpoint.stage)
-
-
-def _folder(config: Config) -> Folder:
-    return Folder(config.run.root) / config.run.id
-
-
-def _train(job: dict[str, Any]) -> bool:
+def _train(job: TrainJob) -> bool:
     """Train; return whether the group left so that another one resumes."""
     begin = time.perf_counter()
-    config = configs.build(job["config"])
-    if (most := ray.get(job["control"].limit())) is not None:
+    config = job.config
+    if (most := job.mailbox.largest_micro_batch().get()) is not None:
         config = config.override({"train.micro_batch": most})
     context = ray.train.get_context()
     device = "cuda" if config.elastic.gpus_per_worker else "cpu"
@@ -149,21 +148,21 @@ def _train(job: dict[str, Any]) -> bool:
     def batches(reader: RankReader, step: StepsDone) -> Iterator[Batch]:
         return feed(reader, reader.plan(step, config.num_steps, int(config.feed.read_bytes)), config.feed)
 
-    folder, servers = _folder(config), None
+    servers = None
     nodes, markets = zip(*gathered(where()), strict=True)
-    if keeps_snapshots(config):
-        servers = SnapshotClient(config, folder, job["control"])
+    if job.keeps_snapshots:
+        servers = SnapshotClient(config, job.folder, job.mailbox)
         servers.pair(list(nodes))
     phases_s["snapshots"] = time.perf_counter() - begin - phases_s["data"]
-    placement = Placement(job["owner"], nodes, markets)
-    run = TrainLoop(config, here, data, folder, job["labels"], servers, phases_s, placement)
+    placement = Placement(job.owner, nodes, markets)
+    run = TrainLoop(config, here, data, job.folder, job.labels, servers, phases_s, placement)
     # one rank talks to the driver: what it receives reaches the others in the step's own all-reduce
-    line = EventSender(job["control"]) if here.is_first else None
+    sender = EventSender(job.mailbox) if here.is_first else None
     left = False
-    for event in run.events(batches, line.interrupt if line else lambda: None):
+    for event in run.events(batches, sender.interrupt if sender else lambda: None):
         left |= isinstance(event, Left)
-        if line:
-            line(event)
-    if line:
-        line.flush()
+        if sender:
+            sender(event)
+    if sender:
+        sender.flush()
     return left

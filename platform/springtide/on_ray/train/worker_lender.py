@@ -13,7 +13,7 @@ from springtide.config import Config
 from springtide.elastic import Interrupt
 from springtide.errors import RunExists
 from springtide.on_ray.train.group import WorkerProcessPool
-from springtide.on_ray.train.mailbox import MailboxHandle, open_mailbox
+from springtide.on_ray.train.mailbox import MailboxClient, open_mailbox
 from springtide.on_ray.tune.worker_pool import WorkerPoolClient
 
 _NEXT_S = 10.0
@@ -27,27 +27,27 @@ class WorkerLender:
         """``share``: the driver's client of a worker pool, if it shares the cluster's workers with other drivers."""
         self.share = share
         self.processes = WorkerProcessPool()
-        self._control: MailboxHandle | None = None
+        self._mailbox: MailboxClient | None = None
         self._waits: threading.Timer | None = None
         self._lock = threading.Lock()
 
-    def control(self, config: Config) -> MailboxHandle:
+    def open_mailbox(self, config: Config) -> MailboxClient:
         """Open the mailbox of a new run. Raises RunExists if another driver of this cluster trains it."""
         name = f"run-{config.run.id}" if self.share is None else None  # trials are guarded by their sweep
         try:
-            self._control = open_mailbox(name, config.num_steps, float(config.elastic.hang), self._control)
+            self._mailbox = open_mailbox(name, config.num_steps, float(config.elastic.hang), self._mailbox)
         except ValueError:
             raise RunExists(
                 f"run {config.run.id!r} is being trained on this cluster by another driver; wait for it or stop it"
             ) from None
-        return self._control
+        return self._mailbox
 
     def ask(self, interrupt: Interrupt) -> None:
         """Send a request to the current run, if there is one."""
-        control = self._control
-        if control is not None:
+        mailbox = self._mailbox
+        if mailbox is not None:
             with contextlib.suppress(RayError):  # it has just ended
-                ray.get(control.ask(interrupt.value))
+                mailbox.ask(interrupt).get()
 
     def claim(self, config: Config) -> None:
         """Claim workers for a new run."""
@@ -71,9 +71,9 @@ class WorkerLender:
             self._waits = None
             self._end_processes()
             self.processes = WorkerProcessPool()
-            if self._control is not None:
-                ray.kill(self._control.actor)
-            self._control = None
+            if self._mailbox is not None:
+                ray.kill(self._mailbox.actor)
+            self._mailbox = None
 
     def _end_waiting(self) -> None:
         with self._lock:
