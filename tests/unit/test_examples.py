@@ -21,16 +21,17 @@ from springtide.track.journal import Journal
 from springtide.training import TrainLoop
 
 MODULES = (
+    *("springtide.app.prepare", "springtide.app.resolve", "springtide.stream.batches"),
     *("springtide.app.train", "springtide.app.sweep", "springtide.app.drill", "springtide.app.simulate"),
     *("springtide.app.estimate", "springtide.run.folder", "springtide.run.verify", "springtide.track.ledger"),
     *("springtide.config.files", "springtide.config.schema", "springtide.config.recipes", "springtide.errors"),
 )
 """Where the public API is defined."""
-NOT_RUN = {"train", "sweep", "drill"}
+NOT_RUN = {"train", "resolve", "sweep", "drill"}
 """Functions whose examples need a Ray cluster, and minutes. tests/elastic calls them."""
 PUBLIC = {
     *(name for name in st.__all__ if isinstance(getattr(st, name), types.FunctionType)),
-    *("drill", "simulate_trace", "estimate_memory", "verify", "ledger"),
+    *("batches", "drill", "simulate_trace", "estimate_memory", "verify", "ledger"),
 }
 
 

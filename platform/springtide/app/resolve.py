@@ -66,8 +66,28 @@ def resolve(
 ) -> ResolvedRun:
     """Decide what ``train`` with the same arguments would train, and train nothing.
 
-    Prepares the data if needed, and asks the cluster that ``RAY_ADDRESS`` names, or this machine, for its memory. Raises as
-    ``train`` does before anything starts.
+    Prepares the data if needed, and asks the cluster that ``RAY_ADDRESS`` names, or this machine, for its memory.
+
+    Args:
+        config: settings of the run.
+        resume: as for ``train``.
+        accept_changes: as for ``train``.
+        from_scratch: as for ``train``.
+        progress: receives the progress of ``prepare``.
+
+    Returns:
+        The run with its settings, all decided, and remarks for its user.
+
+    Raises:
+        ConfigError: a setting cannot work, or the model does not fit the cluster.
+        CorpusError: the corpus is missing, empty or too small.
+        RunExists: the run exists and ``resume`` is not set, the config would train something else, or the run is held.
+        CheckpointError: no checkpoint of the run is of this order.
+
+    Examples:
+        >>> found = st.resolve(st.recipes.tiny().override({"train.micro_batch": "auto"}))  # doctest: +SKIP
+        >>> found.config.train.micro_batch  # doctest: +SKIP
+        16
     """
     with resolved(
         config,

@@ -17,6 +17,7 @@ from springtide.checkpoint.fresh_start import begin_from_scratch
 from springtide.config import Config
 from springtide.config.schema import SAMPLE_PROMPT, SAMPLE_TEMPERATURE
 from springtide.dataset import Progress, open_dataset
+from springtide.errors import ConfigError, explain
 from springtide.events import Event, Sampled, Started, StepDone, Stopped
 from springtide.events.listeners import Listeners
 from springtide.run.folder import Run
@@ -226,7 +227,9 @@ def sample(
     manifest, vocabulary = open_dataset(open_data(config).datasets[0])
     check_whole_fits(config, manifest.vocab_size)
     model = whole(config.model, manifest.vocab_size, manifest.eos_id)
-    name = run.checkpoints[-1]
+    if not (names := run.checkpoints):
+        raise ConfigError(explain("run", run.folder.url, "has no checkpoint yet", "train it until its first save"))
+    name = names[-1]
     load(run.folder, name, model)
     before, end = prompt_of(vocabulary, prompt)
     length = tokens or config.train.sample_tokens

@@ -28,35 +28,36 @@ def batches(
     seed: int = 0,
     lanes: int = 0,
 ) -> Iterator[Batch]:
-    """Yield the rows that one rank trains on in each step, without end, read one read ahead.
+    """Return the rows that one rank trains on in each step, without end, read one read ahead.
 
     All ranks together get exactly ``global_batch`` rows per step, the same rows whatever ``size`` is: to resize, begin again at
     the next step with another ``rank`` and ``size``. That step is the whole state of the data.
 
     Args:
-        dataset: Folder or URL of a sealed dataset, as ``prepare`` or ``springtide data prepare`` makes it.
-        global_batch: Rows per step, over all ranks.
-        rank: This rank, from 0 to ``size - 1``.
-        size: Number of ranks. Sizes that do not divide ``lanes`` get unequal parts; weight losses by valid tokens.
-        step: Steps done before.
-        seed: Seed of the order; another seed is another order.
-        lanes: Parts that a step's rows are dealt in: at least the largest ``size`` there will be, and a divisor of
+        dataset: folder or URL of a sealed dataset, as ``prepare`` or ``springtide data prepare`` makes it.
+        global_batch: rows per step, over all ranks.
+        rank: this rank, from 0 to ``size - 1``.
+        size: number of ranks. Sizes that do not divide ``lanes`` get unequal parts: weight losses by valid tokens.
+        step: steps done before.
+        seed: seed of the order; another seed is another order.
+        lanes: parts that a step's rows are dealt in: at least the largest ``size`` there will be, and a divisor of
             ``global_batch``. 0: as many as ``global_batch``.
 
-    Yields:
-        ``Batch``: ``step``; ``sample_ids``, uint64 (n,); ``tokens``, uint16 or uint32 (n, sequence_length + 1): inputs are
+    Returns:
+        Batches: ``step``; ``sample_ids``, uint64 (n,); ``tokens``, uint16 or uint32 (n, sequence_length + 1). Inputs are
         ``tokens[:, :-1]``, targets ``tokens[:, 1:]``.
 
     Raises:
-        ConfigError: ``global_batch``, ``lanes`` or ``size`` do not fit together.
+        ConfigError: ``rank``, ``size``, ``lanes`` and ``global_batch`` do not fit together.
         CorpusError: the dataset is missing, damaged, or smaller than a batch.
 
-    Example:
-        >>> rows = [next(st.stream.batches(dataset, global_batch=4, rank=rank, size=2)).sample_ids for rank in (0, 1)]
+    Examples:
+        >>> dataset = st.open_run("runs/mine").config.shards.dataset
         >>> whole = next(st.stream.batches(dataset, global_batch=4))
         >>> whole.tokens.shape
         (4, 65)
-        >>> sorted(whole.sample_ids) == sorted([*rows[0], *rows[1]])
+        >>> parts = [next(st.stream.batches(dataset, global_batch=4, rank=rank, size=2)) for rank in (0, 1)]
+        >>> sorted(whole.sample_ids) == sorted([*parts[0].sample_ids, *parts[1].sample_ids])
         True
     """
     lanes = lanes or global_batch
