@@ -76,7 +76,7 @@ def rank(configs: list[dict[str, Any]], workers: int) -> None:
             with contextlib.ExitStack() as stack:
                 meter = stack.enter_context(Meter(torch.device("cpu")))
                 here = world("cpu", 0, config.parallel.shards)
-                run = TrainLoop(config, here, open_data(config), Folder(config.run.root) / config.run.id)
+                run = TrainLoop(config, here, open_data(config.data), Folder(config.run.root) / config.run.id)
                 found = {"id": config.run.id, **_train(run, meter, stack)}
                 del run
             if here.is_first:
@@ -125,7 +125,7 @@ def main() -> None:
             "loss"
         ]
         found = claims.together(__file__, [config.model_dump(mode="json") for config in configs.values()], WORKERS)
-        data = open_data(base)
+        data = open_data(base.data)
         predicted = {
             cell: predicted_bytes(config, data.vocab_size, data.eos_id, WORKERS) for cell, config in configs.items()
         }

@@ -81,7 +81,7 @@ def write_ours(rows: np.ndarray, folder: str) -> None:
 def read_ours(dataset: str, cache: str, step: int, steps: int, workers: int) -> dict[str, float]:
     """Tokens, seconds and checksum of ``steps`` steps, as the training loop sees them."""
     config = config_of(dataset, cache)
-    data = open_data(config)
+    data = open_data(config.data)
     reader = data.reader(0, 1)
     plan = reader.plan(step, step + steps, int(config.feed.read_bytes))
 

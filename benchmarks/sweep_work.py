@@ -105,7 +105,7 @@ def work_of(config: Config, trials: int, seed: int, size: int, root: str) -> Wor
 
 def _write(config: Config, folder: Path) -> int:
     """Rows, held-out rows and first weights, as springtide has them; the size of the vocabulary."""
-    data = open_data(config)
+    data = open_data(config.data)
     assert data.eos_id is None, "the peer counts every token"
     if not folder.exists():
         folder.mkdir(parents=True)

@@ -77,7 +77,7 @@ def ours(config: Config, number: int) -> dict[str, float]:
     os.environ.update(where, RANK="0", WORLD_SIZE="1")
     device = "cuda" if torch.cuda.is_available() else "cpu"
     with process_group(device):
-        data = open_data(config)
+        data = open_data(config.data)
         run = TrainLoop(config, world(device), data, Folder(config.run.root) / f"run-{number}")
 
         def feed(reader: RankReader, step: int) -> Any:

@@ -274,3 +274,21 @@ def test_little_of_what_calls_ray_is_untyped() -> None:
     files = sorted((PACKAGE / "on_ray").rglob("*.py"))
     found = {path.name: n for path in files if (n := len(re.findall(r"\bAny\b", path.read_text())))}
     assert sum(found.values()) < 40, found
+
+
+def test_few_packages_take_the_whole_config_and_none_below_training() -> None:
+    """What needs some settings takes their sections: then its signature says which."""
+    taking = set()
+    for file, tree in rules.sources(PACKAGE):
+        for node in ast.walk(tree):
+            if isinstance(node, ast.FunctionDef) and "/" in file:
+                names = [
+                    ast.unparse(one.annotation)
+                    for one in ast.walk(node.args)
+                    if isinstance(one, ast.arg) and one.annotation
+                ]
+                if any(re.search(r"(^|\W)Config($|\W)", name) for name in names):
+                    taking.add(file.split("/")[0])
+    below = set(rules.MAY_IMPORT["training"]) - {"config"}
+    assert not taking & below, taking & below
+    assert len(taking) <= 8, taking

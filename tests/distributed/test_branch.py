@@ -37,7 +37,7 @@ def trunk(tiny: Config, name: str, steps: int = 60, decay: int = 20, **changes: 
 def begun(config: Config) -> Config:
     """As the driver does: claimed, what it begins with found, checked and held."""
     config, run = find_run(config, resume=False, accept_changes=False)
-    data = open_data(config)
+    data = open_data(config.data)
     check_start(config, data.order.identity_at, data.tokenizer_digest)
     branch.keep(config.train.start_from, run.id)
     run.folder.write(configs.RUN_CONFIG, configs.dump(config))
@@ -90,7 +90,7 @@ def test_weights_alone_begin_at_step_0_of_any_order(tiny: Config, ranks: Ranks) 
     [events] = ranks(1, train, trunk(tiny, "trained", steps=20, decay=0, train__eval_rows=16))
     after = [event for event in events if isinstance(event, Evaluated)][-1]
     weights = {"train__start_from": f"{tiny.run.root}/trained", "train__start_with": "weights", "stream__seed": 5}
-    digest = open_data(tiny).tokenizer_digest
+    digest = open_data(tiny.data).tokenizer_digest
     assert read_manifest(Folder(tiny.run.root) / "trained", "step-0000000020").meta.tokenizer_digest == digest
     config = begun(trunk(tiny, "tuned", steps=3, decay=0, train__eval_rows=16, optim__warmup=0, **weights))
     events = ranks(2, train, config)[0]

@@ -254,7 +254,7 @@ def test_skipping_steps_that_are_done_goes_back_to_before_them(tiny: Config, ran
     folder = Folder(config.run.root) / "skips"
     folder.write("config.yaml", configs.dump(config))
     skipping = config.override({"stream.skip": [7, 20]})
-    identity = open_data(skipping).order.identity_at
+    identity = open_data(skipping.data).order.identity_at
     with pytest.raises(CheckpointError, match=r"step-0000000012 .* other weights or skips of steps that are done"):
         check_order(folder, identity, go_back=False)
     assert len(committed(folder)) == 3
@@ -265,7 +265,7 @@ def test_skipping_steps_that_are_done_goes_back_to_before_them(tiny: Config, ran
     assert isinstance(events[0], Started)
     assert events[0].step == 5
     assert committed(folder) == ["step-0000000005", "step-0000000010", "step-0000000012"]
-    plain, found = open_data(config).order, steps(events)
+    plain, found = open_data(config.data).order, steps(events)
     assert [found[step].digest for step in (7, 8, 12)] == [f"{digest(plain.batch(step)):016x}" for step in (6, 8, 12)]
 
 

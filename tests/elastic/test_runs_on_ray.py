@@ -295,7 +295,7 @@ def test_a_mixture_whose_weights_change_is_exact_through_resizes_and_a_kill(
     found = run.verify()
     assert found.ok
     assert (found.steps_checked, found.world_sizes) == (60, (1, 2, 3))
-    order = open_data(config).order
+    order = open_data(config.data).order
     for steps, share in ((range(20), 1 / 4), (range(20, 50), 3 / 4), (range(50, 60), 0.0)):
         for step in steps:
             assert abs(int(order.corpora(step).sum()) - share * order.global_batch) < 1
@@ -327,9 +327,9 @@ def test_the_feed_gives_each_rank_its_batches_in_order(
     tiny: Config, ray_cluster: str, first: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(feed_module, "_READS_PER_PIPELINE", 3)  # several pipelines, several reads in each
-    whole = open_data(tiny).order
+    whole = open_data(tiny.data).order
     all_of_a_step = [int(sample) for step in (first + 3, first + 24) for sample in whole.rank_batch(step, 1, 3)]
-    data = open_data(tiny.override({"stream.skip_samples": [{"samples": all_of_a_step}]}))
+    data = open_data(tiny.override({"stream.skip_samples": [{"samples": all_of_a_step}]}).data)
     order, reader = data.order, data.reader(1, 3)
     plan = reader.plan(first, first + 25, 4 * 3 * 2 * (data.sequence_length + 1))
     assert len(plan) > 6

@@ -42,7 +42,7 @@ from springtide.training.weights import initialize
 
 def open_run(world: World, config: Config) -> TrainLoop:
     """The loop over the config's dataset, in the folder of ``run.id``."""
-    return TrainLoop(config, world, open_data(config), Folder(config.run.root) / config.run.id)
+    return TrainLoop(config, world, open_data(config.data), Folder(config.run.root) / config.run.id)
 
 
 def feed(reader: RankReader, step: int) -> Iterator[Batch]:
@@ -113,7 +113,7 @@ while not select.select([sys.stdin], [], [], 0.005)[0]:
 def train_with_a_slow_device(world: World, config: Config, slow: int, nodes: list[str]) -> list[Event]:
     """Train where the process of rank ``slow`` stands still four fifths of the time."""
     run = TrainLoop(
-        config, world, open_data(config), Folder(config.run.root) / config.run.id, placement=Placement(nodes=nodes)
+        config, world, open_data(config.data), Folder(config.run.root) / config.run.id, placement=Placement(nodes=nodes)
     )
     if world.rank != slow:
         return list(run.events(feed, lambda: None))

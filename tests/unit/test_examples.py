@@ -75,7 +75,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory, datasets: Path) -> Path:
     run.write_config(config)
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     try:
-        loop = TrainLoop(config, world("cpu"), open_data(config), run.folder)
+        loop = TrainLoop(config, world("cpu"), open_data(config.data), run.folder)
         with Journal(run.folder) as journal:
             for event in loop.events(lambda reader, step: load(reader, reader.plan(step, 8, 2**22)), lambda: None):
                 journal(event)

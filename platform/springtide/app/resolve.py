@@ -53,7 +53,7 @@ class ResolvedRun:
     @functools.cached_property
     def data(self) -> Data:
         """The data of the run, opened once."""
-        return open_data(self.config)
+        return open_data(self.config.data)
 
 
 def resolve(
@@ -131,7 +131,7 @@ def resolved(
         return
     leases.check_free(run.folder)
     config = prepare(config, progress)
-    data = open_data(config)
+    data = open_data(config.data)
     start, remarks = _start(config, run, data, accept_changes, from_scratch)
     with cluster(config, dashboard=dashboard) as address:
         check_resources(config)

@@ -224,7 +224,7 @@ def sample(
 
     config = run.config
     configs.check_trusted(config.model.source, run.folder.where(configs.RUN_CONFIG), trust_code)
-    manifest, vocabulary = open_dataset(open_data(config).datasets[0])
+    manifest, vocabulary = open_dataset(open_data(config.data).datasets[0])
     check_whole_fits(config, manifest.vocab_size)
     model = whole(config.model, manifest.vocab_size, manifest.eos_id)
     if not (names := run.checkpoints):

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from springtide.config.quantities import Tokens
+from springtide.config.batch_schedule import Ramp
+from springtide.config.quantities import Bytes, Tokens
 from springtide.config.section import Section, ahead, free
+from springtide.config.steps import StepsDone
 from springtide.errors import explain
 
 Weight = Annotated[float, Field(ge=0)]
@@ -192,3 +195,43 @@ class StreamConfig(Section):
                 raise ValueError(explain("stream.ramp.until_tokens", int(entry.until_tokens), limit, "sort the table"))
             until = int(entry.until_tokens)
         return self
+
+
+class FeedConfig(Section):
+    """The Ray Data pipeline of each worker."""
+
+    read_bytes: Bytes = free(default=Bytes(4 * 2**20), ge=1)
+    """Token bytes that one read task fetches [bytes]."""
+    reads_in_flight: int = free(default=2, ge=1)
+    """Read tasks that a worker keeps ahead of training [tasks]."""
+    cpus_per_read: float = free(default=0.0, ge=0)
+    """Logical CPUs that a read task reserves; with 0 it never starves behind workers that hold every CPU [cpus]."""
+    cache: str = free(default="")
+    """Folder on each node's own disk that caches row groups of object storage, in ``springtide-cache-UID`` below it; nothing
+    else there is touched; empty is the node's temporary folder [name]."""
+    cache_bytes: Bytes = free(default=Bytes(32 * 2**30), ge=0)
+    """Largest size of a node's cache; 0 caches nothing and reads the store each time [bytes]."""
+
+
+@dataclasses.dataclass(frozen=True)
+class DataConfig:
+    """The sections that decide which rows a run trains on, and in which order."""
+
+    stream: StreamConfig
+    shards: ShardsConfig
+    feed: FeedConfig
+
+    @property
+    def ramp(self) -> Ramp:
+        """The number of rows in each step."""
+        length, pieces, trained = self.shards.sequence_length, [(0, self.stream.global_batch)], 0
+        for entry in self.stream.ramp:
+            start = pieces.pop()[0]
+            steps = -(-(int(entry.until_tokens) - trained) // (entry.rows * length))
+            trained += steps * entry.rows * length
+            pieces += [(start, entry.rows), (start + steps, self.stream.global_batch)]
+        return Ramp(tuple(pieces))
+
+    def steps_to(self, tokens: int) -> StepsDone:
+        """Steps until at least ``tokens`` are trained on, if no step is jumped over [steps]."""
+        return StepsDone(self.ramp.steps(-(-tokens // self.shards.sequence_length)))

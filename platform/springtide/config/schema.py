@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, model_validator
 
 from springtide.config.batch_schedule import Ramp
-from springtide.config.data import CorpusConfig, ShardsConfig, StreamConfig
+from springtide.config.data import CorpusConfig, DataConfig, FeedConfig, ShardsConfig, StreamConfig
 from springtide.config.engine import ModelConfig, OptimConfig, ParallelConfig
 from springtide.config.quantities import Bytes, Seconds, Tokens
 from springtide.config.section import Section, free
@@ -169,22 +169,6 @@ class ElasticConfig(Section):
         return self
 
 
-class FeedConfig(Section):
-    """The Ray Data pipeline of each worker."""
-
-    read_bytes: Bytes = free(default=Bytes(4 * 2**20), ge=1)
-    """Token bytes that one read task fetches [bytes]."""
-    reads_in_flight: int = free(default=2, ge=1)
-    """Read tasks that a worker keeps ahead of training [tasks]."""
-    cpus_per_read: float = free(default=0.0, ge=0)
-    """Logical CPUs that a read task reserves; with 0 it never starves behind workers that hold every CPU [cpus]."""
-    cache: str = free(default="")
-    """Folder on each node's own disk that caches row groups of object storage, in ``springtide-cache-UID`` below it; nothing
-    else there is touched; empty is the node's temporary folder [name]."""
-    cache_bytes: Bytes = free(default=Bytes(32 * 2**30), ge=0)
-    """Largest size of a node's cache; 0 caches nothing and reads the store each time [bytes]."""
-
-
 class TrackConfig(Section):
     """Where a run reports to."""
 
@@ -268,15 +252,14 @@ class Config(Section):
         return with_changes(self, changes)
 
     @property
+    def data(self) -> DataConfig:
+        """The sections that decide the data."""
+        return DataConfig(self.stream, self.shards, self.feed)
+
+    @property
     def ramp(self) -> Ramp:
         """The number of rows in each step."""
-        length, pieces, trained = self.shards.sequence_length, [(0, self.stream.global_batch)], 0
-        for entry in self.stream.ramp:
-            start = pieces.pop()[0]
-            steps = -(-(int(entry.until_tokens) - trained) // (entry.rows * length))
-            trained += steps * entry.rows * length
-            pieces += [(start, entry.rows), (start + steps, self.stream.global_batch)]
-        return Ramp(tuple(pieces))
+        return self.data.ramp
 
     @property
     def tokens_per_step(self) -> int:
@@ -290,7 +273,7 @@ class Config(Section):
 
     def steps_to(self, tokens: int) -> StepsDone:
         """Steps until at least ``tokens`` are trained on, if no step is jumped over [steps]."""
-        return StepsDone(self.ramp.steps(-(-tokens // self.shards.sequence_length)))
+        return self.data.steps_to(tokens)
 
     def tokens_after(self, step: int) -> int:
         """Tokens trained on after ``step`` steps, if no step is jumped over [tokens]."""

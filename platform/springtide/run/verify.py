@@ -98,7 +98,7 @@ def verify(run: Folder) -> Verification:
         (True, 8)
     """
     config = parse(run.read(RUN_CONFIG))
-    data = open_data(config)
+    data = open_data(config.data)
     tries: dict[StepsDone, list[tuple[str, StepDone]]] = {}
     identity = ""
     for event in read_journal(run):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator
 
-from springtide.config import Config
+from springtide.config.data import DataConfig, FeedConfig, ShardsConfig, StreamConfig
 from springtide.config.steps import StepsDone
 from springtide.errors import ConfigError, explain
 from springtide.shards import load_manifest
@@ -65,10 +65,9 @@ def batches(
         limit = f"of size = {size} ranks; a rank needs one of {lanes} lanes"
         raise ConfigError(explain("rank", rank, limit, "0 <= rank < size <= lanes, and lanes divides global_batch"))
     length = load_manifest(Folder(dataset)).sequence_length
-    settings = {"shards.dataset": dataset, "shards.sequence_length": length, "model.max_sequence_length": length}
-    stream = {"stream.global_batch": global_batch, "stream.lanes": lanes, "stream.seed": seed}
-    free = {"elastic.min_workers": 1, "elastic.max_workers": 1, "optim.warmup": 0}
-    reader = RankReader(open_data(Config().override({**settings, **stream, **free})), rank, size)
+    stream = StreamConfig(global_batch=global_batch, lanes=lanes, seed=seed)
+    data = open_data(DataConfig(stream, ShardsConfig(dataset=dataset, sequence_length=length), FeedConfig()))
+    reader = RankReader(data, rank, size)
     return load(reader, _reads(reader, step))
 
 

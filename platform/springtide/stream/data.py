@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from springtide.config import Config
+from springtide.config.data import DataConfig, FeedConfig, ShardsConfig, StreamConfig
 from springtide.config.files import nearest
 from springtide.config.steps import OrderStep, StepsDone
 from springtide.errors import ConfigError, explain
@@ -27,7 +27,7 @@ class Data:
     """The corpora of a run, in the order of their numbers, and the order of their rows. Pickled as its config, so that a
     process opens the same data once."""
 
-    config: Config
+    config: DataConfig
     manifests: tuple[Manifest, ...]
     order: Order
 
@@ -70,7 +70,8 @@ class Data:
     def skipping(self, steps: Iterable[OrderStep]) -> Data:
         """Return the same data with these steps of the order skipped, too."""
         skip = tuple(sorted({*self.order.skip, *steps}))
-        config = self.config.override({"stream.skip": skip})
+        stream = StreamConfig.model_validate({**self.config.stream.model_dump(), "skip": skip})
+        config = dataclasses.replace(self.config, stream=stream)
         return dataclasses.replace(self, config=config, order=dataclasses.replace(self.order, skip=skip))
 
     def splits(self, split: str) -> list[SplitReader]:
@@ -100,7 +101,8 @@ class Data:
         )
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _open_once, (self.config.model_dump_json(),)
+        sections = self.config.stream, self.config.shards, self.config.feed
+        return _open_once, tuple(section.model_dump_json() for section in sections)
 
     def drawn(self, done: StepsDone) -> dict[str, dict[str, float]]:
         """Return the ``rows`` and ``epochs`` of each corpus that the first ``done`` steps draw."""
@@ -114,7 +116,7 @@ class Data:
         }
 
 
-def open_data(config: Config) -> Data:
+def open_data(config: DataConfig) -> Data:
     """Open the datasets that ``config`` names and check that they fit together.
 
     Raises ConfigError if they do not, CorpusError if one is missing or smaller than a batch.
@@ -141,11 +143,17 @@ def open_data(config: Config) -> Data:
 
 
 @functools.lru_cache(maxsize=4)
-def _open_once(config: str) -> Data:
-    return open_data(Config.model_validate_json(config))
+def _open_once(stream: str, shards: str, feed: str) -> Data:
+    return open_data(
+        DataConfig(
+            StreamConfig.model_validate_json(stream),
+            ShardsConfig.model_validate_json(shards),
+            FeedConfig.model_validate_json(feed),
+        )
+    )
 
 
-def _corpora(config: Config) -> dict[str, str]:
+def _corpora(config: DataConfig) -> dict[str, str]:
     return config.stream.mixture or {"corpus": config.shards.dataset}
 
 
@@ -154,7 +162,7 @@ def default_cache() -> str:
     return tempfile.gettempdir()
 
 
-def _check(config: Config, name: str, url: str, manifest: Manifest, first: Manifest) -> None:
+def _check(config: DataConfig, name: str, url: str, manifest: Manifest, first: Manifest) -> None:
     if manifest.sequence_length != config.shards.sequence_length:
         raise ConfigError(
             explain(
@@ -184,7 +192,7 @@ def _check(config: Config, name: str, url: str, manifest: Manifest, first: Manif
         )
 
 
-def _schedule(config: Config, rows: dict[str, int]) -> WeightTable:
+def _schedule(config: DataConfig, rows: dict[str, int]) -> WeightTable:
     stream = config.stream
     if not stream.weights:
         return ((0, tuple(float(count) for count in rows.values())),)

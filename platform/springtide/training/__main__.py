@@ -63,7 +63,7 @@ def main() -> None:
 def train(config: configs.Config, folder: Folder, device: str, local_rank: int, from_scratch: bool = False) -> None:
     """Train in this process as one rank of the process group."""
     here = world(device, local_rank, config.parallel.shards)
-    data = open_data(config)
+    data = open_data(config.data)
 
     def feed(reader: RankReader, step: StepsDone) -> Iterator[Batch]:
         return load(reader, reader.plan(step, config.num_steps, int(config.feed.read_bytes)))
@@ -74,7 +74,7 @@ def train(config: configs.Config, folder: Folder, device: str, local_rank: int, 
         begin_from_scratch(folder, leases.claim(folder, owner, trains=False).term)
     run = TrainLoop(config, here, data, folder, placement=Placement(owner))
     if here.is_first:
-        resolved = run.data.config  # with the steps that the run skips
+        resolved = config.override({"stream.skip": run.data.order.skip})
         folder.write(configs.RUN_CONFIG, configs.dump(resolved), private=bool(configs.secret_fields(resolved)))
     watch = HangWatchdog(config.num_steps, float(config.elastic.hang))
     with (

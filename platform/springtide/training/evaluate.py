@@ -83,7 +83,7 @@ def _evaluate(
 def evaluate_checkpoint(run: Folder, config: Config, name: str, device_type: str = "cpu") -> Evaluated:
     """Evaluate a committed checkpoint in a single process, in fp32. Raises CheckpointError if its bytes are not those that
     were committed."""
-    data = open_data(config)
+    data = open_data(config.data)
     model = whole(config.model, data.vocab_size, data.eos_id)
     with note_reader(run, name):
         load(run, name, model)

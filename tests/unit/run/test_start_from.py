@@ -21,7 +21,7 @@ from springtide.stream import open_data
 @pytest.fixture
 def trunk(tiny: Config) -> str:
     """The URL of a run of ``tiny`` with a checkpoint after five steps, without tensors."""
-    run, data = Folder(tiny.run.root) / "trunk", open_data(tiny)
+    run, data = Folder(tiny.run.root) / "trunk", open_data(tiny.data)
     meta = Meta(
         step=5,
         tokens=5 * tiny.tokens_per_step,
@@ -43,7 +43,7 @@ def begun(config: Config, trunk: str, **changes: object) -> tuple[Config, list[s
         "train.start_with": "weights",
     }
     config = config.override({**begins, **{key.replace("__", "."): value for key, value in changes.items()}})
-    data = open_data(config)
+    data = open_data(config.data)
     saved = check_start(config, data.order.identity_at, data.tokenizer_digest)
     return saved, remarks_on(saved, config)
 

@@ -29,7 +29,7 @@ def weighted(config: Config, *tables: dict[str, Any]) -> Config:
 
 
 def test_without_weights_each_corpus_counts_by_its_rows(mixed: Config) -> None:
-    data = open_data(weighted(mixed))
+    data = open_data(weighted(mixed).data)
     rows = [manifest.splits["train"].rows for manifest in data.manifests]
     assert data.order.schedule == ((0, (float(rows[0]), float(rows[1]))),)
     assert data.names == ("code", "poems")
@@ -42,12 +42,12 @@ def test_a_table_may_begin_at_a_step_or_at_tokens(mixed: Config) -> None:
         {"shares": {"code": 1}},
         {"from_step": 30, "shares": {"code": 1, "poems": 1}},
     )
-    schedule = open_data(weighted(mixed, *tables)).order.schedule
+    schedule = open_data(weighted(mixed, *tables).data).order.schedule
     assert schedule == ((0, (1.0, 0.0)), (8, (0.0, 2.0)), (30, (1.0, 1.0)))
 
 
 def test_what_was_drawn_is_counted_a_corpus(mixed: Config) -> None:
-    drawn = open_data(mixed).drawn(40)
+    drawn = open_data(mixed.data).drawn(40)
     assert drawn["code"]["rows"] + drawn["poems"]["rows"] == 40 * mixed.stream.global_batch
     assert abs(drawn["poems"]["rows"] - 40 * mixed.stream.global_batch / 4) <= 1
     assert 0 < drawn["code"]["epochs"] < drawn["poems"]["epochs"]
@@ -64,7 +64,7 @@ def test_what_was_drawn_is_counted_a_corpus(mixed: Config) -> None:
 )
 def test_tables_that_cannot_be_dealt_are_refused(mixed: Config, tables: list[Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        open_data(weighted(mixed, *tables))
+        open_data(weighted(mixed, *tables).data)
 
 
 def test_corpora_of_different_vocabularies_or_lengths_do_not_mix(mixed: Config, tmp_path: Path) -> None:
@@ -72,16 +72,15 @@ def test_corpora_of_different_vocabularies_or_lengths_do_not_mix(mixed: Config, 
     bpe = prepare(other.override({"corpus.tokenizer": "bpe", "corpus.vocab_size": 300}))
     corpora = {"code": mixed.stream.mixture["code"], "bpe": bpe.shards.dataset}
     with pytest.raises(ConfigError, match=r"stream.mixture.bpe = .* another tokenizer"):
-        open_data(mixed.override({"stream.mixture": corpora}))
+        open_data(mixed.override({"stream.mixture": corpora}).data)
     with pytest.raises(ConfigError, match=r"shards.sequence_length = 32: the dataset .* is packed to 64"):
-        open_data(mixed.override({"shards.sequence_length": 32}))
+        open_data(mixed.override({"shards.sequence_length": 32}).data)
 
 
 def test_a_corpus_added_later_changes_nothing_before_its_step(tiny: Config, mixed: Config) -> None:
-    alone = open_data(tiny).order
-    grown = open_data(
-        weighted(mixed, {"shares": {"code": 1}}, {"from_step": 9, "shares": {"code": 1, "poems": 1}})
-    ).order
+    alone = open_data(tiny.data).order
+    tables = {"shares": {"code": 1}}, {"from_step": 9, "shares": {"code": 1, "poems": 1}}
+    grown = open_data(weighted(mixed, *tables).data).order
     assert [grown.identity_at(step) == alone.identity_at(step) for step in (0, 5, 9, 10)] == [True, True, True, False]
     assert all((grown.batch(step) == alone.batch(step)).all() for step in range(9))
     assert grown.batch(9).max() >= 2**48

@@ -53,7 +53,7 @@ def events(config: Config, name: str) -> list[Event]:
 
     config = config.override({"run.id": name})
     with _alone("cpu") as here:
-        run = TrainLoop(config, here, open_data(config), Folder(config.run.root) / name)
+        run = TrainLoop(config, here, open_data(config.data), Folder(config.run.root) / name)
         return list(run.events(feed, lambda: None))
 
 

@@ -28,7 +28,7 @@ from springtide.training.weights import initialize
 
 def saved(config: Config, model: torch.nn.Module) -> Folder:
     """A run whose only checkpoint has the weights of ``model``."""
-    run, tensors, data = Folder(config.run.root) / "sampled", named_tensors(model), open_data(config)
+    run, tensors, data = Folder(config.run.root) / "sampled", named_tensors(model), open_data(config.data)
     pieces = [
         StagedPiece(name, type_name(tensor.dtype), shape, (0,) * len(shape), shape, 0, raw(tensor).numel())
         for name, tensor in tensors.items()

@@ -21,7 +21,7 @@ import ray.data
 from ray.data import DataContext, ExecutionOptions, ExecutionResources, TaskPoolStrategy
 from ray.exceptions import RayError
 
-from springtide.config.schema import FeedConfig
+from springtide.config.data import FeedConfig
 from springtide.config.steps import StepsDone, one_more
 from springtide.stream import Batch, RankReader, Read, ahead
 

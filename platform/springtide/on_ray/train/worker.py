@@ -140,7 +140,7 @@ def _train(job: TrainJob) -> bool:
     here = world(device, context.get_local_rank(), config.parallel.shards, _LET_GO)
     if here.device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(here.device)  # the peak that is reported is this group's
-    data = open_data(config)
+    data = open_data(config.data)
     global _links
     _links = Connections()
     phases_s = {"data": time.perf_counter() - begin}
