@@ -51,6 +51,4 @@ def account(run: Run) -> str:
 def _words(restart: Restart) -> str:
     steps = f"{restart.steps_lost} step{'s' * (restart.steps_lost != 1)} trained again"
     workers = f"{restart.workers_before} -> {restart.workers_after} workers"
-    return (
-        f"restart   step {restart.step}: {restart.gap_s:.1f} s without training, {steps}, {workers} ({restart.cause})"
-    )
+    return f"restart   step {restart.step}: {restart.gap_s:.1f} s without training, {steps}, {workers}"

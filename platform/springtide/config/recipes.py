@@ -19,7 +19,7 @@ from springtide.config.schema import CheckpointConfig, Config, ElasticConfig, Tr
 
 
 def demo() -> Config:
-    """A 4M-parameter model on Python's own source, two CPU workers: a minute or two on a laptop."""
+    """A 4M-parameter model on Python's own source, two CPU workers: two minutes on a laptop."""
     return Config(
         model=ModelConfig(num_layers=4, dim=256, num_heads=4, num_kv_heads=2, ffn_dim=688, max_sequence_length=256),
         shards=ShardsConfig(sequence_length=128, heldout_fraction=0.04),
@@ -27,7 +27,7 @@ def demo() -> Config:
         # bit-equal at any number of workers: a resize leaves no trace in the loss
         parallel=ParallelConfig(reduction="fp64", strategy="zero1"),
         optim=OptimConfig(peak_lr=3e-3, warmup=Tokens(40_000), final_lr_ratio=0.05),
-        train=TrainConfig(total=Tokens(240 * 8 * 128), micro_batch=4, eval_rows=256),
+        train=TrainConfig(total=Tokens(150 * 8 * 128), micro_batch=4, eval_rows=256),
         checkpoint=CheckpointConfig(every_steps=50),
         elastic=ElasticConfig(min_workers=1, max_workers=2, notices="off"),
     )

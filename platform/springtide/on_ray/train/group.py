@@ -202,15 +202,15 @@ class WorkerProcessPool:
         done = _done(list(asked), 2 * _PATIENCE_S)
         for answer, worker in asked.items():
             try:
-                kept = answer in done and ray.get(answer)
+                kept, why = answer in done and ray.get(answer), "did not let go of its group and is ended"
             except RayError:
-                kept = False
+                kept, why = False, "is lost"
             if kept:
                 node = worker.metadata.node_id
                 health = ray.put(self._health[node])
                 self._free.append(WorkerProcess(node, worker.actor, health, time.monotonic(), is_new=False))
             else:
-                _log.warning("the worker on node %s did not let go of its group and is ended", worker.metadata.node_id)
+                _log.warning("the worker on node %s %s", worker.metadata.node_id[:8], why)
                 ray.kill(worker.actor)
 
     def drop_unready(self) -> None:
