@@ -17,10 +17,10 @@ from typing import Any
 
 import claims
 
-from springtide.app.simulate import RESTART_S, SAVES_S
+from springtide.app.simulate import RESTART_S, SAVES_S, read_trace
 from springtide.elastic.policy import Bounds
 from springtide.elastic.simulate import Costs, checkpoint_restart, simulate
-from springtide.elastic.traces import larger, read_file
+from springtide.elastic.traces import larger
 
 TRACES = {
     "p3": "bamboo/traces/p3-trace.csv",
@@ -34,7 +34,7 @@ GOAL = 0.95
 
 def measure(file: Path, nodes: int) -> dict[str, Any]:
     """One record, at about so many nodes."""
-    trace = read_file(str(file))
+    trace = read_trace(str(file))
     times = max(1, round(nodes / trace.most))
     trace = larger(trace, times) if times > 1 else trace
     bounds, begin = Bounds(1, trace.most), time.perf_counter()

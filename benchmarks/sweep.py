@@ -57,7 +57,8 @@ from sweep_work import (
     work_of,
 )
 
-from springtide.elastic.traces import read_file, smaller
+from springtide.app.simulate import read_trace
+from springtide.elastic.traces import smaller
 
 TOLERANCE = 0.01
 """Nats; who trains with one worker and who with two differ in the last bits, and so in what becomes of them."""
@@ -251,7 +252,7 @@ def judge_race(found: list[dict[str, dict[str, float]]]) -> list[dict[str, Any]]
 
 def measure_trace(root: str, options: Any) -> dict[str, dict[str, float]]:
     """Ours and bare Tune, on the same changes."""
-    numbers = smaller(read_file(str(Path(options.traces, TRACE))), TRACE_NODES)[: int(options.changes) + 1]
+    numbers = smaller(read_trace(str(Path(options.traces, TRACE))), TRACE_NODES)[: int(options.changes) + 1]
     begin_s, end_s = numbers[0][0], numbers[-1][0]
     squeeze = options.gap * (len(numbers) - 1) / (end_s - begin_s)
     pairs = itertools.pairwise(numbers)

@@ -70,6 +70,15 @@ ONLY_IN: dict[str, tuple[str, ...]] = {
 EDGES = ("app/train.py", "on_ray/cluster/session.py", "training/__main__.py")
 """Where the environment is read, once a process."""
 
+PURE: dict[str, tuple[str, ...]] = {
+    "config": ("config/files.py", "config/code.py"),
+    "elastic": (),
+    "tuning": ("tuning/folder.py", "tuning/space.py"),
+    "stream": ("stream/data.py", "stream/batches.py", "stream/reader.py"),
+    "model": ("model/source.py",),
+}
+"""Package whose values depend on its arguments alone -> its files at the edge, which may use files, clocks and processes."""
+
 MAX_FILE_LINES = 400
 MAX_FUNCTION_LINES = 60
 
@@ -179,3 +188,34 @@ def undocumented(package: Path) -> list[str]:
                 if not ast.get_docstring(node) and not small and not is_event and not tells:
                     found.append(f"{file}:{node.lineno} {node.name} has no docstring")
     return found
+
+
+def impure(package: Path) -> list[str]:
+    """What reads or changes files, clocks, devices, processes or other modules in packages that are said to be pure."""
+    outside = {"os", "pathlib", "time", "socket", "subprocess", "threading", "secrets", "tempfile", "shutil", "asyncio"}
+    found = []
+    for file, tree in sources(package):
+        inside = file.split("/")[0]
+        if inside not in PURE or file in PURE[inside]:
+            continue
+        used = {module.partition(".")[0]: line for line, module in imports(tree)}
+        found += [f"{file}:{used[module]} imports {module}" for module in sorted(outside & used.keys())]
+        names = set(used) | {alias.asname or alias.name for alias in _aliases(tree)}
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Call) and ast.unparse(node.func) in {"open", "print", "input"}:
+                found.append(f"{file}:{node.lineno} calls {ast.unparse(node.func)}")
+            if isinstance(node, ast.Attribute) and node.attr in {"is_available", "device_count", "today", "utcnow"}:
+                found.append(f"{file}:{node.lineno} asks for {ast.unparse(node)}")
+            if (
+                isinstance(node, ast.Attribute)
+                and isinstance(node.ctx, ast.Store)
+                and ast.unparse(node.value).split(".")[0] in names
+            ):
+                found.append(f"{file}:{node.lineno} sets {ast.unparse(node)}")
+    return found
+
+
+def _aliases(tree: ast.Module) -> Iterator[ast.alias]:
+    for node in tree.body:
+        if isinstance(node, ast.Import | ast.ImportFrom):
+            yield from node.names

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import layer_rules as rules
+import public_words
 import pytest
 
 from springtide.config.fields import fields
@@ -26,6 +27,7 @@ RULES = [
     rules.forbidden_imports,
     rules.forbidden_packages,
     rules.private_ray,
+    rules.impure,
     rules.environment_readers,
     rules.too_long,
     rules.undocumented,
@@ -112,6 +114,11 @@ def test_the_house_keeps(rule: Callable[[Path], list[str]]) -> None:
             "from ray.train.v2._internal.exceptions import WorkerGroupStartupFailedError",
         ),
         (rules.private_ray, "on_ray/bad.py", "def f():\n    import ray._raylet"),
+        (rules.impure, "elastic/bad.py", "import time\nnow = time.monotonic()"),
+        (rules.impure, "tuning/bad.py", "def f(name):\n    return open(name).read()"),
+        (rules.impure, "model/bad.py", "import torch\ncuda = torch.cuda.is_available()"),
+        (rules.impure, "config/bad.py", "import json\njson.encoder.FLOAT_REPR = repr"),
+        (rules.impure, "stream/bad.py", "from springtide.stream import order\norder.CACHE = {}"),
         (rules.forbidden_packages, "training/bad.py", "import ray.data"),
         (rules.forbidden_packages, "track/journal.py", "def f():\n    from mlflow import MlflowClient"),
         (rules.forbidden_packages, "stream/bad.py", "from torch import nn"),
@@ -252,6 +259,14 @@ def test_what_tests_share_is_in_programs() -> None:
             named = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
             named += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
             assert not own & set(named), f"{path}:{getattr(node, 'lineno', 0)} imports a test module"
+
+
+def test_the_words_of_public_names_are_on_the_list() -> None:
+    """A word that is new is chosen on purpose: on the list if it is the field's, in the glossary if it is ours."""
+    glossary = (REPOSITORY / "docs" / "glossary.md").read_text().lower()
+    known = {*public_words.LIST.read_text().split(), *re.findall(r"[a-z]+", glossary)}
+    new = {word: where for word, where in public_words.words().items() if word not in known}
+    assert new == {}, "python tests/architecture/public_words.py adds them"
 
 
 def test_the_training_loop_stays_small() -> None:

@@ -32,7 +32,7 @@ class Keeper:
             raise OSError("snapshots would take 75 MiB of a node, checkpoint.memory_bytes allows 68 MiB")
         return True
 
-    def flee(self) -> bool:
+    def evacuate(self) -> bool:
         return True
 
     def forget(self, before: int, kept: Snapshot | None = None) -> None:

@@ -15,10 +15,11 @@ from pathlib import Path
 from typing import Any
 
 from springtide import config as configs
+from springtide.app.simulate import read_trace
 from springtide.config import Config
 from springtide.elastic.policy import Bounds
 from springtide.elastic.simulate import Costs, simulate
-from springtide.elastic.traces import of_nodes, read_file, smaller
+from springtide.elastic.traces import of_nodes, smaller
 from springtide.errors import ConfigError, explain
 from springtide.events import Event, Ready, StepDone
 from springtide.run.folder import Run
@@ -80,7 +81,7 @@ def storm(seed: int, faults: int) -> Scenario:
 def traced(_: int, changes: int, trace: str) -> Scenario:
     """Return the first ``changes`` of a record of spot capacity, scaled to a few nodes and a short run. Raises ConfigError if
     the record has no change."""
-    numbers = smaller(read_file(trace), _TRACE_NODES)[: changes + 1]
+    numbers = smaller(read_trace(trace), _TRACE_NODES)[: changes + 1]
     if len(numbers) < 2:
         raise ConfigError(explain("--trace", trace, "has no change of the number of nodes", "give another record"))
     (begin_s, here), (end_s, _) = numbers[0], numbers[-1]

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+from pathlib import Path
 from typing import Any
 
 from springtide.elastic.policy import Bounds
 from springtide.elastic.simulate import Costs, SimulationResult, checkpoint_restart, simulate
-from springtide.elastic.traces import larger, read_file
+from springtide.elastic.traces import Trace, larger, read
 from springtide.errors import ConfigError, explain
 
 SAVES_S, RESTART_S = 600.0, 75.0
@@ -45,6 +46,15 @@ class TraceResult:
 {ours.waiting_s / 3600:.1f} hours had too few nodes"""
 
 
+def read_trace(path: str) -> Trace:
+    """Read the record of spot capacity in a file. Raises ConfigError if it cannot be read or is not in a known format."""
+    try:
+        text = Path(path).read_text()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(explain("--trace", path, f"cannot be read: {error}", "give a text file")) from None
+    return read(text, path)
+
+
 def simulate_trace(trace: str, times: int = 1, min_workers: int = 1, costs: Costs = _COSTS) -> TraceResult:
     """Simulate both runs on a record of spot capacity.
 
@@ -71,7 +81,7 @@ def simulate_trace(trace: str, times: int = 1, min_workers: int = 1, costs: Cost
         >>> found.springtide.of_ideal > found.checkpoint_restart.of_ideal
         True
     """
-    record = read_file(trace)
+    record = read_trace(trace)
     limits: list[tuple[str, float, float]] = [("--times", times, 1), ("--min-workers", min_workers, 1)]
     limits += [("--step", costs.step_s, 1e-3), ("--restart", costs.restart_s, 0), ("--warm-up", costs.warm_up_s, 0)]
     for name, value, least in (*limits, ("--notice", costs.notice_s, 0)):

@@ -48,7 +48,7 @@ class SnapshotStore(Protocol):
     def settled(self, handle: Any) -> bool:
         """Return whether it is held and copied. Raises OSError if it cannot be: then no more snapshots are kept."""
 
-    def flee(self) -> bool:
+    def evacuate(self) -> bool:
         """From now on, place copies on nodes that stay. Returns whether later snapshots survive the nodes that leave."""
 
     def forget(self, before: int, kept: Snapshot | None = None) -> None:
@@ -121,9 +121,9 @@ class Snapshotter:
                 self._keeper.forget(self._term)
         return self._handle is not None
 
-    def flee(self) -> bool:
-        """As ``SnapshotStore.flee``."""
-        return self._keeper.flee()
+    def evacuate(self) -> bool:
+        """As ``SnapshotStore.evacuate``."""
+        return self._keeper.evacuate()
 
     def _hand_over(self, needed_from: int) -> None:
         stage, snapshot = self._stages[self._next], self._snapshot

@@ -29,7 +29,7 @@ class RunHistory:
         self._last_s: float | None = None
         self._restarted = False
 
-    def hear(self, record: Mapping[str, Any]) -> None:
+    def add(self, record: Mapping[str, Any]) -> None:
         """Take in any event; irrelevant ones are ignored."""
         kind = record["kind"]
         if kind == "started":

@@ -18,7 +18,6 @@ import json
 import math
 import random
 from collections.abc import Iterable, Sequence
-from pathlib import Path
 from typing import NamedTuple
 
 from springtide.errors import ConfigError, explain
@@ -52,15 +51,6 @@ class Trace:
     def most(self) -> int:
         """Largest number of nodes at one time."""
         return max((number for _, number in self.numbers), default=0)
-
-
-def read_file(name: str) -> Trace:
-    """Read the record in a file. Raises ConfigError if it cannot be read or is not in a known format."""
-    try:
-        text = Path(name).read_text()
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(explain("--trace", name, f"cannot be read: {error}", "give a text file")) from None
-    return read(text, name)
 
 
 def read(text: str, name: str) -> Trace:

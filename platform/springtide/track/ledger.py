@@ -137,12 +137,12 @@ class _LedgerBuilder:
         self._now, self._phase, self._workers = now, "start_up", 0
         self._cause = "the driver was started again" if self._last else ""
 
-    def hear(self, event: Event) -> None:
+    def add(self, event: Event) -> None:
         """Take one event, in order of time."""
         if isinstance(event, Evaluated) and event.asynchronous:
             return
         if event.from_controller:
-            self._hear_controller(event)
+            self._add_controller(event)
             return
         passed_s = max(0.0, event.time_s - self._now)
         self._now += passed_s
@@ -161,7 +161,7 @@ class _LedgerBuilder:
         elif isinstance(event, Straggling):
             self.stragglers.append(event)
 
-    def _hear_controller(self, event: Event) -> None:
+    def _add_controller(self, event: Event) -> None:
         if isinstance(event, Failed):
             self._cause = f"{event.cause}: {event.reason}"
             if self._workers:
@@ -249,6 +249,6 @@ def ledger(events: Iterable[Event], prices: Prices = _FREE) -> Ledger:
         if event.term != term:
             term = event.term
             book.term(event.time_s)
-        book.hear(event)
+        book.add(event)
     tokens = max((step.tokens for step in last_steps(ordered)), default=0)
     return Ledger(sum(book.spent.values()), book.spent, book.restarts, book.stragglers, book.dollars, tokens)

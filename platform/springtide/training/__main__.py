@@ -96,7 +96,7 @@ class HangWatchdog:
         self._history, self._least_s = RunHistory(num_steps), least_s
 
     def __call__(self, event: Event) -> None:
-        self._history.hear(record(event))
+        self._history.add(record(event))
         longest_s = self._history.longest_s(self._least_s) if self._least_s else math.inf
         if longest_s < math.inf:
             faulthandler.dump_traceback_later(longest_s, exit=True)

@@ -95,7 +95,7 @@ class SnapshotSchedule(StepHook):
         if self._memory is not None:
             self._last = step
             try:
-                safe = self._memory.flee()
+                safe = self._memory.evacuate()
                 self._memory.begin(*self._state())
                 self._memory.staged()
             except OSError as error:

@@ -30,7 +30,7 @@ class Here:
     def settled(self, handle: Any) -> bool:
         return True
 
-    def flee(self) -> bool:
+    def evacuate(self) -> bool:
         return True
 
     def forget(self, before: int, kept: Snapshot | None = None) -> None:

@@ -16,26 +16,26 @@ def test_it_learns_gaps_and_what_is_left() -> None:
     history = RunHistory(100)
     before = history.prospects()
     assert before == (10.0, math.inf, 0.0)
-    history.hear({"kind": "started"})
+    history.add({"kind": "started"})
     for number in range(1, 11):
-        history.hear(step(number, 2.0 * number))
+        history.add(step(number, 2.0 * number))
     assert history.step == 10
     assert history.prospects() == (10.0, 180.0, 2.0)
-    history.hear({"kind": "started"})
-    history.hear(step(10, 25.0))
+    history.add({"kind": "started"})
+    history.add(step(10, 25.0))
     assert history.prospects() == (3.0, 180.0, 2.0)
-    history.hear({"kind": "started"})
-    history.hear(step(11, 32.0))
+    history.add({"kind": "started"})
+    history.add(step(11, 32.0))
     assert history.prospects() == (4.0, 178.0, 2.0)
 
 
 def test_a_group_is_hung_after_many_usual_steps_and_not_before_it_has_made_one() -> None:
     history = RunHistory(100)
-    history.hear({"kind": "started"})
+    history.add({"kind": "started"})
     assert history.longest_s(5.0) == math.inf
     for number in range(1, 4):
-        history.hear(step(number, 2.0 * number))
+        history.add(step(number, 2.0 * number))
     assert history.longest_s(5.0) == 40.0
     assert history.longest_s(300.0) == 300.0
-    history.hear({"kind": "started"})  # the first step of a group may compile
+    history.add({"kind": "started"})  # the first step of a group may compile
     assert history.longest_s(300.0) == math.inf

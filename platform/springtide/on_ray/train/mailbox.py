@@ -87,7 +87,7 @@ class Mailbox:
             run.left |= isinstance(one, Left)
             if not one.from_controller:
                 run.last_event_s = time.monotonic()
-            run.history.hear(record(one))
+            run.history.add(record(one))
         run.events += events
         run.arrived.set()
         return run.asked

@@ -252,7 +252,7 @@ class SnapshotClient:
             self._asked[node] = self._server(node).found.remote()
         return bool(ray.wait([self._asked[node]], timeout=0)[0])
 
-    def flee(self) -> bool:
+    def evacuate(self) -> bool:
         """Choose peers again, among the nodes that stay: those of the ranks, or else any. Returns whether snapshots kept from
         now on outlive the nodes that leave."""
         stay = staying()
