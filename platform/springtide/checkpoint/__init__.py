@@ -15,5 +15,22 @@
                                                            fresh_start    no silent restart at step 0 after a commit
     retention    which checkpoints to keep, which files to remove (pure)
 
-The writer process imports the modules without torch, so this file imports nothing.
+    checkpointer  all of it for a training loop of your own
+
+The writer process imports the modules without torch, so this file imports nothing before it is asked to.
 """
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from springtide.checkpoint.checkpointer import Checkpointer
+
+__all__ = ["Checkpointer"]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in __all__:
+        raise AttributeError(f"module 'springtide.checkpoint' has no attribute {name!r}")
+    from springtide.checkpoint.checkpointer import Checkpointer
+
+    return Checkpointer

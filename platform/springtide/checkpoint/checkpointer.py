@@ -1,0 +1,128 @@
+"""Checkpoints of a training loop of your own: saved while training continues, verified and resharded when they are loaded."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from typing import Self
+
+import torch
+from torch import nn
+
+from springtide.checkpoint import leases
+from springtide.checkpoint.async_saver import AsyncSaver
+from springtide.checkpoint.format import Meta
+from springtide.checkpoint.restore import restore
+from springtide.checkpoint.retention import Rule
+from springtide.checkpoint.tensors import named_tensors
+from springtide.config.steps import StepsDone
+from springtide.dist import gathered, on_first, rank_here
+from springtide.errors import CheckpointError
+from springtide.store import Folder
+
+_TRIES = 3
+
+
+class Checkpointer:
+    """The checkpoints in one folder. Every rank of the default process group has one and calls each method; one process
+    needs no process group. As a context manager it waits for the last save; after an error it does not.
+
+    Tensors may be FSDP2 shards, HSDP or whole: what one layout and number of ranks saved, any other restores. A checkpoint
+    counts once every rank's part is in the store; a killed save leaves the older ones as they were.
+
+    Args:
+        folder: Folder or URL (``s3://``, ``gs://``, ``az://``) that all ranks reach.
+        keep_last: Number of checkpoints to keep.
+        stage_in: Folder of a memory file system; a save blocks only for the copy into it. Empty: a save blocks until it is
+            written.
+
+    Raises:
+        RunExists: a live process of this machine writes the folder.
+
+    Examples:
+        >>> model = torch.nn.Linear(2, 2)
+        >>> optimizer = torch.optim.AdamW(model.parameters())
+        >>> with st.checkpoint.Checkpointer("mine") as checkpoints:
+        ...     step = checkpoints.restore(model, optimizer)
+        ...     checkpoints.save(step + 10, model, optimizer)
+        >>> with st.checkpoint.Checkpointer("mine") as checkpoints:
+        ...     checkpoints.restore(model, optimizer)
+        10
+    """
+
+    def __init__(self, folder: str, *, keep_last: int = 3, stage_in: str = "/dev/shm") -> None:
+        self._run = Folder(folder)
+        term = on_first(lambda: leases.claim(self._run, secrets.token_hex(8)).term)
+        self._term, self._rank, self._size = term, rank_here(), len(gathered(None))
+        self._saver = AsyncSaver(
+            self._run, term, self._rank, self._size, stage_in=stage_in, tries=_TRIES, rule=Rule(keep_last)
+        )
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        try:
+            if kind is None:  # else the other ranks may be elsewhere
+                self.wait()
+                self._saver.end()
+        finally:
+            self._saver.close()
+            if self._rank == 0:
+                leases.end(self._run, self._term)
+
+    def restore(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> int:
+        """Load the newest good checkpoint in place.
+
+        Args:
+            model: of the same parameters as the one saved, in any layout.
+            optimizer: of that model; its state is created if it has not stepped.
+
+        Returns:
+            The steps done when it was saved; 0 if there is none yet.
+
+        Raises:
+            CheckpointError: the newest is of another model, or bytes of the last one are bad.
+        """
+        found = restore(self._run, model, optimizer, lambda _: "", term=self._term)
+        return found.meta.step if found else 0
+
+    def save(self, step: int, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+        """Save the state; returns when it is copied, and the model may change.
+
+        Args:
+            step: steps done.
+            model: what is saved, with its buffers.
+            optimizer: of that model. Its state is saved, its hyperparameters are not.
+
+        Raises:
+            CheckpointError: the save before failed on some rank.
+        """
+        self.wait()
+        meta = Meta(
+            step=StepsDone(step),
+            tokens=0,
+            world_size=self._size,
+            order_identity="",
+            config_fingerprint="",
+            saved_s=time.time(),
+        )
+        self._saver.begin(named_tensors(model, optimizer), meta, {})
+        self._saver.staged()
+
+    def wait(self) -> None:
+        """Wait until the last save counts. Raises CheckpointError, on every rank, if it failed on some rank."""
+        if not self._saver.busy:
+            return
+        # rank 0 commits when all parts are there: it must not wait for one that failed
+        error = self._outcome() if self._rank else None
+        if any(gathered(error)) and not self._rank:
+            self._saver.cancel()
+        problems = gathered(error if self._rank else self._outcome())
+        if reasons := [f"{problem} (rank {rank})" for rank, problem in enumerate(problems) if problem]:
+            raise CheckpointError(f"the save in {self._run.url} failed: {'; '.join(reasons)}")
+
+    def _outcome(self) -> str:
+        """Wait for this rank's part; returns why it failed, or an empty text."""
+        outcome = self._saver.poll(wait=True)
+        return "" if outcome is None or outcome.error is None else f"{type(outcome.error).__name__}: {outcome.error}"
