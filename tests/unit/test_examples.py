@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 import torch.distributed as dist
 
 import springtide as st
@@ -90,7 +91,7 @@ def test_an_example_shows_what_comes_out(
     example: doctest.DocTest, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(folder)
-    example.globs["st"] = st
+    example.globs.update(st=st, torch=torch)
     said: list[str] = []
     doctest.DocTestRunner(optionflags=doctest.ELLIPSIS).run(example, out=said.append)
     assert not said, "".join(said)

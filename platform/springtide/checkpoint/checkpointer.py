@@ -42,6 +42,8 @@ class Checkpointer:
     Examples:
         >>> model = torch.nn.Linear(2, 2)
         >>> optimizer = torch.optim.AdamW(model.parameters())
+        >>> model(torch.ones(1, 2)).sum().backward()
+        >>> optimizer.step()
         >>> with st.checkpoint.Checkpointer("mine") as checkpoints:
         ...     step = checkpoints.restore(model, optimizer)
         ...     checkpoints.save(step + 10, model, optimizer)
@@ -88,7 +90,7 @@ class Checkpointer:
         return found.meta.step if found else 0
 
     def save(self, step: int, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
-        """Save the state; returns when it is copied, and the model may change.
+        """Save the state, after at least one step of the optimizer; returns when it is copied, and the model may change.
 
         Args:
             step: steps done.
