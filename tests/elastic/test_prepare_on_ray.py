@@ -11,7 +11,7 @@ from prepared import prepare
 
 from springtide import config as configs
 from springtide.corpus import sources
-from springtide.dataset import open_dataset
+from springtide.dataset import in_process, make_dataset, open_dataset
 from springtide.errors import CorpusError
 from springtide.on_ray.data.prepare import ray_map
 from springtide.store import Folder
@@ -26,17 +26,18 @@ def test_on_a_cluster_the_bytes_are_those_of_one_process(
     changes = {"corpus.max_files": 60, "shards.rows_per_group": 16}
     config = configs.recipes.tiny().override(changes)
     found = []
-    for name, run in (("one", {}), ("cluster", {"run": ray_map})):
+    for name, run in (("one", in_process), ("cluster", ray_map)):
         stages: dict[str, int] = {}
-        prepared = prepare(
-            config.override({"shards.root": str(tmp_path / name)}),
+        url = make_dataset(
+            config.corpus,
+            config.override({"shards.root": str(tmp_path / name)}).shards,
             lambda stage, done, total, stages=stages: stages.__setitem__(stage, done),  # type: ignore[misc]
-            **run,  # type: ignore[arg-type]
+            run,
         )
         assert stages["reading and tokenising"] > 4
         assert stages["packing and sealing"] > 4
-        manifest, _ = open_dataset(prepared.shards.dataset)
-        found.append((manifest, {file: Folder(prepared.shards.dataset).read(file) for file in ("tokenizer.json",)}))
+        manifest, _ = open_dataset(url)
+        found.append((manifest, {file: Folder(url).read(file) for file in ("tokenizer.json",)}))
     assert found[0] == found[1]
 
 
