@@ -181,6 +181,12 @@ def test_what_is_light_stays_light(module: str) -> None:
     assert done.stdout.strip() == "[]"
 
 
+def test_the_command_line_loads_no_arrays_before_a_command_runs() -> None:
+    program = "import springtide.cli.main, sys; print([name for name in ('numpy', 'pyarrow', 'torch') if name in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
 def test_a_public_name_is_the_same_whatever_was_imported_before() -> None:
     program = """
 import springtide as st

@@ -5,9 +5,10 @@ from __future__ import annotations
 import contextlib
 import sys
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from springtide.dataset import Progress
+if TYPE_CHECKING:
+    from springtide.dataset import Progress
 
 
 @contextlib.contextmanager
