@@ -115,10 +115,13 @@ def least_workers(config: Config, vocab_size: int, eos_id: int | None, device_by
     the most allowed if it never fits, the fewest if ``device_bytes`` is 0 (unknown)."""
     from springtide.training.memory_estimate import predicted_bytes
 
-    elastic, cell = config.elastic, max(1, config.parallel.shards)
-    if not device_bytes or elastic.min_workers == elastic.max_workers or _fits_easily(config, vocab_size, device_bytes):
+    elastic, cell, one_row = config.elastic, max(1, config.parallel.shards), config.override({"train.micro_batch": 1})
+    if (
+        not device_bytes
+        or elastic.min_workers == elastic.max_workers
+        or _fits_easily(one_row, vocab_size, device_bytes)
+    ):
         return elastic.min_workers
-    one_row = config.override({"train.micro_batch": 1})
     sizes = range(-(-elastic.min_workers // cell) * cell, elastic.max_workers + 1, cell)
     fitting = bisect.bisect_left(
         sizes, True, key=lambda workers: predicted_bytes(one_row, vocab_size, eos_id, workers) <= device_bytes

@@ -171,6 +171,8 @@ def test_fewest_workers_are_those_whose_step_fits_with_one_row_at_once(predicted
     assert least_workers(SHALLOW, VOCABULARY, 0, needs[2] - 1) == 4
     assert least_workers(SHALLOW, VOCABULARY, 0, needs[3] - 1) == 4  # nothing fits: that is said elsewhere
     assert least_workers(SHALLOW, VOCABULARY, 0, 0) == 1  # not known
+    auto = SHALLOW.override({"train.micro_batch": "auto"})
+    assert least_workers(auto, VOCABULARY, 0, needs[2]) == 3
     pairs = SHALLOW.override({"parallel.shard_workers": 2, "elastic.min_workers": 2})
     assert (
         least_workers(pairs, VOCABULARY, 0, needs[2]) == 4
