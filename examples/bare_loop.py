@@ -20,7 +20,7 @@ from torch import nn
 
 import springtide as st
 
-GLOBAL_BATCH, WIDTH, SAVE_EVERY = 12, 64, 10
+GLOBAL_BATCH, WIDTH, SAVE_EVERY = 10, 64, 10
 
 
 def main() -> None:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import re
-import signal
 import subprocess
 import sys
 from collections.abc import Callable
@@ -21,42 +19,26 @@ from springtide.config import Config
 from springtide.store import Folder
 
 pytestmark = pytest.mark.distributed
-EXAMPLE = Path(__file__).parents[2] / "examples" / "bare_loop.py"
+EXAMPLES = sorted((Path(__file__).parents[2] / "examples").glob("*.py"))
 
 
-def start(size: int, dataset: str, folder: Path) -> subprocess.Popen[str]:
+def losses(example: Path, size: int, dataset: str, folder: Path, steps: int) -> dict[int, float]:
+    """Step -> loss, as ``example`` prints them on ``size`` ranks."""
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(size)]
-    command += [str(EXAMPLE), dataset, str(folder), "--steps", "30"]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True)
+    command += [str(example), dataset, str(folder), "--steps", str(steps)]
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
+    return {int(step): float(loss) for step, loss in re.findall(r"^step (\d+) loss (\S+)$", done.stdout, re.MULTILINE)}
 
 
-def losses(process: subprocess.Popen[str], until: int = 0) -> dict[int, float]:
-    """Step -> loss, as printed; at step ``until`` all processes are killed."""
-    assert process.stdout is not None
-    found = {}
-    with process:
-        for line in process.stdout:
-            if match := re.fullmatch(r"step (\d+) loss (\S+)\n", line):
-                found[int(match[1])] = float(match[2])
-            if until in found:
-                os.killpg(process.pid, signal.SIGKILL)
-                break
-    return found
-
-
-def test_killed_and_started_with_other_ranks_it_has_the_losses_of_the_run_that_was_left_alone(
-    tiny: Config, tmp_path: Path
-) -> None:
-    dataset = tiny.shards.dataset
-    alone = losses(start(1, dataset, tmp_path / "alone"))
-    assert list(alone) == list(range(1, 31))
-    assert alone[30] < 0.9 * alone[1]
-    before = losses(start(2, dataset, tmp_path / "killed"), until=17)
-    after = losses(start(3, dataset, tmp_path / "killed"))
-    first, *_, last = after
-    assert (first, last) in {(1, 30), (11, 30)}  # the save of step 10 may have been under way
-    for step, loss in {**before, **after}.items():
-        assert loss == pytest.approx(alone[step], rel=1e-4), step
+@pytest.mark.parametrize("example", EXAMPLES, ids=lambda example: example.stem)
+def test_resumed_with_other_ranks_it_has_the_same_losses(example: Path, tiny: Config, tmp_path: Path) -> None:
+    before = losses(example, 1, tiny.shards.dataset, tmp_path, steps=17)
+    after = losses(example, 3, tiny.shards.dataset, tmp_path, steps=24)  # 10 rows a step: 4, 3 and 3
+    assert list(before) == list(range(1, 18))
+    assert list(after) == list(range(11, 25))  # it is saved every 10 steps
+    assert after[24] < 0.9 * before[1]
+    for step in range(11, 18):
+        assert after[step] == pytest.approx(before[step], rel=1e-4), step
 
 
 def saved_apart(world: Any, folder: str, fails: bool) -> list[str]:

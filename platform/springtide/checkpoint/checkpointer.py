@@ -25,7 +25,7 @@ _TRIES = 3
 
 class Checkpointer:
     """The checkpoints in one folder. Every rank of the default process group has one and calls each method; one process
-    needs no process group. As a context manager it waits for the last save; after an error it does not.
+    needs no process group. As a context manager it closes itself: it waits for the last save, after an error it does not.
 
     Tensors may be FSDP2 shards, HSDP or whole: what one layout and number of ranks saved, any other restores. A checkpoint
     counts once every rank's part is in the store; a killed save leaves the older ones as they were.
@@ -64,8 +64,19 @@ class Checkpointer:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        self.close(wait=kind is None)  # after an error the other ranks may be elsewhere
+
+    def close(self, *, wait: bool = True) -> None:
+        """Release the folder.
+
+        Args:
+            wait: Whether to wait for the last save, on every rank. Without, a save under way may not count.
+
+        Raises:
+            CheckpointError: the last save failed on some rank.
+        """
         try:
-            if kind is None:  # else the other ranks may be elsewhere
+            if wait:
                 self.wait()
                 self._saver.end()
         finally:

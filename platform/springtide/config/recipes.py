@@ -27,7 +27,7 @@ def demo() -> Config:
         # bit-equal at any number of workers: a resize leaves no trace in the loss
         parallel=ParallelConfig(reduction="fp64", strategy="zero1"),
         optim=OptimConfig(peak_lr=3e-3, warmup=Tokens(40_000), final_lr_ratio=0.05),
-        train=TrainConfig(total=Tokens(150 * 8 * 128), micro_batch=4, eval_rows=256),
+        train=TrainConfig(total=Tokens(135 * 8 * 128), micro_batch=4, eval_rows=256),
         checkpoint=CheckpointConfig(every_steps=50),
         elastic=ElasticConfig(min_workers=1, max_workers=2, notices="off"),
     )
