@@ -4,7 +4,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 DEMO_ROOT ?= runs
 
-.PHONY: demo test flaky lint bench drills sweeps gpu gpu-wheels clean
+.PHONY: demo test flaky lint bench commands drills sweeps gpu gpu-wheels clean
 
 demo: .venv/.ready
 	$(BIN)/springtide train --recipe demo --run.root $(DEMO_ROOT) --demo
@@ -33,6 +33,10 @@ bench: .venv/.ready .venv-peers
 	$(BIN)/python benchmarks/recovery.py
 	$(BIN)/python benchmarks/goodput.py --traces "$(TRACES)"
 	$(BIN)/python benchmarks/sweep.py --traces "$(TRACES)"
+
+# the commands of README and docs, every run trained to its end; `make test` trains one of them and resolves the others
+commands: .venv/.ready
+	$(BIN)/python -m pytest --full tests/elastic/test_commands_of_the_pages.py
 
 # each drill in full: half an hour; `make test` runs one of them
 drills: .venv/.ready

@@ -91,4 +91,4 @@ def program() -> str:
 
 def _value(text: str) -> Any:
     """Parse lists and tables as YAML; leave everything else to the field's type."""
-    return yaml.safe_load(text) if text[:1] in "[({" else text
+    return yaml.safe_load(text) if text.startswith(("[", "(", "{")) else text

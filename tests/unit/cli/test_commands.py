@@ -64,6 +64,7 @@ def test_an_unknown_option_names_the_nearest(capsys: pytest.CaptureFixture[str])
 def test_both_spellings_lists_and_flags_are_read(tiny: Config, tmp_path: Path) -> None:
     saved = tmp_path / "saved.yaml"
     options = ["--shards.root", tiny.shards.root, "--optim.betas", "[0.8, 0.99]", "--model.tied_head", "false"]
+    options += ["--shards.dataset", ""]
     assert (
         main(
             ["data", "prepare", "--recipe", "tiny", *options, "--stream.skip", "[3, 4]", "--save", str(saved), "--json"]
