@@ -11,6 +11,7 @@ import dataclasses
 import hashlib
 import io
 import json
+import logging
 import os
 import posixpath
 import re
@@ -24,6 +25,8 @@ import pyarrow.parquet as pq
 from springtide.errors import CorpusError, explain
 from springtide.store import Folder
 
+_log = logging.getLogger(__name__)
+
 _LEFT_OUT = {
     *("site-packages", "__pycache__", "ensurepip", "test", "tests", "idlelib", "lib2to3"),
     *("encodings", "pydoc_data"),  # tables, not code
@@ -32,6 +35,12 @@ _COMPRESSIONS = {".gz": "gzip", ".zst": "zstd", ".bz2": "bz2"}
 _LINES = (".jsonl", ".ndjson")
 _UNIT_BYTES = 4 * 2**20
 _UNIT_FILES = 256
+_MOST_BYTES = 256 * 2**20
+"""Most bytes of a document: a small compressed file may hold more than memory does."""
+_READ_BYTES = 2**20
+_ROWS_AT_ONCE = 256
+_SAMPLE = 200
+"""Characters of a broken record that are shown."""
 _STRINGS = (pa.types.is_string, pa.types.is_large_string, pa.types.is_string_view)
 _SURROGATE = re.compile("[\ud800-\udfff]")
 
@@ -115,7 +124,7 @@ class CorpusReader:
             with self._blamed(name):
                 if _kind(name) == "text":
                     with self._open(name) as file:
-                        yield Document(name, file.read().decode("utf-8", errors="replace"))
+                        yield _document(name, file.read(_MOST_BYTES + 1))
                 elif _kind(name) == "lines":
                     yield from self._lines(name, unit)
                 else:
@@ -149,12 +158,15 @@ class CorpusReader:
             place = unit.begin
             if unit.begin:
                 file.seek(unit.begin - 1)
-                place += len(file.readline()) - 1
+                place += _skip_line(file) - 1
             while unit.end < 0 or place < unit.end:
-                line = file.readline()
+                line = file.readline(_MOST_BYTES + 1)
                 if not line:
                     return
-                if line.strip():
+                if len(line) > _MOST_BYTES:
+                    yield _too_long(f"{name}@{place}", line)
+                    place += 0 if line.endswith(b"\n") else _skip_line(file)
+                elif line.strip():
                     yield self._record(f"{name}@{place}", line)
                 place += len(line)
 
@@ -163,12 +175,12 @@ class CorpusReader:
         try:
             record = json.loads(text)
         except ValueError:
-            return Broken(name, "not JSON", text[:200])
+            return Broken(name, "not JSON", text[:_SAMPLE])
         except RecursionError:
-            return Broken(name, "nested too deeply", text[:200])
+            return Broken(name, "nested too deeply", text[:_SAMPLE])
         found = record.get(self.field) if isinstance(record, dict) else None
         if not isinstance(found, str):
-            return Broken(name, f"no text in {self.field!r}", text[:200])
+            return Broken(name, f"no text in {self.field!r}", text[:_SAMPLE])
         return Document(name, _SURROGATE.sub("\ufffd", found))  # JSON can encode half a surrogate pair
 
     def _rows(self, name: str, unit: Unit) -> Iterator[Document | Broken]:
@@ -183,24 +195,52 @@ class CorpusReader:
                         f"choose one of {', '.join(parquet.schema_arrow.names)}",
                     )
                 )
+            if _is_text(parquet.schema_arrow.field(self.field).type):
+                # a value that many rows share is in memory once: expanded, a small file may be larger than memory
+                parquet = pq.ParquetFile(file, metadata=parquet.metadata, read_dictionary=[self.field])
             last = parquet.metadata.num_row_groups if unit.end < 0 else unit.end
             for group in range(unit.begin, last):
-                for row, text in enumerate(_texts(parquet.read_row_group(group, [self.field])[self.field])):
+                batches = parquet.iter_batches(_ROWS_AT_ONCE, row_groups=[group], columns=[self.field])
+                values = (value for batch in batches for value in _values(batch.column(0)))
+                for row, value in enumerate(values):
                     where = f"{name}@{group}/{row}"
-                    yield Document(where, text) if isinstance(text, str) else Broken(where, "no text", repr(text)[:200])
+                    yield _document(where, value) if isinstance(value, bytes) else Broken(where, "no text", value)
 
 
-def _texts(column: pa.ChunkedArray) -> Iterator[object]:
-    """Yield the values of a column. Strings are decoded here, because pyarrow refuses a column if one is not UTF-8."""
-    if pa.types.is_dictionary(column.type):
-        column = pa.chunked_array([chunk.dictionary_decode() for chunk in column.chunks], column.type.value_type)
-    if not any(is_kind(column.type) for is_kind in _STRINGS):
-        yield from column.to_pylist()
+def _document(name: str, data: bytes) -> Document | Broken:
+    return Document(name, data.decode("utf-8", "replace")) if len(data) <= _MOST_BYTES else _too_long(name, data)
+
+
+def _too_long(name: str, data: bytes) -> Broken:
+    return Broken(name, f"longer than {_MOST_BYTES:,} bytes", data[:_SAMPLE].decode("utf-8", "replace"))
+
+
+def _skip_line(file: IO[bytes]) -> int:
+    """Read to the end of the line; returns the bytes read."""
+    read = 0
+    while part := file.readline(_READ_BYTES):
+        read += len(part)
+        if part.endswith(b"\n"):
+            break
+    return read
+
+
+def _is_text(kind: pa.DataType) -> bool:
+    plain = kind.value_type if pa.types.is_dictionary(kind) else kind
+    return any(is_kind(plain) for is_kind in _STRINGS)
+
+
+def _values(column: pa.Array) -> Iterator[bytes | str]:
+    """Yield the bytes of each text of a column, because pyarrow refuses a column if one is not UTF-8. For what is no text yield
+    the beginning of what it is."""
+    if not _is_text(column.type):
+        yield from (repr(value)[:_SAMPLE] for value in column.to_pylist())
         return
-    for chunk in column.chunks:
-        yield from (
-            None if raw is None else raw.decode("utf-8", "replace") for raw in chunk.cast("large_binary").to_pylist()
-        )
+    is_shared = pa.types.is_dictionary(column.type)
+    texts = (column.dictionary if is_shared else column).cast("large_binary")
+    for index in column.indices.to_pylist() if is_shared else range(len(texts)):
+        text = None if index is None else texts[index].as_py()
+        yield "None" if text is None else text
 
 
 def open_source(source: str, max_files: int = 0, field: str = "text") -> CorpusReader:
@@ -240,25 +280,41 @@ def _stdlib() -> CorpusReader:
 def _files(source: str) -> CorpusReader:
     is_glob = any(char in source for char in "*?[")
     fixed = posixpath.dirname(source[: min(source.find(c) for c in "*?[" if c in source)]) if is_glob else source
-    root = Folder(fixed or ".")
+    root, pattern = Folder(fixed or ".", is_source=True), source[len(fixed) :].lstrip("/")
     try:
         if is_glob:
-            paths = root.fs.glob(posixpath.join(root.path, source[len(fixed) :].lstrip("/")))
+            paths = root.fs.glob(posixpath.join(root.path, pattern))
         elif not root.exists():
             raise CorpusError(explain("corpus.source", source, "does not exist", "check the path or URL"))
         elif root.fs.isfile(root.path):
-            root, paths = Folder(posixpath.dirname(root.url)), [root.path]
+            return CorpusReader(Folder(posixpath.dirname(root.url), is_source=True), (root.name,))
         else:
             paths = root.fs.find(root.path)
-        files = [str(path) for path in paths if root.is_local is False or root.fs.isfile(path)]
+        files = [str(path) for path in paths if not root.is_local or root.fs.isfile(path)]
     except CorpusError:
         raise
     except Exception as error:  # every object store raises its own errors
         raise CorpusError(
             explain("corpus.source", source, f"cannot be reached ({error})", _credentials(source))
         ) from error
-    names = (path[len(root.path) + 1 :] for path in files)
-    return CorpusReader(root, tuple(sorted(name for name in names if not posixpath.basename(name).startswith("."))))
+    # .git and .aws have passwords; a pattern that names a hidden folder wants it
+    hidden = r"(^|/)\.[^/]*$" if is_glob and "/." in f"/{pattern}" else r"(^|/)\."
+    files = [path for path in files if not re.search(hidden, path[len(root.path) + 1 :])]
+    if root.is_local:
+        files = _inside(root.path, source, files)
+    return CorpusReader(root, tuple(sorted(path[len(root.path) + 1 :] for path in files)))
+
+
+def _inside(root: str, source: str, paths: list[str]) -> list[str]:
+    """Return the local ``paths`` without links that lead out of ``root``: what others made may link to any file of ours."""
+    real = os.path.realpath(root)
+    inside = [path for path in paths if os.path.commonpath([real, os.path.realpath(path)]) == real]
+    links, remedy = len(paths) - len(inside), "give the folder that they lead to, or copy the files (cp -rL)"
+    if links and not inside:
+        raise CorpusError(explain("corpus.source", source, f"holds only {links} links to files outside it", remedy))
+    if links:
+        _log.warning("%s: %d links that lead out of it are not read; %s", source, links, remedy)
+    return inside
 
 
 def _credentials(source: str) -> str:

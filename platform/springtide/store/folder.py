@@ -18,7 +18,12 @@ from typing import IO, Any
 import fsspec
 from fsspec.implementations.local import LocalFileSystem
 
+from springtide.errors import ConfigError, explain
+
 _TEMPORARY = ".tmp-"
+_PROTOCOLS = ("file", "local", "s3", "s3a", "gs", "gcs", "az", "abfs", "abfss", "hf", "memory")
+_SOURCES = ("http", "https")
+"""What a corpus may also be read from. Nothing else: fsspec knows protocols that run commands and templates."""
 _ONE_PUT_BYTES = 16 * 2**20
 _STREAM_BYTES = 2**20
 
@@ -26,9 +31,11 @@ _STREAM_BYTES = 2**20
 class Folder:
     """Names under one URL. Names use ``/`` and are relative to the folder."""
 
-    def __init__(self, url: str | os.PathLike[str], **options: Any) -> None:
-        """Open ``url``; nothing is created before the first write. ValueError for an unknown protocol."""
-        self._options = options
+    def __init__(self, url: str | os.PathLike[str], is_source: bool = False, **options: Any) -> None:
+        """Open ``url``; nothing is created before the first write. ``is_source``: it is a corpus, and only read.
+        ConfigError for a protocol that is not supported, and for chained URLs."""
+        self._options = {"is_source": is_source, **options}
+        _check_protocol(os.fspath(url), _PROTOCOLS + _SOURCES if is_source else _PROTOCOLS)
         # fsspec caches listings for the life of a process, but other processes write here
         self.fs, path = fsspec.core.url_to_fs(os.fspath(url), use_listings_cache=False, **options)
         self.path = path.rstrip("/") or path
@@ -211,6 +218,15 @@ class Folder:
         with contextlib.suppress(OSError):  # another process uses it by now
             for path in made:
                 path.rmdir()
+
+
+def _check_protocol(url: str, known: Sequence[str]) -> None:
+    protocol, separator, _ = url.partition("://")
+    if "::" in url:
+        raise ConfigError(explain("URL", url, "is a chain of URLs (::), which is not opened", "give one plain URL"))
+    if separator and protocol.lower() not in known:
+        known_here = f"has a protocol that is not opened here: {protocol!r}"
+        raise ConfigError(explain("URL", url, known_here, f"use one of {', '.join(known)}, or a path"))
 
 
 def sync_directory(path: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import uuid
 from pathlib import Path
@@ -55,6 +56,72 @@ def test_sources_are_folders_files_and_globs(tmp_path: Path) -> None:
     assert open_source(str(tmp_path / "**/*.txt")).names == ("a.txt", "sub/b.txt")
     assert open_source(str(tmp_path), max_files=2).names == ("a.txt", "sub/b.txt")
     assert [document.text for document in open_source(str(tmp_path / "sub")).documents()] == ["sub/b.txt", "sub/c.md"]
+
+
+def test_hidden_folders_are_read_only_where_a_pattern_names_them(tmp_path: Path) -> None:
+    for name in ("a.txt", ".aws/credentials.txt", "sub/.git/config.txt", ".github/b.txt"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(name)
+    assert open_source(str(tmp_path)).names == ("a.txt",)
+    assert open_source(str(tmp_path / "**/*.txt")).names == ("a.txt",)
+    assert open_source(str(tmp_path / ".github")).names == ("b.txt",)
+    assert open_source(str(tmp_path / ".git*/*.txt")).names == (".github/b.txt",)
+
+
+def test_links_that_lead_out_of_a_folder_are_not_read(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    (tmp_path / "secret.txt").write_text("of another user")
+    (tmp_path / "others").mkdir()
+    (tmp_path / "others" / "b.txt").write_text("b")
+    corpus = tmp_path / "corpus"
+    corpus.mkdir()
+    (corpus / "a.txt").write_text("a")
+    (corpus / "same.txt").symlink_to("a.txt")
+    (corpus / "innocent.txt").symlink_to(tmp_path / "secret.txt")
+    (corpus / "folder").symlink_to(tmp_path / "others")
+    assert open_source(str(corpus)).names == ("a.txt", "same.txt")
+    assert open_source(str(corpus / "**/*.txt")).names == ("a.txt", "same.txt")
+    assert "links that lead out of it are not read" in caplog.text
+    assert open_source(str(corpus / "innocent.txt")).names == ("innocent.txt",)  # named by the user
+    for name in ("a.txt", "same.txt"):
+        (corpus / name).unlink()
+    with pytest.raises(CorpusError, match=r"only .* links to files outside it; give the folder that they lead to"):
+        open_source(str(corpus))
+
+
+@pytest.mark.parametrize("name", ["a.txt.zst", "a.jsonl", "a.jsonl.gz", "a.parquet"])
+def test_a_document_that_is_too_long_is_broken_and_the_rest_is_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    monkeypatch.setattr(sources, "_MOST_BYTES", 1000)
+    monkeypatch.setattr(sources, "_READ_BYTES", 64)
+    texts = ["short", "x" * 5000, "after"]
+    if name == "a.parquet":
+        pq.write_table(pa.table({"text": texts}), tmp_path / name)
+    elif ".jsonl" in name:
+        lines = "".join(json.dumps({"text": text}) + "\n" for text in texts).encode()
+        (tmp_path / name).write_bytes(gzip.compress(lines) if name.endswith(".gz") else lines)
+    else:
+        texts = texts[1:2]
+        (tmp_path / name).write_bytes(pa.compress(texts[0].encode(), "zstd", asbytes=True))
+    source = open_source(str(tmp_path))
+    found = [item for unit in source.units() for item in source.read(unit)]
+    assert [item.text for item in found if isinstance(item, Document)] == [text for text in texts if len(text) < 1000]
+    [broken] = [item for item in found if isinstance(item, Broken)]
+    assert broken.reason == "longer than 1,000 bytes"
+    assert len(broken.sample) == 200
+
+
+def test_a_value_that_many_rows_share_is_in_memory_once(tmp_path: Path) -> None:
+    rows, text = 2000, "y" * 2**20
+    column = pa.DictionaryArray.from_arrays(pa.array([0] * rows, pa.int32()), pa.array([text]))
+    pq.write_table(pa.table({"text": column}), tmp_path / "a.parquet")
+    assert (tmp_path / "a.parquet").stat().st_size < 2**20
+    source = open_source(str(tmp_path))
+    before = pa.total_allocated_bytes()
+    first = next(iter(source.read(source.units()[0])))
+    assert isinstance(first, Document)
+    assert first.text == text
+    assert pa.total_allocated_bytes() - before < 64 * 2**20
 
 
 def test_a_source_is_another_when_a_file_changes(tmp_path: Path) -> None:

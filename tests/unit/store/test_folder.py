@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from springtide.errors import ConfigError
 from springtide.store import Folder
 
 
@@ -67,9 +68,26 @@ def test_a_full_disk_leaves_the_old_bytes_and_nothing_else(tmp_path: Path, monke
     assert os.listdir(tmp_path) == ["name"]
 
 
-def test_an_unknown_protocol_is_a_value_error() -> None:
-    with pytest.raises(ValueError, match="nosuch"):
-        Folder("nosuch://bucket/x")
+@pytest.mark.parametrize(
+    "url",
+    [
+        "nosuch://bucket/x",
+        "reference://::file:///tmp/templates.json",  # fsspec 2024.6 runs the templates in it
+        "simplecache::s3://bucket/x",
+        "github://user:repository@/x",
+        "ssh://host/x",
+        "http://169.254.169.254/latest",
+    ],
+)
+def test_what_is_no_plain_url_of_a_known_store_is_refused(url: str) -> None:
+    with pytest.raises(ConfigError, match=r"URL = .*(chain of URLs|not opened here)"):
+        Folder(url)
+
+
+def test_a_corpus_may_be_read_over_http() -> None:
+    assert (Folder("https://host/texts", is_source=True) / "more").url == "https://host/texts/more"
+    with pytest.raises(ConfigError, match="not opened here"):
+        Folder("https://host/texts")
 
 
 def test_a_folder_below_a_file_cannot_be_written(tmp_path: Path) -> None:
