@@ -16,6 +16,7 @@ Examples:
 from __future__ import annotations
 
 import re
+import reprlib
 
 _PASSWORD = re.compile(r"(?P<before>[a-z][a-z0-9+.-]*://[^\s:/?#@]*:)[^\s/?#]*(?=@)", re.IGNORECASE)
 """``scheme://user:password@``; the password may contain an unquoted @."""
@@ -28,6 +29,12 @@ _SECRET_NAMES = (
 )
 _SECRET = re.compile(rf"(?P<before>[?&;](?:{'|'.join(_SECRET_NAMES)})=)[^\s&;#'\"]+", re.IGNORECASE)
 HIDDEN = "***"
+_SHORT = reprlib.Repr()
+"""A value from a hostile file may be larger than memory once it is spelled out."""
+_SHORT.maxstring = _SHORT.maxother = 1000
+_SHORT.maxlist = _SHORT.maxtuple = _SHORT.maxdict = 20
+_SHORT.maxlevel = 4
+_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 
 
 class SpringtideError(Exception):
@@ -84,7 +91,7 @@ def explain(field: str, value: object, limit: str, remedy: str) -> str:
     >>> explain("train.total", 0, "trains on nothing", "give at least one token")
     'train.total = 0: trains on nothing; give at least one token'
     """
-    return redacted(f"{field} = {value!r}: {limit}; {remedy}")
+    return redacted(f"{field} = {_SHORT.repr(value)}: {limit}; {remedy}")
 
 
 def redacted(text: str) -> str:
@@ -96,3 +103,12 @@ def redacted(text: str) -> str:
     for pattern in (_PASSWORD, _TOKEN_AS_USER, _SECRET):
         text = pattern.sub(rf"\g<before>{HIDDEN}", text)
     return text
+
+
+def printable(text: str) -> str:
+    """Return ``text`` without control characters but newline and tab: printed, they command the reader's terminal.
+
+    >>> printable("red: \\x1b[31m")
+    'red: \ufffd[31m'
+    """
+    return _CONTROL.sub("\ufffd", text)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import json
+import re
 import secrets
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -95,7 +96,7 @@ def sweep(
     from springtide.on_ray.tune.worker_pool import open_worker_pool
 
     table = read_file(space, base) if isinstance(space, str) else read(space, base)
-    _check(base)
+    _check(base, name)
     base = absolute(base)  # trials have their drivers in other processes
     judges = scheduler_of(scheduler, table)
     root = Folder(base.run.root)
@@ -273,7 +274,10 @@ def _report(run: Folder) -> None:
     Run(run).write_report()
 
 
-def _check(base: Config) -> None:
+def _check(base: Config, name: str) -> None:
+    if not re.fullmatch(r"([A-Za-z0-9][A-Za-z0-9._-]{0,127})?", name):
+        limit = "is not the name of a folder below run.root"
+        raise ConfigError(explain("--name", name, limit, "begin with a letter or digit; use these, '.', '_' and '-'"))
     if not base.train.eval_rows:
         problem = "evaluates nothing, but trials are compared on held-out rows"
         raise ConfigError(explain("train.eval_rows", 0, problem, "set it to 1 or more"))

@@ -19,7 +19,7 @@ from springtide import config as configs
 from springtide.cli import data, elastic, model, run, sweep, train
 from springtide.cli.commands import Commands
 from springtide.config.fields import fields
-from springtide.errors import ConfigError, SpringtideError, explain, redacted
+from springtide.errors import ConfigError, SpringtideError, explain, printable, redacted
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -53,7 +53,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _complain(error: BaseException) -> None:
-    print(f"springtide: {redacted(str(error))}", file=sys.stderr)
+    print(f"springtide: {printable(redacted(str(error)))}", file=sys.stderr)
 
 
 def parser(show_all: bool) -> argparse.ArgumentParser:

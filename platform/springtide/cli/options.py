@@ -16,6 +16,7 @@ import yaml
 from springtide import config as configs
 from springtide.config import Config
 from springtide.config.fields import fields
+from springtide.errors import ConfigError, explain
 
 COMMON = frozenset(
     {
@@ -91,4 +92,11 @@ def program() -> str:
 
 def _value(text: str) -> Any:
     """Parse lists and tables as YAML; leave everything else to the field's type."""
-    return yaml.safe_load(text) if text.startswith(("[", "(", "{")) else text
+    if not text.startswith(("[", "(", "{")):
+        return text
+    try:
+        return yaml.safe_load(text)
+    except (yaml.YAMLError, RecursionError) as error:
+        raise ConfigError(
+            explain("option", text, f"is not YAML ({error})", "quote it, and close each bracket")
+        ) from None

@@ -68,7 +68,7 @@ def parse(text: bytes, name: str = RUN_CONFIG) -> Config:
     """Parse YAML or JSON into a config, the inverse of ``dump``; ``name`` is for the error."""
     try:
         return build(yaml.safe_load(text))
-    except yaml.YAMLError as error:
+    except (yaml.YAMLError, RecursionError) as error:
         raise ConfigError(explain("config", name, f"is not YAML ({error})", "fix the file")) from None
 
 

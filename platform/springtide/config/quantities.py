@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from typing import Any, ClassVar, Self
 
@@ -31,6 +32,8 @@ class _Amount:
                     f"not an amount of {cls.unit}: {value!r} (a number, optionally followed by one of {known})"
                 )
             value = float(match[1]) * cls.suffixes[match[2]]
+        if not math.isfinite(value):
+            raise ValueError(f"not a finite amount of {cls.unit}: {value!r}")
         if issubclass(cls, int) and value != int(value):
             raise ValueError(f"not a whole number of {cls.unit}: {value!r}")
         return cls(value)  # type: ignore[call-arg]

@@ -16,4 +16,6 @@ ahead = functools.partial(Field, json_schema_extra={"free": True, "ahead": True}
 class Section(BaseModel):
     """A frozen model that rejects unknown names; the doc line below a field is its help text."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True, validate_default=True)
+    model_config = ConfigDict(
+        frozen=True, extra="forbid", use_attribute_docstrings=True, validate_default=True, allow_inf_nan=False
+    )

@@ -12,7 +12,7 @@ from rich.panel import Panel
 from rich.progress import BarColumn, Progress, TextColumn
 from rich.text import Text
 
-from springtide.errors import redacted
+from springtide.errors import printable, redacted
 from springtide.events import Event, Sampled, Started, StepDone, Waited
 from springtide.events.metrics import utilisation
 
@@ -63,14 +63,14 @@ class Console:
         if isinstance(event, StepDone):
             self._step(event)
         elif isinstance(event, Sampled):
-            self._console.print(Panel(Text(event.prompt + event.text), title=f"sample at step {event.step}"))
+            self._console.print(Panel(Text(printable(event.prompt + event.text)), title=f"sample at step {event.step}"))
         elif not isinstance(event, Waited):
             self.say(event.describe())
 
     def say(self, text: str) -> None:
         """Print a line; outside a terminal it is not wrapped."""
         if self._enabled:
-            self._console.print(Text(redacted(text)), soft_wrap=not self._console.is_terminal)
+            self._console.print(Text(printable(redacted(text))), soft_wrap=not self._console.is_terminal)
 
     def _step(self, event: StepDone) -> None:
         before = self._step_time_s or event.step_time_s

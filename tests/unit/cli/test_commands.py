@@ -43,6 +43,9 @@ def test_help_shows_the_usual_fields_and_help_all_every_one(capsys: pytest.Captu
         (["--recipe", "demo", "--train.total", "2Q"], ["train.total = '2Q'", "k, M, B, G, T"]),
         (["--recipe", "demo", "--elastic.max-workers", "99"], ["elastic.max_workers = 99", "stream.global_batch"]),
         (["--config", "/nowhere.yaml"], ["/nowhere.yaml", "cannot be read"]),
+        (["--recipe", "demo", "--stream.mixture", "{a: b"], ["{a: b", "is not YAML"]),
+        (["--recipe", "demo", "--stream.mixture", "[" * 100_000], ["is not YAML"]),
+        (["--recipe", "demo", "--run.id", "\x1b[31mred"], ["run.id", "[31mred"]),
     ],
 )
 def test_a_bad_setting_ends_with_status_two_and_one_line(
@@ -52,6 +55,8 @@ def test_a_bad_setting_ends_with_status_two_and_one_line(
     text = capsys.readouterr().err
     assert text.startswith("springtide: ")
     assert "Traceback" not in text
+    assert "\x1b" not in text
+    assert len(text) < 5000
     for part in parts:
         assert part in text
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -44,9 +45,9 @@ def test_bytes_and_seconds() -> None:
     assert Seconds.parse("250ms") == 0.25
 
 
-@pytest.mark.parametrize("text", ["2Q", "", "M", "-3", "1.5", "two", "1 000"])
+@pytest.mark.parametrize("text", ["2Q", "", "M", "-3", "1.5", "two", "1 000", "1e999"])
 def test_what_is_no_amount_is_refused_with_the_suffixes_known(text: str) -> None:
-    with pytest.raises(ConfigError, match=r"train\.total = .*(k, M, B, G, T|whole number)"):
+    with pytest.raises(ConfigError, match=r"train\.total = .*(k, M, B, G, T|whole number|finite)"):
         configs.recipes.demo().override({"train.total": text})
 
 
@@ -101,6 +102,8 @@ def test_whole_amounts_come_back(number: int) -> None:
             ["checkpoint.best_by = 'heldout_loss'", "train.eval_async", "choose by loss"],
         ),
         ({"run.id": "../escape"}, ["run.id", "../escape"]),
+        ({"optim.weight_decay": "inf"}, ["optim.weight_decay = 'inf'", "finite"]),
+        ({"elastic.settle": math.inf}, ["elastic.settle = inf", "finite"]),
     ],
 )
 def test_a_bad_setting_says_field_value_limit_and_remedy(changes: dict[str, Any], parts: list[str]) -> None:
@@ -123,13 +126,22 @@ def test_an_unknown_recipe_names_the_nearest() -> None:
         configs.recipe("dmeo")
 
 
-@pytest.mark.parametrize("text", ["- a list", "a: [unclosed", "nothing"])
+@pytest.mark.parametrize("text", ["- a list", "a: [unclosed", "nothing", "[" * 100_000])
 def test_a_file_that_is_no_config_is_refused(text: str, tmp_path: Path) -> None:
     (tmp_path / "bad.yaml").write_text(text)
     with pytest.raises(ConfigError):
         configs.load_config(tmp_path / "bad.yaml")
     with pytest.raises(ConfigError, match="cannot be read"):
         configs.load_config(tmp_path / "absent.yaml")
+
+
+def test_a_small_file_of_aliases_makes_a_short_message() -> None:
+    lines = ["a0: &a0 [x, x, x, x, x, x, x, x, x]"]
+    lines += [f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 9)}]" for n in range(1, 9)]  # 9**9 times x, spelled out
+    with pytest.raises(ConfigError) as caught:
+        configs.files.parse("\n".join([*lines, "optim: {peak_lr: *a8}"]).encode())
+    assert "optim.peak_lr = [[[[" in str(caught.value)
+    assert len(str(caught.value)) < 10**6
 
 
 def test_only_what_is_learned_counts_for_the_fingerprint() -> None:

@@ -112,6 +112,15 @@ def test_a_step_that_was_left_out_is_counted_said_and_drawn_without_its_norm() -
     assert "step 10 is skipped" not in out.getvalue()
 
 
+def test_what_a_model_writes_commands_no_terminal() -> None:
+    out = io.StringIO()
+    with Console(1, console=rich.console.Console(file=out, width=200)) as console:
+        console(Sampled(step=1, prompt="\x1b]0;title\x07", text="\x1b[2J\x9b31m red\ttab\nline"))
+        console.say("lost node \x1b[8m")
+    assert not re.search(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]", out.getvalue())
+    assert "[2J" in out.getvalue()
+
+
 def test_a_step_trained_twice_is_drawn_once() -> None:
     [_, raw, held_out] = loss_chart(RESIZED).lines
     assert raw.points[3:5] == [(4.0, 5.0), (5.0, 4.0)]  # of the second try
