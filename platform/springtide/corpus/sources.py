@@ -231,8 +231,8 @@ def _is_text(kind: pa.DataType) -> bool:
 
 
 def _values(column: pa.Array) -> Iterator[bytes | str]:
-    """Yield the bytes of each text of a column, because pyarrow refuses a column if one is not UTF-8. For what is no text yield
-    the beginning of what it is."""
+    """Yield the bytes of each text of a column, because pyarrow refuses a column if one is not UTF-8. For a value of
+    another type yield the beginning of its representation."""
     if not _is_text(column.type):
         yield from (repr(value)[:_SAMPLE] for value in column.to_pylist())
         return
