@@ -8,6 +8,7 @@ import pytest
 import ray
 import torch
 
+import springtide as st
 from springtide import config as configs
 from springtide.app import train
 from springtide.config import Config
@@ -56,3 +57,11 @@ def test_the_setting_that_no_node_has_room_for_is_the_one_named(
     config = config.override({"feed.cpus_per_read": 0, "parallel.precision": "fp16"})
     with pytest.raises(ConfigError, match=named):
         check_resources(config)
+
+
+@pytest.mark.parametrize("name", ["../../etc", "/etc/x", ".hidden", "a/b", "a\nb", "x" * 200])
+def test_a_sweep_whose_name_leads_out_of_its_root_is_refused(tiny: Config, name: str) -> None:
+    space = str(Path(__file__).parents[3] / "tune_spaces" / "lr_and_decay.py")
+    with pytest.raises(ConfigError, match=r"--name = .*not the name of a folder below run\.root"):
+        st.sweep(tiny, space, name=name)
+    assert not Path(tiny.run.root).exists()
