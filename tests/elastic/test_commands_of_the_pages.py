@@ -20,7 +20,7 @@ NOT_RUN = {
     "make": "this test is part of it",
     "ray job submit": "a bucket",
     "duckdb": "another program",
-    "torchrun": "tests/unit/training/test_torchrun_without_ray.py runs it",
+    "torchrun": "tests/unit/training/test_without_ray.py runs it",
     "/tmp/try/bin/": "a fresh environment",
     "python3 -m venv": "a fresh environment",
     ".venv/bin/python -m": "pytest and pip",

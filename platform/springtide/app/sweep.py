@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from springtide import config as configs
 from springtide.app.sweep_reader import SweepReader
 from springtide.config import Config
+from springtide.config.schema import NAME
 from springtide.errors import ConfigError, RunExists, explain
 from springtide.on_ray.tune.held_sweep import HeldSweep, hold_sweep
 from springtide.run.folder import REPORT, Run
@@ -275,7 +276,7 @@ def _report(run: Folder) -> None:
 
 
 def _check(base: Config, name: str) -> None:
-    if not re.fullmatch(r"([A-Za-z0-9][A-Za-z0-9._-]{0,127})?", name):
+    if not re.fullmatch(NAME, name):
         limit = "is not the name of a folder below run.root"
         raise ConfigError(explain("--name", name, limit, "begin with a letter or digit; use these, '.', '_' and '-'"))
     if not base.train.eval_rows:

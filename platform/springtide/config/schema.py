@@ -188,10 +188,14 @@ class TrackConfig(Section):
     """Pause before a failed tracking server is tried again [s]."""
 
 
+NAME = r"^([A-Za-z0-9][A-Za-z0-9._-]{0,127})?$"
+"""Pattern of the name of a run or sweep, which is the name of its folder; empty generates one."""
+
+
 class RunConfig(Section):
     """The run's name and location."""
 
-    id: str = free(default="", pattern=r"^([A-Za-z0-9][A-Za-z0-9._-]{0,127})?$")
+    id: str = free(default="", pattern=NAME)
     """Name of the run and of its folder; empty generates one [name]."""
     root: str = free(default="runs")
     """Folder or fsspec URL that holds runs [url]."""

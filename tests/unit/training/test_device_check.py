@@ -1,4 +1,4 @@
-"""Who is named as a straggler, by scripted measurements."""
+"""The straggler detector reports a rank that is slow in two measurements in a row, and reports it once."""
 
 from __future__ import annotations
 
