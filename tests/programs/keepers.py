@@ -48,6 +48,8 @@ class Keeper:
 def train_with_a_full_keeper(world: World, config: Config, full: int) -> tuple[list[dict[str, Any]], int]:
     """Train where rank ``full`` cannot keep its second snapshot; what was told here, and how many snapshots were taken."""
     keeper = Keeper(world.rank == full)
-    run = TrainLoop(config, world, open_data(config.data), Folder(config.run.root) / config.run.id, keeper=keeper)
+    run = TrainLoop(
+        config, world, open_data(config.data), Folder(config.run.root) / config.run.id, snapshot_store=keeper
+    )
     told = [record(event) for event in run.events(feed, lambda: None)]
     return told, keeper.taken

@@ -260,21 +260,21 @@ def _drill(scenario: Scenario, config: Config, say: Say) -> DrillResult:
     config = prepare(config)
     begin = time.time()
 
-    def tell(text: str) -> None:
+    def progress(text: str) -> None:
         say(f"{time.time() - begin:6.1f} s  {text}")
 
     say(f"{scenario.about}; {scenario.steps} steps on {scenario.workers} nodes, twice: undisturbed, then the drill")
     with LocalCluster(scenario.workers) as cluster:
-        tell("the twin trains")
+        progress("the twin trains")
         twin = train(config.override({"run.id": "twin", "elastic.max_workers": 1}))
-        tell(f"the twin is done; now the drill: {', '.join(_words(act) for act in scenario.acts)}")
-        stage = _Stage(cluster, scenario.acts, config.elastic.notice_file, tell)
+        progress(f"the twin is done; now the drill: {', '.join(_words(act) for act in scenario.acts)}")
+        stage = _Stage(cluster, scenario.acts, config.elastic.notice_file, progress)
 
         def listen(event: Event) -> None:
             if isinstance(event, StepDone):
                 stage.reach(event.step, event.world_size)
             elif event.kind in ("started", "decided", "left", "failed", "ready", "stopped"):
-                tell(event.describe())
+                progress(event.describe())
 
         run = train(config.override({"run.id": "drilled"}), listen=listen)
         stage.end()
@@ -285,15 +285,15 @@ def _drill(scenario: Scenario, config: Config, say: Say) -> DrillResult:
         predicted_goodput=predict(scenario, run, twin, stage.done) if scenario.most else None,
     )
     if found.left_undone:  # a drill that was not carried out shows nothing
-        tell(f"NOT DONE, because training was over: {', '.join(found.left_undone)}")
+        progress(f"NOT DONE, because training was over: {', '.join(found.left_undone)}")
     return found
 
 
 class _Stage:
     """Carries out a scenario's acts at their steps, in the thread that listens to events; training continues meanwhile."""
 
-    def __init__(self, cluster: Any, acts: tuple[Act, ...], notice_file: str, tell: Say) -> None:
-        self._cluster, self.to_come, self._tell = cluster, list(acts), tell
+    def __init__(self, cluster: Any, acts: tuple[Act, ...], notice_file: str, say: Say) -> None:
+        self._cluster, self.to_come, self._say = cluster, list(acts), say
         self._notice_file = notice_file
         self._doomed: dict[str, threading.Timer] = {}
         self.done: list[ActDone] = []
@@ -334,7 +334,7 @@ class _Stage:
         self.done.append(ActDone(step, what, node[:8], time.time()))
         words = {"kill": "is killed", "drain": f"will leave in {_NOTICE_S:.0f} s", "add": "joins", "gone": "is gone"}
         words["hang"] = "has its worker stopped"
-        self._tell(f"step {step}: node {node[:8]} {words[what]}")
+        self._say(f"step {step}: node {node[:8]} {words[what]}")
 
 
 def compare(run: Run, twin: Run, events: Sequence[ActDone], leftovers: dict[str, int]) -> DrillResult:

@@ -116,7 +116,7 @@ class Writing:
 
 @dataclasses.dataclass(frozen=True)
 class Done:
-    """The save has an outcome, which nobody has heard of."""
+    """The save has an outcome, which is not reported yet."""
 
     outcome: SaveOutcome
     idle: Idle

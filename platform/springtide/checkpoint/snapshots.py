@@ -67,7 +67,7 @@ class Snapshotter:
 
     def __init__(
         self,
-        keeper: SnapshotStore,
+        snapshot_store: SnapshotStore,
         term: int,
         rank: int,
         world_size: int,
@@ -75,7 +75,7 @@ class Snapshotter:
         is_cut: Callable[[], bool] = lambda: False,
     ) -> None:
         """``is_cut``: whether this rank was cut off from its worker group; an abort may have left an inconsistent state."""
-        self._keeper, self._term, self._rank, self._is_cut = keeper, term, rank, is_cut
+        self._snapshot_store, self._term, self._rank, self._is_cut = snapshot_store, term, rank, is_cut
         self._layout = StagingPlan(rank, world_size)
         self._stage_in = stage_in
         self._stages: list[StagingBuffer] = []
@@ -114,16 +114,16 @@ class Snapshotter:
                 return True
             self._handing_over.join()
             self._handing_over, self._next = None, 1 - self._next
-        if self._handle is not None and self._keeper.settled(self._handle):
+        if self._handle is not None and self._snapshot_store.settled(self._handle):
             self._handle = None
             self._taken += 1
             if self._taken == 2:  # both staging buffers are of this lease
-                self._keeper.forget(self._term)
+                self._snapshot_store.forget(self._term)
         return self._handle is not None
 
     def evacuate(self) -> bool:
         """As ``SnapshotStore.evacuate``."""
-        return self._keeper.evacuate()
+        return self._snapshot_store.evacuate()
 
     def _hand_over(self, needed_from: int) -> None:
         stage, snapshot = self._stages[self._next], self._snapshot
@@ -132,7 +132,7 @@ class Snapshotter:
         if self._is_cut():
             return
         stage.mark(snapshot.meta.step)
-        self._handle = self._keeper.keep(snapshot, stage, needed_from)
+        self._handle = self._snapshot_store.keep(snapshot, stage, needed_from)
 
     def close(self) -> None:
         """Release the memory; the snapshot store still holds it."""
@@ -144,34 +144,34 @@ class Snapshotter:
 
 
 def restore_from_snapshots(
-    run: Folder, keeper: SnapshotStore, model: nn.Module, optimizer: torch.optim.Optimizer, identity: Identity
+    run: Folder, snapshot_store: SnapshotStore, model: nn.Module, optimizer: torch.optim.Optimizer, identity: Identity
 ) -> Restored | None:
     """Load the newest snapshot of which every part survives; all ranks call it together. Returns None if there is none,
     if the run has a newer checkpoint, or if it cannot be read. Raises CheckpointError if it is of another model."""
     for _ in range(_TRIES):  # a node may be lost during the read; others have copies
-        parts = _newest(run, keeper, identity)
+        parts = _newest(run, snapshot_store, identity)
         if not parts:
             return None
         problem = ""
         try:
             materialize(optimizer)
             with torch.no_grad():
-                read_into(keeper.source(parts), pieces_of(parts), named_tensors(model, optimizer), verify=False)
+                read_into(snapshot_store.source(parts), pieces_of(parts), named_tensors(model, optimizer), verify=False)
         except OSError as error:
             problem = str(error)
         if not any(gathered(problem)):  # all have it: free the others, to have room for new ones
             if rank_here() == 0:
-                keeper.forget(parts[0].term + 1, kept=parts[0])
+                snapshot_store.forget(parts[0].term + 1, kept=parts[0])
             return Restored(parts[0].meta, f"memory of step {parts[0].meta.step}")
     return None
 
 
-def _newest(run: Folder, keeper: SnapshotStore, identity: Identity) -> list[Snapshot]:
+def _newest(run: Folder, snapshot_store: SnapshotStore, identity: Identity) -> list[Snapshot]:
     """Return the parts to load, the same on every rank."""
     parts: list[Snapshot] = []
     if rank_here() == 0:
         begun = leases.begun_at(run)
-        parts = newest_whole([one for one in keeper.found() if one.term > begun])
+        parts = newest_whole([one for one in snapshot_store.found() if one.term > begun])
         newest = committed(run)[-1:]
         if parts and (
             name_of(parts[0].meta.step) < max(newest, default="") or of_another_order(run, parts[0].meta, identity)

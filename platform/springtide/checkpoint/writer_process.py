@@ -206,7 +206,7 @@ class _Pipe:
             self._orphan_since = self._orphan_since or time.monotonic()
         return bool(self._orphan_since) and time.monotonic() - self._orphan_since > _ORPHAN_PATIENCE_S
 
-    def tell(self, result: Committed | BaseException) -> None:
+    def send(self, result: Committed | BaseException) -> None:
         with contextlib.suppress(OSError):
             self._connection.send(result)
 
@@ -222,7 +222,7 @@ def main() -> None:
         job, tries = found
         writer = writers.setdefault(job.run_url, PieceWriter(Folder(job.run_url)))
         result = try_to_write(writer, job, pipe.view, pipe.gone, tries)
-        pipe.tell(result)
+        pipe.send(result)
         if job.rank == 0 and isinstance(result, Committed):
             tidy(Folder(job.run_url), job)
 

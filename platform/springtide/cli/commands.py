@@ -10,17 +10,46 @@ Run = Callable[[argparse.Namespace], int]
 """The function of a command; returns the exit status."""
 
 
+class CommandParser(argparse.ArgumentParser):
+    """The parser of one command. It adds its options when it is used: one command is run, and each has two hundred options."""
+
+    options: Callable[[argparse.ArgumentParser], None] | None = None
+    """Adds them."""
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        """As argparse."""
+        self._add_options()
+        return super().parse_known_args(args, namespace)
+
+    def format_help(self) -> str:
+        """As argparse."""
+        self._add_options()
+        return super().format_help()
+
+    def _add_options(self) -> None:
+        options, self.options = self.options, None
+        if options:
+            options(self)
+
+
 class Commands:
     """One level of the command tree: the top level, or a group such as ``springtide data``."""
 
-    def __init__(self, subparsers: Any, show_all: bool) -> None:
+    def __init__(self, parser: argparse.ArgumentParser, show_all: bool) -> None:
         """``show_all``: show every setting in help texts, as for --help-all."""
-        self._subparsers = subparsers
+        self._subparsers = parser.add_subparsers(required=True, metavar="COMMAND", parser_class=CommandParser)
         self.show_all = show_all
 
-    def command(self, name: str, run: Run, help: str, examples: str = "") -> argparse.ArgumentParser:
-        """Add a command that calls ``run``; returns its parser."""
-        parser: argparse.ArgumentParser = self._subparsers.add_parser(
+    def command(
+        self,
+        name: str,
+        run: Run,
+        help: str,
+        options: Callable[[argparse.ArgumentParser], None],
+        examples: str = "",
+    ) -> None:
+        """Add a command that calls ``run``; ``options`` adds its options to its parser."""
+        parser = self._subparsers.add_parser(
             name,
             help=help,
             description=help,
@@ -29,9 +58,8 @@ class Commands:
             allow_abbrev=False,
         )
         parser.set_defaults(command=run)
-        return parser
+        parser.options = options
 
     def group(self, name: str, help: str) -> Commands:
         """Add and return a group of commands."""
-        parser = self._subparsers.add_parser(name, help=help, description=help)
-        return Commands(parser.add_subparsers(required=True, metavar="COMMAND"), self.show_all)
+        return Commands(self._subparsers.add_parser(name, help=help, description=help), self.show_all)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import argparse
 import os
+from functools import partial
 
-from springtide import config as configs
 from springtide.cli.commands import Commands
 from springtide.cli.options import add_config, add_json, config_of
 from springtide.cli.progress import progress_bars
@@ -20,19 +20,25 @@ _INSPECT = """  springtide data inspect datasets/FINGERPRINT    # counts, digest
 def add(commands: Commands) -> None:
     """Add the group."""
     group = commands.group("data", "Turn text into datasets, and inspect them.")
-    parser = group.command(
-        "prepare", _prepare, "Turn text into a sealed dataset, or find the one that was made before.", _PREPARE
-    )
-    add_config(parser, commands.show_all)
+    help = "Turn text into a sealed dataset, or find the one that was made before."
+    group.command("prepare", _prepare, help, partial(_prepare_options, commands.show_all), _PREPARE)
+    group.command("inspect", _inspect, "Show what a dataset holds.", _inspect_options, _INSPECT)
+
+
+def _prepare_options(show_all: bool, parser: argparse.ArgumentParser) -> None:
+    add_config(parser, show_all)
     parser.add_argument("--save", metavar="FILE", help="write the resolved config there")
     add_json(parser)
-    parser = group.command("inspect", _inspect, "Show what a dataset holds.", _INSPECT)
+
+
+def _inspect_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("path", help="the dataset's folder")
     parser.add_argument("--verify", action="store_true", help="read every byte and compare digests")
     add_json(parser)
 
 
 def _prepare(options: argparse.Namespace) -> int:
+    from springtide import config as configs
     from springtide.app.prepare import prepare
     from springtide.cli.inspect import show_dataset
 

@@ -7,11 +7,11 @@ import json
 import math
 import os
 import sys
+from functools import partial
 from pathlib import Path
 
 from springtide.cli.commands import Commands
 from springtide.cli.options import add_config, add_json, add_trust, config_of
-from springtide.config import Config
 from springtide.errors import ConfigError, explain
 
 _ESTIMATE = """  springtide estimate --recipe llama3_8b --workers 16 --vocabulary 128256
@@ -29,25 +29,26 @@ _NOTICE = """  springtide notice --in 25                     # in a preStop hook
 def add(commands: Commands) -> None:
     """Add the commands."""
     help = "Print the memory that a step needs on each worker, and the settings that lower it."
-    parser = commands.command("estimate", _estimate, help, _ESTIMATE)
-    add_config(parser, commands.show_all)
+    commands.command("estimate", _estimate, help, partial(_estimate_options, commands.show_all), _ESTIMATE)
+    help = "Print the goodput of a run on recorded spot capacity, simulated with the policy of real training."
+    commands.command("simulate", _simulate, help, _simulate_options, _SIMULATE)
+    help = "Train on a local cluster whose nodes are lost, and compare with an undisturbed twin."
+    commands.command("drill", _drill, help, _drill_options, _DRILL)
+    help = "Announce that this node goes away, so that training leaves it in time."
+    commands.command("notice", _notice, help, _notice_options, _NOTICE)
+
+
+def _estimate_options(show_all: bool, parser: argparse.ArgumentParser) -> None:
+    add_config(parser, show_all)
     add_trust(parser)
     parser.add_argument("--workers", metavar="N", type=int, default=1, help="number of workers")
     parser.add_argument(
         "--vocabulary", metavar="N", type=int, default=0, help="number of token ids; 0: corpus.vocab_size"
     )
     add_json(parser)
-    _add_simulate(commands)
-    _add_drill(commands)
-    help = "Announce that this node goes away, so that training leaves it in time."
-    parser = commands.command("notice", _notice, help, _NOTICE)
-    parser.add_argument("--in", dest="left_s", metavar="S", type=float, default=30.0, help="time left [s]")
-    parser.add_argument("--file", metavar="FILE", default="", help="the notice file, default: elastic.notice_file")
 
 
-def _add_simulate(commands: Commands) -> None:
-    help = "Print the goodput of a run on recorded spot capacity, simulated with the policy of real training."
-    parser = commands.command("simulate", _simulate, help, _SIMULATE)
+def _simulate_options(parser: argparse.ArgumentParser) -> None:
     trace = "a trace of Bamboo or SkyPilot, dated numbers, or hours and numbers"
     parser.add_argument("--trace", metavar="FILE", required=True, help=trace)
     times = "number of clusters, each at another offset of the trace"
@@ -63,9 +64,7 @@ def _add_simulate(commands: Commands) -> None:
     add_json(parser)
 
 
-def _add_drill(commands: Commands) -> None:
-    help = "Train on a local cluster whose nodes are lost, and compare with an undisturbed twin."
-    parser = commands.command("drill", _drill, help, _DRILL)
+def _drill_options(parser: argparse.ArgumentParser) -> None:
     scenario = "kill, drain, regrow, hang, resize, all, storm or trace"
     parser.add_argument("--scenario", metavar="NAME", default="kill", help=scenario)
     parser.add_argument("--seed", metavar="N", type=int, default=0, help="seed of the storm")
@@ -74,6 +73,11 @@ def _add_drill(commands: Commands) -> None:
     parser.add_argument("--trace", metavar="FILE", default="", help="a trace of spot capacity, as for simulate")
     parser.add_argument("--keep", metavar="FOLDER", default="", help="keep both runs there")
     add_json(parser)
+
+
+def _notice_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--in", dest="left_s", metavar="S", type=float, default=30.0, help="time left [s]")
+    parser.add_argument("--file", metavar="FILE", default="", help="the notice file, default: elastic.notice_file")
 
 
 def _estimate(options: argparse.Namespace) -> int:
@@ -111,6 +115,8 @@ def _drill(options: argparse.Namespace) -> int:
 
 
 def _notice(options: argparse.Namespace) -> int:
+    from springtide.config import Config
+
     file = Path(options.file or Config().elastic.notice_file)
     if not 0 <= options.left_s < math.inf:
         raise ConfigError(explain("--in", options.left_s, "is not a finite time, 0 or more", "give seconds"))

@@ -15,10 +15,8 @@ import argparse
 import sys
 from collections.abc import Sequence
 
-from springtide import config as configs
 from springtide.cli import data, elastic, model, run, sweep, train
 from springtide.cli.commands import Commands
-from springtide.config.fields import fields
 from springtide.errors import ConfigError, SpringtideError, explain, printable, redacted
 
 
@@ -35,8 +33,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options, unknown = parser("--help-all" in words).parse_known_args(words)
     try:
         if unknown:
-            known = [f"--{name.replace('_', '-')}" for name in fields()]
-            raise ConfigError(explain("option", unknown[0], "is not known here", configs.nearest(unknown[0], known)))
+            raise _unknown(unknown[0])
         return int(options.command(options))
     except (ConfigError, ValueError) as error:
         _complain(error)
@@ -52,6 +49,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 130
 
 
+def _unknown(option: str) -> ConfigError:
+    from springtide import config as configs
+    from springtide.config.fields import fields
+
+    known = [f"--{name.replace('_', '-')}" for name in fields()]
+    return ConfigError(explain("option", option, "is not known here", configs.nearest(option, known)))
+
+
 def _complain(error: BaseException) -> None:
     print(f"springtide: {printable(redacted(str(error)))}", file=sys.stderr)
 
@@ -59,7 +64,7 @@ def _complain(error: BaseException) -> None:
 def parser(show_all: bool) -> argparse.ArgumentParser:
     """Return the parser of the command line; ``show_all``: --help shows every setting, not only the common ones."""
     whole = argparse.ArgumentParser(prog="springtide", description="Elastic training of language models on Ray.")
-    commands = Commands(whole.add_subparsers(required=True, metavar="COMMAND"), show_all)
+    commands = Commands(whole, show_all)
     for part in (data, train, sweep, run, model, elastic):
         part.add(commands)
     return whole

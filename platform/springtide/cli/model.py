@@ -16,9 +16,11 @@ _EVALUATE = """  springtide model evaluate runs/RUN                     # the ne
 def add(commands: Commands) -> None:
     """Add the group."""
     group = commands.group("model", "Use a checkpoint as a model.")
-    parser = group.command(
-        "evaluate", _evaluate, "Print the held-out loss and bits per byte of a checkpoint.", _EVALUATE
-    )
+    help = "Print the held-out loss and bits per byte of a checkpoint."
+    group.command("evaluate", _evaluate, help, _evaluate_options, _EVALUATE)
+
+
+def _evaluate_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("run", help="the run's folder")
     parser.add_argument(
         "--step", metavar="N", type=int, default=None, help="step of the checkpoint; default: the newest"

@@ -19,16 +19,20 @@ _REPORT = """  springtide report runs/RUN          # where the time went, and ev
 def add(commands: Commands) -> None:
     """Add the commands."""
     group = commands.group("run", "Look at a run.")
-    parser = group.command("inspect", _inspect, "Show what a run or a checkpoint holds.", _INSPECT)
+    group.command("inspect", _inspect, "Show what a run or a checkpoint holds.", _inspect_options, _INSPECT)
+    help = "Prove that a run trained on exactly the samples it should have."
+    commands.command("verify", _verify, help, _run_options, _VERIFY)
+    help = "Print where the time of a run went, and what restarts cost."
+    commands.command("report", _report, help, _run_options, _REPORT)
+
+
+def _inspect_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("path", help="the folder of a run or of a checkpoint")
     parser.add_argument("--verify", action="store_true", help="read every byte and compare digests")
     add_json(parser)
-    parser = commands.command(
-        "verify", _verify, "Prove that a run trained on exactly the samples it should have.", _VERIFY
-    )
-    parser.add_argument("run", help="the run's folder")
-    add_json(parser)
-    parser = commands.command("report", _report, "Print where the time of a run went, and what restarts cost.", _REPORT)
+
+
+def _run_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("run", help="the run's folder")
     add_json(parser)
 

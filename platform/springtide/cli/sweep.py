@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+from functools import partial
 
 from springtide.cli.commands import Commands
 from springtide.cli.options import add_config, add_json, add_trust, config_of
@@ -17,10 +18,12 @@ _EXAMPLES = """  springtide sweep --space tune_spaces/lr_and_decay.py --recipe t
 
 def add(commands: Commands) -> None:
     """Add the command."""
-    parser = commands.command(
-        "sweep", _sweep, "Try many points of a space in parallel, and print which is best.", _EXAMPLES
-    )
-    add_config(parser, commands.show_all)
+    help = "Try many points of a space in parallel, and print which is best."
+    commands.command("sweep", _sweep, help, partial(_options, commands.show_all), _EXAMPLES)
+
+
+def _options(show_all: bool, parser: argparse.ArgumentParser) -> None:
+    add_config(parser, show_all)
     add_trust(parser)
     parser.add_argument("--space", metavar="FILE", required=True, help="file with a table, as in tune_spaces/")
     parser.add_argument(

@@ -5,9 +5,9 @@ from __future__ import annotations
 import argparse
 import os
 import sys
+from functools import partial
 from typing import TYPE_CHECKING
 
-from springtide import config as configs
 from springtide.cli.commands import Commands
 from springtide.cli.options import add_config, add_trust, config_of, program
 from springtide.cli.progress import progress_bars
@@ -27,8 +27,12 @@ _EXAMPLES = """  springtide train --recipe demo
 
 def add(commands: Commands) -> None:
     """Add the command."""
-    parser = commands.command("train", _train, "Train a run to its end, preparing its data first.", _EXAMPLES)
-    add_config(parser, commands.show_all)
+    help = "Train a run to its end, preparing its data first."
+    commands.command("train", _train, help, partial(_options, commands.show_all), _EXAMPLES)
+
+
+def _options(show_all: bool, parser: argparse.ArgumentParser) -> None:
+    add_config(parser, show_all)
     add_trust(parser)
     parser.add_argument(
         "--profile", dest="train.profile", metavar="STEPS", default=argparse.SUPPRESS, help="short for --train.profile"
@@ -79,6 +83,8 @@ def _train(options: argparse.Namespace) -> int:
 
 def _show(found: ResolvedRun) -> int:
     """Print what a run would train: as a config file, with the rest in comments."""
+    from springtide import config as configs
+
     start = redacted(found.starts_from) if found.starts_from else "step 0"
     lines = [f"run {found.run.id} would start from {start}", *found.remarks]
     print("".join(f"# {line}\n" for line in lines) + configs.dump(configs.redact(found.config)), end="")

@@ -82,9 +82,9 @@ def train(config: configs.Config, folder: Folder, device: str, local_rank: int, 
         Journal(folder, enabled=here.is_first) as journal,
         Console(config.num_steps, here.is_first) as console,
     ):
-        hear = Listeners([journal, console, watch])
+        listeners = Listeners([journal, console, watch])
         for event in run.events(feed, lambda: None):
-            hear(event)
+            listeners(event)
 
 
 class HangWatchdog:

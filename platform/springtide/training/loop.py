@@ -77,7 +77,7 @@ class TrainLoop:
     """The run's folder; checkpoints lie below it."""
     labels: dict[str, str] = dataclasses.field(default_factory=dict)
     """Written into every checkpoint."""
-    keeper: SnapshotStore | None = None
+    snapshot_store: SnapshotStore | None = None
     """The store of this rank's snapshots in memory; None takes none."""
     phases_s: dict[str, float] = dataclasses.field(default_factory=dict)
     """Duration of each phase of the start [s]."""
@@ -295,15 +295,15 @@ class TrainLoop:
 
     def _snapshot_schedule(self) -> SnapshotSchedule:
         checkpoint, world, memory = self.config.checkpoint, self.world, None
-        if self.keeper is not None and checkpoint.memory_every and checkpoint.stage:
+        if self.snapshot_store is not None and checkpoint.memory_every and checkpoint.stage:
             is_cut = world.cut.is_set
-            memory = Snapshotter(self.keeper, self.lease.term, world.rank, world.size, checkpoint.stage, is_cut)
+            memory = Snapshotter(self.snapshot_store, self.lease.term, world.rank, world.size, checkpoint.stage, is_cut)
         return SnapshotSchedule(checkpoint, memory, self._checkpoint, self.state.step, world.is_first)
 
     def _restore(self, from_memory: bool = True) -> Iterator[Event]:
         begin, identity, state, found = time.perf_counter(), self.data.order.identity_at, self.state, None
-        if self.keeper and from_memory and on_first(lambda: leases.has_trained(self.folder, self.lease.term)):
-            found = restore_from_snapshots(self.folder, self.keeper, state.model, state.optimizer, identity)
+        if self.snapshot_store and from_memory and on_first(lambda: leases.has_trained(self.folder, self.lease.term)):
+            found = restore_from_snapshots(self.folder, self.snapshot_store, state.model, state.optimizer, identity)
         if found is None:
             found = restore(self.folder, state.model, state.optimizer, identity, self.lease.node, self.lease.term)
         if found is None:
