@@ -31,8 +31,14 @@ def settings() -> str:
             lines += ["", f"## {section}", "", about, "", "| field | default | |", "|---|---|---|"]
         text = " ".join(field.description.split()).replace("|", "\\|").replace("``", "`")
         default = f"`{field.default}`" if str(field.default) else ""
-        lines.append(f"| `{name}` | {default} | {text}{' *free*' if is_free(name) else ''} |")
+        lines.append(f"| `{name}` | {default} | {text}{_mark(name)} |")
     return "\n".join(lines)
+
+
+def _mark(name: str) -> str:
+    if not is_free(name):
+        return ""
+    return " *ahead*" if (fields()[name].json_schema_extra or {}).get("ahead") else " *free*"
 
 
 def commands() -> str:
