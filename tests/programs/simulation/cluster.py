@@ -1,0 +1,174 @@
+"""Nodes that come and go, the notices of that, the worker processes on them, and the snapshots in their memory."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
+
+from simulation.clock import Clock, Process
+from springtide.checkpoint.format import Snapshot, file_of
+from springtide.elastic.policy import Node
+
+_HELD = 2
+"""Snapshots of a rank that a server holds."""
+
+
+@dataclasses.dataclass
+class Machine:
+    """A node."""
+
+    id: str
+    leaves_at_s: float | None = None
+    alive: bool = True
+    died_s: float = 0.0
+    lies: bool = False
+    """Whether it reads other bytes than are stored."""
+    frozen_until_s: float = 0.0
+    snapshots: dict[tuple[int, int, int], tuple[Snapshot, bytes]] = dataclasses.field(default_factory=dict)
+
+    def hold(self, snapshot: Snapshot, data: bytes) -> None:
+        """Keep a part, and the one before it of the same rank."""
+        self.snapshots[snapshot.key] = (snapshot, data)
+        same = sorted(key for key in self.snapshots if key[0] == snapshot.term and key[2] == snapshot.rank)
+        for key in same[:-_HELD]:
+            del self.snapshots[key]
+
+
+class Cluster:
+    """What Ray knows, and a little later than it happens."""
+
+    def __init__(self, clock: Clock, nodes: int) -> None:
+        self.clock = clock
+        self.machines: dict[str, Machine] = {}
+        self.head_away_until_s = 0.0
+        self.changed: list[Callable[[], None]] = []
+        self._number = 0
+        for _ in range(nodes):
+            self.join()
+
+    def join(self) -> Machine:
+        """A node joins."""
+        self._number += 1
+        name = f"node{self._number:02d}"
+        machine = self.machines[name] = Machine(name)
+        return machine
+
+    @property
+    def alive(self) -> list[Machine]:
+        return [one for one in self.machines.values() if one.alive]
+
+    def kill(self, name: str) -> None:
+        """A node is gone, with its processes and its memory."""
+        machine = self.machines[name]
+        if not machine.alive:
+            return
+        machine.alive, machine.died_s = False, self.clock.now
+        machine.snapshots.clear()
+        for process in self.clock.processes:
+            if process.host == name:
+                process.kill()
+
+    def notice(self, name: str, left_s: float) -> None:
+        """A node is told that it will go, and goes."""
+        machine = self.machines[name]
+        if machine.alive and machine.leaves_at_s is None:
+            machine.leaves_at_s = self.clock.now + left_s
+            self.clock.after(left_s, functools.partial(self.kill, name))
+
+    def ask_head(self) -> None:
+        """A request to Ray's head: it waits while the head is away."""
+        while self.clock.current is not None and self.head_away_until_s > self.clock.now:
+            self.clock.sleep(self.head_away_until_s - self.clock.now + 0.1)
+
+    def observed(self, problems: dict[str, str], ready: Counter[str]) -> list[Node]:
+        """The nodes that Ray thinks alive: a dead one for three seconds more."""
+        self.ask_head()
+        now = self.clock.now
+        return [
+            Node(one.id, 1, one.leaves_at_s, problems.get(one.id, ""), ready[one.id])
+            for one in self.machines.values()
+            if one.alive or now - one.died_s < 3.0
+        ]
+
+    def unanswering(self, names: Iterable[str]) -> set[str]:
+        return {name for name in names if not self.machines[name].alive}
+
+    def staying(self) -> list[str]:
+        return [one.id for one in self.alive if one.leaves_at_s is None]
+
+
+class Snapshots:
+    """The ``SnapshotStore`` of one rank."""
+
+    def __init__(self, cluster: Cluster, nodes: Sequence[str], rank: int) -> None:
+        self.cluster, self.nodes, self.rank = cluster, list(nodes), rank
+        self.node = nodes[rank]
+        self._copies: list[Process] = []
+        self._stay: list[str] | None = None
+
+    def take(self, snapshot: Snapshot, data: bytes) -> None:
+        """Hold a part on this node, and copy it to the next one."""
+        clock = self.cluster.clock
+        self.cluster.machines[self.node].hold(snapshot, data)
+        ring = [*self.nodes[self.rank + 1 :], *self.nodes[: self.rank]]
+        if self._stay is not None:
+            ring = [name for name in ring if name in self._stay] or [one for one in self._stay if one != self.node]
+        peers = [name for name in ring if name != self.node]
+        if peers:
+            copy = functools.partial(self._copy, peers[0], snapshot, data)
+            self._copies.append(clock.start("copy", self.node, copy))
+
+    def _copy(self, peer: str, snapshot: Snapshot, data: bytes) -> None:
+        self.cluster.clock.sleep(self.cluster.clock.random.uniform(0.1, 1.0))
+        if self.cluster.machines[peer].alive:
+            self.cluster.machines[peer].hold(snapshot, data)
+
+    @property
+    def busy(self) -> bool:
+        self._copies = [one for one in self._copies if one.alive]
+        return bool(self._copies)
+
+    def evacuate(self) -> bool:
+        self._stay = self.cluster.staying()
+        return bool(self._stay)
+
+    def found(self) -> list[Snapshot]:
+        self.cluster.clock.sleep(0.1)
+        known = {key: one for machine in self.cluster.alive for key, (one, _) in machine.snapshots.items()}
+        return list(known.values())
+
+    def source(self, snapshots: Sequence[Snapshot]) -> _Source:
+        return _Source(self.cluster, {file_of(one.key): one.key for one in snapshots})
+
+    def forget(self, before: int, kept: Snapshot | None = None) -> None:
+        for machine in self.cluster.alive:
+            for key in list(machine.snapshots):
+                if key[0] < before and (kept is None or key[:2] != kept.key[:2]):
+                    del machine.snapshots[key]
+
+    def keep(self, snapshot: Snapshot, stage: Any, needed_from: int) -> Any:
+        raise NotImplementedError("ranks call ``take``")
+
+    def settled(self, handle: Any) -> bool:
+        raise NotImplementedError("ranks look at ``busy``")
+
+
+class _Source:
+    def __init__(self, cluster: Cluster, keys: dict[str, tuple[int, int, int]]) -> None:
+        self._cluster, self._keys = cluster, keys
+
+    def _data(self, name: str) -> bytes:
+        for machine in self._cluster.alive:
+            if self._keys[name] in machine.snapshots:
+                return machine.snapshots[self._keys[name]][1]
+        raise OSError(f"the snapshot {name} is gone")
+
+    def stream(self, name: str, begin: int, end: int) -> Iterator[memoryview]:
+        self._cluster.clock.sleep(0.02)
+        yield memoryview(self._data(name))[begin:end]
+
+    def size(self, name: str) -> int:
+        return len(self._data(name))

@@ -1,0 +1,464 @@
+"""A driver: ``train`` itself, with Ray Train replaced by a controller that asks the real policies."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import json
+import types
+from collections.abc import Callable, Iterator
+from typing import Any
+from unittest import mock
+
+import yaml
+from ray.exceptions import GetTimeoutError, RayActorError
+from ray.train import FailureConfig, ScalingConfig
+from ray.train.v2.api.exceptions import ControllerError, WorkerGroupError
+
+from simulation.clock import Clock, Condition, Process, Thread
+from simulation.cluster import Cluster
+from simulation.group import Setting, WorkerGroup
+from springtide.app import resolve as resolving
+from springtide.app import train as training
+from springtide.checkpoint import commit, leases, load
+from springtide.checkpoint import restore as restoring
+from springtide.checkpoint import snapshots as from_snapshots
+from springtide.config import Config, files
+from springtide.elastic import Interrupt
+from springtide.elastic.health import Health
+from springtide.elastic.limits import MemoryLimits
+from springtide.elastic.policy import Bounds
+from springtide.errors import StoppedWaiting
+from springtide.on_ray._ray_private import FailureDecision, WorkerGroupStartupFailedError
+from springtide.on_ray.cluster import session
+from springtide.on_ray.train import group as pooled
+from springtide.on_ray.train import policy as policies
+from springtide.on_ray.train import trainer
+from springtide.on_ray.train.mailbox import Mailbox
+from springtide.on_ray.train.worker import let_go
+from springtide.run import verify as verifying
+from springtide.store import Folder
+from springtide.track import journal
+
+_POLL_S = 1.0
+
+
+class Reference:
+    """Ray's reference to a value that comes later."""
+
+    def __init__(self, clock: Clock, at_s: float, value: Any = None, error: Exception | None = None) -> None:
+        self.clock, self.at_s, self.value, self.error = clock, at_s, value, error
+
+    @property
+    def is_there(self) -> bool:
+        return self.clock.now >= self.at_s
+
+    def get(self, timeout_s: float | None = None) -> Any:
+        wait_s = self.at_s - self.clock.now
+        if timeout_s is not None and wait_s > timeout_s:
+            self.clock.sleep(timeout_s)
+            raise GetTimeoutError("no answer in time")
+        if wait_s > 0:
+            self.clock.sleep(wait_s)
+        if self.error is not None:
+            raise self.error
+        return self.value
+
+    def has_come(self, timeout_s: float | None) -> bool:
+        if timeout_s is None and not self.is_there:
+            self.clock.sleep(self.at_s - self.clock.now)
+        return self.is_there
+
+
+class MailboxClient:
+    """A client of the real ``Mailbox``, whose coroutines are carried out at once."""
+
+    def __init__(self, clock: Clock, mailbox: Mailbox, key: str) -> None:
+        self.clock, self.mailbox, self.key, self.alive = clock, mailbox, key, True
+
+    def _call(self, method: str, *arguments: Any) -> Reference:
+        at_s = self.clock.now + self.clock.random.uniform(0.002, 0.02)
+        if not self.alive:
+            return Reference(self.clock, at_s, error=RayActorError(error_msg="the mailbox is gone"))
+        call = getattr(self.mailbox, method)(self.key, *arguments)
+        try:
+            call.send(None)
+        except StopIteration as done:
+            return Reference(self.clock, at_s, done.value)
+        raise AssertionError(f"{method} waits")
+
+    def __getattr__(self, method: str) -> Callable[..., Reference]:
+        return functools.partial(self._call, method)
+
+    def taken(self) -> list[Any]:
+        """All events that have come, without waiting."""
+        run = self.mailbox._run
+        events, run.events = run.events, []
+        return events
+
+
+class Actor:
+    """A worker's process as the pool knows it."""
+
+    def __init__(self, simulated: Simulated, node: str) -> None:
+        self.simulated, self.node, self.alive = simulated, node, True
+        clock = simulated.clock
+        self.ready_at_s = clock.now + clock.random.uniform(5.0, 12.0)
+        self.execute = types.SimpleNamespace(remote=self._execute)
+        self.get_metadata = types.SimpleNamespace(remote=lambda: Reference(clock, clock.now + 0.01, self))
+
+    def _execute(self, function: Any, *arguments: Any) -> Call:
+        return Call(self, 0.3 if function is let_go else 0.0, True if function is let_go else _health(self.node))
+
+
+def _health(node: str) -> Health:
+    return Health(1e12, 1e10, network_bytes_per_s=1e9)
+
+
+class Call(Reference):
+    """A call of an actor: it is never answered while the node is stopped, and fails with it."""
+
+    def __init__(self, actor: Actor, takes_s: float, value: Any) -> None:
+        clock = actor.simulated.clock
+        super().__init__(clock, max(clock.now, actor.ready_at_s) + takes_s, value)
+        self.actor = actor
+
+    @property
+    def is_there(self) -> bool:
+        machine = self.actor.simulated.cluster.machines[self.actor.node]
+        if not machine.alive or not self.actor.alive:
+            self.error = RayActorError(error_msg="The actor died unexpectedly")
+            return self.clock.now >= machine.died_s + 1.0
+        return machine.frozen_until_s <= self.clock.now and self.clock.now >= self.at_s
+
+    def get(self, timeout_s: float | None = None) -> Any:
+        until_s = self.clock.now + (timeout_s if timeout_s is not None else 1e9)
+        while not self.is_there:
+            if self.clock.now >= until_s:
+                raise GetTimeoutError("no answer in time")
+            self.clock.sleep(0.2)
+        if self.error is not None:
+            raise self.error
+        return self.value
+
+
+class Ray:
+    """The part of Ray that the pool of worker processes calls."""
+
+    def __init__(self, clock: Clock) -> None:
+        self.clock = clock
+
+    def wait(self, refs: list[Any], num_returns: int = 1, timeout: float | None = None) -> tuple[list[Any], list[Any]]:
+        until_s = self.clock.now + (timeout if timeout is not None else 1e9)
+        while sum(one.is_there for one in refs) < num_returns and self.clock.now < until_s:
+            self.clock.sleep(min(0.2, until_s - self.clock.now))
+        return [one for one in refs if one.is_there], [one for one in refs if not one.is_there]
+
+    def get(self, ref: Any, timeout: float | None = None) -> Any:
+        if isinstance(ref, list):
+            return [self.get(one, timeout) for one in ref]
+        return ref.get(timeout)
+
+    def put(self, value: Any) -> Reference:
+        return Reference(self.clock, self.clock.now, value)
+
+    def kill(self, actor: Actor) -> None:
+        actor.alive = False
+
+
+class ScalingPolicy(policies.SpringtideScalingPolicy):
+    """The real one, without Ray's autoscaler."""
+
+    def _maybe_send_resource_request(self) -> None:
+        return None
+
+    def _send_resource_request(self) -> None:
+        return None
+
+    def _reserved(self) -> dict[str, dict[str, float]]:
+        return {}
+
+    def _get_resize_decision(self, num_workers: int) -> Any:
+        return ("start", num_workers)
+
+
+class Simulated:
+    """What the drivers of one simulation share."""
+
+    def __init__(self, clock: Clock, cluster: Cluster, setting: Setting, watch: Any) -> None:
+        self.clock, self.cluster, self.setting, self.watch = clock, cluster, setting, watch
+        self.asked: dict[str, bool] = {}
+        """Host -> whether its driver was asked to stop."""
+        self.training: WorkerGroup | None = None
+        """The newest group."""
+        self._began: set[Process] = set()
+        """Drivers that have started a group."""
+        self.show: Callable[[Any], None] = lambda event: None
+
+    def drive(self, config: Config, host: str, **how: Any) -> Process:
+        """Start a driver."""
+        self.asked[host] = False
+
+        def work() -> Any:
+            return training.train(config, workers=object(), dashboard=False, tracking_uri="off", **how)
+
+        driver = self.clock.start("driver", host, work)
+        driver.ended.append(lambda: self._driver_ended(driver))
+        return driver
+
+    def _driver_ended(self, driver: Process) -> None:
+        if driver.result is not None or driver.error is not None:  # not killed
+            self.watch.ended(driver, driver in self._began)
+
+    def train(
+        self, config: Config, run: Folder, term: int, labels: Any, owner: str, listen: Any, workers: Any = None
+    ) -> None:
+        """In place of ``on_ray.train.trainer.train``."""
+        clock, me = self.clock, self.clock.current
+        assert me is not None
+        mailbox = MailboxClient(clock, Mailbox("run", config.num_steps, float(config.elastic.hang)), "run")
+        controller = Controller(self, config, owner, mailbox)
+        process = clock.start("controller", me.host, controller.run)
+
+        def end() -> None:
+            process.kill()
+            mailbox.alive = False
+            clock.after(clock.random.uniform(0.2, 2.0), controller.abandon)
+
+        me.ended.append(end)
+        controller.begins = functools.partial(self._began.add, me)
+        while process.alive:
+            clock.sleep(0.5)
+            for event in mailbox.taken():
+                self.show(event)
+                listen(event)
+            if self.asked[me.host]:
+                self.asked[me.host] = False
+                mailbox.ask(Interrupt.STOP)
+        for event in mailbox.taken():
+            listen(event)
+        failure = process.error
+        if failure is not None and not isinstance(policies.fatal(failure), StoppedWaiting | None):
+            raise trainer._explain(failure) from failure
+        if failure is not None and policies.fatal(failure) is None:
+            raise trainer._explain(failure) from failure
+
+    @contextlib.contextmanager
+    def patched(self) -> Iterator[None]:
+        """Replace what the drivers of a real run have around them."""
+        clock, cluster = self.clock, self.cluster
+        threads = types.SimpleNamespace(
+            Condition=lambda: Condition(clock),
+            Thread=lambda **named: Thread(clock, **named),
+            Lock=lambda: Condition(clock),
+        )
+        host = types.SimpleNamespace(gethostname=lambda: clock.current.host if clock.current else "hub")
+        system = types.SimpleNamespace(getpid=lambda: clock.current.pid if clock.current else 1)
+        pool = {"observed": self._observed, "unanswering": cluster.unanswering, "lost": self._lost}
+        patches = [
+            *(mock.patch.object(policies, name, value) for name, value in pool.items()),
+            mock.patch.object(policies, "ray", Ray(clock)),
+            mock.patch.object(policies, "diagnose", lambda workers, run, step: ("stacks", [])),
+            mock.patch.object(pooled, "ray", Ray(clock)),
+            mock.patch.object(pooled, "unanswering", cluster.unanswering),
+            mock.patch.object(trainer, "train", self.train),
+            mock.patch.object(training, "Console", _Silent),
+            mock.patch.object(resolving, "prepare", lambda config, progress: config),
+            mock.patch.object(resolving, "open_data", lambda config: self.setting.data),
+            mock.patch.object(resolving, "fitted", lambda config, data: (config, [])),
+            mock.patch.object(verifying, "open_data", lambda config: self.setting.data),
+            mock.patch.object(session, "check_before_start", lambda config: None),
+            mock.patch.object(session, "check_resources", lambda config: None),
+            mock.patch.object(session, "cluster", lambda config, dashboard: contextlib.nullcontext("")),
+            mock.patch.object(files, "yaml", _KnownYaml),
+            mock.patch.object(journal, "threading", threads),
+            mock.patch.object(leases, "socket", host),
+            mock.patch.object(leases, "os", system),
+            mock.patch.object(leases, "_process", self._process),
+            mock.patch.object(commit, "ThreadPoolExecutor", _Here),
+            mock.patch.object(load, "ThreadPoolExecutor", _Here),
+            mock.patch.object(restoring, "socket", host),
+            *(
+                mock.patch.object(module, name, getattr(self, f"_{name}"))
+                for module in (restoring, from_snapshots)
+                for name in ("agreed", "gathered", "rank_here")
+            ),
+        ]
+        with contextlib.ExitStack() as stack:
+            for one in patches:
+                stack.enter_context(one)
+            yield
+
+    def _observed(self, reserved: Any, resources: Any) -> Any:
+        from collections import Counter
+
+        return self.cluster.observed({}, Counter())
+
+    def _lost(self, before: Any) -> set[str]:
+        self.cluster.ask_head()
+        return {name for name in before if name not in self.cluster.staying()}
+
+    def _process(self, pid: int) -> str:
+        found = next((one for one in self.clock.processes if one.pid == pid), None)
+        return f"process {pid}" if found is not None and found.alive else ""
+
+    def _rank(self) -> Any:
+        me = self.clock.current
+        group = self.training
+        return next((one for one in group.ranks if one.process is me), None) if group and me else None
+
+    def _gathered(self, value: Any) -> list[Any]:
+        rank = self._rank()
+        return rank.gathered(value) if rank else [value]
+
+    def _agreed(self, value: Any) -> Any:
+        return self._gathered(value)[0]
+
+    def _rank_here(self) -> int:
+        rank = self._rank()
+        return rank.rank if rank else 0
+
+
+class Controller:
+    """Ray Train's controller: it starts groups, looks at them, and asks the policies."""
+
+    def __init__(self, simulated: Simulated, config: Config, owner: str, mailbox: MailboxClient) -> None:
+        self.simulated, self.clock, self.owner, self.mailbox = simulated, simulated.clock, owner, mailbox
+        elastic = config.elastic
+        bounds = Bounds(
+            elastic.min_workers,
+            elastic.max_workers,
+            settle_s=float(elastic.settle),
+            reserve_s=float(elastic.reserve),
+            grow=elastic.grow,
+            wait_s=float("inf"),
+        )
+        self.job: Any = types.SimpleNamespace(config=config, mailbox=mailbox, folder=simulated.setting.run)
+        self.pool = pooled.WorkerProcessPool()
+        limits = MemoryLimits(1)
+        lender: Any = types.SimpleNamespace(processes=self.pool, share=None)
+        scaling = ScalingConfig(num_workers=elastic.max_workers, resources_per_worker={"CPU": 1})
+        self.policy = ScalingPolicy(scaling, bounds, self.job, None, lender, limits)
+        self.failures = policies.SpringtideFailurePolicy(
+            FailureConfig(max_failures=elastic.max_failures), self.job, self.pool, limits
+        )
+        self.group: WorkerGroup | None = None
+        self.begins: Callable[[], None] = lambda: None
+        self._workers: list[Any] = []
+
+    def run(self) -> None:
+        """Until the run is over; raises what ends it."""
+        while True:
+            self.clock.sleep(_POLL_S)
+            try:
+                decision = self._decide()
+                if decision is True:
+                    return
+                if isinstance(decision, tuple):
+                    self._release()
+                    self._begin()
+            except (ControllerError, WorkerGroupError) as error:
+                self._fail(error)
+            except Exception as error:
+                self._fail(ControllerError(error))
+
+    def _decide(self) -> Any:
+        group = self.group
+        if group is None:
+            return self.policy.make_decision_for_non_running_worker_group()
+        if failures := group.failures():
+            raise WorkerGroupError("a worker failed", failures)
+        if group.is_over:
+            self._release()
+            return True
+        state: Any = types.SimpleNamespace(workers=self._workers)
+        return self.policy.make_decision_for_running_worker_group(state, None)
+
+    def _fail(self, error: Any) -> None:
+        decision = self.failures.make_decision(error)
+        self._release()
+        if decision is not FailureDecision.RETRY:
+            self.abandon()
+            raise error
+
+    def _begin(self) -> None:
+        self.begins()
+        taken = self.pool.take(lambda node: Actor(self.simulated, node))
+        simulated = self.simulated
+        if lost := [one.node for one in taken if not simulated.cluster.machines[one.node].alive]:
+            self.pool.give_back([one for one in taken if one.node not in lost])
+            raise WorkerGroupStartupFailedError(f"lost before it began: {lost}")
+        nodes = tuple(sorted(one.node for one in taken))
+        by_node = {one.node: one for one in taken}
+        self._workers = [
+            types.SimpleNamespace(metadata=types.SimpleNamespace(node_id=node), actor=by_node[node].actor)
+            for node in nodes
+        ]
+        self.group = simulated.training = WorkerGroup(
+            simulated.setting, nodes, self.owner, self.mailbox, simulated.watch
+        )
+
+    def _release(self) -> None:
+        if self.group is None:
+            return
+        self.group.release()
+        gone = self.simulated.cluster.unanswering(self.group.nodes)
+        self.group = None
+        self.pool.reclaim(self._workers, gone)
+
+    def abandon(self) -> None:
+        """The driver is gone, or gives up: its workers go with it."""
+        if self.group is not None:
+            self.group.release()
+            self.group = None
+
+
+class _KnownYaml:
+    """``yaml``, which parses and writes each text once."""
+
+    YAMLError = yaml.YAMLError
+    safe_load = staticmethod(functools.lru_cache(64)(yaml.safe_load))
+
+    @staticmethod
+    def safe_dump(data: Any, sort_keys: bool) -> str:
+        return _dumped(json.dumps(data), sort_keys)
+
+
+@functools.lru_cache(64)
+def _dumped(data: str, sort_keys: bool) -> str:
+    return yaml.safe_dump(json.loads(data), sort_keys=sort_keys)
+
+
+class _Silent:
+    """A console that nobody reads."""
+
+    def __init__(self, *_: Any) -> None:
+        pass
+
+    def __enter__(self) -> _Silent:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        return None
+
+    def __call__(self, event: Any) -> None:
+        return None
+
+    def say(self, *_: Any) -> None:
+        return None
+
+
+class _Here:
+    """A pool of threads that calls at once."""
+
+    def __init__(self, *_: Any) -> None:
+        pass
+
+    def __enter__(self) -> _Here:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        return None
+
+    def map(self, function: Callable[..., Any], *values: Any) -> Iterator[Any]:
+        return map(function, *values)

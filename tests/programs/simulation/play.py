@@ -1,0 +1,156 @@
+"""One simulation from one integer."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+import logging
+import random
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+from simulation import store as stores
+from simulation.check import Watch
+from simulation.clock import Clock, Process
+from simulation.cluster import Cluster
+from simulation.defects import DEFECTS
+from simulation.driver import Simulated
+from simulation.faults import Faults
+from simulation.group import Setting
+from springtide import config as configs
+from springtide.config import Config
+from springtide.run.folder import open_run
+from springtide.run.verify import verify
+from springtide.store import Folder
+from springtide.stream import Data, digest, open_data
+
+STEPS = 40
+LONGEST_S = 4 * 3600.0
+QUIET_S = 1500.0
+"""Nothing goes wrong any more after this time: whatever happened, the run must then come to its end."""
+
+
+@dataclasses.dataclass
+class Outcome:
+    """What a seed has found."""
+
+    seed: int
+    violations: list[str]
+    finished: bool
+    starts: int
+    took_s: float
+    faults: list[str]
+
+
+@functools.cache
+def _prepared() -> tuple[Config, Data, list[int]]:
+    """A tiny dataset, once a process, and the digest of every step's batch."""
+    from prepared import prepare
+
+    root = Path(tempfile.mkdtemp(prefix="springtide-simulation-"))
+    changes = {
+        "shards.root": str(root),
+        "run.root": "memory://runs",
+        "feed.cache": str(root / "cache"),
+        "track.mlflow_uri": "off",
+        "track.progress": False,
+        "train.total": 12 * 64 * STEPS,
+        "checkpoint.every_steps": 6,
+        "checkpoint.tries": 3,
+        "elastic.min_workers": 1,
+        "elastic.max_workers": 4,
+    }
+    config = prepare(configs.recipes.tiny().override(changes))
+    data = open_data(config.data)
+    digests = [digest(data.order.batch(data.order.step_before(step))) for step in range(1, STEPS + 1)]
+    return config, data, digests
+
+
+def play(seed: int, defect: str | None = None, verbose: bool = False) -> Outcome:
+    """Play the schedule of ``seed``."""
+    config, data, digests = _prepared()
+    random.seed(seed)  # the pauses of the journal and of writers
+    logging.getLogger("ray").setLevel(logging.CRITICAL)
+    logging.getLogger("springtide").setLevel(logging.WARNING if verbose else logging.CRITICAL)
+    clock = Clock(seed)
+    store = stores.Store(clock)
+    stores.install(store)
+    draw = clock.random
+    config = config.override({"run.id": "run", "elastic.min_workers": draw.choice([1, 1, 2])})
+    run = Folder(config.run.root) / config.run.id
+    cluster = Cluster(clock, draw.randint(2, 4))
+    watch = Watch(clock, store, cluster, run, digests)
+    setting = Setting(clock, cluster, config, run, data, digests, draw.choice([1.0, 4.0, 10.0]))
+    simulated = Simulated(clock, cluster, setting, watch)
+    if verbose:
+        simulated.show = lambda event: (
+            print(f"  {clock.now:.1f} s: {event.describe()}") if event.kind != "step" else None
+        )
+    faults = Faults(clock, cluster, store, simulated, verbose)
+    store.lies = lambda host: host in cluster.machines and cluster.machines[host].lies
+    watch.can_train = functools.partial(_can_train, simulated, faults)
+    with clock.patched(), simulated.patched(), _planted(defect):
+        clock.start("watch", "hub", functools.partial(_look, watch))
+        operator = clock.start("operator", "hub", functools.partial(_operate, simulated, faults, config))
+        faults.plan(draw.randint(1, 8), QUIET_S)
+        ended = clock.run(LONGEST_S, lambda: not operator.alive)
+        if not ended:
+            watch.say("the run does not come to its end: " + ", ".join(p.name for p in clock.processes if p.alive))
+        elif operator.error is not None:
+            watch.say(f"operator: {operator.error!r}")
+        clock.run(clock.now + 300.0, lambda: False)  # writers and journals that are left
+        store.away_until_s = 0.0
+        finished = bool(ended and operator.error is None and open_run(run.url).finished)
+        if ended and not finished:
+            watch.say("the run has not finished")
+        watch.at_the_end(finished, verify(run) if finished else None)
+        took_s = clock.now
+        clock.end()
+    return Outcome(seed, watch.violations, finished, watch.starts, took_s, faults.done)
+
+
+def _operate(simulated: Simulated, faults: Faults, config: Config) -> None:
+    """Who starts the driver again when it is gone, as a batch system does."""
+    clock = simulated.clock
+    for number in range(40):
+        driver = faults.driver = simulated.drive(config, f"host{number % 2}", resume="auto")
+        while driver.alive:
+            clock.sleep(1.0)
+        with contextlib.suppress(OSError):  # the store is away: it is started again
+            if driver.error is None and driver.result is not None and driver.result.finished:
+                return
+        faults.note(f"driver {number} ended: {driver.error!r}")
+        clock.sleep(clock.random.uniform(5.0, 60.0))
+    raise RuntimeError("the run does not finish, however often it is started")
+
+
+def _look(watch: Watch) -> None:
+    while True:
+        watch.clock.sleep(10.0)
+        watch.look()
+
+
+def _can_train(simulated: Simulated, faults: Faults) -> bool:
+    """Whether all that is needed to train is there."""
+    cluster, now = simulated.cluster, simulated.clock.now
+    there = [one for one in cluster.alive if one.leaves_at_s is None and not one.lies]
+    frozen = any(one.frozen_until_s > now for one in cluster.alive)
+    away = simulated.watch.store.away_until_s > now or cluster.head_away_until_s > now
+    runs = faults.driver is not None and faults.driver.alive
+    return runs and not away and not frozen and len(there) >= simulated.setting.config.elastic.max_workers // 2
+
+
+@contextlib.contextmanager
+def _planted(defect: str | None) -> Iterator[None]:
+    if defect is None:
+        yield
+        return
+    with DEFECTS[defect]():
+        yield
+
+
+def ended(process: Process) -> bool:
+    """Whether a process is over."""
+    return not process.alive
