@@ -30,7 +30,8 @@ class Failed(Event):
     from_controller: ClassVar[bool] = True
     step: int
     cause: str
-    """``lost nodes``, ``failed workers``, ``start-up``, ``hung`` or ``given up``."""
+    """``lost nodes``, ``unfit node``, ``store``, ``failed workers``, ``out of memory``, ``start-up``, ``hung`` or
+    ``given up``."""
     reason: str
     again: bool
     """Whether another group is started."""

@@ -46,6 +46,7 @@ _DEFINED_IN = {
     "WorkerGroup": f"{_EXECUTION}.worker_group",
     "PlacementGroupHandle": f"{_EXECUTION}.worker_group.placement_group_handle",
     "WorkerGroupState": f"{_EXECUTION}.worker_group.state",
+    "WorkerGroupStateBuilder": f"{_EXECUTION}.worker_group.state",
     "RayTrainWorker": f"{_EXECUTION}.worker_group.worker",
     "Worker": f"{_EXECUTION}.worker_group.worker",
 }

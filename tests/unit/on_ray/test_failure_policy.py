@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 import torch
-from ray.train import FailureConfig, WorkerGroupError
+from ray.exceptions import RayTaskError
+from ray.train import ControllerError, FailureConfig, WorkerGroupError
 from ray.train.v2._internal.execution.failure_handling.failure_policy import FailureDecision
 
 from springtide import config as configs
@@ -15,11 +16,12 @@ from springtide.dist import CollectiveError, CutOff
 from springtide.elastic.limits import MemoryLimits
 from springtide.elastic.policy import Bounds, Leave, Node, RestartForecast, Start, Stay, WorkerGroup, decide
 from springtide.elastic.policy import PolicyState as Remembered
-from springtide.errors import UnfitNode
-from springtide.on_ray.train import policy
-from springtide.on_ray.train.group import WorkerProcessPool
+from springtide.errors import ConfigError, UnfitNode
+from springtide.on_ray._ray_private import WorkerGroupStartupFailedError
+from springtide.on_ray.train import failure_policy
+from springtide.on_ray.train.failure_policy import SpringtideFailurePolicy, is_echo
 from springtide.on_ray.train.mailbox import Progress
-from springtide.on_ray.train.policy import SpringtideFailurePolicy, is_echo
+from springtide.on_ray.train.process_pool import UnfitNodesError, WorkerProcessPool
 from springtide.on_ray.train.worker import TrainJob
 
 RETRY, RAISE = FailureDecision.RETRY, FailureDecision.RAISE
@@ -49,14 +51,14 @@ class Failures:
             post=lambda events: reply(self.posted.extend(events)),
             limit_micro_batch=lambda rows: reply(self.limit.append(rows)),
         )
-        monkeypatch.setattr(policy, "lost", lambda nodes: set())
-        monkeypatch.setattr(policy, "unanswering", lambda nodes: set())
+        monkeypatch.setattr(failure_policy, "lost", lambda nodes: set())
+        monkeypatch.setattr(failure_policy, "unanswering", lambda nodes: set())
         config = configs.recipes.tiny().override({"train.micro_batch": rows, "parallel.reduction": "fp32"})
         self.limits, self.processes = MemoryLimits(rows), WorkerProcessPool()
         job = TrainJob(config, mailbox)
         self.policy = SpringtideFailurePolicy(FailureConfig(max_failures=3), job, self.processes, self.limits)
 
-    def of(self, workers: int, error: WorkerGroupError) -> FailureDecision:
+    def of(self, workers: int, error: WorkerGroupError | ControllerError) -> FailureDecision:
         self.processes.plan = ("node",) * workers
         return self.policy.make_decision(error)
 
@@ -145,3 +147,90 @@ def test_a_node_that_reads_other_bytes_than_its_peers_is_left_out_and_the_run_go
     assert "otherwise than a second reader" in run.posted[0].reason
     elsewhere = UnfitNode("a node that nobody knows", "")
     assert run.policy.make_decision(WorkerGroupError("", {0: elsewhere})) is RAISE
+
+
+class EndpointConnectionError(Exception):
+    """As botocore's, which is not an OSError."""
+
+    __module__ = "botocore.exceptions"
+
+
+AWAY = OSError("runs/a/checkpoints: Could not connect to the endpoint URL")
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        WorkerGroupError("", {0: AWAY, 1: RuntimeError("Connection closed by peer")}),
+        WorkerGroupError("", {0: EndpointConnectionError("Could not connect to the endpoint URL")}),
+        WorkerGroupError("", {0: RayTaskError("read", "trace", AWAY).as_instanceof_cause()}),
+        ControllerError(AWAY),
+    ],
+)
+def test_a_store_that_is_away_is_waited_for_and_is_not_the_same_error_at_the_same_step(
+    monkeypatch: pytest.MonkeyPatch, error: WorkerGroupError | ControllerError
+) -> None:
+    run, now_s = Failures(monkeypatch), 100.0
+    monkeypatch.setattr(failure_policy, "time", SimpleNamespace(monotonic=lambda: now_s))
+    pauses = []
+    for _ in range(10):  # more than max_failures
+        assert run.of(2, error) is RETRY
+        pauses.append(run.processes.not_before_s - now_s)
+    assert pauses == [1, 2, 4, 8, 16, 32, 60, 60, 60, 60]
+    assert run.of(2, error) is RAISE
+    assert {one.cause for one in run.posted} == {"store"}
+    assert run.posted[0].reason.endswith("endpoint URL; tried again in 1 s, 1 of 10 times at this step")
+    run.step += 1  # it came back, and a step was done
+    assert run.of(2, error) is RETRY
+
+
+@pytest.mark.parametrize("error", [FileNotFoundError("train.parquet"), ValueError("a bug")])
+def test_an_error_that_no_store_mends_still_ends_the_run_at_the_second_time(
+    monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    run = Failures(monkeypatch)
+    failures = WorkerGroupError("", {0: AWAY, 1: error})
+    assert run.of(2, failures) is RETRY
+    assert run.of(2, failures) is RAISE
+    assert run.posted[0].cause == "failed workers"
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        RuntimeError("The server socket has failed to listen: EADDRINUSE"),
+        RayTaskError("_setup_torch_process_group", "DistStoreError: timed out", RuntimeError("timed out")),
+        WorkerGroupStartupFailedError("At least one of the worker actors failed to initialize."),
+        KeyError("NodeManagerPort"),
+    ],
+)
+def test_a_start_that_fails_is_tried_again_whatever_its_error(
+    monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    run = Failures(monkeypatch)
+    assert [run.of(2, ControllerError(error)) for _ in range(4)] == [RETRY, RETRY, RETRY, RAISE]
+    assert {one.cause for one in run.posted} == {"start-up"}
+    run.step = 8
+    assert run.of(2, ControllerError(error)) is RETRY
+
+
+def test_an_error_of_ours_at_the_start_is_fatal(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert Failures(monkeypatch).of(2, ControllerError(ConfigError("stream.global_batch"))) is RAISE
+
+
+def test_a_node_found_unfit_before_it_trains_costs_no_retry(monkeypatch: pytest.MonkeyPatch) -> None:
+    run = Failures(monkeypatch)
+    slow = ControllerError(UnfitNodesError("slow: its device multiplies at 30% of the others' speed"))
+    assert [run.of(2, slow) for _ in range(6)] == [RETRY] * 6  # it is left out longer each time
+    assert {one.cause for one in run.posted} == {"unfit node"}
+
+
+def test_a_driver_that_cannot_look_takes_no_node_for_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    run = Failures(monkeypatch)
+
+    def short(nodes: object) -> set[str]:
+        raise OSError(24, "Too many open files")
+
+    monkeypatch.setattr(failure_policy, "unanswering", short)
+    assert run.of(2, WorkerGroupError("", {0: ValueError("a bug")})) is RETRY
+    assert run.posted[0].cause == "failed workers"

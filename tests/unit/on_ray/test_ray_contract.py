@@ -47,11 +47,15 @@ SIGNATURES: dict[str, list[str]] = {
         *("num_workers", "placement_group", "resources_per_worker", "placement_group_bundle_indices"),
         *("starting_world_rank", "world_size", "replica_group_size"),
     ],
+    "WorkerGroup._clear_state": [],
     "WorkerGroup._get_worker_runtime_env": ["custom_runtime_env"],
+    "WorkerGroup._start": [],
+    "WorkerGroup._start_impl": ["worker_group_state_builder"],
     "WorkerGroup.get_worker_group_state": [],
     "WorkerGroup.get_workers": [],
     "WorkerGroup.has_started": [],
     "WorkerGroup.shutdown": [],
+    "WorkerGroupStateBuilder.__init__": [],
     "is_token_auth_enabled": [],
 }
 """What is called or overridden -> its arguments. Printed by this file when it is run."""

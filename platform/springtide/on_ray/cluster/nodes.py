@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-import contextlib
+import errno
+import os
+import selectors
 import socket
 import time
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import Any
 
 import ray
 
@@ -16,18 +18,28 @@ from springtide.on_ray._ray_private import MARKET_LABEL, OWN_ACTORS, PREEMPTION,
 from springtide.track.ledger import SPOT
 
 _ANSWER_S = 0.5
-"""A raylet that accepts no connection for this long counts as dead [s]."""
+"""How long a raylet may take to accept a connection, before it is tried once more [s]."""
+_PROBES = 128
+"""Connections that are tried at the same time."""
+_OWN_LIMITS = {errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM, errno.EADDRNOTAVAIL}
+"""Errors of a connection that say nothing about the other side: this machine has run out of something."""
 
 
-def observed(reserved: Mapping[str, Mapping[str, float]], resources: Mapping[str, float]) -> list[Node]:
-    """Return the live nodes. Each has the number of workers of ``resources`` that fit into what is ``reserved`` for this
-    run on it, and the announced time when it leaves, in seconds of ``time.monotonic``."""
+def live() -> list[dict[str, Any]]:
+    """Return Ray's table of the live nodes."""
+    return [node for node in ray.nodes() if node["Alive"]]
+
+
+def observed(
+    nodes: Sequence[Mapping[str, Any]], reserved: Mapping[str, Mapping[str, float]], resources: Mapping[str, float]
+) -> list[Node]:
+    """Return what is known of ``nodes``, as ``live`` returns them. Each has the number of workers of ``resources`` that fit
+    into what is ``reserved`` for this run on it, and the announced time when it leaves, in seconds of
+    ``time.monotonic``."""
     leaving = state.get_draining_nodes()
     found = []
-    for node in ray.nodes():
+    for node in nodes:
         name = node["NodeID"]
-        if not node["Alive"]:
-            continue
         here = reserved.get(name, {})
         places = min(
             (int(here.get(kind, 0.0) // amount) for kind, amount in resources.items() if amount > 0), default=0
@@ -38,15 +50,17 @@ def observed(reserved: Mapping[str, Mapping[str, float]], resources: Mapping[str
 
 
 def unanswering(names: Collection[str]) -> set[str]:
-    """Return those of the nodes that have no raylet which accepts a connection: Ray itself may notice much later."""
+    """Return those of the nodes that have no raylet which accepts a connection: Ray itself may notice much later. A node that
+    refuses is lost; one that is silent is tried once more, because one packet may be lost. Raises OSError if this
+    process cannot open a connection at all, which says nothing about the nodes."""
     addresses = {
         node["NodeID"]: (node["NodeManagerAddress"], node["NodeManagerPort"])
-        for node in ray.nodes()
-        if node["NodeID"] in names and node["Alive"]
+        for node in (live() if names else ())
+        if node["NodeID"] in names
     }
-    with ThreadPoolExecutor(max(1, len(addresses)), "springtide-probe") as threads:
-        answers = dict(zip(addresses, threads.map(_answers, addresses.values()), strict=True))
-    return {name for name in names if not answers.get(name)}
+    found = _connect(addresses)
+    found |= _connect({name: addresses[name] for name, error in found.items() if error == errno.ETIMEDOUT})
+    return {name for name in names if found.get(name) != 0}
 
 
 def drain(gcs: str, node: str, at_s: float, why: str) -> None:
@@ -99,10 +113,58 @@ def lost(before: Iterable[str]) -> set[str]:
     return set(before) - alive
 
 
-def _answers(address: tuple[str, int]) -> bool:
-    with contextlib.suppress(OSError), socket.create_connection(address, timeout=_ANSWER_S):
-        return True
-    return False
+def _connect(addresses: Mapping[str, tuple[str, int]]) -> dict[str, int]:
+    """Try to connect to each address, ``_PROBES`` at a time. Returns the error number for each: 0 if it accepts, ETIMEDOUT if
+    it is silent."""
+    waiting, found = list(addresses), dict[str, int]()
+    with selectors.DefaultSelector() as under_way:
+        try:
+            while waiting or under_way.get_map():
+                while waiting and len(under_way.get_map()) < _PROBES:
+                    try:
+                        connection = _begin(addresses[waiting[-1]])
+                    except OSError as error:
+                        if error.errno not in _OWN_LIMITS:  # as where no route leads
+                            found[waiting.pop()] = error.errno or errno.EHOSTUNREACH
+                            continue
+                        if not under_way.get_map():
+                            raise
+                        break  # until one of them is closed
+                    until_s = time.monotonic() + _ANSWER_S
+                    under_way.register(connection, selectors.EVENT_WRITE, (waiting.pop(), until_s))
+                found |= _settled(under_way)
+        finally:
+            for key in list(under_way.get_map().values()):
+                key.fileobj.close()  # type: ignore[union-attr]  # a socket, as registered above
+    return found
+
+
+def _begin(address: tuple[str, int]) -> socket.socket:
+    """Return a socket that connects to ``address`` in the background. Raises OSError if it fails at once."""
+    connection = socket.socket(socket.AF_INET6 if ":" in address[0] else socket.AF_INET, socket.SOCK_STREAM)
+    connection.setblocking(False)
+    error = connection.connect_ex(address)
+    if error not in (0, errno.EINPROGRESS):
+        connection.close()
+        raise OSError(error, os.strerror(error))
+    return connection
+
+
+def _settled(under_way: selectors.BaseSelector) -> dict[str, int]:
+    """Wait for one of the connections; close those that are settled or late. Returns the error number for each."""
+    first_s = min((key.data[1] for key in under_way.get_map().values()), default=0.0)
+    done = {key.fd for key, _ in under_way.select(max(0.0, first_s - time.monotonic()))}
+    found, now = {}, time.monotonic()
+    for key in list(under_way.get_map().values()):
+        name, until_s = key.data
+        if key.fd in done:
+            found[name] = key.fileobj.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)  # type: ignore[union-attr]
+        elif now >= until_s:
+            found[name] = errno.ETIMEDOUT
+        if name in found:
+            under_way.unregister(key.fileobj)
+            key.fileobj.close()  # type: ignore[union-attr]
+    return found
 
 
 def _monotonic(deadline_ms: int) -> float:

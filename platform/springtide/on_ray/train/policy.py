@@ -1,25 +1,26 @@
-"""Execute the decisions of ``elastic/policy.py`` inside Ray Train's controller, and decide which failures are retried. The
-only file that uses Ray Train's policies."""
+"""Execute the decisions of ``elastic/policy.py`` inside Ray Train's controller. The only file that uses Ray Train's scaling
+policy; ``failure_policy.py`` decides which failures are retried."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import dataclasses
+import logging
+import math
 import re
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 import ray
-import torch.distributed as dist
 from ray.exceptions import RayError
 from ray.train import FailureConfig, Result, ScalingConfig
 from ray.train.torch import TorchTrainer
 
-from springtide.dist import CollectiveError
 from springtide.elastic import Interrupt
 from springtide.elastic.limits import MemoryLimits
+from springtide.elastic.patience import MOST_STORE_FAILURES, look_pause_s, store_pause_s
 from springtide.elastic.policy import (
     Bounds,
     Decision,
@@ -33,24 +34,22 @@ from springtide.elastic.policy import (
     decide,
     following,
 )
-from springtide.errors import SpringtideError, StoppedWaiting, TrainingFailed, UnfitNode
+from springtide.errors import StoppedWaiting, TrainingFailed
 from springtide.events import Decided, Failed, Ready, Stopped
 from springtide.on_ray._ray_private import (
     DatasetsCallback,
-    DefaultFailurePolicy,
     ElasticScalingPolicy,
-    FailureDecision,
     NoopDecision,
     PlacementGroupCleanerCallback,
     ScalingDecision,
     Worker,
     WorkerGroupState,
-    WorkerHealthCheckFailedError,
 )
-from springtide.on_ray.cluster.nodes import lost, observed, unanswering
+from springtide.on_ray.cluster.nodes import live, observed, unanswering
 from springtide.on_ray.cluster.notices import PreemptionWatchers
 from springtide.on_ray.train.actor_context import run_as_actor
-from springtide.on_ray.train.group import Controller, WorkerProcessPool
+from springtide.on_ray.train.failure_policy import SpringtideFailurePolicy
+from springtide.on_ray.train.group import Controller
 from springtide.on_ray.train.hang import diagnose
 from springtide.on_ray.train.mailbox import Progress
 from springtide.on_ray.train.worker import TrainJob
@@ -58,13 +57,11 @@ from springtide.on_ray.train.worker_lender import WorkerLender
 
 _ANSWER_S = 2.0
 _LOOK_S = 0.5
+_MOMENT_S = 1e-3
+"""A look comes this much after the nodes have settled, so that it finds them settled [s]."""
 _MOST_HANGS = 3
 """Hangs at one step after which training fails."""
-_NO_ROOM = ("OutOfMemoryError", "MemoryError", "can't allocate memory", "out of memory", "low on memory")
-"""Messages of torch, numpy and Ray when memory runs out."""
-_ECHOES = ("Connection closed by peer", "Connection reset by peer", "Socket", "Broken pipe", "NCCL")
-"""Messages of gloo and NCCL when a peer is gone."""
-_NUMBER = re.compile(r"0x[0-9a-fA-F]+|\d+(\.\d+)?")
+_log = logging.getLogger(__name__)
 
 
 class SpringtideScalingPolicy(ElasticScalingPolicy):
@@ -95,14 +92,35 @@ class SpringtideScalingPolicy(ElasticScalingPolicy):
         self._looked_s = float("-inf")
         self._leaving = 0
         self._hangs: Counter[int] = Counter()
+        self._silent: set[str] = set()
+        """Nodes that Ray takes for alive and that did not answer."""
+        self._probed_s = float("-inf")
+        self._failed_looks = 0
 
     @property
     def _bounds(self) -> Bounds:
         return dataclasses.replace(self._asked_for, fits=self._limits.least_workers)
 
     def make_decision_for_non_running_worker_group(self) -> ScalingDecision:
-        """Start a group if there is room, else wait. Raises StoppedWaiting when asked to stop, TrainingFailed when
+        """Start a group if there is room, else wait a moment. Raises StoppedWaiting when asked to stop, TrainingFailed when
         the wait is over."""
+        begin_s = time.thread_time()
+        try:
+            decision = self._look()
+            self._failed_looks = 0
+        except (RayError, OSError) as error:  # Ray does not retry a controller's error in this state
+            self._unseen(error)
+            if self._failed_looks > MOST_STORE_FAILURES:
+                raise
+            self._processes.wait(store_pause_s(self._failed_looks))
+            return NoopDecision()
+        if isinstance(decision, NoopDecision):
+            self._wait(look_pause_s(time.thread_time() - begin_s))
+        return decision
+
+    def _look(self) -> ScalingDecision:
+        if self._processes.closed:
+            raise StoppedWaiting("its driver has ended")
         self._maybe_send_resource_request()
         self._asked = False
         progress = self._progress()
@@ -111,7 +129,24 @@ class SpringtideScalingPolicy(ElasticScalingPolicy):
             ended = Stopped(step=progress.step, status="stopped", reason=reason)
             self._mailbox.post([ended]).get()
             raise StoppedWaiting(reason)
+        if time.monotonic() < self._processes.not_before_s:
+            return NoopDecision()
         return self._start(progress)
+
+    def _unseen(self, error: Exception) -> None:
+        """Count a look at the cluster that failed; say so the first time."""
+        self._failed_looks += 1
+        if self._failed_looks == 1:
+            _log.warning("the cluster could not be looked at, and is looked at again: %s", error)
+
+    def _wait(self, pause_s: float) -> None:
+        """Wait for the next look, which comes at once when a process is ready, the nodes have settled or the run is to stop."""
+        now = time.monotonic()
+        settled_s = self._memory.since_s + self._bounds.settle_s + _MOMENT_S
+        until_s = min(now + pause_s, settled_s if now < settled_s else math.inf)
+        while (left_s := until_s - time.monotonic()) > 0:
+            if self._processes.wait(min(left_s, _LOOK_S)) or (left_s > _LOOK_S and self._progress().stop):
+                return
 
     def make_decision_for_running_worker_group(
         self, worker_group_state: WorkerGroupState, worker_group_status: object
@@ -126,7 +161,14 @@ class SpringtideScalingPolicy(ElasticScalingPolicy):
             return self._start(progress, busy, probe=False)
         if progress.silent_s > progress.longest_s:
             return self._end_hung(worker_group_state.workers, progress)
-        decision = self._decide(self._nodes(busy, warm=True), WorkerGroup(busy), progress)
+        try:
+            nodes = self._nodes(busy, warm=True)
+            self._failed_looks = 0
+        except (RayError, OSError) as error:  # the group trains on meanwhile
+            self._unseen(error)
+            return NoopDecision()
+        decision = self._decide(nodes, WorkerGroup(busy), progress)
+        self._report(decision, progress.step)
         if isinstance(decision, Replace):
             return self._start(progress, busy)
         if isinstance(decision, Leave) and not self._asked:
@@ -135,12 +177,15 @@ class SpringtideScalingPolicy(ElasticScalingPolicy):
         return NoopDecision()
 
     def _start(self, progress: Progress, busy: tuple[str, ...] = (), probe: bool = True) -> ScalingDecision:
-        """Start a group if there is room. ``busy``: nodes of the group that ends; ``probe``: first check that nodes answer."""
+        """Start a group if there is room. ``busy``: nodes of the group that ends; ``probe``: only on nodes that answer."""
         nodes = self._nodes(busy)
-        if probe:
-            silent = unanswering({node.id for node in nodes})
-            nodes = [node for node in nodes if node.id not in silent]
-        decision = self._decide(nodes, None, progress)
+        if probe and time.monotonic() - self._probed_s >= _LOOK_S:
+            self._silent = self._unanswering(self._silent & {node.id for node in nodes})
+        decision = self._decide(nodes, None, progress, self._silent if probe else ())
+        while probe and isinstance(decision, Start) and (silent := self._unanswering(set(decision.nodes))):
+            self._silent |= silent
+            decision = self._decide(nodes, None, progress, self._silent)
+        self._report(decision, progress.step)
         if isinstance(decision, GiveUp):
             raise TrainingFailed(f"{decision.reason}; resume with --resume")
         if not isinstance(decision, Start):
@@ -150,6 +195,10 @@ class SpringtideScalingPolicy(ElasticScalingPolicy):
         self._mailbox.reset_for_new_group()
         self._asked, self._began_at = False, progress.step
         return self._get_resize_decision(decision.workers)
+
+    def _unanswering(self, names: set[str]) -> set[str]:
+        self._probed_s = time.monotonic()
+        return unanswering(names)
 
     def _end_hung(self, workers: Sequence[Worker], progress: Progress) -> ScalingDecision:
         """Replace a group that sends no events any more; first write down what its ranks are doing."""
@@ -165,17 +214,23 @@ class SpringtideScalingPolicy(ElasticScalingPolicy):
         dead = {id(worker) for worker in silent}
         return self._start(progress, tuple(worker.metadata.node_id for worker in workers if id(worker) not in dead))
 
-    def _decide(self, nodes: list[Node], group: WorkerGroup | None, progress: Progress) -> Decision:
-        decision, self._memory = decide(self._bounds, nodes, group, progress.prospects, self._memory, time.monotonic())
+    def _decide(
+        self, nodes: list[Node], group: WorkerGroup | None, progress: Progress, silent: Collection[str] = ()
+    ) -> Decision:
+        """Decide with the ``nodes`` that are not ``silent``."""
+        seen = [node for node in nodes if node.id not in silent] if silent else nodes
+        decision, self._memory = decide(self._bounds, seen, group, progress.prospects, self._memory, time.monotonic())
         for node, took_s in self._processes.newly_ready():
             self._mailbox.post([Ready(step=progress.step, node=node, took_s=round(took_s, 3))])
-        self._report(decision, progress.step)
         return decision
 
     def _nodes(self, busy: tuple[str, ...] = (), warm: bool = False) -> list[Node]:
         """Return the nodes as observed. ``warm``: start processes where the next group would be and none are."""
+        table = live()
+        reserved = self._reserved({node["NodeID"] for node in table})
+        seen = observed(table, reserved, self.scaling_config._resources_per_worker_not_none)
+        self._processes.observe(seen)
         problems = self._processes.problems()
-        seen = observed(self._reserved(), self.scaling_config._resources_per_worker_not_none)
         nodes = [node._replace(problem=problems.get(node.id, "")) for node in seen]
         if self._share is not None:
             self._processes.trim({node.id: node.places for node in nodes}, busy)
@@ -192,14 +247,14 @@ class SpringtideScalingPolicy(ElasticScalingPolicy):
             return self._mailbox.progress().get(_ANSWER_S) or Progress()
         return Progress()
 
-    def _reserved(self) -> dict[str, dict[str, float]]:
-        """Return node -> resources of this run. Ray looks for new nodes every 20 s; changed nodes make it look at once."""
+    def _reserved(self, alive: set[str]) -> dict[str, dict[str, float]]:
+        """Return node -> resources of this run. Ray looks for new nodes every 20 s; if the nodes that are ``alive`` have
+        changed, it looks at once."""
         now = time.monotonic()
         if self._share is not None:
             with contextlib.suppress(RayError):
                 self._mine = self._share.mine(_ANSWER_S)
         elif now - self._looked_s >= _LOOK_S:
-            alive = {node["NodeID"] for node in ray.nodes() if node["Alive"]}
             asked = self._autoscaling_coordinator.get_reserved_resources.remote(
                 self._requester_id, alive != self._alive
             )
@@ -224,124 +279,6 @@ class SpringtideScalingPolicy(ElasticScalingPolicy):
         if words != self._reported:
             self._reported = words
             self._mailbox.post([Decided(step=step, decision=type(decision).__name__.lower(), reason=decision.reason)])
-
-
-class SpringtideFailurePolicy(DefaultFailurePolicy):
-    """Ray's policy, but lost nodes do not count as failures, and an error that would recur is not retried: one of ours, or
-    the same one at the same step."""
-
-    def __init__(
-        self, failures: FailureConfig, job: TrainJob, processes: WorkerProcessPool, limits: MemoryLimits
-    ) -> None:
-        """``limits``: those of the run, which this policy adds to."""
-        super().__init__(failures)
-        self._processes, self._limits = processes, limits
-        self._config, self._mailbox = job.config, job.mailbox
-        self._before: tuple[int, str] | None = None
-        self._starts, self._starts_at = 0, -1
-        """Consecutive groups that failed to start, and at which step."""
-
-    def make_decision(self, training_failed_error: BaseException) -> FailureDecision:
-        """Decide what to do about a failure, and record it in the run's journal."""
-        if self._processes.closed:
-            return FailureDecision.RAISE
-        failures = getattr(training_failed_error, "worker_failures", None)
-        nodes = set(self._processes.plan)
-        gone = lost(nodes) | unanswering(nodes)
-        if (ours := fatal(training_failed_error)) is not None:
-            if isinstance(ours, StoppedWaiting):
-                return FailureDecision.RAISE
-            cause, decision = "failed workers" if failures is not None else "given up", FailureDecision.RAISE
-            if isinstance(ours, UnfitNode) and ours.node in nodes:
-                self._processes.ban(ours.node, str(ours))
-                cause, decision = "unfit node", FailureDecision.RETRY
-        elif gone:
-            cause, decision = "lost nodes", FailureDecision.RETRY
-        elif failures is not None:
-            cause, decision = "failed workers", self._of_workers(training_failed_error, failures)
-        else:
-            cause, decision = "start-up", self._of_start(training_failed_error)
-        lost_names = ", ".join(sorted(name[:8] for name in gone)) if cause == "lost nodes" else ""
-        reason = lost_names or first_line(training_failed_error)
-        if cause == "failed workers" and any(map(is_out_of_memory, (failures or {}).values())):
-            cause, (decision, remedy) = "out of memory", self._with_less(decision)
-            reason += f"; {remedy}"
-        again = decision is FailureDecision.RETRY
-        self._mailbox.post([Failed(step=self._step(), cause=cause, reason=reason, again=again)])
-        return decision
-
-    def _of_workers(self, error: BaseException, failures: Mapping[int, BaseException]) -> FailureDecision:
-        # process ids, bytes and addresses differ each time; the rest of a message does not
-        own = [
-            _NUMBER.sub("#", f"{type(one).__name__}: {one}") for _, one in sorted(failures.items()) if not is_echo(one)
-        ]
-        if own:
-            before, self._before = self._before, (self._step(), own[0])
-            if self._before == before:
-                return FailureDecision.RAISE
-        return super().make_decision(error)
-
-    def _with_less(self, decision: FailureDecision) -> tuple[FailureDecision, str]:
-        """Retry with smaller micro-batches of the same global batch, if possible: fewer workers with more rows each ran out of
-        memory. Else wait for a larger group, if one has trained. Returns the decision and a description of what changes."""
-        lanes, exact = self._config.stream.num_lanes, self._config.parallel.exact
-        workers = max(1, len(self._processes.plan))
-        most_lanes = 1 if exact else -(-lanes // workers)  # in one micro-batch
-        before = min(self._limits.rows_at_once(workers), most_lanes * self._config.stream.global_batch // lanes)
-        if before >= 2:
-            rows = self._limits.halve(workers, before)
-            self._mailbox.limit_micro_batch(rows).get()
-            return FailureDecision.RETRY, f"micro-batches have {rows} rows instead of {before} from now on"
-        if self._limits.wait_for_more(workers, is_over=decision is FailureDecision.RAISE):
-            least = self._limits.least_workers
-            return FailureDecision.RETRY, f"a step does not fit {workers} workers: the run waits for {least} or more"
-        return decision, "a micro-batch has only one row already"
-
-    def _of_start(self, error: BaseException) -> FailureDecision:
-        step = self._step()
-        self._starts = self._starts + 1 if self._starts_at == step else 1
-        self._starts_at = step
-        if self._starts > self.failure_config.max_failures:
-            return FailureDecision.RAISE
-        return super().make_decision(error)
-
-    def _step(self) -> int:
-        with contextlib.suppress(RayError):  # the mailbox ends with its driver
-            return (self._mailbox.progress().get(_ANSWER_S) or Progress()).step
-        return 0
-
-
-def is_echo(error: BaseException) -> bool:
-    """Return whether a worker's failure is only the consequence of another worker's death."""
-    return isinstance(error, WorkerHealthCheckFailedError | RayError | dist.DistError | CollectiveError) or (
-        isinstance(error, RuntimeError) and any(word in str(error) for word in _ECHOES)
-    )
-
-
-def is_out_of_memory(error: BaseException) -> bool:
-    """Return whether a worker ran out of memory, on its device or its host."""
-    text = f"{type(error).__name__}: {error}"
-    return any(word in text for word in _NO_ROOM)
-
-
-def first_line(error: BaseException) -> str:
-    """Return the first line of the first failed rank's error, or of the error itself."""
-    failures = getattr(error, "worker_failures", None) or {}
-    message = next(
-        (f"rank {rank}: {one}" for rank, one in sorted(failures.items())),
-        str(getattr(error, "controller_failure", error)),
-    )
-    return next(iter(message.strip().splitlines()), type(error).__name__)[:300]
-
-
-def fatal(error: BaseException) -> SpringtideError | None:
-    """Return our own error among the workers' failures or the controller's, None if there is none."""
-    failures = [*getattr(error, "worker_failures", {}).values(), getattr(error, "controller_failure", None)]
-    for failure in failures:
-        for candidate in (failure, getattr(failure, "cause", None)):  # Ray wraps what an actor's call raised
-            if isinstance(candidate, SpringtideError):
-                return candidate
-    return None
 
 
 class SpringtideTrainer(TorchTrainer):

@@ -10,9 +10,11 @@ import signal
 import threading
 from collections.abc import Callable, Iterator
 from types import FrameType
+from typing import TypeVar
 
 import pyarrow.fs
 import ray
+from ray.exceptions import RayActorError
 from ray.train import FailureConfig, RunConfig, ScalingConfig
 from ray.train.torch import TorchConfig
 
@@ -25,8 +27,10 @@ from springtide.events import Event
 from springtide.on_ray.cluster.nodes import may_be_taken_away
 from springtide.on_ray.cluster.notices import PreemptionWatchers
 from springtide.on_ray.train.async_eval import async_evaluations
-from springtide.on_ray.train.mailbox import MailboxClient
-from springtide.on_ray.train.policy import SpringtideTrainer, fatal
+from springtide.on_ray.train.failure_policy import fatal
+from springtide.on_ray.train.mailbox import MailboxClient, Reply
+from springtide.on_ray.train.policy import SpringtideTrainer
+from springtide.on_ray.train.process_pool import last_line
 from springtide.on_ray.train.snapshot_server import snapshot_servers_follow
 from springtide.on_ray.train.worker import TrainJob, work
 from springtide.on_ray.train.worker_lender import WorkerLender
@@ -36,6 +40,7 @@ _POLL_S = 0.5
 _END_S = 10.0
 """How long Ray Train's controller may take to see that all its workers are gone [s]."""
 _log = logging.getLogger(__name__)
+T = TypeVar("T")
 
 
 def train(
@@ -82,7 +87,7 @@ def train(
                 _pass_on(mailbox, on_event)
                 if asked.is_set():
                     asked.clear()
-                    mailbox.ask(Interrupt.STOP).get()
+                    _answer(mailbox.ask(Interrupt.STOP))
         except BaseException:
             workers.processes.close()
             thread.join(_END_S)
@@ -97,8 +102,19 @@ def train(
 
 
 def _pass_on(mailbox: MailboxClient, on_event: Callable[[Event], None], wait_s: float = _POLL_S) -> None:
-    for event in mailbox.take(wait_s).get():
+    for event in _answer(mailbox.take(wait_s)):
         on_event(event)
+
+
+def _answer(reply: Reply[T]) -> T:
+    """Wait for the mailbox's reply. Raises TrainingFailed if its process has ended: what it held is lost, the run is not."""
+    try:
+        return reply.get()
+    except RayActorError as error:
+        raise TrainingFailed(
+            "the run's mailbox, a process on the driver's node, has ended, perhaps for want of memory there: "
+            f"{last_line(error)}; events that it held are lost, the trained state is not: resume with --resume"
+        ) from error
 
 
 def _trainer(run: Folder, term: int, job: TrainJob, workers: WorkerLender) -> SpringtideTrainer:

@@ -12,8 +12,8 @@ from ray.exceptions import RayError
 from springtide.config import Config
 from springtide.elastic import Interrupt
 from springtide.errors import RunExists
-from springtide.on_ray.train.group import WorkerProcessPool
 from springtide.on_ray.train.mailbox import MailboxClient, open_mailbox
+from springtide.on_ray.train.process_pool import WorkerProcessPool
 from springtide.on_ray.tune.worker_pool import WorkerPoolClient
 
 _NEXT_S = 10.0

@@ -15,7 +15,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from springtide.config import Config
 from springtide.elastic.allocation import Allocation, ResourceRequest, allocate
 from springtide.elastic.scaling import useful
-from springtide.on_ray.cluster.nodes import observed
+from springtide.on_ray.cluster.nodes import live, observed
 
 _LOOK_S = 0.3
 _SILENT_S = 120.0
@@ -80,8 +80,8 @@ class WorkerPool:
     def _look(self, now: float) -> None:
         if now - self._looked_s < _LOOK_S:
             return
-        whole = {node["NodeID"]: node["Resources"] for node in ray.nodes() if node["Alive"]}
-        nodes = observed(whole, self._resources)
+        seen = live()
+        nodes = observed(seen, {node["NodeID"]: node["Resources"] for node in seen}, self._resources)
         self._places = {node.id: node.places for node in nodes if node.leaves_at is None}
         self._looked_s = now
 

@@ -1,0 +1,70 @@
+"""How long to wait: for a worker group to start, before a node or a store is tried again, between two looks at a cluster."""
+
+from __future__ import annotations
+
+_STARTS = 4.0
+"""A start that takes this many times the longest one of its run has failed."""
+_BAN_S, _LONGEST_BAN_S = 30.0, 3600.0
+_STORE_PAUSE_S, _LONGEST_STORE_PAUSE_S = 1.0, 60.0
+MOST_STORE_FAILURES = 10
+"""Groups that may fail at one step because the store cannot be reached; with the pauses between them, five minutes."""
+_LOOKS = 100.0
+"""Waiting costs one part in this many of a core."""
+_SHORTEST_LOOK_S, _LONGEST_LOOK_S = 0.1, 5.0
+
+
+class StartTimes:
+    """How long the starts of a run have taken, and so how long the next one may take.
+
+    >>> starts = StartTimes(least_s=20.0, most_s=180.0)
+    >>> starts.limit_s()
+    180.0
+    >>> starts.add(9.0)
+    >>> starts.limit_s(), starts.limit_s(workers=3)
+    (36.0, 108.0)
+    """
+
+    def __init__(self, least_s: float, most_s: float) -> None:
+        """The limit is ``most_s`` before the first start is known, and lies between the two afterwards [s]."""
+        self._least_s, self._most_s = least_s, most_s
+        self._longest_s, self._workers = 0.0, 1
+
+    def add(self, took_s: float, workers: int = 1) -> None:
+        """Add a start of ``workers`` together that has succeeded."""
+        if took_s > self._longest_s:
+            self._longest_s, self._workers = took_s, workers
+
+    def limit_s(self, workers: int = 1) -> float:
+        """Return how long a start of ``workers`` together may take [s]."""
+        if not self._longest_s:
+            return self._most_s
+        grown = max(1.0, workers / self._workers)
+        return min(self._most_s, max(self._least_s, _STARTS * grown * self._longest_s))
+
+
+def ban_s(failures: int) -> float:
+    """Return how long a node is excluded after its ``failures``-th failure [s].
+
+    >>> [ban_s(failures) for failures in (1, 2, 3, 100)]
+    [60.0, 120.0, 240.0, 3600.0]
+    """
+    return min(_LONGEST_BAN_S, _BAN_S * 2.0 ** min(failures, 10))
+
+
+def store_pause_s(failures: int) -> float:
+    """Return how long to wait after the ``failures``-th group that could not reach the store [s].
+
+    >>> [store_pause_s(failures) for failures in (1, 2, 3, 100)]
+    [1.0, 2.0, 4.0, 60.0]
+    """
+    return min(_LONGEST_STORE_PAUSE_S, _STORE_PAUSE_S * 2.0 ** min(failures - 1, 10))
+
+
+def look_pause_s(cpu_s: float) -> float:
+    """Return how long to wait after a look at the cluster that took ``cpu_s`` of processor time, so that waiting for capacity
+    costs at most 1% of a core [s].
+
+    >>> [look_pause_s(cpu_s) for cpu_s in (0.0, 0.002, 0.02, 1.0)]
+    [0.1, 0.2, 2.0, 5.0]
+    """
+    return min(_LONGEST_LOOK_S, max(_SHORTEST_LOOK_S, _LOOKS * cpu_s))

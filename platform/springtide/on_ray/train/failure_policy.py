@@ -1,0 +1,226 @@
+"""Decide which failures of a run are retried. The only file that uses Ray Train's failure policy."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import time
+from collections.abc import Mapping
+
+import torch.distributed as dist
+from ray.exceptions import RayError
+from ray.train import FailureConfig
+
+from springtide.dist import CollectiveError
+from springtide.elastic.limits import MemoryLimits
+from springtide.elastic.patience import MOST_STORE_FAILURES, store_pause_s
+from springtide.errors import SpringtideError, StoppedWaiting, UnfitNode
+from springtide.events import Failed
+from springtide.on_ray._ray_private import (
+    DefaultFailurePolicy,
+    FailureDecision,
+    WorkerGroupStartupFailedError,
+    WorkerHealthCheckFailedError,
+)
+from springtide.on_ray.cluster.nodes import lost, unanswering
+from springtide.on_ray.train.mailbox import Progress
+from springtide.on_ray.train.process_pool import UnfitNodesError, WorkerProcessPool, last_line
+from springtide.on_ray.train.worker import TrainJob
+
+_ANSWER_S = 2.0
+_NO_ROOM = ("OutOfMemoryError", "MemoryError", "can't allocate memory", "out of memory", "low on memory")
+"""Messages of torch, numpy and Ray when memory runs out."""
+_ECHOES = ("Connection closed by peer", "Connection reset by peer", "Socket", "Broken pipe", "NCCL")
+"""Messages of gloo and NCCL when a peer is gone."""
+_NUMBER = re.compile(r"0x[0-9a-fA-F]+|\d+(\.\d+)?")
+_STORE_PACKAGES = {
+    *("aiobotocore", "botocore", "s3fs", "obstore", "gcsfs", "google", "adlfs", "azure", "aiohttp", "requests"),
+    *("urllib3",),
+}
+"""Packages of stores' clients: their errors are not OSErrors throughout."""
+_FINAL = (FileNotFoundError, FileExistsError, PermissionError, NotADirectoryError, IsADirectoryError)
+"""OSErrors that do not pass by themselves."""
+
+
+class SpringtideFailurePolicy(DefaultFailurePolicy):
+    """Ray's policy, but lost nodes do not count as failures, and an error that would recur is not retried: one of ours, or
+    the same one at the same step. A store that cannot be reached is tried ``MOST_STORE_FAILURES`` times at a step, after
+    growing pauses."""
+
+    def __init__(
+        self, failures: FailureConfig, job: TrainJob, processes: WorkerProcessPool, limits: MemoryLimits
+    ) -> None:
+        """``limits``: those of the run, which this policy adds to."""
+        super().__init__(failures)
+        self._processes, self._limits = processes, limits
+        self._config, self._mailbox = job.config, job.mailbox
+        self._before: tuple[int, str] | None = None
+        self._starts, self._stores = _Repeats(), _Repeats()
+        """Groups that failed to start, and groups that could not reach a store."""
+
+    def make_decision(self, training_failed_error: BaseException) -> FailureDecision:
+        """Decide what to do about a failure, and record it in the run's journal."""
+        if self._processes.closed:
+            return FailureDecision.RAISE
+        failures = getattr(training_failed_error, "worker_failures", None)
+        nodes = set(self._processes.plan)
+        gone = _gone(nodes)
+        if (ours := fatal(training_failed_error)) is not None:
+            if isinstance(ours, StoppedWaiting):
+                return FailureDecision.RAISE
+            cause, decision = "failed workers" if failures is not None else "given up", FailureDecision.RAISE
+            if isinstance(ours, UnfitNode) and ours.node in nodes:
+                self._processes.ban(ours.node, str(ours))
+                cause, decision = "unfit node", FailureDecision.RETRY
+        elif gone:
+            cause, decision = "lost nodes", FailureDecision.RETRY
+        elif isinstance(getattr(training_failed_error, "controller_failure", None), UnfitNodesError):
+            cause, decision = "unfit node", FailureDecision.RETRY
+        elif (stores := _only_stores(training_failed_error)) is not None:
+            return self._of_store(stores)
+        elif failures is not None:
+            cause, decision = "failed workers", self._of_workers(training_failed_error, failures)
+        else:
+            cause, decision = "start-up", self._of_start()
+        lost_names = ", ".join(sorted(name[:8] for name in gone)) if cause == "lost nodes" else ""
+        reason = lost_names or first_line(training_failed_error)
+        if cause == "failed workers" and any(map(is_out_of_memory, (failures or {}).values())):
+            cause, (decision, remedy) = "out of memory", self._with_less(decision)
+            reason += f"; {remedy}"
+        again = decision is FailureDecision.RETRY
+        self._mailbox.post([Failed(step=self._step(), cause=cause, reason=reason, again=again)])
+        return decision
+
+    def _of_store(self, error: BaseException) -> FailureDecision:
+        """Try a store again after a pause: it comes back by itself, and this step is not at fault."""
+        step = self._step()
+        failed = self._stores.add(step)
+        again = failed <= MOST_STORE_FAILURES
+        reason = f"{last_line(error)}; "
+        if again:
+            pause_s = store_pause_s(failed)
+            self._processes.not_before_s = time.monotonic() + pause_s
+            reason += f"tried again in {pause_s:g} s, {failed} of {MOST_STORE_FAILURES} times at this step"
+        else:
+            reason += f"it was tried again {MOST_STORE_FAILURES} times at this step"
+        self._mailbox.post([Failed(step=step, cause="store", reason=reason, again=again)])
+        return FailureDecision.RETRY if again else FailureDecision.RAISE
+
+    def _of_workers(self, error: BaseException, failures: Mapping[int, BaseException]) -> FailureDecision:
+        # process ids, bytes and addresses differ each time; the rest of a message does not
+        own = [
+            _NUMBER.sub("#", f"{type(one).__name__}: {one}") for _, one in sorted(failures.items()) if not is_echo(one)
+        ]
+        if own:
+            before, self._before = self._before, (self._step(), own[0])
+            if self._before == before:
+                return FailureDecision.RAISE
+        return super().make_decision(error)
+
+    def _with_less(self, decision: FailureDecision) -> tuple[FailureDecision, str]:
+        """Retry with smaller micro-batches of the same global batch, if possible: fewer workers with more rows each ran out of
+        memory. Else wait for a larger group, if one has trained. Returns the decision and a description of what changes."""
+        lanes, exact = self._config.stream.num_lanes, self._config.parallel.exact
+        workers = max(1, len(self._processes.plan))
+        most_lanes = 1 if exact else -(-lanes // workers)  # in one micro-batch
+        before = min(self._limits.rows_at_once(workers), most_lanes * self._config.stream.global_batch // lanes)
+        if before >= 2:
+            rows = self._limits.halve(workers, before)
+            self._mailbox.limit_micro_batch(rows).get()
+            return FailureDecision.RETRY, f"micro-batches have {rows} rows instead of {before} from now on"
+        if self._limits.wait_for_more(workers, is_over=decision is FailureDecision.RAISE):
+            least = self._limits.least_workers
+            return FailureDecision.RETRY, f"a step does not fit {workers} workers: the run waits for {least} or more"
+        return decision, "a micro-batch has only one row already"
+
+    def _of_start(self) -> FailureDecision:
+        """Retry a start whatever its error: a port was taken, a peer was late, a worker was killed."""
+        again = self._starts.add(self._step()) <= self.failure_config.max_failures
+        return FailureDecision.RETRY if again else FailureDecision.RAISE
+
+    def _step(self) -> int:
+        with contextlib.suppress(RayError):  # the mailbox ends with its driver
+            return (self._mailbox.progress().get(_ANSWER_S) or Progress()).step
+        return 0
+
+
+def is_echo(error: BaseException) -> bool:
+    """Return whether a worker's failure is only the consequence of another worker's death."""
+    return isinstance(error, WorkerHealthCheckFailedError | RayError | dist.DistError | CollectiveError) or (
+        isinstance(error, RuntimeError) and any(word in str(error) for word in _ECHOES)
+    )
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Return whether a worker ran out of memory, on its device or its host."""
+    text = f"{type(error).__name__}: {error}"
+    return any(word in text for word in _NO_ROOM)
+
+
+def first_line(error: BaseException) -> str:
+    """Return the first line of the first failed rank's error, or of the error itself."""
+    failures = getattr(error, "worker_failures", None) or {}
+    message = next(
+        (f"rank {rank}: {one}" for rank, one in sorted(failures.items())),
+        str(getattr(error, "controller_failure", error)),
+    )
+    return next(iter(message.strip().splitlines()), type(error).__name__)[:300]
+
+
+def fatal(error: BaseException) -> SpringtideError | None:
+    """Return our own error among the workers' failures or the controller's, None if there is none."""
+    for failure in _failures(error):
+        reason = failure.__cause__ if isinstance(failure, WorkerGroupStartupFailedError) else None
+        for candidate in (failure, getattr(failure, "cause", None), reason, getattr(reason, "cause", None)):
+            if isinstance(candidate, SpringtideError):  # ``cause``: Ray wraps what an actor's call raised
+                return candidate
+    return None
+
+
+def is_store_error(error: BaseException | None) -> bool:
+    """Return whether a store could not be reached, or failed: by the error's type, or by the package that it is from."""
+    if error is None or isinstance(error, _FINAL):
+        return False
+    packages = {kind.__module__.split(".")[0] for kind in type(error).__mro__}
+    return isinstance(error, OSError) or bool(packages & _STORE_PACKAGES)
+
+
+def _only_stores(error: BaseException) -> BaseException | None:
+    """Return the first error of a store if the failures are such errors and their echoes only."""
+    found = None
+    for failure in _failures(error):
+        reason = failure.__cause__ if isinstance(failure, WorkerGroupStartupFailedError) else None
+        wrapped = (failure, getattr(failure, "cause", None), reason, getattr(reason, "cause", None))
+        if any(is_store_error(one) for one in wrapped) and not is_out_of_memory(failure):
+            found = found or failure
+        elif not is_echo(failure):
+            return None
+    return found
+
+
+def _failures(error: BaseException) -> list[BaseException]:
+    """Return the errors of the workers by rank, or that of the controller."""
+    ours = getattr(error, "controller_failure", None)
+    return [one for _, one in sorted((getattr(error, "worker_failures", None) or {}).items())] + (
+        [ours] if ours else []
+    )
+
+
+def _gone(nodes: set[str]) -> set[str]:
+    """Return those of the nodes that are lost, as far as it can be found out."""
+    with contextlib.suppress(RayError, OSError):
+        return lost(nodes) | unanswering(nodes)
+    return set()
+
+
+class _Repeats:
+    """Counts consecutive failures at one step."""
+
+    def __init__(self) -> None:
+        self._step, self._times = -1, 0
+
+    def add(self, step: int) -> int:
+        """Return how often it has failed at ``step`` since another step failed."""
+        self._times = self._times + 1 if step == self._step else 1
+        self._step = step
+        return self._times

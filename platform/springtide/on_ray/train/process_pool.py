@@ -1,0 +1,331 @@
+"""The worker processes of a run, which outlive its groups: which are free, and which nodes must not be used, and how long."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import ray
+from ray import ObjectRef
+from ray.actor import ActorHandle
+from ray.exceptions import RayError
+
+from springtide.elastic.health import Health, unfit
+from springtide.elastic.patience import StartTimes, ban_s
+from springtide.elastic.policy import Node
+from springtide.on_ray._ray_private import Worker, WorkerGroupStartupFailedError
+from springtide.on_ray.cluster.nodes import unanswering
+from springtide.on_ray.train.worker import TrainJob, let_go, warm_up
+
+_log = logging.getLogger(__name__)
+
+PATIENCE_S = 3.0
+"""How long a process may take to let go of its group [s]."""
+START_S = 180.0
+"""How long a new process may take to come up, at most [s]."""
+_LEAST_START_S = 20.0
+"""How long it may take, at least, however fast others were: its node may have to read Python and torch first [s]."""
+_MEASURE_S = 5.0
+"""How long a second measurement of a node's network may take [s]."""
+_AGAIN_S = 30.0
+"""How long a node is excluded that does not answer: Ray will find out what became of it [s]."""
+
+Start = Callable[[str], ActorHandle]
+"""Function that starts a worker's actor on a node."""
+
+
+class UnfitNodesError(WorkerGroupStartupFailedError):
+    """A group cannot start, because the check of a device or of a network found that a node is unfit. The next group starts
+    without it."""
+
+
+class WorkerProcess(NamedTuple):
+    """The process of a worker."""
+
+    node: str
+    actor: ActorHandle
+    ready: ObjectRef[Health]
+    """A reference to its device check's result, which is available when the process is ready."""
+    begin_s: float
+    """When it was started or became free, of ``time.monotonic`` [s]."""
+    is_new: bool = True
+    """Whether it has never been in a group."""
+
+
+class WorkerProcessPool:
+    """The worker processes of one run, or of several in turn, and which of them are free: in no group."""
+
+    def __init__(self) -> None:
+        self.plan: tuple[str, ...] = ()
+        """The node of each worker of the next group."""
+        self.not_before_s = 0.0
+        """When the next group may start, of ``time.monotonic``; earlier, the store could not be reached again [s]."""
+        self.setup_times = StartTimes(_LEAST_START_S, START_S)
+        """How long ready processes have taken to form a group."""
+        self._start_times = StartTimes(_LEAST_START_S, START_S)
+        """How long new processes have taken to come up."""
+        self._closed = threading.Event()
+        self._job: TrainJob | None = None
+        """The job that they are prepared for."""
+        self._start: Start | None = None
+        """How the newest group starts actors; None before the first."""
+        self._all: set[ActorHandle] = set()
+        """The actors that were not ended."""
+        self._free: list[WorkerProcess] = []
+        self._health: dict[str, Health] = {}
+        self._leaving: set[str] = set()
+        self._newly_ready: list[tuple[str, float]] = []
+        self._fit: set[ObjectRef] = set()
+        """The ``ready`` references of free processes that were checked and are fit."""
+        self._left_out: dict[str, tuple[str, float]] = {}
+        self._failures: Counter[str] = Counter()
+
+    @property
+    def closed(self) -> bool:
+        """Whether all processes were ended for good."""
+        return self._closed.is_set()
+
+    def prepare(self, plan: tuple[str, ...], job: TrainJob) -> None:
+        """Prepare the next group: the node of each of its workers, and what they train."""
+        self.plan, self._job = plan, job
+
+    def newly_ready(self) -> list[tuple[str, float]]:
+        """Return the nodes on which a new process became ready since the last call, and how long it took [s]."""
+        found, self._newly_ready = self._newly_ready, []
+        return found
+
+    def observe(self, nodes: Sequence[Node]) -> None:
+        """Forget nodes that are gone: new nodes are compared only with those that live and stay."""
+        alive = {node.id for node in nodes}
+        self._leaving = {node.id for node in nodes if node.leaves_at is not None}
+        tables: tuple[dict[str, Any], ...] = (self._health, self._failures, self._left_out)
+        for known in tables:
+            for node in known.keys() - alive:
+                del known[node]
+        self._keep([process for process in self._free if process.node in alive])
+
+    def problems(self) -> dict[str, str]:
+        """Return the nodes that must not be used now, and why."""
+        now = time.monotonic()
+        return {node: reason for node, (reason, until_s) in self._left_out.items() if now < until_s}
+
+    def warm(self, nodes: Sequence[str], busy: Sequence[str]) -> None:
+        """Start processes until each node has one per occurrence in ``nodes``; those of ``busy`` count. A node with a process
+        that is unfit or does not come up has a problem from then on."""
+        have = Counter(busy) + Counter(process.node for process in self._free)
+        self._free += [self._begin(node) for node in (Counter(nodes) - have).elements()]
+        done = _done([process.ready for process in self._free], 0.0)
+        self._fit &= done
+        for process in self._free:
+            if process.ready not in done:  # nobody waits for it: a cold node may take its time
+                if time.monotonic() - process.begin_s > START_S:
+                    self.exclude(process.node, _never_came_up(process))
+            elif process.ready not in self._fit and self._is_fit(process):
+                self._fit.add(process.ready)
+                if process.is_new:
+                    self._start_times.add(time.monotonic() - process.begin_s)
+        self.give_back([])
+
+    def ready(self, busy: Sequence[str]) -> Counter[str]:
+        """Return the number of ready processes on each node; those of ``busy`` count."""
+        done = _done([process.ready for process in self._free], 0.0)
+        return Counter(busy) + Counter(process.node for process in self._free if process.ready in done)
+
+    def take(self, start: Start) -> list[WorkerProcess]:
+        """Return processes for the plan, one per worker, as soon as they are ready; ``start`` starts those that lack, and later
+        ones. Raises WorkerGroupStartupFailedError if one does not come up or is unfit: its node has a problem from then
+        on. One that takes far longer than the others does not hold them up."""
+        self._start = start
+        taken: list[WorkerProcess] = []
+        for node, number in Counter(self.plan).items():
+            here = [process for process in self._free if process.node == node][:number]
+            taken += here + [self._begin(node) for _ in range(number - len(here))]
+        refs = [process.ready for process in taken]
+        self._free = [process for process in self._free if process.ready not in refs]
+        done = self._await(taken)
+        for process in taken:
+            if process.ready not in done:
+                self.exclude(process.node, _never_came_up(process))
+        found = [self._is_fit(process) for process in taken if process.ready in done - self._fit]
+        if len(done) < len(taken) or not all(found):
+            self.give_back(taken)
+            unfit_only = len(done) == len(taken) and None not in found
+            error = UnfitNodesError if unfit_only else WorkerGroupStartupFailedError
+            raise error("; ".join(f"{n[:8]}: {why}" for n, why in self.problems().items()))
+        return taken
+
+    def trim(self, places: Mapping[str, int], busy: Sequence[str]) -> None:
+        """End free processes beyond the ``places`` that this run has on each node now; those of ``busy`` count."""
+        room, kept = Counter(places) - Counter(busy), []
+        for process in self._free:
+            if room[process.node] > 0:
+                room[process.node] -= 1
+                kept.append(process)
+        self._keep(kept)
+
+    def give_back(self, processes: Sequence[WorkerProcess]) -> None:
+        """Make ``processes`` free again; end all free ones on nodes with a problem."""
+        bad = self.problems()
+        self._free += processes
+        self._keep([process for process in self._free if process.node not in bad])
+
+    def wait(self, timeout_s: float) -> bool:
+        """Wait until a free process becomes ready or all are ended for good; returns whether it came to that in time."""
+        refs = [process.ready for process in self._free]
+        done = _done(refs, 0.0)
+        if starting := [ref for ref in refs if ref not in done]:
+            return bool(_done(starting, timeout_s, at_least=1))
+        return self._closed.wait(timeout_s)
+
+    def _begin(self, node: str) -> WorkerProcess:
+        assert self._start is not None, "processes are started from the first group on"
+        if self.closed:
+            raise WorkerGroupStartupFailedError("the run's driver has ended all processes")
+        actor = self._start(node)
+        self._all.add(actor)
+        return WorkerProcess(node, actor, actor.execute.remote(warm_up, self._job), time.monotonic())
+
+    def _await(self, processes: Sequence[WorkerProcess]) -> set[ObjectRef]:
+        """Wait until all are ready, or the others have taken far longer than any start of this run. Returns the ``ready``
+        references that are available."""
+        done = _done([process.ready for process in processes], 0.0)
+        while waiting := {process.ready: process for process in processes if process.ready not in done}:
+            last_s = max(process.begin_s for process in waiting.values())
+            left_s = last_s + self._start_times.limit_s() - time.monotonic()
+            newly = _done(list(waiting), max(0.0, left_s), at_least=1)
+            if not newly:
+                break
+            for ref in newly:
+                self._start_times.add(time.monotonic() - waiting[ref].begin_s)
+            done |= newly
+        return done
+
+    def _is_fit(self, process: WorkerProcess) -> bool | None:
+        """Return whether a process that is ready or has ended may train; None if it did not come up. If it may not, its node
+        has a problem from now on."""
+        node = process.node
+        try:
+            health = ray.get(process.ready)
+        except RayError as error:
+            self.exclude(node, f"no worker came up on it: {last_line(error)}")
+            return None
+        others = {name: one for name, one in self._health.items() if name != node and name not in self._leaving}
+        reason = unfit(node, {**others, node: health})
+        # by its network alone: it may have been measured while others fetched, too
+        if reason and not unfit(node, {**others, node: health._replace(network_bytes_per_s=0.0)}):
+            health = health._replace(network_bytes_per_s=max(health.network_bytes_per_s, self._network(process)))
+            reason = unfit(node, {**others, node: health})
+        self._health[node] = health
+        if reason:
+            self.ban(node, reason)
+        elif process.is_new:
+            self._newly_ready.append((node, time.monotonic() - process.begin_s))
+        return not reason
+
+    def _network(self, process: WorkerProcess) -> float:
+        """Measure again how fast a process's node is reached, when no other is being measured; 0 if it fails [bytes/s]."""
+        assert self._job is not None, "processes are prepared for a job"
+        with contextlib.suppress(RayError):  # also one that takes too long
+            speed: float = ray.get(process.actor.execute.remote(self._job.mailbox.fetch_speed), timeout=_MEASURE_S)
+            return speed
+        return 0.0
+
+    def exclude(self, node: str, reason: str) -> None:
+        """Exclude a node whose process fails or hangs. Says so calmly if the node is lost, which Ray notices later."""
+        if silent_nodes([node]):
+            self._left_out[node] = "does not answer", time.monotonic() + _AGAIN_S
+            _log.info("node %s does not answer", node[:8])
+        else:
+            self.ban(node, reason)
+
+    def discard(self, process: WorkerProcess) -> None:
+        """End a process that is not free."""
+        self._end(process.actor)
+
+    def ban(self, node: str, reason: str) -> None:
+        """Exclude a node for a while, longer each time."""
+        self._failures[node] += 1
+        for_s = ban_s(self._failures[node])
+        self._left_out[node] = reason, time.monotonic() + for_s
+        _log.warning("node %s is excluded for %.0f s: %s", node, for_s, reason)
+
+    def reclaim(self, workers: Sequence[Worker], gone: Collection[str], wait_s: float = 2 * PATIENCE_S) -> None:
+        """Keep the processes that let go of their group within ``wait_s``; end the others, those on ``gone`` nodes at once."""
+        asked = {}
+        for worker in workers:
+            if worker.metadata.node_id in gone:
+                self._end(worker.actor)
+            else:
+                asked[worker.actor.execute.remote(let_go, PATIENCE_S)] = worker
+        done = _done(list(asked), wait_s)
+        for answer, worker in asked.items():
+            node = worker.metadata.node_id
+            try:
+                kept, why = answer in done and ray.get(answer), "did not let go of its group and is ended"
+            except RayError:
+                kept, why = False, "is lost"
+            if kept:
+                health = ray.put(self._health.get(node, Health(0.0, 0.0)))
+                self._free.append(WorkerProcess(node, worker.actor, health, time.monotonic(), is_new=False))
+            else:
+                _log.warning("the worker on node %s %s", node[:8], why)
+                self._end(worker.actor)
+
+    def drop_unready(self) -> None:
+        """End free processes that are not ready: they prepare for a run that is over, which is useless to the next."""
+        done = _done([process.ready for process in self._free], 0.0)
+        self._keep([process for process in self._free if process.ready in done])
+
+    def end(self) -> None:
+        """End the free processes."""
+        self._keep([])
+
+    def close(self) -> None:
+        """End all processes for good, and wait until they are gone."""
+        self._closed.set()
+        actors = list(self._all)
+        for actor in actors:
+            self._end(actor)
+        _done(
+            [actor.get_metadata.remote() for actor in actors], PATIENCE_S
+        )  # one that runs could restart what ends next
+
+    def _keep(self, processes: list[WorkerProcess]) -> None:
+        """End the free processes that are not among ``processes``."""
+        kept = {process.ready for process in processes}
+        for process in self._free:
+            if process.ready not in kept:
+                self._end(process.actor)
+        self._free = processes
+
+    def _end(self, actor: ActorHandle) -> None:
+        self._all.discard(actor)
+        ray.kill(actor)
+
+
+def last_line(error: BaseException) -> str:
+    """Return the last line of an error's message, or of that of its cause in another process."""
+    lines = str(getattr(error, "cause", None) or error).strip().splitlines() or [type(error).__name__]
+    return lines[-1][:200]
+
+
+def silent_nodes(names: Collection[str]) -> set[str]:
+    """Return those of the nodes that do not answer; none if this process cannot find out."""
+    with contextlib.suppress(OSError):
+        return unanswering(set(names))
+    return set()
+
+
+def _never_came_up(process: WorkerProcess) -> str:
+    return f"no worker came up on it in {time.monotonic() - process.begin_s:.0f} s"
+
+
+def _done(refs: list[ObjectRef], timeout_s: float, at_least: int | None = None) -> set[ObjectRef]:
+    """Return those of ``refs`` that are available in time, with a value or an error. Waits for all of them, or for
+    ``at_least``."""
+    return set(ray.wait(refs, num_returns=at_least or len(refs), timeout=timeout_s)[0]) if refs else set()

@@ -1,0 +1,132 @@
+"""Which nodes answer: real sockets stand for raylets, and Ray's table of nodes is faked."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import resource
+import socket
+from collections.abc import Iterator
+
+import pytest
+
+from springtide.on_ray.cluster import nodes
+from springtide.on_ray.cluster.nodes import observed, unanswering
+
+LOOPBACK = "127.0.0.1"
+
+
+def table(monkeypatch: pytest.MonkeyPatch, addresses: dict[str, tuple[str, int]], alive: bool = True) -> list[int]:
+    """Make Ray list ``addresses``; returns a list that grows with each look at them."""
+    rows = [
+        {"NodeID": name, "Alive": alive, "NodeManagerAddress": host, "NodeManagerPort": port}
+        for name, (host, port) in addresses.items()
+    ]
+    looks = list[int]()
+
+    def listed() -> list[dict[str, object]]:
+        looks.append(1)
+        return rows
+
+    monkeypatch.setattr(nodes.ray, "nodes", listed)
+    return looks
+
+
+@pytest.fixture
+def raylet() -> Iterator[socket.socket]:
+    """A socket that listens."""
+    with socket.create_server((LOOPBACK, 0), backlog=128) as listening:
+        yield listening
+
+
+@pytest.fixture
+def full() -> Iterator[tuple[socket.socket, list[socket.socket]]]:
+    """A socket that listens and drops what arrives: its queue is full. The connections that fill it come with it."""
+    with contextlib.ExitStack() as stack:
+        listening = stack.enter_context(socket.create_server((LOOPBACK, 0), backlog=0))
+        queued = list[socket.socket]()
+        while True:
+            one = stack.enter_context(socket.socket())
+            one.settimeout(0.2)
+            try:
+                one.connect(listening.getsockname())
+            except TimeoutError:
+                break
+            queued.append(one)
+        yield listening, queued
+
+
+def free_port() -> int:
+    with socket.create_server((LOOPBACK, 0)) as listening:
+        return int(listening.getsockname()[1])
+
+
+def test_a_node_answers_refuses_or_is_not_known(monkeypatch: pytest.MonkeyPatch, raylet: socket.socket) -> None:
+    looks = table(monkeypatch, {"up": raylet.getsockname(), "down": (LOOPBACK, free_port())})
+    assert unanswering(["up", "down", "unknown"]) == {"down", "unknown"}
+    assert len(looks) == 1
+    assert unanswering([]) == set()
+    assert len(looks) == 1  # nothing to look for
+    table(monkeypatch, {"up": raylet.getsockname()}, alive=False)
+    assert unanswering(["up"]) == {"up"}
+
+
+def test_a_node_that_is_silent_twice_is_lost_and_one_that_is_silent_once_is_not(
+    monkeypatch: pytest.MonkeyPatch, full: tuple[socket.socket, list[socket.socket]]
+) -> None:
+    listening, queued = full
+    monkeypatch.setattr(nodes, "_ANSWER_S", 0.1)
+    table(monkeypatch, {"busy": listening.getsockname()})
+    assert unanswering(["busy"]) == {"busy"}
+    tried, connect = list[set[str]](), nodes._connect
+
+    def lossy(addresses: dict[str, tuple[str, int]]) -> dict[str, int]:
+        found = connect(addresses)
+        if not tried:  # room for the second try
+            for _ in queued:
+                listening.accept()[0].close()
+        tried.append(set(addresses))
+        return found
+
+    monkeypatch.setattr(nodes, "_connect", lossy)
+    assert unanswering(["busy"]) == set()
+    assert tried == [{"busy"}, {"busy"}]
+
+
+@contextlib.contextmanager
+def files_left(number: int) -> Iterator[None]:
+    """Let this process open only ``number`` more files."""
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(map(int, os.listdir("/proc/self/fd"))) + 20, before[1]))
+    held = list[int]()
+    try:
+        with contextlib.suppress(OSError):
+            while True:
+                held.append(os.dup(0))
+        for _ in range(number):
+            os.close(held.pop())
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
+        for one in held:
+            os.close(one)
+
+
+def test_a_driver_short_of_files_does_not_take_nodes_for_lost(
+    monkeypatch: pytest.MonkeyPatch, raylet: socket.socket
+) -> None:
+    names = [f"node-{number}" for number in range(100)]
+    table(monkeypatch, dict.fromkeys(names, raylet.getsockname()))
+    with files_left(10):
+        assert unanswering(names) == set()
+    with files_left(1), pytest.raises(OSError, match="Too many open files"):
+        unanswering(names)
+
+
+def test_a_node_has_as_many_places_as_fit_into_what_is_reserved(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(nodes.state, "get_draining_nodes", lambda: {"b": 0})
+    rows = [{"NodeID": "a"}, {"NodeID": "b"}, {"NodeID": "c"}]
+    a, b, c = observed(rows, {"a": {"CPU": 5.0, "GPU": 3.0}, "b": {"CPU": 1.0}}, {"CPU": 2.0, "GPU": 1.0})
+    assert (a.places, b.places, c.places) == (2, 0, 0)
+    assert a.leaves_at is None
+    assert b.leaves_at is not None

@@ -1,0 +1,170 @@
+"""A run's processes: how long a start may take, which nodes are left out and for how long, and what is forgotten. Ray and the
+clock are faked."""
+
+from __future__ import annotations
+
+import math
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from fake_ray import FIT, FakeRay, faked
+from ray.exceptions import RayError
+
+from springtide import config as configs
+from springtide.elastic.health import Health
+from springtide.elastic.policy import Node
+from springtide.on_ray._ray_private import WorkerGroupStartupFailedError
+from springtide.on_ray.train.process_pool import UnfitNodesError, WorkerProcess, WorkerProcessPool
+from springtide.on_ray.train.worker import TrainJob
+
+
+@pytest.fixture
+def ray(monkeypatch: pytest.MonkeyPatch) -> FakeRay:
+    return faked(monkeypatch)
+
+
+def pool(network: dict[str, float] | None = None) -> WorkerProcessPool:
+    """A pool. ``network``: node -> the speed that a second measurement finds."""
+    mailbox: Any = SimpleNamespace(fetch_speed=lambda node: (network or {}).get(node, 0.0))
+    processes = WorkerProcessPool()
+    processes.prepare((), TrainJob(configs.recipes.tiny(), mailbox))
+    return processes
+
+
+def group(processes: WorkerProcessPool, ray: FakeRay, *nodes: str) -> list[WorkerProcess]:
+    """Take processes for a group on ``nodes``."""
+    assert processes._job is not None
+    processes.prepare(nodes, processes._job)
+    return processes.take(ray.start)
+
+
+def test_a_node_that_hangs_holds_the_others_up_four_times_as_long_as_they_took(ray: FakeRay) -> None:
+    processes, begin_s = pool(), ray.now_s
+    ray.start_s |= {"a": 8.0, "b": 10.0, "hung": math.inf}
+    with pytest.raises(WorkerGroupStartupFailedError, match="no worker came up on it in 40 s"):
+        group(processes, ray, "a", "b", "hung")
+    assert ray.now_s == begin_s + 40.0
+    assert list(processes.problems()) == ["hung"]
+    assert ray.alive == ["a", "b"]
+    assert [process.node for process in group(processes, ray, "a", "b")] == ["a", "b"]
+    assert ray.now_s == begin_s + 40.0  # in the processes that are there
+    assert len(ray.started) == 3
+
+
+def test_where_nothing_is_known_a_start_may_take_three_minutes_and_fast_ones_leave_the_next_twenty_seconds(
+    ray: FakeRay,
+) -> None:
+    processes, begin_s = pool(), ray.now_s
+    ray.start_s |= {"hung": math.inf, "a": 0.5, "cold": 19.0}
+    with pytest.raises(WorkerGroupStartupFailedError):
+        group(processes, ray, "hung")
+    assert ray.now_s == begin_s + 180.0
+    assert len(group(processes, ray, "a", "cold")) == 2
+    assert processes.problems().keys() == {"hung"}
+
+
+def test_a_process_that_nobody_waits_for_may_take_its_time(ray: FakeRay) -> None:
+    processes = pool()
+    group(processes, ray, "a")
+    ray.start_s["cold"] = 170.0
+    processes.warm(["a", "cold"], ["a"])
+    ray.now_s += 169.0
+    processes.warm(["a", "cold"], ["a"])
+    assert not processes.problems()
+    ray.now_s += 1.0
+    processes.warm(["a", "cold"], ["a"])
+    assert processes.newly_ready()[-1] == ("cold", 170.0)
+
+
+def test_nodes_are_compared_with_those_that_live_and_stay(ray: FakeRay) -> None:
+    """Fast nodes are reclaimed, and slower ones are all that is left."""
+    processes = pool()
+    ray.health |= {"fast": Health(67e12, 1e12), "going": Health(67e12, 1e12)}
+    ray.health |= {"slow": Health(19e12, 1e12), "slower": Health(18e12, 1e12)}
+    group(processes, ray, "fast", "going")
+    processes.observe([Node("going", 1, leaves_at=ray.now_s + 30), Node("slow", 1), Node("slower", 1)])
+    assert len(group(processes, ray, "slow", "slower")) == 2
+    assert not processes.problems()
+
+
+def test_an_unfit_node_is_left_out_longer_each_time_and_never_for_ever(ray: FakeRay) -> None:
+    processes = pool()
+    ray.health["slow"] = Health(1e11, 1e11)
+    group(processes, ray, "a")
+    for out_s in (60.0, 120.0, 240.0):
+        with pytest.raises(UnfitNodesError, match="its device multiplies at 10% of the others' speed"):
+            group(processes, ray, "a", "slow")
+        ray.now_s += out_s - 1.0
+        assert processes.problems().keys() == {"slow"}
+        ray.now_s += 1.0
+        assert not processes.problems()
+    ray.health["slow"] = FIT  # it was only warm
+    assert len(group(processes, ray, "a", "slow")) == 2
+
+
+@pytest.mark.parametrize(("again", "fits"), [(900e6, True), (50e6, False)])
+def test_a_network_that_many_share_is_measured_again_before_the_verdict(ray: FakeRay, again: float, fits: bool) -> None:
+    processes = pool({"late": again})
+    ray.health |= {"a": FIT._replace(network_bytes_per_s=1e9), "late": FIT._replace(network_bytes_per_s=80e6)}
+    group(processes, ray, "a")
+    if fits:
+        assert len(group(processes, ray, "late")) == 1
+    else:
+        with pytest.raises(UnfitNodesError, match="the network reaches it at 8% of the others' speed"):
+            group(processes, ray, "late")
+
+
+def test_a_node_that_was_lost_is_not_an_alarm(ray: FakeRay, caplog: pytest.LogCaptureFixture) -> None:
+    processes = pool()
+    ray.health["lost"], ray.silent = RayError("The actor never ran"), {"lost"}
+    ray.health["broken"] = RayError("No module named torch")
+    with pytest.raises(WorkerGroupStartupFailedError, match="does not answer"):
+        group(processes, ray, "lost")
+    assert not [record for record in caplog.records if record.levelname == "WARNING"]
+    ray.now_s += 30.0
+    assert not processes.problems()
+    with pytest.raises(WorkerGroupStartupFailedError, match="No module named torch"):
+        group(processes, ray, "broken")
+    assert [record.levelname for record in caplog.records] == ["WARNING"]
+
+
+def workers(ray: FakeRay, *taken: WorkerProcess) -> list[Any]:
+    """The workers of a group, as Ray keeps them."""
+    return [SimpleNamespace(actor=process.actor, metadata=ray.metadata(process.actor)) for process in taken]
+
+
+def test_what_is_gone_is_forgotten_and_all_that_is_left_ends_together(ray: FakeRay) -> None:
+    processes = pool()
+    for number in range(50):  # spot nodes come and go
+        processes.reclaim(workers(ray, *group(processes, ray, "a", f"spot-{number}")), {f"spot-{number}"})
+        processes.observe([Node("a", 1)])
+    assert len(processes._all) == 1
+    assert processes._health.keys() == {"a"}
+    processes.warm(["a", *"bcdefgh"], [])
+    before, ray.killed = ray.now_s, []
+    processes.close()
+    assert len(ray.killed) == 8
+    assert ray.now_s - before <= 3.0  # for all of them
+    with pytest.raises(WorkerGroupStartupFailedError, match="ended all processes"):
+        group(processes, ray, "z")
+    assert ray.alive == []
+
+
+def test_free_processes_of_nodes_that_are_gone_are_not_kept(ray: FakeRay) -> None:
+    processes = pool()
+    processes.give_back(group(processes, ray, "a", "b"))
+    processes.observe([Node("a", 1)])
+    assert processes.ready(()) == {"a": 1}
+    assert len(processes._all) == 1
+
+
+def test_a_wait_ends_when_a_process_is_ready(ray: FakeRay) -> None:
+    processes = pool()
+    processes.give_back(group(processes, ray, "a"))
+    processes.warm(["a", "b"], [])
+    before = ray.now_s
+    assert processes.wait(60.0)
+    assert ray.now_s == before + 5.0
+    processes._closed.set()
+    assert processes.wait(60.0)

@@ -1,0 +1,183 @@
+"""What is looked at while no group trains, how often, and on which nodes the next one starts. The cluster and the clock are
+faked, the policies are real."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from ray.exceptions import RaySystemError
+from ray.train import ScalingConfig
+
+from springtide import config as configs
+from springtide.elastic.limits import MemoryLimits
+from springtide.elastic.policy import Bounds
+from springtide.errors import StoppedWaiting
+from springtide.events import Decided
+from springtide.on_ray._ray_private import NoopDecision
+from springtide.on_ray.cluster import nodes
+from springtide.on_ray.train import policy
+from springtide.on_ray.train.mailbox import Progress
+from springtide.on_ray.train.policy import SpringtideScalingPolicy
+from springtide.on_ray.train.process_pool import WorkerProcessPool
+from springtide.on_ray.train.worker import TrainJob
+from springtide.on_ray.train.worker_lender import WorkerLender
+
+
+class Run:
+    """A run on a faked cluster of nodes with one place each, and its policy."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, bounds: Bounds, names: list[str], look_s: float = 0.0) -> None:
+        """``look_s``: processor time that a look takes."""
+        self.names, self.silent, self.away = names, set[str](), False
+        self.now_s, self.cpu_s = 1000.0, 0.0
+        self.looks, self.probed, self.posted = 0, list[set[str]](), list[Any]()
+        self.stop_at_s = float("inf")
+
+        def table() -> list[dict[str, Any]]:
+            self.looks += 1
+            self.cpu_s += look_s
+            if self.away:
+                raise RaySystemError("the control store is away")
+            return [{"NodeID": name, "Alive": True} for name in self.names]
+
+        def unanswering(names: set[str]) -> set[str]:
+            self.probed.append(set(names))
+            return names & self.silent
+
+        def wait(timeout_s: float) -> bool:
+            self.now_s += timeout_s
+            return self.workers.processes.closed
+
+        monkeypatch.setattr(nodes.ray, "nodes", table)
+        monkeypatch.setattr(nodes.state, "get_draining_nodes", dict)
+        monkeypatch.setattr(policy, "unanswering", unanswering)
+        clock = SimpleNamespace(monotonic=lambda: self.now_s, thread_time=lambda: self.cpu_s)
+        monkeypatch.setattr(policy, "time", clock)
+        share: Any = SimpleNamespace(mine=lambda timeout_s: {name: {"CPU": 1.0} for name in self.names})
+        self.workers = WorkerLender(share)
+        monkeypatch.setattr(WorkerProcessPool, "wait", lambda pool, timeout_s: wait(timeout_s))
+        reply = lambda value=None: SimpleNamespace(get=lambda timeout_s=None: value)  # noqa: E731
+        mailbox: Any = SimpleNamespace(
+            progress=lambda: reply(Progress(stop=self.now_s >= self.stop_at_s)),
+            post=lambda events: reply(self.posted.extend(events)),
+            limit_micro_batch=lambda rows: reply(),
+            reset_for_new_group=reply,
+        )
+        job = TrainJob(configs.recipes.tiny(), mailbox)
+        scaling = ScalingConfig(num_workers=(bounds.min_workers, bounds.max_workers), resources_per_worker={"CPU": 1})
+        self.policy = SpringtideScalingPolicy(scaling, bounds, job, None, self.workers, MemoryLimits(1))
+        monkeypatch.setattr(self.policy, "_maybe_send_resource_request", lambda: None)
+
+    def step(self) -> Any:
+        """One turn of Ray's loop."""
+        return self.policy.make_decision_for_non_running_worker_group()
+
+    def until_started(self) -> tuple[str, ...]:
+        while isinstance(self.step(), NoopDecision):
+            pass
+        return self.workers.processes.plan
+
+
+def test_waiting_costs_one_hundredth_of_a_core_and_asks_no_node(monkeypatch: pytest.MonkeyPatch) -> None:
+    names = [f"node-{number}" for number in range(1000)]
+    run = Run(monkeypatch, Bounds(1001, 1001), names, look_s=0.02)
+    begin_s = run.now_s
+    while run.now_s - begin_s < 600.0:
+        assert isinstance(run.step(), NoopDecision)
+    assert run.cpu_s / (run.now_s - begin_s) <= 0.0101
+    assert run.looks == round(run.cpu_s / 0.02)  # once a look
+    assert not any(run.probed)
+    run.names = [*names, "last"]
+    before_s = run.now_s
+    assert len(run.until_started()) == 1001
+    assert run.now_s == before_s  # at the first look
+    assert len(run.probed[-1]) == 1001
+
+
+def test_a_small_cluster_is_looked_at_ten_times_a_second_and_a_request_to_stop_is_heard_in_a_long_pause(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    run = Run(monkeypatch, Bounds(3, 3), ["a"])
+    run.step()
+    run.now_s += 10.0  # settled
+    before_s = run.now_s
+    run.step()
+    assert run.now_s - before_s == pytest.approx(0.1)
+    slow = Run(monkeypatch, Bounds(3, 3), ["a"], look_s=1.0)
+    slow.step()
+    slow.now_s += 10.0
+    slow.stop_at_s = slow.now_s + 0.2
+    before_s = slow.now_s
+    slow.step()
+    assert slow.now_s - before_s == pytest.approx(0.5)  # of 5 s
+    with pytest.raises(StoppedWaiting, match="no group trained"):
+        slow.step()
+
+
+def test_a_group_starts_as_soon_as_the_nodes_have_settled(monkeypatch: pytest.MonkeyPatch) -> None:
+    run = Run(monkeypatch, Bounds(1, 3, settle_s=2.05), ["a", "b"], look_s=0.05)
+    begin_s = run.now_s
+    assert run.until_started() == ("a", "b")
+    assert run.now_s - begin_s == pytest.approx(2.05, abs=0.01)
+
+
+def test_only_the_nodes_that_would_train_are_asked_and_a_silent_one_stays_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    run = Run(monkeypatch, Bounds(2, 2, settle_s=0.0), ["a", "b", "c", "d"])
+    run.silent = {"a"}
+    assert run.until_started() == ("b", "c")
+    assert [names for names in run.probed if names] == [{"a", "b"}, {"b", "c"}]
+    decided = [event for event in run.posted if isinstance(event, Decided)]
+    assert [event.decision for event in decided] == ["start"]  # what is done, not what was tried
+    losses = run.policy._memory.losses
+    run.probed.clear()
+    for _ in range(5):
+        run.now_s += 1.0
+        assert run.until_started() == ("b", "c")
+    assert run.policy._memory.losses == losses  # one loss is one, however often it is looked at
+    assert run.probed[0] == {"a"}  # asked again
+    run.silent, run.names = set(), ["a", "b"]
+    run.now_s += 1.0
+    assert run.until_started() == ("a", "b")
+
+
+def test_a_cluster_that_cannot_be_looked_at_for_a_while_does_not_end_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    run = Run(monkeypatch, Bounds(1, 1), ["a"])
+    begin_s, run.away = run.now_s, True
+    for _ in range(10):
+        assert isinstance(run.step(), NoopDecision)
+    assert run.now_s - begin_s == 1 + 2 + 4 + 8 + 16 + 32 + 4 * 60
+    run.away = False
+    assert run.until_started() == ("a",)
+    run.away = True
+    for _ in range(10):
+        run.step()
+    with pytest.raises(RaySystemError, match="away"):
+        run.step()
+
+
+def test_a_cluster_that_cannot_be_looked_at_does_not_disturb_a_group_that_trains(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    run = Run(monkeypatch, Bounds(1, 1, settle_s=0.0), ["a"])
+    run.away = True
+    worker: Any = SimpleNamespace(metadata=SimpleNamespace(node_id="a"))
+    group: Any = SimpleNamespace(workers=[worker])
+    for _ in range(50):
+        assert isinstance(run.policy.make_decision_for_running_worker_group(group, None), NoopDecision)
+
+
+def test_no_group_starts_before_a_store_may_be_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    run = Run(monkeypatch, Bounds(1, 1), ["a"])
+    run.workers.processes.not_before_s = run.now_s + 30.0
+    run.until_started()
+    assert run.now_s == pytest.approx(1030.0, abs=0.2)
+
+
+def test_a_run_whose_driver_has_ended_does_not_go_on_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
+    run = Run(monkeypatch, Bounds(2, 2), ["a"])
+    run.step()
+    run.workers.processes.close()
+    with pytest.raises(StoppedWaiting, match="its driver has ended"):
+        run.step()
