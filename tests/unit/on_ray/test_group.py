@@ -94,19 +94,33 @@ def test_an_error_of_ours_is_still_known_for_what_it_is(ray: FakeRay) -> None:
         assert fatal(SimpleNamespace(controller_failure=found.value)) is ours  # type: ignore[arg-type]
 
 
-def test_a_group_that_hangs_while_it_forms_is_ended(ray: FakeRay, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("lost", [{"b"}, set[str]()])
+def test_a_group_that_waits_for_a_lost_node_or_for_a_process_that_hangs_is_ended(
+    ray: FakeRay, monkeypatch: pytest.MonkeyPatch, lost: set[str]
+) -> None:
+    """Ray notices a lost node much later, and a process that hangs never."""
     processes = WorkerProcessPool()
-    processes.setup_times = StartTimes(0.01, 0.01)
-    ended, kill = threading.Event(), ray.kill
-    monkeypatch.setattr(ray, "kill", lambda actor: (kill(actor), len(ray.killed) == 2 and ended.set()))
+    processes.setup_times = StartTimes(*((60.0, 60.0) if lost else (0.01, 0.01)))
+    monkeypatch.setattr(group, "_LOOK_S", 0.02)
+    ended = list[str]()
+    failed, kill = threading.Event(), ray.kill
+
+    def killed(actor: Any) -> None:
+        kill(actor)
+        ended.append(actor.node)
+        if ended in (["b"], ["a", "b"]):
+            failed.set()
+
+    monkeypatch.setattr(ray, "kill", killed)
 
     def setup() -> None:
-        assert ended.wait(30)
+        ray.silent = lost
+        assert failed.wait(30)  # for the other
         raise ActorDiedError
 
     with pytest.raises(WorkerGroupStartupFailedError):
         forming(processes, setup, "a", "b")._start()
-    assert ray.alive == []
+    assert ray.alive == (["a"] if lost else [])
 
 
 def test_a_process_that_hangs_is_left_behind_in_seconds_and_one_that_died_takes_no_node_along(ray: FakeRay) -> None:

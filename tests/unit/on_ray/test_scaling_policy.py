@@ -75,9 +75,10 @@ class Run:
         return self.policy.make_decision_for_non_running_worker_group()
 
     def until_started(self) -> tuple[str, ...]:
-        while isinstance(self.step(), NoopDecision):
-            pass
-        return self.workers.processes.plan
+        for _ in range(1000):
+            if not isinstance(self.step(), NoopDecision):
+                return self.workers.processes.plan
+        raise AssertionError("no group starts")
 
 
 def test_waiting_costs_one_hundredth_of_a_core_and_asks_no_node(monkeypatch: pytest.MonkeyPatch) -> None:

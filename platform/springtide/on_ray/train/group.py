@@ -44,6 +44,8 @@ _log = logging.getLogger(__name__)
 
 _ANSWER_S = 10.0
 """How long a process that is ready may take to answer [s]."""
+_LOOK_S = 1.0
+"""Time between looks at the nodes of a group that forms [s]."""
 
 
 class Reservation(PlacementGroupHandle):
@@ -89,14 +91,22 @@ class PooledWorkerGroup(WorkerGroup):
     _taken: tuple[Worker, ...] = ()
     """The workers of a group that forms."""
     _taken_s = 0.0
-    _limit: threading.Timer | None = None
+    _watch: threading.Thread | None = None
+    _over: threading.Event
+    """Whether the group trains or has failed."""
 
     def _start(self) -> None:
         """Start the group. If it does not come to train, whatever the reason, its processes are given back; those that do not
         let go in time are ended, because they wait for one that is lost. Raises WorkerGroupStartupFailedError then, after
         which another group is started."""
+        self._over = threading.Event()
         try:
-            self._start_impl(WorkerGroupStateBuilder())
+            try:
+                self._start_impl(WorkerGroupStateBuilder())
+            finally:
+                self._over.set()
+                if self._watch is not None:
+                    self._watch.join()  # what it would end may belong to the next group
             self.processes.setup_times.add(time.monotonic() - self._taken_s, len(self._taken))
         except Exception as error:
             self._clear_state()
@@ -105,9 +115,6 @@ class PooledWorkerGroup(WorkerGroup):
             if isinstance(error, WorkerGroupStartupFailedError):
                 raise
             raise WorkerGroupStartupFailedError(f"the group did not form: {last_line(error)}") from error
-        finally:
-            if self._limit is not None:
-                self._limit.cancel()
 
     def _create_placement_group(self, scaling_config: object, worker_group_context: object) -> Reservation:
         return Reservation()
@@ -140,16 +147,25 @@ class PooledWorkerGroup(WorkerGroup):
             raise WorkerGroupStartupFailedError(f"a worker was lost before it began, on node {names}")
         assigned: list[Worker] = WorkerGroup._assign_worker_ranks(workers)
         self._taken, self._taken_s = tuple(assigned), time.monotonic()
-        self._limit = threading.Timer(processes.setup_times.limit_s(len(assigned)), self._end_late, [self._taken])
-        self._limit.daemon = True
-        self._limit.start()
+        self._watch = threading.Thread(target=self._end_stuck, name="springtide-forming", daemon=True)
+        self._watch.start()
         return assigned
 
-    def _end_late(self, workers: tuple[Worker, ...]) -> None:
-        """End a group that takes far too long to form: one of its processes hangs, and the others wait for it."""
-        _log.warning("the group of %d workers did not form in time and is ended", len(workers))
-        for worker in workers:
-            ray.kill(worker.actor)
+    def _end_stuck(self) -> None:
+        """While the group forms, end what the others would wait for: the workers on a node that is lost, which Ray notices much
+        later, or all of them when it takes far longer than before, because one hangs."""
+        nodes = {worker.metadata.node_id for worker in self._taken}
+        until_s = self._taken_s + self.processes.setup_times.limit_s(len(self._taken))
+        while not self._over.wait(_LOOK_S):
+            is_late = time.monotonic() > until_s
+            gone = nodes if is_late else silent_nodes(nodes)
+            if is_late:
+                _log.warning("the group of %d workers did not form in time and is ended", len(self._taken))
+            for worker in self._taken:
+                if worker.metadata.node_id in gone:
+                    ray.kill(worker.actor)
+            if gone:
+                return
 
     def shutdown(self) -> None:
         """Release the workers; their processes stay for the next group."""

@@ -316,7 +316,7 @@ def last_line(error: BaseException) -> str:
 
 def silent_nodes(names: Collection[str]) -> set[str]:
     """Return those of the nodes that do not answer; none if this process cannot find out."""
-    with contextlib.suppress(OSError):
+    with contextlib.suppress(RayError, OSError):
         return unanswering(set(names))
     return set()
 
