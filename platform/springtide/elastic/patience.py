@@ -8,8 +8,8 @@ _BAN_S, _LONGEST_BAN_S = 30.0, 3600.0
 _STORE_PAUSE_S, _LONGEST_STORE_PAUSE_S = 1.0, 60.0
 MOST_STORE_FAILURES = 10
 """Groups that may fail at one step because the store cannot be reached; with the pauses between them, five minutes."""
-_LOOKS = 100.0
-"""Waiting costs one part in this many of a core."""
+_LOOKS = 125.0
+"""A pause is this many times as long as the look before it took: waiting costs less than 1% of a core."""
 _SHORTEST_LOOK_S, _LONGEST_LOOK_S = 0.1, 5.0
 
 
@@ -62,9 +62,9 @@ def store_pause_s(failures: int) -> float:
 
 def look_pause_s(cpu_s: float) -> float:
     """Return how long to wait after a look at the cluster that took ``cpu_s`` of processor time, so that waiting for capacity
-    costs at most 1% of a core [s].
+    costs less than 1% of a core [s].
 
     >>> [look_pause_s(cpu_s) for cpu_s in (0.0, 0.002, 0.02, 1.0)]
-    [0.1, 0.2, 2.0, 5.0]
+    [0.1, 0.25, 2.5, 5.0]
     """
     return min(_LONGEST_LOOK_S, max(_SHORTEST_LOOK_S, _LOOKS * cpu_s))

@@ -81,13 +81,13 @@ class Run:
         raise AssertionError("no group starts")
 
 
-def test_waiting_costs_one_hundredth_of_a_core_and_asks_no_node(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_waiting_costs_less_than_one_hundredth_of_a_core_and_asks_no_node(monkeypatch: pytest.MonkeyPatch) -> None:
     names = [f"node-{number}" for number in range(1000)]
     run = Run(monkeypatch, Bounds(1001, 1001), names, look_s=0.02)
     begin_s = run.now_s
     while run.now_s - begin_s < 600.0:
         assert isinstance(run.step(), NoopDecision)
-    assert run.cpu_s / (run.now_s - begin_s) <= 0.0101
+    assert run.cpu_s / (run.now_s - begin_s) < 0.01
     assert run.looks == round(run.cpu_s / 0.02)  # once a look
     assert not any(run.probed)
     run.names = [*names, "last"]
