@@ -70,6 +70,9 @@ def test_a_branch_that_decays_is_the_run_that_would_have_and_the_trunk_goes_on(t
             expected[step].digest,
         )
 
+    chains = [read_manifest(Folder(tiny.run.root) / name, "step-0000000040").meta.chain for name in ("branch", "twin")]
+    assert chains[0] == chains[1]
+
     # what a branch begins with stays, however few the trunk keeps, until it has a checkpoint of its own; and after
     assert sorted(steps(ranks(1, train, main)[0])) == list(range(31, 61))
     folder = Folder(tiny.run.root)

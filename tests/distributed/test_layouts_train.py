@@ -14,6 +14,7 @@ from loops import train, train_laid_out, train_poisoned
 from prepared import prepare
 
 from springtide import config as configs
+from springtide.checkpoint.format import committed, read_manifest
 from springtide.config import Config
 from springtide.elastic import Interrupt
 from springtide.events import Event, Profiled, RolledBack, Spiked, Started, StepDone
@@ -142,6 +143,9 @@ def test_steps_of_noise_are_found_before_they_count(config: Config, ranks: Ranks
     found_at = {event.step for event in events if isinstance(event, Spiked)}
     assert found_at == poisoned if how == "skip" else found_at >= poisoned  # trained on, they show in those after
     assert {one.step for one in done if not one.updated} == (poisoned if how == "skip" else set())
+    folder = Folder(config.run.root) / how
+    left_out = read_manifest(folder, committed(folder)[-1]).meta.skipped_updates
+    assert {step + 1 for step in left_out} == (poisoned if how == "skip" else set())
     assert found[:21] == clean[:21]
     apart = max(abs(one - other) for one, other in zip(found[23:], clean[23:], strict=True))
     # two steps behind, or led astray by noise
@@ -174,6 +178,9 @@ def test_a_run_goes_back_before_steps_of_noise_and_ends_as_if_they_had_never_bee
     without = config.override({"run.id": f"without-{before}", "stream.skip": left_out})
     clean = losses(ranks(2, train, without)[0])
     assert {event.step: event.loss for event in events if isinstance(event, StepDone)} == dict(enumerate(clean, 1))
+    assert found.steps_proven_by_chain == len(clean)
+    runs = [folder, Folder(without.run.root) / without.run.id]
+    assert len({read_manifest(run, committed(run)[-1]).meta.chain for run in runs}) == 1
 
 
 def test_a_run_that_goes_back_again_and_again_ends(config: Config, ranks: Ranks) -> None:

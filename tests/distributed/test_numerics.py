@@ -17,9 +17,10 @@ from prepared import prepare
 from ranks import RankDied
 
 from springtide import config as configs
-from springtide.checkpoint.format import check_order, committed, quarantine
+from springtide.checkpoint.format import check_order, committed, quarantine, read_manifest
 from springtide.cli.main import main
 from springtide.config import Config
+from springtide.config.steps import OrderStep
 from springtide.elastic import Interrupt
 from springtide.errors import CheckpointError
 from springtide.events import (
@@ -37,6 +38,7 @@ from springtide.events import (
 from springtide.model import build
 from springtide.store import Folder
 from springtide.stream import digest, open_data
+from springtide.stream.chain import next_chain
 
 pytestmark = pytest.mark.distributed
 Ranks = Callable[..., list[Any]]
@@ -105,16 +107,23 @@ def test_a_run_resized_at_every_restart_is_the_uninterrupted_run(tiny: Config, r
     expected = uninterrupted(tiny, ranks, baseline)
     config = named(tiny, "resized")
     last = 0
+    chains = [""]
+    for done in expected.values():
+        chains.append(
+            next_chain(chains[-1], OrderStep(done.step - 1), int(done.digest, 16), done.step_tokens, done.updated)
+        )
     for world_size, stop_at in ((2, 13), (3, 27), (1, 0)):
         events = ranks(world_size, train, config, stop_at)[0]
         started = events[0]
         assert isinstance(started, Started)
-        assert (started.step, started.world_size) == (last, world_size)
+        assert (started.step, started.world_size, started.chain) == (last, world_size, chains[last])
         compare(steps(events), expected, 5e-5)
         assert isinstance(events[-1], Stopped)
         last = events[-1].step
         assert events[-1].status == ("stopped" if stop_at else "finished")
         assert last == (stop_at or 60)
+        newest = committed(Folder(config.run.root) / "resized")[-1]
+        assert read_manifest(Folder(config.run.root) / "resized", newest).meta.chain == chains[last]
 
 
 def test_with_exact_sums_a_resized_run_is_bit_equal(tiny: Config, ranks: Ranks) -> None:

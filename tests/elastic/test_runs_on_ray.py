@@ -160,6 +160,10 @@ def test_verify_finds_a_single_wrong_sample(uninterrupted: st.Run, tmp_path: Pat
     assert [mismatch.step for mismatch in found.mismatches] == [33]
     del lines[place]
     journal.write_text("\n".join(lines) + "\n")
+    found = st.open_run(str(tmp_path / "run")).verify()
+    assert found.ok
+    assert (found.steps_proven_by_chain, found.steps_proven_by_chain_alone, found.checkpoints_checked) == (60, 1, 3)
+    shutil.rmtree(tmp_path / "run" / "checkpoints")
     assert st.open_run(str(tmp_path / "run")).verify().missing == (33,)
 
 

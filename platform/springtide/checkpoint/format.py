@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from springtide.checkpoint import validate
-from springtide.config.steps import StepsDone
+from springtide.config.steps import OrderStep, StepsDone
 from springtide.errors import CheckpointError
 from springtide.store import Folder, digest
 
@@ -35,7 +35,7 @@ BLOCK_BYTES = 4 * 2**20
 MARK_BYTES = 64
 """Bytes before the tensors in shared memory: their step as int64, or NO_STEP while they are being copied."""
 NO_STEP = -1
-FORMAT = 4
+FORMAT = 5
 _NAME = re.compile(r"step-(\d{10})")
 
 Identity = Callable[[StepsDone], str]
@@ -67,6 +67,12 @@ class Meta(BaseModel):
     step: StepsDone = Field(ge=0)
     """Steps done; training resumes with the next one."""
     tokens: int = Field(ge=0)
+    chain: str = Field("", pattern="^([0-9a-f]{32})?$")
+    """The chain of all steps done (``stream/chain.py``); empty before the first step, and in a training loop of your own."""
+    skipped_updates: tuple[OrderStep, ...] = ()
+    """Steps of the order whose update the step guard skipped, ascending, at most the newest 1000."""
+    eos_id: int | None = None
+    """The token id after which the model's loss counts no token; None: all tokens count."""
     world_size: int = Field(ge=1)
     order_identity: str
     config_fingerprint: str

@@ -107,7 +107,8 @@ def begin(
     if not weights_only:
         return Restored(manifest.meta, config.start_from)
     optimizer.state.clear()  # an attempt to read a snapshot may have left some
-    return Restored(manifest.meta.model_copy(update={"step": 0, "tokens": 0, "components": {}}), config.start_from)
+    anew = {"step": 0, "tokens": 0, "chain": "", "skipped_updates": (), "components": {}}
+    return Restored(manifest.meta.model_copy(update=anew), config.start_from)
 
 
 def _try_load(

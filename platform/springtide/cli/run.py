@@ -54,10 +54,24 @@ def _verify(options: argparse.Namespace) -> int:
             f"{'ok' if found.ok else 'NOT OK'}: {found.steps_checked} steps checked against the order "
             f"{found.order_identity}; {found.steps_trained_again} trained again, world sizes {list(found.world_sizes)}"
         )
+        lost = (
+            f"; {found.steps_proven_by_chain_alone} of them are not in the journal"
+            if found.steps_proven_by_chain_alone
+            else ""
+        )
+        checkpoints = f"{found.checkpoints_checked} checkpoint{'s' * (found.checkpoints_checked != 1)}"
+        print(f"  the chain of the training state proves {found.steps_proven_by_chain} steps, in {checkpoints}{lost}")
+        for wrong in found.chain_mismatches:
+            between = f"steps {wrong.after + 1} to {wrong.step}"
+            print(f"  {wrong.where}: other {between}: chain expected {wrong.expected}, found {wrong.found}")
         for one in found.mismatches:
             print(f"  step {one.step}: expected {one.expected}, found {one.found}")
+        for few in found.token_mismatches:
+            print(f"  step {few.step}: {few.expected} tokens expected, found {few.found}")
         if found.missing:
-            print(f"  not in the journal: {list(found.missing)}")
+            print(f"  neither in the journal nor proven by a chain: {list(found.missing)}")
+        if found.checkpoints_unread:
+            print(f"  no chain can be read in: {', '.join(found.checkpoints_unread)}")
     return 0 if found.ok else 1
 
 

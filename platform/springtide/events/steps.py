@@ -19,6 +19,10 @@ class Started(Event):
     resumed_from: str = ""
     """Name of the checkpoint that it loaded; empty at the beginning of the run."""
     order_identity: str = ""
+    chain: str = ""
+    """The chain of the state that it trains on from, 32 hex digits; empty at step 0."""
+    skipped_updates: list[OrderStep] = dataclasses.field(default_factory=list)
+    """Steps of the order whose update that state lacks, at most the newest 1000."""
     num_parameters: int = 0
     flops_per_token: float = 0.0
     """FLOPs of the model, forward and backward."""

@@ -1,20 +1,33 @@
-"""Checks afterwards that every step trained on exactly the samples of the uninterrupted run."""
+"""Checks afterwards that every step trained on exactly the samples of the uninterrupted run.
+
+The proof is the chain: a hash over all steps that is part of the training state (``stream/chain.py``). Each checkpoint and each
+start of a worker group has its own. ``verify`` recomputes it from the order and compares; the journal's digests are compared
+step by step, too, also after the newest checkpoint. A step is proven by either one.
+"""
 
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
+
 from springtide.checkpoint import branch
-from springtide.config import RUN_CONFIG, parse
+from springtide.checkpoint.format import read_manifest
+from springtide.config import RUN_CONFIG, Config, parse
 from springtide.config.steps import StepsDone, one_more
-from springtide.events import Started, StepDone
+from springtide.errors import CheckpointError
+from springtide.events import StepDone
+from springtide.run.history import History, RecordedChain, read_history
 from springtide.store import Folder
-from springtide.stream import digest, open_data
-from springtide.track.journal import read_journal
+from springtide.stream import Data, digest, open_data
+from springtide.stream.chain import next_chain
 
 _SHOWN = 10
 """Number of missing steps and of mismatches that a result lists."""
+_COUNTED = 32
+"""Number of steps whose tokens are counted in their rows where documents are masked."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -27,6 +40,35 @@ class Mismatch:
     """Digest of the samples that the order has for the step, 16 hex digits."""
     found: str
     """Digest of the samples that the ranks consumed, 16 hex digits."""
+
+
+@dataclasses.dataclass(frozen=True)
+class TokenMismatch:
+    """A step in which another number of tokens counted than its rows have."""
+
+    step: int
+    """Counted from 1."""
+    expected: int
+    """Valid tokens of the rows of the step."""
+    found: int
+    """Tokens that counted in the loss, according to the journal."""
+
+
+@dataclasses.dataclass(frozen=True)
+class ChainMismatch:
+    """A state that was not trained on the steps that the order has until it."""
+
+    step: int
+    """Steps done of the state."""
+    after: int
+    """The steps from the next one on to ``step`` are not those of the order: until this one the chain agrees, or is told
+    to differ already."""
+    where: str
+    """Name of the checkpoint, or ``start of term N``."""
+    expected: str
+    """Chain of the steps that the order has, 32 hex digits."""
+    found: str
+    """Chain of the state."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,7 +90,7 @@ class Verification:
     order_identity: str
     """Hash of all that decides the order."""
     steps_checked: int
-    """Steps that were trained and are checked, each counted once."""
+    """Steps that were trained and are checked, by the journal's digest or by the chain, each counted once."""
     steps_trained_again: int
     """Tries after the first, because of restarts; each is checked, too."""
     steps_abandoned: int
@@ -60,14 +102,27 @@ class Verification:
     corpora: dict[str, CorpusUse]
     """Name of the corpus -> what the run has drawn from it."""
     missing: tuple[int, ...]
-    """Steps that the journal lacks, the first ten."""
+    """Steps that are not in the journal and that no chain proves, the first ten."""
     mismatches: tuple[Mismatch, ...]
     """The first ten."""
+    token_mismatches: tuple[TokenMismatch, ...]
+    """The first ten."""
+    chain_mismatches: tuple[ChainMismatch, ...]
+    """The first ten."""
+    steps_proven_by_chain: int
+    """Steps that the chain of a checkpoint or of a start proves, each counted once."""
+    steps_proven_by_chain_alone: int
+    """Those of them that the journal lacks: their curve is lost, their proof is not."""
+    checkpoints_checked: int
+    """Checkpoints that count and whose chain is compared."""
+    checkpoints_unread: tuple[str, ...]
+    """Names of checkpoints that count and have no chain that can be read: damaged, or of another version."""
 
     @property
     def ok(self) -> bool:
-        """Whether there was a step to check, none is missing and each consumed the samples of the order."""
-        return self.steps_checked > 0 and not self.missing and not self.mismatches
+        """Whether there was a step to check, none is missing and each was trained on the samples of the order."""
+        wrong = (*self.missing, *self.mismatches, *self.token_mismatches, *self.chain_mismatches)
+        return self.steps_checked > 0 and not wrong
 
     def as_dict(self) -> dict[str, Any]:
         """Return the result as plain data, as ``springtide verify --json`` prints it."""
@@ -75,7 +130,13 @@ class Verification:
 
 
 def verify(run: Folder) -> Verification:
-    """Recompute each step's digest from the order alone and compare it with the samples that the ranks consumed.
+    """Recompute each step's digest, and the chain of all steps, from the order alone; compare them with the samples that
+    the ranks consumed.
+
+    The tokens of a step follow from the order where all tokens of a row count. Where documents are masked from each other
+    they are counted in the rows of 32 steps and of those that the journal lacks; of other steps the journal's number is taken,
+    which the chain then confirms. Which updates the step guard skipped, the state itself lists. A branch is
+    checked from its trunk's checkpoint on.
 
     Args:
         run: the folder of a run, live or ended; its datasets must be readable, too.
@@ -94,38 +155,121 @@ def verify(run: Folder) -> Verification:
         >>> from springtide.run.verify import verify
         >>> from springtide.store import Folder
         >>> found = verify(Folder("runs/mine"))
-        >>> found.ok, found.steps_checked
-        (True, 8)
+        >>> found.ok, found.steps_checked, found.steps_proven_by_chain
+        (True, 8, 8)
     """
     config = parse(run.read(RUN_CONFIG))
-    data = open_data(config.data)
-    tries: dict[StepsDone, list[tuple[str, StepDone]]] = {}
-    identity = ""
-    for event in read_journal(run):
-        if isinstance(event, Started):
-            identity = event.order_identity
-        elif isinstance(event, StepDone):
-            tries.setdefault(event.step, []).append((identity, event))
-    mismatches, checked = [], {}
-    for step, done in tries.items():
-        expected = f"{digest(data.order.batch(data.order.step_before(step))):016x}"
-        # a try in another order was abandoned when the step was trained again; the model learned the last one
-        counted = [one for place, (order, one) in enumerate(done) if order == done[-1][0] or place == len(done) - 1]
-        checked[step] = counted
-        mismatches += [Mismatch(step, expected, one.digest) for one in counted if one.digest != expected]
-    first, last = one_more(branch.first_step(config.train)), max(tries, default=StepsDone(0))
-    missing = [step for step in range(first, last + 1) if step not in tries]
-    spread = [max(one.loss for one in done) - min(one.loss for one in done) for done in checked.values()]
-    drawn = data.drawn(last)
+    data, history = open_data(config.data), read_history(run)
+    begin = branch.first_step(config.train)
+    walk = _Walk(data, _eos_id(config, data, history), history, begin, _begin_chain(config, begin))
+    for record in sorted((*history.checkpoints, *history.starts), key=lambda one: one.step):
+        if record.step >= begin and record.chain:
+            walk.check(record)
+    walk.end(history.last_step)
+    tries = history.tries
+    spread = [max(one.loss for one in done) - min(one.loss for one in done) for done in tries.values()]
     return Verification(
         run=run.url,
         order_identity=data.order.identity,
-        steps_checked=len(tries),
-        steps_trained_again=sum(len(done) - 1 for done in tries.values()),
-        steps_abandoned=sum(len(tries[step]) - len(done) for step, done in checked.items()),
+        steps_checked=len(tries) + walk.num_proven_alone,
+        steps_trained_again=history.num_again,
+        steps_abandoned=history.num_abandoned,
         loss_max_abs_diff=max(spread, default=0.0),
-        world_sizes=tuple(sorted({one.world_size for done in checked.values() for one in done})),
-        corpora={name: CorpusUse(int(one["rows"]), one["epochs"]) for name, one in drawn.items()},
-        missing=tuple(missing[:_SHOWN]),
-        mismatches=tuple(mismatches[:_SHOWN]),
+        world_sizes=tuple(sorted({one.world_size for done in tries.values() for one in done})),
+        corpora={
+            name: CorpusUse(int(one["rows"]), one["epochs"]) for name, one in data.drawn(history.last_step).items()
+        },
+        missing=tuple(walk.missing[:_SHOWN]),
+        mismatches=tuple(walk.mismatches[:_SHOWN]),
+        token_mismatches=tuple(walk.token_mismatches[:_SHOWN]),
+        chain_mismatches=tuple(walk.chain_mismatches[:_SHOWN]),
+        steps_proven_by_chain=walk.num_proven,
+        steps_proven_by_chain_alone=walk.num_proven_alone,
+        checkpoints_checked=sum(bool(one.chain) for one in history.checkpoints),
+        checkpoints_unread=tuple(history.unread + [one.where for one in history.checkpoints if not one.chain]),
     )
+
+
+def _eos_id(config: Config, data: Data, history: History) -> int | None:
+    """Return the id after which no token counts in the loss; a model of the user's own may have another than its data."""
+    return history.newest.eos_id if config.model.source and history.newest is not None else data.eos_id
+
+
+def _begin_chain(config: Config, begin: StepsDone) -> str | None:
+    """Return the chain of the state that a run begins with; None if its trunk cannot be read any more."""
+    if not begin:
+        return ""
+    try:
+        return read_manifest(*branch.split(config.train.start_from)).meta.chain or None
+    except (CheckpointError, OSError):
+        return None
+
+
+class _Walk:
+    """The steps of a run in their order, each recomputed once: from one recorded chain to the next."""
+
+    def __init__(self, data: Data, eos_id: int | None, history: History, begin: StepsDone, chain: str | None) -> None:
+        """``chain``: of the first ``begin`` steps, None if it is not known."""
+        self._data, self._eos_id, self._tries = data, eos_id, history.tries
+        self._step = self._checked = begin
+        self._chain = chain
+        self._not_in_journal: list[int] = []
+        """Steps since the last recorded chain that the journal lacks."""
+        self._counted = set(np.linspace(begin + 1, history.last_step, _COUNTED).astype(int).tolist())
+        self.missing: list[int] = []
+        self.mismatches: list[Mismatch] = []
+        self.token_mismatches: list[TokenMismatch] = []
+        self.chain_mismatches: list[ChainMismatch] = []
+        self.num_proven = 0
+        self.num_proven_alone = 0
+        """Those of the proven steps that the journal lacks."""
+
+    def check(self, record: RecordedChain) -> None:
+        """Walk to the step of a recorded chain and compare the chain with the one of the order."""
+        while self._step < record.step:
+            self._advance(record)
+        if self._chain == record.chain:
+            self.num_proven += self._step - self._checked
+            self.num_proven_alone += len(self._not_in_journal)
+        else:
+            self.missing += self._not_in_journal
+        if self._chain not in (None, record.chain):
+            told = ChainMismatch(record.step, self._checked, record.where, str(self._chain), record.chain)
+            self.chain_mismatches.append(told)
+        self._chain, self._checked, self._not_in_journal = record.chain, record.step, []
+
+    def end(self, last: StepsDone) -> None:
+        """Walk to the last step: after the last recorded chain, only the journal proves a step."""
+        while self._step < last:
+            self._advance(None)
+        self.missing += self._not_in_journal
+
+    def _advance(self, record: RecordedChain | None) -> None:
+        """Recompute one more step. ``record``: the next recorded chain."""
+        self._step = one_more(self._step)
+        order, tries = self._data.order, self._tries.get(self._step, [])
+        step = order.step_before(self._step)
+        sample_ids = order.batch(step)
+        expected, tokens = digest(sample_ids), self._tokens(sample_ids, tries)
+        for one in tries:
+            if one.digest != f"{expected:016x}":
+                self.mismatches.append(Mismatch(self._step, f"{expected:016x}", one.digest))
+            if one.step_tokens != tokens:
+                self.token_mismatches.append(TokenMismatch(self._step, tokens, one.step_tokens))
+        if not tries:
+            self._not_in_journal.append(self._step)
+        if record is None or self._chain is None:
+            return
+        updated = record.has_update(step)
+        if updated is None:
+            updated = tries[-1].updated if tries else True
+        self._chain = next_chain(self._chain, step, expected, tokens, updated)
+
+    def _tokens(self, sample_ids: np.ndarray, tries: Sequence[StepDone]) -> int:
+        """Return the valid tokens of the current step: of all its rows, of the rows as they are read, or the journal's."""
+        if self._eos_id is None:
+            return len(sample_ids) * self._data.sequence_length
+        if tries and self._step not in self._counted:
+            return tries[-1].step_tokens
+        _, tokens = self._data.rows(sample_ids)
+        return int((tokens[:, :-1] != self._eos_id).sum())

@@ -245,9 +245,7 @@ class TrainLoop:
             before_update=before_update,
         )
         self.data_waits_s = [sum(waits) for waits in zip(self.data_waits_s, result.data_waits_s, strict=True)]
-        state.step = one_more(state.step)
-        state.tokens += result.tokens
-        state.losses_since_save.append(result.loss)
+        state.advance(order_step, result)
         return result, rate
 
     def _done(self, done: StepContext) -> StepDone:
@@ -320,6 +318,8 @@ class TrainLoop:
             world_size=self.world.size,
             resumed_from=found.name if found else "",
             order_identity=self.data.order.identity,
+            chain=state.chain,
+            skipped_updates=list(state.skipped_updates),
             **dataclasses.asdict(self.figures),
             remark=_remark(found),
             nodes=list(self.placement.nodes),

@@ -12,11 +12,13 @@ from springtide.checkpoint.format import Meta
 from springtide.checkpoint.restore import Restored
 from springtide.checkpoint.tensors import named_tensors
 from springtide.config import Config, code_fingerprint
-from springtide.config.steps import StepsDone
+from springtide.config.steps import OrderStep, StepsDone, one_more
 from springtide.dist import World
 from springtide.model import flops_per_token, hardware_flops_per_token, num_parameters
 from springtide.stream import Data
+from springtide.stream.chain import next_chain, with_skipped_update
 from springtide.training.peak_flops import peak_flops
+from springtide.training.step import StepResult, eos_id_of
 from springtide.training.step_guard import StepGuard
 from springtide.training.weights import initialize
 
@@ -57,20 +59,39 @@ class TrainState:
     step: StepsDone = dataclasses.field(default=StepsDone(0))
     """Steps done: all of the data state."""
     tokens: int = 0
+    chain: str = ""
+    """The chain of these steps; empty before the first."""
+    skipped_updates: tuple[OrderStep, ...] = ()
+    """Steps of the order whose update the step guard skipped, the newest 1000."""
     losses_since_save: list[float] = dataclasses.field(default_factory=list)
     heldout_losses: dict[StepsDone, float] = dataclasses.field(default_factory=dict)
     """Step -> held-out loss."""
 
     def begin(self, config: Config, data: Data) -> None:
         """Begin at step 0 with new weights."""
-        self.step, self.tokens = StepsDone(0), 0
+        self.step, self.tokens, self.chain, self.skipped_updates = StepsDone(0), 0, "", ()
         initialize(self.model, config.model, data.vocab_size, data.eos_id)
         self.optimizer.state.clear()  # of a snapshot that could not be read to its end
 
     def resume(self, found: Restored) -> None:
         """Continue where ``found`` was saved; its tensors are in the model and the optimizer already."""
-        self.step, self.tokens = found.meta.step, found.meta.tokens
-        self.guard.load(found.meta.components)
+        meta = found.meta
+        self.step, self.tokens, self.chain, self.skipped_updates = (
+            meta.step,
+            meta.tokens,
+            meta.chain,
+            meta.skipped_updates,
+        )
+        self.guard.load(meta.components)
+
+    def advance(self, step: OrderStep, result: StepResult) -> None:
+        """Count a step: ``step`` of the order is trained."""
+        self.step = one_more(self.step)
+        self.tokens += result.tokens
+        self.chain = next_chain(self.chain, step, result.digest, result.tokens, result.updated)
+        if not result.updated:
+            self.skipped_updates = with_skipped_update(self.skipped_updates, step)
+        self.losses_since_save.append(result.loss)
 
     def checkpoint(self, data: Data, world: World, labels: dict[str, str]) -> tuple[dict[str, Tensor], Meta]:
         """Return the tensors and the metadata of a checkpoint of the current step."""
@@ -78,9 +99,13 @@ class TrainState:
         metrics = {"loss": sum(losses) / len(losses)} if losses else {}
         if self.step in self.heldout_losses:
             metrics["heldout_loss"] = self.heldout_losses[self.step]
+        eos_id = eos_id_of(self.model)
         meta = Meta(
             step=self.step,
             tokens=self.tokens,
+            chain=self.chain,
+            skipped_updates=self.skipped_updates,
+            eos_id=None if eos_id is None else int(eos_id),
             world_size=world.size,
             order_identity=data.order.identity_at(self.step),
             config_fingerprint=self.config_fingerprint,

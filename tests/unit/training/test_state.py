@@ -1,0 +1,124 @@
+"""The state between two steps: whatever happens to a run, its chain is that of its steps."""
+
+from __future__ import annotations
+
+import pickle
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+
+from springtide.checkpoint.format import Manifest, Meta
+from springtide.checkpoint.restore import Restored
+from springtide.config import Config
+from springtide.config.steps import OrderStep
+from springtide.dist import World
+from springtide.model import whole
+from springtide.stream import Data, digest, open_data
+from springtide.training.state import TrainState
+from springtide.training.step import StepResult
+from springtide.training.step_guard import StepGuard
+
+SKIPPED = {3, 4, 9}
+"""Steps of the order whose update is skipped."""
+STEPS = 16
+
+
+class Group:
+    """A worker group of ``size`` ranks that continues from ``found``; only its model does not change."""
+
+    def __init__(self, config: Config, data: Data, size: int, model: nn.Module, found: Meta | None = None) -> None:
+        self.config, self.data, self.size = config, data, size
+        self.state = TrainState(model, torch.optim.SGD(model.parameters()), StepGuard(config), "c")
+        self.go_to(found)
+
+    def go_to(self, found: Meta | None) -> None:
+        """Roll back."""
+        if found is None:
+            self.state.begin(self.config, self.data)
+        else:
+            self.state.resume(Restored(found, "found"))
+
+    def train(self) -> None:
+        """One step: the sum of what each rank has."""
+        order = self.data.order
+        step = order.step_after(self.state.step)
+        parts = [order.rank_batch(step, rank, self.size) for rank in range(self.size)]
+        sums = sum(digest(part) for part in parts) % 2**64
+        tokens = sum(map(len, parts)) * self.data.sequence_length
+        updated = step not in SKIPPED
+        flags = (False, False, False, False, False, (0.0,), (0.0,))
+        self.state.advance(step, StepResult(2.0, 1.0, tokens, sums, frozenset(), *flags, updated=updated))
+
+    def saved(self) -> Meta:
+        """What a checkpoint and a snapshot hold."""
+        _, meta = self.state.checkpoint(self.data, World(0, self.size, torch.device("cpu")), {})
+        written = Manifest(term=1, meta=meta, config={}, files={}, size_bytes=0).model_dump_json()
+        read = Manifest.model_validate_json(written).meta
+        assert pickle.loads(pickle.dumps(meta)) == read == meta
+        return read
+
+
+@pytest.fixture
+def model(tiny: Config) -> nn.Module:
+    data = open_data(tiny.data)
+    return whole(tiny.model, data.vocab_size, data.eos_id)
+
+
+def uninterrupted(config: Config, data: Data, model: nn.Module, steps: int = STEPS) -> list[Meta]:
+    """What a group that nothing happens to saves after each step."""
+    group, found = Group(config, data, 1, model), []
+    for _ in range(steps):
+        group.train()
+        found.append(group.saved())
+    return found
+
+
+ACTS = st.one_of(
+    st.tuples(st.just("train"), st.integers(1, 4)),
+    st.tuples(st.just("save"), st.just(0)),
+    st.tuples(st.sampled_from(["killed", "resized"]), st.integers(1, 5)),
+    st.tuples(st.just("rolled back"), st.just(0)),
+)
+
+
+def test_the_chain_is_that_of_the_steps_whatever_happens(tiny: Config, model: nn.Module) -> None:
+    data = open_data(tiny.data)
+    expected = {0: ("", ())} | {one.step: (one.chain, one.skipped_updates) for one in uninterrupted(tiny, data, model)}
+    assert len({chain for chain, _ in expected.values()}) == STEPS + 1
+    assert expected[STEPS][1] == tuple(sorted(SKIPPED))
+
+    @settings(max_examples=40)
+    @given(acts=st.lists(ACTS, max_size=12))
+    def check(acts: list[tuple[str, int]]) -> None:
+        group, newest = Group(tiny, data, 1, model), None
+        for act, number in acts:
+            for _ in range(number if act == "train" else 0):
+                if group.state.step < STEPS:
+                    group.train()
+            if act in ("save", "resized"):
+                newest = group.saved()
+            if act in ("killed", "resized"):
+                group = Group(tiny, data, number, model, newest)
+            if act == "rolled back":
+                group.go_to(newest)
+            assert (group.state.chain, group.state.skipped_updates) == expected[group.state.step]
+
+    check()
+
+
+def test_a_skipped_step_of_the_order_is_another_history(tiny: Config, model: nn.Module) -> None:
+    data = open_data(tiny.data)
+    plain = uninterrupted(tiny, data, model, 8)
+    skipping = uninterrupted(tiny, data.skipping([OrderStep(5)]), model, 8)
+    same = [one.chain == other.chain for one, other in zip(plain, skipping, strict=True)]
+    assert same == [True] * 5 + [False] * 3
+
+
+@pytest.mark.parametrize("eos_id", [None, 7])
+def test_a_checkpoint_names_the_id_that_its_loss_ends_at(tiny: Config, model: nn.Module, eos_id: int | None) -> None:
+    group = Group(tiny, open_data(tiny.data), 1, model)
+    group.state.model.eos_id = eos_id  # type: ignore[assignment]
+    assert group.saved().eos_id == eos_id
