@@ -98,7 +98,7 @@ def test_weights_alone_begin_at_step_0_of_any_order(tiny: Config, ranks: Ranks) 
     config = begun(trunk(tiny, "tuned", steps=3, decay=0, train__eval_rows=16, optim__warmup=0, **weights))
     events = ranks(2, train, config)[0]
     [started] = [event for event in events if isinstance(event, Started)]
-    assert started.step == 0
+    assert (started.step, started.chain) == (0, "")
     before = next(event for event in events if isinstance(event, Evaluated))
     assert (before.step, before.heldout_loss) == (0, pytest.approx(after.heldout_loss, abs=1e-5))
     found = steps(events)

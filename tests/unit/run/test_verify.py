@@ -176,7 +176,7 @@ def test_half_of_a_step_s_tokens_is_found(model: Model) -> None:
     assert (wrong.step, wrong.after) == (4, 0)
 
 
-def test_updates_that_were_skipped_updates_are_known_without_the_journal(model: Model) -> None:
+def test_updates_that_were_skipped_are_known_without_the_journal(model: Model) -> None:
     told = [model.started(), *model.train(2), *model.train(updated=False), *model.train()]
     model.train(3, updated=False)
     model.save()
