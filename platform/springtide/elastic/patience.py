@@ -6,8 +6,8 @@ _STARTS = 4.0
 """A start that takes this many times the longest one of its run has failed."""
 _BAN_S, _LONGEST_BAN_S = 30.0, 3600.0
 _STORE_PAUSE_S, _LONGEST_STORE_PAUSE_S = 1.0, 60.0
-MOST_STORE_FAILURES = 10
-"""Groups that may fail at one step because the store cannot be reached; with the pauses between them, five minutes."""
+MOST_STORE_FAILURES = 30
+"""Groups that may fail at one step because the store cannot be reached; with the pauses between them, 25 minutes."""
 _LOOKS = 125.0
 """A pause is this many times as long as the look before it took: waiting costs less than 1% of a core."""
 _SHORTEST_LOOK_S, _LONGEST_LOOK_S = 0.1, 5.0

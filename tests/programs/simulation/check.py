@@ -97,5 +97,5 @@ class Watch:
             if not any(f"step-{last:010d}" in name for name in names):
                 self.say(f"finished, but step {last} is not committed")
             if not verified.ok:
-                checked = f"checked {verified.steps_checked}"
-                self.say(f"verify: missing {verified.missing}, mismatches {verified.mismatches}, {checked}")
+                wrong = (*verified.mismatches, *verified.token_mismatches, *verified.chain_mismatches)
+                self.say(f"verify: missing {verified.missing}, wrong {wrong[:2]}, {verified.steps_checked} checked")

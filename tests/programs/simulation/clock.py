@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import heapq
 import itertools
 import random
@@ -134,6 +135,7 @@ class Clock:
             mock.patch.object(time, "time", lambda: BEGIN_S + self.now),
             mock.patch.object(time, "monotonic", lambda: self.now),
             mock.patch.object(time, "perf_counter", lambda: self.now),
+            mock.patch.object(time, "thread_time", functools.partial(next, itertools.count(0.0, 0.004))),
             mock.patch.object(time, "sleep", self.sleep),
         ):
             yield
@@ -195,6 +197,23 @@ class Condition:
                 return False
             self.wait(min(left_s, 60.0))
         return True
+
+
+class Event:
+    """``threading.Event``."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock, self._is_set = clock, False
+
+    def is_set(self) -> bool:
+        return self._is_set
+
+    def set(self) -> None:
+        self._is_set = True
+
+    def wait(self, timeout: float) -> bool:
+        self._clock.sleep(timeout)
+        return self._is_set
 
 
 class Thread:

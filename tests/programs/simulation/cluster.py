@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
@@ -83,14 +82,12 @@ class Cluster:
         while self.clock.current is not None and self.head_away_until_s > self.clock.now:
             self.clock.sleep(self.head_away_until_s - self.clock.now + 0.1)
 
-    def observed(self, problems: dict[str, str], ready: Counter[str]) -> list[Node]:
+    def observed(self) -> list[Node]:
         """The nodes that Ray thinks alive: a dead one for three seconds more."""
         self.ask_head()
         now = self.clock.now
         return [
-            Node(one.id, 1, one.leaves_at_s, problems.get(one.id, ""), ready[one.id])
-            for one in self.machines.values()
-            if one.alive or now - one.died_s < 3.0
+            Node(one.id, 1, one.leaves_at_s) for one in self.machines.values() if one.alive or now - one.died_s < 3.0
         ]
 
     def unanswering(self, names: Iterable[str]) -> set[str]:

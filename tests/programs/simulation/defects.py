@@ -14,7 +14,7 @@ from springtide.app import resolve as resolving
 from springtide.checkpoint import restore as restoring
 from springtide.checkpoint.format import check_order
 from springtide.events import record
-from springtide.on_ray.train import group as pooled
+from springtide.on_ray.train import process_pool
 from springtide.track import journal
 
 Planted = contextlib.AbstractContextManager[Any]
@@ -51,12 +51,7 @@ def journal_on_the_path() -> Planted:
 
 def banned_for_ever() -> Planted:
     """A10: a node on which a worker did not come up once is never used again."""
-    leave_out = pooled.WorkerProcessPool._leave_out
-
-    def for_ever(self: Any, node: str, reason: str, for_s: float | None = None) -> None:
-        leave_out(self, node, reason, math.inf)
-
-    return mock.patch.object(pooled.WorkerProcessPool, "_leave_out", for_ever)
+    return mock.patch.object(process_pool, "ban_s", lambda failures: math.inf)
 
 
 DEFECTS: dict[str, Callable[[], Planted]] = {

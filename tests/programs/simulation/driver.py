@@ -15,7 +15,7 @@ from ray.exceptions import GetTimeoutError, RayActorError
 from ray.train import FailureConfig, ScalingConfig
 from ray.train.v2.api.exceptions import ControllerError, WorkerGroupError
 
-from simulation.clock import Clock, Condition, Process, Thread
+from simulation.clock import Clock, Condition, Event, Process, Thread
 from simulation.cluster import Cluster
 from simulation.group import Setting, WorkerGroup
 from springtide.app import resolve as resolving
@@ -31,9 +31,8 @@ from springtide.elastic.policy import Bounds
 from springtide.errors import StoppedWaiting
 from springtide.on_ray._ray_private import FailureDecision, WorkerGroupStartupFailedError
 from springtide.on_ray.cluster import session
-from springtide.on_ray.train import group as pooled
+from springtide.on_ray.train import failure_policy, process_pool, trainer
 from springtide.on_ray.train import policy as policies
-from springtide.on_ray.train import trainer
 from springtide.on_ray.train.mailbox import Mailbox
 from springtide.on_ray.train.worker import let_go
 from springtide.run import verify as verifying
@@ -175,7 +174,7 @@ class ScalingPolicy(policies.SpringtideScalingPolicy):
     def _send_resource_request(self) -> None:
         return None
 
-    def _reserved(self) -> dict[str, dict[str, float]]:
+    def _reserved(self, alive: set[str]) -> dict[str, dict[str, float]]:
         return {}
 
     def _get_resize_decision(self, num_workers: int) -> Any:
@@ -238,9 +237,9 @@ class Simulated:
         for event in mailbox.taken():
             listen(event)
         failure = process.error
-        if failure is not None and not isinstance(policies.fatal(failure), StoppedWaiting | None):
+        if failure is not None and not isinstance(failure_policy.fatal(failure), StoppedWaiting | None):
             raise trainer._explain(failure) from failure
-        if failure is not None and policies.fatal(failure) is None:
+        if failure is not None and failure_policy.fatal(failure) is None:
             raise trainer._explain(failure) from failure
 
     @contextlib.contextmanager
@@ -254,13 +253,20 @@ class Simulated:
         )
         host = types.SimpleNamespace(gethostname=lambda: clock.current.host if clock.current else "hub")
         system = types.SimpleNamespace(getpid=lambda: clock.current.pid if clock.current else 1)
-        pool = {"observed": self._observed, "unanswering": cluster.unanswering, "lost": self._lost}
+        event = types.SimpleNamespace(Event=lambda: Event(clock))
         patches = [
-            *(mock.patch.object(policies, name, value) for name, value in pool.items()),
+            mock.patch.object(policies, "live", self._live),
+            mock.patch.object(
+                policies, "observed", lambda table, reserved, resources: [one["observed"] for one in table]
+            ),
+            mock.patch.object(policies, "unanswering", cluster.unanswering),
             mock.patch.object(policies, "ray", Ray(clock)),
+            mock.patch.object(failure_policy, "lost", self._lost),
+            mock.patch.object(failure_policy, "unanswering", cluster.unanswering),
             mock.patch.object(policies, "diagnose", lambda workers, run, step: ("stacks", [])),
-            mock.patch.object(pooled, "ray", Ray(clock)),
-            mock.patch.object(pooled, "unanswering", cluster.unanswering),
+            mock.patch.object(process_pool, "ray", Ray(clock)),
+            mock.patch.object(process_pool, "unanswering", cluster.unanswering),
+            mock.patch.object(process_pool, "threading", event),
             mock.patch.object(trainer, "train", self.train),
             mock.patch.object(training, "Console", _Silent),
             mock.patch.object(resolving, "prepare", lambda config, progress: config),
@@ -289,10 +295,8 @@ class Simulated:
                 stack.enter_context(one)
             yield
 
-    def _observed(self, reserved: Any, resources: Any) -> Any:
-        from collections import Counter
-
-        return self.cluster.observed({}, Counter())
+    def _live(self) -> Any:
+        return [{"NodeID": node.id, "observed": node} for node in self.cluster.observed()]
 
     def _lost(self, before: Any) -> set[str]:
         self.cluster.ask_head()
@@ -334,12 +338,12 @@ class Controller:
             wait_s=float("inf"),
         )
         self.job: Any = types.SimpleNamespace(config=config, mailbox=mailbox, folder=simulated.setting.run)
-        self.pool = pooled.WorkerProcessPool()
+        self.pool = process_pool.WorkerProcessPool()
         limits = MemoryLimits(1)
         lender: Any = types.SimpleNamespace(processes=self.pool, share=None)
         scaling = ScalingConfig(num_workers=elastic.max_workers, resources_per_worker={"CPU": 1})
         self.policy = ScalingPolicy(scaling, bounds, self.job, None, lender, limits)
-        self.failures = policies.SpringtideFailurePolicy(
+        self.failures = failure_policy.SpringtideFailurePolicy(
             FailureConfig(max_failures=elastic.max_failures), self.job, self.pool, limits
         )
         self.group: WorkerGroup | None = None

@@ -35,6 +35,7 @@ from springtide.events import Left, Saved, SaveFailed, Started, StepDone, Stoppe
 from springtide.on_ray.train.mailbox import EventSender
 from springtide.store import Folder
 from springtide.stream import Data
+from springtide.stream.chain import next_chain
 from springtide.training.group_lease import GroupLease
 
 _SLOTS = 6
@@ -149,12 +150,13 @@ class Rank:
         lease = GroupLease(setting.run, group.owner, self.node)
         term = self._on_first(lease.claim)
         found = self._restore(model, optimizer, term)
-        step = found.meta.step if found else StepsDone(0)
+        step, chain = (found.meta.step, found.meta.chain) if found else (StepsDone(0), "")
         identity = setting.data.order.identity_at
         sender = EventSender(group.mailbox) if self.rank == 0 else None
         send: Callable[[Any], None] = sender if sender else lambda event: None
         resumed = found.name if found else ""
-        send(Started(step=step, world_size=len(group.nodes), resumed_from=resumed, order_identity=identity(step)))
+        here = {"world_size": len(group.nodes), "order_identity": identity(step), "chain": chain}
+        send(Started(step=step, resumed_from=resumed, **here))
         group.began(step, term, model)
         plan, snapshots = StagingPlan(self.rank, len(group.nodes)), Snapshots(setting.cluster, group.nodes, self.rank)
         self._last_save, taken, last = step, 0, setting.config.num_steps
@@ -169,6 +171,7 @@ class Rank:
                 order_identity=identity(step),
                 config_fingerprint="simulated",
                 saved_s=clock.now,
+                chain=chain,
             )
             return meta, list(plan.pieces), data
 
@@ -183,6 +186,8 @@ class Rank:
             step = StepsDone(step + 1)
             digest = setting.digests[step - 1]
             model.learn(step, digest)
+            of_order = setting.data.order.step_before(step)
+            chain = next_chain(chain, of_order, digest, setting.config.tokens_per_step, True)
             group.trained(step)
             send(_done(step, digest, len(group.nodes), setting))
             interrupts = {one[0] for one in said if one[0]}

@@ -1,0 +1,35 @@
+"""The control plane in simulated time (``tests/programs/simulation``): three hundred schedules of faults, each one integer."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+PROGRAMS = Path(__file__).parents[1] / "programs"
+
+
+def simulate(*arguments: str) -> subprocess.CompletedProcess[str]:
+    """Run seeds in a process of its own, which sets the hash seed: the order of sets is a part of a schedule."""
+    path = os.pathsep.join([str(PROGRAMS), *filter(None, [os.environ.get("PYTHONPATH")])])
+    command = [sys.executable, "-m", "simulation", *arguments]
+    return subprocess.run(
+        command, capture_output=True, text=True, timeout=550, check=False, env={**os.environ, "PYTHONPATH": path}
+    )
+
+
+@pytest.mark.parametrize("first", [0, 150])
+def test_whatever_goes_wrong_a_run_comes_to_its_end_with_every_step_once(first: int) -> None:
+    done = simulate("--seeds", str(first), str(first + 150))
+    assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-2000:]
+    assert "150 seeds, 0 found something" in done.stdout
+
+
+@pytest.mark.parametrize("defect", ["A3", "A4"])
+def test_a_defect_that_is_planted_back_is_found(defect: str) -> None:
+    done = simulate("--seeds", "0", "100", "--defect", defect)
+    assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-2000:]
+    assert f"{defect}: found by seed" in done.stdout
