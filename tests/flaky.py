@@ -1,9 +1,9 @@
 """``make flaky``: which tests of real processes fail now and then, found by running them ten times on busy cores.
 
-Each core also has a busy process at nice 5, which takes about a quarter of it from a test. As a neighbour on the machine
-would, it delays every process at moments of its own; and ten rounds still end in a night. No test has a second try, and no
-failure stops a round. A round writes its result down when it ends, below ``.flaky/`` and the name of the commit; called again
-for the same commit this goes on after the last round that ended. Ctrl-C ends all that it started.
+Both parts of ``make test`` run at once: each is the other's load, three tests on two cores, which delays every process at
+moments of its own. When one part has ended, busy processes at nice 5 take its place. No test has a second try, and no failure
+stops a round. A part writes its result down when it ends, below ``.flaky/`` and the name of the commit; called again for the
+same commit this goes on with the parts that are missing. Ctrl-C ends all that it started.
 
     python tests/flaky.py [--rounds 10] [--nice 5] [--limit 7200: of a round, s] [-- TESTS OR OPTIONS OF PYTEST]
 """
@@ -72,31 +72,47 @@ def end(process: subprocess.Popen[bytes]) -> None:
             one.kill()
 
 
-def run(name: str, options: list[str], folder: Path, limit_s: float) -> dict[str, str]:
-    """Run pytest once, for at most so long; test -> passed, failed or skipped. What failed has its output in ``folder``."""
-    report = folder / f"{name}.xml"
-    command = [
-        sys.executable,
-        "-m",
-        "pytest",
-        "-m",
-        "processes",
-        "--force-reruns",
-        "0",
-        f"--junit-xml={report}",
-        *options,
-    ]
+def start(name: str, options: list[str], folder: Path) -> subprocess.Popen[bytes]:
+    """Start pytest for one part; what it prints goes to ``folder``."""
+    pytest = [sys.executable, "-m", "pytest", "-m", "processes", "--force-reruns", "0"]
     with (folder / f"{name}.log").open("wb") as log:
-        process = subprocess.Popen(command, cwd=REPOSITORY, stdout=log, stderr=log, start_new_session=True)
-        try:
-            status = process.wait(limit_s)
-        except subprocess.TimeoutExpired:
-            return {f"({name}: not at its end after {limit_s:.0f} s)": "failed"}
-        finally:
+        command = [*pytest, f"--junit-xml={folder / name}.xml", *options]
+        return subprocess.Popen(command, cwd=REPOSITORY, stdout=log, stderr=log, start_new_session=True)
+
+
+def outcomes(name: str, status: int | None, folder: Path, limit_s: float) -> dict[str, str]:
+    """Test -> passed, failed or skipped, of a part that has ended. What failed has its output in ``folder``."""
+    report = folder / f"{name}.xml"
+    if status is None:
+        return {f"({name}: not at its end after {limit_s:.0f} s)": "failed"}
+    return read(report, folder) if report.exists() else {f"({name}: pytest ended with {status})": "failed"}
+
+
+def play(parts: dict[str, list[str]], folder: Path, nice: int, limit_s: float) -> dict[str, str]:
+    """Run the parts of a round that have no result yet, at once; test -> outcome, over all parts."""
+    folder.mkdir(parents=True, exist_ok=True)
+    missing = {name: how for name, how in parts.items() if not (folder / f"{name}.json").exists()}
+    begin = time.monotonic()
+    running = {name: start(name, how, folder) for name, how in missing.items()}
+    try:
+        with contextlib.ExitStack() as load:
+            is_alone = False
+            while running:
+                if len(running) == 1 and not is_alone:
+                    is_alone = True
+                    load.enter_context(busy_cores(nice))
+                time.sleep(1.0)  # between looks; a part takes half an hour
+                for name, process in list(running.items()):
+                    if process.poll() is None and time.monotonic() - begin < limit_s:
+                        continue
+                    status = process.poll()
+                    end(running.pop(name))
+                    found = outcomes(name, status, folder, limit_s)
+                    (folder / f"{name}.json").write_text(json.dumps(found, indent=1))
+    finally:
+        for process in running.values():
             end(process)
-    if not report.exists():
-        return {f"({name}: pytest ended with {status})": "failed"}
-    return read(report, folder)
+    return {test: how for name in parts for test, how in json.loads((folder / f"{name}.json").read_text()).items()}
 
 
 def read(report: Path, folder: Path) -> dict[str, str]:
@@ -140,19 +156,11 @@ def main() -> None:
     rounds: list[dict[str, str]] = []
     try:
         for number in range(1, options.rounds + 1):
-            folder = results / f"round-{number:02d}"
-            result = folder / "result.json"
-            if not result.exists():
-                folder.mkdir(parents=True, exist_ok=True)
-                begin, found = time.monotonic(), dict[str, str]()
-                with busy_cores(options.nice):
-                    for name, how in parts.items():
-                        found |= run(name, how, folder, max(1.0, options.limit - (time.monotonic() - begin)))
-                result.write_text(json.dumps(found, indent=1))
-                took = (time.monotonic() - begin) / 60
-                failed = list(found.values()).count("failed")
-                print(f"round {number}: {failed} of {len(found)} tests failed, {took:.0f} min, {folder}", flush=True)
-            rounds.append(json.loads(result.read_text()))
+            folder, begin = results / f"round-{number:02d}", time.monotonic()
+            found = play(parts, folder, options.nice, options.limit)
+            failed, took = list(found.values()).count("failed"), (time.monotonic() - begin) / 60
+            print(f"round {number}: {failed} of {len(found)} tests failed, {took:.0f} min, {folder}", flush=True)
+            rounds.append(found)
     except KeyboardInterrupt:
         print(f"stopped in round {len(rounds) + 1}: the next call goes on there", file=sys.stderr)
         show(rounds)
