@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from ray.exceptions import RayTaskError
+from ray.exceptions import GetTimeoutError, RayTaskError
 from ray.train import ControllerError, FailureConfig, WorkerGroupError
 from ray.train.v2._internal.execution.failure_handling.failure_policy import FailureDecision
 
@@ -202,6 +202,7 @@ def test_an_error_that_no_store_mends_still_ends_the_run_at_the_second_time(
         RayTaskError("_setup_torch_process_group", "DistStoreError: timed out", RuntimeError("timed out")),
         WorkerGroupStartupFailedError("At least one of the worker actors failed to initialize."),
         KeyError("NodeManagerPort"),
+        GetTimeoutError("a worker does not answer"),
     ],
 )
 def test_a_start_that_fails_is_tried_again_whatever_its_error(

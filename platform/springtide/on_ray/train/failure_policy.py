@@ -8,7 +8,7 @@ import time
 from collections.abc import Mapping
 
 import torch.distributed as dist
-from ray.exceptions import RayError
+from ray.exceptions import RayError, RayTaskError
 from ray.train import FailureConfig
 
 from springtide.dist import CollectiveError
@@ -179,7 +179,8 @@ def fatal(error: BaseException) -> SpringtideError | None:
 
 def is_store_error(error: BaseException | None) -> bool:
     """Return whether a store could not be reached, or failed: by the error's type, or by the package that it is from."""
-    if error is None or isinstance(error, _FINAL):
+    rays_own = isinstance(error, RayError) and not isinstance(error, RayTaskError)  # its time-outs are OSErrors
+    if error is None or rays_own or isinstance(error, _FINAL):
         return False
     packages = {kind.__module__.split(".")[0] for kind in type(error).__mro__}
     return isinstance(error, OSError) or bool(packages & _STORE_PACKAGES)
