@@ -4,7 +4,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 DEMO_ROOT ?= runs
 
-.PHONY: demo test flaky lint bench commands drills sweeps gpu gpu-wheels clean
+.PHONY: demo test flaky soak lint bench commands drills sweeps gpu gpu-wheels clean
 
 demo: .venv/.ready
 	$(BIN)/springtide train --recipe demo --run.root $(DEMO_ROOT) --demo
@@ -16,6 +16,11 @@ test: .venv/.ready lint
 # the tests of real processes, ten times on busy cores: hours; a second call goes on where the first was
 flaky: .venv/.ready
 	$(BIN)/python tests/flaky.py
+
+# twenty thousand schedules of faults in simulated time; ten minutes without the object store: an hour
+soak: .venv/.ready
+	cd tests/programs && ../../$(BIN)/python -m simulation --seeds 0 20000 --jobs 2
+	$(BIN)/python tests/programs/store_away.py 600
 
 lint: .venv/.ready
 	$(BIN)/ruff check .
