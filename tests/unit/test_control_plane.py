@@ -28,8 +28,7 @@ def test_whatever_goes_wrong_a_run_comes_to_its_end_with_every_step_once(first: 
     assert "150 seeds, 0 found something" in done.stdout
 
 
-@pytest.mark.parametrize("defect", ["A3", "A4"])
-def test_a_defect_that_is_planted_back_is_found(defect: str) -> None:
-    done = simulate("--seeds", "0", "100", "--defect", defect)
+def test_a_defect_that_is_planted_back_is_found() -> None:
+    done = simulate("--seeds", "0", "20", "--defect", "A3")
     assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-2000:]
-    assert f"{defect}: found by seed" in done.stdout
+    assert "A3: found by seed" in done.stdout
