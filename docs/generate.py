@@ -8,7 +8,7 @@ from typing import Any
 
 from springtide.cli.main import parser
 from springtide.config import Config
-from springtide.config.fields import fields, is_free
+from springtide.config.fields import fields, mark
 
 
 def on_page_markdown(markdown: str, **_: Any) -> str:
@@ -31,14 +31,8 @@ def settings() -> str:
             lines += ["", f"## {section}", "", about, "", "| field | default | |", "|---|---|---|"]
         text = " ".join(field.description.split()).replace("|", "\\|").replace("``", "`")
         default = f"`{field.default}`" if str(field.default) else ""
-        lines.append(f"| `{name}` | {default} | {text}{_mark(name)} |")
+        lines.append(f"| `{name}` | {default} | {text}{f' *{mark(field)}*' if mark(field) else ''} |")
     return "\n".join(lines)
-
-
-def _mark(name: str) -> str:
-    if not is_free(name):
-        return ""
-    return " *ahead*" if (fields()[name].json_schema_extra or {}).get("ahead") else " *free*"
 
 
 def commands() -> str:

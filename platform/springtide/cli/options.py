@@ -40,19 +40,24 @@ def add_config(parser: argparse.ArgumentParser, show_all: bool) -> None:
     """Add --recipe, --config and ``--section.field`` for every field; ``show_all`` shows all of them in the help text."""
     from springtide import config as configs
     from springtide.config import Config
-    from springtide.config.fields import fields
+    from springtide.config.fields import fields, mark
 
     chosen = parser.add_mutually_exclusive_group(required=True)
     chosen.add_argument("--recipe", metavar="NAME", help=f"one of {', '.join(configs.recipes.RECIPES)}")
     chosen.add_argument("--config", metavar="FILE", help="a saved config, YAML or JSON")
-    parser.add_argument("--help-all", action="help", help="show every setting, not only the common ones")
+    parser.add_argument(
+        "--help-all",
+        action="help",
+        help="show every setting. Those marked free may change at a resume, those marked ahead for the steps to come",
+    )
     for section, field in Config.model_fields.items():
         group = parser.add_argument_group(section, field.description)
         for name, leaf in fields().items():
             if not name.startswith(f"{section}."):
                 continue
             spellings = dict.fromkeys([f"--{name.replace('_', '-')}", f"--{name}"])
-            text = f"{leaf.description} (default {leaf.default})".replace("%", "%%")
+            about = ", ".join(filter(None, [f"default {leaf.default}", mark(leaf)]))
+            text = f"{leaf.description} ({about})".replace("%", "%%")
             shown = text if show_all or name in COMMON else argparse.SUPPRESS
             group.add_argument(*spellings, dest=name, metavar="X", default=argparse.SUPPRESS, help=shown)
 

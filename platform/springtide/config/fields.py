@@ -23,3 +23,9 @@ def fields(section: type[BaseModel] = Config, prefix: str = "") -> dict[str, Any
 def is_free(name: str) -> bool:
     """Return whether the field of this dotted name may change when a run is resumed."""
     return bool((fields()[name].json_schema_extra or {}).get("free"))
+
+
+def mark(field: Any) -> str:
+    """Return "free" for a field that may change when a run is resumed, "ahead" if for the steps to come only, else nothing."""
+    extra = field.json_schema_extra or {}
+    return "ahead" if extra.get("ahead") else "free" if extra.get("free") else ""

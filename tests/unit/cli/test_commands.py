@@ -34,6 +34,9 @@ def test_help_shows_the_usual_fields_and_help_all_every_one(capsys: pytest.Captu
         assert option.search(text)
         assert bool(option.search(usual)) == (name in COMMON), name
     assert fields().keys() > COMMON
+    said = " ".join(text.split())
+    assert "default 3, free)" in said  # checkpoint.keep_last may change at a resume
+    assert "default (), ahead)" in said  # stream.skip, for the steps to come
 
 
 @pytest.mark.parametrize(
