@@ -18,6 +18,7 @@ CLAIMS = {
         *("save_stall_vs_sync", "save_step_slowdown", "save_peak_memory_vs_shard"),
         *("save_vs_raw_put", "load_vs_raw_get", "memory_vs_store_load"),
     },
+    "control_plane": {"waiting_share_of_a_core", "chain_and_journal_share_of_a_step"},
     "growth": {"growth_layers_over_flops", "growth_width_over_flops", "growth_length_over_flops"},
     "layouts": {"layouts_loss_over_tolerance", "bytes_predicted_off"},
 }
