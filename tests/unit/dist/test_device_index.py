@@ -47,7 +47,7 @@ def test_torchruns_watchdog_is_off_when_the_group_is_made(monkeypatch: pytest.Mo
     monkeypatch.setattr(entry, "process_group", process_group)
     config = tiny.override({"run.id": "torchrun"})
     monkeypatch.setattr(sys, "argv", ["train", "--config", "none"])
-    monkeypatch.setattr(entry.configs, "load", lambda path, trust_code: config)
+    monkeypatch.setattr(entry.configs, "load_config", lambda path, trust_code: config)
     with pytest.raises(InterruptedError, match="cpu"):
         entry.main()
     assert NCCL_ENVIRONMENT["TORCH_NCCL_ASYNC_ERROR_HANDLING"] == "0"
