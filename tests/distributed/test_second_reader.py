@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Collection
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import pytest
 from layouts import load_on_a_broken_rank, save_in
-from saving import meta, resume, save
+from saving import meta, resume, save, state
 
 from springtide.checkpoint import leases
 from springtide.checkpoint.format import ABANDONED, COMMITTED, QUARANTINED, check_order, committed, quarantine
 from springtide.checkpoint.fresh_start import begin_from_scratch, has_ever_committed
 from springtide.checkpoint.inspect import inspect
+from springtide.checkpoint.restore import restore
 from springtide.checkpoint.second_reader import BadFileReport, second_readers
-from springtide.errors import CheckpointError, RunExists
+from springtide.errors import CheckpointError, RunExists, UnfitNode
 from springtide.store import Folder
 
 pytestmark = pytest.mark.distributed
@@ -36,6 +38,34 @@ def test_one_rank_that_reads_bad_bytes_condemns_no_checkpoint_and_is_named(tmp_p
     assert committed(Folder(tmp_path)) == ["step-0000000005", "step-0000000010"]
     assert not list(tmp_path.rglob(QUARANTINED))
     assert not (tmp_path / "unmounted").exists(), "a reader makes no folder where the storage should be"
+
+
+@pytest.mark.parametrize("answer", ["", "bad there, too", None])
+def test_the_word_of_one_node_counts_only_where_no_other_can_read(answer: str | None, tmp_path: Path) -> None:
+    """A world of one, whose node reads other bytes than it wrote: its second reader would be itself."""
+    save(str(tmp_path), [5, 10], stage_in="")
+    run, asked = Folder(tmp_path), []
+    [file] = tmp_path.glob("checkpoints/step-0000000010/*.safetensors")
+    file.write_bytes(file.read_bytes()[:-1] + b"x")
+
+    def elsewhere(run: Folder, name: str, file: str, nodes: Collection[str]) -> str | None:
+        asked.append((name, file.partition("/")[0], list(nodes)))
+        return answer
+
+    found = None
+    with (
+        pytest.raises(UnfitNode, match="rank 0 on node node-1 finds step-0000000010/")
+        if answer == ""
+        else nullcontext()
+    ):
+        found = restore(run, *state(0), lambda step: "o", node="node-1", term=1, elsewhere=elsewhere)
+    assert asked == [("step-0000000010", "step-0000000010", ["node-1"])]
+    if answer == "":
+        assert committed(run) == ["step-0000000005", "step-0000000010"]
+    else:  # also where there is no other node: a laptop
+        assert found
+        assert found.name == "step-0000000005"
+        assert committed(run) == ["step-0000000005"]
 
 
 def test_the_last_checkpoint_that_counts_is_never_put_in_quarantine(tmp_path: Path) -> None:

@@ -55,6 +55,12 @@ def test_a_snapshot_server_takes_no_more_than_its_limit(found: dict[str, Any]) -
     assert "checkpoint.memory_bytes allows 0 MiB" in found["past_the_limit"]
 
 
+def test_another_node_reads_again_what_a_node_found_bad(found: dict[str, Any]) -> None:
+    good, damaged, nobody, no_storage = found["read_elsewhere"]
+    assert (good, nobody, no_storage) == ("", None, None)
+    assert "digest expected" in damaged
+
+
 def test_a_notice_of_the_cloud_is_soon_a_drain(found: dict[str, Any]) -> None:
     assert found["heard_s"] < 15.0  # it is asked every half second; half of the shortest notice that a cloud gives
 

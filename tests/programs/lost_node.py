@@ -16,7 +16,7 @@ from metadata import metadata
 from ray._private.state import state as state_of_ray
 from ray.cluster_utils import Cluster
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
-from saving import meta, state
+from saving import meta, save, state
 
 from springtide import config as configs
 from springtide.checkpoint.format import NO_STEP
@@ -25,6 +25,7 @@ from springtide.checkpoint.tensors import named_tensors
 from springtide.on_ray.cluster.notices import PreemptionWatchers
 from springtide.on_ray.cluster.session import NAMESPACE
 from springtide.on_ray.train.mailbox import MailboxClient, open_mailbox
+from springtide.on_ray.train.other_reader import read_elsewhere
 from springtide.on_ray.train.snapshot_lookup import name_prefix, servers_named
 from springtide.on_ray.train.snapshot_server import SnapshotClient, snapshot_servers_follow
 from springtide.store import Folder
@@ -151,6 +152,7 @@ def main() -> None:
     small = start(0, head, 1, f"{root}/small", limit_bytes=1000)
     found["past_the_limit"] = ray.get(small.snapshot.remote(1), timeout=60)
     found["heard_s"] = heard_s(ids[1])
+    found["read_elsewhere"] = read_on_others(mailbox, f"{root}/saved", head, ids[1:])
     # another driver takes over, and has no workers yet: what the servers hold it will want
     run, other = Folder(f"{root}/run"), open_mailbox("servers-again")
     pids = [
@@ -189,6 +191,19 @@ def heard_s(node: str) -> float:
             assert time.monotonic() - begin < 60
             time.sleep(0.02)  # between looks
         return time.monotonic() - begin
+
+
+def read_on_others(mailbox: MailboxClient, url: str, head: str, others: list[str]) -> list[str | None]:
+    """What nodes say of a checkpoint that another one found bad: it is good; it is damaged; no node is left to ask; the others
+    have another storage."""
+    run, [file] = Folder(url), ["step-0000000005/a0001-r0000.safetensors"]
+    save(url, [5], stage_in="")
+    asked = [read_elsewhere(mailbox, run, "step-0000000005", file, {head})]
+    damaged = Path(url, "checkpoints", file)
+    damaged.write_bytes(damaged.read_bytes()[:-1] + b"x")
+    asked += [read_elsewhere(mailbox, run, "step-0000000005", file, {others[0]})]
+    asked += [read_elsewhere(mailbox, run, "step-0000000005", file, {head, *others})]
+    return [*asked, read_elsewhere(mailbox, Folder(f"{url}-elsewhere"), "step-0000000005", file, {head})]
 
 
 def lonely_holds(rank: Any, root: str, step: int, node: str) -> list[bool]:

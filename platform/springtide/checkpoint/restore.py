@@ -32,7 +32,7 @@ from springtide.checkpoint.format import (
 from springtide.checkpoint.fresh_start import check_fresh_start
 from springtide.checkpoint.load import Mismatch, load
 from springtide.checkpoint.retention import note_reader
-from springtide.checkpoint.second_reader import BadFileReport, second_readers, still_bad
+from springtide.checkpoint.second_reader import BadFileReport, ReadElsewhere, read_again, second_readers
 from springtide.config.schema import TrainConfig
 from springtide.dist import agreed, gathered, rank_here
 from springtide.errors import CheckpointError, UnfitNode
@@ -58,13 +58,14 @@ def restore(
     identity: Identity,
     node: str = "",
     term: int = 0,
+    elsewhere: ReadElsewhere | None = None,
 ) -> Restored | None:
     """Load the newest good checkpoint into ``model`` and ``optimizer``; all ranks call it together. Returns None if the
     run has never committed one.
 
-    If a rank reads bad bytes, a second rank reads the file again, on another node if there is one. If both find it bad,
-    the checkpoint is quarantined by lease ``term``, and the one before is tried; the last one that counts is never
-    quarantined. ``node``: of this rank.
+    If a rank reads bad bytes, a second rank reads the file again, on another node if there is one, else ``elsewhere``. If
+    both find it bad, the checkpoint is quarantined by lease ``term``, and the one before is tried; the last one that
+    counts is never quarantined. ``node``: of this rank.
 
     Raises:
         CheckpointError: no checkpoint counts, though some were committed; the newest is of another data order or
@@ -75,7 +76,7 @@ def restore(
     rejected: list[tuple[str, str]] = []
     while names := agreed(committed(run)):
         name = names[-1]
-        manifest, problem = _try_load(run, name, model, optimizer, identity, node)
+        manifest, problem = _try_load(run, name, model, optimizer, identity, node, elsewhere)
         if manifest is not None:
             return Restored(manifest.meta, name, tuple(rejected))
         rejected.append((name, problem))
@@ -118,6 +119,7 @@ def _try_load(
     optimizer: torch.optim.Optimizer | None,
     identity: Identity,
     node: str = "",
+    elsewhere: ReadElsewhere | None = None,
 ) -> tuple[Manifest | None, str]:
     """Return the manifest if every rank loaded its part, else None and what is wrong with the bytes. All ranks call it
     together. Without ``optimizer`` (weights only) the data order is not checked. Raises UnfitNode if only one reader
@@ -143,7 +145,7 @@ def _try_load(
     problems = [f"{one.problem} (rank {rank})" for rank, one in enumerate(reports) if one.problem]
     if not problems:
         return manifest, ""
-    if not _confirmed(run, name, reports):
+    if not _confirmed(run, name, reports, elsewhere):
         rank, bad = next((rank, one) for rank, one in enumerate(reports) if one.problem)
         raise UnfitNode(
             f"rank {rank} on node {bad.node} finds {bad.file} bad, but a second reader finds it good: "
@@ -153,13 +155,15 @@ def _try_load(
     return None, problems[0]
 
 
-def _confirmed(run: Folder, name: str, reports: Sequence[BadFileReport]) -> bool:
+def _confirmed(
+    run: Folder, name: str, reports: Sequence[BadFileReport], elsewhere: ReadElsewhere | None = None
+) -> bool:
     """Return whether a second reader finds a reported file bad, or some problem does not depend on the reader."""
     mine, fatal = False, None
     try:
         for file, rank in second_readers(reports).items():
             if rank == rank_here():
-                mine = mine or bool(still_bad(run, name, file))
+                mine = mine or bool(read_again(run, name, file, reports, rank, elsewhere))
     except OSError as error:
         fatal = OSError(str(error))
     return any(_unless_fatal(mine, fatal)) or any(one.problem and not one.file for one in reports)

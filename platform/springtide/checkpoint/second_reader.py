@@ -4,13 +4,17 @@ there is none, so a checkpoint is quarantined only if two readers agree.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import NamedTuple
 
 from springtide.checkpoint.format import COMMITTED, checkpoints, read_index, read_manifest
 from springtide.checkpoint.inspect import check_piece
 from springtide.errors import CheckpointError
 from springtide.store import Folder
+
+ReadElsewhere = Callable[[Folder, str, str, Collection[str]], str | None]
+"""Run, checkpoint, file, nodes -> what ``still_bad`` returns in a process on none of these nodes; None if there is no other
+node that sees the run. Raises OSError if there are some and none of them answers."""
 
 
 class BadFileReport(NamedTuple):
@@ -41,6 +45,19 @@ def second_readers(reports: Sequence[BadFileReport]) -> dict[str, int]:
         equals = [rank for rank in range(len(reports)) if unfitness(rank) == best]
         found[file] = equals[number % len(equals)]  # spread many files over the ranks
     return found
+
+
+def read_again(
+    run: Folder, name: str, file: str, reports: Sequence[BadFileReport], rank: int, elsewhere: ReadElsewhere | None
+) -> str:
+    """As ``still_bad``, in the process of ``rank``, which ``second_readers`` has chosen. If its node is one of those that
+    found the file bad, it asks ``elsewhere``: the word of one node does not count while there are others."""
+    problem = still_bad(run, name, file)
+    nodes = {one.node for one in reports if one.file == file}
+    if problem and elsewhere is not None and reports[rank].node in nodes:
+        answer = elsewhere(run, name, file, nodes)
+        return problem if answer is None else answer
+    return problem
 
 
 def still_bad(run: Folder, name: str, file: str) -> str:

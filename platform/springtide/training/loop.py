@@ -23,6 +23,7 @@ from springtide.checkpoint import branch, leases
 from springtide.checkpoint.format import Meta
 from springtide.checkpoint.restore import Restored, restore
 from springtide.checkpoint.restore import begin as begin_from
+from springtide.checkpoint.second_reader import ReadElsewhere
 from springtide.checkpoint.snapshots import SnapshotStore, Snapshotter, restore_from_snapshots
 from springtide.config import Config, code_fingerprint, fingerprint
 from springtide.config.steps import OrderStep, StepsDone, one_more
@@ -64,6 +65,8 @@ class Placement:
     """Node of each rank, if known."""
     markets: Sequence[str] = ()
     """Market of each rank's node, if known."""
+    read_elsewhere: ReadElsewhere | None = None
+    """Reads a file that this group's nodes found bad on another node; None: there is none."""
 
 
 @dataclasses.dataclass
@@ -303,7 +306,8 @@ class TrainLoop:
         if self.snapshot_store and from_memory and on_first(lambda: leases.has_trained(self.folder, self.lease.term)):
             found = restore_from_snapshots(self.folder, self.snapshot_store, state.model, state.optimizer, identity)
         if found is None:
-            found = restore(self.folder, state.model, state.optimizer, identity, self.lease.node, self.lease.term)
+            here = (self.lease.node, self.lease.term, self.placement.read_elsewhere)
+            found = restore(self.folder, state.model, state.optimizer, identity, *here)
         if found is None:
             found = begin_from(self.config.train, state.model, state.optimizer, identity)
         if found is None:

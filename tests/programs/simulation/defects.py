@@ -22,7 +22,7 @@ Planted = contextlib.AbstractContextManager[Any]
 
 def one_reader() -> Planted:
     """A1: what one rank finds bad is put in quarantine."""
-    return mock.patch.object(restoring, "_confirmed", lambda run, name, reports: True)
+    return mock.patch.object(restoring, "_confirmed", lambda *_: True)
 
 
 def marks_before_the_claim() -> Planted:

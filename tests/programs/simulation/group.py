@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any
 
 import torch
@@ -23,6 +23,7 @@ from springtide.checkpoint.commit import CommitJob, Committed, PieceWriter, tidy
 from springtide.checkpoint.format import Meta, Snapshot
 from springtide.checkpoint.restore import Restored, restore
 from springtide.checkpoint.retention import Rule
+from springtide.checkpoint.second_reader import still_bad
 from springtide.checkpoint.snapshots import restore_from_snapshots
 from springtide.checkpoint.staging import StagingPlan
 from springtide.checkpoint.tensors import named_tensors
@@ -221,7 +222,17 @@ class Rank:
         snapshots = Snapshots(setting.cluster, self.group.nodes, self.rank)
         if self._on_first(lambda: leases.has_trained(setting.run, term)):
             found = restore_from_snapshots(setting.run, snapshots, model, optimizer, identity)
-        return found or restore(setting.run, model, optimizer, identity, self.node, term)
+        return found or restore(setting.run, model, optimizer, identity, self.node, term, self._read_elsewhere)
+
+    def _read_elsewhere(self, run: Folder, name: str, file: str, nodes: Collection[str]) -> str:
+        """Have the driver's host read a file again."""
+        clock = self.group.setting.clock
+        reader = clock.start("reader", "hub", functools.partial(still_bad, run, name, file))
+        while reader.alive:
+            clock.sleep(0.2)
+        if reader.error is not None:
+            raise reader.error
+        return str(reader.result)
 
     def _on_first(self, function: Callable[[], Any]) -> Any:
         found: Any = None

@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import dataclasses
+import functools
 import gc
 import importlib
 import logging
@@ -27,6 +28,7 @@ from springtide.events import Left
 from springtide.on_ray.cluster.nodes import where
 from springtide.on_ray.data.feed import feed
 from springtide.on_ray.train.mailbox import EventSender, MailboxClient
+from springtide.on_ray.train.other_reader import read_elsewhere
 from springtide.on_ray.train.snapshot_server import SnapshotClient
 from springtide.store import Folder
 from springtide.stream import Batch, RankReader, open_data
@@ -154,7 +156,7 @@ def _train(job: TrainJob) -> bool:
         servers = SnapshotClient(config, job.folder, job.mailbox)
         servers.pair(list(nodes))
     phases_s["snapshots"] = time.perf_counter() - begin - phases_s["data"]
-    placement = Placement(job.owner, nodes, markets)
+    placement = Placement(job.owner, nodes, markets, functools.partial(read_elsewhere, job.mailbox))
     run = TrainLoop(config, here, data, job.folder, job.labels, servers, phases_s, placement)
     # one rank talks to the driver: what it receives reaches the others in the step's own all-reduce
     sender = EventSender(job.mailbox) if here.is_first else None
