@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import math
 import os
+import secrets
 import sys
 from functools import partial
 from pathlib import Path
@@ -77,7 +79,9 @@ def _drill_options(parser: argparse.ArgumentParser) -> None:
 
 def _notice_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--in", dest="left_s", metavar="S", type=float, default=30.0, help="time left [s]")
-    parser.add_argument("--file", metavar="FILE", default="", help="the notice file, default: elastic.notice_file")
+    parser.add_argument(
+        "--file", metavar="FILE", default="", help="the notice file, default: that of this user, of root for all users"
+    )
 
 
 def _estimate(options: argparse.Namespace) -> int:
@@ -116,12 +120,26 @@ def _drill(options: argparse.Namespace) -> int:
 
 def _notice(options: argparse.Namespace) -> int:
     from springtide.config import Config
+    from springtide.elastic.notices import notice_files
 
-    file = Path(options.file or Config().elastic.notice_file)
+    file = Path(options.file or notice_files(Config().elastic.notice_file, os.getuid())[0])
     if not 0 <= options.left_s < math.inf:
         raise ConfigError(explain("--in", options.left_s, "is not a finite time, 0 or more", "give seconds"))
-    temporary = file.with_name(f"{file.name}.{os.getpid()}")
-    temporary.write_text(f"{options.left_s:g}")
-    temporary.replace(file)
+    temporary = file.with_name(f"{file.name}.{secrets.token_hex(4)}")
+    try:
+        # the folder may be everyone's: neither a name nor a link that somebody has planted there may be used
+        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o644)
+        with contextlib.ExitStack() as stack:
+            stack.callback(temporary.unlink, missing_ok=True)
+            with open(descriptor, "w") as hint:
+                os.fchmod(descriptor, 0o644)  # root's is for every user, whatever root's umask
+                hint.write(f"{options.left_s:g}")
+            temporary.replace(file)
+    except OSError as error:
+        raise ConfigError(
+            explain(
+                "--file", str(file), f"cannot be written ({error})", "choose another file, also as elastic.notice_file"
+            )
+        ) from None
     print(f"{file}: this node goes away in {options.left_s:g} s")
     return 0

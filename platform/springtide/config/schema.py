@@ -147,9 +147,10 @@ class ElasticConfig(Section):
     notices: Literal["auto", "aws", "gcp", "azure", "file", "off"] = free(default="auto")
     """Where each node polls for preemption notices: ``auto`` the cloud that its firmware names, and ``notice_file``; a named
     cloud and the file; ``file`` the file only; ``off`` nowhere [name]."""
-    notice_file: str = free(default="/tmp/springtide-notice")
-    """File on each node in which a hook writes the seconds that are left, as `springtide notice` does; ``{node}`` in it stands
-    for the node's id in Ray; empty reads none [name]."""
+    notice_file: str = free(default="/tmp/springtide-notice-{uid}")
+    """File on each node in which a hook writes the seconds that are left, as `springtide notice` does; ``{uid}`` in it stands
+    for the number of the user, and of root, whose notice is for all; ``{node}`` for the node's id in Ray. A file of
+    another user is refused; empty reads none [name]."""
     metadata_url: str = free(default="")
     """URL of the cloud's metadata service; empty is the default address, which all clouds share [url]."""
     leave_on_rebalance: bool = free(default=False)

@@ -86,6 +86,15 @@ def parse_notice_file(text: str, written_s: float, now: float) -> Notice | None:
     return Notice(at_s, "a notice was left in a file") if at_s > now else None
 
 
+def notice_files(pattern: str, uid: int) -> list[str]:
+    """Return the files in which the user ``uid`` finds notices, the user's own first: root's notice is for every user.
+
+    >>> notice_files("/tmp/springtide-notice-{uid}", 1000)
+    ['/tmp/springtide-notice-1000', '/tmp/springtide-notice-0']
+    """
+    return list(dict.fromkeys(pattern.replace("{uid}", str(one)) for one in (uid, 0)))
+
+
 def _object(answer: str) -> dict[str, Any]:
     try:
         found = json.loads(answer)

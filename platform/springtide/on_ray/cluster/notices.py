@@ -9,6 +9,8 @@ Ray did not accept, because its control store is away, is announced again at the
 from __future__ import annotations
 
 import contextlib
+import errno
+import functools
 import logging
 import os
 import stat
@@ -28,6 +30,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from springtide.elastic.notices import (
     Notice,
+    notice_files,
     parse_aws_notice,
     parse_aws_rebalance,
     parse_azure_notice,
@@ -125,17 +128,30 @@ class MetadataService:
             raise
 
 
+def watched_files(pattern: str, node: str) -> list[Path]:
+    """Return the files that a watcher on ``node`` polls, as this process's user."""
+    return [Path(name.replace("{node}", node)) for name in notice_files(pattern, os.getuid())] if pattern else []
+
+
 def left_in(path: Path) -> Notice | None:
-    """Return the notice in a file, None if there is no file. Raises ValueError if it is not a regular file: opening a FIFO
-    would wait for its writer."""
+    """Return the notice in a file, None if there is no file. Raises ValueError if it is not a regular file (opening a FIFO
+    would wait for its writer), PermissionError if a user who is neither this one nor root may have written it."""
     try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOFOLLOW)
     except FileNotFoundError:
         return None
+    except OSError as error:
+        if error.errno == errno.ELOOP:
+            raise OSError(errno.ELOOP, f"{path} is a link: name the file itself (elastic.notice_file)") from None
+        raise
     with open(descriptor, "rb", buffering=0) as file:
         found = os.fstat(descriptor)
         if not stat.S_ISREG(found.st_mode):
             raise ValueError(f"{path} is not a regular file")
+        if found.st_uid not in (0, os.getuid()):
+            raise PermissionError(f"{path} belongs to user {found.st_uid}, not to user {os.getuid()} or root")
+        if found.st_mode & stat.S_IWOTH:
+            raise PermissionError(f"{path} is not obeyed: every user may write to it; chmod o-w it")
         return parse_notice_file(file.read(_FILE_BYTES).decode(), found.st_mtime, time.time())
 
 
@@ -193,7 +209,7 @@ class PreemptionWatcher:
     """A poller of one node's sources; one per node and run. Ends with the run's controller."""
 
     def __init__(self, cloud: str, metadata_url: str, file: str, rebalance: bool) -> None:
-        """``cloud``: ``auto`` detects it. ``file``: a path; ``{node}`` in it is replaced by the node's id."""
+        """``cloud``: ``auto`` detects it. ``file``: a path; as ``elastic.notice_file``."""
         context = ray.get_runtime_context()
         node, gcs = context.get_node_id(), context.gcs_address
         service = MetadataService(metadata_url or METADATA)
@@ -204,8 +220,8 @@ class PreemptionWatcher:
         }
         cloud = cloud_here() if cloud == "auto" else cloud
         chosen = {cloud: asks[cloud]} if cloud in asks else {}
-        if file:
-            chosen["file"] = lambda: left_in(Path(file.replace("{node}", node)))
+        for name, path in zip(("file", "root's file"), watched_files(file, node), strict=False):
+            chosen[name] = functools.partial(left_in, path)
         relay = Relay(lambda at_s, why: drain(gcs, node, at_s, why))
         self._sources = [NoticeSource(name, ask, relay) for name, ask in chosen.items()]
         for source in self._sources:
