@@ -94,7 +94,7 @@ def train(
 @contextlib.contextmanager
 def _lease(found: ResolvedRun) -> Iterator[leases.Lease]:
     """Hold the run for the block. Raises RunExists if another driver holds it."""
-    lease = leases.claim(found.run.folder, secrets.token_hex(8), trains=False)
+    lease = leases.claim(found.run.folder, secrets.token_hex(8), trains=False, source=found.config.model.source)
     try:
         yield lease
     finally:
@@ -202,14 +202,15 @@ def sample(
         tokens: most tokens to generate, the end of the document may come first; 0: the config's length.
         temperature: of the softmax; 0 takes the most likely token each time.
         seed: seed of the draws.
-        trust_code: run the code of the user's own model if the config names one (``model.source``).
+        trust_code: run the code of the user's own model if the config names one (``model.source``); needed unless you
+            started the run with the same code.
 
     Returns:
         The step of the checkpoint, the prompt and the text after it, as an event.
 
     Raises:
-        ConfigError: the temperature is negative, this machine lacks the memory, or the config names code and ``trust_code``
-            is not set.
+        ConfigError: the temperature is negative, this machine lacks the memory, or the config names code that is not
+            trusted.
         CheckpointError: bytes of the checkpoint are bad.
 
     Examples:
@@ -223,7 +224,8 @@ def sample(
     from springtide.training.sample import prompt_of
 
     config = run.config
-    configs.check_trusted(config.model.source, run.folder.where(configs.RUN_CONFIG), trust_code)
+    claimed = leases.trusted_code(run.folder, config.model.source)
+    configs.check_trusted(config.model.source, run.folder.where(configs.RUN_CONFIG), trust_code, claimed)
     manifest, vocabulary = open_dataset(open_data(config.data).datasets[0])
     check_whole_fits(config, manifest.vocab_size)
     model = whole(config.model, manifest.vocab_size, manifest.eos_id)

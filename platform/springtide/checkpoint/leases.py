@@ -21,6 +21,7 @@ import time
 from collections.abc import Iterable
 from pathlib import Path
 
+from springtide.config.code import code_digest, is_sealed, seal
 from springtide.errors import RunExists
 from springtide.store import Folder
 
@@ -48,6 +49,10 @@ class Lease:
     """Distinguishes the process from a later one with the same pid."""
     driver: int = 0
     """The term of the driver's lease with the same owner; 0 without a driver."""
+    code: str = ""
+    """Digest of the user's own model code that the owner's first claim trusted; empty without one."""
+    seal: str = ""
+    """Proof that this user trusted ``code`` in this run; others can write the file."""
 
     def __str__(self) -> str:
         when = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(self.begun_s))
@@ -60,9 +65,9 @@ def newest(run: Folder) -> Lease | None:
     return Lease(**(run / "leases").read_json(_file(numbers[-1]))) if numbers else None
 
 
-def claim(run: Folder, owner: str, *, trains: bool = True, again: bool = False) -> Lease:
+def claim(run: Folder, owner: str, *, trains: bool = True, again: bool = False, source: str = "") -> Lease:
     """Claim the next term. ``trains``: for a worker group, not only for a driver. ``again``: for an owner that has
-    claimed before.
+    claimed before. ``source``: the user's own model code, which is trusted: an unattended resume may run it.
 
     Raises RunExists with the holder if another claimed at the same moment, if the holder or its driver is a live
     process of this machine, or, with ``again``, if another owner has taken over since. Raises FileNotFoundError, with
@@ -76,6 +81,8 @@ def claim(run: Folder, owner: str, *, trains: bool = True, again: bool = False) 
     if last and last.owner != owner and (again or _is_held(run, last)):
         raise _held_by(run, last)
     number = 1 + (last.term if last else 0)
+    same = last if last and last.owner == owner else None
+    code = same.code if same else code_digest(source) if source else ""
     mine = Lease(
         term=number,
         owner=owner,
@@ -84,7 +91,9 @@ def claim(run: Folder, owner: str, *, trains: bool = True, again: bool = False) 
         begun_s=time.time(),
         trains=trains,
         process=_process(os.getpid()),
-        driver=(last.driver if last and last.owner == owner else 0) if trains else number,
+        driver=(same.driver if same else 0) if trains else number,
+        code=code,
+        seal=same.seal if same else seal(_trust(run, source, code)) if code else "",
     )
     try:
         (run / "leases").create(_file(mine.term), json.dumps(dataclasses.asdict(mine)).encode())
@@ -95,6 +104,17 @@ def claim(run: Folder, owner: str, *, trains: bool = True, again: bool = False) 
                 f"{run.url} was claimed at the same moment by {holder}; that one continues, this one stops"
             ) from None
     return mine
+
+
+def trusted_code(run: Folder, source: str) -> str:
+    """Return the digest of the code ``source`` that this user trusted when the run last started; empty if this user did not:
+    somebody else did, elsewhere, or in a copy of the run."""
+    last = newest(run) if source else None
+    return last.code if last and last.code and is_sealed(_trust(run, source, last.code), last.seal) else ""
+
+
+def _trust(run: Folder, source: str, code: str) -> str:
+    return json.dumps([run.url, source, code])
 
 
 def check_free(run: Folder) -> None:

@@ -79,8 +79,8 @@ def config_of(options: argparse.Namespace, runs_code: bool = True) -> Config:
 
     Args:
         options: parsed arguments of a command that has ``add_config``.
-        runs_code: whether the command runs the model. If so, a ``model.source`` from a file needs --trust-code; one from the
-            command line does not.
+        runs_code: whether the command runs the model. If so, a ``model.source`` from a file needs --trust-code, unless the
+            command resumes a run whose claim trusts that code; one from the command line does not.
 
     Raises:
         ConfigError: a recipe, file, field or value is not valid.
@@ -88,9 +88,14 @@ def config_of(options: argparse.Namespace, runs_code: bool = True) -> Config:
     from springtide import config as configs
 
     given = {name: value for name, value in vars(options).items() if "." in name}
-    trusts = not runs_code or "model.source" in given or options.trust_code
-    base = configs.load_config(options.config, trusts) if options.config else configs.recipe(options.recipe)
-    return base.override({name: _value(text) for name, text in given.items()})
+    base = configs.load_config(options.config, True) if options.config else configs.recipe(options.recipe)
+    config = base.override({name: _value(text) for name, text in given.items()})
+    if options.config and runs_code and "model.source" not in given and not options.trust_code:
+        from springtide.run.folder import trusted_code
+
+        claimed = trusted_code(config) if getattr(options, "resume", False) else ""
+        configs.check_trusted(config.model.source, options.config, False, claimed)
+    return config
 
 
 def program() -> str:

@@ -1,15 +1,27 @@
-"""The fingerprint of the code that trains a run, and the check that a config may name code to run."""
+"""The fingerprint of the code that trains a run, and the check that a config may name code to run.
+
+A run's claim has the digest of the user's code that it was started with, under a seal that only this user can make: the claim
+lies in the run's folder, which may be somebody else's. With it the run resumes unattended while the code is the same.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import hashlib
+import hmac
 import os
+import secrets
+import stat
 import sys
-from importlib.machinery import PathFinder
+from collections.abc import Iterator
+from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
 
 from springtide.errors import ConfigError, explain
+
+_KEY = "~/.springtide/trust.key"
+_KEY_BYTES = 32
 
 
 @functools.cache
@@ -22,19 +34,71 @@ def code_fingerprint() -> str:
     return found.hexdigest()[:16]
 
 
-def check_trusted(source: str, where: str, trust_code: bool) -> None:
-    """Raise ConfigError if the config in ``where`` names code to run (``source``, its ``model.source``) and ``trust_code`` is
-    False. For configs that the user may not have written."""
-    if source and not trust_code:
-        module = source.partition(":")[0]
-        raise ConfigError(
-            explain(
-                "model.source",
-                source,
-                f"is code that {where} names: module {module} would be imported and run, from {file_of(module)}",
-                "read it, then pass --trust-code (in Python: trust_code=True) if you trust its author, or name it yourself",
-            )
-        )
+def check_trusted(source: str, where: str, trust_code: bool, claimed: str = "") -> None:
+    """Raise ConfigError if the config in ``where`` names code to run (``source``, its ``model.source``), ``trust_code`` is
+    False, and its digest is not the one that the user trusted when the run started (``claimed``). For configs that the
+    user may not have written."""
+    if not source or trust_code or (claimed and claimed == (now := code_digest(source))):
+        return
+    module = source.partition(":")[0]
+    what = f"is code that {where} names: module {module} would be imported and run, from {file_of(module)}"
+    if claimed:
+        what += f"; it has changed since you trusted it: its digest was {claimed} and is {now or 'none'}"
+    remedy = "read it, then pass --trust-code (in Python: trust_code=True) if you trust its author, or name it yourself"
+    raise ConfigError(explain("model.source", source, what, remedy))
+
+
+def code_digest(source: str) -> str:
+    """Hash the code that ``source`` names, 32 hex digits: all Python files of its outermost package, or its one file if it is
+    in none; empty if there is no such file. What it imports from elsewhere does not count. Imports nothing."""
+    found, inside = "", False
+    for spec in _specs(source.partition(":")[0]):
+        if not inside:
+            found = spec.origin or ""
+        inside = inside or os.path.basename(found) == "__init__.py"
+    if not os.path.isfile(found):
+        return ""
+    root = Path(found).parent
+    files = sorted(root.rglob("*.py")) if inside else [Path(found)]
+    digest = hashlib.sha256()
+    for path in files:
+        code = path.read_bytes()
+        digest.update(f"{path.relative_to(root).as_posix()}\0{len(code)}\0".encode() + code)
+    return digest.hexdigest()[:32]
+
+
+def seal(text: str) -> str:
+    """Return what only this user can compute of ``text``, 64 hex digits; empty if there is no place for the user's key
+    (``~/.springtide``), or others can read it."""
+    key = _key()
+    return hmac.new(key, text.encode(), hashlib.sha256).hexdigest() if key else ""
+
+
+def is_sealed(text: str, found: object) -> bool:
+    """Return whether ``found`` is this user's seal of ``text``."""
+    mine = seal(text)
+    return bool(mine) and isinstance(found, str) and hmac.compare_digest(mine.encode(), found.encode())
+
+
+def _key() -> bytes:
+    """Return the user's key, made when it is first needed; empty if that fails or others can read it."""
+    path = Path(_KEY).expanduser()
+    with contextlib.suppress(OSError):
+        path.parent.mkdir(mode=0o700, exist_ok=True)
+        if not path.exists():
+            beside = path.with_name(f"{path.name}.{secrets.token_hex(4)}")
+            descriptor = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+            with open(descriptor, "wb") as file:
+                file.write(secrets.token_bytes(_KEY_BYTES))
+            with contextlib.suppress(FileExistsError):
+                os.link(beside, path)  # another process may have been faster: both use its key
+            beside.unlink()
+        with path.open("rb") as file:
+            found = os.fstat(file.fileno())
+            if found.st_uid == os.getuid() and not stat.S_IMODE(found.st_mode) & 0o077:
+                key = file.read(_KEY_BYTES)
+                return key if len(key) == _KEY_BYTES else b""
+    return b""
 
 
 def file_of(module: str) -> str:
@@ -43,12 +107,19 @@ def file_of(module: str) -> str:
     known = getattr(sys.modules.get(module), "__file__", None)
     if known:
         return str(known)
-    path, found = [*sys.path, os.getcwd()], ""
+    specs = list(_specs(module))
+    if len(specs) < len(module.split(".")):
+        return "a file that does not exist now"
+    return specs[-1].origin or ", ".join(specs[-1].submodule_search_locations or ())
+
+
+def _specs(module: str) -> Iterator[ModuleSpec]:
+    """Yield what the search path has for each part of a dotted name, the outermost first; ends at one that it lacks."""
+    path = [*sys.path, os.getcwd()]
     for name in module.split("."):
         # one part of the name at a time: for a dotted name, find_spec expects the parents to be imported
         spec = PathFinder.find_spec(name, path) if name else None
         if spec is None:
-            return "a file that does not exist now"
+            return
+        yield spec
         path = list(spec.submodule_search_locations or ())
-        found = spec.origin or ", ".join(path)
-    return found

@@ -18,7 +18,7 @@ import time
 from typing import TYPE_CHECKING, Literal
 
 from springtide import config as configs
-from springtide.checkpoint import branch
+from springtide.checkpoint import branch, leases
 from springtide.checkpoint.format import committed, name_of, step_of
 from springtide.config import RUN_CONFIG, Config
 from springtide.errors import ConfigError, RunExists, explain, redacted
@@ -167,13 +167,14 @@ class Run:
         Args:
             step: step of the checkpoint; None: the newest.
             rows: number of held-out rows over all corpora; 0: all.
-            trust_code: run the code of the user's own model if the config names one (``model.source``).
+            trust_code: run the code of the user's own model if the config names one (``model.source``); needed unless you
+                started the run with the same code.
 
         Returns:
             The loss [nats per token] and the bits per byte, of all rows and of each corpus.
 
         Raises:
-            ConfigError: there is no such checkpoint, or the config names code and ``trust_code`` is not set.
+            ConfigError: there is no such checkpoint, or the config names code that is not trusted.
             CheckpointError: bytes of the checkpoint are bad.
 
         Examples:
@@ -183,7 +184,9 @@ class Run:
         """
         from springtide.training.evaluate import evaluate_checkpoint
 
-        configs.check_trusted(self.config.model.source, self.folder.where(RUN_CONFIG), trust_code)
+        source = self.config.model.source
+        claimed = leases.trusted_code(self.folder, source)
+        configs.check_trusted(source, self.folder.where(RUN_CONFIG), trust_code, claimed)
         names = self.checkpoints
         name = name_of(step) if step is not None else (names or [""])[-1]
         if name not in names:
@@ -299,6 +302,16 @@ def find_run(config: Config, resume: bool | Literal["auto"], accept_changes: boo
             explain("run.root", root.url, f"cannot be written ({error})", "choose another folder or its permissions")
         ) from None
     return config, run
+
+
+def trusted_code(config: Config) -> str:
+    """Return the digest of the user's own model code that this user trusted when the run of ``config``, which would be resumed,
+    last started; empty if there is none."""
+    if not config.model.source:
+        return ""
+    root = Folder(config.run.root)
+    name = config.run.id or _newest(root, config, needed=False)
+    return leases.trusted_code(root / name, config.model.source) if name else ""
 
 
 def _check_resume(run: Run, config: Config, resume: bool, accept_changes: bool) -> None:

@@ -42,12 +42,14 @@ def main() -> None:
     )
     parser.add_argument("--trust-code", action="store_true", help="run the model.source that the config names")
     options = parser.parse_args()
-    config = configs.load_config(options.config, options.trust_code)
+    config = configs.load_config(options.config, trust_code=True)  # checked below, where the run is known
     if not config.shards.dataset or not config.run.id:
         raise ConfigError(
             explain("shards.dataset", config.shards.dataset, "must be set here, and run.id too", "use a saved config")
         )
     folder = Folder(config.run.root) / config.run.id
+    claimed = leases.trusted_code(folder, config.model.source)
+    configs.check_trusted(config.model.source, options.config, options.trust_code, claimed)
     before = configs.parse(folder.read(configs.RUN_CONFIG)) if folder.exists(configs.RUN_CONFIG) else None
     if config.train.start_from:
         known = before.train.start_from if before else ""
@@ -71,7 +73,7 @@ def train(config: configs.Config, folder: Folder, device: str, local_rank: int, 
     owner = ""
     if from_scratch and here.is_first:
         owner = secrets.token_hex(8)
-        begin_from_scratch(folder, leases.claim(folder, owner, trains=False).term)
+        begin_from_scratch(folder, leases.claim(folder, owner, trains=False, source=config.model.source).term)
     run = TrainLoop(config, here, data, folder, placement=Placement(owner))
     if here.is_first:
         resolved = config.override({"stream.skip": run.data.order.skip})

@@ -23,6 +23,8 @@ class GroupLease:
     """Owner id of the driver that has claimed the run; empty if there is no driver: the group claims the run itself."""
     node: str
     """Node of this rank; empty if unknown."""
+    source: str = ""
+    """The user's own model code, which a group without a driver trusts (``model.source``)."""
     term: int = 0
     """Term of the lease that the group holds now; every rank knows it."""
 
@@ -31,7 +33,7 @@ class GroupLease:
         does not see the driver's claim."""
         again, self.owner = bool(self.owner), self.owner or secrets.token_hex(8)
         try:
-            return leases.claim(self.run, self.owner, again=again).term
+            return leases.claim(self.run, self.owner, again=again, source=self.source).term
         except FileNotFoundError as error:
             raise UnfitNode(str(error), self.node) from None
 

@@ -101,7 +101,8 @@ class TrainLoop:
         )
         self.state = TrainState(model, optimizer, StepGuard(config), fingerprint(config))
         nodes = self.placement.nodes
-        self.lease = GroupLease(self.folder, self.placement.owner, nodes[self.world.rank] if nodes else "")
+        node = nodes[self.world.rank] if nodes else ""
+        self.lease = GroupLease(self.folder, self.placement.owner, node, config.model.source)
         self.data_waits_s = [0.0] * self.world.size
         """How long each rank has waited for its feed since this worker group began [s]."""
         self.phases_s["model"] = time.perf_counter() - begin
