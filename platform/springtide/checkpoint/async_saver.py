@@ -135,11 +135,20 @@ class AsyncSaver:
     an idle one stays for the next worker group of this process."""
 
     def __init__(
-        self, run: Folder, term: int, rank: int, world_size: int, *, stage_in: str, tries: int, rule: Rule
+        self,
+        run: Folder,
+        term: int,
+        rank: int,
+        world_size: int,
+        *,
+        stage_in: str,
+        tries: int,
+        rule: Rule,
+        owner: str = "",
     ) -> None:
-        """``term``: of this group's lease. ``stage_in``: a folder of a memory file system; if empty, nothing is staged
-        and training waits for each save. ``tries``: of each save, for errors that may be transient."""
-        self._run, self._term, self._rank = run, term, rank
+        """``term``: of this group's lease, which ``owner`` holds. ``stage_in``: a folder of a memory file system; if empty,
+        nothing is staged and training waits for each save. ``tries``: of each save, for errors that may be transient."""
+        self._run, self._term, self._rank, self._owner = run, term, rank, owner
         self._layout = StagingPlan(rank, world_size)
         self._stage_in, self._tries, self._rule = stage_in, tries, rule
         self._state: State = Idle()
@@ -167,7 +176,7 @@ class AsyncSaver:
         """Begin a save. The tensors may not change before ``staged`` returns. Raises RuntimeError if ``busy``, or closed."""
         idle = self._idle(f"begin to save step {meta.step}")
         mine, pieces = self._layout.of(tensors), self._layout.pieces
-        job = CommitJob(self._run.url, self._term, self._rank, meta, config, pieces, self._rule)
+        job = CommitJob(self._run.url, self._term, self._rank, meta, config, pieces, self._rule, self._owner)
         if self._stage_in:
             self._state = idle = self._with_stage(_with_writer(idle), self._layout.size_bytes)
         match idle:

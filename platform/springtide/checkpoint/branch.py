@@ -32,9 +32,13 @@ def resolve(url: str, known: str) -> str:
 
 
 def keep(url: str, run_id: str) -> None:
-    """Have the other run keep the checkpoint ``url``, with which the run ``run_id`` begins."""
+    """Have the other run keep the checkpoint ``url``, with which the run ``run_id`` begins. Raises ConfigError if that run has
+    removed it meanwhile."""
     run, name = split(url)
     hold(run, name, run_id)
+    if name not in committed(run):  # it looks for such notes once more after it has taken a mark away
+        gone = "names a checkpoint that its run has removed since"
+        raise ConfigError(explain(FIELD, url, gone, "name a newer one"))
 
 
 def first_step(config: TrainConfig) -> StepsDone:

@@ -54,10 +54,18 @@ class Checkpointer:
 
     def __init__(self, folder: str, *, keep_last: int = 3, stage_in: str = "/dev/shm") -> None:
         self._run = Folder(folder)
-        term = on_first(lambda: leases.claim(self._run, secrets.token_hex(8)).term)
+        owner = secrets.token_hex(8)
+        term = on_first(lambda: leases.claim(self._run, owner).term)
         self._term, self._rank, self._size = term, rank_here(), len(gathered(None))
         self._saver = AsyncSaver(
-            self._run, term, self._rank, self._size, stage_in=stage_in, tries=_TRIES, rule=Rule(keep_last)
+            self._run,
+            term,
+            self._rank,
+            self._size,
+            stage_in=stage_in,
+            tries=_TRIES,
+            rule=Rule(keep_last),
+            owner=owner,
         )
 
     def __enter__(self) -> Self:

@@ -27,6 +27,7 @@ from springtide.checkpoint.format import (
     Meta,
     Piece,
     StagedPiece,
+    abandon,
     checkpoints,
     data_digest,
     data_name,
@@ -61,6 +62,8 @@ class CommitJob:
     config: dict[str, Any]
     pieces: list[StagedPiece]
     retention: retention.Rule
+    owner: str = ""
+    """Who holds the lease; empty if unknown."""
 
     @property
     def name(self) -> str:
@@ -84,7 +87,7 @@ class PieceWriter:
     def __init__(self, run: Folder) -> None:
         self._run = run
         self._known: dict[Any, Piece] = {}
-        self._known_of = ""
+        self._known_of: tuple[str, frozenset[str]] = ("", frozenset())
         self._noted = 0
         """Term of the lease whose first commit is recorded."""
 
@@ -93,10 +96,14 @@ class PieceWriter:
         ``gone`` returns True if rank 0 is to stop waiting. Raises OSError; CheckpointError or RunExists if a retry
         cannot help."""
         found = listed(self._run)
-        if is_good(found.get(job.name, set())):  # committed by an earlier lease: the same state
+        if is_good(found.get(job.name, set())):  # committed by an earlier lease
             manifest = read_manifest(self._run, job.name)
-            return Committed(job.name, manifest.size_bytes, 0)
-        older = [name for name, files in found.items() if is_good(files) and name < job.name]
+            if is_same_state(manifest.meta, job.meta):
+                return Committed(job.name, manifest.size_bytes, 0)
+            if not job.rank:
+                leases.check(self._run, job.term, job.owner)
+                abandon(self._run, [job.name], "another lease trained the same step otherwise", job.term)
+        older = {name: files for name, files in found.items() if is_good(files) and name < job.name}
         pieces, written = self._part(job, view, older)
         if job.rank:
             return Committed(job.name, sum(piece.size_bytes for piece in pieces), written)
@@ -107,7 +114,7 @@ class PieceWriter:
         return Committed(job.name, manifest.size_bytes, manifest.written_bytes)
 
     def _part(
-        self, job: CommitJob, view: Callable[[StagedPiece], memoryview], older: list[str]
+        self, job: CommitJob, view: Callable[[StagedPiece], memoryview], older: dict[str, set[str]]
     ) -> tuple[list[Piece], int]:
         folder, own = checkpoints(self._run) / job.name, f"{job.name}/{data_name(job.term, job.rank)}"
         known = self._base(job, older)
@@ -135,11 +142,16 @@ class PieceWriter:
         folder.write(index_name(job.term, job.rank), json.dumps({**index, "pieces": pieces}))
         return pieces, index["size_bytes"]
 
-    def _base(self, job: CommitJob, names: list[str]) -> dict[Any, Piece]:
-        """Return box -> piece of the last of the checkpoints ``names``: pieces that need not be written again."""
-        if not names or names[-1] == self._known_of:
-            return self._known if names else {}
-        self._known_of, self._known = names[-1], {}
+    def _base(self, job: CommitJob, older: dict[str, set[str]]) -> dict[Any, Piece]:
+        """Return box -> piece of the last of the checkpoints ``older``, name -> files: pieces that need not be written."""
+        names = list(older)
+        if not names:
+            return {}
+        # the same step may have been committed again by another lease, and the files of the first be gone
+        this = names[-1], frozenset(file for file in older[names[-1]] if file.endswith("manifest.json"))
+        if this == self._known_of:
+            return self._known
+        self._known_of, self._known = this, {}
         with contextlib.suppress(CheckpointError):  # a bad checkpoint has no pieces to refer to
             manifest, folder = read_manifest(self._run, names[-1]), checkpoints(self._run) / names[-1]
             mine = index_name(manifest.term, job.rank)
@@ -167,18 +179,28 @@ def commit(run: Folder, job: CommitJob, gone: Callable[[], bool]) -> Manifest:
     data = manifest.model_dump_json().encode()
     folder.write(manifest.name, data)
     marks = {ABANDONED, QUARANTINED} & set(folder.names())
-    leases.check(run, job.term)
+    leases.check(run, job.term, job.owner)
     if any(marked_by(run, job.name, mark) > job.term for mark in marks):
         raise RunExists(f"lease {job.term} of {run.url} may not write any more: a newer lease has marked {job.name}")
     marker = json.dumps({"manifest": manifest.name, "digest": digest.of_bytes(data), "term": job.term}).encode()
     for mark in (COMMITTED, *marks) if marks else ():  # COMMITTED first: without marks it would count
         folder.remove(mark)
     try:
-        folder.create(COMMITTED, marker)
+        folder.create(COMMITTED, marker, lambda: leases.check(run, job.term, job.owner))
     except FileExistsError:
         if folder.read(COMMITTED) != marker:  # the same bytes: our own put, whose answer was lost
-            return read_manifest(run, job.name)  # another lease was faster; its state is the same
+            found = read_manifest(run, job.name)  # another lease was faster
+            if not is_same_state(found.meta, job.meta):
+                raise OSError(f"{job.name} was committed at the same moment by lease {found.term}") from None
+            return found
     return manifest
+
+
+def is_same_state(one: Meta, other: Meta) -> bool:
+    """Return whether two checkpoints of the same step have the same state: the same steps trained with the same settings."""
+    return (one.step, one.order_identity, one.config_fingerprint, one.chain) == (
+        *(other.step, other.order_identity, other.config_fingerprint, other.chain),
+    )
 
 
 def _manifest(job: CommitJob, contents: dict[str, bytes]) -> Manifest:
@@ -213,22 +235,37 @@ def tidy(run: Folder, job: CommitJob) -> None:
 
 def _tidy(run: Folder, job: CommitJob) -> None:
     found: dict[str, retention.Found] = {}
-    for name, files in listed(run).items():
+    bad: set[str] = set()
+    contents = listed(run)
+    for name, files in contents.items():
         manifest, needs = None, set()
         if COMMITTED in files:
             try:
                 manifest = read_manifest(run, name)
-            except CheckpointError:
-                continue  # the restore reports why; none of its files are touched
-            needs = {f"{name}/{file}" for file in (manifest.name, *manifest.files)} | set(manifest.refers)
+                needs = {f"{name}/{file}" for file in (manifest.name, *manifest.files)} | set(manifest.refers)
+            except CheckpointError:  # the restore reports why; it may need any file of an older one
+                bad.add(name)
+                needs = {f"{older}/{file}" for older, others in contents.items() if older <= name for file in others}
         found[name] = retention.Found(
             files=frozenset(files),
-            counts=is_good(files),
+            counts=manifest is not None and is_good(files),
             metrics=manifest.meta.metrics if manifest else {},
             needs=frozenset(needs),
         )
-    for file in retention.garbage(found, job.retention, retention.being_read(run), job.term):
-        checkpoints(run).remove(file)
+    folder, reading = checkpoints(run), retention.being_read(run) | bad
+    marks = [file for file in retention.garbage(found, job.retention, reading, job.term) if file.endswith(COMMITTED)]
+    removed = {file: folder.read(file) for file in marks}
+    for file in marks:
+        folder.remove(file)
+    if marks:  # who began to read one meanwhile has noted that before it looked for the mark
+        now = retention.being_read(run) | bad
+        for file in marks:
+            if file.partition("/")[0] in now - reading:
+                folder.write(file, removed[file])
+        reading = now
+    for file in retention.garbage(found, job.retention, reading, job.term):
+        if not file.endswith(COMMITTED):
+            folder.remove(file)
 
 
 def header_of(pieces: Sequence[StagedPiece]) -> tuple[bytes, dict[str, int]]:

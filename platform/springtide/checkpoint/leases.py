@@ -4,6 +4,7 @@
              0003.ended      written when the lease ends; a lease without it was lost, or is still active
              0003.committed  written after its first commit
              0003.scratch    written by a driver with --from-scratch: the run begins again at step 0
+             0003.rollback   written by a worker group that goes back: older snapshots in memory no longer count
 
 The holder of an older lease that is still alive (network partition, second driver) is refused at its next commit.
 Only terms are compared, never clocks.
@@ -16,6 +17,7 @@ import json
 import logging
 import os
 import re
+import secrets
 import socket
 import time
 from collections.abc import Iterable
@@ -29,6 +31,7 @@ _log = logging.getLogger(__name__)
 _FILE = re.compile(r"(\d{4,})\.json")
 _COMMITTED = re.compile(r"(\d{4,})\.committed")
 _SCRATCH = re.compile(r"(\d{4,})\.scratch")
+_ROLLBACK = re.compile(r"(\d{4,})\.rollback")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,6 +56,10 @@ class Lease:
     """Digest of the user's own model code that the owner's first claim trusted; empty without one."""
     seal: str = ""
     """Proof that this user trusted ``code`` in this run; others can write the file."""
+    groups: int = 0
+    """Worker groups before it."""
+    losses: int = 0
+    """Those of them that were lost: their end was not recorded."""
 
     def __str__(self) -> str:
         when = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(self.begun_s))
@@ -65,9 +72,12 @@ def newest(run: Folder) -> Lease | None:
     return Lease(**(run / "leases").read_json(_file(numbers[-1]))) if numbers else None
 
 
-def claim(run: Folder, owner: str, *, trains: bool = True, again: bool = False, source: str = "") -> Lease:
+def claim(
+    run: Folder, owner: str, *, trains: bool = True, again: bool = False, ends: int = 0, source: str = ""
+) -> Lease:
     """Claim the next term. ``trains``: for a worker group, not only for a driver. ``again``: for an owner that has
-    claimed before. ``source``: the user's own model code, which is trusted: an unattended resume may run it.
+    claimed before. ``ends``: the term that the same worker group has held until now. ``source``: the user's own model
+    code, which is trusted: an unattended resume may run it. The number of requests does not grow with the number of leases.
 
     Raises RunExists with the holder if another claimed at the same moment, if the holder or its driver is a live
     process of this machine, or, with ``again``, if another owner has taken over since. Raises FileNotFoundError, with
@@ -80,9 +90,16 @@ def claim(run: Folder, owner: str, *, trains: bool = True, again: bool = False, 
         )
     if last and last.owner != owner and (again or _is_held(run, last)):
         raise _held_by(run, last)
-    number = 1 + (last.term if last else 0)
     same = last if last and last.owner == owner else None
     code = same.code if same else code_digest(source) if source else ""
+    number, groups, losses = 1, 0, 0
+    if last is None:
+        _check_store(run)
+    else:
+        number, groups, losses = last.term + 1, last.groups, last.losses
+        if last.trains and last.term != ends:
+            groups += 1
+            losses += not (run / "leases").exists(f"{last.term:04d}.ended")
     mine = Lease(
         term=number,
         owner=owner,
@@ -94,16 +111,45 @@ def claim(run: Folder, owner: str, *, trains: bool = True, again: bool = False, 
         driver=(same.driver if same else 0) if trains else number,
         code=code,
         seal=same.seal if same else seal(_trust(run, source, code)) if code else "",
+        groups=groups,
+        losses=losses,
     )
     try:
         (run / "leases").create(_file(mine.term), json.dumps(dataclasses.asdict(mine)).encode())
     except FileExistsError:
-        holder = newest(run)
-        if holder != mine:  # equal: our own put, whose answer was lost
-            raise RunExists(
-                f"{run.url} was claimed at the same moment by {holder}; that one continues, this one stops"
-            ) from None
+        _check_mine(run, newest(run), mine)  # it may be our own put, whose answer was lost
+    else:
+        if not run.creates_once:  # this store may have let two create the same file
+            _check_mine(run, Lease(**(run / "leases").read_json(_file(mine.term))), mine)
     return mine
+
+
+def _check_mine(run: Folder, holder: Lease | None, mine: Lease) -> None:
+    if holder != mine:
+        raise RunExists(f"{run.url} was claimed at the same moment by {holder}; that one continues, this one stops")
+
+
+def _check_store(run: Folder) -> None:
+    """Find out, at a run's first lease, whether the store refuses to create a file that exists; if not, say so."""
+    if run.creates_once:
+        return
+    folder, name = run / "leases", f"probe-{secrets.token_hex(6)}"
+    try:
+        folder.create(name, b"1")
+        try:
+            folder.create(name, b"2")
+        except FileExistsError:
+            return
+        finally:
+            folder.remove(name)
+    except OSError as error:
+        _log.warning("%s could not be asked whether it refuses to create a file that exists: %s", run.url, error)
+        return
+    _log.warning(
+        "the store of %s creates a file that exists already (no conditional put): of two drivers that start at the same "
+        "moment, the slower one is refused at its first commit, not at once",
+        run.url,
+    )
 
 
 def trusted_code(run: Folder, source: str) -> str:
@@ -124,10 +170,11 @@ def check_free(run: Folder) -> None:
         raise _held_by(run, last)
 
 
-def check(run: Folder, mine: int) -> None:
-    """Raise RunExists if a newer lease has claimed the run."""
+def check(run: Folder, mine: int, owner: str = "") -> None:
+    """Raise RunExists if a newer lease has claimed the run, or, with ``owner``, if another owner has the same term: a store
+    without conditional puts lets two claim it."""
     last = newest(run)
-    if last and last.term > mine:
+    if last and (last.term > mine or (owner and last.term == mine and last.owner != owner)):
         raise RunExists(f"lease {mine} of {run.url} may not write any more: it is held by {last}")
 
 
@@ -164,18 +211,26 @@ def has_committed(run: Folder) -> bool:
     return max(_numbers(names, _COMMITTED), default=0) > max(_numbers(names, _SCRATCH), default=0)
 
 
+def note_rollback(run: Folder, term: int) -> None:
+    """Record that lease ``term`` goes back to a checkpoint: snapshots of older leases no longer count."""
+    (run / "leases").write(f"{term:04d}.rollback", b"")
+
+
+def oldest_snapshots(run: Folder) -> int:
+    """Return the oldest term whose snapshots in memory count."""
+    names = (run / "leases").names()
+    return max(max(_numbers(names, _SCRATCH), default=0) + 1, max(_numbers(names, _ROLLBACK), default=0))
+
+
 def losses(run: Folder) -> int:
-    """Return the number of worker groups before the newest lease that were lost: their end is not recorded."""
-    folder = run / "leases"
-    names = set(folder.names())
-    lost = [number for number in _numbers(names)[:-1] if f"{number:04d}.ended" not in names]
-    return sum(bool(folder.read_json(_file(number))["trains"]) for number in lost)
+    """Return the number of worker groups before the newest lease that were lost: their end was not recorded."""
+    last = newest(run)
+    return last.losses if last else 0
 
 
 def has_trained(run: Folder, before: int) -> bool:
     """Return whether there was a worker group before lease ``before``."""
-    folder = run / "leases"
-    return any(folder.read_json(_file(number))["trains"] for number in _numbers(folder.names()) if number < before)
+    return Lease(**(run / "leases").read_json(_file(before))).groups > 0
 
 
 def _held_by(run: Folder, lease: Lease) -> RunExists:

@@ -11,7 +11,7 @@ import json
 import os
 import posixpath
 import uuid
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import IO, Any
 
@@ -131,9 +131,15 @@ class Folder:
                 for part in parts:
                     file.write(part)
 
-    def create(self, name: str, data: bytes) -> None:
+    @property
+    def creates_once(self) -> bool:
+        """Whether ``create`` surely refuses a file that exists; an object store may not know conditional puts."""
+        return self.is_local or "memory" in self.fs.protocol
+
+    def create(self, name: str, data: bytes, before_retry: Callable[[], None] = lambda: None) -> None:
         """Write ``data`` as ``name`` if it does not exist; otherwise FileExistsError, and the file is not changed. Of several
-        concurrent callers exactly one succeeds, where the store can ensure it (local disks, S3, gs, az)."""
+        concurrent callers exactly one succeeds, where the store can ensure it (local disks, S3, gs, az). ``before_retry`` is
+        called before each further try, and may raise."""
         target = self.where(name)
         if self.is_local:
             with self._beside(target, [memoryview(data)]) as beside:
@@ -141,7 +147,7 @@ class Folder:
         elif self._is_s3:
             from springtide.store import s3
 
-            s3.create(self.fs, target, data)
+            s3.create(self.fs, target, data, before_retry)
         else:
             self.fs.pipe_file(target, data, mode="create")
 

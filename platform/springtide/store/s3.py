@@ -13,7 +13,7 @@ import datetime
 import functools
 import random
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import obstore
@@ -86,10 +86,11 @@ def put(fs: Any, path: str, parts: Iterable[memoryview], size: int) -> None:
             obstore.put(_bucket(fs, bucket), key, iter(parts), chunk_size=part, max_concurrency=_PARTS_IN_FLIGHT)
 
 
-def create(fs: Any, path: str, data: bytes) -> None:
+def create(fs: Any, path: str, data: bytes, before_retry: Callable[[], None] = lambda: None) -> None:
     """Write ``bucket/key`` if it does not exist (If-None-Match); otherwise FileExistsError. OSError after its retries.
 
     If the response to a put was lost, its retry finds the object that the first try wrote: the caller must compare.
+    ``before_retry``: as in ``Folder.create``.
     """
     bucket, key = path.split("/", 1)
     for left in reversed(range(_CREATE_TRIES)):
@@ -103,6 +104,7 @@ def create(fs: Any, path: str, data: bytes) -> None:
             if not left:
                 raise
             time.sleep(random.uniform(0.5, 1.0) * min(5.0, 0.1 * 2.0 ** (_CREATE_TRIES - left)))
+            before_retry()
 
 
 @contextlib.contextmanager

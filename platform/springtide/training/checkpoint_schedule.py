@@ -19,6 +19,7 @@ from springtide.elastic import Interrupt, SaveInterval, mean_time_to_loss, young
 from springtide.errors import CheckpointError, SpringtideError
 from springtide.events import Event, Saved, SaveFailed, SaveIntervalChanged, SaveSkipped
 from springtide.store import Folder
+from springtide.training.group_lease import GroupLease
 from springtide.training.hooks import StepContext, StepHook
 from springtide.training.step import StepSignals
 
@@ -26,18 +27,33 @@ State = Callable[[], tuple[Mapping[str, Tensor], Meta]]
 _TOLD_AGAIN = 0.2
 """A save interval that changes by less is not reported [ratio]."""
 _LOOK_S = 0.05
+_LONGEST_SAVE_S = 3600.0
+"""A save that is waited for longer than this may count as hung [s]."""
 
 
 class CheckpointSchedule(StepHook):
     """The saves of one worker group. Use as a context manager."""
 
-    def __init__(self, config: Config, world: World, run: Folder, term: int, losses: int, state: State) -> None:
-        """``losses``: worker groups that this run has lost so far; ``state`` returns what to save."""
+    def __init__(
+        self,
+        config: Config,
+        world: World,
+        run: Folder,
+        lease: GroupLease,
+        losses: int,
+        state: State,
+        heartbeat: Callable[[], None] = lambda: None,
+    ) -> None:
+        """``losses``: worker groups that this run has lost so far; ``state`` returns what to save; ``heartbeat`` is called
+        while a save is waited for."""
+        self._heartbeat = heartbeat
         checkpoint = config.checkpoint
         self._config, self._checkpoint, self._world, self._state = config, checkpoint, world, state
         rule = Rule(checkpoint.keep_last, checkpoint.keep_every, checkpoint.keep_best, checkpoint.best_by)
         stage, tries = checkpoint.stage, checkpoint.tries
-        self._saver = AsyncSaver(run, term, world.rank, world.size, stage_in=stage, tries=tries, rule=rule)
+        self._saver = AsyncSaver(
+            run, lease.term, world.rank, world.size, stage_in=stage, tries=tries, rule=rule, owner=lease.owner
+        )
         self._losses = losses
         self._failed: BaseException | None = None
         """Why the save failed on this rank, until all ranks know."""
@@ -131,7 +147,10 @@ class CheckpointSchedule(StepHook):
 
     def settle(self) -> Iterator[Event]:
         """Wait, all ranks together, until no save is under way; a failed save ends the wait of all ranks."""
+        begin_s = time.monotonic()
         while True:
+            if time.monotonic() - begin_s < _LONGEST_SAVE_S:
+                self._heartbeat()
             yield from self._hear(self._saver.poll())
             states = gathered((self._saver.busy, self._failed is not None))
             if any(failed for _, failed in states):

@@ -26,14 +26,21 @@ from springtide.training.step import eos_id_of, loss_mask, token_loss
 
 @torch.no_grad()
 def evaluate(
-    model: nn.Module, data: Data, world: World, step: StepsDone, num_rows: int, micro_batch: int, padded: bool = False
+    model: nn.Module,
+    data: Data,
+    world: World,
+    step: StepsDone,
+    num_rows: int,
+    micro_batch: int,
+    padded: bool = False,
+    heartbeat: Callable[[], None] = lambda: None,
 ) -> Evaluated:
     """Return the loss on ``num_rows`` held-out rows, the same number from each corpus; ``padded``: the model is never called
-    with fewer than ``micro_batch`` rows."""
+    with fewer than ``micro_batch`` rows; ``heartbeat`` is called before each forward pass."""
     share = math.ceil(num_rows / len(data.names))
     model.eval()
     totals = {
-        name: _evaluate(model, reader, manifest, world, share, micro_batch, padded)
+        name: _evaluate(model, reader, manifest, world, share, micro_batch, padded, heartbeat)
         for name, reader, manifest in zip(data.names, data.splits(HELDOUT), data.manifests, strict=True)
     }
     model.train()
@@ -55,6 +62,7 @@ def _evaluate(
     num_rows: int,
     micro_batch: int,
     padded: bool,
+    heartbeat: Callable[[], None],
 ) -> torch.Tensor:
     """Return nats, tokens, bytes and rows of ``num_rows`` rows spread over the held-out split, float64 (4,). The ranks share
     the rows, and all run the same number of forwards."""
@@ -65,6 +73,7 @@ def _evaluate(
     forwards = math.ceil(most_rows / micro_batch)
     total = torch.zeros(4, dtype=torch.float64, device=world.device)
     for index in range(forwards):
+        heartbeat()
         rows = mine[index * micro_batch : (index + 1) * micro_batch]
         tokens, num_bytes = np.empty((0, manifest.sequence_length + 1), dtype=np.int64), 0
         if len(rows):

@@ -28,19 +28,20 @@ class GroupLease:
     term: int = 0
     """Term of the lease that the group holds now; every rank knows it."""
 
-    def claim(self) -> int:
-        """Claim the run and return the group's term. Raises RunExists if another owner holds the run, UnfitNode if this node
-        does not see the driver's claim."""
+    def claim(self, ends: int = 0) -> int:
+        """Claim the run and return the group's term; ``ends``: the one that it has held until now. Raises RunExists if another
+        owner holds the run, UnfitNode if this node does not see the driver's claim."""
         again, self.owner = bool(self.owner), self.owner or secrets.token_hex(8)
         try:
-            return leases.claim(self.run, self.owner, again=again, source=self.source).term
+            return leases.claim(self.run, self.owner, again=again, ends=ends, source=self.source).term
         except FileNotFoundError as error:
             raise UnfitNode(str(error), self.node) from None
 
     def go_back(self, ended: int, config: Config, identity: Identity, skip: tuple[int, ...]) -> int:
         """Claim the run again, end lease ``ended``, and set aside the checkpoints whose steps are skipped from now on;
         ``skip`` in the run's config makes every later worker group skip them. Returns the new term."""
-        mine = self.claim()  # first: a group that was fenced off must write nothing
+        mine = self.claim(ended)  # first: a group that was fenced off must write nothing
+        leases.note_rollback(self.run, mine)  # a device may have spoilt what is in memory
         leases.end(self.run, ended)
         if not check_order(self.run, identity, go_back=True, term=mine):
             begin_from_scratch(self.run, mine)  # all checkpoints contain skipped steps

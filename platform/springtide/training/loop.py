@@ -85,6 +85,8 @@ class TrainLoop:
     phases_s: dict[str, float] = dataclasses.field(default_factory=dict)
     """Duration of each phase of the start [s]."""
     placement: Placement = Placement()
+    heartbeat: Callable[[], None] = lambda: None
+    """Called again and again while a save or an evaluation lasts: the group is alive, although it makes no step."""
 
     def __post_init__(self) -> None:
         begin, config = time.perf_counter(), self.config
@@ -216,6 +218,8 @@ class TrainLoop:
         kept = not evacuate and snapshots.leave(step)
         if not kept:
             yield from saves.finish(step)
+        if self.world.is_first:
+            leases.end(self.folder, self.lease.term)  # the next group does not count it as lost
         yield Left(step=step, kept_in="memory" if kept else "store")
 
     def _step(
@@ -282,7 +286,9 @@ class TrainLoop:
         train, state = self.config.train, self.state
         if train.eval_rows and state.step not in state.heldout_losses:
             rows, padded = train.rows_at_once, self.config.parallel.compile
-            found = evaluate(state.model, self.data, self.world, state.step, train.eval_rows, rows, padded)
+            found = evaluate(
+                state.model, self.data, self.world, state.step, train.eval_rows, rows, padded, self.heartbeat
+            )
             state.heldout_losses[state.step] = found.heldout_loss
             yield found
 
@@ -291,7 +297,9 @@ class TrainLoop:
 
     def _checkpoint_schedule(self) -> CheckpointSchedule:
         losses = leases.losses(self.folder) if self.world.is_first else 0
-        schedule = CheckpointSchedule(self.config, self.world, self.folder, self.lease.term, losses, self._checkpoint)
+        schedule = CheckpointSchedule(
+            self.config, self.world, self.folder, self.lease, losses, self._checkpoint, self.heartbeat
+        )
         schedule.last_step = self.state.step
         return schedule
 

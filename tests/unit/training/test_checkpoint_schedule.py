@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -18,7 +19,9 @@ from springtide.dist import alone
 from springtide.elastic import Interrupt
 from springtide.errors import CheckpointError
 from springtide.store import Folder
+from springtide.training import checkpoint_schedule
 from springtide.training.checkpoint_schedule import CheckpointSchedule
+from springtide.training.group_lease import GroupLease
 from springtide.training.hooks import StepContext
 from springtide.training.step import StepResult, StepSignals
 
@@ -30,7 +33,13 @@ class Training:
         given = {f"checkpoint.{name}": value for name, value in {"every_steps": 2, **changes}.items()}
         self.step = 0
         config, world = configs.recipes.tiny().override(given), alone(torch.device("cpu"))
-        self.schedule = CheckpointSchedule(config, world, Folder(folder), 1, 0, self._state)
+        run = Folder(folder)
+        self.beats, self.on_beat = 0, lambda: None
+        self.schedule = CheckpointSchedule(config, world, run, GroupLease(run, "me", "", 1), 0, self._state, self._beat)
+
+    def _beat(self) -> None:
+        self.beats += 1
+        self.on_beat()
 
     def _state(self) -> Any:
         return {"weight": torch.ones(4)}, meta(self.step)
@@ -135,3 +144,24 @@ def test_a_failure_is_counted_until_a_save_succeeds(training: Any) -> None:
         assert one.one_step() == []
         with pytest.raises(CheckpointError, match="2 saves failed one after the other"):
             one.one_step()
+
+
+def test_a_save_that_is_waited_for_says_that_the_group_is_alive_and_one_of_an_hour_does_not(
+    training: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one = training(every_steps=0)
+    now_s = 1000.0
+
+    def later(pause_s: float) -> None:
+        nonlocal now_s
+        now_s += 60.0
+        if now_s >= 1000.0 + 2 * 3600.0:
+            one.writer.answers = [written(1)]
+
+    clock = SimpleNamespace(monotonic=lambda: now_s, perf_counter=lambda: now_s, sleep=later)
+    monkeypatch.setattr(checkpoint_schedule, "time", clock)
+    with one.schedule:
+        one.one_step()
+        assert told(one.schedule.finish(1)) == [("Saved", 1)]
+    assert now_s == 1000.0 + 2 * 3600.0
+    assert 60 <= one.beats <= 62

@@ -7,6 +7,8 @@ trial of a population that takes over another's state continues in a new run, it
 
 from __future__ import annotations
 
+import logging
+
 from ray import tune
 
 from springtide.checkpoint import branch
@@ -24,6 +26,8 @@ from springtide.track.journal import read_journal
 from springtide.track.ledger import Prices, costs, ledger
 from springtide.track.mlflow_sink import RUN_FILE
 from springtide.tuning import Generation, member_config, number_of, trial_config, with_takeover
+
+_log = logging.getLogger(__name__)
 
 
 class Trial(tune.Trainable):
@@ -120,6 +124,8 @@ class Trial(tune.Trainable):
                 folder.write_lineage(self._number, self._lineage)  # before the run starts
                 if before.exists(RUN_FILE):  # one MLflow run per trial, over all generations
                     (folder.trials / self._lineage[-1].run).write_json(RUN_FILE, before.read_json(RUN_FILE))
+            else:
+                _log.warning("trial %d goes on by itself: the checkpoint %s is gone", self._number, of)
         return member_config(job.base, job.sweep.budget, *self._lineage[-1])
 
     def _held(self, error: RunExists) -> TrialResult:

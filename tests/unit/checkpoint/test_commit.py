@@ -1,0 +1,183 @@
+"""Commits and tidying where another lease, a branch or bad bytes come between."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from springtide.checkpoint import branch, commit, leases, retention
+from springtide.checkpoint.commit import CommitJob, Committed, PieceWriter, tidy
+from springtide.checkpoint.format import COMMITTED, Meta, StagedPiece, checkpoints, committed, read_manifest
+from springtide.checkpoint.retention import Rule
+from springtide.errors import ConfigError, RunExists
+from springtide.store import Folder
+
+FROZEN, TRAINED = bytes(64), b"1"
+
+
+class Writer:
+    """Saves steps of a state with a frozen and a trained tensor."""
+
+    def __init__(self, run: Folder, owner: str = "me", settings: str = "c") -> None:
+        self.run, self.owner, self.settings = run, owner, settings
+        self.term = leases.claim(run, owner, again=leases.newest(run) is not None).term
+        self.pieces = PieceWriter(run)
+
+    def job(self, step: int, keep: int = 9) -> CommitJob:
+        meta = Meta(step=step, tokens=step, world_size=1, order_identity="o", config_fingerprint=self.settings)
+        staged = [
+            StagedPiece("model/frozen", "U8", (64,), (0,), (64,), 0, 64),
+            StagedPiece("model/trained", "U8", (64,), (0,), (64,), 64, 64),
+        ]
+        return CommitJob(self.run.url, self.term, 0, meta, {}, staged, Rule(keep), self.owner)
+
+    def save(self, step: int, value: int = 0, frozen: int = 0, keep: int = 9) -> Committed:
+        """Save ``step``; ``value`` fills the trained tensor."""
+        data, job = bytes([frozen] * 64 + [value or step] * 64), self.job(step, keep)
+
+        def view(staged: StagedPiece) -> memoryview:
+            return memoryview(data)[staged.begin :][: staged.size_bytes]
+
+        done = self.pieces.write(job, view, lambda: False)
+        tidy(self.run, job)
+        return done
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Folder:
+    return Folder(tmp_path / "run")
+
+
+def term_of(run: Folder, step: int) -> int:
+    return read_manifest(run, f"step-{step:010d}").term
+
+
+def test_the_state_that_an_earlier_lease_has_committed_is_not_written_again(run: Folder) -> None:
+    Writer(run).save(5)
+    assert Writer(run).save(5).written_bytes == 0
+    assert term_of(run, 5) == 1
+
+
+def test_the_same_step_with_other_settings_is_another_state_and_is_written(run: Folder) -> None:
+    """A lease that was fenced off commits late; the one that holds the run has another learning rate."""
+    Writer(run).save(5)
+    assert Writer(run, settings="another rate").save(5).written_bytes > 0
+    assert term_of(run, 5) == 2
+    assert committed(run) == ["step-0000000005"]
+
+
+def test_another_lease_that_commits_another_state_at_the_same_moment_is_not_taken_for_the_same(
+    run: Folder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fenced, create = Writer(run), Folder.create
+    holder = Writer(run, settings="another rate")
+
+    def first(folder: Folder, name: str, *rest: Any) -> None:
+        monkeypatch.setattr(Folder, "create", create)
+        monkeypatch.setattr(leases, "check", lambda *_: None)  # its look at the leases was before the holder's claim
+        fenced.save(5)
+        create(folder, name, *rest)
+
+    monkeypatch.setattr(Folder, "create", first)
+    with pytest.raises(OSError, match="was committed at the same moment by lease 1"):
+        holder.save(5)
+    holder.save(5)  # it is tried again
+    assert term_of(run, 5) == 2
+
+
+def test_a_commit_that_is_tried_again_looks_again_who_holds_the_run(
+    run: Folder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    writer = Writer(run)
+
+    def slow(folder: Folder, name: str, data: bytes, before_retry: Any) -> None:
+        leases.claim(run, "me", again=True)  # while the store does not answer
+        before_retry()
+        raise AssertionError("it was fenced off")
+
+    monkeypatch.setattr(commit.Folder, "create", _only(COMMITTED, slow, Folder.create))
+    with pytest.raises(RunExists, match="may not write any more"):
+        writer.save(5)
+    assert committed(run) == []
+
+
+def _only(wanted: str, special: Any, usual: Any) -> Any:
+    return lambda folder, name, *rest: (special if name == wanted else usual)(folder, name, *rest)
+
+
+def test_a_piece_is_not_taken_from_a_checkpoint_that_another_lease_has_replaced(run: Folder) -> None:
+    first = Writer(run)
+    first.save(5)
+    first.save(10)  # refers to step 5 for the frozen tensor
+    # the run goes back: another lease trains the steps again, with other frozen weights, and the first one's files are gone
+    checkpoints(run).remove("step-0000000005")
+    checkpoints(run).remove("step-0000000010")
+    second = Writer(run)
+    second.save(5, frozen=7)
+    first.term = second.term  # a spare writer, handed on to the next group of the same process
+    first.save(10)
+    refers = set(read_manifest(run, "step-0000000010").refers)
+    assert refers <= set(checkpoints(run).files())
+
+
+def test_a_checkpoint_whose_manifest_cannot_be_read_keeps_the_files_that_it_may_refer_to(run: Folder) -> None:
+    writer = Writer(run)
+    writer.save(5)
+    writer.save(10)
+    shared = read_manifest(run, "step-0000000010").refers
+    assert shared
+    manifest = read_manifest(run, "step-0000000010")
+    file = f"step-0000000010/{manifest.name}"
+    data = checkpoints(run).read(file)
+    checkpoints(run).write(file, b"{")  # a store that answers nonsense for a while
+    for step in (15, 20, 25):
+        writer.save(step, frozen=step, keep=1)
+    checkpoints(run).write(file, data)
+    assert set(shared) <= set(checkpoints(run).files())
+    assert f"step-0000000010/{COMMITTED}" in checkpoints(run).files()
+
+
+@pytest.mark.parametrize("when", ["before the mark is taken away", "after"])
+def test_a_branch_from_a_checkpoint_that_is_being_removed_has_it_whole_or_is_refused(
+    run: Folder, monkeypatch: pytest.MonkeyPatch, when: str
+) -> None:
+    writer, being_read, remove = Writer(run), retention.being_read, Folder.remove
+    writer.save(5)
+    writer.save(10)
+    url, looks, said = f"{run.url}/checkpoints/step-0000000005", 0, ""
+
+    def begin_branch() -> None:
+        nonlocal said
+        try:
+            branch.keep(url, "branch")
+        except ConfigError as error:
+            said = str(error)
+
+    def look(of: Folder) -> set[str]:
+        nonlocal looks
+        looks += 1
+        found = being_read(of)
+        if looks == 1 and when != "after":  # tidy has seen no note
+            begin_branch()
+        return found
+
+    def taken_away(folder: Folder, name: str = "") -> None:
+        remove(folder, name)
+        if name.endswith(f"5/{COMMITTED}") and when == "after":
+            begin_branch()
+
+    monkeypatch.setattr(retention, "being_read", look)
+    monkeypatch.setattr(Folder, "remove", taken_away)
+    writer.save(15, keep=1)
+    monkeypatch.undo()
+    if when == "after":
+        assert "names a checkpoint that its run has removed since" in said
+    else:
+        assert said == ""
+        assert "step-0000000005" in committed(run)
+        read_manifest(run, "step-0000000005")
+        assert set(read_manifest(run, "step-0000000005").files) <= {
+            file.partition("/")[2] for file in checkpoints(run).files() if file.startswith("step-0000000005/")
+        }

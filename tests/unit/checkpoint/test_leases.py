@@ -1,0 +1,128 @@
+"""What a claim costs and finds out: requests that do not grow with restarts, losses, and stores without conditional puts."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import uuid
+from collections import Counter
+from pathlib import Path
+from typing import Any, ClassVar
+
+import pytest
+from fsspec.implementations.memory import MemoryFileSystem
+
+from springtide.checkpoint import leases
+from springtide.errors import RunExists
+from springtide.store import Folder
+from springtide.training.group_lease import GroupLease
+
+
+class CountingFolder(Folder):
+    """Counts its requests."""
+
+    requests: ClassVar[Counter[str]] = Counter()
+
+    def __truediv__(self, name: str) -> CountingFolder:
+        return CountingFolder(f"{self.url}/{name}")
+
+    def __getattribute__(self, name: str) -> Any:
+        found = super().__getattribute__(name)
+        if name in ("read", "names", "create", "exists", "write"):
+            CountingFolder.requests[name] += 1
+        return found
+
+
+def test_a_restart_takes_as_many_requests_after_a_hundred_restarts_as_after_three() -> None:
+    run, seen = CountingFolder(f"memory:///counted-{uuid.uuid4().hex}"), []
+    driver = leases.claim(run, "driver", trains=False)
+    for restart in range(100):
+        CountingFolder.requests.clear()
+        group = leases.claim(run, "driver", again=True)
+        assert leases.has_trained(run, group.term) == (restart > 0)
+        assert leases.losses(run) == restart // 2  # every other one leaves as it was asked to
+        seen.append(CountingFolder.requests.total())
+        if restart % 2 == 0:
+            leases.end(run, group.term)
+    assert driver.losses == driver.groups == 0
+    assert seen[99] == seen[3] <= 9
+
+
+def test_a_group_that_goes_back_or_leaves_is_not_lost_and_one_that_does_not_end_is(tmp_path: Path) -> None:
+    run = Folder(tmp_path)
+    leases.claim(run, "driver", trains=False)
+    group = GroupLease(run, "driver", "node")
+    group.term = group.claim()
+    group.term = group.claim(ends=group.term)  # as go_back does
+    assert (leases.losses(run), leases.has_trained(run, group.term)) == (0, False)
+    later = GroupLease(run, "driver", "node")
+    later.claim()
+    assert leases.losses(run) == 1
+    again = leases.claim(run, "driver", trains=False)
+    assert (again.groups, again.losses) == (2, 2)
+
+
+def test_snapshots_from_before_a_rollback_or_a_fresh_start_do_not_count(tmp_path: Path) -> None:
+    run = Folder(tmp_path)
+    assert leases.oldest_snapshots(run) == 1
+    leases.note_rollback(run, 3)  # by the group that takes snapshots in lease 3
+    assert leases.oldest_snapshots(run) == 3
+    leases.note_scratch(run, 5)  # by a driver, which takes none
+    assert leases.oldest_snapshots(run) == 6
+
+
+class Careless(MemoryFileSystem):  # type: ignore[misc]
+    """A store that ignores ``mode="create"``, as one without If-None-Match."""
+
+    protocol = "careless"
+
+    def pipe_file(self, path: str, value: bytes, mode: str = "overwrite", **_: Any) -> None:
+        super().pipe_file(path, value)
+
+
+@pytest.fixture
+def careless(monkeypatch: pytest.MonkeyPatch) -> Folder:
+    folder = Folder(f"memory:///careless-{uuid.uuid4().hex}")
+    fs = Careless()
+    monkeypatch.setattr(Folder, "__truediv__", lambda self, name: _at(fs, f"{self.path}/{name}"))
+    folder.fs = fs
+    return folder
+
+
+def _at(fs: Any, path: str) -> Folder:
+    folder = Folder("memory://x")
+    folder.fs, folder.path = fs, path
+    return folder
+
+
+def test_a_store_without_conditional_puts_says_so_at_the_first_claim_only(
+    careless: Folder, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.WARNING):
+        leases.claim(careless, "first", trains=False)
+    assert "no conditional put" in caplog.text
+    caplog.clear()
+    leases.claim(careless, "first", again=True)
+    assert caplog.text == ""
+    assert (careless / "leases").names() == ["0001.json", "0002.json"]
+
+
+def test_of_two_that_claim_the_same_term_of_such_a_store_the_slower_one_is_refused(
+    careless: Folder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read_json = Folder.read_json
+    other = leases.Lease(term=1, owner="other", host="h", pid=1, begun_s=0.0)
+
+    def meanwhile(folder: Folder, name: str) -> Any:
+        folder.write_json(name, dataclasses.asdict(other))  # before the claim is read back
+        return read_json(folder, name)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Folder, "read_json", meanwhile)
+        with pytest.raises(RunExists, match="was claimed at the same moment by lease 1"):
+            leases.claim(careless, "mine")
+    # after it has been read back, the fence tells owners of one term apart
+    leases.check(careless, 1)
+    leases.check(careless, 1, "other")
+    with pytest.raises(RunExists, match="may not write any more"):
+        leases.check(careless, 1, "mine")
