@@ -218,8 +218,9 @@ def move(url: str, mib: float, number: int) -> dict[str, float]:
     import torch
 
     from springtide.checkpoint import staging
-    from springtide.checkpoint.format import MARK_BYTES, Piece, committed
+    from springtide.checkpoint.format import Piece, committed
     from springtide.checkpoint.load import load, read_into
+    from springtide.checkpoint.shared_memory import MARK_BYTES
     from springtide.checkpoint.tensors import named_tensors
     from springtide.store import Folder
 

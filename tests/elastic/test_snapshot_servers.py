@@ -47,8 +47,8 @@ def test_a_snapshot_server_that_dies_while_it_is_read_is_read_elsewhere(found: d
 
 
 def test_a_group_on_one_node_has_its_copies_on_another_and_again_when_that_is_lost(found: dict[str, Any]) -> None:
-    here_and_there, here = [False, True], [True]
-    assert found["lonely"] == [here_and_there, here, here_and_there]
+    here_and_there = [False, True]
+    assert found["lonely"] == [here_and_there] * 3
 
 
 def test_a_snapshot_server_takes_no_more_than_its_limit(found: dict[str, Any]) -> None:
@@ -78,14 +78,13 @@ def test_a_snapshot_server_that_is_lost_is_waited_for_only_where_the_others_have
     ray_cluster: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     class Held:
-        """A server that holds these snapshots and says so, or never does."""
+        """A server that holds these snapshots, and says so after a while, or never."""
 
-        def __init__(self, snapshots: list[Snapshot], silent: bool = False) -> None:
-            self._snapshots, self._silent = snapshots, silent
+        def __init__(self, snapshots: list[Snapshot], busy_s: float = 0.0) -> None:
+            self._snapshots, self._busy_s = snapshots, busy_s
 
         def found(self) -> Any:
-            while self._silent:
-                time.sleep(3600)  # until it is killed
+            time.sleep(self._busy_s)  # what it does meanwhile takes this long
             return ("node", 1), [(one, 0) for one in self._snapshots]
 
     def part(step: int, rank: int) -> Snapshot:
@@ -94,15 +93,26 @@ def test_a_snapshot_server_that_is_lost_is_waited_for_only_where_the_others_have
 
     actor = ray.remote(Held).options(num_cpus=0)
     whole = actor.remote([part(7, 0), part(7, 1)])
-    half, lost = actor.remote([part(8, 0)]), actor.remote([], silent=True)
-    ray.get([whole.found.remote(), half.found.remote()])  # both stand
+    half, lost, busy = actor.remote([part(8, 0)]), actor.remote([], 3600.0), actor.remote([part(8, 1)], 2.0)
+    ray.get([whole.found.remote(), half.found.remote(), busy.found.remote()])  # all stand
     begin = time.monotonic()
     monkeypatch.setattr(snapshot_lookup, "ANSWER_S", 90.0)
     [(_, held, _)] = snapshot_lookup.contents_of([whole, lost])
     assert [one.meta.step for one, _ in held] == [7, 7]
     assert time.monotonic() - begin < 60
-    monkeypatch.setattr(snapshot_lookup, "ANSWER_S", 2.0)
-    assert len(snapshot_lookup.contents_of([whole, half, lost])) == 2  # of step 8 the lost one may have the rest
-    assert time.monotonic() - begin >= 2.0
-    for one in (whole, half, lost):
+    # of step 8 one that is up may have the rest: it is waited for longer, and one that is not up is not
+    monkeypatch.setattr(snapshot_lookup, "ANSWER_S", 0.5)
+    monkeypatch.setattr(snapshot_lookup, "BUSY_S", 90.0)
+    assert len(snapshot_lookup.contents_of([whole, half, busy, lost])) == 3
+    assert time.monotonic() - begin < 60
+    monkeypatch.setattr(snapshot_lookup, "BUSY_S", 1.0)
+    begin = time.monotonic()
+    assert len(snapshot_lookup.contents_of([whole, half, lost])) == 2
+    assert time.monotonic() - begin >= 1.0
+    for one in (whole, half, busy):
         ray.kill(one)
+    ray.kill(lost)
+    monkeypatch.setattr(snapshot_lookup, "BUSY_S", 90.0)
+    begin = time.monotonic()
+    assert len(snapshot_lookup.contents_of([lost])) == 0
+    assert time.monotonic() - begin < 60

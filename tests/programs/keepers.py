@@ -35,6 +35,9 @@ class Keeper:
     def evacuate(self) -> bool:
         return True
 
+    def exclude(self, file: str) -> None:
+        return None
+
     def forget(self, before: int, kept: Snapshot | None = None) -> None:
         return None
 

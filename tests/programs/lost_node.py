@@ -19,15 +19,15 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from saving import meta, save, state
 
 from springtide import config as configs
-from springtide.checkpoint.format import NO_STEP
+from springtide.checkpoint.shared_memory import NO_STEP
 from springtide.checkpoint.snapshots import Snapshotter, restore_from_snapshots
 from springtide.checkpoint.tensors import named_tensors
 from springtide.on_ray.cluster.notices import PreemptionWatchers
 from springtide.on_ray.cluster.session import NAMESPACE
 from springtide.on_ray.train.mailbox import MailboxClient, open_mailbox
 from springtide.on_ray.train.other_reader import read_elsewhere
+from springtide.on_ray.train.snapshot_client import SnapshotClient, snapshot_servers_follow
 from springtide.on_ray.train.snapshot_lookup import name_prefix, servers_named
-from springtide.on_ray.train.snapshot_server import SnapshotClient, snapshot_servers_follow
 from springtide.store import Folder
 
 WORLD_SIZE = 3

@@ -23,6 +23,7 @@ from typing import Any, NamedTuple
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from springtide.checkpoint import validate
+from springtide.checkpoint.shared_memory import GROUP_BYTES, HeldAt, mark
 from springtide.config.steps import OrderStep, StepsDone
 from springtide.errors import CheckpointError
 from springtide.store import Folder, digest
@@ -32,9 +33,6 @@ ABANDONED = "ABANDONED"
 QUARANTINED = "QUARANTINED"
 BLOCK_BYTES = 4 * 2**20
 """Bytes that one digest covers: a reader of part of a tensor verifies the blocks that it touches."""
-MARK_BYTES = 64
-"""Bytes before the tensors in shared memory: their step as int64, or NO_STEP while they are being copied."""
-NO_STEP = -1
 FORMAT = 5
 _NAME = re.compile(r"step-(\d{10})")
 
@@ -133,6 +131,19 @@ class Snapshot:
     meta: Meta
     pieces: tuple[StagedPiece, ...]
     size_bytes: int
+    digests: tuple[tuple[str, ...], ...] = ()
+    """Digests of the blocks of each piece, as in ``Piece``."""
+    group: bytes = bytes(GROUP_BYTES)
+    """A random id of the worker group, which its memory is marked with: other memory is never taken for it."""
+    slot: int = 0
+    """Which of the rank's two staging buffers has it."""
+    held_at: tuple[HeldAt, ...] = ()
+    """Where it can be read from; known for a snapshot that a snapshot store has found."""
+
+    @property
+    def mark(self) -> bytes:
+        """The mark of memory that holds it whole."""
+        return mark(self.meta.step, self.group)
 
     @property
     def key(self) -> tuple[int, int, int]:

@@ -3,13 +3,16 @@
 Each rank copies its boxes to one of two staging buffers in turn. A snapshot store (on Ray: one actor per node) holds
 the memory when the rank is gone, and copies it to a peer on another node. One of the two buffers is always complete on
 every rank: the next snapshot begins only when the one before is safe everywhere. A buffer's mark shows whether its copy
-is complete.
+is complete, and digests show whether its bytes are still those that the rank copied.
 """
 
 from __future__ import annotations
 
-import threading
+import dataclasses
+import logging
+import secrets
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future, wait
 from typing import Any, Protocol
 
 import torch
@@ -17,7 +20,7 @@ from torch import Tensor, nn
 
 from springtide.checkpoint import leases
 from springtide.checkpoint.format import (
-    NO_STEP,
+    BadFile,
     Identity,
     Meta,
     Piece,
@@ -30,12 +33,14 @@ from springtide.checkpoint.format import (
 )
 from springtide.checkpoint.load import PieceSource, read_into
 from springtide.checkpoint.restore import Restored
-from springtide.checkpoint.staging import StagingBuffer, StagingPlan
+from springtide.checkpoint.shared_memory import GROUP_BYTES, NO_STEP
+from springtide.checkpoint.staging import StagingBuffer, StagingPlan, in_thread
 from springtide.checkpoint.tensors import materialize, named_tensors
 from springtide.dist import agreed, gathered, rank_here
 from springtide.store import Folder
 
 _TRIES = 3
+_log = logging.getLogger(__name__)
 
 
 class SnapshotStore(Protocol):
@@ -46,7 +51,8 @@ class SnapshotStore(Protocol):
         of leases older than ``needed_from`` are no longer needed and are freed first."""
 
     def settled(self, handle: Any) -> bool:
-        """Return whether it is held and copied. Raises OSError if it cannot be: then no more snapshots are kept."""
+        """Return whether it is held and copied. Does not wait. Raises OSError if it cannot be: then no more snapshots are
+        kept for a while."""
 
     def evacuate(self) -> bool:
         """From now on, place copies on nodes that stay. Returns whether later snapshots survive the nodes that leave."""
@@ -56,10 +62,14 @@ class SnapshotStore(Protocol):
         wait until that is done."""
 
     def found(self) -> Sequence[Snapshot]:
-        """Return the complete snapshot parts in all stores of the run; called on rank 0."""
+        """Return the complete snapshot parts in all stores of the run, and where each is held; called on rank 0 alone."""
 
     def source(self, snapshots: Sequence[Snapshot]) -> PieceSource:
-        """Return a source of their bytes, on any node; ``file_of`` names the files. Raises OSError if some are lost."""
+        """Return a source of their bytes, on any node, as ``found`` on rank 0 has returned them; ``file_of`` names the files.
+        Raises OSError if some are lost."""
+
+    def exclude(self, file: str) -> None:
+        """Read ``file`` elsewhere from now on: its bytes are not those that its rank copied."""
 
 
 class Snapshotter:
@@ -82,8 +92,9 @@ class Snapshotter:
         self._next = 0
         self._snapshot: Snapshot | None = None
         self._handle: Any = None
-        self._handing_over: threading.Thread | None = None
+        self._handing_over: Future[None] | None = None
         self._taken = 0
+        self._group = secrets.token_bytes(GROUP_BYTES)
 
     def begin(self, tensors: Mapping[str, Tensor], meta: Meta) -> None:
         """Begin to copy. The tensors may not change before ``staged`` returns. The previous snapshot must be safe on
@@ -96,11 +107,11 @@ class Snapshotter:
         stage = self._stages[self._next]
         stage.mark(NO_STEP)
         stage.copy(mine, self._layout.pieces)
-        self._snapshot = Snapshot(self._term, self._rank, meta, tuple(self._layout.pieces), size)
+        pieces = tuple(self._layout.pieces)
+        self._snapshot = Snapshot(self._term, self._rank, meta, pieces, size, group=self._group, slot=self._next)
 
         needed_from = self._term if self._taken else 0  # a snapshot of this lease is safe on every rank
-        self._handing_over = threading.Thread(target=self._hand_over, args=(needed_from,), name="springtide-memory")
-        self._handing_over.start()
+        self._handing_over = in_thread("springtide-memory", lambda: self._hand_over(needed_from), daemon=False)
 
     def staged(self) -> None:
         """Wait until the tensors may change."""
@@ -108,11 +119,12 @@ class Snapshotter:
             self._stages[self._next].wait()
 
     def busy(self) -> bool:
-        """Return whether the last snapshot is not safe yet. Raises OSError if it cannot be kept."""
+        """Return whether the last snapshot is not safe yet. Does not wait. Raises OSError if it cannot be kept."""
         if self._handing_over is not None:
-            if self._handing_over.is_alive():
+            if not self._handing_over.done():
                 return True
-            self._handing_over.join()
+            if error := self._handing_over.exception():
+                raise OSError(f"the state could not be copied: {type(error).__name__}: {error}") from error
             self._handing_over, self._next = None, 1 - self._next
         if self._handle is not None and self._snapshot_store.settled(self._handle):
             self._handle = None
@@ -131,13 +143,19 @@ class Snapshotter:
         stage.settle()
         if self._is_cut():
             return
-        stage.mark(snapshot.meta.step)
+        snapshot = dataclasses.replace(snapshot, digests=stage.digests(list(snapshot.pieces)))
+        stage.mark(snapshot.meta.step, snapshot.group)
         self._handle = self._snapshot_store.keep(snapshot, stage, needed_from)
+
+    def reset(self) -> None:
+        """Give up the snapshot under way and release the memory, so that a later ``begin`` starts anew."""
+        self.close()
+        self._handing_over, self._handle, self._taken = None, None, 0
 
     def close(self) -> None:
         """Release the memory; the snapshot store still holds it."""
         if self._handing_over is not None:
-            self._handing_over.join()
+            wait([self._handing_over])
         for stage in self._stages:
             stage.close()
         self._stages = []
@@ -148,7 +166,7 @@ def restore_from_snapshots(
 ) -> Restored | None:
     """Load the newest snapshot of which every part survives; all ranks call it together. Returns None if there is none,
     if the run has a newer checkpoint, or if it cannot be read. Raises CheckpointError if it is of another model."""
-    for _ in range(_TRIES):  # a node may be lost during the read; others have copies
+    for _ in range(_TRIES):  # a node may be lost during the read, or have other bytes; others have copies
         parts = _newest(run, snapshot_store, identity)
         if not parts:
             return None
@@ -156,13 +174,18 @@ def restore_from_snapshots(
         try:
             materialize(optimizer)
             with torch.no_grad():
-                read_into(snapshot_store.source(parts), pieces_of(parts), named_tensors(model, optimizer), verify=False)
+                read_into(snapshot_store.source(parts), pieces_of(parts), named_tensors(model, optimizer))
+        except BadFile as error:
+            snapshot_store.exclude(error.file)
+            problem = str(error)
         except OSError as error:
             problem = str(error)
-        if not any(gathered(problem)):  # all have it: free the others, to have room for new ones
+        if not any(problems := gathered(problem)):  # all have it: free the others, to have room for new ones
             if rank_here() == 0:
                 snapshot_store.forget(parts[0].term + 1, kept=parts[0])
             return Restored(parts[0].meta, f"memory of step {parts[0].meta.step}")
+        reason = next(filter(None, problems))
+        _log.warning("the snapshot of step %d in memory could not be read: %s", parts[0].meta.step, reason)
     return None
 
 
@@ -170,8 +193,8 @@ def _newest(run: Folder, snapshot_store: SnapshotStore, identity: Identity) -> l
     """Return the parts to load, the same on every rank."""
     parts: list[Snapshot] = []
     if rank_here() == 0:
-        begun = leases.begun_at(run)
-        parts = newest_whole([one for one in snapshot_store.found() if one.term > begun])
+        oldest = leases.oldest_snapshots(run)
+        parts = newest_whole([one for one in snapshot_store.found() if one.term >= oldest])
         newest = committed(run)[-1:]
         if parts and (
             name_of(parts[0].meta.step) < max(newest, default="") or of_another_order(run, parts[0].meta, identity)
@@ -181,9 +204,9 @@ def _newest(run: Folder, snapshot_store: SnapshotStore, identity: Identity) -> l
 
 
 def pieces_of(snapshots: Sequence[Snapshot]) -> list[Piece]:
-    """Return the pieces of snapshots: the place of every box. They have no digests."""
+    """Return the pieces of snapshots: the place of every box, and the digests of its bytes."""
     return [
-        Piece(*staged[:5], file_of(snapshot.key), staged.begin, staged.size_bytes, ())
+        Piece(*staged[:5], file_of(snapshot.key), staged.begin, staged.size_bytes, digests)
         for snapshot in snapshots
-        for staged in snapshot.pieces
+        for staged, digests in zip(snapshot.pieces, snapshot.digests, strict=True)
     ]

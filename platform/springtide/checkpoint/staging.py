@@ -18,8 +18,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from springtide.checkpoint.format import MARK_BYTES, StagedPiece
+from springtide.checkpoint.commit import cut
+from springtide.checkpoint.format import BLOCK_BYTES, StagedPiece
+from springtide.checkpoint.shared_memory import GROUP_BYTES, MARK_BYTES, mark
 from springtide.checkpoint.tensors import box, local, raw, type_name, writes
+from springtide.store import digest
 
 
 def in_thread(name: str, function: Callable[[], None], *, daemon: bool) -> Future[None]:
@@ -80,9 +83,17 @@ class StagingBuffer:
         self._copied: Future[None] | torch.cuda.Event | None = None
         self._pinned = False
 
-    def mark(self, step: int) -> None:
-        """Set the step of the tensors; NO_STEP before they change. Other processes that map the memory see it."""
-        self._map[:8] = step.to_bytes(8, "little", signed=True)
+    def mark(self, step: int, group: bytes = bytes(GROUP_BYTES)) -> None:
+        """Set the step of the tensors, and the group that they are of; NO_STEP before they change. Other processes that map
+        the memory see it."""
+        found = mark(step, group)
+        self._map[: len(found)] = found
+
+    def digests(self, staged: list[StagedPiece]) -> tuple[tuple[str, ...], ...]:
+        """Return the digests of the blocks of each piece, once the copy is complete."""
+        data = memoryview(self._bytes.numpy())
+        views = (data[one.begin : one.begin + one.size_bytes] for one in staged)
+        return tuple(tuple(digest.of_bytes(block) for block in cut(view, BLOCK_BYTES)) for view in views)
 
     def copy(self, tensors: Mapping[str, Tensor], staged: list[StagedPiece]) -> None:
         """Begin to copy. The tensors may not change before ``wait`` returns; the copy is complete when ``settle`` returns."""

@@ -31,7 +31,8 @@ from multiprocessing.reduction import recv_handle, send_handle
 from typing import Any
 
 from springtide.checkpoint.commit import CommitJob, Committed, PieceWriter, tidy
-from springtide.checkpoint.format import MARK_BYTES, StagedPiece
+from springtide.checkpoint.format import StagedPiece
+from springtide.checkpoint.shared_memory import MARK_BYTES
 from springtide.errors import SpringtideError
 from springtide.store import Folder
 

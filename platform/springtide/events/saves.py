@@ -79,7 +79,7 @@ class SnapshotIntervalChanged(Event):
     charged_to: ClassVar[str] = "checkpoint_stall"
     step: StepsDone
     every_steps: int
-    """0: none are taken any more."""
+    """0: none are taken for now."""
     reason: str
 
     def describe(self) -> str:

@@ -12,6 +12,7 @@ from springtide.config.schema import CheckpointConfig
 from springtide.config.steps import StepsDone
 from springtide.dist import gathered
 from springtide.elastic import snapshot_every
+from springtide.elastic.patience import ban_s
 from springtide.events import Event, SnapshotIntervalChanged
 from springtide.training.checkpoint_schedule import State
 from springtide.training.hooks import StepContext, StepHook
@@ -36,11 +37,20 @@ class SnapshotSchedule(StepHook):
         self._steps_s: deque[float] = deque(maxlen=_REMEMBERED)
         self._stall_s: float | None = None
         self._problem = ""
+        """Why no snapshot can be kept here, until all ranks know."""
+        self._is_off = False
+        """Whether all ranks have stopped, because some rank could not keep one."""
+        self._again_at_s = 0.0
+        """When one is tried again then, of ``time.monotonic`` on rank 0 [s]."""
+        self._stops = 0
+        """How often they stopped since one was safe."""
+        self._comes_back = False
+        """Whether the snapshot under way is the first one since then."""
 
     @property
     def keeping(self) -> bool:
         """Whether the last snapshot is not safe yet, or none can be kept here: then no rank begins another."""
-        if self._memory is None:
+        if self._memory is None or self._problem:
             return True
         try:
             return self._memory.busy()
@@ -52,6 +62,7 @@ class SnapshotSchedule(StepHook):
         """Add whether the last snapshot is safe, and on rank 0 whether one is due after ``step``."""
         keeping = self.keeping  # first: it may turn snapshots off
         due = bool(self._is_first and self._memory and self._every and step - self._last >= self._every)
+        due &= not self._is_off or time.monotonic() >= self._again_at_s
         return signals._replace(keeping=keeping, turned_off=bool(self._problem), snapshot=due)
 
     def before_update(self) -> None:
@@ -69,10 +80,15 @@ class SnapshotSchedule(StepHook):
         self._steps_s.append(done.step_time_s)
         if result.turned_off:
             yield self._stop(step)
+            return
+        if self._comes_back and not result.keeping:
+            self._comes_back, self._stops = False, 0
+            yield SnapshotIntervalChanged(step=step, every_steps=self._every, reason="they can be kept again")
         if self._memory is None or not result.snapshot or result.keeping:
             return
         begin = time.perf_counter()
         self._last = step
+        self._comes_back, self._is_off = self._is_off or self._comes_back, False
         try:
             self._memory.begin(*self._state())
         except OSError as error:
@@ -92,7 +108,7 @@ class SnapshotSchedule(StepHook):
         self._settle()
         gathered(None)  # the last snapshot is safe on every rank
         safe = False
-        if self._memory is not None:
+        if self._memory is not None and not self._is_off and not self._problem:
             self._last = step
             try:
                 safe = self._memory.evacuate()
@@ -101,20 +117,25 @@ class SnapshotSchedule(StepHook):
             except OSError as error:
                 self._turn_off(error)
         self._settle()
-        return all(gathered(safe and self._memory is not None))
+        return all(gathered(safe and not self._problem))
 
     def _stop(self, step: StepsDone) -> SnapshotIntervalChanged:
-        """Stop snapshots because some rank cannot keep any: all ranks together learn why and release their memory.
-        Rank 0 reports it."""
-        self._settle()  # a snapshot store may be opening the memory now
+        """Stop snapshots for a while, longer each time, because some rank cannot keep any: all ranks together learn why and
+        release their memory. Rank 0 reports it."""
+        assert self._memory is not None, "only ranks that take snapshots stop together"
         problems = {rank: problem for rank, problem in enumerate(gathered(self._problem)) if problem}
-        self._turn_off(None)
+        self._memory.reset()
+        self._problem, self._stall_s, self._comes_back, self._is_off = "", None, False, True
+        self._stops += 1
+        pause_s = ban_s(self._stops)
+        self._again_at_s = time.monotonic() + pause_s
         rank, problem = min(problems.items())
         more = f" (and {len(problems) - 1} more ranks)" if len(problems) > 1 else ""
-        return SnapshotIntervalChanged(step=step, every_steps=0, reason=f"rank {rank}{more}: {problem}")
+        reason = f"rank {rank}{more}: {problem}; tried again in {pause_s:.0f} s"
+        return SnapshotIntervalChanged(step=step, every_steps=0, reason=reason)
 
     def _settle(self) -> None:
-        while self._memory is not None and self.keeping:
+        while self._memory is not None and not self._problem and self.keeping:
             time.sleep(_LOOK_S)  # between polls, while training waits anyway
 
     def close(self) -> None:
@@ -122,6 +143,7 @@ class SnapshotSchedule(StepHook):
         if self._memory is not None:
             self._memory.close()
 
-    def _turn_off(self, error: OSError | None) -> None:
-        self.close()
-        self._memory, self._problem = None, str(error) or type(error).__name__ if error else ""
+    def _turn_off(self, error: OSError) -> None:
+        assert self._memory is not None, "only a rank that takes snapshots has trouble with them"
+        self._memory.reset()
+        self._problem = str(error) or type(error).__name__

@@ -140,6 +140,9 @@ class Snapshots:
     def source(self, snapshots: Sequence[Snapshot]) -> _Source:
         return _Source(self.cluster, {file_of(one.key): one.key for one in snapshots})
 
+    def exclude(self, file: str) -> None:
+        raise NotImplementedError("memory does not change here")
+
     def forget(self, before: int, kept: Snapshot | None = None) -> None:
         for machine in self.cluster.alive:
             for key in list(machine.snapshots):

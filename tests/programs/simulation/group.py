@@ -35,6 +35,7 @@ from springtide.errors import CheckpointError, SpringtideError
 from springtide.events import Left, Saved, SaveFailed, Started, StepDone, Stopped
 from springtide.on_ray.train.mailbox import EventSender
 from springtide.store import Folder
+from springtide.store.digest import of_bytes as digest_of
 from springtide.stream import Data
 from springtide.stream.chain import next_chain
 from springtide.training.group_lease import GroupLease
@@ -178,7 +179,8 @@ class Rank:
 
         def snapshot(step: StepsDone) -> None:
             meta, pieces, data = state(step)
-            snapshots.take(Snapshot(term, self.rank, meta, tuple(pieces), len(data)), data)
+            digests = tuple((digest_of(data[one.begin : one.begin + one.size_bytes]),) for one in pieces)
+            snapshots.take(Snapshot(term, self.rank, meta, tuple(pieces), len(data), digests), data)
 
         while step < last:
             clock.sleep(setting.step_s * clock.random.uniform(0.8, 1.2))

@@ -33,6 +33,9 @@ class Here:
     def evacuate(self) -> bool:
         return True
 
+    def exclude(self, file: str) -> None:
+        return None
+
     def forget(self, before: int, kept: Snapshot | None = None) -> None:
         self.forgot.append((before, kept and kept.key[:2]))
 

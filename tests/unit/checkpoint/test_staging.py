@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from springtide.checkpoint.format import MARK_BYTES, NO_STEP
+from springtide.checkpoint.shared_memory import MARK_BYTES, NO_STEP
 from springtide.checkpoint.staging import StagingBuffer, StagingPlan
 from springtide.checkpoint.tensors import named_tensors
 from springtide.errors import CheckpointError

@@ -12,6 +12,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 import ray
+from ray.actor import ActorHandle
 
 from springtide.elastic.policy import Node
 from springtide.on_ray._ray_private import MARKET_LABEL, OWN_ACTORS, PREEMPTION, GcsClient, state
@@ -105,6 +106,17 @@ def where() -> tuple[str, str]:
     """Return the id of this process's node, and its market label in lower case, empty if it has none."""
     context = ray.get_runtime_context()
     return context.get_node_id(), context.get_node_labels().get(MARKET_LABEL, "").lower()
+
+
+def standing(servers: Iterable[ActorHandle]) -> set[ActorHandle]:
+    """Return those of the actors that run on a node that answers: they are busy, or stopped, but not lost."""
+    where = {}
+    for actor in servers:
+        entry = state.actor_table(actor._actor_id.hex())
+        if entry.get("State") == "ALIVE":
+            where[actor] = entry["Address"]["NodeID"]
+    silent = unanswering(set(where.values()))
+    return {actor for actor, node in where.items() if node not in silent}
 
 
 def lost(before: Iterable[str]) -> set[str]:

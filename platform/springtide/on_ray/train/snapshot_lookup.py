@@ -11,11 +11,14 @@ import ray
 from ray.actor import ActorHandle
 
 from springtide.checkpoint.format import Snapshot, newest_whole
+from springtide.on_ray.cluster.nodes import standing
 from springtide.on_ray.cluster.session import NAMESPACE
 from springtide.store import Folder, digest
 
 ANSWER_S = 3.0
-"""A server that has not answered by then counts as lost [s]."""
+"""A server that has not answered by then is lost, or busy [s]."""
+BUSY_S = 30.0
+"""How long a server that is up is waited for [s]."""
 _PROMPT_S = 0.2
 """Servers that are up have answered by then [s]."""
 
@@ -44,11 +47,12 @@ class ServerContents(NamedTuple):
 
 
 def contents_of(asked: Iterable[ActorHandle]) -> list[ServerContents]:
-    """Return what these servers hold. Servers that are up answer at once; one that is lost or starts is waited for only while
-    the newest snapshot that the others know is not whole without it."""
+    """Return what these servers hold. Servers that are up answer at once; one that is lost, busy or starts is waited for only
+    while the newest snapshot that the others know is not whole without it, and longer only if it is up."""
     waiting = {server.found.remote(): server for server in asked}
     known: list[ServerContents] = []
-    end_s, number, wait_s = time.monotonic() + ANSWER_S, len(waiting), _PROMPT_S
+    begin_s = time.monotonic()
+    end_s, number, wait_s = begin_s + ANSWER_S, len(waiting), _PROMPT_S
     while waiting and wait_s > 0:
         for answer in ray.wait(list(waiting), num_returns=number, timeout=wait_s)[0]:
             server = waiting.pop(answer)
@@ -60,6 +64,11 @@ def contents_of(asked: Iterable[ActorHandle]) -> list[ServerContents]:
         if whole and _age(whole[0]) == max(map(_age, parts)):
             break
         number, wait_s = 1, end_s - time.monotonic()
+        if wait_s <= 0 and end_s == begin_s + ANSWER_S:
+            up = standing(waiting.values())
+            waiting = {answer: server for answer, server in waiting.items() if server in up}
+            end_s = begin_s + BUSY_S
+            wait_s = end_s - time.monotonic()
     return known
 
 

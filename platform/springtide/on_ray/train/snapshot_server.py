@@ -1,7 +1,10 @@
 """The snapshot server of a node: one small actor that holds shared memory after the rank that filled it is gone.
 
     rank --keep(pid, fd)--> server of its node: opens the memory itself --replicate--> servers of other nodes
-    after a loss: every rank asks every server what it has; the newest step with all parts somewhere is read back
+    after a loss: rank 0 asks every server what it has; the newest step with all parts somewhere is read back
+
+A call that waits for another server has threads of its own: two servers whose threads all wait for each other would wait for
+ever. The calls that servers answer for each other wait for nothing.
 
 A server belongs to one run (its name has the digest of the run's URL), outlives worker groups, and ends itself when the run's
 driver has been gone for a minute; its memory has no name anywhere and is freed with it.
@@ -16,30 +19,26 @@ import tempfile
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import ray
 from ray import ObjectRef
 from ray.actor import ActorHandle
-from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from springtide.checkpoint.format import MARK_BYTES, NO_STEP, Snapshot, file_of
-from springtide.config import Config
-from springtide.on_ray.cluster.nodes import staying
-from springtide.on_ray.cluster.session import NAMESPACE
+from springtide.checkpoint.format import Snapshot
+from springtide.checkpoint.shared_memory import MARK_BYTES, NO_STEP, mark
 from springtide.on_ray.train.mailbox import MailboxClient
-from springtide.on_ray.train.snapshot_lookup import ANSWER_S, contents_of, name_prefix, servers_named
-from springtide.store import Folder
+from springtide.on_ray.train.snapshot_lookup import ANSWER_S
 from springtide.store.free_memory import free_bytes
 
+THREADS = {"keep": 16, "copy": 16}
+"""Concurrency group of calls -> its threads: calls that wait for other servers, and calls that move bytes."""
+ASK_THREADS = 4
+"""Threads for all other calls, which are answered at once."""
 _CHUNK_BYTES = 32 * 2**20
-_ALONE_S = 60.0
+_COPY_S = 10.0
+"""How long another server may take to store a chunk [s]."""
 _LOOK_S = 5.0
-_CANDIDATES = 4
-"""Nodes without ranks, more than the copies need, on which servers are started to hold copies."""
-if TYPE_CHECKING:  # a server's process needs no torch
-    from springtide.checkpoint.staging import StagingBuffer
 
 Key = tuple[int, int, int]
 """Term, step, rank."""
@@ -56,9 +55,9 @@ class _Segment:
             fd, MARK_BYTES + snapshot.size_bytes, access=mmap.ACCESS_WRITE if writable else mmap.ACCESS_READ
         )
 
-    def mark(self, step: int) -> None:
-        """As ``StagingBuffer.mark``."""
-        self.map[:8] = step.to_bytes(8, "little", signed=True)
+    def mark(self, found: bytes) -> None:
+        """Set the mark, as ``StagingBuffer.mark`` does."""
+        self.map[: len(found)] = found
 
     @property
     def size_bytes(self) -> int:
@@ -66,8 +65,8 @@ class _Segment:
 
     @property
     def is_whole(self) -> bool:
-        """Whether the memory holds the step of ``snapshot``: its rank may have died while it copied the next one."""
-        return int.from_bytes(self.map[:8], "little", signed=True) == self.snapshot.meta.step
+        """Whether the memory holds ``snapshot``: its rank may have died while it copied the next one."""
+        return self.map[: len(self.snapshot.mark)] == self.snapshot.mark
 
     def close(self) -> None:
         with contextlib.suppress(BufferError):  # a reader still has a view; the memory is freed with the last one
@@ -93,6 +92,7 @@ class SnapshotServer:
         """Stay up as long as the run of ``mailbox`` does."""
         self._mailbox = mailbox
 
+    @ray.method(concurrency_group="keep")
     def keep(
         self,
         snapshot: Snapshot,
@@ -101,28 +101,41 @@ class SnapshotServer:
         fd: int,
         peers: Sequence[ActorHandle[SnapshotServer]],
         needed_from: int = 0,
-    ) -> None:
-        """Hold the memory that process ``pid`` has open as ``fd``, and copy it to ``peers``. Snapshots of terms before
-        ``needed_from`` are freed first. Raises OSError past the limit."""
+    ) -> list[str]:
+        """Hold the memory that process ``pid`` has open as ``fd``, and copy it to ``peers``. Returns for each peer why it has
+        no whole copy, empty if it has one. Snapshots of terms before ``needed_from`` are freed first. Raises OSError past
+        the limit."""
         place, path = (snapshot.term, snapshot.rank, False, slot), f"/proc/{pid}/fd/{fd}"
         self.forget(needed_from)
         held = self._held.get(place)
         if held is None or os.stat(path).st_ino != os.fstat(held.fd).st_ino:
             with self._room(place, snapshot):
-                held = self._put(place, _Segment(os.open(path, os.O_RDONLY), snapshot, writable=False))
+                opened = os.open(path, os.O_RDONLY | os.O_NONBLOCK)  # by now it may be anything
+                held = self._put(place, _Segment(opened, snapshot, writable=False))
         held.snapshot = snapshot
-        if peers:
-            with memoryview(held.map) as whole:
-                for begin in range(MARK_BYTES, len(whole), _CHUNK_BYTES):
-                    part = np.frombuffer(whole[begin : begin + _CHUNK_BYTES], dtype=np.uint8)
-                    last, sent = begin + part.nbytes == len(whole), ray.put(part)
-                    copies = [peer.replicate.remote(snapshot, slot, begin, sent, last, needed_from) for peer in peers]
-                    ray.get(copies)
+        problems = [""] * len(peers)
+        with memoryview(held.map) as whole:
+            for begin in range(MARK_BYTES, len(whole), _CHUNK_BYTES) if snapshot.size_bytes else [MARK_BYTES]:
+                to = {number: peer for number, peer in enumerate(peers) if not problems[number]}
+                if not to:
+                    break
+                part = np.frombuffer(whole[begin : begin + _CHUNK_BYTES], dtype=np.uint8)
+                last, sent = begin + part.nbytes == len(whole), ray.put(part)
+                copies = {
+                    peer.replicate.remote(snapshot, slot, begin, sent, last, needed_from): number
+                    for number, peer in to.items()
+                }
+                done, _ = ray.wait(list(copies), num_returns=len(copies), timeout=_COPY_S)
+                for copy, number in copies.items():
+                    problems[number] = _problem(copy) if copy in done else f"no answer within {_COPY_S:g} s"
+        return problems
 
+    @ray.method(concurrency_group="copy")
     def replicate(
         self, snapshot: Snapshot, slot: int, begin: int, part: np.ndarray, is_last: bool, needed_from: int = 0
     ) -> None:
-        """Store a part of a peer's snapshot, from byte ``begin`` of its memory; ``needed_from`` is as in ``keep``."""
+        """Store a part of a peer's snapshot, from byte ``begin`` of its memory; ``needed_from`` is as in ``keep``. Raises
+        OSError past the limit, and for a part that comes too late: its place has another snapshot by now."""
         place = snapshot.term, snapshot.rank, True, slot
         self.forget(needed_from)
         held = self._held.get(place)
@@ -133,12 +146,15 @@ class SnapshotServer:
             ):
                 os.posix_fallocate(file.fileno(), 0, MARK_BYTES + snapshot.size_bytes)
                 held = self._put(place, _Segment(os.dup(file.fileno()), snapshot, writable=True))
+        is_newer = held.snapshot.meta.step > snapshot.meta.step
+        if is_newer or (begin > MARK_BYTES and held.snapshot.mark != snapshot.mark):
+            raise OSError(f"the place of step {snapshot.meta.step} has step {held.snapshot.meta.step} by now")
         if begin == MARK_BYTES:
-            held.mark(NO_STEP)
+            held.mark(mark(NO_STEP))
             held.snapshot = snapshot
         held.map[begin : begin + part.nbytes] = part.data
         if is_last:
-            held.mark(snapshot.meta.step)
+            held.mark(snapshot.mark)
 
     def forget(self, before: int, kept: tuple[int, int] | None = None) -> None:
         """Free the snapshots of terms before ``before``, except the one of term and step ``kept``."""
@@ -154,6 +170,7 @@ class SnapshotServer:
             whole = [(held.snapshot, held.fd) for held in self._held.values() if held.is_whole]
         return (ray.get_runtime_context().get_node_id(), os.getpid()), whole
 
+    @ray.method(concurrency_group="copy")
     def read(self, key: Key, begin: int, end: int) -> np.ndarray:
         """Return bytes of a snapshot, for a process on another node."""
         with self._lock:
@@ -199,180 +216,10 @@ class SnapshotServer:
         os._exit(0)
 
 
-class _Origin(NamedTuple):
-    """Where a snapshot is read from."""
-
-    key: Key
-    where: tuple[int, int] | ActorHandle[SnapshotServer]
-    """Process and file descriptor on this node, else a server of another one."""
-    size_bytes: int
-
-
-class SnapshotClient:
-    """A rank's client of its run's snapshot servers: the ``SnapshotStore`` of its snapshots."""
-
-    def __init__(self, config: Config, run: Folder, mailbox: MailboxClient, alone_s: float = _ALONE_S) -> None:
-        """``alone_s``: how long a server stays up without the run's driver, at the other end of ``mailbox`` [s]."""
-        checkpoint, self._mailbox = config.checkpoint, mailbox
-        self._prefix = name_prefix(run)
-        limit = None if checkpoint.memory_bytes == "auto" else int(checkpoint.memory_bytes)
-        self._arguments = (checkpoint.stage, limit, alone_s)
-        self.node = ray.get_runtime_context().get_node_id()
-        self._mine = self._server(self.node)
-        self._copies = checkpoint.memory_copies
-        self._ring: list[str] = []
-        self._peers: list[ActorHandle[SnapshotServer]] = []
-        self._chosen_s = 0.0
-        self._asked: dict[str, ObjectRef] = {}
-        """Other node -> the first answer of its server."""
-        self._read_from: dict[str, _Origin] = {}
-        self._slots: dict[int, int] = {}
-
-    def wait(self) -> None:
-        """Wait until the server of this node is up."""
-        ray.get(self._mine.found.remote())
-
-    def pair(self, nodes: Sequence[str]) -> None:
-        """Choose peers among the nodes of all ranks: the next ones in a ring. If these are too few, other nodes with room for
-        workers are added as soon as there are some: the snapshots of a group on one node would be lost with it."""
-        self._ring = sorted(set(nodes))
-        self._choose()
-
-    def _choose(self) -> None:
-        found = self._following()
-        if len(found) < self._copies:
-            others = [node for node in staying(with_room=True) if node not in self._ring]
-            found += [node for node in others[: _CANDIDATES + self._copies] if self._stands(node)]
-        self._peers = [self._server(node) for node in found[: self._copies]]
-        self._chosen_s = time.monotonic()
-
-    def _stands(self, node: str) -> bool:
-        """Return whether the server of a node is up; if not, it is started. Does not wait: a new node may be busy."""
-        if node not in self._asked:
-            self._asked[node] = self._server(node).found.remote()
-        return bool(ray.wait([self._asked[node]], timeout=0)[0])
-
-    def evacuate(self) -> bool:
-        """Choose peers again, among the nodes that stay: those of the ranks, or else any. Returns whether snapshots kept from
-        now on outlive the nodes that leave."""
-        stay = staying()
-        found = [node for node in self._following() if node in stay]
-        if not found:  # only then: the check starts servers, which takes CPU time from a leaving group
-            found = [node for node in stay if node not in self._ring][: _CANDIDATES + self._copies]
-            found.sort(key=lambda node: not self._stands(node))
-        found = found[: max(1, self._copies)]
-        self._peers = [self._server(node) for node in found]
-        return bool(found) or self.node in stay
-
-    def _following(self) -> list[str]:
-        here = self._ring.index(self.node)
-        return self._ring[here + 1 :] + self._ring[:here]
-
-    def keep(self, snapshot: Snapshot, stage: StagingBuffer, needed_from: int) -> ObjectRef[None]:
-        """Have the server of this node hold the staging buffer; returns a handle for ``settled``."""
-        if self._ring and len(self._peers) < self._copies and time.monotonic() - self._chosen_s > _LOOK_S:
-            self._choose()
-        slot = self._slots.setdefault(stage.fd, len(self._slots) % 2)
-        return self._mine.keep.remote(snapshot, slot, os.getpid(), stage.fd, self._peers, needed_from)
-
-    def settled(self, handle: ObjectRef[None]) -> bool:
-        """Return whether the server holds it and its peers have copies. Raises OSError if they cannot."""
-        done, _ = ray.wait([handle], timeout=0)
-        if not done:
-            return False
-        try:
-            ray.get(handle)
-        except ray.exceptions.RayTaskError as error:
-            if isinstance(error.cause, ray.exceptions.RayActorError):  # a peer is gone; this node holds its part
-                self._choose()
-                return True
-            cause = error.as_instanceof_cause()
-            raise OSError(str(getattr(cause, "cause", cause))) from None
-        except ray.exceptions.RayError as error:  # a server is gone, with its node or alone
-            raise OSError(str(error).splitlines()[0]) from None
-        return True
-
-    def forget(self, before: int, kept: Snapshot | None = None) -> None:
-        """As ``SnapshotStore.forget``; a server that does not answer keeps what it has until another call reaches it."""
-        what = None if kept is None else (kept.term, kept.meta.step)
-        asked = [server.forget.remote(before, what) for server in servers_named(self._prefix)]
-        if kept is not None and asked:
-            ray.wait(asked, num_returns=len(asked), timeout=ANSWER_S)
-
-    def found(self) -> list[Snapshot]:
-        """Return the whole snapshots of the servers that answer. Each is read from this node if possible, else preferably from
-        one that stays."""
-        stay, places = staying(), contents_of(servers_named(self._prefix))
-        places.sort(key=lambda place: (place[0][0] != self.node, place[0][0] not in stay))
-        self._read_from = {}
-        for (node, pid), held, server in places:
-            for snapshot, fd in held:
-                where = (pid, fd) if node == self.node else server
-                self._read_from.setdefault(file_of(snapshot.key), _Origin(snapshot.key, where, snapshot.size_bytes))
-        return [snapshot for _, held, _ in places for snapshot, _ in held]
-
-    def source(self, snapshots: Sequence[Snapshot]) -> _Source:
-        """Return a source that reads ``snapshots`` from where ``found`` last saw them; the next call searches again. Raises
-        OSError if one is nowhere."""
-        if not self._read_from:
-            self.found()
-        known, self._read_from = self._read_from, {}
-        try:
-            return _Source({file_of(snapshot.key): known[file_of(snapshot.key)] for snapshot in snapshots})
-        except KeyError as error:
-            raise OSError(f"the snapshot {error} is gone") from None
-
-    def _server(self, node: str) -> ActorHandle[SnapshotServer]:
-        options = {
-            "name": f"{self._prefix}{node}",
-            "namespace": NAMESPACE,
-            "get_if_exists": True,
-            "lifetime": "detached",
-            "num_cpus": 0,
-            "max_concurrency": 16,
-            "scheduling_strategy": NodeAffinitySchedulingStrategy(node, soft=False),
-        }
-        server = ray.remote(SnapshotServer).options(**options).remote(*self._arguments)
-        server.follow.remote(self._mailbox)
-        return server
-
-
-class _Source:
-    """The bytes of snapshots: maps memory of this node, requests that of other nodes from their servers."""
-
-    def __init__(self, origins: dict[str, _Origin]) -> None:
-        self._origins = origins
-        self._maps: dict[str, mmap.mmap] = {}
-        self._lock = threading.Lock()
-
-    def stream(self, name: str, begin: int, end: int) -> Iterator[memoryview]:
-        yield self._read(name, begin, end)
-
-    def _read(self, name: str, begin: int, end: int) -> memoryview:
-        key, where, size_bytes = self._origins[name]
-        if isinstance(where, tuple):
-            with self._lock:
-                if name not in self._maps:
-                    pid, fd = where
-                    opened = os.open(f"/proc/{pid}/fd/{fd}", os.O_RDONLY)
-                    self._maps[name] = mmap.mmap(opened, MARK_BYTES + size_bytes, access=mmap.ACCESS_READ)
-                    os.close(opened)
-            return memoryview(self._maps[name])[MARK_BYTES + begin : MARK_BYTES + end]
-        try:
-            return memoryview(ray.get(where.read.remote(key, begin, end)))
-        except ray.exceptions.RayError as error:
-            raise OSError(f"the snapshot {name} is gone: {error}") from None
-
-    def size(self, name: str) -> int:
-        return self._origins[name].size_bytes
-
-
-@contextlib.contextmanager
-def snapshot_servers_follow(run: Folder, mailbox: MailboxClient) -> Iterator[None]:
-    """Keep the run's servers up for the block, an earlier driver's too, and end them with it. After an error they stay: a
-    driver that resumes within a minute finds them."""
-    for server in servers_named(name_prefix(run)):
-        server.follow.remote(mailbox)
-    yield
-    for server in servers_named(name_prefix(run)):
-        ray.kill(server)
+def _problem(copy: ObjectRef[None]) -> str:
+    """Return why a call to another server that has ended has failed; empty if it has not."""
+    try:
+        ray.get(copy)
+    except ray.exceptions.RayError as error:  # it is lost, or has no room
+        return str(getattr(error, "cause", None) or error).strip().splitlines()[-1][:200]
+    return ""

@@ -31,7 +31,7 @@ from springtide.on_ray.train.failure_policy import fatal
 from springtide.on_ray.train.mailbox import MailboxClient, Reply
 from springtide.on_ray.train.policy import SpringtideTrainer
 from springtide.on_ray.train.process_pool import last_line
-from springtide.on_ray.train.snapshot_server import snapshot_servers_follow
+from springtide.on_ray.train.snapshot_client import snapshot_servers_follow
 from springtide.on_ray.train.worker import TrainJob, work
 from springtide.on_ray.train.worker_lender import WorkerLender
 from springtide.store import Folder

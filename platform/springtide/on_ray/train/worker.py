@@ -29,7 +29,7 @@ from springtide.on_ray.cluster.nodes import where
 from springtide.on_ray.data.feed import feed
 from springtide.on_ray.train.mailbox import EventSender, MailboxClient
 from springtide.on_ray.train.other_reader import read_elsewhere
-from springtide.on_ray.train.snapshot_server import SnapshotClient
+from springtide.on_ray.train.snapshot_client import SnapshotClient
 from springtide.store import Folder
 from springtide.stream import Batch, RankReader, open_data
 from springtide.training import Placement, TrainLoop
@@ -157,9 +157,10 @@ def _train(job: TrainJob) -> bool:
         servers.pair(list(nodes))
     phases_s["snapshots"] = time.perf_counter() - begin - phases_s["data"]
     placement = Placement(job.owner, nodes, markets, functools.partial(read_elsewhere, job.mailbox))
-    run = TrainLoop(config, here, data, job.folder, job.labels, servers, phases_s, placement)
     # one rank talks to the driver: what it receives reaches the others in the step's own all-reduce
     sender = EventSender(job.mailbox) if here.is_first else None
+    beat = sender.heartbeat if sender else lambda: None
+    run = TrainLoop(config, here, data, job.folder, job.labels, servers, phases_s, placement, beat)
     left = False
     for event in run.events(batches, sender.interrupt if sender else lambda: None):
         left |= isinstance(event, Left)

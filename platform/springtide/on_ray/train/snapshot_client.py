@@ -1,0 +1,285 @@
+"""A rank's client of its run's snapshot servers: has its snapshots held and copied, and reads those of a lost group."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import mmap
+import os
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future
+from typing import Any, NamedTuple
+
+import ray
+from ray import ObjectRef
+from ray.actor import ActorHandle
+from ray.exceptions import RayError, RayTaskError
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+from springtide.checkpoint.format import Snapshot, file_of
+from springtide.checkpoint.shared_memory import MARK_BYTES, HeldAt
+from springtide.checkpoint.staging import StagingBuffer, in_thread
+from springtide.config import Config
+from springtide.elastic.patience import ban_s
+from springtide.on_ray.cluster.nodes import staying
+from springtide.on_ray.cluster.session import NAMESPACE
+from springtide.on_ray.train.mailbox import MailboxClient
+from springtide.on_ray.train.snapshot_lookup import ANSWER_S, contents_of, name_prefix, servers_named
+from springtide.on_ray.train.snapshot_server import ASK_THREADS, THREADS, Key, SnapshotServer
+from springtide.store import Folder
+
+_ALONE_S = 60.0
+_LOOK_S = 5.0
+_CANDIDATES = 4
+"""Nodes without ranks, more than the copies need, on which servers are started to hold copies."""
+_TRIES = 3
+"""Sets of other nodes that are tried for the copies of a snapshot."""
+_KEEP_S, _SLOWEST_BYTES_PER_S = 30.0, 20e6
+"""How long a snapshot may take to be held and copied: this long, and longer by its size at the slowest speed [s]."""
+_READ_S = 30.0
+"""How long a server may take to send a block [s]."""
+
+
+class SnapshotClient:
+    """A rank's client of its run's snapshot servers: the ``SnapshotStore`` of its snapshots."""
+
+    def __init__(self, config: Config, run: Folder, mailbox: MailboxClient, alone_s: float = _ALONE_S) -> None:
+        """``alone_s``: how long a server stays up without the run's driver, at the other end of ``mailbox`` [s]."""
+        checkpoint, self._mailbox = config.checkpoint, mailbox
+        self._prefix = name_prefix(run)
+        limit = None if checkpoint.memory_bytes == "auto" else int(checkpoint.memory_bytes)
+        self._arguments = (checkpoint.stage, limit, alone_s)
+        self.node = ray.get_runtime_context().get_node_id()
+        self._mine = self._server(self.node)
+        self._copies = checkpoint.memory_copies
+        self._ring: list[str] = []
+        self._peers: dict[str, ActorHandle[SnapshotServer]] = {}
+        """Node -> its server, of those that get copies."""
+        self._stays: set[str] | None = None
+        """The nodes that copies may be on; None: any."""
+        self._failures: Counter[str] = Counter()
+        self._avoided: dict[str, float] = {}
+        """Node that failed to hold a copy -> until when it gets none, of ``time.monotonic`` [s]."""
+        self._chosen_s = 0.0
+        self._asked: dict[str, ObjectRef] = {}
+        """Other node -> the first answer of its server."""
+        self._excluded: set[tuple[str, HeldAt]] = set()
+        self._read_at: dict[str, HeldAt] = {}
+
+    def wait(self) -> None:
+        """Wait until the server of this node is up."""
+        ray.get(self._mine.found.remote())
+
+    def pair(self, nodes: Sequence[str]) -> None:
+        """Choose peers among the nodes of all ranks: the next ones in a ring. If these are too few, other nodes with room for
+        workers are added as soon as there are some: the snapshots of a group on one node would be lost with it."""
+        self._ring = sorted(set(nodes))
+        self._choose()
+
+    def _choose(self) -> None:
+        found = self._following()
+        if len(found) < self._copies:
+            others = [node for node in staying(with_room=True) if node not in self._ring and self._may_hold(node)]
+            found += [node for node in others[: _CANDIDATES + self._copies] if self._stands(node)]
+        self._peers = {node: self._server(node) for node in found[: self._copies]}
+        self._chosen_s = time.monotonic()
+
+    def _stands(self, node: str) -> bool:
+        """Return whether the server of a node is up; if not, it is started. Does not wait: a new node may be busy."""
+        if node not in self._asked:
+            self._asked[node] = self._server(node).found.remote()
+        return bool(ray.wait([self._asked[node]], timeout=0)[0])
+
+    def evacuate(self) -> bool:
+        """Choose peers again, among the nodes that stay: those of the ranks, or else any. Returns whether snapshots kept from
+        now on outlive the nodes that leave."""
+        stay = staying()
+        self._stays = set(stay)
+        found = self._following()
+        if not found:  # only then: the check starts servers, which takes CPU time from a leaving group
+            found = [node for node in stay if node not in self._ring][: _CANDIDATES + self._copies]
+            found.sort(key=lambda node: not self._stands(node))
+        found = found[: max(1, self._copies)]
+        self._peers = {node: self._server(node) for node in found}
+        return bool(found) or self.node in stay
+
+    def _following(self) -> list[str]:
+        here = self._ring.index(self.node)
+        return [node for node in self._ring[here + 1 :] + self._ring[:here] if self._may_hold(node)]
+
+    def _others(self) -> list[str]:
+        """Return the other nodes of the group that copies may be on; a group on one node has none."""
+        return [node for node in self._ring if node != self.node and (self._stays is None or node in self._stays)]
+
+    def _may_hold(self, node: str) -> bool:
+        stays = self._stays is None or node in self._stays
+        return stays and self._avoided.get(node, 0.0) <= time.monotonic()
+
+    def keep(self, snapshot: Snapshot, stage: StagingBuffer, needed_from: int) -> Future[None]:
+        """Have the server of this node hold the staging buffer; returns a handle for ``settled``."""
+        fd = stage.fd  # in a thread of its own: neither a step nor the end of a group waits for a server
+        return in_thread("springtide-copies", lambda: self._hold(snapshot, fd, needed_from), daemon=True)
+
+    def _hold(self, snapshot: Snapshot, fd: int, needed_from: int) -> None:
+        """Have it held here and copied to another node; a node that fails is replaced. Raises OSError if it cannot be, or has
+        not been in time."""
+        until_s = time.monotonic() + _KEEP_S + snapshot.size_bytes / _SLOWEST_BYTES_PER_S
+        problem = ""
+        for _ in range(_TRIES):
+            if self._ring and len(self._peers) < self._copies and time.monotonic() - self._chosen_s > _LOOK_S:
+                self._choose()
+            peers = dict(self._peers)
+            arguments = (snapshot, snapshot.slot, os.getpid(), fd, list(peers.values()), needed_from)
+            try:
+                problems = self._answer(self._mine.keep.remote(*arguments), until_s)
+            except ray.exceptions.RayActorError as error:  # ended for want of memory, perhaps: another one is started
+                problem, self._mine = str(error).splitlines()[0], self._server(self.node)
+                continue
+            for node, found in zip(peers, problems, strict=True):
+                if found:
+                    self._avoid(node)
+                    problem = f"node {node[:8]} holds no copy: {found}"
+                else:
+                    self._failures.pop(node, None)
+            if any(problems):
+                self._choose()
+            if not all(problems) or not (self._copies and self._others()):
+                return
+        raise OSError(problem or "no other node holds a copy")
+
+    def _answer(self, asked: ObjectRef[Any], until_s: float) -> Any:
+        """Return the answer of this node's server. Raises RayActorError if it is gone, OSError if it cannot keep a snapshot."""
+        try:
+            return ray.get(asked, timeout=max(0.0, until_s - time.monotonic()))
+        except ray.exceptions.GetTimeoutError:
+            raise OSError("the snapshot server of this node does not answer in time") from None
+        except RayTaskError as error:
+            cause = error.as_instanceof_cause()
+            raise OSError(str(getattr(cause, "cause", cause))) from None
+
+    def _avoid(self, node: str) -> None:
+        """Place no copies on a node for a while, longer each time."""
+        self._failures[node] += 1
+        self._avoided[node] = time.monotonic() + ban_s(self._failures[node])
+
+    def settled(self, handle: Future[None]) -> bool:
+        """Return whether the server holds it and a peer has a copy. Raises OSError if they cannot."""
+        if not handle.done():
+            return False
+        try:
+            handle.result()
+        except RayError as error:
+            raise OSError(str(error).splitlines()[0]) from None
+        return True
+
+    def forget(self, before: int, kept: Snapshot | None = None) -> None:
+        """As ``SnapshotStore.forget``; a server that does not answer keeps what it has until another call reaches it."""
+        what = None if kept is None else (kept.term, kept.meta.step)
+        asked = [server.forget.remote(before, what) for server in servers_named(self._prefix)]
+        if kept is not None and asked:
+            ray.wait(asked, num_returns=len(asked), timeout=ANSWER_S)
+
+    def found(self) -> list[Snapshot]:
+        """Return the whole snapshots of the servers that answer, each with all its places; nodes that stay come first."""
+        stay, contents = staying(), contents_of(servers_named(self._prefix))
+        contents.sort(key=lambda one: one.where[0] not in stay)
+        known: dict[Key, Snapshot] = {}
+        places: dict[Key, tuple[HeldAt, ...]] = {}
+        for (node, pid), held, _ in contents:
+            for snapshot, fd in held:
+                known.setdefault(snapshot.key, snapshot)
+                if snapshot.group == known[snapshot.key].group:
+                    places[snapshot.key] = (*places.get(snapshot.key, ()), HeldAt(node, pid, fd))
+        return [dataclasses.replace(snapshot, held_at=places[key]) for key, snapshot in known.items()]
+
+    def source(self, snapshots: Sequence[Snapshot]) -> _Source:
+        """Return a source that reads ``snapshots`` from this node if possible. Raises OSError if one is nowhere."""
+        self._read_at, origins = {}, {}
+        for snapshot in snapshots:
+            file = file_of(snapshot.key)
+            places = [place for place in snapshot.held_at if (file, place) not in self._excluded]
+            if not places:
+                raise OSError(f"the snapshot {file} is gone")
+            place = self._read_at[file] = min(places, key=lambda one: one.node != self.node)
+            origins[file] = _Origin(snapshot.key, place, place.node == self.node, snapshot.size_bytes)
+        return _Source(origins, self._prefix)
+
+    def exclude(self, file: str) -> None:
+        """As ``SnapshotStore.exclude``."""
+        self._excluded.add((file, self._read_at[file]))
+
+    def _server(self, node: str) -> ActorHandle[SnapshotServer]:
+        options = {
+            "name": f"{self._prefix}{node}",
+            "namespace": NAMESPACE,
+            "get_if_exists": True,
+            "lifetime": "detached",
+            "num_cpus": 0,
+            "max_concurrency": ASK_THREADS,
+            "scheduling_strategy": NodeAffinitySchedulingStrategy(node, soft=False),
+        }
+        actor = ray.remote(concurrency_groups=THREADS)(SnapshotServer)
+        server = actor.options(**options).remote(*self._arguments)
+        server.follow.remote(self._mailbox)
+        return server
+
+
+class _Origin(NamedTuple):
+    """Where a snapshot is read from."""
+
+    key: Key
+    place: HeldAt
+    is_here: bool
+    """Whether it is memory of this node."""
+    size_bytes: int
+
+
+class _Source:
+    """The bytes of snapshots: maps memory of this node, requests that of other nodes from their servers."""
+
+    def __init__(self, origins: dict[str, _Origin], prefix: str) -> None:
+        """``prefix``: of the servers' names."""
+        self._origins, self._prefix = origins, prefix
+        self._maps: dict[str, mmap.mmap] = {}
+        self._servers: dict[str, ActorHandle[SnapshotServer]] = {}
+        self._lock = threading.Lock()
+
+    def stream(self, name: str, begin: int, end: int) -> Iterator[memoryview]:
+        yield self._read(name, begin, end)
+
+    def _read(self, name: str, begin: int, end: int) -> memoryview:
+        key, place, is_here, size_bytes = self._origins[name]
+        if is_here:
+            with self._lock:
+                if name not in self._maps:
+                    opened = os.open(f"/proc/{place.pid}/fd/{place.fd}", os.O_RDONLY)
+                    self._maps[name] = mmap.mmap(opened, MARK_BYTES + size_bytes, access=mmap.ACCESS_READ)
+                    os.close(opened)
+            return memoryview(self._maps[name])[MARK_BYTES + begin : MARK_BYTES + end]
+        try:
+            return memoryview(ray.get(self._server(place.node).read.remote(key, begin, end), timeout=_READ_S))
+        except (RayError, ValueError) as error:
+            raise OSError(f"the snapshot {name} is gone: {error}") from None
+
+    def _server(self, node: str) -> ActorHandle[SnapshotServer]:
+        with self._lock:
+            if node not in self._servers:
+                self._servers[node] = ray.get_actor(f"{self._prefix}{node}", namespace=NAMESPACE)
+            return self._servers[node]
+
+    def size(self, name: str) -> int:
+        return self._origins[name].size_bytes
+
+
+@contextlib.contextmanager
+def snapshot_servers_follow(run: Folder, mailbox: MailboxClient) -> Iterator[None]:
+    """Keep the run's servers up for the block, an earlier driver's too, and end them with it. After an error they stay: a
+    driver that resumes within a minute finds them."""
+    for server in servers_named(name_prefix(run)):
+        server.follow.remote(mailbox)
+    yield
+    for server in servers_named(name_prefix(run)):
+        ray.kill(server)

@@ -1,0 +1,180 @@
+"""Snapshots are copied to other nodes whatever these do: many ranks a node, servers that hang, fail or die, memory that
+changes. The servers are real, in threads of this process; Ray is not there."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from snapshot_pools import WAIT_S, Nodes, taken
+
+from springtide.checkpoint.format import BadFile, file_of
+from springtide.checkpoint.load import read_into
+from springtide.checkpoint.snapshots import pieces_of
+from springtide.on_ray.train import snapshot_client, snapshot_server
+from springtide.on_ray.train.snapshot_server import SnapshotServer
+from springtide.store import Folder
+
+DATA = bytes(range(200))
+
+
+@pytest.fixture
+def cluster(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Callable[..., Nodes]]:
+    """Makes clusters of nodes; a chunk is 64 bytes there."""
+    monkeypatch.setattr(snapshot_server, "_CHUNK_BYTES", 64)
+    made: list[Nodes] = []
+
+    def make(names: str, **options: Any) -> Nodes:
+        made.append(Nodes(monkeypatch, names, Folder(tmp_path), **options))
+        return made[-1]
+
+    yield make
+    for one in made:
+        one.close()
+
+
+def held(nodes: Nodes, node: str, step: int, data: bytes = DATA) -> None:
+    """Have the client of ``node`` keep a snapshot, and wait until it is safe. Raises OSError if it cannot be."""
+    snapshot, stage = taken(step, data)
+    client = nodes.clients[node]
+    handle = client.keep(snapshot, stage, 0)
+    handle.exception(WAIT_S)
+    assert client.settled(handle)
+    stage.close()
+
+
+def test_more_ranks_on_a_node_than_threads_do_not_wait_for_each_other(cluster: Any) -> None:
+    nodes = cluster("ab", threads=2)
+    a, b = nodes.ray.handles["a"], nodes.ray.handles["b"]
+    parts = [taken(1, DATA, rank, 16) for rank in range(16)]
+    kept = [
+        (a if rank < 8 else b).keep.remote(part, 0, os.getpid(), stage.fd, [b if rank < 8 else a])
+        for rank, (part, stage) in enumerate(parts)
+    ]
+    assert [one.result(WAIT_S) for one in kept] == [[""]] * 16
+    for handle in (a, b):
+        assert sum(one.is_whole for one in handle.server._held.values()) == 16
+    for _, stage in parts:
+        stage.close()
+
+
+@pytest.mark.parametrize(("torn", "whole"), [("b", "ac"), ("bc", "ad")])
+def test_with_two_copies_one_that_fails_in_the_middle_does_not_count(
+    cluster: Any, monkeypatch: pytest.MonkeyPatch, torn: str, whole: str
+) -> None:
+    nodes, replicate = cluster("abcd", copies=2), SnapshotServer.replicate
+    fails = {nodes.ray.handles[name].server for name in torn}
+
+    def failing(server: SnapshotServer, snapshot: Any, slot: int, begin: int, *rest: Any) -> None:
+        if server in fails and begin > 64:
+            raise OSError("snapshots would take 2 MiB of a node")
+        replicate(server, snapshot, slot, begin, *rest)
+
+    monkeypatch.setattr(SnapshotServer, "replicate", failing)
+    held(nodes, "a", 1)
+    assert nodes.whole(1) == whole
+
+
+def test_a_snapshot_that_no_other_node_can_copy_is_not_safe_and_says_why(cluster: Any) -> None:
+    nodes = cluster("ab")
+    nodes.ray.handles["b"].is_dead = True
+    with pytest.raises(OSError, match="node b holds no copy"):
+        held(nodes, "a", 1)
+    with pytest.raises(OSError, match="no other node holds a copy"):
+        held(nodes, "a", 2)  # b is left out for a while, which does not make one copy two
+
+
+def test_a_group_on_one_node_keeps_its_snapshots_there(cluster: Any) -> None:
+    nodes = cluster("a")
+    held(nodes, "a", 1)
+    assert nodes.whole(1) == "a"
+
+
+def test_another_server_that_hangs_is_replaced_and_this_nodes_own_is_told(
+    cluster: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(snapshot_server, "_COPY_S", 0.05)
+    nodes = cluster("abc")
+    nodes.ray.handles["b"].hangs.add("replicate")
+    held(nodes, "a", 1)
+    assert nodes.whole(1) == "ac"
+    calls = len(nodes.ray.handles["b"].calls)
+    held(nodes, "a", 2)
+    assert len(nodes.ray.handles["b"].calls) == calls  # not asked again at each step
+    monkeypatch.setattr(snapshot_client, "_KEEP_S", 0.05)
+    nodes.ray.handles["a"].hangs.add("keep")
+    with pytest.raises(OSError, match="the snapshot server of this node does not answer in time"):
+        held(nodes, "a", 3)
+
+
+def test_a_server_that_has_ended_is_started_again(cluster: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    nodes = cluster("ab")
+    dead = nodes.ray.handles["a"]
+    dead.is_dead = True
+    again = type(dead)("a")
+    nodes.ray.handles["a"] = again  # as Ray does when it is asked for the name
+    held(nodes, "a", 1)
+    assert nodes.whole(1) == "ab"
+    assert dead.calls[-1] == "keep"
+
+
+def test_rank_0_asks_the_servers_and_the_others_read_where_it_says(cluster: Any) -> None:
+    nodes = cluster("abc")
+    held(nodes, "a", 7)
+    before = nodes.asked
+    [found] = nodes.clients["c"].found()
+    assert {place.node for place in found.held_at} == {"a", "b"}
+    for client in nodes.clients.values():
+        data = b"".join(bytes(part) for part in client.source([found]).stream(file_of(found.key), 0, len(DATA)))
+        assert data == DATA
+    assert nodes.asked == before + 1
+
+
+def test_bytes_that_have_changed_are_read_from_another_copy(cluster: Any) -> None:
+    nodes = cluster("abc")
+    held(nodes, "b", 7)
+    spoilt = nodes.ray.handles["c"].server
+    [copy] = spoilt._held.values()
+    copy.map[100] ^= 1
+    client = nodes.clients["c"]
+    [found] = client.found()
+    weight = torch.zeros(len(DATA), dtype=torch.uint8)
+    with pytest.raises(BadFile) as error:
+        read_into(client.source([found]), pieces_of([found]), {"model/weight": weight})
+    client.exclude(error.value.file)
+    read_into(client.source([found]), pieces_of([found]), {"model/weight": weight})
+    assert bytes(weight.numpy()) == DATA
+
+
+def test_memory_of_another_group_of_the_same_step_and_size_is_not_taken_for_a_snapshot(cluster: Any) -> None:
+    nodes = cluster("ab")
+    snapshot, stage = taken(7, DATA)
+    stage.mark(7, b"h" * 16)  # the descriptor is another group's by now
+    client = nodes.clients["a"]
+    assert client.keep(snapshot, stage, 0).exception(WAIT_S) is None
+    assert nodes.ray.handles["a"].server._held
+    assert "a" not in nodes.whole(7)
+    stage.close()
+
+
+def test_a_chunk_that_comes_late_does_not_spoil_a_newer_copy(cluster: Any) -> None:
+    nodes = cluster("ab")
+    server = nodes.ray.handles["b"].server
+    held(nodes, "a", 1)
+    held(nodes, "a", 3)  # in the same slot
+    late, stage = taken(1, DATA)
+    for begin, message in ((64, "has step 3 by now"), (128, "has step 3 by now")):
+        with pytest.raises(OSError, match=message):
+            server.replicate(late, 1, begin, stage._bytes.numpy()[:64], False)
+    assert nodes.whole(3) == "ab"
+    stage.close()
+
+
+def test_a_rank_without_a_byte_of_its_own_has_a_copy_elsewhere_too(cluster: Any) -> None:
+    nodes = cluster("ab")
+    held(nodes, "a", 1, b"")
+    assert nodes.whole(1) == "ab"

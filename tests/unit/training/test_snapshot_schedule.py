@@ -1,0 +1,114 @@
+"""The memory tier goes off when a rank cannot keep a snapshot, is told, and comes back."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from springtide import config as configs
+from springtide.events import SnapshotIntervalChanged
+from springtide.training import snapshot_schedule
+from springtide.training.hooks import StepContext
+from springtide.training.snapshot_schedule import SnapshotSchedule
+from springtide.training.step import StepResult, StepSignals
+
+
+class Memory:
+    """A snapshotter whose server is full for a while."""
+
+    def __init__(self) -> None:
+        self.full, self.begun, self.under_way = False, 0, False
+
+    def begin(self, *_: Any) -> None:
+        self.begun += 1
+        self.under_way = True
+
+    def staged(self) -> None:
+        return None
+
+    def busy(self) -> bool:
+        if self.full and self.under_way:
+            raise OSError("the snapshot server of this node does not answer in time")
+        self.under_way = False
+        return False
+
+    def evacuate(self) -> bool:
+        return True
+
+    def reset(self) -> None:
+        self.under_way = False
+
+    def close(self) -> None:
+        return None
+
+
+class Training:
+    """Steps of one rank, a second each, that take snapshots."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now_s, self.step, self.memory = 1000.0, 0, Memory()
+        clock = SimpleNamespace(monotonic=lambda: self.now_s, perf_counter=lambda: self.now_s, sleep=lambda s: None)
+        monkeypatch.setattr(snapshot_schedule, "time", clock)
+        config = configs.recipes.tiny().override({"checkpoint.memory_every": 1}).checkpoint
+        memory: Any = self.memory
+        self.schedule = SnapshotSchedule(config, memory, lambda: ({}, None), 0, True)  # type: ignore[arg-type, return-value]
+
+    def steps(self, number: int) -> list[SnapshotIntervalChanged]:
+        told: list[Any] = []
+        for _ in range(number):
+            self.now_s += 1.0
+            self.step += 1
+            said = self.schedule.signals(StepSignals(), self.step)
+            result = StepResult(
+                *(2.0, 1.0, 1, 0, frozenset(), False, False, said.keeping, said.snapshot, False, (0.0,), (0.0,)),
+                turned_off=said.turned_off,
+            )
+            told += self.schedule.between_steps(StepContext(self.step, result, 1e-3, 1.0, 0.0))
+        return told
+
+
+def test_snapshots_that_cannot_be_kept_are_tried_again_after_growing_pauses_and_both_are_told(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    run = Training(monkeypatch)
+    assert run.steps(5) == []
+    run.memory.full = True
+    [off] = run.steps(10)
+    assert off.every_steps == 0
+    assert off.reason.endswith("does not answer in time; tried again in 60 s")
+    begun = run.memory.begun
+    [again] = run.steps(60)
+    assert again.reason.endswith("tried again in 120 s")
+    assert run.memory.begun == begun + 1  # not at each step
+    run.memory.full = False
+    [on] = run.steps(125)
+    assert (on.every_steps, on.reason) == (1, "they can be kept again")
+    begun = run.memory.begun
+    run.steps(5)
+    assert run.memory.begun == begun + 5
+    run.memory.full = True
+    [off] = run.steps(3)
+    assert off.reason.endswith("tried again in 60 s")
+
+
+def test_a_group_that_leaves_while_snapshots_are_off_goes_to_the_store_and_does_not_wait(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    run = Training(monkeypatch)
+    assert run.schedule.leave(0)
+    run.memory.full = True
+    run.steps(3)
+    begun = run.memory.begun
+    assert not run.schedule.leave(3)
+    assert run.memory.begun == begun
+
+
+def test_a_group_that_learns_as_it_leaves_that_memory_is_full_goes_to_the_store(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    run = Training(monkeypatch)
+    run.steps(2)
+    run.memory.full = True
+    assert not run.schedule.leave(2)
