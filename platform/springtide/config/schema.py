@@ -140,8 +140,8 @@ class ElasticConfig(Section):
     reserve: Seconds = free(default=Seconds(5.0), ge=0)
     """Time before an announced loss that is reserved for saving the state [s]."""
     hang: Seconds = free(default=Seconds(300.0), ge=0)
-    """Time without a step, a save or an evaluation after which workers count as hung and are restarted; at least twenty usual
-    steps; 0 waits forever [s]."""
+    """Time without a step, and without progress of a save or an evaluation, after which workers count as hung and are
+    restarted; at least twenty usual steps; twelve times as long before their first step; 0 waits forever [s]."""
     compare: Seconds = free(default=Seconds(60.0), ge=0)
     """How often the devices of all workers are compared during training, to name slow ones; 0 never [s]."""
     notices: Literal["auto", "aws", "gcp", "azure", "file", "off"] = free(default="auto")

@@ -15,6 +15,8 @@ _FIRST_RESTART_S = 10.0
 _REMEMBERED = 9
 _USUAL_STEPS = 20
 """No step takes longer than this number of median steps."""
+_FIRST_STEP = 12.0
+"""Before its first step a group may be silent this many times as long: it restores, and may compile."""
 
 
 class RunHistory:
@@ -28,24 +30,36 @@ class RunHistory:
         self._gaps_s: deque[float] = deque(maxlen=_REMEMBERED)
         self._last_s: float | None = None
         self._restarted = False
+        self._is_starting = True
+
+    def restart(self) -> None:
+        """Begin to wait for the first step of another group."""
+        self._is_starting = True
 
     def add(self, record: Mapping[str, Any]) -> None:
         """Take in any event; irrelevant ones are ignored."""
         kind = record["kind"]
         if kind == "started":
-            self._restarted = self._last_s is not None
+            self._restarted, self._is_starting = self._last_s is not None, True
             self._steps_s.clear()
         elif kind == "step":
             step_s = record["step_time_s"]
             if self._restarted and self._last_s is not None:
                 self._gaps_s.append(max(0.0, record["time_s"] - self._last_s - step_s))
             self._restarted, self._last_s, self.step = False, record["time_s"], record["step"]
+            self._is_starting = False
             self._steps_s.append(step_s)
 
     def longest_s(self, least_s: float) -> float:
-        """Return how long a worker group may be silent before it counts as hung, at least ``least_s`` [s]; infinite
-        before its first step."""
-        return max(least_s, _USUAL_STEPS * statistics.median(self._steps_s)) if self._steps_s else math.inf
+        """Return how long a worker group may be silent before it counts as hung: at least ``least_s``, and much longer before
+        its first step [s].
+
+        >>> RunHistory(num_steps=0).longest_s(300.0)
+        3600.0
+        """
+        if self._is_starting:
+            return _FIRST_STEP * least_s
+        return max(least_s, _USUAL_STEPS * statistics.median(self._steps_s))
 
     def prospects(self) -> RestartForecast:
         """Return the forecast as of now."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import faulthandler
-import math
 import os
 import secrets
 from collections.abc import Iterator
@@ -74,11 +73,11 @@ def train(config: configs.Config, folder: Folder, device: str, local_rank: int, 
     if from_scratch and here.is_first:
         owner = secrets.token_hex(8)
         begin_from_scratch(folder, leases.claim(folder, owner, trains=False, source=config.model.source).term)
-    run = TrainLoop(config, here, data, folder, placement=Placement(owner))
+    watch = HangWatchdog(config.num_steps, float(config.elastic.hang))
+    run = TrainLoop(config, here, data, folder, placement=Placement(owner), heartbeat=watch.heartbeat)
     if here.is_first:
         resolved = config.override({"stream.skip": run.data.order.skip})
         folder.write(configs.RUN_CONFIG, configs.dump(resolved), private=bool(configs.secret_fields(resolved)))
-    watch = HangWatchdog(config.num_steps, float(config.elastic.hang))
     with (
         contextlib.closing(watch),
         Journal(folder, enabled=here.is_first) as journal,
@@ -99,9 +98,12 @@ class HangWatchdog:
 
     def __call__(self, event: Event) -> None:
         self._history.add(record(event))
-        longest_s = self._history.longest_s(self._least_s) if self._least_s else math.inf
-        if longest_s < math.inf:
-            faulthandler.dump_traceback_later(longest_s, exit=True)
+        self.heartbeat()
+
+    def heartbeat(self) -> None:
+        """Begin to wait again: this process is alive."""
+        if self._least_s:
+            faulthandler.dump_traceback_later(self._history.longest_s(self._least_s), exit=True)
 
     def close(self) -> None:
         """Stop watching."""

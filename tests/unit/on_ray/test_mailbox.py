@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import pickle
+from types import SimpleNamespace
 
 import pytest
 
 from springtide.config import recipes
 from springtide.elastic import Interrupt
 from springtide.events import Decided, Evaluated, Left
+from springtide.on_ray.train import mailbox as mailboxes
 from springtide.on_ray.train.mailbox import Mailbox, MailboxClient, Progress
 from springtide.on_ray.train.worker import TrainJob
 
@@ -60,7 +62,7 @@ def test_progress_is_that_of_the_group_and_the_controllers_own_events_are_no_sig
     async def run() -> None:
         mailbox = Mailbox("a", 10, 5.0)
         await mailbox.post("a", [Decided(step=0, decision="stay", reason="")])
-        assert (await mailbox.progress("a")) == Progress()
+        assert (await mailbox.progress("a")) == Progress(longest_s=60.0)
         await mailbox.post("a", [LEFT])
         await asyncio.sleep(0.01)
         progress = await mailbox.progress("a")
@@ -68,9 +70,76 @@ def test_progress_is_that_of_the_group_and_the_controllers_own_events_are_no_sig
         assert progress.left
         assert progress.silent_s > 0
         await mailbox.reset_for_new_group("a")
-        assert (await mailbox.progress("a")) == Progress()
+        progress = await mailbox.progress("a")
+        assert progress is not None
+        assert not progress.left
+        assert progress.silent_s < progress.longest_s == 60.0  # from its start on: it may hang before its first step
 
     asyncio.run(run())
+
+
+def test_a_group_that_saves_or_evaluates_is_not_silent(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = SimpleNamespace(monotonic=lambda: now_s)
+    monkeypatch.setattr(mailboxes, "time", clock)
+
+    async def silent_s(mailbox: Mailbox) -> float:
+        progress = await mailbox.progress("a")
+        assert progress is not None
+        return progress.silent_s
+
+    async def run() -> None:
+        nonlocal now_s
+        mailbox = Mailbox("a", 10, 5.0)
+        await mailbox.post("a", [EVALUATED])
+        now_s += 100.0
+        assert await silent_s(mailbox) == 100.0
+        await mailbox.heartbeat("a")
+        assert await silent_s(mailbox) == 0.0
+        now_s += 3.0
+        await mailbox.heartbeat("another run")
+        assert await silent_s(mailbox) == 3.0
+        await mailbox.reset_for_new_group("a")
+        now_s += 61.0  # the next group hangs before its first event
+        assert await silent_s(mailbox) == 61.0
+
+    now_s = 1000.0
+    asyncio.run(run())
+
+
+def test_a_save_that_is_heard_does_not_take_back_a_request_to_stop() -> None:
+    """A request that comes between the post that brought the first one and its withdrawal."""
+
+    async def run() -> None:
+        mailbox = Mailbox("a", 10, 0.0)
+        await mailbox.ask("a", Interrupt.SAVE)
+        await mailbox.ask("a", Interrupt.STOP)
+        await mailbox.withdraw("a", Interrupt.SAVE)
+        assert await mailbox.post("a", []) is Interrupt.STOP
+        await mailbox.ask("a", Interrupt.SAVE)
+        assert await mailbox.post("a", []) is Interrupt.STOP  # which saves, too
+
+    asyncio.run(run())
+
+
+def test_rank_0_withdraws_the_save_that_it_has_heard_and_beats_once_a_second(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[tuple[str, object]] = []
+    reply = SimpleNamespace(has_come=lambda timeout_s: True, get=lambda: Interrupt.SAVE)
+    mailbox = SimpleNamespace(
+        post=lambda events: reply,
+        withdraw=lambda interrupt: calls.append(("withdraw", interrupt)),
+        heartbeat=lambda: calls.append(("heartbeat", now_s)),
+    )
+    now_s = 1000.0
+    monkeypatch.setattr(mailboxes, "time", SimpleNamespace(monotonic=lambda: now_s))
+    sender = mailboxes.EventSender(mailbox)  # type: ignore[arg-type]  # what it calls
+    sender(EVALUATED)
+    assert sender.interrupt() is Interrupt.SAVE
+    assert sender.interrupt() is None
+    assert calls == [("withdraw", Interrupt.SAVE)]
+    for _ in range(40):
+        sender.heartbeat()
+        now_s += 0.05
+    assert [what for what, _ in calls[1:]] == ["heartbeat", "heartbeat"]
 
 
 def test_what_comes_late_for_an_ended_run_changes_nothing_in_the_next() -> None:

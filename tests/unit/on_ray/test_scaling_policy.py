@@ -33,7 +33,7 @@ class Run:
         self.names, self.silent, self.away = names, set[str](), False
         self.now_s, self.cpu_s = 1000.0, 0.0
         self.looks, self.probed, self.posted = 0, list[set[str]](), list[Any]()
-        self.stop_at_s = float("inf")
+        self.stop_at_s, self.left = float("inf"), False
 
         def table() -> list[dict[str, Any]]:
             self.looks += 1
@@ -60,7 +60,7 @@ class Run:
         monkeypatch.setattr(WorkerProcessPool, "wait", lambda pool, timeout_s: wait(timeout_s))
         reply = lambda value=None: SimpleNamespace(get=lambda timeout_s=None: value)  # noqa: E731
         mailbox: Any = SimpleNamespace(
-            progress=lambda: reply(Progress(stop=self.now_s >= self.stop_at_s)),
+            progress=lambda: reply(Progress(left=self.left, stop=self.now_s >= self.stop_at_s)),
             post=lambda events: reply(self.posted.extend(events)),
             limit_micro_batch=lambda rows: reply(),
             reset_for_new_group=reply,
@@ -167,6 +167,22 @@ def test_a_cluster_that_cannot_be_looked_at_does_not_disturb_a_group_that_trains
     group: Any = SimpleNamespace(workers=[worker])
     for _ in range(50):
         assert isinstance(run.policy.make_decision_for_running_worker_group(group, None), NoopDecision)
+
+
+def test_a_request_to_stop_is_heard_after_a_group_has_left_without_room_for_the_next(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    run = Run(monkeypatch, Bounds(2, 2, settle_s=0.0), ["a"])
+    group: Any = SimpleNamespace(workers=[SimpleNamespace(metadata=SimpleNamespace(node_id="a"))])
+    run.left = True
+    assert isinstance(run.policy.make_decision_for_running_worker_group(group, None), NoopDecision)
+    run.stop_at_s = run.now_s
+    with pytest.raises(StoppedWaiting, match="no group trained"):
+        run.policy.make_decision_for_running_worker_group(group, None)
+    assert run.posted[-1].status == "stopped"
+    # with room the next group starts: it hears the request, and saves what is in memory only
+    run.names = ["a", "b"]
+    assert not isinstance(run.policy.make_decision_for_running_worker_group(group, None), NoopDecision)
 
 
 def test_no_group_starts_before_a_store_may_be_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,14 +10,17 @@ import threading
 import time
 import traceback
 from collections.abc import Sequence
+from concurrent.futures import Future
 
 import ray
 from ray.exceptions import RayError
 
+from springtide.checkpoint.staging import in_thread
 from springtide.on_ray._ray_private import Worker
 from springtide.store import Folder
 
 _ANSWER_S = 5.0
+_WRITE_S = 5.0
 
 
 def stacks() -> str:
@@ -46,8 +49,19 @@ def diagnose(workers: Sequence[Worker], run: Folder, step: int) -> tuple[str, li
             silent[where] = worker
         text += f"{where}\n{found or f'does not answer within {_ANSWER_S:g} s'}\n\n"
     name = f"step-{step:010d}-{int(time.time())}.txt"
-    (run / "hangs").write(name, text)
+    written = in_thread("springtide-hang", lambda: (run / "hangs").write(name, text), daemon=True)
     summary = (
         f"{' and '.join(silent)} {'does' if len(silent) == 1 else 'do'} not answer" if silent else "every rank answers"
     )
-    return f"{summary}; their stacks are in hangs/{name}", list(silent.values())
+    return f"{summary}; {_where(written, name)}", list(silent.values())
+
+
+def _where(written: Future[None], name: str) -> str:
+    """Return where the stacks are. The store may be what the group waits for: the group is ended whether or not it answers."""
+    try:
+        written.result(_WRITE_S)
+    except TimeoutError:
+        return f"their stacks are still being written to hangs/{name}"
+    except Exception as error:  # of any store's client
+        return f"their stacks could not be written: {type(error).__name__}: {error}"
+    return f"their stacks are in hangs/{name}"

@@ -30,6 +30,7 @@ from springtide.elastic.policy import RestartForecast
 from springtide.events import Event, Left, StepDone, record
 
 _BLOCK_BYTES = 8 * 2**20
+_BEAT_S = 1.0
 _LEAVING = (Interrupt.LEAVE, Interrupt.EVACUATE)
 T = TypeVar("T")
 
@@ -44,7 +45,7 @@ class Progress:
     stop: bool = False
     """Whether the run was asked to stop."""
     silent_s: float = 0.0
-    """Time since the group's last event [s]."""
+    """Time since the group's last event or heartbeat [s]."""
     longest_s: float = math.inf
     """How long it may be silent [s]."""
     prospects: RestartForecast = dataclasses.field(default_factory=RestartForecast)
@@ -106,17 +107,29 @@ class Mailbox:
         taken, run.events = run.events, []
         return taken
 
-    async def ask(self, key: str, interrupt: Interrupt | None) -> None:
+    async def ask(self, key: str, interrupt: Interrupt) -> None:
         """See ``MailboxClient.ask``."""
         run = self._run
-        if key == run.key and not (run.asked is Interrupt.STOP and interrupt in _LEAVING):
+        if key == run.key and not (run.asked is Interrupt.STOP and interrupt is not Interrupt.STOP):
             run.asked = interrupt
+
+    async def withdraw(self, key: str, interrupt: Interrupt) -> None:
+        """See ``MailboxClient.withdraw``."""
+        run = self._run
+        if key == run.key and run.asked is interrupt:
+            run.asked = None
+
+    async def heartbeat(self, key: str) -> None:
+        """See ``MailboxClient.heartbeat``."""
+        if key == self._run.key:
+            self._run.last_event_s = time.monotonic()
 
     async def reset_for_new_group(self, key: str) -> None:
         """See ``MailboxClient.reset_for_new_group``."""
         run = self._run
         if key == run.key:
-            run.left, run.last_event_s = False, math.inf
+            run.left, run.last_event_s = False, time.monotonic()
+            run.history.restart()
             run.asked = None if run.asked in _LEAVING else run.asked
 
     async def progress(self, key: str) -> Progress | None:
@@ -179,9 +192,17 @@ class MailboxClient:
         """Take everything posted since the last call; waits up to ``wait_s`` for the first event. For the current run only."""
         return Reply(self.actor.take.remote(self.key, wait_s))
 
-    def ask(self, interrupt: Interrupt | None) -> Reply[None]:
-        """Ask the workers for ``interrupt`` until the next call; a request to leave does not replace one to stop."""
+    def ask(self, interrupt: Interrupt) -> Reply[None]:
+        """Ask the workers for ``interrupt`` until the next call; no request replaces one to stop."""
         return Reply(self.actor.ask.remote(self.key, interrupt))
+
+    def withdraw(self, interrupt: Interrupt) -> Reply[None]:
+        """End the request for ``interrupt``, if it is still the newest."""
+        return Reply(self.actor.withdraw.remote(self.key, interrupt))
+
+    def heartbeat(self) -> Reply[None]:
+        """Report that the group is alive, though it has no event to post."""
+        return Reply(self.actor.heartbeat.remote(self.key))
 
     def reset_for_new_group(self) -> Reply[None]:
         """Reset the state for a group that starts: it has not left, and was not asked to."""
@@ -231,6 +252,7 @@ class EventSender:
         self._waiting: list[Event] = []
         self._in_flight: Reply[Interrupt | None] | None = None
         self._asked: Interrupt | None = None
+        self._beat_s = -math.inf
 
     def __call__(self, event: Event) -> None:
         """Send one event. If it is not a step (a checkpoint, the end), it is delivered when this returns."""
@@ -240,12 +262,18 @@ class EventSender:
         elif self._settle(0):
             self._post()
 
+    def heartbeat(self) -> None:
+        """Report that the group is alive, at most once a second. Does not wait."""
+        if time.monotonic() - self._beat_s >= _BEAT_S:
+            self._beat_s = time.monotonic()
+            self._mailbox.heartbeat()
+
     def interrupt(self) -> Interrupt | None:
         """Return the driver's request, as of the last post that was answered; a save is returned once."""
         asked = self._asked
         if asked is Interrupt.SAVE:
             self._asked = None
-            self._mailbox.ask(None)
+            self._mailbox.withdraw(asked)
         return asked
 
     def flush(self) -> None:

@@ -12,6 +12,7 @@ import re
 import time
 from collections import Counter
 from collections.abc import Callable, Collection, Sequence
+from typing import NoReturn
 
 import ray
 from ray.exceptions import RayError
@@ -125,13 +126,16 @@ class SpringtideScalingPolicy(ElasticScalingPolicy):
         self._asked = False
         progress = self._progress()
         if progress.stop:
-            reason = "asked to, while no group trained; it can be resumed from its newest checkpoint"
-            ended = Stopped(step=progress.step, status="stopped", reason=reason)
-            self._mailbox.post([ended]).get()
-            raise StoppedWaiting(reason)
+            self._end_waiting(progress)
         if time.monotonic() < self._processes.not_before_s:
             return NoopDecision()
         return self._start(progress)
+
+    def _end_waiting(self, progress: Progress) -> NoReturn:
+        """End the run, as asked, while no group trains."""
+        reason = "asked to, while no group trained; it can be resumed from its newest checkpoint"
+        self._mailbox.post([Stopped(step=progress.step, status="stopped", reason=reason)]).get()
+        raise StoppedWaiting(reason)
 
     def _unseen(self, error: Exception) -> None:
         """Count a look at the cluster that failed; say so the first time."""
@@ -158,7 +162,10 @@ class SpringtideScalingPolicy(ElasticScalingPolicy):
         if progress.step != self._began_at:
             self._limits.trained(len(busy))
         if progress.left:
-            return self._start(progress, busy, probe=False)
+            decision = self._start(progress, busy, probe=False)
+            if progress.stop and isinstance(decision, NoopDecision):  # no group will come that could be asked
+                self._end_waiting(progress)
+            return decision
         if progress.silent_s > progress.longest_s:
             return self._end_hung(worker_group_state.workers, progress)
         try:
