@@ -20,6 +20,7 @@ The map, in the order the data takes:
       |
     checkpoint/   state that loads at any world size: staged, written in the background, verified at load
     elastic/      decisions as values: which nodes train, when to resize, notices, health, save interval   (pure)
+    preemption/   the machine's notices: metadata services of clouds, a file
     tuning/       a space, a search, a population, a trial, a ranking, a sweep's folder                 (pure except folder)
       |
     training/     the step on one screen, the loop as an iterator of events; runs under torchrun; held-out loss

@@ -20,17 +20,18 @@ MAY_IMPORT: dict[str, set[str]] = {
     "parallel": {"config", "dist", "model"},
     "checkpoint": {"config", "store", "dist"},
     "elastic": {"config"},
+    "preemption": {"elastic"},
     "tuning": {"config", "store", "events"},
     "track": {"config", "store", "events"},
     "report": {"config", "events", "track", "tuning"},
     "training": {
         *("config", "store", "events", "dist", "corpus", "shards", "dataset", "stream"),
-        *("model", "parallel", "checkpoint", "elastic", "track"),
+        *("model", "parallel", "checkpoint", "elastic", "preemption", "track"),
     },
     "run": {"config", "store", "events", "shards", "stream", "checkpoint", "track", "report", "training"},
     "on_ray": {
         *("config", "store", "events", "dist", "shards", "stream", "model", "parallel", "checkpoint", "elastic"),
-        *("tuning", "track", "training"),
+        *("preemption", "tuning", "track", "training"),
     },
     "app": {
         *("config", "store", "events", "dist", "corpus", "shards", "dataset", "stream", "model", "parallel"),

@@ -16,7 +16,8 @@ from metadata import Metadata, metadata
 from ray.exceptions import RpcError
 
 from springtide.elastic.notices import Notice
-from springtide.on_ray.cluster.notices import MetadataService, NoticeSource, Relay, left_in
+from springtide.on_ray.cluster.notices import Relay
+from springtide.preemption import MetadataService, NoticeSource, left_in
 
 TOKEN, ACTION = "/latest/api/token", "/latest/meta-data/spot/instance-action"
 REBALANCE = "/latest/meta-data/events/recommendations/rebalance"
