@@ -90,15 +90,16 @@ def poems(tiny: Config, datasets: Path) -> str:
 
 
 @pytest.fixture(scope="session")
-def small_disk() -> Callable[[Path, list[str]], subprocess.CompletedProcess[str]]:
-    """Runs a command that sees a real file system of half a megabyte at a path, in a namespace of its own."""
+def small_disk() -> Callable[..., subprocess.CompletedProcess[str]]:
+    """Runs a command that sees a real file system at a path, of half a megabyte if no size is given, in a namespace of its
+    own."""
     unshare = shutil.which("unshare")
     if unshare is None or subprocess.run([unshare, "-rm", "true"], capture_output=True, check=False).returncode:
         pytest.skip("this machine lets nobody mount in a namespace of their own")
 
-    def run(path: Path, command: list[str]) -> subprocess.CompletedProcess[str]:
+    def run(path: Path, command: list[str], size: str = "512k") -> subprocess.CompletedProcess[str]:
         path.mkdir()
-        inside = [unshare, "-rm", "sh", "-c", f'mount -t tmpfs -o size=512k none {path} && exec "$0" "$@"', *command]
+        inside = [unshare, "-rm", "sh", "-c", f'mount -t tmpfs -o size={size} none {path} && exec "$0" "$@"', *command]
         return subprocess.run(inside, capture_output=True, text=True, timeout=120, check=False)
 
     return run

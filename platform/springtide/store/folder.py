@@ -11,7 +11,7 @@ import json
 import os
 import posixpath
 import uuid
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import IO, Any
 
@@ -19,6 +19,7 @@ import fsspec
 from fsspec.implementations.local import LocalFileSystem
 
 from springtide.errors import ConfigError, explain
+from springtide.store.full_disk import explain_full_disk, is_full
 
 _TEMPORARY = ".tmp-"
 _PROTOCOLS = ("file", "local", "s3", "s3a", "gs", "gcs", "az", "abfs", "abfss", "hf", "memory")
@@ -152,13 +153,13 @@ class Folder:
             self.fs.pipe_file(target, data, mode="create")
 
     @contextlib.contextmanager
-    def _beside(self, target: str, parts: Iterable[memoryview], mode: int = 0o666) -> Iterator[str]:
+    def _beside(self, target: str, parts: Sequence[memoryview], mode: int = 0o666) -> Iterator[str]:
         """Yield the path of a synced temporary file with ``parts``, next to ``target``; the block renames or links it to the
         target. ``mode``: before the umask."""
         folder = os.path.dirname(target)
-        os.makedirs(folder, exist_ok=True)
         beside = os.path.join(folder, f"{_TEMPORARY}{uuid.uuid4().hex[:12]}")
         try:
+            os.makedirs(folder, exist_ok=True)
             with open(beside, "wb", buffering=0, opener=lambda path, flags: os.open(path, flags, mode)) as file:
                 for part in parts:
                     while part.nbytes:  # one call writes at most 2 GiB
@@ -166,9 +167,13 @@ class Folder:
                 os.fsync(file.fileno())
             yield beside
             sync_directory(folder)
+        except OSError as error:
+            if not is_full(error):
+                raise
+            _unlink(beside)  # first: it takes room, too
+            raise explain_full_disk(error, target, sum(part.nbytes for part in parts)) from error
         finally:
-            with contextlib.suppress(FileNotFoundError):
-                os.unlink(beside)
+            _unlink(beside)
 
     def write_json(self, name: str, value: Any) -> None:
         self.write(name, json.dumps(value, indent=1, sort_keys=True))
@@ -233,6 +238,11 @@ def _check_protocol(url: str, known: Sequence[str]) -> None:
     if separator and protocol.lower() not in known:
         known_here = f"has a protocol that is not opened here: {protocol!r}"
         raise ConfigError(explain("URL", url, known_here, f"use one of {', '.join(known)}, or a path"))
+
+
+def _unlink(path: str) -> None:
+    with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+        os.unlink(path)
 
 
 def sync_directory(path: str) -> None:

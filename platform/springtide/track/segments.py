@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import IO
 
 from springtide.store import Folder
+from springtide.store.full_disk import explain_full_disk, is_full
 
 _SEGMENT = re.compile(r"(\d{4,})-(\d{4,})\.jsonl")
 _MEMORY_BYTES = 8 * 2**20
@@ -116,9 +117,13 @@ class Segments:
                 written = file.write(left)
                 segment.stored_bytes += written
                 left = left[written:]
-        except OSError:
+        except OSError as error:
             self.close()
-            raise
+            if not is_full(error):
+                raise
+            raise explain_full_disk(
+                error, self._folder.where(segment.name), segment.size_bytes - segment.stored_bytes
+            ) from error
 
     def _opened(self, segment: Segment) -> IO[bytes]:
         if self._open is not None and self._open[0] is segment:
