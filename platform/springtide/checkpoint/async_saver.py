@@ -44,6 +44,7 @@ from springtide.checkpoint.retention import Rule
 from springtide.checkpoint.staging import StagingBuffer, StagingPlan, in_thread
 from springtide.checkpoint.tensors import local, raw
 from springtide.checkpoint.writer_process import SpareWriter, WriterProcess, try_to_write
+from springtide.faults import armed
 from springtide.store import Folder
 
 _LEAVING_S = 30.0
@@ -176,7 +177,7 @@ class AsyncSaver:
         """Begin a save. The tensors may not change before ``staged`` returns. Raises RuntimeError if ``busy``, or closed."""
         idle = self._idle(f"begin to save step {meta.step}")
         mine, pieces = self._layout.of(tensors), self._layout.pieces
-        job = CommitJob(self._run.url, self._term, self._rank, meta, config, pieces, self._rule, self._owner)
+        job = CommitJob(self._run.url, self._term, self._rank, meta, config, pieces, self._rule, self._owner, armed())
         if self._stage_in:
             self._state = idle = self._with_stage(_with_writer(idle), self._layout.size_bytes)
         match idle:

@@ -40,6 +40,7 @@ from springtide.checkpoint.format import (
     read_manifest,
 )
 from springtide.errors import CheckpointError, RunExists
+from springtide.faults import reach
 from springtide.store import Folder, digest
 
 _PUT_BYTES = 8 * 2**20
@@ -64,6 +65,8 @@ class CommitJob:
     retention: retention.Rule
     owner: str = ""
     """Who holds the lease; empty if unknown."""
+    fault_points: str = ""
+    """Address of the drill to which the writer process reports fault points; empty for none."""
 
     @property
     def name(self) -> str:
@@ -185,6 +188,7 @@ def commit(run: Folder, job: CommitJob, gone: Callable[[], bool]) -> Manifest:
     marker = json.dumps({"manifest": manifest.name, "digest": digest.of_bytes(data), "term": job.term}).encode()
     for mark in (COMMITTED, *marks) if marks else ():  # COMMITTED first: without marks it would count
         folder.remove(mark)
+    reach("commit", "before")
     try:
         folder.create(COMMITTED, marker, lambda: leases.check(run, job.term, job.owner))
     except FileExistsError:
@@ -193,6 +197,7 @@ def commit(run: Folder, job: CommitJob, gone: Callable[[], bool]) -> Manifest:
             if not is_same_state(found.meta, job.meta):
                 raise OSError(f"{job.name} was committed at the same moment by lease {found.term}") from None
             return found
+    reach("commit", "after")
     return manifest
 
 

@@ -34,6 +34,7 @@ from springtide.checkpoint.commit import CommitJob, Committed, PieceWriter, tidy
 from springtide.checkpoint.format import StagedPiece
 from springtide.checkpoint.shared_memory import MARK_BYTES
 from springtide.errors import SpringtideError
+from springtide.faults import arm
 from springtide.store import Folder
 
 PROGRAM = ("-m", "springtide.checkpoint.writer_process")
@@ -221,6 +222,7 @@ def main() -> None:
     writers: dict[str, PieceWriter] = {}
     while (found := pipe.next()) is not None:
         job, tries = found
+        arm(job.fault_points)
         writer = writers.setdefault(job.run_url, PieceWriter(Folder(job.run_url)))
         result = try_to_write(writer, job, pipe.view, pipe.gone, tries)
         pipe.send(result)

@@ -21,6 +21,7 @@ _ESTIMATE = """  springtide estimate --recipe llama3_8b --workers 16 --vocabular
 _DRILL = """  springtide drill --scenario kill    # kill a node during a step: steps since the last snapshot are trained again
   springtide drill --scenario drain   # announce that a node leaves: no step is lost
   springtide drill --scenario storm --seed 3 --json
+  springtide drill --scenario points --only restore,claim   # a fault at each point of a restart; all: 15 minutes
   springtide drill --scenario trace --trace p3-trace.csv --faults 12   # and compare with the simulator"""
 _SIMULATE = """  springtide simulate --trace p3-trace.csv                        # goodput of a run on recorded spot capacity
   springtide simulate --trace p3-trace.csv --times 8 --notice 0   # on eight times the nodes, without notices"""
@@ -67,13 +68,15 @@ def _simulate_options(parser: argparse.ArgumentParser) -> None:
 
 
 def _drill_options(parser: argparse.ArgumentParser) -> None:
-    scenario = "kill, drain, regrow, hang, resize, all, storm or trace"
+    scenario = "kill, drain, regrow, hang, resize, all, storm, trace or points"
     parser.add_argument("--scenario", metavar="NAME", default="kill", help=scenario)
     parser.add_argument("--seed", metavar="N", type=int, default=0, help="seed of the storm")
     faults = "number of faults of the storm, or of changes of the trace"
     parser.add_argument("--faults", metavar="N", type=int, default=20, help=faults)
     parser.add_argument("--trace", metavar="FILE", default="", help="a trace of spot capacity, as for simulate")
-    parser.add_argument("--keep", metavar="FOLDER", default="", help="keep both runs there")
+    only = "the cases of points whose names have one of these parts, as restore-before-kill or kill,stop"
+    parser.add_argument("--only", metavar="PARTS", default="", help=only)
+    parser.add_argument("--keep", metavar="FOLDER", default="", help="keep the runs there")
     add_json(parser)
 
 
@@ -110,10 +113,15 @@ def _simulate(options: argparse.Namespace) -> int:
 
 
 def _drill(options: argparse.Namespace) -> int:
-    from springtide.app.drill import drill
+    from springtide.app.crossing import CrossingResult, cross
+    from springtide.app.drill import DrillResult, drill
 
     say = (lambda text: print(text, file=sys.stderr, flush=True)) if options.json else print
-    found = drill(options.scenario, say, options.seed, options.faults, options.trace, options.keep)
+    found: CrossingResult | DrillResult
+    if options.scenario == "points":
+        found = cross(say, options.only, options.keep)
+    else:
+        found = drill(options.scenario, say, options.seed, options.faults, options.trace, options.keep)
     print(json.dumps(found.as_dict()) if options.json else f"\n{found.describe()}")
     return 0 if found.ok else 1
 

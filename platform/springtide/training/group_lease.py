@@ -11,6 +11,7 @@ from springtide.checkpoint.format import Identity, check_order
 from springtide.checkpoint.fresh_start import begin_from_scratch
 from springtide.config import Config
 from springtide.errors import UnfitNode
+from springtide.faults import reach
 from springtide.store import Folder
 
 
@@ -32,10 +33,13 @@ class GroupLease:
         """Claim the run and return the group's term; ``ends``: the one that it has held until now. Raises RunExists if another
         owner holds the run, UnfitNode if this node does not see the driver's claim."""
         again, self.owner = bool(self.owner), self.owner or secrets.token_hex(8)
+        reach("claim", "before")
         try:
-            return leases.claim(self.run, self.owner, again=again, ends=ends, source=self.source).term
+            term = leases.claim(self.run, self.owner, again=again, ends=ends, source=self.source).term
         except FileNotFoundError as error:
             raise UnfitNode(str(error), self.node) from None
+        reach("claim", "after")
+        return term
 
     def go_back(self, ended: int, config: Config, identity: Identity, skip: tuple[int, ...]) -> int:
         """Claim the run again, end lease ``ended``, and set aside the checkpoints whose steps are skipped from now on;

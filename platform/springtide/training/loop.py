@@ -31,6 +31,7 @@ from springtide.dist import World, on_first
 from springtide.elastic import Interrupt
 from springtide.errors import TrainingFailed
 from springtide.events import Evaluated, Event, Left, Rejected, RolledBack, Started, StepDone, Stopped, Waited
+from springtide.faults import reach
 from springtide.model import make
 from springtide.parallel import parallelize
 from springtide.store import Folder
@@ -311,6 +312,7 @@ class TrainLoop:
         return SnapshotSchedule(checkpoint, memory, self._checkpoint, self.state.step, world.is_first)
 
     def _restore(self, from_memory: bool = True) -> Iterator[Event]:
+        reach("restore", "before")
         begin, identity, state, found = time.perf_counter(), self.data.order.identity_at, self.state, None
         if self.snapshot_store and from_memory and on_first(lambda: leases.has_trained(self.folder, self.lease.term)):
             found = restore_from_snapshots(self.folder, self.snapshot_store, state.model, state.optimizer, identity)
@@ -325,6 +327,7 @@ class TrainLoop:
             state.resume(found)
             for name, reason in found.rejected:
                 yield Rejected(step=state.step, name=name, reason=reason)
+        reach("restore", "after")
         self.phases_s["state"] = time.perf_counter() - begin
         yield Started(
             step=state.step,

@@ -93,14 +93,36 @@ class LocalCluster:
                     with contextlib.suppress(ProcessLookupError):
                         os.kill(pid, signal.SIGSTOP)
 
+    def stop(self, node: str) -> None:
+        """Stop all processes of a node (SIGSTOP), as when its host is paused or swaps."""
+        self._signal(node, signal.SIGSTOP)
+
+    def resume(self, node: str) -> None:
+        """Let the processes of a stopped node go on. Ray may have given the node up meanwhile: then they end."""
+        self._signal(node, signal.SIGCONT)
+
     def kill(self, node: str) -> None:
         """Remove a node and kill all its processes at once, as when its host is lost."""
-        gone = self._nodes.pop(node)
-        raylets = [info.process.pid for infos in gone.all_processes.values() for info in infos]
-        for pid in raylets + [pid for raylet in raylets for pid in _descendants(raylet)]:
+        self._signal(node, signal.SIGKILL)
+        self._cluster.remove_node(self._nodes.pop(node), allow_graceful=False)
+
+    def node_of(self, pid: int) -> str:
+        """Return the node that a process of this machine is part of; empty if it is none's, as the driver or the head."""
+        roots = {root: name for name in self.nodes for root in self._roots(name)}
+        while pid > 1 and pid not in roots:
+            pid = _parent(pid)
+        return roots.get(pid, "")
+
+    def _roots(self, node: str) -> list[int]:
+        """Return the pids of the processes that a node began with."""
+        return [info.process.pid for infos in self._nodes[node].all_processes.values() for info in infos]
+
+    def _signal(self, node: str, number: signal.Signals) -> None:
+        """Send a signal to all processes of a node."""
+        roots = self._roots(node)
+        for pid in roots + [pid for root in roots for pid in _descendants(root)]:
             with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
-        self._cluster.remove_node(gone, allow_graceful=False)
+                os.kill(pid, number)
 
     def lose_head(self) -> None:
         """Kill Ray's control store, as when the head's pod is lost; its state survives only with RAY_REDIS_ADDRESS."""
@@ -129,6 +151,13 @@ def _workers_below(pid: int) -> list[int]:
             if b"RayTrainWorker" in Path(f"/proc/{one}/cmdline").read_bytes():
                 found.append(one)
     return found
+
+
+def _parent(pid: int) -> int:
+    """Return the pid of the parent of a process, 0 if it is gone."""
+    with contextlib.suppress(OSError):
+        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+    return 0
 
 
 def _descendants(pid: int) -> list[int]:

@@ -21,6 +21,7 @@ from ray.actor import ActorHandle
 from ray.exceptions import RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
+from springtide.faults import reach
 from springtide.on_ray._ray_private import (
     PlacementGroupHandle,
     RayTrainWorker,
@@ -126,7 +127,9 @@ class PooledWorkerGroup(WorkerGroup):
             custom_runtime_env=self._train_run_context.run_config.worker_runtime_env
         )
         processes = self.processes
+        reach("take", "before")
         taken = processes.take(_starter(resources_per_worker, environment))
+        reach("take", "after")
         asked = {process.actor.get_metadata.remote(): process for process in taken}
         done = set(ray.wait(list(asked), num_returns=len(asked), timeout=_ANSWER_S)[0])
         workers, lost = [], list[str]()
@@ -149,6 +152,7 @@ class PooledWorkerGroup(WorkerGroup):
         self._taken, self._taken_s = tuple(assigned), time.monotonic()
         self._watch = threading.Thread(target=self._end_stuck, name="springtide-forming", daemon=True)
         self._watch.start()
+        reach("rendezvous", "before")
         return assigned
 
     def _end_stuck(self) -> None:
@@ -171,7 +175,9 @@ class PooledWorkerGroup(WorkerGroup):
         """Release the workers; their processes stay for the next group."""
         if self.has_started():
             workers = self.get_workers()
+            reach("shutdown", "before")
             self.processes.reclaim(workers, silent_nodes({worker.metadata.node_id for worker in workers}))
+            reach("shutdown", "after")
             # Ray only calls its callbacks now; it has no workers left to wait for
             before = self.get_worker_group_state()
             self._worker_group_state: WorkerGroupState = _ReleasedReservation(

@@ -24,6 +24,7 @@ from springtide.checkpoint.shared_memory import MARK_BYTES, HeldAt
 from springtide.checkpoint.staging import StagingBuffer, in_thread
 from springtide.config import Config
 from springtide.elastic.patience import ban_s
+from springtide.faults import armed
 from springtide.on_ray.cluster.nodes import staying
 from springtide.on_ray.cluster.session import NAMESPACE
 from springtide.on_ray.train.mailbox import MailboxClient
@@ -223,7 +224,7 @@ class SnapshotClient:
         }
         actor = ray.remote(concurrency_groups=THREADS)(SnapshotServer)
         server = actor.options(**options).remote(*self._arguments)
-        server.follow.remote(self._mailbox)
+        server.follow.remote(self._mailbox, armed())
         return server
 
 
@@ -279,7 +280,7 @@ def snapshot_servers_follow(run: Folder, mailbox: MailboxClient) -> Iterator[Non
     """Keep the run's servers up for the block, an earlier driver's too, and end them with it. After an error they stay: a
     driver that resumes within a minute finds them."""
     for server in servers_named(name_prefix(run)):
-        server.follow.remote(mailbox)
+        server.follow.remote(mailbox, armed())
     yield
     for server in servers_named(name_prefix(run)):
         ray.kill(server)

@@ -27,6 +27,7 @@ from ray.actor import ActorHandle
 
 from springtide.checkpoint.format import Snapshot
 from springtide.checkpoint.shared_memory import MARK_BYTES, NO_STEP, mark
+from springtide.faults import arm, reach
 from springtide.on_ray.train.mailbox import MailboxClient
 from springtide.on_ray.train.snapshot_lookup import ANSWER_S
 from springtide.store.free_memory import free_bytes
@@ -88,9 +89,10 @@ class SnapshotServer:
         self._mailbox: MailboxClient | None = None
         threading.Thread(target=self._end_alone, args=(alone_s,), daemon=True).start()
 
-    def follow(self, mailbox: MailboxClient) -> None:
-        """Stay up as long as the run of ``mailbox`` does."""
+    def follow(self, mailbox: MailboxClient, fault_points: str = "") -> None:
+        """Stay up as long as the run of ``mailbox`` does; ``fault_points`` as in ``TrainJob``."""
         self._mailbox = mailbox
+        arm(fault_points)
 
     @ray.method(concurrency_group="keep")
     def keep(
@@ -114,6 +116,8 @@ class SnapshotServer:
                 held = self._put(place, _Segment(opened, snapshot, writable=False))
         held.snapshot = snapshot
         problems = [""] * len(peers)
+        if peers:
+            reach("replicate", "before")
         with memoryview(held.map) as whole:
             for begin in range(MARK_BYTES, len(whole), _CHUNK_BYTES) if snapshot.size_bytes else [MARK_BYTES]:
                 to = {number: peer for number, peer in enumerate(peers) if not problems[number]}
@@ -128,6 +132,8 @@ class SnapshotServer:
                 done, _ = ray.wait(list(copies), num_returns=len(copies), timeout=_COPY_S)
                 for copy, number in copies.items():
                     problems[number] = _problem(copy) if copy in done else f"no answer within {_COPY_S:g} s"
+        if peers:
+            reach("replicate", "after")
         return problems
 
     @ray.method(concurrency_group="copy")

@@ -24,6 +24,7 @@ from springtide.elastic import Interrupt
 from springtide.elastic.policy import Bounds
 from springtide.errors import SpringtideError, StoppedWaiting, TrainingFailed, redacted
 from springtide.events import Event
+from springtide.faults import armed
 from springtide.on_ray.cluster.nodes import may_be_taken_away
 from springtide.on_ray.cluster.notices import PreemptionWatchers
 from springtide.on_ray.train.async_eval import async_evaluations
@@ -68,7 +69,7 @@ def train(
     mailbox = workers.open_mailbox(config)
     # no worker reports to MLflow, and Ray's dashboard shows a job's config
     shown = config.override({"track.mlflow_uri": redacted(config.track.mlflow_uri)})
-    trainer = _trainer(run, term, TrainJob(shown, mailbox, labels, owner), workers)
+    trainer = _trainer(run, term, TrainJob(shown, mailbox, labels, owner, armed()), workers)
     failure: list[BaseException] = []
 
     def fit() -> None:

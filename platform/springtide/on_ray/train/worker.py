@@ -25,6 +25,7 @@ from springtide.config.steps import StepsDone
 from springtide.dist import Connections, abort, end_group, gathered, world
 from springtide.elastic.health import Health
 from springtide.events import Left
+from springtide.faults import arm, reach
 from springtide.on_ray.cluster.nodes import where
 from springtide.on_ray.data.feed import feed
 from springtide.on_ray.train.mailbox import EventSender, MailboxClient
@@ -58,6 +59,8 @@ class TrainJob:
     """Labels of the run's checkpoints."""
     owner: str = ""
     """Who has claimed the run."""
+    fault_points: str = ""
+    """Address of the drill to which fault points are reported; empty for none."""
 
     @property
     def folder(self) -> Folder:
@@ -73,6 +76,7 @@ class TrainJob:
 def work(job: TrainJob) -> None:
     """Train as one rank."""
     global _clean
+    arm(job.fault_points)
     with _TRAINING:
         _LET_GO.clear()
         _clean = False
@@ -120,6 +124,7 @@ def _gave_memory_back() -> bool:
 
 def warm_up(job: TrainJob) -> Health:
     """Import and start ahead what a group needs, in a new worker's process that has none yet; return the preflight's result."""
+    arm(job.fault_points)
     importlib.import_module("ray.data")
     servers = SnapshotClient(job.config, job.folder, job.mailbox) if job.keeps_snapshots else None
     found = preflight(job.config)
@@ -133,6 +138,7 @@ def warm_up(job: TrainJob) -> Health:
 
 def _train(job: TrainJob) -> bool:
     """Train; return whether the group left so that another one resumes."""
+    reach("rendezvous", "after")
     begin = time.perf_counter()
     config = job.config
     if (most := job.mailbox.largest_micro_batch().get()) is not None:
@@ -151,7 +157,9 @@ def _train(job: TrainJob) -> bool:
         return feed(reader, reader.plan(step, config.num_steps, int(config.feed.read_bytes)), config.feed)
 
     servers = None
+    reach("first_collective", "before")
     nodes, markets = zip(*gathered(where()), strict=True)
+    reach("first_collective", "after")
     if job.keeps_snapshots:
         servers = SnapshotClient(config, job.folder, job.mailbox)
         servers.pair(list(nodes))

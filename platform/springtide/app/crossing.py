@@ -1,0 +1,445 @@
+"""``drill --scenario points``: one fault at each fault point of a run that trains on a local cluster, one after the other.
+
+    case         restore-before x kill
+      trigger    a node joins, or the group is asked to leave: the next group forms
+      the point  is reached; its process waits
+      the fault  kill -9 of its node | a notice, and the loss | SIGSTOP of its node for a while | the store away for a while
+      go on      until three steps are done, and every node copies snapshots to a peer again
+
+A fault at a point of the controller, which is in this process, hits another node of the group. ``store`` makes every access to
+the run's folder fail with an OSError, as a mount that is stale does: the folder is a link, which points to itself meanwhile.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import os
+import shutil
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+from springtide.app.drill import Scenario, config_of
+from springtide.app.fault_watch import Reached, name_of, watch
+from springtide.config import Config
+from springtide.elastic import Interrupt
+from springtide.errors import ConfigError, explain
+from springtide.events import Event, Started, StepDone
+from springtide.faults import POINTS, Point, When
+from springtide.run.folder import Run
+
+Say = Callable[[str], None]
+Fault = Literal["kill", "notice", "stop", "store"]
+
+_NODES = 3
+_SAVE_EVERY = 20
+_FAULT_S = 5.0
+"""How long a node is stopped, or the store away [s]. Ray gives a node up after less."""
+_NOTICE_S = 8.0
+"""Time between a notice and the loss [s]."""
+_PATIENCE_S = 120.0
+"""How long training may take to go on [s]; a group that waits for a lost worker would take longer."""
+_STEPS_AFTER = 3
+_END_S = 30.0
+PROMISED: dict[Fault, int] = {"kill": 2, "notice": 0, "stop": 2, "store": 0}
+"""Steps that a fault may cost: a loss the step under way and the one whose copy was on its way, what is announced none."""
+_WHILE_TRAINING: tuple[Point, ...] = ("replicate", "commit")
+"""Points that a group passes while it trains; the others are passed when a group ends or forms."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Case:
+    """A fault at a point."""
+
+    point: Point
+    when: When
+    fault: Fault
+
+    @property
+    def name(self) -> str:
+        """As ``restore-before-kill``."""
+        return f"{name_of(self.point, self.when)}-{self.fault}"
+
+
+@dataclasses.dataclass(frozen=True)
+class CaseResult:
+    """What a fault at a point cost."""
+
+    case: Case
+    held: bool
+    """Whether training went on and cost no more steps than promised."""
+    gap_s: float
+    """Longest time without a step, from the trigger to the end of the case [s]."""
+    steps_lost: int
+    """Steps that were trained again, those of the trigger included."""
+    remark: str
+    """Where the fault hit, and what went wrong if anything did."""
+
+    def __str__(self) -> str:
+        result = "held" if self.held else "NOT HELD"
+        return f"{self.case.name:32}  {result:8}  {self.gap_s:6.1f} s  {self.steps_lost:2} steps lost  {self.remark}"
+
+
+@dataclasses.dataclass(frozen=True)
+class CrossingResult:
+    """What faults at the fault points cost."""
+
+    cases: tuple[CaseResult, ...]
+    passed: tuple[str, ...]
+    """Names of the points that were passed."""
+    verified: bool
+    """Whether every run trained on the samples of its order; see ``run.verify``."""
+    leftovers: dict[str, int]
+    """Actors and placement groups that the runs left in the cluster, by name."""
+
+    @property
+    def ok(self) -> bool:
+        """Whether every case held, and nothing was left."""
+        return all(one.held for one in self.cases) and self.verified and not self.leftovers
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the result as plain data, as ``springtide drill --json`` prints it."""
+        return {
+            "ok": self.ok,
+            "cases": len(self.cases),
+            "held": sum(one.held for one in self.cases),
+            "steps_lost_max": max((one.steps_lost for one in self.cases), default=0),
+            "gap_s_max": round(max((one.gap_s for one in self.cases), default=0.0), 2),
+            "table": [{"name": one.case.name, **_plain(one)} for one in self.cases],
+            "passed": list(self.passed),
+            "verified": self.verified,
+            "leftovers": self.leftovers,
+        }
+
+    def describe(self) -> str:
+        """Return the result as text: a line a case, and a summary."""
+        found = self.as_dict()
+        kept = "verified" if self.verified else "NOT VERIFIED"
+        left = f", LEFT BEHIND: {self.leftovers}" if self.leftovers else ", nothing left behind"
+        total = f"{found['held']} of {found['cases']} cases held; at most {found['steps_lost_max']} steps lost"
+        rows = [str(one) for one in self.cases]
+        return "\n".join([*rows, f"{total} and {found['gap_s_max']:.1f} s without a step; {kept}{left}"])
+
+
+def cases_of(only: str = "") -> list[Case]:
+    """Return the cases, those whose name contains one of the parts of ``only``, which commas separate. Raises ConfigError if
+    there is none.
+
+    >>> [case.name for case in cases_of("restore-before-kill,commit-after-s")]
+    ['restore-before-kill', 'commit-after-stop', 'commit-after-store']
+    """
+    every = [Case(point, when, fault) for point in POINTS for when in get_args(When) for fault in get_args(Fault)]
+    parts = [part.strip() for part in only.split(",") if part.strip()] or [""]
+    found = [case for case in every if any(part in case.name for part in parts)]
+    if not found:
+        names = "a part of a name POINT-WHEN-FAULT, as restore-before-kill"
+        raise ConfigError(explain("--only", only, "is in the name of no case", f"give {names}"))
+    return found
+
+
+def cross(say: Say, only: str = "", keep: str = "") -> CrossingResult:
+    """Train on a local cluster, and inject one fault after the other, each at a fault point. Takes about ten seconds a case.
+
+    Args:
+        say: receives each event as a line of text, as it happens.
+        only: part of the names of the cases, see ``cases_of``; if empty, all of them.
+        keep: folder in which the runs stay; if empty, they are removed.
+
+    Returns:
+        What each fault cost.
+
+    Raises:
+        ConfigError: no case has such a name.
+    """
+    from springtide.app.prepare import prepare
+    from springtide.on_ray.cluster.local import LocalCluster
+    from springtide.on_ray.cluster.nodes import leftovers
+
+    cases, root = cases_of(only), keep or tempfile.mkdtemp(prefix="springtide-drill-")
+    begin_s = time.time()
+    try:
+        with _Store(Path(root)) as store, LocalCluster(_NODES) as cluster:
+            config = prepare(_config(root, store))
+            director = _Director(config, cluster, store, lambda text: say(f"{time.time() - begin_s:6.1f} s  {text}"))
+            with watch(director.hold):
+                results = tuple(director.play(case) for case in cases)
+                verified = director.end()
+            return CrossingResult(results, tuple(sorted(director.passed)), verified, leftovers())
+    finally:
+        if not keep:
+            shutil.rmtree(root, ignore_errors=True)
+
+
+def _config(root: str, store: _Store) -> Config:
+    base = config_of(Scenario(_NODES, (), 100_000, ""), root)  # it is asked to stop long before
+    return base.override({"run.root": str(store.path / "runs"), "checkpoint.every_steps": _SAVE_EVERY})
+
+
+class _Store:
+    """A folder that can be away: every access to it fails meanwhile, but for files that are open."""
+
+    def __init__(self, root: Path) -> None:
+        self.path, self._disk = root / "store", root / "disk"
+
+    def __enter__(self) -> _Store:
+        self._disk.mkdir(parents=True, exist_ok=True)
+        self.set(away=False)
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.set(away=False)
+
+    def set(self, away: bool) -> None:
+        """Take the folder away, or bring it back."""
+        beside = self.path.with_suffix(".new")
+        beside.symlink_to(
+            self.path if away else self._disk
+        )  # a link to itself: ELOOP, an OSError of no kind of its own
+        os.replace(beside, self.path)
+
+
+class _Training:
+    """A run that trains in a thread, and what it has told so far."""
+
+    def __init__(self, config: Config, on_event: Callable[[Event | None], None]) -> None:
+        """``on_event`` receives each event, and None when the run is over."""
+        from springtide.app.train import train
+        from springtide.on_ray.train.worker_lender import WorkerLender
+
+        self.lender = WorkerLender()
+        self.events: list[Event] = []
+        self.error = ""
+        self.run: Run | None = None
+
+        def listen(event: Event) -> None:
+            self.events.append(event)
+            on_event(event)
+
+        def fit() -> None:
+            try:
+                self.run = train(config, listen=listen, workers=self.lender)
+            except BaseException as error:
+                self.error = f"{type(error).__name__}: {error}"[:300]
+            finally:
+                self._over = True
+                on_event(None)
+
+        self._over = False
+        self._thread = threading.Thread(target=fit, name="springtide-points-run", daemon=True)
+        self._thread.start()
+
+    @property
+    def is_over(self) -> bool:
+        return self._over
+
+    @property
+    def group(self) -> list[str]:
+        """The nodes of the newest group that trained."""
+        return next((list(one.nodes) for one in reversed(self.events) if isinstance(one, Started)), [])
+
+    @property
+    def trains(self) -> bool:
+        """Whether the newest group has done a step."""
+        return self.steps_since(0.0) > 0
+
+    def steps_since(self, since_s: float) -> int:
+        """Return the number of steps that the newest group has done since then."""
+        newest = itertools.takewhile(lambda one: not isinstance(one, Started), reversed(self.events))
+        return sum(isinstance(one, StepDone) and one.time_s > since_s for one in newest)
+
+    def end(self, by_force: bool = False) -> None:
+        """Stop the run, and wait until it is over."""
+        if by_force:
+            self.lender.processes.close()
+        else:
+            self.lender.ask(Interrupt.STOP)
+        self._thread.join(_END_S if by_force else _PATIENCE_S)
+        self.lender.end()
+
+
+class _Director:
+    """Plays the cases, in the thread that owns the cluster: its servers end with the thread that started them."""
+
+    def __init__(self, config: Config, cluster: Any, store: _Store, say: Say) -> None:
+        self._config, self._cluster, self._store, self._say = config, cluster, store, say
+        self._news = threading.Condition()
+        self._training: _Training | None = None
+        self._runs = 0
+        self.passed = set[str]()
+        """Names of the points that were passed."""
+        self._awaited = ""
+        """Name of the point at which the next process is held."""
+        self._reached: Reached | None = None
+        self._go = threading.Event()
+        self._copied = set[str]()
+        """Nodes whose snapshots were copied to a peer since the fault was over."""
+
+    def hold(self, reached: Reached) -> None:
+        """Hold a process at the point that a case awaits; other points are passed."""
+        node = self._cluster.node_of(reached.pid) if reached.name == "replicate-after" else ""
+        with self._news:
+            self.passed.add(reached.name)
+            self._copied.add(node)
+            is_mine = reached.name == self._awaited
+            if is_mine:
+                self._awaited, self._reached = "", reached
+            self._news.notify_all()
+        if is_mine:
+            self._go.wait()
+
+    def play(self, case: Case) -> CaseResult:
+        """Play one case."""
+        self._say(case.name)
+        where, problem, first, begin_s = "", "", 0, time.time()
+        try:
+            training = self._ready(case)
+            first, begin_s = len(training.events), time.time()
+            where = self._strike(case, training)
+            self._go_on(training)
+        except _NotHeld as error:
+            problem = str(error)
+        assert self._training is not None
+        events = self._training.events
+        lost, gap_s = steps_lost(events, first), longest_gap_s(events[first:], begin_s, time.time())
+        if problem and not self._training.is_over:  # it hangs: the next case is not to pay for this one
+            self._training.end(by_force=True)
+        elif lost > PROMISED[case.fault]:
+            problem = f"may cost {PROMISED[case.fault]} steps"
+        remark = ": ".join(filter(None, (where, problem)))
+        result = CaseResult(case, not problem, round(gap_s, 2), lost, remark)
+        self._say(str(result))
+        return result
+
+    def end(self) -> bool:
+        """Stop the newest run; return whether it trained on the samples of its order."""
+        assert self._training is not None
+        if not self._training.is_over:
+            self._training.end()
+        run = self._training.run
+        return run is not None and run.verify().ok
+
+    def _ready(self, case: Case) -> _Training:
+        """Return a run that trains on at least two nodes, and on all where no new group is to form."""
+        training = self._training
+        if training is None or training.is_over:
+            self._runs += 1
+            config = self._config.override({"run.id": f"points-{self._runs}"})
+            training = self._training = _Training(config, self._hear)
+        wanted = _NODES if case.point in _WHILE_TRAINING else _NODES - 1
+        while len(self._cluster.nodes) < wanted:
+            self._cluster.add()
+        self._until(training, lambda: len(training.group) >= wanted and training.trains, "no group of all nodes formed")
+        return training
+
+    def _strike(self, case: Case, training: _Training) -> str:
+        """Have the point reached, and inject the fault there. Returns where it hit."""
+        self._reached, self._awaited = None, name_of(case.point, case.when)
+        self._go.clear()
+        try:
+            if case.point in _WHILE_TRAINING:
+                pass
+            elif len(self._cluster.nodes) < _NODES:
+                self._cluster.add()
+            else:
+                training.lender.ask(Interrupt.LEAVE)
+            self._until(training, lambda: self._reached is not None, "the point was not reached")
+            assert self._reached is not None
+            node = self._cluster.node_of(self._reached.pid)
+            process = f"at node {node[:8]}" if node else "in the controller"
+            node = node or next(one for one in reversed(training.lender.processes.plan) if one in self._cluster.nodes)
+            self._inject(case.fault, node)
+        finally:
+            self._awaited = ""
+            self._go.set()
+        return process if case.fault == "store" else f"{process}, hits node {node[:8]}"
+
+    def _inject(self, fault: Fault, node: str) -> None:
+        """Inject a fault, let the process go on that is held, and wait until the fault is over."""
+        if fault == "kill":
+            self._cluster.kill(node)
+            self._go.set()
+        elif fault == "notice":
+            Path(self._config.elastic.notice_file.replace("{node}", node)).write_text(f"{_NOTICE_S}")
+            self._go.set()
+            time.sleep(_NOTICE_S)  # the fault's own duration, as below
+            self._cluster.kill(node)
+        elif fault == "stop":
+            self._cluster.stop(node)
+            self._go.set()
+            time.sleep(_FAULT_S)
+            self._cluster.resume(node)
+            self._drop_dead()
+        else:
+            self._store.set(away=True)
+            self._go.set()
+            time.sleep(_FAULT_S)
+            self._store.set(away=False)
+
+    def _drop_dead(self) -> None:
+        """Remove the nodes that Ray has given up."""
+        from springtide.on_ray.cluster.nodes import live
+
+        alive = {node["NodeID"] for node in live()}
+        for node in self._cluster.nodes:
+            if node not in alive:
+                self._cluster.kill(node)
+
+    def _go_on(self, training: _Training) -> None:
+        """Wait until the fault is overcome."""
+        over_s = time.time()
+        with self._news:
+            self._copied.clear()
+
+        def trains_on() -> bool:
+            group, nodes = set(training.group), set(self._cluster.nodes)
+            kept = len(group) < 2 or group <= self._copied
+            return group <= nodes and kept and training.steps_since(over_s) >= _STEPS_AFTER
+
+        self._until(training, trains_on, "training did not go on, or kept no more snapshots")
+        self._drop_dead()  # a stopped node may be given up only now
+
+    def _until(self, training: _Training, condition: Callable[[], bool], otherwise: str) -> None:
+        """Wait for a condition. Raises _NotHeld if the run ends, or if it takes too long."""
+        with self._news:
+            came = self._news.wait_for(lambda: condition() or training.is_over, _PATIENCE_S)
+        if training.is_over:
+            raise _NotHeld(f"THE RUN ENDED: {training.error or 'as if it was finished'}")
+        if not came:
+            raise _NotHeld(f"{otherwise} in {_PATIENCE_S:.0f} s")
+
+    def _hear(self, event: Event | None) -> None:
+        with self._news:
+            self._news.notify_all()
+        if event is not None and event.kind in ("started", "decided", "left", "failed", "ready", "stopped"):
+            self._say(f"  {event.describe()}")
+
+
+class _NotHeld(Exception):
+    """A case did not hold."""
+
+
+def steps_lost(events: Sequence[Event], first: int) -> int:
+    """Return how many steps were trained again, as told by ``events[first:]``."""
+    done = lost = 0
+    for place, event in enumerate(events):
+        if isinstance(event, StepDone):
+            done = event.step
+        elif isinstance(event, Started):
+            lost += max(0, done - event.step) * (place >= first)
+            done = event.step
+    return lost
+
+
+def longest_gap_s(events: Sequence[Event], begin_s: float, end_s: float) -> float:
+    """Return the longest time without a step between two times, in seconds since 1970 [s]."""
+    times = [begin_s, *(event.time_s for event in events if isinstance(event, StepDone)), end_s]
+    return max(later - earlier for earlier, later in itertools.pairwise(times))
+
+
+def _plain(result: CaseResult) -> dict[str, Any]:
+    """Return a row of the table as plain data, without the case itself."""
+    return {key: value for key, value in dataclasses.asdict(result).items() if key != "case"}

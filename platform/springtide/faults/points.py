@@ -1,0 +1,63 @@
+"""The fault points of a run, and how a process reports that it has reached one.
+
+    this process: reach("restore", "before") --> point, when, pid --> the drill: injects a fault, or not
+                  goes on                    <-------- "go" --------
+
+Armed are the drill's own process (the controller runs in it), each worker's process (by ``TrainJob``), the writer process of
+each worker (by ``CommitJob``) and the snapshot servers (by ``SnapshotServer.follow``).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import socket
+from typing import Literal
+
+Point = Literal["shutdown", "take", "rendezvous", "first_collective", "claim", "restore", "replicate", "commit"]
+When = Literal["before", "after"]
+
+POINTS: dict[Point, str] = {
+    "shutdown": "controller: a group that has ended gives its processes back",
+    "take": "controller: the processes of the next group are taken, and started where some lack",
+    "rendezvous": "controller before, each worker after: the workers form a process group",
+    "first_collective": "each worker: the group's first collective",
+    "claim": "rank 0: the group claims the run's lease",
+    "restore": "each worker: the state is loaded, from memory or from the store",
+    "replicate": "snapshot server: a rank's snapshot is copied to the peers",
+    "commit": "writer process of rank 0: the marker of a checkpoint is created",
+}
+"""Each point, and who does what there. Every one is reached before it and after it."""
+
+_HOLD_S = 60.0
+"""How long a process waits at a point until the drill lets it go on, at most [s]."""
+
+_address = ""
+
+
+def arm(address: str) -> None:
+    """Report the points that this process reaches to the drill that listens at ``address``, a Unix socket; none if it is
+    empty."""
+    global _address
+    _address = address
+
+
+def armed() -> str:
+    """Return the address of the drill that listens, for the processes that this one starts; empty without a drill."""
+    return _address
+
+
+def reach(point: Point, when: When) -> None:
+    """Report a point to the drill, and wait until it lets this process go on. Does nothing unless armed."""
+    if _address:
+        _report(_address, point, when)
+
+
+def _report(address: str, point: Point, when: When) -> None:
+    with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX) as connection:  # the drill is over
+        connection.settimeout(_HOLD_S)
+        connection.connect(address)
+        connection.sendall(json.dumps([point, when, os.getpid()]).encode())
+        connection.shutdown(socket.SHUT_WR)
+        connection.recv(1)
