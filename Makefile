@@ -43,9 +43,9 @@ bench: .venv/.ready .venv-peers
 commands: .venv/.ready
 	$(BIN)/python -m pytest --full tests/elastic/test_commands_of_the_pages.py
 
-# each drill in full: half an hour; `make test` runs one of them
+# each drill in full: an hour; `make test` runs two of them
 drills: .venv/.ready
-	for scenario in kill drain regrow hang all resize; do $(BIN)/springtide drill --scenario $$scenario || exit 1; done
+	for scenario in kill drain regrow hang all resize points; do $(BIN)/springtide drill --scenario $$scenario || exit 1; done
 	for seed in 1 2 3; do $(BIN)/springtide drill --scenario storm --seed $$seed || exit 1; done
 
 # a sweep of sixteen trials that loses six nodes and its driver; a population that loses its driver

@@ -1,7 +1,7 @@
 """``drill --scenario points``: one fault at each fault point of a run that trains on a local cluster, one after the other.
 
     case         restore-before x kill
-      trigger    a node joins, or the group is asked to leave: the next group forms
+      trigger    the group is asked to leave, or two nodes join the last one: the next group forms
       the point  is reached; its process waits
       the fault  kill -9 of its node | a notice, and the loss | SIGSTOP of its node for a while | the store away for a while
       go on      until three steps are done, and every node copies snapshots to a peer again
@@ -12,28 +12,35 @@ the run's folder fail with an OSError, as a mount that is stale does: the folder
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
 import os
 import shutil
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any
 
 from springtide.app.drill import Scenario, config_of
+from springtide.app.fault_cases import (
+    PROMISED,
+    Case,
+    CaseResult,
+    CrossingResult,
+    Fault,
+    cases_of,
+    longest_gap_s,
+    steps_lost,
+)
 from springtide.app.fault_watch import Reached, name_of, watch
 from springtide.config import Config
 from springtide.elastic import Interrupt
-from springtide.errors import ConfigError, explain
 from springtide.events import Event, Started, StepDone
-from springtide.faults import POINTS, Point, When
+from springtide.faults import Point
 from springtide.run.folder import Run
 
 Say = Callable[[str], None]
-Fault = Literal["kill", "notice", "stop", "store"]
 
 _NODES = 3
 _SAVE_EVERY = 20
@@ -45,100 +52,8 @@ _PATIENCE_S = 120.0
 """How long training may take to go on [s]; a group that waits for a lost worker would take longer."""
 _STEPS_AFTER = 3
 _END_S = 30.0
-PROMISED: dict[Fault, int] = {"kill": 2, "notice": 0, "stop": 2, "store": 0}
-"""Steps that a fault may cost: a loss the step under way and the one whose copy was on its way, what is announced none."""
 _WHILE_TRAINING: tuple[Point, ...] = ("replicate", "commit")
 """Points that a group passes while it trains; the others are passed when a group ends or forms."""
-
-
-@dataclasses.dataclass(frozen=True)
-class Case:
-    """A fault at a point."""
-
-    point: Point
-    when: When
-    fault: Fault
-
-    @property
-    def name(self) -> str:
-        """As ``restore-before-kill``."""
-        return f"{name_of(self.point, self.when)}-{self.fault}"
-
-
-@dataclasses.dataclass(frozen=True)
-class CaseResult:
-    """What a fault at a point cost."""
-
-    case: Case
-    held: bool
-    """Whether training went on and cost no more steps than promised."""
-    gap_s: float
-    """Longest time without a step, from the trigger to the end of the case [s]."""
-    steps_lost: int
-    """Steps that were trained again, those of the trigger included."""
-    remark: str
-    """Where the fault hit, and what went wrong if anything did."""
-
-    def __str__(self) -> str:
-        result = "held" if self.held else "NOT HELD"
-        return f"{self.case.name:32}  {result:8}  {self.gap_s:6.1f} s  {self.steps_lost:2} steps lost  {self.remark}"
-
-
-@dataclasses.dataclass(frozen=True)
-class CrossingResult:
-    """What faults at the fault points cost."""
-
-    cases: tuple[CaseResult, ...]
-    passed: tuple[str, ...]
-    """Names of the points that were passed."""
-    verified: bool
-    """Whether every run trained on the samples of its order; see ``run.verify``."""
-    leftovers: dict[str, int]
-    """Actors and placement groups that the runs left in the cluster, by name."""
-
-    @property
-    def ok(self) -> bool:
-        """Whether every case held, and nothing was left."""
-        return all(one.held for one in self.cases) and self.verified and not self.leftovers
-
-    def as_dict(self) -> dict[str, Any]:
-        """Return the result as plain data, as ``springtide drill --json`` prints it."""
-        return {
-            "ok": self.ok,
-            "cases": len(self.cases),
-            "held": sum(one.held for one in self.cases),
-            "steps_lost_max": max((one.steps_lost for one in self.cases), default=0),
-            "gap_s_max": round(max((one.gap_s for one in self.cases), default=0.0), 2),
-            "table": [{"name": one.case.name, **_plain(one)} for one in self.cases],
-            "passed": list(self.passed),
-            "verified": self.verified,
-            "leftovers": self.leftovers,
-        }
-
-    def describe(self) -> str:
-        """Return the result as text: a line a case, and a summary."""
-        found = self.as_dict()
-        kept = "verified" if self.verified else "NOT VERIFIED"
-        left = f", LEFT BEHIND: {self.leftovers}" if self.leftovers else ", nothing left behind"
-        total = f"{found['held']} of {found['cases']} cases held; at most {found['steps_lost_max']} steps lost"
-        rows = [str(one) for one in self.cases]
-        return "\n".join([*rows, f"{total} and {found['gap_s_max']:.1f} s without a step; {kept}{left}"])
-
-
-def cases_of(only: str = "") -> list[Case]:
-    """Return the cases, those whose name contains one of the parts of ``only``, which commas separate. Raises ConfigError if
-    there is none.
-
-    >>> [case.name for case in cases_of("restore-before-kill,commit-after-s")]
-    ['restore-before-kill', 'commit-after-stop', 'commit-after-store']
-    """
-    every = [Case(point, when, fault) for point in POINTS for when in get_args(When) for fault in get_args(Fault)]
-    parts = [part.strip() for part in only.split(",") if part.strip()] or [""]
-    found = [case for case in every if any(part in case.name for part in parts)]
-    if not found:
-        names = "a part of a name POINT-WHEN-FAULT, as restore-before-kill"
-        raise ConfigError(explain("--only", only, "is in the name of no case", f"give {names}"))
-    return found
 
 
 def cross(say: Say, only: str = "", keep: str = "") -> CrossingResult:
@@ -323,15 +238,17 @@ class _Director:
         return run is not None and run.verify().ok
 
     def _ready(self, case: Case) -> _Training:
-        """Return a run that trains on at least two nodes, and on all where no new group is to form."""
+        """Return a run that trains, on two nodes or more if no new group is to form."""
         training = self._training
         if training is None or training.is_over:
             self._runs += 1
             config = self._config.override({"run.id": f"points-{self._runs}"})
             training = self._training = _Training(config, self._hear)
-        wanted = _NODES if case.point in _WHILE_TRAINING else _NODES - 1
-        while len(self._cluster.nodes) < wanted:
-            self._cluster.add()
+        wanted = 1
+        if case.point in _WHILE_TRAINING and len(self._cluster.nodes) < 2:
+            self._fill()
+        if case.point in _WHILE_TRAINING:
+            wanted = len(self._cluster.nodes)
         self._until(training, lambda: len(training.group) >= wanted and training.trains, "no group of all nodes formed")
         return training
 
@@ -342,8 +259,8 @@ class _Director:
         try:
             if case.point in _WHILE_TRAINING:
                 pass
-            elif len(self._cluster.nodes) < _NODES:
-                self._cluster.add()
+            elif len(self._cluster.nodes) < 2:
+                self._fill()
             else:
                 training.lender.ask(Interrupt.LEAVE)
             self._until(training, lambda: self._reached is not None, "the point was not reached")
@@ -356,6 +273,11 @@ class _Director:
             self._awaited = ""
             self._go.set()
         return process if case.fault == "store" else f"{process}, hits node {node[:8]}"
+
+    def _fill(self) -> None:
+        """Add the nodes that lack."""
+        while len(self._cluster.nodes) < _NODES:
+            self._cluster.add()
 
     def _inject(self, fault: Fault, node: str) -> None:
         """Inject a fault, let the process go on that is held, and wait until the fault is over."""
@@ -420,26 +342,3 @@ class _Director:
 
 class _NotHeld(Exception):
     """A case did not hold."""
-
-
-def steps_lost(events: Sequence[Event], first: int) -> int:
-    """Return how many steps were trained again, as told by ``events[first:]``."""
-    done = lost = 0
-    for place, event in enumerate(events):
-        if isinstance(event, StepDone):
-            done = event.step
-        elif isinstance(event, Started):
-            lost += max(0, done - event.step) * (place >= first)
-            done = event.step
-    return lost
-
-
-def longest_gap_s(events: Sequence[Event], begin_s: float, end_s: float) -> float:
-    """Return the longest time without a step between two times, in seconds since 1970 [s]."""
-    times = [begin_s, *(event.time_s for event in events if isinstance(event, StepDone)), end_s]
-    return max(later - earlier for earlier, later in itertools.pairwise(times))
-
-
-def _plain(result: CaseResult) -> dict[str, Any]:
-    """Return a row of the table as plain data, without the case itself."""
-    return {key: value for key, value in dataclasses.asdict(result).items() if key != "case"}

@@ -8,43 +8,35 @@ import random
 import shutil
 import statistics
 import tempfile
-import threading
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from springtide import config as configs
+from springtide.app.fault_watch import name_of, watch
 from springtide.app.simulate import read_trace
+from springtide.app.stage import NOTICE_S, Act, ActDone, Stage
 from springtide.config import Config
 from springtide.elastic.policy import Bounds
 from springtide.elastic.simulate import Costs, simulate
 from springtide.elastic.traces import of_nodes, smaller
 from springtide.errors import ConfigError, explain
-from springtide.events import Event, Ready, StepDone
+from springtide.events import Event, Ready, Saved, Started, StepDone
+from springtide.faults import POINTS, When
 from springtide.run.folder import Run
 from springtide.track.ledger import Ledger
 
 Say = Callable[[str], None]
-_NOTICE_S = 12.0
-"""Time between a notice and the loss [s]: a tenth of what clouds give."""
 _TRACE_NODES = 4
 _STEPS_BETWEEN = 100
 """Average number of steps between two changes of a trace."""
+_OF_A_RESTART = tuple(
+    name_of(point, when) for point in POINTS if point not in ("replicate", "commit") for when in get_args(When)
+)
+"""Names of the fault points that are passed when a group ends or forms."""
 _SAME_LOSS = 1e-4
 """Largest difference between the losses of two runs that count as the same [nats]."""
-
-
-@dataclasses.dataclass(frozen=True)
-class Act:
-    """A change of the cluster, and when it happens."""
-
-    step: int
-    what: str
-    """``kill``, ``drain``, ``hang`` or ``add``."""
-    nodes: int = 1
-    workers: int = 0
-    """Wait until this number of workers trains; 0 for any number."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -65,7 +57,8 @@ class Scenario:
 
 
 def storm(seed: int, faults: int) -> Scenario:
-    """Return random faults, with joins between them; the cluster never loses its last node."""
+    """Return random faults, with joins between them; the cluster never loses its last node. Half of the faults come at a fault
+    point of the restart that the change before causes: while no group trains."""
     chance = random.Random(seed)
     nodes, acts, step, left = 3, [], 20, faults
     while left:
@@ -73,7 +66,8 @@ def storm(seed: int, faults: int) -> Scenario:
         what = "add" if nodes == 1 or (nodes < 3 and chance.random() < 0.5) else chance.choice(kinds)
         left -= what != "add"
         nodes += {"add": 1, "kill": -1, "drain": -1, "hang": 0}[what]
-        acts.append(Act(step, what))
+        at = chance.choice(_OF_A_RESTART) if acts and what != "add" and chance.random() < 0.5 else ""
+        acts.append(Act(acts[-1].step if at else step, what, at=at))
         step += chance.randrange(1, 30)
     return Scenario(3, tuple(acts), step + 40, f"{faults} faults at random, seed {seed}")
 
@@ -144,20 +138,6 @@ def config_of(scenario: Scenario, root: str) -> Config:
 
 
 @dataclasses.dataclass(frozen=True)
-class ActDone:
-    """A change of the cluster, as it was carried out on one node."""
-
-    step: int
-    """The step that was done last, counted from 1."""
-    what: str
-    """As of ``Act``; ``gone`` when a node leaves that was announced to."""
-    node: str
-    """The first 8 characters of its id."""
-    time_s: float
-    """Seconds since 1970."""
-
-
-@dataclasses.dataclass(frozen=True)
 class DrillResult:
     """What a drill cost, and whether it changed the training."""
 
@@ -175,6 +155,8 @@ class DrillResult:
     """Actors and placement groups that the drill left in the cluster, by name."""
     steps: int
     """Number of steps that were trained."""
+    commits_lost: int = 0
+    """How often a group began before the newest checkpoint that was committed."""
     left_undone: tuple[str, ...] = ()
     """The part of the scenario that was not carried out, because training was over."""
     predicted_goodput: float | None = None
@@ -184,7 +166,7 @@ class DrillResult:
     def ok(self) -> bool:
         """Whether the whole drill was carried out, changed nothing and left nothing."""
         same = self.digests_match and self.is_verified and self.loss_max_abs_diff <= _SAME_LOSS
-        return same and not self.leftovers and not self.left_undone
+        return same and not (self.commits_lost or self.leftovers or self.left_undone)
 
     def as_dict(self) -> dict[str, Any]:
         """Return the result as plain data, as ``springtide drill --json`` prints it."""
@@ -199,6 +181,7 @@ class DrillResult:
             "restarts": [dataclasses.asdict(one) for one in restarts],
             "spent": {kind: round(worker_s, 2) for kind, worker_s in self.ledger.spent.items()},
             "events": [dataclasses.asdict(one) for one in self.events],
+            "commits_lost": self.commits_lost,
             "leftovers": self.leftovers,
             "steps": self.steps,
             "left_undone": list(self.left_undone),
@@ -267,8 +250,8 @@ def _drill(scenario: Scenario, config: Config, say: Say) -> DrillResult:
     with LocalCluster(scenario.workers) as cluster:
         progress("the twin trains")
         twin = train(config.override({"run.id": "twin", "elastic.max_workers": 1}))
-        progress(f"the twin is done; now the drill: {', '.join(_words(act) for act in scenario.acts)}")
-        stage = _Stage(cluster, scenario.acts, config.elastic.notice_file, progress)
+        progress(f"the twin is done; now the drill: {', '.join(str(act) for act in scenario.acts)}")
+        stage = Stage(cluster, scenario.acts, config.elastic.notice_file, progress)
 
         def listen(event: Event) -> None:
             if isinstance(event, StepDone):
@@ -276,65 +259,18 @@ def _drill(scenario: Scenario, config: Config, say: Say) -> DrillResult:
             elif event.kind in ("started", "decided", "left", "failed", "ready", "stopped"):
                 progress(event.describe())
 
-        run = train(config.override({"run.id": "drilled"}), listen=listen)
+        with watch(stage.pass_point):
+            run = train(config.override({"run.id": "drilled"}), listen=listen)
         stage.end()
         left = leftovers()
     found = dataclasses.replace(
         compare(run, twin, stage.done, left),
-        left_undone=tuple(_words(act) for act in stage.to_come),
+        left_undone=tuple(str(act) for act in stage.to_come),
         predicted_goodput=predict(scenario, run, twin, stage.done) if scenario.most else None,
     )
     if found.left_undone:  # a drill that was not carried out shows nothing
         progress(f"NOT DONE, because training was over: {', '.join(found.left_undone)}")
     return found
-
-
-class _Stage:
-    """Carries out a scenario's acts at their steps, in the thread that listens to events; training continues meanwhile."""
-
-    def __init__(self, cluster: Any, acts: tuple[Act, ...], notice_file: str, say: Say) -> None:
-        self._cluster, self.to_come, self._say = cluster, list(acts), say
-        self._notice_file = notice_file
-        self._doomed: dict[str, threading.Timer] = {}
-        self.done: list[ActDone] = []
-
-    def reach(self, step: int, workers: int) -> None:
-        """Carry out the acts that are due when ``workers`` workers have finished ``step``."""
-        while self.to_come and self.to_come[0].step <= step and self.to_come[0].workers in (0, workers):
-            act = self.to_come.pop(0)
-            for _ in range(act.nodes):
-                self._do(act.what, step)
-
-    def end(self) -> None:
-        """Cancel announced losses: training is over."""
-        for timer in self._doomed.values():
-            timer.cancel()
-            timer.join()
-
-    def _do(self, what: str, step: int) -> None:
-        node = self._cluster.add() if what == "add" else self._next()
-        self._note(step, what, node)
-        if what == "kill":
-            self._cluster.kill(node)
-        elif what == "hang":
-            self._cluster.halt(node)
-        elif what == "drain":
-            Path(self._notice_file.replace("{node}", node)).write_text(f"{_NOTICE_S}")
-            self._doomed[node] = threading.Timer(_NOTICE_S, self._go, (step, node))
-            self._doomed[node].start()
-
-    def _next(self) -> str:
-        return next(node for node in self._cluster.nodes if node not in self._doomed)
-
-    def _go(self, step: int, node: str) -> None:
-        self._cluster.kill(node)
-        self._note(step, "gone", node)
-
-    def _note(self, step: int, what: str, node: str) -> None:
-        self.done.append(ActDone(step, what, node[:8], time.time()))
-        words = {"kill": "is killed", "drain": f"will leave in {_NOTICE_S:.0f} s", "add": "joins", "gone": "is gone"}
-        words["hang"] = "has its worker stopped"
-        self._say(f"step {step}: node {node[:8]} {words[what]}")
 
 
 def compare(run: Run, twin: Run, events: Sequence[ActDone], leftovers: dict[str, int]) -> DrillResult:
@@ -349,7 +285,18 @@ def compare(run: Run, twin: Run, events: Sequence[ActDone], leftovers: dict[str,
         events=tuple(events),
         leftovers=leftovers,
         steps=len(mine),
+        commits_lost=commits_lost(run.events),
     )
+
+
+def commits_lost(events: Sequence[Event]) -> int:
+    """Return how often a group began before the newest checkpoint that was committed."""
+    newest = lost = 0
+    for event in events:
+        if isinstance(event, Saved):
+            newest = max(newest, event.step)
+        lost += isinstance(event, Started) and event.step < newest
+    return lost
 
 
 def predict(scenario: Scenario, run: Run, twin: Run, done: Sequence[ActDone]) -> float:
@@ -358,7 +305,7 @@ def predict(scenario: Scenario, run: Run, twin: Run, done: Sequence[ActDone]) ->
     with which workers, and the total cost come from the simulation."""
     begin_s, steps, book = min(event.time_s for event in run.events), run.steps, run.ledger
     joined = {one.node: one.time_s - begin_s for one in done if one.what == "add"}
-    gone = {one.node: one.time_s - begin_s + _NOTICE_S for one in done if one.what == "drain"}
+    gone = {one.node: one.time_s - begin_s + NOTICE_S for one in done if one.what == "drain"}
     ready = {one.node[:8]: one.time_s - begin_s for one in run.events if isinstance(one, Ready)}
     warm_ups_s = {node: max(0.0, ready[node] - time_s) for node, time_s in joined.items() if node in ready}
     first = [node for node in gone if node not in joined]
@@ -372,14 +319,8 @@ def predict(scenario: Scenario, run: Run, twin: Run, done: Sequence[ActDone]) ->
         restart_s=statistics.median(one.gap_s for one in book.restarts) if book.restarts else 0.0,
         first_start_s=start_s,
         warm_up_s=start_s,
-        notice_s=_NOTICE_S,
+        notice_s=NOTICE_S,
     )
     found = simulate(trace, Bounds(1, scenario.max_workers, grow="always"), costs, warm_ups_s)
     spent = twin.ledger.spent
     return found.goodput * spent["productive"] / (spent["productive"] + spent["data_stall"] + spent["checkpoint_stall"])
-
-
-def _words(act: Act) -> str:
-    many = f"{act.nodes} nodes" if act.nodes > 1 else "a node"
-    verb = {"kill": "is killed", "drain": "is announced to leave", "hang": "hangs", "add": "joins"}[act.what]
-    return f"{many} {verb} at step {act.step}".replace("s is", "s are").replace("s joins", "s join")

@@ -113,8 +113,9 @@ def _simulate(options: argparse.Namespace) -> int:
 
 
 def _drill(options: argparse.Namespace) -> int:
-    from springtide.app.crossing import CrossingResult, cross
+    from springtide.app.crossing import cross
     from springtide.app.drill import DrillResult, drill
+    from springtide.app.fault_cases import CrossingResult
 
     say = (lambda text: print(text, file=sys.stderr, flush=True)) if options.json else print
     found: CrossingResult | DrillResult

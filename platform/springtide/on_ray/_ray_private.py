@@ -22,6 +22,7 @@ OWN_ACTORS = {
     "AutoscalingRequester",
     "AutoscalingCoordinator",
     "_AutoscalingCoordinatorActor",
+    "_UsageCollectionActor",
 }
 """Class names of actors that Ray starts for itself."""
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 import pytest
 
-from springtide.app.drill import ActDone, DrillResult
+from springtide.app.drill import ActDone, DrillResult, commits_lost
+from springtide.events import Event, Saved, Started
 from springtide.track.ledger import KINDS, Ledger, Restart
 
 RESTART = Restart(
@@ -31,6 +33,7 @@ GOOD = DrillResult(
         {"is_verified": False},
         {"loss_max_abs_diff": 2e-4},
         {"leftovers": {"Worker": 1}},
+        {"commits_lost": 1},
         {"left_undone": ("a node is killed at step 40",)},
     ],
     ids=lambda change: next(iter(change)),
@@ -43,9 +46,9 @@ def test_a_drill_is_ok_if_nothing_is_wrong(change: dict[str, object]) -> None:
 def test_plain_data_has_the_keys_of_the_command_and_a_prediction_only_of_a_trace() -> None:
     shown = GOOD.as_dict()
     first = ["ok", "digests_match", "loss_max_abs_diff", "gaps_s", "steps_lost", "goodput", "restarts", "spent"]
-    assert list(shown) == [*first, "events", "leftovers", "steps", "left_undone"]
+    assert list(shown) == [*first, "events", "commits_lost", "leftovers", "steps", "left_undone"]
     assert (shown["gaps_s"], shown["steps_lost"], shown["goodput"]) == ([1.23], [1], 0.6667)
-    assert shown["events"] == [{"step": 40, "what": "kill", "node": "01234567", "time_s": 9.0}]
+    assert shown["events"] == [{"step": 40, "what": "kill", "node": "01234567", "time_s": 9.0, "at": ""}]
     traced = dataclasses.replace(GOOD, predicted_goodput=0.98764)
     assert traced.as_dict() == {**shown, "predicted_goodput": 0.9876}
 
@@ -60,3 +63,15 @@ def test_the_text_names_gaps_lost_steps_and_goodput() -> None:
     worse = dataclasses.replace(GOOD, digests_match=False, predicted_goodput=0.9).describe()
     assert worse.startswith("OTHER SAMPLES THAN THE UNDISTURBED TWIN")
     assert worse.endswith("66.7%, 90.0% predicted")
+
+
+def test_a_commit_is_lost_when_a_group_begins_before_it() -> None:
+    def begun(step: int) -> Started:
+        plain: dict[str, Any] = {
+            one.name: 0 for one in dataclasses.fields(Started) if one.default is dataclasses.MISSING
+        }
+        return Started(**{**plain, "step": step})
+
+    saved = Saved(step=10, name="step-10", size_bytes=1, written_bytes=1, save_time_s=0.1, stall_s=0.0)
+    events: list[Event] = [begun(0), saved, begun(10), begun(12), begun(9), begun(9)]
+    assert commits_lost(events) == 2
