@@ -111,9 +111,8 @@ class _Store:
     def set(self, away: bool) -> None:
         """Take the folder away, or bring it back."""
         beside = self.path.with_suffix(".new")
-        beside.symlink_to(
-            self.path if away else self._disk
-        )  # a link to itself: ELOOP, an OSError of no kind of its own
+        # a link to itself is ELOOP: an OSError of no kind of its own, as of a mount that does not answer
+        beside.symlink_to(self.path if away else self._disk)
         os.replace(beside, self.path)
 
 

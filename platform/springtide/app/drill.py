@@ -35,6 +35,8 @@ _OF_A_RESTART = tuple(
     name_of(point, when) for point in POINTS if point not in ("replicate", "commit") for when in get_args(When)
 )
 """Names of the fault points that are passed when a group ends or forms."""
+_IN_RESTART = 0.8
+"""Share of the faults after a kill or a hang that come in the restart."""
 _SAME_LOSS = 1e-4
 """Largest difference between the losses of two runs that count as the same [nats]."""
 
@@ -57,8 +59,8 @@ class Scenario:
 
 
 def storm(seed: int, faults: int) -> Scenario:
-    """Return random faults, with joins between them; the cluster never loses its last node. Half of the faults come at a fault
-    point of the restart that the change before causes: while no group trains."""
+    """Return random faults, with joins between them; the cluster never loses its last node. Most faults that follow a kill or a
+    hang come at a fault point of the restart which that causes: while no group trains."""
     chance = random.Random(seed)
     nodes, acts, step, left = 3, [], 20, faults
     while left:
@@ -66,7 +68,8 @@ def storm(seed: int, faults: int) -> Scenario:
         what = "add" if nodes == 1 or (nodes < 3 and chance.random() < 0.5) else chance.choice(kinds)
         left -= what != "add"
         nodes += {"add": 1, "kill": -1, "drain": -1, "hang": 0}[what]
-        at = chance.choice(_OF_A_RESTART) if acts and what != "add" and chance.random() < 0.5 else ""
+        in_restart = what != "add" and acts and acts[-1].what in ("kill", "hang") and chance.random() < _IN_RESTART
+        at = chance.choice(_OF_A_RESTART) if in_restart else ""
         acts.append(Act(acts[-1].step if at else step, what, at=at))
         step += chance.randrange(1, 30)
     return Scenario(3, tuple(acts), step + 40, f"{faults} faults at random, seed {seed}")
