@@ -94,6 +94,13 @@ class PreemptionWatchers:
             del self._actors[node]
         self._check_sources(nodes)
 
+    def end(self) -> None:
+        """End all watchers. A driver that goes on would keep them until its collector finds the run's objects."""
+        for actor in self._actors.values():
+            with contextlib.suppress(RayError):
+                ray.kill(actor)
+        self._actors, self._asked = {}, {}
+
     def _check_sources(self, nodes: set[str]) -> None:
         now = time.monotonic()
         if now >= self._ask_at_s:  # a watcher with a pending answer is not asked again

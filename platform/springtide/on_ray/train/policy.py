@@ -315,7 +315,9 @@ class SpringtideTrainer(TorchTrainer):
         unused = PlacementGroupCleanerCallback | DatasetsCallback
         used = [one for one in callbacks if not isinstance(one, unused)]
         # not in its own actor, as in Ray: that is a process that takes four core-seconds to start
-        with run_as_actor(self._job.mailbox.actor):
+        with run_as_actor(self._job.mailbox.actor), contextlib.ExitStack() as stack:
+            if self._watches is not None:
+                stack.callback(self._watches.end)
             controller = Controller(self._workers.processes, callbacks=used, **arguments)
             asyncio.run(controller.run())
         return controller.get_result()
