@@ -1,7 +1,7 @@
 """A folder anywhere fsspec reaches: local disk, s3, gs, az, memory.
 
 A write is all or nothing. On a local disk a temporary file next to the target is written, synced and renamed; in an object
-store a put is atomic.
+store a put is atomic. Whatever a store's client raises is an OSError here.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ import fsspec
 from fsspec.implementations.local import LocalFileSystem
 
 from springtide.errors import ConfigError, explain
+from springtide.store.errors import as_os_errors
 from springtide.store.full_disk import explain_full_disk, is_full
 
 _TEMPORARY = ".tmp-"
@@ -75,7 +76,7 @@ class Folder:
             from springtide.store import s3
 
             return s3.read(self.fs, self.where(name))
-        with self.fs.open(self.where(name), "rb") as file:
+        with as_os_errors(self.where(name)), self.fs.open(self.where(name), "rb") as file:
             return bytes(file.read())
 
     def read_json(self, name: str) -> Any:
@@ -83,7 +84,8 @@ class Folder:
 
     def open(self, name: str) -> IO[bytes]:
         """Open ``name`` for ranged reading."""
-        return self.fs.open(self.where(name), "rb")
+        with as_os_errors(self.where(name)):
+            return self.fs.open(self.where(name), "rb")
 
     def read_range(self, name: str, begin: int, end: int) -> bytes | memoryview:
         """Return bytes [begin, end) of ``name``; fewer if it is shorter. Thread-safe."""
@@ -94,7 +96,8 @@ class Folder:
             from springtide.store import s3
 
             return s3.read_range(self.fs, self.where(name), begin, end)
-        return bytes(self.fs.cat_file(self.where(name), start=begin, end=end))
+        with as_os_errors(self.where(name)):
+            return bytes(self.fs.cat_file(self.where(name), start=begin, end=end))
 
     def stream(self, name: str, begin: int, end: int) -> Iterator[memoryview]:
         """Yield bytes [begin, end) of ``name`` in small parts, so that they are still in the CPU's cache when they are used."""
@@ -126,9 +129,10 @@ class Folder:
 
             s3.put(self.fs, target, parts, sum(part.nbytes for part in parts))
         elif sum(part.nbytes for part in parts) <= _ONE_PUT_BYTES:
-            self.fs.pipe_file(target, b"".join(parts))  # one put: atomic in an object store
+            with as_os_errors(target):
+                self.fs.pipe_file(target, b"".join(parts))  # one put: atomic in an object store
         else:
-            with self.fs.open(target, "wb", block_size=_ONE_PUT_BYTES) as file:
+            with as_os_errors(target), self.fs.open(target, "wb", block_size=_ONE_PUT_BYTES) as file:
                 for part in parts:
                     file.write(part)
 
@@ -150,7 +154,8 @@ class Folder:
 
             s3.create(self.fs, target, data, before_retry)
         else:
-            self.fs.pipe_file(target, data, mode="create")
+            with as_os_errors(target):
+                self.fs.pipe_file(target, data, mode="create")
 
     @contextlib.contextmanager
     def _beside(self, target: str, parts: Sequence[memoryview], mode: int = 0o666) -> Iterator[str]:
@@ -179,17 +184,21 @@ class Folder:
         self.write(name, json.dumps(value, indent=1, sort_keys=True))
 
     def exists(self, name: str = "") -> bool:
-        return bool(self.fs.exists(self.where(name) if name else self.path))
+        path = self.where(name) if name else self.path
+        with as_os_errors(path):
+            return bool(self.fs.exists(path))
 
     def size(self, name: str) -> int:
         """Return the size of ``name`` in bytes."""
-        return int(self.fs.size(self.where(name)))
+        with as_os_errors(self.where(name)):
+            return int(self.fs.size(self.where(name)))
 
     def names(self) -> list[str]:
         """Return the names directly in the folder, sorted; none if the folder does not exist. Unfinished writes are not
         listed."""
         try:
-            paths = self.fs.ls(self.path, detail=False)
+            with as_os_errors(self.path):
+                paths = self.fs.ls(self.path, detail=False)
         except FileNotFoundError:
             return []
         found = (posixpath.basename(str(path).rstrip("/")) for path in paths)
@@ -203,13 +212,15 @@ class Folder:
 
             found = s3.files(self.fs, self.path)
         else:
-            found = [posixpath.relpath(str(path), self.path) for path in self.fs.find(self.path)]
+            with as_os_errors(self.path):
+                found = [posixpath.relpath(str(path), self.path) for path in self.fs.find(self.path)]
         return sorted(name for name in found if not posixpath.basename(name).startswith(_TEMPORARY))
 
     def remove(self, name: str = "") -> None:
         """Remove ``name`` and everything below it (without a name, the whole folder); not an error if it does not exist."""
-        with contextlib.suppress(FileNotFoundError):
-            self.fs.rm(self.where(name) if name else self.path, recursive=True)
+        path = self.where(name) if name else self.path
+        with contextlib.suppress(FileNotFoundError), as_os_errors(path):
+            self.fs.rm(path, recursive=True)
 
     def sweep(self) -> None:
         """Remove temporary files that killed writes left directly in the folder. Only if no other process writes to it any

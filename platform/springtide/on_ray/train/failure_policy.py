@@ -26,6 +26,7 @@ from springtide.on_ray.cluster.nodes import lost, unanswering
 from springtide.on_ray.train.mailbox import Progress
 from springtide.on_ray.train.process_pool import UnfitNodesError, WorkerProcessPool, last_line
 from springtide.on_ray.train.worker import TrainJob
+from springtide.store.errors import of_store
 
 _ANSWER_S = 2.0
 _NO_ROOM = ("OutOfMemoryError", "MemoryError", "can't allocate memory", "out of memory", "low on memory")
@@ -33,11 +34,6 @@ _NO_ROOM = ("OutOfMemoryError", "MemoryError", "can't allocate memory", "out of 
 _ECHOES = ("Connection closed by peer", "Connection reset by peer", "Socket", "Broken pipe", "NCCL")
 """Messages of gloo and NCCL when a peer is gone."""
 _NUMBER = re.compile(r"0x[0-9a-fA-F]+|\d+(\.\d+)?")
-_STORE_PACKAGES = {
-    *("aiobotocore", "botocore", "s3fs", "obstore", "gcsfs", "google", "adlfs", "azure", "aiohttp", "requests"),
-    *("urllib3",),
-}
-"""Packages of stores' clients: their errors are not OSErrors throughout."""
 _FINAL = (FileNotFoundError, FileExistsError, PermissionError, NotADirectoryError, IsADirectoryError)
 """OSErrors that do not pass by themselves."""
 
@@ -182,8 +178,7 @@ def is_store_error(error: BaseException | None) -> bool:
     rays_own = isinstance(error, RayError) and not isinstance(error, RayTaskError)  # its time-outs are OSErrors
     if error is None or rays_own or isinstance(error, _FINAL):
         return False
-    packages = {kind.__module__.split(".")[0] for kind in type(error).__mro__}
-    return isinstance(error, OSError) or bool(packages & _STORE_PACKAGES)
+    return isinstance(error, OSError) or of_store(error)
 
 
 def _only_stores(error: BaseException) -> BaseException | None:

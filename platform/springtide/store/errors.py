@@ -1,0 +1,48 @@
+"""Errors of stores' clients as OSErrors: what is tried again after an OSError is tried again after theirs."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+
+PACKAGES = frozenset(
+    {
+        *("aiobotocore", "botocore", "s3fs", "obstore", "gcsfs", "google", "adlfs", "azure", "aiohttp", "requests"),
+        *("urllib3", "huggingface_hub", "httpx"),
+    }
+)
+"""Packages of stores' clients: their errors are not OSErrors throughout."""
+_KINDS: tuple[tuple[type[OSError], tuple[str, ...], tuple[int, ...]], ...] = (
+    (FileNotFoundError, ("NotFound",), (404,)),
+    (FileExistsError, ("Exists", "Precondition", "ResourceModified"), (409, 412)),
+    (PermissionError, ("Forbidden", "Unauthorized", "Authentication", "Credentials"), (401, 403)),
+)
+"""Errors that do not pass by themselves: as words in the names of the clients' own classes, and as HTTP codes."""
+
+
+def of_store(error: BaseException) -> bool:
+    """Return whether an error is from a package of a store's client."""
+    return bool({kind.__module__.split(".")[0] for kind in type(error).__mro__} & PACKAGES)
+
+
+@contextlib.contextmanager
+def as_os_errors(path: str) -> Iterator[None]:
+    """Raise an error of a store's client in the block as an OSError that names ``path``: FileNotFoundError, FileExistsError or
+    PermissionError if it is one of these. Other errors pass."""
+    try:
+        yield
+    except OSError:
+        raise
+    except Exception as error:
+        if not of_store(error):
+            raise
+        text = f"{path}: {type(error).__name__}: {(str(error).strip().splitlines() or [''])[0][:500]}"
+        raise _kind(error)(text) from error
+
+
+def _kind(error: Exception) -> type[OSError]:
+    code = getattr(error, "code", getattr(error, "status_code", getattr(error, "status", None)))
+    for kind, words, codes in _KINDS:
+        if code in codes or (not isinstance(code, int) and any(word in type(error).__name__ for word in words)):
+            return kind
+    return OSError
