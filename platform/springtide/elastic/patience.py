@@ -43,10 +43,10 @@ class StartTimes:
 
 
 def ban_s(failures: int) -> float:
-    """Return how long a node is excluded after its ``failures``-th failure [s].
+    """Return how long a node is excluded after its ``failures``-th failure, or after one less if it may only be lost [s].
 
-    >>> [ban_s(failures) for failures in (1, 2, 3, 100)]
-    [60.0, 120.0, 240.0, 3600.0]
+    >>> [ban_s(failures) for failures in (0, 1, 2, 3, 100)]
+    [30.0, 60.0, 120.0, 240.0, 3600.0]
     """
     return min(_LONGEST_BAN_S, _BAN_S * 2.0 ** min(failures, 10))
 

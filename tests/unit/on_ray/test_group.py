@@ -137,6 +137,19 @@ def test_a_process_that_hangs_is_left_behind_in_seconds_and_one_that_died_takes_
     assert ray.alive == ["a", "dies"]
 
 
+@pytest.mark.parametrize(("workers", "interval_s"), [(1, 0.2), (100, 0.2), (1000, 2.0)])
+def test_a_controller_asks_its_workers_no_more_than_it_can(
+    monkeypatch: pytest.MonkeyPatch, workers: int, interval_s: float
+) -> None:
+    controller = object.__new__(group.Controller)
+    controller._shortest_look_s = 0.2
+    seen: list[float] = []
+    start = lambda self, number, resources: seen.append(self._health_check_interval_s)  # noqa: E731
+    monkeypatch.setattr(group.TrainController, "_start_worker_group", start)
+    controller._start_worker_group(workers, {"CPU": 1})
+    assert seen == [interval_s]
+
+
 def _taken(processes: WorkerProcessPool, ray: FakeRay, *nodes: str) -> Any:
     job: Any = TrainJob(configs.recipes.tiny(), mailbox=None)  # type: ignore[arg-type]
     processes.prepare(nodes, job)

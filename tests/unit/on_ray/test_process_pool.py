@@ -115,18 +115,46 @@ def test_a_network_that_many_share_is_measured_again_before_the_verdict(ray: Fak
             group(processes, ray, "late")
 
 
-def test_a_node_that_was_lost_is_not_an_alarm(ray: FakeRay, caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.parametrize("is_silent", [True, False])
+def test_a_node_that_was_lost_is_not_an_alarm(ray: FakeRay, caplog: pytest.LogCaptureFixture, is_silent: bool) -> None:
+    """Its processes end before Ray knows of the node's end, or before it stops to answer."""
     processes = pool()
-    ray.health["lost"], ray.silent = RayError("The actor never ran"), {"lost"}
-    ray.health["broken"] = RayError("No module named torch")
-    with pytest.raises(WorkerGroupStartupFailedError, match="does not answer"):
+    ray.health["lost"], ray.silent = RayError("The actor never ran"), {"lost"} if is_silent else set()
+    with pytest.raises(WorkerGroupStartupFailedError, match="does not answer" if is_silent else "The actor never ran"):
         group(processes, ray, "lost")
     assert not [record for record in caplog.records if record.levelname == "WARNING"]
     ray.now_s += 30.0
     assert not processes.problems()
-    with pytest.raises(WorkerGroupStartupFailedError, match="No module named torch"):
-        group(processes, ray, "broken")
-    assert [record.levelname for record in caplog.records] == ["WARNING"]
+
+
+def test_a_node_that_loses_each_process_is_left_out_longer_each_time_and_said_to_be(
+    ray: FakeRay, caplog: pytest.LogCaptureFixture
+) -> None:
+    processes = pool()
+    ray.health["broken"] = RayError("No module named torch")
+    for out_s in (30.0, 120.0, 240.0):
+        with pytest.raises(WorkerGroupStartupFailedError, match="No module named torch"):
+            group(processes, ray, "broken")
+        ray.now_s += out_s - 1.0
+        assert processes.problems().keys() == {"broken"}
+        ray.now_s += 1.0
+        assert not processes.problems()
+    assert [record.levelname for record in caplog.records] == ["WARNING"] * 2
+
+
+def test_a_node_that_stays_silent_is_looked_at_less_and_less(ray: FakeRay) -> None:
+    processes, out = pool(), []
+    ray.health["cut off"], ray.silent = RayError("The actor never ran"), {"cut off"}
+    for _ in range(4):
+        with pytest.raises(WorkerGroupStartupFailedError):
+            group(processes, ray, "cut off")
+        begin_s = ray.now_s
+        while processes.problems():
+            ray.now_s += 1.0
+        out.append(ray.now_s - begin_s)
+    assert out == [30.0, 60.0, 120.0, 240.0]
+    processes.observe([])
+    assert not processes._failures  # one that is gone is forgotten
 
 
 def workers(ray: FakeRay, *taken: WorkerProcess) -> list[Any]:
@@ -148,6 +176,22 @@ def test_what_is_gone_is_forgotten_and_all_that_is_left_ends_together(ray: FakeR
     assert ray.now_s - before <= 3.0  # for all of them
     with pytest.raises(WorkerGroupStartupFailedError, match="ended all processes"):
         group(processes, ray, "z")
+    assert ray.alive == []
+
+
+def test_a_process_that_starts_while_all_are_ended_is_ended_too(ray: FakeRay) -> None:
+    """The driver ends everything in one thread while the controller starts a process in another."""
+    processes = pool()
+
+    def start(node: str) -> Any:
+        actor = ray.start(node)
+        processes.close()  # before it knows of this one
+        return actor
+
+    assert processes._job is not None
+    processes.prepare(("a",), processes._job)
+    with pytest.raises(WorkerGroupStartupFailedError, match="ended all processes"):
+        processes.take(start)
     assert ray.alive == []
 
 

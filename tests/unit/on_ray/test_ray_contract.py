@@ -39,6 +39,7 @@ SIGNATURES: dict[str, list[str]] = {
     "RuntimeContext.__init__": ["worker"],
     "RuntimeContext.get_actor_id": [],
     "TorchTrainer._initialize_and_run_controller": ["controller_init_kwargs"],
+    "TrainController._start_worker_group": ["num_workers", "resources_per_worker"],
     "TrainController.get_result": [],
     "TrainController.run": [],
     "WorkerGroup._assign_worker_ranks": ["workers", "starting_world_rank", "world_size", "replica_group_size"],
@@ -96,6 +97,12 @@ def test_what_we_replace_is_there() -> None:
 
     assert hasattr(runtime_context, "_runtime_context")
     assert hasattr(worker_group, "SynchronizationActor")
+
+
+def test_the_controller_reads_its_interval_where_we_set_it() -> None:
+    from ray.train.v2._internal.execution.controller import controller
+
+    assert "self._health_check_interval_s" in inspect.getsource(controller.TrainController)
 
 
 def test_a_name_that_is_not_listed_is_refused() -> None:

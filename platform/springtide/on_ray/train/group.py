@@ -45,6 +45,8 @@ _log = logging.getLogger(__name__)
 
 _ANSWER_S = 10.0
 """How long a process that is ready may take to answer [s]."""
+_CALLS_PER_S = 500.0
+"""Calls to workers with which the controller asks how they are; more would take much of its thread's time [calls/s]."""
 _LOOK_S = 1.0
 """Time between looks at the nodes of a group that forms [s]."""
 
@@ -205,8 +207,14 @@ class Controller(TrainController):
     def __init__(self, pool: WorkerProcessPool, **named: object) -> None:
         replace_synchronization_actor(_NoSynchronization())
         super().__init__(**named)
+        self._shortest_look_s = self._health_check_interval_s
 
         class Group(PooledWorkerGroup):
             processes = pool
 
         self.worker_group_cls = Group
+
+    def _start_worker_group(self, num_workers: int, resources_per_worker: dict[str, float]) -> None:
+        """Ask large groups less often how they are: each time costs a call to every worker, from one thread."""
+        self._health_check_interval_s = max(self._shortest_look_s, num_workers / _CALLS_PER_S)
+        super()._start_worker_group(num_workers, resources_per_worker)

@@ -32,8 +32,6 @@ _LEAST_START_S = 20.0
 """How long it may take, at least, however fast others were: its node may have to read Python and torch first [s]."""
 _MEASURE_S = 5.0
 """How long a second measurement of a node's network may take [s]."""
-_AGAIN_S = 30.0
-"""How long a node is excluded that does not answer: Ray will find out what became of it [s]."""
 
 Start = Callable[[str], ActorHandle]
 """Function that starts a worker's actor on a node."""
@@ -188,6 +186,9 @@ class WorkerProcessPool:
             raise WorkerGroupStartupFailedError("the run's driver has ended all processes")
         actor = self._start(node)
         self._all.add(actor)
+        if self.closed:  # meanwhile, in another thread, which may not have seen this one
+            self._end(actor)
+            raise WorkerGroupStartupFailedError("the run's driver has ended all processes")
         return WorkerProcess(node, actor, actor.execute.remote(warm_up, self._job), time.monotonic())
 
     def _await(self, processes: Sequence[WorkerProcess]) -> set[ObjectRef]:
@@ -212,7 +213,7 @@ class WorkerProcessPool:
         try:
             health = ray.get(process.ready)
         except RayError as error:
-            self.exclude(node, f"no worker came up on it: {last_line(error)}")
+            self.exclude(node, f"no worker came up on it: {last_line(error)}", is_process_lost=True)
             return None
         others = {name: one for name, one in self._health.items() if name != node and name not in self._leaving}
         reason = unfit(node, {**others, node: health})
@@ -235,11 +236,15 @@ class WorkerProcessPool:
             return speed
         return 0.0
 
-    def exclude(self, node: str, reason: str) -> None:
-        """Exclude a node whose process fails or hangs. Says so calmly if the node is lost, which Ray notices later."""
-        if silent_nodes([node]):
-            self._left_out[node] = "does not answer", time.monotonic() + _AGAIN_S
-            _log.info("node %s does not answer", node[:8])
+    def exclude(self, node: str, reason: str, is_process_lost: bool = False) -> None:
+        """Exclude a node whose process fails, hangs or is lost, longer each time. Says so calmly if the node is lost, too, or
+        may be: Ray notices that later than the end of its processes."""
+        is_silent = bool(silent_nodes([node]))
+        if is_silent or (is_process_lost and not self._failures[node]):
+            self._failures[node] += 1
+            for_s = ban_s(self._failures[node] - 1)
+            self._left_out[node] = "does not answer" if is_silent else reason, time.monotonic() + for_s
+            _log.info("node %s %s, and is looked at again in %.0f s", node[:8], self._left_out[node][0], for_s)
         else:
             self.ban(node, reason)
 
