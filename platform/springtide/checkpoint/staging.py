@@ -91,7 +91,7 @@ class StagingBuffer:
 
     def digests(self, staged: list[StagedPiece]) -> tuple[tuple[str, ...], ...]:
         """Return the digests of the blocks of each piece, once the copy is complete."""
-        data = memoryview(self._bytes.numpy())
+        data = self._bytes.numpy().data
         views = (data[one.begin : one.begin + one.size_bytes] for one in staged)
         return tuple(tuple(digest.of_bytes(block) for block in cut(view, BLOCK_BYTES)) for view in views)
 

@@ -74,7 +74,7 @@ def train(config: configs.Config, folder: Folder, device: str, local_rank: int, 
         owner = secrets.token_hex(8)
         begin_from_scratch(folder, leases.claim(folder, owner, trains=False, source=config.model.source).term)
     watch = HangWatchdog(config.num_steps, float(config.elastic.hang))
-    run = TrainLoop(config, here, data, folder, placement=Placement(owner), heartbeat=watch.heartbeat)
+    run = TrainLoop(config, here, data, folder, placement=Placement(owner, heartbeat=watch.heartbeat))
     if here.is_first:
         resolved = config.override({"stream.skip": run.data.order.skip})
         folder.write(configs.RUN_CONFIG, configs.dump(resolved), private=bool(configs.secret_fields(resolved)))

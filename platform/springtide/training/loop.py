@@ -58,7 +58,7 @@ Feed = Callable[[RankReader, StepsDone], Iterator[Batch]]
 
 @dataclasses.dataclass(frozen=True)
 class Placement:
-    """Where a worker group runs."""
+    """Where a worker group runs, and who watches it there."""
 
     owner: str = ""
     """Owner id of the driver that has claimed the run; empty if there is no driver: the worker group claims the run itself."""
@@ -68,6 +68,8 @@ class Placement:
     """Market of each rank's node, if known."""
     read_elsewhere: ReadElsewhere | None = None
     """Reads a file that this group's nodes found bad on another node; None: there is none."""
+    heartbeat: Callable[[], None] = lambda: None
+    """Called again and again while a save or an evaluation lasts: the group is alive, although it makes no step."""
 
 
 @dataclasses.dataclass
@@ -86,8 +88,6 @@ class TrainLoop:
     phases_s: dict[str, float] = dataclasses.field(default_factory=dict)
     """Duration of each phase of the start [s]."""
     placement: Placement = Placement()
-    heartbeat: Callable[[], None] = lambda: None
-    """Called again and again while a save or an evaluation lasts: the group is alive, although it makes no step."""
 
     def __post_init__(self) -> None:
         begin, config = time.perf_counter(), self.config
@@ -288,7 +288,7 @@ class TrainLoop:
         if train.eval_rows and state.step not in state.heldout_losses:
             rows, padded = train.rows_at_once, self.config.parallel.compile
             found = evaluate(
-                state.model, self.data, self.world, state.step, train.eval_rows, rows, padded, self.heartbeat
+                state.model, self.data, self.world, state.step, train.eval_rows, rows, padded, self.placement.heartbeat
             )
             state.heldout_losses[state.step] = found.heldout_loss
             yield found
@@ -299,7 +299,7 @@ class TrainLoop:
     def _checkpoint_schedule(self) -> CheckpointSchedule:
         losses = leases.losses(self.folder) if self.world.is_first else 0
         schedule = CheckpointSchedule(
-            self.config, self.world, self.folder, self.lease, losses, self._checkpoint, self.heartbeat
+            self.config, self.world, self.folder, self.lease, losses, self._checkpoint, self.placement.heartbeat
         )
         schedule.last_step = self.state.step
         return schedule

@@ -204,6 +204,9 @@ def _starter(resources: dict[str, float], environment: Mapping[str, object]) -> 
 class Controller(TrainController):
     """Ray Train's controller with our worker groups."""
 
+    _health_check_interval_s: float
+    """Of Ray: the time between looks at the workers [s]."""
+
     def __init__(self, pool: WorkerProcessPool, **named: object) -> None:
         replace_synchronization_actor(_NoSynchronization())
         super().__init__(**named)

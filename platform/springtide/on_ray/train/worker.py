@@ -164,11 +164,11 @@ def _train(job: TrainJob) -> bool:
         servers = SnapshotClient(config, job.folder, job.mailbox)
         servers.pair(list(nodes))
     phases_s["snapshots"] = time.perf_counter() - begin - phases_s["data"]
-    placement = Placement(job.owner, nodes, markets, functools.partial(read_elsewhere, job.mailbox))
     # one rank talks to the driver: what it receives reaches the others in the step's own all-reduce
     sender = EventSender(job.mailbox) if here.is_first else None
     beat = sender.heartbeat if sender else lambda: None
-    run = TrainLoop(config, here, data, job.folder, job.labels, servers, phases_s, placement, beat)
+    placement = Placement(job.owner, nodes, markets, functools.partial(read_elsewhere, job.mailbox), beat)
+    run = TrainLoop(config, here, data, job.folder, job.labels, servers, phases_s, placement)
     left = False
     for event in run.events(batches, sender.interrupt if sender else lambda: None):
         left |= isinstance(event, Left)
