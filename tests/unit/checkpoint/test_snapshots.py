@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from springtide.checkpoint import leases
 from springtide.checkpoint.format import Meta, Snapshot, file_of
 from springtide.checkpoint.snapshots import Snapshotter, restore_from_snapshots
 from springtide.checkpoint.staging import StagingBuffer
@@ -104,4 +105,31 @@ def test_a_rank_that_is_cut_off_while_it_copies_marks_nothing_whole() -> None:
     take(memory, trained(), 2)
     assert [snapshot.meta.step for snapshot, _, _ in keeper.kept] == [1]
     assert int.from_bytes(memory._stages[1]._map[:8], "little", signed=True) == -1
+    memory.close()
+
+
+def test_a_snapshot_from_before_a_rollback_is_not_loaded(tmp_path: Any) -> None:
+    """A device may have spoilt it: the group that follows the rollback may be lost at its first step."""
+    keeper, state, run = Here(), trained(), Folder(str(tmp_path))
+    memory = Snapshotter(keeper, term=3, rank=0, world_size=1, stage_in="/dev/shm")
+    take(memory, state, 7)
+    leases.note_rollback(run, 4)
+    assert restore_from_snapshots(run, keeper, *trained(), lambda step: "o") is None
+    later = Snapshotter(keeper, term=4, rank=0, world_size=1, stage_in="/dev/shm")
+    take(later, state, 5)
+    found = restore_from_snapshots(run, keeper, *trained(), lambda step: "o")
+    assert found is not None
+    assert found.meta.step == 5
+    memory.close()
+    later.close()
+
+
+def test_a_copy_with_other_bytes_is_read_elsewhere_and_without_another_the_store_is(tmp_path: Any) -> None:
+    keeper, state, excluded = Here(), trained(), list[str]()
+    memory = Snapshotter(keeper, term=3, rank=0, world_size=1, stage_in="/dev/shm")
+    take(memory, state, 7)
+    keeper.exclude = excluded.append  # type: ignore[method-assign]
+    memory._stages[0]._bytes[3] ^= 1
+    assert restore_from_snapshots(Folder(str(tmp_path)), keeper, *trained(), lambda step: "o") is None
+    assert excluded == ["3-7-0"] * 3
     memory.close()
