@@ -45,6 +45,7 @@ _DEFINED_IN = {
     "ScalingDecision": f"{_EXECUTION}.scaling_policy",
     "ElasticScalingPolicy": f"{_EXECUTION}.scaling_policy.elastic",
     "WorkerGroup": f"{_EXECUTION}.worker_group",
+    "WorkerGroupCallback": f"{_EXECUTION}.callback",
     "PlacementGroupHandle": f"{_EXECUTION}.worker_group.placement_group_handle",
     "WorkerGroupState": f"{_EXECUTION}.worker_group.state",
     "WorkerGroupStateBuilder": f"{_EXECUTION}.worker_group.state",

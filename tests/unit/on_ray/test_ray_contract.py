@@ -49,6 +49,7 @@ SIGNATURES: dict[str, list[str]] = {
         *("starting_world_rank", "world_size", "replica_group_size"),
     ],
     "WorkerGroup._clear_state": [],
+    "WorkerGroupCallback.after_worker_group_start": ["worker_group"],
     "WorkerGroup._get_worker_runtime_env": ["custom_runtime_env"],
     "WorkerGroup._start": [],
     "WorkerGroup._start_impl": ["worker_group_state_builder"],

@@ -12,7 +12,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import ClassVar, Self
 
 import ray
@@ -28,6 +28,7 @@ from springtide.on_ray._ray_private import (
     TrainController,
     Worker,
     WorkerGroup,
+    WorkerGroupCallback,
     WorkerGroupStartupFailedError,
     WorkerGroupState,
     WorkerGroupStateBuilder,
@@ -154,7 +155,6 @@ class PooledWorkerGroup(WorkerGroup):
         self._taken, self._taken_s = tuple(assigned), time.monotonic()
         self._watch = threading.Thread(target=self._end_stuck, name="springtide-forming", daemon=True)
         self._watch.start()
-        reach("rendezvous", "before")
         return assigned
 
     def _end_stuck(self) -> None:
@@ -201,15 +201,23 @@ def _starter(resources: dict[str, float], environment: Mapping[str, object]) -> 
     return start
 
 
+class _BeforeRendezvous(WorkerGroupCallback):
+    """Marks the moment in which Ray counts a group as started, and its workers have not formed a process group yet."""
+
+    def after_worker_group_start(self, worker_group: WorkerGroup) -> None:
+        """As Ray calls it, first of all callbacks."""
+        reach("rendezvous", "before")
+
+
 class Controller(TrainController):
     """Ray Train's controller with our worker groups."""
 
     _health_check_interval_s: float
     """Of Ray: the time between looks at the workers [s]."""
 
-    def __init__(self, pool: WorkerProcessPool, **named: object) -> None:
+    def __init__(self, pool: WorkerProcessPool, *, callbacks: Sequence[object], **named: object) -> None:
         replace_synchronization_actor(_NoSynchronization())
-        super().__init__(**named)
+        super().__init__(callbacks=[_BeforeRendezvous(), *callbacks], **named)
         self._shortest_look_s = self._health_check_interval_s
 
         class Group(PooledWorkerGroup):
