@@ -316,11 +316,14 @@ class _Director:
             self._copied.clear()
 
         def trains_on() -> bool:
-            group, nodes = set(training.group), set(self._cluster.nodes)
-            kept = len(group) < 2 or group <= self._copied
-            return group <= nodes and kept and training.steps_since(over_s) >= _STEPS_AFTER
+            return set(training.group) <= set(self._cluster.nodes) and training.steps_since(over_s) >= _STEPS_AFTER
 
-        self._until(training, trains_on, "training did not go on, or kept no more snapshots")
+        def keeps_snapshots() -> bool:
+            group = set(training.group)
+            return trains_on() and (len(group) < 2 or group <= self._copied)
+
+        self._until(training, trains_on, "training did not go on")
+        self._until(training, keeps_snapshots, "training went on, but not every node copied a snapshot to a peer")
         self._drop_dead()  # a stopped node may be given up only now
 
     def _until(self, training: _Training, condition: Callable[[], bool], otherwise: str) -> None:
