@@ -62,8 +62,7 @@ def storm(seed: int, faults: int) -> Scenario:
     """Return random faults, with joins between them; the cluster never loses its last node. Most faults that follow a kill or a
     hang come at a fault point of the restart which that causes: while no group trains."""
     chance = random.Random(seed)
-    acts: list[Act] = []
-    nodes, step, left = 3, 20, faults
+    nodes, acts, step, left = 3, list[Act](), 20, faults
     while left:
         kinds = ["hang", "kill", "drain"] if nodes > 1 else ["hang"]
         what = "add" if nodes == 1 or (nodes < 3 and chance.random() < 0.5) else chance.choice(kinds)
