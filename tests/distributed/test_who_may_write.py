@@ -69,6 +69,16 @@ def test_a_driver_that_is_refused_has_written_nothing(held: Config) -> None:
         assert contents(folder) == before
 
 
+def test_a_group_of_torchrun_that_is_refused_has_written_nothing(held: Config, ranks: Ranks) -> None:
+    folder = f"{held.run.root}/{held.run.id}"
+    before = contents(folder)
+    longer = held.override({"train.total": 12 * 64 * 20})
+    for from_scratch in (False, True):
+        with pytest.raises(AssertionError, match=r"RunExists: .* is held by lease \d+, begun"):
+            ranks(1, train_as_torchrun_does, longer, from_scratch)
+        assert contents(folder) == before
+
+
 def test_a_group_that_was_fenced_off_writes_nothing_when_it_goes_back(tiny: Config, ranks: Ranks) -> None:
     changes = {"run.id": "fenced", "optim.on_spike": "rollback", "checkpoint.every_steps": 2, "train.eval_rows": 0}
     [(said, before, after)] = ranks(1, go_back_when_fenced, tiny.override(changes))

@@ -21,7 +21,6 @@ import mmap
 import multiprocessing
 import os
 import random
-import signal
 import subprocess
 import sys
 import time
@@ -59,7 +58,10 @@ class WriterProcess:
         path = f"PYTHONPATH={os.pathsep.join(sys.path)}"
         # -P: that path alone, not the working directory before it
         command = ["env", path, sys.executable, "-P", *PROGRAM, str(theirs.fileno())]
-        self._process = subprocess.Popen(command, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL)
+        # a session of its own: torchrun and terminals signal the whole process group, and the trainer decides what is saved
+        self._process = subprocess.Popen(
+            command, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL, start_new_session=True
+        )
         theirs.close()
 
     @property
@@ -215,7 +217,6 @@ class _Pipe:
 
 def main() -> None:
     """Write the jobs that arrive, until the trainer is gone."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C at a terminal is for the trainer, which decides
     os.nice(10)  # where cores are scarce, training comes first
     logging.basicConfig(level=logging.WARNING, format="springtide writer: %(message)s")
     pipe = _Pipe(Connection(int(sys.argv[1])))

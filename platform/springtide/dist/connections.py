@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
+import select
 import socket
 import stat
 from collections import Counter
@@ -36,6 +37,13 @@ class Connections:
 
     def __len__(self) -> int:
         return len(self._sockets)
+
+    def wait_until_lost(self) -> None:
+        """Wait until a peer has closed its end, as when its process has ended; forever without peers."""
+        poller = select.poll()
+        for one in self._sockets:
+            poller.register(one, select.POLLRDHUP)
+        poller.poll()
 
     def cut(self) -> None:
         """Shut them down: a collective in progress raises, on this rank and on its peers."""

@@ -5,8 +5,11 @@ from __future__ import annotations
 import argparse
 import contextlib
 import faulthandler
+import functools
 import os
 import secrets
+import socket
+import sys
 from collections.abc import Iterator
 
 import torch
@@ -15,16 +18,17 @@ from springtide import config as configs
 from springtide.checkpoint import branch, leases
 from springtide.checkpoint.fresh_start import begin_from_scratch
 from springtide.config.steps import StepsDone
-from springtide.dist import NCCL_ENVIRONMENT, process_group, world
+from springtide.dist import NCCL_ENVIRONMENT, Connections, on_first, process_group, world
 from springtide.elastic.forecast import RunHistory
 from springtide.errors import ConfigError, explain
-from springtide.events import Event, record
+from springtide.events import Event, Left, Started, record
 from springtide.events.listeners import Listeners
 from springtide.store import Folder
 from springtide.stream import Batch, RankReader, load, open_data
 from springtide.track.console import Console
 from springtide.track.journal import Journal
 from springtide.training import Placement, TrainLoop
+from springtide.training.leave_request import LEFT, LeaveRequest
 
 
 def main() -> None:
@@ -57,35 +61,67 @@ def main() -> None:
         configs.check_same_run(before, config, options.accept_changes)
     device = "cuda" if torch.cuda.is_available() and config.elastic.gpus_per_worker else "cpu"
     os.environ.update(NCCL_ENVIRONMENT)  # torchrun sets some of these to other values
+    request = LeaveRequest(os.getppid() if "TORCHELASTIC_RUN_ID" in os.environ else 0)
     with process_group(device):
-        train(config, folder, device, int(os.environ.get("LOCAL_RANK", "0")), options.from_scratch)
+        local_rank = int(os.environ.get("LOCAL_RANK", "0"))
+        finished = train(config, folder, device, local_rank, options.from_scratch, request)
+    if not finished:
+        request.end_agent()
+        sys.exit(LEFT)
 
 
-def train(config: configs.Config, folder: Folder, device: str, local_rank: int, from_scratch: bool = False) -> None:
-    """Train in this process as one rank of the process group."""
-    here = world(device, local_rank, config.parallel.shards)
-    data = open_data(config.data)
+def train(
+    config: configs.Config,
+    folder: Folder,
+    device: str,
+    local_rank: int,
+    from_scratch: bool = False,
+    request: LeaveRequest | None = None,
+) -> bool:
+    """Train in this process as one rank of the process group; return False if the group left before the last step.
+    ``request``: listens to signals, in the main thread; None listens to nothing. Raises RunExists, with nothing written, if
+    another process holds the run."""
+    here, owner = world(device, local_rank, config.parallel.shards), secrets.token_hex(8)
+    watch = HangWatchdog(config.num_steps, float(config.elastic.hang))
+    run = TrainLoop(config, here, open_data(config.data), folder, placement=Placement(owner, heartbeat=watch.heartbeat))
+    claim = functools.partial(leases.claim, folder, owner, trains=False, source=config.model.source)
+    term = on_first(lambda: claim().term)  # first: whoever is refused writes nothing
+    if from_scratch:
+        on_first(lambda: begin_from_scratch(folder, term))
+    try:
+        return _train(run, watch, term, local_rank, request)
+    finally:
+        if here.is_first:
+            leases.end(folder, term)
+
+
+def _train(run: TrainLoop, watch: HangWatchdog, term: int, local_rank: int, request: LeaveRequest | None) -> bool:
+    """As ``train``, under lease ``term``."""
+    config, folder, is_first = run.config, run.folder, run.world.is_first
 
     def feed(reader: RankReader, step: StepsDone) -> Iterator[Batch]:
         return load(reader, reader.plan(step, config.num_steps, int(config.feed.read_bytes)))
 
-    owner = ""
-    if from_scratch and here.is_first:
-        owner = secrets.token_hex(8)
-        begin_from_scratch(folder, leases.claim(folder, owner, trains=False, source=config.model.source).term)
-    watch = HangWatchdog(config.num_steps, float(config.elastic.hang))
-    run = TrainLoop(config, here, data, folder, placement=Placement(owner, heartbeat=watch.heartbeat))
-    if here.is_first:
+    if is_first:
         resolved = config.override({"stream.skip": run.data.order.skip})
         folder.write(configs.RUN_CONFIG, configs.dump(resolved), private=bool(configs.secret_fields(resolved)))
-    with (
-        contextlib.closing(watch),
-        Journal(folder, enabled=here.is_first) as journal,
-        Console(config.num_steps, here.is_first) as console,
-    ):
+    left = False
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(contextlib.closing(watch))
+        journal = stack.enter_context(Journal(folder, enabled=is_first, term=term))
+        console = stack.enter_context(Console(config.num_steps, is_first))
         listeners = Listeners([journal, console, watch])
-        for event in run.events(feed, lambda: None):
+        if request:
+            peers = Connections()
+            stack.callback(request.end)  # before the journal is closed: from here on the others may end
+        for event in run.events(feed, request or (lambda: None)):
             listeners(event)
+            if request and isinstance(event, Started):  # until then there is nothing to save: signals end the process
+                request.listen(config.elastic, socket.gethostname(), peers, poll_notices=local_rank == 0)
+            left |= isinstance(event, Left)
+    if left and is_first:
+        leases.end(folder, run.lease.term)
+    return not left
 
 
 class HangWatchdog:
