@@ -35,6 +35,7 @@ _SHORT.maxstring = _SHORT.maxother = 1000
 _SHORT.maxlist = _SHORT.maxtuple = _SHORT.maxdict = 20
 _SHORT.maxlevel = 4
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
+_NOT_IN_XML = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\ud800-\udfff\ufffe\uffff]")
 
 
 class SpringtideError(Exception):
@@ -112,3 +113,13 @@ def printable(text: str) -> str:
     'red: \ufffd[31m'
     """
     return _CONTROL.sub("\ufffd", text)
+
+
+def legible(text: str) -> str:
+    """Return ``text`` with U+FFFD for what a page or a drawing cannot hold: control characters, and bytes of a file's name that
+    are not UTF-8.
+
+    >>> legible("a\\x07b\\udcff")
+    'a�b�'
+    """
+    return _NOT_IN_XML.sub("\ufffd", text)

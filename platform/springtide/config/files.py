@@ -107,11 +107,12 @@ def changes_the_run(changes: dict[str, tuple[Any, Any]]) -> dict[str, tuple[Any,
 
 def check_same_run(old: Config, new: Config, accept_changes: bool) -> None:
     """Raise RunExists, with every difference, if a run of ``old`` would train something else under ``new``, unless
-    ``accept_changes``. Free fields, and an empty ``shards.dataset`` in ``new``, do not count."""
+    ``accept_changes``. Free fields, an empty ``shards.dataset`` in ``new``, and new passwords in URLs do not count."""
     changed = {
         name: change
         for name, change in changes_the_run(difference(old, new)).items()
         if not (name == "shards.dataset" and not new.shards.dataset)
+        and len({redacted(repr(one)) for one in change}) > 1
     }
     if changed and not accept_changes:
         shown = redacted("".join(f"\n  {name}: {old!r} -> {new!r}" for name, (old, new) in changed.items()))
@@ -122,9 +123,10 @@ def check_same_run(old: Config, new: Config, accept_changes: bool) -> None:
 
 
 def fingerprint(config: Config) -> str:
-    """Hash every field that decides what is learned, that is, all but the free fields: 16 hex digits."""
+    """Hash every field that decides what is learned, that is, all but the free fields and passwords in URLs: 16 hex digits.
+    Others can read it: with a password in it, they could try what the password is."""
     identity = {name: value for name, value in flatten(config).items() if not is_free(name)}
-    return hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()[:16]
+    return hashlib.sha256(redacted(json.dumps(identity, sort_keys=True)).encode()).hexdigest()[:16]
 
 
 def nearest(name: str, known: Any) -> str:

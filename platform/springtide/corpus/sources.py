@@ -22,7 +22,7 @@ from typing import IO, NamedTuple
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from springtide.errors import CorpusError, explain
+from springtide.errors import CorpusError, explain, redacted
 from springtide.store import Folder
 
 _log = logging.getLogger(__name__)
@@ -91,7 +91,8 @@ class CorpusReader:
         for name in self.names:
             info = self.folder.fs.info(self.folder.where(name))
             changed = info.get("mtime") or info.get("ETag") or info.get("LastModified") or ""
-            state.update(f"{name}\0{info['size']}\0{changed}\n".encode())
+            line = f"{redacted(name)}\0{info['size']}\0{changed}\n"
+            state.update(line.encode("utf-8", "surrogatepass"))  # names are bytes, and need not be UTF-8
         return state.hexdigest()
 
     def units(self) -> list[Unit]:
@@ -148,9 +149,10 @@ class CorpusReader:
 
     def _open(self, name: str) -> IO[bytes]:
         data = self.folder.open(name)
-        compression = _compression(name)
-        # pyarrow can read zstd, Python's own library cannot yet
-        return io.BufferedReader(pa.CompressedInputStream(data, compression)) if compression else data
+        if compression := _compression(name):  # pyarrow can read zstd, Python's own library cannot yet
+            return io.BufferedReader(pa.CompressedInputStream(data, compression))
+        # a remote file of fsspec's takes no limit for a line
+        return data if self.folder.is_local else io.BufferedReader(data, _READ_BYTES)  # type: ignore[type-var]
 
     def _lines(self, name: str, unit: Unit) -> Iterator[Document | Broken]:
         """Yield the documents of ``unit``: a line belongs to the range that contains its first byte."""

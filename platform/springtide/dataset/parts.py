@@ -22,6 +22,7 @@ import pyarrow.parquet as pq
 
 from springtide.config.data import CorpusConfig, ShardsConfig
 from springtide.corpus import BANDS, Broken, CorpusReader, Tokenizer, Unit, bands, clean
+from springtide.errors import legible, redacted
 from springtide.shards import TOKENIZER
 from springtide.store import Folder
 
@@ -71,7 +72,7 @@ def make_part(job: PartJob) -> None:
         if isinstance(found, Broken):
             counts[found.reason] += 1
             if len(samples) < _SAMPLES:
-                samples.append(found._asdict())
+                samples.append({**found._asdict(), "name": _shown(found.name)})
             continue
         text, reason = clean(found.text, job.corpus)
         counts[reason or "kept"] += 1
@@ -103,7 +104,12 @@ def make_part(job: PartJob) -> None:
 
 def _first_folder(name: str) -> str:
     """Return the first folder of a document's name, or its file."""
-    return name.split("/")[0].split("@")[0]
+    return _shown(name).split("/")[0].split("@")[0]
+
+
+def _shown(name: str) -> str:
+    """Return a file's name for the manifest and the card: names are bytes, and that of a URL may end in a signature."""
+    return legible(redacted(name))
 
 
 @functools.lru_cache(maxsize=1)

@@ -18,6 +18,8 @@ from matplotlib.colors import LinearSegmentedColormap, to_hex
 from matplotlib.figure import Figure
 from matplotlib.ticker import EngFormatter, MaxNLocator
 
+from springtide.errors import legible
+
 _WIDTH, _HEIGHT = 4.8, 3.0  # size of one chart [inches]
 _INK, _GRID, _PAPER = "#1f2937", "#e5e7eb", "#fefefe"
 _PALETTE = ("#2563eb", "#93b4f5", "#dc6803", "#0f9d76")
@@ -149,7 +151,7 @@ def draw(
         places = list(figure.subplots(rows, columns, squeeze=False).flat)
         for axes in places[len(charts) :]:
             axes.set_axis_off()
-        for axes, chart in zip(places, charts, strict=False):
+        for axes, chart in zip(places, map(_legible, charts), strict=False):
             match chart:
                 case Bars():
                     _fill_bars(axes, chart)
@@ -282,6 +284,18 @@ def _plot(axes: Axes, strands: Sequence[Strand], notes: list[str]) -> None:
             gid=f"note-{len(notes)}",
         )
         notes.append(strand.note)
+
+
+def _legible(part: Any) -> Any:
+    """Return a part of a chart with texts that an SVG can hold; its points have none."""
+    if isinstance(part, str):
+        return legible(part)
+    if isinstance(part, Sequence):
+        return [_legible(one) for one in part]
+    if dataclasses.is_dataclass(part) and not isinstance(part, type):
+        texts = {field.name: getattr(part, field.name) for field in dataclasses.fields(part) if field.name != "points"}
+        return dataclasses.replace(part, **{name: _legible(value) for name, value in texts.items()})
+    return part
 
 
 def _noted(svg: str, notes: Sequence[str]) -> str:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import html
 from collections.abc import Iterable, Sequence
 
+from springtide.errors import legible
+
 _STYLE = """
 :root { --bg: #ffffff; --fg: #1f2937; --soft: #6b7280; --grid: #e5e7eb; --card: #f7f8fa; color-scheme: light dark; }
 @media (prefers-color-scheme: dark) {
@@ -32,7 +34,8 @@ def page(title: str, sections: Iterable[str]) -> str:
     """Return the whole page; ``sections`` are HTML."""
     head = f'<meta charset="utf-8"><title>{html.escape(title)}</title><style>{_STYLE}</style>'
     heading = f"<h1>{html.escape(title)}</h1>"
-    return f'<!doctype html>\n<html lang="en"><head>{head}</head><body>{heading}{"".join(sections)}</body></html>\n'
+    body = f"<body>{heading}{''.join(sections)}</body>"
+    return legible(f'<!doctype html>\n<html lang="en"><head>{head}</head>{body}</html>\n')
 
 
 def cards(figures: Iterable[tuple[str, str, str]]) -> str:

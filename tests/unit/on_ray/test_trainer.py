@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from ray.exceptions import ActorDiedError
 
-from springtide.errors import TrainingFailed
+from springtide.config import Config
+from springtide.errors import TrainingFailed, redacted
 from springtide.on_ray.train import trainer
+from springtide.on_ray.train.worker import TrainJob
+from springtide.on_ray.train.worker_lender import WorkerLender
+from springtide.store import Folder
 
 
 def test_a_mailbox_that_was_killed_ends_the_run_with_what_happened_and_what_to_do() -> None:
@@ -29,3 +35,19 @@ def test_an_error_of_a_listener_is_its_own() -> None:
 
     with pytest.raises(ActorDiedError):
         trainer._pass_on(mailbox, fail)
+
+
+def test_ray_shows_no_password_and_workers_get_none_that_they_do_not_need(tmp_path: Path) -> None:
+    uri, source = "postgresql://ml:hunter2@db/mlflow", "https://u:hunter2@host/text.jsonl?sig=hunter2"
+    needed = {"web": "https://u:needed@host/web?sig=needed", "code": "/data/code"}
+    changes = {"track.mlflow_uri": uri, "corpus.source": source, "stream.mixture": needed, "run.id": "mine"}
+    config = Config().override({**changes, "run.root": str(tmp_path), "elastic.notices": "off"})
+    job = TrainJob(trainer.for_workers(config), mailbox=None, labels={}, owner="me")  # type: ignore[arg-type]
+    made = trainer._trainer(Folder(str(tmp_path / "mine")), 1, job, WorkerLender())
+    assert job.config.stream.mixture == needed, "a worker reads with it"
+    assert (job.config.corpus.source, job.config.track.mlflow_uri) == (redacted(source), redacted(uri))
+    assert "hunter2" not in repr(job)
+    shown = json.dumps(made.train_loop_config) + repr(made.run_config)
+    assert "***@host/web" in shown
+    assert "hunter2" not in shown
+    assert "needed" not in shown

@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import json
+import os
 import xml.etree.ElementTree as ET
 from pathlib import Path
+
+import pytest
 
 import springtide as st
 from springtide.app.prepare import CARD
 from springtide.dataset import open_dataset
+from springtide.errors import legible
+from springtide.report.charts import Bars, draw
+from springtide.report.html import page as render_page
 
 
 def test_a_dataset_gets_its_card(tmp_path: Path) -> None:
@@ -37,6 +43,31 @@ def test_a_dataset_gets_its_card(tmp_path: Path) -> None:
     svg = page[page.index("<svg") : page.index("</svg>") + 6]
     words = {text.strip() for text in ET.fromstring(svg).itertext()}
     assert {"poems", "prose<b>", "lines.jsonl", "kept", "train", "heldout"} <= words
+
+
+def test_names_that_are_no_text_are_told_as_far_as_they_are(tmp_path: Path) -> None:
+    """File names are bytes: some are not UTF-8, some have control characters."""
+    folder = tmp_path / "text"
+    for part in (b"ber\xff", b"bell\x07\x1b[2J"):
+        (folder / os.fsdecode(part)).mkdir(parents=True)
+        for number in range(30):
+            (folder / os.fsdecode(part) / f"{number}.txt").write_text(f"line {number} of the sea\n" * 3 * number)
+    (folder / os.fsdecode(b"li\xfe\x02nes.jsonl")).write_text("{broken")
+    changes = {"corpus.source": str(folder), "corpus.near_duplicates": False, "shards.root": str(tmp_path / "data")}
+    config = st.prepare(st.recipes.tiny().override({**changes, "corpus.max_files": 0, "shards.sequence_length": 16}))
+    manifest, _ = open_dataset(config.shards.dataset)
+    assert [found["name"] for found in manifest.source["broken"]] == ["li\ufffd\ufffdnes.jsonl@0"]
+    page = (Path(config.shards.dataset) / CARD).read_text(encoding="utf-8")
+    svg = page[page.index("<svg") : page.index("</svg>") + 6]
+    words = {text.strip() for text in ET.fromstring(svg).itertext()}
+    assert {"ber\ufffd", "bell\ufffd\ufffd[2J"} <= words
+    assert "li\ufffd\ufffdnes.jsonl@0: not JSON" in page
+    with pytest.raises(UnicodeEncodeError):
+        "\udcff".encode()
+    assert legible("a\x00\udcff\ufffe\t\n\u00e9") == "a\ufffd\ufffd\ufffd\t\n\u00e9"
+    made = draw([Bars("title\x07", "x\udcff", [("bar\x1b", 1.0)])])
+    ET.fromstring(made.encode())
+    render_page("run\udcff", ["<p>\udcff</p>"]).encode()
 
 
 def test_a_dataset_that_was_there_keeps_its_card(tiny: st.Config) -> None:

@@ -26,6 +26,7 @@ from springtide.track.journal import Journal, read_journal
 from springtide.track.mlflow_sink import MlflowSink
 
 URI = "postgresql://ml:hunter2@127.0.0.1:9/mlflow"
+SOURCE = "https://u:hunter2@127.0.0.1:9/text.jsonl?X-Amz-Signature=hunter2"
 
 
 @pytest.mark.parametrize(
@@ -79,6 +80,17 @@ def test_errors_hide_them() -> None:
         assert "hunter2" not in str(found.value)
 
 
+def test_another_password_trains_the_same_run_and_its_fingerprint_tells_nothing_of_it() -> None:
+    old = Config().override({"corpus.source": SOURCE})
+    new = old.override({"corpus.source": SOURCE.replace("hunter2", "hunter3")})
+    assert configs.fingerprint(old) == configs.fingerprint(new) == configs.fingerprint(configs.redact(old))
+    configs.check_same_run(old, new, accept_changes=False)
+    elsewhere = old.override({"corpus.source": SOURCE.replace("text", "other")})
+    assert configs.fingerprint(elsewhere) != configs.fingerprint(old)
+    with pytest.raises(RunExists, match=r"corpus\.source"):
+        configs.check_same_run(old, elsewhere, accept_changes=False)
+
+
 def _train(config: Config, folder: Path) -> None:
     """As ``torchrun`` would, alone."""
     file = folder / "typed.yaml"
@@ -98,14 +110,16 @@ def _train(config: Config, folder: Path) -> None:
 def test_of_all_that_a_run_writes_only_its_config_has_the_password(
     tiny: Config, tmp_path: Path, caplog: pytest.LogCaptureFixture, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    root = tmp_path / "runs"
+    root = tmp_path / "runs?sig=hunter2"  # a folder here, and a signature wherever its name is quoted
     changes = {"run.id": "run", "track.mlflow_uri": URI, "train.eval_rows": 0, "optim.warmup": 0}
+    changes |= {"run.root": str(root), "corpus.source": SOURCE}
     config = tiny.override({**changes, "train.total": 2 * tiny.tokens_per_step})
     _train(config, tmp_path)
     run = open_run(str(root / "run"))
     assert run.config == config, "what it resumes with is whole"
     [name] = run.checkpoints
-    assert configs.build(read_manifest(run.folder, name).config).track.mlflow_uri == redacted(URI)
+    saved = configs.build(read_manifest(run.folder, name).config)
+    assert (saved.track.mlflow_uri, saved.corpus.source) == (redacted(URI), redacted(SOURCE))
 
     tags = {"springtide.dataset": "https://u:hunter2@host/data"}
     with (
@@ -122,7 +136,7 @@ def test_of_all_that_a_run_writes_only_its_config_has_the_password(
     with MlflowSink(
         configs.flatten(configs.redact(config)),
         run.folder,
-        f"sqlite:///{root}/mlflow.db",
+        f"sqlite:///{tmp_path}/mlflow.db",
         read_journal(run.folder),
         tags,
         grace_s=60.0,
@@ -137,12 +151,13 @@ def test_of_all_that_a_run_writes_only_its_config_has_the_password(
     assert "cannot be reached" in caplog.text
     assert "hunter2" not in caplog.text
     assert "hunter2" not in "".join(capsys.readouterr())
-    holders = [path for path in root.rglob("*") if path.is_file() and b"hunter2" in path.read_bytes()]
-    assert sorted(holders) == [root / "run" / "config.yaml", root / "twin.yaml"]
+    holders = [path for path in tmp_path.rglob("*") if path.is_file() and b"hunter2" in path.read_bytes()]
+    assert sorted(holders) == [root / "run" / "config.yaml", root / "twin.yaml", tmp_path / "typed.yaml"]
+    holders.remove(tmp_path / "typed.yaml")  # the user's own
     assert [path.stat().st_mode & 0o777 for path in holders] == [0o600, 0o600]
     for shown in ("report.html", "mlflow.json"):
         assert (root / "run" / shown).stat().st_mode & 0o044
-    run.write_config(config.override({"track.mlflow_uri": ""}))
+    run.write_config(tiny)
     assert (root / "run" / "config.yaml").stat().st_mode & 0o044
 
 

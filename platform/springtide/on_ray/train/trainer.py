@@ -18,11 +18,11 @@ from ray.exceptions import RayActorError
 from ray.train import FailureConfig, RunConfig, ScalingConfig
 from ray.train.torch import TorchConfig
 
-from springtide.config import Config
+from springtide.config import Config, redact
 from springtide.dist import NCCL_ENVIRONMENT, backend
 from springtide.elastic import Interrupt
 from springtide.elastic.policy import Bounds
-from springtide.errors import SpringtideError, StoppedWaiting, TrainingFailed, redacted
+from springtide.errors import SpringtideError, StoppedWaiting, TrainingFailed
 from springtide.events import Event
 from springtide.faults import armed
 from springtide.on_ray.cluster.nodes import may_be_taken_away
@@ -67,9 +67,7 @@ def train(
         )
     last, workers = workers is None, workers or WorkerLender()
     mailbox = workers.open_mailbox(config)
-    # no worker reports to MLflow, and Ray's dashboard shows a job's config
-    shown = config.override({"track.mlflow_uri": redacted(config.track.mlflow_uri)})
-    trainer = _trainer(run, term, TrainJob(shown, mailbox, labels, owner, armed()), workers)
+    trainer = _trainer(run, term, TrainJob(for_workers(config), mailbox, labels, owner, armed()), workers)
     failure: list[BaseException] = []
 
     def fit() -> None:
@@ -118,6 +116,12 @@ def _answer(reply: Reply[T]) -> T:
         ) from error
 
 
+def for_workers(config: Config) -> Config:
+    """Return the config without the secrets that no worker needs: workers read no corpus and report to no MLflow."""
+    shown = redact(config)
+    return config.model_copy(update={"corpus": shown.corpus, "track": shown.track})
+
+
 def _trainer(run: Folder, term: int, job: TrainJob, workers: WorkerLender) -> SpringtideTrainer:
     config, elastic = job.config, job.config.elastic
     # Ray keeps its own state there; with a name it has seen it would resume by itself
@@ -142,7 +146,8 @@ def _trainer(run: Folder, term: int, job: TrainJob, workers: WorkerLender) -> Sp
         bounds=bounds,
         watches=_watches(config),
         workers=workers,
-        train_loop_config={"config": config.model_dump(mode="json"), "labels": job.labels, "owner": job.owner},
+        # Ray's dashboard shows it; the workers take theirs from ``job``
+        train_loop_config={"config": redact(config).model_dump(mode="json"), "labels": job.labels, "owner": job.owner},
         torch_config=TorchConfig(backend=backend("cuda" if elastic.gpus_per_worker else "cpu"), timeout_s=600),
         scaling_config=ScalingConfig(
             num_workers=(elastic.min_workers, elastic.max_workers),
