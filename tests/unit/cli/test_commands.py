@@ -6,6 +6,7 @@ import json
 import re
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -108,9 +109,40 @@ def test_inspect_shows_a_dataset_and_finds_a_changed_byte(
 def test_the_cluster_file_is_valid_for_ray() -> None:
     import jsonschema
     import ray.autoscaler
+    from ray.autoscaler._private.util import prepare_config, validate_config
 
     schema = json.loads((Path(ray.autoscaler.__file__).parent / "ray-schema.json").read_text())
-    jsonschema.validate(yaml.safe_load((REPOSITORY / "cluster.yaml").read_text()), schema)
+    cluster = yaml.safe_load((REPOSITORY / "cluster.yaml").read_text())
+    jsonschema.validate(cluster, schema)
+    validate_config(prepare_config(cluster))  # with Ray's defaults
+
+
+def test_the_cluster_file_opens_nothing_to_the_internet_and_runs_what_was_built_here() -> None:
+    cluster = yaml.safe_load((REPOSITORY / "cluster.yaml").read_text())
+    profiles = set()
+    for node in cluster["available_node_types"].values():
+        settings = node["node_config"]
+        assert settings["MetadataOptions"]["HttpTokens"] == "required"
+        assert settings["SecurityGroupIds"], "Ray's own lets everyone to port 22"
+        assert settings["ImageId"], "Ray's own is at its end of life"
+        profiles.add(settings["IamInstanceProfile"]["Name"])
+    assert profiles == {"springtide-head", "springtide-worker"}, "Ray's own has all rights on EC2 and S3"
+    assert "~/.ray/auth_token" in cluster["file_mounts"]
+    starts = [cluster[f"{kind}_start_ray_commands"][-1] for kind in ("head", "worker")]
+    assert all("RAY_AUTH_MODE=token ray start" in start for start in starts)
+    assert "--dashboard-host=127.0.0.1" in starts[0]
+    for command in (*cluster["setup_commands"], *cluster["head_setup_commands"]):
+        assert "://" not in command, "whoever owns a name elsewhere would own every node"
+        assert "pip install" not in command or "-c " in command
+    version = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"]["version"]
+    assert f"dist/springtide-{version}-py3-none-any.whl" in cluster["file_mounts"].values()
+    page = (REPOSITORY / "docs" / "how-to" / "aws.md").read_text()
+    worker, head = (json.loads(block) for block in re.findall(r"```json\n(.*?)```", page, re.DOTALL))
+    for policy in (worker, head):
+        for statement in policy["Statement"]:
+            actions = statement["Action"] if isinstance(statement["Action"], list) else [statement["Action"]]
+            assert not [action for action in actions if "*" in action]
+    assert all("BUCKET" in statement["Resource"] for statement in worker["Statement"])
 
 
 def test_platform_is_the_standard_librarys_from_the_repository_root() -> None:
