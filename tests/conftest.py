@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import secrets
 import shutil
 import subprocess
 from collections.abc import Callable, Iterator
@@ -14,11 +15,13 @@ import s3_server
 import second_try
 from hypothesis import settings
 
-# every machine the same: no token of the user's home, no reports to anyone, no server retries that take minutes; and one thread
-# per process: processes that share two cores would spin for each other's threads, which made some tests twenty times slower
+# every machine the same: a token of this test run, not of the user's home, no reports to anyone, no server retries that take
+# minutes; and one thread per process: processes that share two cores would spin for each
+# other's threads, which made some tests twenty times slower
 os.environ.update(
     OMP_NUM_THREADS="1",
-    RAY_AUTH_MODE="disabled",
+    RAY_AUTH_MODE="token",
+    RAY_AUTH_TOKEN=os.environ.get("RAY_AUTH_TOKEN") or secrets.token_hex(32),  # one for all processes of pytest-xdist
     RAY_USAGE_STATS_ENABLED="0",
     MLFLOW_DISABLE_TELEMETRY="true",
     MLFLOW_HTTP_REQUEST_MAX_RETRIES="0",

@@ -7,7 +7,9 @@ used, because some processes need little of Ray and start in a fraction of a sec
 
 from __future__ import annotations
 
+import contextlib
 import importlib
+from collections.abc import Iterator
 from typing import Any
 
 SUPPORTED = ((2, 60), (2, 61))
@@ -16,6 +18,8 @@ PREEMPTION = 2
 """``DrainNodeReason`` of autoscaler.proto: the node is taken away at a deadline."""
 MARKET_LABEL = "ray.io/market-type"
 """A node's label that says whether it is a spot node."""
+LOOPBACK = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}
+"""With it Ray's processes listen on the loopback address, on Linux, too."""
 OWN_ACTORS = {
     "TrainStateActor",
     "_StatsActor",
@@ -83,3 +87,23 @@ def replace_runtime_context(context: object) -> None:
     from ray import runtime_context
 
     runtime_context._runtime_context = context
+
+
+@contextlib.contextmanager
+def stay_on_loopback() -> Iterator[None]:
+    """Make a Ray that this process starts in the block listen on the loopback address, together with ``LOOPBACK`` in the
+    environment, which Ray has read when it was imported."""
+    from ray._private import ray_constants
+
+    before, ray_constants.ENABLE_RAY_CLUSTER = ray_constants.ENABLE_RAY_CLUSTER, False
+    try:
+        yield
+    finally:
+        ray_constants.ENABLE_RAY_CLUSTER = before
+
+
+def read_authentication() -> None:
+    """Make Ray read its authentication mode and token from the environment again: it keeps what it has read."""
+    raylet: Any = importlib.import_module("ray._raylet")
+    raylet.Config.initialize("")
+    raylet.AuthenticationTokenLoader.instance().reset_cache()

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
+import os
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,7 +18,7 @@ from ray.tune.schedulers import PopulationBasedTraining
 
 from springtide.errors import ConfigError
 from springtide.on_ray import _ray_private as private
-from springtide.on_ray.cluster.session import check_version
+from springtide.on_ray.cluster.session import check_version, private_network
 
 SIGNATURES: dict[str, list[str]] = {
     "Cluster.__init__": ["initialize_head", "connect", "head_node_args", "shutdown_at_exit"],
@@ -104,6 +106,19 @@ def test_the_controller_reads_its_interval_where_we_set_it() -> None:
     from ray.train.v2._internal.execution.controller import controller
 
     assert "self._health_check_interval_s" in inspect.getsource(controller.TrainController)
+
+
+def test_ray_asks_for_a_token_and_stays_on_loopback_where_we_say_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = ray.util.get_node_ip_address()
+    for mode in ("disabled", "token"):
+        monkeypatch.setenv("RAY_AUTH_MODE", mode)
+        with private_network(str(tmp_path)):
+            assert private.is_token_auth_enabled() == (mode == "token")
+            assert private.LOOPBACK.items() <= os.environ.items()
+            assert ray.util.get_node_ip_address() == "127.0.0.1"
+    assert ray.util.get_node_ip_address() == before
 
 
 def test_a_name_that_is_not_listed_is_refused() -> None:

@@ -17,7 +17,14 @@ import ray
 
 from springtide.on_ray._ray_private import Cluster
 from springtide.on_ray.cluster.nodes import drain
-from springtide.on_ray.cluster.session import NAMESPACE, own_address_file, private_folder, set_environment
+from springtide.on_ray.cluster.session import (
+    NAMESPACE,
+    files_of_ray,
+    own_address_file,
+    private_folder,
+    private_network,
+    set_environment,
+)
 
 _STORE_BYTES = 100 * 2**20
 _HEALTH = {
@@ -51,12 +58,13 @@ class LocalCluster:
         )
         folder = self._stack.enter_context(private_folder())
         self._stack.enter_context(own_address_file(folder))
+        self._stack.enter_context(private_network(folder))
         head = {
             "num_cpus": 0,
             "object_store_memory": _STORE_BYTES,
             "include_dashboard": self._dashboard,
             "dashboard_port": None,  # any free port: another cluster's dashboard may run here
-            "temp_dir": folder,
+            "temp_dir": files_of_ray(folder),
         }
         self._cluster = Cluster(initialize_head=True, head_node_args=head)
         self._stack.callback(self._cluster.shutdown)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import secrets
 import subprocess
 import sys
 import tempfile
@@ -19,7 +20,14 @@ import ray
 
 from springtide.config import Config
 from springtide.errors import ConfigError, explain
-from springtide.on_ray._ray_private import SUPPORTED, is_supported, is_token_auth_enabled
+from springtide.on_ray._ray_private import (
+    LOOPBACK,
+    SUPPORTED,
+    is_supported,
+    is_token_auth_enabled,
+    read_authentication,
+    stay_on_loopback,
+)
 from springtide.on_ray.cluster import reaper
 
 _DEVICE_GB = {"V100": 32, "T4": 16, "L4": 24, "A10G": 24, "L40S": 48, "A100": 80, "H100": 80, "H200": 141, "B200": 180}
@@ -28,6 +36,7 @@ _WITHOUT_BF16 = ("K80", "P100", "P4", "V100", "T4")
 """Devices older than Ampere: they emulate bf16, slower than fp32."""
 _ACCELERATOR = "accelerator_type:"
 _RAY_FOLDER = "RAY_TMPDIR"
+_AUTH_MODE, _TOKEN, _TOKEN_FILE = "RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"
 _PREFIX = "springtide-ray-"
 _STORE_BYTES = 512 * 2**20
 NAMESPACE = "springtide"
@@ -87,7 +96,7 @@ def cluster(config: Config, *, dashboard: bool = True) -> Iterator[str]:
         finally:
             ray.shutdown()
     else:
-        with private_folder() as folder:
+        with private_folder() as folder, private_network(folder):
             context = ray.init(
                 address="local",
                 num_cpus=max(
@@ -95,7 +104,7 @@ def cluster(config: Config, *, dashboard: bool = True) -> Iterator[str]:
                 ),
                 include_dashboard=dashboard,
                 object_store_memory=_STORE_BYTES,
-                _temp_dir=folder,
+                _temp_dir=files_of_ray(folder),
                 **quiet,
             )
             try:
@@ -106,10 +115,11 @@ def cluster(config: Config, *, dashboard: bool = True) -> Iterator[str]:
 
 def dashboard_hint() -> str:
     """Return a hint how to get the token of the cluster's dashboard; empty if it asks for none."""
-    if is_token_auth_enabled():
-        command = os.path.join(os.path.dirname(sys.executable), "ray")
-        return f" (it asks for a token: `{command} get-auth-token` prints it)"
-    return ""
+    if not is_token_auth_enabled():
+        return ""
+    file = os.environ.get(_TOKEN_FILE)
+    command = f"cat {file}" if file else os.path.join(os.path.dirname(sys.executable), "ray") + " get-auth-token"
+    return f" (it asks for a token: `{command}` prints it)"
 
 
 @contextlib.contextmanager
@@ -129,20 +139,52 @@ def private_folder() -> Iterator[str]:
         watcher.wait()
 
 
+def files_of_ray(folder: str) -> str:
+    """Return the folder for Ray's files below a private one: Ray lets every user of the machine write there, but no other user
+    passes through ``folder``."""
+    return os.path.join(folder, "ray")
+
+
 @contextlib.contextmanager
 def own_address_file(folder: str) -> Iterator[None]:
     """Make Ray's cluster utility write its address below ``folder`` in the block. Else it writes where every driver of this
     machine looks, which hides the user's own cluster, and fails where Ray has never run."""
-    before = os.environ.get(_RAY_FOLDER)
-    os.environ[_RAY_FOLDER] = folder
-    os.makedirs(os.path.join(folder, "ray"))
+    os.makedirs(files_of_ray(folder))
+    with _variables({_RAY_FOLDER: folder}):
+        yield
+
+
+@contextlib.contextmanager
+def private_network(folder: str) -> Iterator[None]:
+    """Make a Ray that is started in the block listen on this machine's loopback address, and refuse whoever does not send the
+    token in ``folder``: Ray runs code for its clients. What the user has set of mode and token stays."""
+    mode = os.environ.get(_AUTH_MODE, "token")
+    values = {_AUTH_MODE: mode, **LOOPBACK}
+    if mode.lower() == "token" and not os.environ.keys() & {_TOKEN, _TOKEN_FILE}:
+        values[_TOKEN_FILE] = os.path.join(folder, "auth_token")
+        with open(values[_TOKEN_FILE], "x", opener=lambda path, flags: os.open(path, flags, 0o600)) as file:
+            file.write(secrets.token_hex(32))
+    with contextlib.ExitStack() as stack:
+        stack.callback(read_authentication)
+        stack.enter_context(_variables(values))
+        stack.enter_context(stay_on_loopback())
+        read_authentication()
+        yield
+
+
+@contextlib.contextmanager
+def _variables(values: dict[str, str]) -> Iterator[None]:
+    """Set these variables in the block."""
+    before = {name: os.environ.get(name) for name in values}
+    os.environ.update(values)
     try:
         yield
     finally:
-        if before is None:
-            del os.environ[_RAY_FOLDER]
-        else:
-            os.environ[_RAY_FOLDER] = before
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value
 
 
 def device_bytes(config: Config) -> int:
