@@ -34,6 +34,8 @@ _SHORT = reprlib.Repr()
 _SHORT.maxstring = _SHORT.maxother = 1000
 _SHORT.maxlist = _SHORT.maxtuple = _SHORT.maxdict = 20
 _SHORT.maxlevel = 4
+_MOST_SHOWN = 2000
+"""Characters of a value that are shown: aliases in YAML make short files long."""
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 _NOT_IN_XML = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\ud800-\udfff\ufffe\uffff]")
 
@@ -52,6 +54,10 @@ class CorpusError(SpringtideError, ValueError):
 
 class CorruptShard(SpringtideError):
     """A shard with other bytes than were written."""
+
+
+class DamagedFile(SpringtideError, ValueError):
+    """A small file of a run or a sweep holds something else than what this version of the package writes there."""
 
 
 class OrderError(SpringtideError):
@@ -92,7 +98,18 @@ def explain(field: str, value: object, limit: str, remedy: str) -> str:
     >>> explain("train.total", 0, "trains on nothing", "give at least one token")
     'train.total = 0: trains on nothing; give at least one token'
     """
-    return redacted(f"{field} = {_SHORT.repr(value)}: {limit}; {remedy}")
+    shown = _SHORT.repr(value)
+    shown = shown if len(shown) <= _MOST_SHOWN else f"{shown[:_MOST_SHOWN]} ..."
+    return redacted(f"{field} = {shown}: {limit}; {remedy}")
+
+
+def damaged(file: str, what: str) -> DamagedFile:
+    """Return the error for a damaged ``file``, redacted.
+
+    >>> damaged("runs/a/leases/0001.json", "its owner is None")
+    DamagedFile('runs/a/leases/0001.json: its owner is None; restore the file from a copy, or remove it')
+    """
+    return DamagedFile(redacted(f"{file}: {what}; restore the file from a copy, or remove it"))
 
 
 def redacted(text: str) -> str:

@@ -13,9 +13,10 @@ from layouts import load_on_a_broken_rank, save_in
 from saving import meta, resume, save, state
 
 from springtide.checkpoint import leases
-from springtide.checkpoint.format import ABANDONED, COMMITTED, QUARANTINED, check_order, committed, quarantine
+from springtide.checkpoint.format import ABANDONED, COMMITTED, QUARANTINED, committed, quarantine
 from springtide.checkpoint.fresh_start import begin_from_scratch, has_ever_committed
 from springtide.checkpoint.inspect import inspect
+from springtide.checkpoint.other_orders import check_order
 from springtide.checkpoint.restore import restore
 from springtide.checkpoint.second_reader import BadFileReport, second_readers
 from springtide.errors import CheckpointError, RunExists, UnfitNode

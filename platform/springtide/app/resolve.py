@@ -18,8 +18,8 @@ from springtide import config as configs
 from springtide.app.estimate import check_fits, choose_micro_batch, gigabytes, least_workers
 from springtide.app.prepare import prepare
 from springtide.checkpoint import branch, leases
-from springtide.checkpoint.format import newer_of_other_orders
 from springtide.checkpoint.fresh_start import check_fresh_start
+from springtide.checkpoint.other_orders import newer_of_other_orders
 from springtide.config import Config
 from springtide.dataset import Progress
 from springtide.errors import CheckpointError, ConfigError, explain

@@ -12,8 +12,8 @@ from springtide import config as configs
 from springtide.app.estimate import check_whole_fits
 from springtide.app.resolve import ResolvedRun, resolved
 from springtide.checkpoint import branch, leases
-from springtide.checkpoint.format import check_order
 from springtide.checkpoint.fresh_start import begin_from_scratch
+from springtide.checkpoint.other_orders import check_order
 from springtide.config import Config
 from springtide.config.schema import SAMPLE_PROMPT, SAMPLE_TEMPERATURE
 from springtide.dataset import Progress, open_dataset

@@ -20,13 +20,14 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, model_validator
 
 from springtide.checkpoint import validate
 from springtide.checkpoint.shared_memory import GROUP_BYTES, HeldAt, mark
 from springtide.config.steps import OrderStep, StepsDone
-from springtide.errors import CheckpointError
+from springtide.errors import CheckpointError, DamagedFile
 from springtide.store import Folder, digest
+from springtide.store.folder import first_problem
 
 COMMITTED = "COMMITTED"
 ABANDONED = "ABANDONED"
@@ -284,6 +285,14 @@ def read_manifest(run: Folder, name: str) -> Manifest:
         return manifest
     except (FileNotFoundError, IsADirectoryError) as error:
         raise BadFile(f"{name}: a file is missing: {error}", marked) from None
+    except ValidationError as error:
+        unknown = [".".join(map(str, one["loc"]))[:100] for one in error.errors() if one["type"] == "extra_forbidden"]
+        if unknown:  # its bytes are those committed: no damage
+            raise OtherFormat(
+                f"{name} of {run.url} has {unknown[0]}, which this version of springtide does not know: use the version that "
+                "wrote it, or a new run.id"
+            ) from None
+        raise BadFile(f"{name}: the manifest cannot be understood: {first_problem(error)}", marked) from None
     except (ValueError, KeyError, TypeError, RecursionError) as error:  # not JSON, or not what this version writes
         raise BadFile(f"{name}: manifest or commit marker cannot be understood: {error}", marked) from None
 
@@ -296,6 +305,8 @@ def read_index(folder: Folder, name: str, expected: str = "") -> tuple[dict[str,
         data = folder.read(name)
     except (FileNotFoundError, IsADirectoryError):
         raise BadFile(f"{name}: a file is missing: {file}", file) from None
+    except DamagedFile as error:
+        raise BadFile(f"{name}: {error}", file) from None
     if expected and (found := digest.of_bytes(data)) != expected:
         raise BadFile(f"{name}: digest expected {expected}, found {found}", file)
     try:
@@ -321,6 +332,14 @@ def data_digest(header_digest: str, pieces: Iterable[Piece]) -> str:
     return digest.of_bytes("".join([header_digest, *(one for piece in pieces for one in piece.digests)]).encode())
 
 
+class _MarkNote(BaseModel):
+    reason: str
+    term: int = 0
+
+
+_NOTE = TypeAdapter(_MarkNote)
+
+
 def quarantine(run: Folder, name: str, reason: str, term: int = 0) -> None:
     """Mark a checkpoint as quarantined, so that it no longer counts. Its files stay for inspection until retention
     removes them. ``term``: of the lease that marks it."""
@@ -341,50 +360,17 @@ def _mark(run: Folder, name: str, mark: str, reason: str, term: int) -> None:
 def marked_by(run: Folder, name: str, mark: str) -> int:
     """Return the term of the lease that marked a checkpoint; 0 if the mark does not name it."""
     try:
-        return int(checkpoints(run).read_json(f"{name}/{mark}")["term"])
-    except (FileNotFoundError, ValueError, KeyError, TypeError):
+        return checkpoints(run).read_as(f"{name}/{mark}", _NOTE).term
+    except (FileNotFoundError, IsADirectoryError, DamagedFile):
         return 0
 
 
-def of_another_order(run: Folder, meta: Meta, identity: Identity) -> str:
-    """Return why a checkpoint is not of this run's data order; empty if it is."""
-    wanted = identity(meta.step)
-    if meta.order_identity == wanted:
-        return ""
-    return (
-        f"checkpoint {name_of(meta.step)} of {run.url} was trained in the order {meta.order_identity}, this run has "
-        f"{wanted}: another dataset, seed, batch, lanes or window, or other weights or skips of steps that are done; "
-        "use those that it was trained with, or a new run.id"
-    )
-
-
-def newer_of_other_orders(run: Folder, identity: Identity, go_back: bool) -> list[str] | None:
-    """Return the checkpoints newer than the newest of this run's data order, newest first; None if there are checkpoints and
-    none is of this order. Raises CheckpointError, without ``go_back``, if the newest is not of this order."""
-    others: list[str] = []
-    for name in reversed(committed(run)):
-        try:
-            meta = read_manifest(run, name).meta
-        except CheckpointError:
-            continue  # the restore quarantines it
-        problem = of_another_order(run, meta, identity)
-        if not problem:
-            return others
-        if not go_back:
-            raise CheckpointError(
-                f"{problem}, or pass --accept-changes to resume from the newest checkpoint of this order"
-            )
-        others.append(name)
-    return None if others else []
-
-
-def check_order(run: Folder, identity: Identity, go_back: bool, term: int = 0) -> bool:
-    """As ``newer_of_other_orders``, and mark those checkpoints as abandoned by ``term``; their bytes stay. Returns False,
-    and marks nothing, if none is of this order."""
-    others = newer_of_other_orders(run, identity, go_back)
-    if others:
-        abandon(run, others, "the run resumed from an older checkpoint in another data order", term)
-    return others is not None
+def reason_of(run: Folder, name: str, mark: str) -> str:
+    """Return why a checkpoint is marked, for people."""
+    try:
+        return checkpoints(run).read_as(f"{name}/{mark}", _NOTE).reason
+    except (OSError, DamagedFile) as error:
+        return f"its note cannot be read ({error})"
 
 
 def check(name: str, data: bytes | memoryview, expected: str) -> None:

@@ -19,6 +19,7 @@ from springtide.checkpoint.format import (
     listed,
     read_index,
     read_manifest,
+    reason_of,
     step_of,
 )
 from springtide.errors import CheckpointError
@@ -81,9 +82,9 @@ def inspect_one(run: Folder, name: str, files: set[str], verify: bool) -> Inspec
     else:
         state = "uncommitted"
     if QUARANTINED in files:
-        state, reason = "quarantined", _reason(checkpoints(run), f"{name}/{QUARANTINED}")
+        state, reason = "quarantined", reason_of(run, name, QUARANTINED)
     elif ABANDONED in files:
-        state, reason = "abandoned", _reason(checkpoints(run), f"{name}/{ABANDONED}")
+        state, reason = "abandoned", reason_of(run, name, ABANDONED)
     elif manifest is not None and verify:
         reason = problem(run, name, manifest)
         state = "bad" if reason else state
@@ -130,10 +131,3 @@ def _age(saved_s: float) -> str:
         if seconds >= 2 * length:
             return f"{seconds / length:.0f} {unit}"
     return f"{seconds:.0f} s"
-
-
-def _reason(folder: Folder, mark: str) -> str:
-    try:
-        return str(folder.read_json(mark)["reason"])
-    except (OSError, ValueError, KeyError):
-        return "its note cannot be read"

@@ -22,43 +22,51 @@ import socket
 import time
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Annotated, Any, ClassVar
+
+from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 
 from springtide.config.code import code_digest, is_sealed, seal
-from springtide.errors import RunExists
+from springtide.errors import DamagedFile, RunExists, damaged
 from springtide.store import Folder
+from springtide.store.folder import first_problem
 
 _log = logging.getLogger(__name__)
 _FILE = re.compile(r"(\d{4,})\.json")
 _COMMITTED = re.compile(r"(\d{4,})\.committed")
 _SCRATCH = re.compile(r"(\d{4,})\.scratch")
 _ROLLBACK = re.compile(r"(\d{4,})\.rollback")
+FORMAT = 1
+"""Increase it when a reader of the previous format would misread or refuse a lease of the new one. A lease without a number is
+of format 1."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Lease:
     """A claim on a run."""
 
-    term: int
+    __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(strict=True, extra="forbid")
+    term: Annotated[int, Field(ge=1)]
     """A fencing token: each claim has a larger one, and the holder of the largest may write."""
     owner: str
     """Id of the driver; its worker groups claim one term after the other under the same owner."""
     host: str
-    pid: int
-    begun_s: float
+    pid: Annotated[int, Field(ge=0, lt=2**31)]
+    begun_s: Annotated[float, Field(ge=0, le=1e11)]
     """When it was claimed, seconds since 1970; for display only, never compared."""
     trains: bool = True
     """False for a driver, which only starts worker groups."""
     process: str = ""
     """Distinguishes the process from a later one with the same pid."""
-    driver: int = 0
+    driver: Annotated[int, Field(ge=0)] = 0
     """The term of the driver's lease with the same owner; 0 without a driver."""
     code: str = ""
     """Digest of the user's own model code that the owner's first claim trusted; empty without one."""
     seal: str = ""
     """Proof that this user trusted ``code`` in this run; others can write the file."""
-    groups: int = 0
+    groups: Annotated[int, Field(ge=0)] = 0
     """Worker groups before it."""
-    losses: int = 0
+    losses: Annotated[int, Field(ge=0)] = 0
     """Those of them that were lost: their end was not recorded."""
 
     def __str__(self) -> str:
@@ -66,10 +74,14 @@ class Lease:
         return f"lease {self.term}, begun {when} by process {self.pid} on {self.host}"
 
 
+_LEASE = TypeAdapter(Lease)
+
+
 def newest(run: Folder) -> Lease | None:
-    """Return the lease that may write; None before the first."""
+    """Return the lease that may write; None before the first. Raises DamagedFile if its file is damaged, RunExists if it is in
+    another format."""
     numbers = _numbers((run / "leases").names())
-    return Lease(**(run / "leases").read_json(_file(numbers[-1]))) if numbers else None
+    return _read(run, numbers[-1]) if numbers else None
 
 
 def claim(
@@ -79,11 +91,14 @@ def claim(
     claimed before. ``ends``: the term that the same worker group has held until now. ``source``: the user's own model
     code, which is trusted: an unattended resume may run it. The number of requests does not grow with the number of leases.
 
+    A newest lease whose file is damaged counts as lost, but not with ``again``: then another owner may have claimed it.
+
     Raises RunExists with the holder if another claimed at the same moment, if the holder or its driver is a live
-    process of this machine, or, with ``again``, if another owner has taken over since. Raises FileNotFoundError, with
+    process of this machine, if the newest lease is in another format, or, with ``again``, if another owner has taken over
+    since. Raises FileNotFoundError, with
     ``again``, if the earlier claim is not visible: on this node the run's path is another folder.
     """
-    last = newest(run)
+    last = _last(run, again)
     if last is None and again:
         raise FileNotFoundError(
             f"this node does not see the driver's claim on {run.url}: is the storage of run.root mounted here?"
@@ -115,17 +130,23 @@ def claim(
         losses=losses,
     )
     try:
-        (run / "leases").create(_file(mine.term), json.dumps(dataclasses.asdict(mine)).encode())
+        (run / "leases").create(_file(mine.term), json.dumps({"format": FORMAT, **dataclasses.asdict(mine)}).encode())
     except FileExistsError:
-        _check_mine(run, newest(run), mine)  # it may be our own put, whose answer was lost
+        _check_mine(run, mine)  # it may be our own put, whose answer was lost
     else:
         if not run.creates_once:  # this store may have let two create the same file
-            _check_mine(run, Lease(**(run / "leases").read_json(_file(mine.term))), mine)
+            _check_mine(run, mine)
     return mine
 
 
-def _check_mine(run: Folder, holder: Lease | None, mine: Lease) -> None:
-    if holder != mine:
+def _check_mine(run: Folder, mine: Lease) -> None:
+    """Raise RunExists if another process claimed the same term at the same moment."""
+    try:
+        is_mine = _read(run, mine.term) == mine
+    except (DamagedFile, RunExists):
+        is_mine = False
+    if not is_mine:
+        holder = _holder(run, mine.term)
         raise RunExists(f"{run.url} was claimed at the same moment by {holder}; that one continues, this one stops")
 
 
@@ -155,7 +176,7 @@ def _check_store(run: Folder) -> None:
 def trusted_code(run: Folder, source: str) -> str:
     """Return the digest of the code ``source`` that this user trusted when the run last started; empty if this user did not:
     somebody else did, elsewhere, or in a copy of the run."""
-    last = newest(run) if source else None
+    last = _last(run) if source else None
     return last.code if last and last.code and is_sealed(_trust(run, source, last.code), last.seal) else ""
 
 
@@ -165,7 +186,7 @@ def _trust(run: Folder, source: str, code: str) -> str:
 
 def check_free(run: Folder) -> None:
     """Raise RunExists with the holder if a live process of this machine, or its driver, holds the run."""
-    last = newest(run)
+    last = _last(run)
     if last and _is_held(run, last):
         raise _held_by(run, last)
 
@@ -173,9 +194,9 @@ def check_free(run: Folder) -> None:
 def check(run: Folder, mine: int, owner: str = "") -> None:
     """Raise RunExists if a newer lease has claimed the run, or, with ``owner``, if another owner has the same term: a store
     without conditional puts lets two claim it."""
-    last = newest(run)
-    if last and (last.term > mine or (owner and last.term == mine and last.owner != owner)):
-        raise RunExists(f"lease {mine} of {run.url} may not write any more: it is held by {last}")
+    last = max(_numbers((run / "leases").names()), default=0)
+    if last > mine or (owner and last == mine and _is_of_another(run, last, owner)):
+        raise RunExists(f"lease {mine} of {run.url} may not write any more: it is held by {_holder(run, last)}")
 
 
 def end(run: Folder, term: int) -> None:
@@ -224,13 +245,65 @@ def oldest_snapshots(run: Folder) -> int:
 
 def losses(run: Folder) -> int:
     """Return the number of worker groups before the newest lease that were lost: their end was not recorded."""
-    last = newest(run)
+    last = _last(run)
     return last.losses if last else 0
 
 
 def has_trained(run: Folder, before: int) -> bool:
     """Return whether there was a worker group before lease ``before``."""
-    return Lease(**(run / "leases").read_json(_file(before))).groups > 0
+    try:
+        return _read(run, before).groups > 0
+    except DamagedFile as error:
+        _log.warning("%s; there may have been a worker group before it", error)
+        return True
+
+
+def _read(run: Folder, number: int) -> Lease:
+    """Return the lease of term ``number``. Raises DamagedFile if its file is damaged, RunExists if it is in another format."""
+    folder = run / "leases"
+    where = folder.where(_file(number))
+    values: Any = folder.read_json(_file(number))
+    written = values.pop("format", FORMAT) if isinstance(values, dict) else FORMAT
+    if written != FORMAT and type(written) is int:
+        raise RunExists(
+            f"{run.url}: lease {number} is in format {written}, this version of springtide reads {FORMAT}: use the version "
+            f"that wrote it, or a new run.id ({where})"
+        )
+    try:
+        lease = _LEASE.validate_json(json.dumps(values))  # a strict dataclass takes no dict
+    except ValidationError as error:
+        raise damaged(where, f"is not a lease ({first_problem(error)})") from None
+    if written != FORMAT or lease.term != number or lease.driver > number:
+        raise damaged(where, f"cannot be lease {number}: its term is {lease.term}, its driver's {lease.driver}")
+    return lease
+
+
+def _last(run: Folder, again: bool = False) -> Lease | None:
+    """Return ``newest``; one whose file is damaged counts as lost, unless ``again``: then RunExists."""
+    try:
+        return newest(run)
+    except (DamagedFile, FileNotFoundError, IsADirectoryError) as error:
+        if again:
+            raise RunExists(f"{run.url} may be held by another driver: {error}") from None
+        _log.warning("%s; that lease counts as lost, and the next one is claimed", error)
+        number = max(_numbers((run / "leases").names()))
+        return Lease(number, owner="", host="", pid=0, begun_s=0.0)
+
+
+def _holder(run: Folder, number: int) -> str:
+    """Return a lease as text, for an error, also if it cannot be read."""
+    try:
+        return str(_read(run, number))
+    except (DamagedFile, RunExists, OSError) as error:
+        return f"lease {number} ({error})"
+
+
+def _is_of_another(run: Folder, number: int, owner: str) -> bool:
+    """Return whether a lease is of another owner; False if it cannot be read: no run ends for that."""
+    try:
+        return _read(run, number).owner != owner
+    except (DamagedFile, FileNotFoundError, IsADirectoryError):
+        return False
 
 
 def _held_by(run: Folder, lease: Lease) -> RunExists:
@@ -252,7 +325,11 @@ def _is_held(run: Folder, last: Lease) -> bool:
         return True
     if last.driver in (0, last.term):
         return False
-    return _is_alive(run, Lease(**(run / "leases").read_json(_file(last.driver))))
+    try:
+        return _is_alive(run, _read(run, last.driver))
+    except (DamagedFile, FileNotFoundError, IsADirectoryError) as error:
+        _log.warning("%s; that driver's lease counts as lost", error)
+        return False
 
 
 def _is_alive(run: Folder, lease: Lease) -> bool:

@@ -79,6 +79,7 @@ def read_into(source: PieceSource, pieces: Sequence[Piece], wanted: Mapping[str,
     for name, tensor in wanted.items():
         held = box(tensor)
         found = [copy for piece in by_tensor[name] if (copy := _Copy.of(piece, tensor, held))]
+        check_disjoint(name, [copy.piece for copy in found])
         lacking = held.num_elements - sum(copy.num_elements for copy in found)
         if lacking:
             raise CheckpointError(f"{name}: {lacking} elements are in no file of the checkpoint")
@@ -90,8 +91,21 @@ def read_into(source: PieceSource, pieces: Sequence[Piece], wanted: Mapping[str,
         copy.finish()
 
 
+def check_disjoint(tensor: str, pieces: Sequence[Piece]) -> None:
+    """Raise CheckpointError if pieces of a tensor overlap: the rest of it would be in none, though their sizes add up."""
+    ordered = sorted(pieces, key=lambda piece: piece.offsets)
+    for number, piece in enumerate(ordered):
+        for other in itertools.islice(ordered, number + 1, None):
+            if piece.offsets and other.offsets[0] >= piece.offsets[0] + piece.sizes[0]:
+                break  # nor do the next ones, which begin even later
+            sides = zip(piece.offsets, piece.sizes, other.offsets, other.sizes, strict=True)
+            if all(begin < start + length and start < begin + size for begin, size, start, length in sides):
+                raise CheckpointError(f"{tensor}: its pieces in {piece.file} and {other.file} overlap")
+
+
 def check_names(stored: Mapping[str, Sequence[Piece]], wanted: Mapping[str, Tensor]) -> None:
-    """Raise Mismatch with the tensors that the checkpoint lacks, that the model lacks, or that differ in shape or type."""
+    """Raise Mismatch with the tensors that the checkpoint lacks, that the model lacks, or that differ in shape or type;
+    CheckpointError if the pieces of one do."""
     problems = []
     for what, names in (
         ("the checkpoint lacks", wanted.keys() - stored.keys()),
@@ -104,6 +118,12 @@ def check_names(stored: Mapping[str, Sequence[Piece]], wanted: Mapping[str, Tens
             )
     for name in sorted(wanted.keys() & stored.keys()):
         piece, tensor = stored[name][0], wanted[name]
+        for other in stored[name]:
+            if (other.dtype, other.shape) != (piece.dtype, piece.shape):
+                raise CheckpointError(
+                    f"{name}: its pieces differ: {piece.dtype} {piece.shape} in {piece.file}, {other.dtype} {other.shape} in "
+                    f"{other.file}"
+                )
         here = type_name(tensor.dtype), tuple(tensor.shape)
         if (piece.dtype, piece.shape) != here:
             problems.append(f"{name} is {piece.dtype} {piece.shape} there and {here[0]} {here[1]} here")

@@ -25,12 +25,12 @@ from springtide.checkpoint.format import (
     Meta,
     OtherFormat,
     committed,
-    of_another_order,
     quarantine,
     read_manifest,
 )
 from springtide.checkpoint.fresh_start import check_fresh_start
 from springtide.checkpoint.load import Mismatch, load
+from springtide.checkpoint.other_orders import of_another_order
 from springtide.checkpoint.retention import note_reader
 from springtide.checkpoint.second_reader import BadFileReport, ReadElsewhere, read_again, second_readers
 from springtide.config.schema import TrainConfig
@@ -72,6 +72,7 @@ def restore(
             model; or the bytes of the last one are bad.
         UnfitNode: the second reader found the bytes good.
         OSError: the store cannot be reached.
+        RuntimeError: a rank failed otherwise, as without memory; on every rank.
     """
     rejected: list[tuple[str, str]] = []
     while names := agreed(committed(run)):
@@ -136,11 +137,14 @@ def _try_load(
                 raise Mismatch(mismatch)
             load(run, name, model, optimizer, manifest)
     except (Mismatch, OtherFormat, PermissionError) as error:
-        fatal = CheckpointError(str(error))
+        fatal = CheckpointError(f"{name} of {run.url}: {error}")
     except CheckpointError as error:
         report = report._replace(problem=str(error), file=getattr(error, "file", ""))
     except OSError as error:  # the store cannot be reached: the checkpoint may be good
         fatal = OSError(str(error))
+    except Exception as error:  # no memory, a bug: the checkpoint may be good, and the others wait below
+        _log.exception("rank %d cannot load %s", rank_here(), name)
+        fatal = RuntimeError(f"rank {rank_here()} cannot load {name} of {run.url}: {type(error).__name__}: {error}")
     reports = _unless_fatal(report, fatal)
     problems = [f"{one.problem} (rank {rank})" for rank, one in enumerate(reports) if one.problem]
     if not problems:
@@ -166,6 +170,11 @@ def _confirmed(
                 mine = mine or bool(read_again(run, name, file, reports, rank, elsewhere))
     except OSError as error:
         fatal = OSError(str(error))
+    except Exception as error:
+        _log.exception("rank %d cannot read %s again", rank_here(), name)
+        fatal = RuntimeError(
+            f"rank {rank_here()} cannot read {name} of {run.url} again: {type(error).__name__}: {error}"
+        )
     return any(_unless_fatal(mine, fatal)) or any(one.problem and not one.file for one in reports)
 
 

@@ -6,19 +6,32 @@ A process that reads a checkpoint for some time writes a reader note; until it i
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
+import logging
 import math
 import time
 import uuid
 from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
+from pydantic import TypeAdapter
+
 from springtide.checkpoint.format import COMMITTED, checkpoints, step_of, term_of
+from springtide.errors import DamagedFile
 from springtide.store import Folder
 
 _READERS = "readers"
 _READER_S = 3600.0
 """Lifetime of a reader note, in case its reader dies without removing it [s]."""
+
+
+class _ReaderNote(NamedTuple):
+    until_s: float
+
+
+_NOTE = TypeAdapter(_ReaderNote)
+_log = logging.getLogger(__name__)
 
 
 class Rule(NamedTuple):
@@ -106,13 +119,26 @@ def hold(run: Folder, name: str, who: str) -> None:
 
 
 def being_read(run: Folder) -> set[str]:
-    """Return the checkpoints with reader notes; remove expired notes."""
+    """Return the checkpoints with reader notes; remove expired notes. A damaged note counts: what it kept must not be lost."""
     found = set()
     folder = checkpoints(run)
     for note in (folder / _READERS).names():
-        with contextlib.suppress(OSError, ValueError, KeyError):
-            if folder.read_json(f"{_READERS}/{note}")["until_s"] > time.time():
-                found.add(note.split(".", 1)[0])
-            else:
-                folder.remove(f"{_READERS}/{note}")
+        try:
+            until_s = folder.read_as(f"{_READERS}/{note}", _NOTE).until_s
+        except DamagedFile as error:
+            _tell(str(error))
+            until_s = math.inf
+        except OSError:  # removed meanwhile
+            continue
+        if until_s > time.time():
+            found.add(note.split(".", 1)[0])
+            continue
+        with contextlib.suppress(OSError):
+            folder.remove(f"{_READERS}/{note}")
     return found
+
+
+@functools.cache
+def _tell(problem: str) -> None:
+    """Log once that a note cannot be understood."""
+    _log.warning("%s; until then its checkpoint is kept", problem)

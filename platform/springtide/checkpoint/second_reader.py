@@ -75,5 +75,5 @@ def still_bad(run: Folder, name: str, file: str) -> str:
                 if piece.file == file:
                     check_piece(folder, piece)
         return ""
-    except (CheckpointError, FileNotFoundError) as error:
+    except (CheckpointError, FileNotFoundError, IsADirectoryError) as error:
         return str(error)

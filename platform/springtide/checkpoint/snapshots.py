@@ -29,9 +29,9 @@ from springtide.checkpoint.format import (
     file_of,
     name_of,
     newest_whole,
-    of_another_order,
 )
 from springtide.checkpoint.load import PieceSource, read_into
+from springtide.checkpoint.other_orders import of_another_order
 from springtide.checkpoint.restore import Restored
 from springtide.checkpoint.shared_memory import GROUP_BYTES, NO_STEP
 from springtide.checkpoint.staging import StagingBuffer, StagingPlan, in_thread

@@ -89,7 +89,7 @@ def config_of(options: argparse.Namespace, runs_code: bool = True) -> Config:
 
     given = {name: value for name, value in vars(options).items() if "." in name}
     base = configs.load_config(options.config, True) if options.config else configs.recipe(options.recipe)
-    config = base.override({name: _value(text) for name, text in given.items()})
+    config = base.override({name: _value(name, text) for name, text in given.items()})
     if options.config and runs_code and "model.source" not in given and not options.trust_code:
         from springtide.run.folder import trusted_code
 
@@ -105,15 +105,14 @@ def program() -> str:
     return "springtide" if found and os.path.exists(here) and os.path.samefile(found, here) else os.path.relpath(here)
 
 
-def _value(text: str) -> Any:
-    """Parse lists and tables as YAML; leave everything else to the field's type."""
+def _value(name: str, text: str) -> Any:
+    """Parse lists and tables as YAML; leave everything else to the field's type. ``name``: of the field."""
     if not text.startswith(("[", "(", "{")):
         return text
     import yaml
 
     try:
         return yaml.safe_load(text)
-    except (yaml.YAMLError, RecursionError) as error:
-        raise ConfigError(
-            explain("option", text, f"is not YAML ({error})", "quote it, and close each bracket")
-        ) from None
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
+        problem = f"is not YAML ({str(error)[:500]})"
+        raise ConfigError(explain(name, text, problem, "quote it, and close each bracket")) from None

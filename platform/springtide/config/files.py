@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import difflib
+import errno
 import hashlib
 import json
 from collections.abc import Mapping
@@ -21,6 +22,11 @@ from springtide.errors import ConfigError, RunExists, explain, redacted
 
 RUN_CONFIG = "config.yaml"
 """The name of the resolved config in a run's folder."""
+_MOST_BYTES = 2**20
+"""Most bytes of a config's file; YAML is parsed at about a megabyte in ten seconds."""
+_PROBLEMS_SHOWN = 30
+_SHOWN = 500
+"""Characters of YAML's errors that are shown."""
 
 
 def build(data: Any) -> Config:
@@ -55,7 +61,7 @@ def load_config(path: str | Path, trust_code: bool = False) -> Config:
         'mine'
     """
     try:
-        config = parse(Path(path).read_bytes(), str(path))
+        config = parse(_bytes(Path(path)), str(path))
     except OSError as error:
         raise ConfigError(
             explain("config", str(path), f"cannot be read ({error.strerror})", "check the path")
@@ -64,12 +70,32 @@ def load_config(path: str | Path, trust_code: bool = False) -> Config:
     return config
 
 
+def _bytes(path: Path) -> bytes:
+    """Return the bytes of a file; a few more than the limit of ``parse`` if it has more. Raises OSError."""
+    if path.exists() and not path.is_file() and not path.is_dir():  # a pipe would wait for its writer
+        raise OSError(errno.EINVAL, "is not a regular file", str(path))
+    with path.open("rb") as file:
+        return file.read(_MOST_BYTES + 1)
+
+
 def parse(text: bytes, name: str = RUN_CONFIG) -> Config:
-    """Parse YAML or JSON into a config, the inverse of ``dump``; ``name`` is for the error."""
+    """Parse YAML or JSON into a config, the inverse of ``dump``; ``name`` is of its file, for the error."""
+    if len(text) > _MOST_BYTES:
+        raise ConfigError(explain("config", name, f"is larger than {_MOST_BYTES:,} bytes", "is it a config?"))
     try:
-        return build(yaml.safe_load(text))
-    except (yaml.YAMLError, RecursionError) as error:
-        raise ConfigError(explain("config", name, f"is not YAML ({error})", "fix the file")) from None
+        data = yaml.safe_load(text)
+    except (yaml.YAMLError, ValueError, RecursionError) as error:  # ValueError: a date that cannot be
+        raise ConfigError(explain("config", name, f"is not YAML ({_short(error)})", "fix the file")) from None
+    try:
+        return build(data)
+    except ConfigError as error:
+        raise ConfigError(f"{name}: {error}") from None
+
+
+def _short(error: Exception) -> str:
+    """Return an error's text, of which YAML's may quote a line that is as long as the file."""
+    text = str(error)
+    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]} ..."
 
 
 def dump(config: Config) -> str:
@@ -145,13 +171,15 @@ def describe(error: ValidationError) -> str:
         if item["type"] == "extra_forbidden":
             section = fields() if "." in name else Config.model_fields
             lines.append(explain(name, item["input"], "is not a setting", nearest(name, section)))
-        elif item["type"] == "value_error" and isinstance(item["input"], dict | Config):
+        elif item["type"] == "value_error" and name not in fields() and isinstance(item["input"], dict | Config):
             lines.append(str(item["ctx"]["error"]))
         else:
             field = fields().get(name)
             remedy = f"it is: {field.description}" if field is not None else "see --help"
             lines.append(explain(name, item["input"], " or: ".join(messages[name]), remedy))
-    return "\n".join(dict.fromkeys(lines))
+    lines = list(dict.fromkeys(lines))
+    more = [f"and {len(lines) - _PROBLEMS_SHOWN} more"] if len(lines) > _PROBLEMS_SHOWN else []
+    return "\n".join(lines[:_PROBLEMS_SHOWN] + more)
 
 
 def _field(loc: tuple[int | str, ...]) -> str:

@@ -32,8 +32,12 @@ class _Amount:
                     f"not an amount of {cls.unit}: {value!r} (a number, optionally followed by one of {known})"
                 )
             value = float(match[1]) * cls.suffixes[match[2]]
-        if not math.isfinite(value):
-            raise ValueError(f"not a finite amount of {cls.unit}: {value!r}")
+        try:
+            is_finite = math.isfinite(value)
+        except OverflowError:  # an integer that no float reaches
+            is_finite = False
+        if not is_finite:
+            raise ValueError(f"not a finite amount of {cls.unit}: {value!r:.100}")
         if issubclass(cls, int) and value != int(value):
             raise ValueError(f"not a whole number of {cls.unit}: {value!r}")
         return cls(value)  # type: ignore[call-arg]

@@ -35,8 +35,9 @@ _COMPRESSIONS = {".gz": "gzip", ".zst": "zstd", ".bz2": "bz2"}
 _LINES = (".jsonl", ".ndjson")
 _UNIT_BYTES = 4 * 2**20
 _UNIT_FILES = 256
-_MOST_BYTES = 256 * 2**20
-"""Most bytes of a document: a small compressed file may hold more than memory does."""
+_MOST_BYTES = 64 * 2**20
+"""Most bytes of a document: a small compressed file may hold more than memory does, and every process that prepares holds a
+document several times, as bytes, as text and as JSON."""
 _READ_BYTES = 2**20
 _ROWS_AT_ONCE = 256
 _SAMPLE = 200

@@ -55,8 +55,17 @@ class Tokenizer:
         return self.tokenizer.to_str()
 
     @classmethod
-    def from_json(cls, text: str) -> Tokenizer:
-        return cls(tokenizers.Tokenizer.from_str(text))
+    def from_json(cls, text: str, name: str = "(file)") -> Tokenizer:
+        """Return the tokenizer of a ``tokenizer.json``. ``name``: of the file, for the error. CorpusError if it is none."""
+        try:
+            return cls(tokenizers.Tokenizer.from_str(text))
+        except CorpusError as error:
+            raise CorpusError(str(error).replace("'(file)'", repr(name))) from None
+        except BaseException as error:  # the library raises plain Exceptions, and panics that are not even that
+            if isinstance(error, (KeyboardInterrupt, SystemExit, MemoryError)):
+                raise
+            limit = f"is not a tokenizer that can be used ({str(error)[:300]})"
+            raise CorpusError(explain("corpus.tokenizer", name, limit, "give a tokenizer.json")) from None
 
     def encode(self, texts: Iterable[str]) -> Iterator[np.ndarray]:
         """Yield one uint32 array of ids per text, the end-of-document id appended. Encodes batches of texts in parallel."""
@@ -229,7 +238,7 @@ def open_tokenizer(kind: str, texts: Iterable[str], vocab_size: int) -> Tokenize
     if not Path(kind).is_file():
         known = f"is neither 'bpe' nor 'bytes' nor '{_TIKTOKEN}NAME' nor a file"
         raise ConfigError(explain("corpus.tokenizer", kind, known, "give a tokenizer.json"))
-    return Tokenizer(tokenizers.Tokenizer.from_file(kind))
+    return Tokenizer.from_json(Path(kind).read_text("utf-8", "replace"), kind)
 
 
 def _batches(texts: Iterable[str]) -> Iterator[list[str]]:

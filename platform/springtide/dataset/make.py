@@ -331,7 +331,7 @@ def open_dataset(url: str) -> tuple[Manifest, Tokenizer]:
     if (found := digest.of_bytes(data)) != manifest.tokenizer_digest:
         what = f"its bytes changed after sealing; digest expected {manifest.tokenizer_digest}, found {found}"
         raise CorpusError(f"{dataset.where(TOKENIZER)}: {what}; restore the file, or prepare the dataset again")
-    return manifest, Tokenizer.from_json(data.decode())
+    return manifest, Tokenizer.from_json(data.decode("utf-8", "replace"), dataset.where(TOKENIZER))
 
 
 def rows_text(rows: np.ndarray, vocabulary: Tokenizer) -> Iterator[str]:

@@ -60,7 +60,7 @@ class Run:
     @property
     def config(self) -> Config:
         """The resolved config of the run's last start."""
-        return configs.parse(self.folder.read(RUN_CONFIG))
+        return configs.parse(self.folder.read(RUN_CONFIG), self.folder.where(RUN_CONFIG))
 
     @property
     def events(self) -> list[Event]:

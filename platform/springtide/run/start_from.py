@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from springtide import config as configs
 from springtide.checkpoint.branch import FIELD, split
-from springtide.checkpoint.format import Identity, of_another_order, read_manifest
+from springtide.checkpoint.format import Identity, read_manifest
+from springtide.checkpoint.other_orders import of_another_order
 from springtide.config import RUN_CONFIG, Config
 from springtide.errors import CheckpointError, ConfigError, explain
 
@@ -60,5 +61,9 @@ def lineage(config: Config) -> list[str]:
     while url and url not in found:
         found.append(url)
         run = split(url)[0]
-        url = configs.parse(run.read(RUN_CONFIG)).train.start_from if run.exists(RUN_CONFIG) else ""
+        url = (
+            configs.parse(run.read(RUN_CONFIG), run.where(RUN_CONFIG)).train.start_from
+            if run.exists(RUN_CONFIG)
+            else ""
+        )
     return found

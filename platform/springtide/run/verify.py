@@ -158,7 +158,7 @@ def verify(run: Folder) -> Verification:
         >>> found.ok, found.steps_checked, found.steps_proven_by_chain
         (True, 8, 8)
     """
-    config = parse(run.read(RUN_CONFIG))
+    config = parse(run.read(RUN_CONFIG), run.where(RUN_CONFIG))
     data, history = open_data(config.data), read_history(run)
     begin = branch.first_step(config.train)
     walk = _Walk(data, _eos_id(config, data, history), history, begin, _begin_chain(config, begin))

@@ -84,8 +84,8 @@ class SplitReader:
     def _map(self, number: int) -> np.ndarray:
         shard, index = self._places[number]
         group = shard.groups[index]
-        path = self._dataset.where(shard.name)
         try:
+            path = self._dataset.local_file(shard.name)
             return np.memmap(path, np.uint8, mode="r", offset=group.sample_ids, shape=(group.end - group.sample_ids,))
         except (OSError, ValueError) as error:  # ValueError: the file is shorter
             raise self._corrupt(number, str(error)) from error
@@ -131,8 +131,7 @@ class SplitReader:
 def check_shard(dataset: Folder, shard: Shard) -> None:
     """Raise CorruptShard if the file's bytes differ from those that were sealed."""
     try:
-        with dataset.open(shard.name) as file:
-            found = digest.of_file(file)
+        found = _digest(dataset, shard)
     except OSError as error:
         raise CorruptShard(f"{dataset.where(shard.name)}: cannot be read ({error}); {_REMEDY}") from error
     if found != shard.digest:
@@ -140,15 +139,22 @@ def check_shard(dataset: Folder, shard: Shard) -> None:
 
 
 def corruption(dataset: Folder, shard: Shard, what: str, found: str = "") -> CorruptShard:
-    """Return the error for a bad shard, with the digest expected and the digest found."""
-    if not found:
-        try:
-            with dataset.open(shard.name) as file:
-                found = digest.of_file(file)
-        except OSError as error:
-            found = f"nothing ({error})"
+    """Return the error for a bad shard, with the digest expected and what is found."""
+    try:
+        found = found or _digest(dataset, shard)
+    except OSError as error:
+        found = f"nothing ({error})"
     path = dataset.where(shard.name)
     return CorruptShard(f"{path}: {what}; digest expected {shard.digest}, found {found}; {_REMEDY}")
+
+
+def _digest(dataset: Folder, shard: Shard) -> str:
+    """Return the digest of a shard's file as it is now; of a file that is too long, which may be by any amount, its size."""
+    size = dataset.size(shard.name)
+    if size > shard.size_bytes:
+        return f"{size} bytes instead of {shard.size_bytes}"
+    with dataset.open(shard.name) as file:
+        return digest.of_file(file)
 
 
 _REMEDY = "remove the dataset's folder and run `springtide data prepare` again, or restore the file"

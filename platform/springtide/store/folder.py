@@ -7,27 +7,33 @@ store a put is atomic. Whatever a store's client raises is an OSError here.
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import os
 import posixpath
+import stat
 import uuid
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, TypeVar
 
 import fsspec
 from fsspec.implementations.local import LocalFileSystem
+from pydantic import TypeAdapter, ValidationError
 
-from springtide.errors import ConfigError, explain
+from springtide.errors import ConfigError, damaged, explain
 from springtide.store.errors import as_os_errors
 from springtide.store.full_disk import explain_full_disk, is_full
 
+_T = TypeVar("_T")
 _TEMPORARY = ".tmp-"
 _PROTOCOLS = ("file", "local", "s3", "s3a", "gs", "gcs", "az", "abfs", "abfss", "hf", "memory")
 _SOURCES = ("http", "https")
 """What a corpus may also be read from. Nothing else: fsspec knows protocols that run commands and templates."""
 _ONE_PUT_BYTES = 16 * 2**20
 _STREAM_BYTES = 2**20
+_WHOLE_BYTES = 256 * 2**20
+"""Most bytes of a file that is read whole: manifests, indexes, journals, configs. A hostile one may be larger than memory."""
 
 
 class Folder:
@@ -71,27 +77,69 @@ class Folder:
         return posixpath.join(self.path, name)
 
     def read(self, name: str) -> bytes:
-        """Return all bytes of ``name``; FileNotFoundError if there is no such file."""
+        """Return all bytes of ``name``, one of the small files: manifests, indexes, journals, configs. FileNotFoundError if
+        there is no such file, DamagedFile if it is larger than any of them."""
         if self._is_s3:
             from springtide.store import s3
 
             return s3.read(self.fs, self.where(name))
-        with as_os_errors(self.where(name)), self.fs.open(self.where(name), "rb") as file:
-            return bytes(file.read())
+        size = os.stat(self.local_file(name)).st_size if self.is_local else 0
+        with as_os_errors(self.where(name)), self.open(name) as file:
+            data = b"" if size > _WHOLE_BYTES else bytes(file.read(size + 1 if self.is_local else _WHOLE_BYTES + 1))
+        if max(size, len(data)) > _WHOLE_BYTES:
+            raise damaged(
+                self.where(name), f"is larger than {_WHOLE_BYTES:,} bytes, the limit of files that are read whole"
+            )
+        return data
 
     def read_json(self, name: str) -> Any:
-        return json.loads(self.read(name))
+        """Return the JSON value in ``name``. DamagedFile, a ValueError, if it is not JSON; else as ``read``."""
+        data = self.read(name)
+        try:
+            return json.loads(data)
+        except (ValueError, RecursionError) as error:
+            raise damaged(self.where(name), f"is not JSON ({error})") from None
+
+    def read_as(self, name: str, kind: TypeAdapter[_T]) -> _T:
+        """Return the JSON value in ``name`` as ``kind``. DamagedFile if it is another; else as ``read``."""
+        value = self.read_json(name)
+        try:
+            return kind.validate_python(value)
+        except ValidationError as error:
+            raise damaged(self.where(name), f"holds something else ({first_problem(error)})") from None
 
     def open(self, name: str) -> IO[bytes]:
-        """Open ``name`` for ranged reading."""
+        """Open ``name`` for ranged reading. FileNotFoundError if it is not a regular file."""
+        if self.is_local:
+            return self.fs.open(self.local_file(name), "rb")
         with as_os_errors(self.where(name)):
             return self.fs.open(self.where(name), "rb")
+
+    def local_file(self, name: str) -> str:
+        """Return the path of a local file. FileNotFoundError if there is none, or something else than a regular file: a pipe
+        would wait for its writer, and a device, or a link to one, never ends."""
+        path = self.where(name)
+        try:
+            mode = os.stat(path).st_mode
+        except OSError as error:
+            # a link to itself is no file; a folder above it that cannot be reached says nothing about the file
+            if error.errno != errno.ENOTDIR and not (error.errno == errno.ELOOP and os.path.islink(path)):
+                raise
+            raise FileNotFoundError(errno.ENOENT, error.strerror, path) from None
+        if stat.S_ISDIR(mode):
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), path)
+        if not stat.S_ISREG(mode):
+            raise FileNotFoundError(errno.ENOENT, "is not a regular file", path)
+        return path
 
     def read_range(self, name: str, begin: int, end: int) -> bytes | memoryview:
         """Return bytes [begin, end) of ``name``; fewer if it is shorter. Thread-safe."""
         if self.is_local:
-            with open(self.where(name), "rb", buffering=0) as file:
-                return os.pread(file.fileno(), end - begin, begin)
+            with open(self.local_file(name), "rb", buffering=0) as file:
+                end = min(
+                    end, os.fstat(file.fileno()).st_size
+                )  # the buffer is made first, and a hostile end may be anything
+                return os.pread(file.fileno(), max(0, end - begin), begin)
         if self._is_s3:
             from springtide.store import s3
 
@@ -102,7 +150,7 @@ class Folder:
     def stream(self, name: str, begin: int, end: int) -> Iterator[memoryview]:
         """Yield bytes [begin, end) of ``name`` in small parts, so that they are still in the CPU's cache when they are used."""
         if self.is_local:
-            with open(self.where(name), "rb", buffering=0) as file:
+            with open(self.local_file(name), "rb", buffering=0) as file:
                 while part := os.pread(file.fileno(), min(end - begin, _STREAM_BYTES), begin):
                     yield memoryview(part)
                     begin += len(part)
@@ -254,6 +302,12 @@ def _check_protocol(url: str, known: Sequence[str]) -> None:
 def _unlink(path: str) -> None:
     with contextlib.suppress(FileNotFoundError, NotADirectoryError):
         os.unlink(path)
+
+
+def first_problem(error: ValidationError) -> str:
+    """Return the first of pydantic's findings in one line."""
+    found = error.errors(include_url=False, include_context=False, include_input=False)[0]
+    return ": ".join(filter(None, (".".join(map(str, found["loc"]))[:100], found["msg"][:200])))
 
 
 def sync_directory(path: str) -> None:

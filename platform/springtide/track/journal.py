@@ -21,10 +21,11 @@ import random
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Self
 
-from springtide.errors import redacted
+from springtide.errors import DamagedFile, redacted
 from springtide.events import Event, StepDone, event, record
+from springtide.events.record import FORMAT
 from springtide.store import Folder
 from springtide.track.segments import Segment, Segments, Spool, listed, name_of
 
@@ -38,6 +39,10 @@ _AWAITED_PAUSE_S = 1.0
 _NEVER = float("inf")
 _CLOSE_S = 30.0
 """How long the end of a run waits for a store that does not accept the journal."""
+_LINES_NAMED = 20
+"""Damaged lines of a segment that are named one by one: all of them are damaged if another version wrote them."""
+_SHOWN = 300
+"""Characters of an error about a damaged line that are logged."""
 _log = logging.getLogger(__name__)
 
 
@@ -82,7 +87,7 @@ class Journal:
         """Take one event and stamp it with this lease's term. Never raises a storage error, and waits only for a local disk."""
         if not self._enabled:
             return
-        line = json.dumps(_shown(record(dataclasses.replace(event, term=self.term)))).encode() + b"\n"
+        line = _line(dataclasses.replace(event, term=self.term))
         with self._changed:
             if self._open.num_lines >= _SEGMENT_LINES:
                 self._next_segment()
@@ -233,14 +238,17 @@ class Journal:
                 self._say(text)
 
 
-def _shown(values: dict[str, Any]) -> dict[str, Any]:
-    """Return an event's values without passwords: reasons quote URLs from error messages."""
-    return {key: redacted(value) if isinstance(value, str) else value for key, value in values.items()}
+def _line(event: Event) -> bytes:
+    """Return an event as a line, without passwords: reasons quote URLs from error messages."""
+    values = {key: redacted(value) if isinstance(value, str) else value for key, value in record(event).items()}
+    # halves of surrogate pairs, as in a path that is not UTF-8, cannot be written
+    return json.dumps({"format": FORMAT, **values}, ensure_ascii=False).encode("utf-8", "replace") + b"\n"
 
 
 def read_journal(run: Folder) -> list[Event]:
     """Return every event of a run, in the order of writing. A line that a kill cut short is skipped; so is a damaged one or
-    one of another version, with a warning in the log."""
+    one of another format, and a segment that cannot be read, with a warning in the log. Raises OSError if the store cannot be
+    reached."""
     return list(_events(run / "journal"))
 
 
@@ -250,27 +258,36 @@ _TOLD: set[tuple[str, int]] = set()
 
 def _events(folder: Folder) -> Iterator[Event]:
     for term, number in listed(folder):
-        where = folder.where(name_of(term, number))
-        lines = folder.read(name_of(term, number)).split(b"\n")
+        name = name_of(term, number)
+        try:
+            lines = folder.read(name).split(b"\n")
+        except (DamagedFile, FileNotFoundError, IsADirectoryError) as error:
+            _warn(folder.where(name), "it is skipped", 0, error)
+            continue
+        damaged = 0
         # the part after the last newline is empty, or the writer died while writing it
         for at, line in enumerate(lines[:-1], 1):
             try:
                 yield event(json.loads(line))
-            except (ValueError, TypeError, KeyError, RecursionError) as error:
-                _warn(where, at, error)
+            except (ValueError, RecursionError) as error:
+                damaged += 1
+                if damaged <= _LINES_NAMED:
+                    _warn(folder.where(name), f"line {at} is skipped", at, error)
+        if damaged > _LINES_NAMED:
+            rest = ValueError("as above")
+            _warn(folder.where(name), f"{damaged - _LINES_NAMED} more lines are skipped", -damaged, rest)
 
 
-def _warn(segment: str, line: int, error: Exception) -> None:
+def _warn(segment: str, skipped: str, line: int, error: Exception) -> None:
     if (segment, line) in _TOLD:
         return
     _TOLD.add((segment, line))
     _log.warning(
-        "%s: line %d is skipped: it is damaged, or from another version of springtide (%s: %s); restore the file from a "
-        "copy, or remove the line",
+        "%s: %s: damaged, or from another version of springtide (%s: %s); restore the file from a copy, or remove the damage",
         segment,
-        line,
+        skipped,
         type(error).__name__,
-        error,
+        str(error)[:_SHOWN],
     )
 
 

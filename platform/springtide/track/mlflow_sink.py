@@ -13,7 +13,9 @@ import queue
 import threading
 import time
 from collections.abc import Mapping, Sequence
-from typing import Any, Self
+from typing import Annotated, Any, Self
+
+from pydantic import BaseModel, Field, TypeAdapter
 
 from springtide.errors import redacted
 from springtide.events import Evaluated, Event, Rejected, StepDone, Stopped
@@ -33,6 +35,12 @@ _STATUS = {"finished": "FINISHED", "stopped": "KILLED", "failed": "FAILED"}
 _log = logging.getLogger(__name__)
 
 
+class _RunNote(BaseModel):
+    run_id: Annotated[str, Field(min_length=1, max_length=200)]
+    experiment_id: str
+
+
+_NOTE = TypeAdapter(_RunNote)
 Settings = Mapping[str, Any]
 """Dotted name -> value of every setting, without passwords: others can read the server."""
 
@@ -44,6 +52,16 @@ def _params(settings: Settings) -> dict[str, str]:
 def _mark_of(folder: Folder) -> str:
     """Return a digest by which a run is found: MLflow's filters cannot escape a quote in a path."""
     return hashlib.sha256(folder.url.encode()).hexdigest()[:32]
+
+
+def read_run_note(folder: Folder) -> str:
+    """Return the id of the MLflow run that ``folder`` has noted; empty if it has none. Raises DamagedFile."""
+    return folder.read_as(RUN_FILE, _NOTE).run_id if folder.exists(RUN_FILE) else ""
+
+
+def write_run_note(folder: Folder, run_id: str, experiment_id: str) -> None:
+    """Note in ``folder`` the MLflow run that it reports to."""
+    folder.write_json(RUN_FILE, {"run_id": run_id, "experiment_id": experiment_id})
 
 
 def default_uri(root: Folder) -> str:
@@ -134,10 +152,7 @@ class MlflowSink:
 
         logging.getLogger("mlflow").setLevel(logging.WARNING)  # it logs every table it creates
         client = MlflowClient(tracking_uri=self._uri)
-        if self._folder.exists(RUN_FILE):
-            self._run_id = self._folder.read_json(RUN_FILE)["run_id"]
-        else:
-            self._run_id = self._create(client)
+        self._run_id = read_run_note(self._folder) or self._create(client)
         found = client.get_run(self._run_id).data
         self._marks = {mark: int(found.tags.get(mark, start)) for mark, start in self._marks.items()}
         for name, value in self._now(found.params).items():
@@ -167,7 +182,7 @@ class MlflowSink:
             run_id = client.create_run(experiment_id, tags=tags, run_name=self._settings["run.id"]).info.run_id
             for key, value in _params(self._settings).items():
                 client.log_param(run_id, key, value)
-        self._folder.write_json(RUN_FILE, {"run_id": run_id, "experiment_id": experiment_id})
+        write_run_note(self._folder, run_id, experiment_id)
         return str(run_id)
 
     def _send(self, events: list[Event]) -> None:
@@ -216,13 +231,12 @@ class SweepSink:
             from mlflow import MlflowClient
 
             client = MlflowClient(tracking_uri=uri)
-            if folder.exists(RUN_FILE):
-                self.id = folder.read_json(RUN_FILE)["run_id"]
-            else:
+            self.id = read_run_note(folder)
+            if not self.id:
                 tags = {"springtide.tuning": redacted(folder.url)}
                 experiment_id = _experiment(client, settings, uri)
                 self.id = str(client.create_run(experiment_id, tags=tags, run_name=folder.name).info.run_id)
-                folder.write_json(RUN_FILE, {"run_id": self.id, "experiment_id": experiment_id})
+                write_run_note(folder, self.id, experiment_id)
             client.update_run(self.id, status="RUNNING")
             self._client = client
         except Exception as error:  # no error of a server or its client may stop the sweep

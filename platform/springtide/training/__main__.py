@@ -53,7 +53,11 @@ def main() -> None:
     folder = Folder(config.run.root) / config.run.id
     claimed = leases.trusted_code(folder, config.model.source)
     configs.check_trusted(config.model.source, options.config, options.trust_code, claimed)
-    before = configs.parse(folder.read(configs.RUN_CONFIG)) if folder.exists(configs.RUN_CONFIG) else None
+    before = (
+        configs.parse(folder.read(configs.RUN_CONFIG), folder.where(configs.RUN_CONFIG))
+        if folder.exists(configs.RUN_CONFIG)
+        else None
+    )
     if config.train.start_from:
         known = before.train.start_from if before else ""
         config = config.override({"train.start_from": branch.resolve(config.train.start_from, known)})

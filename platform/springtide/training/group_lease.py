@@ -7,8 +7,9 @@ import secrets
 
 from springtide import config as configs
 from springtide.checkpoint import leases
-from springtide.checkpoint.format import Identity, check_order
+from springtide.checkpoint.format import Identity
 from springtide.checkpoint.fresh_start import begin_from_scratch
+from springtide.checkpoint.other_orders import check_order
 from springtide.config import Config
 from springtide.errors import UnfitNode
 from springtide.faults import reach
@@ -50,7 +51,9 @@ class GroupLease:
         if not check_order(self.run, identity, go_back=True, term=mine):
             begin_from_scratch(self.run, mine)  # all checkpoints contain skipped steps
         known = self.run.exists(configs.RUN_CONFIG)  # this group's config may have a smaller micro-batch
-        saved = configs.parse(self.run.read(configs.RUN_CONFIG)) if known else config
+        saved = (
+            configs.parse(self.run.read(configs.RUN_CONFIG), self.run.where(configs.RUN_CONFIG)) if known else config
+        )
         changed = saved.override({"stream.skip": skip})
         self.run.write(configs.RUN_CONFIG, configs.dump(changed), private=bool(configs.secret_fields(changed)))
         return mine

@@ -92,7 +92,7 @@ class TrainLoop:
     def __post_init__(self) -> None:
         begin, config = time.perf_counter(), self.config
         if self.folder.exists(configs.RUN_CONFIG):  # an earlier worker group may have rolled back
-            saved = configs.parse(self.folder.read(configs.RUN_CONFIG))
+            saved = configs.parse(self.folder.read(configs.RUN_CONFIG), self.folder.where(configs.RUN_CONFIG))
             self.data = self.data.skipping(map(OrderStep, saved.stream.skip))
         if config.parallel.threads:
             torch.set_num_threads(config.parallel.threads)

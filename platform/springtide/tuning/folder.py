@@ -18,11 +18,15 @@ lease, which the caller checks.
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
+
+from pydantic import Field, TypeAdapter
 
 from springtide import config as configs
 from springtide.config import Config
+from springtide.errors import ConfigError, damaged, explain
 from springtide.store import Folder
 from springtide.tuning.population import Generation
 from springtide.tuning.rank import SweepResult
@@ -34,6 +38,10 @@ _FINALISTS = "finalists.json"
 _RESULT = "result.json"
 _PAGE = "sweep.html"
 _BEST = "best.yaml"
+FORMAT = 1
+"""Format of all files of the folder; ``sweep.json`` has its number. Increase it when a reader of the previous format would
+misread or refuse the new one. Without a number it is 1."""
+_TRIAL_FILE = re.compile(r"trial-\d{4,9}\.json")
 
 
 class TrialEnd(NamedTuple):
@@ -44,9 +52,17 @@ class TrialEnd(NamedTuple):
     reason: str
 
 
+_PLAN_OF: TypeAdapter[dict[str, Any]] = TypeAdapter(dict[str, Any])
+_POINT: TypeAdapter[Point] = TypeAdapter(Point)
+_LINEAGE = TypeAdapter(Annotated[list[Generation], Field(min_length=1)])
+_END = TypeAdapter(TrialEnd)
+_NUMBERS = TypeAdapter(list[Annotated[int, Field(ge=0, lt=10**9)]])
+
+
 @dataclasses.dataclass(frozen=True)
 class SweepFolder:
-    """A handle on a sweep's folder; everything is read from the folder on each call."""
+    """A handle on a sweep's folder; everything is read from the folder on each call. A file that holds something else than was
+    written there is a DamagedFile."""
 
     root: Folder
 
@@ -74,16 +90,25 @@ class SweepFolder:
         return self.root.where("ray")
 
     def plan(self) -> dict[str, Any] | None:
-        """Return the space and how points are chosen from it; None if no sweep was started here."""
-        return self.root.read_json(_PLAN) if self.root.exists(_PLAN) else None
+        """Return the space and how points are chosen from it; None if no sweep was started here. Raises ConfigError if the
+        folder is in another format."""
+        if not self.root.exists(_PLAN):
+            return None
+        plan = self.root.read_as(_PLAN, _PLAN_OF)
+        if (written := plan.pop("format", FORMAT)) != FORMAT:
+            limit = f"is in format {written!r:.40}, this version of springtide reads {FORMAT}"
+            raise ConfigError(
+                explain("--name", self.root.where(_PLAN), limit, "use the version that wrote it, or another name")
+            )
+        return plan
 
     def write_plan(self, plan: dict[str, Any]) -> None:
-        self.root.write_json(_PLAN, plan)
+        self.root.write_json(_PLAN, {"format": FORMAT, **plan})
 
     def points(self) -> dict[int, Point]:
         """Return number -> point of the trials that were started, by number."""
-        files = sorted(self._points.names(), key=number_of)
-        return {number_of(file): self._points.read_json(file) for file in files}
+        files = sorted(filter(_TRIAL_FILE.fullmatch, self._points.names()), key=number_of)
+        return {number_of(file): self._points.read_as(file, _POINT) for file in files}
 
     def write_point(self, number: int, point: Point) -> None:
         """Record the point that a trial starts with; the one of an earlier start stays."""
@@ -94,27 +119,31 @@ class SweepFolder:
         """Return the generations of trial ``number``, oldest first. A trial without takeovers has one: at the recorded point,
         else at ``point``."""
         if self._lineages.exists(_file(number)):
-            return [Generation(**one) for one in self._lineages.read_json(_file(number))]
+            found = self._lineages.read_as(_file(number), _LINEAGE)
+            for one in found:
+                if not re.fullmatch(rf"{name_of(number)}(-\d+)?", one.run):  # it becomes a path
+                    raise damaged(self._lineages.where(_file(number)), f"names {one.run!r:.100} as a run of this trial")
+            return found
         recorded = self._points.exists(_file(number))
-        return [Generation(name_of(number), self._points.read_json(_file(number)) if recorded else point)]
+        return [Generation(name_of(number), self._points.read_as(_file(number), _POINT) if recorded else point)]
 
     def write_lineage(self, number: int, lineage: Sequence[Generation]) -> None:
         self._lineages.write_json(_file(number), [one._asdict() for one in lineage])
 
     def ended(self) -> frozenset[int]:
         """Return the numbers of trials that must not continue."""
-        return frozenset(map(number_of, self._ended.names()))
+        return frozenset(map(number_of, filter(_TRIAL_FILE.fullmatch, self._ended.names())))
 
     def end_of(self, number: int) -> TrialEnd | None:
         """Return why trial ``number`` must not continue; None if it may."""
-        return TrialEnd(**self._ended.read_json(_file(number))) if self._ended.exists(_file(number)) else None
+        return self._ended.read_as(_file(number), _END) if self._ended.exists(_file(number)) else None
 
     def write_end(self, number: int, end: TrialEnd) -> None:
         self._ended.write_json(_file(number), end._asdict())
 
     def finalists(self) -> list[int] | None:
         """Return the numbers of the finalists, best first; None before they are chosen."""
-        return list(self.root.read_json(_FINALISTS)) if self.root.exists(_FINALISTS) else None
+        return self.root.read_as(_FINALISTS, _NUMBERS) if self.root.exists(_FINALISTS) else None
 
     def write_finalists(self, numbers: Sequence[int]) -> None:
         self.root.write_json(_FINALISTS, list(numbers))

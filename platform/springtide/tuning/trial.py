@@ -6,6 +6,7 @@ import dataclasses
 import math
 
 from springtide.config import Config
+from springtide.errors import ConfigError
 from springtide.tuning.space import Budget, Point, applied
 
 
@@ -21,9 +22,12 @@ def number_of(name: str) -> int:
 
 def trial_config(base: Config, budget: Budget, run: str, point: Point) -> Config:
     """Return the config of a trial's run ``run``: ``base`` at ``point``, with the length of the budget, evaluated at each
-    rung. Raises ConfigError when that config is not valid."""
-    config = applied(base, point).override({"train.total": budget.tokens_per_trial, "run.id": run})
-    return config.override({"train.eval_every": max(1, config.num_steps // budget.rungs)})
+    rung. Raises ConfigError, which names the run, when that config is not valid."""
+    try:
+        config = applied(base, point).override({"train.total": budget.tokens_per_trial, "run.id": run})
+        return config.override({"train.eval_every": max(1, config.num_steps // budget.rungs)})
+    except ConfigError as error:
+        raise ConfigError(f"{run}: {error}") from None
 
 
 def other_seed(base: Config, point: Point, number: int) -> Point:

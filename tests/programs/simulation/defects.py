@@ -12,7 +12,7 @@ from unittest import mock
 
 from springtide.app import resolve as resolving
 from springtide.checkpoint import restore as restoring
-from springtide.checkpoint.format import check_order
+from springtide.checkpoint.other_orders import check_order
 from springtide.events import record
 from springtide.on_ray.train import process_pool
 from springtide.track import journal

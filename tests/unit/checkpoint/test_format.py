@@ -3,16 +3,34 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+import torch
 
 from springtide.checkpoint import leases
 from springtide.checkpoint.commit import CommitJob, PieceWriter
-from springtide.checkpoint.format import COMMITTED, FORMAT, Meta, StagedPiece, checkpoints, read_index, read_manifest
+from springtide.checkpoint.format import (
+    ABANDONED,
+    COMMITTED,
+    FORMAT,
+    QUARANTINED,
+    Meta,
+    OtherFormat,
+    Piece,
+    StagedPiece,
+    checkpoints,
+    marked_by,
+    read_index,
+    read_manifest,
+)
 from springtide.checkpoint.inspect import inspect
+from springtide.checkpoint.load import read_into
 from springtide.checkpoint.retention import Rule
+from springtide.checkpoint.second_reader import still_bad
 from springtide.errors import CheckpointError
 from springtide.store import Folder, digest
 
@@ -169,3 +187,81 @@ def test_a_folder_in_the_place_of_a_file_is_no_checkpoint(run: Folder, which: st
     Path(checkpoints(run).where(f"{NAME}/{name}")).mkdir()
     [found] = inspect(run, verify=True)
     assert found.state == "bad"
+
+
+def test_a_manifest_with_a_key_of_another_version_is_no_damage(run: Folder) -> None:
+    """Its bytes are those that were committed: a quarantine would take a good checkpoint away."""
+    for key in ("manifest", "meta"):
+        changed(
+            run,
+            "manifest",
+            lambda one, key=key: one | {"new": 1} if key == "manifest" else one | {key: one[key] | {"new": 1}},
+        )
+        with pytest.raises(
+            OtherFormat, match=rf"{NAME} of .* has (meta\.)?new, which this version .* use the version that wrote"
+        ):
+            read_manifest(run, NAME)
+
+
+@pytest.mark.parametrize("mark", [QUARANTINED, ABANDONED])
+@pytest.mark.parametrize(
+    "note", [b"", b"[]", b'{"reason": 5, "term": []}', b'{"term": Infinity, "reason": ""}', b"5", None]
+)
+def test_a_damaged_mark_still_marks(run: Folder, mark: str, note: bytes | None) -> None:
+    path = Path(checkpoints(run).where(f"{NAME}/{mark}"))
+    path.write_bytes(note) if note is not None else path.mkdir()
+    if note is None:
+        (path / "file").touch()
+        assert marked_by(run, NAME, mark) == 0
+        return
+    assert marked_by(run, NAME, mark) == 0
+    [found] = inspect(run)
+    assert found.state == mark.lower()
+    assert found.reason.startswith("its note cannot be read (")
+
+
+PIECE = ("model/a", "F32", (4, 4))
+
+
+@pytest.mark.parametrize(
+    ("boxes", "problem"),
+    [
+        ([((0, 0), (2, 4)), ((1, 0), (2, 4))], "overlap"),  # rows 0 to 2; the sizes add up, row 3 is in none
+        ([((0, 0), (4, 2)), ((0, 1), (4, 2))], "overlap"),
+        ([((0, 0), (2, 4)), ((0, 0), (2, 4))], "overlap"),
+        ([((0, 0), (2, 4)), ((2, 0), (1, 4))], "4 elements are in no file"),
+    ],
+)
+def test_pieces_that_are_not_the_whole_tensor_are_refused(tmp_path: Path, boxes: Any, problem: str) -> None:
+    folder, pieces = Folder(tmp_path), []
+    data = np.arange(16, dtype=np.float32).tobytes()
+    file = f"{NAME}/a0001-r0000.safetensors"
+    folder.write(file, data)
+    for offsets, sizes in boxes:
+        size = 4 * math.prod(sizes)
+        pieces.append(Piece(*PIECE, offsets, sizes, file, 0, size, (digest.of_bytes(data[:size]),)))
+    target = torch.full((4, 4), -1.0)
+    with pytest.raises(CheckpointError, match=rf"model/a: .*{problem}"):
+        read_into(folder, pieces, {"model/a": target})
+    assert (target == -1).all()
+
+
+def test_pieces_of_one_tensor_that_differ_in_shape_are_refused(tmp_path: Path) -> None:
+    piece = Piece(*PIECE, (0, 0), (2, 4), f"{NAME}/a0001-r0000.safetensors", 0, 32, ("0" * 32,))
+    for other in (piece._replace(shape=(8,), offsets=(0,), sizes=(8,)), piece._replace(dtype="F64")):
+        with pytest.raises(CheckpointError, match="model/a: its pieces differ"):
+            read_into(Folder(tmp_path), [piece, other], {"model/a": torch.zeros(4, 4)})
+
+
+def test_a_header_of_any_size_takes_no_memory(run: Folder) -> None:
+    changed(run, "index", lambda index: index | {"header_bytes": 2**50})
+    [found] = inspect(run, verify=True)
+    assert found.state == "bad"
+    assert "header: digest expected" in found.reason
+
+
+def test_the_second_reader_finds_a_folder_in_the_place_of_a_file_bad(run: Folder) -> None:
+    [name] = [name for name in (checkpoints(run) / NAME).names() if name.endswith(".safetensors")]
+    (checkpoints(run) / NAME).remove(name)
+    Path(checkpoints(run).where(f"{NAME}/{name}")).mkdir()
+    assert "Is a directory" in still_bad(run, NAME, f"{NAME}/{name}")

@@ -101,3 +101,15 @@ def test_a_readers_note_keeps_a_checkpoint_and_runs_out(tmp_path: Path, monkeypa
     monkeypatch.setattr(time, "time", lambda: now + 7200)
     assert being_read(run) == set()
     assert (run / "checkpoints" / "readers").names() == []
+
+
+@pytest.mark.parametrize("note", ["", "[]", "{}", '{"until_s": "never"}', '{"until_s": null}', "[" * 100_000])
+def test_a_damaged_note_of_a_reader_keeps_its_checkpoint(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, note: str
+) -> None:
+    run = Folder(tmp_path)
+    run.write("checkpoints/readers/step-0000000005.branch", note)
+    assert being_read(run) == {"step-0000000005"}
+    assert being_read(run) == {"step-0000000005"}
+    [told] = [record.getMessage() for record in caplog.records]
+    assert "readers/step-0000000005.branch" in told

@@ -65,6 +65,13 @@ def test_a_bad_setting_ends_with_status_two_and_one_line(
         assert part in text
 
 
+def test_a_value_that_is_not_yaml_names_its_field(capsys: pytest.CaptureFixture[str]) -> None:
+    for text in ("{a: b", "[2001-99-01]", "[" * 5000):
+        assert main(["estimate", "--recipe", "tiny", "--stream.mixture", text]) == 2
+        assert "stream.mixture = " in (said := capsys.readouterr().err)
+        assert "is not YAML" in said
+
+
 def test_an_unknown_option_names_the_nearest(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["train", "--recipe", "demo", "--optim.peek-lr", "1"]) == 2
     assert "did you mean '--optim.peak-lr'" in capsys.readouterr().err

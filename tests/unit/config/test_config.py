@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import math
+import os
 from pathlib import Path
 from typing import Any
 
@@ -173,3 +175,42 @@ def test_steps_and_tokens_follow_the_ramp() -> None:
     assert demo.num_steps * demo.tokens_per_step >= demo.train.total
     assert (config.num_steps, config.steps_to(3 * batch * length)) == (6 + 7, 6)
     assert [config.tokens_after(step) // length for step in (1, 6, 7)] == [batch // 2, 3 * batch, 4 * batch]
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        (b"5", "a config is a mapping"),
+        (b"optim: {peak_lr: -1}", r"optim\.peak_lr = -1"),
+        (b"run: 2001-99-01", "is not YAML"),
+        (b"[" * 5000, "is not YAML"),
+        (b"\xff", "is not YAML"),
+        (b"checkpoint: {max_every: {a: 1}}", r"checkpoint\.max_every = "),
+        (b"train: {total: %d}" % 10**400, r"train\.total = "),
+        (b"# " * 2**20, "is larger than 1,048,576 bytes"),
+    ],
+)
+def test_a_problem_names_the_file_and_the_field(tmp_path: Path, text: bytes, problem: str) -> None:
+    file = tmp_path / "mine.yaml"
+    file.write_bytes(text)
+    with pytest.raises(ConfigError, match=problem) as refused:
+        configs.load_config(file)
+    assert str(file) in str(refused.value)
+
+
+def test_a_config_that_is_no_file_is_refused_at_once(tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    with pytest.raises(ConfigError, match=r"pipe.*is not a regular file"):
+        configs.load_config(pipe)
+
+
+def test_aliases_make_no_long_message(tmp_path: Path) -> None:
+    """Of a file of 300 bytes; spelled out, they are a hundred million values."""
+    letters = "abcdefghi"
+    lines = ["a: &a [" + ",".join(["x"] * 9) + "]"]
+    lines += [f"{one}: &{one} [{','.join([f'*{before}'] * 9)}]" for before, one in itertools.pairwise(letters)]
+    (tmp_path / "it.yaml").write_text("\n".join(lines))
+    with pytest.raises(ConfigError, match="is not a setting") as refused:
+        configs.load_config(tmp_path / "it.yaml")
+    assert len(str(refused.value)) < 25_000

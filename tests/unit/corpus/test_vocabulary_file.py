@@ -13,6 +13,7 @@ from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers
 
 from springtide.corpus import Tokenizer, check_byte_counts, open_tokenizer
 from springtide.corpus.tokenizer import train_bpe
+from springtide.errors import CorpusError
 
 TEXTS = ["def one(two): return three\n" * 20, "class Four:\n    pass\n" * 20]
 
@@ -113,3 +114,19 @@ def test_a_vocabulary_whose_counts_are_off_is_told(caplog: pytest.LogCaptureFixt
             check_byte_counts(Tokenizer(tokenizer), "here/tokenizer.json", texts)
         assert f"corpus.tokenizer = 'here/tokenizer.json': counts {counted} bytes for the 22 of" in caplog.text
         assert normalizer in caplog.text
+
+
+@pytest.mark.parametrize(
+    "text", [b"", b"{}", b"[]", b"\xff", b"{" * 1000, b'{"version": "1.0", "model": {"type": "BPE"}}']
+)
+def test_a_file_that_is_no_tokenizer_is_named(tmp_path: Path, text: bytes) -> None:
+    file = tmp_path / "tokenizer.json"
+    file.write_bytes(text)
+    with pytest.raises(CorpusError, match=rf"corpus\.tokenizer = '{file}': is not a tokenizer that can be used"):
+        open_tokenizer(str(file), (), 0)
+
+
+def test_a_tokenizer_without_an_end_of_text_is_named(tmp_path: Path) -> None:
+    file = saved(tokenizers.Tokenizer(models.BPE(vocab={"a": 0}, merges=[])), tmp_path)
+    with pytest.raises(CorpusError, match=rf"corpus\.tokenizer = '{file}': has none of"):
+        open_tokenizer(file, (), 0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import numpy as np
@@ -86,6 +87,27 @@ def test_a_manifest_that_names_a_missing_file(tiny: Config, tmp_path: Path) -> N
         all_rows(empty, manifest)
     with pytest.raises(CorruptShard, match=f"{shard.name}: cannot be read"):
         check_shard(empty, shard)
+
+
+def test_a_shard_of_any_size_is_not_read_to_its_end(tiny: Config, tmp_path: Path) -> None:
+    manifest, _ = open_dataset(tiny.shards.dataset)
+    shard = manifest.splits[TRAIN].shards[0]
+    (tmp_path / MANIFEST).write_bytes(Folder(tiny.shards.dataset).read(MANIFEST))
+    with (tmp_path / shard.name).open("wb") as file:
+        file.truncate(2**40)
+    with pytest.raises(CorruptShard, match=f"found {2**40} bytes instead of {shard.size_bytes}"):
+        check_shard(Folder(tmp_path), shard)
+    with pytest.raises(CorruptShard, match=rf"{shard.name}: row group 0: .*found {2**40} bytes instead of"):
+        SplitReader(Folder(tmp_path), manifest, TRAIN).read(np.arange(1))
+
+
+def test_a_shard_that_is_no_file_is_not_waited_for(tiny: Config, tmp_path: Path) -> None:
+    manifest, _ = open_dataset(tiny.shards.dataset)
+    shard = manifest.splits[TRAIN].shards[0]
+    (tmp_path / MANIFEST).write_bytes(Folder(tiny.shards.dataset).read(MANIFEST))
+    os.mkfifo(tmp_path / shard.name)
+    with pytest.raises(CorruptShard, match="is not a regular file"):
+        all_rows(Folder(tmp_path), manifest)
 
 
 def test_a_store_that_is_down_is_no_corruption(tiny: Config, remote: Folder, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from springtide.errors import ConfigError
+from springtide.errors import ConfigError, DamagedFile
 from springtide.store import Folder
 
 
@@ -113,3 +113,41 @@ def test_of_many_who_create_a_name_one_succeeds(folder: Folder, tmp_path: Path) 
         folder.create("name", b"second")
     assert folder.read("name") == b"first"
     assert folder.names() == ["name"]
+
+
+@pytest.mark.parametrize("what", ["zeros", "pipe", "loop", "below a file"])
+def test_what_is_no_regular_file_is_no_file(tmp_path: Path, what: str) -> None:
+    folder, path, name = Folder(tmp_path), tmp_path / "it", "it"
+    if what == "zeros":
+        path.symlink_to("/dev/zero")
+    elif what == "pipe":
+        os.mkfifo(path)
+    elif what == "loop":
+        path.symlink_to(path)
+    else:
+        path.write_bytes(b"")
+        name = "it/below"
+    for read in (
+        lambda: folder.read(name),
+        lambda: folder.open(name),
+        lambda: folder.read_range(name, 0, 1),
+        lambda: list(folder.stream(name, 0, 1)),
+        lambda: folder.local_file(name),
+    ):
+        with pytest.raises(FileNotFoundError, match="it"):
+            read()
+
+
+def test_a_file_that_is_larger_than_memory_is_refused_before_it_is_read(tmp_path: Path) -> None:
+    with (tmp_path / "it.json").open("wb") as file:
+        file.truncate(2**40)
+    with pytest.raises(DamagedFile, match=r"it\.json: is larger than 268,435,456 bytes"):
+        Folder(tmp_path).read_json("it.json")
+    assert Folder(tmp_path).read_range("it.json", 2**40 - 2, 2**62) == bytes(2)
+
+
+@pytest.mark.parametrize("data", [b"", b"{", b"\xff", b"[" * 100_000, b"9" * 10_000], ids=lambda data: str(data[:5]))
+def test_what_is_not_json_is_named(folder: Folder, data: bytes) -> None:
+    folder.write("it.json", data)
+    with pytest.raises(DamagedFile, match=r"it\.json: is not JSON \(.*\); restore the file from a copy, or remove it"):
+        folder.read_json("it.json")

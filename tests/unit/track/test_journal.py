@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import json
 import logging
 import os
 import signal
@@ -14,6 +15,7 @@ import time
 import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import s3_faults
@@ -49,7 +51,7 @@ def test_an_event_survives_its_record() -> None:
         "stopped",
     }
     assert set(EVENTS) == training | saves | elastic
-    with pytest.raises(KeyError):
+    with pytest.raises(ValueError, match="no kind of event: 'of another version'"):
         event({"kind": "of another version"})
 
 
@@ -305,6 +307,78 @@ def test_damaged_lines_are_left_out_and_named(tmp_path: Path, caplog: pytest.Log
     ] * 6
     read_journal(run)
     assert len(caplog.records) == 6, "each is named once"
+
+
+@pytest.mark.parametrize(
+    ("change", "problem"),
+    [
+        (lambda one: one | {"step": "many"}, "valid integer"),
+        (lambda one: one | {"loss": None}, "valid number"),
+        (lambda one: one | {"time_s": float("inf")}, "finite number"),
+        (lambda one: one | {"digest": ["00"]}, "valid string"),
+        (lambda one: one | {"lors": 1.0}, "lors"),
+        (lambda one: one | {"format": 2}, "is in format 2, this version of springtide reads 1"),
+        (lambda one: one | {"kind": ["step"]}, "no kind of event"),
+        (lambda one: [one], "not an object"),
+    ],
+)
+def test_a_line_whose_values_no_event_has_is_left_out(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, change: Callable[[Any], Any], problem: str
+) -> None:
+    run = Folder(tmp_path)
+    with Journal(run) as journal:
+        for number in range(3):
+            journal(step(number))
+    file = tmp_path / "journal" / "0001-0000.jsonl"
+    lines = file.read_text().splitlines()
+    assert json.loads(lines[1])["format"] == 1
+    lines[1] = json.dumps(change(json.loads(lines[1])))
+    file.write_text("\n".join(lines) + "\n")
+    assert steps_in(run) == [0, 2]
+    [told] = [record.getMessage() for record in caplog.records]
+    assert f"{file}: line 2 is skipped" in told
+    assert problem in told
+
+
+def test_a_segment_of_another_version_is_named_and_not_line_by_line(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    run = Folder(tmp_path)
+    for _ in range(2):
+        with Journal(run) as journal:
+            for number in range(100):
+                journal(step(number))
+    file = tmp_path / "journal" / "0001-0000.jsonl"
+    file.write_text(file.read_text().replace('"format": 1', '"format": 7'))
+    assert steps_in(run) == list(range(100))
+    assert len(caplog.records) == 21
+    assert "80 more lines are skipped" in caplog.records[-1].getMessage()
+
+
+def test_a_text_that_is_not_unicode_is_written_and_read(run: Folder) -> None:
+    with Journal(run) as journal:
+        journal(Stopped(step=1, status="failed", reason="no file \udcff.bin, é"))
+    [one] = read_journal(run)
+    assert isinstance(one, Stopped)
+    assert one.reason == "no file ?.bin, é"
+
+
+@pytest.mark.parametrize("what", ["folder", "zeros", "sparse"])
+def test_what_is_no_segment_is_left_out_and_named(tmp_path: Path, caplog: pytest.LogCaptureFixture, what: str) -> None:
+    run = Folder(tmp_path)
+    with Journal(run) as journal:
+        journal(step(1))
+    odd = tmp_path / "journal" / "0001-0001.jsonl"
+    if what == "folder":
+        odd.mkdir()
+    elif what == "zeros":
+        odd.symlink_to("/dev/zero")
+    else:
+        with odd.open("wb") as file:
+            file.truncate(2**36)
+    assert steps_in(run) == [1]
+    [told] = [record.getMessage() for record in caplog.records]
+    assert f"{odd}: it is skipped" in told
 
 
 def test_of_a_step_trained_twice_the_last_counts() -> None:

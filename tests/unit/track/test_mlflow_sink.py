@@ -16,9 +16,10 @@ from ports import reserve
 
 from springtide import config as configs
 from springtide.config import Config
+from springtide.errors import DamagedFile
 from springtide.events import Evaluated, Event, Rejected, Stopped
 from springtide.store import Folder
-from springtide.track.mlflow_sink import MlflowSink
+from springtide.track.mlflow_sink import RUN_FILE, MlflowSink, read_run_note, write_run_note
 
 
 def send(config: Config, run: Folder, uri: str, earlier: list[Event], now: list[Event], grace_s: float = 60.0) -> None:
@@ -138,3 +139,16 @@ def _wait_for(server: subprocess.Popen[bytes], port: int, log: Path) -> None:
         assert server.poll() is None, log.read_text()[-2000:]
         assert time.monotonic() < deadline, "the MLflow server did not answer within ninety seconds"
         time.sleep(0.1)  # until the server answers
+
+
+@pytest.mark.parametrize(
+    "note", ["", "[]", "{}", '{"run_id": null}', '{"run_id": "", "experiment_id": "1"}', '{"run_id": 5}']
+)
+def test_a_damaged_note_is_named_and_is_no_reason_for_a_second_run(tmp_path: Path, note: str) -> None:
+    folder = Folder(tmp_path)
+    assert read_run_note(folder) == ""
+    folder.write(RUN_FILE, note)
+    with pytest.raises(DamagedFile, match=r"mlflow\.json: .*; restore the file from a copy, or remove it"):
+        read_run_note(folder)
+    write_run_note(folder, "abc", "1")
+    assert read_run_note(folder) == "abc"

@@ -5,7 +5,10 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import pytest
+
 from springtide import config as configs
+from springtide.errors import ConfigError, DamagedFile
 from springtide.store import Folder
 from springtide.tuning import SweepFolder, TrialEnd, TrialOutcome, member_config, rank_trials, read, with_takeover
 
@@ -65,3 +68,53 @@ def test_every_file_has_its_name(tmp_path: Path) -> None:
     assert folder.finalists() == [], "chosen, but there are none"
     assert folder.page == str(tmp_path / "sweep.html")
     assert (tmp_path / "best.yaml").stat().st_mode & 0o777 == 0o600
+
+
+@pytest.mark.parametrize(
+    ("file", "value"),
+    [
+        ("sweep.json", []),
+        ("points/trial-0002.json", [1]),
+        ("lineage/trial-0002.json", {}),
+        ("lineage/trial-0002.json", []),
+        ("lineage/trial-0002.json", ["trial-0002"]),
+        ("lineage/trial-0002.json", [{"run": "../../../etc", "point": {}}]),
+        ("lineage/trial-0002.json", [{"run": "trial-0001", "point": {}}]),
+        ("lineage/trial-0002.json", [{"run": "trial-0002", "point": {}, "unknown": 1}]),
+        ("ended/trial-0002.json", {"status": "failed"}),
+        ("ended/trial-0002.json", {"status": None, "reason": ""}),
+        ("finalists.json", {"0": 1}),
+        ("finalists.json", [-1]),
+        ("finalists.json", ["first"]),
+    ],
+)
+def test_a_file_that_holds_something_else_is_named(tmp_path: Path, file: str, value: object) -> None:
+    folder = SweepFolder(Folder(tmp_path))
+    folder.root.write_json(file, value)
+    with pytest.raises(DamagedFile, match=f"{file}: .*; restore the file from a copy, or remove it"):
+        (folder.plan(), folder.points(), folder.lineage(2, {}), folder.end_of(2), folder.finalists())
+
+
+def test_files_that_are_no_trials_are_no_trials(tmp_path: Path) -> None:
+    folder = SweepFolder(Folder(tmp_path))
+    folder.write_point(3, POINT)
+    for name in ("points/notes.txt", "points/trial-x.json", "ended/trial-0001.json~"):
+        folder.root.write(name, "{}")
+    assert (list(folder.points()), folder.ended()) == ([3], frozenset())
+
+
+def test_a_sweep_of_another_format_is_refused_by_number(tmp_path: Path) -> None:
+    folder = SweepFolder(Folder(tmp_path))
+    folder.write_plan({"search": "random"})
+    assert folder.root.read_json("sweep.json")["format"] == 1
+    assert folder.plan() == {"search": "random"}
+    folder.root.write_json("sweep.json", {"format": 2})
+    with pytest.raises(ConfigError, match=r"sweep\.json.*is in format 2, this version of springtide reads 1"):
+        folder.plan()
+    folder.root.write_json("sweep.json", {"search": "random"})
+    assert folder.plan() == {"search": "random"}, "from before the number"
+
+
+def test_a_point_that_no_trial_can_have_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"trial-0002: optim\.peak_lr = -1"):
+        member_config(TINY, read(TABLE, TINY).budget, "trial-0002", {"optim.peak_lr": -1}, "")

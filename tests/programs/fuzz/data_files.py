@@ -1,0 +1,147 @@
+"""Targets: datasets and corpora."""
+
+from __future__ import annotations
+
+import bz2
+import contextlib
+import gzip
+import io
+import itertools
+import json
+from collections.abc import Mapping
+from random import Random
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+from prepared import prepare
+
+from fuzz.mutations import zst
+from fuzz.target import Target, must
+from springtide import config as configs
+from springtide.cli.inspect import inspect_dataset
+from springtide.corpus import Broken, Document, open_source
+from springtide.corpus.tokenizer import open_tokenizer
+from springtide.dataset import open_dataset, rows_text
+from springtide.shards import MANIFEST, TOKENIZER, SplitReader
+from springtide.store import Folder
+from springtide.stream import open_data
+
+TEXT = [f"Line {number}: sing the sea, fear the fog.\n" for number in range(300)]
+
+
+class Datasets(Target):
+    """A small sealed dataset."""
+
+    name = "dataset"
+    share = 4
+
+    def make(self) -> None:
+        source = self.root.parent / "dataset-source"
+        source.mkdir(exist_ok=True)
+        for part in range(6):
+            (source / f"{part}.txt").write_text(f"Part {part}\n" + "".join(TEXT[part * 50 :][:50]))
+        changes = {
+            "shards.root": str(self.root.parent / "made"),
+            "corpus.source": str(source),
+            "shards.rows_per_group": 8,
+            "shards.groups_per_shard": 2,
+            "shards.heldout_fraction": 0.3,
+        }
+        self.config = prepare(configs.recipes.tiny().override(changes))
+        Folder(self.config.shards.dataset)
+        import shutil
+
+        shutil.copytree(self.config.shards.dataset, self.root)
+        self.rows = self._rows()
+
+    def kinds(self) -> Mapping[str, str]:
+        shards = self.of(".parquet")
+        return {MANIFEST: "json", TOKENIZER: "json"} | dict.fromkeys(shards, "parquet")
+
+    def names(self) -> tuple[str, ...]:
+        return (*super().names(), str(self.root)) if self.changed == MANIFEST else super().names()
+
+    def _rows(self) -> list[np.ndarray]:
+        manifest, vocabulary = open_dataset(str(self.root))
+        found: list[np.ndarray] = []
+        for name in sorted(manifest.splits):
+            reader = SplitReader(Folder(self.root), manifest, name)
+            found += reader.read(np.arange(manifest.splits[name].rows))
+            list(rows_text(found[-1][:2], vocabulary))
+        return found
+
+    def read(self, random: Random) -> None:
+        url = str(self.root)
+        with contextlib.redirect_stdout(io.StringIO()):
+            inspect_dataset(url, random.random() < 0.5, random.random() < 0.3)
+        rows = self._rows()
+        data = open_data(self.config.override({"shards.dataset": url}).data)
+        _, tokens = data.rows(data.order.batch(data.order.step_after(0)))
+        must(tokens.shape[1] == 65, "rows of another length")
+        same = len(rows) == len(self.rows) and all(map(np.array_equal, rows, self.rows))
+        must(same, "SILENT CORRUPTION: other rows than were sealed")
+
+
+class Corpora(Target):
+    """Documents in every form that is read."""
+
+    name = "corpus"
+    share = 4
+
+    def make(self) -> None:
+        self.root.mkdir()
+        lines = b"".join(json.dumps({"text": text, "n": 1}).encode() + b"\n" for text in TEXT[:40])
+        plain = "".join(TEXT[:40]).encode()
+        (self.root / "a.txt").write_bytes(plain)
+        (self.root / "b.jsonl").write_bytes(lines)
+        (self.root / "c.jsonl.gz").write_bytes(gzip.compress(lines))
+        (self.root / "d.jsonl.zst").write_bytes(zst(lines))
+        (self.root / "e.jsonl.bz2").write_bytes(bz2.compress(lines))
+        (self.root / "f.txt.gz").write_bytes(gzip.compress(plain))
+        (self.root / "g.txt.zst").write_bytes(zst(plain))
+        for name, column in (("h", pa.array(TEXT)), ("i", pa.array(TEXT).dictionary_encode())):
+            pq.write_table(pa.table({"text": column}), self.root / f"{name}.parquet", row_group_size=100)
+
+    def kinds(self) -> Mapping[str, str]:
+        ends = {"gz": "gzip", "zst": "zstd", "bz2": "bzip2", "parquet": "parquet", "jsonl": "lines", "txt": "text"}
+        return {name: ends[name.rpartition(".")[2]] for name in self.before}
+
+    def read(self, random: Random) -> None:
+        source = open_source(str(self.root / self.changed))
+        source.fingerprint()
+        units = source.units()
+        for unit in units[:20]:
+            for one in itertools.islice(source.read(unit), 1000):
+                must(isinstance(one, Document | Broken), f"neither a document nor a broken record: {one!r}")
+                must(one.name.startswith(self.changed), f"a record of {one.name}")
+                if isinstance(one, Document):
+                    one.text.encode()
+                    assert one.digest
+                else:
+                    must(len(one.sample) <= 200, "a long sample")
+                    json.dumps(one._asdict())
+
+
+class Vocabularies(Target):
+    """A tokenizer's file that ``corpus.tokenizer`` names."""
+
+    name = "tokenizer"
+
+    def make(self) -> None:
+        self.root.mkdir()
+        (self.root / TOKENIZER).write_text(open_tokenizer("bpe", TEXT, 300).to_json())
+
+    def kinds(self) -> Mapping[str, str]:
+        return {TOKENIZER: "json"}
+
+    def read(self, random: Random) -> None:
+        vocabulary = open_tokenizer(str(self.root / TOKENIZER), (), 0)
+        lengths = vocabulary.byte_lengths()
+        must(len(lengths) == vocabulary.size, "another number of ids")
+        [ids] = vocabulary.encode(["Sing the sea"])
+        must(int(ids.max()) < vocabulary.size, "an id out of range")
+        vocabulary.decode(ids.tolist())
+
+
+TARGETS: tuple[type[Target], ...] = (Datasets, Corpora, Vocabularies)
