@@ -69,6 +69,15 @@ def test_the_word_of_one_node_counts_only_where_no_other_can_read(answer: str | 
         assert committed(run) == ["step-0000000005"]
 
 
+def test_a_rank_that_fails_alone_leaves_no_other_in_a_collective(tmp_path: Path, ranks: Ranks) -> None:
+    """And condemns no checkpoint: its bytes may be good."""
+    ranks(2, save_in, "fsdp", str(tmp_path), 5)
+    for said in ranks(2, load_on_a_broken_rank, "memory", str(tmp_path)):
+        assert said.startswith("RuntimeError: rank 1 cannot load step-0000000005 of"), said
+        assert said.endswith("RuntimeError: no memory")
+    assert committed(Folder(tmp_path)) == ["step-0000000005"]
+
+
 def test_the_last_checkpoint_that_counts_is_never_put_in_quarantine(tmp_path: Path) -> None:
     save(str(tmp_path), [5, 10], stage_in="")
     for file in tmp_path.glob("checkpoints/*/*.safetensors"):

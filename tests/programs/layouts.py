@@ -122,13 +122,23 @@ def load_another_model(world: World, url: str) -> str:
     return ""
 
 
+class _NoMemory(torch.optim.SGD):
+    """An optimizer that cannot make its state."""
+
+    def step(self, closure: Any = None) -> Any:
+        raise RuntimeError("no memory")
+
+
 def load_on_a_broken_rank(world: World, how: str, url: str) -> str:
-    """What is said on a rank when rank 1, alone, hashes wrong ("digest") or lacks the run's storage ("mount")."""
+    """What is said on a rank when rank 1, alone, hashes wrong ("digest"), lacks the run's storage ("mount") or has no memory
+    for its optimizer ("memory")."""
     broken = world.rank == 1
     if broken and how == "digest":
         digest.Running.end = lambda self: "0" * 32  # type: ignore[method-assign]
     folder = Folder(f"{url}/unmounted") if broken and how == "mount" else Folder(url)
     model, optimizer = laid_out("fsdp", world)
+    if broken and how == "memory":
+        optimizer = _NoMemory(model.parameters())
     try:
         restore(folder, model, optimizer, lambda step: "o", node=f"node-{world.rank}")
     except Exception as error:

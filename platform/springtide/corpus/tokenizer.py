@@ -15,6 +15,7 @@ import tokenizers
 from tokenizers import Regex, decoders, models, pre_tokenizers, trainers
 
 from springtide.errors import ConfigError, CorpusError, explain
+from springtide.store import Folder
 
 END_OF_TEXT = "<|endoftext|>"
 _KNOWN_ENDS = (END_OF_TEXT, "<|end_of_text|>", "</s>", "<eos>")
@@ -238,7 +239,8 @@ def open_tokenizer(kind: str, texts: Iterable[str], vocab_size: int) -> Tokenize
     if not Path(kind).is_file():
         known = f"is neither 'bpe' nor 'bytes' nor '{_TIKTOKEN}NAME' nor a file"
         raise ConfigError(explain("corpus.tokenizer", kind, known, "give a tokenizer.json"))
-    return Tokenizer.from_json(Path(kind).read_text("utf-8", "replace"), kind)
+    file = Path(kind)
+    return Tokenizer.from_json(Folder(file.parent).read(file.name).decode("utf-8", "replace"), kind)
 
 
 def _batches(texts: Iterable[str]) -> Iterator[list[str]]:

@@ -3,7 +3,8 @@
 python -m fuzz SEED                              one again, with what it is
 python -m fuzz --seeds 0 100000 --jobs 2         many
 python -m fuzz --seeds 0 5000 --target journal   of one target alone
-python -m fuzz --seeds 0 20000 --table           each mended defect, planted back, and the seed that finds it
+python -m fuzz --seeds 0 4000 --defect holes     until one finds this defect, planted back
+python -m fuzz --seeds 0 4000 --table            each mended defect, planted back, and the seed that finds it
 """
 
 from __future__ import annotations
@@ -38,17 +39,20 @@ def main() -> int:
     parser.add_argument("--seeds", nargs=2, type=int, metavar=("FIRST", "END"), default=(0, 1000))
     parser.add_argument("--jobs", type=int, default=1)
     parser.add_argument("--target", choices=[one.name for one in TARGETS])
+    parser.add_argument("--defect", choices=sorted(defects.DEFECTS))
     parser.add_argument("--table", action="store_true")
     parser.add_argument("--counts", metavar="FILE", help="add the counts to this JSON file")
     options = parser.parse_args()
+    sys.stdout.reconfigure(errors="backslashreplace")
     seeds = range(*options.seeds) if options.seed is None else range(options.seed, options.seed + 1)
     if options.jobs > 1:
         return _spread(seeds, options.jobs)
     logging.getLogger().addHandler(TOLD)
     logging.getLogger("springtide").propagate = True
     with tempfile.TemporaryDirectory(prefix="springtide-fuzz-") as folder:
-        if options.table:
-            return max([_find(defect, seeds, Path(folder)) for defect in defects.DEFECTS])
+        if options.table or options.defect:
+            planted = [options.defect] if options.defect else list(defects.DEFECTS)
+            return max([_find(defect, seeds, Path(folder)) for defect in planted])
         wanted = [one for one in TARGETS if options.target in (None, one.name)]
         targets = [one(Path(folder, one.name)) for one in wanted]
         counts: collections.Counter[str] = collections.Counter()

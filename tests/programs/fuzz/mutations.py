@@ -7,7 +7,7 @@ import gzip
 import io
 import json
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -79,6 +79,23 @@ def change_bytes(random: Random, data: bytes) -> bytes:
         case 7:
             return data[:place] + random.randbytes(random.choice((1, 4, 100))) + data[place:]
     return random.choice((b"", b"\n", b"null", b"[]", b"{}", b'""', b"0", bytes(512), b"\xff" * 40, b"[" * 100_000))
+
+
+def nudge(random: Random, value: Any) -> Any:
+    """Return a JSON value with one or two of its whole numbers a little larger or smaller: rot that may still fit."""
+    root = [json.loads(json.dumps(value))]
+    places = list(_whole_numbers(root))
+    for holder, key in random.sample(places, min(len(places), random.choice((1, 1, 2)))):
+        holder[key] = max(0, holder[key] + random.choice((-4, -2, -1, 1, 2, 4, -8, 8)))
+    return root[0]
+
+
+def _whole_numbers(value: Any) -> Iterator[tuple[Any, Any]]:
+    items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    for key, inner in list(items):
+        if type(inner) is int:
+            yield value, key
+        yield from _whole_numbers(inner)
 
 
 def change_value(random: Random, value: Any) -> Any:
@@ -161,9 +178,13 @@ def dumped(random: Random, value: Any) -> bytes:
 
 
 def change_json(random: Random, data: bytes) -> bytes:
-    return (
-        dumped(random, change_value(random, json.loads(data))) if random.random() < 0.75 else change_bytes(random, data)
-    )
+    """Change values of a JSON file, or its bytes."""
+    match random.randrange(8):
+        case 0 | 1:
+            return change_bytes(random, data)
+        case 2 | 3:
+            return json.dumps(nudge(random, json.loads(data))).encode()
+    return dumped(random, change_value(random, json.loads(data)))
 
 
 def change_lines(random: Random, data: bytes) -> bytes:

@@ -7,11 +7,11 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 from random import Random
-from typing import Any
 
 import torch
 from torch import nn
 
+from fuzz.events import example
 from fuzz.target import TOLD, Target, must
 from springtide import config as configs
 from springtide.checkpoint import leases
@@ -23,6 +23,7 @@ from springtide.checkpoint.format import (
     abandon,
     committed,
     marked_by,
+    name_of,
     quarantine,
 )
 from springtide.checkpoint.fresh_start import has_ever_committed
@@ -46,33 +47,6 @@ from springtide.track.journal import Journal, last_steps, read_journal
 from springtide.track.ledger import Prices, ledger
 
 STEPS = (5, 10)
-
-
-def example(kind: type[Event], step: int) -> Event:
-    """An event with a value in every field."""
-    import dataclasses
-    import typing
-
-    values: dict[str, Any] = {"time_s": 1.7e9 + step}
-    hints = typing.get_type_hints(kind)
-    for field in dataclasses.fields(kind):
-        if field.name in ("time_s", "term"):
-            continue
-        hint = str(hints[field.name])
-        plain = {"step": step, "status": "stopped", "digest": "00" * 8, "chain": "0" * 32, "name": "step-0000000005"}
-        if field.name in plain:
-            values[field.name] = plain[field.name]
-        elif "list" in hint:
-            values[field.name] = [0.25] if "float" in hint else ["a"] if "str" in hint else [1]
-        elif "dict" in hint:
-            values[field.name] = {"a": 0.25}
-        elif "bool" in hint:
-            values[field.name] = True
-        elif "str" in hint:
-            values[field.name] = "text"
-        else:
-            values[field.name] = 0.5 if "float" in hint else 2
-    return kind(**values)
 
 
 class Checkpoints(Target):
@@ -153,6 +127,9 @@ class Checkpoints(Target):
         [manifest] = folder.glob("*-manifest.json")
         if "-r0" in self.changed:  # an index
             data = (self.root / self.changed).read_bytes()
+            if random.random() < 0.5:
+                data = self._with_digests(data)
+                (self.root / self.changed).write_bytes(data)
             found = json.loads(manifest.read_bytes())
             found["files"][Path(self.changed).name] = {"size_bytes": len(data), "digest": digest.of_bytes(data)}
             manifest.write_text(json.dumps(found))
@@ -160,6 +137,17 @@ class Checkpoints(Target):
             marker = json.loads((folder / COMMITTED).read_bytes())
             marker["digest"] = digest.of_bytes(manifest.read_bytes())
             (folder / COMMITTED).write_text(json.dumps(marker))
+
+    def _with_digests(self, data: bytes) -> bytes:
+        """An index with the digest of what each of its pieces names."""
+        try:
+            index = json.loads(data)
+            for piece in index["pieces"]:
+                file, begin, size, _ = piece[5:]
+                piece[8] = [digest.of_bytes((self.root / "checkpoints" / file).read_bytes()[begin : begin + size])]
+            return json.dumps(index).encode()
+        except (ValueError, LookupError, TypeError, OSError, RecursionError):
+            return data
 
     def change(self, random: Random) -> None:
         self.is_signed = False
@@ -187,8 +175,8 @@ class Checkpoints(Target):
             for tensor in tensors.values():
                 tensor.fill_(value)
         found = restore(run, model, optimizer, lambda step: "o")
-        must(found is not None, "the run begins at step 0")
-        assert found is not None
+        assert found is not None, "the run begins at step 0"
+        must(found.name == name_of(found.meta.step), f"{found.name} is of step {found.meta.step}")
         for name, _ in found.rejected:
             must(name == self.changed.split("/")[-2], f"{name} is put in quarantine")
         for name in committed(run):  # each alone, as an evaluation loads it
@@ -213,6 +201,9 @@ class Leases(Target):
             finally:
                 os._exit(0)
         os.waitpid(child, 0)
+
+    def names(self) -> tuple[str, ...]:
+        return (*super().names(), "held by lease")  # to a group whose owner is another now
 
     @staticmethod
     def _claim(run: Folder) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from random import Random
 
-from fuzz.run_files import example
+from fuzz.events import example
 from fuzz.target import Target, must
 from springtide import config as configs
 from springtide.app.sweep_reader import SweepReader
