@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import secrets
 from collections.abc import Callable, Iterator
@@ -25,7 +26,7 @@ from springtide.run.start_from import lineage
 from springtide.store import Folder
 from springtide.stream import open_data
 from springtide.track.console import Console
-from springtide.track.journal import Journal
+from springtide.track.journal import Journal, stream_journal
 from springtide.track.mlflow_sink import OFF, MlflowSink, default_uri
 
 
@@ -125,8 +126,7 @@ def _train(
     from springtide.on_ray.train.trainer import train as train_on_ray
 
     run, config = found.run, found.config
-    earlier = run.events
-    before = max((event.step for event in earlier if isinstance(event, StepDone)), default=0)
+    before = max((event.step for event in stream_journal(run.folder) if isinstance(event, StepDone)), default=0)
     with contextlib.ExitStack() as stack:
         console = stack.enter_context(Console(config.num_steps, config.track.progress))
         journal = stack.enter_context(Journal(run.folder, term=lease.term, say=console.say))
@@ -137,6 +137,7 @@ def _train(
         listeners: list[Callable[[Event], None]] = [journal, console, *([listen] if listen else [])]
         if uri != OFF:
             settings = configs.flatten(configs.redact(config))
+            earlier = functools.partial(stream_journal, run.folder)
             listeners.append(stack.enter_context(MlflowSink(settings, run.folder, uri, earlier, _tags(found))))
 
         tell_all = Listeners(listeners)

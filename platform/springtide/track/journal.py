@@ -249,7 +249,12 @@ def read_journal(run: Folder) -> list[Event]:
     """Return every event of a run, in the order of writing. A line that a kill cut short is skipped; so is a damaged one or
     one of another format, and a segment that cannot be read, with a warning in the log. Raises OSError if the store cannot be
     reached."""
-    return list(_events(run / "journal"))
+    return list(stream_journal(run))
+
+
+def stream_journal(run: Folder) -> Iterator[Event]:
+    """Yield the events of ``read_journal`` one by one: a long run has millions."""
+    return _events(run / "journal")
 
 
 _TOLD: set[tuple[str, int]] = set()

@@ -2,7 +2,8 @@
 
 A server that is down delays nothing: events wait here and are retried. Events unsent when the driver ends are in the
 journal, and the next start sends them. One tag, written in the same request as the metrics, records the last step sent;
-nothing at or before it is sent again, so steps never go backwards.
+nothing at or before it is sent again, so steps never go backwards. While a server is down for hours, only the newest events
+are kept here; the others are read from the journal when it is back.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import logging
 import queue
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from typing import Annotated, Any, Self
 
 from pydantic import BaseModel, Field, TypeAdapter
@@ -29,6 +30,8 @@ _PARENT = "mlflow.parentRunId"
 _FOLDER_MARK = "springtide.folder_digest"
 _TAG_LENGTH = 2000
 _PARAM_LENGTH = 500
+_MOST_UNSENT = 20_000
+"""Events that wait here at most, about 20 MB."""
 _BATCH_METRICS = 900  # MLflow accepts 1000 per request
 _STATUS = {"finished": "FINISHED", "stopped": "KILLED", "failed": "FAILED"}
 
@@ -77,25 +80,26 @@ class MlflowSink:
         settings: Settings,
         run: Folder,
         uri: str,
-        earlier: Sequence[Event],
+        earlier: Callable[[], Iterable[Event]],
         tags: dict[str, str],
         grace_s: float = 15.0,
     ) -> None:
-        """``earlier``: events of earlier starts; MLflow may lack some. ``tags`` link data, code and checkpoints."""
+        """``earlier`` reads the run's journal: MLflow may lack events of earlier starts. ``tags`` link data, code and
+        checkpoints."""
         self._settings, self._folder, self._uri, self._tags, self._grace_s = settings, run, uri, tags, grace_s
         self._inbox: queue.SimpleQueue[Event | None] = queue.SimpleQueue()
-        self._earlier = earlier
+        self._earlier, self._lacks_earlier = earlier, True
         self._marks = {_STEP_MARK: 0, _EVAL_MARK: -1}
         self._client: Any = None
         self._run_id = ""
         self._leaving = threading.Event()
         self._warned = False
         self._delivered = False
+        self._last: Event | None = None
+        """The last event that was sent."""
         self._thread = threading.Thread(target=self._work, name="springtide-mlflow", daemon=True)
 
     def __enter__(self) -> Self:
-        for event in self._earlier:
-            self._inbox.put(event)
         self._thread.start()
         return self
 
@@ -113,7 +117,7 @@ class MlflowSink:
         self._inbox.put(event)
 
     def _work(self) -> None:
-        unsent: list[Event] = []
+        unsent = self._try([], until_sent=False)
         while True:
             event = self._inbox.get()
             ended = event is None
@@ -124,6 +128,8 @@ class MlflowSink:
                     ended = event is None
                 except queue.Empty:
                     break
+            if len(unsent) > _MOST_UNSENT:
+                unsent, self._lacks_earlier = unsent[-_MOST_UNSENT // 2 :], True
             unsent = self._try(unsent, until_sent=ended)
             if ended:
                 self._delivered = not unsent
@@ -134,7 +140,12 @@ class MlflowSink:
         while True:
             try:
                 self._connect()
-                self._send(events)
+                if self._lacks_earlier:
+                    self._last = self._send(self._earlier())
+                    self._lacks_earlier = False
+                self._last = self._send(events) or self._last
+                if isinstance(self._last, Stopped) and (events or until_sent):
+                    self._client.set_terminated(self._run_id, _STATUS[self._last.status])
                 return []
             except Exception as error:  # no error of a server or its client may stop training
                 if not self._warned:
@@ -185,11 +196,12 @@ class MlflowSink:
         write_run_note(self._folder, run_id, experiment_id)
         return str(run_id)
 
-    def _send(self, events: list[Event]) -> None:
+    def _send(self, events: Iterable[Event]) -> Event | None:
+        """Send what the server does not have yet; return the last event."""
         from mlflow.entities import Metric, RunTag
 
         metrics: list[Any] = []
-        marks = dict(self._marks)
+        marks, event = dict(self._marks), None
         for event in events:
             if isinstance(event, Rejected):
                 self._client.set_tag(
@@ -212,8 +224,7 @@ class MlflowSink:
                 metrics = []
         if metrics:
             self._log(metrics, marks, RunTag)
-        if events and isinstance(events[-1], Stopped):
-            self._client.set_terminated(self._run_id, _STATUS[events[-1].status])
+        return event
 
     def _log(self, metrics: list[Any], marks: dict[str, int], tag: Any) -> None:
         self._client.log_batch(self._run_id, metrics, tags=[tag(name, str(mark)) for name, mark in marks.items()])

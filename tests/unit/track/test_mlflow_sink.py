@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import subprocess
 import sys
+import threading
 import time
 import urllib.request
 from collections.abc import Iterator
@@ -19,12 +20,13 @@ from springtide.config import Config
 from springtide.errors import DamagedFile
 from springtide.events import Evaluated, Event, Rejected, Stopped
 from springtide.store import Folder
+from springtide.track import mlflow_sink
 from springtide.track.mlflow_sink import RUN_FILE, MlflowSink, read_run_note, write_run_note
 
 
 def send(config: Config, run: Folder, uri: str, earlier: list[Event], now: list[Event], grace_s: float = 60.0) -> None:
     with MlflowSink(
-        configs.flatten(configs.redact(config)), run, uri, earlier, {"springtide.order": "x"}, grace_s
+        configs.flatten(configs.redact(config)), run, uri, lambda: earlier, {"springtide.order": "x"}, grace_s
     ) as sink:
         for event in now:
             sink(event)
@@ -103,6 +105,38 @@ def test_a_server_that_is_down_holds_up_nothing_and_gets_all_when_it_is_back(
     with _server(tmp_path, port):
         send(config, run, uri, first, [step(4)])
         assert [number for number, _ in history(uri, run, "loss")] == [1, 2, 3, 4]
+
+
+def test_a_server_that_is_down_for_hours_costs_no_memory_and_gets_the_rest_from_the_journal(
+    config: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(mlflow_sink, "_MOST_UNSENT", 10)
+    connect, attempt, kept = MlflowSink._connect, MlflowSink._try, list[int]()
+    back, tried = threading.Event(), threading.Semaphore(0)
+
+    def away(sink: MlflowSink) -> None:
+        if not back.is_set():
+            raise OSError("connection refused")
+        connect(sink)
+
+    def counted(sink: MlflowSink, events: list[Event], until_sent: bool) -> list[Event]:
+        kept.append(len(events))
+        found = attempt(sink, events, until_sent)
+        tried.release()
+        return found
+
+    monkeypatch.setattr(MlflowSink, "_connect", away)
+    monkeypatch.setattr(MlflowSink, "_try", counted)
+    uri, run, journal = f"sqlite:///{tmp_path}/mlflow.db", Folder(tmp_path / "run"), list[Event]()
+    settings = configs.flatten(configs.redact(config.override({"track.retry": "1ms"})))
+    with MlflowSink(settings, run, uri, lambda: iter(journal), {}, 60.0) as sink:
+        for number in range(1, 101):
+            journal.append(step(number))
+            sink(journal[-1])
+            tried.acquire(timeout=30)
+        back.set()
+    assert max(kept) <= 10
+    assert [number for number, _ in history(uri, run, "loss")] == list(range(1, 101))
 
 
 @contextlib.contextmanager

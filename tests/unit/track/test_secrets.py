@@ -124,7 +124,7 @@ def test_of_all_that_a_run_writes_only_its_config_has_the_password(
     tags = {"springtide.dataset": "https://u:hunter2@host/data"}
     with (
         Journal(run.folder) as journal,
-        MlflowSink(configs.flatten(configs.redact(config)), run.folder, URI, [], tags, grace_s=0.1) as away,
+        MlflowSink(configs.flatten(configs.redact(config)), run.folder, URI, list, tags, grace_s=0.1) as away,
     ):
         for event in (
             step(3),
@@ -137,7 +137,7 @@ def test_of_all_that_a_run_writes_only_its_config_has_the_password(
         configs.flatten(configs.redact(config)),
         run.folder,
         f"sqlite:///{tmp_path}/mlflow.db",
-        read_journal(run.folder),
+        lambda: read_journal(run.folder),
         tags,
         grace_s=60.0,
     ):
