@@ -163,7 +163,8 @@ def _confirmed(
     run: Folder, name: str, reports: Sequence[BadFileReport], elsewhere: ReadElsewhere | None = None
 ) -> bool:
     """Return whether a second reader finds a reported file bad, or some problem does not depend on the reader."""
-    mine, fatal = False, None
+    mine = False
+    fatal: Exception | None = None
     try:
         for file, rank in second_readers(reports).items():
             if rank == rank_here():
