@@ -18,6 +18,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from springtide.checkpoint import leases, retention
+from springtide.checkpoint.agreed import agreed_step
 from springtide.checkpoint.format import (
     ABANDONED,
     BLOCK_BYTES,
@@ -256,6 +257,7 @@ def _tidy(run: Folder, job: CommitJob) -> None:
             counts=manifest is not None and is_good(files),
             metrics=manifest.meta.metrics if manifest else {},
             needs=frozenset(needs),
+            agreed_step=agreed_step(manifest.meta) if manifest else None,
         )
     folder, reading = checkpoints(run), retention.being_read(run) | bad
     marks = [file for file in retention.garbage(found, job.retention, reading, job.term) if file.endswith(COMMITTED)]

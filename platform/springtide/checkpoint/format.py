@@ -4,7 +4,8 @@
                                      a0002-r0000.json          its index: place of each piece, digests of its blocks
                                      a0002-manifest.json       size and digest of every file, and the state's metadata
                                      COMMITTED                 created last, names the manifest; no checkpoint without it
-                                     ABANDONED                 the run resumed from an older one in another data order
+                                     ABANDONED                 the run resumed from an older one: in another data order, or
+                                                               because a device had computed wrong results
                                      QUARANTINED               its bytes differ from those committed; the reason
 
 A tensor is stored in pieces (boxes of it), one per rank that held one. A piece that has not changed since the previous

@@ -5,6 +5,7 @@
              0003.committed  written after its first commit
              0003.scratch    written by a driver with --from-scratch: the run begins again at step 0
              0003.rollback   written by a worker group that goes back: older snapshots in memory no longer count
+             0003.back       what older leases wrote after the step in it is of a device that computes wrong results
 
 The holder of an older lease that is still alive (network partition, second driver) is refused at its next commit.
 Only terms are compared, never clocks.
@@ -22,11 +23,12 @@ import socket
 import time
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 
 from springtide.config.code import code_digest, is_sealed, seal
+from springtide.config.steps import StepsDone
 from springtide.errors import DamagedFile, RunExists, damaged
 from springtide.store import Folder
 from springtide.store.folder import first_problem
@@ -35,6 +37,7 @@ _log = logging.getLogger(__name__)
 _FILE = re.compile(r"(\d{4,})\.json")
 _COMMITTED = re.compile(r"(\d{4,})\.committed")
 _SCRATCH = re.compile(r"(\d{4,})\.scratch")
+_BACK = re.compile(r"(\d{4,})\.back")
 _ROLLBACK = re.compile(r"(\d{4,})\.rollback")
 FORMAT = 1
 """Increase it when a reader of the previous format would misread or refuse a lease of the new one. A lease without a number is
@@ -75,6 +78,7 @@ class Lease:
 
 
 _LEASE = TypeAdapter(Lease)
+_STEP = TypeAdapter(Annotated[dict[Literal["step"], Annotated[int, Field(ge=0)]], Field(min_length=1)])
 
 
 def newest(run: Folder) -> Lease | None:
@@ -218,6 +222,18 @@ def note_commit(run: Folder, term: int) -> None:
 def note_scratch(run: Folder, term: int) -> None:
     """Record that lease ``term`` begins the run again at step 0 by request of its user."""
     (run / "leases").write(f"{term:04d}.scratch", b"")
+
+
+def note_gone_back(run: Folder, term: int, step: StepsDone) -> None:
+    """Record that lease ``term`` goes back to ``step``: what older leases wrote of later steps no longer counts."""
+    (run / "leases").write(f"{term:04d}.back", json.dumps({"step": step}))
+
+
+def gone_back(run: Folder) -> list[tuple[int, StepsDone]]:
+    """Return the term and the step of each lease that went back, oldest first."""
+    folder = run / "leases"
+    terms = _numbers(folder.names(), _BACK)
+    return [(term, StepsDone(folder.read_as(f"{term:04d}.back", _STEP)["step"])) for term in terms]
 
 
 def begun_at(run: Folder) -> int:

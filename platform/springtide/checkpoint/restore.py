@@ -18,7 +18,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from springtide.checkpoint import branch
+from springtide.checkpoint import branch, leases
+from springtide.checkpoint.agreed import good_until
 from springtide.checkpoint.format import (
     Identity,
     Manifest,
@@ -34,6 +35,7 @@ from springtide.checkpoint.other_orders import of_another_order
 from springtide.checkpoint.retention import note_reader
 from springtide.checkpoint.second_reader import BadFileReport, ReadElsewhere, read_again, second_readers
 from springtide.config.schema import TrainConfig
+from springtide.config.steps import StepsDone
 from springtide.dist import agreed, gathered, rank_here
 from springtide.errors import CheckpointError, UnfitNode
 from springtide.store import Folder
@@ -49,6 +51,8 @@ class Restored:
     name: str
     rejected: tuple[tuple[str, str], ...] = ()
     """Newer checkpoints that are bad, and why; they are quarantined now."""
+    agreed_step: StepsDone | None = None
+    """Steps done when all devices last agreed, as far as this state was checked; None if they were not."""
 
 
 def restore(
@@ -75,13 +79,14 @@ def restore(
         RuntimeError: a rank failed otherwise, as without memory; on every rank.
     """
     rejected: list[tuple[str, str]] = []
-    while names := agreed(committed(run)):
-        name = names[-1]
+    names, gone_back = agreed((committed(run), leases.gone_back(run)))
+    while names:
+        name = names.pop()
         manifest, problem = _try_load(run, name, model, optimizer, identity, node, elsewhere)
         if manifest is not None:
-            return Restored(manifest.meta, name, tuple(rejected))
+            return Restored(manifest.meta, name, tuple(rejected), good_until(manifest.meta, manifest.term, gone_back))
         rejected.append((name, problem))
-        if len(names) == 1:
+        if not names:
             problems = "; ".join(f"{name}: {problem}" for name, problem in rejected)
             raise CheckpointError(
                 f"none of the checkpoints of {run.url} can be used: {problems}. {name} is the last one that counts and stays "
@@ -90,6 +95,7 @@ def restore(
         if rank_here() == 0:
             _log.warning("checkpoint %s is put in quarantine: %s", name, problem)
             quarantine(run, name, problem, term)
+        names = agreed(committed(run))
     check_fresh_start(run)
     return None
 

@@ -52,14 +52,19 @@ class Found(NamedTuple):
     metrics: Mapping[str, float]
     needs: frozenset[str]
     """All files that it needs, as ``<checkpoint>/<file>``, including files of others that it refers to."""
+    agreed_step: int | None = None
+    """Steps done when all devices last agreed before it was saved; None if they were not checked."""
 
 
 def kept(found: Mapping[str, Found], rule: Rule) -> set[str]:
-    """Return the names of the checkpoints to keep, of those that count; includes the newest of these."""
+    """Return the names of the checkpoints to keep, of those that count; includes the newest of these, and the newest that is
+    not after the last agreement of all devices: those after it may have to be abandoned."""
     names = sorted(name for name, one in found.items() if one.counts)
     keep = set(names[-max(rule.last, 1) :])
     if rule.every:
         keep |= {name for name in names if (step_of(name) or 0) % rule.every == 0}
+    agreements = [step for name in names if (step := found[name].agreed_step) is not None]
+    keep |= set([name for name in names if agreements and (step_of(name) or 0) <= max(agreements)][-1:])
     ranked = sorted(
         (name for name in names if rule.metric in found[name].metrics),
         key=lambda name: (found[name].metrics[rule.metric], name),

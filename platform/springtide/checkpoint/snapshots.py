@@ -19,6 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from springtide.checkpoint import leases
+from springtide.checkpoint.agreed import agreed_step
 from springtide.checkpoint.format import (
     BadFile,
     Identity,
@@ -183,7 +184,8 @@ def restore_from_snapshots(
         if not any(problems := gathered(problem)):  # all have it: free the others, to have room for new ones
             if rank_here() == 0:
                 snapshot_store.forget(parts[0].term + 1, kept=parts[0])
-            return Restored(parts[0].meta, f"memory of step {parts[0].meta.step}")
+            meta = parts[0].meta
+            return Restored(meta, f"memory of step {meta.step}", agreed_step=agreed_step(meta))
         reason = next(filter(None, problems))
         _log.warning("the snapshot of step %d in memory could not be read: %s", parts[0].meta.step, reason)
     return None
@@ -193,8 +195,14 @@ def _newest(run: Folder, snapshot_store: SnapshotStore, identity: Identity) -> l
     """Return the parts to load, the same on every rank."""
     parts: list[Snapshot] = []
     if rank_here() == 0:
-        oldest = leases.oldest_snapshots(run)
-        parts = newest_whole([one for one in snapshot_store.found() if one.term >= oldest])
+        oldest, gone_back = leases.oldest_snapshots(run), leases.gone_back(run)
+        parts = newest_whole(
+            [
+                one
+                for one in snapshot_store.found()
+                if one.term >= oldest and all(one.term >= term or one.meta.step <= step for term, step in gone_back)
+            ]
+        )
         newest = committed(run)[-1:]
         if parts and (
             name_of(parts[0].meta.step) < max(newest, default="") or of_another_order(run, parts[0].meta, identity)

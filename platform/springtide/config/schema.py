@@ -144,6 +144,9 @@ class ElasticConfig(Section):
     restarted; at least twenty usual steps; twelve times as long before their first step; 0 waits forever [s]."""
     compare: Seconds = free(default=Seconds(60.0), ge=0)
     """How often the devices of all workers are compared during training, to name slow ones; 0 never [s]."""
+    recheck: Seconds = free(default=Seconds(60.0), ge=0)
+    """How often a micro-batch of each worker is computed again by another one, to find devices that compute wrong results;
+    costs the time of one micro-batch; 0 never [s]."""
     notices: Literal["auto", "aws", "gcp", "azure", "file", "off"] = free(default="auto")
     """Where each node polls for preemption notices: ``auto`` the cloud that its firmware names, and ``notice_file``; a named
     cloud and the file; ``file`` the file only; ``off`` nowhere [name]."""

@@ -6,10 +6,12 @@ from springtide.dist.collectives import (
     CutOff,
     abort,
     agreed,
+    by_rank,
     end_group,
     gathered,
     on_first,
     rank_here,
+    shifted,
     sum_over_ranks,
 )
 from springtide.dist.connections import Connections
@@ -25,12 +27,14 @@ __all__ = [
     "agreed",
     "alone",
     "backend",
+    "by_rank",
     "device_index",
     "end_group",
     "gathered",
     "on_first",
     "process_group",
     "rank_here",
+    "shifted",
     "sum_over_ranks",
     "world",
 ]

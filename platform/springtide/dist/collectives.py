@@ -7,7 +7,7 @@ garbage in its buffer without raising. Here it always raises.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
@@ -54,6 +54,30 @@ def sum_over_ranks(values_N: Tensor, world: World) -> list[float]:
     if errors := _nccl_errors():
         raise CollectiveError(f"NCCL's communicators of rank {world.rank} are broken: {', '.join(sorted(errors))}")
     return [value for value, _ in sums]
+
+
+def by_rank(values: Sequence[float], world: World) -> list[list[float]]:
+    """Return the ``values`` of every rank, by rank, the same number of each. Raises as ``sum_over_ranks``."""
+    table = torch.zeros(world.size, len(values), dtype=torch.float64)
+    table[world.rank] = torch.tensor(values, dtype=torch.float64)
+    sums = sum_over_ranks(table.flatten().to(world.device), world)
+    return [sums[rank * len(values) :][: len(values)] for rank in range(world.size)]
+
+
+def shifted(rows_NL: Tensor, shift: int, lengths: Sequence[int], world: World) -> Tensor:
+    """Return the ``rows_NL`` (N, L) of the rank that is ``shift`` further on; all ranks call it together.
+
+    ``lengths``: N of each rank. Each pair of ranks that exchange nothing costs nothing, on NCCL too. An aborted exchange
+    returns garbage: compare a sum of the rows with the sender's before they are used.
+    """
+    if shift % world.size == 0:
+        return rows_NL
+    to, source = (world.rank - shift) % world.size, (world.rank + shift) % world.size
+    found = rows_NL.new_empty(lengths[source], rows_NL.shape[1])
+    sent = [len(rows_NL) * (rank == to) for rank in range(world.size)]
+    received = [len(found) * (rank == source) for rank in range(world.size)]
+    dist.all_to_all_single(found, rows_NL.contiguous(), received, sent)
+    return found
 
 
 def abort() -> bool:

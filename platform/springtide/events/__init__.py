@@ -17,6 +17,7 @@ from springtide.events.saves import (
 )
 from springtide.events.steps import (
     Evaluated,
+    Miscomputed,
     Profiled,
     RolledBack,
     Sampled,
@@ -36,6 +37,7 @@ __all__ = [
     "Event",
     "Failed",
     "Left",
+    "Miscomputed",
     "Profiled",
     "Ready",
     "Rejected",

@@ -109,6 +109,28 @@ class RolledBack(Event):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+class Miscomputed(Event):
+    """Devices computed different results of the same micro-batch. The states since they last agreed are abandoned, and the
+    worker group ends; the next one goes on from before."""
+
+    kind: ClassVar[str] = "miscomputed"
+    charged_to: ClassVar[str] = "other"
+    step: StepsDone
+    """The step that was checked."""
+    ranks: list[int]
+    """The ranks whose device is wrong; empty if none can be named."""
+    nodes: list[str]
+    """The node of each of them, or of those that disagree; empty if unknown."""
+    agreed_step: StepsDone
+    """Steps done when all devices last agreed."""
+    reason: str
+
+    def describe(self) -> str:
+        what = "WRONG RESULTS" if self.ranks else "DEVICES DISAGREE"
+        return f"step {self.step}: {what}: {self.reason}; states after step {self.agreed_step} are abandoned"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class Waited(Event):
     """The wait for data by rank, reported at every save."""
 

@@ -80,3 +80,10 @@ def set_gradient_sync(model: nn.Module, last: bool) -> None:
         model.set_is_last_backward(last)
         # the weights do not change between micro-batches: if memory holds them whole, they are gathered once per step
         model.set_reshard_after_backward(last or config.strategy == "zero3")
+
+
+def reshard(model: nn.Module) -> None:
+    """Free whole weights, which are gathered again when they are next needed."""
+    for module in model.modules():
+        if isinstance(module, FSDPModule):
+            module.reshard()

@@ -15,7 +15,18 @@ import statistics
 from collections.abc import Iterable
 from typing import Any, NamedTuple
 
-from springtide.events import Decided, Evaluated, Event, Failed, Left, RolledBack, Started, StepDone, Straggling
+from springtide.events import (
+    Decided,
+    Evaluated,
+    Event,
+    Failed,
+    Left,
+    Miscomputed,
+    RolledBack,
+    Started,
+    StepDone,
+    Straggling,
+)
 from springtide.track.journal import last_steps
 
 KINDS = (
@@ -158,6 +169,8 @@ class _LedgerBuilder:
             self._leave(self._cause or "asked to leave")
         elif isinstance(event, RolledBack):
             self._leave(f"rolled back: {event.reason}")
+        elif isinstance(event, Miscomputed):
+            self._leave(f"wrong results: {event.reason}")
         elif isinstance(event, Straggling):
             self.stragglers.append(event)
 

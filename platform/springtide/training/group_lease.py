@@ -7,10 +7,12 @@ import secrets
 
 from springtide import config as configs
 from springtide.checkpoint import leases
+from springtide.checkpoint.agreed import abandon_after
 from springtide.checkpoint.format import Identity
 from springtide.checkpoint.fresh_start import begin_from_scratch
 from springtide.checkpoint.other_orders import check_order
 from springtide.config import Config
+from springtide.config.steps import StepsDone
 from springtide.errors import UnfitNode
 from springtide.faults import reach
 from springtide.store import Folder
@@ -41,6 +43,15 @@ class GroupLease:
             raise UnfitNode(str(error), self.node) from None
         reach("claim", "after")
         return term
+
+    def go_back_to(self, ended: int, step: StepsDone, reason: str) -> int:
+        """Claim the run again, end lease ``ended``, and abandon every checkpoint and snapshot after ``step``. If no checkpoint
+        is left, the run does not begin again by itself: ``checkpoint/fresh_start.py``. Returns the new term."""
+        mine = self.claim(ends=ended)  # first: a group that was fenced off must write nothing
+        leases.end(self.run, ended)
+        leases.note_gone_back(self.run, mine, step)  # before marks: a snapshot must not count any more
+        abandon_after(self.run, step, reason, mine)
+        return mine
 
     def go_back(self, ended: int, config: Config, identity: Identity, skip: tuple[int, ...]) -> int:
         """Claim the run again, end lease ``ended``, and set aside the checkpoints whose steps are skipped from now on;

@@ -1,6 +1,7 @@
 """What happens around a step: hooks that the loop asks and calls in turn, one after the other, on every rank.
 
 signals        what this rank tells the others in the step's all-reduce
+compute_first  how the first micro-batch of the step is computed
 before_update  the last moment before the weights may change
 after_step     after every step
 between_steps  after a step that training continues from; then its weights may be copied
@@ -14,7 +15,7 @@ from collections.abc import Iterator, Sequence
 
 from springtide.config.steps import StepsDone
 from springtide.events import Event
-from springtide.training.step import StepResult, StepSignals
+from springtide.training.step import Compute, StepResult, StepSignals
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,6 +38,10 @@ class StepHook:
     def signals(self, signals: StepSignals, step: StepsDone) -> StepSignals:
         """Return ``signals`` with what this rank adds, in the step after which ``step`` steps are done."""
         return signals
+
+    def compute_first(self, compute: Compute) -> Compute:
+        """Return ``compute`` with what this hook does around the first micro-batch of the step."""
+        return compute
 
     def before_update(self) -> None:
         """Wait until the weights may change."""
@@ -63,6 +68,11 @@ class StepHooks(StepHook):
         for hook in self._hooks:
             signals = hook.signals(signals, step)
         return signals
+
+    def compute_first(self, compute: Compute) -> Compute:
+        for hook in self._hooks:
+            compute = hook.compute_first(compute)
+        return compute
 
     def before_update(self) -> None:
         for hook in self._hooks:

@@ -10,11 +10,9 @@ import contextlib
 import dataclasses
 import functools
 import itertools
-import random
 import time
 from collections.abc import Callable, Generator, Iterator, Sequence
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -35,7 +33,6 @@ from springtide.faults import reach
 from springtide.model import make
 from springtide.parallel import parallelize
 from springtide.store import Folder
-from springtide.store.digest import of_bytes
 from springtide.stream import Batch, Data, RankReader, check, digest
 from springtide.training.checkpoint_schedule import CheckpointSchedule
 from springtide.training.device import peak_memory, to_device
@@ -46,11 +43,13 @@ from springtide.training.hooks import StepContext, StepHooks
 from springtide.training.micro_batches import largest_micro_batch, micro_batches
 from springtide.training.optim import optimizer_of, rate_after, set_learning_rate
 from springtide.training.profile import Profile
+from springtide.training.recheck import Recheck
 from springtide.training.recompiles import Recompiles
 from springtide.training.sample import write_sample
+from springtide.training.seeds import seed_generators
 from springtide.training.snapshot_schedule import SnapshotSchedule
 from springtide.training.state import ModelFigures, TrainState
-from springtide.training.step import StepResult, StepSignals, train_step
+from springtide.training.step import StepResult, StepSignals, compute, train_step
 from springtide.training.step_guard import StepGuard
 
 Feed = Callable[[RankReader, StepsDone], Iterator[Batch]]
@@ -140,9 +139,7 @@ class TrainLoop:
                 data_wait_s = time.perf_counter() - clock
                 check(self.data.order, self.world.rank, self.world.size, state.step, batch)
                 asked = StepSignals(frozenset(filter(None, [interrupt()])), data_wait_s=data_wait_s)
-                result, rate = self._step(
-                    batch, tokens_NL, hooks.signals(asked, one_more(state.step)), hooks.before_update
-                )
+                result, rate = self._step(batch, tokens_NL, hooks.signals(asked, one_more(state.step)), hooks)
                 done = StepContext(state.step, result, rate, time.perf_counter() - clock, data_wait_s)
                 yield self._done(done)
                 yield from hooks.after_step(done)
@@ -181,15 +178,16 @@ class TrainLoop:
         yield Stopped(step=step, status="finished")
 
     def _hooks(self, saves: CheckpointSchedule, snapshots: SnapshotSchedule) -> StepHooks:
-        config = self.config
+        config, nodes = self.config, self.placement.nodes
         return StepHooks(
             [
+                Recheck(config, self.world, self.state, nodes, saves, self.lease),
                 Recompiles(config.parallel.compile),
                 self.state.guard,
                 Profile(config.train.profile, self.world, self.folder),
                 saves,
                 snapshots,
-                StragglerDetector(self.world, self.placement.nodes, float(config.elastic.compare)),
+                StragglerDetector(self.world, nodes, float(config.elastic.compare)),
             ]
         )
 
@@ -224,7 +222,7 @@ class TrainLoop:
         yield Left(step=step, kept_in="memory" if kept else "store")
 
     def _step(
-        self, batch: Batch, tokens_NL: Tensor, signals: StepSignals, before_update: Callable[[], None]
+        self, batch: Batch, tokens_NL: Tensor, signals: StepSignals, hooks: StepHooks
     ) -> tuple[StepResult, float]:
         """Do one step. Returns its result and its learning rate."""
         config, state, order, world = self.config, self.state, self.data.order, self.world
@@ -251,7 +249,8 @@ class TrainLoop:
             loss_scale=state.guard.scale.value,
             signals=signals,
             allows_update=state.guard.allows_update,
-            before_update=before_update,
+            before_update=hooks.before_update,
+            compute_first=hooks.compute_first(compute),
         )
         self.data_waits_s = [sum(waits) for waits in zip(self.data_waits_s, result.data_waits_s, strict=True)]
         state.advance(order_step, result)
@@ -348,12 +347,3 @@ def _remark(found: Restored | None) -> str:
     if found is None or found.meta.code_fingerprint == code_fingerprint():
         return ""
     return f"saved by springtide's code {found.meta.code_fingerprint}, this is {code_fingerprint()}"
-
-
-def seed_generators(seed: int, step: StepsDone, rank: int) -> None:
-    """Seed every generator that a model or a user's code may draw from, as a function of the step. So checkpoints hold no
-    generator state, and an interrupted run draws the same numbers as an uninterrupted one, at the same world size."""
-    mixed = int(of_bytes(f"{seed} {step} {rank}".encode())[:16], 16)
-    torch.manual_seed(mixed)  # on every device
-    random.seed(mixed)
-    np.random.seed(mixed % 2**32)

@@ -8,6 +8,7 @@ import time
 import torch
 from torch import Tensor, nn
 
+from springtide.checkpoint.agreed import components_of
 from springtide.checkpoint.format import Meta
 from springtide.checkpoint.restore import Restored
 from springtide.checkpoint.tensors import named_tensors
@@ -63,6 +64,8 @@ class TrainState:
     """The chain of these steps; empty before the first."""
     skipped_updates: tuple[OrderStep, ...] = ()
     """Steps of the order whose update the step guard skipped, the newest 1000."""
+    agreed_step: StepsDone | None = None
+    """Steps done when all devices last agreed (``training/recheck.py``); None if they are not checked."""
     losses_since_save: list[float] = dataclasses.field(default_factory=list)
     heldout_losses: dict[StepsDone, float] = dataclasses.field(default_factory=dict)
     """Step -> held-out loss."""
@@ -70,6 +73,7 @@ class TrainState:
     def begin(self, config: Config, data: Data) -> None:
         """Begin at step 0 with new weights."""
         self.step, self.tokens, self.chain, self.skipped_updates = StepsDone(0), 0, "", ()
+        self.agreed_step = None
         initialize(self.model, config.model, data.vocab_size, data.eos_id)
         self.optimizer.state.clear()  # of a snapshot that could not be read to its end
 
@@ -82,6 +86,7 @@ class TrainState:
             meta.chain,
             meta.skipped_updates,
         )
+        self.agreed_step = found.agreed_step
         self.guard.load(meta.components)
 
     def advance(self, step: OrderStep, result: StepResult) -> None:
@@ -113,7 +118,7 @@ class TrainState:
             tokenizer_digest=data.tokenizer_digest,
             saved_s=time.time(),
             metrics=metrics,
-            components=self.guard.state(),
+            components=self.guard.state() | components_of(self.agreed_step),
             labels=labels,
         )
         return named_tensors(self.model, self.optimizer), meta

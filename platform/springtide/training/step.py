@@ -46,6 +46,8 @@ class StepSignals(NamedTuple):
     """How long this rank waited for its batch [s]."""
     speed: float = 0.0
     """Speed of this rank's device, if measured since the last step, else 0 [FLOP/s]."""
+    recheck: bool = False
+    """Rank 0: the first micro-batches of the next step are to be computed again."""
 
 
 _NOTHING = StepSignals()
@@ -75,6 +77,29 @@ class StepResult(NamedTuple):
     """Whether the weights have changed."""
     turned_off: bool = False
     """Whether some rank can keep no more snapshots, and the others did not know it yet."""
+    recheck: bool = False
+
+
+class MicroBatch(NamedTuple):
+    """All that the result of a micro-batch depends on, the weights and random numbers aside."""
+
+    rows: Tensor
+    """int64 (B, L + 1)."""
+    loss_weight: float
+    """Gradients are of the loss times this."""
+    z_weight: float
+    padded_rows: int
+
+
+Compute = Callable[[nn.Module, MicroBatch, World], Tensor]
+"""Runs forward and backward of a micro-batch; returns its cross-entropy, summed over tokens [nats]."""
+
+
+def compute(model: nn.Module, one: MicroBatch, world: World) -> Tensor:
+    """Run forward and backward of a micro-batch: a ``Compute``."""
+    total, nats = token_loss(model, one.rows, world, one.z_weight, one.padded_rows)
+    (total * one.loss_weight).backward()
+    return nats
 
 
 def train_step(
@@ -93,17 +118,21 @@ def train_step(
     signals: StepSignals = _NOTHING,
     allows_update: Callable[[float, float], bool] = lambda loss, grad_norm: math.isfinite(grad_norm),
     before_update: Callable[[], None] = lambda: None,
+    compute_first: Compute = compute,
 ) -> StepResult:
     """Run one step: forward, backward, agree, clip, update.
 
     ``tokens_NL`` is this rank's part of the global batch, int64 (n, L + 1), on its device; ``micro_batches`` are slices of its
     rows, the same number on every rank, each padded to ``padded_rows``; ``digest`` is that of its sample ids.
     ``allows_update`` gets the step's loss and gradient norm, the same on every rank, and returns whether the weights are to
-    change. ``before_update`` is called before they may: it waits for copies of them.
+    change. ``before_update`` is called before they may: it waits for copies of them. ``compute_first`` computes the first
+    micro-batch.
     """
     # divided by the tokens of a full step, known in advance; the true count corrects it below
     weight = loss_scale / tokens_per_step
-    loss_sum, num_tokens = accumulate(model, tokens_NL, world, micro_batches, weight, z_weight, padded_rows)
+    loss_sum, num_tokens = accumulate(
+        model, tokens_NL, world, micro_batches, weight, z_weight, padded_rows, compute_first
+    )
     gradients = local_gradients(model)
     sums = torch.stack([loss_sum, num_tokens, square_norm(gradients).to(world.device) / world.copies])
     agreed = _agree(sums, digest, signals, world)
@@ -127,6 +156,7 @@ def accumulate(
     loss_weight: float,
     z_weight: float,
     padded_rows: int = 0,
+    compute_first: Compute = compute,
 ) -> tuple[Tensor, Tensor]:
     """Run forward and backward; gradients are of the loss times ``loss_weight``. Returns this rank's loss [nats] and its
     tokens, float64 scalars."""
@@ -134,11 +164,9 @@ def accumulate(
     num_tokens = torch.zeros((), dtype=torch.float64, device=world.device)
     for index, rows in enumerate(micro_batches):
         set_gradient_sync(model, index == len(micro_batches) - 1)
-        part_BL = tokens_NL[rows]
-        total, nats = token_loss(model, part_BL, world, z_weight, padded_rows)
-        (total * loss_weight).backward()
-        loss_sum += nats
-        num_tokens += loss_mask(part_BL, eos_id_of(model)).sum()
+        one = MicroBatch(tokens_NL[rows], loss_weight, z_weight, padded_rows)
+        loss_sum += (compute if index else compute_first)(model, one, world)
+        num_tokens += loss_mask(one.rows, eos_id_of(model)).sum()
     return loss_sum, num_tokens
 
 
@@ -200,6 +228,7 @@ def _agree(sums: Tensor, digest: int, signals: StepSignals, world: World) -> Ste
         signals.turned_off,
         signals.snapshot,
         signals.examine,
+        signals.recheck,
     ]
     mine = [[0.0] * world.size, [0.0] * world.size]
     mine[0][world.rank], mine[1][world.rank] = signals.data_wait_s, signals.speed
@@ -207,7 +236,8 @@ def _agree(sums: Tensor, digest: int, signals: StepSignals, world: World) -> Ste
     message = torch.cat([sums, torch.tensor(figures, dtype=torch.float64, device=world.device)])
     loss, tokens, square_sum, *rest = sum_over_ranks(message, world)
     limbs, by_rank = rest[:_LIMBS], rest[-2 * world.size :]
-    *asked, saving, save_failed, keeping, turned_off, snapshot, examine = map(bool, rest[_LIMBS : -2 * world.size])
+    said = map(bool, rest[_LIMBS : -2 * world.size])
+    *asked, saving, save_failed, keeping, turned_off, snapshot, examine, recheck = said
     return StepResult(
         loss=loss / tokens,
         grad_norm=square_sum**0.5,
@@ -220,6 +250,7 @@ def _agree(sums: Tensor, digest: int, signals: StepSignals, world: World) -> Ste
         turned_off=turned_off,
         snapshot=snapshot,
         examine=examine,
+        recheck=recheck,
         data_waits_s=tuple(by_rank[: world.size]),
         speeds=tuple(by_rank[world.size :]),
     )

@@ -38,10 +38,20 @@ def histories(draw: st.DrawFn) -> dict[str, Found]:
             counts=is_committed and mark is None,
             metrics={"loss": draw(st.floats(0, 10))} if draw(st.booleans()) else {},
             needs=frozenset(needs),
+            agreed_step=draw(st.none() | st.integers(0, step)),
         )
         if is_committed:
             older.append(f"{name}/a{term:04d}-r0000.safetensors")
     return found
+
+
+def test_one_from_before_the_last_agreement_of_all_devices_is_kept() -> None:
+    """The newer ones are abandoned if a device turns out to be wrong."""
+    agreed = {10: 4, 20: 4, 30: 17, 40: 17}
+    found = {name_of(step): Found(frozenset(), True, {}, frozenset(), agreed[step]) for step in agreed}
+    assert kept(found, Rule(last=2)) == {name_of(step) for step in (10, 30, 40)}
+    unchecked = {name: one._replace(agreed_step=None) for name, one in found.items()}
+    assert kept(unchecked, Rule(last=2)) == {name_of(step) for step in (30, 40)}
 
 
 @given(histories(), rules, st.data())
@@ -56,6 +66,9 @@ def test_nothing_that_anyone_may_need_is_removed(found: dict[str, Found], rule: 
         assert {name for name in counting if int(name[5:]) % rule.every == 0} <= keep
     losses = sorted((found[name].metrics["loss"], name) for name in counting if "loss" in found[name].metrics)
     assert {name for _, name in losses[: rule.best]} <= keep
+    agreements = [step for name in counting if (step := found[name].agreed_step) is not None]
+    good = [name for name in counting if agreements and int(name[5:]) <= max(agreements)]
+    assert set(good[-1:]) <= keep, "the one to go back to if a device is found to be wrong"
     removed = garbage(found, rule, reading, term)
     assert len(set(removed)) == len(removed)
     for name in keep | reading:

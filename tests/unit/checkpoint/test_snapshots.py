@@ -96,6 +96,25 @@ def test_when_all_have_restored_a_snapshot_it_alone_is_kept(tmp_path: Any) -> No
     memory.close()
 
 
+def test_after_going_back_older_leases_count_until_that_step_only(tmp_path: Any) -> None:
+    """Their order is that of the newer ones, so nothing else tells them apart."""
+    keeper, state, run = Here(), trained(), Folder(tmp_path)
+    before = Snapshotter(keeper, term=2, rank=0, world_size=1, stage_in="/dev/shm")
+    take(before, state, 5)
+    take(before, state, 9)
+    leases.note_gone_back(run, 3, 5)
+    found = restore_from_snapshots(run, keeper, *trained(), lambda step: "o")
+    assert found is not None
+    assert found.meta.step == 5
+    after = Snapshotter(keeper, term=4, rank=0, world_size=1, stage_in="/dev/shm")
+    take(after, state, 7)
+    found = restore_from_snapshots(run, keeper, *trained(), lambda step: "o")
+    assert found is not None
+    assert found.meta.step == 7
+    for memory in (before, after):
+        memory.close()
+
+
 def test_a_rank_that_is_cut_off_while_it_copies_marks_nothing_whole() -> None:
     """What was copied may be what an aborted collective left in the weights."""
     keeper, cut = Here(), [False]

@@ -42,6 +42,7 @@ def test_an_event_survives_its_record() -> None:
         "step",
         "spiked",
         "rolled_back",
+        "miscomputed",
         "waited",
         "straggling",
         "evaluated",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from springtide.events import Decided, Event, Failed, Left, Saved, Started, StepDone, Straggling
+from springtide.events import Decided, Event, Failed, Left, Miscomputed, Saved, Started, StepDone, Straggling
 from springtide.track.ledger import Prices, ledger
 
 
@@ -126,6 +126,19 @@ def test_seconds_have_the_price_of_the_market_they_were_bought_on() -> None:
     assert sum(ledger(history).dollars.values()) == 0.0
     unlabelled = [started(0, 0.0, 3), step(1, 1.0, 3)]
     assert ledger(unlabelled, Prices(other=3600.0)).dollars["productive"] == 3.0
+
+
+def test_a_group_that_goes_back_because_of_wrong_results_is_over() -> None:
+    told = Miscomputed(step=3, ranks=[1], nodes=["b"], agreed_step=1, reason="rank 1 lies", time_s=14.0, term=1)
+    history: list[Event] = [
+        started(0, 10.0, 2),
+        *(step(number, 10.0 + number, 2) for number in (1, 2, 3)),
+        told,
+        started(1, 16.0, 1),
+        step(2, 17.0, 1),
+    ]
+    [restart] = ledger(history).restarts
+    assert (restart.cause, restart.gap_s, restart.steps_lost) == ("wrong results: rank 1 lies", 3.0, 2)
 
 
 def test_stragglers_are_named() -> None:

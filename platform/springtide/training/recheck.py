@@ -1,0 +1,240 @@
+"""Search for devices that compute wrong results without any error: each rank computes again what another one computed.
+
+    step n       rank 0 says in the step's all-reduce that step n + 1 is checked
+    step n + 1   the first micro-batch: keep a summary of its loss and of the gradient at the embedding's output
+                 the other micro-batches
+                 before the weights change: the next rank's first micro-batch, without gradients of weights
+                 compare all summaries, the same on every rank
+    all agree    the state after n steps counts as good
+    else         two more results of each micro-batch, to name the device that is wrong; the states since the last agreement
+                 are abandoned, the group ends, and the next one goes on from before, without that device's node
+
+One rank alone is not checked: a device that is wrong in the same way twice agrees with itself.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import math
+import time
+from collections.abc import Callable, Iterator, Sequence
+
+import torch
+from torch import Tensor, nn
+
+from springtide.config import Config
+from springtide.config.steps import StepsDone
+from springtide.dist import CollectiveError, World, by_rank, gathered, on_first, shifted
+from springtide.elastic.agreement import TOLERANCES, MicroBatchResult, Verdict, is_due, judge, shifts
+from springtide.errors import UnfitNode
+from springtide.events import Event, Miscomputed, Warned
+from springtide.parallel import reshard
+from springtide.training.checkpoint_schedule import CheckpointSchedule
+from springtide.training.device_check import check_device
+from springtide.training.group_lease import GroupLease
+from springtide.training.hooks import StepContext, StepHook
+from springtide.training.result_summary import SIZE, checksum, device_kind, of_gradient, of_summary, summary
+from springtide.training.seeds import kept_generators, seed_generators
+from springtide.training.state import TrainState
+from springtide.training.step import Compute, MicroBatch, StepSignals, token_loss
+
+
+class DevicesDisagree(RuntimeError):
+    """Devices compute different results, and none can be named. It may pass, so it is retried as other failures are."""
+
+
+class Recheck(StepHook):
+    """The checks of one worker group."""
+
+    def __init__(
+        self,
+        config: Config,
+        world: World,
+        state: TrainState,
+        nodes: Sequence[str],
+        saves: CheckpointSchedule,
+        lease: GroupLease,
+    ) -> None:
+        """``nodes``: the node of each rank, if known."""
+        self._config, self._world, self._state, self._nodes = config, world, state, nodes
+        self._saves, self._lease = saves, lease
+        self._every_s = float(config.elastic.recheck)
+        self._active = self._every_s > 0 and world.size > 1
+        trained = (one for one in state.model.modules() if isinstance(one, nn.Embedding) and one.weight.requires_grad)
+        self._embedding = next(trained, None)
+        self._exact = config.parallel.exact and world.device.type == "cpu"
+        self._due = False
+        """Whether the next step is checked; every rank knows it."""
+        self._first: tuple[MicroBatch, Tensor] | None = None
+        """This rank's first micro-batch of the step that is checked, and the summary of its result."""
+        self._verdict: Verdict | None = None
+        self._last_s, self._cost_s, self._wanted = -math.inf, 0.0, False
+        if not self._active:
+            state.agreed_step = None
+        elif state.agreed_step is None:  # nothing speaks against the state that this group has begun with
+            state.agreed_step = state.step
+
+    def signals(self, signals: StepSignals, step: StepsDone) -> StepSignals:
+        """Add on rank 0 whether the next step is checked. It is before its time if a save has begun since the last agreement,
+        so that the newest checkpoint is known to be good, or if an update was skipped."""
+        if not self._active or self._due or not self._world.is_first:
+            return signals
+        now, agreed = time.monotonic(), self._state.agreed_step
+        wanted = self._wanted or (agreed is not None and self._saves.last_step > agreed)
+        if not is_due(now - self._last_s, self._every_s, self._cost_s, wanted):
+            return signals
+        self._last_s, self._wanted = now, False
+        return signals._replace(recheck=True)
+
+    def compute_first(self, compute: Compute) -> Compute:
+        """Return ``compute``, or in a step that is checked one that keeps a summary of the result."""
+        return functools.partial(self._watch, compute) if self._due else compute
+
+    def _watch(self, compute: Compute, model: nn.Module, one: MicroBatch, world: World) -> Tensor:
+        found: list[Tensor] = []
+
+        def observe(output: Tensor) -> None:
+            output.register_hook(lambda gradient: found.append(of_gradient(gradient)))
+
+        with _output_seen(self._embedding, observe):
+            nats = compute(model, one, world)
+        self._first = one, summary(nats, found)
+        return nats
+
+    def before_update(self) -> None:
+        """In a step that is checked: compute the neighbour's micro-batch, with the weights that it was computed with."""
+        if self._first is None:
+            return
+        begin = time.perf_counter()
+        (one, mine), self._first = self._first, None
+        self._verdict = _Comparison(self, one).verdict(mine)
+        self._cost_s = time.perf_counter() - begin
+
+    def result_of(self, one: MicroBatch, owner: int) -> Tensor:
+        """Return the summary of a micro-batch of rank ``owner`` as this rank computes it."""
+        model, outputs = self._state.model, list[Tensor]()
+        seed_generators(self._config.train.seed, self._state.step, owner)
+        with torch.set_grad_enabled(self._embedding is not None), _output_seen(self._embedding, outputs.append):
+            total, nats = token_loss(model, one.rows, self._world, one.z_weight, one.padded_rows)
+        # no gradients of weights: those of the step stay as they are
+        found = torch.autograd.grad(total * one.loss_weight, outputs, allow_unused=True) if outputs else ()
+        reshard(model)  # whole weights would not see the update
+        return summary(nats, [of_gradient(gradient) for gradient in found if gradient is not None])
+
+    def judge(self, results: dict[int, list[tuple[int, MicroBatchResult]]]) -> Verdict:
+        """Compare what ranks computed of each micro-batch."""
+        return judge(results, self._world.size, self._exact, TOLERANCES[self._config.parallel.precision])
+
+    @property
+    def world(self) -> World:
+        return self._world
+
+    def after_step(self, done: StepContext) -> Iterator[Event]:
+        """Report a device that is wrong, and go back. Raises UnfitNode, or DevicesDisagree if none can be named."""
+        self._due = self._active and done.result.recheck
+        self._wanted |= not done.result.updated
+        verdict, self._verdict = self._verdict, None
+        if verdict is None:
+            return
+        if not verdict.disputed:
+            self._state.agreed_step = StepsDone(done.step - 1)
+        elif verdict.is_random:
+            self._active = self._due = False
+            self._state.agreed_step = None
+            yield Warned(step=done.step, reason=_IS_RANDOM)
+        else:
+            yield from self._go_back(done.step, verdict)
+
+    def _go_back(self, step: StepsDone, verdict: Verdict) -> Iterator[Event]:
+        """Abandon the states since the last agreement. All ranks raise the same error."""
+        agreed, ended = self._state.agreed_step, self._lease.term
+        assert agreed is not None, "set while checks are on"
+        size = self._world.size
+        suspects = sorted(verdict.wrong or {rank % size for owner in verdict.disputed for rank in (owner, owner - 1)})
+        nodes = [self._nodes[rank] for rank in suspects] if self._nodes else []
+        where = [f"rank {rank}" + (f" on node {self._nodes[rank]}" if self._nodes else "") for rank in suspects]
+        if verdict.wrong:
+            reason = "; ".join(f"{one}: {why}" for one, why in zip(where, verdict.wrong.values(), strict=True))
+        else:
+            reason = f"{' and '.join(where)} compute different results for the same micro-batch, each the same again"
+        yield Miscomputed(step=step, ranks=list(verdict.wrong), nodes=nodes, agreed_step=agreed, reason=reason)
+        yield from self._saves.settle()  # a save that is under way must not commit afterwards
+        self._lease.term = on_first(lambda: self._lease.go_back_to(ended, agreed, reason))
+        told = f"step {step}: {reason}. The states after step {agreed} are abandoned"
+        if verdict.wrong:
+            raise UnfitNode(f"{told}; leave that device's machine out, then resume", nodes[0] if nodes else "")
+        raise DevicesDisagree(
+            f"{told}. It takes a majority to name one: train on three workers or more, or test these machines"
+        )
+
+
+_IS_RANDOM = (
+    "every rank computes the same micro-batch twice with different results: the model draws random numbers of its own, so "
+    "devices that compute wrong results cannot be found. elastic.recheck is off for this worker group; have the model draw "
+    "from the generators of torch, numpy or random, which are seeded at each step"
+)
+
+
+class _Comparison:
+    """One check, in lockstep on all ranks."""
+
+    def __init__(self, recheck: Recheck, one: MicroBatch) -> None:
+        self._recheck, self._one, self._world = recheck, one, recheck.world
+        rows = one.rows
+        mine = [float(len(rows)), checksum(rows), device_kind(self._world.device)]
+        self._announced = by_rank(mine, self._world)
+        """Number of rows, a sum over them, and the kind of the device, by rank."""
+        self._results: dict[int, list[tuple[int, MicroBatchResult]]] = {rank: [] for rank in range(self._world.size)}
+
+    def verdict(self, mine: Tensor) -> Verdict:
+        """Compare with one more result of each micro-batch, and if they differ, with more of them. ``mine``: the summary of
+        this rank's own micro-batch, from the step."""
+        with kept_generators(self._world.device):
+            self._share({0: mine, 1: self._again(1)})
+            found = self._recheck.judge(self._results)
+            if not found.disputed:
+                return found
+            self._share({shift: self._again(shift) for shift in shifts(self._world.size)})
+        found = self._recheck.judge(self._results)
+        if found.wrong or found.is_random:
+            return found
+        said = gathered(check_device(self._world.device).wrong)  # as a last resort
+        return found._replace(wrong={rank: f"its device {wrong}" for rank, wrong in enumerate(said) if wrong})
+
+    def _again(self, shift: int) -> Tensor:
+        """Return the summary of the micro-batch of the rank that is ``shift`` further on."""
+        owner = (self._world.rank + shift) % self._world.size
+        lengths = [int(num_rows) for num_rows, _, _ in self._announced]
+        rows_BL = shifted(self._one.rows, shift, lengths, self._world)
+        if checksum(rows_BL) != self._announced[owner][1]:
+            raise CollectiveError(f"the rows of rank {owner} arrived damaged on rank {self._world.rank}")
+        return self._recheck.result_of(self._one._replace(rows=rows_BL), owner)
+
+    def _share(self, computed: dict[int, Tensor]) -> None:
+        """Give all ranks what this one has computed. ``computed``: shift -> summary."""
+        for rank, values in enumerate(by_rank(torch.cat(list(computed.values())).tolist(), self._world)):
+            for place, shift in enumerate(computed):
+                result = of_summary(values[place * SIZE :][:SIZE], device=int(self._announced[rank][2]))
+                self._results[(rank + shift) % self._world.size].append((rank, result))
+
+
+@contextlib.contextmanager
+def _output_seen(embedding: nn.Module | None, observe: Callable[[Tensor], None]) -> Iterator[None]:
+    """Call ``observe`` with what the embedding first returns in the block."""
+    if embedding is None:
+        yield
+        return
+    seen = False
+
+    def hook(module: nn.Module, inputs: object, output: Tensor) -> None:
+        nonlocal seen
+        if not seen:  # recomputed in backward, it is called once more
+            seen = True
+            observe(output)
+
+    handle = embedding.register_forward_hook(hook)
+    try:
+        yield
+    finally:
+        handle.remove()
