@@ -18,7 +18,7 @@ from springtide.config.schema import NAME
 from springtide.errors import ConfigError, RunExists, explain
 from springtide.on_ray.tune.held_sweep import HeldSweep, hold_sweep
 from springtide.run.folder import REPORT, Run
-from springtide.store import Folder
+from springtide.store import Folder, to_json
 from springtide.stream import open_data
 from springtide.track.ledger import Prices
 from springtide.track.mlflow_sink import OFF, SweepSink, default_uri
@@ -294,7 +294,7 @@ def _started_points(folder: SweepFolder, plan: dict[str, Any], resume: bool) -> 
         raise ConfigError(
             explain("--name", folder.name, f"is not a sweep in {folder.url.rpartition('/')[0]}", "omit --resume")
         )
-    if earlier is not None and earlier != json.loads(json.dumps(plan)):
+    if earlier is not None and earlier != json.loads(to_json(plan)):
         raise ConfigError(
             explain(
                 "--name",

@@ -42,7 +42,7 @@ from springtide.checkpoint.format import (
 )
 from springtide.errors import CheckpointError, RunExists
 from springtide.faults import reach
-from springtide.store import Folder, digest
+from springtide.store import Folder, digest, to_json
 
 _PUT_BYTES = 8 * 2**20
 _LOOK_S = (0.05, 1.0)
@@ -143,7 +143,7 @@ class PieceWriter:
             head = digest.of_bytes(header)
             index = {"header_bytes": len(header), "header_digest": head, "digest": data_digest(head, in_file)}
             index["size_bytes"] = len(header) + sum(piece.size_bytes for piece in in_file)
-        folder.write(index_name(job.term, job.rank), json.dumps({**index, "pieces": pieces}))
+        folder.write(index_name(job.term, job.rank), to_json({**index, "pieces": pieces}))
         return pieces, index["size_bytes"]
 
     def _base(self, job: CommitJob, older: dict[str, set[str]]) -> dict[Any, Piece]:
@@ -186,7 +186,7 @@ def commit(run: Folder, job: CommitJob, gone: Callable[[], bool]) -> Manifest:
     leases.check(run, job.term, job.owner)
     if any(marked_by(run, job.name, mark) > job.term for mark in marks):
         raise RunExists(f"lease {job.term} of {run.url} may not write any more: a newer lease has marked {job.name}")
-    marker = json.dumps({"manifest": manifest.name, "digest": digest.of_bytes(data), "term": job.term}).encode()
+    marker = to_json({"manifest": manifest.name, "digest": digest.of_bytes(data), "term": job.term}).encode()
     for mark in (COMMITTED, *marks) if marks else ():  # COMMITTED first: without marks it would count
         folder.remove(mark)
     reach("commit", "before")
@@ -287,10 +287,10 @@ def header_of(pieces: Sequence[StagedPiece]) -> tuple[bytes, dict[str, int]]:
         header[piece.tensor] = {"dtype": piece.dtype, "shape": piece.sizes, "data_offsets": [begin, end]}
         if piece.sizes != piece.shape:
             place = {"shape": piece.shape, "offsets": piece.offsets}
-            header["__metadata__"][piece.tensor] = json.dumps(place)
+            header["__metadata__"][piece.tensor] = to_json(place)
         begins[piece.tensor] = begin
         begin = end
-    text = json.dumps(header).encode()
+    text = to_json(header).encode()
     text += b" " * (-len(text) % 8)
     data = len(text).to_bytes(8, "little") + text
     return data, {name: len(data) + place for name, place in begins.items()}

@@ -16,18 +16,19 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 import re
 import time
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
-from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, field_validator, model_validator
 
 from springtide.checkpoint import validate
 from springtide.checkpoint.shared_memory import GROUP_BYTES, HeldAt, mark
 from springtide.config.steps import OrderStep, StepsDone
 from springtide.errors import CheckpointError, DamagedFile
-from springtide.store import Folder, digest
+from springtide.store import Folder, digest, to_json
 from springtide.store.folder import first_problem
 
 COMMITTED = "COMMITTED"
@@ -83,10 +84,17 @@ class Meta(BaseModel):
     saved_s: float = 0.0
     """When the save was requested, seconds since 1970."""
     metrics: dict[str, float] = {}
-    """Metrics that retention may rank checkpoints by."""
+    """Metrics that retention may rank checkpoints by; those that are not finite are dropped: JSON has no NaN, and a loss of
+    one bad step must not make a checkpoint unreadable."""
     components: dict[str, Any] = {}
     """State of other components, such as a gradient scaler, each as plain data."""
     labels: dict[str, str] = {}
+
+    @field_validator("metrics", mode="before")
+    @classmethod
+    def _finite(cls, value: Any) -> Any:
+        bad = (None, math.inf, -math.inf)  # NaN differs from itself
+        return {k: v for k, v in value.items() if v not in bad and v == v} if isinstance(value, dict) else value
 
 
 class StagedPiece(NamedTuple):
@@ -355,7 +363,7 @@ def abandon(run: Folder, names: Iterable[str], reason: str, term: int = 0) -> No
 
 def _mark(run: Folder, name: str, mark: str, reason: str, term: int) -> None:
     note = {"reason": reason, "time_s": time.time(), "term": term}
-    checkpoints(run).write(f"{name}/{mark}", json.dumps(note))
+    checkpoints(run).write(f"{name}/{mark}", to_json(note))
 
 
 def marked_by(run: Folder, name: str, mark: str) -> int:

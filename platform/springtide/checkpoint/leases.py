@@ -14,7 +14,6 @@ Only terms are compared, never clocks.
 from __future__ import annotations
 
 import dataclasses
-import json
 import logging
 import os
 import re
@@ -30,7 +29,7 @@ from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 from springtide.config.code import code_digest, is_sealed, seal
 from springtide.config.steps import StepsDone
 from springtide.errors import DamagedFile, RunExists, damaged
-from springtide.store import Folder
+from springtide.store import Folder, to_json
 from springtide.store.folder import first_problem
 
 _log = logging.getLogger(__name__)
@@ -134,7 +133,7 @@ def claim(
         losses=losses,
     )
     try:
-        (run / "leases").create(_file(mine.term), json.dumps({"format": FORMAT, **dataclasses.asdict(mine)}).encode())
+        (run / "leases").create(_file(mine.term), to_json({"format": FORMAT, **dataclasses.asdict(mine)}).encode())
     except FileExistsError:
         _check_mine(run, mine)  # it may be our own put, whose answer was lost
     else:
@@ -185,7 +184,7 @@ def trusted_code(run: Folder, source: str) -> str:
 
 
 def _trust(run: Folder, source: str, code: str) -> str:
-    return json.dumps([run.url, source, code])
+    return to_json([run.url, source, code])
 
 
 def check_free(run: Folder) -> None:
@@ -226,7 +225,7 @@ def note_scratch(run: Folder, term: int) -> None:
 
 def note_gone_back(run: Folder, term: int, step: StepsDone) -> None:
     """Record that lease ``term`` goes back to ``step``: what older leases wrote of later steps no longer counts."""
-    (run / "leases").write(f"{term:04d}.back", json.dumps({"step": step}))
+    (run / "leases").write(f"{term:04d}.back", to_json({"step": step}))
 
 
 def gone_back(run: Folder) -> list[tuple[int, StepsDone]]:
@@ -286,7 +285,7 @@ def _read(run: Folder, number: int) -> Lease:
             f"that wrote it, or a new run.id ({where})"
         )
     try:
-        lease = _LEASE.validate_json(json.dumps(values))  # a strict dataclass takes no dict
+        lease = _LEASE.validate_json(to_json(values))  # a strict dataclass takes no dict
     except ValidationError as error:
         raise damaged(where, f"is not a lease ({first_problem(error)})") from None
     if written != FORMAT or lease.term != number or lease.driver > number:

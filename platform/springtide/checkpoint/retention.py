@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import json
 import logging
 import math
 import time
@@ -19,7 +18,7 @@ from pydantic import TypeAdapter
 
 from springtide.checkpoint.format import COMMITTED, checkpoints, step_of, term_of
 from springtide.errors import DamagedFile
-from springtide.store import Folder
+from springtide.store import Folder, to_json
 
 _READERS = "readers"
 _READER_S = 3600.0
@@ -27,7 +26,7 @@ _READER_S = 3600.0
 
 
 class _ReaderNote(NamedTuple):
-    until_s: float
+    until_s: float | None
 
 
 _NOTE = TypeAdapter(_ReaderNote)
@@ -110,7 +109,7 @@ def note_reader(run: Folder, name: str) -> Iterator[None]:
     note = f"{_READERS}/{name}.{uuid.uuid4().hex[:12]}"
     folder = checkpoints(run)
     with contextlib.suppress(OSError):
-        folder.write(note, json.dumps({"until_s": time.time() + _READER_S}))
+        folder.write(note, to_json({"until_s": time.time() + _READER_S}))
     try:
         yield
     finally:
@@ -120,7 +119,7 @@ def note_reader(run: Folder, name: str) -> Iterator[None]:
 
 def hold(run: Folder, name: str, who: str) -> None:
     """Keep checkpoint ``name`` for good, for the run ``who``. Raises OSError if the note cannot be written."""
-    checkpoints(run).write(f"{_READERS}/{name}.{who}", json.dumps({"until_s": math.inf}))
+    checkpoints(run).write(f"{_READERS}/{name}.{who}", to_json({"until_s": None}))
 
 
 def being_read(run: Folder) -> set[str]:
@@ -129,7 +128,8 @@ def being_read(run: Folder) -> set[str]:
     folder = checkpoints(run)
     for note in (folder / _READERS).names():
         try:
-            until_s = folder.read_as(f"{_READERS}/{note}", _NOTE).until_s
+            ends_s = folder.read_as(f"{_READERS}/{note}", _NOTE).until_s
+            until_s = math.inf if ends_s is None else ends_s
         except DamagedFile as error:
             _tell(str(error))
             until_s = math.inf

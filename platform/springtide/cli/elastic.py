@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import json
 import math
 import os
 import secrets
@@ -13,7 +12,7 @@ from functools import partial
 from pathlib import Path
 
 from springtide.cli.commands import Commands
-from springtide.cli.options import add_config, add_json, add_trust, config_of
+from springtide.cli.options import add_config, add_json, add_trust, config_of, print_json
 from springtide.errors import ConfigError, explain
 
 _ESTIMATE = """  springtide estimate --recipe llama3_8b --workers 16 --vocabulary 128256
@@ -94,7 +93,7 @@ def _estimate(options: argparse.Namespace) -> int:
     eos_id = 0 if config.shards.mask_across_documents else None
     found = estimate_memory(config, options.vocabulary or config.corpus.vocab_size, eos_id, options.workers)
     if options.json:
-        print(json.dumps(found.as_dict()))
+        print_json(found.as_dict())
         return 0
     print(f"tensors of a step, on each of {found.workers} workers:")
     for words, size in found.as_dict().items():
@@ -108,7 +107,7 @@ def _simulate(options: argparse.Namespace) -> int:
 
     costs = Costs(options.step, options.restart, warm_up_s=options.warm_up, notice_s=options.notice)
     found = simulate_trace(options.trace, options.times, options.min_workers, costs)
-    print(json.dumps(found.as_dict()) if options.json else found.describe())
+    print_json(found.as_dict()) if options.json else print(found.describe())
     return 0
 
 
@@ -123,7 +122,7 @@ def _drill(options: argparse.Namespace) -> int:
         found = cross(say, options.only, options.keep)
     else:
         found = drill(options.scenario, say, options.seed, options.faults, options.trace, options.keep)
-    print(json.dumps(found.as_dict()) if options.json else f"\n{found.describe()}")
+    print_json(found.as_dict()) if options.json else print(f"\n{found.describe()}")
     return 0 if found.ok else 1
 
 

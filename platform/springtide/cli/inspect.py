@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 from springtide import config as configs
+from springtide.cli.options import print_json
 from springtide.errors import ConfigError, explain
 
 
@@ -49,7 +49,7 @@ def show_dataset(url: str, verify: bool, as_json: bool) -> int:
     if as_json:
         splits = {name: split.model_dump(exclude={"shards"}) for name, split in manifest.splits.items()}
         facts = {"digest": manifest.digest, "vocab_size": manifest.vocab_size, "source": manifest.source}
-        print(json.dumps({"dataset": url, **facts, "splits": splits}))
+        print_json({"dataset": url, **facts, "splits": splits})
         return 0
     print(
         f"dataset {url}\n  digest {manifest.digest}, {manifest.vocab_size} ids, rows of {manifest.sequence_length} tokens"
@@ -93,7 +93,7 @@ def _show_run(url: str, only: str, verify: bool, as_json: bool) -> int:
     starts, status = run.starts, run.status
     if as_json:
         shown = [{**one.facts, "problem": one.reason} for one in found]
-        print(json.dumps({"run": run.id, "status": status, "steps": len(run.steps), "checkpoints": shown}))
+        print_json({"run": run.id, "status": status, "steps": len(run.steps), "checkpoints": shown})
     else:
         print(f"run {run.id}: {status}, {len(run.steps)} of {run.config.num_steps} steps, {len(starts)} starts")
         for start in [] if only else starts:

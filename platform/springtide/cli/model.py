@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import json
 
 from springtide.cli.commands import Commands
-from springtide.cli.options import add_json, add_trust
+from springtide.cli.options import add_json, add_trust, print_json
 
 _EVALUATE = """  springtide model evaluate runs/RUN                     # the newest checkpoint, on all held-out rows
   springtide model evaluate runs/RUN --step 400 --rows 64 --json"""
@@ -36,5 +35,5 @@ def _evaluate(options: argparse.Namespace) -> int:
     from springtide.run.folder import open_run
 
     found = open_run(options.run).evaluate(options.step, options.rows, options.trust_code)
-    print(json.dumps(dataclasses.asdict(found)) if options.json else found.describe())
+    print_json(dataclasses.asdict(found)) if options.json else print(found.describe())
     return 0

@@ -67,6 +67,13 @@ def add_json(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="print one JSON object")
 
 
+def print_json(value: Any) -> None:
+    """Print ``value`` as the answer to --json."""
+    from springtide.store import to_json
+
+    print(to_json(value))
+
+
 def add_trust(parser: argparse.ArgumentParser) -> None:
     """Add --trust-code."""
     parser.add_argument(

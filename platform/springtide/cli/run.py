@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import argparse
-import json
 
 from springtide.cli.commands import Commands
-from springtide.cli.options import add_json
+from springtide.cli.options import add_json, print_json
 
 _INSPECT = """  springtide run inspect runs/RUN                # starts and checkpoints, which are valid and why others are not
   springtide run inspect runs/RUN/checkpoints/step-0000000100 --verify   # read every byte of it"""
@@ -48,7 +47,7 @@ def _verify(options: argparse.Namespace) -> int:
 
     found = open_run(options.run).verify()
     if options.json:
-        print(json.dumps(found.as_dict()))
+        print_json(found.as_dict())
     else:
         print(
             f"{'ok' if found.ok else 'NOT OK'}: {found.steps_checked} steps checked against the order "
@@ -81,7 +80,7 @@ def _report(options: argparse.Namespace) -> int:
     run = open_run(options.run)
     book = run.ledger
     if options.json:
-        print(json.dumps({"run": run.id, **book.as_dict()}))
+        print_json({"run": run.id, **book.as_dict()})
         return 0
     print(f"run {run.id}: {book.held:.0f} worker-seconds held, {book.goodput:.1%} of them in new steps")
     if book.total_dollars:

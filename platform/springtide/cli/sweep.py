@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from functools import partial
 
 from springtide.cli.commands import Commands
-from springtide.cli.options import add_config, add_json, add_trust, config_of
+from springtide.cli.options import add_config, add_json, add_trust, config_of, print_json
 
 _EXAMPLES = """  springtide sweep --space tune_spaces/lr_and_decay.py --recipe tiny
   springtide sweep --space tune_spaces/lr_and_decay.py --recipe demo --name first --scheduler none --elastic.max-workers 4
@@ -55,5 +54,5 @@ def _sweep(options: argparse.Namespace) -> int:
         say=say,
     )
     if options.json:
-        print(json.dumps(result.as_dict()))
+        print_json(result.as_dict())
     return 0 if result.best else 1

@@ -152,7 +152,7 @@ def fingerprint(config: Config) -> str:
     """Hash every field that decides what is learned, that is, all but the free fields and passwords in URLs: 16 hex digits.
     Others can read it: with a password in it, they could try what the password is."""
     identity = {name: value for name, value in flatten(config).items() if not is_free(name)}
-    return hashlib.sha256(redacted(json.dumps(identity, sort_keys=True)).encode()).hexdigest()[:16]
+    return hashlib.sha256(redacted(json.dumps(identity, sort_keys=True, allow_nan=False)).encode()).hexdigest()[:16]
 
 
 def nearest(name: str, known: Any) -> str:

@@ -84,7 +84,9 @@ def _find(corpus: CorpusConfig, shards: ShardsConfig) -> tuple[list[CorpusReader
 def fingerprint(corpus: CorpusConfig, shards: ShardsConfig, sources: Sequence[CorpusReader]) -> str:
     """Hash the settings but passwords in URLs, the sources' files and ``_VERSION``: 16 hex digits."""
     settings = [corpus.model_dump(mode="json"), shards.model_dump(mode="json", exclude={"root", "dataset"})]
-    text = json.dumps([_VERSION, *settings, [source.fingerprint() for source in sources]], sort_keys=True)
+    text = json.dumps(
+        [_VERSION, *settings, [source.fingerprint() for source in sources]], sort_keys=True, allow_nan=False
+    )
     return hashlib.blake2b(redacted(text).encode(), digest_size=8).hexdigest()
 
 

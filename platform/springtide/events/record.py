@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import math
 from typing import Any
 
 from pydantic import TypeAdapter
@@ -23,6 +24,8 @@ EVENTS: dict[str, type[Event]] = {
     if isinstance(one, type) and issubclass(one, Event) and one is not Event
 }
 """Kind -> class of every event."""
+_TYPES = {kind: {field.name: str(field.type) for field in dataclasses.fields(one)} for kind, one in EVENTS.items()}
+"""Kind -> field -> its annotation."""
 
 
 def record(event: Event) -> dict[str, Any]:
@@ -31,8 +34,8 @@ def record(event: Event) -> dict[str, Any]:
 
 
 def event(record: dict[str, Any]) -> Event:
-    """Return the event of a ``record``. Raises ValueError for another format, an unknown kind or key, and a value of another
-    type."""
+    """Return the event of a ``record``. Numbers that were not finite are null in it, and NaN in the event. Raises
+    ValueError for another format, an unknown kind or key, and a value of another type."""
     if not isinstance(record, dict):
         raise ValueError(f"not an object: {type(record).__name__}")
     values = dict(record)
@@ -41,10 +44,21 @@ def event(record: dict[str, Any]) -> Event:
         raise ValueError(f"is in format {number!r:.40}, this version of springtide reads {FORMAT}")
     if not isinstance(kind, str) or kind not in EVENTS:
         raise ValueError(f"no kind of event: {kind!r:.40}")
-    return _adapter(kind).validate_python(values)
+    types = _TYPES[kind]
+    return _adapter(kind).validate_python({key: _number(value, types.get(key, "")) for key, value in values.items()})
 
 
 @functools.cache
 def _adapter(kind: str) -> TypeAdapter[Event]:
     """Return what validates an event's values; made when the first event of its kind is read."""
     return TypeAdapter(EVENTS[kind])
+
+
+def _number(value: Any, kind: str) -> Any:
+    if kind == "float":
+        return math.nan if value is None else value
+    if kind == "dict[str, float]" and isinstance(value, dict):
+        return {key: math.nan if one is None else one for key, one in value.items()}
+    if kind == "list[float]" and isinstance(value, list):
+        return [math.nan if one is None else one for one in value]
+    return value

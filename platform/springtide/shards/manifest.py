@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import hashlib
-import json
 from typing import Annotated, Any, Literal
 
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from springtide.errors import CorpusError, explain
-from springtide.store import Folder
+from springtide.store import Folder, to_json
 
 MANIFEST = "manifest.json"
 TOKENIZER = "tokenizer.json"
@@ -113,7 +112,7 @@ class Manifest(_Record):
     @property
     def digest(self) -> str:
         """32 hex digits over all fields; identifies the data in the order's identity."""
-        text = json.dumps(self.model_dump(mode="json"), sort_keys=True)
+        text = to_json(self.model_dump(mode="json"), sort_keys=True)
         return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
 
 

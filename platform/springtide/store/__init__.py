@@ -3,5 +3,6 @@ is complete."""
 
 from springtide.store.cache import Cache
 from springtide.store.folder import Folder
+from springtide.store.plain_json import to_json
 
-__all__ = ["Cache", "Folder"]
+__all__ = ["Cache", "Folder", "to_json"]

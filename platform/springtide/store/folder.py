@@ -24,6 +24,7 @@ from pydantic import TypeAdapter, ValidationError
 from springtide.errors import ConfigError, damaged, explain
 from springtide.store.errors import as_os_errors
 from springtide.store.full_disk import explain_full_disk, is_full
+from springtide.store.plain_json import to_json
 
 _T = TypeVar("_T")
 _TEMPORARY = ".tmp-"
@@ -229,7 +230,7 @@ class Folder:
             _unlink(beside)
 
     def write_json(self, name: str, value: Any) -> None:
-        self.write(name, json.dumps(value, indent=1, sort_keys=True))
+        self.write(name, to_json(value, indent=1, sort_keys=True))
 
     def exists(self, name: str = "") -> bool:
         path = self.where(name) if name else self.path

@@ -101,7 +101,7 @@ class Order:
         parts = [self.seed, self.global_batch, self.lanes, self.window, pieces, skip, samples]
         if len(self._ramp.pieces) > 1:
             parts.append([piece for piece in self._ramp.pieces if begun(piece[0])])
-        return hashlib.blake2b(json.dumps(parts).encode(), digest_size=16).hexdigest()
+        return hashlib.blake2b(json.dumps(parts, allow_nan=False).encode(), digest_size=16).hexdigest()
 
     def step_after(self, done: StepsDone) -> OrderStep:
         """Return the step that is trained next when ``done`` steps are done."""

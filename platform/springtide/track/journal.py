@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Self
 from springtide.errors import DamagedFile, redacted
 from springtide.events import Event, StepDone, event, record
 from springtide.events.record import FORMAT
-from springtide.store import Folder
+from springtide.store import Folder, to_json
 from springtide.track.segments import Segment, Segments, Spool, listed, name_of
 
 if TYPE_CHECKING:
@@ -242,7 +242,7 @@ def _line(event: Event) -> bytes:
     """Return an event as a line, without passwords: reasons quote URLs from error messages."""
     values = {key: redacted(value) if isinstance(value, str) else value for key, value in record(event).items()}
     # halves of surrogate pairs, as in a path that is not UTF-8, cannot be written
-    return json.dumps({"format": FORMAT, **values}, ensure_ascii=False).encode("utf-8", "replace") + b"\n"
+    return to_json({"format": FORMAT, **values}, ensure_ascii=False).encode("utf-8", "replace") + b"\n"
 
 
 def read_journal(run: Folder) -> list[Event]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import time
 
 import torch
@@ -100,7 +101,7 @@ class TrainState:
 
     def checkpoint(self, data: Data, world: World, labels: dict[str, str]) -> tuple[dict[str, Tensor], Meta]:
         """Return the tensors and the metadata of a checkpoint of the current step."""
-        losses = self.losses_since_save
+        losses = list(filter(math.isfinite, self.losses_since_save))
         metrics = {"loss": sum(losses) / len(losses)} if losses else {}
         if self.step in self.heldout_losses:
             metrics["heldout_loss"] = self.heldout_losses[self.step]
