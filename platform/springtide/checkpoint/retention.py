@@ -9,6 +9,7 @@ import contextlib
 import functools
 import logging
 import math
+import re
 import time
 import uuid
 from collections.abc import Iterator, Mapping
@@ -20,6 +21,8 @@ from springtide.checkpoint.format import COMMITTED, checkpoints, step_of, term_o
 from springtide.errors import DamagedFile
 from springtide.store import Folder, to_json
 
+_OURS = re.compile(r"COMMITTED|ABANDONED|QUARANTINED|a\d{4,}-(manifest\.json|r\d{4,}\.(json|safetensors))")
+"""Files of a checkpoint. Whatever else lies in its folder, somebody has put there."""
 _READERS = "readers"
 _READER_S = 3600.0
 """Lifetime of a reader note, in case its reader dies without removing it [s]."""
@@ -76,8 +79,8 @@ def garbage(found: Mapping[str, Found], rule: Rule, reading: set[str], term: int
     that they cover.
 
     ``reading``: checkpoints with a reader note. ``term``: of the writer's lease. Files of newer leases stay, and so
-    does all that is newer than the newest checkpoint that counts. A quarantined or abandoned checkpoint is removed once
-    ``rule.last`` newer ones count.
+    does all that is newer than the newest checkpoint that counts, and whatever is not a checkpoint's file. A
+    quarantined or abandoned checkpoint is removed once ``rule.last`` newer ones count.
     """
     keep = kept(found, rule)
     if not keep:
@@ -94,7 +97,9 @@ def garbage(found: Mapping[str, Found], rule: Rule, reading: set[str], term: int
         if name > newest or name in reading or name in not_yet:
             continue
         # in a checkpoint that stays, only files that a killed or slower lease left there
-        files = [file for file in one.files if name not in keep or term_of(file) is not None]
+        files = [
+            file for file in one.files if _OURS.fullmatch(file) and (name not in keep or term_of(file) is not None)
+        ]
         of_marks = max((term_of(file) or 0 for file in one.files), default=0)  # a mark's name has no term
         doomed += [
             f"{name}/{file}" for file in files if f"{name}/{file}" not in needed and (term_of(file) or of_marks) <= term

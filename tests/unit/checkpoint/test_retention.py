@@ -116,7 +116,7 @@ def test_a_readers_note_keeps_a_checkpoint_and_runs_out(tmp_path: Path, monkeypa
     assert (run / "checkpoints" / "readers").names() == []
 
 
-@pytest.mark.parametrize("note", ["", "[]", "{}", '{"until_s": "never"}', '{"until_s": null}', "[" * 100_000])
+@pytest.mark.parametrize("note", ["", "[]", "{}", '{"until_s": "never"}', "[" * 100_000])
 def test_a_damaged_note_of_a_reader_keeps_its_checkpoint(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, note: str
 ) -> None:
@@ -126,3 +126,26 @@ def test_a_damaged_note_of_a_reader_keeps_its_checkpoint(
     assert being_read(run) == {"step-0000000005"}
     [told] = [record.getMessage() for record in caplog.records]
     assert "readers/step-0000000005.branch" in told
+
+
+def test_what_is_not_ours_in_a_checkpoints_folder_stays() -> None:
+    """An export, notes: somebody put them beside the files of a checkpoint, and nothing else has them."""
+    ours = {COMMITTED, "a0001-manifest.json", "a0001-r0000.json", "a0001-r0000.safetensors"}
+    theirs = {"model_export.bin", "mine", "a.txt", "COMMITTED.bak", "a0001-notes.txt"}
+    found = {
+        name_of(step): Found(
+            files=frozenset(ours | theirs),
+            counts=True,
+            metrics={},
+            needs=frozenset(f"{name_of(step)}/{f}" for f in ours),
+        )
+        for step in (1, 2)
+    }
+    rule = Rule(last=1, every=0, best=0)
+    removed = garbage(found, rule, set(), 1)
+    assert set(removed) == {f"{name_of(1)}/{file}" for file in ours}
+    left = {
+        name_of(1): found[name_of(1)]._replace(files=frozenset(theirs), counts=False),
+        name_of(2): found[name_of(2)],
+    }
+    assert garbage(left, rule, set(), 1) == []
