@@ -33,7 +33,7 @@ import claims  # noqa: E402 - the clock above starts first
 import numpy as np  # noqa: E402
 
 import springtide as st  # noqa: E402
-from springtide.shards import HELDOUT, MANIFEST, TRAIN, Manifest, Split, write_shard  # noqa: E402
+from springtide.shards import HELDOUT, TRAIN, Manifest, Split, write_manifest, write_shard  # noqa: E402
 from springtide.store import Folder  # noqa: E402
 from springtide.stream import Batch, check, load, open_data  # noqa: E402
 
@@ -75,7 +75,7 @@ def write_ours(rows: np.ndarray, folder: str) -> None:
     split = Split(documents=1, tokens=rows.size, num_bytes=1, rows=len(rows), shards=tuple(shards))
     ids = {"vocab_size": 50_257, "end_of_text": 50_256, "tokenizer_digest": "0" * 32, "fingerprint": "", "source": {}}
     manifest = Manifest(sequence_length=LENGTH, token_type="uint16", splits={TRAIN: split, HELDOUT: split}, **ids)
-    dataset.write_json(MANIFEST, manifest.model_dump(mode="json"))
+    write_manifest(dataset, manifest)
 
 
 def read_ours(dataset: str, cache: str, step: int, steps: int, workers: int) -> dict[str, float]:

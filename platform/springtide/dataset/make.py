@@ -20,10 +20,10 @@ from springtide.corpus import Broken, CorpusReader, Tokenizer, check_byte_counts
 from springtide.dataset.parts import PartJob, make_part, open_work_tokenizer, read_counts, read_tokens
 from springtide.dataset.plan import Plan, ShardPlan, make_plan
 from springtide.errors import ConfigError, CorpusError, explain, redacted
-from springtide.shards import MANIFEST, TOKENIZER, Manifest, Shard, Split, load_manifest, write_shard
+from springtide.shards import MANIFEST, TOKENIZER, Manifest, Shard, Split, load_manifest, write_manifest, write_shard
 from springtide.store import Folder, digest
 
-_VERSION = 8
+_VERSION = 9
 """Increase it when the same settings produce other bytes."""
 
 _WORK = "work"
@@ -128,7 +128,7 @@ def _make(
         },
     )
     dataset.write(TOKENIZER, vocabulary.to_json())
-    dataset.write_json(MANIFEST, manifest.model_dump(mode="json"))
+    write_manifest(dataset, manifest)
     work.remove()
     dataset.sweep()
 

@@ -1,7 +1,17 @@
 """Token ids -> Parquet shards with a checksummed manifest. Layer rule: a dataset without a manifest does not exist, and a
 dataset with a manifest is sealed: it never changes."""
 
-from springtide.shards.manifest import HELDOUT, MANIFEST, TOKENIZER, TRAIN, Manifest, Shard, Split, load_manifest
+from springtide.shards.manifest import (
+    HELDOUT,
+    MANIFEST,
+    TOKENIZER,
+    TRAIN,
+    Manifest,
+    Shard,
+    Split,
+    load_manifest,
+    write_manifest,
+)
 from springtide.shards.packing import best_fit
 from springtide.shards.read import SplitReader, check_shard
 from springtide.shards.row_group import Rows
@@ -20,5 +30,6 @@ __all__ = [
     "best_fit",
     "check_shard",
     "load_manifest",
+    "write_manifest",
     "write_shard",
 ]

@@ -13,7 +13,7 @@ from springtide.store import Folder, to_json
 
 MANIFEST = "manifest.json"
 TOKENIZER = "tokenizer.json"
-FORMAT = 5
+FORMAT = 6
 """Increase it when a reader of the previous format would misread or refuse the new one."""
 TRAIN, HELDOUT = "train", "heldout"
 
@@ -116,6 +116,11 @@ class Manifest(_Record):
         return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
 
 
+def write_manifest(dataset: Folder, manifest: Manifest) -> None:
+    """Write a dataset's manifest and its digest: a number with a flipped bit may still fit, and misplace a column."""
+    dataset.write_json(MANIFEST, {**manifest.model_dump(mode="json"), "digest": manifest.digest})
+
+
 def load_manifest(dataset: Folder) -> Manifest:
     """Load the manifest of a sealed dataset; CorpusError if it is missing, damaged or of another format."""
     try:
@@ -124,7 +129,11 @@ def load_manifest(dataset: Folder) -> Manifest:
             limit = f"is in format {record.get('format')}, this version of springtide reads {FORMAT}"
             remedy = "prepare it again, or use the version that wrote it"
             raise CorpusError(explain("shards.dataset", dataset.url, limit, remedy))
-        return Manifest.model_validate(record)
+        sealed = record.pop("digest", None) if isinstance(record, dict) else None
+        manifest = Manifest.model_validate(record)
+        if manifest.digest != sealed:
+            raise ValueError(f"digest expected {sealed!r:.40}, found {manifest.digest}")
+        return manifest
     except CorpusError:
         raise
     except FileNotFoundError:

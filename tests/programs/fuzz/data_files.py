@@ -16,7 +16,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from prepared import prepare
 
-from fuzz.mutations import zst
+from fuzz.mutations import PLACES, zst
 from fuzz.target import Target, must
 from springtide import config as configs
 from springtide.cli.inspect import inspect_dataset
@@ -88,6 +88,7 @@ class Corpora(Target):
 
     name = "corpus"
     share = 4
+    places = tuple(one for one in PLACES if one != "sparse")  # a corpus of 64 GiB is read
 
     def make(self) -> None:
         self.root.mkdir()

@@ -7,7 +7,7 @@ import gzip
 import io
 import json
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -328,9 +328,9 @@ PLACES = ("gone", "folder", "loop", "zeros", "fifo", "elsewhere", "sparse", "dan
 """What may lie in the place of a file."""
 
 
-def change_place(random: Random, path: Path) -> str:
-    """Put something else in the place of a file; returns what."""
-    what = random.choice(PLACES)
+def change_place(random: Random, path: Path, places: Sequence[str]) -> str:
+    """Put one of ``places`` in the place of a file; returns which."""
+    what = random.choice(places)
     if what == "sparse":  # 64 GiB that take no space
         os.truncate(path, SPARSE_BYTES)
         return what

@@ -10,7 +10,7 @@ from pathlib import Path
 from random import Random
 from typing import Any, ClassVar
 
-from fuzz.mutations import CHANGES, change_place
+from fuzz.mutations import CHANGES, PLACES, change_place
 
 
 class Violation(Exception):
@@ -25,6 +25,8 @@ class Target:
     """How many of the inputs are its own, relative to the other targets."""
     place_share: ClassVar[float] = 0.06
     """Part of the inputs where something else lies in the place of the file."""
+
+    places: ClassVar[tuple[str, ...]] = PLACES
 
     def __init__(self, root: Path) -> None:
         """Make the files below ``root``."""
@@ -65,7 +67,7 @@ class Target:
         self.changed = random.choice(list(kinds))
         path, self.told = self.root / self.changed, []
         if random.random() < self.place_share:
-            self.what = change_place(random, path)
+            self.what = change_place(random, path, self.places)
             return
         self.what = kinds[self.changed]
         path.write_bytes(CHANGES[self.what](random, self.before[self.changed]))

@@ -145,8 +145,20 @@ def test_a_manifest_that_says_what_cannot_be_is_refused(
         part = part[key]
     part.update(changes)
     Folder(tmp_path).write_json(MANIFEST, record)
-    with pytest.raises(CorpusError, match=r"shards\.dataset = .*: has a manifest that cannot be read"):
+    with pytest.raises(CorpusError, match=r"shards\.dataset = .*: has a manifest that cannot be read") as refused:
         load_manifest(Folder(tmp_path))
+    assert "digest expected" not in str(refused.value), "also with the right digest"
+
+
+@pytest.mark.parametrize("change", [4, -4])
+def test_a_number_that_changed_and_still_fits_is_found(tiny: Config, tmp_path: Path, change: int) -> None:
+    """The offset of the byte counts: nothing else is checked against it, and bits per byte would be wrong."""
+    record = Folder(tiny.shards.dataset).read_json(MANIFEST)
+    record["splits"]["train"]["shards"][0]["groups"][0]["num_bytes"] += change
+    for digest in (record["digest"], None):
+        Folder(tmp_path).write_json(MANIFEST, {**record, "digest": digest})
+        with pytest.raises(CorpusError, match=r"has a manifest that cannot be read .digest expected .*, found"):
+            load_manifest(Folder(tmp_path))
 
 
 @pytest.mark.parametrize("text", ["[" * 100_000, "[]", "{", "\xff"])
