@@ -84,7 +84,7 @@ def test_nodes_leave_join_and_die_and_the_run_is_the_uninterrupted_one(
         trains(there, 5, 1)  # the other node continues, alone
 
         before = contents(there)
-        with pytest.raises(RunExists, match="is held by lease 4, begun"):
+        with pytest.raises(RunExists, match="is held by lease 3, begun"):
             st.train(config, resume=True)
         assert contents(there) == before  # it waits for its next batch
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -227,6 +228,40 @@ def test_ctrl_c_saves_and_stops_and_the_run_goes_on_at_any_size(uninterrupted: s
     assert found.ok
     assert found.world_sizes == (1, 2, 3)
     assert found.steps_trained_again == 0
+
+
+def test_a_second_driver_says_who_trains_and_writes_nothing(tiny: Config, ray_cluster: str, tmp_path: Path) -> None:
+    """In a process of its own, while the first one trains. The listener holds up the journal, and nothing else is written."""
+    changes = {"train__total": "1B", "train__eval_rows": 0, "train__sample_tokens": 0, "checkpoint__every_steps": 0}
+    config = named(tiny, "driven", 1, **changes)
+    (tmp_path / "config.yaml").write_text(configs.dump(config))
+    command = [
+        sys.executable,
+        "-m",
+        "springtide.cli.main",
+        "train",
+        "--config",
+        str(tmp_path / "config.yaml"),
+        "--resume",
+    ]
+    refused: list[subprocess.CompletedProcess[str]] = []
+
+    def files() -> dict[Path, bytes]:
+        return {path: path.read_bytes() for path in Path(config.run.root).rglob("*") if path.is_file()}
+
+    def listen(event: Event) -> None:
+        if isinstance(event, StepDone) and not refused:
+            before = files()
+            refused.append(subprocess.run(command, capture_output=True, text=True, timeout=120, check=False))
+            assert files() == before
+            os.kill(os.getpid(), signal.SIGINT)
+
+    run = st.train(config, listen=listen)
+    [second] = refused
+    assert second.returncode == 1, second.stderr
+    assert re.search(rf"driven is held by lease \d+, begun .* by process {os.getpid()} on ", second.stderr)
+    assert run.status == "stopped"
+    assert run.verify().ok
 
 
 def test_an_interrupt_is_no_failure_and_after_the_last_step_it_undoes_nothing(tiny: Config, ray_cluster: str) -> None:

@@ -322,6 +322,8 @@ def _is_of_another(run: Folder, number: int, owner: str) -> bool:
 
 
 def _held_by(run: Folder, lease: Lease) -> RunExists:
+    if lease.driver not in (0, lease.term):  # its worker groups come and go: the driver is to be stopped
+        lease = _driver(run, lease) or lease
     return RunExists(f"{run.url} is held by {lease}; stop that process first, or choose another run.id")
 
 
@@ -340,11 +342,17 @@ def _is_held(run: Folder, last: Lease) -> bool:
         return True
     if last.driver in (0, last.term):
         return False
+    driver = _driver(run, last)
+    return driver is not None and _is_alive(run, driver)
+
+
+def _driver(run: Folder, lease: Lease) -> Lease | None:
+    """Return the lease of a worker group's driver; None if it cannot be read."""
     try:
-        return _is_alive(run, _read(run, last.driver))
+        return _read(run, lease.driver)
     except (DamagedFile, FileNotFoundError, IsADirectoryError) as error:
         _log.warning("%s; that driver's lease counts as lost", error)
-        return False
+        return None
 
 
 def _is_alive(run: Folder, lease: Lease) -> bool:
