@@ -15,6 +15,8 @@
                                                            fresh_start    no silent restart at step 0 after a commit
     retention    which checkpoints to keep, which files to remove (pure)
 
+    snapshots    the state in the memory of nodes          snapshot_commit  from there to the store, while no group trains
+
     checkpointer  all of it for a training loop of your own
 
 The writer process imports the modules without torch, so this file imports nothing before it is asked to.

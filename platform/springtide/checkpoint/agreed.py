@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from springtide.checkpoint.format import Meta, abandon, committed, step_of
+from springtide.checkpoint import leases
+from springtide.checkpoint.format import Meta, Snapshot, abandon, committed, step_of
 from springtide.config.steps import StepsDone
 from springtide.store import Folder
 
@@ -37,3 +38,13 @@ def abandon_after(run: Folder, step: StepsDone, reason: str, term: int) -> list[
     suspects = [name for name in committed(run) if (step_of(name) or 0) > step]
     abandon(run, suspects, f"saved after step {step}, when all devices last agreed: {reason}", term)
     return suspects
+
+
+def counting(run: Folder, found: Sequence[Snapshot]) -> list[Snapshot]:
+    """Return the snapshots that still count: not from before a fresh start or a rollback, nor of a device that was wrong."""
+    oldest, gone_back = leases.oldest_snapshots(run), leases.gone_back(run)
+    return [
+        one
+        for one in found
+        if one.term >= oldest and all(one.term >= term or one.meta.step <= step for term, step in gone_back)
+    ]

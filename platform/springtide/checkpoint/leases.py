@@ -126,7 +126,7 @@ def claim(
         begun_s=time.time(),
         trains=trains,
         process=_process(os.getpid()),
-        driver=(same.driver if same else 0) if trains else number,
+        driver=same.driver if same else (0 if trains else number),
         code=code,
         seal=same.seal if same else seal(_trust(run, source, code)) if code else "",
         groups=groups,

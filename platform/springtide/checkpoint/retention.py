@@ -18,6 +18,7 @@ from typing import NamedTuple
 from pydantic import TypeAdapter
 
 from springtide.checkpoint.format import COMMITTED, checkpoints, step_of, term_of
+from springtide.config.schema import CheckpointConfig
 from springtide.errors import DamagedFile
 from springtide.store import Folder, to_json
 
@@ -43,6 +44,11 @@ class Rule(NamedTuple):
     every: int = 0
     best: int = 0
     metric: str = "loss"
+
+    @classmethod
+    def of(cls, config: CheckpointConfig) -> Rule:
+        """Return the rule that a run's config sets."""
+        return cls(config.keep_last, config.keep_every, config.keep_best, config.best_by)
 
 
 class Found(NamedTuple):

@@ -18,8 +18,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
-from springtide.checkpoint import leases
-from springtide.checkpoint.agreed import agreed_step
+from springtide.checkpoint.agreed import agreed_step, counting
 from springtide.checkpoint.format import (
     BadFile,
     Identity,
@@ -195,14 +194,7 @@ def _newest(run: Folder, snapshot_store: SnapshotStore, identity: Identity) -> l
     """Return the parts to load, the same on every rank."""
     parts: list[Snapshot] = []
     if rank_here() == 0:
-        oldest, gone_back = leases.oldest_snapshots(run), leases.gone_back(run)
-        parts = newest_whole(
-            [
-                one
-                for one in snapshot_store.found()
-                if one.term >= oldest and all(one.term >= term or one.meta.step <= step for term, step in gone_back)
-            ]
-        )
+        parts = newest_whole(counting(run, snapshot_store.found()))
         newest = committed(run)[-1:]
         if parts and (
             name_of(parts[0].meta.step) < max(newest, default="") or of_another_order(run, parts[0].meta, identity)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 from pydantic import BaseModel
@@ -20,6 +21,7 @@ def fields(section: type[BaseModel] = Config, prefix: str = "") -> dict[str, Any
     return leaves
 
 
+@functools.cache
 def is_free(name: str) -> bool:
     """Return whether the field of this dotted name may change when a run is resumed."""
     return bool((fields()[name].json_schema_extra or {}).get("free"))

@@ -138,7 +138,7 @@ class ElasticConfig(Section):
     wait: Seconds = free(default=Seconds(0.0), ge=0)
     """How long to wait for ``min_workers`` before the run ends; it can be resumed later; 0 waits forever [s]."""
     reserve: Seconds = free(default=Seconds(5.0), ge=0)
-    """Time before an announced loss that is reserved for saving the state [s]."""
+    """Least time before an announced loss that is reserved for saving the state; what was measured may need more [s]."""
     hang: Seconds = free(default=Seconds(300.0), ge=0)
     """Time without a step, and without progress of a save or an evaluation, after which workers count as hung and are
     restarted; at least twenty usual steps; twelve times as long before their first step; 0 waits forever [s]."""

@@ -27,7 +27,10 @@ class RunHistory:
         self.step = 0
         self._num_steps = num_steps
         self._steps_s: deque[float] = deque(maxlen=_REMEMBERED)
+        self._step_s = math.inf
         self._gaps_s: deque[float] = deque(maxlen=_REMEMBERED)
+        self._saves_s: deque[float] = deque(maxlen=_REMEMBERED)
+        self._copies_s: deque[float] = deque(maxlen=_REMEMBERED)
         self._last_s: float | None = None
         self._restarted = False
         self._is_starting = True
@@ -49,6 +52,11 @@ class RunHistory:
             self._restarted, self._last_s, self.step = False, record["time_s"], record["step"]
             self._is_starting = False
             self._steps_s.append(step_s)
+            self._step_s = statistics.median(self._steps_s)
+        elif kind == "saved":
+            self._saves_s.append(record["save_time_s"])
+        elif kind == "left" and record["kept_in"] == "memory" and self._last_s is not None:
+            self._copies_s.append(max(0.0, record["time_s"] - self._last_s))
 
     def longest_s(self, least_s: float) -> float:
         """Return how long a worker group may be silent before it counts as hung: at least ``least_s``, and much longer before
@@ -63,7 +71,7 @@ class RunHistory:
 
     def prospects(self) -> RestartForecast:
         """Return the forecast as of now."""
-        step_s = statistics.median(self._steps_s) if self._steps_s else 0.0
-        left_s = (self._num_steps - self.step) * step_s if step_s and self._num_steps else math.inf
+        left_s = (self._num_steps - self.step) * self._step_s if self._num_steps else math.inf
         restart_s = statistics.median(self._gaps_s) if self._gaps_s else _FIRST_RESTART_S
-        return RestartForecast(restart_s, left_s, step_s)
+        save_s, copy_s = max(self._saves_s, default=0.0), max(self._copies_s, default=0.0)
+        return RestartForecast(restart_s, left_s, self._step_s, save_s, copy_s)

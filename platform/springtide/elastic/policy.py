@@ -19,6 +19,11 @@ _LIKELY = 0.2
 """Probability that another node is lost before this one; above it, a group waits, so that one restart serves both."""
 _ENOUGH = 0.5
 """Least share of the possible workers that starts without waiting for the processes of the others."""
+_STEPS_TO_LEAVE = 3
+"""A request is made during one step, known to rank 0 after the next one, and agreed on in the one after that."""
+_MARGIN = 1.5
+_SAVES = 2.5
+"""A save may be under way when the last one is to begin: two saves, and a margin."""
 _GATHER_S = 30.0
 """How long ready nodes wait for nodes that are not ready yet, so that the group grows once [s]."""
 
@@ -34,7 +39,7 @@ class Bounds:
     settle_s: float = 2.0
     """Changes within less than this time of each other are one change [s]."""
     reserve_s: float = 5.0
-    """Time before a node's loss to bring the state to safety after the step [s]."""
+    """Least time before a node's loss to bring the state to safety after the step; what is measured may need more [s]."""
     grow: Literal["when_it_pays", "always", "never"] = "when_it_pays"
     wait_s: float = math.inf
     """How long to wait for ``min_workers`` [s]."""
@@ -84,7 +89,18 @@ class RestartForecast(NamedTuple):
     left_s: float = math.inf
     """Training time left at the current group size [s]."""
     step_s: float = 0.0
-    """Time of a step, after which a group can leave [s]."""
+    """Time of a step, after which a group can leave; infinite while none is measured [s]."""
+    save_s: float = 0.0
+    """Time of a save to the store; 0 while none is measured [s]."""
+    copy_s: float = 0.0
+    """Time to copy the state to the memory of nodes that stay; 0 while none is measured [s]."""
+
+    def leaving_s(self, reserve_s: float, durable: bool) -> float:
+        """Return how long before a node's loss its group must be asked to leave: the steps until it leaves, and the time to
+        bring its state to safety. ``durable``: to the store. ``reserve_s`` is the least for the latter [s]."""
+        copy_s = self.copy_s or self.save_s  # memory is at least as fast as a store
+        safe_s = _SAVES * self.save_s if durable else _MARGIN * copy_s
+        return _STEPS_TO_LEAVE * self.step_s + max(reserve_s, safe_s)
 
 
 class PolicyState(NamedTuple):
@@ -116,6 +132,8 @@ class Stay(NamedTuple):
     reason: str
     until_s: float = math.inf
     """When to decide again even if nothing has changed [s]."""
+    save: bool = False
+    """Whether the newest state must come to the store meanwhile: it may be in memory only."""
 
 
 class Start(NamedTuple):
@@ -207,7 +225,8 @@ def _without_group(
         memory, lack = memory._replace(lacking_s=lacking_s), _lack(bounds, nodes, usable)
         if now - lacking_s >= bounds.wait_s:
             return GiveUp(f"waited for {bounds.wait_s:g} s, as elastic.wait says; {lack}"), memory
-        return Stay(lack), memory
+        leaving = any(node.leaves_at is not None for node in nodes)
+        return Stay(lack, save=leaving or now - lacking_s >= bounds.settle_s), memory
     memory = memory._replace(lacking_s=None)
     begins = not memory.held and not bounds.shares  # if runs share, the allocation is settled: nothing to wait for
     if size < bounds.feasible(bounds.max_workers) and begins and not _quiet(bounds, memory, now):
@@ -235,7 +254,7 @@ def _with_group(
     if leaving := [alive[name] for name in mine if alive[name].leaves_at is not None]:
         first = min(node.leaves_at for node in leaving if node.leaves_at is not None)
         what = f"notice: {_names([node.id for node in leaving])} will be taken away in {max(0.0, first - now):.0f} s"
-        by_s = first - bounds.reserve_s - prospects.step_s
+        by_s = first - prospects.leaving_s(bounds.reserve_s, durable=not room.size)
         if now < by_s and (why := _not_yet(bounds, room, memory, by_s, now)):
             return why._replace(reason=f"{what}; {why.reason}")
         return Leave(what, durable=not room.size)
@@ -252,7 +271,7 @@ def _not_yet(bounds: Bounds, room: _Room, memory: PolicyState, by_s: float, now:
     """Return why not to leave yet nodes that must be left by ``by_s``; else None."""
     loss_s = memory.loss_s(bounds, now)
     if not room.size:
-        return Stay("too few nodes would stay to train on, so it trains until then", by_s)
+        return Stay("too few nodes would stay to train on, so it trains until then", by_s, save=True)
     if not _quiet(bounds, memory, now):
         return Stay("others may follow", by_s)
     if by_s - now > _LIKELY * loss_s:

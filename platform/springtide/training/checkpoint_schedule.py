@@ -49,7 +49,7 @@ class CheckpointSchedule(StepHook):
         self._heartbeat = heartbeat
         checkpoint = config.checkpoint
         self._config, self._checkpoint, self._world, self._state = config, checkpoint, world, state
-        rule = Rule(checkpoint.keep_last, checkpoint.keep_every, checkpoint.keep_best, checkpoint.best_by)
+        rule = Rule.of(checkpoint)
         stage, tries = checkpoint.stage, checkpoint.tries
         self._saver = AsyncSaver(
             run, lease.term, world.rank, world.size, stage_in=stage, tries=tries, rule=rule, owner=lease.owner

@@ -107,17 +107,27 @@ class SnapshotSchedule(StepHook):
         """Take a snapshot of ``step`` and wait until it is safe; all ranks call it together. False if some rank fails."""
         self._settle()
         gathered(None)  # the last snapshot is safe on every rank
-        safe = False
-        if self._memory is not None and not self._is_off and not self._problem:
-            self._last = step
-            try:
-                safe = self._memory.evacuate()
-                self._memory.begin(*self._state())
-                self._memory.staged()
-            except OSError as error:
-                self._turn_off(error)
+        if not all(gathered(self._can_evacuate())):
+            return False  # the store is next, and time is short
+        assert self._memory is not None
+        self._last = step
+        try:
+            self._memory.begin(*self._state())
+            self._memory.staged()
+        except OSError as error:
+            self._turn_off(error)
         self._settle()
-        return all(gathered(safe and not self._problem))
+        return all(gathered(not self._problem))
+
+    def _can_evacuate(self) -> bool:
+        """Return whether a snapshot that this rank takes now outlives the nodes that leave."""
+        if self._memory is None or self._is_off or self._problem:
+            return False
+        try:
+            return self._memory.evacuate()
+        except OSError as error:
+            self._turn_off(error)
+            return False
 
     def _stop(self, step: StepsDone) -> SnapshotIntervalChanged:
         """Stop snapshots for a while, longer each time, because some rank cannot keep any: all ranks together learn why and

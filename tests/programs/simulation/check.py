@@ -13,7 +13,7 @@ from springtide.checkpoint.format import COMMITTED
 from springtide.errors import RunExists
 from springtide.store import Folder
 
-COUNT_ANNOUNCED_LOSSES = False
+COUNT_ANNOUNCED_LOSSES = True
 """Whether it is a violation that an announced loss costs steps. Some still do: where too few nodes stay to train on, the group
 leaves too late for its save, or the state is in memory only when those nodes leave, too."""
 FORMS_S = 300.0
@@ -87,7 +87,7 @@ class Watch:
             wrote = [one.path for one in self.store.writes if one.process is driver and probe not in one.path]
             if wrote:
                 self.say(f"a driver that was refused wrote {wrote}")
-        elif not began or "saves failed one after the other" in str(error):
+        elif not began or any(words in str(error) for words in ("saves failed one after the other", "in memory only")):
             return  # it says so: the store is away at the start, or for longer than checkpoint.max_failed allows
         elif error is not None and not isinstance(error, RunExists):
             self.say(f"a driver ended with {error!r}")

@@ -4,12 +4,18 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import types
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
+from ray.exceptions import RayActorError
+
 from simulation.clock import Clock, Process
+from springtide.checkpoint.commit import CommitJob, Committed
 from springtide.checkpoint.format import Snapshot, file_of
+from springtide.checkpoint.snapshot_commit import write_part
 from springtide.elastic.policy import Node
+from springtide.on_ray.train.snapshot_lookup import ServerContents
 
 _HELD = 2
 """Snapshots of a rank that a server holds."""
@@ -44,6 +50,8 @@ class Cluster:
         self.machines: dict[str, Machine] = {}
         self.head_away_until_s = 0.0
         self.changed: list[Callable[[], None]] = []
+        self.committed: Callable[[int], None] = lambda step: None
+        """Called when the holders of a snapshot have committed its step."""
         self._number = 0
         for _ in range(nodes):
             self.join()
@@ -93,8 +101,58 @@ class Cluster:
     def unanswering(self, names: Iterable[str]) -> set[str]:
         return {name for name in names if not self.machines[name].alive}
 
+    def contents(self, servers: object) -> list[ServerContents]:
+        """What the snapshot servers hold."""
+        self.clock.sleep(0.1)
+        now = self.clock.now
+        return [
+            ServerContents((one.id, 1), [(part, 0) for part, _ in one.snapshots.values()], SnapshotServer(self, one))
+            for one in self.alive
+            if one.frozen_until_s <= now
+        ]
+
+    def end_servers(self) -> None:
+        """The snapshot servers end, with what they hold."""
+        for machine in self.alive:
+            machine.snapshots.clear()
+
     def staying(self) -> list[str]:
         return [one.id for one in self.alive if one.leaves_at_s is None]
+
+
+class SnapshotServer:
+    """The server of a node, as its driver calls it."""
+
+    def __init__(self, cluster: Cluster, machine: Machine) -> None:
+        self.save = types.SimpleNamespace(remote=functools.partial(self._save, cluster, machine))
+
+    @staticmethod
+    def _save(cluster: Cluster, machine: Machine, job: CommitJob, key: tuple[int, int, int], tries: int) -> Saving:
+        def work() -> Any:
+            if key not in machine.snapshots:
+                return OSError("the snapshot is gone")
+            result = write_part(job, memoryview(machine.snapshots[key][1]), tries)
+            if job.rank == 0 and isinstance(result, Committed):
+                cluster.committed(job.meta.step)
+            return result
+
+        return Saving(cluster.clock, cluster.clock.start("server", machine.id, work))
+
+
+class Saving:
+    """Ray's reference to what ``SnapshotServer.save`` returns."""
+
+    def __init__(self, clock: Clock, process: Process) -> None:
+        self._clock, self._process = clock, process
+
+    def get(self, timeout_s: float | None = None) -> Any:
+        while self._process.alive:
+            self._clock.sleep(0.1)
+        if self._process.error is not None:
+            raise self._process.error
+        if not self._process.greenlet.dead:
+            raise RayActorError(error_msg="The actor died unexpectedly")
+        return self._process.result
 
 
 class Snapshots:

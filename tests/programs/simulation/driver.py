@@ -31,7 +31,7 @@ from springtide.elastic.policy import Bounds
 from springtide.errors import StoppedWaiting
 from springtide.on_ray._ray_private import FailureDecision, WorkerGroupStartupFailedError
 from springtide.on_ray.cluster import session
-from springtide.on_ray.train import failure_policy, process_pool, trainer
+from springtide.on_ray.train import failure_policy, process_pool, snapshot_saver, trainer
 from springtide.on_ray.train import policy as policies
 from springtide.on_ray.train.mailbox import Mailbox
 from springtide.on_ray.train.worker import let_go
@@ -40,6 +40,8 @@ from springtide.store import Folder
 from springtide.track import journal
 
 _POLL_S = 1.0
+_ALONE_S = 60.0
+"""How long snapshot servers stay up without a driver [s]."""
 
 
 class Reference:
@@ -190,6 +192,8 @@ class Simulated:
         """Host -> whether its driver was asked to stop."""
         self.training: WorkerGroup | None = None
         """The newest group."""
+        self._drivers = 0
+        """Drivers that have trained, or wanted to."""
         self._began: set[Process] = set()
         """Drivers that have started a group."""
         self.show: Callable[[Any], None] = lambda event: None
@@ -225,6 +229,8 @@ class Simulated:
             clock.after(clock.random.uniform(0.2, 2.0), controller.abandon)
 
         me.ended.append(end)
+        self._drivers += 1
+        me.ended.append(functools.partial(clock.after, _ALONE_S, functools.partial(self._end_servers, self._drivers)))
         controller.begins = functools.partial(self._began.add, me)
         while process.alive:
             clock.sleep(0.5)
@@ -241,6 +247,12 @@ class Simulated:
             raise trainer._explain(failure) from failure
         if failure is not None and failure_policy.fatal(failure) is None:
             raise trainer._explain(failure) from failure
+        self.cluster.end_servers()
+
+    def _end_servers(self, driver: int) -> None:
+        """The snapshot servers have had no driver for a while, if none has followed this one."""
+        if driver == self._drivers:
+            self.cluster.end_servers()
 
     @contextlib.contextmanager
     def patched(self) -> Iterator[None]:
@@ -267,6 +279,11 @@ class Simulated:
             mock.patch.object(process_pool, "ray", Ray(clock)),
             mock.patch.object(process_pool, "unanswering", cluster.unanswering),
             mock.patch.object(process_pool, "threading", event),
+            mock.patch.object(snapshot_saver, "threading", threads),
+            mock.patch.object(snapshot_saver, "servers_named", lambda name: []),
+            mock.patch.object(snapshot_saver, "contents_of", cluster.contents),
+            mock.patch.object(snapshot_saver, "staying", cluster.staying),
+            mock.patch.object(snapshot_saver, "ray", Ray(clock)),
             mock.patch.object(trainer, "train", self.train),
             mock.patch.object(training, "Console", _Silent),
             mock.patch.object(resolving, "prepare", lambda config, progress: config),
@@ -337,7 +354,9 @@ class Controller:
             grow=elastic.grow,
             wait_s=float("inf"),
         )
-        self.job: Any = types.SimpleNamespace(config=config, mailbox=mailbox, folder=simulated.setting.run)
+        self.job: Any = types.SimpleNamespace(
+            config=config, mailbox=mailbox, folder=simulated.setting.run, owner=owner, keeps_snapshots=True
+        )
         self.pool = process_pool.WorkerProcessPool()
         limits = MemoryLimits(1)
         lender: Any = types.SimpleNamespace(processes=self.pool, share=None)

@@ -13,7 +13,7 @@ KINDS = (
     *("kill", "kill", "notice", "notice", "notices", "join", "freeze", "freezes", "store", "answers", "head"),
     *("driver", "stop", "second", "liar"),
 )
-GENTLE = ("notice", "notices", "join")
+GENTLE = ("notice", "notice", "notices", "join", "stop")
 """After these no step is lost."""
 
 

@@ -28,7 +28,7 @@ from springtide.checkpoint.snapshots import restore_from_snapshots
 from springtide.checkpoint.staging import StagingPlan
 from springtide.checkpoint.tensors import named_tensors
 from springtide.checkpoint.writer_process import try_to_write
-from springtide.config import Config
+from springtide.config import Config, fingerprint
 from springtide.config.steps import StepsDone
 from springtide.elastic import Interrupt
 from springtide.errors import CheckpointError, SpringtideError
@@ -153,7 +153,7 @@ class Rank:
         term = self._on_first(lease.claim)
         found = self._restore(model, optimizer, term)
         step, chain = (found.meta.step, found.meta.chain) if found else (StepsDone(0), "")
-        identity = setting.data.order.identity_at
+        identity, of_config = setting.data.order.identity_at, fingerprint(setting.config)
         sender = EventSender(group.mailbox) if self.rank == 0 else None
         send: Callable[[Any], None] = sender if sender else lambda event: None
         resumed = found.name if found else ""
@@ -171,7 +171,7 @@ class Rank:
                 tokens=step * setting.config.tokens_per_step,
                 world_size=len(group.nodes),
                 order_identity=identity(step),
-                config_fingerprint="simulated",
+                config_fingerprint=of_config,
                 saved_s=clock.now,
                 chain=chain,
             )
@@ -342,11 +342,11 @@ class Rank:
             while snapshots.busy:
                 self.group.setting.clock.sleep(0.05)
             self.gathered(None)
-            kept = snapshots.evacuate()
-            snapshot(step)
-            while snapshots.busy:
-                self.group.setting.clock.sleep(0.05)
-            kept = all(self.gathered(kept))
+            if kept := all(self.gathered(snapshots.evacuate())):
+                snapshot(step)
+                while snapshots.busy:
+                    self.group.setting.clock.sleep(0.05)
+                self.gathered(None)
         if not kept:
             self._finish(step, state, term, send)
         send(Left(step=step, kept_in="memory" if kept else "store"))

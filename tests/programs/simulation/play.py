@@ -91,6 +91,7 @@ def play(seed: int, defect: str | None = None, verbose: bool = False) -> Outcome
         )
     faults = Faults(clock, cluster, store, simulated, verbose)
     store.lies = lambda host: host in cluster.machines and cluster.machines[host].lies
+    cluster.committed = watch.committed
     watch.can_train = functools.partial(_can_train, simulated, faults)
     with clock.patched(), simulated.patched(), _planted(defect):
         clock.start("watch", "hub", functools.partial(_look, watch))

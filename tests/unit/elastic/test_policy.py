@@ -80,6 +80,43 @@ def test_a_notice_is_followed_at_once_when_no_other_follows() -> None:
     assert second.reason == "notice: a will be taken away in 118 s"
 
 
+@pytest.mark.parametrize(
+    ("prospects", "room", "needs_s"),
+    [
+        (RestartForecast(step_s=0.0), True, 5.0),  # the reserve
+        (RestartForecast(step_s=10.0), True, 35.0),  # asked in one step, known in the next, agreed on in the third
+        (RestartForecast(step_s=10.0, save_s=20.0), True, 60.0),  # no copy is measured: one takes no longer than a save
+        (RestartForecast(step_s=10.0, save_s=20.0, copy_s=4.0), True, 36.0),
+        (RestartForecast(step_s=10.0, save_s=20.0, copy_s=4.0), False, 80.0),  # after a save that is under way
+        (RestartForecast(step_s=math.inf), True, math.inf),  # no step is measured: at once
+    ],
+)
+def test_a_group_leaves_in_time_for_its_steps_and_for_what_it_has_to_copy(
+    prospects: RestartForecast, room: bool, needs_s: float
+) -> None:
+    group, told = WorkerGroup(("a", "b", "c")), [one._replace(leaves_at=300.0) for one in THREE]
+    nodes = [*told, *([Node("d", 3, ready=2)] if room else [])]
+    memory = decide(BOUNDS, [*THREE, *nodes[3:]], group, prospects, PolicyState(), 0.0)[1]
+    memory = decide(BOUNDS, nodes, group, prospects, memory, 10.0)[1]
+    if needs_s < math.inf:
+        waits, memory = decide(BOUNDS, nodes, group, prospects, memory, 300.0 - needs_s - 0.5)
+        assert isinstance(waits, Stay), waits
+        assert waits.save is not room  # early, and again at the end
+    leaves, _ = decide(BOUNDS, nodes, group, prospects, memory, max(10.0, 300.0 - needs_s + 0.5))
+    assert leaves == Leave(leaves.reason, durable=not room)
+
+
+def test_while_nobody_can_train_the_state_is_saved_from_memory_when_a_node_leaves_or_after_a_moment() -> None:
+    alone = [Node("a", 1)]
+    waits, memory = decide(BOUNDS, alone, None, PAYS, PolicyState(held=frozenset("a")), 0.0)
+    assert waits == Stay(waits.reason, save=False)
+    assert decide(BOUNDS, alone, None, PAYS, memory, 2.0)[0] == Stay(waits.reason, save=True)
+    leaving = [Node("a", 1, leaves_at=30.0)]
+    told, _ = decide(BOUNDS, leaving, None, PAYS, memory, 1.0)
+    assert isinstance(told, Stay)
+    assert told.save
+
+
 def test_two_notices_in_a_window_are_one_restart_and_a_short_deadline_waits_for_none() -> None:
     nodes, group = [*THREE, Node("d", 1)], WorkerGroup(("a", "b", "c", "d"))
     _, memory = decide(BOUNDS, nodes, group, PAYS, PolicyState(), 0.0)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import pickle
 from types import SimpleNamespace
 
@@ -10,6 +11,7 @@ import pytest
 
 from springtide.config import recipes
 from springtide.elastic import Interrupt
+from springtide.elastic.policy import RestartForecast
 from springtide.events import Decided, Evaluated, Left
 from springtide.on_ray.train import mailbox as mailboxes
 from springtide.on_ray.train.mailbox import Mailbox, MailboxClient, Progress
@@ -17,6 +19,24 @@ from springtide.on_ray.train.worker import TrainJob
 
 EVALUATED = Evaluated(step=1, heldout_loss=1.0, heldout_bits_per_byte=1.0, rows=1)
 LEFT = Left(step=3, kept_in="memory")
+NOTHING_YET = Progress(prospects=RestartForecast(step_s=math.inf))
+
+
+@pytest.mark.parametrize("later", [Interrupt.LEAVE, Interrupt.STOP])
+def test_a_save_that_was_done_takes_no_other_request_back(later: Interrupt) -> None:
+    async def run() -> None:
+        mailbox = Mailbox("a", 10, 0.0)
+        await mailbox.ask("a", Interrupt.SAVE)
+        await mailbox.ask("a", None)  # the workers have it
+        assert await mailbox.post("a", []) is None
+        await mailbox.ask("a", Interrupt.SAVE)
+        await mailbox.ask("a", later)
+        await mailbox.ask("a", None)
+        assert await mailbox.post("a", []) is later
+        await mailbox.ask("a", Interrupt.SAVE)
+        assert await mailbox.post("a", []) is (Interrupt.STOP if later is Interrupt.STOP else Interrupt.SAVE)
+
+    asyncio.run(run())
 
 
 def test_events_arrive_in_order_and_the_workers_get_the_request_with_the_next_post() -> None:
@@ -62,7 +82,7 @@ def test_progress_is_that_of_the_group_and_the_controllers_own_events_are_no_sig
     async def run() -> None:
         mailbox = Mailbox("a", 10, 5.0)
         await mailbox.post("a", [Decided(step=0, decision="stay", reason="")])
-        assert (await mailbox.progress("a")) == Progress(longest_s=60.0)
+        assert (await mailbox.progress("a")) == NOTHING_YET._replace(longest_s=60.0)
         await mailbox.post("a", [LEFT])
         await asyncio.sleep(0.01)
         progress = await mailbox.progress("a")
@@ -155,7 +175,7 @@ def test_what_comes_late_for_an_ended_run_changes_nothing_in_the_next() -> None:
         assert await mailbox.progress("a") is None
         assert await mailbox.largest_micro_batch("a") is None
         assert await mailbox.largest_micro_batch("b") is None
-        assert await mailbox.progress("b") == Progress()
+        assert await mailbox.progress("b") == NOTHING_YET
         assert await mailbox.take("b", 0.0) == []
         assert await mailbox.post("b", []) is None
 

@@ -11,9 +11,10 @@ from ray.exceptions import RaySystemError
 from ray.train import ScalingConfig
 
 from springtide import config as configs
+from springtide.elastic import Interrupt
 from springtide.elastic.limits import MemoryLimits
-from springtide.elastic.policy import Bounds
-from springtide.errors import StoppedWaiting
+from springtide.elastic.policy import Bounds, Leave, Stay
+from springtide.errors import StoppedWaiting, TrainingFailed
 from springtide.events import Decided
 from springtide.on_ray._ray_private import NoopDecision
 from springtide.on_ray.cluster import nodes
@@ -34,6 +35,8 @@ class Run:
         self.now_s, self.cpu_s = 1000.0, 0.0
         self.looks, self.probed, self.posted = 0, list[set[str]](), list[Any]()
         self.stop_at_s, self.left = float("inf"), False
+        self.leaving: dict[str, int] = {}
+        self.asked, self.saves, self.problem = list[Any](), list[str](), ""
 
         def table() -> list[dict[str, Any]]:
             self.looks += 1
@@ -51,8 +54,9 @@ class Run:
             return self.workers.processes.closed
 
         monkeypatch.setattr(nodes.ray, "nodes", table)
-        monkeypatch.setattr(nodes.state, "get_draining_nodes", dict)
+        monkeypatch.setattr(nodes.state, "get_draining_nodes", lambda: self.leaving)
         monkeypatch.setattr(policy, "unanswering", unanswering)
+        monkeypatch.setattr(policy, "SnapshotSaver", lambda job: self)
         clock = SimpleNamespace(monotonic=lambda: self.now_s, thread_time=lambda: self.cpu_s)
         monkeypatch.setattr(policy, "time", clock)
         share: Any = SimpleNamespace(mine=lambda timeout_s: {name: {"CPU": 1.0} for name in self.names})
@@ -64,11 +68,23 @@ class Run:
             post=lambda events: reply(self.posted.extend(events)),
             limit_micro_batch=lambda rows: reply(),
             reset_for_new_group=reply,
+            ask=self.asked.append,
         )
         job = TrainJob(configs.recipes.tiny(), mailbox)
         scaling = ScalingConfig(num_workers=(bounds.min_workers, bounds.max_workers), resources_per_worker={"CPU": 1})
         self.policy = SpringtideScalingPolicy(scaling, bounds, job, None, self.workers, MemoryLimits(1))
         monkeypatch.setattr(self.policy, "_maybe_send_resource_request", lambda: None)
+
+    def begin(self) -> None:
+        """As ``SnapshotSaver``."""
+        self.saves.append("begin")
+
+    def cancel(self) -> None:
+        self.saves.append("cancel")
+
+    def finish(self, is_over: Any) -> str:
+        self.saves.append("finish")
+        return self.problem
 
     def step(self) -> Any:
         """One turn of Ray's loop."""
@@ -115,6 +131,43 @@ def test_a_small_cluster_is_looked_at_ten_times_a_second_and_a_request_to_stop_i
     assert slow.now_s - before_s == pytest.approx(0.5)  # of 5 s
     with pytest.raises(StoppedWaiting, match="no group trained"):
         slow.step()
+
+
+def test_the_state_is_saved_from_memory_while_nobody_can_train_and_before_the_run_stops(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    run = Run(monkeypatch, Bounds(2, 2), ["a"])
+    run.step()
+    assert run.saves == []  # a node may be back at once
+    run.now_s += 10.0
+    run.step()
+    assert run.saves == ["begin"]
+    run.names = ["a", "b"]
+    run.until_started()
+    assert run.saves[-1] == "cancel"
+    run.names, run.stop_at_s = ["a"], run.now_s
+    with pytest.raises(StoppedWaiting):
+        run.step()
+    assert run.saves[-1] == "finish"
+    run.problem = "503"
+    with pytest.raises(TrainingFailed, match=r"in memory only, cannot be saved: 503; the nodes hold it for a minute"):
+        run.step()
+
+
+def test_a_group_that_is_to_leave_into_memory_is_asked_again_where_no_room_is_left(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    run = Run(monkeypatch, Bounds(1, 2), ["a", "b"])
+    no_room, room_again = Stay("too few would stay", save=True), Stay("2 workers train")
+    for decision in (room_again, no_room, no_room, room_again, no_room, Leave("notice"), Leave("notice"), no_room):
+        run.policy._ask(decision)
+    assert run.asked == [Interrupt.SAVE, Interrupt.SAVE, Interrupt.LEAVE]  # early, once a notice
+    for decision in (Leave("notice", durable=True), Leave("notice"), Leave("notice", durable=True)):
+        run.policy._ask(decision)
+    assert run.asked[3:] == [Interrupt.EVACUATE]
+    run.until_started()
+    run.policy._ask(Leave("notice"))
+    assert run.asked[4:] == [Interrupt.LEAVE]  # the next group
 
 
 def test_a_group_starts_as_soon_as_the_nodes_have_settled(monkeypatch: pytest.MonkeyPatch) -> None:

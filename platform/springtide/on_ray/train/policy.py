@@ -31,6 +31,7 @@ from springtide.elastic.policy import (
     PolicyState,
     Replace,
     Start,
+    Stay,
     WorkerGroup,
     decide,
     following,
@@ -53,6 +54,7 @@ from springtide.on_ray.train.failure_policy import SpringtideFailurePolicy
 from springtide.on_ray.train.group import Controller
 from springtide.on_ray.train.hang import diagnose
 from springtide.on_ray.train.mailbox import Progress
+from springtide.on_ray.train.snapshot_saver import SnapshotSaver
 from springtide.on_ray.train.worker import TrainJob
 from springtide.on_ray.train.worker_lender import WorkerLender
 
@@ -60,6 +62,8 @@ _ANSWER_S = 2.0
 _LOOK_S = 0.5
 _MOMENT_S = 1e-3
 """A look comes this much after the nodes have settled, so that it finds them settled [s]."""
+_ORDER = (None, Interrupt.SAVE, Interrupt.LEAVE, Interrupt.EVACUATE)
+"""Requests to a group; each may follow those before it."""
 _MOST_HANGS = 3
 """Hangs at one step after which training fails."""
 _log = logging.getLogger(__name__)
@@ -87,7 +91,8 @@ class SpringtideScalingPolicy(ElasticScalingPolicy):
         self._memory = PolicyState()
         self._reported = ""
         """The last reported reason of a decision, without its numbers."""
-        self._asked = False
+        self._asked: Interrupt | None = None
+        """The newest request of this policy to the group that trains."""
         self._alive: set[str] = set()
         self._mine: dict[str, dict[str, float]] = {}
         self._looked_s = float("-inf")
@@ -97,6 +102,7 @@ class SpringtideScalingPolicy(ElasticScalingPolicy):
         """Nodes that Ray takes for alive and that did not answer."""
         self._probed_s = float("-inf")
         self._failed_looks = 0
+        self._saver = SnapshotSaver(job)
 
     @property
     def _bounds(self) -> Bounds:
@@ -123,7 +129,7 @@ class SpringtideScalingPolicy(ElasticScalingPolicy):
         if self._processes.closed:
             raise StoppedWaiting("its driver has ended")
         self._maybe_send_resource_request()
-        self._asked = False
+        self._asked = None
         progress = self._progress()
         if progress.stop:
             self._end_waiting(progress)
@@ -132,7 +138,12 @@ class SpringtideScalingPolicy(ElasticScalingPolicy):
         return self._start(progress)
 
     def _end_waiting(self, progress: Progress) -> NoReturn:
-        """End the run, as asked, while no group trains."""
+        """End the run, as asked, while no group trains; first bring to the store what is in memory only."""
+        if problem := self._saver.finish(lambda: self._processes.closed):
+            raise TrainingFailed(
+                f"asked to stop while no group trained, and step {progress.step}, in memory only, cannot be saved: "
+                f"{problem}; the nodes hold it for a minute: repair the store and --resume"
+            )
         reason = "asked to, while no group trained; it can be resumed from its newest checkpoint"
         self._mailbox.post([Stopped(step=progress.step, status="stopped", reason=reason)]).get()
         raise StoppedWaiting(reason)
@@ -178,10 +189,21 @@ class SpringtideScalingPolicy(ElasticScalingPolicy):
         self._report(decision, progress.step)
         if isinstance(decision, Replace):
             return self._start(progress, busy)
-        if isinstance(decision, Leave) and not self._asked:
-            self._mailbox.ask(Interrupt.EVACUATE if decision.durable else Interrupt.LEAVE)
-            self._asked = True
+        self._ask(decision)
         return NoopDecision()
+
+    def _ask(self, decision: Decision) -> None:
+        """Pass a decision on to the group, once. The room for a copy in memory may be gone since it was asked to leave."""
+        wanted = None
+        if isinstance(decision, Leave):
+            wanted = Interrupt.EVACUATE if decision.durable else Interrupt.LEAVE
+        elif isinstance(decision, Stay) and decision.save:
+            wanted = Interrupt.SAVE
+        elif self._asked is Interrupt.SAVE:  # the next notice asks again
+            self._asked = None
+        if wanted is not None and _ORDER.index(wanted) > _ORDER.index(self._asked):
+            self._mailbox.ask(wanted)
+            self._asked = wanted
 
     def _start(self, progress: Progress, busy: tuple[str, ...] = (), probe: bool = True) -> ScalingDecision:
         """Start a group if there is room. ``busy``: nodes of the group that ends; ``probe``: only on nodes that answer."""
@@ -194,13 +216,17 @@ class SpringtideScalingPolicy(ElasticScalingPolicy):
             decision = self._decide(nodes, None, progress, self._silent)
         self._report(decision, progress.step)
         if isinstance(decision, GiveUp):
+            self._saver.finish(lambda: self._processes.closed)
             raise TrainingFailed(f"{decision.reason}; resume with --resume")
         if not isinstance(decision, Start):
+            if isinstance(decision, Stay) and decision.save:
+                self._saver.begin()
             return NoopDecision()
+        self._saver.cancel()
         self._processes.prepare(decision.nodes, self._job)
         self._mailbox.limit_micro_batch(self._limits.rows_at_once(decision.workers))
         self._mailbox.reset_for_new_group()
-        self._asked, self._began_at = False, progress.step
+        self._asked, self._began_at = None, progress.step
         return self._get_resize_decision(decision.workers)
 
     def _unanswering(self, names: set[str]) -> set[str]:

@@ -25,8 +25,10 @@ import ray
 from ray import ObjectRef
 from ray.actor import ActorHandle
 
-from springtide.checkpoint.format import Snapshot
+from springtide.checkpoint.commit import CommitJob, Committed
+from springtide.checkpoint.format import Snapshot, file_of
 from springtide.checkpoint.shared_memory import MARK_BYTES, NO_STEP, mark
+from springtide.checkpoint.snapshot_commit import write_part
 from springtide.faults import arm, reach
 from springtide.on_ray.train.mailbox import MailboxClient
 from springtide.on_ray.train.snapshot_lookup import ANSWER_S
@@ -182,6 +184,16 @@ class SnapshotServer:
         with self._lock:
             [held, *_] = [held for held in self._held.values() if held.snapshot.key == key and held.is_whole]
         return np.frombuffer(held.map[MARK_BYTES + begin : MARK_BYTES + end], dtype=np.uint8)
+
+    @ray.method(concurrency_group="keep")
+    def save(self, job: CommitJob, key: Key, tries: int) -> Committed | BaseException:
+        """As ``write_part``, of a part that is held here."""
+        with self._lock:
+            held = next((held for held in self._held.values() if held.snapshot.key == key and held.is_whole), None)
+            if held is None:
+                return OSError(f"the snapshot {file_of(key)} is gone")
+            part = memoryview(held.map)[MARK_BYTES:]
+        return write_part(job, part, tries)
 
     def _put(self, place: Place, held: _Segment) -> _Segment:
         with self._lock:

@@ -1,0 +1,51 @@
+"""Commit a snapshot that lies in the memory of nodes, while no group trains. No torch here.
+
+parts that are held -> the newest whole snapshot that counts -> a job for each part, under a lease of its own
+  -> holders write their parts -> the holder of rank 0's part commits
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from springtide.checkpoint.agreed import counting
+from springtide.checkpoint.commit import CommitJob, Committed, PieceWriter, tidy
+from springtide.checkpoint.format import Snapshot, StagedPiece, committed, name_of, newest_whole
+from springtide.checkpoint.retention import Rule
+from springtide.checkpoint.writer_process import try_to_write
+from springtide.store import Folder
+
+_PARTS_S = 600.0
+"""How long the holder of rank 0's part waits for the others to write theirs [s]."""
+
+
+def to_commit(run: Folder, found: Sequence[Snapshot], config_fingerprint: str) -> list[Snapshot]:
+    """Return the parts, by rank, of the newest whole snapshot among ``found``; an empty list if there is none, or a checkpoint
+    is as new. Snapshots of another config, and from before the run went back, do not count."""
+    parts = newest_whole(counting(run, [one for one in found if one.meta.config_fingerprint == config_fingerprint]))
+    if parts and name_of(parts[0].meta.step) <= max(committed(run)[-1:], default=""):
+        return []
+    return parts
+
+
+def jobs_for(run: Folder, term: int, parts: Sequence[Snapshot], config: dict[str, Any], rule: Rule) -> list[CommitJob]:
+    """Return what the holder of each part has to write under lease ``term``. ``config``: resolved, without secrets."""
+    return [CommitJob(run.url, term, part.rank, part.meta, config, list(part.pieces), rule) for part in parts]
+
+
+def write_part(job: CommitJob, part: memoryview, tries: int) -> Committed | BaseException:
+    """Write one part, whose bytes are ``part``; rank 0's writer commits when all are written. Returns the error if that fails.
+    No group of the snapshot's lease may train: it would write into the memory."""
+
+    def view(piece: StagedPiece) -> memoryview:
+        return part[piece.begin : piece.begin + piece.size_bytes]
+
+    run, end_s = Folder(job.run_url), time.monotonic() + _PARTS_S
+    result: Committed | BaseException = try_to_write(
+        PieceWriter(run), job, view, lambda: time.monotonic() > end_s, tries
+    )
+    if job.rank == 0 and isinstance(result, Committed):
+        tidy(run, job)
+    return result

@@ -1,0 +1,113 @@
+"""Have the snapshot servers commit what they hold, while no group trains. The driver's side.
+
+    nobody will train soon --begin--> a thread: ask the servers -> claim a lease -> each holder writes its part -> Saved
+    a group starts ---------cancel-->   nothing is claimed from then on; a newer lease refuses what is under way
+    the run is asked to stop -finish->  wait for it
+
+While no group trains the newest state lies in the memory of nodes, which may leave, or which end with the run.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+
+import ray
+
+from springtide import config as configs
+from springtide.checkpoint import leases
+from springtide.checkpoint.commit import Committed
+from springtide.checkpoint.retention import Rule
+from springtide.checkpoint.snapshot_commit import jobs_for, to_commit
+from springtide.elastic.patience import store_pause_s
+from springtide.errors import RunExists
+from springtide.events import Saved
+from springtide.on_ray.cluster.nodes import staying
+from springtide.on_ray.train.snapshot_lookup import contents_of, name_prefix, servers_named
+from springtide.on_ray.train.worker import TrainJob
+
+_LOOK_S = 0.2
+_log = logging.getLogger(__name__)
+
+
+class SnapshotSaver:
+    """Commits the newest snapshot of a run between two groups."""
+
+    def __init__(self, job: TrainJob) -> None:
+        self._job = job
+        self._lock = threading.Lock()
+        """Held while a lease is claimed: a group that starts claims the next one."""
+        self._thread: threading.Thread | None = None
+        self._may_claim, self._safe, self._problem = True, not job.keeps_snapshots, ""
+        self._not_before_s, self._failures = float("-inf"), 0
+
+    def begin(self) -> None:
+        """Save in the background what the store lacks. Does nothing if it is safe, under way, or failed a moment ago."""
+        if self._safe or self._is_busy or time.monotonic() < self._not_before_s:
+            return
+        self._may_claim, self._problem = True, ""
+        self._thread = threading.Thread(target=self._work, name="springtide-snapshot-saver", daemon=True)
+        self._thread.start()
+
+    def cancel(self) -> None:
+        """Let a group start, which restores from memory: from now on no lease is claimed here."""
+        with self._lock:
+            self._may_claim = False
+        self._safe, self._failures, self._not_before_s = not self._job.keeps_snapshots, 0, float("-inf")
+
+    def finish(self, is_over: Callable[[], bool]) -> str:
+        """Save what the store lacks and wait for it, unless ``is_over``. Returns why that failed, empty if it is safe."""
+        if not self._is_busy:
+            self._not_before_s = float("-inf")
+            self.begin()
+        while self._is_busy and not is_over():
+            time.sleep(_LOOK_S)  # between polls, while nothing else is to be done
+        return self._problem
+
+    @property
+    def _is_busy(self) -> bool:
+        return self._thread is not None and self._thread.is_alive()
+
+    def _work(self) -> None:
+        try:
+            saved = self._save()
+            self._safe = True
+            if saved is not None:
+                self._job.mailbox.post([saved])
+        except Exception as error:  # whatever it is, the state is in memory only
+            self._failures += 1
+            self._not_before_s = time.monotonic() + store_pause_s(self._failures)
+            self._problem = "" if isinstance(error, RunExists) else str(error)  # else its holder has the state
+            _log.warning("the newest snapshot could not be committed, and is tried again: %s", error)
+
+    def _save(self) -> Saved | None:
+        """Have the newest snapshot committed. Returns None if the store has that step, or no whole snapshot is left."""
+        begin_s, job, run, config = time.monotonic(), self._job, self._job.folder, self._job.config
+        places, stay = contents_of(servers_named(name_prefix(run))), set(staying())
+        places.sort(key=lambda place: place.where[0] not in stay)  # copies on nodes that stay first
+        holders = {part.key: place.server for place in reversed(places) for part, _ in place.held}
+        parts = to_commit(run, [part for place in places for part, _ in place.held], configs.fingerprint(config))
+        if not parts:
+            return None
+        with self._lock:
+            if not self._may_claim:
+                return None
+            term = leases.claim(run, job.owner, trains=False, again=True).term
+        shown, checkpoint = configs.redact(config).model_dump(mode="json"), config.checkpoint
+        jobs = jobs_for(run, term, parts, shown, Rule.of(checkpoint))
+        try:
+            tasks = zip(parts, jobs, strict=True)
+            asked = [holders[part.key].save.remote(one, part.key, checkpoint.tries) for part, one in tasks]
+            outcomes = ray.get(asked)
+        finally:
+            leases.end(run, term)
+        for one in outcomes:
+            if not isinstance(one, Committed):
+                raise one
+        size, written = outcomes[0].size_bytes, outcomes[0].written_bytes
+        took_s = time.monotonic() - begin_s
+        return Saved(
+            step=parts[0].meta.step, name=outcomes[0].name, size_bytes=size, written_bytes=written, save_time_s=took_s
+        )
