@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import math
 import pickle
 from types import SimpleNamespace
@@ -27,11 +28,11 @@ def test_a_save_that_was_done_takes_no_other_request_back(later: Interrupt) -> N
     async def run() -> None:
         mailbox = Mailbox("a", 10, 0.0)
         await mailbox.ask("a", Interrupt.SAVE)
-        await mailbox.ask("a", None)  # the workers have it
+        await mailbox.withdraw("a", Interrupt.SAVE)  # the workers have it
         assert await mailbox.post("a", []) is None
         await mailbox.ask("a", Interrupt.SAVE)
         await mailbox.ask("a", later)
-        await mailbox.ask("a", None)
+        await mailbox.withdraw("a", Interrupt.SAVE)
         assert await mailbox.post("a", []) is later
         await mailbox.ask("a", Interrupt.SAVE)
         assert await mailbox.post("a", []) is (Interrupt.STOP if later is Interrupt.STOP else Interrupt.SAVE)
@@ -82,7 +83,7 @@ def test_progress_is_that_of_the_group_and_the_controllers_own_events_are_no_sig
     async def run() -> None:
         mailbox = Mailbox("a", 10, 5.0)
         await mailbox.post("a", [Decided(step=0, decision="stay", reason="")])
-        assert (await mailbox.progress("a")) == NOTHING_YET._replace(longest_s=60.0)
+        assert (await mailbox.progress("a")) == dataclasses.replace(NOTHING_YET, longest_s=60.0)
         await mailbox.post("a", [LEFT])
         await asyncio.sleep(0.01)
         progress = await mailbox.progress("a")
