@@ -142,7 +142,7 @@ class CorpusReader:
         """Turn an error about the bytes of file ``name`` into a CorpusError that names it."""
         try:
             yield
-        except (pa.ArrowInvalid, OSError) as error:
+        except (pa.ArrowException, UnicodeDecodeError, OSError) as error:  # of a name that is not UTF-8, too
             if isinstance(error, OSError) and (type(error) is not OSError or error.errno is not None):
                 raise  # an error of the disk or network; pyarrow raises a plain OSError for bytes it cannot decode
             where, remedy = self.folder.where(name), "restore the file, or exclude it"

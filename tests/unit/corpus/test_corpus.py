@@ -291,3 +291,19 @@ def test_a_store_that_cannot_be_reached_says_what_to_set(monkeypatch: pytest.Mon
             open_source("s3://nowhere/texts/*.txt")
     finally:
         s3.clear_instance_cache()
+
+
+def test_a_parquet_file_whose_footer_is_not_utf_8_is_named(tmp_path: Path) -> None:
+    """One flipped bit in the footer: pyarrow then raises what is neither of its errors about bad data nor an OSError."""
+    file = tmp_path / "it.parquet"
+    pq.write_table(pa.table({"text": pa.array([1, 2], pa.int8())}), file, store_schema=False)
+    data = file.read_bytes()
+    refused = []
+    for place in range(len(data) - 8 - int.from_bytes(data[-8:-4], "little"), len(data) - 8):
+        file.write_bytes(data[:place] + bytes([data[place] ^ 0x80]) + data[place + 1 :])
+        try:
+            list(open_source(str(file)).documents())
+        except CorpusError as error:
+            refused.append(str(error))
+    assert any("codec can't decode" in one for one in refused)
+    assert [one for one in refused if "it.parquet" not in one] == []
