@@ -42,7 +42,7 @@ def abandon_after(run: Folder, step: StepsDone, reason: str, term: int) -> list[
 
 def counting(run: Folder, found: Sequence[Snapshot]) -> list[Snapshot]:
     """Return the snapshots that still count: not from before a fresh start or a rollback, nor of a device that was wrong."""
-    oldest, gone_back = leases.oldest_snapshots(run), leases.gone_back(run)
+    oldest, gone_back = leases.snapshots_since(run), leases.gone_back(run)
     return [
         one
         for one in found

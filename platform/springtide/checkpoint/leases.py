@@ -137,7 +137,7 @@ def claim(
     except FileExistsError:
         _check_mine(run, mine)  # it may be our own put, whose answer was lost
     else:
-        if not run.creates_once:  # this store may have let two create the same file
+        if not run.has_atomic_create:  # this store may have let two create the same file
             _check_mine(run, mine)
     return mine
 
@@ -155,7 +155,7 @@ def _check_mine(run: Folder, mine: Lease) -> None:
 
 def _check_store(run: Folder) -> None:
     """Find out, at a run's first lease, whether the store refuses to create a file that exists; if not, say so."""
-    if run.creates_once:
+    if run.has_atomic_create:
         return
     folder, name = run / "leases", f"probe-{secrets.token_hex(6)}"
     try:
@@ -252,7 +252,7 @@ def note_rollback(run: Folder, term: int) -> None:
     (run / "leases").write(f"{term:04d}.rollback", b"")
 
 
-def oldest_snapshots(run: Folder) -> int:
+def snapshots_since(run: Folder) -> int:
     """Return the oldest term whose snapshots in memory count."""
     names = (run / "leases").names()
     return max(max(_numbers(names, _SCRATCH), default=0) + 1, max(_numbers(names, _ROLLBACK), default=0))

@@ -186,7 +186,7 @@ class Folder:
                     file.write(part)
 
     @property
-    def creates_once(self) -> bool:
+    def has_atomic_create(self) -> bool:
         """Whether ``create`` surely refuses a file that exists; an object store may not know conditional puts."""
         return self.is_local or "memory" in self.fs.protocol
 

@@ -64,11 +64,11 @@ def test_a_group_that_goes_back_or_leaves_is_not_lost_and_one_that_does_not_end_
 
 def test_snapshots_from_before_a_rollback_or_a_fresh_start_do_not_count(tmp_path: Path) -> None:
     run = Folder(tmp_path)
-    assert leases.oldest_snapshots(run) == 1
+    assert leases.snapshots_since(run) == 1
     leases.note_rollback(run, 3)  # by the group that takes snapshots in lease 3
-    assert leases.oldest_snapshots(run) == 3
+    assert leases.snapshots_since(run) == 3
     leases.note_scratch(run, 5)  # by a driver, which takes none
-    assert leases.oldest_snapshots(run) == 6
+    assert leases.snapshots_since(run) == 6
 
 
 class Careless(MemoryFileSystem):  # type: ignore[misc]

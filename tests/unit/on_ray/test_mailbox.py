@@ -28,11 +28,11 @@ def test_a_save_that_was_done_takes_no_other_request_back(later: Interrupt) -> N
     async def run() -> None:
         mailbox = Mailbox("a", 10, 0.0)
         await mailbox.ask("a", Interrupt.SAVE)
-        await mailbox.withdraw("a", Interrupt.SAVE)  # the workers have it
+        await mailbox.cancel("a", Interrupt.SAVE)  # the workers have it
         assert await mailbox.post("a", []) is None
         await mailbox.ask("a", Interrupt.SAVE)
         await mailbox.ask("a", later)
-        await mailbox.withdraw("a", Interrupt.SAVE)
+        await mailbox.cancel("a", Interrupt.SAVE)
         assert await mailbox.post("a", []) is later
         await mailbox.ask("a", Interrupt.SAVE)
         assert await mailbox.post("a", []) is (Interrupt.STOP if later is Interrupt.STOP else Interrupt.SAVE)
@@ -128,13 +128,13 @@ def test_a_group_that_saves_or_evaluates_is_not_silent(monkeypatch: pytest.Monke
 
 
 def test_a_save_that_is_heard_does_not_take_back_a_request_to_stop() -> None:
-    """A request that comes between the post that brought the first one and its withdrawal."""
+    """A request that comes between the post that brought the first one and its cancelal."""
 
     async def run() -> None:
         mailbox = Mailbox("a", 10, 0.0)
         await mailbox.ask("a", Interrupt.SAVE)
         await mailbox.ask("a", Interrupt.STOP)
-        await mailbox.withdraw("a", Interrupt.SAVE)
+        await mailbox.cancel("a", Interrupt.SAVE)
         assert await mailbox.post("a", []) is Interrupt.STOP
         await mailbox.ask("a", Interrupt.SAVE)
         assert await mailbox.post("a", []) is Interrupt.STOP  # which saves, too
@@ -142,12 +142,12 @@ def test_a_save_that_is_heard_does_not_take_back_a_request_to_stop() -> None:
     asyncio.run(run())
 
 
-def test_rank_0_withdraws_the_save_that_it_has_heard_and_beats_once_a_second(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rank_0_cancels_the_save_that_it_has_heard_and_beats_once_a_second(monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[tuple[str, object]] = []
     reply = SimpleNamespace(has_come=lambda timeout_s: True, get=lambda: Interrupt.SAVE)
     mailbox = SimpleNamespace(
         post=lambda events: reply,
-        withdraw=lambda interrupt: calls.append(("withdraw", interrupt)),
+        cancel=lambda interrupt: calls.append(("cancel", interrupt)),
         heartbeat=lambda: calls.append(("heartbeat", now_s)),
     )
     now_s = 1000.0
@@ -156,7 +156,7 @@ def test_rank_0_withdraws_the_save_that_it_has_heard_and_beats_once_a_second(mon
     sender(EVALUATED)
     assert sender.interrupt() is Interrupt.SAVE
     assert sender.interrupt() is None
-    assert calls == [("withdraw", Interrupt.SAVE)]
+    assert calls == [("cancel", Interrupt.SAVE)]
     for _ in range(40):
         sender.heartbeat()
         now_s += 0.05

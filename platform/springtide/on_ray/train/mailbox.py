@@ -113,8 +113,8 @@ class Mailbox:
         if key == run.key and not (run.asked is Interrupt.STOP and interrupt is not Interrupt.STOP):
             run.asked = interrupt
 
-    async def withdraw(self, key: str, interrupt: Interrupt) -> None:
-        """See ``MailboxClient.withdraw``."""
+    async def cancel(self, key: str, interrupt: Interrupt) -> None:
+        """See ``MailboxClient.cancel``."""
         run = self._run
         if key == run.key and run.asked is interrupt:
             run.asked = None
@@ -196,9 +196,9 @@ class MailboxClient:
         """Ask the workers for ``interrupt`` until the next call; no request replaces one to stop."""
         return Reply(self.actor.ask.remote(self.key, interrupt))
 
-    def withdraw(self, interrupt: Interrupt) -> Reply[None]:
+    def cancel(self, interrupt: Interrupt) -> Reply[None]:
         """End the request for ``interrupt``, if it is still the newest."""
-        return Reply(self.actor.withdraw.remote(self.key, interrupt))
+        return Reply(self.actor.cancel.remote(self.key, interrupt))
 
     def heartbeat(self) -> Reply[None]:
         """Report that the group is alive, though it has no event to post."""
@@ -273,7 +273,7 @@ class EventSender:
         asked = self._asked
         if asked is Interrupt.SAVE:
             self._asked = None
-            self._mailbox.withdraw(asked)
+            self._mailbox.cancel(asked)
         return asked
 
     def flush(self) -> None:
