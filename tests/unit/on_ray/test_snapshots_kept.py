@@ -94,6 +94,21 @@ def test_a_group_on_one_node_keeps_its_snapshots_there(cluster: Any) -> None:
     assert nodes.whole(1) == "a"
 
 
+def test_a_group_on_one_node_has_its_copies_on_another_that_is_up(cluster: Any) -> None:
+    nodes = cluster("abc")
+    client = nodes.clients["a"]
+    client.pair(["a"])
+    for asked in client._asked.values():
+        asked.exception(WAIT_S)  # they are up now
+    client.pair(["a"])
+    nodes.ray.handles["b"].is_dead = True
+    held(nodes, "a", 1)
+    assert nodes.whole(1) == "ac"
+    nodes.ray.handles["c"].is_dead = True
+    held(nodes, "a", 2)  # there is nowhere else
+    assert nodes.whole(2) == "a"
+
+
 def test_another_server_that_hangs_is_replaced_and_this_nodes_own_is_told(
     cluster: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -128,7 +128,7 @@ class SnapshotClient:
         """Have it held here and copied to another node; a node that fails is replaced. Raises OSError if it cannot be, or has
         not been in time."""
         until_s = time.monotonic() + _KEEP_S + snapshot.size_bytes / _SLOWEST_BYTES_PER_S
-        problem = ""
+        problem, is_held = "", False
         for _ in range(_TRIES):
             if self._ring and len(self._peers) < self._copies and time.monotonic() - self._chosen_s > _LOOK_S:
                 self._choose()
@@ -139,6 +139,7 @@ class SnapshotClient:
             except ray.exceptions.RayActorError as error:  # ended for want of memory, perhaps: another one is started
                 problem, self._mine = str(error).splitlines()[0], self._server(self.node)
                 continue
+            is_held = True
             for node, found in zip(peers, problems, strict=True):
                 if found:
                     self._avoid(node)
@@ -147,9 +148,12 @@ class SnapshotClient:
                     self._failures.pop(node, None)
             if any(problems):
                 self._choose()
-            if not all(problems) or not (self._copies and self._others()):
+            if not all(problems):
                 return
-        raise OSError(problem or "no other node holds a copy")
+            if not self._peers:
+                break
+        if not is_held or (self._copies and self._others()):  # a group on one node has it there, at least
+            raise OSError(problem or "no other node holds a copy")
 
     def _answer(self, asked: ObjectRef[Any], until_s: float) -> Any:
         """Return the answer of this node's server. Raises RayActorError if it is gone, OSError if it cannot keep a snapshot."""
