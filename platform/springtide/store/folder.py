@@ -123,7 +123,7 @@ class Folder:
         try:
             mode = os.stat(path).st_mode
         except OSError as error:
-            # a link to itself is no file; a folder above it that cannot be reached says nothing about the file
+            # a link to itself is not a file; a folder above it that cannot be reached says nothing about the file
             if error.errno != errno.ENOTDIR and not (error.errno == errno.ELOOP and os.path.islink(path)):
                 raise
             raise FileNotFoundError(errno.ENOENT, error.strerror, path) from None

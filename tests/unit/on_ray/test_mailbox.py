@@ -128,7 +128,7 @@ def test_a_group_that_saves_or_evaluates_is_not_silent(monkeypatch: pytest.Monke
 
 
 def test_a_save_that_is_heard_does_not_take_back_a_request_to_stop() -> None:
-    """A request that comes between the post that brought the first one and its cancelal."""
+    """A request that comes between the post that brought the first one and its cancellation."""
 
     async def run() -> None:
         mailbox = Mailbox("a", 10, 0.0)
