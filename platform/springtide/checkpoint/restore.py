@@ -81,12 +81,12 @@ def restore(
     rejected: list[tuple[str, str]] = []
     names, gone_back = agreed((committed(run), leases.gone_back(run)))
     while names:
-        name = names.pop()
+        name = names[-1]
         manifest, problem = _try_load(run, name, model, optimizer, identity, node, elsewhere)
         if manifest is not None:
             return Restored(manifest.meta, name, tuple(rejected), good_until(manifest.meta, manifest.term, gone_back))
         rejected.append((name, problem))
-        if not names:
+        if len(names) == 1:
             problems = "; ".join(f"{name}: {problem}" for name, problem in rejected)
             raise CheckpointError(
                 f"none of the checkpoints of {run.url} can be used: {problems}. {name} is the last one that counts and stays "
