@@ -120,6 +120,7 @@ def test_a_model_that_draws_its_own_numbers_is_not_checked_and_says_so(config: C
         assert len(losses(events)) == STEPS
 
 
+@pytest.mark.full
 def test_numbers_that_are_seeded_at_each_step_are_drawn_alike_on_another_rank(config: Config, ranks: Ranks) -> None:
     short = {"train__total": 8 * 12 * 64, "optim__warmup": 0}
     events = ranks(2, train_with_dropout, named(config, "dropout", **short))[0]
@@ -134,8 +135,8 @@ def test_numbers_that_are_seeded_at_each_step_are_drawn_alike_on_another_rank(co
         (2, {"strategy": "ddp"}),
         (3, {"strategy": "zero1", "reduction": "fp64"}),
         (2, {"strategy": "zero2", "precision": "bf16", "recompute": "selective"}),
-        (4, {"strategy": "zero3", "shard_workers": 2}),
-        (2, {"strategy": "zero3", "precision": "fp16", "recompute": "full"}),
+        pytest.param(4, {"strategy": "zero3", "shard_workers": 2}, marks=pytest.mark.full),
+        pytest.param(2, {"strategy": "zero3", "precision": "fp16", "recompute": "full"}, marks=pytest.mark.full),
     ],
 )
 def test_honest_devices_agree_and_learn_the_same_bits_with_and_without_checks(

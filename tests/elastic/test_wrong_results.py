@@ -15,6 +15,7 @@ PROGRAMS = Path(__file__).parents[1] / "programs"
 
 @pytest.mark.cluster
 @pytest.mark.slow
+@pytest.mark.full
 def test_a_node_that_computes_wrong_results_is_left_out() -> None:
     path = os.pathsep.join(filter(None, [str(PROGRAMS), os.environ.get("PYTHONPATH", "")]))
     command = [sys.executable, str(PROGRAMS / "wrong_node.py")]
