@@ -13,8 +13,10 @@ from unittest import mock
 from springtide.app import resolve as resolving
 from springtide.checkpoint import restore as restoring
 from springtide.checkpoint.other_orders import check_order
+from springtide.elastic.policy import RestartForecast
 from springtide.events import record
-from springtide.on_ray.train import process_pool
+from springtide.on_ray.train import process_pool, snapshot_saver
+from springtide.run import verify as verifying
 from springtide.track import journal
 
 Planted = contextlib.AbstractContextManager[Any]
@@ -49,6 +51,30 @@ def journal_on_the_path() -> Planted:
     return mock.patch.object(journal.Journal, "__call__", write)
 
 
+def constant_budget() -> Planted:
+    """A5: a group is asked to leave one step and a constant before the deadline."""
+
+    def leaving_s(self: RestartForecast, reserve_s: float, durable: bool) -> float:
+        return reserve_s + (self.step_s if math.isfinite(self.step_s) else 0.0)
+
+    return mock.patch.object(RestartForecast, "leaving_s", leaving_s)
+
+
+def memory_only() -> Planted:
+    """A6: while nobody trains, nothing brings the state from memory to the store."""
+    return mock.patch.object(snapshot_saver.SnapshotSaver, "_save", lambda self: None)
+
+
+def proof_by_the_journal() -> Planted:
+    """A7: what the journal lacks is not proven, though the state has a chain of it."""
+
+    def check(self: Any, record: Any) -> None:
+        while self._step < record.step:
+            self._advance(None)
+
+    return mock.patch.object(verifying._Walk, "check", check)
+
+
 def banned_for_ever() -> Planted:
     """A10: a node on which a worker did not come up once is never used again."""
     return mock.patch.object(process_pool, "ban_s", lambda failures: math.inf)
@@ -58,5 +84,8 @@ DEFECTS: dict[str, Callable[[], Planted]] = {
     "A1": one_reader,
     "A3": marks_before_the_claim,
     "A4": journal_on_the_path,
+    "A5": constant_budget,
+    "A6": memory_only,
+    "A7": proof_by_the_journal,
     "A10": banned_for_ever,
 }
