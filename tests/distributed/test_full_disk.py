@@ -39,7 +39,7 @@ def test_training_goes_on_while_the_disk_is_full_and_nothing_is_missing_afterwar
     done = small_disk(tmp_path / "disk", command, size="16m")
     assert done.returncode == 0, done.stderr[-4000:]
     found = json.loads(done.stdout.splitlines()[-1])
-    assert (found["status"], found["finished"], found["left"]) == (0, True, []), found
+    assert (found["status"], found["finished"], found["left"]) == (0, True, []), "\n".join(found["said"])
     assert found["steps"] == list(range(1, STEPS + 1))  # each once: the journal is whole
     assert found["steps_meanwhile"] == list(range(FULL_FROM + 1, FULL_TO + 1))
     assert (found["verified"], found["missing"]) == (True, [])

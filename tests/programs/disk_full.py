@@ -47,7 +47,9 @@ def main(disk: Path, config_file: Path, gate: Path) -> None:
     config = configs.load_config(config_file)
 
     def let_pass(steps: int) -> None:
-        gate.write_text(f"{steps:04d}")  # as long as before: written in one go
+        temporary = gate.with_suffix(".new")
+        temporary.write_text(str(steps))
+        temporary.replace(gate)
 
     log = gate.with_suffix(".log")
     environment = {**os.environ, **where, "RANK": "0", "WORLD_SIZE": "1"}
