@@ -25,6 +25,7 @@ from ports import reserve
 import springtide as st
 from springtide import config as configs
 from springtide.app.sweep import sweep
+from springtide.errors import RunExists
 from springtide.on_ray.cluster.local import LocalCluster
 from springtide.on_ray.cluster.nodes import leftovers
 
@@ -125,16 +126,41 @@ def differences(folder: Path, root: str) -> list[str]:
     return found
 
 
+def second_driver(base: configs.Config, space: dict[str, Any], folder: Path, first: int) -> str:
+    """Try to drive the sweep from this process, too. Returns what is not as it should be: that it was not refused, that it was
+    not told of process ``first``, or what it has written."""
+
+    def own() -> dict[str, bytes]:
+        files = [
+            path
+            for path in folder.rglob("*")
+            if path.is_file() and path.parts[len(folder.parts)] not in ("trials", "ray")
+        ]
+        return {str(path.relative_to(folder)): path.read_bytes() for path in files}
+
+    before, told = own(), "nothing"
+    try:
+        sweep(base, space, name="swept", scheduler="none", resume=True)
+    except RunExists as error:
+        told = str(error)
+    after = own()
+    written = [name for name in after if after[name] != before.get(name, b"") and not name.startswith("points/")]
+    refused = "is held by lease 1, begun" in told and f"by process {first} on " in told
+    return "" if refused and not written else f"it was told {told!r} and wrote {written}"
+
+
 def main(trials: int, losses: int, steps: int) -> None:
     """Sweep, lose nodes, kill the driver, resume, compare."""
     shared_memory = {path.name for path in Path("/dev/shm").iterdir()}
     found: dict[str, Any] = {"lost": 0, "begun_again": []}
     with tempfile.TemporaryDirectory() as root, LocalCluster(min(MOST_NODES, trials + 1), patience=20) as cluster:
-        config_of(root)
+        base = config_of(root, steps)
         folder, total = Path(root) / "runs" / "swept", trials * steps
         process, killed = driver("drive", root, str(trials), str(steps)), False
         while process.poll() is None:
             done = trained(folder)
+            if "second" not in found and done:
+                found["second"] = second_driver(base, table(trials, steps), folder, process.pid)
             if found["lost"] < losses and done > (found["lost"] + 1) * total // (losses + 1):
                 print(f"node {cluster.nodes[0][:8]} is killed", file=sys.stderr, flush=True)
                 cluster.kill(cluster.nodes[0])
@@ -169,6 +195,7 @@ def problems(found: dict[str, Any], trials: int, losses: int) -> list[str]:
     held = {
         "every trial finished": statuses == ["finished"] * trials,
         "nodes were lost": found["lost"] == losses,
+        "a second driver was told who drives, and wrote nothing": found.get("second") == "",
         "the driver was killed": found["killed"],
         "nothing that was finished was begun again": not found["begun_again"],
         "every trial is the run it would have been alone": found["different"] == [],
