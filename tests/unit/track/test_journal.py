@@ -314,7 +314,7 @@ def test_damaged_lines_are_left_out_and_named(tmp_path: Path, caplog: pytest.Log
     ("change", "problem"),
     [
         (lambda one: one | {"step": "many"}, "valid integer"),
-        (lambda one: one | {"loss": None}, "valid number"),
+        (lambda one: one | {"loss": "much"}, "valid number"),
         (lambda one: one | {"time_s": float("inf")}, "finite number"),
         (lambda one: one | {"digest": ["00"]}, "valid string"),
         (lambda one: one | {"lors": 1.0}, "lors"),
