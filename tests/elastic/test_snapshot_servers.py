@@ -56,6 +56,10 @@ def test_a_snapshot_server_takes_no_more_than_its_limit(found: dict[str, Any]) -
     assert "checkpoint.memory_bytes allows 0 MiB" in found["past_the_limit"]
 
 
+def test_the_servers_commit_what_they_hold_while_nobody_trains(found: dict[str, Any]) -> None:
+    assert found["committed_from_memory"] == ["", "committed", 9, 3]
+
+
 def test_another_node_reads_again_what_a_node_found_bad(found: dict[str, Any]) -> None:
     good, damaged, nobody, no_storage = found["read_elsewhere"]
     assert (good, nobody, no_storage) == ("", None, None)

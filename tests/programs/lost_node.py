@@ -8,6 +8,7 @@ import sys
 import tempfile
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import ray
@@ -19,15 +20,20 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from saving import meta, save, state
 
 from springtide import config as configs
+from springtide.checkpoint import leases
+from springtide.checkpoint.inspect import inspect
+from springtide.checkpoint.restore import restore
 from springtide.checkpoint.shared_memory import NO_STEP
 from springtide.checkpoint.snapshots import Snapshotter, restore_from_snapshots
 from springtide.checkpoint.tensors import named_tensors
 from springtide.on_ray.cluster.notices import PreemptionWatchers
 from springtide.on_ray.cluster.session import NAMESPACE
+from springtide.on_ray.train import snapshot_saver
 from springtide.on_ray.train.mailbox import MailboxClient, open_mailbox
 from springtide.on_ray.train.other_reader import read_elsewhere
 from springtide.on_ray.train.snapshot_client import SnapshotClient, snapshot_servers_follow
 from springtide.on_ray.train.snapshot_lookup import name_prefix, servers_named
+from springtide.on_ray.train.worker import TrainJob
 from springtide.store import Folder
 
 WORLD_SIZE = 3
@@ -152,6 +158,7 @@ def main() -> None:
     small = start(0, head, 1, f"{root}/small", limit_bytes=1000)
     found["past_the_limit"] = ray.get(small.snapshot.remote(1), timeout=60)
     found["heard_s"] = heard_s(ids[1])
+    found["committed_from_memory"] = commit_from_memory(mailbox, f"{root}/run")
     found["read_elsewhere"] = read_on_others(mailbox, f"{root}/saved", head, ids[1:])
     # another driver takes over, and has no workers yet: what the servers hold it will want
     run, other = Folder(f"{root}/run"), open_mailbox("servers-again")
@@ -191,6 +198,24 @@ def heard_s(node: str) -> float:
             assert time.monotonic() - begin < 60
             time.sleep(0.02)  # between looks
         return time.monotonic() - begin
+
+
+def commit_from_memory(mailbox: MailboxClient, url: str) -> list[Any]:
+    """The state, the step and the world size of the checkpoints that a run has after its driver has saved from memory; every
+    bit is compared."""
+    run = Folder(url)
+    leases.claim(run, "driver", trains=False)
+    config = configs.recipes.tiny().override({"run.id": run.name, "run.root": str(Path(url).parent)})
+    snapshot_saver.configs = SimpleNamespace(fingerprint=lambda config: "c", redact=configs.redact)  # that of ``meta``
+    problem = snapshot_saver.SnapshotSaver(TrainJob(config, mailbox, {}, "driver")).finish(lambda: False)
+    model, optimizer = state(0)
+    restored = restore(run, model, optimizer, lambda step: "o")
+    assert restored, problem
+    expected = named_tensors(*state(restored.meta.step))
+    for name, tensor in named_tensors(model, optimizer).items():
+        assert torch.equal(tensor, expected[name]), name
+    [one] = inspect(run, verify=True)
+    return [problem, one.state, one.step, restored.meta.world_size]
 
 
 def read_on_others(mailbox: MailboxClient, url: str, head: str, others: list[str]) -> list[str | None]:
