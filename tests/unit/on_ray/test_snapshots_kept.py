@@ -193,3 +193,20 @@ def test_a_rank_without_a_byte_of_its_own_has_a_copy_elsewhere_too(cluster: Any)
     nodes = cluster("ab")
     held(nodes, "a", 1, b"")
     assert nodes.whole(1) == "ab"
+
+
+def test_the_only_node_that_stays_starts_no_server_elsewhere_while_its_group_leaves(
+    cluster: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What leaves copies its parts there: the state is whole on it. A new server takes seconds that may not be left."""
+    nodes = cluster("abc")
+    for name in "ab":
+        nodes.clients[name].pair(["a", "b"])
+    monkeypatch.setattr(snapshot_client, "staying", lambda with_room=False: ["a", "c"])
+    nodes.ray.handles["c"].hangs = {"found", "replicate"}
+    nodes.ray.handles["c"].calls.clear()
+    assert nodes.clients["a"].evacuate()
+    held(nodes, "a", 2)
+    assert nodes.ray.handles["c"].calls == []
+    assert nodes.clients["b"].evacuate()
+    assert [*nodes.clients["b"]._peers] == ["a"]

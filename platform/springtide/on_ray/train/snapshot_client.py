@@ -95,12 +95,14 @@ class SnapshotClient:
         return bool(ray.wait([self._asked[node]], timeout=0)[0])
 
     def evacuate(self) -> bool:
-        """Choose peers again, among the nodes that stay: those of the ranks, or else any. Returns whether snapshots kept from
-        now on outlive the nodes that leave."""
+        """Choose peers again, among the nodes that stay: those of the ranks, or, for a rank that leaves, any. Returns whether
+        snapshots kept from now on outlive the nodes that leave."""
         stay = staying()
         self._stays = set(stay)
         found = self._following()
-        if not found:  # only then: the check starts servers, which takes CPU time from a leaving group
+        if (
+            not found and self.node not in stay
+        ):  # only then: the check starts servers, which a leaving group would wait for
             found = [node for node in stay if node not in self._ring][: _CANDIDATES + self._copies]
             found.sort(key=lambda node: not self._stands(node))
         found = found[: max(1, self._copies)]
