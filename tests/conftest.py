@@ -57,6 +57,16 @@ settings.register_profile("springtide", deadline=None, database=None)  # times a
 settings.load_profile("springtide")
 
 
+@pytest.fixture
+def ray_authentication() -> Iterator[None]:
+    """Make Ray read its mode and token again when the test has restored the environment: it keeps what it has read, and this
+    process may be a driver."""
+    yield
+    from springtide.on_ray._ray_private import read_authentication
+
+    read_authentication()
+
+
 @pytest.fixture(scope="session")
 def datasets(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Where the datasets of this test run are prepared, once each."""

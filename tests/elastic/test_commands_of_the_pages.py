@@ -19,6 +19,8 @@ NOT_RUN = {
     "springtide train --config runs/first/best.yaml": "of a sweep",
     "make": "this test is part of it",
     "ray job submit": "a bucket",
+    "ray get-auth-token": "it writes a token into the home directory",
+    "pip wheel": "a release",
     "duckdb": "another program",
     "torchrun": "tests/unit/training/test_without_ray.py runs it",
     "/tmp/try/bin/": "a fresh environment",
@@ -26,7 +28,7 @@ NOT_RUN = {
     ".venv/bin/python -m": "pytest and pip",
 }
 """The beginning of a command -> what it would need, or who runs it."""
-RUN, NOT_RUN_COUNT = 31, 22
+RUN, NOT_RUN_COUNT = 31, 25
 """How many there are of each: whoever adds a command to a page sees here whether it is run."""
 REPLACED = {
     ".venv/bin/springtide": "springtide",

@@ -44,6 +44,7 @@ def test_no_other_user_or_machine_has_a_way_into_a_cluster_that_we_start(tmp_pat
     assert not (tmp_path / "home" / ".ray").exists()
 
 
+@pytest.mark.usefixtures("ray_authentication")
 def test_a_token_of_the_user_and_a_refusal_of_tokens_stay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RAY_AUTH_MODE", "disabled")
     with private_network(str(tmp_path)):

@@ -108,6 +108,7 @@ def test_the_controller_reads_its_interval_where_we_set_it() -> None:
     assert "self._health_check_interval_s" in inspect.getsource(controller.TrainController)
 
 
+@pytest.mark.usefixtures("ray_authentication")
 def test_ray_asks_for_a_token_and_stays_on_loopback_where_we_say_so(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
