@@ -71,7 +71,9 @@ def waiting(nodes: int, wait_s: float) -> dict[str, Any]:
     share: Any = SimpleNamespace(mine=lambda timeout_s: {name: {"CPU": 1.0} for name in names})
     bounds = Bounds(nodes + 1, nodes + 1)
     scaling = ScalingConfig(num_workers=(nodes + 1, nodes + 1), resources_per_worker={"CPU": 1})
-    job = TrainJob(configs.recipes.tiny().override({"checkpoint.memory_every": 0}), mailbox)  # nothing to save meanwhile
+    job = TrainJob(
+        configs.recipes.tiny().override({"checkpoint.memory_every": 0}), mailbox
+    )  # nothing to save meanwhile
     with (
         mock.patch.object(cluster.ray, "nodes", table),
         mock.patch.object(cluster.state, "get_draining_nodes", dict),

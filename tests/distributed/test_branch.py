@@ -31,6 +31,7 @@ def trunk(tiny: Config, name: str, steps: int = 60, decay: int = 20, **changes: 
     fixed = {"run.id": name, "optim.schedule": "wsd", "optim.warmup": 4 * step, "optim.final_lr_ratio": 0.0}
     fixed |= {"train.total": steps * step, "optim.decay": decay * step, "checkpoint.every_steps": 10}
     fixed |= {"checkpoint.keep_last": 1, "checkpoint.when_busy": "queue", "train.eval_rows": 0}
+    fixed |= {"elastic.recheck": 0}  # what was checked last would be kept, too
     return tiny.override({**fixed, **{key.replace("__", "."): value for key, value in changes.items()}})
 
 

@@ -58,6 +58,6 @@ def _report(address: str, point: Point, when: When) -> None:
     with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX) as connection:  # the drill is over
         connection.settimeout(_HOLD_S)
         connection.connect(address)
-        connection.sendall(json.dumps([point, when, os.getpid()]).encode())
+        connection.sendall(json.dumps([point, when, os.getpid()], allow_nan=False).encode())
         connection.shutdown(socket.SHUT_WR)
         connection.recv(1)

@@ -126,7 +126,7 @@ class Notices(Target):
     place_share = 0.0
 
     def read(self, random: Random) -> None:
-        from springtide.on_ray.cluster.notices import NoticeSource, left_in
+        from springtide.preemption import NoticeSource, left_in
 
         path, heard = self.root / self.changed, list[Notice]()
         text = path.read_bytes().decode("utf-8", "replace")

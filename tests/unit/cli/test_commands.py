@@ -137,7 +137,9 @@ def test_the_cluster_file_opens_nothing_to_the_internet_and_runs_what_was_built_
     assert "~/.ray/auth_token" in cluster["file_mounts"]
     starts = [cluster[f"{kind}_start_ray_commands"][-1] for kind in ("head", "worker")]
     assert all(re.search(r"RAY_AUTH_MODE=token( \w+=\d+)* ray start", start) for start in starts)
-    assert all("RAY_gcs_rpc_server_reconnect_timeout_s=300" in start for start in starts), "a head may be away for minutes"
+    assert all("RAY_gcs_rpc_server_reconnect_timeout_s=300" in start for start in starts), (
+        "a head may be away for minutes"
+    )
     assert "--dashboard-host=127.0.0.1" in starts[0]
     for command in (*cluster["setup_commands"], *cluster["head_setup_commands"]):
         assert "://" not in command, "whoever owns a name elsewhere would own every node"
