@@ -65,7 +65,7 @@ class CommitJob:
     pieces: list[StagedPiece]
     retention: retention.Rule
     owner: str = ""
-    """Who holds the lease; empty if unknown."""
+    """Owner of the lease; empty if unknown."""
     fault_points: str = ""
     """Address of the drill to which the writer process reports fault points; empty for none."""
 

@@ -24,7 +24,7 @@ def fields(section: type[BaseModel] = Config, prefix: str = "") -> dict[str, Any
 @functools.cache
 def is_free(name: str) -> bool:
     """Return whether the field of this dotted name may change when a run is resumed."""
-    return bool((fields()[name].json_schema_extra or {}).get("free"))
+    return bool(mark(fields()[name]))
 
 
 def mark(field: Any) -> str:

@@ -1,4 +1,4 @@
-"""Who is wrong, when ranks compute different results of the same micro-batch."""
+"""Which device is named when ranks compute different results for the same micro-batch."""
 
 from __future__ import annotations
 

@@ -213,7 +213,7 @@ class Controller(TrainController):
     """Ray Train's controller with our worker groups."""
 
     _health_check_interval_s: float
-    """Of Ray: the time between looks at the workers [s]."""
+    """Ray's interval between looks at the workers [s]."""
 
     def __init__(self, pool: WorkerProcessPool, *, callbacks: Sequence[object], **named: object) -> None:
         replace_synchronization_actor(_NoSynchronization())
