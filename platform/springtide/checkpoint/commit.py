@@ -92,6 +92,7 @@ class PieceWriter:
         self._run = run
         self._known: dict[Any, Piece] = {}
         self._known_of: tuple[str, frozenset[str]] = ("", frozenset())
+        self._known_for: tuple[int, str] = (0, "")
         self._noted = 0
         """Term of the lease whose first commit is recorded."""
 
@@ -100,7 +101,7 @@ class PieceWriter:
         ``gone`` returns True if rank 0 is to stop waiting. Raises OSError; CheckpointError or RunExists if a retry
         cannot help."""
         found = listed(self._run)
-        if is_good(found.get(job.name, set())):  # committed by an earlier lease
+        if _is_committed(self._run, job.name, found.get(job.name, set())):  # by an earlier lease, or an earlier try
             manifest = read_manifest(self._run, job.name)
             if is_same_state(manifest.meta, job.meta):
                 return Committed(job.name, manifest.size_bytes, 0)
@@ -148,16 +149,20 @@ class PieceWriter:
 
     def _base(self, job: CommitJob, older: dict[str, set[str]]) -> dict[Any, Piece]:
         """Return box -> piece of the last of the checkpoints ``older``, name -> files: pieces that need not be written."""
-        names = list(older)
-        if not names:
-            return {}
+        # every try of a job writes the same bytes: rank 0 may have committed what the one before wrote
+        if (job.term, job.name) == self._known_for:
+            return self._known
+        self._known_for = job.term, job.name
+        last = next(reversed(older), "")
         # the same step may have been committed again by another lease, and the files of the first be gone
-        this = names[-1], frozenset(file for file in older[names[-1]] if file.endswith("manifest.json"))
+        this = last, frozenset(file for file in older.get(last, ()) if file.endswith("manifest.json"))
         if this == self._known_of:
             return self._known
         self._known_of, self._known = this, {}
+        if not last:
+            return {}
         with contextlib.suppress(CheckpointError):  # a bad checkpoint has no pieces to refer to
-            manifest, folder = read_manifest(self._run, names[-1]), checkpoints(self._run) / names[-1]
+            manifest, folder = read_manifest(self._run, last), checkpoints(self._run) / last
             mine = index_name(manifest.term, job.rank)
             same_size = manifest.meta.world_size == job.meta.world_size
             for name in [mine] if same_size else manifest.indexes:
@@ -179,9 +184,7 @@ def commit(run: Folder, job: CommitJob, gone: Callable[[], bool]) -> Manifest:
         pause = min(2 * pause, _LOOK_S[1])
     with ThreadPoolExecutor(_READERS, "springtide-commit") as threads:
         contents = dict(zip(names, threads.map(folder.read, names), strict=True))
-    manifest = _manifest(job, contents)
-    data = manifest.model_dump_json().encode()
-    folder.write(manifest.name, data)
+    manifest, data = _written(folder, _manifest(job, contents))
     marks = {ABANDONED, QUARANTINED} & set(folder.names())
     leases.check(run, job.term, job.owner)
     if any(marked_by(run, job.name, mark) > job.term for mark in marks):
@@ -207,6 +210,29 @@ def is_same_state(one: Meta, other: Meta) -> bool:
     return (one.step, one.order_identity, one.config_fingerprint, one.chain) == (
         *(other.step, other.order_identity, other.config_fingerprint, other.chain),
     )
+
+
+def _is_committed(run: Folder, name: str, files: set[str]) -> bool:
+    """Return whether a checkpoint counts that was listed with ``files``: a listing may lag behind (NFS)."""
+    if COMMITTED in files:
+        return is_good(files)
+    folder = checkpoints(run) / name
+    return folder.exists(COMMITTED) and not any(map(folder.exists, (ABANDONED, QUARANTINED)))
+
+
+def _written(folder: Folder, manifest: Manifest) -> tuple[Manifest, bytes]:
+    """Write a manifest, or return the one of an earlier try that holds for the same files: it may be committed."""
+    data = manifest.model_dump_json().encode()
+    try:
+        folder.create(manifest.name, data)
+    except FileExistsError:
+        with contextlib.suppress(ValueError):
+            before = folder.read(manifest.name)
+            found = Manifest.model_validate_json(before)
+            if found.files == manifest.files and is_same_state(found.meta, manifest.meta):
+                return found, before
+        folder.write(manifest.name, data)
+    return manifest, data
 
 
 def _manifest(job: CommitJob, contents: dict[str, bytes]) -> Manifest:

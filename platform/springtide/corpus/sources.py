@@ -242,6 +242,8 @@ def _values(column: pa.Array) -> Iterator[bytes | str]:
     is_shared = pa.types.is_dictionary(column.type)
     texts = (column.dictionary if is_shared else column).cast("large_binary")
     for index in column.indices.to_pylist() if is_shared else range(len(texts)):
+        if is_shared and index is not None and not 0 <= index < len(texts):  # pyarrow does not look
+            raise pa.ArrowInvalid(f"a row refers to entry {index} of a dictionary of {len(texts)}")
         text = None if index is None else texts[index].as_py()
         yield "None" if text is None else text
 

@@ -24,6 +24,7 @@ REBALANCE_S = 600.0
 FILE_NOTICE_S = 30.0
 _TAKE_AWAY = {"Preempt", "Terminate", "Redeploy", "Reboot"}
 _LONGEST_S = 7 * 24 * 3600.0
+_SHOWN = 80
 
 
 class Notice(NamedTuple):
@@ -54,7 +55,7 @@ def parse_gcp_notice(answer: str, now: float) -> Notice | None:
         case "FALSE":
             return None
         case other:
-            raise ValueError(f"instance/preempted is {other[:80]!r}, neither TRUE nor FALSE")
+            raise ValueError(f"instance/preempted is {_shown(other)}, neither TRUE nor FALSE")
 
 
 def parse_azure_notice(answer: str, machine: str, now: float) -> Notice | None:
@@ -62,7 +63,7 @@ def parse_azure_notice(answer: str, machine: str, now: float) -> Notice | None:
     ValueError if it is not a document of events."""
     events = _object(answer).get("Events")
     if not isinstance(events, list):
-        raise ValueError(f"scheduledevents has no list of Events: {answer[:80]!r}")
+        raise ValueError(f"scheduledevents has no list of Events: {_shown(answer)}")
     notices = [
         Notice(_not_before(event.get("NotBefore"), now), f"Azure will {event['EventType'].lower()} the machine")
         for event in events
@@ -99,10 +100,15 @@ def _object(answer: str) -> dict[str, Any]:
     try:
         found = json.loads(answer)
     except RecursionError:
-        raise ValueError(f"nested too deeply: {answer[:80]!r}") from None
+        raise ValueError(f"nested too deeply: {_shown(answer)}") from None
     if not isinstance(found, dict):
-        raise ValueError(f"not an object: {answer[:80]!r}")
+        raise ValueError(f"not an object: {_shown(answer)}")
     return found
+
+
+def _shown(value: Any) -> str:
+    """Return the beginning of a value of a strange answer, which may be long."""
+    return repr(value[:_SHOWN] if isinstance(value, str) else value)[: 4 * _SHOWN]
 
 
 def _word(value: Any) -> str:
@@ -112,7 +118,7 @@ def _word(value: Any) -> str:
 def _time(text: Any) -> float:
     """Parse a time such as 2026-11-21T08:22:00Z [s since 1970]."""
     if not isinstance(text, str):
-        raise ValueError(f"not a time: {text!r}")
+        raise ValueError(f"not a time: {_shown(text)}")
     return _seconds(dt.datetime.fromisoformat(text))
 
 
@@ -121,11 +127,11 @@ def _not_before(text: Any, now: float) -> float:
     if not text:
         return now
     if not isinstance(text, str):
-        raise ValueError(f"NotBefore is not text: {text!r}")
+        raise ValueError(f"NotBefore is not text: {_shown(text)}")
     try:
         return _seconds(email.utils.parsedate_to_datetime(text))
     except OverflowError:
-        raise ValueError(f"not a time: {text[:80]!r}") from None
+        raise ValueError(f"not a time: {_shown(text)}") from None
 
 
 def _seconds(time: dt.datetime) -> float:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import bz2
+import copy
 import gzip
 import io
 import json
@@ -166,7 +167,7 @@ def _change_at(random: Random, holder: Any, key: Any) -> None:
         case 6 if isinstance(old, dict | list):
             holder[key] = random.choice((list(old), dict.fromkeys(map(str, old)), [old], [*old, *old], {"a": old}))
         case _:
-            holder[key] = random.choice(_NASTY)
+            holder[key] = copy.deepcopy(random.choice(_NASTY))  # later changes may change it
 
 
 def dumped(random: Random, value: Any) -> bytes:
@@ -206,7 +207,7 @@ def change_lines(random: Random, data: bytes) -> bytes:
             case _:
                 try:
                     lines[at] = dumped(random, change_value(random, json.loads(lines[at]))) + b"\n"
-                except ValueError:
+                except (ValueError, RecursionError):  # of an earlier change of this line
                     lines[at] = change_bytes(random, lines[at])
     return b"".join(lines)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from pathlib import Path
 from typing import Any
 
@@ -24,9 +25,11 @@ class Writer:
         self.run, self.owner, self.settings = run, owner, settings
         self.term = leases.claim(run, owner, again=leases.newest(run) is not None).term
         self.pieces = PieceWriter(run)
+        self.clock = itertools.count(1.0)
 
     def job(self, step: int, keep: int = 9) -> CommitJob:
-        meta = Meta(step=step, tokens=step, world_size=1, order_identity="o", config_fingerprint=self.settings)
+        now = next(self.clock)  # each save has its own
+        meta = Meta(step=step, tokens=step, world_size=1, order_identity="o", config_fingerprint=self.settings, saved_s=now)
         staged = [
             StagedPiece("model/frozen", "U8", (64,), (0,), (64,), 0, 64),
             StagedPiece("model/trained", "U8", (64,), (0,), (64,), 64, 64),
@@ -66,6 +69,50 @@ def test_the_same_step_with_other_settings_is_another_state_and_is_written(run: 
     assert Writer(run, settings="another rate").save(5).written_bytes > 0
     assert term_of(run, 5) == 2
     assert committed(run) == ["step-0000000005"]
+
+
+def test_a_commit_that_the_listing_does_not_show_yet_is_not_written_over(
+    run: Folder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The answer to the commit is lost, and the folder's listing lags behind when it is tried again (NFS)."""
+    writer, seen = Writer(run), {}
+    writer.save(5)
+    monkeypatch.setattr(commit, "listed", lambda _: seen)
+    assert writer.save(5).written_bytes == 0
+    writer.pieces = PieceWriter(run)  # the writer process was lost, too
+    assert writer.save(5).written_bytes == 0
+    assert read_manifest(run, "step-0000000005").meta.saved_s == 1.0
+
+
+def test_two_commits_of_one_lease_at_the_same_moment_are_one(run: Folder, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A commit that was given up is still under way when the save is tried again."""
+    writer, manifest = Writer(run), commit._manifest
+    writer.save(4)
+
+    def late(*rest: Any) -> Any:
+        monkeypatch.setattr(commit, "_manifest", manifest)
+        writer.save(5)
+        return manifest(*rest)
+
+    monkeypatch.setattr(commit, "_manifest", late)
+    writer.save(5)
+    assert committed(run) == ["step-0000000004", "step-0000000005"]
+    read_manifest(run, "step-0000000005")
+
+
+def test_every_try_of_a_save_writes_the_same_bytes(run: Folder, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rank 0 may have committed the index that the first try wrote, while a listing changes."""
+    writer = Writer(run)
+    writer.save(4)
+    shown = dict(commit.listed(run))
+    monkeypatch.setattr(commit, "commit", lambda *_: (_ for _ in ()).throw(OSError("connection reset")))
+    written = []
+    for listing in ({}, shown):  # at first it lags behind
+        monkeypatch.setattr(commit, "listed", lambda _, listing=listing: listing)
+        with pytest.raises(OSError, match="reset"):
+            writer.save(5)
+        written.append((checkpoints(run) / "step-0000000005").read("a0001-r0000.json"))
+    assert written[0] == written[1]
 
 
 def test_another_lease_that_commits_another_state_at_the_same_moment_is_not_taken_for_the_same(
