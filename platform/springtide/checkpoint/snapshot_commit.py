@@ -11,13 +11,22 @@ from collections.abc import Sequence
 from typing import Any
 
 from springtide.checkpoint.agreed import counting
-from springtide.checkpoint.commit import CommitJob, Committed, PieceWriter, tidy
-from springtide.checkpoint.format import Snapshot, StagedPiece, committed, name_of, newest_whole
+from springtide.checkpoint.commit import CommitJob, Committed, PieceWriter, cut, tidy
+from springtide.checkpoint.format import (
+    BLOCK_BYTES,
+    BadFile,
+    Snapshot,
+    StagedPiece,
+    committed,
+    file_of,
+    name_of,
+    newest_whole,
+)
 from springtide.checkpoint.retention import Rule
 from springtide.checkpoint.writer_process import try_to_write
-from springtide.store import Folder
+from springtide.store import Folder, digest
 
-_PARTS_S = 600.0
+PARTS_S = 600.0
 """How long the holder of rank 0's part waits for the others to write theirs [s]."""
 
 
@@ -35,14 +44,20 @@ def jobs_for(run: Folder, term: int, parts: Sequence[Snapshot], config: dict[str
     return [CommitJob(run.url, term, part.rank, part.meta, config, list(part.pieces), rule) for part in parts]
 
 
-def write_part(job: CommitJob, part: memoryview, tries: int) -> Committed | BaseException:
-    """Write one part, whose bytes are ``part``; rank 0's writer commits when all are written. Returns the error if that fails.
-    No group of the snapshot's lease may train: it would write into the memory."""
+def write_part(job: CommitJob, snapshot: Snapshot, part: memoryview, tries: int) -> Committed | BaseException:
+    """Write one part, whose bytes are ``part``; rank 0's writer commits when all are written. Returns the error if that fails,
+    BadFile if the bytes are not those that the rank of ``snapshot`` copied. No group of the snapshot's lease may train: it
+    would write into the memory."""
 
     def view(piece: StagedPiece) -> memoryview:
         return part[piece.begin : piece.begin + piece.size_bytes]
 
-    run, end_s = Folder(job.run_url), time.monotonic() + _PARTS_S
+    for piece, digests in zip(snapshot.pieces, snapshot.digests, strict=True):
+        for expected, block in zip(digests, cut(view(piece), BLOCK_BYTES), strict=True):
+            if (found := digest.of_bytes(block)) != expected:
+                file = file_of(snapshot.key)
+                return BadFile(f"{file}: {piece.tensor}: digest expected {expected}, found {found}", file)
+    run, end_s = Folder(job.run_url), time.monotonic() + PARTS_S
     result: Committed | BaseException = try_to_write(
         PieceWriter(run), job, view, lambda: time.monotonic() > end_s, tries
     )

@@ -47,8 +47,8 @@ class Process:
                 one()
 
     def freeze(self, until_s: float) -> None:
-        """SIGSTOP until then."""
-        self.frozen_until_s = until_s
+        """SIGSTOP until then, or until an earlier one ends."""
+        self.frozen_until_s = max(self.frozen_until_s, until_s)
 
     def step(self) -> None:
         """Run until the next wait."""

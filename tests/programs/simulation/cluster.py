@@ -131,7 +131,8 @@ class SnapshotServer:
         def work() -> Any:
             if key not in machine.snapshots:
                 return OSError("the snapshot is gone")
-            result = write_part(job, memoryview(machine.snapshots[key][1]), tries)
+            snapshot, data = machine.snapshots[key]
+            result = write_part(job, snapshot, memoryview(data), tries)
             if job.rank == 0 and isinstance(result, Committed):
                 cluster.committed(job.meta.step)
             return result
@@ -144,6 +145,10 @@ class Saving:
 
     def __init__(self, clock: Clock, process: Process) -> None:
         self._clock, self._process = clock, process
+
+    @property
+    def is_there(self) -> bool:
+        return not self._process.alive
 
     def get(self, timeout_s: float | None = None) -> Any:
         while self._process.alive:

@@ -94,8 +94,8 @@ class Faults:
                 self.simulated.drive(self.simulated.setting.config, host, resume=True)
 
     def _freeze(self, name: str, seconds: float) -> None:
-        until_s = self.clock.now + seconds
-        self.cluster.machines[name].frozen_until_s = until_s
+        machine, until_s = self.cluster.machines[name], self.clock.now + seconds
+        machine.frozen_until_s = max(machine.frozen_until_s, until_s)
         for process in self.clock.processes:
             if process.host == name and process.alive:
                 process.freeze(until_s)

@@ -29,7 +29,9 @@ class Writer:
 
     def job(self, step: int, keep: int = 9) -> CommitJob:
         now = next(self.clock)  # each save has its own
-        meta = Meta(step=step, tokens=step, world_size=1, order_identity="o", config_fingerprint=self.settings, saved_s=now)
+        meta = Meta(
+            step=step, tokens=step, world_size=1, order_identity="o", config_fingerprint=self.settings, saved_s=now
+        )
         staged = [
             StagedPiece("model/frozen", "U8", (64,), (0,), (64,), 0, 64),
             StagedPiece("model/trained", "U8", (64,), (0,), (64,), 64, 64),

@@ -42,7 +42,8 @@ def group(processes: WorkerProcessPool, ray: FakeRay, *nodes: str) -> list[Worke
 def test_a_node_that_hangs_holds_the_others_up_four_times_as_long_as_they_took(ray: FakeRay) -> None:
     processes, begin_s = pool(), ray.now_s
     ray.start_s |= {"a": 8.0, "b": 10.0, "hung": math.inf}
-    with pytest.raises(WorkerGroupStartupFailedError, match="no worker came up on it in 40 s"):
+    # others came up, so it is that node's: it does not count as a failed start, of which a run has only some
+    with pytest.raises(UnfitNodesError, match="no worker came up on it in 40 s"):
         group(processes, ray, "a", "b", "hung")
     assert ray.now_s == begin_s + 40.0
     assert list(processes.problems()) == ["hung"]
@@ -57,8 +58,9 @@ def test_where_nothing_is_known_a_start_may_take_three_minutes_and_fast_ones_lea
 ) -> None:
     processes, begin_s = pool(), ray.now_s
     ray.start_s |= {"hung": math.inf, "a": 0.5, "cold": 19.0}
-    with pytest.raises(WorkerGroupStartupFailedError):
+    with pytest.raises(WorkerGroupStartupFailedError) as failed:
         group(processes, ray, "hung")
+    assert not isinstance(failed.value, UnfitNodesError)  # none came up: it may be the code
     assert ray.now_s == begin_s + 180.0
     assert len(group(processes, ray, "a", "cold")) == 2
     assert processes.problems().keys() == {"hung"}

@@ -38,8 +38,8 @@ Start = Callable[[str], ActorHandle]
 
 
 class UnfitNodesError(WorkerGroupStartupFailedError):
-    """A group cannot start, because the check of a device or of a network found that a node is unfit. The next group starts
-    without it."""
+    """A group cannot start, because the check of a device or of a network found that a node is unfit, or because some workers
+    came up and those of other nodes did not. The next group starts without these nodes."""
 
 
 class WorkerProcess(NamedTuple):
@@ -136,8 +136,8 @@ class WorkerProcessPool:
 
     def take(self, start: Start) -> list[WorkerProcess]:
         """Return processes for the plan, one per worker, as soon as they are ready; ``start`` starts those that lack, and later
-        ones. Raises WorkerGroupStartupFailedError if one does not come up or is unfit: its node has a problem from then
-        on. One that takes far longer than the others does not hold them up."""
+        ones. Raises WorkerGroupStartupFailedError if one does not come up or is unfit, UnfitNodesError if others did: its
+        node has a problem from then on. One that takes far longer than the others does not hold them up."""
         self._start = start
         taken: list[WorkerProcess] = []
         for node, number in Counter(self.plan).items():
@@ -149,11 +149,11 @@ class WorkerProcessPool:
         for process in taken:
             if process.ready not in done:
                 self.exclude(process.node, _never_came_up(process))
-        found = [self._is_fit(process) for process in taken if process.ready in done - self._fit]
-        if len(done) < len(taken) or not all(found):
+        found = {process.ready: self._is_fit(process) for process in taken if process.ready in done - self._fit}
+        if len(done) < len(taken) or not all(found.values()):
             self.give_back(taken)
-            unfit_only = len(done) == len(taken) and None not in found
-            error = UnfitNodesError if unfit_only else WorkerGroupStartupFailedError
+            came_up = done - {ready for ready, is_fit in found.items() if is_fit is None}
+            error = UnfitNodesError if came_up else WorkerGroupStartupFailedError
             raise error("; ".join(f"{n[:8]}: {why}" for n, why in self.problems().items()))
         return taken
 

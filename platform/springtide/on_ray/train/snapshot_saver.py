@@ -12,23 +12,29 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import ray
+from ray import ObjectRef
 
 from springtide import config as configs
 from springtide.checkpoint import leases
 from springtide.checkpoint.commit import Committed
+from springtide.checkpoint.format import BadFile, file_of
 from springtide.checkpoint.retention import Rule
-from springtide.checkpoint.snapshot_commit import jobs_for, to_commit
+from springtide.checkpoint.snapshot_commit import PARTS_S, jobs_for, to_commit
 from springtide.elastic.patience import store_pause_s
 from springtide.errors import RunExists
 from springtide.events import Saved
 from springtide.on_ray.cluster.nodes import staying
 from springtide.on_ray.train.snapshot_lookup import contents_of, name_prefix, servers_named
+from springtide.on_ray.train.snapshot_server import Key
 from springtide.on_ray.train.worker import TrainJob
 
 _LOOK_S = 0.2
+_WRITE_S = PARTS_S + 60.0
+"""How long the holders may take to write their parts [s]."""
 _log = logging.getLogger(__name__)
 
 
@@ -42,6 +48,8 @@ class SnapshotSaver:
         self._thread: threading.Thread | None = None
         self._may_claim, self._safe, self._problem = True, not job.keeps_snapshots, ""
         self._not_before_s, self._failures = float("-inf"), 0
+        self._excluded: set[tuple[tuple[str, int], Key]] = set()
+        """Server and snapshot of copies that are not what their rank copied."""
 
     def begin(self) -> None:
         """Save in the background what the store lacks. Does nothing if it is safe, under way, or failed a moment ago."""
@@ -72,7 +80,7 @@ class SnapshotSaver:
 
     def _work(self) -> None:
         try:
-            saved = self._save()
+            saved = self._save_any()
             self._safe = True
             if saved is not None:
                 self._job.mailbox.post([saved])
@@ -82,13 +90,27 @@ class SnapshotSaver:
             self._problem = "" if isinstance(error, RunExists) else str(error)  # else its holder has the state
             _log.warning("the newest snapshot could not be committed, and is tried again: %s", error)
 
+    def _save_any(self) -> Saved | None:
+        """As ``_save``, from other copies as long as the bytes of some are wrong."""
+        while True:
+            excluded = len(self._excluded)
+            try:
+                return self._save()
+            except BadFile as error:
+                if len(self._excluded) == excluded:
+                    raise
+                _log.warning("a snapshot in memory is bad, and another copy is looked for: %s", error)
+
     def _save(self) -> Saved | None:
         """Have the newest snapshot committed. Returns None if the store has that step, or no whole snapshot is left."""
         begin_s, job, run, config = time.monotonic(), self._job, self._job.folder, self._job.config
         places, stay = contents_of(servers_named(name_prefix(run))), set(staying())
         places.sort(key=lambda place: place.where[0] not in stay)  # copies on nodes that stay first
-        holders = {part.key: place.server for place in reversed(places) for part, _ in place.held}
-        parts = to_commit(run, [part for place in places for part, _ in place.held], configs.fingerprint(config))
+        held = [
+            (part, place) for place in places for part, _ in place.held if (place.where, part.key) not in self._excluded
+        ]
+        holders = {part.key: place for part, place in reversed(held)}
+        parts = to_commit(run, [part for part, _ in held], configs.fingerprint(config))
         if not parts:
             return None
         with self._lock:
@@ -99,15 +121,32 @@ class SnapshotSaver:
         jobs = jobs_for(run, term, parts, shown, Rule.of(checkpoint))
         try:
             tasks = zip(parts, jobs, strict=True)
-            asked = [holders[part.key].save.remote(one, part.key, checkpoint.tries) for part, one in tasks]
-            outcomes = ray.get(asked)
+            asked = [holders[part.key].server.save.remote(one, part.key, checkpoint.tries) for part, one in tasks]
+            outcomes = _outcomes(asked)
+        except BadFile as error:
+            for part in parts:
+                if error.file == file_of(part.key):  # the next try takes it from another node
+                    self._excluded.add((holders[part.key].where, part.key))
+            raise
         finally:
             leases.end(run, term)
-        for one in outcomes:
-            if not isinstance(one, Committed):
-                raise one
         size, written = outcomes[0].size_bytes, outcomes[0].written_bytes
         took_s = time.monotonic() - begin_s
         return Saved(
             step=parts[0].meta.step, name=outcomes[0].name, size_bytes=size, written_bytes=written, save_time_s=took_s
         )
+
+
+def _outcomes(asked: Sequence[ObjectRef[Any]]) -> list[Committed]:
+    """Return what the holders of all parts have written. Raises the first error at once, because the holder of rank 0's part
+    waits for the others; OSError if some do not answer."""
+    waiting, end_s = list(asked), time.monotonic() + _WRITE_S
+    while waiting:
+        done, waiting = ray.wait(waiting, num_returns=1, timeout=max(0.0, end_s - time.monotonic()))
+        if not done:
+            raise OSError(f"{len(waiting)} snapshot servers did not write their parts within {_WRITE_S:g} s")
+        for outcome in ray.get(done):
+            if not isinstance(outcome, Committed):
+                raise outcome
+    found: list[Committed] = ray.get(list(asked))
+    return found

@@ -193,7 +193,7 @@ class SnapshotServer:
             if held is None:
                 return OSError(f"the snapshot {file_of(key)} is gone")
             part = memoryview(held.map)[MARK_BYTES:]
-        return write_part(job, part, tries)
+        return write_part(job, held.snapshot, part, tries)
 
     def _put(self, place: Place, held: _Segment) -> _Segment:
         with self._lock:
