@@ -18,8 +18,8 @@ from __future__ import annotations
 import re
 import reprlib
 
-_PASSWORD = re.compile(r"(?P<before>[a-z][a-z0-9+.-]*://[^\s:/?#@]*:)[^\s/?#]*(?=@)", re.IGNORECASE)
-"""``scheme://user:password@``; the password may contain an unquoted @."""
+_PASSWORD = re.compile(r"(?P<before>://[^\s:/?#@]*:)[^\s/?#]*(?=@)")
+"""``://user:password@``; the password may contain an unquoted @. Without the scheme: to look for it takes quadratic time."""
 _TOKEN_AS_USER = re.compile(r"(?P<before>https?://)[^\s:/?#@*]+(?=@)", re.IGNORECASE)
 """Git hosts accept a token in place of the user. With other schemes the user is not a secret: abfs://container@account."""
 _SECRET_NAMES = (
