@@ -98,9 +98,11 @@ def explain(field: str, value: object, limit: str, remedy: str) -> str:
     >>> explain("train.total", 0, "trains on nothing", "give at least one token")
     'train.total = 0: trains on nothing; give at least one token'
     """
-    shown = _SHORT.repr(value)
-    shown = shown if len(shown) <= _MOST_SHOWN else f"{shown[:_MOST_SHOWN]} ..."
-    return redacted(f"{field} = {shown}: {limit}; {remedy}")
+    return redacted(f"{field} = {_cut(_SHORT.repr(value))}: {_cut(limit)}; {remedy}")
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= _MOST_SHOWN else f"{text[:_MOST_SHOWN]} ..."
 
 
 def damaged(file: str, what: str) -> DamagedFile:
@@ -109,7 +111,7 @@ def damaged(file: str, what: str) -> DamagedFile:
     >>> damaged("runs/a/leases/0001.json", "its owner is None")
     DamagedFile('runs/a/leases/0001.json: its owner is None; restore the file from a copy, or remove it')
     """
-    return DamagedFile(redacted(f"{file}: {what}; restore the file from a copy, or remove it"))
+    return DamagedFile(redacted(f"{file}: {_cut(what)}; restore the file from a copy, or remove it"))
 
 
 def redacted(text: str) -> str:

@@ -122,6 +122,8 @@ def check_piece(folder: Folder, piece: Piece) -> None:
         begin = piece.begin + number * BLOCK_BYTES
         end = min(begin + BLOCK_BYTES, piece.begin + piece.size_bytes)
         data = folder.read_range(piece.file, begin, end)
+        if len(data) < end - begin:
+            raise CheckpointError(f"{piece.file} ends after {begin + len(data)} bytes, {end} were committed")
         check(f"{piece.file}: bytes {begin} to {end} of {piece.tensor}", data, expected)
 
 
