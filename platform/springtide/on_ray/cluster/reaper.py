@@ -18,6 +18,8 @@ from pathlib import Path
 
 _PATIENCE_S = 30.0
 _LOOK_EVERY_S = 0.2
+MARK = "SPRINGTIDE_RAY_FOLDER"
+"""Variable with the folder, in the environment of the driver and so of the cluster's processes."""
 
 
 def wait_and_reap(folder: str) -> None:
@@ -34,18 +36,27 @@ def wait_and_reap(folder: str) -> None:
 
 
 def processes_of(folder: str) -> set[int]:
-    """Return the ids of processes with ``folder`` on their command line or a file in it open; Ray's agents rewrite their
-    command line, but write their logs there."""
+    """Return the ids of the cluster's processes with ``folder`` on their command line or a file in it open; Ray's agents
+    rewrite their command line, but write their logs there. A user's own process that reads a log is none of them."""
     found = set()
     for entry in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):
             state = (entry / "stat").read_text().rpartition(")")[2].split()[0]
-            if state == "Z":
+            if state == "Z" or not _is_of_cluster(entry, folder):
                 continue
             named = folder.encode() in (entry / "cmdline").read_bytes()
             if named or any(os.readlink(link).startswith(folder) for link in (entry / "fd").iterdir()):
                 found.add(int(entry.name))
     return found
+
+
+def _is_of_cluster(entry: Path, folder: str) -> bool:
+    """Return whether a process has the variable that all processes below the driver inherit, or a title of Ray's, which
+    overwrites where the variables were."""
+    title = (entry / "cmdline").read_bytes()
+    return title.startswith((b"ray::", b"ray-")) or f"{MARK}={folder}".encode() in (
+        entry / "environ"
+    ).read_bytes().split(b"\0")
 
 
 if __name__ == "__main__":

@@ -132,7 +132,8 @@ def private_folder() -> Iterator[str]:
         [sys.executable, "-I", reaper.__file__, folder], stdin=subprocess.PIPE, start_new_session=True
     )
     try:
-        yield folder
+        with _variables({reaper.MARK: folder}):
+            yield folder
     finally:
         assert watcher.stdin is not None
         watcher.stdin.close()
