@@ -8,6 +8,7 @@ are kept here; the others are read from the journal when it is back.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import logging
 import queue
@@ -18,7 +19,7 @@ from typing import Annotated, Any, Self
 
 from pydantic import BaseModel, Field, TypeAdapter
 
-from springtide.errors import redacted
+from springtide.errors import SpringtideError, redacted
 from springtide.events import Evaluated, Event, Rejected, StepDone, Stopped
 from springtide.events.metrics import EVAL_METRICS, STEP_METRICS
 from springtide.store import Folder
@@ -26,6 +27,7 @@ from springtide.store import Folder
 RUN_FILE = "mlflow.json"
 OFF = "off"
 _STEP_MARK, _EVAL_MARK = "springtide.step_sent", "springtide.eval_sent"
+_RUN = "springtide.run"
 _PARENT = "mlflow.parentRunId"
 _FOLDER_MARK = "springtide.folder_digest"
 _TAG_LENGTH = 2000
@@ -41,6 +43,8 @@ _log = logging.getLogger(__name__)
 class _RunNote(BaseModel):
     run_id: Annotated[str, Field(min_length=1, max_length=200)]
     experiment_id: str
+    folder: str = ""
+    """As ``_mark_of`` the folder that it was written for: a folder may be moved, or copied."""
 
 
 _NOTE = TypeAdapter(_RunNote)
@@ -64,7 +68,14 @@ def read_run_note(folder: Folder) -> str:
 
 def write_run_note(folder: Folder, run_id: str, experiment_id: str) -> None:
     """Note in ``folder`` the MLflow run that it reports to."""
-    folder.write_json(RUN_FILE, {"run_id": run_id, "experiment_id": experiment_id})
+    folder.write_json(RUN_FILE, {"run_id": run_id, "experiment_id": experiment_id, "folder": _mark_of(folder)})
+
+
+def pass_run_on(before: Folder, folder: Folder) -> None:
+    """Have ``folder`` report to the MLflow run of ``before``, if that has one."""
+    if before.exists(RUN_FILE):
+        note = before.read_as(RUN_FILE, _NOTE)
+        write_run_note(folder, note.run_id, note.experiment_id)
 
 
 def default_uri(root: Folder) -> str:
@@ -163,7 +174,7 @@ class MlflowSink:
 
         logging.getLogger("mlflow").setLevel(logging.WARNING)  # it logs every table it creates
         client = MlflowClient(tracking_uri=self._uri)
-        self._run_id = read_run_note(self._folder) or self._create(client)
+        self._run_id = self._noted(client) or self._create(client)
         found = client.get_run(self._run_id).data
         self._marks = {mark: int(found.tags.get(mark, start)) for mark, start in self._marks.items()}
         for name, value in self._now(found.params).items():
@@ -172,11 +183,26 @@ class MlflowSink:
         client.update_run(self._run_id, status="RUNNING")
         self._client = client
 
+    def _noted(self, client: Any) -> str:
+        """Return the id of the run that the folder reports to; empty if it has none, or is a copy of a folder that reports to
+        it."""
+        if not self._folder.exists(RUN_FILE):
+            return ""
+        note = self._folder.read_as(RUN_FILE, _NOTE)
+        if note.folder not in ("", _mark_of(self._folder)):
+            first = client.get_run(note.run_id).data.tags.get(_RUN, "")
+            with contextlib.suppress(SpringtideError, OSError):  # it was moved, or is out of reach
+                if read_run_note(Folder(first)) == note.run_id:
+                    _log.warning("%s is a copy of %s: it gets an MLflow run of its own", self._folder.url, first)
+                    return ""
+            write_run_note(self._folder, note.run_id, note.experiment_id)
+        return note.run_id
+
     def _now(self, params: dict[str, str]) -> dict[str, str]:
         """Return the tags as they should be: the links, and the settings that changed since MLflow got its params."""
         settings = _params(self._settings)
         changed = {f"springtide.now.{key}": value for key, value in settings.items() if params.get(key, value) != value}
-        now = {**self._tags, "springtide.run": self._folder.url, **changed}
+        now = {**self._tags, _RUN: self._folder.url, **changed}
         return {name: redacted(value)[:_TAG_LENGTH] for name, value in now.items()}
 
     def _create(self, client: Any) -> str:

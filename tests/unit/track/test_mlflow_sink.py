@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import shutil
 import subprocess
 import sys
 import threading
@@ -70,6 +71,24 @@ def test_restarts_are_one_run_and_steps_never_go_back(config: Config, tmp_path: 
     client = MlflowClient(uri)
     [found] = client.search_runs([run.read_json("mlflow.json")["experiment_id"]])
     assert found.info.status == "FINISHED"
+
+
+def test_a_run_that_is_moved_keeps_its_mlflow_run_and_a_copy_gets_one_of_its_own(
+    config: Config, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    uri, run, moved, copy = f"sqlite:///{tmp_path}/mlflow.db", *(Folder(tmp_path / name) for name in ("a", "b", "c"))
+    send(config, run, uri, [], [step(1)])
+    shutil.move(run.path, moved.path)
+    send(config, moved, uri, [step(1)], [step(2)])
+    assert [number for number, _ in history(uri, moved, "loss")] == [1, 2]
+    assert caplog.text == ""
+    shutil.copytree(moved.path, copy.path)
+    send(config, copy, uri, [step(1), step(2)], [step(3)])
+    send(config, moved, uri, [step(1), step(2)], [step(3, 9.0)])
+    send(config, copy, uri, [step(number) for number in (1, 2, 3)], [step(4)])
+    assert f"{copy.url} is a copy of {moved.url}" in caplog.text
+    assert [number for number, _ in history(uri, copy, "loss")] == [1, 2, 3, 4]
+    assert history(uri, moved, "loss")[2:] == [(3, 9.0)]
 
 
 def test_a_quote_in_a_path_hides_no_run(config: Config, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -24,7 +24,7 @@ from springtide.on_ray.tune.worker_pool import WorkerPoolClient
 from springtide.store import Folder
 from springtide.track.journal import read_journal
 from springtide.track.ledger import Prices, costs, ledger
-from springtide.track.mlflow_sink import RUN_FILE
+from springtide.track.mlflow_sink import pass_run_on
 from springtide.tuning import Generation, member_config, number_of, trial_config, with_takeover
 
 _log = logging.getLogger(__name__)
@@ -122,8 +122,9 @@ class Trial(tune.Trainable):
                 before = folder.trials / self._lineage[-1].run
                 self._lineage = with_takeover(self._number, self._lineage, point, of)
                 folder.write_lineage(self._number, self._lineage)  # before the run starts
-                if before.exists(RUN_FILE):  # one MLflow run per trial, over all generations
-                    (folder.trials / self._lineage[-1].run).write_json(RUN_FILE, before.read_json(RUN_FILE))
+                pass_run_on(
+                    before, folder.trials / self._lineage[-1].run
+                )  # one MLflow run per trial, over all generations
             else:
                 _log.warning("trial %d goes on by itself: the checkpoint %s is gone", self._number, of)
         return member_config(job.base, job.sweep.budget, *self._lineage[-1])
