@@ -62,6 +62,20 @@ def test_a_piece_that_rotted_on_the_node_is_read_again(remote: Folder, tmp_path:
     assert np.array_equal(all_rows(remote, manifest, cache), before)
 
 
+def test_a_dataset_that_claims_the_digests_of_another_cannot_change_its_rows(remote: Folder, tmp_path: Path) -> None:
+    """They share the node's cache, and the hostile one is opened first."""
+    manifest, _ = open_dataset(remote.url)
+    shard, other = manifest.splits[TRAIN].shards[0], Folder(f"{remote.url}-hostile")
+    remote.fs.copy(f"{remote.path}/", f"{other.path}/", recursive=True)
+    data = bytearray(other.read(shard.name))
+    data[shard.groups[0].tokens] ^= 1
+    other.write(shard.name, bytes(data))
+    cache = Cache(str(tmp_path / "cache"), 10**9)
+    with pytest.raises(CorruptShard, match="hostile"):
+        all_rows(other, open_dataset(other.url)[0], cache)
+    assert np.array_equal(all_rows(remote, manifest, cache), all_rows(remote, manifest))
+
+
 @pytest.mark.parametrize("how", ["gone", "cut", "flip"])
 def test_a_shard_that_is_bad_in_the_store_is_named(remote: Folder, tmp_path: Path, how: str) -> None:
     manifest, _ = open_dataset(remote.url)
