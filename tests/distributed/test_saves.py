@@ -16,7 +16,17 @@ from springtide.checkpoint import leases
 from springtide.checkpoint.format import committed, read_manifest
 from springtide.config import Config
 from springtide.elastic import Interrupt
-from springtide.events import Event, Rejected, Saved, SaveFailed, SaveIntervalChanged, SaveSkipped, Started, StepDone
+from springtide.events import (
+    Evaluated,
+    Event,
+    Rejected,
+    Saved,
+    SaveFailed,
+    SaveIntervalChanged,
+    SaveSkipped,
+    Started,
+    StepDone,
+)
 from springtide.store import Folder
 
 pytestmark = pytest.mark.distributed
@@ -54,6 +64,23 @@ def test_a_save_that_is_due_while_one_is_written_is_left_out_or_waited_for(tiny:
     order = [(type(event), event.step) for event in events if isinstance(event, Saved | StepDone)]
     for step in (2, 4, 6):
         assert order.index((Saved, step)) < order.index((StepDone, step + 3))
+
+
+@pytest.mark.parametrize("ask", [Interrupt.LEAVE, Interrupt.STOP])
+def test_a_group_that_is_to_end_saves_first_and_the_next_one_evaluates(
+    tiny: Config, ranks: Ranks, ask: Interrupt
+) -> None:
+    config = named(tiny, ask.value, 6, train__eval_rows=8, train__eval_every=2, checkpoint__every_steps=6)
+    ended = ranks(1, train, config, 4, ask)[0]
+    assert [event.step for event in of(ended, Evaluated)] == [0, 2]
+    assert of(ended, Saved)[-1].step == 4
+    resumed = ranks(1, train, config, 5, ask)[0]  # at a step without an evaluation
+    assert [type(event) for event in resumed][:3] == [Started, Evaluated, StepDone]
+    assert [event.step for event in of(resumed, Evaluated)] == [4]
+    again = ranks(1, train, config)[0]
+    assert [event.step for event in of(again, Evaluated)] == [6]
+    # what a checkpoint has is not measured again
+    assert of(ranks(1, train, config)[0], Evaluated) == []
 
 
 def test_failing_saves_are_counted_and_stop_the_run_at_the_limit_only(

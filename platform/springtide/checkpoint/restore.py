@@ -113,9 +113,9 @@ def begin(
     if manifest is None:
         raise CheckpointError(f"{config.start_from}, which {branch.FIELD} names: {problem}")
     if not weights_only:
-        return Restored(manifest.meta, config.start_from)
+        return Restored(manifest.meta.model_copy(update={"metrics": {}}), config.start_from)
     optimizer.state.clear()  # an attempt to read a snapshot may have left some
-    anew = {"step": 0, "tokens": 0, "chain": "", "skipped_updates": (), "components": {}}
+    anew = {"step": 0, "tokens": 0, "chain": "", "skipped_updates": (), "components": {}, "metrics": {}}
     return Restored(manifest.meta.model_copy(update=anew), config.start_from)
 
 

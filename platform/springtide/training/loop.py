@@ -117,8 +117,8 @@ class TrainLoop:
         self.lease.term = on_first(self.lease.claim)
         self.phases_s["claim"] = time.perf_counter() - begin
         yield from self._restore()
-        if self.state.step == branch.first_step(self.config.train):
-            yield from self._evaluate()
+        if self.state.step == branch.first_step(self.config.train) or self._evaluates_now:
+            yield from self._evaluate()  # also where the group before had to leave at once
         while (yield from self._train(feed, interrupt)):
             yield from self._go_back()
 
@@ -148,11 +148,12 @@ class TrainLoop:
                     yield from saves.settle()
                     return True
                 stopped = Interrupt.STOP in result.interrupts
-                if state.step == last or self._evaluates_now:
+                leaves = bool(result.interrupts & {Interrupt.LEAVE, Interrupt.EVACUATE})
+                if (state.step == last or self._evaluates_now) and not stopped and not leaves:  # time is short
                     yield from self._evaluate()
                 if stopped or state.step == last:
                     yield from saves.finish(state.step)
-                elif result.interrupts & {Interrupt.LEAVE, Interrupt.EVACUATE}:
+                elif leaves:
                     yield from self._leave(Interrupt.EVACUATE in result.interrupts, saves, snapshots)
                     return False
                 else:

@@ -88,6 +88,8 @@ class TrainState:
             meta.skipped_updates,
         )
         self.agreed_step = found.agreed_step
+        if "heldout_loss" in meta.metrics:
+            self.heldout_losses[meta.step] = meta.metrics["heldout_loss"]
         self.guard.load(meta.components)
 
     def advance(self, step: OrderStep, result: StepResult) -> None:
