@@ -36,7 +36,7 @@ from springtide.checkpoint.retention import note_reader
 from springtide.checkpoint.second_reader import BadFileReport, ReadElsewhere, read_again, second_readers
 from springtide.config.schema import TrainConfig
 from springtide.config.steps import StepsDone
-from springtide.dist import agreed, gathered, rank_here
+from springtide.dist import gathered, on_first, rank_here
 from springtide.errors import CheckpointError, UnfitNode
 from springtide.store import Folder
 
@@ -79,7 +79,7 @@ def restore(
         RuntimeError: a rank failed otherwise, as without memory; on every rank.
     """
     rejected: list[tuple[str, str]] = []
-    names, gone_back = agreed((committed(run), leases.gone_back(run)))
+    names, gone_back = on_first(lambda: (committed(run), leases.gone_back(run)))  # one rank asks the store
     while names:
         name = names[-1]
         manifest, problem = _try_load(run, name, model, optimizer, identity, node, elsewhere)
@@ -95,8 +95,8 @@ def restore(
         if rank_here() == 0:
             _log.warning("checkpoint %s is put in quarantine: %s", name, problem)
             quarantine(run, name, problem, term)
-        names = agreed(committed(run))
-    check_fresh_start(run)
+        names = on_first(lambda: committed(run))
+    on_first(lambda: check_fresh_start(run))
     return None
 
 

@@ -36,7 +36,7 @@ from springtide.checkpoint.restore import Restored
 from springtide.checkpoint.shared_memory import GROUP_BYTES, NO_STEP
 from springtide.checkpoint.staging import StagingBuffer, StagingPlan, in_thread
 from springtide.checkpoint.tensors import materialize, named_tensors
-from springtide.dist import agreed, gathered, rank_here
+from springtide.dist import gathered, on_first, rank_here
 from springtide.store import Folder
 
 _TRIES = 3
@@ -192,15 +192,14 @@ def restore_from_snapshots(
 
 def _newest(run: Folder, snapshot_store: SnapshotStore, identity: Identity) -> list[Snapshot]:
     """Return the parts to load, the same on every rank."""
-    parts: list[Snapshot] = []
-    if rank_here() == 0:
+
+    def newest() -> list[Snapshot]:
         parts = newest_whole(counting(run, snapshot_store.found()))
-        newest = committed(run)[-1:]
-        if parts and (
-            name_of(parts[0].meta.step) < max(newest, default="") or of_another_order(run, parts[0].meta, identity)
-        ):
-            parts = []
-    return agreed(parts)
+        if not parts or name_of(parts[0].meta.step) < max(committed(run)[-1:], default=""):
+            return []
+        return [] if of_another_order(run, parts[0].meta, identity) else parts
+
+    return on_first(newest)
 
 
 def pieces_of(snapshots: Sequence[Snapshot]) -> list[Piece]:

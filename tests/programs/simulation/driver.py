@@ -304,7 +304,7 @@ class Simulated:
             *(
                 mock.patch.object(module, name, getattr(self, f"_{name}"))
                 for module in (restoring, from_snapshots)
-                for name in ("agreed", "gathered", "rank_here")
+                for name in ("on_first", "gathered", "rank_here")
             ),
         ]
         with contextlib.ExitStack() as stack:
@@ -332,8 +332,9 @@ class Simulated:
         rank = self._rank()
         return rank.gathered(value) if rank else [value]
 
-    def _agreed(self, value: Any) -> Any:
-        return self._gathered(value)[0]
+    def _on_first(self, function: Callable[[], Any]) -> Any:
+        rank = self._rank()
+        return rank.on_first(function) if rank else function()
 
     def _rank_here(self) -> int:
         rank = self._rank()

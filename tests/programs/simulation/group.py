@@ -150,7 +150,7 @@ class Rank:
         model = History()
         optimizer = torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=0.0)
         lease = GroupLease(setting.run, group.owner, self.node)
-        term = self._on_first(lease.claim)
+        term = self.on_first(lease.claim)
         found = self._restore(model, optimizer, term)
         step, chain = (found.meta.step, found.meta.chain) if found else (StepsDone(0), "")
         identity, of_config = setting.data.order.identity_at, fingerprint(setting.config)
@@ -222,7 +222,7 @@ class Rank:
         setting = self.group.setting
         identity, found = setting.data.order.identity_at, None
         snapshots = Snapshots(setting.cluster, self.group.nodes, self.rank)
-        if self._on_first(lambda: leases.has_trained(setting.run, term)):
+        if self.on_first(lambda: leases.has_trained(setting.run, term)):
             found = restore_from_snapshots(setting.run, snapshots, model, optimizer, identity)
         return found or restore(setting.run, model, optimizer, identity, self.node, term, self._read_elsewhere)
 
@@ -236,7 +236,8 @@ class Rank:
             raise reader.error
         return str(reader.result)
 
-    def _on_first(self, function: Callable[[], Any]) -> Any:
+    def on_first(self, function: Callable[[], Any]) -> Any:
+        """As the collective of that name."""
         found: Any = None
         if self.rank == 0:
             try:
