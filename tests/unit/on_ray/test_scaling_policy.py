@@ -15,7 +15,7 @@ from springtide.elastic import Interrupt
 from springtide.elastic.limits import MemoryLimits
 from springtide.elastic.policy import Bounds, Leave, Stay
 from springtide.errors import StoppedWaiting, TrainingFailed
-from springtide.events import Decided
+from springtide.events import Decided, Failed
 from springtide.on_ray._ray_private import NoopDecision
 from springtide.on_ray.cluster import nodes
 from springtide.on_ray.train import policy
@@ -34,7 +34,7 @@ class Run:
         self.names, self.silent, self.away = names, set[str](), False
         self.now_s, self.cpu_s = 1000.0, 0.0
         self.looks, self.probed, self.posted = 0, list[set[str]](), list[Any]()
-        self.stop_at_s, self.left = float("inf"), False
+        self.stop_at_s, self.left, self.silent_s = float("inf"), False, 0.0
         self.leaving: dict[str, int] = {}
         self.asked, self.saves, self.problem = list[Any](), list[str](), ""
 
@@ -64,7 +64,9 @@ class Run:
         monkeypatch.setattr(WorkerProcessPool, "wait", lambda pool, timeout_s: wait(timeout_s))
         reply = lambda value=None: SimpleNamespace(get=lambda timeout_s=None: value)  # noqa: E731
         mailbox: Any = SimpleNamespace(
-            progress=lambda: reply(Progress(left=self.left, stop=self.now_s >= self.stop_at_s)),
+            progress=lambda: reply(
+                Progress(left=self.left, stop=self.now_s >= self.stop_at_s, silent_s=self.silent_s, longest_s=60.0)
+            ),
             post=lambda events: reply(self.posted.extend(events)),
             limit_micro_batch=lambda rows: reply(),
             reset_for_new_group=reply,
@@ -73,7 +75,8 @@ class Run:
         job = TrainJob(configs.recipes.tiny(), mailbox)
         scaling = ScalingConfig(num_workers=(bounds.min_workers, bounds.max_workers), resources_per_worker={"CPU": 1})
         self.policy = SpringtideScalingPolicy(scaling, bounds, job, None, self.workers, MemoryLimits(1))
-        monkeypatch.setattr(self.policy, "_maybe_send_resource_request", lambda: None)
+        for name in ("_maybe_send_resource_request", "_send_resource_request"):
+            monkeypatch.setattr(self.policy, name, lambda: None)
 
     def begin(self) -> None:
         """As ``SnapshotSaver``."""
@@ -251,3 +254,40 @@ def test_a_run_whose_driver_has_ended_does_not_go_on_waiting(monkeypatch: pytest
     run.workers.processes.close()
     with pytest.raises(StoppedWaiting, match="its driver has ended"):
         run.step()
+
+
+def test_a_group_that_hangs_while_there_is_no_room_for_the_next_one_counts_as_one_hang(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Seed 4124 of the simulation: it counted again at every look, and the third ended the run."""
+    run = Run(monkeypatch, Bounds(2, 2), ["a", "b"])
+    run.until_started()
+    group: Any = SimpleNamespace(
+        workers=[SimpleNamespace(metadata=SimpleNamespace(node_id=name), actor=None) for name in ("a", "b")]
+    )
+    diagnosed = list[int]()
+    monkeypatch.setattr(policy, "diagnose", lambda workers, *_: (diagnosed.append(1) or "stacks", []))
+    run.silent_s, run.leaving = 1e6, {"b": 1}
+    for _ in range(5):
+        run.now_s += 1.0
+        assert isinstance(run.policy.make_decision_for_running_worker_group(group, None), NoopDecision)
+    assert [event.again for event in run.posted if isinstance(event, Failed)] == [True]
+    assert len(diagnosed) == 1
+    run.leaving, run.names, run.now_s = {}, ["a", "c"], run.now_s + 30.0
+    assert not isinstance(run.policy.make_decision_for_running_worker_group(group, None), NoopDecision)
+    run.now_s += 1.0  # the next group hangs, too, and the one after it
+    assert not isinstance(run.policy.make_decision_for_running_worker_group(group, None), NoopDecision)
+    with pytest.raises(TrainingFailed, match="training hung 3 times after step 0"):
+        run.policy.make_decision_for_running_worker_group(group, None)
+
+
+def test_a_run_whose_group_hangs_can_be_stopped_while_there_is_no_room_for_the_next_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    run = Run(monkeypatch, Bounds(2, 2), ["a", "b"])
+    run.until_started()
+    group: Any = SimpleNamespace(workers=[SimpleNamespace(metadata=SimpleNamespace(node_id="a"), actor=None)])
+    monkeypatch.setattr(policy, "diagnose", lambda *_: ("stacks", []))
+    run.silent_s, run.names, run.stop_at_s = 1e6, ["a"], run.now_s
+    with pytest.raises(StoppedWaiting, match="no group trained"):
+        run.policy.make_decision_for_running_worker_group(group, None)

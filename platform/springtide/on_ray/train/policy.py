@@ -98,6 +98,8 @@ class SpringtideScalingPolicy(ElasticScalingPolicy):
         self._looked_s = float("-inf")
         self._leaving = 0
         self._hangs: Counter[int] = Counter()
+        self._hung: frozenset[int] | None = None
+        """Ranks of the group that hangs which do not answer; None if none hangs."""
         self._silent: set[str] = set()
         """Nodes that Ray takes for alive and that did not answer."""
         self._probed_s = float("-inf")
@@ -173,12 +175,10 @@ class SpringtideScalingPolicy(ElasticScalingPolicy):
         if progress.step != self._began_at:
             self._limits.trained(len(busy))
         if progress.left:
-            decision = self._start(progress, busy, probe=False)
-            if progress.stop and isinstance(decision, NoopDecision):  # no group will come that could be asked
-                self._end_waiting(progress)
-            return decision
+            return self._start_or_stop(progress, busy, probe=False)
         if progress.silent_s > progress.longest_s:
             return self._end_hung(worker_group_state.workers, progress)
+        self._hung = None
         try:
             nodes = self._nodes(busy, warm=True)
             self._failed_looks = 0
@@ -205,6 +205,14 @@ class SpringtideScalingPolicy(ElasticScalingPolicy):
             self._mailbox.ask(wanted)
             self._asked = wanted
 
+    def _start_or_stop(self, progress: Progress, busy: tuple[str, ...], probe: bool = True) -> ScalingDecision:
+        """As ``_start``, after a group that ends; raises StoppedWaiting if the run is to stop and no group starts: none will
+        come that could be asked."""
+        decision = self._start(progress, busy, probe)
+        if progress.stop and isinstance(decision, NoopDecision):
+            self._end_waiting(progress)
+        return decision
+
     def _start(self, progress: Progress, busy: tuple[str, ...] = (), probe: bool = True) -> ScalingDecision:
         """Start a group if there is room. ``busy``: nodes of the group that ends; ``probe``: only on nodes that answer."""
         nodes = self._nodes(busy)
@@ -226,7 +234,7 @@ class SpringtideScalingPolicy(ElasticScalingPolicy):
         self._processes.prepare(decision.nodes, self._job)
         self._mailbox.limit_micro_batch(self._limits.rows_at_once(decision.workers))
         self._mailbox.reset_for_new_group()
-        self._asked, self._began_at = None, progress.step
+        self._asked, self._began_at, self._hung = None, progress.step, None
         return self._get_resize_decision(decision.workers)
 
     def _unanswering(self, names: set[str]) -> set[str]:
@@ -235,17 +243,19 @@ class SpringtideScalingPolicy(ElasticScalingPolicy):
 
     def _end_hung(self, workers: Sequence[Worker], progress: Progress) -> ScalingDecision:
         """Replace a group that sends no events any more; first write down what its ranks are doing."""
-        found, silent = diagnose(workers, self._job.folder, progress.step)
-        for worker in silent:  # it would not react to ``let_go``
-            ray.kill(worker.actor)
-        reason = f"no event for {progress.silent_s:.0f} s, {found}"
-        self._hangs[progress.step] += 1
-        again = self._hangs[progress.step] < _MOST_HANGS
-        self._mailbox.post([Failed(step=progress.step, cause="hung", reason=reason, again=again)])
-        if not again:
-            raise TrainingFailed(f"training hung {_MOST_HANGS} times after step {progress.step}: {reason}")
-        dead = {id(worker) for worker in silent}
-        return self._start(progress, tuple(worker.metadata.node_id for worker in workers if id(worker) not in dead))
+        if self._hung is None:  # once a group: it stays while there is no room for the next one
+            found, silent = diagnose(workers, self._job.folder, progress.step)
+            for worker in silent:  # it would not react to ``let_go``
+                ray.kill(worker.actor)
+            self._hung = frozenset(rank for rank, worker in enumerate(workers) if worker in silent)
+            reason = f"no event for {progress.silent_s:.0f} s, {found}"
+            self._hangs[progress.step] += 1
+            again = self._hangs[progress.step] < _MOST_HANGS
+            self._mailbox.post([Failed(step=progress.step, cause="hung", reason=reason, again=again)])
+            if not again:
+                raise TrainingFailed(f"training hung {_MOST_HANGS} times after step {progress.step}: {reason}")
+        busy = tuple(worker.metadata.node_id for rank, worker in enumerate(workers) if rank not in self._hung)
+        return self._start_or_stop(progress, busy)
 
     def _decide(
         self, nodes: list[Node], group: WorkerGroup | None, progress: Progress, silent: Collection[str] = ()
