@@ -86,7 +86,7 @@ def config_of(folder: str, quick: bool) -> Config:
         "shards.rows_per_group": 64,
         "shards.heldout_fraction": 0.05 if CUDA else 0.1,
         "stream.global_batch": rows,
-        "stream.window": 64,
+        "stream.window": 64 * length,
         "optim.warmup": steps * rows * length // 5,
         "optim.schedule": "cosine",
         "train.total": steps * rows * length,

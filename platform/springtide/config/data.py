@@ -157,8 +157,9 @@ class StreamConfig(Section):
     """Smaller batches at the beginning, in steps of the order; empty uses global_batch from the first step on [table]."""
     lanes: int = Field(0, ge=0)
     """Parts of the order; each belongs to one worker at a time; must divide global_batch; 0 means global_batch [lanes]."""
-    window: int = Field(512, ge=1)
-    """Rows of a lane that are shuffled with each other; bounds the read-ahead [rows]."""
+    window: Tokens = Field(Tokens(4_000_000), ge=1)
+    """Tokens of a lane, in whole rows, that are shuffled with each other: spreads the rows of a long document over the steps,
+    and bounds the read-ahead; a corpus of less than two windows is shuffled as a whole [tokens]."""
     skip: tuple[int, ...] = ahead(default=())
     """Steps of the order to jump over [steps]."""
     skip_samples: tuple[SkippedSamples, ...] = ahead(default=())
@@ -231,6 +232,11 @@ class DataConfig:
             trained += steps * entry.rows * length
             pieces += [(start, entry.rows), (start + steps, self.stream.global_batch)]
         return Ramp(tuple(pieces))
+
+    @property
+    def window(self) -> int:
+        """stream.window in whole rows, at least one [rows]."""
+        return max(1, int(self.stream.window) // self.shards.sequence_length)
 
     def steps_to(self, tokens: int) -> StepsDone:
         """Steps until at least ``tokens`` are trained on, if no step is jumped over [steps]."""

@@ -176,9 +176,7 @@ def verify(run: Folder) -> Verification:
         steps_abandoned=history.num_abandoned,
         loss_max_abs_diff=max(spread, default=0.0),
         world_sizes=tuple(sorted({one.world_size for done in tries.values() for one in done})),
-        corpora={
-            name: CorpusUse(int(one["rows"]), one["epochs"]) for name, one in data.drawn(history.last_step).items()
-        },
+        corpora={name: CorpusUse(*drawn) for name, drawn in data.drawn(history.last_step).items()},
         missing=tuple(walk.missing[:_SHOWN]),
         mismatches=tuple(walk.mismatches[:_SHOWN]),
         token_mismatches=tuple(walk.token_mismatches[:_SHOWN]),

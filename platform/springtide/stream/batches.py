@@ -49,7 +49,7 @@ def batches(
 
     Raises:
         ConfigError: ``rank``, ``size``, ``lanes`` and ``global_batch`` do not fit together.
-        CorpusError: the dataset is missing, damaged, or smaller than a batch.
+        CorpusError: the dataset is missing, damaged, or has no rows to train on.
 
     Examples:
         >>> dataset = st.open_run("runs/mine").config.shards.dataset

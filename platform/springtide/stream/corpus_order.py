@@ -1,83 +1,79 @@
-"""The order in which each lane draws the rows of one corpus."""
+"""The row that each draw from a corpus takes."""
 
 from __future__ import annotations
 
 import functools
+from collections.abc import Sequence
 
 import numpy as np
 
-from springtide.errors import CorpusError, explain
-from springtide.stream.permute import key, permutation
+from springtide.stream.permute import keys, permutation, permuted, spread
 
-_EPOCHS_KEPT = 4
-_WINDOWS_KEPT = 4096
+_EPOCHS_KEPT = 2
+"""Per corpus."""
 
 
-class CorpusOrder:
-    """The rows of one corpus, lane by lane and epoch after epoch. It remembers the permutations that it used last.
+class CorpusOrders:
+    """The rows of several corpora in the order of their draws, epoch after epoch; it remembers the latest orders of row groups.
 
-    Symbols are those of ``springtide.stream.order``.
+    Symbols are those of ``springtide.stream.order``; arrays are int64, one element per draw.
     """
 
-    def __init__(
-        self, seed: int, number: int, group_rows: tuple[int, ...], lanes: int, rows_per_step: int, window: int
-    ) -> None:
-        """Raises CorpusError if the corpus has fewer rows than a step.
+    def __init__(self, seed: int, group_rows: Sequence[Sequence[int]], lanes: int, window: int) -> None:
+        """Lay out the columns.
 
         Args:
             seed: of the order.
-            number: index of the corpus in the mixture.
-            group_rows: rows of every row group, in the order of the manifest.
+            group_rows: rows of every row group, in the order of the manifest, of each corpus, at least one row each.
             lanes: C.
-            rows_per_step: k of a step of full size.
             window: w [rows].
         """
-        rows = sum(group_rows)
-        self._seed, self._number, self._window = seed, number, window
-        self._lane_rows = rows // lanes
-        self.draws_per_epoch = self._lane_rows // rows_per_step * rows_per_step
-        """Rows that a lane draws before it begins the next epoch: L, rounded down to whole steps."""
-        if self.draws_per_epoch == 0:
-            raise CorpusError(
-                explain(
-                    "stream.global_batch",
-                    lanes * rows_per_step,
-                    f"is more than the {rows} rows of the corpus",
-                    "use a smaller batch, shorter sequences or more text",
-                )
-            )
-        self._sizes = np.array(group_rows, dtype=np.int64)
-        self._starts = np.cumsum(self._sizes) - self._sizes
-        self._groups = functools.lru_cache(maxsize=_EPOCHS_KEPT)(self._permute_groups)
-        self._shuffle = functools.lru_cache(maxsize=_WINDOWS_KEPT)(self._permute_window)
+        self._seed, self._window = seed, window
+        self._sizes = [np.array(rows, dtype=np.int64) for rows in group_rows]
+        self._starts = [np.cumsum(sizes) - sizes for sizes in self._sizes]
+        self.rows = np.array([sizes.sum() for sizes in self._sizes], dtype=np.int64)
+        """T of each corpus."""
+        self.columns = np.clip(self.rows // window, 1, lanes)
+        """S of each corpus."""
+        self._spread = np.array([spread(columns) for columns in self.columns.tolist()], dtype=np.int64)
+        self._groups = functools.lru_cache(maxsize=_EPOCHS_KEPT * len(self._sizes))(self._permute_groups)
 
-    def draw(self, lane: int, first: int, count: int) -> np.ndarray:
-        """Return the rows of draws ``first`` to ``first + count - 1`` of ``lane``, int64 (count,)."""
-        rows = np.empty(count, dtype=np.int64)
-        done = 0
-        while done < count:
-            epoch, offset = divmod(first + done, self.draws_per_epoch)
-            window, inside = divmod(offset, self._window)
-            shuffle = self._shuffle(epoch, lane, window)
-            take = min(count - done, len(shuffle) - inside, self.draws_per_epoch - offset)
-            virtual = lane * self._lane_rows + window * self._window + shuffle[inside : inside + take]
-            rows[done : done + take] = self._stored(epoch, virtual)
-            done += take
+    def places(self, corpora: np.ndarray, draws: np.ndarray) -> np.ndarray:
+        """Return where among the lanes the column of each draw belongs, float64 in [0, 1)."""
+        columns = self.columns[corpora]
+        column = draws % self.rows[corpora] % columns
+        return column * self._spread[corpora] % columns / columns
+
+    def draw(self, corpora: np.ndarray, draws: np.ndarray) -> np.ndarray:
+        """Return the row of its corpus that each draw takes."""
+        rows, columns, window = self.rows[corpora], self.columns[corpora], self._window
+        epoch, place = np.divmod(draws, rows)
+        inside, column = np.divmod(place, columns)
+        length = rows // columns + (column < rows % columns)
+        start = column * (rows // columns) + np.minimum(column, rows % columns)
+        # columns begin their windows in turn: a step opens the row groups of few of them
+        phase = column * window // columns
+        number = (inside + phase) // window
+        begin = np.maximum(number * window - phase, 0)
+        end = np.minimum((number + 1) * window - phase, length)
+        key = keys(self._seed, corpora, epoch, column + 1, number)
+        return self._stored(corpora, epoch, start + begin + permuted(key, inside - begin, end - begin))
+
+    def _stored(self, corpora: np.ndarray, epochs: np.ndarray, virtual: np.ndarray) -> np.ndarray:
+        """Return the rows that stand at these places of the virtual sequences of their epochs."""
+        rows = np.empty_like(virtual)
+        order = np.lexsort((epochs, corpora))
+        changes = np.flatnonzero(np.diff(corpora[order]) | np.diff(epochs[order])) + 1
+        for here in np.split(order, changes) if len(order) else []:
+            corpus = int(corpora[here[0]])
+            groups, ends = self._groups(corpus, int(epochs[here[0]]))
+            place = np.searchsorted(ends, virtual[here], side="right")
+            group = groups[place]
+            rows[here] = self._starts[corpus][group] + virtual[here] - (ends[place] - self._sizes[corpus][group])
         return rows
 
-    def _stored(self, epoch: int, virtual: np.ndarray) -> np.ndarray:
-        """Return the rows of the corpus that stand at these places of the epoch's virtual sequence, int64 (n,)."""
-        groups, ends = self._groups(epoch)
-        place = np.searchsorted(ends, virtual, side="right")
-        group = groups[place]
-        return self._starts[group] + virtual - (ends[place] - self._sizes[group])
-
-    def _permute_groups(self, epoch: int) -> tuple[np.ndarray, np.ndarray]:
+    def _permute_groups(self, corpus: int, epoch: int) -> tuple[np.ndarray, np.ndarray]:
         """Return the row groups in the order of the epoch, and where each ends in its virtual sequence, int64 (groups,)."""
-        groups = permutation(key(self._seed, self._number, epoch), len(self._sizes))
-        return groups, np.cumsum(self._sizes[groups])
-
-    def _permute_window(self, epoch: int, lane: int, window: int) -> np.ndarray:
-        """Return the order of the rows within a window, int64 (at most w,)."""
-        size = min(self._window, self._lane_rows - window * self._window)
-        return permutation(key(self._seed, self._number, epoch, lane + 1, window), size)
+        sizes = self._sizes[corpus]
+        groups = permutation(keys(self._seed, corpus, epoch), len(sizes))
+        return groups, np.cumsum(sizes[groups])

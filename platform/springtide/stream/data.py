@@ -6,20 +6,33 @@ import dataclasses
 import functools
 import tempfile
 from collections.abc import Callable, Iterable
-from typing import Any
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from springtide.config.data import DataConfig, FeedConfig, ShardsConfig, StreamConfig
 from springtide.config.files import nearest
 from springtide.config.steps import OrderStep, StepsDone
-from springtide.errors import ConfigError, explain
+from springtide.errors import ConfigError, CorpusError, explain
 from springtide.shards import TRAIN, Manifest, SplitReader, load_manifest
 from springtide.store import Cache, Folder
 from springtide.stream.mixture import WeightTable
 from springtide.stream.order import Order
 from springtide.stream.reader import RankReader
 from springtide.stream.sample_ids import corpus_and_row, join
+
+_OPENED_AT_ONCE = 16
+"""Manifests; a store answers each after some 10 to 100 ms."""
+
+
+class Drawn(NamedTuple):
+    """What some steps train on of one corpus."""
+
+    rows: int
+    """Repeated rows count each time."""
+    epochs: float
+    """How many times the whole corpus is trained on, with fractions: above 1, rows repeat."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -104,25 +117,20 @@ class Data:
         sections = self.config.stream, self.config.shards, self.config.feed
         return _open_once, tuple(section.model_dump_json() for section in sections)
 
-    def drawn(self, done: StepsDone) -> dict[str, dict[str, float]]:
-        """Return the ``rows`` and ``epochs`` of each corpus that the first ``done`` steps draw."""
-        counts = np.zeros(len(self.names), dtype=np.int64)
-        for before in range(done):
-            corpora = self.order.corpora(self.order.step_after(StepsDone(before)))
-            counts += np.bincount(corpora, minlength=len(self.names))
-        return {
-            name: {"rows": int(rows), "epochs": self.order.epoch(self.order.step_after(done), number)}
-            for number, (name, rows) in enumerate(zip(self.names, counts.tolist(), strict=True))
-        }
+    def drawn(self, done: StepsDone) -> dict[str, Drawn]:
+        """Return what the first ``done`` steps train on of each corpus: exact, before a run starts or after it has ended."""
+        rows, epochs = self.order.drawn(done).tolist(), self.order.epochs(done).tolist()
+        return {name: Drawn(*found) for name, *found in zip(self.names, rows, epochs, strict=True)}
 
 
 def open_data(config: DataConfig) -> Data:
     """Open the datasets that ``config`` names and check that they fit together.
 
-    Raises ConfigError if they do not, CorpusError if one is missing or smaller than a batch.
+    Raises ConfigError if they do not, CorpusError if one is missing or has no rows to train on.
     """
     corpora = _corpora(config)
-    manifests = tuple(load_manifest(Folder(url)) for url in corpora.values())
+    with ThreadPoolExecutor(_OPENED_AT_ONCE) as threads:
+        manifests = tuple(threads.map(lambda url: load_manifest(Folder(url)), corpora.values()))
     for name, manifest in zip(corpora, manifests, strict=True):
         _check(config, name, corpora[name], manifest, manifests[0])
     rows = [manifest.splits[TRAIN].rows for manifest in manifests]
@@ -132,13 +140,12 @@ def open_data(config: DataConfig) -> Data:
         seed=config.stream.seed,
         global_batch=config.stream.global_batch,
         lanes=config.stream.num_lanes,
-        window=config.stream.window,
+        window=config.window,
         schedule=_schedule(config, dict(zip(corpora, rows, strict=True))),
         ramp=config.ramp.pieces,
         skip=tuple(map(OrderStep, config.stream.skip)),
         skip_samples=tuple((entry.from_step, entry.samples) for entry in config.stream.skip_samples),
     )
-    order.batch(OrderStep(0))
     return Data(config, manifests, order)
 
 
@@ -171,6 +178,10 @@ def _check(config: DataConfig, name: str, url: str, manifest: Manifest, first: M
                 f"the dataset {url} is packed to {manifest.sequence_length}",
                 "use that length, or prepare another dataset",
             )
+        )
+    if not manifest.splits[TRAIN].rows:
+        raise CorpusError(
+            explain(f"stream.mixture.{name}", url, "has no row to train on", "use shorter sequences or more text")
         )
     if manifest.eos_id != first.eos_id:
         raise ConfigError(

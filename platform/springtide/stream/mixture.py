@@ -1,9 +1,10 @@
-"""Which corpus each slot of a step draws from, and how often a slot drew from each corpus before.
+"""The corpus that each slot of a step draws from, and how often each corpus was drawn from before.
 
 The cumulative weights cut the unit interval into one interval per corpus. Slot j of step s is the point
-(j / G + s * a) mod 1. The G points of a step are evenly spaced, so every step holds its share of each corpus to within one
-sample; a is the golden ratio, so over the steps every slot does too. All of it is integer arithmetic modulo M = G * 2**40:
-counts over any range of steps are floor sums, exact and logarithmic in the step.
+(f j / G + s a) mod 1. The G points of a step are evenly spaced, so every step holds its share of each corpus to within one
+sample; a is the golden ratio, so over the steps every slot does too; f, which has no divisor in common with G, spreads the
+slots of a corpus over the lanes. All of it is integer arithmetic modulo M = G * 2**40: counts over any range of steps are
+floor sums, exact and logarithmic in the steps.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import functools
 import numpy as np
 
 from springtide.config.steps import OrderStep
+from springtide.stream.permute import spread
 
 _FINENESS = 2**40
 _GOLDEN_RATIO = (5**0.5 - 1) / 2
@@ -71,25 +73,33 @@ class MixtureSchedule:
     def corpora(self, step: OrderStep) -> np.ndarray:
         """Return the corpus of every slot of ``step``, int64 (slots,)."""
         shift = (step * self._stride) % self._modulus
-        points = (np.arange(self.slots, dtype=np.int64) * _FINENESS + shift) % self._modulus
-        piece = bisect.bisect_right([start for start, _ in self.schedule], step) - 1
+        points = (self._spaced + shift) % self._modulus
+        piece = bisect.bisect_right(self.schedule, step, key=lambda entry: entry[0]) - 1
         return np.searchsorted(self._cuts[piece], points, side="right")
 
-    def count_before(self, slot: int, step: OrderStep) -> list[int]:
-        """Return how often ``slot`` drew from each corpus in the steps before ``step``."""
-        if self.num_corpora == 1:
-            return [step]
-        counts = [0] * self.num_corpora
+    def counts(self, first: OrderStep, last: OrderStep) -> np.ndarray:
+        """Return how often all slots together draw from each corpus in the steps [first, last), int64 (corpora,)."""
+        counts = np.zeros(self.num_corpora, dtype=np.int64)
         starts = [start for start, _ in self.schedule]
-        for cuts, begin, end in zip(self._cuts, starts, [*starts[1:], step], strict=True):
-            steps = min(end, step) - begin
-            if steps <= 0:
-                continue
-            first = (slot * _FINENESS + begin * self._stride) % self._modulus
-            below = [_count_below(steps, self._stride, first, self._modulus, int(cut)) for cut in cuts]
-            for corpus in range(self.num_corpora):
-                counts[corpus] += below[corpus] - (below[corpus - 1] if corpus else 0)
+        for cuts, start, end in zip(self._cuts, starts, [*starts[1:], last], strict=True):
+            begin, steps = max(start, first), min(end, last) - max(start, first)
+            if steps > 0:
+                below = [self._count_below(cut, begin, steps) for cut in cuts.tolist()]
+                counts += np.diff(np.array(below, dtype=np.int64), prepend=0)
         return counts
+
+    def _count_below(self, cut: int, first: int, steps: int) -> int:
+        """Return how many points of the ``steps`` steps from ``first`` on are below ``cut``."""
+        # a step's points are p * 2**40 + r with its own r: one in every 2**40, and one more where r is below the rest
+        every, rest = divmod(cut, _FINENESS)
+        stride = self._stride % _FINENESS
+        more = _count_below(steps, stride, first * stride % _FINENESS, _FINENESS, rest) if rest else 0
+        return every * steps + more
+
+    @functools.cached_property
+    def _spaced(self) -> np.ndarray:
+        """The points of step 0, int64 (slots,)."""
+        return np.arange(self.slots, dtype=np.int64) * spread(self.slots) % self.slots * _FINENESS
 
 
 def _count_below(n: int, a: int, b: int, m: int, cut: int) -> int:

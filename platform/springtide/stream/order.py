@@ -1,16 +1,23 @@
 """The order of samples: (seed, step) -> the same rows at any world size.
 
-Symbols: T rows of a corpus, G rows in a step, C lanes, k = G / C rows of a lane in a step, W workers,
-L = floor(T / C) rows of a lane in an epoch, w rows of a window. Steps are those of the order: they count from 0, and
-skipped ones count too (``springtide.config.steps``).
+Symbols: T rows of a corpus, G rows in a step, C lanes, k = G / C rows of a lane in a step, W workers, w rows of a window,
+S = T / w columns of a corpus, at least 1 and at most C. Steps are those of the order: they count from 0, and skipped ones
+count too (``springtide.config.steps``).
 
-    epoch    permutes the row groups and concatenates them: a virtual sequence of T rows
-    lane     owns L rows of that sequence; at most C - 1 rows remain, different ones in every epoch
-    window   shuffles w rows of the lane among each other: the bound of the read-ahead
-    mixture  decides which corpus each of the lane's k slots draws from
+    mixture  decides which corpus each slot of a step draws from
+    draw     n of a corpus is place n mod T of its epoch n / T: each row comes once before any row comes twice
+    epoch    permutes the row groups and concatenates them: a virtual sequence of T rows, cut into S columns
+    column   owns every S-th place of the epoch, and T / S consecutive rows of the virtual sequence
+    window   shuffles w rows of a column among each other: the bound of the read-ahead
+    lane     owns k slots of a step; the draws of a step go to the lanes in the order of their columns
     rank     owns whole lanes: slicing by rank is the last operation, so a batch does not depend on W
 
-The first three are ``corpus_order``, the fourth is ``mixture``; ``draws`` puts them together, and ``Order`` adds what a run
+The draws before a step are counted in closed form, so no step before it is visited. A lane meets the same columns in every
+step (exactly with one corpus and S = C, else nearly), so a rank reads its own part of the row groups. A column of T / S rows
+is at least a window long: a corpus smaller than that is one column, shuffled as a whole, and all lanes share it. The rows
+that a row group of R rows has in a column are drawn within (R + 2 w) S consecutive draws of the corpus.
+
+The first is ``mixture``, the rows of draws are ``corpus_order``; ``draws`` puts them together, and ``Order`` adds what a run
 leaves out (skipped steps, excluded samples), the slices of ranks, and the identity.
 """
 
@@ -26,39 +33,49 @@ import numpy as np
 from springtide.config import steps
 from springtide.config.batch_schedule import Ramp
 from springtide.config.steps import OrderStep, StepsDone
-from springtide.stream.corpus_order import CorpusOrder
+from springtide.stream.corpus_order import CorpusOrders
 from springtide.stream.draws import Draws
 from springtide.stream.mixture import MixtureSchedule, WeightTable
+
+_ARITHMETIC = 2
+"""Increase it with any change of the rows of a step, so that no run continues in another order than it began in."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Order:
     """The rows of every step of a run. Two orders with the same ``identity`` give the same batches at any W.
 
-    Example: T = 12 rows in three row groups of four, batches of G = 4 rows, C = 2 lanes of L = 6 rows, windows of w = 3 rows.
-    The first epoch permutes the row groups to third, second, first. ``|`` separates the row groups, then the windows, then
-    the steps, of k = 2 rows a lane:
+    Example: T = 12 rows in three row groups of four, batches of G = 4 rows, C = 2 lanes, windows of w = 3 rows, S = 2 columns.
+    The first epoch permutes the row groups to third, second, first. ``|`` separates the row groups, the windows (those of
+    column 1 begin half a window earlier), and the steps, of k = 2 rows a lane:
 
         virtual sequence      8  9 10 11 |  4  5  6  7 |  0  1  2  3
-        lane 0, shuffled     10  8  9 |  4 11  5          10  8 |  9  4 | 11  5
-        lane 1, shuffled      6  0  7 |  3  1  2           6  0 |  7  3 |  1  2
+        column 0, shuffled    9 10  8 |  4 11  5        lane 0    9 10 |  8  4 | 11  5
+        column 1, shuffled    6  7 |  1  2  0 |  3      lane 1    6  7 |  1  2 |  0  3
 
     A batch is the rows of its step in lane 0, then in lane 1. Step 3 begins the second epoch, which is permuted anew:
 
         >>> order = Order(("manifest's digest",), group_rows=((4, 4, 4),), seed=6, global_batch=4, lanes=2, window=3)
         >>> [order.batch(OrderStep(step)).tolist() for step in range(4)]
-        [[10, 8, 6, 0], [9, 4, 7, 3], [11, 5, 1, 2], [8, 9, 2, 3]]
+        [[9, 10, 6, 7], [8, 4, 1, 2], [11, 5, 0, 3], [8, 9, 2, 3]]
 
     Two workers own a lane each; one worker owns both:
 
         >>> [order.rank_batch(OrderStep(1), rank, world_size=2).tolist() for rank in range(2)]
-        [[9, 4], [7, 3]]
+        [[8, 4], [1, 2]]
 
     A run that skips step 1 trains on step 2 when one step is done, and on nothing else than it would have:
 
         >>> skipping = dataclasses.replace(order, skip=(OrderStep(1),))
         >>> skipping.batch(skipping.step_after(StepsDone(1))).tolist()
-        [11, 5, 1, 2]
+        [11, 5, 0, 3]
+
+    Mixed three to one with a corpus of two rows, three steps draw 9 and 3 rows, and read the small corpus one and a half times:
+
+        >>> both = {"manifests": ("big", "small"), "group_rows": ((4, 4, 4), (2,)), "schedule": ((0, (3, 1)),)}
+        >>> mixed = dataclasses.replace(order, **both)
+        >>> mixed.drawn(StepsDone(3)).tolist(), mixed.epochs(StepsDone(3)).tolist()
+        ([9, 3], [0.75, 1.5])
     """
 
     manifests: tuple[str, ...]
@@ -92,13 +109,13 @@ class Order:
             return end is None or start < end
 
         pieces = [
-            (start, [(number, self.manifests[number], cut) for number, cut in self._mixtures[0].shares(piece)])
+            (start, [(number, self.manifests[number], cut) for number, cut in self._mixtures[-1].shares(piece)])
             for piece, (start, _) in enumerate(self.schedule)
             if begun(start)
         ]
         skip = sorted({step for step in self.skip if begun(step)})
         samples = [(start, sorted(ids)) for start, ids in self.skip_samples if begun(start)]
-        parts = [self.seed, self.global_batch, self.lanes, self.window, pieces, skip, samples]
+        parts = [_ARITHMETIC, self.seed, self.global_batch, self.lanes, self.window, pieces, skip, samples]
         if len(self._ramp.pieces) > 1:
             parts.append([piece for piece in self._ramp.pieces if begun(piece[0])])
         return hashlib.blake2b(json.dumps(parts, allow_nan=False).encode(), digest_size=16).hexdigest()
@@ -143,25 +160,40 @@ class Order:
 
     def lane_rows(self, step: OrderStep, rank: int, world_size: int) -> list[int]:
         """Return the rows of ``step`` in each lane of ``rank``: k, less the excluded ones."""
-        kept = self._kept(step, self._draws.samples(step, self.lanes_of(rank, world_size)))
+        lanes = self.lanes_of(rank, world_size)
+        if not any(start <= step for start, _ in self.skip_samples):
+            return [self.lane_share(step)] * len(lanes)
+        kept = self._kept(step, self._draws.samples(step, lanes))
         return kept.reshape(-1, self.lane_share(step)).sum(axis=1).tolist()
 
     def _kept(self, step: OrderStep, drawn: np.ndarray) -> np.ndarray:
         """Return which of the samples drawn in ``step`` are not excluded, bool (n,)."""
         kept = np.ones(len(drawn), dtype=bool)
-        for start, excluded in self.skip_samples:
+        for start, excluded in self._excluded:
             if start <= step:
-                kept &= ~np.isin(drawn, np.array(excluded, dtype=np.uint64))
+                kept &= ~np.isin(drawn, excluded)
         return kept
 
     def corpora(self, step: OrderStep) -> np.ndarray:
         """Return the corpus of every slot of ``step``, int64 (G,)."""
         return self._mixtures[self._ramp.piece(step)].corpora(step)
 
-    def epoch(self, step: OrderStep, corpus: int = 0) -> float:
-        """Return the epochs of ``corpus`` that the first lane has drawn before ``step``, fractions included."""
-        draws = self._draws.counts_before(step, range(1))[0, corpus]
-        return float(draws / self._corpora[corpus].draws_per_epoch)
+    def drawn(self, done: StepsDone) -> np.ndarray:
+        """Return how many rows of each corpus the first ``done`` steps train on, int64 (corpora,); excluded samples count.
+
+        Exact, for any number of steps, and without drawing them. Rows of skipped steps are left out.
+        """
+        if not done:
+            return np.zeros(len(self.group_rows), dtype=np.int64)
+        end = OrderStep(self.step_before(done) + 1)
+        counts = self._draws.counts_before(end)
+        for step in {step for step in self.skip if step < end}:
+            counts -= self._draws.counts(step, OrderStep(step + 1))
+        return counts
+
+    def epochs(self, done: StepsDone) -> np.ndarray:
+        """Return how many times the first ``done`` steps train on each corpus, with fractions, float64 (corpora,)."""
+        return self.drawn(done) / self._corpora.rows
 
     @functools.cached_property
     def _ramp(self) -> Ramp:
@@ -173,15 +205,16 @@ class Order:
         return tuple(MixtureSchedule(rows, self.schedule) for _, rows in self._ramp.pieces)
 
     @functools.cached_property
-    def _corpora(self) -> tuple[CorpusOrder, ...]:
-        return tuple(
-            CorpusOrder(self.seed, number, rows, self.lanes, self.rows_per_lane, self.window)
-            for number, rows in enumerate(self.group_rows)
-        )
+    def _corpora(self) -> CorpusOrders:
+        return CorpusOrders(self.seed, self.group_rows, self.lanes, self.window)
 
     @functools.cached_property
     def _draws(self) -> Draws:
-        return Draws(self._corpora, self._mixtures, self._ramp, self.lanes)
+        return Draws(self._corpora, self._mixtures, self._ramp, self.lanes, self.global_batch)
+
+    @functools.cached_property
+    def _excluded(self) -> tuple[tuple[int, np.ndarray], ...]:
+        return tuple((start, np.array(sorted(ids), dtype=np.uint64)) for start, ids in self.skip_samples)
 
     def __reduce__(self) -> tuple[object, ...]:
         """Pickle the fields only: what is remembered is drawn anew."""

@@ -9,9 +9,9 @@ from springtide.store.digest import mix
 _CORPUS_SHIFT = np.uint64(48)
 
 
-def join(corpus: int, rows: np.ndarray) -> np.ndarray:
-    """Return the sample ids, uint64 (n,), of rows of one corpus."""
-    return (np.uint64(corpus) << _CORPUS_SHIFT) | rows.astype(np.uint64)
+def join(corpus: int | np.ndarray, rows: np.ndarray) -> np.ndarray:
+    """Return the sample ids, uint64 (n,), of rows of one corpus, or each of its own."""
+    return (np.asarray(corpus).astype(np.uint64) << _CORPUS_SHIFT) | rows.astype(np.uint64)
 
 
 def corpus_and_row(sample_ids: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -48,9 +48,9 @@ def test_a_table_may_begin_at_a_step_or_at_tokens(mixed: Config) -> None:
 
 def test_what_was_drawn_is_counted_a_corpus(mixed: Config) -> None:
     drawn = open_data(mixed.data).drawn(40)
-    assert drawn["code"]["rows"] + drawn["poems"]["rows"] == 40 * mixed.stream.global_batch
-    assert abs(drawn["poems"]["rows"] - 40 * mixed.stream.global_batch / 4) <= 1
-    assert 0 < drawn["code"]["epochs"] < drawn["poems"]["epochs"]
+    assert drawn["code"].rows + drawn["poems"].rows == 40 * mixed.stream.global_batch
+    assert abs(drawn["poems"].rows - 40 * mixed.stream.global_batch / 4) <= 1
+    assert 0 < drawn["code"].epochs < drawn["poems"].epochs
 
 
 @pytest.mark.parametrize(
