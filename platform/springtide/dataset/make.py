@@ -23,7 +23,7 @@ from springtide.errors import ConfigError, CorpusError, explain, redacted
 from springtide.shards import MANIFEST, TOKENIZER, Manifest, Shard, Split, load_manifest, write_manifest, write_shard
 from springtide.store import Folder, digest
 
-_VERSION = 9
+_VERSION = 10
 """Increase it when the same settings produce other bytes."""
 
 _WORK = "work"

@@ -13,7 +13,7 @@ import numpy as np
 from springtide.config.data import ShardsConfig
 from springtide.corpus import BANDS, clusters
 from springtide.dataset.parts import read_columns
-from springtide.shards import HELDOUT, TRAIN, best_fit
+from springtide.shards import HELDOUT, TRAIN, best_fit, shuffle_rows
 from springtide.store import Folder
 
 
@@ -107,7 +107,7 @@ def _fit(
     while begin < len(length):
         done = int(ends[begin - 1]) if begin else 0
         end = max(begin + 1, int(np.searchsorted(ends, done + shard_tokens, side="right")))
-        pieces = best_fit(length[begin:end], capacity)
+        pieces = shuffle_rows(best_fit(length[begin:end], capacity), settings.seed, number)
         rows = int(pieces[-1, 0]) + 1
         yield ShardPlan(split, number, first_row, rows, part[begin:end], row[begin:end], pieces=pieces)
         first_row, begin, number = first_row + rows, end, number + 1

@@ -12,7 +12,7 @@ from springtide.shards.manifest import (
     load_manifest,
     write_manifest,
 )
-from springtide.shards.packing import best_fit
+from springtide.shards.packing import best_fit, shuffle_rows
 from springtide.shards.read import SplitReader, check_shard
 from springtide.shards.row_group import Rows
 from springtide.shards.write import write_shard
@@ -30,6 +30,7 @@ __all__ = [
     "best_fit",
     "check_shard",
     "load_manifest",
+    "shuffle_rows",
     "write_manifest",
     "write_shard",
 ]

@@ -13,7 +13,7 @@ from springtide.store import Folder, to_json
 
 MANIFEST = "manifest.json"
 TOKENIZER = "tokenizer.json"
-FORMAT = 6
+FORMAT = 7
 """Increase it when a reader of the previous format would misread or refuse the new one."""
 TRAIN, HELDOUT = "train", "heldout"
 

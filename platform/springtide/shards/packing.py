@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
+from springtide.store.digest import mix
+
 
 def best_fit(lengths: np.ndarray, capacity: int) -> np.ndarray:
     """Place pieces of documents in rows; return int32 (pieces, 4) of row, document, begin and end, in the order of rows.
@@ -35,4 +37,18 @@ def best_fit(lengths: np.ndarray, capacity: int) -> np.ndarray:
         has_room[room - size] = True
         placed.append((row, document, begin, end))
     found = np.array(placed, dtype=np.int32).reshape(-1, 4)
+    return found[np.argsort(found[:, 0], kind="stable")]
+
+
+def shuffle_rows(pieces: np.ndarray, seed: int, shard: int) -> np.ndarray:
+    """Return the pieces of ``best_fit`` with the rows in another order, decided by ``seed`` and ``shard`` alone.
+
+    Rows are opened longest document first: in that order a row group would hold documents of one length, and the steps that
+    read it would have losses and tokens of their own.
+    """
+    rows = int(pieces[-1, 0]) + 1
+    key = mix(mix(np.array([seed], dtype=np.uint64)) ^ np.uint64(shard))
+    order = np.argsort(mix(mix(np.arange(rows, dtype=np.uint64)) ^ key), kind="stable")
+    found = pieces.copy()
+    found[:, 0] = order[pieces[:, 0]]
     return found[np.argsort(found[:, 0], kind="stable")]
