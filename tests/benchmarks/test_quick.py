@@ -11,6 +11,8 @@ import psutil
 import pytest
 from quick import BENCHMARKS, claims, traces
 
+from springtide.config.recipes import RECIPES
+
 ON_RAY = {"prepare", "recovery", "step_overhead", "sweep"}
 """In tests/elastic/test_benchmarks.py."""
 CLAIMS = {
@@ -20,6 +22,7 @@ CLAIMS = {
     },
     "control_plane": {"waiting_share_of_a_core", "chain_and_journal_share_of_a_step"},
     "growth": {"growth_layers_over_flops", "growth_width_over_flops", "growth_length_over_flops"},
+    "order": {*(f"order_lag1_{recipe}" for recipe in RECIPES), "order_seek_1000_s", "order_verify_minutes"},
     "layouts": {"layouts_loss_over_tolerance", "bytes_predicted_off"},
 }
 PEERS = (BENCHMARKS.parent / ".venv-peers").exists()

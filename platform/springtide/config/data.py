@@ -156,7 +156,7 @@ class StreamConfig(Section):
     ramp: tuple[SmallerBatches, ...] = ahead(default=())
     """Smaller batches at the beginning, in steps of the order; empty uses global_batch from the first step on [table]."""
     lanes: int = Field(0, ge=0)
-    """Parts of the order; each belongs to one worker at a time; must divide global_batch; 0 means global_batch [lanes]."""
+    """Parts of each batch; each belongs to one worker at a time; must divide global_batch; 0 means global_batch [lanes]."""
     window: Tokens = Field(Tokens(4_000_000), ge=1)
     """Tokens of a lane, in whole rows, that are shuffled with each other: spreads the rows of a long document over the steps,
     and bounds the read-ahead; a corpus of less than two windows is shuffled as a whole [tokens]."""

@@ -181,7 +181,7 @@ class Order:
     def drawn(self, done: StepsDone) -> np.ndarray:
         """Return how many rows of each corpus the first ``done`` steps train on, int64 (corpora,); excluded samples count.
 
-        Exact, for any number of steps, and without drawing them. Rows of skipped steps are left out.
+        Exact, for any number of steps, and without drawing them. Rows of skipped steps do not count.
         """
         if not done:
             return np.zeros(len(self.group_rows), dtype=np.int64)
