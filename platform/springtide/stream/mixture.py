@@ -12,6 +12,7 @@ from __future__ import annotations
 import bisect
 import dataclasses
 import functools
+import itertools
 
 import numpy as np
 
@@ -74,7 +75,7 @@ class MixtureSchedule:
         """Return the corpus of every slot of ``step``, int64 (slots,)."""
         shift = (step * self._stride) % self._modulus
         points = (self._spaced + shift) % self._modulus
-        piece = bisect.bisect_right(self.schedule, step, key=lambda entry: entry[0]) - 1
+        piece = bisect.bisect_right(self.schedule, int(step), key=lambda entry: entry[0]) - 1
         return np.searchsorted(self._cuts[piece], points, side="right")
 
     def counts(self, first: OrderStep, last: OrderStep) -> np.ndarray:
@@ -84,8 +85,8 @@ class MixtureSchedule:
         for cuts, start, end in zip(self._cuts, starts, [*starts[1:], last], strict=True):
             begin, steps = max(start, first), min(end, last) - max(start, first)
             if steps > 0:
-                below = [self._count_below(cut, begin, steps) for cut in cuts.tolist()]
-                counts += np.diff(np.array(below, dtype=np.int64), prepend=0)
+                below = [0, *(self._count_below(cut, begin, steps) for cut in cuts.tolist())]
+                counts += np.array([upper - lower for lower, upper in itertools.pairwise(below)], dtype=np.int64)
         return counts
 
     def _count_below(self, cut: int, first: int, steps: int) -> int:

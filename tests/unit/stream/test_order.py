@@ -171,10 +171,10 @@ def test_a_rank_reads_its_own_part_of_a_corpus(world_size: int) -> None:
 
 
 def test_lanes_of_a_mixture_read_near_their_own_columns() -> None:
-    """Half the batch from each of two corpora: a rank of eight opens less than three eighths of the row groups."""
-    order = Order(("d", "e"), ((64,) * 640, (64,) * 640), 3, 128, 64, 256, ((0, (0.5, 0.5)),))
-    read = np.unique(np.concatenate([order.rank_batch(step, 3, 8) for step in range(640)]) // 64)
-    assert len(read) < 3 / 8 * 1280
+    """A rank of eight opens little more than an eighth of the row groups; two thirds, if lanes took the draws as they come."""
+    order = Order(("d", "e"), ((64,) * 640, (64,) * 640), 3, 128, 64, 256, ((0, (0.37, 0.63)),))
+    read = np.unique(np.concatenate([order.rank_batch(step, 3, 8) for step in range(320)]) // 64)
+    assert len(read) < 1280 / 5
 
 
 @given(st.lists(st.tuples(st.integers(1, 20), st.integers(1, 9)), min_size=1, max_size=4), st.integers(0, 99))
