@@ -73,7 +73,14 @@ def write_ours(rows: np.ndarray, folder: str) -> None:
         part = rows[first : first + shard_rows]
         shards.append(write_shard(dataset, f"train-{number:05d}.parquet", config, first, np.zeros(len(part)), part))
     split = Split(documents=1, tokens=rows.size, num_bytes=1, rows=len(rows), shards=tuple(shards))
-    ids = {"vocab_size": 50_257, "end_of_text": 50_256, "tokenizer_digest": "0" * 32, "fingerprint": "", "source": {}}
+    ids = {
+        "vocab_size": 50_257,
+        "end_of_text": 50_256,
+        "begin_of_text": 50_256,
+        "tokenizer_digest": "0" * 32,
+        "fingerprint": "",
+        "source": {},
+    }
     manifest = Manifest(sequence_length=LENGTH, token_type="uint16", splits={TRAIN: split, HELDOUT: split}, **ids)
     write_manifest(dataset, manifest)
 

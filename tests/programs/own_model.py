@@ -22,13 +22,13 @@ class Convolutions(nn.Module):
         return self.head(x_BDL.transpose(1, 2))
 
 
-def build(config: ModelConfig, vocab_size: int, eos_id: int | None) -> nn.Module:
+def build(config: ModelConfig, vocab_size: int, eos_id: int | None, bos_id: int | None) -> nn.Module:
     return Convolutions(config, vocab_size)
 
 
-def headless(config: ModelConfig, vocab_size: int, eos_id: int | None) -> nn.Module:
+def headless(config: ModelConfig, vocab_size: int, eos_id: int | None, bos_id: int | None) -> nn.Module:
     return nn.Sequential(nn.Embedding(vocab_size, config.dim), nn.Flatten())
 
 
-def nothing(config: ModelConfig, vocab_size: int, eos_id: int | None) -> None:
+def nothing(config: ModelConfig, vocab_size: int, eos_id: int | None, bos_id: int | None) -> None:
     return None

@@ -23,9 +23,9 @@ WRONG_NODE = "WRONG_NODE"
 BEGINS, STEPS = 12, 40
 
 
-def build(config: ModelConfig, vocab_size: int, eos_id: int | None) -> nn.Module:
+def build(config: ModelConfig, vocab_size: int, eos_id: int | None, bos_id: int | None) -> nn.Module:
     """The decoder, with a layer in which the device of that node flips a bit."""
-    model = decoder(config.model_copy(update={"source": ""}), vocab_size, eos_id)
+    model = decoder(config.model_copy(update={"source": ""}), vocab_size, eos_id, bos_id)
     model.blocks[0].ffn.down.register_forward_hook(_flip)
     return model
 

@@ -229,12 +229,12 @@ def sample(
     configs.check_trusted(config.model.source, run.folder.where(configs.RUN_CONFIG), trust_code, claimed)
     manifest, vocabulary = open_dataset(open_data(config.data).datasets[0])
     check_whole_fits(config, manifest.vocab_size)
-    model = whole(config.model, manifest.vocab_size, manifest.eos_id)
+    model = whole(config.model, manifest.vocab_size, manifest.eos_id, manifest.bos_id)
     if not (names := run.checkpoints):
         raise ConfigError(explain("run", run.folder.url, "has no checkpoint yet", "train it until its first save"))
     name = names[-1]
     load(run.folder, name, model)
-    before, end = prompt_of(vocabulary, prompt)
+    before, end = prompt_of(manifest, vocabulary, prompt)
     length = tokens or config.train.sample_tokens
     context = min(config.model.max_sequence_length, manifest.sequence_length)
     found = generate(model, before, length, context, manifest.vocab_size, temperature, seed, end)

@@ -36,7 +36,7 @@ ABANDONED = "ABANDONED"
 QUARANTINED = "QUARANTINED"
 BLOCK_BYTES = 4 * 2**20
 """Bytes that one digest covers: a reader of part of a tensor verifies the blocks that it touches."""
-FORMAT = 5
+FORMAT = 6
 _NAME = re.compile(r"step-(\d{10})")
 
 Identity = Callable[[StepsDone], str]
@@ -72,8 +72,6 @@ class Meta(BaseModel):
     """The chain of all steps done (``stream/chain.py``); empty before the first step, and in a training loop of your own."""
     skipped_updates: tuple[OrderStep, ...] = ()
     """Steps of the order whose update the step guard skipped, ascending, at most the newest 1000."""
-    eos_id: int | None = None
-    """The token id after which the model's loss counts no token; None: all tokens count."""
     world_size: int = Field(ge=1)
     order_identity: str
     config_fingerprint: str

@@ -13,6 +13,9 @@ from springtide.config.section import Section, ahead, free
 from springtide.config.steps import StepsDone
 from springtide.errors import explain
 
+END_OF_TEXT = "<|endoftext|>"
+"""The end-of-text token of a tokenizer that is made here, if none is named."""
+
 Weight = Annotated[float, Field(ge=0)]
 
 
@@ -49,8 +52,21 @@ class CorpusConfig(Section):
     for it [table]."""
     tokenizer: str = "bpe"
     """``bpe`` (trained on the corpus), ``bytes``, ``tiktoken:NAME``, or the path of a ``tokenizer.json`` [name or path]."""
+    end_of_text: str = ""
+    """Token that ends a document; empty looks for ``<|endoftext|>``, ``<|end_of_text|>``, ``</s>`` and ``<eos>`` [name]."""
+    begin_of_text: str = ""
+    """Token that begins each document, and is never predicted; empty is none, or where documents are masked from each other
+    the one that ends them [name]."""
     vocab_size: int = Field(4096, ge=257)
-    """Number of ids of a tokenizer that is trained here, the end-of-document id included [ids]."""
+    """Number of ids of a tokenizer that is trained here, special tokens included [ids]."""
+    special_tokens: tuple[str, ...] = ()
+    """More special tokens for a tokenizer that is made here, such as those of chats or of fill-in-the-middle; text that spells
+    one is text [name]."""
+    pretokenizer: Literal["gpt2", "gpt4", "gpt4o", "llama3", "qwen"] = "gpt4"
+    """Published pattern by which a BPE that is trained here cuts text into words; they differ most in digits: any number in one
+    word (gpt2), up to three (gpt4, gpt4o, llama3), or one (qwen) [name]."""
+    tokenizer_characters: int = Field(100_000_000, ge=1)
+    """Text that a BPE is trained on, a part of every source and of its units [characters]."""
     max_files: int = Field(0, ge=0)
     """Take at most this many files; 0 takes all [files]."""
     field: str = "text"
@@ -88,7 +104,8 @@ class ShardsConfig(Section):
     sequence_length: int = Field(256, ge=2)
     """Tokens that a row trains on; a row stores one more, the first input [tokens]."""
     token_type: Literal["uint16", "uint32"] = "uint16"
-    """Type that a token id is stored as [type]."""
+    """Type that a token id is stored as. Where some tokens are not predicted, the top bit says which, and uint16 holds
+    32,768 ids, else 65,536 [type]."""
     packing: Literal["concat", "best_fit"] = "concat"
     """``concat`` puts documents end to end and cuts them where a row is full; ``best_fit`` fits whole documents together and
     cuts only those longer than a row [name]."""

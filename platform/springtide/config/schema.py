@@ -324,12 +324,13 @@ class Config(Section):
                     "shorten the sequence or raise the model's limit",
                 )
             )
-        if self.corpus.tokenizer == "bpe" and self.shards.token_type == "uint16" and self.corpus.vocab_size > 2**16:
+        most_ids = 2**15 if self.shards.mask_across_documents or self.corpus.begin_of_text else 2**16
+        if self.corpus.tokenizer == "bpe" and self.shards.token_type == "uint16" and self.corpus.vocab_size > most_ids:
             found.append(
                 explain(
                     "corpus.vocab_size",
                     self.corpus.vocab_size,
-                    "shards.token_type = 'uint16' holds ids below 65536",
+                    f"shards.token_type = 'uint16' holds {most_ids} ids here",
                     "set shards.token_type to uint32 or choose a smaller vocabulary",
                 )
             )

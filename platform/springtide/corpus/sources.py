@@ -10,6 +10,7 @@ import contextlib
 import dataclasses
 import hashlib
 import io
+import itertools
 import json
 import logging
 import os
@@ -75,6 +76,8 @@ class Unit(NamedTuple):
     begin: int = 0
     end: int = -1
     """Bytes [begin, end) of JSON lines, or row groups [begin, end) of Parquet; -1 is the end of the file."""
+    num_bytes: int = 0
+    """Bytes that it takes in its files; of Parquet, before compression."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -106,18 +109,18 @@ class CorpusReader:
                 small.append(name)
                 size += self.folder.size(name)
                 if size >= _UNIT_BYTES or len(small) >= _UNIT_FILES:
-                    units.append(Unit(tuple(small)))
+                    units.append(Unit(tuple(small), num_bytes=size))
                     small, size = [], 0
             elif _kind(name) == "parquet":
                 with self._blamed(name), self.folder.open(name) as file:
-                    groups = pq.ParquetFile(file).metadata.num_row_groups
-                units += [Unit((name,), group, group + 1) for group in range(groups)]
+                    footer = pq.ParquetFile(file).metadata
+                    sizes = [footer.row_group(group).total_byte_size for group in range(footer.num_row_groups)]
+                units += [Unit((name,), group, group + 1, size) for group, size in enumerate(sizes)]
             else:
                 total = self.folder.size(name)
-                units += [
-                    Unit((name,), begin, min(begin + _UNIT_BYTES, total)) for begin in range(0, total, _UNIT_BYTES)
-                ]
-        return [*units, Unit(tuple(small))] if small else units
+                bounds = [*range(0, total, _UNIT_BYTES), total]
+                units += [Unit((name,), begin, end, end - begin) for begin, end in itertools.pairwise(bounds)]
+        return [*units, Unit(tuple(small), num_bytes=size)] if small else units
 
     def read(self, unit: Unit) -> Iterator[Document | Broken]:
         """Yield the documents of ``unit`` in the order of its files. Bytes that are not UTF-8, and halves of surrogate pairs,

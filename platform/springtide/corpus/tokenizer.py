@@ -6,7 +6,7 @@ import itertools
 import json
 import logging
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,16 +14,18 @@ import numpy as np
 import tokenizers
 from tokenizers import Regex, decoders, models, pre_tokenizers, trainers
 
+from springtide.config.data import END_OF_TEXT
+from springtide.corpus.patterns import PATTERNS
 from springtide.errors import ConfigError, CorpusError, explain
 from springtide.store import Folder
 
-END_OF_TEXT = "<|endoftext|>"
 _KNOWN_ENDS = (END_OF_TEXT, "<|end_of_text|>", "</s>", "<eos>")
-_TRAIN_CHARACTERS = 8_000_000
 _TIKTOKEN = "tiktoken:"
 _BATCH_CHARACTERS = 1_000_000  # an encoding takes about a hundred bytes per token
 _SPACE = "\u2581"
 """SentencePiece's symbol for a space."""
+_SHOWN = 12
+"""Special tokens that an error names."""
 _FALLBACK = re.compile(r"<0x[0-9A-F]{2}>")
 _STEPS = ("normalizer", "pre_tokenizer", "decoder")
 """The parts of a ``tokenizer.json`` that determine how its tokens are spelled."""
@@ -34,32 +36,51 @@ _log = logging.getLogger(__name__)
 class Tokenizer:
     """A tokenizer, its end-of-document id, and the number of bytes that each id stands for."""
 
-    def __init__(self, tokenizer: tokenizers.Tokenizer) -> None:
-        """CorpusError if ``tokenizer`` has no end-of-text token under any of the usual names."""
+    def __init__(self, tokenizer: tokenizers.Tokenizer, end_of_text: str | int = "") -> None:
+        """``end_of_text``: the token that ends a document, or its id; empty looks for the usual names. CorpusError if
+        ``tokenizer`` has none of them, ConfigError if it lacks the one that is given."""
         self.tokenizer = tokenizer
         tokenizer.encode_special_tokens = True  # text that spells a special token is text
         _encode_whole_texts(tokenizer)
-        ends = [index for name in _KNOWN_ENDS if (index := tokenizer.token_to_id(name)) is not None]
-        if not ends:
-            raise CorpusError(
-                explain(
-                    "corpus.tokenizer", "(file)", f"has none of {', '.join(_KNOWN_ENDS)}", "add an end-of-text token"
-                )
-            )
-        self.end_of_text: int = ends[0]
-
+        self.end_of_text: int = self._end_of_text(end_of_text)
+        """The id that ends a document."""
         self.size: int = 1 + max(tokenizer.get_vocab(with_added_tokens=True).values())
         """One more than the largest id, special tokens included; some tokenizers do not use every id."""
+
+    def _end_of_text(self, given: str | int) -> int:
+        if isinstance(given, int):
+            return given
+        if given:
+            return self.id_of(given, "corpus.end_of_text")
+        ends = [index for name in _KNOWN_ENDS if (index := self.tokenizer.token_to_id(name)) is not None]
+        if not ends:
+            limit = f"has none of {', '.join(_KNOWN_ENDS)}"
+            raise CorpusError(
+                explain("corpus.tokenizer", "(file)", limit, "name the token that ends a text, corpus.end_of_text")
+            )
+        return ends[0]
+
+    def id_of(self, token: str, setting: str) -> int:
+        """Return the id of a token that ``setting`` names. ConfigError if there is none."""
+        index = self.tokenizer.token_to_id(token)
+        if index is None:
+            special = [one.content for one in self.tokenizer.get_added_tokens_decoder().values() if one.special]
+            remedy = f"choose one of {', '.join(special[:_SHOWN]) or 'its tokens'}"
+            raise ConfigError(explain(setting, token, "is not a token of the tokenizer", remedy))
+        return int(index)
 
     def to_json(self) -> str:
         """Return the contents of a ``tokenizer.json``, which ``from_json`` reads."""
         return self.tokenizer.to_str()
 
     @classmethod
-    def from_json(cls, text: str, name: str = "(file)") -> Tokenizer:
-        """Return the tokenizer of a ``tokenizer.json``. ``name``: of the file, for the error. CorpusError if it is none."""
+    def from_json(cls, text: str, name: str = "(file)", end_of_text: str | int = "") -> Tokenizer:
+        """Return the tokenizer of a ``tokenizer.json``. ``name``: of the file, for the error; ``end_of_text``: as above.
+        CorpusError if it is none."""
         try:
-            return cls(tokenizers.Tokenizer.from_str(text))
+            return cls(tokenizers.Tokenizer.from_str(text), end_of_text)
+        except ConfigError as error:
+            raise ConfigError(str(error).replace("the tokenizer;", f"the tokenizer {name};")) from None
         except CorpusError as error:
             raise CorpusError(str(error).replace("'(file)'", repr(name))) from None
         except BaseException as error:  # the library raises plain Exceptions, and panics that are not even that
@@ -150,29 +171,38 @@ def _text_bytes(token: str, spaced: bool) -> int:
     return len((token.replace(_SPACE, " ") if spaced else token).encode())
 
 
-def train_bpe(texts: Iterable[str], vocab_size: int) -> Tokenizer:
-    """Train a byte-level BPE of at most ``vocab_size`` ids on the first eight million characters of ``texts``."""
+def train_bpe(
+    texts: Iterable[str], vocab_size: int, pattern: str = "gpt4", special_tokens: Sequence[str] = (END_OF_TEXT,)
+) -> Tokenizer:
+    """Train a byte-level BPE of at most ``vocab_size`` ids on ``texts``, cut into words by the pattern of that name. The first
+    of ``special_tokens`` ends a document."""
     tokenizer = tokenizers.Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.pre_tokenizer = _byte_level_words(PATTERNS[pattern])
     tokenizer.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
         vocab_size=vocab_size,
-        special_tokens=[END_OF_TEXT],
+        special_tokens=list(special_tokens),
         initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
         show_progress=False,
     )
-    tokenizer.train_from_iterator(_first(texts, _TRAIN_CHARACTERS), trainer)
-    return Tokenizer(tokenizer)
+    tokenizer.train_from_iterator(texts, trainer)
+    return Tokenizer(tokenizer, special_tokens[0])
 
 
-def byte_tokenizer() -> Tokenizer:
-    """Return a BPE without merges: every byte is an id, and the 257th id ends a document."""
+def _byte_level_words(pattern: str) -> pre_tokenizers.PreTokenizer:
+    """Return the step that cuts text by a pattern of Oniguruma's syntax, and spells bytes as letters."""
+    split = pre_tokenizers.Split(Regex(pattern), behavior="isolated")
+    return pre_tokenizers.Sequence([split, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)])
+
+
+def byte_tokenizer(special_tokens: Sequence[str] = (END_OF_TEXT,)) -> Tokenizer:
+    """Return a BPE without merges: every byte is an id, the special tokens follow, and the first of them ends a document."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     tokenizer = tokenizers.Tokenizer(models.BPE(vocab={char: index for index, char in enumerate(alphabet)}, merges=[]))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     tokenizer.decoder = decoders.ByteLevel()
-    tokenizer.add_special_tokens([END_OF_TEXT])
-    return Tokenizer(tokenizer)
+    tokenizer.add_special_tokens(list(special_tokens))
+    return Tokenizer(tokenizer, special_tokens[0])
 
 
 def tiktoken_tokenizer(name: str) -> Tokenizer:
@@ -203,9 +233,7 @@ def tiktoken_tokenizer(name: str) -> Tokenizer:
     )
     # Oniguruma reads {1,3}+ as a repetition of {1,3}, and $ as the end of any line
     pattern = re.sub(r"(\{\d+(?:,\d*)?\})\+", r"\1", encoding._pat_str).replace("$", r"\z")
-    split = pre_tokenizers.Split(Regex(pattern), behavior="isolated")
-    plain = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([split, plain])
+    tokenizer.pre_tokenizer = _byte_level_words(pattern)
     tokenizer.decoder = decoders.ByteLevel()
     tokenizer.add_special_tokens([END_OF_TEXT])
     return Tokenizer(tokenizer)
@@ -228,19 +256,33 @@ def _last_merge(ranks: dict[bytes, int], token: bytes) -> tuple[bytes, bytes]:
     return parts[0], parts[1]
 
 
-def open_tokenizer(kind: str, texts: Iterable[str], vocab_size: int) -> Tokenizer:
-    """Return the tokenizer that ``corpus.tokenizer`` names: trained on ``texts``, bytes, tiktoken's, or from a file."""
+def open_tokenizer(
+    kind: str,
+    texts: Iterable[str],
+    vocab_size: int,
+    *,
+    pattern: str = "gpt4",
+    end_of_text: str = "",
+    special_tokens: Sequence[str] = (),
+) -> Tokenizer:
+    """Return the tokenizer that ``corpus.tokenizer`` names: trained on ``texts``, bytes, tiktoken's, or from a file.
+
+    ``pattern``: of one that is trained; ``end_of_text``: the token that ends a document, empty for the usual one;
+    ``special_tokens``: more that one which is made here has.
+    """
+    made_here = tuple(dict.fromkeys((end_of_text or END_OF_TEXT, *special_tokens)))
     if kind == "bpe":
-        return train_bpe(texts, vocab_size)
+        return train_bpe(texts, vocab_size, pattern, made_here)
     if kind == "bytes":
-        return byte_tokenizer()
+        return byte_tokenizer(made_here)
     if kind.startswith(_TIKTOKEN):
-        return tiktoken_tokenizer(kind.removeprefix(_TIKTOKEN))
+        found = tiktoken_tokenizer(kind.removeprefix(_TIKTOKEN))
+        return Tokenizer(found.tokenizer, end_of_text)
     if not Path(kind).is_file():
         known = f"is neither 'bpe' nor 'bytes' nor '{_TIKTOKEN}NAME' nor a file"
         raise ConfigError(explain("corpus.tokenizer", kind, known, "give a tokenizer.json"))
     file = Path(kind)
-    return Tokenizer.from_json(Folder(file.parent).read(file.name).decode("utf-8", "replace"), kind)
+    return Tokenizer.from_json(Folder(file.parent).read(file.name).decode("utf-8", "replace"), kind, end_of_text)
 
 
 def _batches(texts: Iterable[str]) -> Iterator[list[str]]:
@@ -254,11 +296,3 @@ def _batches(texts: Iterable[str]) -> Iterator[list[str]]:
             batch, characters = [], 0
     if batch:
         yield batch
-
-
-def _first(texts: Iterable[str], characters: int) -> Iterator[str]:
-    for text in texts:
-        if characters <= 0:
-            return
-        yield text[:characters]
-        characters -= len(text)

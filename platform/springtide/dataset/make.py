@@ -16,18 +16,31 @@ from typing import Any
 import numpy as np
 
 from springtide.config.data import CorpusConfig, ShardsConfig
-from springtide.corpus import Broken, CorpusReader, Tokenizer, check_byte_counts, clean, open_source, open_tokenizer
-from springtide.dataset.parts import PartJob, make_part, open_work_tokenizer, read_counts, read_tokens
+from springtide.corpus import CorpusReader, Tokenizer, check_byte_counts, open_source, open_tokenizer
+from springtide.dataset.parts import PartJob, begin_of_text, make_part, open_work_tokenizer, read_counts, read_tokens
 from springtide.dataset.plan import Plan, ShardPlan, make_plan
+from springtide.dataset.sample import sample
 from springtide.errors import ConfigError, CorpusError, explain, redacted
-from springtide.shards import MANIFEST, TOKENIZER, Manifest, Shard, Split, load_manifest, write_manifest, write_shard
+from springtide.shards import (
+    MANIFEST,
+    TOKENIZER,
+    Manifest,
+    Shard,
+    Split,
+    ids_of,
+    is_predicted,
+    load_manifest,
+    masked,
+    most_ids,
+    write_manifest,
+    write_shard,
+)
 from springtide.store import Folder, digest
 
 _VERSION = 10
 """Increase it when the same settings produce other bytes."""
 
 _WORK = "work"
-_VOCABULARY_CHARACTERS = 8_000_000
 _MADE_HERE = ("bpe", "bytes")
 """Tokenizers with byte counts that are correct by construction."""
 
@@ -112,14 +125,17 @@ def _make(
     _run_all(run, make_part, [job for job in jobs if not job.done()], "reading and tokenising", progress)
     plan = make_plan(work, len(jobs), shards, corpus.near_duplicates)
     _check_plan(corpus, shards, plan)
-    seals = [SealJob(shard, shards, dataset, work) for shard in plan.shards]
+    seals = [SealJob(shard, shards, dataset, work, vocabulary.end_of_text) for shard in plan.shards]
     _run_all(run, seal_shard, [job for job in seals if not job.done()], "packing and sealing", progress)
+    bos_id = begin_of_text(vocabulary, corpus, shards)
     manifest = Manifest(
         sequence_length=shards.sequence_length,
         token_type=shards.token_type,
         vocab_size=vocabulary.size,
         end_of_text=vocabulary.end_of_text,
+        begin_of_text=vocabulary.end_of_text if bos_id is None else bos_id,
         mask_across_documents=shards.mask_across_documents,
+        has_loss_mask=bos_id is not None,
         tokenizer_digest=digest.of_bytes(vocabulary.to_json().encode()),
         fingerprint=name,
         source={"source": _named(corpus), **_counts(work, len(jobs), plan)},
@@ -141,6 +157,7 @@ class SealJob:
     settings: ShardsConfig
     dataset: Folder
     work: Folder
+    end_of_text: int
 
     @property
     def record(self) -> str:
@@ -161,33 +178,33 @@ def seal_shard(job: SealJob) -> None:
         mine = np.flatnonzero(plan.parts == part)  # parts have the dataset's order, so these rows rise
         for place, tokens in zip(mine.tolist(), read_tokens(job.work, part, plan.places[mine]), strict=True):
             documents[place] = tokens
-    vocabulary = open_work_tokenizer(job.work)
     if plan.pieces is None:
         line = np.concatenate(documents)[plan.skip :]
         rows = np.lib.stride_tricks.sliding_window_view(line, length + 1)[: plan.rows * length : length]
     else:
-        rows = _fill(documents, plan.pieces, plan.rows, length + 1, vocabulary.end_of_text)
-    num_bytes = _bytes(rows, vocabulary, job.settings.mask_across_documents)
+        rows = _fill(documents, plan.pieces, plan.rows, length + 1, job.end_of_text)
+    lengths = open_work_tokenizer(job.work, job.end_of_text).byte_lengths()
+    num_bytes = np.array([_num_bytes(row[1:], lengths) for row in rows], dtype=np.int64)
     shard = write_shard(job.dataset, plan.name, job.settings, plan.first_row, num_bytes, rows)
     job.work.write_json(job.record, {"shard": shard.model_dump(mode="json"), "num_bytes": int(num_bytes.sum())})
 
 
 def _fill(documents: list[np.ndarray], pieces: np.ndarray, rows: int, capacity: int, padding: int) -> np.ndarray:
-    """Return the rows of a shard with fitted pieces, (rows, capacity); ``padding`` fills the rest of each row."""
-    found = np.full((rows, capacity), padding, dtype=documents[0].dtype)
+    """Return the rows of a shard with fitted pieces, (rows, capacity); ``padding`` fills the rest of each row. The first
+    token of a piece is not predicted: it is a begin-of-text, or the last token of the piece before it."""
+    found = masked(np.full((rows, capacity), padding, dtype=documents[0].dtype))
     filled = np.zeros(rows, dtype=np.int64)
     for row, document, begin, end in pieces.tolist():
         at = filled[row]
         found[row, at : at + end - begin] = documents[document][begin:end]
+        found[row, at : at + 1] = masked(found[row, at : at + 1])
         filled[row] += end - begin
     return found
 
 
-def _bytes(rows: np.ndarray, vocabulary: Tokenizer, separate: bool) -> np.ndarray:
-    """Return the bytes of text that the predicted tokens of each row stand for, int64 (rows,). ``separate``: the token after
-    an end-of-document id is not predicted."""
-    lengths, end = vocabulary.byte_lengths(), vocabulary.end_of_text
-    return np.array([lengths[row[1:][row[:-1] != end] if separate else row[1:]].sum() for row in rows], dtype=np.int64)
+def _num_bytes(row: np.ndarray, lengths: np.ndarray) -> int:
+    """Return the bytes of text that the predicted tokens of ``row`` stand for."""
+    return int(lengths[row[is_predicted(row)]].sum())
 
 
 def _run_all(run: Map, function: Callable[[Any], Any], jobs: Sequence[Any], stage: str, progress: Progress) -> None:
@@ -200,37 +217,31 @@ def _named(corpus: CorpusConfig) -> str:
 
 
 def _vocabulary(corpus: CorpusConfig, shards: ShardsConfig, jobs: list[PartJob], work: Folder) -> Tokenizer:
-    """Return the tokenizer, made once; training uses the first millions of characters of the units in shuffled order."""
+    """Return the tokenizer, made once."""
     if not work.exists(TOKENIZER):
-        made = open_tokenizer(corpus.tokenizer, _texts(shards.seed, jobs), corpus.vocab_size)
-        limit = np.iinfo(shards.token_type).max + 1
-        if made.size > limit:
-            raise ConfigError(
-                explain(
-                    "shards.token_type",
-                    shards.token_type,
-                    f"holds {limit} ids, the tokenizer {corpus.tokenizer!r} has {made.size}",
-                    "set shards.token_type to uint32",
-                )
-            )
+        made = open_tokenizer(
+            corpus.tokenizer,
+            sample(shards.seed, jobs, corpus.tokenizer_characters),
+            corpus.vocab_size,
+            pattern=corpus.pretokenizer,
+            end_of_text=corpus.end_of_text,
+            special_tokens=(*filter(None, (corpus.begin_of_text,)), *corpus.special_tokens),
+        )
+        _check_room_for_ids(made, corpus, shards)
         if corpus.tokenizer not in _MADE_HERE:
-            texts = itertools.islice(_texts(shards.seed, jobs, _CHECKED_A_UNIT), _CHECKED)
-            check_byte_counts(made, corpus.tokenizer, (text[:_CHECKED_CHARACTERS] for text in texts))
+            texts = sample(shards.seed, jobs, corpus.tokenizer_characters, most_a_unit=_CHECKED_A_UNIT)
+            checked = (text[:_CHECKED_CHARACTERS] for text in itertools.islice(texts, _CHECKED))
+            check_byte_counts(made, corpus.tokenizer, checked)
         work.write(TOKENIZER, made.to_json())
-    return open_work_tokenizer(work)
+    return open_work_tokenizer(work, corpus.end_of_text)
 
 
-def _texts(seed: int, jobs: list[PartJob], most_a_unit: int | None = None) -> Iterator[str]:
-    left = _VOCABULARY_CHARACTERS
-    for number in np.random.default_rng(seed).permutation(len(jobs)).tolist():
-        job = jobs[number]
-        for found in itertools.islice(job.source.read(job.unit), most_a_unit):
-            text = "" if isinstance(found, Broken) else clean(found.text, job.corpus)[0]
-            if text:
-                yield text
-                left -= len(text)
-        if left <= 0:
-            return
+def _check_room_for_ids(made: Tokenizer, corpus: CorpusConfig, shards: ShardsConfig) -> None:
+    has_loss_mask = begin_of_text(made, corpus, shards) is not None
+    if made.size > (limit := most_ids(shards.token_type, has_loss_mask)):
+        holds = f"holds {limit} ids and which tokens are not predicted" if has_loss_mask else f"holds {limit} ids"
+        problem = f"{holds}, the tokenizer {corpus.tokenizer!r} has {made.size}"
+        raise ConfigError(explain("shards.token_type", shards.token_type, problem, "set shards.token_type to uint32"))
 
 
 def _check_plan(corpus: CorpusConfig, shards: ShardsConfig, plan: Plan) -> None:
@@ -333,9 +344,11 @@ def open_dataset(url: str) -> tuple[Manifest, Tokenizer]:
     if (found := digest.of_bytes(data)) != manifest.tokenizer_digest:
         what = f"its bytes changed after sealing; digest expected {manifest.tokenizer_digest}, found {found}"
         raise CorpusError(f"{dataset.where(TOKENIZER)}: {what}; restore the file, or prepare the dataset again")
-    return manifest, Tokenizer.from_json(data.decode("utf-8", "replace"), dataset.where(TOKENIZER))
+    return manifest, Tokenizer.from_json(
+        data.decode("utf-8", "replace"), dataset.where(TOKENIZER), manifest.end_of_text
+    )
 
 
 def rows_text(rows: np.ndarray, vocabulary: Tokenizer) -> Iterator[str]:
-    """Yield rows of token ids, (rows, length), as text."""
-    return (vocabulary.decode(row.tolist()) for row in rows)
+    """Yield rows of tokens, (rows, length), as text."""
+    return (vocabulary.decode(row.tolist()) for row in ids_of(rows))

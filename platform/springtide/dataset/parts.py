@@ -23,7 +23,7 @@ import pyarrow.parquet as pq
 from springtide.config.data import CorpusConfig, ShardsConfig
 from springtide.corpus import BANDS, Broken, CorpusReader, Tokenizer, Unit, bands, clean
 from springtide.errors import legible, redacted
-from springtide.shards import TOKENIZER
+from springtide.shards import TOKENIZER, masked
 from springtide.store import Folder
 
 _DOCUMENTS_A_GROUP = 64
@@ -62,7 +62,7 @@ def make_part(job: PartJob) -> None:
     """Read, clean, tokenise and write one part, unless it was already made."""
     if job.done():
         return
-    vocabulary = open_work_tokenizer(job.work)
+    vocabulary = open_work_tokenizer(job.work, job.corpus.end_of_text)
     key = job.shards.seed.to_bytes(8, "little")
     counts: collections.Counter[str] = collections.Counter()
     samples: list[dict[str, str]] = []
@@ -91,7 +91,14 @@ def make_part(job: PartJob) -> None:
     for row, ids in zip(rows, vocabulary.encode(texts), strict=True):
         row["tokens"] = ids
     rows.sort(key=lambda row: row["place"])
-    job.work.write(_rows(job.number), _encode(rows, job.corpus.near_duplicates, job.shards.token_type))
+    signatures = np.zeros((len(rows), BANDS), dtype=np.uint64)
+    if job.corpus.near_duplicates:
+        signatures = np.array([bands(row["tokens"]) for row in rows], dtype=np.uint64).reshape(-1, BANDS)
+    if (bos_id := begin_of_text(vocabulary, job.corpus, job.shards)) is not None:
+        first = masked(np.array([bos_id], dtype=job.shards.token_type))
+        for row in rows:
+            row["tokens"] = np.concatenate([first, row["tokens"].astype(job.shards.token_type)])
+    job.work.write(_rows(job.number), _encode(rows, signatures, job.shards.token_type))
     characters = sum(len(text) for text in texts)
     groups: collections.Counter[str] = collections.Counter()
     for row in rows:
@@ -113,16 +120,20 @@ def _shown(name: str) -> str:
 
 
 @functools.lru_cache(maxsize=1)
-def open_work_tokenizer(work: Folder) -> Tokenizer:
+def open_work_tokenizer(work: Folder, end_of_text: str | int) -> Tokenizer:
     """Return the tokenizer of a prepare; cached, because one process makes many parts."""
-    return Tokenizer.from_json(work.read(TOKENIZER).decode())
+    return Tokenizer.from_json(work.read(TOKENIZER).decode(), end_of_text=end_of_text)
 
 
-def _encode(rows: list[dict[str, Any]], near_duplicates: bool, token_type: str) -> bytes:
+def begin_of_text(vocabulary: Tokenizer, corpus: CorpusConfig, shards: ShardsConfig) -> int | None:
+    """Return the id that stands before each document and is not predicted; None if none does."""
+    if corpus.begin_of_text:
+        return vocabulary.id_of(corpus.begin_of_text, "corpus.begin_of_text")
+    return vocabulary.end_of_text if shards.mask_across_documents else None
+
+
+def _encode(rows: list[dict[str, Any]], signatures: np.ndarray, token_type: str) -> bytes:
     places = np.frombuffer(b"".join(row["place"] for row in rows), dtype=">u8").reshape(-1, 2).astype(np.uint64)
-    signatures = np.zeros((len(rows), BANDS), dtype=np.uint64)
-    if near_duplicates:
-        signatures = np.array([bands(row["tokens"]) for row in rows], dtype=np.uint64).reshape(-1, BANDS)
     lengths = np.array([len(row["tokens"]) for row in rows], dtype=np.int32)
     flat = np.concatenate([row["tokens"] for row in rows] or [np.empty(0)]).astype(token_type)
     offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)

@@ -68,13 +68,16 @@ def rotate(x_BHLE: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     return torch.cat([first * cos - second * sin, second * cos + first * sin], dim=-1)
 
 
-def documents(tokens_BL: Tensor, eos_id: int) -> tuple[Tensor, Tensor]:
+def documents(tokens_BL: Tensor, eos_id: int, bos_id: int) -> tuple[Tensor, Tensor]:
     """Return the position of each token in its own document, int64 (B, L), and the attention mask, bool (B, 1, L, L).
 
-    A document ends with ``eos_id``; in a row that begins inside a document, positions count from the start of the row.
+    A document begins with ``bos_id`` and ends with ``eos_id``, which may be the same id. The part of a document that was cut
+    begins without one; in a row that begins inside a document, positions count from the start of the row.
     """
     index_L = torch.arange(tokens_BL.shape[1], device=tokens_BL.device)
-    begins_BL = F.pad(tokens_BL[:, :-1] == eos_id, (1, 0))
+    is_eos_BL = tokens_BL == eos_id
+    opens_BL = (tokens_BL == bos_id) & F.pad(is_eos_BL[:, :-1], (1, 0), value=True)
+    begins_BL = opens_BL | F.pad((is_eos_BL & ~opens_BL)[:, :-1], (1, 0), value=False)
     first_BL = torch.where(begins_BL, index_L, 0).cummax(dim=1).values
     together_BLL = first_BL[:, :, None] == first_BL[:, None, :]
     return index_L - first_BL, (together_BLL & (index_L[:, None] >= index_L)).unsqueeze(1)
@@ -208,10 +211,14 @@ class Decoder(nn.Module):
     computes_loss = True
     """Given targets, it computes the loss itself and never holds all logits at once."""
 
-    def __init__(self, config: ModelConfig, vocab_size: int, eos_id: int | None = None) -> None:
-        """``eos_id``: end-of-document id, if documents of one row must not attend to each other."""
+    def __init__(
+        self, config: ModelConfig, vocab_size: int, eos_id: int | None = None, bos_id: int | None = None
+    ) -> None:
+        """``eos_id``: end-of-document id, if documents of one row must not attend to each other; ``bos_id``: the id that
+        begins one, None if it is the same."""
         super().__init__()
         self.config, self.vocab_size, self.eos_id = config, vocab_size, eos_id
+        self.bos_id = eos_id if bos_id is None else bos_id
         self.padded_vocab_size = -(-vocab_size // VOCAB_MULTIPLE) * VOCAB_MULTIPLE
         self.embedding = nn.Embedding(self.padded_vocab_size, config.dim)
         self.blocks = nn.ModuleList(Block(config) for _ in range(config.num_layers))
@@ -248,7 +255,9 @@ class Decoder(nn.Module):
         if past is None and self.eos_id is None:
             return self.cos[:length], self.sin[:length], None
         ids_BL = tokens_BL if past is None else past.append(tokens_BL)
-        position_BL, mask_B1LL = documents(ids_BL, -1 if self.eos_id is None else self.eos_id)
+        no_id = -1
+        ends, begins = (no_id if index is None else index for index in (self.eos_id, self.bos_id))
+        position_BL, mask_B1LL = documents(ids_BL, ends, begins)
         position_BL, mask_B1LL = position_BL[:, -length:], mask_B1LL[:, :, -length:]
         return self.cos[position_BL].unsqueeze(1), self.sin[position_BL].unsqueeze(1), mask_B1LL
 
@@ -267,15 +276,15 @@ class Decoder(nn.Module):
         self.cos, self.sin = rotary_table(self.config, self.config.max_sequence_length, device)
 
 
-def skeleton(config: ModelConfig, vocab_size: int, eos_id: int | None = None) -> Decoder:
+def skeleton(config: ModelConfig, vocab_size: int, eos_id: int | None = None, bos_id: int | None = None) -> Decoder:
     """Return the decoder on the meta device, without memory for its weights."""
     with torch.device("meta"):
-        return Decoder(config, vocab_size, eos_id)
+        return Decoder(config, vocab_size, eos_id, bos_id)
 
 
-def build(config: ModelConfig, vocab_size: int, eos_id: int | None = None) -> Decoder:
+def build(config: ModelConfig, vocab_size: int, eos_id: int | None = None, bos_id: int | None = None) -> Decoder:
     """Return the decoder with its initial weights, on the CPU."""
-    model = skeleton(config, vocab_size, eos_id)
+    model = skeleton(config, vocab_size, eos_id, bos_id)
     model.place(torch.device("cpu"))
     with torch.no_grad():
         for name, parameter in model.named_parameters():

@@ -20,6 +20,7 @@ from springtide.config.steps import StepsDone, one_more
 from springtide.errors import CheckpointError
 from springtide.events import StepDone
 from springtide.run.history import History, RecordedChain, read_history
+from springtide.shards import is_predicted
 from springtide.store import Folder
 from springtide.stream import Data, digest, open_data
 from springtide.stream.chain import next_chain
@@ -133,8 +134,8 @@ def verify(run: Folder) -> Verification:
     """Recompute each step's digest, and the chain of all steps, from the order alone; compare them with the samples that
     the ranks consumed.
 
-    The tokens of a step follow from the order where all tokens of a row count. Where documents are masked from each other
-    they are counted in the rows of 32 steps and of those that the journal lacks; of other steps the journal's number is taken,
+    The tokens of a step follow from the order where all tokens of a row count. Where some are not predicted they
+    are counted in the rows of 32 steps and of those that the journal lacks; of other steps the journal's number is taken,
     which the chain then confirms. Which updates the step guard skipped, the state itself lists. A branch is
     checked from its trunk's checkpoint on.
 
@@ -161,7 +162,7 @@ def verify(run: Folder) -> Verification:
     config = parse(run.read(RUN_CONFIG), run.where(RUN_CONFIG))
     data, history = open_data(config.data), read_history(run)
     begin = branch.first_step(config.train)
-    walk = _Walk(data, _eos_id(config, data, history), history, begin, _begin_chain(config, begin))
+    walk = _Walk(data, history, begin, _begin_chain(config, begin))
     for record in sorted((*history.checkpoints, *history.starts), key=lambda one: one.step):
         if record.step >= begin and record.chain:
             walk.check(record)
@@ -188,11 +189,6 @@ def verify(run: Folder) -> Verification:
     )
 
 
-def _eos_id(config: Config, data: Data, history: History) -> int | None:
-    """Return the id after which no token counts in the loss; a model of the user's own may have another than its data."""
-    return history.newest.eos_id if config.model.source and history.newest is not None else data.eos_id
-
-
 def _begin_chain(config: Config, begin: StepsDone) -> str | None:
     """Return the chain of the state that a run begins with; None if its trunk cannot be read any more."""
     if not begin:
@@ -206,9 +202,9 @@ def _begin_chain(config: Config, begin: StepsDone) -> str | None:
 class _Walk:
     """The steps of a run in their order, each recomputed once: from one recorded chain to the next."""
 
-    def __init__(self, data: Data, eos_id: int | None, history: History, begin: StepsDone, chain: str | None) -> None:
+    def __init__(self, data: Data, history: History, begin: StepsDone, chain: str | None) -> None:
         """``chain``: of the first ``begin`` steps, None if it is not known."""
-        self._data, self._eos_id, self._tries = data, eos_id, history.tries
+        self._data, self._tries = data, history.tries
         self._step = self._checked = begin
         self._chain = chain
         self._not_in_journal: list[int] = []
@@ -265,9 +261,9 @@ class _Walk:
 
     def _tokens(self, sample_ids: np.ndarray, tries: Sequence[StepDone]) -> int:
         """Return the valid tokens of the current step: of all its rows, of the rows as they are read, or the journal's."""
-        if self._eos_id is None:
+        if not self._data.has_loss_mask:
             return len(sample_ids) * self._data.sequence_length
         if tries and self._step not in self._counted:
             return tries[-1].step_tokens
         _, tokens = self._data.rows(sample_ids)
-        return int((tokens[:, :-1] != self._eos_id).sum())
+        return int(is_predicted(tokens[:, 1:]).sum())

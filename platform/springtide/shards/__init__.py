@@ -1,6 +1,7 @@
 """Token ids -> Parquet shards with a checksummed manifest. Layer rule: a dataset without a manifest does not exist, and a
 dataset with a manifest is sealed: it never changes."""
 
+from springtide.shards.loss_mask import ids_of, is_predicted, masked, memory_type, most_ids, signed
 from springtide.shards.manifest import (
     HELDOUT,
     MANIFEST,
@@ -29,8 +30,14 @@ __all__ = [
     "SplitReader",
     "best_fit",
     "check_shard",
+    "ids_of",
+    "is_predicted",
     "load_manifest",
+    "masked",
+    "memory_type",
+    "most_ids",
     "shuffle_rows",
+    "signed",
     "write_manifest",
     "write_shard",
 ]

@@ -9,6 +9,7 @@ import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from springtide.errors import CorpusError, explain
+from springtide.shards.loss_mask import memory_type, most_ids
 from springtide.store import Folder, to_json
 
 MANIFEST = "manifest.json"
@@ -80,8 +81,12 @@ class Manifest(_Record):
     token_type: Literal["uint16", "uint32"]
     vocab_size: Count
     end_of_text: Count
+    begin_of_text: Count
+    """The id that predicts the first token of a text; the end-of-document id if documents only have that between them."""
     mask_across_documents: bool = False
     """Whether attention, positions and loss restart at each document of a row."""
+    has_loss_mask: bool = False
+    """Whether some tokens are not predicted; the top bit of a stored id says which (``shards/loss_mask.py``)."""
     tokenizer_digest: Digest
     """Digest of ``tokenizer.json``; all corpora of a mixture have the same."""
     fingerprint: str
@@ -91,8 +96,13 @@ class Manifest(_Record):
 
     @model_validator(mode="after")
     def _check(self) -> Manifest:
-        if self.end_of_text >= self.vocab_size:
-            raise ValueError(f"end_of_text = {self.end_of_text} is not one of the {self.vocab_size} ids")
+        for name, index in (("end_of_text", self.end_of_text), ("begin_of_text", self.begin_of_text)):
+            if index >= self.vocab_size:
+                raise ValueError(f"{name} = {index} is not one of the {self.vocab_size} ids")
+        if self.vocab_size > (limit := most_ids(self.token_type, self.has_loss_mask)):
+            raise ValueError(
+                f"vocab_size = {self.vocab_size} is more than the {limit} ids of the type {self.token_type}"
+            )
         row_bytes = np.dtype(self.token_type).itemsize * (self.sequence_length + 1)
         for name, split in self.splits.items():
             for shard in split.shards:
@@ -108,6 +118,16 @@ class Manifest(_Record):
     def eos_id(self) -> int | None:
         """The end-of-document id if documents are masked from each other, else None."""
         return self.end_of_text if self.mask_across_documents else None
+
+    @property
+    def bos_id(self) -> int | None:
+        """The begin-of-text id if documents are masked from each other, else None."""
+        return self.begin_of_text if self.mask_across_documents else None
+
+    @property
+    def memory_type(self) -> str:
+        """Type of the tokens that are read; their top bit is the loss mask."""
+        return memory_type(self.token_type, self.vocab_size)
 
     @property
     def digest(self) -> str:

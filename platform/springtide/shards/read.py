@@ -38,7 +38,7 @@ class SplitReader:
         found = Rows(
             np.empty(len(rows), dtype=np.int64),
             np.empty(len(rows), dtype=np.int32),
-            np.empty((len(rows), self._manifest.sequence_length + 1), dtype=self._manifest.token_type),
+            np.empty((len(rows), self._manifest.sequence_length + 1), dtype=self._manifest.memory_type),
         )
         order = np.argsort(groups, kind="stable")
         wanted, begins = np.unique(groups[order], return_index=True)
@@ -54,7 +54,9 @@ class SplitReader:
         """Open these row groups, and mark them as the most recently used."""
         missing = [group for group in groups if group not in self._open]
         for group, data in zip(missing, self._bytes(missing), strict=True):
-            self._open[group] = RowGroupView(data, self._group(group), self._manifest.token_type)
+            self._open[group] = RowGroupView(
+                data, self._group(group), self._manifest.token_type, self._manifest.memory_type
+            )
         for group in groups:
             self._open[group] = self._open.pop(group)
 

@@ -22,21 +22,23 @@ class Rows(NamedTuple):
     num_bytes: np.ndarray
     """int32 (rows,): length of the text that the predicted tokens of a row stand for [bytes]."""
     tokens: np.ndarray
-    """uint16 or uint32 (rows, sequence_length + 1)."""
+    """uint16 or uint32 (rows, sequence_length + 1); the top bit is the loss mask."""
 
 
 class RowGroupView:
     """A view of a row group; ``data`` holds its bytes from ``group.sample_ids`` to ``group.end``."""
 
-    def __init__(self, data: memoryview | np.ndarray, group: RowGroup, token_type: str) -> None:
+    def __init__(self, data: memoryview | np.ndarray, group: RowGroup, token_type: str, memory_type: str = "") -> None:
+        """``memory_type``: of the tokens that are returned, if it is not ``token_type``."""
+
         def array(begin: int, end: int, kind: str) -> np.ndarray:
             return np.frombuffer(data[begin - group.sample_ids : end - group.sample_ids], dtype=kind)
 
         self.num_data_bytes = group.end - group.sample_ids
-        self._type = np.dtype(token_type)
+        self._type = np.dtype(memory_type or token_type)
         self._sample_ids = array(group.sample_ids, group.sample_ids + 8 * group.rows, "<i8")
         self._num_bytes = array(group.num_bytes, group.num_bytes + 4 * group.rows, "<i4")
-        self._planes = array(group.tokens, group.end, "u1").reshape(self._type.itemsize, group.rows, -1)
+        self._planes = array(group.tokens, group.end, "u1").reshape(np.dtype(token_type).itemsize, group.rows, -1)
 
     def take(self, index: np.ndarray | slice) -> Rows:
         """Return the rows of the group at ``index``."""

@@ -64,7 +64,8 @@ class Data:
 
     @property
     def token_type(self) -> str:
-        return self.manifests[0].token_type
+        """Type of the tokens in memory; their top bit is the loss mask."""
+        return self.manifests[0].memory_type
 
     @property
     def sequence_length(self) -> int:
@@ -75,6 +76,16 @@ class Data:
     def eos_id(self) -> int | None:
         """End-of-document id if documents of a row are masked from each other, else None."""
         return self.manifests[0].eos_id
+
+    @property
+    def bos_id(self) -> int | None:
+        """Begin-of-text id if documents of a row are masked from each other, else None."""
+        return self.manifests[0].bos_id
+
+    @property
+    def has_loss_mask(self) -> bool:
+        """Whether some tokens of some rows are not predicted."""
+        return any(manifest.has_loss_mask for manifest in self.manifests)
 
     def reader(self, rank: int, world_size: int) -> RankReader:
         """Return the reader that fetches the rows of ``rank``."""
@@ -199,6 +210,16 @@ def _check(config: DataConfig, name: str, url: str, manifest: Manifest, first: M
                 url,
                 "has another tokenizer or token type than the first corpus",
                 "prepare it with corpus.tokenizer = <the first dataset>/tokenizer.json and the same shards.token_type",
+            )
+        )
+    if (manifest.begin_of_text, manifest.end_of_text) != (first.begin_of_text, first.end_of_text):
+        raise ConfigError(
+            explain(
+                f"stream.mixture.{name}",
+                url,
+                f"begins and ends texts with ids {manifest.begin_of_text} and {manifest.end_of_text}, the first corpus with "
+                f"{first.begin_of_text} and {first.end_of_text}",
+                "prepare both with the same corpus.begin_of_text and corpus.end_of_text",
             )
         )
 

@@ -18,6 +18,8 @@ import numpy as np
 
 from springtide.config.steps import StepsDone
 from springtide.errors import OrderError
+from springtide.shards import ids_of, is_predicted
+from springtide.shards.loss_mask import IGNORE_INDEX
 from springtide.stream.order import Order
 
 if TYPE_CHECKING:
@@ -37,7 +39,18 @@ class Batch(NamedTuple):
     sample_ids: np.ndarray
     """uint64 (n,), as stored with the rows."""
     tokens: np.ndarray
-    """uint16 or uint32 (n, sequence_length + 1)."""
+    """uint16 or uint32 (n, sequence_length + 1); the top bit says that a token is not predicted."""
+
+    @property
+    def inputs(self) -> np.ndarray:
+        """Ids that a model reads, int64 (n, sequence_length)."""
+        return ids_of(self.tokens[:, :-1]).astype(np.int64)
+
+    @property
+    def targets(self) -> np.ndarray:
+        """Ids that it is to predict, int64 (n, sequence_length); -100, which torch's cross-entropy ignores, where none is."""
+        after = self.tokens[:, 1:]
+        return np.where(is_predicted(after), ids_of(after), IGNORE_INDEX).astype(np.int64)
 
 
 class Read(NamedTuple):

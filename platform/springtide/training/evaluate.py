@@ -18,10 +18,10 @@ from springtide.dist import World, alone, sum_over_ranks
 from springtide.errors import ConfigError, explain
 from springtide.events import Evaluated
 from springtide.model import Decoder, KVCache, whole
-from springtide.shards import HELDOUT, Manifest, SplitReader
+from springtide.shards import HELDOUT, Manifest, SplitReader, signed
 from springtide.store import Folder
 from springtide.stream import Data, open_data
-from springtide.training.step import eos_id_of, loss_mask, token_loss
+from springtide.training.step import loss_mask, token_loss
 
 
 @torch.no_grad()
@@ -78,9 +78,9 @@ def _evaluate(
         tokens, num_bytes = np.empty((0, manifest.sequence_length + 1), dtype=np.int64), 0
         if len(rows):
             found = reader.read(rows)
-            tokens, num_bytes = found.tokens.astype(np.int64), int(found.num_bytes.sum())
+            tokens, num_bytes = signed(found.tokens), int(found.num_bytes.sum())
         rows_BL = torch.from_numpy(tokens).to(world.device)
-        counted = int(loss_mask(rows_BL, eos_id_of(model)).sum())
+        counted = int(loss_mask(rows_BL).sum())
         counts = torch.tensor([counted, num_bytes, len(rows)], dtype=torch.float64, device=world.device)
         _, nats = token_loss(model, rows_BL, world, padded_rows=micro_batch * padded)
         total += torch.cat([nats.double().reshape(1), counts])
@@ -93,7 +93,7 @@ def evaluate_checkpoint(run: Folder, config: Config, name: str, device_type: str
     """Evaluate a committed checkpoint in a single process, in fp32. Raises CheckpointError if its bytes are not those that
     were committed."""
     data = open_data(config.data)
-    model = whole(config.model, data.vocab_size, data.eos_id)
+    model = whole(config.model, data.vocab_size, data.eos_id, data.bos_id)
     with note_reader(run, name):
         load(run, name, model)
     train, world = config.train, alone(torch.device(device_type))

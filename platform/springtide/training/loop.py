@@ -95,7 +95,7 @@ class TrainLoop:
             self.data = self.data.skipping(map(OrderStep, saved.stream.skip))
         if config.parallel.threads:
             torch.set_num_threads(config.parallel.threads)
-        model = make(config.model, self.data.vocab_size, self.data.eos_id)
+        model = make(config.model, self.data.vocab_size, self.data.eos_id, self.data.bos_id)
         figures = ModelFigures.of(model, self.data.sequence_length, config.parallel.recompute)
         model = parallelize(model, config.parallel, self.world)
         optimizer = optimizer_of(

@@ -15,6 +15,7 @@ from springtide.dataset import open_dataset
 from springtide.dist import World, agreed
 from springtide.events import Sampled, Warned
 from springtide.parallel import uncompiled
+from springtide.shards import Manifest
 from springtide.stream import Data
 from springtide.training.evaluate import generate
 
@@ -31,8 +32,8 @@ def write_sample(
     if not config.train.sample_tokens:
         return
     try:
-        vocabulary = open_dataset(data.datasets[0])[1] if world.is_first else None
-        prompt, end = prompt_of(vocabulary, SAMPLE_PROMPT) if vocabulary else ([], 0)
+        manifest, vocabulary = open_dataset(data.datasets[0]) if world.is_first else (None, None)
+        prompt, end = prompt_of(manifest, vocabulary, SAMPLE_PROMPT) if manifest and vocabulary else ([], 0)
         problem = ""
     except Exception as error:  # tokenizers raises no narrower type, and the other ranks wait for this one
         vocabulary, prompt, end, problem = None, [], 0, f"the tokenizer cannot be read: {error}"
@@ -55,8 +56,8 @@ def write_sample(
     yield Sampled(step=step, prompt=SAMPLE_PROMPT, text=agreed(vocabulary.decode(ids) if vocabulary else ""))
 
 
-def prompt_of(vocabulary: Any, prompt: str) -> tuple[list[int], int]:
-    """Return the ids to begin with, as training saw them (without the tokenizer file's own special tokens before or after),
-    and the end-of-document id. ``vocabulary``: the dataset's tokenizer."""
+def prompt_of(manifest: Manifest, vocabulary: Any, prompt: str) -> tuple[list[int], int]:
+    """Return the ids to begin with, as training saw them (the begin-of-text id and the text, without the tokenizer file's own
+    special tokens before or after), and the end-of-document id. ``vocabulary``: the dataset's tokenizer."""
     [ids] = vocabulary.encode([prompt])
-    return ids[:-1].tolist() or [vocabulary.end_of_text], vocabulary.end_of_text
+    return [manifest.begin_of_text, *ids[:-1].tolist()], manifest.end_of_text

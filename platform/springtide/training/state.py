@@ -20,7 +20,7 @@ from springtide.model import flops_per_token, hardware_flops_per_token, num_para
 from springtide.stream import Data
 from springtide.stream.chain import next_chain, with_skipped_update
 from springtide.training.peak_flops import peak_flops
-from springtide.training.step import StepResult, eos_id_of
+from springtide.training.step import StepResult
 from springtide.training.step_guard import StepGuard
 from springtide.training.weights import initialize
 
@@ -75,7 +75,7 @@ class TrainState:
         """Begin at step 0 with new weights."""
         self.step, self.tokens, self.chain, self.skipped_updates = StepsDone(0), 0, "", ()
         self.agreed_step = None
-        initialize(self.model, config.model, data.vocab_size, data.eos_id)
+        initialize(self.model, config.model, data.vocab_size, data.eos_id, data.bos_id)
         self.optimizer.state.clear()  # of a snapshot that could not be read to its end
 
     def resume(self, found: Restored) -> None:
@@ -107,13 +107,11 @@ class TrainState:
         metrics = {"loss": sum(losses) / len(losses)} if losses else {}
         if self.step in self.heldout_losses:
             metrics["heldout_loss"] = self.heldout_losses[self.step]
-        eos_id = eos_id_of(self.model)
         meta = Meta(
             step=self.step,
             tokens=self.tokens,
             chain=self.chain,
             skipped_updates=self.skipped_updates,
-            eos_id=None if eos_id is None else int(eos_id),
             world_size=world.size,
             order_identity=data.order.identity_at(self.step),
             config_fingerprint=self.config_fingerprint,

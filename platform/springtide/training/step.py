@@ -84,7 +84,7 @@ class MicroBatch(NamedTuple):
     """All that the result of a micro-batch depends on, the weights and random numbers aside."""
 
     rows: Tensor
-    """int64 (B, L + 1)."""
+    """int64 (B, L + 1), negative where they are not predicted (``shards.signed``)."""
     loss_weight: float
     """Gradients are of the loss times this."""
     z_weight: float
@@ -122,7 +122,8 @@ def train_step(
 ) -> StepResult:
     """Run one step: forward, backward, agree, clip, update.
 
-    ``tokens_NL`` is this rank's part of the global batch, int64 (n, L + 1), on its device; ``micro_batches`` are slices of its
+    ``tokens_NL`` is this rank's part of the global batch, int64 (n, L + 1), negative where they are not predicted
+    (``shards.signed``), on its device; ``micro_batches`` are slices of its
     rows, the same number on every rank, each padded to ``padded_rows``; ``digest`` is that of its sample ids.
     ``allows_update`` gets the step's loss and gradient norm, the same on every rank, and returns whether the weights are to
     change. ``before_update`` is called before they may: it waits for copies of them. ``compute_first`` computes the first
@@ -166,7 +167,7 @@ def accumulate(
         set_gradient_sync(model, index == len(micro_batches) - 1)
         one = MicroBatch(tokens_NL[rows], loss_weight, z_weight, padded_rows)
         loss_sum += (compute if index else compute_first)(model, one, world)
-        num_tokens += loss_mask(one.rows, eos_id_of(model)).sum()
+        num_tokens += loss_mask(one.rows).sum()
     return loss_sum, num_tokens
 
 
@@ -181,7 +182,8 @@ def token_loss(
     if num_missing > 0:
         rows_BL = F.pad(rows_BL, (0, 0, 0, num_missing))
     tokens_BL = rows_BL[:, :-1]
-    targets_BL = rows_BL[:, 1:].masked_fill(~loss_mask(rows_BL, eos_id_of(model)), IGNORE_INDEX)
+    tokens_BL = torch.where(tokens_BL < 0, ~tokens_BL, tokens_BL)
+    targets_BL = rows_BL[:, 1:].masked_fill(~loss_mask(rows_BL), IGNORE_INDEX)
     if num_missing > 0:
         targets_BL[B:] = IGNORE_INDEX
     if getattr(model, "computes_loss", False):
@@ -202,16 +204,9 @@ def _of_logits(logits_BLV: Any, targets_BL: Tensor, z_weight: float) -> tuple[Te
     return nats + z_weight * extra, nats.detach()
 
 
-def loss_mask(rows_BL: Tensor, eos_id: int | None) -> Tensor:
-    """Return which tokens of rows (B, L + 1), without the first, count in the loss, bool (B, L): all, or, with an
-    ``eos_id``, those that do not follow it. Padding is a run of ``eos_id``, so it does not count."""
-    before_BL = rows_BL[:, :-1]
-    return torch.ones_like(before_BL, dtype=torch.bool) if eos_id is None else before_BL != eos_id
-
-
-def eos_id_of(model: nn.Module) -> int | None:
-    """Return the model's end-of-document id, None if it has none."""
-    return getattr(model, "eos_id", None)
+def loss_mask(rows_BL: Tensor) -> Tensor:
+    """Return which tokens of rows (B, L + 1), without the first, count in the loss, bool (B, L)."""
+    return rows_BL[:, 1:] >= 0
 
 
 def _agree(sums: Tensor, digest: int, signals: StepSignals, world: World) -> StepResult:

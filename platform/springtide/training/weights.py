@@ -11,10 +11,12 @@ from springtide.model import Decoder, initial, make
 
 
 @torch.no_grad()
-def initialize(model: nn.Module, config: ModelConfig, vocab_size: int, eos_id: int | None = None) -> None:
+def initialize(
+    model: nn.Module, config: ModelConfig, vocab_size: int, eos_id: int | None = None, bos_id: int | None = None
+) -> None:
     """Fill this rank's part of each tensor; the whole is the same for any number of ranks. No rank makes the whole of our
     decoder; a user's model is made once more on every rank, with its initial weights."""
-    whole = {} if isinstance(model, Decoder) else named_tensors(make(config, vocab_size, eos_id))
+    whole = {} if isinstance(model, Decoder) else named_tensors(make(config, vocab_size, eos_id, bos_id))
     for name, tensor in named_tensors(model).items():
         offsets, sizes = box(tensor)
         if whole:

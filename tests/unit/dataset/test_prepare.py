@@ -25,7 +25,7 @@ from springtide.config import Config
 from springtide.corpus import CorpusReader, open_source, open_tokenizer, sources
 from springtide.dataset import open_dataset
 from springtide.errors import ConfigError, CorpusError
-from springtide.shards import HELDOUT, TRAIN, SplitReader, check_shard
+from springtide.shards import HELDOUT, TRAIN, SplitReader, check_shard, ids_of, is_predicted
 from springtide.store import Folder
 
 LENGTH = 16
@@ -139,17 +139,17 @@ def test_documents_kept_apart_lose_no_byte(tmp_path: Path, packing: str) -> None
     found: set[str] = set()
     for name, split in manifest.splits.items():
         rows = SplitReader(Folder(dataset), manifest, name).read(np.arange(split.rows))
-        after = rows.tokens[:, :-1] != manifest.end_of_text
-        counted = np.where(after, vocabulary.byte_lengths()[rows.tokens[:, 1:]], 0).sum(axis=1)
+        ids, after = ids_of(rows.tokens), is_predicted(rows.tokens)[:, 1:]
+        counted = np.where(after, vocabulary.byte_lengths()[ids[:, 1:]], 0).sum(axis=1)
         assert np.array_equal(rows.num_bytes, counted)
-        for row in rows.tokens:
+        for row in ids:
             ends = np.flatnonzero(row == manifest.end_of_text)
             found |= {vocabulary.decode(part.tolist()) for part in np.split(row, ends + 1)}
     whole = [text for text in set(texts) if len(text) <= 600]
     assert len(whole) > 40
     if packing == "best_fit":
         assert set(whole) <= found
-        assert sum(split.num_bytes for split in manifest.splits.values()) == sum(len(text) - 1 for text in set(texts))
+        assert sum(split.num_bytes for split in manifest.splits.values()) == sum(map(len, set(texts)))
     else:
         assert not set(whole) <= found
 

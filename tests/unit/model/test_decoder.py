@@ -47,14 +47,16 @@ def test_no_position_sees_a_later_one() -> None:
 
 
 def test_documents_packed_into_a_row_are_computed_as_if_alone() -> None:
-    model = build(CONFIG, vocab_size=100, eos_id=99)
-    parts = [TOKENS[0, :7], TOKENS[1, :1], TOKENS[2, :9]]
-    assert not any((part == 99).any() for part in parts)
-    apart = [torch.cat([part, torch.tensor([99])]) for part in parts]
-    packed = model(torch.cat(apart)[None])
-    alone = torch.cat([build(CONFIG, vocab_size=100)(part[None]) for part in apart], dim=1)
-    torch.testing.assert_close(packed, alone)
-    assert not torch.allclose(build(CONFIG, vocab_size=100)(torch.cat(apart)[None])[:, 8:], alone[:, 8:])
+    parts = [TOKENS[0, :7] % 98, TOKENS[1, :1] % 98, TOKENS[2, :9] % 98]
+    for model, bos in ((build(CONFIG, 100, eos_id=99), 99), (build(CONFIG, 100, eos_id=99, bos_id=98), 98)):
+        apart = [torch.cat([torch.tensor([bos]), part, torch.tensor([99])]) for part in parts]
+        tail = torch.cat([TOKENS[1, 5:9] % 98, torch.tensor([99])])  # of a cut document: it has no begin-of-text
+        for whole in ([*apart, tail], [tail, *apart], [tail, tail], [tail[-1:], *apart]):
+            packed = model(torch.cat(whole)[None])
+            alone = torch.cat([build(CONFIG, vocab_size=100)(part[None]) for part in whole], dim=1)
+            torch.testing.assert_close(packed, alone)
+        row = torch.cat(apart)[None]
+        assert not torch.allclose(build(CONFIG, vocab_size=100)(row)[:, 9:], model(row)[:, 9:])
 
 
 class Seen(TorchFunctionMode):
@@ -113,20 +115,21 @@ def test_repeated_heads_attend_as_grouped_ones() -> None:
 
 
 def test_the_loss_of_packed_documents_is_that_of_the_documents() -> None:
-    parts = [torch.cat([TOKENS[row, :length], torch.tensor([99])]) for row, length in ((0, 7), (1, 3), (2, 9))]
-    row = torch.cat([*parts, torch.tensor([99, 99])])[None]  # two of padding
+    begin, end = torch.tensor([~99]), torch.tensor([99])
+    parts = [torch.cat([begin, TOKENS[row, :length] % 99, end]) for row, length in ((0, 7), (1, 3), (2, 9))]
+    row = torch.cat([*parts, torch.tensor([~99, ~99])])[None]  # two of padding
     world = World(0, 1, torch.device("cpu"), None)  # type: ignore[arg-type]
     packed, _ = token_loss(build(CONFIG, 100, eos_id=99), row, world)
     alone = sum(token_loss(build(CONFIG, 100), part[None], world)[0] for part in parts)
     torch.testing.assert_close(packed, alone)
-    assert int(loss_mask(row, 99).sum()) == sum(len(part) - 1 for part in parts)
+    assert int(loss_mask(row).sum()) == sum(len(part) - 1 for part in parts)
 
 
 @pytest.mark.parametrize("eos_id", [None, 99])
 def test_a_text_read_in_parts_has_the_logits_of_the_whole(eos_id: int | None) -> None:
     model = build(CONFIG, vocab_size=100, eos_id=eos_id)
     tokens = TOKENS[:1].clone()
-    tokens[0, [6, 13]] = 99
+    tokens[0, [6, 7, 13, 14]] = 99
     past, parts = KVCache(CONFIG.num_layers), []
     with torch.no_grad():
         for begin, end in ((0, 5), (5, 6), (6, 7), (7, 15), (15, 20)):

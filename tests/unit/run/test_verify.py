@@ -8,7 +8,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from prepared import prepare
@@ -23,6 +22,7 @@ from springtide.config.steps import OrderStep, StepsDone
 from springtide.events import Event, Started, StepDone, Stopped
 from springtide.run.folder import Run
 from springtide.run.verify import ChainMismatch, TokenMismatch, Verification
+from springtide.shards import signed
 from springtide.store import Folder
 from springtide.stream import Data, digest, open_data
 from springtide.stream.chain import SKIPPED_UPDATES_KEPT, next_chain
@@ -52,9 +52,7 @@ class Model:
             order = self.data.order
             step = order.step_after(StepsDone(self.step))
             ids = order.batch(step)
-            rows = self.data.rows(ids)[1].astype(np.int64)
-            mask = loss_mask(torch.from_numpy(rows), self.data.eos_id)
-            counted = tokens or int(mask.sum())
+            counted = tokens or int(loss_mask(torch.from_numpy(signed(self.data.rows(ids)[1]))).sum())
             self.step, self.tokens = self.step + 1, self.tokens + counted
             self.chain = next_chain(self.chain, step, digest(ids), counted, updated)
             self.skipped_updates += () if updated else (step,)
@@ -272,19 +270,6 @@ def test_masked_tokens_are_counted_in_the_rows_of_a_sample_of_steps(masked: Mode
     assert not found.ok
     [wrong] = found.token_mismatches
     assert (wrong.step, wrong.found) == (2, 300)
-
-
-def test_a_model_of_one_s_own_says_by_its_checkpoint_which_tokens_count(masked: Model) -> None:
-    config = masked.config.override({"model.source": "mine:model"})
-    own = Model(config, "own", dataclasses.replace(masked.data, manifests=tuple(map(unmasked, masked.data.manifests))))
-    told = own.train(3)
-    own.save(eos_id=None)
-    assert own.verify(own.started(step=StepsDone(0), chain=""), *told).ok
-    assert not Model(masked.config, "built-in").verify(masked.started(), *told).ok
-
-
-def unmasked(manifest: Any) -> Any:
-    return manifest.model_copy(update={"mask_across_documents": False})
 
 
 @pytest.fixture

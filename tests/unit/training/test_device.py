@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 
+from springtide.shards import signed
 from springtide.stream import Batch, ahead
 from springtide.training.device import to_device
 
@@ -36,7 +37,7 @@ def test_the_tokens_arrive_as_they_are(device: str) -> None:
         assert batch.step == expected.step
         assert tokens_NL.dtype == torch.int64
         assert tokens_NL.device.type == device
-        assert np.array_equal(tokens_NL.cpu().numpy(), expected.tokens)
+        assert np.array_equal(tokens_NL.cpu().numpy(), signed(expected.tokens))
     assert all_ended()
 
 

@@ -66,11 +66,12 @@ def test_a_sample_reads_its_prompt_as_training_would_and_ends_with_its_document(
         size, end = manifest.vocab_size, vocabulary.end_of_text
         return generate(model, ids, length, manifest.sequence_length, size, temperature, seed, end)
 
-    prompt = [vocabulary.tokenizer.token_to_id(letter) for letter in "def\u0120"]  # a byte-level space
+    letters = [vocabulary.tokenizer.token_to_id(letter) for letter in "def\u0120"]  # a byte-level space
+    prompt = [vocabulary.end_of_text, *letters]  # a text begins after the end of another
     found = train.sample(run, "def ", 24, temperature=0.0)
     assert (found.step, found.prompt) == (7, "def ")
     assert found.text == vocabulary.decode(expected(prompt, 24, 0.0, 0))
-    assert found.text != vocabulary.decode(expected([begin, *prompt, begin], 24, 0.0, 0))
+    assert found.text != vocabulary.decode(expected([begin, *letters, begin], 24, 0.0, 0))
     # an empty prompt begins a document
     assert train.sample(run, "", 24, 1.0).text == vocabulary.decode(expected([vocabulary.end_of_text], 24, 1.0, 0))
     [seed, ends] = next((seed, one) for seed in range(200) if len(one := expected(prompt, 9, 1000.0, seed)) < 9)

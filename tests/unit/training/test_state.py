@@ -119,10 +119,3 @@ def test_a_skipped_step_of_the_order_is_another_history(tiny: Config, model: nn.
     skipping = uninterrupted(tiny, data.skipping([OrderStep(5)]), model, 8)
     same = [one.chain == other.chain for one, other in zip(plain, skipping, strict=True)]
     assert same == [True] * 5 + [False] * 3
-
-
-@pytest.mark.parametrize("eos_id", [None, 7])
-def test_a_checkpoint_names_the_id_that_its_loss_ends_at(tiny: Config, model: nn.Module, eos_id: int | None) -> None:
-    group = Group(tiny, open_data(tiny.data), 1, model)
-    group.state.model.eos_id = eos_id  # type: ignore[assignment]
-    assert group.saved().eos_id == eos_id

@@ -1,0 +1,51 @@
+"""The loss mask that rides in the ids: the top bit of a stored token says that it is not predicted, the bits below are its id.
+
+stored      uint16, uint32   top bit | id               in shards, batches and everything that copies rows
+for a step  int64            id, or ~id (negative)      one tensor holds ids and mask
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+IGNORE_INDEX = -100
+"""Target of a token that is not predicted, as torch's cross-entropy ignores it by default."""
+
+
+def most_ids(token_type: str, has_loss_mask: bool) -> int:
+    """Return how many ids a stored token can have; the mask takes half of them. In uint32 the top bit is always the mask's."""
+    bits = np.iinfo(token_type).bits
+    return 2 ** (bits - (has_loss_mask or bits == 32))
+
+
+def memory_type(token_type: str, vocab_size: int) -> str:
+    """Return the type of tokens in memory, in which the top bit is the mask's: ids that need it in the file are widened."""
+    return token_type if vocab_size <= most_ids(token_type, True) else "uint32"
+
+
+def masked(tokens: np.ndarray) -> np.ndarray:
+    """Return tokens with the same ids that are not predicted."""
+    return tokens | _top_bit(tokens)
+
+
+def ids_of(tokens: np.ndarray) -> np.ndarray:
+    """Return the ids of tokens, in their type."""
+    return tokens & ~_top_bit(tokens)
+
+
+def is_predicted(tokens: np.ndarray) -> np.ndarray:
+    """Return which tokens count in the loss as targets, bool."""
+    return tokens < _top_bit(tokens)
+
+
+def signed(tokens: np.ndarray) -> np.ndarray:
+    """Return tokens as a step takes them, int64: the id, or ``~id`` if it is not predicted.
+
+    >>> signed(masked(np.array([7], dtype=np.uint16))).tolist()
+    [-8]
+    """
+    return np.where(is_predicted(tokens), tokens, ~ids_of(tokens).astype(np.int64)).astype(np.int64)
+
+
+def _top_bit(tokens: np.ndarray) -> np.unsignedinteger:
+    return tokens.dtype.type(1 << (np.iinfo(tokens.dtype).bits - 1))
