@@ -86,6 +86,19 @@ class CorpusConfig(Section):
     near_duplicates: bool = True
     """Whether to keep only one of each cluster of documents that share most of their text [flag]."""
 
+    @model_validator(mode="after")
+    def _check(self) -> CorpusConfig:
+        if self.special_tokens and self.tokenizer not in ("bpe", "bytes"):
+            problem = f"are for a tokenizer that is made here, corpus.tokenizer is {self.tokenizer!r}"
+            raise ValueError(
+                explain("corpus.special_tokens", self.special_tokens, problem, "add them to that tokenizer")
+            )
+        named = {self.end_of_text or END_OF_TEXT, self.begin_of_text, *self.special_tokens} - {""}
+        if self.tokenizer == "bpe" and self.vocab_size < 256 + len(named):
+            problem = f"is less than the 256 bytes and {len(named)} special tokens"
+            raise ValueError(explain("corpus.vocab_size", self.vocab_size, problem, "choose a larger vocabulary"))
+        return self
+
     def each(self) -> tuple[CorpusConfig, ...]:
         """Return one config per source, with the source's own fields in place of the common ones."""
         if not self.sources:
