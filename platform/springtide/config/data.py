@@ -16,6 +16,11 @@ from springtide.errors import explain
 END_OF_TEXT = "<|endoftext|>"
 """The end-of-text token of a tokenizer that is made here, if none is named."""
 
+_ONE_LINE = r"^[^\r\n]*$"
+
+BLANK_LINE = "blank_line"
+"""Value of ``corpus.separator``: documents are paragraphs."""
+
 Weight = Annotated[float, Field(ge=0)]
 
 
@@ -28,6 +33,8 @@ class SourceConfig(Section):
     """Take at most this many files; 0 takes all [files]."""
     field: str | None = None
     """Field that holds the text in JSON lines and Parquet records [name]."""
+    separator: str | None = Field(None, pattern=_ONE_LINE)
+    """Text between the documents of a text file, ``blank_line`` for empty lines; empty: a file is a document [name]."""
     normalization: Literal["none", "NFC", "NFKC"] | None = None
     """Unicode normal form that texts are converted to [name]."""
     broken_text: Literal["replace", "drop"] | None = None
@@ -71,6 +78,9 @@ class CorpusConfig(Section):
     """Take at most this many files; 0 takes all [files]."""
     field: str = "text"
     """Field that holds the text in JSON lines and Parquet records [name]."""
+    separator: str = Field("", pattern=_ONE_LINE)
+    """Text between the documents of a text file, such as ``<|endoftext|>``, or ``blank_line`` for empty lines; empty: a file is
+    a document [name]."""
     normalization: Literal["none", "NFC", "NFKC"] = "NFC"
     """Unicode normal form that texts are converted to [name]."""
     broken_text: Literal["replace", "drop"] = "replace"

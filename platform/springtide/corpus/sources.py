@@ -23,6 +23,7 @@ from typing import IO, NamedTuple
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from springtide.corpus.separators import split
 from springtide.errors import CorpusError, explain, redacted
 from springtide.store import Folder
 
@@ -75,7 +76,7 @@ class Unit(NamedTuple):
     names: tuple[str, ...]
     begin: int = 0
     end: int = -1
-    """Bytes [begin, end) of JSON lines, or row groups [begin, end) of Parquet; -1 is the end of the file."""
+    """Bytes [begin, end) of JSON lines or separated text, or row groups [begin, end) of Parquet; -1 is the end of the file."""
     num_bytes: int = 0
     """Bytes that it takes in its files; of Parquet, before compression."""
 
@@ -88,6 +89,8 @@ class CorpusReader:
     names: tuple[str, ...]
     field: str = "text"
     """Field that holds the text in JSON lines and Parquet records."""
+    separator: str = ""
+    """Text between the documents of a text file, ``blank_line`` for empty lines; empty: a file is a document."""
 
     def fingerprint(self) -> str:
         """Return a hash that changes when a file is added, removed or rewritten; does not read file contents."""
@@ -105,9 +108,11 @@ class CorpusReader:
         small: list[str] = []
         size = 0
         for name in self.names:
-            if _kind(name) == "text" or _compression(name):
+            total = 0 if _kind(name) == "parquet" else self.folder.size(name)
+            is_whole = _kind(name) == "text" and (not self.separator or total <= _UNIT_BYTES)
+            if is_whole or _compression(name):
                 small.append(name)
-                size += self.folder.size(name)
+                size += total
                 if size >= _UNIT_BYTES or len(small) >= _UNIT_FILES:
                     units.append(Unit(tuple(small), num_bytes=size))
                     small, size = [], 0
@@ -117,7 +122,6 @@ class CorpusReader:
                     sizes = [footer.row_group(group).total_byte_size for group in range(footer.num_row_groups)]
                 units += [Unit((name,), group, group + 1, size) for group, size in enumerate(sizes)]
             else:
-                total = self.folder.size(name)
                 bounds = [*range(0, total, _UNIT_BYTES), total]
                 units += [Unit((name,), begin, end, end - begin) for begin, end in itertools.pairwise(bounds)]
         return [*units, Unit(tuple(small), num_bytes=size)] if small else units
@@ -127,7 +131,9 @@ class CorpusReader:
         become U+FFFD. CorpusError names a file with damaged compression or Parquet."""
         for name in unit.names:
             with self._blamed(name):
-                if _kind(name) == "text":
+                if _kind(name) == "text" and self.separator:
+                    yield from self._separated(name, unit)
+                elif _kind(name) == "text":
                     with self._open(name) as file:
                         yield _document(name, file.read(_MOST_BYTES + 1))
                 elif _kind(name) == "lines":
@@ -175,6 +181,15 @@ class CorpusReader:
                 elif line.strip():
                     yield self._record(f"{name}@{place}", line)
                 place += len(line)
+
+    def _separated(self, name: str, unit: Unit) -> Iterator[Document | Broken]:
+        with self._open(name) as file:
+            place = unit.begin
+            if unit.begin:
+                file.seek(unit.begin - 1)
+                place += _skip_line(file) - 1
+            for at, text in split(_pieces(file, place), self.separator, unit.begin, unit.end, _MOST_BYTES):
+                yield _document(f"{name}@{at}", text)
 
     def _record(self, name: str, line: bytes) -> Document | Broken:
         text = line.decode("utf-8", errors="replace").strip()
@@ -231,6 +246,16 @@ def _skip_line(file: IO[bytes]) -> int:
     return read
 
 
+def _pieces(file: IO[bytes], place: int) -> Iterator[tuple[int, bytes]]:
+    """Yield the lines from ``place`` on with their places, a long one in pieces."""
+    at = place
+    while piece := file.readline(_READ_BYTES):
+        yield at, piece
+        place += len(piece)
+        if piece.endswith(b"\n"):
+            at = place
+
+
 def _is_text(kind: pa.DataType) -> bool:
     plain = kind.value_type if pa.types.is_dictionary(kind) else kind
     return any(is_kind(plain) for is_kind in _STRINGS)
@@ -251,14 +276,14 @@ def _values(column: pa.Array) -> Iterator[bytes | str]:
         yield "None" if text is None else text
 
 
-def open_source(source: str, max_files: int = 0, field: str = "text") -> CorpusReader:
+def open_source(source: str, max_files: int = 0, field: str = "text", separator: str = "") -> CorpusReader:
     """Find the files of ``corpus.source``; CorpusError if it is missing, cannot be reached or has no files."""
     found = _stdlib() if source == "stdlib" else _files(source)
     if not found.names:
         raise CorpusError(
             explain("corpus.source", source, "holds no files", "point it at text files, a folder or a glob")
         )
-    return dataclasses.replace(found, names=found.names[: max_files or None], field=field)
+    return dataclasses.replace(found, names=found.names[: max_files or None], field=field, separator=separator)
 
 
 def _kind(name: str) -> str:

@@ -89,7 +89,7 @@ def units_to_make(corpus: CorpusConfig, shards: ShardsConfig) -> int:
 
 def _find(corpus: CorpusConfig, shards: ShardsConfig) -> tuple[list[CorpusReader], str, Folder]:
     """Return the sources, their fingerprint under these settings, and the folder of their dataset."""
-    sources = [open_source(each.source, each.max_files, each.field) for each in corpus.each()]
+    sources = [open_source(each.source, each.max_files, each.field, each.separator) for each in corpus.each()]
     name = fingerprint(corpus, shards, sources)
     return sources, name, Folder(shards.root) / name
 
