@@ -13,7 +13,6 @@ import argparse
 import json
 from pathlib import Path
 
-import numpy as np
 import torch
 import torch.distributed as dist
 from torch import nn
@@ -41,7 +40,7 @@ def main() -> None:
         step = checkpoints.restore(model, optimizer)
         batches = st.stream.batches(options.dataset, global_batch=GLOBAL_BATCH, rank=rank, size=size, step=step)
         while step < options.steps:
-            loss = train_step(model, optimizer, next(batches).tokens)
+            loss = train_step(model, optimizer, next(batches))
             step += 1
             if rank == 0:
                 print(f"step {step} loss {loss:.6f}", flush=True)
@@ -50,13 +49,13 @@ def main() -> None:
     dist.destroy_process_group()
 
 
-def train_step(model: nn.Module, optimizer: torch.optim.Optimizer, rows: np.ndarray) -> float:
-    """Train on this rank's ``rows``, (n, L + 1); returns the loss of the whole batch. Ranks may have unequal numbers of rows:
+def train_step(model: nn.Module, optimizer: torch.optim.Optimizer, batch: st.stream.Batch) -> float:
+    """Train on this rank's rows; returns the loss of the whole batch. Ranks may have unequal numbers of rows:
     the loss is a sum, divided by the tokens of all ranks."""
-    tokens = torch.from_numpy(rows.astype(np.int64))
-    logits = model(tokens[:, :-1])
-    total = nn.functional.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten(), reduction="sum")
-    loss = total / (GLOBAL_BATCH * (rows.shape[1] - 1))
+    inputs, targets = torch.from_numpy(batch.ids[:, :-1]), torch.from_numpy(batch.labels[:, 1:])
+    logits = model(inputs)
+    total = nn.functional.cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction="sum")
+    loss = total / (GLOBAL_BATCH * targets.shape[1])
     optimizer.zero_grad()
     loss.backward()
     for parameter in model.parameters():

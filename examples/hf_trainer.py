@@ -16,7 +16,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 import torch.distributed as dist
 from transformers import (
@@ -60,8 +59,11 @@ class ElasticTrainer(Trainer):
         rank, size = self.args.process_index, self.args.world_size
         batches = st.stream.batches(self._dataset, global_batch=GLOBAL_BATCH, rank=rank, size=size, step=step)
         for _ in range(step, self.state.max_steps):
-            rows = torch.from_numpy(next(batches).tokens.astype(np.int64))
-            yield {"input_ids": rows, "labels": rows}  # the model shifts them
+            batch = next(batches)
+            yield {
+                "input_ids": torch.from_numpy(batch.ids),
+                "labels": torch.from_numpy(batch.labels),
+            }  # the model shifts them
 
 
 class SaveAndPrint(TrainerCallback):

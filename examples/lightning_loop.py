@@ -16,7 +16,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import lightning
-import numpy as np
 import torch
 from torch import nn
 
@@ -33,12 +32,12 @@ class NextToken(lightning.LightningModule):
         self.steps_done = 0
         self.net = nn.Sequential(nn.Embedding(vocab_size, WIDTH), nn.Linear(WIDTH, vocab_size))
 
-    def training_step(self, rows: torch.Tensor) -> torch.Tensor:
-        """Return the loss of this rank's ``rows``, (n, L + 1). Ranks may have unequal numbers of rows and Lightning averages
+    def training_step(self, rows: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
+        """Return the loss of this rank's rows, inputs and targets (n, L). Ranks may have unequal numbers, Lightning averages
         gradients: the loss is a sum, divided by the tokens of one rank's mean share."""
-        logits = self.net(rows[:, :-1])
-        total = nn.functional.cross_entropy(logits.flatten(0, 1), rows[:, 1:].flatten(), reduction="sum")
-        return total * self.trainer.world_size / (GLOBAL_BATCH * (rows.shape[1] - 1))
+        inputs, targets = rows
+        total = nn.functional.cross_entropy(self.net(inputs).flatten(0, 1), targets.flatten(), reduction="sum")
+        return total * self.trainer.world_size / (GLOBAL_BATCH * targets.shape[1])
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
         return torch.optim.AdamW(self.parameters(), lr=1e-2)
@@ -50,12 +49,13 @@ class ExactBatches:
     def __init__(self, dataset: str, module: NextToken, steps: int) -> None:
         self._dataset, self._module, self._steps = dataset, module, steps
 
-    def __iter__(self) -> Iterator[torch.Tensor]:
+    def __iter__(self) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
         first, trainer = self._module.steps_done, self._module.trainer
         rank, size = trainer.global_rank, trainer.world_size
         batches = st.stream.batches(self._dataset, global_batch=GLOBAL_BATCH, rank=rank, size=size, step=first)
         for _ in range(first, self._steps):
-            yield torch.from_numpy(next(batches).tokens.astype(np.int64))
+            batch = next(batches)
+            yield torch.from_numpy(batch.ids[:, :-1]), torch.from_numpy(batch.labels[:, 1:])
 
 
 class Checkpoints(lightning.Callback):

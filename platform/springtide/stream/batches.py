@@ -44,8 +44,8 @@ def batches(
             ``global_batch``. 0: as many as ``global_batch``.
 
     Returns:
-        Batches: ``step``; ``sample_ids``, uint64 (n,); ``inputs`` and ``targets``, int64 (n, sequence_length); targets
-        are -100 where nothing is to be predicted; ``tokens``, uint16 or uint32 (n, sequence_length + 1), as stored.
+        Batches: ``step``; ``sample_ids``, uint64 (n,); ``ids`` and ``labels``, int64 (n, sequence_length + 1). Inputs
+        are ``ids[:, :-1]``, targets ``labels[:, 1:]``, -100 where nothing is predicted.
 
     Raises:
         ConfigError: ``rank``, ``size``, ``lanes`` and ``global_batch`` do not fit together.
@@ -54,8 +54,8 @@ def batches(
     Examples:
         >>> dataset = st.open_run("runs/mine").config.shards.dataset
         >>> whole = next(st.stream.batches(dataset, global_batch=4))
-        >>> whole.inputs.shape, whole.targets.shape
-        ((4, 64), (4, 64))
+        >>> whole.ids.shape, whole.labels.shape
+        ((4, 65), (4, 65))
         >>> parts = [next(st.stream.batches(dataset, global_batch=4, rank=rank, size=2)) for rank in (0, 1)]
         >>> sorted(whole.sample_ids) == sorted([*parts[0].sample_ids, *parts[1].sample_ids])
         True

@@ -42,15 +42,14 @@ class Batch(NamedTuple):
     """uint16 or uint32 (n, sequence_length + 1); the top bit says that a token is not predicted."""
 
     @property
-    def inputs(self) -> np.ndarray:
-        """Ids that a model reads, int64 (n, sequence_length)."""
-        return ids_of(self.tokens[:, :-1]).astype(np.int64)
+    def ids(self) -> np.ndarray:
+        """Token ids, int64 (n, sequence_length + 1); a model reads ``ids[:, :-1]``."""
+        return ids_of(self.tokens).astype(np.int64)
 
     @property
-    def targets(self) -> np.ndarray:
-        """Ids that it is to predict, int64 (n, sequence_length); -100, which torch's cross-entropy ignores, where none is."""
-        after = self.tokens[:, 1:]
-        return np.where(is_predicted(after), ids_of(after), IGNORE_INDEX).astype(np.int64)
+    def labels(self) -> np.ndarray:
+        """The same, and -100, which torch's cross-entropy ignores, where no id is predicted; targets are ``labels[:, 1:]``."""
+        return np.where(is_predicted(self.tokens), self.ids, IGNORE_INDEX)
 
 
 class Read(NamedTuple):

@@ -152,3 +152,10 @@ def test_a_vocabulary_that_leaves_no_bit_for_the_mask_is_refused(config: Config)
 def test_a_begin_of_text_that_the_tokenizer_lacks_is_named(config: Config) -> None:
     with pytest.raises(ConfigError, match=r"corpus.begin_of_text = '<bos>': is not a token .* choose one of .*, <s>"):
         prepare(config.override({"corpus.begin_of_text": "<bos>"}))
+
+
+def test_corpora_that_begin_texts_otherwise_do_not_mix(config: Config) -> None:
+    fitted, named = prepare(config.override(FITTED)), prepare(config.override({**FITTED, **NAMED}))
+    mixture = {"one": fitted.shards.dataset, "other": named.shards.dataset}
+    with pytest.raises(ConfigError, match=r"stream.mixture.other = .* the same corpus.begin_of_text"):
+        open_data(fitted.override({"stream.mixture": mixture}).data)

@@ -1,0 +1,66 @@
+"""Ids and the bit that says that they are not predicted, in one integer."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from springtide.config.data import ShardsConfig
+from springtide.shards import (
+    TRAIN,
+    Manifest,
+    Split,
+    SplitReader,
+    ids_of,
+    is_predicted,
+    masked,
+    memory_type,
+    most_ids,
+    signed,
+    write_shard,
+)
+from springtide.store import Folder
+from springtide.stream import Batch
+
+KNOWN = {"end_of_text": 0, "begin_of_text": 0, "tokenizer_digest": "0" * 32, "fingerprint": "", "source": {}}
+
+
+@given(st.sampled_from(["uint16", "uint32"]), st.lists(st.tuples(st.integers(0, 2**31 - 1), st.booleans())))
+def test_a_mask_changes_no_id(token_type: str, pairs: list[tuple[int, bool]]) -> None:
+    ids = np.array([index % most_ids(token_type, True) for index, _ in pairs], dtype=token_type)
+    counts = np.array([is_target for _, is_target in pairs], dtype=bool)
+    tokens = np.where(counts, ids, masked(ids))
+    assert tokens.dtype == ids.dtype
+    assert np.array_equal(ids_of(tokens), ids)
+    assert np.array_equal(is_predicted(tokens), counts)
+    rows = signed(tokens)
+    assert rows.dtype == np.int64
+    assert np.array_equal(rows >= 0, counts)
+    assert np.array_equal(np.where(rows < 0, ~rows, rows), ids)
+    batch = Batch(0, np.empty(1), tokens[None])
+    assert np.array_equal(batch.ids, ids[None])
+    assert np.array_equal(batch.labels, np.where(counts, ids.astype(np.int64), -100)[None])
+
+
+@pytest.mark.parametrize(("vocab_size", "read_as"), [(2**15, "uint16"), (2**15 + 1, "uint32"), (2**16, "uint32")])
+def test_ids_that_need_all_bits_are_read_wider(vocab_size: int, read_as: str) -> None:
+    assert memory_type("uint16", vocab_size) == read_as
+    folder = Folder("memory://wide")
+    tokens = np.array([[0, vocab_size - 1, 1]], dtype=np.uint16)
+    shard = write_shard(folder, "train-00000.parquet", ShardsConfig(sequence_length=2), 0, np.ones(1), tokens)
+    split = Split(documents=1, tokens=1, num_bytes=1, rows=1, shards=(shard,))
+    manifest = Manifest(sequence_length=2, token_type="uint16", vocab_size=vocab_size, splits={TRAIN: split}, **KNOWN)
+    found = SplitReader(folder, manifest, TRAIN).read(np.zeros(1, dtype=np.int64)).tokens
+    assert found.dtype == read_as
+    assert is_predicted(found).all()
+    assert signed(found).tolist() == [[0, vocab_size - 1, 1]]
+    folder.remove()
+
+
+def test_a_manifest_with_a_mask_has_a_bit_for_it() -> None:
+    record = {"sequence_length": 2, "token_type": "uint16", "vocab_size": 2**15 + 1, "splits": {}, **KNOWN}
+    assert Manifest.model_validate(record)
+    with pytest.raises(ValueError, match="32769 is more than the 32768 ids"):
+        Manifest.model_validate({**record, "has_loss_mask": True})
