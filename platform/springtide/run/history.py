@@ -53,12 +53,11 @@ class History:
     newest: Meta | None = None
     """Meta data of the newest checkpoint that could be read."""
 
-    @property
-    def last_step(self) -> StepsDone:
-        """The last step that is on record anywhere."""
+    def last_step(self, most: StepsDone) -> StepsDone:
+        """Return the last step until ``most`` that is on record anywhere."""
         steps = [one.step for one in (*self.starts, *self.checkpoints)]
         unread = [step for step in map(step_of, self.unread) if step is not None]
-        return max((*self.tries, *steps, *unread), default=StepsDone(0))
+        return max((step for step in (*self.tries, *steps, *unread) if step <= most), default=StepsDone(0))
 
 
 def read_history(run: Folder) -> History:

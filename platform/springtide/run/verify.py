@@ -38,7 +38,7 @@ class Mismatch:
     step: int
     """Counted from 1."""
     expected: str
-    """Digest of the samples that the order has for the step, 16 hex digits."""
+    """Digest of the samples that the order has for the step, 16 hex digits; empty for a step that the run cannot have."""
     found: str
     """Digest of the samples that the ranks consumed, 16 hex digits."""
 
@@ -67,7 +67,7 @@ class ChainMismatch:
     where: str
     """Name of the checkpoint, or ``start of term N``."""
     expected: str
-    """Chain of the steps that the order has, 32 hex digits."""
+    """Chain of the steps that the order has, 32 hex digits; empty for a state that the run cannot have."""
     found: str
     """Chain of the state."""
 
@@ -162,11 +162,15 @@ def verify(run: Folder) -> Verification:
     config = parse(run.read(RUN_CONFIG), run.where(RUN_CONFIG))
     data, history = open_data(config.data), read_history(run)
     begin = branch.first_step(config.train)
-    walk = _Walk(data, history, begin, _begin_chain(config, begin))
+    # a damaged line may name any step: a run has no more steps than it is to train, or than it has written down
+    last = history.last_step(StepsDone(max(config.num_steps, begin + len(history.tries))))
+    walk = _Walk(data, history, begin, last, _begin_chain(config, begin))
     for record in sorted((*history.checkpoints, *history.starts), key=lambda one: one.step):
-        if record.step >= begin and record.chain:
+        if begin <= record.step <= last and record.chain:
             walk.check(record)
-    walk.end(history.last_step)
+        elif record.step > last:
+            walk.chain_mismatches.append(ChainMismatch(record.step, last, record.where, "", record.chain))
+    walk.end()
     tries = history.tries
     spread = [max(one.loss for one in done) - min(one.loss for one in done) for done in tries.values()]
     return Verification(
@@ -177,7 +181,7 @@ def verify(run: Folder) -> Verification:
         steps_abandoned=history.num_abandoned,
         loss_max_abs_diff=max(spread, default=0.0),
         world_sizes=tuple(sorted({one.world_size for done in tries.values() for one in done})),
-        corpora={name: CorpusUse(*drawn) for name, drawn in data.drawn(history.last_step).items()},
+        corpora={name: CorpusUse(*drawn) for name, drawn in data.drawn(last).items()},
         missing=tuple(walk.missing[:_SHOWN]),
         mismatches=tuple(walk.mismatches[:_SHOWN]),
         token_mismatches=tuple(walk.token_mismatches[:_SHOWN]),
@@ -202,16 +206,17 @@ def _begin_chain(config: Config, begin: StepsDone) -> str | None:
 class _Walk:
     """The steps of a run in their order, each recomputed once: from one recorded chain to the next."""
 
-    def __init__(self, data: Data, history: History, begin: StepsDone, chain: str | None) -> None:
-        """``chain``: of the first ``begin`` steps, None if it is not known."""
+    def __init__(self, data: Data, history: History, begin: StepsDone, last: StepsDone, chain: str | None) -> None:
+        """``last``: the last step to check; ``chain``: of the first ``begin`` steps, None if it is not known."""
         self._data, self._tries = data, history.tries
-        self._step = self._checked = begin
+        self._step, self._checked, self._last = begin, begin, last
         self._chain = chain
         self._not_in_journal: list[int] = []
         """Steps since the last recorded chain that the journal lacks."""
-        self._counted = set(np.linspace(begin + 1, history.last_step, _COUNTED).astype(int).tolist())
+        self._counted = set(np.linspace(begin + 1, last, _COUNTED).astype(int).tolist())
         self.missing: list[int] = []
-        self.mismatches: list[Mismatch] = []
+        beyond = (one for step, done in sorted(self._tries.items()) if step > last for one in done)
+        self.mismatches = [Mismatch(one.step, "", one.digest) for one in beyond]
         self.token_mismatches: list[TokenMismatch] = []
         self.chain_mismatches: list[ChainMismatch] = []
         self.num_proven = 0
@@ -232,9 +237,9 @@ class _Walk:
             self.chain_mismatches.append(told)
         self._chain, self._checked, self._not_in_journal = record.chain, record.step, []
 
-    def end(self, last: StepsDone) -> None:
+    def end(self) -> None:
         """Walk to the last step: after the last recorded chain, only the journal proves a step."""
-        while self._step < last:
+        while self._step < self._last:
             self._advance(None)
         self.missing += self._not_in_journal
 

@@ -174,6 +174,16 @@ def test_half_of_a_step_s_tokens_is_found(model: Model) -> None:
     assert (wrong.step, wrong.after) == (4, 0)
 
 
+def test_a_damaged_line_with_a_step_that_the_run_cannot_have_is_told_at_once(model: Model) -> None:
+    """Its steps, a million million, would be recomputed for years."""
+    *good, last = model.train(6)
+    far = StepsDone(10**12)
+    found = model.verify(*good, last, dataclasses.replace(last, step=far), model.started(step=far))
+    assert (found.ok, found.steps_proven_by_chain, found.missing) == (False, 0, ())
+    assert [(one.step, one.expected, one.found) for one in found.mismatches] == [(far, "", last.digest)]
+    assert [(one.step, one.expected) for one in found.chain_mismatches] == [(far, "")]
+
+
 def test_updates_that_were_skipped_are_known_without_the_journal(model: Model) -> None:
     told = [model.started(), *model.train(2), *model.train(updated=False), *model.train()]
     model.train(3, updated=False)
