@@ -15,6 +15,8 @@ from torch import Tensor
 
 IGNORE_INDEX = -100
 """Target of a token that does not count in the loss."""
+_FP16_RANGE = 2.0**15
+"""Half of the largest number of fp16: z-loss makes gradients of logits a little larger than 1."""
 _LOGITS_AT_ONCE = {"cpu": 2**22, "cuda": 2**27}
 """Logits computed at a time, per device. Fewer stay in a CPU's caches between passes, but make thin matrix products."""
 
@@ -50,7 +52,7 @@ class _HeadLoss(torch.autograd.Function):
             grad_NV *= counts_N[:, None]
             grad_NV = grad_NV.type_as(head_VD)
             torch.matmul(grad_NV, head_VD, out=grad_hidden_ND[begin : begin + len(part_ND)])
-            of_part_VD = grad_NV.T @ part_ND
+            of_part_VD = _product_in_range(grad_NV, part_ND)
             grad_head_VD = grad_head_VD.add_(of_part_VD) if begin else grad_head_VD.copy_(of_part_VD)
             begin += len(part_ND)
         if trains:
@@ -65,6 +67,16 @@ class _HeadLoss(torch.autograd.Function):
         grad_hidden_ND, grad_head_VD = ctx.saved_tensors
         from_above = grads[0]
         return grad_hidden_ND.mul_(from_above), grad_head_VD.mul_(from_above).to(ctx.head_dtype), None, None
+
+
+def _product_in_range(grad_NV: Tensor, part_ND: Tensor) -> Tensor:
+    """Return ``grad_NV.T @ part_ND``, (V, D). In fp16 a sum over many tokens may be above the largest number, however small
+    the loss scale: there the hidden states are first divided by a power of two that rules it out."""
+    if part_ND.dtype != torch.float16:
+        return grad_NV.T @ part_ND
+    most = part_ND.abs().amax().float() * len(part_ND)  # each gradient of a logit is in [-1, 1]
+    down = torch.exp2(torch.log2(most / _FP16_RANGE).ceil().clamp(0.0, 15.0)).half()  # on the device: no one waits for it
+    return (grad_NV.T @ (part_ND / down)).float() * down
 
 
 def head_loss(hidden_ND: Tensor, head_VD: Tensor, wanted_N: Tensor, z_weight: float = 0.0) -> tuple[Tensor, Tensor]:

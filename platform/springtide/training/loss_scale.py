@@ -6,35 +6,42 @@ from collections.abc import Mapping
 from typing import Any
 
 _FIRST = 2.0**16
-_MOST = 2.0**24
+_MOST = 2.0**32
 _PATIENCE = 2000
-"""Steps without overflow before a larger scale is tried."""
+"""Steps without overflow before a larger scale is tried, once there was an overflow."""
 
 
 class LossScale:
     """Factor of the loss before backward, so that small gradients do not vanish in fp16. All ranks see the same overflows,
-    so they keep the same scale."""
+    so they keep the same scale.
+
+    The loss is divided by the tokens of all ranks before backward, so the right scale grows with the global batch. It doubles
+    after every step until the first overflow, which costs one step, and adapts slowly from then on."""
 
     def __init__(self, enabled: bool) -> None:
         """Without ``enabled`` it stays 1."""
         self.enabled, self.value, self._good = enabled, _FIRST if enabled else 1.0, 0
+        self._searching = True
+        """There was no overflow yet."""
 
     def after(self, overflowed: bool) -> None:
         """Adapt the scale after a step that was taken, or skipped because a gradient was not finite."""
         if not self.enabled:
             return
         if overflowed:
-            self.value, self._good = max(1.0, self.value / 2), 0
+            self.value, self._good, self._searching = max(1.0, self.value / 2), 0, False
         else:
             self._good += 1
-            if self._good == _PATIENCE:
-                self.value, self._good = min(_MOST, self.value * 2), 0
+            if self._searching or self._good == _PATIENCE:
+                self.value, self._good = max(self.value, min(_MOST, self.value * 2)), 0
 
     def state(self) -> dict[str, float]:
         """Return the state for a checkpoint."""
-        return {"value": self.value, "good": self._good} if self.enabled else {}
+        found = {"value": self.value, "good": self._good, "searching": self._searching}
+        return found if self.enabled else {}
 
     def load(self, state: Mapping[str, Any]) -> None:
         """Resume from ``state``; an empty one changes nothing."""
         if self.enabled and state:
             self.value, self._good = float(state["value"]), int(state["good"])
+            self._searching = bool(state["searching"])

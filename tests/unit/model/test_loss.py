@@ -52,3 +52,26 @@ def test_tokens_that_count_for_nothing_have_no_gradient_and_none_is_made_without
     assert not again.requires_grad
     torch.testing.assert_close(again, total.detach())
     assert nats == again
+
+
+def test_the_heads_gradient_in_fp16_does_not_overflow_in_a_sum_over_many_tokens() -> None:
+    """A small vocabulary, a strong channel and a frequent id: the sum over the tokens is above fp16's largest number, the
+    gradient of the mean loss is not."""
+    tokens, width, ids = 2**15, 16, 320
+    assert loss._LOGITS_AT_ONCE["cuda"] // ids > tokens  # all at once
+    generator = torch.Generator().manual_seed(0)
+    hidden = torch.randn(tokens, width, generator=generator)
+    hidden[:, 3] = 11.0
+    head = torch.randn(ids, width, generator=generator) * 0.02
+    wanted = torch.randint(0, ids, (tokens,), generator=generator)
+    wanted[::5] = 7
+    found = {}
+    for dtype in (torch.float16, torch.float32):
+        inputs = hidden.to(dtype).requires_grad_(), head.to(dtype).requires_grad_()
+        with loss.logits_as_on("cuda"):
+            total, _ = head_loss(*inputs, wanted)
+        (total * (4.0 / tokens)).backward()
+        found[dtype] = [one.grad.float() for one in inputs if one.grad is not None]
+    for half, full in zip(found[torch.float16], found[torch.float32], strict=True):
+        assert torch.isfinite(half).all()
+        assert (half - full).norm() < 0.01 * full.norm()
