@@ -20,7 +20,7 @@ from springtide.checkpoint import leases, writer_process
 from springtide.checkpoint.async_saver import AsyncSaver, Copying, Idle
 from springtide.checkpoint.format import Meta
 from springtide.checkpoint.staging import StagingBuffer
-from springtide.checkpoint.tensors import local
+from springtide.checkpoint.tensors import local, named_tensors
 from springtide.config import Config
 from springtide.dist import World
 from springtide.dist import world as world_of
@@ -162,6 +162,14 @@ def full_state(world: World, config: Config) -> dict[str, torch.Tensor]:
             state[f"{name}/{kind}"] = whole(tensor).detach().clone()
         state[f"{name}/step"] = local(moments["step"]).clone()
     return state
+
+
+def every_tensor(world: World, config: Config) -> dict[str, torch.Tensor]:
+    """Every tensor of the model and the optimizer after restoring the newest checkpoint, gathered."""
+    run = open_run(world, config)
+    list(run._restore())
+    found = named_tensors(run.state.model, run.state.optimizer)
+    return {name: whole(tensor).detach().clone() for name, tensor in found.items()}
 
 
 def save_and_die(world: World, config: Config, point: str) -> list[Event]:

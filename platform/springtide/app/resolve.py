@@ -111,16 +111,19 @@ def resolved(
     dashboard: bool,
 ) -> Iterator[ResolvedRun]:
     """Yield what ``resolve`` returns, connected to its cluster for the block unless nothing is left to train."""
-    from springtide.model import find
+    from springtide.model import find, make
     from springtide.on_ray.cluster.session import (  # Ray loads only when needed
         check_before_start,
         check_resources,
         cluster,
     )
+    from springtide.training.parameter_groups import check_groups
 
     check_before_start(config)
     if config.model.source:
         find(config.model.source)
+    elif config.optim.groups:  # for a model of yours, the worker group checks them
+        check_groups(make(config.model, 1), config.optim)
     if from_scratch and not resume:
         raise ConfigError(explain("--from-scratch", True, "restarts an existing run", "add --resume, or omit it"))
     config, run = find_run(absolute(config), resume, accept_changes)

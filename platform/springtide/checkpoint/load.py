@@ -18,6 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from springtide.checkpoint.averages import as_weights, begin_averages, match_averages
 from springtide.checkpoint.format import BLOCK_BYTES, BadFile, Manifest, Piece, checkpoints, read_index, read_manifest
 from springtide.checkpoint.tensors import Box, box, local, materialize, named_tensors, raw, type_name
 from springtide.errors import CheckpointError
@@ -44,8 +45,10 @@ def load(
     model: nn.Module,
     optimizer: torch.optim.Optimizer | None = None,
     manifest: Manifest | None = None,
+    averaged: bool = False,
 ) -> Manifest:
-    """Load this rank's part of checkpoint ``name`` in place, at any world size and layout. Returns its manifest.
+    """Load this rank's part of checkpoint ``name`` in place, at any world size and layout. Returns its manifest. ``averaged``:
+    load the averaged weights into ``model``, without an optimizer.
 
     Raises CheckpointError with the bad file, or with the tensors that are missing, unexpected or of another shape. A
     single process needs no process group.
@@ -59,10 +62,18 @@ def load(
         materialize(optimizer)
     wanted = named_tensors(model, optimizer)
     if optimizer is None:
-        pieces = [piece for piece in pieces if piece.tensor.startswith("model/")]
-    with torch.no_grad():
-        read_into(checkpoints(run), pieces, wanted)
+        pieces = as_weights(pieces) if averaged else [piece for piece in pieces if piece.tensor.startswith("model/")]
+    read_state(checkpoints(run), pieces, wanted)
     return manifest
+
+
+@torch.no_grad()
+def read_state(source: PieceSource, pieces: Sequence[Piece], wanted: Mapping[str, Tensor]) -> None:
+    """Fill ``wanted``, the tensors of a model and its optimizer, as ``read_into``; averaged weights that are not stored begin
+    with the weights, and those that are not wanted are left out."""
+    pieces, stored, begun = match_averages(pieces, wanted)
+    read_into(source, pieces, stored)
+    begin_averages(begun, wanted)
 
 
 class Mismatch(CheckpointError):

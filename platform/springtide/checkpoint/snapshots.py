@@ -30,7 +30,7 @@ from springtide.checkpoint.format import (
     name_of,
     newest_whole,
 )
-from springtide.checkpoint.load import PieceSource, read_into
+from springtide.checkpoint.load import PieceSource, read_state
 from springtide.checkpoint.other_orders import of_another_order
 from springtide.checkpoint.restore import Restored
 from springtide.checkpoint.shared_memory import GROUP_BYTES, NO_STEP
@@ -173,8 +173,7 @@ def restore_from_snapshots(
         problem = ""
         try:
             materialize(optimizer)
-            with torch.no_grad():
-                read_into(snapshot_store.source(parts), pieces_of(parts), named_tensors(model, optimizer))
+            read_state(snapshot_store.source(parts), pieces_of(parts), named_tensors(model, optimizer))
         except BadFile as error:
             snapshot_store.exclude(error.file)
             problem = str(error)

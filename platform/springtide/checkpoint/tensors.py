@@ -38,10 +38,10 @@ def named_tensors(model: nn.Module, optimizer: torch.optim.Optimizer | None = No
     for module in model.modules():
         if isinstance(module, FSDPModule):
             module.reshard()  # a forward without a backward leaves the root's weights unsharded
-    names = {id(parameter): _plain(name) for name, parameter in model.named_parameters()}
+    names = {id(parameter): plain_name(name) for name, parameter in model.named_parameters()}
     kept = set(model.state_dict(keep_vars=True))
-    found = {f"model/{_plain(name)}": parameter.detach() for name, parameter in model.named_parameters()}
-    found |= {f"model/{_plain(name)}": buffer for name, buffer in model.named_buffers() if name in kept}
+    found = {f"model/{plain_name(name)}": parameter.detach() for name, parameter in model.named_parameters()}
+    found |= {f"model/{plain_name(name)}": buffer for name, buffer in model.named_buffers() if name in kept}
     if optimizer is None:
         return found
     for parameter, state in optimizer.state.items():
@@ -113,7 +113,8 @@ def raw(tensor: Tensor) -> Tensor:
     return tensor.reshape(-1).view(torch.uint8)
 
 
-def _plain(name: str) -> str:
+def plain_name(name: str) -> str:
+    """Return the name of a parameter without what compiling and recomputing a block add to it."""
     for wrapper in _WRAPPERS:
         name = name.replace(wrapper, "")
     return name

@@ -179,29 +179,51 @@ class ParallelConfig(Section):
         return 1 if self.strategy == "ddp" else self.shard_workers
 
 
+class ParameterGroup(Section):
+    """What differs for the parameters whose names match a pattern."""
+
+    match: str = Field(min_length=1)
+    """Pattern of parameters' names: ``*`` stands for any text, ``?`` for one character, ``[0-3]`` for one of these [name]."""
+    lr_scale: float = Field(1.0, gt=0)
+    """Factor of their learning rate, and so of their decay per step [ratio]."""
+    weight_decay: float | None = Field(None, ge=0)
+    """Their decay, of matrices and vectors alike; null leaves it as it would be [1]."""
+    frozen: bool = False
+    """Whether they keep their values: they have no gradients and no state in the optimizer [flag]."""
+
+
 class OptimConfig(Section):
     """The optimizer, its schedule in tokens, and clipping."""
 
-    optimizer: Literal["adamw", "muon"] = "adamw"
-    """AdamW, or Muon for the matrices of blocks and AdamW for all else, both at the same learning rates [name]."""
+    optimizer: Literal["adamw", "muon", "lamb"] = "adamw"
+    """AdamW; Muon for the matrices of blocks and AdamW for all else, both at the same learning rates; or LAMB, for very large
+    batches [name]."""
     momentum: float = Field(0.95, ge=0, lt=1)
     """Momentum of Muon [ratio]."""
     peak_lr: float = Field(3e-3, gt=0)
     """Learning rate after warm-up [1]."""
-    schedule: Literal["cosine", "wsd"] = "cosine"
-    """Shape after warm-up: a half cosine, or constant and then a linear decay [name]."""
+    schedule: Literal["cosine", "linear", "wsd", "wsd_sqrt"] = "cosine"
+    """Shape after warm-up: a half cosine; linear; or constant and, at the end, a decay that is linear (wsd) or by one minus the
+    root of its progress (wsd_sqrt) [name]."""
     warmup: Tokens = Tokens(50_000)
     """Linear warm-up from zero [tokens]."""
     decay: Tokens = Tokens(0)
-    """Length of the final decay; 0 means all after the warm-up for cosine, a fifth of the run for wsd [tokens]."""
+    """Length of the final decay; 0 means all after the warm-up for cosine and linear, a fifth of the run for wsd and wsd_sqrt
+    [tokens]."""
     final_lr_ratio: float = Field(0.1, ge=0, le=1)
-    """Final learning rate over peak_lr [ratio]."""
+    """Final learning rate over peak_lr; 0 decays to zero [ratio]."""
     betas: tuple[float, float] = (0.9, 0.95)
     """Decay rates of the first and second moments [ratio]."""
     eps: float = Field(1e-8, gt=0)
     """Added to the root of the second moment [1]."""
     weight_decay: float = Field(0.1, ge=0)
     """Decoupled decay of matrices; vectors are not decayed [1]."""
+    groups: tuple[ParameterGroup, ...] = ()
+    """Rate, decay or frozen, by pattern of parameters' names, of which the first that matches decides; such as
+    ``[{match: embedding.*, weight_decay: 0}]``, which decays no embeddings [table]."""
+    ema_half_life: Tokens = Tokens(0)
+    """Half-life of an exponential moving average of the weights, which is part of the state and is evaluated too; 0 keeps none
+    [tokens]."""
     clip_norm: float = Field(1.0, ge=0)
     """Gradients are clipped to this global norm; 0 turns clipping off [1]."""
     on_spike: Literal["off", "warn", "skip", "rollback"] = "warn"

@@ -334,9 +334,11 @@ class Config(Section):
                     "set shards.token_type to uint32 or choose a smaller vocabulary",
                 )
             )
-        if self.model.base_width and self.optim.optimizer == "muon":
-            # Muon's updates have AdamW's root mean square at every width, and a spectral norm that grows with the width's root
-            problem = "scales the learning rates of AdamW; optim.optimizer = 'muon' would need its own scaling"
+        if self.model.base_width and self.optim.optimizer != "adamw":
+            # Muon's updates have AdamW's root mean square at every width, and a spectral norm that grows with the width's root;
+            # LAMB's have the norm of the weights, which base_width makes smaller
+            name = self.optim.optimizer
+            problem = f"scales the learning rates of AdamW; optim.optimizer = {name!r} would need its own scaling"
             found.append(explain("model.base_width", self.model.base_width, problem, "use adamw, or base_width 0"))
         if self.checkpoint.keep_best and self.checkpoint.best_by == "heldout_loss" and self.train.eval_async:
             problem = "is not known yet when a save is made, with train.eval_async"

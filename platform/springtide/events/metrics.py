@@ -28,6 +28,7 @@ STEP_METRICS: dict[str, Metric] = {
 
 EVAL_METRICS: dict[str, Metric] = {
     "heldout_loss": Metric("nats/token", "loss on held-out rows"),
+    "ema_heldout_loss": Metric("nats/token", "loss of the averaged weights on held-out rows, with optim.ema_half_life"),
     "heldout_bits_per_byte": Metric("bits/byte", "held-out loss per byte of the text that its tokens stand for"),
 }
 

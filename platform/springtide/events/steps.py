@@ -166,6 +166,8 @@ class Evaluated(Event):
     """Nats per token."""
     heldout_bits_per_byte: float
     rows: int
+    ema_heldout_loss: float | None = None
+    """The loss of the averaged weights; None without them."""
     corpora: dict[str, float] = dataclasses.field(default_factory=dict)
     """Bits per byte of each corpus."""
     asynchronous: bool = False
@@ -174,6 +176,8 @@ class Evaluated(Event):
     def describe(self) -> str:
         each = ", ".join(f"{name} {bits:.3f}" for name, bits in self.corpora.items() if len(self.corpora) > 1)
         figure = f"{self.heldout_bits_per_byte:.3f} bits per byte, loss {self.heldout_loss:.3f}"
+        if self.ema_heldout_loss is not None:
+            figure += f", of the averaged weights {self.ema_heldout_loss:.3f}"
         return f"step {self.step}: held-out {figure}" + (f" ({each})" if each else "")
 
 

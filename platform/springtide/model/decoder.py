@@ -271,7 +271,8 @@ class Decoder(nn.Module):
         # not to_empty: it swaps the contents of fake tensors, which torch refuses while anything refers to one
         for module in self.modules():
             for name, parameter in module.named_parameters(recurse=False):
-                setattr(module, name, nn.Parameter(torch.empty_like(parameter, device=device)))
+                empty = torch.empty_like(parameter, device=device)
+                setattr(module, name, nn.Parameter(empty, requires_grad=parameter.requires_grad))
         self.tie()
         self.cos, self.sin = rotary_table(self.config, self.config.max_sequence_length, device)
 

@@ -75,7 +75,9 @@ def _product_in_range(grad_NV: Tensor, part_ND: Tensor) -> Tensor:
     if part_ND.dtype != torch.float16:
         return grad_NV.T @ part_ND
     most = part_ND.abs().amax().float() * len(part_ND)  # each gradient of a logit is in [-1, 1]
-    down = torch.exp2(torch.log2(most / _FP16_RANGE).ceil().clamp(0.0, 15.0)).half()  # on the device: no one waits for it
+    down = torch.exp2(
+        torch.log2(most / _FP16_RANGE).ceil().clamp(0.0, 15.0)
+    ).half()  # on the device: no one waits for it
     return (grad_NV.T @ (part_ND / down)).float() * down
 
 

@@ -241,7 +241,8 @@ class MlflowSink:
                 continue
             marks[mark] = event.step
             at_ms = int(event.time_s * 1000)
-            metrics += [Metric(name, float(getattr(event, name)), at_ms, event.step) for name in names]
+            figures = {name: getattr(event, name) for name in names if getattr(event, name) is not None}
+            metrics += [Metric(name, float(figure), at_ms, event.step) for name, figure in figures.items()]
             if isinstance(event, Evaluated) and len(event.corpora) > 1:
                 each = event.corpora.items()
                 metrics += [Metric(f"heldout_bits_per_byte/{name}", bits, at_ms, event.step) for name, bits in each]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Callable
 
@@ -9,6 +10,7 @@ import numpy as np
 import torch
 from torch import nn
 
+from springtide.checkpoint.averages import NoAverage
 from springtide.checkpoint.format import step_of
 from springtide.checkpoint.load import load
 from springtide.checkpoint.retention import note_reader
@@ -90,15 +92,21 @@ def _evaluate(
 
 
 def evaluate_checkpoint(run: Folder, config: Config, name: str, device_type: str = "cpu") -> Evaluated:
-    """Evaluate a committed checkpoint in a single process, in fp32. Raises CheckpointError if its bytes are not those that
+    """Evaluate a committed checkpoint, and its averaged weights if it has them, in a single process, in fp32. Raises CheckpointError if its bytes are not those that
     were committed."""
     data = open_data(config.data)
     model = whole(config.model, data.vocab_size, data.eos_id, data.bos_id)
+    train, world = config.train, alone(torch.device(device_type))
+    how = world, step_of(name) or StepsDone(0), train.eval_rows, train.rows_at_once
     with note_reader(run, name):
         load(run, name, model)
-    train, world = config.train, alone(torch.device(device_type))
-    step = step_of(name) or StepsDone(0)
-    return evaluate(model.to(world.device), data, world, step, train.eval_rows, train.rows_at_once)
+        found = evaluate(model.to(world.device), data, *how)
+        try:
+            load(run, name, model, averaged=True)
+        except NoAverage:
+            return found
+    averaged = evaluate(model, data, *how)
+    return dataclasses.replace(found, ema_heldout_loss=averaged.heldout_loss)
 
 
 @torch.no_grad()

@@ -42,6 +42,7 @@ from springtide.training.group_lease import GroupLease
 from springtide.training.hooks import StepContext, StepHooks
 from springtide.training.micro_batches import largest_micro_batch, micro_batches
 from springtide.training.optim import optimizer_of, rate_after, set_learning_rate
+from springtide.training.parameter_groups import check_groups, freeze
 from springtide.training.profile import Profile
 from springtide.training.recheck import Recheck
 from springtide.training.recompiles import Recompiles
@@ -51,6 +52,7 @@ from springtide.training.snapshot_schedule import SnapshotSchedule
 from springtide.training.state import ModelFigures, TrainState
 from springtide.training.step import StepResult, StepSignals, compute, train_step
 from springtide.training.step_guard import StepGuard
+from springtide.training.weight_average import averaged_weights, newest_share, set_newest_share
 
 Feed = Callable[[RankReader, StepsDone], Iterator[Batch]]
 
@@ -96,6 +98,8 @@ class TrainLoop:
         if config.parallel.threads:
             torch.set_num_threads(config.parallel.threads)
         model = make(config.model, self.data.vocab_size, self.data.eos_id, self.data.bos_id)
+        check_groups(model, config.optim)
+        freeze(model, config.optim)
         figures = ModelFigures.of(model, self.data.sequence_length, config.parallel.recompute)
         model = parallelize(model, config.parallel, self.world)
         optimizer = optimizer_of(
@@ -229,6 +233,7 @@ class TrainLoop:
         config, state, order, world = self.config, self.state, self.data.order, self.world
         rate, order_step = rate_after(config, one_more(state.step)), order.step_after(state.step)
         set_learning_rate(state.optimizer, rate)
+        set_newest_share(state.optimizer, newest_share(config, one_more(state.step)))
         cut = (
             order.lane_share(order_step),
             -(-order.lanes // world.size),
@@ -286,11 +291,13 @@ class TrainLoop:
     def _evaluate(self) -> Iterator[Evaluated]:
         train, state = self.config.train, self.state
         if train.eval_rows and state.step not in state.heldout_losses:
-            rows, padded = train.rows_at_once, self.config.parallel.compile
-            found = evaluate(
-                state.model, self.data, self.world, state.step, train.eval_rows, rows, padded, self.placement.heartbeat
-            )
+            how = train.eval_rows, train.rows_at_once, self.config.parallel.compile, self.placement.heartbeat
+            found = evaluate(state.model, self.data, self.world, state.step, *how)
             state.heldout_losses[state.step] = found.heldout_loss
+            with averaged_weights(state.model, state.optimizer) as exist:
+                if exist:
+                    averaged = evaluate(state.model, self.data, self.world, state.step, *how)
+                    found = dataclasses.replace(found, ema_heldout_loss=averaged.heldout_loss)
             yield found
 
     def _checkpoint(self) -> tuple[dict[str, Tensor], Meta]:

@@ -29,21 +29,27 @@ from springtide.model.decoder import attention_as_on
 from springtide.model.loss import logits_as_on
 from springtide.parallel import parallelize
 from springtide.training.optim import local_gradients, optimizer_of, square_norm
+from springtide.training.parameter_groups import blocks_freeze_alike, freeze
 from springtide.training.step import accumulate
+from springtide.training.weight_average import set_newest_share
 
 _FEW, _MORE = 2, 4
 """Numbers of blocks of two models from which a deeper one is extrapolated: each block adds the same."""
 
 
 def predicted_bytes(config: Config, vocab_size: int, eos_id: int | None, world_size: int) -> int:
-    """Return the peak bytes of tensors that rank 0 of ``world_size`` holds in a step: weights, gradients, moments,
-    activations, and whole tensors while they are gathered. Not included: what libraries hold for themselves, some hundred MB,
-    and saves (staged in the node's memory). The process must not be in a process group."""
+    """Return the peak bytes of tensors that rank 0 of ``world_size`` holds in a step: weights, gradients, moments, averaged
+    weights, activations, and whole tensors while they are gathered. Not included: what libraries hold for themselves, some
+    hundred MB, and saves (staged in the node's memory). The process must not be in a process group."""
     layers = config.model.num_layers
-    if layers <= _MORE:
+    if layers <= _MORE or _blocks_differ(config, vocab_size):
         return _peak(config, vocab_size, eos_id, world_size, layers)
     few, more = (_peak(config, vocab_size, eos_id, world_size, depth) for depth in (_FEW, _MORE))
     return more + (more - few) * (layers - _MORE) // (_MORE - _FEW)
+
+
+def _blocks_differ(config: Config, vocab_size: int) -> bool:
+    return bool(config.optim.groups) and not blocks_freeze_alike(make(config.model, vocab_size), config.optim)
 
 
 def _peak(config: Config, vocab_size: int, eos_id: int | None, world_size: int, layers: int) -> int:
@@ -57,7 +63,9 @@ def _peak(config: Config, vocab_size: int, eos_id: int | None, world_size: int, 
         as_there = (logits_as_on(device), attention_as_on(device))
         with as_there[0], as_there[1], FakeTensorMode(allow_non_fake_inputs=True), _Live() as live:
             layout = config.parallel.model_copy(update={"compile": False})  # only shapes matter, nothing runs
-            model = parallelize(make(shallow, vocab_size, eos_id), layout, here)
+            model = make(shallow, vocab_size, eos_id)
+            freeze(model, config.optim)
+            model = parallelize(model, layout, here)
             optimizer = optimizer_of(model, config.optim)
             materialize(optimizer)
             rows_NL = torch.zeros(min(rows, 2 * size), config.shards.sequence_length + 1, dtype=torch.int64)
@@ -66,6 +74,7 @@ def _peak(config: Config, vocab_size: int, eos_id: int | None, world_size: int, 
             gradients = local_gradients(model)
             square_norm(gradients)
             torch._foreach_mul_(gradients, 0.5)
+            set_newest_share(optimizer, 0.5)
             optimizer.step()
             del sums
         return live.peak

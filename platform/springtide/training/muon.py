@@ -27,29 +27,30 @@ _RMS = 0.2
 
 
 class Muon(torch.optim.AdamW):
-    """Optimizer of ``matrices`` by Muon with ``momentum``, and of ``groups`` by AdamW with the options ``adamw``."""
+    """Optimizer of ``matrices``, parameter groups, by Muon with ``momentum``, and of ``groups`` by AdamW with the options
+    ``adamw``."""
 
     def __init__(
-        self, matrices: list[Tensor], groups: list[dict[str, Any]], momentum: float, weight_decay: float, **adamw: Any
+        self, matrices: list[dict[str, Any]], groups: list[dict[str, Any]], momentum: float, **adamw: Any
     ) -> None:
-        own = {"params": matrices, "weight_decay": weight_decay}
-        super().__init__([own, *groups], **adamw)
-        self._momentum = momentum
+        super().__init__([*matrices, *groups], **adamw)
+        self._num_matrices, self._momentum = len(matrices), momentum
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
         """Update all parameters that have a gradient; ``closure`` is not used. All ranks call it together."""
-        own, *others = self.param_groups
-        self.param_groups = others
+        groups = self.param_groups
+        self.param_groups = groups[self._num_matrices :]
         try:
             super().step()
         finally:
-            self.param_groups = [own, *others]
-        moved = [parameter for parameter in own["params"] if parameter.grad is not None]
-        for shape, same in itertools.groupby(sorted(moved, key=_shape), key=_shape):
-            scale = own["lr"] * _RMS * max(shape) ** 0.5
-            for parameter, direction in _orthogonal(same, self._direction):
-                parameter.mul_(1.0 - own["lr"] * own["weight_decay"]).add_(direction, alpha=-scale)
+            self.param_groups = groups
+        for own in groups[: self._num_matrices]:
+            moved = [parameter for parameter in own["params"] if parameter.grad is not None]
+            for shape, same in itertools.groupby(sorted(moved, key=_shape), key=_shape):
+                scale = own["lr"] * _RMS * max(shape) ** 0.5
+                for parameter, direction in _orthogonal(same, self._direction):
+                    parameter.mul_(1.0 - own["lr"] * own["weight_decay"]).add_(direction, alpha=-scale)
 
     def _direction(self, parameter: Tensor) -> Tensor:
         """Update the momentum; return this rank's shard of gradient plus momentum."""
@@ -69,7 +70,7 @@ def _shape(parameter: Tensor) -> tuple[int, ...]:
 def _orthogonal(same: Iterable[Tensor], direction: Callable[[Tensor], Tensor]) -> Iterator[tuple[Tensor, Tensor]]:
     """Yield this rank's shard of each parameter of one shape, and of its orthogonalized direction."""
     parameters = list(same)
-    size, rank, group = _sharded_over(parameters[0])
+    size, rank, group = sharded_over(parameters[0])
     for begin in range(0, len(parameters), size):
         some = parameters[begin : begin + size]
         shards = [direction(parameter) for parameter in some]
@@ -97,7 +98,7 @@ def _each_does_one(shards: list[Tensor], shape: torch.Size, size: int, rank: int
     return [part.view_as(shards[0]) for part in back.split(held[rank])] if held[rank] else shards
 
 
-def _sharded_over(parameter: Tensor) -> tuple[int, int, Any]:
+def sharded_over(parameter: Tensor) -> tuple[int, int, Any]:
     """Return the number of ranks that hold shards of a parameter, the index of this one, and their process group."""
     if isinstance(parameter, DTensor):
         for axis, placement in enumerate(parameter.placements):

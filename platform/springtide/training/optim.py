@@ -8,18 +8,22 @@ from typing import Any
 import torch
 from torch import nn
 
-from springtide.checkpoint.tensors import local
+from springtide.checkpoint.tensors import local, plain_name
 from springtide.config import Config
 from springtide.config.engine import OptimConfig
 from springtide.config.steps import StepsDone
 from springtide.errors import ConfigError, explain
 from springtide.model import Decoder
+from springtide.training.lamb import Lamb
 from springtide.training.muon import Muon
+from springtide.training.parameter_groups import group_of
+from springtide.training.weight_average import keep_average
 
 
-def optimizer_of(model: nn.Module, config: OptimConfig, fused: bool = True) -> torch.optim.AdamW:
-    """Return AdamW (Loshchilov and Hutter, "Decoupled weight decay regularization", 2019), or Muon for the matrices of
-    ``blocks``; matrices are decayed, vectors are not. Raises ConfigError if Muon finds no such matrices.
+def optimizer_of(model: nn.Module, config: OptimConfig, fused: bool = True) -> torch.optim.Optimizer:
+    """Return AdamW (Loshchilov and Hutter, "Decoupled weight decay regularization", 2019), LAMB, or Muon for the matrices of
+    ``blocks``; matrices are decayed, vectors are not; ``optim.groups`` change this. With ``optim.ema_half_life`` it keeps an
+    average of the weights. Raises ConfigError if Muon finds no such matrices.
 
     With ``model.base_width`` the matrices of blocks have their own rate. Their decay per step, rate times ``weight_decay``,
     equals that of the others, so weights average over the same number of steps at every width (Wang and Aitchison, "How to
@@ -28,43 +32,61 @@ def optimizer_of(model: nn.Module, config: OptimConfig, fused: bool = True) -> t
     ``fused`` is faster. On a CPU it rounds the elements that do not fill a vector register differently from the rest, so the
     last bit depends on where shards are cut.
     """
-    trained = {id(parameter): parameter for parameter in model.parameters() if parameter.requires_grad}
-    wider = model.config.width_multiplier if isinstance(model, Decoder) else 1.0
-    apart = config.optimizer == "muon" or wider != 1.0
-    blocks = getattr(model, "blocks", nn.ModuleList()) if apart else nn.ModuleList()
-    matrices = [parameter for parameter in blocks.parameters() if parameter.dim() == 2 and id(parameter) in trained]
-    others = trained.keys() - {id(parameter) for parameter in matrices}
-    parameters = [parameter for name, parameter in trained.items() if name in others]
-    groups = [
-        {"params": [p for p in parameters if p.dim() >= 2], "weight_decay": config.weight_decay},
-        {"params": [p for p in parameters if p.dim() < 2], "weight_decay": 0.0},
-    ]
+    others, matrices = _groups(model, config)
     options: dict[str, Any] = {"lr": config.peak_lr, "betas": config.betas, "eps": config.eps}
     options |= {"fused": fused, "foreach": not fused}
+    optimizer: torch.optim.Optimizer
     if config.optimizer == "adamw":
-        if matrices:
-            own = {"lr_scale": 1.0 / wider, "lr": config.peak_lr / wider, "weight_decay": config.weight_decay * wider}
-            groups.append({"params": matrices, **own})
-        return torch.optim.AdamW(groups, **options)
-    if not matrices:
+        optimizer = torch.optim.AdamW([*others, *matrices], **options)
+    elif config.optimizer == "lamb":
+        optimizer = Lamb([*others, *matrices], config.peak_lr, config.betas, config.eps)
+    elif not matrices:
         remedy = "give it ``blocks`` (springtide.model.source), or use adamw"
         raise ConfigError(explain("optim.optimizer", "muon", "finds no matrices in the blocks of this model", remedy))
-    return Muon(matrices, groups, config.momentum, config.weight_decay, **options)
+    else:
+        optimizer = Muon(matrices, others, config.momentum, **options)
+    if config.ema_half_life:
+        keep_average(optimizer)
+    return optimizer
+
+
+def _groups(model: nn.Module, config: OptimConfig) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """Return the groups of parameters that train: matrices of blocks if Muon or a base width sets them apart, and others."""
+    wider = model.config.width_multiplier if isinstance(model, Decoder) else 1.0
+    apart = config.optimizer == "muon" or wider != 1.0
+    blocks = {id(one) for one in getattr(model, "blocks", nn.ModuleList()).parameters() if apart and one.dim() == 2}
+    found: dict[tuple[bool, float, float], list[nn.Parameter]] = {}
+    for name, parameter in model.named_parameters():
+        if not parameter.requires_grad:
+            continue
+        is_apart, own = id(parameter) in blocks, group_of(plain_name(name), config)
+        decay = config.weight_decay if parameter.dim() >= 2 else 0.0
+        decay = own.weight_decay if own is not None and own.weight_decay is not None else decay
+        scale, width = own.lr_scale if own else 1.0, wider if is_apart else 1.0
+        found.setdefault((is_apart, scale / width, decay * width), []).append(parameter)
+    others: list[dict[str, Any]] = []
+    matrices: list[dict[str, Any]] = []
+    for (is_apart, scale, decay), parameters in found.items():
+        group = {"params": parameters, "lr_scale": scale, "lr": config.peak_lr * scale, "weight_decay": decay}
+        (matrices if is_apart else others).append(group)
+    return others, matrices
 
 
 def learning_rate(config: OptimConfig, tokens: int, total_tokens: int) -> float:
     """Return the rate of the step that ends at ``tokens`` of ``total_tokens``.
 
-    Linear warm-up; then a half cosine over ``decay`` tokens, or, for wsd, constant and a linear decay at the end
-    (Hu et al., MiniCPM, 2024).
+    Linear warm-up; then the shape of ``schedule``, which falls over the last ``decay`` tokens: a half cosine, linear (to zero:
+    Bergsma et al., "Straight to zero", 2025; after a constant part: Hu et al., MiniCPM, 2024), or 1 - sqrt (Haegele et al.,
+    "Scaling laws and compute-optimal training beyond fixed training durations", 2024).
     """
     if tokens < config.warmup:
         return config.peak_lr * tokens / config.warmup
-    after = total_tokens - config.warmup
-    decay = config.decay or (after if config.schedule == "cosine" else total_tokens // 5)
+    constant = config.schedule.startswith("wsd")
+    decay = config.decay or (total_tokens // 5 if constant else total_tokens - config.warmup)
     progress = min(1.0, max(0.0, (tokens - (total_tokens - decay)) / max(decay, 1)))
-    shape = 0.5 * (1.0 + math.cos(math.pi * progress)) if config.schedule == "cosine" else 1.0 - progress
-    return config.peak_lr * (config.final_lr_ratio + (1.0 - config.final_lr_ratio) * shape)
+    shape = {"cosine": 0.5 * (1.0 + math.cos(math.pi * progress)), "wsd_sqrt": 1.0 - math.sqrt(progress)}
+    left = shape.get(config.schedule, 1.0 - progress)
+    return config.peak_lr * (config.final_lr_ratio + (1.0 - config.final_lr_ratio) * left)
 
 
 def rate_after(config: Config, step: StepsDone) -> float:

@@ -22,6 +22,7 @@ from springtide.parallel import parallelize
 from springtide.training.device_check import check_device
 from springtide.training.micro_batches import largest_micro_batch
 from springtide.training.optim import optimizer_of
+from springtide.training.parameter_groups import freeze
 from springtide.training.peak_flops import peak_flops
 from springtide.training.step import train_step
 from springtide.training.weights import initialize
@@ -72,7 +73,9 @@ def _step(
 ) -> list[float]:
     """Return how long each of ``times`` steps of one micro-batch took [s]."""
     eos_id = _END_OF_TEXT if config.shards.mask_across_documents else None
-    model = parallelize(skeleton(model_config, vocab_size, eos_id), config.parallel, here)
+    model = skeleton(model_config, vocab_size, eos_id)
+    freeze(model, config.optim)
+    model = parallelize(model, config.parallel, here)
     initialize(model, model_config, vocab_size)
     optimizer = optimizer_of(model, config.optim, fused=not (config.parallel.exact and here.device.type == "cpu"))
     rows_NL = torch.randint(vocab_size, (rows, length + 1), device=here.device)

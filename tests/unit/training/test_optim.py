@@ -15,7 +15,9 @@ from springtide.training.muon import orthogonalized
 from springtide.training.optim import learning_rate, optimizer_of
 
 COSINE = OptimConfig(peak_lr=1.0, warmup=Tokens(100), final_lr_ratio=0.1)
+LINEAR = COSINE.model_copy(update={"schedule": "linear"})
 WSD = COSINE.model_copy(update={"schedule": "wsd", "decay": Tokens(200)})
+ROOT = WSD.model_copy(update={"schedule": "wsd_sqrt"})
 
 
 def test_warm_up_is_linear_from_zero() -> None:
@@ -34,7 +36,35 @@ def test_wsd_is_stable_and_then_falls_linearly() -> None:
     assert learning_rate(WSD, 1000, 1000) == pytest.approx(0.1)
 
 
-@given(st.integers(100, 2000), st.sampled_from([COSINE, WSD]))
+def test_linear_falls_from_the_peak_to_the_floor_which_may_be_zero() -> None:
+    assert [learning_rate(LINEAR, tokens, 1000) for tokens in (100, 550, 1000)] == pytest.approx([1.0, 0.55, 0.1])
+    zero = LINEAR.model_copy(update={"final_lr_ratio": 0.0})
+    assert [learning_rate(zero, tokens, 1000) for tokens in (100, 775, 1000)] == pytest.approx([1.0, 0.25, 0.0])
+
+
+def test_one_minus_the_root_falls_fast_at_first() -> None:
+    """Haegele et al. (2024), equation 1: 1 - sqrt((n - (N - decay)) / decay)."""
+    zero = ROOT.model_copy(update={"final_lr_ratio": 0.0})
+    assert [learning_rate(zero, tokens, 1000) for tokens in (100, 800, 850, 900, 1000)] == pytest.approx(
+        [1.0, 1.0, 0.5, 1.0 - 0.5**0.5, 0.0]
+    )
+
+
+def test_cosine_and_linear_are_those_of_torch() -> None:
+    scheduler = torch.optim.lr_scheduler
+    for config, make in (
+        (COSINE, lambda optimizer: scheduler.CosineAnnealingLR(optimizer, 900, eta_min=0.1)),
+        (LINEAR, lambda optimizer: scheduler.LinearLR(optimizer, 1.0, 0.1, total_iters=900)),
+    ):
+        optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=1.0)
+        theirs = make(optimizer)
+        for tokens in range(100, 1001):
+            assert learning_rate(config, tokens, 1000) == pytest.approx(theirs.get_last_lr()[0], abs=1e-9), tokens
+            optimizer.step()
+            theirs.step()
+
+
+@given(st.integers(100, 2000), st.sampled_from([COSINE, LINEAR, WSD, ROOT]))
 def test_after_the_warm_up_the_rate_never_rises(tokens: int, config: OptimConfig) -> None:
     assert learning_rate(config, tokens, 1000) >= learning_rate(config, tokens + 1, 1000) >= 0.1
 

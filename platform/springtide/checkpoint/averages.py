@@ -1,0 +1,59 @@
+"""Averaged weights in a checkpoint: a state of the optimizer, one for each weight, so sharded and stored as its moments are."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from springtide.checkpoint.format import Piece
+from springtide.checkpoint.tensors import local
+from springtide.errors import CheckpointError
+
+AVERAGE = "ema"
+"""Name of the state."""
+_MODEL, _OPTIM, _END = "model/", "optim/", f"/{AVERAGE}"
+
+
+class NoAverage(CheckpointError):
+    """A good checkpoint without averaged weights."""
+
+
+def as_weights(pieces: Sequence[Piece]) -> list[Piece]:
+    """Return the pieces of a model whose weights are the averaged ones; those without an average, such as frozen weights and
+    buffers, are as they are. Raises NoAverage if there is none at all."""
+    averages = [one._replace(tensor=_weight_of(one.tensor)) for one in pieces if _is_average(one.tensor)]
+    if not averages:
+        remedy = "optim.ema_half_life of its run is 0, or no weights were updated yet"
+        raise NoAverage(f"the checkpoint has no averaged weights: {remedy}")
+    known = {one.tensor for one in averages}
+    return [*averages, *(one for one in pieces if one.tensor.startswith(_MODEL) and one.tensor not in known)]
+
+
+def match_averages(
+    pieces: Sequence[Piece], wanted: Mapping[str, Tensor]
+) -> tuple[list[Piece], dict[str, Tensor], dict[str, Tensor]]:
+    """Return the pieces to read, the tensors to fill from them, and the averages that begin with the weights: a run that
+    branches off may have averages though its trunk has none, or the other way round."""
+    stored = {one.tensor for one in pieces if _is_average(one.tensor)}
+    here = {name: tensor for name, tensor in wanted.items() if _is_average(name)}
+    if stored and here:
+        return list(pieces), dict(wanted), {}
+    left = {name: tensor for name, tensor in wanted.items() if name not in here}
+    return [one for one in pieces if one.tensor not in stored], left, here
+
+
+@torch.no_grad()
+def begin_averages(averages: Mapping[str, Tensor], tensors: Mapping[str, Tensor]) -> None:
+    """Begin ``averages`` with the weights in ``tensors``."""
+    for name, average in averages.items():
+        local(average).copy_(local(tensors[_weight_of(name)]))
+
+
+def _is_average(name: str) -> bool:
+    return name.startswith(_OPTIM) and name.endswith(_END)
+
+
+def _weight_of(name: str) -> str:
+    return _MODEL + name.removeprefix(_OPTIM).removesuffix(_END)

@@ -1,0 +1,72 @@
+"""LAMB: Adam's update of each matrix is scaled to the norm of that matrix, for very large batches (You et al., "Large batch
+optimization for deep learning: training BERT in 76 minutes", 2020, algorithm 2, with the identity as phi)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from springtide.checkpoint.tensors import local
+from springtide.training.muon import sharded_over
+
+
+class Lamb(torch.optim.Optimizer):
+    """Optimizer of ``groups``. Vectors, such as norms and biases, are updated as by Adam, as in the paper's experiments."""
+
+    def __init__(self, groups: list[dict[str, Any]], lr: float, betas: tuple[float, float], eps: float) -> None:
+        super().__init__(groups, {"lr": lr, "betas": betas, "eps": eps, "weight_decay": 0.0})
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
+        """Update all parameters that have a gradient; ``closure`` is not used. All ranks call it together."""
+        moved = [(one, group) for group in self.param_groups for one in group["params"] if one.grad is not None]
+        for parameter, group in moved:
+            self._advance(parameter, *group["betas"])
+        ratios = iter(self._trust_ratios([(one, group) for one, group in moved if one.dim() >= 2]))
+        for parameter, group in moved:
+            # computed twice: all updates at once would take as much memory as the weights
+            update = self._update(parameter, group).mul_(group["lr"])
+            local(parameter).sub_(update.mul_(next(ratios)) if parameter.dim() >= 2 else update)
+
+    def _advance(self, parameter: Tensor, beta1: float, beta2: float) -> None:
+        """Advance the moments. Each operation rounds once, here and below: a fused one would round differently at the end of a
+        shard."""
+        state = self.state[parameter]
+        if "step" not in state:
+            state["step"] = torch.zeros(())
+            state["exp_avg"], state["exp_avg_sq"] = torch.zeros_like(parameter), torch.zeros_like(parameter)
+        assert parameter.grad is not None
+        gradient = local(parameter.grad)
+        state["step"].add_(1.0)
+        local(state["exp_avg"]).mul_(beta1).add_(gradient * (1.0 - beta1))
+        local(state["exp_avg_sq"]).mul_(beta2).add_((gradient * gradient).mul_(1.0 - beta2))
+
+    def _update(self, parameter: Tensor, group: dict[str, Any]) -> Tensor:
+        """Return this rank's shard of Adam's update, decay included."""
+        (beta1, beta2), state = group["betas"], self.state[parameter]
+        steps = float(state["step"])
+        root = (local(state["exp_avg_sq"]) / (1.0 - beta2**steps)).sqrt_().add_(group["eps"])
+        update = (local(state["exp_avg"]) / (1.0 - beta1**steps)).div_(root)
+        return update.add_(local(parameter.detach()) * group["weight_decay"]) if group["weight_decay"] else update
+
+    def _trust_ratios(self, matrices: list[tuple[Tensor, dict[str, Any]]]) -> list[Tensor]:
+        """Return the norm of each matrix over that of its update, 1 where one of them is 0, in the type of the matrix."""
+        if not matrices:
+            return []
+        squares = torch.stack(
+            [
+                torch.linalg.vector_norm(tensor, dtype=torch.float64).square()
+                for one, group in matrices
+                for tensor in (local(one.detach()), self._update(one, group))
+            ]
+        )
+        size, _, process_group = sharded_over(matrices[0][0])
+        if size > 1:
+            dist.all_reduce(squares, group=process_group)  # in float64, so that it does not matter where shards are cut
+        weights, updates = squares.sqrt().view(-1, 2).unbind(1)
+        ratios = torch.where((weights > 0) & (updates > 0), weights / updates, 1.0)
+        return [ratio.to(one.dtype) for ratio, (one, _) in zip(ratios, matrices, strict=True)]

@@ -1,0 +1,86 @@
+"""Optimizers, parameter groups and averaged weights: the same bits at any world size, through any resize and restore."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from loops import every_tensor, train
+
+from springtide.config import Config
+from springtide.events import Evaluated, Event, Started, StepDone
+from springtide.store import Folder
+from springtide.training.evaluate import evaluate_checkpoint
+
+pytestmark = pytest.mark.distributed
+Ranks = Callable[..., list[Any]]
+STEPS = 12
+FROZEN = "blocks.0.ffn.gate.weight"
+
+
+def exact(tiny: Config, name: str, **changes: Any) -> Config:
+    """A short run whose results have the same bits at any world size."""
+    step = tiny.tokens_per_step
+    groups = [
+        {"match": FROZEN, "frozen": True},
+        {"match": "embedding.*", "weight_decay": 0.0},
+        {"match": "blocks.1.*", "lr_scale": 0.5},
+    ]
+    fixed = {"run.id": name, "parallel.reduction": "fp64", "stream.lanes": 6, "train.eval_rows": 0}
+    fixed |= {"train.total": STEPS * step, "optim.warmup": 2 * step, "optim.groups": groups}
+    fixed |= {"optim.schedule": "wsd_sqrt", "optim.final_lr_ratio": 0.0, "optim.ema_half_life": 5 * step}
+    return tiny.override({**fixed, **{key.replace("__", "."): value for key, value in changes.items()}})
+
+
+def losses(events: list[Event]) -> dict[int, float]:
+    return {event.step: event.loss for event in events if isinstance(event, StepDone)}
+
+
+@pytest.mark.parametrize("kind", ["muon", "lamb"])
+def test_averages_frozen_weights_and_every_optimizer_are_bit_equal_through_resizes(
+    tiny: Config, ranks: Ranks, kind: str
+) -> None:
+    """Only the resized run evaluates, with the averages in the place of the weights meanwhile: that leaves no trace either."""
+    config = exact(tiny, f"{kind}-whole", optim__optimizer=kind)
+    expected = losses(ranks(1, train, config)[0])
+    resized = exact(tiny, f"{kind}-resized", optim__optimizer=kind, train__eval_rows=6, train__eval_every=2)
+    found: dict[int, float] = {}
+    for world_size, stop_at in ((2, 4), (5, 8), (3, 0)):
+        events = ranks(world_size, train, resized, stop_at)[0]
+        assert isinstance(events[0], Started)
+        assert events[0].step == len(found)
+        found |= losses(events)
+    assert found == expected
+    [state] = ranks(1, every_tensor, config)
+    averaged = {name for name in state if name.endswith("/ema")}
+    weights = {name for name in state if name.startswith("model/")}
+    assert {f"optim/{name.removeprefix('model/')}/ema" for name in weights - {f"model/{FROZEN}"}} == averaged
+    for other in ranks(2, every_tensor, resized):
+        assert other.keys() == state.keys()
+        for name, tensor in state.items():
+            assert torch.equal(other[name], tensor), name
+    assert not any(name.startswith(f"optim/{FROZEN}/") for name in state)
+    [last] = [event for event in events if isinstance(event, Evaluated) and event.step == STEPS]
+    again = evaluate_checkpoint(Folder(config.run.root) / resized.run.id, resized, f"step-{STEPS:010d}")
+    assert last.ema_heldout_loss == pytest.approx(again.ema_heldout_loss, abs=1e-5)
+    assert abs(again.heldout_loss - (again.ema_heldout_loss or 0.0)) > 1e-4
+
+
+def test_sharded_layouts_with_groups_learn_what_one_worker_does(tiny: Config, ranks: Ranks) -> None:
+    """Weights that are sharded, gathered a block at a time, and partly frozen; a branch then leaves the averages out."""
+    layout = {"parallel__reduction": "fp32", "optim__optimizer": "lamb", "train__eval_rows": 6}
+    expected = ranks(1, train, exact(tiny, "sharded-1", **layout))[0]
+    config = exact(tiny, "sharded-3", parallel__recompute="full", **layout)
+    for events in ranks(3, train, config):
+        assert losses(events) == pytest.approx(losses(expected), abs=5e-5)
+        found, wanted = (
+            [one.ema_heldout_loss for one in each if isinstance(one, Evaluated)] for each in (events, expected)
+        )
+        assert found == pytest.approx(wanted, abs=5e-5)
+        assert found[0] is None, "before the first step there is nothing to average"
+    trunk = f"{config.run.root}/sharded-3/checkpoints/step-{STEPS:010d}"
+    branch = exact(tiny, "branch", optim__ema_half_life=0, train__start_from=trunk, **layout)
+    for names in ranks(2, every_tensor, branch):
+        assert not any(name.endswith("/ema") for name in names)
