@@ -92,8 +92,8 @@ def _evaluate(
 
 
 def evaluate_checkpoint(run: Folder, config: Config, name: str, device_type: str = "cpu") -> Evaluated:
-    """Evaluate a committed checkpoint, and its averaged weights if it has them, in a single process, in fp32. Raises CheckpointError if its bytes are not those that
-    were committed."""
+    """Evaluate a committed checkpoint, and its averaged weights if it has them, in a single process, in fp32. Raises
+    CheckpointError if its bytes are not those that were committed."""
     data = open_data(config.data)
     model = whole(config.model, data.vocab_size, data.eos_id, data.bos_id)
     train, world = config.train, alone(torch.device(device_type))

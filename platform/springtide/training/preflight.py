@@ -73,9 +73,9 @@ def _step(
 ) -> list[float]:
     """Return how long each of ``times`` steps of one micro-batch took [s]."""
     eos_id = _END_OF_TEXT if config.shards.mask_across_documents else None
-    model = skeleton(model_config, vocab_size, eos_id)
-    freeze(model, config.optim)
-    model = parallelize(model, config.parallel, here)
+    plain = skeleton(model_config, vocab_size, eos_id)
+    freeze(plain, config.optim)
+    model = parallelize(plain, config.parallel, here)
     initialize(model, model_config, vocab_size)
     optimizer = optimizer_of(model, config.optim, fused=not (config.parallel.exact and here.device.type == "cpu"))
     rows_NL = torch.randint(vocab_size, (rows, length + 1), device=here.device)

@@ -10,7 +10,8 @@ from springtide.checkpoint.averages import AVERAGE, NoAverage, as_weights, begin
 from springtide.checkpoint.format import Piece
 from springtide.config import Config
 from springtide.config.steps import StepsDone
-from springtide.model import build
+from springtide.model import build, num_parameters
+from springtide.training.memory_estimate import predicted_bytes
 from springtide.training.optim import optimizer_of, set_learning_rate
 from springtide.training.parameter_groups import freeze
 from springtide.training.weight_average import averaged_weights, newest_share, set_newest_share
@@ -110,3 +111,17 @@ def test_a_checkpoint_with_or_without_averages_fits_a_run_without_or_with_them()
     assert [(one.tensor, one is both[2]) for one in as_weights(both)] == [("model/a", False), ("model/table", True)]
     with pytest.raises(NoAverage, match=r"has no averaged weights: optim\.ema_half_life of its run is 0"):
         as_weights(without)
+
+
+def test_the_memory_estimate_counts_the_average_and_no_state_of_what_is_frozen(tiny: Config) -> None:
+    def peak(**changes: object) -> int:
+        config = tiny.override({f"optim.{name}": value for name, value in changes.items()})
+        return predicted_bytes(config, 256, None, 1)
+
+    plain, own = peak(), build(tiny.model, 256)
+    parameters = num_parameters(own)
+    frozen = sum(one.numel() for one in own.blocks.parameters())
+    largest = max(one.numel() for one in own.parameters())
+    assert 4 * parameters <= peak(ema_half_life=1000) - plain <= 4 * (parameters + largest)
+    # two moments and a gradient
+    assert plain - peak(groups=[{"match": "blocks.*", "frozen": True}]) >= 12 * frozen
