@@ -16,17 +16,17 @@ AVERAGE = "ema"
 _MODEL, _OPTIM, _END = "model/", "optim/", f"/{AVERAGE}"
 
 
-class NoAverage(CheckpointError):
+class MissingAverage(CheckpointError):
     """A good checkpoint without averaged weights."""
 
 
 def as_weights(pieces: Sequence[Piece]) -> list[Piece]:
     """Return the pieces of a model whose weights are the averaged ones; those without an average, such as frozen weights and
-    buffers, are as they are. Raises NoAverage if there is none at all."""
+    buffers, are as they are. Raises MissingAverage if there is none at all."""
     averages = [one._replace(tensor=_weight_of(one.tensor)) for one in pieces if _is_average(one.tensor)]
     if not averages:
         remedy = "optim.ema_half_life of its run is 0, or no weights were updated yet"
-        raise NoAverage(f"the checkpoint has no averaged weights: {remedy}")
+        raise MissingAverage(f"the checkpoint has no averaged weights: {remedy}")
     known = {one.tensor for one in averages}
     return [*averages, *(one for one in pieces if one.tensor.startswith(_MODEL) and one.tensor not in known)]
 

@@ -70,7 +70,7 @@ def load(
 @torch.no_grad()
 def read_state(source: PieceSource, pieces: Sequence[Piece], wanted: Mapping[str, Tensor]) -> None:
     """Fill ``wanted``, the tensors of a model and its optimizer, as ``read_into``; averaged weights that are not stored begin
-    with the weights, and those that are not wanted are left out."""
+    with the weights, and those that are not wanted are ignored."""
     pieces, stored, begun = match_averages(pieces, wanted)
     read_into(source, pieces, stored)
     begin_averages(begun, wanted)

@@ -335,10 +335,8 @@ class Config(Section):
                 )
             )
         if self.model.base_width and self.optim.optimizer != "adamw":
-            # Muon's updates have AdamW's root mean square at every width, and a spectral norm that grows with the width's root;
-            # LAMB's have the norm of the weights, which base_width makes smaller
-            name = self.optim.optimizer
-            problem = f"scales the learning rates of AdamW; optim.optimizer = {name!r} would need its own scaling"
+            # Muon's updates have AdamW's root mean square at every width, and LAMB's the norm of the weights
+            problem = f"scales AdamW's learning rates; optim.optimizer = {self.optim.optimizer!r} needs its own scaling"
             found.append(explain("model.base_width", self.model.base_width, problem, "use adamw, or base_width 0"))
         if self.checkpoint.keep_best and self.checkpoint.best_by == "heldout_loss" and self.train.eval_async:
             problem = "is not known yet when a save is made, with train.eval_async"

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from springtide.checkpoint.averages import NoAverage
+from springtide.checkpoint.averages import MissingAverage
 from springtide.checkpoint.format import step_of
 from springtide.checkpoint.load import load
 from springtide.checkpoint.retention import note_reader
@@ -103,7 +103,7 @@ def evaluate_checkpoint(run: Folder, config: Config, name: str, device_type: str
         found = evaluate(model.to(world.device), data, *how)
         try:
             load(run, name, model, averaged=True)
-        except NoAverage:
+        except MissingAverage:
             return found
     averaged = evaluate(model, data, *how)
     return dataclasses.replace(found, ema_heldout_loss=averaged.heldout_loss)

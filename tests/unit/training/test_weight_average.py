@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from springtide.checkpoint.averages import AVERAGE, NoAverage, as_weights, begin_averages, match_averages
+from springtide.checkpoint.averages import AVERAGE, MissingAverage, as_weights, begin_averages, match_averages
 from springtide.checkpoint.format import Piece
 from springtide.config import Config
 from springtide.config.steps import StepsDone
@@ -109,7 +109,7 @@ def test_a_checkpoint_with_or_without_averages_fits_a_run_without_or_with_them()
     begin_averages({"optim/a/ema": tensors["optim/a/ema"]}, tensors)
     assert torch.equal(tensors["optim/a/ema"], tensors["model/a"])
     assert [(one.tensor, one is both[2]) for one in as_weights(both)] == [("model/a", False), ("model/table", True)]
-    with pytest.raises(NoAverage, match=r"has no averaged weights: optim\.ema_half_life of its run is 0"):
+    with pytest.raises(MissingAverage, match=r"has no averaged weights: optim\.ema_half_life of its run is 0"):
         as_weights(without)
 
 
