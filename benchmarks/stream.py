@@ -79,6 +79,7 @@ def write_ours(rows: np.ndarray, folder: str) -> None:
         "begin_of_text": 50_256,
         "tokenizer_digest": "0" * 32,
         "fingerprint": "",
+        "heldout_fraction": 0.02,
         "source": {},
     }
     manifest = Manifest(sequence_length=LENGTH, token_type="uint16", splits={TRAIN: split, HELDOUT: split}, **ids)

@@ -9,7 +9,7 @@ import numpy as np
 from springtide.config import Config
 from springtide.dataset import Progress, in_process, make_dataset, open_dataset, rows_text, silent, units_to_make
 from springtide.report import dataset_page
-from springtide.shards import TRAIN, SplitReader
+from springtide.shards import HELDOUT, TRAIN, SplitReader
 from springtide.store import Folder
 
 _LARGE_UNITS = 8
@@ -58,7 +58,8 @@ def prepare(config: Config, progress: Progress | None = None) -> Config:
 def write_card(url: str) -> str:
     """Write ``card.html`` into a sealed dataset: its source, what was dropped, a few rows; returns its path or URL."""
     manifest, vocabulary = open_dataset(url)
-    rows = SplitReader(Folder(url), manifest, TRAIN).read(np.arange(min(_CARD_ROWS, manifest.splits[TRAIN].rows)))
+    split = HELDOUT if manifest.is_eval_only else TRAIN
+    rows = SplitReader(Folder(url), manifest, split).read(np.arange(min(_CARD_ROWS, manifest.splits[split].rows)))
     texts = list(rows_text(rows.tokens, vocabulary))
     page = dataset_page.render(f"Dataset {Folder(url).name}", manifest.model_dump(mode="json"), manifest.digest, texts)
     Folder(url).write(CARD, page)

@@ -136,6 +136,7 @@ def resolved(
     config = prepare(config, progress)
     data = open_data(config.data)
     start, remarks = _start(config, run, data, accept_changes, from_scratch)
+    remarks += data.leaks
     with cluster(config, dashboard=dashboard) as address:
         check_resources(config)
         config, fitting = fitted(config, data)
@@ -206,7 +207,12 @@ def fitted(config: Config, data: Data) -> tuple[Config, list[str]]:
 def absolute(config: Config) -> Config:
     """Return ``config`` with absolute paths: relative ones are relative to the driver's folder, on every node."""
     mixture = {name: Folder(url).url for name, url in config.stream.mixture.items()}
-    changes: dict[str, Any] = {"shards.root": Folder(config.shards.root).url, "stream.mixture": mixture}
+    eval_datasets = {name: Folder(url).url for name, url in config.stream.eval_datasets.items()}
+    changes: dict[str, Any] = {
+        "shards.root": Folder(config.shards.root).url,
+        "stream.mixture": mixture,
+        "stream.eval_datasets": eval_datasets,
+    }
     if config.shards.dataset:
         changes["shards.dataset"] = Folder(config.shards.dataset).url
     return config.override(changes)

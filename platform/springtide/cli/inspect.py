@@ -38,7 +38,7 @@ def show_dataset(url: str, verify: bool, as_json: bool) -> int:
     """Print counts, digests and a few rows of a sealed dataset."""
     from springtide.app.prepare import CARD
     from springtide.dataset import open_dataset, rows_text
-    from springtide.shards import TRAIN, SplitReader, check_shard
+    from springtide.shards import HELDOUT, TRAIN, SplitReader, check_shard
     from springtide.store import Folder
 
     manifest, vocabulary = open_dataset(url)
@@ -67,7 +67,8 @@ def show_dataset(url: str, verify: bool, as_json: bool) -> int:
         print(f"  card {Folder(url).where(CARD)}")
     for broken in source["broken"]:
         print(f"  broken: {broken['name']}: {broken['reason']}: {broken['sample'][:60]!r}")
-    rows = SplitReader(Folder(url), manifest, TRAIN).read(_first_rows(manifest.splits[TRAIN].rows))
+    shown = HELDOUT if manifest.is_eval_only else TRAIN
+    rows = SplitReader(Folder(url), manifest, shown).read(_first_rows(manifest.splits[shown].rows))
     for row, text in zip(rows.sample_ids, rows_text(rows.tokens, vocabulary), strict=True):
         print(f"  row {row}: {text[:100]!r}")
     return 0

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import BeforeValidator, Field, model_validator
 
 from springtide.config.batch_schedule import Ramp
 from springtide.config.quantities import Bytes, Tokens
@@ -47,6 +47,10 @@ class SourceConfig(Section):
     """Largest share of characters in repeated lines; 1 keeps all [ratio]."""
     max_symbols: float | None = Field(None, ge=0, le=1)
     """Largest share of characters that are not letters, digits or spaces; 1 keeps all [ratio]."""
+
+
+def _source(value: Any) -> Any:
+    return {"source": value} if isinstance(value, str) else value
 
 
 class CorpusConfig(Section):
@@ -95,6 +99,10 @@ class CorpusConfig(Section):
     """Largest share of characters that are not letters, digits or spaces; 1 keeps all [ratio]."""
     near_duplicates: bool = True
     """Whether to keep only one of each cluster of documents that share most of their text [flag]."""
+    apart_from: tuple[Annotated[SourceConfig, BeforeValidator(_source)], ...] = ()
+    """Prepared datasets and texts of benchmarks: URLs, or tables like those of ``sources``. Documents close to held-out
+    text of such a dataset, held-out documents that are close to its training text, and documents that share a run of 13 words
+    with a benchmark are dropped [urls]."""
 
     @model_validator(mode="after")
     def _check(self) -> CorpusConfig:
@@ -138,13 +146,19 @@ class ShardsConfig(Section):
     """Rows in one Parquet row group, the unit of reading: its tokens are one ranged read, ideally of a few MiB [rows]."""
     groups_per_shard: int = Field(16, ge=1)
     """Row groups in one Parquet file [row groups]."""
-    heldout_fraction: float = Field(0.02, gt=0, lt=0.5)
-    """Share of the documents, chosen by their hash, that is held out for evaluation [ratio]."""
+    heldout_fraction: float = Field(0.02, gt=0, le=1)
+    """Share of the documents, chosen by their hash, that is held out for evaluation: less than 0.5, or 1 for a dataset that is
+    evaluated on only [ratio]."""
+    heldout_tokens: Tokens = Tokens(10_000_000)
+    """Most tokens to hold out: above it, a smaller share of the documents is; 0 sets no limit [tokens]."""
     seed: int = Field(0, ge=0)
     """Seed of the order in which documents are packed [1]."""
 
     @model_validator(mode="after")
     def _check(self) -> ShardsConfig:
+        if 0.5 <= self.heldout_fraction < 1:
+            limit, remedy = "must be less than 0.5, or 1", "hold out less, or all for a dataset to evaluate on only"
+            raise ValueError(explain("shards.heldout_fraction", self.heldout_fraction, limit, remedy))
         if self.packing == "best_fit" and not self.mask_across_documents:
             raise ValueError(
                 explain(
@@ -206,6 +220,8 @@ class StreamConfig(Section):
     """Rows to exclude; their batches get smaller [table]."""
     mixture: dict[str, str] = free(default={})
     """Prepared datasets to mix, by name; empty trains on shards.dataset alone [urls]."""
+    eval_datasets: dict[str, str] = free(default={})
+    """Prepared datasets whose held-out text is evaluated on, too, and never trained on, by name [urls]."""
     weights: tuple[Weights, ...] = ahead(default=())
     """Shares of the mixture as a schedule over steps or tokens; empty weights each corpus by its rows [table]."""
 

@@ -1,21 +1,28 @@
 """Raw text -> documents -> token ids. Layer rule: a document's identity is the digest of its text, never its location."""
 
+from springtide.corpus.benchmark import Quotes, quotes, quotes_of
 from springtide.corpus.clean import clean
-from springtide.corpus.near_duplicates import BANDS, bands, clusters
+from springtide.corpus.near_duplicates import BANDS, SIMILAR, bands, clusters, jaccard, shingles
 from springtide.corpus.sources import Broken, CorpusReader, Document, Unit, open_source
 from springtide.corpus.tokenizer import Tokenizer, check_byte_counts, open_tokenizer
 
 __all__ = [
     "BANDS",
+    "SIMILAR",
     "Broken",
     "CorpusReader",
     "Document",
+    "Quotes",
     "Tokenizer",
     "Unit",
     "bands",
     "check_byte_counts",
     "clean",
     "clusters",
+    "jaccard",
     "open_source",
     "open_tokenizer",
+    "quotes",
+    "quotes_of",
+    "shingles",
 ]

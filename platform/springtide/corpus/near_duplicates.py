@@ -15,6 +15,9 @@ import numpy as np
 from springtide.store.digest import mix
 
 SHINGLE = 5
+SIMILAR = 0.7
+"""Least similarity of near-duplicates, where the bands' probability has its steepest rise: (1/16)^(1/8). Bands only propose
+pairs."""
 BINS = 128
 BANDS = 16
 _SHIFT = np.uint64(64 - 7)
@@ -55,9 +58,24 @@ def clusters(columns: Iterable[np.ndarray], documents: int) -> np.ndarray:
     return connected_components(graph, directed=False)[1]
 
 
+def shingles(ids: np.ndarray) -> np.ndarray:
+    """Return the set of hashes of a document's runs of SHINGLE ids (n,), sorted uint32; 32 bits suffice to compare two."""
+    return np.unique((_shingles(ids.astype(np.uint64)) >> np.uint64(32)).astype(np.uint32))
+
+
+def jaccard(one: np.ndarray, other: np.ndarray) -> float:
+    """Return the Jaccard similarity of two results of ``shingles``."""
+    shared = len(np.intersect1d(one, other, assume_unique=True))
+    return shared / max(len(one) + len(other) - shared, 1)
+
+
 def _shingles(ids: np.ndarray) -> np.ndarray:
     """Return the hash of every run of SHINGLE ids; of the whole document if it is shorter."""
-    width = min(SHINGLE, len(ids))
+    return hash_runs(ids, min(SHINGLE, len(ids)))
+
+
+def hash_runs(ids: np.ndarray, width: int) -> np.ndarray:
+    """Return the hash of every run of ``width`` ids, uint64 (n,), of at least as many."""
     count = len(ids) - width + 1
     state = np.zeros(count, dtype=np.uint64)
     for place in range(width):

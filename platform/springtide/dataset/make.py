@@ -10,16 +10,26 @@ import hashlib
 import itertools
 import json
 import shutil
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
 
 from springtide.config.data import CorpusConfig, ShardsConfig
-from springtide.corpus import CorpusReader, Tokenizer, check_byte_counts, open_source, open_tokenizer
-from springtide.dataset.parts import PartJob, begin_of_text, make_part, open_work_tokenizer, read_counts, read_tokens
+from springtide.corpus import BANDS, CorpusReader, Tokenizer, check_byte_counts, open_source, open_tokenizer
+from springtide.dataset.apart import ApartFrom, names, open_apart
+from springtide.dataset.parts import (
+    EXAMPLES,
+    PartJob,
+    begin_of_text,
+    make_part,
+    open_work_tokenizer,
+    read_counts,
+    read_documents,
+)
 from springtide.dataset.plan import Plan, ShardPlan, make_plan
 from springtide.dataset.sample import sample
+from springtide.dataset.signatures import write_signatures
 from springtide.errors import ConfigError, CorpusError, explain, redacted
 from springtide.shards import (
     MANIFEST,
@@ -70,11 +80,11 @@ def make_dataset(corpus: CorpusConfig, shards: ShardsConfig, progress: Progress 
 
     Resumes a call that was killed. ConfigError or CorpusError if the settings or the corpus cannot be used.
     """
-    sources, name, dataset = _find(corpus, shards)
+    sources, apart, dataset = _find(corpus, shards)
     if not dataset.exists(MANIFEST):
         try:
             with _explained(dataset):
-                _make(corpus, shards, sources, dataset, name, progress, run)
+                _make(corpus, shards, sources, apart, dataset, progress, run)
         except FileNotFoundError:
             if not dataset.exists(MANIFEST):  # else another process made the same dataset and removed the work folder
                 raise
@@ -87,18 +97,23 @@ def units_to_make(corpus: CorpusConfig, shards: ShardsConfig) -> int:
     return 0 if dataset.exists(MANIFEST) else sum(len(source.units()) for source in sources)
 
 
-def _find(corpus: CorpusConfig, shards: ShardsConfig) -> tuple[list[CorpusReader], str, Folder]:
-    """Return the sources, their fingerprint under these settings, and the folder of their dataset."""
+def _find(corpus: CorpusConfig, shards: ShardsConfig) -> tuple[list[CorpusReader], ApartFrom, Folder]:
+    """Return the sources, what they stay apart from, and the folder of their dataset."""
     sources = [open_source(each.source, each.max_files, each.field, each.separator) for each in corpus.each()]
-    name = fingerprint(corpus, shards, sources)
-    return sources, name, Folder(shards.root) / name
+    apart = open_apart(corpus)
+    return sources, apart, Folder(shards.root) / fingerprint(corpus, shards, sources, apart)
 
 
-def fingerprint(corpus: CorpusConfig, shards: ShardsConfig, sources: Sequence[CorpusReader]) -> str:
-    """Hash the settings but passwords in URLs, the sources' files and ``_VERSION``: 16 hex digits."""
+def fingerprint(
+    corpus: CorpusConfig, shards: ShardsConfig, sources: Sequence[CorpusReader], apart: ApartFrom | None = None
+) -> str:
+    """Hash the settings but passwords in URLs, the sources' files, what they stay apart from and ``_VERSION``: 16 hex
+    digits."""
     settings = [corpus.model_dump(mode="json"), shards.model_dump(mode="json", exclude={"root", "dataset"})]
     text = json.dumps(
-        [_VERSION, *settings, [source.fingerprint() for source in sources]], sort_keys=True, allow_nan=False
+        [_VERSION, *settings, [source.fingerprint() for source in sources], apart.fingerprint() if apart else []],
+        sort_keys=True,
+        allow_nan=False,
     )
     return hashlib.blake2b(redacted(text).encode(), digest_size=8).hexdigest()
 
@@ -107,8 +122,8 @@ def _make(
     corpus: CorpusConfig,
     shards: ShardsConfig,
     sources: list[CorpusReader],
+    apart: ApartFrom,
     dataset: Folder,
-    name: str,
     progress: Progress,
     run: Map,
 ) -> None:
@@ -120,14 +135,20 @@ def _make(
         for source, each in zip(sources, corpus.each(), strict=True)
         for unit in source.units()
     ]
-    jobs = [PartJob(number, *unit, shards, work) for number, unit in enumerate(units)]
+    jobs = [PartJob(number, *unit, shards, work, apart.datasets) for number, unit in enumerate(units)]
     vocabulary = _vocabulary(corpus, shards, jobs, work)
+    tokenizer_digest = digest.of_bytes(vocabulary.to_json().encode())
+    apart.check(tokenizer_digest)
+    apart.prepare(work)
     _run_all(run, make_part, [job for job in jobs if not job.done()], "reading and tokenising", progress)
-    plan = make_plan(work, len(jobs), shards, corpus.near_duplicates)
+    plan = make_plan(work, len(jobs), shards, corpus.near_duplicates, apart)
     _check_plan(corpus, shards, plan)
-    seals = [SealJob(shard, shards, dataset, work, vocabulary.end_of_text) for shard in plan.shards]
-    _run_all(run, seal_shard, [job for job in seals if not job.done()], "packing and sealing", progress)
     bos_id = begin_of_text(vocabulary, corpus, shards)
+    seals = [
+        SealJob(shard, shards, dataset, work, vocabulary.end_of_text, has_begin=bos_id is not None)
+        for shard in plan.shards
+    ]
+    _run_all(run, seal_shard, [job for job in seals if not job.done()], "packing and sealing", progress)
     manifest = Manifest(
         sequence_length=shards.sequence_length,
         token_type=shards.token_type,
@@ -136,9 +157,11 @@ def _make(
         begin_of_text=vocabulary.end_of_text if bos_id is None else bos_id,
         mask_across_documents=shards.mask_across_documents,
         has_loss_mask=bos_id is not None,
-        tokenizer_digest=digest.of_bytes(vocabulary.to_json().encode()),
-        fingerprint=name,
-        source={"source": _named(corpus), **_counts(work, len(jobs), plan)},
+        tokenizer_digest=tokenizer_digest,
+        fingerprint=dataset.name,
+        heldout_fraction=plan.heldout_fraction,
+        apart_from=tuple(manifest.digest for manifest in apart.manifests),
+        source={"source": _named(corpus), "apart_from": names(apart), **_counts(work, len(jobs), plan)},
         splits={
             split: _split(plan, split, [job for job in seals if job.shard.split == split]) for split in plan.documents
         },
@@ -158,6 +181,8 @@ class SealJob:
     dataset: Folder
     work: Folder
     end_of_text: int
+    has_begin: bool
+    """Whether each document begins with a begin-of-text, which is not of its text."""
 
     @property
     def record(self) -> str:
@@ -174,9 +199,11 @@ def seal_shard(job: SealJob) -> None:
         return
     plan, length = job.shard, job.settings.sequence_length
     documents: list[np.ndarray] = [np.empty(0)] * len(plan.parts)
+    bands = np.empty((len(plan.parts), BANDS), dtype=np.uint64)
     for part in np.unique(plan.parts).tolist():
         mine = np.flatnonzero(plan.parts == part)  # parts have the dataset's order, so these rows rise
-        for place, tokens in zip(mine.tolist(), read_tokens(job.work, part, plan.places[mine]), strict=True):
+        found, bands[mine] = read_documents(job.work, part, plan.places[mine])
+        for place, tokens in zip(mine.tolist(), found, strict=True):
             documents[place] = tokens
     if plan.pieces is None:
         line = np.concatenate(documents)[plan.skip :]
@@ -186,6 +213,8 @@ def seal_shard(job: SealJob) -> None:
     lengths = open_work_tokenizer(job.work, job.end_of_text).byte_lengths()
     num_bytes = np.array([_num_bytes(row[1:], lengths) for row in rows], dtype=np.int64)
     shard = write_shard(job.dataset, plan.name, job.settings, plan.first_row, num_bytes, rows)
+    texts = [document[1:] for document in documents] if job.has_begin else documents
+    shard = write_signatures(job.dataset, shard, plan.split, bands, texts)
     job.work.write_json(job.record, {"shard": shard.model_dump(mode="json"), "num_bytes": int(num_bytes.sum())})
 
 
@@ -262,7 +291,7 @@ def _check_plan(corpus: CorpusConfig, shards: ShardsConfig, plan: Plan) -> None:
                     shards.sequence_length,
                     f"the {split} split of {_named(corpus)!r} has only {plan.tokens[split]} tokens "
                     f"in {documents} documents, not one row",
-                    "shorten the sequence, use more text, or change shards.heldout_fraction",
+                    "shorten the sequence, use more text, or change shards.heldout_fraction and shards.heldout_tokens",
                 )
             )
 
@@ -300,7 +329,18 @@ def _counts(work: Folder, parts: int, plan: Plan) -> dict[str, Any]:
         "tokens_by_group": [*largest.items(), ("others", groups.total() - sum(largest.values()))],
         "documents_by_tokens": [[edge, count] for edge, count in zip(edges, lengths, strict=True)],
         "broken": [sample for record in records for sample in record["broken"]][:20],
+        "examples": _first(example for record in records for example in record["examples"]),
     }
+
+
+def _first(examples: Iterable[dict[str, str]]) -> list[dict[str, str]]:
+    """Return the first few examples for each reason."""
+    seen: collections.Counter[str] = collections.Counter()
+    found = []
+    for example in examples:
+        seen[example["reason"]] += 1
+        found += [example] if seen[example["reason"]] <= EXAMPLES else []
+    return found
 
 
 def _check_room(sources: list[CorpusReader], dataset: Folder) -> None:

@@ -21,13 +21,17 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from springtide.config.data import CorpusConfig, ShardsConfig
-from springtide.corpus import BANDS, Broken, CorpusReader, Tokenizer, Unit, bands, clean
+from springtide.corpus import Broken, CorpusReader, Document, Tokenizer, Unit, bands, clean
+from springtide.dataset.apart import open_exclusions
+from springtide.dataset.signatures import BAND_COLUMNS
 from springtide.errors import legible, redacted
 from springtide.shards import TOKENIZER, masked
 from springtide.store import Folder
 
 _DOCUMENTS_A_GROUP = 64
 _SAMPLES = 5
+EXAMPLES, EXAMPLE_CHARACTERS = 3, 200
+"""Dropped documents that are shown for each reason, and how much of each."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,6 +48,8 @@ class PartJob:
     shards: ShardsConfig
     work: Folder
     """Folder for parts and the tokenizer until the dataset is sealed."""
+    apart_from: tuple[str, ...] = ()
+    """Datasets whose held-out text it must not contain."""
 
     def done(self) -> bool:
         """Return whether the part was already made."""
@@ -66,7 +72,7 @@ def make_part(job: PartJob) -> None:
     key = job.shards.seed.to_bytes(8, "little")
     counts: collections.Counter[str] = collections.Counter()
     samples: list[dict[str, str]] = []
-    texts: list[str] = []
+    dropped = _Examples()
     rows: list[dict[str, Any]] = []
     for found in job.source.read(job.unit):
         if isinstance(found, Broken):
@@ -75,38 +81,58 @@ def make_part(job: PartJob) -> None:
                 samples.append({**found._asdict(), "name": _shown(found.name)})
             continue
         text, reason = clean(found.text, job.corpus)
-        counts[reason or "kept"] += 1
         if reason:
+            dropped.add(reason, found)
             continue
-        digest = found._replace(text=text).digest
-        place = hashlib.blake2b(digest, key=key, digest_size=16).digest()
-        texts.append(text)
-        rows.append(
-            {
-                "place": place,
-                "share": int.from_bytes(digest[:8], "little"),
-                "group": job.group or _first_folder(found.name),
-            }
-        )
-    for row, ids in zip(rows, vocabulary.encode(texts), strict=True):
-        row["tokens"] = ids
+        document = found._replace(text=text)
+        place = hashlib.blake2b(document.digest, key=key, digest_size=16).digest()
+        share = int.from_bytes(document.digest[:8], "little")
+        group = job.group or _first_folder(found.name)
+        rows.append({"document": document, "place": place, "share": share, "group": group})
+    for row, ids in zip(rows, vocabulary.encode([row["document"].text for row in rows]), strict=True):
+        row["tokens"], row["bands"] = ids, bands(ids)
+    if job.corpus.apart_from:
+        rows = [row for row in rows if not dropped.add(_excluded(job, row), row["document"])]
     rows.sort(key=lambda row: row["place"])
-    signatures = np.zeros((len(rows), BANDS), dtype=np.uint64)
-    if job.corpus.near_duplicates:
-        signatures = np.array([bands(row["tokens"]) for row in rows], dtype=np.uint64).reshape(-1, BANDS)
     if (bos_id := begin_of_text(vocabulary, job.corpus, job.shards)) is not None:
         first = masked(np.array([bos_id], dtype=job.shards.token_type))
         for row in rows:
             row["tokens"] = np.concatenate([first, row["tokens"].astype(job.shards.token_type)])
-    job.work.write(_rows(job.number), _encode(rows, signatures, job.shards.token_type))
-    characters = sum(len(text) for text in texts)
+    job.work.write(_rows(job.number), _encode(rows, job.shards.token_type))
     groups: collections.Counter[str] = collections.Counter()
     for row in rows:
         groups[row["group"]] += len(row["tokens"])
-    job.work.write_json(
-        _counts(job.number),
-        {"documents": counts, "characters": characters, "tokens_by_group": groups, "broken": samples},
-    )
+    record = {
+        "documents": {**(counts + dropped.counts), "kept": len(rows)},
+        "characters": sum(len(row["document"].text) for row in rows),
+        "tokens_by_group": groups,
+        "broken": samples,
+        "examples": dropped.examples,
+    }
+    job.work.write_json(_counts(job.number), record)
+
+
+def _excluded(job: PartJob, row: dict[str, Any]) -> str:
+    """Return why ``corpus.apart_from`` excludes a document, empty if it does not."""
+    return open_exclusions(job.work, job.apart_from).reason(row["document"].text, row["tokens"], row["bands"])
+
+
+class _Examples:
+    """Documents that are dropped, counted by reason, and the first few for each reason."""
+
+    def __init__(self) -> None:
+        self.counts: collections.Counter[str] = collections.Counter()
+        self.examples: list[dict[str, str]] = []
+
+    def add(self, reason: str, document: Document) -> bool:
+        """Count a document that is dropped for ``reason``; return False if there is none."""
+        if not reason:
+            return False
+        self.counts[reason] += 1
+        if self.counts[reason] <= EXAMPLES:
+            sample = document.text[:EXAMPLE_CHARACTERS]
+            self.examples.append({"reason": reason, "name": _shown(document.name), "sample": sample})
+        return True
 
 
 def _first_folder(name: str) -> str:
@@ -132,8 +158,9 @@ def begin_of_text(vocabulary: Tokenizer, corpus: CorpusConfig, shards: ShardsCon
     return vocabulary.end_of_text if shards.mask_across_documents else None
 
 
-def _encode(rows: list[dict[str, Any]], signatures: np.ndarray, token_type: str) -> bytes:
+def _encode(rows: list[dict[str, Any]], token_type: str) -> bytes:
     places = np.frombuffer(b"".join(row["place"] for row in rows), dtype=">u8").reshape(-1, 2).astype(np.uint64)
+    signatures = np.array([row["bands"] for row in rows], dtype=np.uint64).reshape(-1, len(BAND_COLUMNS))
     lengths = np.array([len(row["tokens"]) for row in rows], dtype=np.int32)
     flat = np.concatenate([row["tokens"] for row in rows] or [np.empty(0)]).astype(token_type)
     offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
@@ -142,7 +169,7 @@ def _encode(rows: list[dict[str, Any]], signatures: np.ndarray, token_type: str)
         "low": places[:, 1],
         "share": np.array([row["share"] for row in rows], dtype=np.uint64),
         "length": lengths,
-        **{f"band{number:02d}": signatures[:, number] for number in range(BANDS)},
+        **{name: signatures[:, number] for number, name in enumerate(BAND_COLUMNS)},
         "tokens": pa.ListArray.from_arrays(pa.array(offsets), pa.array(flat)),
     }
     out = io.BytesIO()
@@ -161,15 +188,19 @@ def read_columns(work: Folder, number: int, names: list[str]) -> pa.Table:
         return pq.read_table(file, columns=names)
 
 
-def read_tokens(work: Folder, number: int, rows: np.ndarray) -> list[np.ndarray]:
-    """Return the token ids of documents of a part, given by their rows in rising order; reads only their row groups."""
+def read_documents(work: Folder, number: int, rows: np.ndarray) -> tuple[list[np.ndarray], np.ndarray]:
+    """Return the token ids of documents of a part and their band hashes, uint64 (documents, BANDS). They are given by their
+    rows in rising order; reads only their row groups."""
     groups = rows // _DOCUMENTS_A_GROUP
     found: list[np.ndarray] = []
+    signatures: list[np.ndarray] = []
     with work.open(_rows(number)) as file:
         parquet = pq.ParquetFile(file)
         for group in np.unique(groups).tolist():
-            lists = parquet.read_row_group(group, ["tokens"])["tokens"].combine_chunks()
+            table = parquet.read_row_group(group, ["tokens", *BAND_COLUMNS])
+            lists = table["tokens"].combine_chunks()
             values, offsets = lists.values.to_numpy(), lists.offsets.to_numpy()
-            for row in (rows[groups == group] - group * _DOCUMENTS_A_GROUP).tolist():
-                found.append(values[offsets[row] : offsets[row + 1]])
-    return found
+            inside = rows[groups == group] - group * _DOCUMENTS_A_GROUP
+            found += [values[offsets[row] : offsets[row + 1]] for row in inside.tolist()]
+            signatures.append(np.stack([table[name].to_numpy()[inside] for name in BAND_COLUMNS], axis=1))
+    return found, np.concatenate(signatures)

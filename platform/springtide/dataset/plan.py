@@ -11,8 +11,10 @@ from collections.abc import Iterator
 import numpy as np
 
 from springtide.config.data import ShardsConfig
-from springtide.corpus import BANDS, clusters
+from springtide.corpus import clusters
+from springtide.dataset.apart import TRAINED_ON, ApartFrom, trained_on
 from springtide.dataset.parts import read_columns
+from springtide.dataset.signatures import BAND_COLUMNS
 from springtide.shards import HELDOUT, TRAIN, best_fit, shuffle_rows
 from springtide.store import Folder
 
@@ -51,9 +53,11 @@ class Plan:
     """Reason -> number of documents dropped by the plan."""
     lengths: np.ndarray
     """int32: tokens of each kept document."""
+    heldout_fraction: float
+    """Share of the documents that is held out; smaller than the setting if that is more than ``shards.heldout_tokens``."""
 
 
-def make_plan(work: Folder, parts: int, settings: ShardsConfig, near_duplicates: bool) -> Plan:
+def make_plan(work: Folder, parts: int, settings: ShardsConfig, near_duplicates: bool, apart: ApartFrom) -> Plan:
     """Compute the plan from the parts' columns. It does not depend on how many processes made the parts."""
     part, row, high, low, share, length = _index(work, parts)
     order = np.lexsort((row, part, low, high))
@@ -68,14 +72,41 @@ def make_plan(work: Folder, parts: int, settings: ShardsConfig, near_duplicates:
         first[np.unique(cluster, return_index=True)[1]] = True
         dropped["near duplicate"] = int((~first).sum())
         order = order[first]
-    held_out = share[order] / 2.0**64 < settings.heldout_fraction
+    fraction = _fraction(settings, share[order], length[order])
+    held_out = _is_held_out(share[order], fraction)
+    if apart.datasets:
+        met = np.zeros(len(order), dtype=bool)
+        met[held_out] = trained_on(np.stack(list(_bands(work, parts, order[held_out]))), apart)
+        dropped[TRAINED_ON] = int(met.sum())
+        order, held_out = order[~met], held_out[~met]
+    splits = {TRAIN: order[~held_out], HELDOUT: order[held_out]}
     shards: list[ShardPlan] = []
     documents, tokens = {}, {}
-    for split, chosen in ((TRAIN, order[~held_out]), (HELDOUT, order[held_out])):
+    for split, chosen in splits.items():
+        if fraction == 1 and split == TRAIN:
+            continue
         documents[split], tokens[split] = len(chosen), int(length[chosen].sum())
         lay = _cut if settings.packing == "concat" else _fit
         shards += lay(settings, split, part[chosen], row[chosen], length[chosen])
-    return Plan(tuple(shards), documents, tokens, dropped, length[order])
+    return Plan(tuple(shards), documents, tokens, dropped, length[order], fraction)
+
+
+def _fraction(settings: ShardsConfig, share: np.ndarray, length: np.ndarray) -> float:
+    """Return the share of the documents to hold out: the largest that keeps to ``shards.heldout_tokens``. ``share``: hash of
+    each document's text, ``length``: its tokens."""
+    fraction, limit = settings.heldout_fraction, int(settings.heldout_tokens)
+    if fraction == 1 or not limit:
+        return fraction
+    chosen = np.flatnonzero(_is_held_out(share, fraction))
+    chosen = chosen[np.argsort(share[chosen], kind="stable")]
+    too_many = np.flatnonzero(np.cumsum(length[chosen], dtype=np.int64) > limit)
+    return float(share[chosen[too_many[0]]] / 2.0**64) if len(too_many) else fraction
+
+
+def _is_held_out(share: np.ndarray, fraction: float) -> np.ndarray:
+    """Return which documents are held out. It depends on their text alone: copies in other datasets are, too, if they hold
+    out the same fraction."""
+    return np.ones(len(share), dtype=bool) if fraction == 1 else share / 2.0**64 < fraction
 
 
 def _cut(
@@ -125,6 +156,5 @@ def _index(work: Folder, parts: int) -> tuple[np.ndarray, ...]:
 
 
 def _bands(work: Folder, parts: int, order: np.ndarray) -> Iterator[np.ndarray]:
-    for band in range(BANDS):
-        name = f"band{band:02d}"
+    for name in BAND_COLUMNS:
         yield np.concatenate([read_columns(work, number, [name])[name].to_numpy() for number in range(parts)])[order]

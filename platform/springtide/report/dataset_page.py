@@ -34,13 +34,19 @@ def render(name: str, manifest: Mapping[str, Any], digest: str, rows: Sequence[s
         "vocabulary": f"{manifest['vocab_size']:,} ids, digest {manifest['tokenizer_digest']}",
         "rows": f"{manifest['sequence_length'] + 1} tokens of {manifest['token_type']}",
         "documents kept apart": "yes" if manifest["mask_across_documents"] else "no",
+        "held out": f"{manifest['heldout_fraction']:.3g} of the documents",
+        "apart from": ", ".join(source["apart_from"]) or "nothing (corpus.apart_from)",
     }
     broken = "\n".join(f"{found['name']}: {found['reason']}: {found['sample']!r}" for found in source["broken"])
+    dropped_texts = "\n".join(
+        f"{found['name']}: {found['reason']}: {found['sample']!r}" for found in source["examples"]
+    )
     sections = [
         cards(_figures(source, splits, kept)),
         draw(charts),
         table("Facts", facts.items()),
         text("Broken documents, examples", broken) if broken else "",
+        text("Dropped documents, examples", dropped_texts) if dropped_texts else "",
         text("A few rows", "\n\n".join(rows)) if rows else "",
     ]
     return page(name, sections)

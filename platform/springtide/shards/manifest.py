@@ -56,6 +56,8 @@ class Shard(_Record):
     size_bytes: Count
     digest: Digest
     """Digest of the file."""
+    signatures: Digest | None = None
+    """Digest of the file of its documents' signatures; None if there is none."""
     groups: tuple[RowGroup, ...] = Field(min_length=1)
 
 
@@ -91,6 +93,11 @@ class Manifest(_Record):
     """Digest of ``tokenizer.json``; all corpora of a mixture have the same."""
     fingerprint: str
     """Fingerprint of the settings and the source it was prepared from."""
+    heldout_fraction: float = Field(gt=0, le=1, allow_inf_nan=False)
+    """Share of the documents that is held out, those with the smallest hashes of their text; 1 if there is nothing to train
+    on."""
+    apart_from: tuple[Digest, ...] = ()
+    """Digests of the manifests of datasets that it was prepared apart from: neither trains on what the other holds out."""
     source: dict[str, Any]
     splits: dict[str, Split]
 
@@ -104,6 +111,8 @@ class Manifest(_Record):
                 f"vocab_size = {self.vocab_size} is more than the {limit} ids of the type {self.token_type}"
             )
         row_bytes = np.dtype(self.token_type).itemsize * (self.sequence_length + 1)
+        if (TRAIN in self.splits) == self.is_eval_only:
+            raise ValueError(f"has the splits {sorted(self.splits)} and heldout_fraction = {self.heldout_fraction}")
         for name, split in self.splits.items():
             for shard in split.shards:
                 if not all(group.fits(row_bytes) and group.end <= shard.size_bytes for group in shard.groups):
@@ -113,6 +122,11 @@ class Manifest(_Record):
             if split.rows != sum(shard.rows for shard in split.shards):
                 raise ValueError(f"{name} has another number of rows than its shards")
         return self
+
+    @property
+    def is_eval_only(self) -> bool:
+        """Whether all its text is held out."""
+        return self.heldout_fraction == 1
 
     @property
     def eos_id(self) -> int | None:

@@ -17,6 +17,7 @@ from springtide.config.steps import OrderStep, StepsDone
 from springtide.errors import ConfigError, CorpusError, explain
 from springtide.shards import TRAIN, Manifest, SplitReader, load_manifest
 from springtide.store import Cache, Folder
+from springtide.stream.leaks import check_fractions, leaks
 from springtide.stream.mixture import WeightTable
 from springtide.stream.order import Order
 from springtide.stream.reader import RankReader
@@ -43,10 +44,23 @@ class Data:
     config: DataConfig
     manifests: tuple[Manifest, ...]
     order: Order
+    eval_manifests: tuple[Manifest, ...] = ()
+    """Manifests of the datasets that are evaluated on only."""
 
     @property
     def names(self) -> tuple[str, ...]:
         return tuple(_corpora(self.config))
+
+    @property
+    def eval_names(self) -> tuple[str, ...]:
+        """Names of the held-out sets: those of the corpora, then those of ``stream.eval_datasets``."""
+        return (*self.names, *self.config.stream.eval_datasets)
+
+    @property
+    def leaks(self) -> tuple[str, ...]:
+        """Warnings about text that may be held out by one dataset and trained on in another."""
+        corpora = dict(zip(self.names, self.manifests, strict=True))
+        return tuple(leaks(corpora, dict(zip(self.config.stream.eval_datasets, self.eval_manifests, strict=True))))
 
     @property
     def datasets(self) -> tuple[str, ...]:
@@ -99,7 +113,8 @@ class Data:
         return dataclasses.replace(self, config=config, order=dataclasses.replace(self.order, skip=skip))
 
     def splits(self, split: str) -> list[SplitReader]:
-        """Return one reader per corpus for ``split``; readers keep their files open."""
+        """Return one reader per corpus for ``split``, and of held-out text also one per dataset that is evaluated on only;
+        readers keep their files open."""
         return self._readers(split)
 
     def rows(self, sample_ids: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -119,14 +134,23 @@ class Data:
     def _readers(self) -> Callable[[str], list[SplitReader]]:
         feed = self.config.feed
         cache = Cache(feed.cache or default_cache(), int(feed.cache_bytes)) if feed.cache_bytes else None
-        pairs = list(zip(self.datasets, self.manifests, strict=True))
+        urls = (*self.datasets, *self.config.stream.eval_datasets.values())
+        pairs = list(zip(urls, (*self.manifests, *self.eval_manifests), strict=True))
         return functools.cache(
-            lambda split: [SplitReader(Folder(url), manifest, split, cache) for url, manifest in pairs]
+            lambda split: [
+                SplitReader(Folder(url), manifest, split, cache) for url, manifest in pairs if split in manifest.splits
+            ]
         )
 
     def __reduce__(self) -> tuple[Any, ...]:
         sections = self.config.stream, self.config.shards, self.config.feed
         return _open_once, tuple(section.model_dump_json() for section in sections)
+
+    def shares(self, done: StepsDone) -> dict[str, float]:
+        """Return the share of each corpus in the last of the first ``done`` steps; of the first step before it is done."""
+        step = self.order.step_before(done) if done else OrderStep(0)
+        weights = next(weights for start, weights in reversed(self.order.schedule) if start <= step)
+        return {name: weight / sum(weights) for name, weight in zip(self.names, weights, strict=True) if weight}
 
     def drawn(self, done: StepsDone) -> dict[str, Drawn]:
         """Return what the first ``done`` steps train on of each corpus: exact, before a run starts or after it has ended."""
@@ -140,10 +164,19 @@ def open_data(config: DataConfig) -> Data:
     Raises ConfigError if they do not, CorpusError if one is missing or has no rows to train on.
     """
     corpora = _corpora(config)
+    only = config.stream.eval_datasets
     with ThreadPoolExecutor(_OPENED_AT_ONCE) as threads:
-        manifests = tuple(threads.map(lambda url: load_manifest(Folder(url)), corpora.values()))
+        opened = list(threads.map(lambda url: load_manifest(Folder(url)), (*corpora.values(), *only.values())))
+    manifests, eval_manifests = tuple(opened[: len(corpora)]), tuple(opened[len(corpora) :])
     for name, manifest in zip(corpora, manifests, strict=True):
-        _check(config, name, corpora[name], manifest, manifests[0])
+        _check_trained(config, name, corpora[name], manifest)
+        _check(config, f"stream.mixture.{name}", corpora[name], manifest, manifests[0])
+    for name, manifest in zip(only, eval_manifests, strict=True):
+        if name in corpora:
+            limit, remedy = "is the name of a corpus, too", "give it another name"
+            raise ConfigError(explain("stream.eval_datasets", name, limit, remedy))
+        _check(config, f"stream.eval_datasets.{name}", only[name], manifest, manifests[0])
+    check_fractions(dict(zip(corpora, manifests, strict=True)), corpora)
     rows = [manifest.splits[TRAIN].rows for manifest in manifests]
     order = Order(
         manifests=tuple(manifest.digest for manifest in manifests),
@@ -157,7 +190,7 @@ def open_data(config: DataConfig) -> Data:
         skip=tuple(map(OrderStep, config.stream.skip)),
         skip_samples=tuple((entry.from_step, entry.samples) for entry in config.stream.skip_samples),
     )
-    return Data(config, manifests, order)
+    return Data(config, manifests, order, eval_manifests)
 
 
 @functools.lru_cache(maxsize=4)
@@ -180,7 +213,17 @@ def default_cache() -> str:
     return tempfile.gettempdir()
 
 
-def _check(config: DataConfig, name: str, url: str, manifest: Manifest, first: Manifest) -> None:
+def _check_trained(config: DataConfig, name: str, url: str, manifest: Manifest) -> None:
+    """Raise ConfigError if a dataset cannot be trained on in this mixture."""
+    field = f"stream.mixture.{name}" if config.stream.mixture else "shards.dataset"
+    if manifest.is_eval_only:
+        limit = "holds held-out text only (shards.heldout_fraction = 1)"
+        raise ConfigError(explain(field, url, limit, f"evaluate on it: stream.eval_datasets.{name}"))
+    if not manifest.splits[TRAIN].rows:
+        raise CorpusError(explain(field, url, "has no row to train on", "use shorter sequences or more text"))
+
+
+def _check(config: DataConfig, field: str, url: str, manifest: Manifest, first: Manifest) -> None:
     if manifest.sequence_length != config.shards.sequence_length:
         raise ConfigError(
             explain(
@@ -190,14 +233,10 @@ def _check(config: DataConfig, name: str, url: str, manifest: Manifest, first: M
                 "use that length, or prepare another dataset",
             )
         )
-    if not manifest.splits[TRAIN].rows:
-        raise CorpusError(
-            explain(f"stream.mixture.{name}", url, "has no row to train on", "use shorter sequences or more text")
-        )
     if manifest.eos_id != first.eos_id:
         raise ConfigError(
             explain(
-                f"stream.mixture.{name}",
+                field,
                 url,
                 "masks across documents where the first corpus does not, or vice versa",
                 "prepare both with the same shards.mask_across_documents",
@@ -206,7 +245,7 @@ def _check(config: DataConfig, name: str, url: str, manifest: Manifest, first: M
     if (manifest.tokenizer_digest, manifest.token_type) != (first.tokenizer_digest, first.token_type):
         raise ConfigError(
             explain(
-                f"stream.mixture.{name}",
+                field,
                 url,
                 "has another tokenizer or token type than the first corpus",
                 "prepare it with corpus.tokenizer = <the first dataset>/tokenizer.json and the same shards.token_type",
@@ -215,7 +254,7 @@ def _check(config: DataConfig, name: str, url: str, manifest: Manifest, first: M
     if (manifest.begin_of_text, manifest.end_of_text) != (first.begin_of_text, first.end_of_text):
         raise ConfigError(
             explain(
-                f"stream.mixture.{name}",
+                field,
                 url,
                 f"begins and ends texts with ids {manifest.begin_of_text} and {manifest.end_of_text}, the first corpus with "
                 f"{first.begin_of_text} and {first.end_of_text}",

@@ -66,6 +66,7 @@ def test_what_is_sealed_is_read(
         "begin_of_text": 0,
         "tokenizer_digest": "0" * 32,
         "fingerprint": "",
+        "heldout_fraction": 0.02,
         "source": {},
     }
     manifest = Manifest(sequence_length=length, token_type=token_type, splits={TRAIN: split}, **known)

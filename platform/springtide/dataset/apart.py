@@ -1,0 +1,140 @@
+"""What a new dataset stays apart from: other datasets' held-out text and training text, and texts of benchmarks.
+
+parts   drop documents that are close to text another dataset holds out, or that quote a benchmark   Exclusions
+plan    drop held-out documents that are close to text another dataset trains on                     trained_on
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import io
+import logging
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from springtide.config.data import CorpusConfig
+from springtide.corpus import BANDS, SIMILAR, CorpusReader, Quotes, jaccard, open_source, quotes, quotes_of, shingles
+from springtide.dataset.signatures import read_bands, read_shingles
+from springtide.errors import ConfigError, explain, redacted
+from springtide.shards import HELDOUT, MANIFEST, TOKENIZER, TRAIN, Manifest, load_manifest
+from springtide.store import Folder
+
+HELD_OUT, TRAINED_ON = "held out by corpus.apart_from", "trained on by corpus.apart_from"
+QUOTES = "quotes corpus.apart_from"
+_QUOTES_FILE = "quotes.npz"
+_SHARDS_KEPT = 8
+
+_log = logging.getLogger(__name__)
+
+
+@dataclasses.dataclass(frozen=True)
+class ApartFrom:
+    """The entries of ``corpus.apart_from``, opened."""
+
+    datasets: tuple[str, ...]
+    manifests: tuple[Manifest, ...]
+    texts: tuple[CorpusReader, ...]
+
+    def fingerprint(self) -> list[str]:
+        """Return what changes when one of them does."""
+        return [*(manifest.digest for manifest in self.manifests), *(text.fingerprint() for text in self.texts)]
+
+    def check(self, tokenizer_digest: str) -> None:
+        """Raise ConfigError if the documents of a dataset cannot be compared with those of a new one: as token ids."""
+        for url, manifest in zip(self.datasets, self.manifests, strict=True):
+            if manifest.tokenizer_digest != tokenizer_digest:
+                limit = "has another tokenizer, and documents are compared as token ids"
+                remedy = f"prepare this corpus with corpus.tokenizer = {Folder(url).where(TOKENIZER)}"
+                raise ConfigError(explain("corpus.apart_from", url, limit, remedy))
+
+    def prepare(self, work: Folder) -> None:
+        """Write what the parts need to know of the texts into the folder ``work``."""
+        if not self.texts or work.exists(_QUOTES_FILE):
+            return
+        found, count, short = quotes_of(document.text for text in self.texts for document in text.documents())
+        if short:
+            _log.warning(
+                "corpus.apart_from: %d of %d texts have fewer than 8 words and are not looked for, because chance would find "
+                "them",
+                short,
+                count,
+            )
+        out = io.BytesIO()
+        arrays: Any = {str(width): hashes for width, hashes in found.items()}
+        np.savez(out, **arrays)
+        work.write(_QUOTES_FILE, out.getvalue())
+
+
+def open_apart(corpus: CorpusConfig) -> ApartFrom:
+    """Open the datasets and texts that ``corpus`` stays apart from; CorpusError if one is missing."""
+    datasets, manifests, texts = [], [], []
+    for entry in corpus.apart_from:
+        folder = Folder(entry.source)
+        if folder.exists(MANIFEST):
+            datasets.append(entry.source)
+            manifests.append(load_manifest(folder))
+        else:
+            texts.append(open_source(entry.source, entry.max_files or 0, entry.field or corpus.field))
+    return ApartFrom(tuple(datasets), tuple(manifests), tuple(texts))
+
+
+class Exclusions:
+    """What is looked for in each document. Holds 16 hashes for each held-out document of the datasets."""
+
+    def __init__(self, datasets: Sequence[str], looked_for: Quotes) -> None:
+        self._looked_for = looked_for
+        opened = [(Folder(url), load_manifest(Folder(url))) for url in datasets]
+        self._shards = [(folder, shard) for folder, manifest in opened for shard in manifest.splits[HELDOUT].shards]
+        tables = [np.empty((BANDS, 0), np.uint64), *(read_bands(folder, shard) for folder, shard in self._shards)]
+        bands = np.concatenate(tables, axis=1)
+        self._ends = np.cumsum([table.shape[1] for table in tables[1:]], dtype=np.int64)
+        self._order = np.argsort(bands, axis=1, kind="stable")
+        self._bands = np.take_along_axis(bands, self._order, axis=1)
+        self._lists = functools.lru_cache(maxsize=_SHARDS_KEPT)(lambda number: read_shingles(*self._shards[number]))
+
+    def reason(self, text: str, ids: np.ndarray, bands: np.ndarray) -> str:
+        """Return why a document is dropped, empty if it is not. ``ids``: its tokens; ``bands``: its band hashes."""
+        if quotes(text, self._looked_for):
+            return QUOTES
+        candidates: set[int] = set()
+        for band, value in enumerate(bands):
+            begin = int(np.searchsorted(self._bands[band], value, side="left"))
+            end = int(np.searchsorted(self._bands[band], value, side="right"))
+            candidates.update(self._order[band, begin:end].tolist())
+        mine = shingles(ids) if candidates else np.empty(0, np.uint32)
+        is_close = any(jaccard(mine, self._shingles(document)) >= SIMILAR for document in sorted(candidates))
+        return HELD_OUT if is_close else ""
+
+    def _shingles(self, document: int) -> np.ndarray:
+        number = int(np.searchsorted(self._ends, document, side="right"))
+        row = document - int(self._ends[number - 1] if number else 0)
+        return self._lists(number)[row].values.to_numpy()
+
+
+@functools.lru_cache(maxsize=1)
+def open_exclusions(work: Folder, datasets: tuple[str, ...]) -> Exclusions:
+    """Return what the parts of a prepare look for; cached, because one process makes many parts."""
+    looked_for: Quotes = {}
+    if work.exists(_QUOTES_FILE):
+        with np.load(io.BytesIO(work.read(_QUOTES_FILE))) as found:
+            looked_for = {int(width): found[width] for width in found.files}
+    return Exclusions(datasets, looked_for)
+
+
+def trained_on(bands: np.ndarray, apart: ApartFrom) -> np.ndarray:
+    """Return which documents share a band with training text of one of the datasets, bool (n,). ``bands``: uint64 (BANDS, n).
+    They are not compared further: without a few of its documents, a held-out split is as good."""
+    met = np.zeros(bands.shape[1], dtype=bool)
+    for url, manifest in zip(apart.datasets, apart.manifests, strict=True):
+        for shard in manifest.splits[TRAIN].shards if TRAIN in manifest.splits else ():
+            for mine, theirs in zip(bands, read_bands(Folder(url), shard), strict=True):
+                met |= np.isin(mine, theirs)
+    return met
+
+
+def names(apart: ApartFrom) -> list[str]:
+    """Return the datasets and texts, for the card."""
+    return [redacted(one) for one in (*apart.datasets, *(text.folder.url for text in apart.texts))]
