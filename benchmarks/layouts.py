@@ -57,7 +57,7 @@ def config_of(folder: str, steps: int, small: bool) -> Config:
         "stream.global_batch": 8,
         "train.micro_batch": 2,
         "train.total": steps * 8 * st.recipes.demo().shards.sequence_length,
-        "train.eval_rows": 0,
+        "train.eval_tokens": 0,
         "optim.warmup": 0,
         "optim.peak_lr": 1e-3,
         "checkpoint.every_steps": 0,

@@ -325,7 +325,7 @@ def config_of(root: str, small: bool, steps: int = 100_000, workers: int = NODES
         "elastic.max_workers": workers,
         "checkpoint.every_steps": 10,
         "train.total": steps * rows * base.shards.sequence_length,
-        "train.eval_rows": 0,
+        "train.eval_tokens": 0,
         "train.sample_tokens": 0,
         "track.mlflow_uri": "off",
         "track.progress": False,

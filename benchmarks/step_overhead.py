@@ -121,7 +121,7 @@ def measure(folder: str, rounds: int, steps: int, small: bool) -> dict[str, Any]
             "run.root": f"{folder}/runs",
             "train.total": steps * st.recipes.demo().tokens_per_step,
             "optim.warmup": 0,
-            "train.eval_rows": 0,
+            "train.eval_tokens": 0,
             "train.sample_tokens": 0,
             "checkpoint.every_steps": 0,
             "elastic.min_workers": WORLD_SIZE,

@@ -67,7 +67,7 @@ def config_of(root: str, steps: int, slots: int) -> Config:
         "checkpoint.memory_every": 0,  # seconds after a save there is little to lose; nor has the peer one
         "train.total": steps * base.tokens_per_step,
         "optim.warmup": min(10, steps // 4) * base.tokens_per_step,
-        "train.eval_rows": 64,
+        "train.eval_tokens": 64 * 64,
         "train.micro_batch": base.stream.global_batch,
         "train.sample_tokens": 0,
         "track.mlflow_uri": "off",
@@ -113,7 +113,7 @@ def _write(config: Config, folder: Path) -> int:
         reads = reader.plan(0, config.num_steps, int(config.feed.read_bytes))
         np.save(folder / "rows.npy", np.concatenate([reader.fetch(read).tokens for read in reads]))
         split, rows = data.splits(HELDOUT)[0], data.manifests[0].splits[HELDOUT].rows
-        wanted = min(config.train.eval_rows, rows)
+        wanted = min(int(config.train.eval_tokens) // data.sequence_length, rows)
         np.save(folder / "heldout.npy", split.read(np.arange(wanted) * rows // wanted).tokens)
         model = build(config.model, data.vocab_size)
         initialize(model, config.model, data.vocab_size)

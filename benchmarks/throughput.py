@@ -59,7 +59,7 @@ def config_of(folder: str, steps: int, small: bool) -> Config:
         "stream.global_batch": 8,
         "train.micro_batch": 8,
         "train.total": steps * 8 * 256,
-        "train.eval_rows": 0,
+        "train.eval_tokens": 0,
         "train.sample_tokens": 0,
         "optim.warmup": 0,
         "optim.peak_lr": 1e-3,

@@ -90,12 +90,12 @@ def config_of(folder: str, quick: bool) -> Config:
         "optim.warmup": steps * rows * length // 5,
         "optim.schedule": "cosine",
         "train.total": steps * rows * length,
-        "train.eval_rows": 16,
+        "train.eval_tokens": 16 * length,
         "train.profile": 5 if CUDA else 2,
         "checkpoint.every_steps": steps // 2,
     }
     if quick:
-        changes["train.eval_rows"] = 4
+        changes["train.eval_tokens"] = 4 * length
     return recipe.override(changes)
 
 

@@ -30,7 +30,7 @@ def trunk(tiny: Config, name: str, steps: int = 60, decay: int = 20, **changes: 
     step = tiny.tokens_per_step
     fixed = {"run.id": name, "optim.schedule": "wsd", "optim.warmup": 4 * step, "optim.final_lr_ratio": 0.0}
     fixed |= {"train.total": steps * step, "optim.decay": decay * step, "checkpoint.every_steps": 10}
-    fixed |= {"checkpoint.keep_last": 1, "checkpoint.when_busy": "queue", "train.eval_rows": 0}
+    fixed |= {"checkpoint.keep_last": 1, "checkpoint.when_busy": "queue", "train.eval_tokens": 0}
     fixed |= {"elastic.recheck": 0}  # what was checked last would be kept, too
     return tiny.override({**fixed, **{key.replace("__", "."): value for key, value in changes.items()}})
 
@@ -91,12 +91,12 @@ def test_a_branch_that_decays_is_the_run_that_would_have_and_the_trunk_goes_on(t
 
 
 def test_weights_alone_begin_at_step_0_of_any_order(tiny: Config, ranks: Ranks) -> None:
-    [events] = ranks(1, train, trunk(tiny, "trained", steps=20, decay=0, train__eval_rows=16))
+    [events] = ranks(1, train, trunk(tiny, "trained", steps=20, decay=0, train__eval_tokens=16 * 64))
     after = [event for event in events if isinstance(event, Evaluated)][-1]
     weights = {"train__start_from": f"{tiny.run.root}/trained", "train__start_with": "weights", "stream__seed": 5}
     digest = open_data(tiny.data).tokenizer_digest
     assert read_manifest(Folder(tiny.run.root) / "trained", "step-0000000020").meta.tokenizer_digest == digest
-    config = begun(trunk(tiny, "tuned", steps=3, decay=0, train__eval_rows=16, optim__warmup=0, **weights))
+    config = begun(trunk(tiny, "tuned", steps=3, decay=0, train__eval_tokens=16 * 64, optim__warmup=0, **weights))
     events = ranks(2, train, config)[0]
     [started] = [event for event in events if isinstance(event, Started)]
     assert (started.step, started.chain) == (0, "")

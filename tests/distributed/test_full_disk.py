@@ -28,7 +28,7 @@ def test_training_goes_on_while_the_disk_is_full_and_nothing_is_missing_afterwar
         "run.root": str(tmp_path / "disk" / "runs"),
         "train.total": 12 * 64 * STEPS,
         "optim.warmup": 0,
-        "train.eval_rows": 0,
+        "train.eval_tokens": 0,
         "train.sample_tokens": 0,
         "checkpoint.every_steps": 3,
         "checkpoint.tries": 1,

@@ -18,7 +18,7 @@ Ranks = Callable[..., list[Any]]
 @pytest.fixture
 def short(tiny: Config) -> Config:
     """Four steps."""
-    changes = {"run.id": "garbage", "train.total": 4 * 12 * 64, "optim.warmup": 0, "train.eval_rows": 0}
+    changes = {"run.id": "garbage", "train.total": 4 * 12 * 64, "optim.warmup": 0, "train.eval_tokens": 0}
     return tiny.override(changes)
 
 
@@ -40,7 +40,7 @@ def test_who_is_cut_off_in_a_collective_uses_nothing_of_it_however_right_it_look
 
 
 def test_a_heldout_loss_of_garbage_is_told_to_nobody(short: Config, ranks: Ranks) -> None:
-    config = short.override({"train.eval_rows": 4})
+    config = short.override({"train.eval_tokens": 4 * 64})
     for kind, told in ranks(2, evaluate_with_garbage, config):
         assert kind == "CollectiveError"
         assert "evaluated" not in told

@@ -38,7 +38,7 @@ def config(tmp_path_factory: pytest.TempPathFactory) -> Config:
         "shards.root": f"{root}/datasets",
         "corpus.max_files": 20,
         "train.total": STEPS * 12 * 64,
-        "train.eval_rows": 0,
+        "train.eval_tokens": 0,
         "train.micro_batch": 2,
         "checkpoint.every_steps": 0,
     }

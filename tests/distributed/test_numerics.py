@@ -128,7 +128,7 @@ def test_a_run_resized_at_every_restart_is_the_uninterrupted_run(tiny: Config, r
 
 
 def test_with_exact_sums_a_resized_run_is_bit_equal(tiny: Config, ranks: Ranks) -> None:
-    exact = named(tiny, "exact", parallel__reduction="fp64", stream__lanes=6, train__eval_rows=0)
+    exact = named(tiny, "exact", parallel__reduction="fp64", stream__lanes=6, train__eval_tokens=0)
     whole = steps(ranks(1, train, exact)[0])
     state = ranks(1, full_state, exact)[0]
     config = named(exact, "exact-resized")
@@ -142,7 +142,7 @@ def test_with_exact_sums_a_resized_run_is_bit_equal(tiny: Config, ranks: Ranks) 
 def test_batches_that_grow_are_the_same_at_any_world_size(tiny: Config, ranks: Ranks) -> None:
     length = tiny.shards.sequence_length
     ramp = [{"rows": 4, "until_tokens": 4 * length * 6}, {"rows": 8, "until_tokens": 4 * length * 6 + 8 * length * 4}]
-    config = named(tiny, "grown", stream__lanes=4, stream__ramp=ramp, parallel__reduction="fp64", train__eval_rows=0)
+    config = named(tiny, "grown", stream__lanes=4, stream__ramp=ramp, parallel__reduction="fp64", train__eval_tokens=0)
     config = config.override({"train.total": length * (4 * 6 + 8 * 4 + 12 * 5), "optim.warmup": 16 * length})
     expected = steps(ranks(1, train, config)[0])
     assert [one.step_tokens // length for one in expected.values()] == [4] * 6 + [8] * 4 + [12] * 5
@@ -170,7 +170,7 @@ def test_fitted_documents_train_alike_at_any_world_size(tiny: Config, ranks: Ran
 
 
 def test_asking_for_a_save_saves_once_and_trains_on(tiny: Config, ranks: Ranks) -> None:
-    config = named(tiny, "asked", train__total=12 * 64 * 8, optim__warmup=0, train__eval_rows=0)
+    config = named(tiny, "asked", train__total=12 * 64 * 8, optim__warmup=0, train__eval_tokens=0)
     events = ranks(2, train, config, 3, Interrupt.SAVE)[0]
     assert [event.step for event in events if isinstance(event, Saved)] == [3, 8]
     assert len(steps(events)) == 8
@@ -198,7 +198,7 @@ def test_a_rank_that_holds_up_the_others_is_named_once_with_its_node(tiny: Confi
 
 @pytest.mark.parametrize("load_on", [1, 2, 3, 8])
 def test_a_checkpoint_of_four_ranks_is_bit_equal_on_any_number(tiny: Config, ranks: Ranks, load_on: int) -> None:
-    config = named(tiny, "reshard", train__total=12 * 64 * 3, optim__warmup=0, train__eval_rows=0)
+    config = named(tiny, "reshard", train__total=12 * 64 * 3, optim__warmup=0, train__eval_tokens=0)
     ranks(4, train, config)
     expected = ranks(4, full_state, config)[0]
     for found in ranks(load_on, full_state, config):
@@ -235,7 +235,7 @@ def test_a_writing_process_that_is_killed_costs_one_save_and_says_so(tiny: Confi
 
 
 def test_a_flipped_bit_in_a_checkpoint_is_found_told_and_the_one_before_is_taken(tiny: Config, ranks: Ranks) -> None:
-    config = named(tiny, "flipped", train__total=12 * 64 * 12, optim__warmup=0, train__eval_rows=0, **EVERY_FIVE)
+    config = named(tiny, "flipped", train__total=12 * 64 * 12, optim__warmup=0, train__eval_tokens=0, **EVERY_FIVE)
     ranks(2, train, config)
     folder = Path(config.run.root) / "flipped" / "checkpoints" / "step-0000000012"
     file = next(folder.glob("*r0001.safetensors"))
@@ -253,14 +253,14 @@ def test_a_flipped_bit_in_a_checkpoint_is_found_told_and_the_one_before_is_taken
 
 
 def test_another_order_is_refused(tiny: Config, ranks: Ranks) -> None:
-    config = named(tiny, "order", train__total=12 * 64 * 2, optim__warmup=0, train__eval_rows=0)
+    config = named(tiny, "order", train__total=12 * 64 * 2, optim__warmup=0, train__eval_tokens=0)
     ranks(1, train, config)
     with pytest.raises(AssertionError, match="was trained in the order"):
         ranks(1, train, named(config, "order", stream__seed=1))
 
 
 def test_skipping_steps_that_are_done_goes_back_to_before_them(tiny: Config, ranks: Ranks) -> None:
-    config = named(tiny, "skips", train__total=12 * 64 * 12, optim__warmup=0, train__eval_rows=0, **EVERY_FIVE)
+    config = named(tiny, "skips", train__total=12 * 64 * 12, optim__warmup=0, train__eval_tokens=0, **EVERY_FIVE)
     ranks(1, train, config)
     folder = Folder(config.run.root) / "skips"
     folder.write("config.yaml", configs.dump(config))
@@ -295,7 +295,7 @@ def test_a_run_lives_in_object_storage_from_first_step_to_resume(tiny: Config, r
 def test_inspect_lists_checkpoints_and_says_why_one_is_rejected(
     tiny: Config, ranks: Ranks, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    config = named(tiny, "inspected", train__total=12 * 64 * 12, optim__warmup=0, train__eval_rows=0, **EVERY_FIVE)
+    config = named(tiny, "inspected", train__total=12 * 64 * 12, optim__warmup=0, train__eval_tokens=0, **EVERY_FIVE)
     ranks(2, train, config)
     folder = Folder(config.run.root) / "inspected"
     folder.write("config.yaml", configs.dump(config))

@@ -35,7 +35,7 @@ def config(tmp_path_factory: pytest.TempPathFactory) -> Config:
         "shards.root": f"{root}/datasets",
         "corpus.max_files": 20,
         "train.total": STEPS * 12 * 64,
-        "train.eval_rows": 0,
+        "train.eval_tokens": 0,
         "checkpoint.every_steps": 0,
     }
     return prepare(configs.recipes.tiny().override(changes))

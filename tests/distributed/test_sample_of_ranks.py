@@ -25,7 +25,7 @@ Ranks = Callable[..., list[Any]]
 
 
 def short(tiny: Config, **changes: Any) -> Config:
-    dotted = {"train.total": 12 * 64 * 4, "optim.warmup": 12 * 64, "train.eval_rows": 0, "run.id": "sampled"}
+    dotted = {"train.total": 12 * 64 * 4, "optim.warmup": 12 * 64, "train.eval_tokens": 0, "run.id": "sampled"}
     return tiny.override(dotted | changes)
 
 

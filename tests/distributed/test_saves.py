@@ -35,7 +35,7 @@ Ranks = Callable[..., list[Any]]
 
 def named(config: Config, name: str, steps: int, **changes: Any) -> Config:
     given = {key.replace("__", "."): value for key, value in changes.items()}
-    fixed = {"run.id": name, "train.total": steps * config.tokens_per_step, "optim.warmup": 0, "train.eval_rows": 0}
+    fixed = {"run.id": name, "train.total": steps * config.tokens_per_step, "optim.warmup": 0, "train.eval_tokens": 0}
     return config.override({**fixed, **given})
 
 

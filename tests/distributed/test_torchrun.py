@@ -27,7 +27,7 @@ def config_of(tiny: Config, name: str) -> Config:
         "run.id": name,
         "train.total": 12 * 64 * STEPS,
         "optim.warmup": 0,
-        "train.eval_rows": 0,
+        "train.eval_tokens": 0,
         "train.sample_tokens": 0,
         "checkpoint.every_steps": 0,
         "parallel.reduction": "fp64",

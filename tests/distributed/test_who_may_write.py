@@ -33,7 +33,7 @@ def contents(folder: str) -> dict[str, bytes]:
 @pytest.fixture
 def trained(tiny: Config, ranks: Ranks) -> Config:
     """The config of a run that has finished, with checkpoints of steps 5, 10 and 12."""
-    short = {"train.total": 12 * 64 * STEPS, "optim.warmup": 0, "train.eval_rows": 0, "checkpoint.every_steps": 5}
+    short = {"train.total": 12 * 64 * STEPS, "optim.warmup": 0, "train.eval_tokens": 0, "checkpoint.every_steps": 5}
     config = tiny.override({**short, "run.id": "trained", "train.sample_tokens": 0})
     ranks(1, train_as_torchrun_does, config)
     return config
@@ -80,7 +80,7 @@ def test_a_group_of_torchrun_that_is_refused_has_written_nothing(held: Config, r
 
 
 def test_a_group_that_was_fenced_off_writes_nothing_when_it_goes_back(tiny: Config, ranks: Ranks) -> None:
-    changes = {"run.id": "fenced", "optim.on_spike": "rollback", "checkpoint.every_steps": 2, "train.eval_rows": 0}
+    changes = {"run.id": "fenced", "optim.on_spike": "rollback", "checkpoint.every_steps": 2, "train.eval_tokens": 0}
     [(said, before, after)] = ranks(1, go_back_when_fenced, tiny.override(changes))
     assert "is held by lease 2" in said
     assert before

@@ -189,7 +189,7 @@ def test_torchrun_without_ray_gives_the_same_losses(uninterrupted: st.Run, tiny:
 
 def test_a_checkpoint_is_evaluated_by_whoever_asks(uninterrupted: st.Run, capsys: pytest.CaptureFixture[str]) -> None:
     [seen] = [one for one in uninterrupted.evaluations if one.step == 40]
-    assert uninterrupted.evaluate(40, seen.rows).heldout_loss == pytest.approx(seen.heldout_loss, abs=1e-5)
+    assert uninterrupted.evaluate(40, seen.tokens).heldout_loss == seen.heldout_loss
     assert main(["model", "evaluate", uninterrupted.folder.path, "--json"]) == 0
     out = capsys.readouterr().out  # Ray prints there, too, in a process that is connected
     [found] = [json.loads(line) for line in out.splitlines() if line.startswith("{")]
@@ -232,7 +232,7 @@ def test_ctrl_c_saves_and_stops_and_the_run_goes_on_at_any_size(uninterrupted: s
 
 def test_a_second_driver_says_who_trains_and_writes_nothing(tiny: Config, ray_cluster: str, tmp_path: Path) -> None:
     """In a process of its own, while the first one trains. The listener holds up the journal, and nothing else is written."""
-    changes = {"train__total": "1B", "train__eval_rows": 0, "train__sample_tokens": 0, "checkpoint__every_steps": 0}
+    changes = {"train__total": "1B", "train__eval_tokens": 0, "train__sample_tokens": 0, "checkpoint__every_steps": 0}
     config = named(tiny, "driven", 1, **changes)
     (tmp_path / "config.yaml").write_text(configs.dump(config))
     command = [
@@ -266,7 +266,7 @@ def test_a_second_driver_says_who_trains_and_writes_nothing(tiny: Config, ray_cl
 
 def test_an_interrupt_is_no_failure_and_after_the_last_step_it_undoes_nothing(tiny: Config, ray_cluster: str) -> None:
     """KeyboardInterrupt, as the second Ctrl-C raises it in the driver: in the middle of a run, and when it has finished."""
-    config = named(tiny, "interrupted", 1, train__total=12 * 64 * 6, optim__warmup=0, train__eval_rows=0)
+    config = named(tiny, "interrupted", 1, train__total=12 * 64 * 6, optim__warmup=0, train__eval_tokens=0)
 
     def interrupt_at(what: type[Event], step: int) -> Any:
         def listen(event: Event) -> None:

@@ -26,7 +26,7 @@ from springtide.dist import World
 from springtide.dist import world as world_of
 from springtide.elastic import Interrupt
 from springtide.errors import RunExists
-from springtide.events import Event, Started, StepDone
+from springtide.events import Evaluated, Event, Started, StepDone
 from springtide.model import skeleton
 from springtide.parallel import parallelize
 from springtide.store import Folder
@@ -61,6 +61,14 @@ def train(
         return ask if stop_at and run.state.step + 1 == stop_at and world.rank == world.size - 1 else None
 
     return list(run.events(feed, interrupt))
+
+
+def evaluate_new_model(world: World, config: Config) -> Evaluated:
+    """Evaluate the model as it is before training."""
+    run = open_run(world, config)
+    initialize(run.state.model, config.model, run.data.vocab_size)
+    [found] = run._evaluate()
+    return found
 
 
 def train_poisoned(world: World, config: Config, poisoned: set[int]) -> list[Event]:

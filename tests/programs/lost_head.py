@@ -60,7 +60,7 @@ def main() -> None:
             "run.id": "headless",
             "shards.root": f"{root}/datasets",
             "train.total": STEPS * ROWS * TOKENS,
-            "train.eval_rows": 0,
+            "train.eval_tokens": 0,
             "elastic.max_workers": 2,
             "checkpoint.memory_every": 1,
             "track.progress": False,

@@ -39,7 +39,7 @@ def main(seconds: float) -> int:
                     "track.mlflow_uri": "off",
                     "parallel.threads": 1,
                     "train.total": "2B",
-                    "train.eval_rows": 0,
+                    "train.eval_tokens": 0,
                     "train.sample_tokens": 0,
                     "checkpoint.every_steps": 50,
                     "elastic.max_workers": 2,

@@ -51,7 +51,7 @@ def config_of(root: str, steps: int = STEPS) -> configs.Config:
         "parallel.threads": 1,
         "parallel.reduction": "fp64",
         "train.sample_tokens": 0,
-        "train.eval_rows": 16,
+        "train.eval_tokens": 16 * 64,
         "elastic.min_workers": 1,
         "elastic.max_workers": 2,
         "elastic.notices": "off",

@@ -52,7 +52,7 @@ def main() -> None:
             "shards.root": f"{root}/datasets",
             "model.source": "wrong_node:build",
             "train.total": STEPS * 12 * 64,
-            "train.eval_rows": 0,
+            "train.eval_tokens": 0,
             "optim.warmup": 0,
             "checkpoint.every_steps": 5,
             "parallel.reduction": "fp64",

@@ -132,7 +132,7 @@ def config_of(scenario: Scenario, root: str) -> Config:
         "elastic.notice_file": f"{root}/notice-{{node}}",
         "train.total": scenario.steps * rows * base.shards.sequence_length,
         "checkpoint.memory_every": 1,
-        "train.eval_rows": 0,
+        "train.eval_tokens": 0,
         "train.sample_tokens": 0,
         "track.mlflow_uri": "off",
         "track.progress": False,

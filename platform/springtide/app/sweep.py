@@ -279,9 +279,9 @@ def _check(base: Config, name: str) -> None:
     if not re.fullmatch(NAME, name):
         limit = "is not the name of a folder below run.root"
         raise ConfigError(explain("--name", name, limit, "begin with a letter or digit; use these, '.', '_' and '-'"))
-    if not base.train.eval_rows:
+    if not base.train.eval_tokens:
         problem = "evaluates nothing, but trials are compared on held-out rows"
-        raise ConfigError(explain("train.eval_rows", 0, problem, "set it to 1 or more"))
+        raise ConfigError(explain("train.eval_tokens", 0, problem, "set it to 100k or so"))
 
 
 def _started_points(folder: SweepFolder, plan: dict[str, Any], resume: bool) -> dict[int, Point]:

@@ -8,8 +8,8 @@ import dataclasses
 from springtide.cli.commands import Commands
 from springtide.cli.options import add_json, add_trust, print_json
 
-_EVALUATE = """  springtide model evaluate runs/RUN                     # the newest checkpoint, on all held-out rows
-  springtide model evaluate runs/RUN --step 400 --rows 64 --json"""
+_EVALUATE = """  springtide model evaluate runs/RUN                     # the newest checkpoint, on all held-out text
+  springtide model evaluate runs/RUN --step 400 --tokens 1M --json"""
 
 
 def add(commands: Commands) -> None:
@@ -25,15 +25,21 @@ def _evaluate_options(parser: argparse.ArgumentParser) -> None:
         "--step", metavar="N", type=int, default=None, help="step of the checkpoint; default: the newest"
     )
     parser.add_argument(
-        "--rows", metavar="N", type=int, default=0, help="number of held-out rows over all corpora; 0: all"
+        "--tokens", metavar="N", type=_tokens, default=0, help="held-out tokens, as train.eval_tokens; 0: all"
     )
     add_trust(parser)
     add_json(parser)
 
 
+def _tokens(text: str) -> int:
+    from springtide.config.quantities import Tokens  # pydantic loads only when needed
+
+    return int(Tokens.parse(text))
+
+
 def _evaluate(options: argparse.Namespace) -> int:
     from springtide.run.folder import open_run
 
-    found = open_run(options.run).evaluate(options.step, options.rows, options.trust_code)
+    found = open_run(options.run).evaluate(options.step, options.tokens, options.trust_code)
     print_json(dataclasses.asdict(found)) if options.json else print(found.describe())
     return 0

@@ -27,7 +27,7 @@ COMMON = frozenset(
         *("parallel.recompute", "parallel.compile"),
         *("optim.optimizer", "optim.peak_lr", "optim.schedule", "optim.warmup", "optim.decay", "optim.weight_decay"),
         *("train.total", "train.micro_batch", "train.start_from", "train.start_with", "train.profile"),
-        *("train.eval_every", "train.eval_rows"),
+        *("train.eval_every", "train.eval_tokens"),
         *("checkpoint.every_steps", "checkpoint.keep_last", "checkpoint.keep_best"),
         *("elastic.min_workers", "elastic.max_workers", "elastic.cpus_per_worker", "elastic.gpus_per_worker"),
         *("track.mlflow_uri", "track.experiment", "track.price", "track.spot_price"),

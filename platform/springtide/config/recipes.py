@@ -17,6 +17,9 @@ from springtide.config.engine import ModelConfig, OptimConfig, ParallelConfig
 from springtide.config.quantities import Tokens
 from springtide.config.schema import CheckpointConfig, Config, ElasticConfig, TrainConfig
 
+_EVAL = Tokens(2**20)
+"""Held-out tokens of the recipes for GPUs: an evaluation takes less time than two steps [tokens]."""
+
 
 def demo() -> Config:
     """A 4M-parameter model on Python's own source, two CPU workers: two minutes on a laptop."""
@@ -27,7 +30,7 @@ def demo() -> Config:
         # bit-equal at any number of workers: a resize leaves no trace in the loss
         parallel=ParallelConfig(reduction="fp64", strategy="zero1"),
         optim=OptimConfig(peak_lr=3e-3, warmup=Tokens(40_000), final_lr_ratio=0.05),
-        train=TrainConfig(total=Tokens(135 * 8 * 128), micro_batch=4, eval_rows=256),
+        train=TrainConfig(total=Tokens(135 * 8 * 128), micro_batch=4, eval_tokens=Tokens(256 * 128)),
         checkpoint=CheckpointConfig(every_steps=50),
         elastic=ElasticConfig(min_workers=1, max_workers=2, notices="off"),
     )
@@ -42,7 +45,7 @@ def tiny() -> Config:
             "shards": {"sequence_length": 64, "rows_per_group": 64, "groups_per_shard": 8, "heldout_fraction": 0.1},
             "stream": {"global_batch": 12},
             "optim": {"warmup": 12 * 64 * 10},
-            "train": {"total": 12 * 64 * 60, "eval_rows": 16, "sample_tokens": 32},
+            "train": {"total": 12 * 64 * 60, "eval_tokens": 16 * 64, "sample_tokens": 32},
             "checkpoint": {"every_steps": 20, "when_busy": "queue"},
             "elastic": {"notices": "off"},
         }
@@ -59,7 +62,7 @@ def gpu_125m() -> Config:
         stream=StreamConfig(global_batch=480),
         parallel=ParallelConfig(precision="bf16"),
         optim=OptimConfig(peak_lr=6e-4, warmup=Tokens(100_000_000), schedule="wsd"),
-        train=TrainConfig(total=Tokens(2_500_000_000), micro_batch=32, eval_rows=512),
+        train=TrainConfig(total=Tokens(2_500_000_000), micro_batch=32, eval_tokens=_EVAL, eval_every=500),
         checkpoint=CheckpointConfig(every_steps=500),
         elastic=ElasticConfig(min_workers=1, max_workers=8, gpus_per_worker=1),
     )
@@ -154,7 +157,7 @@ def _pretrain(
         stream=StreamConfig(global_batch=global_batch),
         parallel=ParallelConfig(precision="bf16", recompute=recompute, compile=True),
         optim=OptimConfig(peak_lr=peak_lr, warmup=Tokens(total // 100), schedule="wsd"),
-        train=TrainConfig(total=Tokens(total), micro_batch=micro_batch, eval_rows=512),
+        train=TrainConfig(total=Tokens(total), micro_batch=micro_batch, eval_tokens=_EVAL, eval_every=500),
         checkpoint=CheckpointConfig(every_steps="auto"),
         elastic=ElasticConfig(min_workers=1, max_workers=most, gpus_per_worker=1),
     )

@@ -42,12 +42,13 @@ class TrainConfig(Section):
     start_with: Literal["state", "weights"] = "state"
     """What to take from it: its whole state, so that this run branches off at its step and trains on the rows that follow; or
     only its weights, at step 0 [name]."""
-    eval_rows: int = free(default=64, ge=0)
-    """Held-out rows to evaluate on, before and after training; 0 evaluates nothing [rows]."""
+    eval_tokens: Tokens = free(default=Tokens(131_072))
+    """Held-out tokens to evaluate on, before and after training, in whole rows, as many from each held-out set; 0 evaluates
+    nothing [tokens]."""
     eval_every: int = free(default=0, ge=0)
     """Steps between evaluations during training; 0 makes none [steps]."""
     eval_async: bool = free(default=False)
-    """Whether evaluations during training run in the background: a separate process evaluates, in fp32, the first checkpoint
+    """Whether evaluations during training run in the background: a separate process evaluates the first checkpoint
     committed at or after each such step, and skips checkpoints if it is too slow. Otherwise training waits for them [flag]."""
     eval_gpus: float = free(default=0.0, ge=0)
     """GPUs that this process reserves in Ray; with 0 it computes on the driver's node [gpus]."""

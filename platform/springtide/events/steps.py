@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from typing import ClassVar
 
 from springtide.config.steps import OrderStep, StepsDone
@@ -163,15 +164,25 @@ class Evaluated(Event):
     charged_to: ClassVar[str] = "evaluation"
     step: StepsDone
     heldout_loss: float
-    """Nats per token."""
+    """Nats per token, the corpora weighted as in the mixture."""
     heldout_bits_per_byte: float
     rows: int
     ema_heldout_loss: float | None = None
     """The loss of the averaged weights; None without them."""
+    tokens: int = 0
+    """Tokens that were predicted in these rows."""
     corpora: dict[str, float] = dataclasses.field(default_factory=dict)
-    """Bits per byte of each corpus."""
+    """Bits per byte of each held-out set."""
+    losses: dict[str, float] = dataclasses.field(default_factory=dict)
+    """Nats per token of each held-out set."""
     asynchronous: bool = False
     """Whether training continued meanwhile."""
+
+    @property
+    def mean_bits_per_byte(self) -> float:
+        """The mean over the held-out sets; does not depend on the mixture's weights."""
+        found = list(self.corpora.values()) or [self.heldout_bits_per_byte]
+        return math.fsum(found) / len(found)
 
     def describe(self) -> str:
         each = ", ".join(f"{name} {bits:.3f}" for name, bits in self.corpora.items() if len(self.corpora) > 1)

@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from springtide.config.engine import ModelConfig
-from springtide.model.loss import head_loss
+from springtide.model.loss import head_loss, token_nats
 
 VOCAB_MULTIPLE = 64
 """The embedding is padded to a multiple of this, so that it shards evenly and its matmuls are fast."""
@@ -232,10 +232,15 @@ class Decoder(nn.Module):
         self.register_buffer("sin", None, persistent=False)
 
     def forward(
-        self, tokens_BL: Tensor, targets_BL: Tensor | None = None, z_weight: float = 0.0, past: KVCache | None = None
+        self,
+        tokens_BL: Tensor,
+        targets_BL: Tensor | None = None,
+        z_weight: float = 0.0,
+        past: KVCache | None = None,
+        by_token: bool = False,
     ) -> Tensor | tuple[Tensor, Tensor]:
-        """(B, L) ids -> (B, L, V) logits; or, given ``targets_BL``, the result of ``head_loss``. The ids follow those in
-        ``past``."""
+        """(B, L) ids -> (B, L, V) logits; or, given ``targets_BL``, the result of ``head_loss``, or ``by_token`` that of
+        ``token_nats``, (B, L). The ids follow those in ``past``."""
         x_BLD = self.embedding(tokens_BL)
         if self.config.scaled_embedding:
             x_BLD = x_BLD * math.sqrt(self.config.base_width or self.config.dim)
@@ -247,7 +252,10 @@ class Decoder(nn.Module):
             x_BLD = x_BLD / self.config.width_multiplier  # the same as to divide the logits, on fewer numbers
         if targets_BL is None:
             return self.head(x_BLD)
-        return head_loss(x_BLD.flatten(0, 1), self.head.weight, targets_BL.flatten(), z_weight)
+        hidden_ND, wanted_N = x_BLD.flatten(0, 1), targets_BL.flatten()
+        if by_token:
+            return token_nats(hidden_ND, self.head.weight, wanted_N).view_as(targets_BL)
+        return head_loss(hidden_ND, self.head.weight, wanted_N, z_weight)
 
     def _places(self, tokens_BL: Tensor, past: KVCache | None) -> tuple[Tensor, Tensor, Tensor | None]:
         """Return the rotary tables of the tokens, and the attention mask; None if attention is plainly causal."""

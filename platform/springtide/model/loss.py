@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 IGNORE_INDEX = -100
@@ -89,6 +90,17 @@ def head_loss(hidden_ND: Tensor, head_VD: Tensor, wanted_N: Tensor, z_weight: fl
     """
     total, nats = _HeadLoss.apply(hidden_ND, head_VD, wanted_N, z_weight)
     return total, nats
+
+
+@torch.no_grad()
+def token_nats(hidden_ND: Tensor, head_VD: Tensor, wanted_N: Tensor) -> Tensor:
+    """Return the cross-entropy of each token, fp32 (N,), without gradients; 0 where ``wanted_N`` is IGNORE_INDEX."""
+    parts = zip(hidden_ND.split(_at_once(head_VD)), wanted_N.split(_at_once(head_VD)), strict=True)
+    found = [
+        F.cross_entropy((part_ND @ head_VD.T).float(), ids_N, ignore_index=IGNORE_INDEX, reduction="none")
+        for part_ND, ids_N in parts
+    ]
+    return torch.cat(found)
 
 
 @contextlib.contextmanager

@@ -53,6 +53,14 @@ def parallelize(model: nn.Module, config: ParallelConfig, world: World) -> nn.Mo
     return model
 
 
+def in_precision(model: nn.Module, config: ParallelConfig) -> nn.Module:
+    """Convert the weights of ``model``, in place, to the type that a sharded one computes in: buffers keep theirs, as in FSDP.
+    For a single process that does not train."""
+    for parameter in model.parameters():
+        parameter.data = parameter.data.to(_TYPES[config.precision])
+    return model
+
+
 def _shard(model: nn.Module, blocks: nn.ModuleList, config: ParallelConfig, world: World) -> None:
     """Shard over all ranks, in place."""
     policy = MixedPrecisionPolicy(param_dtype=_TYPES[config.precision], reduce_dtype=_TYPES[config.reduction])

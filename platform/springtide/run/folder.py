@@ -161,24 +161,24 @@ class Run:
         """Path or URL of the HTML report."""
         return self.folder.where(REPORT)
 
-    def evaluate(self, step: int | None = None, rows: int = 0, trust_code: bool = False) -> Evaluated:
-        """Compute the held-out loss of a checkpoint in this process, in fp32.
+    def evaluate(self, step: int | None = None, tokens: int = 0, trust_code: bool = False) -> Evaluated:
+        """Compute the held-out loss of a checkpoint in this process, in the precision of training.
 
         Args:
             step: step of the checkpoint; None: the newest.
-            rows: number of held-out rows over all corpora; 0: all.
+            tokens: number of held-out tokens, as ``train.eval_tokens``; 0: all.
             trust_code: run the code of the user's own model if the config names one (``model.source``); needed unless you
                 started the run with the same code.
 
         Returns:
-            The loss [nats per token] and the bits per byte, of all rows and of each corpus.
+            The loss [nats per token] and the bits per byte, of the mixture and of each held-out set.
 
         Raises:
             ConfigError: there is no such checkpoint, or the config names code that is not trusted.
             CheckpointError: bytes of the checkpoint are bad.
 
         Examples:
-            >>> found = st.open_run("runs/mine").evaluate(step=4, rows=8)
+            >>> found = st.open_run("runs/mine").evaluate(step=4, tokens=512)
             >>> found.step, found.rows, found.heldout_bits_per_byte < 8
             (4, 8, True)
         """
@@ -194,7 +194,7 @@ class Run:
             raise ConfigError(
                 explain("step", step, f"has no checkpoint that counts in {self.folder.url}", f"one of: {steps}")
             )
-        changed = self.config.override({"train.eval_rows": rows or sys.maxsize})
+        changed = self.config.override({"train.eval_tokens": tokens or sys.maxsize})
         return evaluate_checkpoint(self.folder, changed, name)
 
     def verify(self) -> Verification:

@@ -246,6 +246,8 @@ class MlflowSink:
             if isinstance(event, Evaluated) and len(event.corpora) > 1:
                 each = event.corpora.items()
                 metrics += [Metric(f"heldout_bits_per_byte/{name}", bits, at_ms, event.step) for name, bits in each]
+                each = event.losses.items()
+                metrics += [Metric(f"heldout_loss/{name}", loss, at_ms, event.step) for name, loss in each]
             if len(metrics) + len(STEP_METRICS) > _BATCH_METRICS:
                 self._log(metrics, marks, RunTag)
                 metrics = []

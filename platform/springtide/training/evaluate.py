@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import math
 from collections.abc import Callable
@@ -20,10 +21,11 @@ from springtide.dist import World, alone, sum_over_ranks
 from springtide.errors import ConfigError, explain
 from springtide.events import Evaluated
 from springtide.model import Decoder, KVCache, whole
-from springtide.shards import HELDOUT, Manifest, SplitReader, signed
+from springtide.parallel import in_precision
+from springtide.shards import HELDOUT, signed
 from springtide.store import Folder
 from springtide.stream import Data, open_data
-from springtide.training.step import loss_mask, token_loss
+from springtide.training.step import loss_mask, row_nats
 
 
 @torch.no_grad()
@@ -32,81 +34,107 @@ def evaluate(
     data: Data,
     world: World,
     step: StepsDone,
-    num_rows: int,
+    num_tokens: int,
     micro_batch: int,
     padded: bool = False,
     heartbeat: Callable[[], None] = lambda: None,
 ) -> Evaluated:
-    """Return the loss on ``num_rows`` held-out rows, the same number from each corpus; ``padded``: the model is never called
-    with fewer than ``micro_batch`` rows; ``heartbeat`` is called before each forward pass."""
-    share = math.ceil(num_rows / len(data.names))
+    """Return the losses on rows of ``num_tokens`` of held-out text, the same number from each held-out set, at least one.
+
+    Rows of all sets share micro-batches, which the ranks share: the bits do not depend on the world size, and the cost not on
+    the number of sets. ``padded``: the model is never called with fewer than ``micro_batch`` rows; ``heartbeat`` is called
+    before each forward pass. The first two figures weigh the corpora as the mixture of the last step does.
+    """
+    rows = HeldoutRows(data, num_tokens)
     model.eval()
-    totals = {
-        name: _evaluate(model, reader, manifest, world, share, micro_batch, padded, heartbeat)
-        for name, reader, manifest in zip(data.names, data.splits(HELDOUT), data.manifests, strict=True)
-    }
+    sums = _sums(model, world, rows, micro_batch * padded, micro_batch, heartbeat)
     model.train()
-    nats, tokens, num_bytes, rows = torch.stack(list(totals.values())).sum(0).tolist()
+    nats, num_bytes = {}, {}
+    for number, name in enumerate(data.eval_names):
+        # correctly rounded sums: they do not depend on the order either
+        total, tokens, size = (math.fsum(column) for column in sums[rows.sets == number].T.tolist())
+        nats[name], num_bytes[name] = total / max(tokens, 1), size / max(tokens, 1)
+    shares = data.shares(step)
+    loss = math.fsum(share * nats[name] for name, share in shares.items())
+    per_byte = loss / math.log(2) / math.fsum(share * num_bytes[name] for name, share in shares.items())
     return Evaluated(
         step=step,
-        heldout_loss=nats / tokens,
-        heldout_bits_per_byte=nats / math.log(2) / num_bytes,
-        rows=int(rows),
-        corpora={name: float(total[0] / math.log(2) / total[2]) for name, total in totals.items()},
+        heldout_loss=loss,
+        heldout_bits_per_byte=per_byte,
+        rows=len(rows.sets),
+        tokens=int(sums[:, 1].sum()),
+        corpora={name: nats[name] / math.log(2) / num_bytes[name] for name in nats},
+        losses=nats,
     )
 
 
-def _evaluate(
+class HeldoutRows:
+    """The rows of an evaluation, in a fixed order, spread evenly over each held-out set."""
+
+    def __init__(self, data: Data, num_tokens: int) -> None:
+        manifests = (*data.manifests, *data.eval_manifests)
+        self._readers, self.length = data.splits(HELDOUT), data.sequence_length
+        share = math.ceil(math.ceil(num_tokens / self.length) / len(manifests))
+        there = [manifest.splits[HELDOUT].rows for manifest in manifests]
+        found = [np.arange(min(share, rows)) * rows // min(share, rows) for rows in there]
+        self.sets = np.repeat(np.arange(len(found)), [len(rows) for rows in found])
+        self._rows = np.concatenate(found)
+
+    def read(self, where: slice) -> tuple[np.ndarray, np.ndarray]:
+        """Return the token ids of some of them, int64 (n, L + 1), and their bytes of text, (n,)."""
+        sets, rows = self.sets[where], self._rows[where]
+        tokens, num_bytes = np.empty((len(rows), self.length + 1), np.int64), np.empty(len(rows), np.int64)
+        for number in np.unique(sets).tolist():
+            here = sets == number
+            found = self._readers[number].read(rows[here])
+            tokens[here], num_bytes[here] = signed(found.tokens), found.num_bytes
+        return tokens, num_bytes
+
+
+def _sums(
     model: nn.Module,
-    reader: SplitReader,
-    manifest: Manifest,
     world: World,
-    num_rows: int,
+    rows: HeldoutRows,
+    padded_rows: int,
     micro_batch: int,
-    padded: bool,
     heartbeat: Callable[[], None],
-) -> torch.Tensor:
-    """Return nats, tokens, bytes and rows of ``num_rows`` rows spread over the held-out split, float64 (4,). The ranks share
-    the rows, and all run the same number of forwards."""
-    split = manifest.splits[HELDOUT]
-    num_rows = min(num_rows, split.rows)
-    mine = (np.arange(num_rows) * split.rows // max(num_rows, 1))[world.rank :: world.size]
-    most_rows = math.ceil(num_rows / world.size)
-    forwards = math.ceil(most_rows / micro_batch)
-    total = torch.zeros(4, dtype=torch.float64, device=world.device)
+) -> np.ndarray:
+    """Return nats, tokens and bytes of each row, float64 (rows, 3). Micro-batches do not depend on the world size; all ranks
+    run the same number of forwards."""
+    count = len(rows.sets)
+    table = torch.zeros(count, 3, dtype=torch.float64, device=world.device)
+    forwards = math.ceil(math.ceil(count / micro_batch) / world.size)
     for index in range(forwards):
         heartbeat()
-        rows = mine[index * micro_batch : (index + 1) * micro_batch]
-        tokens, num_bytes = np.empty((0, manifest.sequence_length + 1), dtype=np.int64), 0
-        if len(rows):
-            found = reader.read(rows)
-            tokens, num_bytes = signed(found.tokens), int(found.num_bytes.sum())
+        begin = (index * world.size + world.rank) * micro_batch
+        where = slice(min(begin, count), min(begin + micro_batch, count))
+        tokens, num_bytes = rows.read(where)
         rows_BL = torch.from_numpy(tokens).to(world.device)
-        counted = int(loss_mask(rows_BL).sum())
-        counts = torch.tensor([counted, num_bytes, len(rows)], dtype=torch.float64, device=world.device)
-        _, nats = token_loss(model, rows_BL, world, padded_rows=micro_batch * padded)
-        total += torch.cat([nats.double().reshape(1), counts])
-    if world.size > 1:
-        return torch.tensor(sum_over_ranks(total, world), dtype=total.dtype)
-    return total
+        counted = loss_mask(rows_BL).sum(dim=1)
+        columns = row_nats(model, rows_BL, padded_rows), counted, torch.from_numpy(num_bytes).to(world.device)
+        table[where] = torch.stack([column.double() for column in columns], dim=1)
+    if world.size > 1:  # each row has one rank that does not add zeros, so sums are exact
+        return np.array(sum_over_ranks(table.flatten(), world)).reshape(-1, 3)
+    return table.cpu().numpy()
 
 
 def evaluate_checkpoint(run: Folder, config: Config, name: str, device_type: str = "cpu") -> Evaluated:
-    """Evaluate a committed checkpoint, and its averaged weights if it has them, in a single process, in fp32. Raises
-    CheckpointError if its bytes are not those that were committed."""
+    """Evaluate a committed checkpoint, and its averaged weights if it has them, in a single process, in the precision of
+    training. Raises CheckpointError if its bytes are not those that were committed."""
     data = open_data(config.data)
-    model = whole(config.model, data.vocab_size, data.eos_id, data.bos_id)
     train, world = config.train, alone(torch.device(device_type))
-    how = world, step_of(name) or StepsDone(0), train.eval_rows, train.rows_at_once
-    with note_reader(run, name):
-        load(run, name, model)
-        found = evaluate(model.to(world.device), data, *how)
-        try:
-            load(run, name, model, averaged=True)
-        except MissingAverage:
-            return found
-    averaged = evaluate(model, data, *how)
-    return dataclasses.replace(found, ema_heldout_loss=averaged.heldout_loss)
+
+    def evaluated(averaged: bool = False) -> Evaluated:
+        model = whole(config.model, data.vocab_size, data.eos_id, data.bos_id)
+        with note_reader(run, name):
+            load(run, name, model, averaged=averaged)
+        model, step = in_precision(model, config.parallel).to(world.device), step_of(name) or StepsDone(0)
+        return evaluate(model, data, world, step, int(train.eval_tokens), train.rows_at_once)
+
+    found = evaluated()
+    with contextlib.suppress(MissingAverage):
+        found = dataclasses.replace(found, ema_heldout_loss=evaluated(averaged=True).heldout_loss)
+    return found
 
 
 @torch.no_grad()

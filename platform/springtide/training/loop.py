@@ -290,8 +290,9 @@ class TrainLoop:
 
     def _evaluate(self) -> Iterator[Evaluated]:
         train, state = self.config.train, self.state
-        if train.eval_rows and state.step not in state.heldout_losses:
-            how = train.eval_rows, train.rows_at_once, self.config.parallel.compile, self.placement.heartbeat
+        if train.eval_tokens and state.step not in state.heldout_losses:
+            rows, padded = train.rows_at_once, self.config.parallel.compile
+            how = int(train.eval_tokens), rows, padded, self.placement.heartbeat
             found = evaluate(state.model, self.data, self.world, state.step, *how)
             state.heldout_losses[state.step] = found.heldout_loss
             with averaged_weights(state.model, state.optimizer) as exist:

@@ -178,6 +178,30 @@ def token_loss(
     ``head_loss``. Rows that do not count fill it up to ``padded_rows``, the one shape that a compiled model is called with;
     a rank without rows still runs the model, on one such row, because the others' collectives wait for it. Raises
     TrainingFailed if a model does not return logits (B, L, V)."""
+    tokens_BL, targets_BL = _padded(rows_BL, padded_rows)
+    if getattr(model, "computes_loss", False):
+        total, nats = model(tokens_BL, targets_BL, z_weight)
+    else:
+        total, nats = _of_logits(model(tokens_BL), targets_BL, z_weight)
+    return total, nats
+
+
+@torch.no_grad()
+def row_nats(model: nn.Module, rows_BL: Tensor, padded_rows: int = 0) -> Tensor:
+    """Return the cross-entropy of each of ``rows_BL`` (B, L + 1), summed over its tokens, float64 (B,); rows that do not count
+    are added as in ``token_loss``. Raises as that does."""
+    tokens_BL, targets_BL = _padded(rows_BL, padded_rows)
+    if getattr(model, "computes_loss", False):
+        nats_BL = model(tokens_BL, targets_BL, by_token=True)
+    else:
+        logits_NV, wanted_N = _logits(model(tokens_BL), targets_BL), targets_BL.flatten()
+        nats_N = F.cross_entropy(logits_NV, wanted_N, ignore_index=IGNORE_INDEX, reduction="none")
+        nats_BL = nats_N.view_as(targets_BL)
+    return nats_BL[: len(rows_BL)].double().sum(dim=1)
+
+
+def _padded(rows_BL: Tensor, padded_rows: int) -> tuple[Tensor, Tensor]:
+    """Return ids and targets, int64 (B, L) each, of rows and of as many that do not count as are missing."""
     B, num_missing = len(rows_BL), max(1, padded_rows) - len(rows_BL)
     if num_missing > 0:
         rows_BL = F.pad(rows_BL, (0, 0, 0, num_missing))
@@ -186,22 +210,23 @@ def token_loss(
     targets_BL = rows_BL[:, 1:].masked_fill(~loss_mask(rows_BL), IGNORE_INDEX)
     if num_missing > 0:
         targets_BL[B:] = IGNORE_INDEX
-    if getattr(model, "computes_loss", False):
-        total, nats = model(tokens_BL, targets_BL, z_weight)
-    else:
-        total, nats = _of_logits(model(tokens_BL), targets_BL, z_weight)
-    return total, nats
+    return tokens_BL, targets_BL
 
 
 def _of_logits(logits_BLV: Any, targets_BL: Tensor, z_weight: float) -> tuple[Tensor, Tensor]:
+    logits_NV, wanted_N = _logits(logits_BLV, targets_BL), targets_BL.flatten()
+    nats = F.cross_entropy(logits_NV, wanted_N, ignore_index=IGNORE_INDEX, reduction="sum")
+    extra = (logits_NV.logsumexp(-1).square() * (wanted_N != IGNORE_INDEX)).sum() if z_weight else 0.0
+    return nats + z_weight * extra, nats.detach()
+
+
+def _logits(logits_BLV: Any, targets_BL: Tensor) -> Tensor:
+    """Return the logits as fp32 (N, V); raises TrainingFailed if a model did not return logits (B, L, V)."""
     if not isinstance(logits_BLV, Tensor) or logits_BLV.dim() != 3 or logits_BLV.shape[:2] != targets_BL.shape:
         B, L = targets_BL.shape
         found = tuple(logits_BLV.shape) if isinstance(logits_BLV, Tensor) else f"a {type(logits_BLV).__name__}"
         raise TrainingFailed(f"the model returned {found} for ids ({B}, {L}); return logits ({B}, {L}, ids)")
-    logits_NV, wanted_N = logits_BLV.flatten(0, 1).float(), targets_BL.flatten()
-    nats = F.cross_entropy(logits_NV, wanted_N, ignore_index=IGNORE_INDEX, reduction="sum")
-    extra = (logits_NV.logsumexp(-1).square() * (wanted_N != IGNORE_INDEX)).sum() if z_weight else 0.0
-    return nats + z_weight * extra, nats.detach()
+    return logits_BLV.flatten(0, 1).float()
 
 
 def loss_mask(rows_BL: Tensor) -> Tensor:

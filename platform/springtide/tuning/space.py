@@ -14,8 +14,10 @@ from springtide.config import Config
 from springtide.errors import ConfigError, explain
 
 _KINDS = ("uniform", "log_uniform", "choice")
-METRICS = ("heldout_loss", "heldout_bits_per_byte", "loss")
-"""Possible objectives: on the held-out rows, or (``loss``) the training loss of the last step."""
+METRICS = ("heldout_loss", "heldout_bits_per_byte", "heldout_bits_per_byte_mean", "loss")
+"""Possible objectives: on the held-out rows, weighted as the mixture or (``_mean``) each set alike, or (``loss``) the training
+loss of the last step."""
+_OF_MIXTURE = ("heldout_loss", "heldout_bits_per_byte")
 COSTS = ("step_worker_s", "memory_bytes")
 """Possible second objectives: worker-seconds per step; peak memory of a worker's device [bytes]."""
 
@@ -159,6 +161,9 @@ def read(table: Mapping[str, Any], base: Config) -> Sweep:
     if not space:
         raise ConfigError(explain("SPACE", {}, "names no field", "give at least one"))
     metric, mode = _objective("OBJECTIVE", table["OBJECTIVE"], METRICS)
+    if metric in _OF_MIXTURE and any(one.field.startswith(WEIGHT) for one in space):
+        limit = "weighs held-out sets as the mixture, which differs from trial to trial"
+        raise ConfigError(explain("OBJECTIVE.metric", metric, limit, "use heldout_bits_per_byte_mean"))
     secondary = table["OBJECTIVE"].get("secondary")
     if secondary is not None:
         secondary = SecondaryObjective(*_objective("OBJECTIVE.secondary", secondary, COSTS))

@@ -117,7 +117,7 @@ def test_of_all_that_a_run_writes_only_its_config_has_the_password(
     tiny: Config, tmp_path: Path, caplog: pytest.LogCaptureFixture, capsys: pytest.CaptureFixture[str]
 ) -> None:
     root = tmp_path / "runs?sig=hunter2"  # a folder here, and a signature wherever its name is quoted
-    changes = {"run.id": "run", "track.mlflow_uri": URI, "train.eval_rows": 0, "optim.warmup": 0}
+    changes = {"run.id": "run", "track.mlflow_uri": URI, "train.eval_tokens": 0, "optim.warmup": 0}
     changes |= {"run.root": str(root), "corpus.source": SOURCE}
     config = tiny.override({**changes, "train.total": 2 * tiny.tokens_per_step})
     _train(config, tmp_path)

@@ -85,7 +85,7 @@ def test_a_block_that_is_compiled_no_more_is_told_once(
     tiny: Config, graphs: Callable[[], int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(compiled, "_RECOMPILES", 1)
-    config = uneven(tiny, **{"parallel.compile": True, "train.eval_rows": 4})
+    config = uneven(tiny, **{"parallel.compile": True, "train.eval_tokens": 4 * 64})
     assert gave_up() == ""
     with dynamo.config.patch(recompile_limit=1):  # one graph, and evaluation before the first step has it
         found = events(config, "limited")

@@ -8,8 +8,8 @@ import pytest
 
 from springtide import config as configs
 from springtide.errors import ConfigError
-from springtide.events.metrics import EVAL_METRICS, STEP_METRICS
 from springtide.tuning import applied, random_points, read_file, read_space
+from springtide.tuning.space import METRICS, read
 
 TABLES = sorted((Path(__file__).parents[3] / "tune_spaces").glob("*.py"))
 DEMO = configs.recipes.demo()
@@ -20,7 +20,7 @@ MIXED = DEMO.override({"stream.mixture": {"code": "/data/code", "prose": "/data/
 def test_every_table_fits_the_config(path: Path) -> None:
     base = MIXED if path.stem == "mixture" else DEMO
     sweep = read_file(str(path), base)
-    assert sweep.metric in STEP_METRICS | EVAL_METRICS
+    assert sweep.metric in METRICS
     assert len(random_points(sweep, base, seed=0)) == sweep.budget.trials
 
 
@@ -54,3 +54,9 @@ def test_a_file_that_is_not_there_or_breaks_is_told(tmp_path: Path) -> None:
 def test_what_the_config_refuses_is_refused_before_anything_runs(table: dict[str, tuple], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         read_space(table, DEMO)
+
+
+def test_weights_of_a_mixture_are_not_chosen_by_a_figure_that_they_weigh() -> None:
+    table = {"SPACE": {"stream.weights.code": ("uniform", 0.1, 1.0)}, "BUDGET": {"trials": 2, "tokens_per_trial": 1000}}
+    with pytest.raises(ConfigError, match=r"OBJECTIVE.metric = 'heldout_loss'.*heldout_bits_per_byte_mean"):
+        read({**table, "OBJECTIVE": {"metric": "heldout_loss", "mode": "min"}}, MIXED)

@@ -44,7 +44,7 @@ def async_evaluations(
 ) -> Iterator[Callable[[Event], None]]:
     """Yield ``listen``, or with ``train.eval_async`` a listener that also starts evaluations in the background."""
     train = config.train
-    if not (train.eval_async and train.eval_every and train.eval_rows):
+    if not (train.eval_async and train.eval_every and train.eval_tokens):
         yield listen
         return
     evaluations = AsyncEvaluations(config, run, listen)

@@ -65,6 +65,7 @@ class TrialResult(TypedDict, total=False):
 
     heldout_loss: float
     heldout_bits_per_byte: float
+    heldout_bits_per_byte_mean: float
     loss: float
     step_worker_s: float
     memory_bytes: float

@@ -142,6 +142,7 @@ class Trial(tune.Trainable):
         self._last = {
             "heldout_loss": found.heldout_loss,
             "heldout_bits_per_byte": found.heldout_bits_per_byte,
+            "heldout_bits_per_byte_mean": found.mean_bits_per_byte,
             "loss": next((one.loss for one in steps if one.step == found.step), found.heldout_loss),
             "step_worker_s": cost["step_worker_s"],
             "memory_bytes": cost["memory_bytes"],
