@@ -28,7 +28,7 @@ def exact(tiny: Config, name: str, **changes: Any) -> Config:
         {"match": "embedding.*", "weight_decay": 0.0},
         {"match": "blocks.1.*", "lr_scale": 0.5},
     ]
-    fixed = {"run.id": name, "parallel.reduction": "fp64", "stream.lanes": 6, "train.eval_rows": 0}
+    fixed = {"run.id": name, "parallel.reduction": "fp64", "stream.lanes": 6, "train.eval_tokens": 0}
     fixed |= {"train.total": STEPS * step, "optim.warmup": 2 * step, "optim.groups": groups}
     fixed |= {"optim.schedule": "wsd_sqrt", "optim.final_lr_ratio": 0.0, "optim.ema_half_life": 5 * step}
     return tiny.override({**fixed, **{key.replace("__", "."): value for key, value in changes.items()}})
@@ -45,7 +45,7 @@ def test_averages_frozen_weights_and_every_optimizer_are_bit_equal_through_resiz
     """Only the resized run evaluates, with the averages in the place of the weights meanwhile: that leaves no trace either."""
     config = exact(tiny, f"{kind}-whole", optim__optimizer=kind)
     expected = losses(ranks(1, train, config)[0])
-    resized = exact(tiny, f"{kind}-resized", optim__optimizer=kind, train__eval_rows=6, train__eval_every=4)
+    resized = exact(tiny, f"{kind}-resized", optim__optimizer=kind, train__eval_tokens=6 * tiny.shards.sequence_length, train__eval_every=4)
     found: dict[int, float] = {}
     for world_size, stop_at in ((2, 3), (5, 5), (3, 0)):
         events = ranks(world_size, train, resized, stop_at)[0]
@@ -70,7 +70,7 @@ def test_averages_frozen_weights_and_every_optimizer_are_bit_equal_through_resiz
 
 def test_sharded_layouts_with_groups_learn_what_one_worker_does(tiny: Config, ranks: Ranks) -> None:
     """Weights that are sharded, gathered a block at a time, and partly frozen; a branch then leaves the averages out."""
-    layout = {"parallel__reduction": "fp32", "optim__optimizer": "lamb", "train__eval_rows": 6}
+    layout = {"parallel__reduction": "fp32", "optim__optimizer": "lamb", "train__eval_tokens": 6 * tiny.shards.sequence_length}
     expected = ranks(1, train, exact(tiny, "sharded-1", **layout))[0]
     config = exact(tiny, "sharded-3", parallel__recompute="full", **layout)
     for events in ranks(3, train, config):
