@@ -45,7 +45,13 @@ def test_averages_frozen_weights_and_every_optimizer_are_bit_equal_through_resiz
     """Only the resized run evaluates, with the averages in the place of the weights meanwhile: that leaves no trace either."""
     config = exact(tiny, f"{kind}-whole", optim__optimizer=kind)
     expected = losses(ranks(1, train, config)[0])
-    resized = exact(tiny, f"{kind}-resized", optim__optimizer=kind, train__eval_tokens=6 * tiny.shards.sequence_length, train__eval_every=4)
+    resized = exact(
+        tiny,
+        f"{kind}-resized",
+        optim__optimizer=kind,
+        train__eval_tokens=6 * tiny.shards.sequence_length,
+        train__eval_every=4,
+    )
     found: dict[int, float] = {}
     for world_size, stop_at in ((2, 3), (5, 5), (3, 0)):
         events = ranks(world_size, train, resized, stop_at)[0]
@@ -70,7 +76,11 @@ def test_averages_frozen_weights_and_every_optimizer_are_bit_equal_through_resiz
 
 def test_sharded_layouts_with_groups_learn_what_one_worker_does(tiny: Config, ranks: Ranks) -> None:
     """Weights that are sharded, gathered a block at a time, and partly frozen; a branch then leaves the averages out."""
-    layout = {"parallel__reduction": "fp32", "optim__optimizer": "lamb", "train__eval_tokens": 6 * tiny.shards.sequence_length}
+    layout = {
+        "parallel__reduction": "fp32",
+        "optim__optimizer": "lamb",
+        "train__eval_tokens": 6 * tiny.shards.sequence_length,
+    }
     expected = ranks(1, train, exact(tiny, "sharded-1", **layout))[0]
     config = exact(tiny, "sharded-3", parallel__recompute="full", **layout)
     for events in ranks(3, train, config):

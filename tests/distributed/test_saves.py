@@ -70,7 +70,14 @@ def test_a_save_that_is_due_while_one_is_written_is_left_out_or_waited_for(tiny:
 def test_a_group_that_is_to_end_saves_first_and_the_next_one_evaluates(
     tiny: Config, ranks: Ranks, ask: Interrupt
 ) -> None:
-    config = named(tiny, ask.value, 6, train__eval_tokens=8 * tiny.shards.sequence_length, train__eval_every=2, checkpoint__every_steps=6)
+    config = named(
+        tiny,
+        ask.value,
+        6,
+        train__eval_tokens=8 * tiny.shards.sequence_length,
+        train__eval_every=2,
+        checkpoint__every_steps=6,
+    )
     ended = ranks(1, train, config, 4, ask)[0]
     assert [event.step for event in of(ended, Evaluated)] == [0, 2]
     assert of(ended, Saved)[-1].step == 4

@@ -23,7 +23,19 @@ def test_a_changed_file_is_taken_for_what_it_is_or_refused_by_name() -> None:
     done = fuzz("--seeds", "0", "150")
     assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-2000:]
     assert "150 inputs, 0 violations" in done.stdout
-    targets = ("checkpoint", "lease", "note", "journal", "config", "dataset", "corpus", "tokenizer", "sweep", "notice")
+    targets = (
+        "checkpoint",
+        "lease",
+        "note",
+        "journal",
+        "config",
+        "dataset",
+        "corpus",
+        "tokens",
+        "tokenizer",
+        "sweep",
+        "notice",
+    )
     assert [one for one in targets if f"  {one}: " not in done.stdout] == []
 
 

@@ -32,7 +32,7 @@ class SourceConfig(Section):
     max_files: int | None = Field(None, ge=0)
     """Take at most this many files; 0 takes all [files]."""
     field: str | None = None
-    """Field that holds the text in JSON lines and Parquet records [name]."""
+    """Field that holds the text, or token ids, in JSON lines, Parquet records and MDS samples [name]."""
     separator: str | None = Field(None, pattern=_ONE_LINE)
     """Text between the documents of a text file, ``blank_line`` for empty lines; empty: a file is a document [name]."""
     normalization: Literal["none", "NFC", "NFKC"] | None = None
@@ -81,7 +81,7 @@ class CorpusConfig(Section):
     max_files: int = Field(0, ge=0)
     """Take at most this many files; 0 takes all [files]."""
     field: str = "text"
-    """Field that holds the text in JSON lines and Parquet records [name]."""
+    """Field that holds the text, or token ids, in JSON lines, Parquet records and MDS samples [name]."""
     separator: str = Field("", pattern=_ONE_LINE)
     """Text between the documents of a text file, such as ``<|endoftext|>``, or ``blank_line`` for empty lines; empty: a file is
     a document [name]."""

@@ -2,8 +2,9 @@
 
 from springtide.corpus.benchmark import Quotes, quotes, quotes_of
 from springtide.corpus.clean import clean
+from springtide.corpus.documents import Broken, Document
 from springtide.corpus.near_duplicates import BANDS, SIMILAR, bands, clusters, jaccard, shingles
-from springtide.corpus.sources import Broken, CorpusReader, Document, Unit, open_source
+from springtide.corpus.sources import CorpusReader, Unit, open_source
 from springtide.corpus.tokenizer import Tokenizer, check_byte_counts, open_tokenizer
 
 __all__ = [

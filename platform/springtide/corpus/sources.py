@@ -1,4 +1,5 @@
-"""Read documents from Python's own library, text files, JSON lines or Parquet; from a file, a folder, a glob, any fsspec URL.
+"""Read documents from Python's own library, text files, JSON lines, Parquet or files of token ids; from a file, a folder, a
+glob, any fsspec URL.
 
 A source is cut into *units*: a few small files, or a range of a large one. Units are the same on every machine and are read
 independently, so any number of processes can share the work.
@@ -20,10 +21,15 @@ import sysconfig
 from collections.abc import Iterator
 from typing import IO, NamedTuple
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from springtide.corpus import token_files
+from springtide.corpus.documents import Broken, Document, Tokens, from_tokens
 from springtide.corpus.separators import split
+from springtide.corpus.token_files import field_of, ids_of, is_ids
+from springtide.corpus.tokenizer import Tokenizer
 from springtide.errors import CorpusError, explain, redacted
 from springtide.store import Folder
 
@@ -48,37 +54,18 @@ _STRINGS = (pa.types.is_string, pa.types.is_large_string, pa.types.is_string_vie
 _SURROGATE = re.compile("[\ud800-\udfff]")
 
 
-class Document(NamedTuple):
-    """One text."""
-
-    name: str
-    """Path relative to the source; for files with several documents, also the line or row."""
-    text: str
-
-    @property
-    def digest(self) -> bytes:
-        """16 bytes over the text only, so that equal texts have equal digests wherever they are."""
-        return hashlib.blake2b(self.text.encode(), digest_size=16).digest()
-
-
-class Broken(NamedTuple):
-    """A record that cannot be read as a document."""
-
-    name: str
-    reason: str
-    sample: str
-    """The beginning of the record."""
-
-
 class Unit(NamedTuple):
     """The part of a source that one process reads at a time."""
 
     names: tuple[str, ...]
     begin: int = 0
     end: int = -1
-    """Bytes [begin, end) of JSON lines or separated text, or row groups [begin, end) of Parquet; -1 is the end of the file."""
+    """Bytes [begin, end) of JSON lines, separated text and arrays of token ids, row groups [begin, end) of Parquet, or
+    documents [begin, end) of an indexed dataset; -1 is the end of the file."""
     num_bytes: int = 0
     """Bytes that it takes in its files; of Parquet, before compression."""
+    layout: str = ""
+    """Layout of a litdata chunk."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -88,14 +75,16 @@ class CorpusReader:
     folder: Folder
     names: tuple[str, ...]
     field: str = "text"
-    """Field that holds the text in JSON lines and Parquet records."""
+    """Field that holds the text, or the token ids, in JSON lines, Parquet records and MDS samples."""
     separator: str = ""
     """Text between the documents of a text file, ``blank_line`` for empty lines; empty: a file is a document."""
+    beside: tuple[str, ...] = ()
+    """Files that are read with those: indexes, and the data of indexed datasets."""
 
     def fingerprint(self) -> str:
         """Return a hash that changes when a file is added, removed or rewritten; does not read file contents."""
         state = hashlib.blake2b(digest_size=16)
-        for name in self.names:
+        for name in (*self.names, *self.beside):
             info = self.folder.fs.info(self.folder.where(name))
             changed = info.get("mtime") or info.get("ETag") or info.get("LastModified") or ""
             line = f"{redacted(name)}\0{info['size']}\0{changed}\n"
@@ -107,10 +96,16 @@ class CorpusReader:
         units: list[Unit] = []
         small: list[str] = []
         size = 0
+        chunks = token_files.litdata_layouts(self.folder, self.beside)
         for name in self.names:
             total = 0 if _kind(name) == "parquet" else self.folder.size(name)
             is_whole = _kind(name) == "text" and (not self.separator or total <= _UNIT_BYTES)
-            if is_whole or _compression(name):
+            if name in chunks:
+                units.append(Unit((name,), num_bytes=total, layout=chunks[name]))
+            elif token_files.is_tokens(name):
+                parts = list(token_files.ranges(self.folder, name, _UNIT_BYTES))
+                units += [Unit((name,), begin, end, total // len(parts)) for begin, end in parts]
+            elif is_whole or _compression(name):
                 small.append(name)
                 size += total
                 if size >= _UNIT_BYTES or len(small) >= _UNIT_FILES:
@@ -126,20 +121,33 @@ class CorpusReader:
                 units += [Unit((name,), begin, end, end - begin) for begin, end in itertools.pairwise(bounds)]
         return [*units, Unit(tuple(small), num_bytes=size)] if small else units
 
-    def read(self, unit: Unit) -> Iterator[Document | Broken]:
+    def read(self, unit: Unit, vocabulary: Tokenizer | None = None) -> Iterator[Document | Broken]:
         """Yield the documents of ``unit`` in the order of its files. Bytes that are not UTF-8, and halves of surrogate pairs,
-        become U+FFFD. CorpusError names a file with damaged compression or Parquet."""
+        become U+FFFD.
+
+        Args:
+            vocabulary: the tokenizer that made the token ids of the source; without one they are skipped.
+
+        Raises:
+            CorpusError: a file with damaged compression, Parquet or indexes, or with an id that the tokenizer does not have.
+        """
         for name in unit.names:
             with self._blamed(name):
-                if _kind(name) == "text" and self.separator:
-                    yield from self._separated(name, unit)
-                elif _kind(name) == "text":
-                    with self._open(name) as file:
-                        yield _document(name, file.read(_MOST_BYTES + 1))
-                elif _kind(name) == "lines":
-                    yield from self._lines(name, unit)
-                else:
-                    yield from self._rows(name, unit)
+                yield from from_tokens(self._records(name, unit, vocabulary), self.folder.where(name), vocabulary)
+
+    def _records(self, name: str, unit: Unit, vocabulary: Tokenizer | None) -> Iterator[Document | Broken | Tokens]:
+        if token_files.is_tokens(name) or unit.layout:
+            span = (unit.begin, unit.end)
+            yield from token_files.read(self.folder, name, span, unit.layout, self.field, vocabulary)
+        elif _kind(name) == "text" and self.separator:
+            yield from self._separated(name, unit)
+        elif _kind(name) == "text":
+            with self._open(name) as file:
+                yield _document(name, file.read(_MOST_BYTES + 1))
+        elif _kind(name) == "lines":
+            yield from self._lines(name, unit)
+        else:
+            yield from self._rows(name, unit)
 
     def documents(self) -> Iterator[Document]:
         """Yield every readable document, unit by unit."""
@@ -151,7 +159,8 @@ class CorpusReader:
         """Turn an error about the bytes of file ``name`` into a CorpusError that names it."""
         try:
             yield
-        except (pa.ArrowException, UnicodeDecodeError, OSError) as error:  # of a name that is not UTF-8, too
+        except (pa.ArrowException, UnicodeDecodeError, IndexError, OSError) as error:
+            # UnicodeDecodeError: of a name that is not UTF-8, too; IndexError: of an index into a dictionary of Parquet
             if isinstance(error, OSError) and (type(error) is not OSError or error.errno is not None):
                 raise  # an error of the disk or network; pyarrow raises a plain OSError for bytes it cannot decode
             where, remedy = self.folder.where(name), "restore the file, or exclude it"
@@ -164,20 +173,20 @@ class CorpusReader:
         # a remote file of fsspec's takes no limit for a line
         return data if self.folder.is_local else io.BufferedReader(data, _READ_BYTES)  # type: ignore[type-var]
 
-    def _lines(self, name: str, unit: Unit) -> Iterator[Document | Broken]:
+    def _lines(self, name: str, unit: Unit) -> Iterator[Document | Broken | Tokens]:
         """Yield the documents of ``unit``: a line belongs to the range that contains its first byte."""
         with self._open(name) as file:
             place = unit.begin
             if unit.begin:
                 file.seek(unit.begin - 1)
-                place += _skip_line(file) - 1
+                place += _skip_line(file, place - 1, unit.end) - 1
             while unit.end < 0 or place < unit.end:
                 line = file.readline(_MOST_BYTES + 1)
                 if not line:
                     return
                 if len(line) > _MOST_BYTES:
                     yield _too_long(f"{name}@{place}", line)
-                    place += 0 if line.endswith(b"\n") else _skip_line(file)
+                    place += 0 if line.endswith(b"\n") else _skip_line(file, place + len(line), unit.end)
                 elif line.strip():
                     yield self._record(f"{name}@{place}", line)
                 place += len(line)
@@ -187,11 +196,11 @@ class CorpusReader:
             place = unit.begin
             if unit.begin:
                 file.seek(unit.begin - 1)
-                place += _skip_line(file) - 1
+                place += _skip_line(file, place - 1, unit.end) - 1
             for at, text in split(_pieces(file, place), self.separator, unit.begin, unit.end, _MOST_BYTES):
                 yield _document(f"{name}@{at}", text)
 
-    def _record(self, name: str, line: bytes) -> Document | Broken:
+    def _record(self, name: str, line: bytes) -> Document | Broken | Tokens:
         text = line.decode("utf-8", errors="replace").strip()
         try:
             record = json.loads(text)
@@ -199,33 +208,39 @@ class CorpusReader:
             return Broken(name, "not JSON", text[:_SAMPLE])
         except RecursionError:
             return Broken(name, "nested too deeply", text[:_SAMPLE])
-        found = record.get(self.field) if isinstance(record, dict) else None
+        found = record.get(field_of(self.field, record)) if isinstance(record, dict) else None
+        if (ids := ids_of(found)) is not None:
+            return Tokens(name, ids)
         if not isinstance(found, str):
             return Broken(name, f"no text in {self.field!r}", text[:_SAMPLE])
         return Document(name, _SURROGATE.sub("\ufffd", found))  # JSON can encode half a surrogate pair
 
-    def _rows(self, name: str, unit: Unit) -> Iterator[Document | Broken]:
+    def _rows(self, name: str, unit: Unit) -> Iterator[Document | Broken | Tokens]:
         with self.folder.open(name) as file:
             parquet = pq.ParquetFile(file)
-            if self.field not in parquet.schema_arrow.names:
+            field = field_of(self.field, parquet.schema_arrow.names)
+            if field not in parquet.schema_arrow.names:
                 raise CorpusError(
                     explain(
                         "corpus.field",
-                        self.field,
+                        field,
                         f"is not a column of {self.folder.where(name)}",
                         f"choose one of {', '.join(parquet.schema_arrow.names)}",
                     )
                 )
-            if _is_text(parquet.schema_arrow.field(self.field).type):
+            if _is_text(parquet.schema_arrow.field(field).type):
                 # a value that many rows share is in memory once: expanded, a small file may be larger than memory
-                parquet = pq.ParquetFile(file, metadata=parquet.metadata, read_dictionary=[self.field])
+                parquet = pq.ParquetFile(file, metadata=parquet.metadata, read_dictionary=[field])
             last = parquet.metadata.num_row_groups if unit.end < 0 else unit.end
             for group in range(unit.begin, last):
-                batches = parquet.iter_batches(_ROWS_AT_ONCE, row_groups=[group], columns=[self.field])
+                batches = parquet.iter_batches(_ROWS_AT_ONCE, row_groups=[group], columns=[field])
                 values = (value for batch in batches for value in _values(batch.column(0)))
                 for row, value in enumerate(values):
                     where = f"{name}@{group}/{row}"
-                    yield _document(where, value) if isinstance(value, bytes) else Broken(where, "no text", value)
+                    if isinstance(value, np.ndarray):
+                        yield Tokens(where, value)
+                    else:
+                        yield _document(where, value) if isinstance(value, bytes) else Broken(where, "no text", value)
 
 
 def _document(name: str, data: bytes) -> Document | Broken:
@@ -236,10 +251,11 @@ def _too_long(name: str, data: bytes) -> Broken:
     return Broken(name, f"longer than {_MOST_BYTES:,} bytes", data[:_SAMPLE].decode("utf-8", "replace"))
 
 
-def _skip_line(file: IO[bytes]) -> int:
-    """Read to the end of the line; returns the bytes read."""
+def _skip_line(file: IO[bytes], begin: int, end: int) -> int:
+    """Read from byte ``begin`` to the end of the line, or past ``end`` if that comes first and is not -1; returns the bytes
+    read."""
     read = 0
-    while part := file.readline(_READ_BYTES):
+    while (end < 0 or begin + read <= end) and (part := file.readline(_READ_BYTES)):
         read += len(part)
         if part.endswith(b"\n"):
             break
@@ -261,9 +277,14 @@ def _is_text(kind: pa.DataType) -> bool:
     return any(is_kind(plain) for is_kind in _STRINGS)
 
 
-def _values(column: pa.Array) -> Iterator[bytes | str]:
-    """Yield the bytes of each text of a column, because pyarrow refuses a column if one is not UTF-8. For a value of
-    another type yield the beginning of its representation."""
+def _values(column: pa.Array) -> Iterator[bytes | str | np.ndarray]:
+    """Yield the bytes of each text of a column, because pyarrow refuses a column if one is not UTF-8; of a list of whole
+    numbers, the numbers. For a value of another type yield the beginning of its representation."""
+    if is_ids(column.type):
+        for value in column:
+            ids = value.values
+            yield "None" if ids is None or ids.null_count else ids.to_numpy(zero_copy_only=False)
+        return
     if not _is_text(column.type):
         yield from (repr(value)[:_SAMPLE] for value in column.to_pylist())
         return
@@ -283,7 +304,9 @@ def open_source(source: str, max_files: int = 0, field: str = "text", separator:
         raise CorpusError(
             explain("corpus.source", source, "holds no files", "point it at text files, a folder or a glob")
         )
-    return dataclasses.replace(found, names=found.names[: max_files or None], field=field, separator=separator)
+    has_all = source != "stdlib" and found.folder.url == Folder(source, is_source=True).url
+    names, beside = token_files.with_indexes(found.folder, found.names, has_all)
+    return dataclasses.replace(found, names=names[: max_files or None], beside=beside, field=field, separator=separator)
 
 
 def _kind(name: str) -> str:

@@ -98,6 +98,10 @@ class Tokenizer:
     def decode(self, ids: Iterable[int]) -> str:
         return str(self.tokenizer.decode(list(ids), skip_special_tokens=True))
 
+    def decode_all(self, documents: Sequence[np.ndarray]) -> list[str]:
+        """Return the text of each array of ids, in parallel; special tokens spell nothing."""
+        return list(self.tokenizer.decode_batch([ids.tolist() for ids in documents], skip_special_tokens=True))
+
     def byte_lengths(self) -> np.ndarray:
         """Return the number of bytes of text that each id stands for, int64 of shape (size,); 0 for special tokens."""
         lengths = np.zeros(self.size, dtype=np.int64)

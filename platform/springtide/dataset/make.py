@@ -24,6 +24,7 @@ from springtide.dataset.parts import (
     begin_of_text,
     make_part,
     open_work_tokenizer,
+    part_numbers,
     read_counts,
     read_documents,
 )
@@ -141,7 +142,9 @@ def _make(
     apart.check(tokenizer_digest)
     apart.prepare(work)
     _run_all(run, make_part, [job for job in jobs if not job.done()], "reading and tokenising", progress)
-    plan = make_plan(work, len(jobs), shards, corpus.near_duplicates, apart)
+    counts = [read_counts(work, unit) for unit in range(len(jobs))]
+    parts = [part for unit, mine in enumerate(counts) for part in part_numbers(unit, mine)]
+    plan = make_plan(work, parts, shards, corpus.near_duplicates, apart)
     _check_plan(corpus, shards, plan)
     bos_id = begin_of_text(vocabulary, corpus, shards)
     seals = [
@@ -161,7 +164,7 @@ def _make(
         fingerprint=dataset.name,
         heldout_fraction=plan.heldout_fraction,
         apart_from=tuple(manifest.digest for manifest in apart.manifests),
-        source={"source": _named(corpus), "apart_from": names(apart), **_counts(work, len(jobs), plan)},
+        source={"source": _named(corpus), "apart_from": names(apart), **_counts(counts, plan)},
         splits={
             split: _split(plan, split, [job for job in seals if job.shard.split == split]) for split in plan.documents
         },
@@ -308,9 +311,8 @@ def _split(plan: Plan, split: str, jobs: list[SealJob]) -> Split:
     )
 
 
-def _counts(work: Folder, parts: int, plan: Plan) -> dict[str, Any]:
+def _counts(records: list[dict[str, Any]], plan: Plan) -> dict[str, Any]:
     """Return statistics of the source: documents, drops by reason, characters, tokens, a few broken records."""
-    records = [read_counts(work, number) for number in range(parts)]
     documents: collections.Counter[str] = sum(
         (collections.Counter(r["documents"]) for r in records), collections.Counter()
     )
@@ -347,7 +349,7 @@ def _check_room(sources: list[CorpusReader], dataset: Folder) -> None:
     """Raise CorpusError if a local disk is too small for the dataset, before anything is written."""
     if not dataset.is_local or not dataset.fs.exists(dataset.path.rsplit("/", 2)[0]):
         return
-    size = sum(source.folder.size(name) for source in sources for name in source.names)
+    size = sum(source.folder.size(name) for source in sources for name in (*source.names, *source.beside))
     free = shutil.disk_usage(dataset.path.rsplit("/", 2)[0]).free
     if free < size * 2:
         raise CorpusError(

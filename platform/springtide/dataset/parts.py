@@ -1,8 +1,8 @@
-"""Unit of the source -> part: its documents cleaned, hashed and tokenised, sorted by their place in the dataset.
+"""Unit of the source -> parts: its documents cleaned, hashed and tokenised, sorted by their place in the dataset.
 
-    documents  [text] [text] [text]                      of one unit, in file order
-    part       key, split, length, bands, tokens         Parquet, sorted by key
-               counts                                    JSON, written last: a part without it is made again
+    documents  [text] [text] [text]                      of one unit, in file order; a part takes about 64 MiB of them
+    parts      key, split, length, bands, tokens         Parquet, each sorted by key
+    unit       counts                                    JSON, written last: a unit without it is made again
 
 The key is a keyed hash of the text: sorting by it shuffles globally and makes equal texts neighbours.
 """
@@ -14,6 +14,7 @@ import dataclasses
 import functools
 import hashlib
 import io
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import numpy as np
@@ -24,7 +25,7 @@ from springtide.config.data import CorpusConfig, ShardsConfig
 from springtide.corpus import Broken, CorpusReader, Document, Tokenizer, Unit, bands, clean
 from springtide.dataset.apart import open_exclusions
 from springtide.dataset.signatures import BAND_COLUMNS
-from springtide.errors import legible, redacted
+from springtide.errors import ConfigError, explain, legible, redacted
 from springtide.shards import TOKENIZER, masked
 from springtide.store import Folder
 
@@ -32,11 +33,17 @@ _DOCUMENTS_A_GROUP = 64
 _SAMPLES = 5
 EXAMPLES, EXAMPLE_CHARACTERS = 3, 200
 """Dropped documents that are shown for each reason, and how much of each."""
+_PART_BYTES = 64 * 2**20
+"""Text of a part: a process that makes one holds it, its ids and their encoding in memory."""
+_DOCUMENT_BYTES = 512
+"""Memory that a document takes besides its text: a unit may hold many short ones."""
+_PARTS_A_UNIT = 2**16
+"""A part's number is that of its unit times this, plus its place in the unit."""
 
 
 @dataclasses.dataclass(frozen=True)
 class PartJob:
-    """The input to make one part. Picklable."""
+    """The input to make the parts of one unit. Picklable."""
 
     number: int
     source: CorpusReader
@@ -52,64 +59,67 @@ class PartJob:
     """Datasets whose held-out text it must not contain."""
 
     def done(self) -> bool:
-        """Return whether the part was already made."""
+        """Return whether its parts were already made."""
         return self.work.exists(_counts(self.number))
 
 
-def _counts(number: int) -> str:
-    return f"parts/{number:06d}.json"
+def _counts(unit: int) -> str:
+    return f"parts/{unit:06d}.json"
 
 
-def _rows(number: int) -> str:
-    return f"parts/{number:06d}.parquet"
+def _rows(part: int) -> str:
+    return f"parts/{part // _PARTS_A_UNIT:06d}-{part % _PARTS_A_UNIT:04d}.parquet"
 
 
 def make_part(job: PartJob) -> None:
-    """Read, clean, tokenise and write one part, unless it was already made."""
+    """Read, clean, tokenise and write the parts of one unit, unless they were already made."""
     if job.done():
         return
     vocabulary = open_work_tokenizer(job.work, job.corpus.end_of_text)
-    key = job.shards.seed.to_bytes(8, "little")
     counts: collections.Counter[str] = collections.Counter()
     samples: list[dict[str, str]] = []
     dropped = _Examples()
-    rows: list[dict[str, Any]] = []
-    for found in job.source.read(job.unit):
+    groups: collections.Counter[str] = collections.Counter()
+    kept = characters = parts = 0
+    for documents in _batches(_cleaned(job, vocabulary, counts, samples, dropped)):
+        rows = _tokenised(job, documents, vocabulary)
+        if job.corpus.apart_from:
+            rows = [row for row in rows if not dropped.add(_excluded(job, row), row["document"])]
+        _begin_texts(job, rows, vocabulary)
+        part = job.number * _PARTS_A_UNIT + parts
+        job.work.write(_rows(part), _encode(rows, job.shards.token_type))
+        for row in rows:
+            groups[row["group"]] += len(row["tokens"])
+            characters += len(row["document"].text)
+        kept, parts = kept + len(rows), parts + 1
+    record = {
+        "documents": {**(counts + dropped.counts), "kept": kept},
+        "characters": characters,
+        "tokens_by_group": groups,
+        "broken": samples,
+        "examples": dropped.examples,
+        "parts": parts,
+    }
+    job.work.write_json(_counts(job.number), record)
+
+
+def _cleaned(
+    job: PartJob,
+    vocabulary: Tokenizer,
+    counts: collections.Counter[str],
+    samples: list[dict[str, str]],
+    dropped: _Examples,
+) -> Iterator[Document]:
+    """Yield the cleaned documents of the unit; count the others by what becomes of them, and sample the broken."""
+    for found in job.source.read(job.unit, vocabulary):
         if isinstance(found, Broken):
             counts[found.reason] += 1
             if len(samples) < _SAMPLES:
                 samples.append({**found._asdict(), "name": _shown(found.name)})
             continue
         text, reason = clean(found.text, job.corpus)
-        if reason:
-            dropped.add(reason, found)
-            continue
-        document = found._replace(text=text)
-        place = hashlib.blake2b(document.digest, key=key, digest_size=16).digest()
-        share = int.from_bytes(document.digest[:8], "little")
-        group = job.group or _first_folder(found.name)
-        rows.append({"document": document, "place": place, "share": share, "group": group})
-    for row, ids in zip(rows, vocabulary.encode([row["document"].text for row in rows]), strict=True):
-        row["tokens"], row["bands"] = ids, bands(ids)
-    if job.corpus.apart_from:
-        rows = [row for row in rows if not dropped.add(_excluded(job, row), row["document"])]
-    rows.sort(key=lambda row: row["place"])
-    if (bos_id := begin_of_text(vocabulary, job.corpus, job.shards)) is not None:
-        first = masked(np.array([bos_id], dtype=job.shards.token_type))
-        for row in rows:
-            row["tokens"] = np.concatenate([first, row["tokens"].astype(job.shards.token_type)])
-    job.work.write(_rows(job.number), _encode(rows, job.shards.token_type))
-    groups: collections.Counter[str] = collections.Counter()
-    for row in rows:
-        groups[row["group"]] += len(row["tokens"])
-    record = {
-        "documents": {**(counts + dropped.counts), "kept": len(rows)},
-        "characters": sum(len(row["document"].text) for row in rows),
-        "tokens_by_group": groups,
-        "broken": samples,
-        "examples": dropped.examples,
-    }
-    job.work.write_json(_counts(job.number), record)
+        if not dropped.add(reason, found):
+            yield found._replace(text=text)
 
 
 def _excluded(job: PartJob, row: dict[str, Any]) -> str:
@@ -133,6 +143,59 @@ class _Examples:
             sample = document.text[:EXAMPLE_CHARACTERS]
             self.examples.append({"reason": reason, "name": _shown(document.name), "sample": sample})
         return True
+
+
+def _batches(documents: Iterable[Document]) -> Iterator[list[Document]]:
+    """Yield the documents of each part. A unit has one part at least, and a compressed file of any size many."""
+    batch: list[Document] = []
+    held = 0
+    for document in documents:
+        if held >= _PART_BYTES:
+            yield batch
+            batch, held = [], 0
+        batch.append(document)
+        held += _DOCUMENT_BYTES + (len(document.text) if document.text.isascii() else len(document.text.encode()))
+    yield batch
+
+
+def _tokenised(job: PartJob, documents: list[Document], vocabulary: Tokenizer) -> list[dict[str, Any]]:
+    """Return the rows of a part, in the order of their places in the dataset."""
+    key = job.shards.seed.to_bytes(8, "little")
+    rows: list[dict[str, Any]] = []
+    encoded = _encoded(documents, vocabulary, job)
+    for document, ids in zip(documents, encoded, strict=True):
+        place = hashlib.blake2b(document.digest, key=key, digest_size=16).digest()
+        share = int.from_bytes(document.digest[:8], "little")
+        group = job.group or _first_folder(document.name)
+        row = {"document": document, "place": place, "share": share, "group": group, "tokens": ids, "bands": bands(ids)}
+        rows.append(row)
+    rows.sort(key=lambda row: row["place"])
+    return rows
+
+
+def _encoded(documents: list[Document], vocabulary: Tokenizer, job: PartJob) -> Iterator[np.ndarray]:
+    """Yield the ids of each document, the end-of-document id appended: those that it came with, or of its text. A begin-of-text
+    that it came with is left out: the dataset's own stands there."""
+    end, tokenizer = np.array([vocabulary.end_of_text], dtype=np.uint32), job.corpus.tokenizer
+    bos_id = begin_of_text(vocabulary, job.corpus, job.shards)
+    encoded = vocabulary.encode(document.text for document in documents if document.ids is None)
+    for document in documents:
+        if document.ids is None:
+            yield next(encoded)
+            continue
+        if tokenizer == "bpe":
+            limit, remedy = f"is trained here, {_shown(document.name)} came as token ids", "name the one that made them"
+            raise ConfigError(explain("corpus.tokenizer", tokenizer, limit, remedy))
+        has_begin = len(document.ids) > 0 and document.ids[0] == bos_id
+        yield np.concatenate([document.ids[has_begin:], end])
+
+
+def _begin_texts(job: PartJob, rows: list[dict[str, Any]], vocabulary: Tokenizer) -> None:
+    """Put the begin-of-text before the ids of each document, if the dataset has one."""
+    if (bos_id := begin_of_text(vocabulary, job.corpus, job.shards)) is not None:
+        first = masked(np.array([bos_id], dtype=job.shards.token_type))
+        for row in rows:
+            row["tokens"] = np.concatenate([first, row["tokens"].astype(job.shards.token_type)])
 
 
 def _first_folder(name: str) -> str:
@@ -161,40 +224,45 @@ def begin_of_text(vocabulary: Tokenizer, corpus: CorpusConfig, shards: ShardsCon
 def _encode(rows: list[dict[str, Any]], token_type: str) -> bytes:
     places = np.frombuffer(b"".join(row["place"] for row in rows), dtype=">u8").reshape(-1, 2).astype(np.uint64)
     signatures = np.array([row["bands"] for row in rows], dtype=np.uint64).reshape(-1, len(BAND_COLUMNS))
-    lengths = np.array([len(row["tokens"]) for row in rows], dtype=np.int32)
+    lengths = np.array([len(row["tokens"]) for row in rows], dtype=np.int64)
     flat = np.concatenate([row["tokens"] for row in rows] or [np.empty(0)]).astype(token_type)
-    offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
+    offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
     columns: dict[str, Any] = {
         "high": places[:, 0],
         "low": places[:, 1],
         "share": np.array([row["share"] for row in rows], dtype=np.uint64),
-        "length": lengths,
+        "length": lengths.astype(np.int32),  # a document is not longer than sources and documents allow
         **{name: signatures[:, number] for number, name in enumerate(BAND_COLUMNS)},
-        "tokens": pa.ListArray.from_arrays(pa.array(offsets), pa.array(flat)),
+        "tokens": pa.LargeListArray.from_arrays(pa.array(offsets), pa.array(flat)),
     }
     out = io.BytesIO()
     pq.write_table(pa.table(columns), out, row_group_size=_DOCUMENTS_A_GROUP, compression="none", use_dictionary=False)
     return out.getvalue()
 
 
-def read_counts(work: Folder, number: int) -> dict[str, Any]:
-    """Return the counts of a part: documents kept or dropped by reason, characters, tokens by group, broken samples."""
-    return dict(work.read_json(_counts(number)))
+def read_counts(work: Folder, unit: int) -> dict[str, Any]:
+    """Return the counts of a unit: documents kept or dropped by reason, characters, tokens by group, broken samples, parts."""
+    return dict(work.read_json(_counts(unit)))
 
 
-def read_columns(work: Folder, number: int, names: list[str]) -> pa.Table:
+def part_numbers(unit: int, counts: dict[str, Any]) -> range:
+    """Return the numbers of the parts of a unit with these counts."""
+    return range(unit * _PARTS_A_UNIT, unit * _PARTS_A_UNIT + counts["parts"])
+
+
+def read_columns(work: Folder, part: int, names: list[str]) -> pa.Table:
     """Return some columns of a part."""
-    with work.open(_rows(number)) as file:
+    with work.open(_rows(part)) as file:
         return pq.read_table(file, columns=names)
 
 
-def read_documents(work: Folder, number: int, rows: np.ndarray) -> tuple[list[np.ndarray], np.ndarray]:
+def read_documents(work: Folder, part: int, rows: np.ndarray) -> tuple[list[np.ndarray], np.ndarray]:
     """Return the token ids of documents of a part and their band hashes, uint64 (documents, BANDS). They are given by their
     rows in rising order; reads only their row groups."""
     groups = rows // _DOCUMENTS_A_GROUP
     found: list[np.ndarray] = []
     signatures: list[np.ndarray] = []
-    with work.open(_rows(number)) as file:
+    with work.open(_rows(part)) as file:
         parquet = pq.ParquetFile(file)
         for group in np.unique(groups).tolist():
             table = parquet.read_row_group(group, ["tokens", *BAND_COLUMNS])

@@ -1,12 +1,12 @@
 """All parts -> plan: drop duplicates, order the documents, split them and cut shards.
 
-Memory holds about 40 bytes per document and no text: keys, lengths, and one band of the signatures at a time.
+Memory holds about 44 bytes per document and no text: keys, lengths, and one band of the signatures at a time.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
@@ -28,7 +28,7 @@ class ShardPlan:
     first_row: int
     rows: int
     parts: np.ndarray
-    """int32 (documents,)."""
+    """int64 (documents,)."""
     places: np.ndarray
     """int32 (documents,): the row of each document in its part."""
     skip: int = 0
@@ -57,8 +57,10 @@ class Plan:
     """Share of the documents that is held out; smaller than the setting if that is more than ``shards.heldout_tokens``."""
 
 
-def make_plan(work: Folder, parts: int, settings: ShardsConfig, near_duplicates: bool, apart: ApartFrom) -> Plan:
-    """Compute the plan from the parts' columns. It does not depend on how many processes made the parts."""
+def make_plan(
+    work: Folder, parts: Sequence[int], settings: ShardsConfig, near_duplicates: bool, apart: ApartFrom
+) -> Plan:
+    """Compute the plan from the columns of the parts with these numbers. It does not depend on how many processes made them."""
     part, row, high, low, share, length = _index(work, parts)
     order = np.lexsort((row, part, low, high))
     again = np.zeros(len(order), dtype=bool)
@@ -144,17 +146,17 @@ def _fit(
         first_row, begin, number = first_row + rows, end, number + 1
 
 
-def _index(work: Folder, parts: int) -> tuple[np.ndarray, ...]:
+def _index(work: Folder, parts: Sequence[int]) -> tuple[np.ndarray, ...]:
     columns: list[list[np.ndarray]] = [[], [], [], [], [], []]
-    for number in range(parts):
+    for number in parts:
         table = read_columns(work, number, ["high", "low", "share", "length"])
-        columns[0].append(np.full(table.num_rows, number, dtype=np.int32))
+        columns[0].append(np.full(table.num_rows, number, dtype=np.int64))
         columns[1].append(np.arange(table.num_rows, dtype=np.int32))
         for place, name in enumerate(("high", "low", "share", "length"), start=2):
             columns[place].append(table[name].to_numpy())
     return tuple(np.concatenate(column) for column in columns)
 
 
-def _bands(work: Folder, parts: int, order: np.ndarray) -> Iterator[np.ndarray]:
+def _bands(work: Folder, parts: Sequence[int], order: np.ndarray) -> Iterator[np.ndarray]:
     for name in BAND_COLUMNS:
-        yield np.concatenate([read_columns(work, number, [name])[name].to_numpy() for number in range(parts)])[order]
+        yield np.concatenate([read_columns(work, number, [name])[name].to_numpy() for number in parts])[order]

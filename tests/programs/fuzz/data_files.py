@@ -14,6 +14,7 @@ from random import Random
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
+import token_files
 from prepared import prepare
 
 from fuzz.mutations import PLACES, zst
@@ -125,6 +126,52 @@ class Corpora(Target):
                 json.dumps(one._asdict())
 
 
+class TokenFiles(Target):
+    """Token ids in every layout that is read, each in a folder of its own."""
+
+    name = "tokens"
+
+    def make(self) -> None:
+        self.vocabulary = open_tokenizer("bytes", (), 0)
+        ids = [one[:-1] for one in self.vocabulary.encode(TEXT[:40])]
+        folders = {one: self.root / one for one in ("megatron", "mds", "zstd", "litdata", "arrays", "records")}
+        for folder in folders.values():
+            folder.mkdir(parents=True)
+        token_files.megatron(folders["megatron"], ids)
+        token_files.mds(folders["mds"], ids)
+        token_files.mds(folders["zstd"], ids, "ndarray", "zstd")
+        token_files.litdata(folders["litdata"], ids)
+        array = token_files.array(ids, self.vocabulary.end_of_text)
+        np.save(folders["arrays"] / "a.npy", array)
+        array.tofile(folders["arrays"] / "b.bin")
+        token_files.records(folders["records"], ids, "a.jsonl")
+
+    def kinds(self) -> Mapping[str, str]:
+        ends = {"zstd": "zstd", "jsonl": "lines", "json": "json"}
+        return {name: ends.get(name.rpartition(".")[2], "bytes") for name in self.before}
+
+    def names(self) -> tuple[str, ...]:
+        """A data file that is short contradicts its index, which is named then."""
+        folder = self.changed.partition("/")[0]
+        others = {
+            "megatron": ("a_text_document.idx",),
+            "litdata": ("chunk-0-0.bin",),
+            "records": (str(self.root / folder),),
+        }
+        return (*super().names(), "index.json", *others.get(folder, ()))
+
+    def read(self, random: Random) -> None:
+        source = open_source(str(self.root / self.changed.partition("/")[0]))
+        source.fingerprint()
+        records = (one for unit in source.units()[:20] for one in source.read(unit, self.vocabulary))
+        for one in itertools.islice(records, 2000):
+            if isinstance(one, Document):
+                assert one.digest
+                must(one.ids is None or int(one.ids.max(initial=0)) < self.vocabulary.size, "an id out of range")
+            else:
+                must(isinstance(one, Broken) and len(one.sample) <= 600, "a long sample")
+
+
 class Vocabularies(Target):
     """A tokenizer's file that ``corpus.tokenizer`` names."""
 
@@ -146,4 +193,4 @@ class Vocabularies(Target):
         vocabulary.decode(ids.tolist())
 
 
-TARGETS: tuple[type[Target], ...] = (Datasets, Corpora, Vocabularies)
+TARGETS: tuple[type[Target], ...] = (Datasets, Corpora, TokenFiles, Vocabularies)

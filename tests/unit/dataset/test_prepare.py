@@ -18,58 +18,21 @@ from typing import Any
 
 import numpy as np
 import pytest
-from prepared import prepare
+from prepared import LENGTH, contents, prepare, small, write_corpus
 
 from springtide import config as configs
-from springtide.config import Config
 from springtide.corpus import CorpusReader, open_source, open_tokenizer, sources
 from springtide.dataset import open_dataset
 from springtide.errors import ConfigError, CorpusError
 from springtide.shards import HELDOUT, TRAIN, SplitReader, check_shard, ids_of, is_predicted
 from springtide.store import Folder
 
-LENGTH = 16
 SmallDisk = Callable[[Path, list[str]], "subprocess.CompletedProcess[str]"]
-
-
-def write_corpus(folder: Path, documents: int = 240, seed: int = 0) -> list[str]:
-    """Files of random words, some exact and some near copies of others."""
-    rng = random.Random(seed)
-    words = ["".join(rng.choices("abcdefghijklmnopqrstuvwxyz", k=rng.randint(2, 9))) for _ in range(400)]
-    texts = [" ".join(rng.choices(words, k=rng.randint(40, 200))) for _ in range(documents)]
-    texts += texts[:10]  # exact copies
-    texts += [text + " and one word more" for text in texts[10:20]]  # near copies
-    folder.mkdir(parents=True, exist_ok=True)
-    for number, text in enumerate(texts):
-        (folder / f"{number:04d}.txt").write_text(text)
-    return texts
-
-
-def small(root: Path, source: Path, **changes: Any) -> Config:
-    settings = {
-        "corpus.source": str(source),
-        "shards.root": str(root),
-        "shards.sequence_length": LENGTH,
-        "shards.rows_per_group": 32,
-        "shards.groups_per_shard": 8,
-        "shards.heldout_fraction": 0.1,
-        **{key.replace("__", "."): value for key, value in changes.items()},
-    }
-    return configs.recipes.tiny().override({**settings, "corpus.max_files": 0})
 
 
 @pytest.fixture
 def small_units(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sources, "_UNIT_BYTES", 8_000)
-
-
-def contents(folder: str) -> dict[str, str]:
-    """Digest of every file."""
-    return {
-        path.relative_to(folder).as_posix(): hashlib.sha256(path.read_bytes()).hexdigest()
-        for path in sorted(Path(folder).rglob("*"))
-        if path.is_file()
-    }
 
 
 @pytest.mark.usefixtures("small_units")

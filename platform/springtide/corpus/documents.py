@@ -1,0 +1,129 @@
+"""What a source gives: documents, token ids that are documents already, and records that are neither."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Iterator
+from typing import NamedTuple
+
+import numpy as np
+
+from springtide.corpus.tokenizer import Tokenizer
+from springtide.errors import CorpusError, explain
+
+MOST_TOKENS = 2**24
+"""Most tokens of a document that comes as token ids."""
+_SAMPLE_IDS = 24
+"""Ids of a broken record that are shown."""
+_TOKENS_AT_ONCE = 2**18
+"""Tokens that are decoded together."""
+
+
+class Document(NamedTuple):
+    """One text."""
+
+    name: str
+    """Path relative to the source; for files with several documents, also the line or row."""
+    text: str
+    ids: np.ndarray | None = None
+    """uint32 (tokens,), without an end-of-text id, if the document came as token ids; ``text`` is what they spell."""
+
+    @property
+    def digest(self) -> bytes:
+        """16 bytes over the text only, so that equal texts have equal digests wherever they are; over the ids if they spell
+        bytes that are not UTF-8, because many such byte strings have one text."""
+        is_exact = self.ids is None or "\ufffd" not in self.text
+        data = self.text.encode() if self.ids is None or is_exact else self.ids.tobytes()
+        return hashlib.blake2b(data, digest_size=16).digest()
+
+
+class Broken(NamedTuple):
+    """A record that cannot be read as a document."""
+
+    name: str
+    reason: str
+    sample: str
+    """The beginning of the record."""
+
+
+class Tokens(NamedTuple):
+    """Token ids as they are stored: one document, or several with an end-of-text id after or before each."""
+
+    name: str
+    ids: np.ndarray
+    """Whole numbers (tokens,), not checked."""
+
+
+def too_long(name: str, ids: np.ndarray) -> Broken:
+    """Return the broken record for a document of too many tokens."""
+    return Broken(name, f"longer than {MOST_TOKENS:,} tokens without an end-of-text id", shown(ids))
+
+
+def shown(ids: np.ndarray) -> str:
+    """Return the first of ``ids`` as text."""
+    return " ".join(map(str, ids[:_SAMPLE_IDS].tolist()))
+
+
+def unreadable(where: str, problem: str) -> CorpusError:
+    """Return the error for a file of token ids that contradicts itself. ``problem``: the field, its value and its limit."""
+    return CorpusError(
+        explain("corpus.source", where, f"cannot be read ({problem})", "restore the file, or exclude it")
+    )
+
+
+def from_tokens(
+    records: Iterable[Document | Broken | Tokens], where: str, vocabulary: Tokenizer | None
+) -> Iterator[Document | Broken]:
+    """Yield the records, with documents in place of token ids: cut at end-of-text ids, and decoded.
+
+    Args:
+        where: path of the file that the records are of, for the error.
+        vocabulary: the tokenizer that the ids were made with; without one, token ids are skipped.
+
+    Raises:
+        CorpusError: an id that the tokenizer does not have.
+    """
+    waiting: list[tuple[str, np.ndarray]] = []
+    for record in records:
+        if not isinstance(record, Tokens):
+            yield from _decoded(waiting, vocabulary)
+            waiting = []
+            yield record
+        elif vocabulary is not None:
+            _check_ids(record, where, vocabulary)
+            waiting += _cut(record, vocabulary.end_of_text)
+            if sum(len(ids) for _, ids in waiting) >= _TOKENS_AT_ONCE:
+                yield from _decoded(waiting, vocabulary)
+                waiting = []
+    yield from _decoded(waiting, vocabulary)
+
+
+def _check_ids(record: Tokens, where: str, vocabulary: Tokenizer) -> None:
+    wrong = np.flatnonzero((record.ids < 0) | (record.ids >= vocabulary.size))
+    if len(wrong):
+        place = int(wrong[0])
+        raise CorpusError(
+            explain(
+                "corpus.tokenizer",
+                f"{where}, document {record.name.rpartition('@')[2]}, token {place}",
+                f"is id {int(record.ids[place])}, the tokenizer has the ids below {vocabulary.size}",
+                "name the tokenizer that these ids were made with",
+            )
+        )
+
+
+def _cut(record: Tokens, end_of_text: int) -> Iterator[tuple[str, np.ndarray]]:
+    """Yield the name and the ids of each document in a record; one without ids only if that is all there is."""
+    ends = [*np.flatnonzero(record.ids == end_of_text).tolist(), len(record.ids)]
+    begins = [0, *(end + 1 for end in ends[:-1])]
+    pieces = [(begin, end) for begin, end in zip(begins, ends, strict=True) if begin < end] or [(0, 0)]
+    for begin, end in pieces:
+        name = record.name if len(pieces) == 1 else f"{record.name}+{begin}"
+        yield name, record.ids[begin:end].astype(np.uint32)
+
+
+def _decoded(waiting: list[tuple[str, np.ndarray]], vocabulary: Tokenizer | None) -> Iterator[Document | Broken]:
+    fit = [ids if len(ids) <= MOST_TOKENS else ids[:0] for _, ids in waiting]
+    texts = vocabulary.decode_all(fit) if vocabulary else []
+    for (name, ids), text in zip(waiting, texts, strict=True):
+        yield Document(name, text, ids) if len(ids) <= MOST_TOKENS else too_long(name, ids)
