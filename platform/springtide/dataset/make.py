@@ -30,7 +30,7 @@ from springtide.dataset.parts import (
 )
 from springtide.dataset.plan import Plan, ShardPlan, make_plan
 from springtide.dataset.sample import sample
-from springtide.dataset.signatures import write_signatures
+from springtide.dataset.signatures import SIGNATURES, write_signatures
 from springtide.errors import ConfigError, CorpusError, explain, redacted
 from springtide.shards import (
     MANIFEST,
@@ -172,7 +172,8 @@ def _make(
     dataset.write(TOKENIZER, vocabulary.to_json())
     write_manifest(dataset, manifest)
     work.remove()
-    dataset.sweep()
+    for folder in (dataset, dataset / SIGNATURES):
+        folder.sweep()
 
 
 @dataclasses.dataclass(frozen=True)

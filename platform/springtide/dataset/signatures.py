@@ -18,6 +18,8 @@ from springtide.errors import CorpusError
 from springtide.shards import HELDOUT, Shard
 from springtide.store import Folder, digest
 
+SIGNATURES = "signatures"
+"""Their folder in a dataset's."""
 BAND_COLUMNS = [f"band{number:02d}" for number in range(BANDS)]
 _SHINGLES = "shingles"
 
@@ -48,7 +50,7 @@ def read_shingles(dataset: Folder, shard: Shard) -> pa.ListArray:
 
 
 def _name(shard: Shard) -> str:
-    return f"signatures/{shard.name}"
+    return f"{SIGNATURES}/{shard.name}"
 
 
 def _read(dataset: Folder, shard: Shard, columns: list[str]) -> pa.Table:

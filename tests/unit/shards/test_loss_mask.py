@@ -24,7 +24,14 @@ from springtide.shards import (
 from springtide.store import Folder
 from springtide.stream import Batch
 
-KNOWN = {"end_of_text": 0, "begin_of_text": 0, "tokenizer_digest": "0" * 32, "fingerprint": "", "source": {}}
+KNOWN = {
+    "end_of_text": 0,
+    "begin_of_text": 0,
+    "tokenizer_digest": "0" * 32,
+    "fingerprint": "",
+    "heldout_fraction": 0.02,
+    "source": {},
+}
 
 
 @given(st.sampled_from(["uint16", "uint32"]), st.lists(st.tuples(st.integers(0, 2**31 - 1), st.booleans())))
@@ -60,7 +67,8 @@ def test_ids_that_need_all_bits_are_read_wider(vocab_size: int, read_as: str) ->
 
 
 def test_a_manifest_with_a_mask_has_a_bit_for_it() -> None:
-    record = {"sequence_length": 2, "token_type": "uint16", "vocab_size": 2**15 + 1, "splits": {}, **KNOWN}
+    splits = {TRAIN: Split(documents=0, tokens=0, num_bytes=0, rows=0, shards=())}
+    record = {"sequence_length": 2, "token_type": "uint16", "vocab_size": 2**15 + 1, "splits": splits, **KNOWN}
     assert Manifest.model_validate(record)
     with pytest.raises(ValueError, match="32769 is more than the 32768 ids"):
         Manifest.model_validate({**record, "has_loss_mask": True})
