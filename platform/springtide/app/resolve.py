@@ -136,7 +136,7 @@ def resolved(
     config = prepare(config, progress)
     data = open_data(config.data)
     start, remarks = _start(config, run, data, accept_changes, from_scratch)
-    remarks += data.leaks
+    remarks += [*data.leaks, *data.repeats(config.num_steps)]
     with cluster(config, dashboard=dashboard) as address:
         check_resources(config)
         config, fitting = fitted(config, data)

@@ -25,6 +25,8 @@ from springtide.stream.sample_ids import corpus_and_row, join
 
 _OPENED_AT_ONCE = 16
 """Manifests; a store answers each after some 10 to 100 ms."""
+_FEW_EPOCHS = 4
+"""Until then repeated text is nearly as good as new (Muennighoff et al., "Scaling data-constrained language models", 2023)."""
 
 
 class Drawn(NamedTuple):
@@ -156,6 +158,15 @@ class Data:
         """Return what the first ``done`` steps train on of each corpus: exact, before a run starts or after it has ended."""
         rows, epochs = self.order.drawn(done).tolist(), self.order.epochs(done).tolist()
         return {name: Drawn(*found) for name, *found in zip(self.names, rows, epochs, strict=True)}
+
+    def repeats(self, done: StepsDone) -> list[str]:
+        """Return what to tell before a run of ``done`` steps about the corpora that it reads more than once."""
+        found = []
+        for name, (_, epochs) in self.drawn(done).items():
+            if epochs > 1:
+                many = f"; beyond {_FEW_EPOCHS} times, text adds less and less" if epochs > _FEW_EPOCHS else ""
+                found.append(f"this run reads {name} {epochs:.1f} times{many}")
+        return found
 
 
 def open_data(config: DataConfig) -> Data:

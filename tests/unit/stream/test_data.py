@@ -9,6 +9,7 @@ import pytest
 from prepared import prepare
 
 from springtide.config import Config
+from springtide.config.steps import StepsDone
 from springtide.errors import ConfigError
 from springtide.stream import open_data
 
@@ -51,6 +52,19 @@ def test_what_was_drawn_is_counted_a_corpus(mixed: Config) -> None:
     assert drawn["code"].rows + drawn["poems"].rows == 40 * mixed.stream.global_batch
     assert abs(drawn["poems"].rows - 40 * mixed.stream.global_batch / 4) <= 1
     assert 0 < drawn["code"].epochs < drawn["poems"].epochs
+
+
+def test_how_often_a_run_will_read_a_corpus_is_said_before(mixed: Config) -> None:
+    data = open_data(mixed.data)
+    rows = {name: manifest.splits["train"].rows for name, manifest in zip(data.names, data.manifests, strict=True)}
+    share = {"code": mixed.stream.global_batch * 3 // 4, "poems": mixed.stream.global_batch // 4}
+    once = min(rows[name] // share[name] for name in rows)
+    assert data.repeats(StepsDone(once - 1)) == []
+    many = 10 * max(rows[name] // share[name] for name in rows)
+    said = data.repeats(StepsDone(many))
+    for name, line in zip(rows, said, strict=True):
+        assert line.startswith(f"this run reads {name} {many * share[name] / rows[name]:.1f} times")
+        assert "text adds less and less" in line
 
 
 @pytest.mark.parametrize(
