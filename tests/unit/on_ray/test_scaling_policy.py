@@ -291,3 +291,22 @@ def test_a_run_whose_group_hangs_can_be_stopped_while_there_is_no_room_for_the_n
     run.silent_s, run.names, run.stop_at_s = 1e6, ["a"], run.now_s
     with pytest.raises(StoppedWaiting, match="no group trained"):
         run.policy.make_decision_for_running_worker_group(group, None)
+
+
+def test_hangs_of_processes_that_do_not_answer_are_the_fault_of_their_nodes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Seed 4 of the storms: three nodes in turn stopped at one step, and the third ended the run."""
+    run = Run(monkeypatch, Bounds(1, 2, settle_s=0.0), ["a", "b"])
+    run.until_started()
+    group: Any = SimpleNamespace(
+        workers=[SimpleNamespace(metadata=SimpleNamespace(node_id=name), actor=name) for name in ("a", "b")]
+    )
+    killed = list[str]()
+    monkeypatch.setattr(policy.ray, "kill", killed.append)
+    monkeypatch.setattr(policy, "diagnose", lambda workers, *_: ("stacks", [workers[1]]))
+    run.silent_s = 1e6
+    for _ in range(9):
+        run.now_s += 1.0
+        assert not isinstance(run.policy.make_decision_for_running_worker_group(group, None), NoopDecision)
+    assert killed == ["b"] * 9
+    with pytest.raises(TrainingFailed, match="training hung 10 times after step 0"):
+        run.policy.make_decision_for_running_worker_group(group, None)

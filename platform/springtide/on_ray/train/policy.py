@@ -64,8 +64,9 @@ _MOMENT_S = 1e-3
 """A look comes this much after the nodes have settled, so that it finds them settled [s]."""
 _ORDER = (None, Interrupt.SAVE, Interrupt.LEAVE, Interrupt.EVACUATE)
 """Requests to a group; each may follow those before it."""
-_MOST_HANGS = 3
-"""Hangs at one step after which training fails."""
+_MOST_HANGS, _MOST_SILENT = 3, 10
+"""Hangs at one step after which training fails: of groups whose ranks all answer, so that the code waits for ever, and of
+groups with a process that does not answer, which is the fault of its node."""
 _log = logging.getLogger(__name__)
 
 
@@ -97,7 +98,8 @@ class SpringtideScalingPolicy(ElasticScalingPolicy):
         self._mine: dict[str, dict[str, float]] = {}
         self._looked_s = float("-inf")
         self._leaving = 0
-        self._hangs: Counter[int] = Counter()
+        self._hangs: Counter[tuple[int, bool]] = Counter()
+        """Step, whether a process did not answer -> hangs."""
         self._hung: frozenset[int] | None = None
         """Ranks of the group that hangs which do not answer; None if none hangs."""
         self._silent: set[str] = set()
@@ -249,11 +251,11 @@ class SpringtideScalingPolicy(ElasticScalingPolicy):
                 ray.kill(worker.actor)
             self._hung = frozenset(rank for rank, worker in enumerate(workers) if worker in silent)
             reason = f"no event for {progress.silent_s:.0f} s, {found}"
-            self._hangs[progress.step] += 1
-            again = self._hangs[progress.step] < _MOST_HANGS
-            self._mailbox.post([Failed(step=progress.step, cause="hung", reason=reason, again=again)])
-            if not again:
-                raise TrainingFailed(f"training hung {_MOST_HANGS} times after step {progress.step}: {reason}")
+            self._hangs[progress.step, bool(silent)] += 1
+            times, most = self._hangs[progress.step, bool(silent)], _MOST_SILENT if silent else _MOST_HANGS
+            self._mailbox.post([Failed(step=progress.step, cause="hung", reason=reason, again=times < most)])
+            if times >= most:
+                raise TrainingFailed(f"training hung {times} times after step {progress.step}: {reason}")
         busy = tuple(worker.metadata.node_id for rank, worker in enumerate(workers) if rank not in self._hung)
         return self._start_or_stop(progress, busy)
 
