@@ -20,6 +20,19 @@ _KINDS: tuple[tuple[type[OSError], tuple[str, ...], tuple[int, ...]], ...] = (
 """Errors that do not pass by themselves: as words in the names of the clients' own classes, and as HTTP codes."""
 
 
+FINAL = (FileNotFoundError, FileExistsError, PermissionError, NotADirectoryError, IsADirectoryError)
+"""OSErrors that do not pass by themselves."""
+
+
+def may_pass(error: BaseException) -> bool:
+    """Return whether an operation of a store that failed may succeed later without anybody's doing.
+
+    >>> may_pass(OSError("503 Slow Down")), may_pass(PermissionError("403 Forbidden"))
+    (True, False)
+    """
+    return isinstance(error, OSError) and not isinstance(error, FINAL)
+
+
 def of_store(error: BaseException) -> bool:
     """Return whether an error is from a package of a store's client."""
     return bool({kind.__module__.split(".")[0] for kind in type(error).__mro__} & PACKAGES)

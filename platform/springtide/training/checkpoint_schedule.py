@@ -19,6 +19,7 @@ from springtide.elastic import Interrupt, SaveInterval, mean_time_to_loss, young
 from springtide.errors import CheckpointError, SpringtideError
 from springtide.events import Event, Saved, SaveFailed, SaveIntervalChanged, SaveSkipped
 from springtide.store import Folder
+from springtide.store.errors import may_pass
 from springtide.training.group_lease import GroupLease
 from springtide.training.hooks import StepContext, StepHook
 from springtide.training.step import StepSignals
@@ -27,6 +28,8 @@ State = Callable[[], tuple[Mapping[str, Tensor], Meta]]
 _TOLD_AGAIN = 0.2
 """A save interval that changes by less is not reported [ratio]."""
 _LOOK_S = 0.05
+_AWAY_S = 1800.0
+"""How long saves may fail beside training, because the store is away [s]."""
 _LONGEST_SAVE_S = 3600.0
 """A save that is waited for longer than this may count as hung [s]."""
 
@@ -59,7 +62,7 @@ class CheckpointSchedule(StepHook):
         """Why the save failed on this rank, until all ranks know."""
         self._given_up = False
         """Whether all ranks know that the newest save has failed on some rank; its outcome no longer matters."""
-        self._failed_in_a_row = 0
+        self._failed_in_a_row, self._failing_since_s = 0, 0.0
         self._began = 0.0
         self._stall_s = 0.0
         self._duration_s = 0.0
@@ -109,7 +112,7 @@ class CheckpointSchedule(StepHook):
         self._trained_s += done.step_time_s
         yield from self._hear(self._saver.poll())
         if result.save_failed:
-            yield from self._give_up()
+            yield from self._give_up(trains_on=True)
         every = self._checkpoint.every_steps
         due = every != "auto" and every > 0 and step % every == 0
         asked = Interrupt.SAVE in result.interrupts
@@ -178,9 +181,12 @@ class CheckpointSchedule(StepHook):
             )
             yield from self._cadence_now()
 
-    def _give_up(self) -> Iterator[Event]:
-        """Handle a save that failed on some rank: all ranks learn why, and rank 0 stops waiting for its parts."""
-        errors = gathered(self._failed)
+    def _give_up(self, trains_on: bool = False) -> Iterator[Event]:
+        """Handle a save that failed on some rank: all ranks learn why, and rank 0 stops waiting for its parts. ``trains_on``:
+        nobody waits for it, and a store that is away may come back."""
+        if not self._failed_in_a_row:
+            self._failing_since_s = time.monotonic()
+        errors, failing_s = zip(*gathered((self._failed, time.monotonic() - self._failing_since_s)), strict=True)
         self._failed, self._given_up = None, True
         self._saver.cancel()
         self._failed_in_a_row += 1
@@ -188,7 +194,8 @@ class CheckpointSchedule(StepHook):
         yield SaveFailed(step=self.last_step, reason=f"rank {rank}: {error}", in_a_row=self._failed_in_a_row)
         if isinstance(error, SpringtideError):
             raise error
-        if self._failed_in_a_row > self._checkpoint.max_failed:
+        is_away = trains_on and may_pass(error) and failing_s[0] < _AWAY_S  # by rank 0's clock: all decide the same
+        if self._failed_in_a_row > self._checkpoint.max_failed and not is_away:
             raise CheckpointError(
                 f"{self._failed_in_a_row} saves failed one after the other (checkpoint.max_failed = "
                 f"{self._checkpoint.max_failed}), the last with: rank {rank}: {error}; repair the store, then --resume: "

@@ -36,8 +36,10 @@ from springtide.events import Left, Saved, SaveFailed, Started, StepDone, Stoppe
 from springtide.on_ray.train.mailbox import EventSender
 from springtide.store import Folder
 from springtide.store.digest import of_bytes as digest_of
+from springtide.store.errors import may_pass
 from springtide.stream import Data
 from springtide.stream.chain import next_chain
+from springtide.training.checkpoint_schedule import _AWAY_S
 from springtide.training.group_lease import GroupLease
 
 _SLOTS = 6
@@ -128,7 +130,7 @@ class Rank:
         self._saves: list[Any] = []
         self._writer: Process | None = None
         self._failed: BaseException | None = None
-        self._in_a_row = 0
+        self._in_a_row, self._failing_since_s = 0, 0.0
         self._last_save = -1
         setting = group.setting
         self._writes = PieceWriter(setting.run)
@@ -295,6 +297,8 @@ class Rank:
             self._failed = outcome
 
     def _give_up(self, send: Callable[[Any], None]) -> None:
+        if not self._in_a_row:
+            self._failing_since_s = self.group.setting.clock.now
         errors = self.gathered(self._failed)
         self._failed, self._in_a_row = None, self._in_a_row + 1
         self._saves.append(CheckpointError("canceled"))  # a writer that still waits for parts ends
@@ -303,7 +307,8 @@ class Rank:
         send(SaveFailed(step=StepsDone(self._last_save), reason=str(error), in_a_row=self._in_a_row))
         if isinstance(error, SpringtideError):
             raise error
-        if self._in_a_row > self.group.setting.config.checkpoint.max_failed:
+        is_away = may_pass(error) and self.group.setting.clock.now - self._failing_since_s < _AWAY_S
+        if self._in_a_row > self.group.setting.config.checkpoint.max_failed and not is_away:
             raise CheckpointError(f"{self._in_a_row} saves failed one after the other")
 
     def _settle(self, send: Callable[[Any], None]) -> None:

@@ -125,7 +125,8 @@ def test_the_last_save_that_fails_too_often_is_an_error(training: Any) -> None:
             told(one.schedule.finish(1))
 
 
-def test_a_failure_is_counted_until_a_save_succeeds(training: Any) -> None:
+def test_a_failure_is_counted_until_a_save_succeeds(training: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(checkpoint_schedule, "_AWAY_S", 0.0)
     one = training(max_failed=1)
     with one.schedule:
         one.one_step()
@@ -143,6 +144,26 @@ def test_a_failure_is_counted_until_a_save_succeeds(training: Any) -> None:
         one.writer.alive = False
         assert one.one_step() == []
         with pytest.raises(CheckpointError, match="2 saves failed one after the other"):
+            one.one_step()
+
+
+def test_a_store_that_is_away_for_less_than_half_an_hour_ends_no_run(
+    training: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one, now_s = training(max_failed=1), 1000.0
+    clock = SimpleNamespace(monotonic=lambda: now_s, perf_counter=lambda: now_s)
+    monkeypatch.setattr(checkpoint_schedule, "time", clock)
+    with one.schedule:
+        one.one_step()
+        one.one_step()
+        for number in range(1, 16):
+            one.writer.answers = [OSError("connection refused")]
+            assert one.one_step() == []
+            assert one.one_step() == [("SaveFailed", 2 * number)]
+            now_s += 120.0
+        one.writer.answers = [OSError("connection refused")]
+        one.one_step()
+        with pytest.raises(CheckpointError, match="16 saves failed one after the other"):
             one.one_step()
 
 

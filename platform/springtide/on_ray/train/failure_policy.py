@@ -26,7 +26,7 @@ from springtide.on_ray.cluster.nodes import lost, unanswering
 from springtide.on_ray.train.mailbox import Progress
 from springtide.on_ray.train.process_pool import UnfitNodesError, WorkerProcessPool, last_line
 from springtide.on_ray.train.worker import TrainJob
-from springtide.store.errors import of_store
+from springtide.store.errors import FINAL, may_pass, of_store
 
 _ANSWER_S = 2.0
 _NO_ROOM = ("OutOfMemoryError", "MemoryError", "can't allocate memory", "out of memory", "low on memory")
@@ -34,8 +34,6 @@ _NO_ROOM = ("OutOfMemoryError", "MemoryError", "can't allocate memory", "out of 
 _ECHOES = ("Connection closed by peer", "Connection reset by peer", "Socket", "Broken pipe", "NCCL")
 """Messages of gloo and NCCL when a peer is gone."""
 _NUMBER = re.compile(r"0x[0-9a-fA-F]+|\d+(\.\d+)?")
-_FINAL = (FileNotFoundError, FileExistsError, PermissionError, NotADirectoryError, IsADirectoryError)
-"""OSErrors that do not pass by themselves."""
 
 
 class SpringtideFailurePolicy(DefaultFailurePolicy):
@@ -176,9 +174,9 @@ def fatal(error: BaseException) -> SpringtideError | None:
 def is_store_error(error: BaseException | None) -> bool:
     """Return whether a store could not be reached, or failed: by the error's type, or by the package that it is from."""
     rays_own = isinstance(error, RayError) and not isinstance(error, RayTaskError)  # its time-outs are OSErrors
-    if error is None or rays_own or isinstance(error, _FINAL):
+    if error is None or rays_own or isinstance(error, FINAL):
         return False
-    return isinstance(error, OSError) or of_store(error)
+    return may_pass(error) or of_store(error)
 
 
 def _only_stores(error: BaseException) -> BaseException | None:
