@@ -88,8 +88,10 @@ def attention(book: Book) -> None:
 def _mask() -> Tensor:
     """Who may attend to whom, where rows hold documents of one length, as the decoder makes it."""
     ids = torch.ones(1, LENGTH, dtype=torch.int64, device=DEVICE)
-    ids[:, LENGTH // DOCUMENTS - 1 :: LENGTH // DOCUMENTS] = 0
-    return documents(ids, 0)[1]
+    eos_id, bos_id = 0, 2
+    ids[:, LENGTH // DOCUMENTS - 1 :: LENGTH // DOCUMENTS] = eos_id
+    ids[:, :: LENGTH // DOCUMENTS] = bos_id
+    return documents(ids, eos_id, bos_id)[1]
 
 
 def _heads(number: int) -> Tensor:

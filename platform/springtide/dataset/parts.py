@@ -175,7 +175,7 @@ def _tokenised(job: PartJob, documents: list[Document], vocabulary: Tokenizer) -
 
 def _encoded(documents: list[Document], vocabulary: Tokenizer, job: PartJob) -> Iterator[np.ndarray]:
     """Yield the ids of each document, the end-of-document id appended: those that it came with, or of its text. A begin-of-text
-    that it came with is left out: the dataset's own stands there."""
+    that it came with is removed: the dataset's own stands there."""
     end, tokenizer = np.array([vocabulary.end_of_text], dtype=np.uint32), job.corpus.tokenizer
     bos_id = begin_of_text(vocabulary, job.corpus, job.shards)
     encoded = vocabulary.encode(document.text for document in documents if document.ids is None)

@@ -16,7 +16,7 @@ class LossScale:
     so they keep the same scale.
 
     The loss is divided by the tokens of all ranks before backward, so the right scale grows with the global batch. It doubles
-    after every step until the first overflow, which costs one step, and adapts slowly from then on."""
+    after every step until the first overflow, which costs a few steps, and adapts slowly from then on."""
 
     def __init__(self, enabled: bool) -> None:
         """Without ``enabled`` it stays 1."""

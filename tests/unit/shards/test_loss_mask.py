@@ -67,8 +67,8 @@ def test_ids_that_need_all_bits_are_read_wider(vocab_size: int, read_as: str) ->
 
 
 def test_a_manifest_with_a_mask_has_a_bit_for_it() -> None:
-    splits = {TRAIN: Split(documents=0, tokens=0, num_bytes=0, rows=0, shards=())}
-    record = {"sequence_length": 2, "token_type": "uint16", "vocab_size": 2**15 + 1, "splits": splits, **KNOWN}
+    record = {"sequence_length": 2, "token_type": "uint16", "vocab_size": 2**15 + 1, "splits": {}, **KNOWN}
+    record |= {"heldout_fraction": 1.0}  # of a dataset to evaluate on
     assert Manifest.model_validate(record)
     with pytest.raises(ValueError, match="32769 is more than the 32768 ids"):
         Manifest.model_validate({**record, "has_loss_mask": True})
