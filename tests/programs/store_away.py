@@ -52,6 +52,9 @@ def main(seconds: float) -> int:
             driver = subprocess.Popen(command, stdout=log, stderr=log)
             try:
                 found = play(server, driver, seconds)
+            except Exception:
+                print(Path(log.name).read_text()[-5000:], file=sys.stderr)  # why the driver ended
+                raise
             finally:
                 driver.kill()
                 driver.wait()
