@@ -13,6 +13,16 @@ from springtide.dataset import Map, in_process, make_dataset, silent
 
 LENGTH = 16
 
+SEALED: dict[str, Any] = {
+    "end_of_text": 0,
+    "begin_of_text": 0,
+    "tokenizer_digest": "0" * 32,
+    "fingerprint": "",
+    "heldout_fraction": 0.02,
+    "source": {},
+}
+"""What a manifest says of its tokenizer and source, of a dataset that a test seals by hand."""
+
 
 def prepare(config: Config, run: Map = in_process) -> Config:
     """Return ``config`` with its dataset, found or made."""

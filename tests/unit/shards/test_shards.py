@@ -15,7 +15,7 @@ import pyarrow.parquet as pq
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from prepared import prepare
+from prepared import SEALED, prepare
 
 from springtide.config import Config
 from springtide.config.data import ShardsConfig
@@ -60,15 +60,7 @@ def test_what_is_sealed_is_read(
     num_bytes = rng.integers(0, 2**31, rows)
     shard = write_shard(folder, "train-00000.parquet", config, 7, num_bytes, tokens)
     split = Split(documents=1, tokens=1, num_bytes=1, rows=rows, shards=(shard,))
-    known = {
-        "vocab_size": 1,
-        "end_of_text": 0,
-        "begin_of_text": 0,
-        "tokenizer_digest": "0" * 32,
-        "fingerprint": "",
-        "heldout_fraction": 0.02,
-        "source": {},
-    }
+    known = {"vocab_size": 1, **SEALED}
     manifest = Manifest(sequence_length=length, token_type=token_type, splits={TRAIN: split}, **known)
     wanted = rng.integers(0, rows, 25)
     found = SplitReader(folder, manifest, TRAIN).read(wanted)
