@@ -245,7 +245,7 @@ class SpringtideScalingPolicy(ElasticScalingPolicy):
 
     def _end_hung(self, workers: Sequence[Worker], progress: Progress) -> ScalingDecision:
         """Replace a group that sends no events any more; first write down what its ranks are doing."""
-        if self._hung is None:  # once a group: it stays while there is no room for the next one
+        if self._hung is None:  # diagnosed once: the group is still here while the next one waits for room
             found, silent = diagnose(workers, self._job.folder, progress.step)
             for worker in silent:  # it would not react to ``let_go``
                 ray.kill(worker.actor)
