@@ -122,7 +122,7 @@ class CheckpointSchedule(StepHook):
             if self._checkpoint.when_busy == "skip" and not asked:  # someone waits for a requested save
                 yield SaveSkipped(step=step, reason=f"the save of step {self.last_step} is still being written")
                 return
-            yield from self.settle()
+            yield from self.settle(trains_on=True)
         self._begin(step)
 
     def finish(self, step: StepsDone) -> Iterator[Event]:
@@ -148,8 +148,9 @@ class CheckpointSchedule(StepHook):
         self._waited_since = self._began
         self._stall_s = time.perf_counter() - begin
 
-    def settle(self) -> Iterator[Event]:
-        """Wait, all ranks together, until no save is under way; a failed save ends the wait of all ranks."""
+    def settle(self, trains_on: bool = False) -> Iterator[Event]:
+        """Wait, all ranks together, until no save is under way; a failed save ends the wait of all ranks. ``trains_on``: as
+        in ``_give_up``."""
         begin_s = time.monotonic()
         while True:
             if time.monotonic() - begin_s < _LONGEST_SAVE_S:
@@ -157,7 +158,7 @@ class CheckpointSchedule(StepHook):
             yield from self._hear(self._saver.poll())
             states = gathered((self._saver.busy, self._failed is not None))
             if any(failed for _, failed in states):
-                yield from self._give_up()
+                yield from self._give_up(trains_on)
             elif not any(busy for busy, _ in states):
                 return
             else:
@@ -183,7 +184,7 @@ class CheckpointSchedule(StepHook):
 
     def _give_up(self, trains_on: bool = False) -> Iterator[Event]:
         """Handle a save that failed on some rank: all ranks learn why, and rank 0 stops waiting for its parts. ``trains_on``:
-        nobody waits for it, and a store that is away may come back."""
+        training goes on whatever becomes of it, and a store that is away may come back."""
         if not self._failed_in_a_row:
             self._failing_since_s = time.monotonic()
         errors, failing_s = zip(*gathered((self._failed, time.monotonic() - self._failing_since_s)), strict=True)

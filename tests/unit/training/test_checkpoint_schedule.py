@@ -167,6 +167,18 @@ def test_a_store_that_is_away_for_less_than_half_an_hour_ends_no_run(
             one.one_step()
 
 
+def test_a_store_that_is_away_ends_no_run_whose_saves_are_queued(training: Any) -> None:
+    one = training(max_failed=1, every_steps=1, when_busy="queue")
+    with one.schedule:
+        one.one_step()
+        for step in range(2, 8):  # the save fails while the next one waits for it
+            one.writer.answers = [OSError("connection refused")]
+            assert one.one_step() == [("SaveFailed", step - 1)]
+        one.writer.answers = [OSError("connection refused")]
+        with pytest.raises(CheckpointError, match="7 saves failed one after the other"):
+            told(one.schedule.finish(one.step))
+
+
 def test_a_save_that_is_waited_for_says_that_the_group_is_alive_and_one_of_an_hour_does_not(
     training: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
