@@ -32,6 +32,8 @@ OrderStep = NewType("OrderStep", int)
 def step_after(done: StepsDone, skipped: Iterable[OrderStep] = ()) -> OrderStep:
     """Return the step that is trained next when ``done`` steps are done, in an order without the ``skipped`` steps."""
     step = int(done)
+    if not skipped:  # as a rule, and asked twice a step
+        return OrderStep(step)
     for one in sorted(set(skipped)):
         if one > step:
             break

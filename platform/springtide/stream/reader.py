@@ -116,7 +116,7 @@ def check(order: Order, rank: int, world_size: int, step: StepsDone, batch: Batc
     wanted = order.rank_batch(order.step_after(step), rank, world_size)
     if batch.step != step:
         raise OrderError(f"rank {rank} of {world_size} received step {batch.step}, expected step {step}")
-    if not np.array_equal(batch.sample_ids, wanted):
+    if len(batch.sample_ids) != len(wanted) or (batch.sample_ids != wanted).any():
         differ = np.flatnonzero(batch.sample_ids != wanted) if len(batch.sample_ids) == len(wanted) else np.array([0])
         first = int(differ[0])
         raise OrderError(
