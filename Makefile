@@ -17,13 +17,14 @@ test: .venv/.ready lint
 flaky: .venv/.ready
 	$(BIN)/python tests/flaky.py
 
-# twenty thousand schedules of faults in simulated time; a hundred thousand changed files; ten minutes without the object store:
-# an hour and a half
+# twenty thousand schedules of faults in simulated time; a hundred thousand changed files; ten minutes without the object store,
+# twice two minutes without Ray's head: an hour and a half
 soak: .venv/.ready
 	cd tests/programs && ../../$(BIN)/python -m simulation --seeds 0 20000 --jobs 2
 	cd tests/programs && ../../$(BIN)/python -m fuzz --seeds 0 100000 --jobs 2
 	cd tests/programs && ../../$(BIN)/python -m fuzz --seeds 0 4000 --table
 	$(BIN)/python tests/programs/store_away.py 600
+	$(BIN)/python tests/programs/lost_head.py 120
 
 lint: .venv/.ready
 	$(BIN)/ruff check .

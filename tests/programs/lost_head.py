@@ -1,5 +1,8 @@
 """A run whose cluster loses its head, Ray's control store kept in Redis: once alone, once with a node that goes meanwhile.
-Prints one line of JSON."""
+Prints one line of JSON.
+
+python lost_head.py [SECONDS that it is away]
+"""
 
 from __future__ import annotations
 
@@ -9,6 +12,7 @@ import logging
 import os
 import socket
 import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Iterator
@@ -24,10 +28,12 @@ from springtide.events import Event, StepDone
 from springtide.on_ray.cluster.local import LocalCluster
 from springtide.track.ledger import ledger
 
-AWAY_S = 6.0
-STEPS = 160
+AWAY_S = float(sys.argv[1]) if len(sys.argv) > 1 else 6.0
+STEPS = int(max(160, 27 * AWAY_S))  # so many that they outlast it, twice
 ROWS, TOKENS = 12, 64
-LOSES_HEAD, LOSES_BOTH = 20, 110
+LOSES_HEAD, LOSES_BOTH = 20, int(STEPS * 0.7)
+WAITS_S = 300
+"""How long Ray's processes wait for the head, as cluster.yaml sets it: by itself Ray waits for 60 s."""
 
 
 @contextlib.contextmanager
@@ -55,6 +61,7 @@ def main() -> None:
     found: dict[str, Any] = {}
     with tempfile.TemporaryDirectory() as root, redis(root) as address:
         os.environ |= {"RAY_REDIS_ADDRESS": address, "RAY_external_storage_namespace": "springtide"}
+        os.environ["RAY_gcs_rpc_server_reconnect_timeout_s"] = str(WAITS_S)
         changes = {
             "run.root": root,
             "run.id": "headless",
