@@ -7,7 +7,8 @@ two worker processes, timed from the first batch on. Every measurement is a proc
 round; peak memory is that of the process, without its workers. From S3 nothing is on the node before. Ours checks every batch
 against the order and every row group against its checksum; the peers check nothing, which is their default.
 
-Then the time from the start of a process to its first batch, at step 0 and at step 10,000,000.
+Then the time from the start of a process to its first batch, at step 0 and at step 10,000,000; and what a rank that takes a
+million tokens/s costs: the share of a core that its process spends, and the share of time that it waits for a batch.
 
 The peers' dependencies and ours exclude each other, so they have a virtual environment of their own: make .venv-peers
 
@@ -45,7 +46,15 @@ LEFT_OUT = "no .venv-peers: there is nobody to compare with; `make .venv-peers` 
 _TRIES = 3
 LENGTH, BATCH = 1024, 16
 FAR = 10_000_000
-GOALS = {"stream_vs_best_peer_local": 2.0, "stream_vs_best_peer_s3": 1.2, "first_batch_seek": 1.05}
+PACE = 1_000_000
+"""Tokens/s into a rank, as a fast GPU takes them."""
+GOALS = {
+    "stream_vs_best_peer_local": 3.5,
+    "stream_vs_best_peer_s3": 2.5,
+    "first_batch_seek": 1.05,
+    "stream_share_of_a_core_at_1m": 0.03,
+    "stream_waiting_at_1m": 0.001,
+}
 
 
 def config_of(dataset: str, cache: str) -> st.Config:
@@ -126,6 +135,32 @@ def measure(who: str, url: str, folder: Path, rows: int, workers: int, step: int
     raise RuntimeError(f"{who} failed: {done.stderr[-2000:]}")
 
 
+def read_paced(dataset: str, cache: str, seconds: float) -> dict[str, float]:
+    """Take ``PACE`` tokens/s for some seconds: the share of a core that this takes, and of the time that is spent waiting."""
+    config = config_of(dataset, cache)
+    data = open_data(config.data)
+    reader = data.reader(0, 1)
+    steps = int(seconds * PACE / BATCH / (LENGTH + 1))
+    batches = load(reader, reader.plan(0, steps + 1, int(config.feed.read_bytes)))
+    check(data.order, 0, 1, 0, next(batches))  # what begins once is not counted
+    begin, cpu_s, waited_s, longest_s, tokens = time.perf_counter(), time.process_time(), 0.0, 0.0, 0
+    for step in range(1, steps + 1):
+        asked = time.perf_counter()
+        batch = next(batches)
+        got = time.perf_counter()
+        waited_s, longest_s = waited_s + got - asked, max(longest_s, got - asked)
+        check(data.order, 0, 1, step, batch)
+        tokens += batch.tokens.size
+        time.sleep(max(0.0, begin + tokens / PACE - time.perf_counter()))  # the rank computes meanwhile
+    wall_s = time.perf_counter() - begin
+    return {
+        "share_of_a_core": (time.process_time() - cpu_s) / wall_s,
+        "waiting": waited_s / wall_s,
+        "longest_wait_s": longest_s,
+        "rate": tokens / wall_s,
+    }
+
+
 def compare(urls: dict[str, str], folder: Path, rounds: int, rows: int, workers: int, title: str) -> dict[str, Any]:
     """Alternate all for ``rounds`` rounds and print the table."""
     table: list[dict[str, Any]] = []
@@ -184,6 +219,10 @@ def main() -> None:
         if not options.quick:
             found["local_workers"] = compare(local, folder, max(1, rounds - 2), rows, 2, "local, two workers")
         found["seek"] = seek(local["ours"], folder, 1 if options.quick else 4 * rounds)
+        with tempfile.TemporaryDirectory(dir=folder) as cache:
+            paced = claims.alone(read_paced, local["ours"], cache, 1.0 if options.quick else 20.0)
+        print(f"at {PACE:,} tokens/s: {paced}", flush=True)
+        found["core"], found["waiting"] = ({**paced, "ratio": paced[name]} for name in ("share_of_a_core", "waiting"))
         (folder / "s3").mkdir()
         with s3_server.serve(folder / "s3"):
             os.environ["S3_ENDPOINT_URL"] = os.environ["AWS_ENDPOINT_URL"]  # mosaicml-streaming's name for it
@@ -197,12 +236,13 @@ def main() -> None:
         found["seek"]["left out"] = LEFT_OUT
     for kind in {"local_workers", "s3_workers"} & found.keys():
         print(f"{kind}: {found[kind]['ratio']:.2f} of {found[kind]['best_peer']}")
-    values = {"stream_vs_best_peer_local": "local", "stream_vs_best_peer_s3": "s3", "first_batch_seek": "seek"}
+    kinds = dict(zip(GOALS, ("local", "s3", "seek", "core", "waiting"), strict=True))
+    higher = {"local", "s3"}
     claims.show(
         options,
         [
-            claims.claim(name, found[kind]["ratio"], GOALS[name], "lower" if kind == "seek" else "higher", found[kind])
-            for name, kind in values.items()
+            claims.claim(name, found[kind]["ratio"], GOALS[name], "higher" if kind in higher else "lower", found[kind])
+            for name, kind in kinds.items()
             if "ratio" in found[kind]
         ],
     )

@@ -20,7 +20,9 @@ def on_the_cluster(ray_cluster: str, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("on_the_cluster")
 def test_what_a_step_and_what_preparing_costs_is_measured() -> None:
     assert claims("step_overhead").keys() == {"step_overhead", "step_overhead_torchrun"}
-    assert claims("prepare").keys() == {"prepare_vs_tokenizer"}
+    found = claims("prepare")
+    assert found.keys() >= {"prepare_vs_tokenizer", "prepare_on_ray_vs_tokenizer"}
+    assert ("prepare_vs_datatrove" in found) != ("left out" in found["prepare_vs_tokenizer"]["detail"])
 
 
 def test_nodes_are_lost_and_join_and_a_step_is_measured_without_all_that() -> None:

@@ -61,7 +61,7 @@ def main() -> None:
     found: dict[str, Any] = {}
     with tempfile.TemporaryDirectory() as root, redis(root) as address:
         os.environ |= {"RAY_REDIS_ADDRESS": address, "RAY_external_storage_namespace": "springtide"}
-        os.environ["RAY_gcs_rpc_server_reconnect_timeout_s"] = str(WAITS_S)
+        os.environ |= {"RAY_gcs_rpc_server_reconnect_timeout_s": str(WAITS_S)}
         changes = {
             "run.root": root,
             "run.id": "headless",
