@@ -8,6 +8,7 @@ from collections import deque
 from collections.abc import Mapping
 from typing import Any
 
+from springtide.elastic.patience import StartTimes
 from springtide.elastic.policy import RestartForecast
 
 _FIRST_RESTART_S = 10.0
@@ -17,6 +18,8 @@ _USUAL_STEPS = 20
 """No step takes longer than this number of median steps."""
 _FIRST_STEP = 12.0
 """Before its first step a group may be silent this many times as long: it restores, and may compile."""
+_MOMENT_S = 1.0
+"""Assumed time to the first collective of a group that was complete before its driver looked [s]."""
 
 
 class RunHistory:
@@ -34,10 +37,30 @@ class RunHistory:
         self._last_s: float | None = None
         self._restarted = False
         self._is_starting = True
+        self._is_forming = False
+        """Whether a group starts whose ranks have not met yet."""
+        self._runs_since_s: float | None = None
+        self._workers = 1
+        self._forming_times = StartTimes(least_s=0.0, most_s=math.inf)
 
     def restart(self) -> None:
         """Begin to wait for the first step of another group."""
-        self._is_starting = True
+        self._is_starting = self._is_forming = True
+        self._runs_since_s, self._workers = None, 1
+
+    def runs(self, workers: int, now: float) -> bool:
+        """Begin to wait for the first collective of that group, whose ``workers`` run since ``now`` [s]. Returns whether that
+        is still to come."""
+        if self._is_forming:
+            self._runs_since_s, self._workers = now, workers
+        return self._is_forming
+
+    def formed(self, now: float) -> None:
+        """Record that the first collective of that group is done at ``now`` [s]."""
+        if self._is_forming:
+            took_s = _MOMENT_S if self._runs_since_s is None else now - self._runs_since_s
+            self._forming_times.add(max(took_s, _MOMENT_S), self._workers)
+        self._is_forming = False
 
     def add(self, record: Mapping[str, Any]) -> None:
         """Take in any event; irrelevant ones are ignored."""
@@ -59,14 +82,15 @@ class RunHistory:
             self._copies_s.append(max(0.0, record["time_s"] - self._last_s))
 
     def longest_s(self, least_s: float) -> float:
-        """Return how long a worker group may be silent before it counts as hung: at least ``least_s``, and much longer before
-        its first step [s].
+        """Return how long a worker group may be silent before it counts as hung: at least ``least_s``, much longer before its
+        first step, and before its first collective as long as those of this run's earlier groups suggest [s].
 
         >>> RunHistory(num_steps=0).longest_s(300.0)
         3600.0
         """
         if self._is_starting:
-            return _FIRST_STEP * least_s
+            most_s = _FIRST_STEP * least_s
+            return min(most_s, max(least_s, self._forming_times.limit_s(self._workers))) if self._is_forming else most_s
         return max(least_s, _USUAL_STEPS * statistics.median(self._steps_s))
 
     def prospects(self) -> RestartForecast:

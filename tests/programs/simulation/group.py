@@ -149,6 +149,8 @@ class Rank:
         clock = setting.clock
         clock.sleep(clock.random.uniform(0.3, 2.0))
         self.gathered(None)  # rendezvous
+        if self.rank == 0:
+            group.mailbox.group_formed()
         model = History()
         optimizer = torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=0.0)
         lease = GroupLease(setting.run, group.owner, self.node)

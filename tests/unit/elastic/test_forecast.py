@@ -45,6 +45,37 @@ def test_a_group_is_hung_after_many_usual_steps_and_much_later_before_its_first(
     assert history.longest_s(300.0) == 300.0
 
 
+def test_a_group_that_hangs_at_its_first_collective_is_found_by_what_the_starts_of_its_run_have_taken() -> None:
+    history = RunHistory(100)
+    history.restart()
+    history.runs(workers=2, now=100.0)
+    assert history.longest_s(300.0) == 3600.0  # nothing is known yet
+    history.formed(now=109.0)
+    assert history.longest_s(300.0) == 3600.0  # it restores, and may compile
+    history.add(step(1, 150.0))
+    history.restart()
+    history.runs(workers=2, now=200.0)
+    assert (history.longest_s(300.0), history.longest_s(5.0)) == (300.0, 36.0)
+    history.restart()
+    history.runs(workers=4, now=300.0)
+    assert (history.longest_s(5.0), history.longest_s(8.0)) == (60.0, 72.0)  # never more than before the first
+    history.formed(now=301.0)
+    history.restart()
+    history.runs(workers=2, now=400.0)
+    assert history.longest_s(5.0) == 36.0  # the longest counts
+
+
+def test_a_group_that_is_complete_before_its_driver_has_looked_is_a_short_start() -> None:
+    history = RunHistory(100)
+    history.restart()
+    history.formed(now=100.0)
+    history.runs(workers=2, now=100.5)
+    assert history.longest_s(5.0) == 60.0
+    history.restart()
+    history.runs(workers=2, now=200.0)
+    assert history.longest_s(1.0) == 8.0  # how many workers met then is not known: one is assumed
+
+
 def test_it_learns_how_long_a_save_and_a_copy_in_memory_take() -> None:
     history = RunHistory(100)
     history.add({"kind": "started"})

@@ -122,6 +122,19 @@ def test_a_group_that_saves_or_evaluates_is_not_silent(monkeypatch: pytest.Monke
         await mailbox.reset_for_new_group("a")
         now_s += 61.0  # the next group hangs before its first event
         assert await silent_s(mailbox) == 61.0
+        await mailbox.group_runs("a", 2)  # its processes took that long to start
+        assert await silent_s(mailbox) == 0.0
+        now_s += 2.0
+        await mailbox.group_formed("a")
+        now_s += 1.0
+        assert await silent_s(mailbox) == 1.0
+        await mailbox.group_runs("a", 2)  # late: it changes nothing
+        assert await silent_s(mailbox) == 1.0
+        await mailbox.reset_for_new_group("a")
+        await mailbox.group_runs("a", 2)
+        progress = await mailbox.progress("a")
+        assert progress is not None
+        assert progress.longest_s == 8.0  # four times what the last group took to its first collective
 
     now_s = 1000.0
     asyncio.run(run())
@@ -173,6 +186,8 @@ def test_what_comes_late_for_an_ended_run_changes_nothing_in_the_next() -> None:
         await mailbox.ask("a", Interrupt.STOP)
         await mailbox.limit_micro_batch("a", 2)
         await mailbox.reset_for_new_group("a")
+        await mailbox.group_runs("a", 1)
+        await mailbox.group_formed("a")
         assert await mailbox.progress("a") is None
         assert await mailbox.largest_micro_batch("a") is None
         assert await mailbox.largest_micro_batch("b") is None

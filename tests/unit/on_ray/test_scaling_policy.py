@@ -37,6 +37,7 @@ class Run:
         self.stop_at_s, self.left, self.silent_s = float("inf"), False, 0.0
         self.leaving: dict[str, int] = {}
         self.asked, self.saves, self.problem = list[Any](), list[str](), ""
+        self.ran = list[int]()
 
         def table() -> list[dict[str, Any]]:
             self.looks += 1
@@ -70,6 +71,7 @@ class Run:
             post=lambda events: reply(self.posted.extend(events)),
             limit_micro_batch=lambda rows: reply(),
             reset_for_new_group=reply,
+            group_runs=lambda workers: reply(self.ran.append(workers)),
             ask=self.asked.append,
         )
         job = TrainJob(configs.recipes.tiny(), mailbox)
@@ -273,6 +275,7 @@ def test_a_group_that_hangs_while_there_is_no_room_for_the_next_one_counts_as_on
         assert isinstance(run.policy.make_decision_for_running_worker_group(group, None), NoopDecision)
     assert [event.again for event in run.posted if isinstance(event, Failed)] == [True]
     assert len(diagnosed) == 1
+    assert run.ran == [2]  # once a group: its silence begins when it runs, not when its processes start
     run.leaving, run.names, run.now_s = {}, ["a", "c"], run.now_s + 30.0
     assert not isinstance(run.policy.make_decision_for_running_worker_group(group, None), NoopDecision)
     run.now_s += 1.0  # the next group hangs, too, and the one after it

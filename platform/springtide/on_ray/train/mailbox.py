@@ -132,6 +132,19 @@ class Mailbox:
             run.history.restart()
             run.asked = None if run.asked in _LEAVING else run.asked
 
+    async def group_runs(self, key: str, workers: int) -> None:
+        """See ``MailboxClient.group_runs``."""
+        run, now = self._run, time.monotonic()
+        if key == run.key and run.history.runs(workers, now):
+            run.last_event_s = now
+
+    async def group_formed(self, key: str) -> None:
+        """See ``MailboxClient.group_formed``."""
+        run, now = self._run, time.monotonic()
+        if key == run.key:
+            run.history.formed(now)
+            run.last_event_s = now
+
     async def progress(self, key: str) -> Progress | None:
         """See ``MailboxClient.progress``."""
         run = self._run
@@ -207,6 +220,14 @@ class MailboxClient:
     def reset_for_new_group(self) -> Reply[None]:
         """Reset the state for a group that starts: it has not left, and was not asked to."""
         return Reply(self.actor.reset_for_new_group.remote(self.key))
+
+    def group_runs(self, workers: int) -> Reply[None]:
+        """Report that the group's processes have begun: its silence counts from now on."""
+        return Reply(self.actor.group_runs.remote(self.key, workers))
+
+    def group_formed(self) -> Reply[None]:
+        """Report that the group's first collective is done."""
+        return Reply(self.actor.group_formed.remote(self.key))
 
     def progress(self) -> Reply[Progress | None]:
         """Reply with the run's progress."""

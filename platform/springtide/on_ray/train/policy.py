@@ -88,6 +88,8 @@ class SpringtideScalingPolicy(ElasticScalingPolicy):
         self._processes, self._share = workers.processes, workers.share
         self._asked_for, self._job, self._mailbox = bounds, job, job.mailbox
         self._limits, self._began_at = limits, 0
+        self._runs = False
+        """Whether the mailbox knows that the newest group's processes have begun."""
         self._watches = watches
         self._memory = PolicyState()
         self._reported = ""
@@ -172,8 +174,11 @@ class SpringtideScalingPolicy(ElasticScalingPolicy):
     ) -> ScalingDecision:
         """Ask the group to leave when it should, and start the next one when it has left."""
         self._maybe_send_resource_request()
-        progress = self._progress()
         busy = tuple(worker.metadata.node_id for worker in worker_group_state.workers)
+        if not self._runs:
+            self._runs = True
+            self._mailbox.group_runs(len(busy))
+        progress = self._progress()
         if progress.step != self._began_at:
             self._limits.trained(len(busy))
         if progress.left:
@@ -236,7 +241,7 @@ class SpringtideScalingPolicy(ElasticScalingPolicy):
         self._processes.prepare(decision.nodes, self._job)
         self._mailbox.limit_micro_batch(self._limits.rows_at_once(decision.workers))
         self._mailbox.reset_for_new_group()
-        self._asked, self._began_at, self._hung = None, progress.step, None
+        self._asked, self._began_at, self._hung, self._runs = None, progress.step, None, False
         return self._get_resize_decision(decision.workers)
 
     def _unanswering(self, names: set[str]) -> set[str]:

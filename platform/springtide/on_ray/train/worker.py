@@ -159,6 +159,8 @@ def _train(job: TrainJob) -> bool:
     servers = None
     reach("first_collective", "before")
     nodes, markets = zip(*gathered(where()), strict=True)
+    if here.is_first:
+        job.mailbox.group_formed()
     reach("first_collective", "after")
     if job.keeps_snapshots:
         servers = SnapshotClient(config, job.folder, job.mailbox)
