@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import datetime as dt
+import email.utils
 import http.client
 import json
 import os
@@ -23,6 +25,7 @@ TOKEN, ACTION = "/latest/api/token", "/latest/meta-data/spot/instance-action"
 REBALANCE = "/latest/meta-data/events/recommendations/rebalance"
 PREEMPTED = "/computeMetadata/v1/instance/preempted"
 NAME, EVENTS = "/metadata/instance/compute/name", "/metadata/scheduledevents"
+PREEMPT = {"EventType": "Preempt", "Resources": ["me"]}
 
 
 @pytest.fixture
@@ -48,6 +51,49 @@ def test_aws_is_asked_with_a_token_and_with_a_new_one_when_it_is_refused(cloud: 
     notice = service.aws()
     assert notice is not None
     assert "stop" in notice.why
+
+
+@pytest.mark.parametrize(
+    ("ahead_s", "left_s"),
+    [(-100, (219.0, 221.0)), (0, (119.0, 121.0)), (7, (112.0, 113.9)), (10**7, (119.0, 121.0))],
+    ids=["behind", "the same", "ahead", "nonsense"],
+)
+def test_the_time_of_a_notice_is_by_the_clock_of_who_gives_it(
+    cloud: Metadata, ahead_s: int, left_s: tuple[float, float]
+) -> None:
+    """Two minutes by the cloud's clock are two minutes here, whatever this machine's clock shows: at most one second less."""
+    now = time.time()
+    cloud.date = email.utils.formatdate(now + ahead_s, usegmt=True)
+    ends = dt.datetime.fromtimestamp(now + 120, tz=dt.UTC)  # two minutes by this clock
+    cloud.answers = {TOKEN: "t", ACTION: json.dumps({"action": "stop", "time": ends.isoformat()})}
+    notice = MetadataService(cloud.url).aws()
+    assert notice is not None
+    assert left_s[0] <= notice.at_s - now <= left_s[1]
+    cloud.answers = {
+        NAME: "me",
+        EVENTS: json.dumps({"Events": [{**PREEMPT, "NotBefore": email.utils.format_datetime(ends)}]}),
+    }
+    notice = MetadataService(cloud.url).azure()
+    assert notice is not None
+    assert left_s[0] - 1.0 <= notice.at_s - now <= left_s[1]
+
+
+def test_an_event_that_has_begun_is_now_whatever_the_clocks_show(cloud: Metadata) -> None:
+    cloud.date = email.utils.formatdate(time.time() - 600, usegmt=True)
+    cloud.answers = {NAME: "me", EVENTS: json.dumps({"Events": [{**PREEMPT, "NotBefore": ""}]})}
+    begin = time.time()
+    notice = MetadataService(cloud.url).azure()
+    assert notice is not None
+    assert begin - 0.01 <= notice.at_s <= time.time() + 0.01
+
+
+@pytest.mark.parametrize("date", ["", "yesterday", "Sat, 99 Nov 2026 08:22:30 GMT", "\u00ff" * 100])
+def test_an_answer_without_a_time_that_can_be_read_is_an_answer(cloud: Metadata, date: str) -> None:
+    cloud.date, cloud.answers = date, {PREEMPTED: "TRUE", TOKEN: "t", ACTION: '{"time": "2026-11-21T08:24:00Z"}'}
+    assert MetadataService(cloud.url).gcp() is not None
+    notice = MetadataService(cloud.url).aws()
+    assert notice is not None
+    assert notice.at_s == dt.datetime(2026, 11, 21, 8, 24, tzinfo=dt.UTC).timestamp()
 
 
 def test_a_recommendation_to_rebalance_counts_where_it_is_asked_for(cloud: Metadata) -> None:

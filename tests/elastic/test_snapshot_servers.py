@@ -68,6 +68,7 @@ def test_another_node_reads_again_what_a_node_found_bad(found: dict[str, Any]) -
 
 def test_a_notice_of_the_cloud_is_soon_a_drain(found: dict[str, Any]) -> None:
     assert found["heard_s"] < 15.0  # it is asked every half second; half of the shortest notice that a cloud gives
+    assert found["told"]
 
 
 def test_snapshot_servers_wait_with_a_driver_that_has_no_workers_yet(found: dict[str, Any]) -> None:

@@ -157,7 +157,7 @@ def main() -> None:
     # a limit
     small = start(0, head, 1, f"{root}/small", limit_bytes=1000)
     found["past_the_limit"] = ray.get(small.snapshot.remote(1), timeout=60)
-    found["heard_s"] = heard_s(ids[1])
+    found["heard_s"], found["told"] = heard_s(ids[1], mailbox)
     found["committed_from_memory"] = commit_from_memory(mailbox, f"{root}/run")
     found["read_elsewhere"] = read_on_others(mailbox, f"{root}/saved", head, ids[1:])
     # another driver takes over, and has no workers yet: what the servers hold it will want
@@ -181,11 +181,11 @@ def main() -> None:
     print(json.dumps(found))
 
 
-def heard_s(node: str) -> float:
-    """From when a cloud says that a node goes until Ray knows."""
+def heard_s(node: str, mailbox: MailboxClient) -> tuple[float, bool]:
+    """From when a cloud says that a node goes until Ray knows; whether the run's mailbox knows of that deadline by then."""
     with metadata() as cloud:
         cloud.answers = {"/latest/api/token": "t"}
-        watches = PreemptionWatchers("aws", cloud.url, "", False)
+        watches = PreemptionWatchers("aws", cloud.url, "", False, mailbox.notice)
         watches.cover({node})
         while "GET /latest/meta-data/spot/instance-action" not in cloud.asked:
             time.sleep(0.05)  # until it stands
@@ -197,7 +197,8 @@ def heard_s(node: str) -> float:
         while node not in state_of_ray.get_draining_nodes():
             assert time.monotonic() - begin < 60
             time.sleep(0.02)  # between looks
-        return time.monotonic() - begin
+        took_s, told = time.monotonic() - begin, mailbox.notices().get()
+        return took_s, bool(told) and told[node].deadline_ms == state_of_ray.get_draining_nodes()[node]
 
 
 def commit_from_memory(mailbox: MailboxClient, url: str) -> list[Any]:

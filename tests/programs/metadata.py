@@ -20,6 +20,8 @@ class Metadata:
         self.go_on = threading.Event()
         self.go_on.set()
         self.url = ""
+        self.date: str | None = None
+        """The time of its answers; None: this machine's."""
 
 
 @contextlib.contextmanager
@@ -41,6 +43,9 @@ def metadata() -> Iterator[Metadata]:
                 self._say(404, "")
 
         do_PUT = do_GET  # noqa: N815
+
+        def date_time_string(self, timestamp: float | None = None) -> str:
+            return super().date_time_string(timestamp) if state.date is None else state.date
 
         def _say(self, status: int, text: str) -> None:
             body = text.encode()

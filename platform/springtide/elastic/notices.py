@@ -25,6 +25,8 @@ FILE_NOTICE_S = 30.0
 _TAKE_AWAY = {"Preempt", "Terminate", "Redeploy", "Reboot"}
 _LONGEST_S = 7 * 24 * 3600.0
 _SHOWN = 80
+_MOST_AHEAD_S = 24 * 3600.0
+"""Clocks that differ by more are not compared: one of them is not set [s]."""
 
 
 class Notice(NamedTuple):
@@ -33,6 +35,39 @@ class Notice(NamedTuple):
     at_s: float
     """When, in seconds since 1970."""
     why: str
+
+
+class TimeLeft(NamedTuple):
+    """What a node's own watcher says of its end. The driver's clock may show another time than the node's, so the time left
+    counts from when this arrives."""
+
+    deadline_ms: int
+    """The deadline that it has announced to Ray, by the node's clock, since 1970 [ms]."""
+    left_s: float
+    """The time left until then, by the same clock [s]."""
+
+
+def clock_ahead_s(date: str, sent_s: float, received_s: float) -> float:
+    """Return by how much the clock of a service is ahead of this machine's [s]; 0 if they may show the same, or nothing can be
+    said.
+
+    Args:
+        date: the header Date of its answer, in whole seconds.
+        sent_s, received_s: when it was asked and has answered, by this machine's clock, in seconds since 1970.
+
+    >>> clock_ahead_s("Sat, 21 Nov 2026 08:22:30 GMT", 1795249340.0, 1795249340.1)
+    11.0
+    >>> clock_ahead_s("Sat, 21 Nov 2026 08:22:30 GMT", 1795249350.5, 1795249350.6)
+    0.0
+    """
+    try:
+        shown_s = _seconds(email.utils.parsedate_to_datetime(date))
+    except (ValueError, OverflowError):
+        return 0.0
+    least_s, most_s = shown_s - received_s, shown_s + 1.0 - sent_s
+    if least_s <= 0 <= most_s or abs(most_s) > _MOST_AHEAD_S:
+        return 0.0
+    return most_s  # what is left is rather less than more
 
 
 def parse_aws_notice(answer: str) -> Notice:

@@ -11,6 +11,7 @@ from typing import Literal
 
 from springtide.elastic.notices import (
     Notice,
+    clock_ahead_s,
     parse_aws_notice,
     parse_aws_rebalance,
     parse_azure_notice,
@@ -50,6 +51,8 @@ class MetadataService:
         self._token = ""
         self._machine = ""
         self._asked = False
+        self._ahead_s = 0.0
+        """By how much its clock was ahead of this machine's at the last answer [s]."""
 
     def aws(self, rebalance: bool = False) -> Notice | None:
         """Return the notice of AWS's IMDSv2, None if there is none; ``rebalance``: its rebalance recommendation counts, too."""
@@ -60,9 +63,9 @@ class MetadataService:
         try:
             answer = self._ask("/latest/meta-data/spot/instance-action", token)
             if answer is not None:
-                return parse_aws_notice(answer)
+                return self._by_this_clock(parse_aws_notice(answer))
             answer = self._ask("/latest/meta-data/events/recommendations/rebalance", token) if rebalance else None
-            return parse_aws_rebalance(answer) if answer is not None else None
+            return self._by_this_clock(parse_aws_rebalance(answer)) if answer is not None else None
         except urllib.error.HTTPError as error:
             if error.code == 401:  # the token has expired, or is from before a reboot
                 self._token = ""
@@ -82,15 +85,23 @@ class MetadataService:
         patience_s = _ANSWER_S if self._asked else _FIRST_AZURE_S
         answer = self._ask("/metadata/scheduledevents?api-version=2020-07-01", header, patience_s=patience_s)
         self._asked = True
-        return parse_azure_notice(answer, self._machine, time.time()) if answer is not None else None
+        notice = None
+        if answer is not None:
+            notice = parse_azure_notice(answer, self._machine, time.time() + self._ahead_s)
+        return self._by_this_clock(notice) if notice is not None else None
+
+    def _by_this_clock(self, notice: Notice) -> Notice:
+        """Return a notice of the service's clock with its time by the clock of this machine."""
+        return notice._replace(at_s=notice.at_s - self._ahead_s)
 
     def _ask(
         self, path: str, headers: dict[str, str], method: str = "GET", patience_s: float = _ANSWER_S
     ) -> str | None:
         """Return the answer; None for 404. Raises OSError for any other failure."""
-        request = urllib.request.Request(self._url + path, headers=headers, method=method)
+        request, sent_s = urllib.request.Request(self._url + path, headers=headers, method=method), time.time()
         try:
             with self._open(request, timeout=patience_s) as answer:
+                self._ahead_s = clock_ahead_s(answer.headers.get("Date", ""), sent_s, time.time())
                 return str(answer.read(2**16).decode("utf-8", "replace"))
         except urllib.error.HTTPError as error:
             if error.code == 404:

@@ -269,7 +269,7 @@ class Simulated:
         patches = [
             mock.patch.object(policies, "live", self._live),
             mock.patch.object(
-                policies, "observed", lambda table, reserved, resources: [one["observed"] for one in table]
+                policies, "observed", lambda table, reserved, resources, told: [one["observed"] for one in table]
             ),
             mock.patch.object(policies, "unanswering", cluster.unanswering),
             mock.patch.object(policies, "ray", Ray(clock)),

@@ -12,6 +12,7 @@ import pytest
 
 from springtide.config import recipes
 from springtide.elastic import Interrupt
+from springtide.elastic.notices import TimeLeft
 from springtide.elastic.policy import RestartForecast
 from springtide.events import Decided, Evaluated, Left
 from springtide.on_ray.train import mailbox as mailboxes
@@ -135,6 +136,27 @@ def test_a_group_that_saves_or_evaluates_is_not_silent(monkeypatch: pytest.Monke
         progress = await mailbox.progress("a")
         assert progress is not None
         assert progress.longest_s == 8.0  # four times what the last group took to its first collective
+
+    now_s = 1000.0
+    asyncio.run(run())
+
+
+def test_what_is_left_of_a_notice_runs_down_by_the_clock_of_the_driver_s_node(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mailboxes, "time", SimpleNamespace(monotonic=lambda: now_s))
+
+    async def run() -> None:
+        nonlocal now_s
+        mailbox = Mailbox("a", 10, 5.0)
+        assert await mailbox.notices("a") == {}
+        await mailbox.notice("a", "x", TimeLeft(1_800_000_000_000, 30.0))
+        await mailbox.notice("another run", "x", TimeLeft(1, 1.0))
+        now_s += 10.0
+        assert await mailbox.notices("a") == {"x": TimeLeft(1_800_000_000_000, 20.0)}
+        await mailbox.notice("a", "x", TimeLeft(1_800_000_000_001, 25.0))  # of a watcher that was started again
+        assert await mailbox.notices("a") == {"x": TimeLeft(1_800_000_000_000, 20.0)}
+        await mailbox.notice("a", "x", TimeLeft(1_799_999_995_000, 5.0))
+        assert await mailbox.notices("a") == {"x": TimeLeft(1_799_999_995_000, 5.0)}
+        assert await mailbox.notices("another run") is None
 
     now_s = 1000.0
     asyncio.run(run())

@@ -7,9 +7,11 @@ import os
 import resource
 import socket
 from collections.abc import Iterator
+from types import SimpleNamespace
 
 import pytest
 
+from springtide.elastic.notices import TimeLeft
 from springtide.on_ray.cluster import nodes
 from springtide.on_ray.cluster.nodes import observed, unanswering
 
@@ -130,3 +132,31 @@ def test_a_node_has_as_many_places_as_fit_into_what_is_reserved(monkeypatch: pyt
     assert (a.places, b.places, c.places) == (2, 0, 0)
     assert a.leaves_at is None
     assert b.leaves_at is not None
+
+
+@pytest.mark.parametrize("ahead_s", [-3600.0, -5.0, 0.0, 5.0])
+def test_a_deadline_is_as_far_away_as_the_node_itself_says_whatever_the_drivers_clock_shows(
+    monkeypatch: pytest.MonkeyPatch, ahead_s: float
+) -> None:
+    """A driver 5 s behind took what was left for 5 s more, which is all of ``elastic.reserve``."""
+    of_node_s = 1_800_000_000.0
+    monkeypatch.setattr(nodes, "time", SimpleNamespace(time=lambda: of_node_s + ahead_s, monotonic=lambda: 1000.0))
+    deadline_ms = int((of_node_s + 30.0) * 1000)
+    monkeypatch.setattr(nodes.state, "get_draining_nodes", lambda: {"a": deadline_ms})
+    [a] = observed([{"NodeID": "a"}], {}, {"CPU": 1.0}, lambda: {"a": TimeLeft(deadline_ms, 30.0)})
+    assert a.leaves_at == 1030.0
+    # somebody else has told Ray another one, by a clock that is not known: the earlier of both counts
+    [a] = observed([{"NodeID": "a"}], {}, {"CPU": 1.0}, lambda: {"a": TimeLeft(deadline_ms + 1, 30.0)})
+    assert a.leaves_at == pytest.approx(min(1030.0, 1030.0 - ahead_s), abs=0.01)
+    [a] = observed([{"NodeID": "a"}], {}, {"CPU": 1.0}, dict)
+    assert a.leaves_at == pytest.approx(1030.0 - ahead_s, abs=0.01)
+
+
+def test_what_nodes_say_is_asked_for_only_while_one_leaves(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(nodes.state, "get_draining_nodes", dict)
+
+    def never() -> dict[str, TimeLeft]:
+        raise AssertionError
+
+    [a] = observed([{"NodeID": "a"}], {}, {"CPU": 1.0}, never)
+    assert a.leaves_at is None

@@ -71,6 +71,7 @@ class Run:
             post=lambda events: reply(self.posted.extend(events)),
             limit_micro_batch=lambda rows: reply(),
             reset_for_new_group=reply,
+            notices=lambda: reply({}),
             group_runs=lambda workers: reply(self.ran.append(workers)),
             ask=self.asked.append,
         )

@@ -24,7 +24,7 @@ def test_the_watchers_of_a_run_end_with_it(monkeypatch: pytest.MonkeyPatch, erro
         remote=lambda _: options, wait=lambda *_, **__: ([], []), kill=lambda one: killed.append(one.node)
     )
     monkeypatch.setattr(notices, "ray", fake)
-    watches = PreemptionWatchers("off", "", "", False)
+    watches = PreemptionWatchers("off", "", "", False, lambda node, left: None)
 
     class Controller:
         """One that covers two nodes and ends."""

@@ -91,7 +91,7 @@ class LocalCluster:
 
     def drain(self, node: str, deadline_s: float) -> None:
         """Announce that a node leaves in ``deadline_s`` seconds, as a cloud's preemption notice does."""
-        drain(self._cluster.gcs_address, node, time.time() + deadline_s, "spot instance interruption")
+        drain(self._cluster.gcs_address, node, int((time.time() + deadline_s) * 1000), "spot instance interruption")
 
     def halt(self, node: str) -> None:
         """Suspend a node's worker without ending it (SIGSTOP), as a device fault does."""

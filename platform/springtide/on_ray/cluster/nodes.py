@@ -8,12 +8,13 @@ import selectors
 import socket
 import time
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 import ray
 from ray.actor import ActorHandle
 
+from springtide.elastic.notices import TimeLeft
 from springtide.elastic.policy import Node
 from springtide.on_ray._ray_private import MARKET_LABEL, OWN_ACTORS, PREEMPTION, GcsClient, state
 from springtide.track.ledger import SPOT
@@ -32,12 +33,16 @@ def live() -> list[dict[str, Any]]:
 
 
 def observed(
-    nodes: Sequence[Mapping[str, Any]], reserved: Mapping[str, Mapping[str, float]], resources: Mapping[str, float]
+    nodes: Sequence[Mapping[str, Any]],
+    reserved: Mapping[str, Mapping[str, float]],
+    resources: Mapping[str, float],
+    told: Callable[[], Mapping[str, TimeLeft]] = dict,
 ) -> list[Node]:
     """Return what is known of ``nodes``, as ``live`` returns them. Each has the number of workers of ``resources`` that fit
     into what is ``reserved`` for this run on it, and the announced time when it leaves, in seconds of
-    ``time.monotonic``."""
+    ``time.monotonic``. ``told`` returns what nodes themselves say of that; it is called while one leaves."""
     leaving = state.get_draining_nodes()
+    left = told() if leaving else {}
     found = []
     for node in nodes:
         name = node["NodeID"]
@@ -45,7 +50,7 @@ def observed(
         places = min(
             (int(here.get(kind, 0.0) // amount) for kind, amount in resources.items() if amount > 0), default=0
         )
-        leaves_at = _monotonic(leaving[name]) if name in leaving else None
+        leaves_at = _monotonic(leaving[name], left.get(name)) if name in leaving else None
         found.append(Node(name, places, leaves_at))
     return found
 
@@ -64,10 +69,10 @@ def unanswering(names: Collection[str]) -> set[str]:
     return {name for name in names if found.get(name) != 0}
 
 
-def drain(gcs: str, node: str, at_s: float, why: str) -> None:
-    """Announce to the cluster with its GCS at ``gcs`` that a node leaves at ``at_s``, in seconds since 1970. Raises OSError
-    if the GCS refuses, Ray's RpcError if it is unreachable."""
-    accepted, problem = GcsClient(address=gcs).drain_node(node, PREEMPTION, why, int(at_s * 1000))
+def drain(gcs: str, node: str, deadline_ms: int, why: str) -> None:
+    """Announce to the cluster with its GCS at ``gcs`` that a node leaves at ``deadline_ms`` since 1970. Raises OSError if the
+    GCS refuses, Ray's RpcError if it is unreachable."""
+    accepted, problem = GcsClient(address=gcs).drain_node(node, PREEMPTION, why, deadline_ms)
     if not accepted:
         raise OSError(f"Ray does not drain node {node}: {problem}")
 
@@ -179,8 +184,11 @@ def _settled(under_way: selectors.BaseSelector) -> dict[str, int]:
     return found
 
 
-def _monotonic(deadline_ms: int) -> float:
-    """Convert a deadline since 1970 [ms] to ``time.monotonic`` [s]. An unknown one (0) counts as 120 s from now; a draining
-    node is never counted on anyway."""
+def _monotonic(deadline_ms: int, told: TimeLeft | None) -> float:
+    """Convert a deadline since 1970 [ms] to ``time.monotonic`` [s]. The one that the node's watcher has ``told`` is as far away
+    as that says. Another one is by a clock that is not known: this machine's is assumed, and the earlier of both counts.
+    An unknown one (0) counts as 120 s from now; a draining node is never counted on anyway."""
     left_s = deadline_ms / 1000 - time.time() if deadline_ms > 0 else 120.0
+    if told is not None:
+        left_s = told.left_s if told.deadline_ms == deadline_ms else min(told.left_s, left_s)
     return time.monotonic() + left_s

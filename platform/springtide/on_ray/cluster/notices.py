@@ -1,6 +1,7 @@
 """One small actor per node that polls for the node's preemption notice and announces it to Ray: a drain with the deadline.
 
     metadata service or file --every 0.5 s--> PreemptionWatcher --drain_node(deadline)--> Ray --> the policies of every run
+                                                     +--time left--> its run's mailbox: the clocks of nodes and driver differ
 
 A service that is slow, gone or sends nonsense is polled again; its last notice stands until it sends another. A notice that
 Ray did not accept, because its control store is away, is announced again at the next poll. Only its run ends a watcher.
@@ -20,12 +21,14 @@ from ray.actor import ActorHandle
 from ray.exceptions import RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from springtide.elastic.notices import Notice
+from springtide.elastic.notices import Notice, TimeLeft
 from springtide.on_ray.cluster.nodes import drain
 from springtide.preemption import open_sources, poll
 
 _log = logging.getLogger(__name__)
 
+Tell = Callable[[str, TimeLeft], None]
+"""Called with a node and what is left to it; does not raise."""
 _ASK_WATCHES_S = 10.0
 """Interval of the checks whether the watchers' sources answer [s]."""
 
@@ -52,11 +55,18 @@ class Relay:
 class PreemptionWatcher:
     """A poller of one node's sources; one per node and run. Ends with the run's controller."""
 
-    def __init__(self, cloud: str, metadata_url: str, file: str, rebalance: bool) -> None:
-        """``cloud``: ``auto`` detects it. ``file``: a path; as ``elastic.notice_file``."""
+    def __init__(self, cloud: str, metadata_url: str, file: str, rebalance: bool, tell: Tell) -> None:
+        """``cloud``: ``auto`` detects it. ``file``: a path; as ``elastic.notice_file``. ``tell`` reports the node's end to the
+        run's driver."""
         context = ray.get_runtime_context()
         node, gcs = context.get_node_id(), context.gcs_address
-        relay = Relay(lambda at_s, why: drain(gcs, node, at_s, why))
+
+        def announce(at_s: float, why: str) -> None:
+            deadline_ms = int(at_s * 1000)
+            tell(node, TimeLeft(deadline_ms, at_s - time.time()))  # first: who sees the drain also knows what is left
+            drain(gcs, node, deadline_ms, why)
+
+        relay = Relay(announce)
         self._sources = open_sources(cloud, metadata_url, file, rebalance, node, relay)
         poll(self._sources)
 
@@ -74,9 +84,9 @@ class PreemptionWatcher:
 class PreemptionWatchers:
     """A run's watchers: one on each node."""
 
-    def __init__(self, cloud: str, metadata_url: str, file: str, rebalance: bool) -> None:
+    def __init__(self, cloud: str, metadata_url: str, file: str, rebalance: bool, tell: Tell) -> None:
         """As ``PreemptionWatcher``."""
-        self._arguments = (cloud, metadata_url, file, rebalance)
+        self._arguments = (cloud, metadata_url, file, rebalance, tell)
         self._actors: dict[str, ActorHandle[PreemptionWatcher]] = {}
         self._asked: dict[str, ObjectRef[str]] = {}
         """Node -> pending answer: whether its watcher's sources are silent."""

@@ -11,6 +11,7 @@ run by a key, and what arrives late for an ended run is dropped.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import dataclasses
 import math
 import secrets
@@ -22,15 +23,18 @@ import numpy as np
 import ray
 from ray import ObjectRef
 from ray.actor import ActorHandle
+from ray.exceptions import RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from springtide.elastic import Interrupt
 from springtide.elastic.forecast import RunHistory
+from springtide.elastic.notices import TimeLeft
 from springtide.elastic.policy import RestartForecast
 from springtide.events import Event, Left, StepDone, record
 
 _BLOCK_BYTES = 8 * 2**20
 _BEAT_S = 1.0
+_ANSWER_S = 2.0
 _LEAVING = (Interrupt.LEAVE, Interrupt.EVACUATE)
 T = TypeVar("T")
 
@@ -63,6 +67,8 @@ class _RunState:
         self.last_event_s = math.inf
         self.history = RunHistory(num_steps)
         self.micro_batch: int | None = None
+        self.notices: dict[str, tuple[int, float]] = {}
+        """Node that leaves -> its deadline as announced to Ray [ms], and when that is, of ``time.monotonic`` [s]."""
 
 
 class Mailbox:
@@ -144,6 +150,19 @@ class Mailbox:
         if key == run.key:
             run.history.formed(now)
             run.last_event_s = now
+
+    async def notice(self, key: str, node: str, left: TimeLeft) -> None:
+        """See ``MailboxClient.notice``."""
+        run, ends_s = self._run, time.monotonic() + left.left_s
+        if key == run.key and ends_s < run.notices.get(node, (0, math.inf))[1]:
+            run.notices[node] = (left.deadline_ms, ends_s)
+
+    async def notices(self, key: str) -> dict[str, TimeLeft] | None:
+        """See ``MailboxClient.notices``."""
+        run, now = self._run, time.monotonic()
+        if key != run.key:
+            return None
+        return {node: TimeLeft(deadline_ms, ends_s - now) for node, (deadline_ms, ends_s) in run.notices.items()}
 
     async def progress(self, key: str) -> Progress | None:
         """See ``MailboxClient.progress``."""
@@ -228,6 +247,16 @@ class MailboxClient:
     def group_formed(self) -> Reply[None]:
         """Report that the group's first collective is done."""
         return Reply(self.actor.group_formed.remote(self.key))
+
+    def notice(self, node: str, left: TimeLeft) -> None:
+        """Report when a node leaves, as its watcher says; an earlier report of an earlier end stands. Waits until it has
+        arrived, for a moment at most."""
+        with contextlib.suppress(RayError):
+            ray.get(self.actor.notice.remote(self.key, node, left), timeout=_ANSWER_S)
+
+    def notices(self) -> Reply[dict[str, TimeLeft] | None]:
+        """Reply with what is left to the nodes that leave."""
+        return Reply(self.actor.notices.remote(self.key))
 
     def progress(self) -> Reply[Progress | None]:
         """Reply with the run's progress."""

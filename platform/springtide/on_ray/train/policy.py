@@ -21,6 +21,7 @@ from ray.train.torch import TorchTrainer
 
 from springtide.elastic import Interrupt
 from springtide.elastic.limits import MemoryLimits
+from springtide.elastic.notices import TimeLeft
 from springtide.elastic.patience import MOST_STORE_FAILURES, look_pause_s, store_pause_s
 from springtide.elastic.policy import (
     Bounds,
@@ -278,7 +279,7 @@ class SpringtideScalingPolicy(ElasticScalingPolicy):
         """Return the nodes as observed. ``warm``: start processes where the next group would be and none are."""
         table = live()
         reserved = self._reserved({node["NodeID"] for node in table})
-        seen = observed(table, reserved, self.scaling_config._resources_per_worker_not_none)
+        seen = observed(table, reserved, self.scaling_config._resources_per_worker_not_none, self._told)
         self._processes.observe(seen)
         problems = self._processes.problems()
         nodes = [node._replace(problem=problems.get(node.id, "")) for node in seen]
@@ -291,6 +292,12 @@ class SpringtideScalingPolicy(ElasticScalingPolicy):
             self._processes.warm(following(self._bounds, nodes, self._memory), busy)
         ready = self._processes.ready(busy)
         return [node._replace(ready=ready[node.id]) for node in nodes]
+
+    def _told(self) -> dict[str, TimeLeft]:
+        """Return what the watchers of nodes that leave say is left to them."""
+        with contextlib.suppress(RayError):
+            return self._mailbox.notices().get(_ANSWER_S) or {}
+        return {}
 
     def _progress(self) -> Progress:
         with contextlib.suppress(RayError):  # the mailbox is slow, or ends with its driver

@@ -144,7 +144,7 @@ def _trainer(run: Folder, term: int, job: TrainJob, workers: WorkerLender) -> Sp
         functools.partial(work, job),
         job=job,
         bounds=bounds,
-        watches=_watches(config),
+        watches=_watches(config, job.mailbox),
         workers=workers,
         # Ray's dashboard shows it; the workers take theirs from ``job``
         train_loop_config={"config": redact(config).model_dump(mode="json"), "labels": job.labels, "owner": job.owner},
@@ -171,11 +171,12 @@ def worker_environment(config: Config) -> dict[str, dict[str, str]]:
     return {"env_vars": dict(NCCL_ENVIRONMENT)} if config.elastic.gpus_per_worker else {}
 
 
-def _watches(config: Config) -> PreemptionWatchers | None:
+def _watches(config: Config, mailbox: MailboxClient) -> PreemptionWatchers | None:
     elastic = config.elastic
     if elastic.notices == "off":
         return None
-    return PreemptionWatchers(elastic.notices, elastic.metadata_url, elastic.notice_file, elastic.leave_on_rebalance)
+    where = elastic.metadata_url, elastic.notice_file, elastic.leave_on_rebalance
+    return PreemptionWatchers(elastic.notices, *where, mailbox.notice)
 
 
 @contextlib.contextmanager
