@@ -95,6 +95,12 @@ class RestartForecast(NamedTuple):
     copy_s: float = 0.0
     """Time to copy the state to the memory of nodes that stay; 0 while none is measured [s]."""
 
+    def copied_by(self, lost_s: float, reserve_s: float, now: float) -> float:
+        """Return when the copy of a group that is asked to leave ``now`` must be safe in memory, so that there is still time
+        for a save to the store before ``lost_s``; ``lost_s`` itself if there is no time for both: the store is slower [s]."""
+        by_s = lost_s - max(reserve_s, _MARGIN * self.save_s)
+        return by_s if now + _STEPS_TO_LEAVE * self.step_s + _MARGIN * self.copy_s <= by_s else lost_s
+
     def leaving_s(self, reserve_s: float, durable: bool) -> float:
         """Return how long before a node's loss its group must be asked to leave: the steps until it leaves, and the time to
         bring its state to safety. ``durable``: to the store. ``reserve_s`` is the least for the latter [s]."""
@@ -151,6 +157,8 @@ class Leave(NamedTuple):
     reason: str
     durable: bool = False
     """Whether the state must go to the store: no node stays to keep it in memory."""
+    by_s: float = math.inf
+    """When a copy in memory must be safe; if it is not, the state goes to the store, too [s]."""
 
 
 class GiveUp(NamedTuple):
@@ -257,7 +265,7 @@ def _with_group(
         by_s = first - prospects.leaving_s(bounds.reserve_s, durable=not room.size)
         if now < by_s and (why := _not_yet(bounds, room, memory, by_s, now)):
             return why._replace(reason=f"{what}; {why.reason}")
-        return Leave(what, durable=not room.size)
+        return Leave(what, durable=not room.size, by_s=prospects.copied_by(first, bounds.reserve_s, now))
     if bad := [alive[name] for name in mine if alive[name].problem]:
         reason = "; ".join(f"{node.id[:8]} {node.problem}" for node in bad)
         return Leave(reason) if room.size else Stay(f"{reason}; there is nowhere else to go")

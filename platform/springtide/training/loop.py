@@ -10,6 +10,7 @@ import contextlib
 import dataclasses
 import functools
 import itertools
+import math
 import time
 from collections.abc import Callable, Generator, Iterator, Sequence
 
@@ -71,6 +72,8 @@ class Placement:
     """Reads a file that this group's nodes found bad on another node; None: there is none."""
     heartbeat: Callable[[], None] = lambda: None
     """Called again and again while a save or an evaluation lasts: the group is alive, although it makes no step."""
+    leave_left_s: Callable[[], float] = lambda: math.inf
+    """Called on rank 0 of a group that was asked to leave: returns how long its copy in memory may take [s]."""
 
 
 @dataclasses.dataclass
@@ -219,7 +222,7 @@ class TrainLoop:
     def _leave(self, evacuate: bool, saves: CheckpointSchedule, snapshots: SnapshotSchedule) -> Iterator[Event]:
         """Bring the state to safety for the next worker group."""
         step = self.state.step
-        kept = not evacuate and snapshots.leave(step)
+        kept = not evacuate and snapshots.leave(step, on_first(self.placement.leave_left_s))
         if not kept:
             yield from saves.finish(step)
         if self.world.is_first:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 import time
 from collections import deque
@@ -103,12 +104,15 @@ class SnapshotSchedule(StepHook):
                 yield SnapshotIntervalChanged(step=step, every_steps=every, reason=reason)
                 self._every = every
 
-    def leave(self, step: StepsDone) -> bool:
-        """Take a snapshot of ``step`` and wait until it is safe; all ranks call it together. False if some rank fails."""
-        self._settle()
-        gathered(None)  # the last snapshot is safe on every rank
-        if not all(gathered(self._can_evacuate())):
-            return False  # the store is next, and time is short
+    def leave(self, step: StepsDone, left_s: float = math.inf) -> bool:
+        """Take a snapshot of ``step`` and wait until it is safe; all ranks call it together. False if some rank fails, or is
+        not ready within ``left_s``: then there is just time for the store [s]."""
+        until_s = time.monotonic() + left_s
+        if not all(gathered(self._can_evacuate())):  # first: copies go to nodes that stay from now on
+            return False
+        self._settle(until_s)
+        if not all(gathered(not self._is_late)):  # the last snapshot is safe on every rank, and only then may it go
+            return False
         assert self._memory is not None
         self._last = step
         try:
@@ -116,8 +120,13 @@ class SnapshotSchedule(StepHook):
             self._memory.staged()
         except OSError as error:
             self._turn_off(error)
-        self._settle()
-        return all(gathered(not self._problem))
+        self._settle(until_s)
+        return not any(gathered(self._is_late))
+
+    @property
+    def _is_late(self) -> bool:
+        """Whether the last snapshot is not safe here."""
+        return bool(self._problem) or self.keeping
 
     def _can_evacuate(self) -> bool:
         """Return whether a snapshot that this rank takes now outlives the nodes that leave."""
@@ -144,8 +153,9 @@ class SnapshotSchedule(StepHook):
         reason = f"rank {rank}{more}: {problem}; tried again in {pause_s:.0f} s"
         return SnapshotIntervalChanged(step=step, every_steps=0, reason=reason)
 
-    def _settle(self) -> None:
-        while self._memory is not None and not self._problem and self.keeping:
+    def _settle(self, until_s: float) -> None:
+        """Wait until the last snapshot is safe here, cannot be, or it is ``until_s``."""
+        while self._memory is not None and not self._problem and self.keeping and time.monotonic() < until_s:
             time.sleep(_LOOK_S)  # between polls, while training waits anyway
 
     def close(self) -> None:

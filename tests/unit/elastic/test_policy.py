@@ -103,7 +103,28 @@ def test_a_group_leaves_in_time_for_its_steps_and_for_what_it_has_to_copy(
         assert isinstance(waits, Stay), waits
         assert waits.save is not room  # early, and again at the end
     leaves, _ = decide(BOUNDS, nodes, group, prospects, memory, max(10.0, 300.0 - needs_s + 0.5))
-    assert leaves == Leave(leaves.reason, durable=not room)
+    assert leaves == Leave(leaves.reason, durable=not room, by_s=leaves.by_s)
+
+
+@pytest.mark.parametrize(
+    ("prospects", "at_s", "by_s"),
+    [
+        (RestartForecast(step_s=1.0), 12.0, 125.0),  # a save takes the reserve, as far as known
+        (RestartForecast(step_s=1.0, save_s=20.0, copy_s=4.0), 12.0, 100.0),  # and a margin
+        (RestartForecast(step_s=1.0, save_s=20.0, copy_s=4.0), 94.0, 130.0),  # no time for both: memory is faster
+        (RestartForecast(step_s=1.0, save_s=100.0, copy_s=4.0), 12.0, 130.0),
+        (RestartForecast(step_s=math.inf, save_s=20.0), 12.0, 130.0),
+    ],
+)
+def test_a_group_that_leaves_into_memory_has_until_the_store_is_the_only_way(
+    prospects: RestartForecast, at_s: float, by_s: float
+) -> None:
+    group, told = WorkerGroup(("a", "b", "c")), [Node("a", 1, leaves_at=130.0), *THREE[1:]]
+    memory = decide(BOUNDS, THREE, group, prospects, PolicyState(), 0.0)[1]
+    memory = decide(BOUNDS, told, group, prospects, memory, 10.0)[1]
+    leaves, _ = decide(BOUNDS, told, group, prospects, memory, at_s)
+    assert isinstance(leaves, Leave)
+    assert leaves.by_s == by_s
 
 
 def test_while_nobody_can_train_the_state_is_saved_from_memory_when_a_node_leaves_or_after_a_moment() -> None:
@@ -137,7 +158,7 @@ def test_with_nowhere_to_go_it_trains_until_the_last_moment_and_saves_to_the_sto
     stays, memory = decide(BOUNDS, told, group, PAYS, PolicyState(), 10.0)
     assert isinstance(stays, Stay)
     what = "notice: a, b, c will be taken away in 5 s"
-    assert decide(BOUNDS, told, group, PAYS, memory, 55.0)[0] == Leave(what, durable=True)
+    assert decide(BOUNDS, told, group, PAYS, memory, 55.0)[0] == Leave(what, durable=True, by_s=55.0)
 
 
 def test_it_grows_when_that_pays_and_not_before_the_nodes_have_settled() -> None:

@@ -80,6 +80,26 @@ def test_a_request_to_leave_ends_with_its_group_and_replaces_none_to_stop(leavin
     asyncio.run(run())
 
 
+def test_a_group_that_leaves_asks_how_long_a_copy_may_take(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mailboxes, "time", SimpleNamespace(monotonic=lambda: now_s))
+
+    async def run() -> None:
+        nonlocal now_s
+        mailbox = Mailbox("a", 10, 0.0)
+        assert await mailbox.leave_left_s("a") == math.inf
+        await mailbox.ask("a", Interrupt.LEAVE, 30.0)
+        now_s += 12.0
+        assert await mailbox.leave_left_s("a") == 18.0
+        await mailbox.ask("a", Interrupt.LEAVE, 3.0)
+        assert await mailbox.leave_left_s("a") == 3.0
+        await mailbox.reset_for_new_group("a")
+        assert await mailbox.leave_left_s("a") == math.inf
+        assert await mailbox.leave_left_s("another run") is None
+
+    now_s = 1000.0
+    asyncio.run(run())
+
+
 def test_progress_is_that_of_the_group_and_the_controllers_own_events_are_no_sign_of_life() -> None:
     async def run() -> None:
         mailbox = Mailbox("a", 10, 5.0)

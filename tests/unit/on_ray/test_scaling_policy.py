@@ -3,6 +3,7 @@ faked, the policies are real."""
 
 from __future__ import annotations
 
+import math
 from types import SimpleNamespace
 from typing import Any
 
@@ -37,7 +38,7 @@ class Run:
         self.stop_at_s, self.left, self.silent_s = float("inf"), False, 0.0
         self.leaving: dict[str, int] = {}
         self.asked, self.saves, self.problem = list[Any](), list[str](), ""
-        self.ran = list[int]()
+        self.ran, self.left_s = list[int](), list[float]()
 
         def table() -> list[dict[str, Any]]:
             self.looks += 1
@@ -73,13 +74,18 @@ class Run:
             reset_for_new_group=reply,
             notices=lambda: reply({}),
             group_runs=lambda workers: reply(self.ran.append(workers)),
-            ask=self.asked.append,
+            ask=self.ask,
         )
         job = TrainJob(configs.recipes.tiny(), mailbox)
         scaling = ScalingConfig(num_workers=(bounds.min_workers, bounds.max_workers), resources_per_worker={"CPU": 1})
         self.policy = SpringtideScalingPolicy(scaling, bounds, job, None, self.workers, MemoryLimits(1))
         for name in ("_maybe_send_resource_request", "_send_resource_request"):
             monkeypatch.setattr(self.policy, name, lambda: None)
+
+    def ask(self, interrupt: Interrupt, left_s: float = math.inf) -> None:
+        """As ``MailboxClient``."""
+        self.asked.append(interrupt)
+        self.left_s.append(left_s)
 
     def begin(self) -> None:
         """As ``SnapshotSaver``."""
@@ -174,6 +180,21 @@ def test_a_group_that_is_to_leave_into_memory_is_asked_again_where_no_room_is_le
     run.until_started()
     run.policy._ask(Leave("notice"))
     assert run.asked[4:] == [Interrupt.LEAVE]  # the next group
+
+
+def test_a_group_that_is_to_leave_learns_how_long_a_copy_may_take_and_when_that_becomes_less(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    run = Run(monkeypatch, Bounds(1, 2), ["a", "b"])
+    run.policy._ask(Leave("more room"))
+    run.policy._ask(Leave("notice", by_s=run.now_s + 60.0))
+    run.now_s += 10.0
+    run.policy._ask(Leave("notice", by_s=run.now_s + 50.0))  # the same time
+    run.policy._ask(Leave("notice", by_s=run.now_s + 50.1))
+    run.policy._ask(Leave("notice", by_s=run.now_s + 20.0))  # another node goes earlier
+    run.policy._ask(Leave("notice", durable=True, by_s=run.now_s + 15.0))
+    assert run.asked == [Interrupt.LEAVE] * 3 + [Interrupt.EVACUATE]
+    assert run.left_s == [math.inf, 60.0, 20.0, 15.0]
 
 
 def test_a_group_starts_as_soon_as_the_nodes_have_settled(monkeypatch: pytest.MonkeyPatch) -> None:

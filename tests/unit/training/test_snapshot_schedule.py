@@ -20,6 +20,8 @@ class Memory:
 
     def __init__(self) -> None:
         self.full, self.begun, self.under_way = False, 0, False
+        self.slow, self.stays = False, True
+        """Whether copies never arrive; whether a node stays that can hold them."""
 
     def begin(self, *_: Any) -> None:
         self.begun += 1
@@ -31,11 +33,11 @@ class Memory:
     def busy(self) -> bool:
         if self.full and self.under_way:
             raise OSError("the snapshot server of this node does not answer in time")
-        self.under_way = False
-        return False
+        self.under_way &= self.slow
+        return self.under_way
 
     def evacuate(self) -> bool:
-        return True
+        return self.stays
 
     def reset(self) -> None:
         self.under_way = False
@@ -49,11 +51,16 @@ class Training:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now_s, self.step, self.memory = 1000.0, 0, Memory()
-        clock = SimpleNamespace(monotonic=lambda: self.now_s, perf_counter=lambda: self.now_s, sleep=lambda s: None)
+        clock = SimpleNamespace(monotonic=lambda: self.now_s, perf_counter=lambda: self.now_s, sleep=self.sleep)
         monkeypatch.setattr(snapshot_schedule, "time", clock)
         config = configs.recipes.tiny().override({"checkpoint.memory_every": 1}).checkpoint
         memory: Any = self.memory
         self.schedule = SnapshotSchedule(config, memory, lambda: ({}, None), 0, True)  # type: ignore[arg-type, return-value]
+
+    def sleep(self, seconds: float) -> None:
+        """Let time pass, but not for ever."""
+        self.now_s += seconds
+        assert self.now_s < 5000.0, "it waits for ever"
 
     def steps(self, number: int) -> list[SnapshotIntervalChanged]:
         told: list[Any] = []
@@ -112,3 +119,35 @@ def test_a_group_that_learns_as_it_leaves_that_memory_is_full_goes_to_the_store(
     run.steps(2)
     run.memory.full = True
     assert not run.schedule.leave(2)
+
+
+@pytest.mark.parametrize("slow_from", ["the snapshot before", "the last one"])
+def test_a_group_whose_copies_do_not_arrive_in_time_turns_to_the_store_early(
+    monkeypatch: pytest.MonkeyPatch, slow_from: str
+) -> None:
+    run = Training(monkeypatch)
+    run.memory.slow = slow_from == "the snapshot before"
+    run.steps(1)
+    assert run.memory.busy() == run.memory.slow
+    run.memory.slow, begun, begin_s = True, run.memory.begun, run.now_s
+    assert not run.schedule.leave(2, left_s=7.0)
+    assert 7.0 <= run.now_s - begin_s < 7.1
+    assert run.memory.begun - begun == (slow_from == "the last one")
+
+
+def test_a_group_that_leaves_in_time_or_has_no_deadline_waits_for_its_copies(monkeypatch: pytest.MonkeyPatch) -> None:
+    run = Training(monkeypatch)
+    run.steps(2)
+    assert run.schedule.leave(3, left_s=0.5)
+    run.memory.slow = True
+    with pytest.raises(AssertionError, match="it waits for ever"):
+        run.schedule.leave(4)
+
+
+def test_a_group_of_which_no_node_stays_waits_for_no_copy(monkeypatch: pytest.MonkeyPatch) -> None:
+    run = Training(monkeypatch)
+    run.memory.slow, run.memory.stays = True, False
+    run.steps(1)
+    begin_s = run.now_s
+    assert not run.schedule.leave(2, left_s=60.0)
+    assert run.now_s == begin_s

@@ -63,6 +63,8 @@ class _RunState:
         self.events: list[Event] = []
         self.arrived = asyncio.Event()
         self.asked: Interrupt | None = None
+        self.leave_by_s = math.inf
+        """When the state of a group that leaves must be safe in memory, of ``time.monotonic`` [s]."""
         self.left = False
         self.last_event_s = math.inf
         self.history = RunHistory(num_steps)
@@ -113,11 +115,16 @@ class Mailbox:
         taken, run.events = run.events, []
         return taken
 
-    async def ask(self, key: str, interrupt: Interrupt) -> None:
+    async def ask(self, key: str, interrupt: Interrupt, left_s: float = math.inf) -> None:
         """See ``MailboxClient.ask``."""
         run = self._run
         if key == run.key and not (run.asked is Interrupt.STOP and interrupt is not Interrupt.STOP):
-            run.asked = interrupt
+            run.asked, run.leave_by_s = interrupt, time.monotonic() + left_s
+
+    async def leave_left_s(self, key: str) -> float | None:
+        """See ``MailboxClient.leave_left_s``."""
+        run = self._run
+        return run.leave_by_s - time.monotonic() if key == run.key else None
 
     async def cancel(self, key: str, interrupt: Interrupt) -> None:
         """See ``MailboxClient.cancel``."""
@@ -136,7 +143,7 @@ class Mailbox:
         if key == run.key:
             run.left, run.last_event_s = False, time.monotonic()
             run.history.restart()
-            run.asked = None if run.asked in _LEAVING else run.asked
+            run.asked, run.leave_by_s = None if run.asked in _LEAVING else run.asked, math.inf
 
     async def group_runs(self, key: str, workers: int) -> None:
         """See ``MailboxClient.group_runs``."""
@@ -224,9 +231,14 @@ class MailboxClient:
         """Take everything posted since the last call; waits up to ``wait_s`` for the first event. For the current run only."""
         return Reply(self.actor.take.remote(self.key, wait_s))
 
-    def ask(self, interrupt: Interrupt) -> Reply[None]:
-        """Ask the workers for ``interrupt`` until the next call; no request replaces one to stop."""
-        return Reply(self.actor.ask.remote(self.key, interrupt))
+    def ask(self, interrupt: Interrupt, left_s: float = math.inf) -> Reply[None]:
+        """Ask the workers for ``interrupt`` until the next call; no request replaces one to stop. ``left_s``: time until a copy
+        in memory must be safe [s]."""
+        return Reply(self.actor.ask.remote(self.key, interrupt, left_s))
+
+    def leave_left_s(self) -> Reply[float | None]:
+        """Reply with the time until the copy of a group that leaves must be safe in memory [s]."""
+        return Reply(self.actor.leave_left_s.remote(self.key))
 
     def cancel(self, interrupt: Interrupt) -> Reply[None]:
         """End the request for ``interrupt``, if it is still the newest."""
@@ -325,6 +337,14 @@ class EventSender:
             self._asked = None
             self._mailbox.cancel(asked)
         return asked
+
+    def leave_left_s(self) -> float:
+        """Return how long the copy in memory of a group that was asked to leave may take; infinite if the driver does not say
+        [s]."""
+        with contextlib.suppress(RayError):
+            left_s = self._mailbox.leave_left_s().get(_ANSWER_S)
+            return math.inf if left_s is None else left_s
+        return math.inf
 
     def flush(self) -> None:
         """Wait until everything is delivered."""

@@ -65,6 +65,8 @@ _MOMENT_S = 1e-3
 """A look comes this much after the nodes have settled, so that it finds them settled [s]."""
 _ORDER = (None, Interrupt.SAVE, Interrupt.LEAVE, Interrupt.EVACUATE)
 """Requests to a group; each may follow those before it."""
+_SOONER_S = 1.0
+"""A deadline that comes closer by less is not passed on [s]."""
 _MOST_HANGS, _MOST_SILENT = 3, 10
 """Hangs at one step after which training fails: of groups whose ranks all answer, so that the code waits for ever, and of
 groups with a process that does not answer, which is the fault of its node."""
@@ -97,6 +99,8 @@ class SpringtideScalingPolicy(ElasticScalingPolicy):
         """The last reported reason of a decision, without its numbers."""
         self._asked: Interrupt | None = None
         """The newest request of this policy to the group that trains."""
+        self._asked_by_s = math.inf
+        """When the state must be safe in memory, as that request says."""
         self._alive: set[str] = set()
         self._mine: dict[str, dict[str, float]] = {}
         self._looked_s = float("-inf")
@@ -209,9 +213,11 @@ class SpringtideScalingPolicy(ElasticScalingPolicy):
             wanted = Interrupt.SAVE
         elif self._asked is Interrupt.SAVE:  # the next notice asks again
             self._asked = None
-        if wanted is not None and _ORDER.index(wanted) > _ORDER.index(self._asked):
-            self._mailbox.ask(wanted)
-            self._asked = wanted
+        by_s = decision.by_s if isinstance(decision, Leave) else math.inf
+        sooner = wanted is self._asked and by_s < self._asked_by_s - _SOONER_S
+        if wanted is not None and (sooner or _ORDER.index(wanted) > _ORDER.index(self._asked)):
+            self._mailbox.ask(wanted, by_s - time.monotonic())
+            self._asked, self._asked_by_s = wanted, by_s
 
     def _start_or_stop(self, progress: Progress, busy: tuple[str, ...], probe: bool = True) -> ScalingDecision:
         """As ``_start``, after a group that ends; raises StoppedWaiting if the run is to stop and no group starts: none will

@@ -12,6 +12,7 @@ import functools
 import gc
 import importlib
 import logging
+import math
 import threading
 import time
 import traceback
@@ -169,7 +170,8 @@ def _train(job: TrainJob) -> bool:
     # one rank talks to the driver: what it receives reaches the others in the step's own all-reduce
     sender = EventSender(job.mailbox) if here.is_first else None
     beat = sender.heartbeat if sender else lambda: None
-    placement = Placement(job.owner, nodes, markets, functools.partial(read_elsewhere, job.mailbox), beat)
+    left_s = sender.leave_left_s if sender else lambda: math.inf
+    placement = Placement(job.owner, nodes, markets, functools.partial(read_elsewhere, job.mailbox), beat, left_s)
     run = TrainLoop(config, here, data, job.folder, job.labels, servers, phases_s, placement)
     left = False
     for event in run.events(batches, sender.interrupt if sender else lambda: None):
