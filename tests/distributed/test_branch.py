@@ -17,9 +17,9 @@ from springtide.config import Config
 from springtide.errors import ConfigError
 from springtide.events import Evaluated, Event, Started, StepDone
 from springtide.run.folder import find_run
-from springtide.run.start_from import check_start
 from springtide.store import Folder
 from springtide.stream import open_data
+from springtide.training.start_check import check_start
 
 pytestmark = pytest.mark.distributed
 Ranks = Callable[..., list[Any]]

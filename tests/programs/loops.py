@@ -18,6 +18,7 @@ from layouts import whole
 
 from springtide.checkpoint import leases, writer_process
 from springtide.checkpoint.async_saver import AsyncSaver, Copying, Idle
+from springtide.checkpoint.checkpointer import Checkpointer
 from springtide.checkpoint.format import Meta
 from springtide.checkpoint.staging import StagingBuffer
 from springtide.checkpoint.tensors import local, named_tensors
@@ -27,7 +28,7 @@ from springtide.dist import world as world_of
 from springtide.elastic import Interrupt
 from springtide.errors import RunExists
 from springtide.events import Evaluated, Event, Started, StepDone
-from springtide.model import skeleton
+from springtide.model import build, skeleton
 from springtide.parallel import parallelize
 from springtide.store import Folder
 from springtide.stream import Batch, RankReader, load, open_data
@@ -155,6 +156,14 @@ def gradients(world: World, config: Config, tokens: np.ndarray, micro_batch: int
         clip_norm=0.0,
     )
     return kept
+
+
+def save_weights_alone(world: World, config: Config) -> None:
+    """Save the new model of ``config`` as a loop of one's own does whose optimizer has no state."""
+    data = open_data(config.data)
+    model = build(config.model, data.vocab_size)
+    with Checkpointer(f"{config.run.root}/{config.run.id}") as checkpoints:
+        checkpoints.save(1, model, torch.optim.SGD(model.parameters()))
 
 
 def full_state(world: World, config: Config) -> dict[str, torch.Tensor]:

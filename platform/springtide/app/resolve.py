@@ -18,13 +18,15 @@ from springtide import config as configs
 from springtide.app.estimate import check_fits, choose_micro_batch, gigabytes, least_workers
 from springtide.app.prepare import prepare
 from springtide.checkpoint import branch, leases
+from springtide.checkpoint.format import step_of
 from springtide.checkpoint.fresh_start import check_fresh_start
 from springtide.checkpoint.other_orders import newer_of_other_orders
 from springtide.config import Config
+from springtide.config.steps import StepsDone
 from springtide.dataset import Progress
 from springtide.errors import CheckpointError, ConfigError, explain
 from springtide.run.folder import Run, find_run
-from springtide.run.start_from import check_start, remarks_on
+from springtide.run.start_from import remarks_on
 from springtide.store import Folder
 from springtide.stream import Data, open_data
 
@@ -174,13 +176,18 @@ def _branched(config: Config, data: Data) -> list[str]:
     """Return remarks for the user on the other run's checkpoint that this run starts from. Raises ConfigError when it cannot
     start there."""
     from springtide.training.optim import rate_after
+    from springtide.training.start_check import check_start, check_tensors
 
     saved = check_start(config, data.order.identity_at, data.tokenizer_digest)
-    remarks, step = remarks_on(saved, config), branch.first_step(config.train)
-    there, here = rate_after(saved, step), rate_after(config, step)
-    if step and abs(there - here) > _RATE_JUMP * there:
+    check_tensors(config, data)
+    remarks = remarks_on(saved, config)
+    if config.train.start_with == "weights":
+        return remarks
+    trained = step_of(branch.split(config.train.start_from)[1]) or StepsDone(0)
+    there, here = rate_after(saved, trained), rate_after(config, max(branch.first_step(config.train), StepsDone(1)))
+    if abs(there - here) > _RATE_JUMP * there:
         remarks.append(
-            f"the learning rate of step {step} was {there:.3g} in {config.train.start_from} and is {here:.3g} here"
+            f"the learning rate of step {trained} was {there:.3g} in {config.train.start_from}; this run begins with {here:.3g}"
         )
     return remarks
 

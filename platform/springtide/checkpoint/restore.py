@@ -107,16 +107,15 @@ def begin(
     names none. Raises as ``restore``, and CheckpointError if its bytes are bad: its owner has to choose another."""
     if not config.start_from:
         return None
-    weights_only = config.start_with == "weights"
     run, name = branch.split(config.start_from)
-    manifest, problem = _try_load(run, name, model, None if weights_only else optimizer, identity)
+    takes_optimizer, same_order = config.start_with != "weights", config.start_with == "state"
+    loaded = _try_load(run, name, model, optimizer if takes_optimizer else None, identity if same_order else None)
+    manifest, problem = loaded
     if manifest is None:
         raise CheckpointError(f"{config.start_from}, which {branch.FIELD} names: {problem}")
-    if not weights_only:
-        return Restored(manifest.meta.model_copy(update={"metrics": {}}), config.start_from)
-    optimizer.state.clear()  # an attempt to read a snapshot may have left some
-    anew = {"step": 0, "tokens": 0, "chain": "", "skipped_updates": (), "components": {}, "metrics": {}}
-    return Restored(manifest.meta.model_copy(update=anew), config.start_from)
+    if not takes_optimizer:
+        optimizer.state.clear()  # an attempt to read a snapshot may have left some
+    return Restored(branch.meta_of_start(config, manifest), config.start_from)
 
 
 def _try_load(
@@ -124,13 +123,13 @@ def _try_load(
     name: str,
     model: nn.Module,
     optimizer: torch.optim.Optimizer | None,
-    identity: Identity,
+    identity: Identity | None,
     node: str = "",
     elsewhere: ReadElsewhere | None = None,
 ) -> tuple[Manifest | None, str]:
     """Return the manifest if every rank loaded its part, else None and what is wrong with the bytes. All ranks call it
-    together. Without ``optimizer`` (weights only) the data order is not checked. Raises UnfitNode if only one reader
-    finds them bad."""
+    together. Without ``optimizer`` only weights are loaded; without ``identity`` the data order is not checked. Raises
+    UnfitNode if only one reader finds them bad."""
     manifest: Manifest | None = None
     report = BadFileReport(node=node or socket.gethostname())
     fatal: Exception | None = None
@@ -139,7 +138,7 @@ def _try_load(
             run, name
         )  # before the reader note: on a node without the run's storage, the note would create a folder
         with note_reader(run, name):
-            if optimizer is not None and (mismatch := of_another_order(run, manifest.meta, identity)):
+            if identity is not None and (mismatch := of_another_order(run, manifest.meta, identity)):
                 raise Mismatch(mismatch)
             load(run, name, model, optimizer, manifest)
     except (Mismatch, OtherFormat, PermissionError) as error:

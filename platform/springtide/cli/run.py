@@ -60,6 +60,8 @@ def _verify(options: argparse.Namespace) -> int:
         )
         checkpoints = f"{found.checkpoints_checked} checkpoint{'s' * (found.checkpoints_checked != 1)}"
         print(f"  the chain of the training state proves {found.steps_proven_by_chain} steps, in {checkpoints}{lost}")
+        if found.goes_on_from:
+            print(f"  it goes on from the chain of {found.goes_on_from}")
         for wrong in found.chain_mismatches:
             between = f"steps {wrong.after + 1} to {wrong.step}"
             print(f"  {wrong.where}: other {between}: chain expected {wrong.expected}, found {wrong.found}")

@@ -212,6 +212,9 @@ class OptimConfig(Section):
     [tokens]."""
     final_lr_ratio: float = Field(0.1, ge=0, le=1)
     """Final learning rate over peak_lr; 0 decays to zero [ratio]."""
+    schedule_begin: Tokens = Tokens(0)
+    """Tokens of the schedule that lie before the first step: in a second stage that continues the schedule of the first one,
+    the tokens of that one; 0 begins the schedule anew [tokens]."""
     betas: tuple[float, float] = (0.9, 0.95)
     """Decay rates of the first and second moments [ratio]."""
     eps: float = Field(1e-8, gt=0)

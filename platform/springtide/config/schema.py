@@ -39,9 +39,10 @@ class TrainConfig(Section):
     """Seed of random draws in training, such as dropout; each step and worker derives its own [1]."""
     start_from: str = ""
     """Checkpoint of another run to start from, or that run's folder for its newest; empty starts with new weights [url]."""
-    start_with: Literal["state", "weights"] = "state"
-    """What to take from it: its whole state, so that this run branches off at its step and trains on the rows that follow; or
-    only its weights, at step 0 [name]."""
+    start_with: Literal["state", "optimizer", "weights"] = "state"
+    """What to take from it: its whole state, so that this run branches off at its step and trains on the rows that follow; its
+    weights and the state of its optimizer, averaged weights included, at step 0 of other rows of the same vocabulary, as in
+    a second stage with longer ones; or only its weights, at step 0 [name]."""
     eval_tokens: Tokens = free(default=Tokens(131_072))
     """Held-out tokens to evaluate on, before and after training, in whole rows, as many from each held-out set; 0 evaluates
     nothing [tokens]."""
@@ -347,7 +348,7 @@ class Config(Section):
             )
         if self.train.total < 1:
             found.append(explain("train.total", int(self.train.total), "trains on nothing", "give at least one token"))
-        if self.optim.warmup + self.optim.decay > self.tokens_after(self.num_steps):
+        if self.optim.warmup + self.optim.decay > self.optim.schedule_begin + self.tokens_after(self.num_steps):
             found.append(
                 explain(
                     "optim.warmup",

@@ -100,6 +100,9 @@ class Verification:
     """Largest difference between the losses of a step's tries [nats]."""
     world_sizes: tuple[int, ...]
     """The numbers of workers that trained, ascending."""
+    goes_on_from: str
+    """URL of the checkpoint of another run from whose chain this run's goes on; empty for none, or if it cannot be read any
+    more: then the chain that the run says it began with is taken."""
     corpora: dict[str, CorpusUse]
     """Name of the corpus -> what the run has drawn from it."""
     missing: tuple[int, ...]
@@ -136,8 +139,8 @@ def verify(run: Folder) -> Verification:
 
     The tokens of a step follow from the order where all tokens of a row count. Where some are not predicted they
     are counted in the rows of 32 steps and of those that the journal lacks; of other steps the journal's number is taken,
-    which the chain then confirms. Which updates the step guard skipped, the state itself lists. A branch is
-    checked from its trunk's checkpoint on.
+    which the chain then confirms. Which updates the step guard skipped, the state itself lists. A branch and a stage are
+    checked from the other run's checkpoint on, from whose chain theirs goes on.
 
     Args:
         run: the folder of a run, live or ended; its datasets must be readable, too.
@@ -164,7 +167,8 @@ def verify(run: Folder) -> Verification:
     begin = branch.first_step(config.train)
     # a damaged line may name any step: a run has no more steps than it is to train, or than it has written down
     last = history.last_step(StepsDone(max(config.num_steps, begin + len(history.tries))))
-    walk = _Walk(data, history, begin, last, _begin_chain(config, begin))
+    begin_chain = _begin_chain(config)
+    walk = _Walk(data, history, begin, last, begin_chain)
     for record in sorted((*history.checkpoints, *history.starts), key=lambda one: one.step):
         if begin <= record.step <= last and record.chain:
             walk.check(record)
@@ -181,6 +185,7 @@ def verify(run: Folder) -> Verification:
         steps_abandoned=history.num_abandoned,
         loss_max_abs_diff=max(spread, default=0.0),
         world_sizes=tuple(sorted({one.world_size for done in tries.values() for one in done})),
+        goes_on_from=config.train.start_from if begin_chain else "",
         corpora={name: CorpusUse(*drawn) for name, drawn in data.drawn(last).items()},
         missing=tuple(walk.missing[:_SHOWN]),
         mismatches=tuple(walk.mismatches[:_SHOWN]),
@@ -193,12 +198,13 @@ def verify(run: Folder) -> Verification:
     )
 
 
-def _begin_chain(config: Config, begin: StepsDone) -> str | None:
-    """Return the chain of the state that a run begins with; None if its trunk cannot be read any more."""
-    if not begin:
+def _begin_chain(config: Config) -> str | None:
+    """Return the chain of the state that a run begins with; None if the run that it is of cannot be read any more."""
+    train = config.train
+    if not train.start_from or train.start_with == "weights":
         return ""
     try:
-        return read_manifest(*branch.split(config.train.start_from)).meta.chain or None
+        return read_manifest(*branch.split(train.start_from)).meta.chain or None
     except (CheckpointError, OSError):
         return None
 

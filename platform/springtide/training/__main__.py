@@ -16,6 +16,7 @@ import torch
 
 from springtide import config as configs
 from springtide.checkpoint import branch, leases
+from springtide.checkpoint.format import committed
 from springtide.checkpoint.fresh_start import begin_from_scratch
 from springtide.config.steps import StepsDone
 from springtide.dist import NCCL_ENVIRONMENT, Connections, on_first, process_group, world
@@ -29,6 +30,7 @@ from springtide.track.console import Console
 from springtide.track.journal import Journal
 from springtide.training import Placement, TrainLoop
 from springtide.training.leave_request import LEFT, LeaveRequest
+from springtide.training.start_check import check_start, check_tensors
 
 
 def main() -> None:
@@ -88,6 +90,8 @@ def train(
     here, owner = world(device, local_rank, config.parallel.shards), secrets.token_hex(8)
     watch = HangWatchdog(config.num_steps, float(config.elastic.hang))
     run = TrainLoop(config, here, open_data(config.data), folder, placement=Placement(owner, heartbeat=watch.heartbeat))
+    if config.train.start_from:
+        on_first(lambda: check_begin(run))
     claim = functools.partial(leases.claim, folder, owner, trains=False, source=config.model.source)
     term = on_first(lambda: claim().term)  # first: whoever is refused writes nothing
     if from_scratch:
@@ -97,6 +101,17 @@ def train(
     finally:
         if here.is_first:
             leases.end(folder, term)
+
+
+def check_begin(run: TrainLoop) -> None:
+    """Raise ConfigError if the run has no checkpoint of its own yet and cannot begin with the one of another run that it
+    names; have that run keep it."""
+    config, data = run.config, run.data
+    if committed(run.folder):
+        return
+    check_start(config, data.order.identity_at, data.tokenizer_digest)
+    check_tensors(config, data)
+    branch.keep(config.train.start_from, config.run.id)
 
 
 def _train(run: TrainLoop, watch: HangWatchdog, term: int, local_rank: int, request: LeaveRequest | None) -> bool:

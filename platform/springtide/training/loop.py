@@ -236,7 +236,7 @@ class TrainLoop:
         config, state, order, world = self.config, self.state, self.data.order, self.world
         rate, order_step = rate_after(config, one_more(state.step)), order.step_after(state.step)
         set_learning_rate(state.optimizer, rate)
-        set_newest_share(state.optimizer, newest_share(config, one_more(state.step)))
+        set_newest_share(state.optimizer, newest_share(config, one_more(state.step), state.tokens_before))
         cut = (
             order.lane_share(order_step),
             -(-order.lanes // world.size),

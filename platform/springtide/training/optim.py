@@ -91,7 +91,10 @@ def learning_rate(config: OptimConfig, tokens: int, total_tokens: int) -> float:
 
 def rate_after(config: Config, step: StepsDone) -> float:
     """Return the rate of the step after which ``step`` steps are done."""
-    return learning_rate(config.optim, config.tokens_after(step), config.tokens_after(config.num_steps))
+    before = int(config.optim.schedule_begin)
+    return learning_rate(
+        config.optim, before + config.tokens_after(step), before + config.tokens_after(config.num_steps)
+    )
 
 
 def set_learning_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:

@@ -9,6 +9,7 @@ import time
 import torch
 from torch import Tensor, nn
 
+from springtide.checkpoint import branch
 from springtide.checkpoint.agreed import components_of
 from springtide.checkpoint.format import Meta
 from springtide.checkpoint.restore import Restored
@@ -65,6 +66,8 @@ class TrainState:
     """The chain of these steps; empty before the first."""
     skipped_updates: tuple[OrderStep, ...] = ()
     """Steps of the order whose update the step guard skipped, the newest 1000."""
+    tokens_before: int = 0
+    """Tokens that the optimizer was trained on before step 0, in earlier stages; averaged weights count them."""
     agreed_step: StepsDone | None = None
     """Steps done when all devices last agreed (``training/recheck.py``); None if they are not checked."""
     losses_since_save: list[float] = dataclasses.field(default_factory=list)
@@ -74,7 +77,7 @@ class TrainState:
     def begin(self, config: Config, data: Data) -> None:
         """Begin at step 0 with new weights."""
         self.step, self.tokens, self.chain, self.skipped_updates = StepsDone(0), 0, "", ()
-        self.agreed_step = None
+        self.agreed_step, self.tokens_before = None, 0
         initialize(self.model, config.model, data.vocab_size, data.eos_id, data.bos_id)
         self.optimizer.state.clear()  # of a snapshot that could not be read to its end
 
@@ -87,7 +90,7 @@ class TrainState:
             meta.chain,
             meta.skipped_updates,
         )
-        self.agreed_step = found.agreed_step
+        self.agreed_step, self.tokens_before = found.agreed_step, branch.tokens_before(meta)
         if "heldout_loss" in meta.metrics:
             self.heldout_losses[meta.step] = meta.metrics["heldout_loss"]
         self.guard.load(meta.components)
@@ -119,7 +122,7 @@ class TrainState:
             tokenizer_digest=data.tokenizer_digest,
             saved_s=time.time(),
             metrics=metrics,
-            components=self.guard.state() | components_of(self.agreed_step),
+            components=self.guard.state() | components_of(self.agreed_step) | branch.components_of(self.tokens_before),
             labels=labels,
         )
         return named_tensors(self.model, self.optimizer), meta

@@ -30,13 +30,15 @@ def keep_average(optimizer: torch.optim.Optimizer) -> None:
     optimizer.register_step_post_hook(_update)
 
 
-def newest_share(config: Config, step: StepsDone) -> float:
-    """Return the share of the weights after ``step`` steps in the average; 0 without one."""
+def newest_share(config: Config, step: StepsDone, tokens_before: int = 0) -> float:
+    """Return the share of the weights after ``step`` steps in the average; 0 without one. ``tokens_before``: as in
+    ``TrainState``."""
     if not config.optim.ema_half_life:
         return 0.0
     rate = math.log(2.0) / config.optim.ema_half_life
     tokens = config.tokens_after(step)
-    return math.expm1(-rate * (tokens - config.tokens_after(step - 1))) / math.expm1(-rate * tokens)
+    newest = tokens - config.tokens_after(step - 1)
+    return math.expm1(-rate * newest) / math.expm1(-rate * (tokens_before + tokens))
 
 
 def set_newest_share(optimizer: torch.optim.Optimizer, share: float) -> None:

@@ -1,0 +1,88 @@
+"""Whether a run can start from a checkpoint of another run: found out before anything of the run is written."""
+
+from __future__ import annotations
+
+import itertools
+
+from springtide import config as configs
+from springtide.checkpoint.averages import match_averages
+from springtide.checkpoint.branch import FIELD, split
+from springtide.checkpoint.format import Identity, Piece, checkpoints, read_index, read_manifest
+from springtide.checkpoint.load import Mismatch, check_names
+from springtide.checkpoint.other_orders import of_another_order
+from springtide.checkpoint.tensors import materialize, named_tensors
+from springtide.config import Config
+from springtide.errors import CheckpointError, ConfigError, explain
+from springtide.model import make
+from springtide.stream import Data
+from springtide.training.optim import optimizer_of
+from springtide.training.parameter_groups import freeze
+
+
+def check_start(config: Config, identity: Identity, tokenizer_digest: str) -> Config:
+    """Check that a run of ``config`` can begin with the checkpoint that it names. Returns the config that it was saved with.
+    Raises ConfigError if the run cannot begin with it.
+
+    Args:
+        identity: of this run's data order.
+        tokenizer_digest: of this run's data; the weights of a checkpoint are useless with another tokenizer.
+    """
+    url = config.train.start_from
+    run, name = split(url)
+    try:
+        manifest = read_manifest(run, name)
+    except CheckpointError as error:
+        raise ConfigError(explain(FIELD, url, f"cannot be used: {error}", "name another checkpoint")) from None
+    meta, same_order = manifest.meta, config.train.start_with == "state"
+    if same_order and (problem := of_another_order(run, meta, identity)):
+        remedy = "or train.start_with = optimizer or weights, to begin at step 0 of this order"
+        raise ConfigError(explain(FIELD, url, problem, remedy))
+    if same_order and meta.step >= config.num_steps:
+        end = f"is of step {meta.step}, and train.total ends at step {config.num_steps}"
+        raise ConfigError(explain(FIELD, url, end, "raise train.total"))
+    saved = configs.build(manifest.config)
+    if meta.tokenizer_digest not in ("", tokenizer_digest):
+        dataset = next(iter(saved.stream.mixture.values()), saved.shards.dataset)
+        other = f"was trained with the tokenizer {meta.tokenizer_digest}, this run's data has {tokenizer_digest}"
+        remedy = f"prepare the new text with corpus.tokenizer = {dataset}/tokenizer.json"
+        raise ConfigError(explain(FIELD, url, other, remedy))
+    return saved
+
+
+def check_tensors(config: Config, data: Data) -> None:
+    """Check that the checkpoint that a run of ``config`` begins with has each tensor that is taken from it, with the shape that
+    the model has here. Reads its indexes and no data. Of a model of your own only its optimizer's state is looked for: the
+    worker group builds it. Raises ConfigError with the tensors that are missing, unexpected or of another shape."""
+    url, takes_optimizer = config.train.start_from, config.train.start_with != "weights"
+    run, name = split(url)
+    try:
+        manifest = read_manifest(run, name)
+        folder = checkpoints(run) / name
+        indexes = (read_index(folder, file, manifest.files[file]["digest"])[1] for file in manifest.indexes)
+        pieces = list(itertools.chain.from_iterable(indexes))
+    except CheckpointError as error:
+        raise ConfigError(explain(FIELD, url, f"cannot be used: {error}", "name another checkpoint")) from None
+    if takes_optimizer and not any(piece.tensor.startswith("optim/") for piece in pieces):
+        remedy = "or train.start_with = weights, with which the optimizer begins anew"
+        raise ConfigError(explain(FIELD, url, "has no state of an optimizer", f"name another checkpoint, {remedy}"))
+    if config.model.source:
+        return
+    model = make(config.model, data.vocab_size, data.eos_id, data.bos_id)
+    optimizer = None
+    if takes_optimizer:
+        freeze(model, config.optim)
+        optimizer = optimizer_of(model, config.optim, fused=False)
+        materialize(optimizer)  # of tensors without memory
+    else:
+        pieces = [piece for piece in pieces if piece.tensor.startswith("model/")]
+    pieces, wanted, _ = match_averages(pieces, named_tensors(model, optimizer))
+    by_tensor: dict[str, list[Piece]] = {}
+    for piece in pieces:
+        by_tensor.setdefault(piece.tensor, []).append(piece)
+    try:
+        check_names(by_tensor, wanted)
+    except Mismatch as error:
+        remedy = "or train.start_with = weights" if takes_optimizer else "or the shapes of that model"
+        raise ConfigError(explain(FIELD, url, str(error), remedy)) from None
+    except CheckpointError as error:
+        raise ConfigError(explain(FIELD, url, f"cannot be used: {error}", "name another checkpoint")) from None
