@@ -42,13 +42,14 @@ from springtide.shards import (
     is_predicted,
     load_manifest,
     masked,
+    memory_type,
     most_ids,
     write_manifest,
     write_shard,
 )
 from springtide.store import Folder, digest
 
-_VERSION = 10
+_VERSION = 11
 """Increase it when the same settings produce other bytes."""
 
 _WORK = "work"
@@ -215,7 +216,8 @@ def seal_shard(job: SealJob) -> None:
     else:
         rows = _fill(documents, plan.pieces, plan.rows, length + 1, job.end_of_text)
     lengths = open_work_tokenizer(job.work, job.end_of_text).byte_lengths()
-    num_bytes = np.array([_num_bytes(row[1:], lengths) for row in rows], dtype=np.int64)
+    wide = memory_type(job.settings.token_type, len(lengths))
+    num_bytes = np.array([_num_bytes(row[1:].astype(wide, copy=False), lengths) for row in rows], dtype=np.int64)
     shard = write_shard(job.dataset, plan.name, job.settings, plan.first_row, num_bytes, rows)
     texts = [document[1:] for document in documents] if job.has_begin else documents
     shard = write_signatures(job.dataset, shard, plan.split, bands, texts)

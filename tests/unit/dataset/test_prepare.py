@@ -83,6 +83,25 @@ def test_a_vocabulary_that_counts_other_bytes_than_the_text_has_is_told(
     assert "(normalizer: NFD, StripAccents)" in told[0]
 
 
+def test_bytes_of_ids_with_the_top_bit_are_counted(tmp_path: Path) -> None:
+    """Without tokens that are not predicted, uint16 holds 65,536 ids."""
+    from tokenizers import Tokenizer
+
+    write_corpus(tmp_path / "text", 40)
+    spec = json.loads(open_tokenizer("bytes", [], 0).to_json())
+    vocab = spec["model"]["vocab"]
+    fillers = {f"filler{number}": number for number in range(40_000) if number != 256}
+    spec["model"]["vocab"] = {word: 40_000 + id if id < 256 else id for word, id in vocab.items()} | fillers
+    Tokenizer.from_str(json.dumps(spec)).save(str(tmp_path / "large.json"))
+    counted = []
+    for token_type in ("uint16", "uint32"):
+        changes = {"corpus__tokenizer": str(tmp_path / "large.json"), "shards__token_type": token_type}
+        manifest, _ = open_dataset(prepare(small(tmp_path / "data", tmp_path / "text", **changes)).shards.dataset)
+        assert manifest.vocab_size > 2**15
+        counted.append(manifest.splits[TRAIN].num_bytes)
+    assert counted[0] == counted[1] > 1000
+
+
 @pytest.mark.usefixtures("small_units")
 def test_near_copies_are_left_out_and_counted(tmp_path: Path) -> None:
     write_corpus(tmp_path / "text")
