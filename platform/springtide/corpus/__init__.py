@@ -3,27 +3,40 @@
 from springtide.corpus.benchmark import Quotes, quotes, quotes_of
 from springtide.corpus.clean import clean
 from springtide.corpus.documents import Broken, Document
-from springtide.corpus.near_duplicates import BANDS, SIMILAR, bands, clusters, jaccard, shingles
+from springtide.corpus.near_duplicates import (
+    BANDS,
+    BINS,
+    SIMILAR,
+    NearDuplicates,
+    Signature,
+    jaccard,
+    near_duplicates,
+    shingles,
+    signature,
+)
 from springtide.corpus.sources import CorpusReader, Unit, open_source
 from springtide.corpus.tokenizer import Tokenizer, check_byte_counts, open_tokenizer
 
 __all__ = [
     "BANDS",
+    "BINS",
     "SIMILAR",
     "Broken",
     "CorpusReader",
     "Document",
+    "NearDuplicates",
     "Quotes",
+    "Signature",
     "Tokenizer",
     "Unit",
-    "bands",
     "check_byte_counts",
     "clean",
-    "clusters",
     "jaccard",
+    "near_duplicates",
     "open_source",
     "open_tokenizer",
     "quotes",
     "quotes_of",
     "shingles",
+    "signature",
 ]

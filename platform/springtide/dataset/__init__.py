@@ -2,8 +2,8 @@
 processes, and the bytes are the same.
 
     source -> units -> parts       per unit: clean, hash, tokenise                          parts.py
-    parts  -> plan                 drop duplicates, shuffle globally, split, cut shards     plan.py
-    plan   -> shards -> manifest   per shard: pack and write; the manifest last             make.py
+    parts  -> plan                 drop duplicates, shuffle globally, split, cut shards     near.py, plan.py
+    plan   -> shards -> manifest   per shard: pack and write; the manifest last             make.py, statistics.py
 """
 
 from springtide.dataset.make import (

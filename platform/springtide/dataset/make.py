@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import collections
 import contextlib
 import dataclasses
 import errno
@@ -10,7 +9,7 @@ import hashlib
 import itertools
 import json
 import shutil
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -19,7 +18,6 @@ from springtide.config.data import CorpusConfig, ShardsConfig
 from springtide.corpus import BANDS, CorpusReader, Tokenizer, check_byte_counts, open_source, open_tokenizer
 from springtide.dataset.apart import ApartFrom, names, open_apart
 from springtide.dataset.parts import (
-    EXAMPLES,
     PartJob,
     begin_of_text,
     make_part,
@@ -31,6 +29,7 @@ from springtide.dataset.parts import (
 from springtide.dataset.plan import Plan, ShardPlan, make_plan
 from springtide.dataset.sample import sample
 from springtide.dataset.signatures import SIGNATURES, write_signatures
+from springtide.dataset.statistics import statistics
 from springtide.errors import ConfigError, CorpusError, explain, redacted
 from springtide.shards import (
     MANIFEST,
@@ -58,8 +57,6 @@ _MADE_HERE = ("bpe", "bytes")
 
 _CHECKED, _CHECKED_A_UNIT, _CHECKED_CHARACTERS = 256, 64, 10_000
 """Documents in all, documents per unit, and characters per document on which a tokenizer's byte counts are checked."""
-
-_GROUPS_NAMED = 12
 
 Progress = Callable[[str, int, int], None]
 """Called with the name of the stage, the number of jobs done, and the number of jobs in all."""
@@ -165,7 +162,7 @@ def _make(
         fingerprint=dataset.name,
         heldout_fraction=plan.heldout_fraction,
         apart_from=tuple(manifest.digest for manifest in apart.manifests),
-        source={"source": _named(corpus), "apart_from": names(apart), **_counts(counts, plan)},
+        source={"source": _named(corpus), "apart_from": names(apart), **statistics(counts, plan, work, vocabulary)},
         splits={
             split: _split(plan, split, [job for job in seals if job.shard.split == split]) for split in plan.documents
         },
@@ -312,40 +309,6 @@ def _split(plan: Plan, split: str, jobs: list[SealJob]) -> Split:
         rows=sum(shard.rows for shard in shards),
         shards=shards,
     )
-
-
-def _counts(records: list[dict[str, Any]], plan: Plan) -> dict[str, Any]:
-    """Return statistics of the source: documents, drops by reason, characters, tokens, a few broken records."""
-    documents: collections.Counter[str] = sum(
-        (collections.Counter(r["documents"]) for r in records), collections.Counter()
-    )
-    groups: collections.Counter[str] = sum(
-        (collections.Counter(r["tokens_by_group"]) for r in records), collections.Counter()
-    )
-    largest = dict(groups.most_common(_GROUPS_NAMED))
-    kept = documents.pop("kept", 0)
-    edges = [0, *(2**power for power in range(4, 21, 2))]
-    lengths = np.histogram(plan.lengths, [*edges, np.inf])[0].tolist()
-    return {
-        "documents": kept + sum(documents.values()),
-        "dropped": {**documents, **plan.dropped},
-        "characters": sum(record["characters"] for record in records),
-        "tokens_before_deduplication": groups.total(),
-        "tokens_by_group": [*largest.items(), ("others", groups.total() - sum(largest.values()))],
-        "documents_by_tokens": [[edge, count] for edge, count in zip(edges, lengths, strict=True)],
-        "broken": [sample for record in records for sample in record["broken"]][:20],
-        "examples": _first(example for record in records for example in record["examples"]),
-    }
-
-
-def _first(examples: Iterable[dict[str, str]]) -> list[dict[str, str]]:
-    """Return the first few examples for each reason."""
-    seen: collections.Counter[str] = collections.Counter()
-    found = []
-    for example in examples:
-        seen[example["reason"]] += 1
-        found += [example] if seen[example["reason"]] <= EXAMPLES else []
-    return found
 
 
 def _check_room(sources: list[CorpusReader], dataset: Folder) -> None:

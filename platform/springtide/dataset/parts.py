@@ -1,7 +1,7 @@
 """Unit of the source -> parts: its documents cleaned, hashed and tokenised, sorted by their place in the dataset.
 
     documents  [text] [text] [text]                      of one unit, in file order; a part takes about 64 MiB of them
-    parts      key, split, length, bands, tokens         Parquet, each sorted by key
+    parts      key, length, signature, name, tokens      Parquet, each sorted by key
     unit       counts                                    JSON, written last: a unit without it is made again
 
 The key is a keyed hash of the text: sorting by it shuffles globally and makes equal texts neighbours.
@@ -22,7 +22,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from springtide.config.data import CorpusConfig, ShardsConfig
-from springtide.corpus import Broken, CorpusReader, Document, Tokenizer, Unit, bands, clean
+from springtide.corpus import BINS, Broken, CorpusReader, Document, Tokenizer, Unit, clean, signature
 from springtide.dataset.apart import open_exclusions
 from springtide.dataset.signatures import BAND_COLUMNS
 from springtide.errors import ConfigError, explain, legible, redacted
@@ -115,7 +115,7 @@ def _cleaned(
         if isinstance(found, Broken):
             counts[found.reason] += 1
             if len(samples) < _SAMPLES:
-                samples.append({**found._asdict(), "name": _shown(found.name)})
+                samples.append({**found._asdict(), "name": shown(found.name)})
             continue
         text, reason = clean(found.text, job.corpus)
         if not dropped.add(reason, found):
@@ -141,7 +141,7 @@ class _Examples:
         self.counts[reason] += 1
         if self.counts[reason] <= EXAMPLES:
             sample = document.text[:EXAMPLE_CHARACTERS]
-            self.examples.append({"reason": reason, "name": _shown(document.name), "sample": sample})
+            self.examples.append({"reason": reason, "name": shown(document.name), "sample": sample})
         return True
 
 
@@ -167,8 +167,8 @@ def _tokenised(job: PartJob, documents: list[Document], vocabulary: Tokenizer) -
         place = hashlib.blake2b(document.digest, key=key, digest_size=16).digest()
         share = int.from_bytes(document.digest[:8], "little")
         group = job.group or _first_folder(document.name)
-        row = {"document": document, "place": place, "share": share, "group": group, "tokens": ids, "bands": bands(ids)}
-        rows.append(row)
+        row = {"document": document, "place": place, "share": share, "group": group, "tokens": ids}
+        rows.append({**row, **signature(ids)._asdict()})
     rows.sort(key=lambda row: row["place"])
     return rows
 
@@ -184,7 +184,7 @@ def _encoded(documents: list[Document], vocabulary: Tokenizer, job: PartJob) -> 
             yield next(encoded)
             continue
         if tokenizer == "bpe":
-            limit, remedy = f"is trained here, {_shown(document.name)} came as token ids", "name the one that made them"
+            limit, remedy = f"is trained here, {shown(document.name)} came as token ids", "name the one that made them"
             raise ConfigError(explain("corpus.tokenizer", tokenizer, limit, remedy))
         has_begin = len(document.ids) > 0 and document.ids[0] == bos_id
         yield np.concatenate([document.ids[has_begin:], end])
@@ -200,10 +200,10 @@ def _begin_texts(job: PartJob, rows: list[dict[str, Any]], vocabulary: Tokenizer
 
 def _first_folder(name: str) -> str:
     """Return the first folder of a document's name, or its file."""
-    return _shown(name).split("/")[0].split("@")[0]
+    return shown(name).split("/")[0].split("@")[0]
 
 
-def _shown(name: str) -> str:
+def shown(name: str) -> str:
     """Return a file's name for the manifest and the card: names are bytes, and that of a URL may end in a signature."""
     return legible(redacted(name))
 
@@ -223,7 +223,8 @@ def begin_of_text(vocabulary: Tokenizer, corpus: CorpusConfig, shards: ShardsCon
 
 def _encode(rows: list[dict[str, Any]], token_type: str) -> bytes:
     places = np.frombuffer(b"".join(row["place"] for row in rows), dtype=">u8").reshape(-1, 2).astype(np.uint64)
-    signatures = np.array([row["bands"] for row in rows], dtype=np.uint64).reshape(-1, len(BAND_COLUMNS))
+    bands = np.array([row["bands"] for row in rows], dtype=np.uint64).reshape(-1, len(BAND_COLUMNS))
+    sketches = pa.py_buffer(b"".join(row["sketch"].tobytes() for row in rows))
     lengths = np.array([len(row["tokens"]) for row in rows], dtype=np.int64)
     flat = np.concatenate([row["tokens"] for row in rows] or [np.empty(0)]).astype(token_type)
     offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
@@ -232,7 +233,9 @@ def _encode(rows: list[dict[str, Any]], token_type: str) -> bytes:
         "low": places[:, 1],
         "share": np.array([row["share"] for row in rows], dtype=np.uint64),
         "length": lengths.astype(np.int32),  # a document is not longer than sources and documents allow
-        **{name: signatures[:, number] for number, name in enumerate(BAND_COLUMNS)},
+        **{name: bands[:, number] for number, name in enumerate(BAND_COLUMNS)},
+        "sketch": pa.FixedSizeBinaryArray.from_buffers(pa.binary(BINS), len(rows), [None, sketches]),
+        "name": pa.array([shown(row["document"].name) for row in rows], pa.string()),
         "tokens": pa.LargeListArray.from_arrays(pa.array(offsets), pa.array(flat)),
     }
     out = io.BytesIO()
@@ -256,12 +259,18 @@ def read_columns(work: Folder, part: int, names: list[str]) -> pa.Table:
         return pq.read_table(file, columns=names)
 
 
+def read_sketches(work: Folder, part: int) -> np.ndarray:
+    """Return the sketches of a part's documents, uint8 (documents, BINS)."""
+    column = read_columns(work, part, ["sketch"])["sketch"].combine_chunks()
+    return np.frombuffer(column.buffers()[1], np.uint8, len(column) * BINS, column.offset * BINS).reshape(-1, BINS)
+
+
 def read_documents(work: Folder, part: int, rows: np.ndarray) -> tuple[list[np.ndarray], np.ndarray]:
     """Return the token ids of documents of a part and their band hashes, uint64 (documents, BANDS). They are given by their
     rows in rising order; reads only their row groups."""
     groups = rows // _DOCUMENTS_A_GROUP
     found: list[np.ndarray] = []
-    signatures: list[np.ndarray] = []
+    bands: list[np.ndarray] = []
     with work.open(_rows(part)) as file:
         parquet = pq.ParquetFile(file)
         for group in np.unique(groups).tolist():
@@ -270,5 +279,5 @@ def read_documents(work: Folder, part: int, rows: np.ndarray) -> tuple[list[np.n
             values, offsets = lists.values.to_numpy(), lists.offsets.to_numpy()
             inside = rows[groups == group] - group * _DOCUMENTS_A_GROUP
             found += [values[offsets[row] : offsets[row + 1]] for row in inside.tolist()]
-            signatures.append(np.stack([table[name].to_numpy()[inside] for name in BAND_COLUMNS], axis=1))
-    return found, np.concatenate(signatures)
+            bands.append(np.stack([table[name].to_numpy()[inside] for name in BAND_COLUMNS], axis=1))
+    return found, np.concatenate(bands)

@@ -1,20 +1,20 @@
 """All parts -> plan: drop duplicates, order the documents, split them and cut shards.
 
-Memory holds about 44 bytes per document and no text: keys, lengths, and one band of the signatures at a time.
+Memory holds about 60 bytes per document and no text: keys, lengths, and one band of the signatures at a time.
 """
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator, Sequence
+from typing import NamedTuple
 
 import numpy as np
 
 from springtide.config.data import ShardsConfig
-from springtide.corpus import clusters
 from springtide.dataset.apart import TRAINED_ON, ApartFrom, trained_on
-from springtide.dataset.parts import read_columns
-from springtide.dataset.signatures import BAND_COLUMNS
+from springtide.dataset.near import find_near_duplicates, read_bands_of
+from springtide.dataset.parts import EXAMPLES, read_columns
 from springtide.shards import HELDOUT, TRAIN, best_fit, shuffle_rows
 from springtide.store import Folder
 
@@ -41,6 +41,18 @@ class ShardPlan:
         return f"{self.split}-{self.number:05d}.parquet"
 
 
+class Drop(NamedTuple):
+    """A document that the plan drops."""
+
+    reason: str
+    place: tuple[int, int]
+    """(part, row in the part)."""
+    kept: tuple[int, int] | None
+    """The document that is kept for it, if it is a duplicate."""
+    similarity: float
+    """Jaccard similarity of the two; 1 for equal texts."""
+
+
 @dataclasses.dataclass(frozen=True)
 class Plan:
     """The shards of a dataset, and counts of documents and tokens."""
@@ -51,6 +63,8 @@ class Plan:
     tokens: dict[str, int]
     dropped: dict[str, int]
     """Reason -> number of documents dropped by the plan."""
+    examples: tuple[Drop, ...]
+    """The first few documents dropped for each reason."""
     lengths: np.ndarray
     """int32: tokens of each kept document."""
     heldout_fraction: float
@@ -62,24 +76,35 @@ def make_plan(
 ) -> Plan:
     """Compute the plan from the columns of the parts with these numbers. It does not depend on how many processes made them."""
     part, row, high, low, share, length = _index(work, parts)
+
+    def place(index: int) -> tuple[int, int]:
+        return int(part[index]), int(row[index])
+
     order = np.lexsort((row, part, low, high))
     again = np.zeros(len(order), dtype=bool)
     again[1:] = (high[order][1:] == high[order][:-1]) & (low[order][1:] == low[order][:-1])
     dropped = {"duplicate": int(again.sum())}
+    first = order[np.maximum.accumulate(np.where(again, 0, np.arange(len(order))))]
+    examples = [
+        Drop("duplicate", place(order[at]), place(first[at]), 1.0) for at in np.flatnonzero(again)[:EXAMPLES].tolist()
+    ]
     order = order[~again]
     if near_duplicates:
-        # keep the first document of each cluster
-        cluster = clusters(_bands(work, parts, order), len(order))
-        first = np.zeros(len(order), dtype=bool)
-        first[np.unique(cluster, return_index=True)[1]] = True
-        dropped["near duplicate"] = int((~first).sum())
-        order = order[first]
+        found = find_near_duplicates(work, parts, order)
+        near = found.kept != np.arange(len(order))
+        dropped["near duplicate"] = int(near.sum())
+        examples += [
+            Drop("near duplicate", place(order[at]), place(order[found.kept[at]]), float(found.similarity[at]))
+            for at in np.flatnonzero(near)[:EXAMPLES].tolist()
+        ]
+        order = order[~near]
     fraction = _fraction(settings, share[order], length[order])
     held_out = _is_held_out(share[order], fraction)
     if apart.datasets:
         met = np.zeros(len(order), dtype=bool)
-        met[held_out] = trained_on(np.stack(list(_bands(work, parts, order[held_out]))), apart)
+        met[held_out] = trained_on(np.stack(list(read_bands_of(work, parts, order[held_out]))), apart)
         dropped[TRAINED_ON] = int(met.sum())
+        examples += [Drop(TRAINED_ON, place(index), None, 0.0) for index in order[met][:EXAMPLES].tolist()]
         order, held_out = order[~met], held_out[~met]
     splits = {TRAIN: order[~held_out], HELDOUT: order[held_out]}
     shards: list[ShardPlan] = []
@@ -90,7 +115,7 @@ def make_plan(
         documents[split], tokens[split] = len(chosen), int(length[chosen].sum())
         lay = _cut if settings.packing == "concat" else _fit
         shards += lay(settings, split, part[chosen], row[chosen], length[chosen])
-    return Plan(tuple(shards), documents, tokens, dropped, length[order], fraction)
+    return Plan(tuple(shards), documents, tokens, dropped, tuple(examples), length[order], fraction)
 
 
 def _fraction(settings: ShardsConfig, share: np.ndarray, length: np.ndarray) -> float:
@@ -155,8 +180,3 @@ def _index(work: Folder, parts: Sequence[int]) -> tuple[np.ndarray, ...]:
         for place, name in enumerate(("high", "low", "share", "length"), start=2):
             columns[place].append(table[name].to_numpy())
     return tuple(np.concatenate(column) for column in columns)
-
-
-def _bands(work: Folder, parts: Sequence[int], order: np.ndarray) -> Iterator[np.ndarray]:
-    for name in BAND_COLUMNS:
-        yield np.concatenate([read_columns(work, number, [name])[name].to_numpy() for number in parts])[order]

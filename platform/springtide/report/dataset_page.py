@@ -38,9 +38,7 @@ def render(name: str, manifest: Mapping[str, Any], digest: str, rows: Sequence[s
         "apart from": ", ".join(source["apart_from"]) or "nothing (corpus.apart_from)",
     }
     broken = "\n".join(f"{found['name']}: {found['reason']}: {found['sample']!r}" for found in source["broken"])
-    dropped_texts = "\n".join(
-        f"{found['name']}: {found['reason']}: {found['sample']!r}" for found in source["examples"]
-    )
+    dropped_texts = "\n".join(map(_dropped, source["examples"]))
     sections = [
         cards(_figures(source, splits, kept)),
         draw(charts),
@@ -50,6 +48,16 @@ def render(name: str, manifest: Mapping[str, Any], digest: str, rows: Sequence[s
         text("A few rows", "\n\n".join(rows)) if rows else "",
     ]
     return page(name, sections)
+
+
+def _dropped(found: Mapping[str, Any]) -> str:
+    if "kept_name" not in found:
+        return f"{found['name']}: {found['reason']}: {found['sample']!r}"
+    alike = f" (similarity {found['similarity']:.2f})" if found["similarity"] < 1 else ""
+    told = f"{found['name']}: {found['reason']} of {found['kept_name']}{alike}"
+    if found["sample"] == found["kept_sample"]:
+        return f"{told}: {found['sample']!r}"
+    return f"{told}\n  dropped: {found['sample']!r}\n  kept:    {found['kept_sample']!r}"
 
 
 def _figures(source: Mapping[str, Any], splits: Mapping[str, Any], kept: int) -> list[tuple[str, str, str]]:

@@ -116,9 +116,11 @@ def test_text_that_another_dataset_holds_out_is_trained_on_nowhere(first: str, s
 
 def test_a_document_that_shares_only_a_band_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Bands only propose; similarity decides."""
+    from springtide.corpus import signature
     from springtide.dataset import parts
 
-    monkeypatch.setattr(parts, "bands", lambda ids: np.full(16, 7, np.uint64))
+    shared = np.full(16, 7, np.uint64)
+    monkeypatch.setattr(parts, "signature", lambda ids: signature(ids)._replace(bands=shared))
     same = made(write(tmp_path / "same", texts(10, 1)), corpus__near_duplicates=False, shards__heldout_fraction=1)
     other = write(tmp_path / "other", texts(30, 3))
     url = made(other, corpus__near_duplicates=False, corpus__apart_from=[same])
