@@ -47,6 +47,8 @@ class SourceConfig(Section):
     """Largest share of characters in repeated lines; 1 keeps all [ratio]."""
     max_symbols: float | None = Field(None, ge=0, le=1)
     """Largest share of characters that are not letters, digits or spaces; 1 keeps all [ratio]."""
+    quality: tuple[Literal["gopher", "c4"], ...] | None = None
+    """As corpus.quality [name]."""
 
 
 def _source(value: Any) -> Any:
@@ -97,6 +99,9 @@ class CorpusConfig(Section):
     """Largest share of characters in repeated lines; 1 keeps all [ratio]."""
     max_symbols: float = Field(1.0, ge=0, le=1)
     """Largest share of characters that are not letters, digits or spaces; 1 keeps all [ratio]."""
+    quality: tuple[Literal["gopher", "c4"], ...] = ()
+    """Published rules for English text, in the order to apply them: ``gopher`` drops documents by their words, lines and
+    repetitions (2112.11446), ``c4`` removes lines and drops documents (1910.10683) [name]."""
     near_duplicates: bool = True
     """Whether to keep only one of each cluster of documents that share most of their text [flag]."""
     apart_from: tuple[Annotated[SourceConfig, BeforeValidator(_source)], ...] = ()

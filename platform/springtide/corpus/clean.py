@@ -6,28 +6,33 @@ import collections
 import unicodedata
 
 from springtide.config.data import CorpusConfig
-
-Verdict = tuple[str, str]
-"""(text, ""), or ("", the reason why it is dropped)."""
+from springtide.corpus.quality import RULES
+from springtide.corpus.verdict import Verdict
 
 
 def clean(text: str, config: CorpusConfig) -> Verdict:
-    """Return the cleaned text, or the reason why it is dropped. The rules do not depend on the language."""
+    """Return the cleaned text, or the reason why it is dropped. Only ``corpus.quality`` depends on the language."""
     if config.broken_text == "drop" and "\ufffd" in text:
-        return "", "not UTF-8"
+        return Verdict("", "not UTF-8")
     if config.normalization != "none":
         text = unicodedata.normalize(config.normalization, text)
     if not text.strip():
-        return "", "empty"
+        return Verdict("", "empty")
     if len(text) < config.min_characters:
-        return "", "short"
+        return Verdict("", "short")
     if config.max_characters and len(text) > config.max_characters:
-        return "", "long"
+        return Verdict("", "long")
     if config.max_repetition < 1 and repetition(text) > config.max_repetition:
-        return "", "repetitive"
+        return Verdict("", "repetitive")
     if config.max_symbols < 1 and symbols(text) > config.max_symbols:
-        return "", "symbols"
-    return text, ""
+        return Verdict("", "symbols")
+    edits: collections.Counter[str] = collections.Counter()
+    for name in config.quality:
+        text, reason, edited = RULES[name](text)
+        edits.update(edited)
+        if reason:
+            return Verdict("", reason)
+    return Verdict(text, "", edits)
 
 
 def repetition(text: str) -> float:

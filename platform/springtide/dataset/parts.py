@@ -77,11 +77,12 @@ def make_part(job: PartJob) -> None:
         return
     vocabulary = open_work_tokenizer(job.work, job.corpus.end_of_text)
     counts: collections.Counter[str] = collections.Counter()
+    edits: collections.Counter[str] = collections.Counter()
     samples: list[dict[str, str]] = []
     dropped = _Examples()
     groups: collections.Counter[str] = collections.Counter()
     kept = characters = parts = 0
-    for documents in _batches(_cleaned(job, vocabulary, counts, samples, dropped)):
+    for documents in _batches(_cleaned(job, vocabulary, counts, edits, samples, dropped)):
         rows = _tokenised(job, documents, vocabulary)
         if job.corpus.apart_from:
             rows = [row for row in rows if not dropped.add(_excluded(job, row), row["document"])]
@@ -94,6 +95,7 @@ def make_part(job: PartJob) -> None:
         kept, parts = kept + len(rows), parts + 1
     record = {
         "documents": {**(counts + dropped.counts), "kept": kept},
+        "edits": edits,
         "characters": characters,
         "tokens_by_group": groups,
         "broken": samples,
@@ -107,6 +109,7 @@ def _cleaned(
     job: PartJob,
     vocabulary: Tokenizer,
     counts: collections.Counter[str],
+    edits: collections.Counter[str],
     samples: list[dict[str, str]],
     dropped: _Examples,
 ) -> Iterator[Document]:
@@ -117,9 +120,10 @@ def _cleaned(
             if len(samples) < _SAMPLES:
                 samples.append({**found._asdict(), "name": shown(found.name)})
             continue
-        text, reason = clean(found.text, job.corpus)
+        text, reason, edited = clean(found.text, job.corpus)
         if not dropped.add(reason, found):
-            yield found._replace(text=text)
+            edits.update(edited)
+            yield found._replace(text=text, ids=None if edited else found.ids)
 
 
 def _excluded(job: PartJob, row: dict[str, Any]) -> str:

@@ -26,7 +26,7 @@ def statistics(records: list[dict[str, Any]], plan: Plan, work: Folder, vocabula
         records: the counts of each unit.
         work: folder with the parts, for the texts of the plan's examples.
     """
-    documents, groups = (_total(records, name) for name in ("documents", "tokens_by_group"))
+    documents, edits, groups = (_total(records, name) for name in ("documents", "edits", "tokens_by_group"))
     largest = dict(groups.most_common(_GROUPS_NAMED))
     kept = documents.pop("kept", 0)
     edges = [0, *(2**power for power in range(4, 21, 2))]
@@ -34,6 +34,7 @@ def statistics(records: list[dict[str, Any]], plan: Plan, work: Folder, vocabula
     return {
         "documents": kept + sum(documents.values()),
         "dropped": {**documents, **plan.dropped},
+        "edits": dict(edits),
         "characters": sum(record["characters"] for record in records),
         "tokens_before_deduplication": groups.total(),
         "tokens_by_group": [*largest.items(), ("others", groups.total() - sum(largest.values()))],

@@ -26,6 +26,7 @@ def render(name: str, manifest: Mapping[str, Any], digest: str, rows: Sequence[s
         ),
         Bars("Where the tokens come from", "tokens, before deduplication", _seen(source["tokens_by_group"])),
         Bars("Documents kept and dropped", "documents", [("kept", kept), *dropped.items()]),
+        *([Bars("Edited", "lines removed or values masked", list(source["edits"].items()))] if source["edits"] else []),
         Bars("Splits", "tokens", [(name, split["tokens"]) for name, split in splits.items()]),
     ]
     facts = {
