@@ -7,7 +7,7 @@ import os
 from functools import partial
 
 from springtide.cli.commands import Commands
-from springtide.cli.options import add_config, add_json, config_of
+from springtide.cli.options import add_config, add_json, add_trust, config_of
 from springtide.cli.progress import progress_bars
 
 _PREPARE = """  springtide data prepare --recipe demo
@@ -27,6 +27,7 @@ def add(commands: Commands) -> None:
 
 def _prepare_options(show_all: bool, parser: argparse.ArgumentParser) -> None:
     add_config(parser, show_all)
+    add_trust(parser)
     parser.add_argument("--save", metavar="FILE", help="write the resolved config there")
     add_json(parser)
 

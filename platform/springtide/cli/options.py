@@ -76,9 +76,7 @@ def print_json(value: Any) -> None:
 
 def add_trust(parser: argparse.ArgumentParser) -> None:
     """Add --trust-code."""
-    parser.add_argument(
-        "--trust-code", action="store_true", help="run the code of model.source that the run or --config FILE names"
-    )
+    parser.add_argument("--trust-code", action="store_true", help="run the code that the run or --config FILE names")
 
 
 def config_of(options: argparse.Namespace, runs_code: bool = True) -> Config:
@@ -87,7 +85,8 @@ def config_of(options: argparse.Namespace, runs_code: bool = True) -> Config:
     Args:
         options: parsed arguments of a command that has ``add_config``.
         runs_code: whether the command runs the model. If so, a ``model.source`` from a file needs --trust-code, unless the
-            command resumes a run whose claim trusts that code; one from the command line does not.
+            command resumes a run whose claim trusts that code; one from the command line does not. The same holds
+            for ``corpus.filter`` wherever a dataset may have to be prepared.
 
     Raises:
         ConfigError: a recipe, file, field or value is not valid.
@@ -97,7 +96,10 @@ def config_of(options: argparse.Namespace, runs_code: bool = True) -> Config:
     given = {name: value for name, value in vars(options).items() if "." in name}
     base = configs.load_config(options.config, True) if options.config else configs.recipe(options.recipe)
     config = base.override({name: _value(name, text) for name, text in given.items()})
-    if options.config and runs_code and "model.source" not in given and not options.trust_code:
+    trusts = getattr(options, "trust_code", False)
+    if options.config and not config.shards.dataset and "corpus.filter" not in given:
+        configs.check_trusted(config.corpus.filter, options.config, trusts, field="corpus.filter")
+    if options.config and runs_code and "model.source" not in given and not trusts:
         from springtide.run.folder import trusted_code
 
         claimed = trusted_code(config) if getattr(options, "resume", False) else ""

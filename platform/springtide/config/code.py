@@ -10,11 +10,12 @@ import contextlib
 import functools
 import hashlib
 import hmac
+import importlib
 import os
 import secrets
 import stat
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
 
@@ -34,10 +35,10 @@ def code_fingerprint() -> str:
     return found.hexdigest()[:16]
 
 
-def check_trusted(source: str, where: str, trust_code: bool, claimed: str = "") -> None:
-    """Raise ConfigError if the config in ``where`` names code to run (``source``, its ``model.source``), ``trust_code`` is
-    False, and its digest is not the one that the user trusted when the run started (``claimed``). For configs that the
-    user may not have written."""
+def check_trusted(source: str, where: str, trust_code: bool, claimed: str = "", field: str = "model.source") -> None:
+    """Raise ConfigError if the config in ``where`` names code to run (``source``, in its ``field``), ``trust_code`` is False,
+    and its digest is not the one that the user trusted when the run started (``claimed``). For configs that the user may not
+    have written."""
     if not source or trust_code or (claimed and claimed == (now := code_digest(source))):
         return
     module = source.partition(":")[0]
@@ -45,7 +46,34 @@ def check_trusted(source: str, where: str, trust_code: bool, claimed: str = "") 
     if claimed:
         what += f"; it has changed since you trusted it: its digest was {claimed} and is {now or 'none'}"
     remedy = "read it, then pass --trust-code (in Python: trust_code=True) if you trust its author, or name it yourself"
-    raise ConfigError(explain("model.source", source, what, remedy))
+    raise ConfigError(explain(field, source, what, remedy))
+
+
+def find_code(field: str, source: str, returns: str) -> Callable[..., object]:
+    """Return the function that ``source``, the value of ``field``, names: package.module:function. Modules are searched in the
+    current folder too, after all installed ones. The caller has checked that this code may run (``check_trusted``).
+
+    Args:
+        returns: what the function should return, for the error.
+
+    Raises:
+        ConfigError: there is no such function.
+    """
+    module, _, name = source.partition(":")
+    if not module or not name:
+        problem = "is not package.module:function"
+        raise ConfigError(explain(field, source, problem, f"name a function that returns {returns}"))
+    if os.getcwd() not in sys.path:
+        sys.path.append(os.getcwd())  # last: a stray file must not shadow an installed package
+    try:
+        function = getattr(importlib.import_module(module), name)
+    except (ImportError, AttributeError) as error:
+        problem, remedy = f"cannot be imported ({error})", "start in the folder that contains it, or install it"
+        raise ConfigError(explain(field, source, problem, remedy)) from None
+    if not callable(function):
+        raise ConfigError(explain(field, source, "is not a function", f"name one that returns {returns}"))
+    found: Callable[..., object] = function
+    return found
 
 
 def code_digest(source: str) -> str:

@@ -21,6 +21,8 @@ _ONE_LINE = r"^[^\r\n]*$"
 BLANK_LINE = "blank_line"
 """Value of ``corpus.separator``: documents are paragraphs."""
 
+LanguageCode = Annotated[str, Field(pattern="^[a-z]{2}$")]
+
 Weight = Annotated[float, Field(ge=0)]
 
 
@@ -49,6 +51,10 @@ class SourceConfig(Section):
     """Largest share of characters that are not letters, digits or spaces; 1 keeps all [ratio]."""
     quality: tuple[Literal["gopher", "c4"], ...] | None = None
     """As corpus.quality [name]."""
+    languages: tuple[LanguageCode, ...] | None = None
+    """As corpus.languages [code]."""
+    pii: tuple[Literal["emails", "ip_addresses"], ...] | None = None
+    """As corpus.pii [name]."""
 
 
 def _source(value: Any) -> Any:
@@ -102,6 +108,17 @@ class CorpusConfig(Section):
     quality: tuple[Literal["gopher", "c4"], ...] = ()
     """Published rules for English text, in the order to apply them: ``gopher`` drops documents by their words, lines and
     repetitions (2112.11446), ``c4`` removes lines and drops documents (1910.10683) [name]."""
+    languages: tuple[LanguageCode, ...] = ()
+    """ISO 639-1 codes of the languages to keep, such as ``en``; empty keeps all; needs ``pip install 'springtide[language]'``
+    [code]."""
+    filter: str = Field("", pattern=r"^$|^[^:\s]+:[^:\s]+$")
+    """Your own filter as ``package.module:function``: is given a text, and returns it, changed or not, or None to drop it; from
+    a file it needs --trust-code [name]."""
+    pii: tuple[Literal["emails", "ip_addresses"], ...] = ()
+    """Personal data that is masked: email addresses, public IP addresses [name]."""
+    deduplicate: Literal["documents", "paragraphs", "lines"] = "documents"
+    """What is removed if its text occurred before in the corpus: whole documents, and of those that stay also paragraphs or
+    lines of 50 characters and more; reads the corpus twice [name]."""
     near_duplicates: bool = True
     """Whether to keep only one of each cluster of documents that share most of their text [flag]."""
     apart_from: tuple[Annotated[SourceConfig, BeforeValidator(_source)], ...] = ()

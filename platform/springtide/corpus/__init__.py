@@ -1,7 +1,7 @@
 """Raw text -> documents -> token ids. Layer rule: a document's identity is the digest of its text, never its location."""
 
 from springtide.corpus.benchmark import Quotes, quotes, quotes_of
-from springtide.corpus.clean import clean
+from springtide.corpus.clean import check_clean, clean
 from springtide.corpus.documents import Broken, Document
 from springtide.corpus.near_duplicates import (
     BANDS,
@@ -14,6 +14,7 @@ from springtide.corpus.near_duplicates import (
     shingles,
     signature,
 )
+from springtide.corpus.pieces import Piece, without
 from springtide.corpus.sources import CorpusReader, Unit, open_source
 from springtide.corpus.tokenizer import Tokenizer, check_byte_counts, open_tokenizer
 
@@ -25,11 +26,13 @@ __all__ = [
     "CorpusReader",
     "Document",
     "NearDuplicates",
+    "Piece",
     "Quotes",
     "Signature",
     "Tokenizer",
     "Unit",
     "check_byte_counts",
+    "check_clean",
     "clean",
     "jaccard",
     "near_duplicates",
@@ -39,4 +42,5 @@ __all__ = [
     "quotes_of",
     "shingles",
     "signature",
+    "without",
 ]

@@ -3,15 +3,22 @@
 from __future__ import annotations
 
 import collections
+import functools
 import unicodedata
+from collections.abc import Callable, Iterable, Iterator
 
+from springtide.config.code import find_code
 from springtide.config.data import CorpusConfig
+from springtide.corpus.language import check_languages, language
+from springtide.corpus.own_filter import own_filter
+from springtide.corpus.pii import mask
 from springtide.corpus.quality import RULES
 from springtide.corpus.verdict import Verdict
 
 
 def clean(text: str, config: CorpusConfig) -> Verdict:
-    """Return the cleaned text, or the reason why it is dropped. Only ``corpus.quality`` depends on the language."""
+    """Return the cleaned text, or the reason why it is dropped. Only ``corpus.quality`` and
+    ``corpus.languages`` depend on the language."""
     if config.broken_text == "drop" and "\ufffd" in text:
         return Verdict("", "not UTF-8")
     if config.normalization != "none":
@@ -26,12 +33,33 @@ def clean(text: str, config: CorpusConfig) -> Verdict:
         return Verdict("", "repetitive")
     if config.max_symbols < 1 and symbols(text) > config.max_symbols:
         return Verdict("", "symbols")
+    if config.languages and (found := language(text)) not in config.languages:
+        return Verdict("", f"language {found}")
+    return _apply(text, _rules(config))
+
+
+def check_clean(config: CorpusConfig) -> None:
+    """Raise ConfigError if a rule cannot be applied here: a package or the user's own function is missing."""
+    check_languages(config.languages)
+    if config.filter:
+        find_code("corpus.filter", config.filter, "the text or None")
+
+
+def _rules(config: CorpusConfig) -> Iterator[Callable[[str], Verdict]]:
+    yield from (RULES[name] for name in config.quality)
+    if config.filter:
+        yield functools.partial(own_filter, config.filter)
+    if config.pii:
+        yield functools.partial(mask, kinds=config.pii)
+
+
+def _apply(text: str, rules: Iterable[Callable[[str], Verdict]]) -> Verdict:
     edits: collections.Counter[str] = collections.Counter()
-    for name in config.quality:
-        text, reason, edited = RULES[name](text)
-        edits.update(edited)
+    for rule in rules:
+        text, reason, edited = rule(text)
         if reason:
             return Verdict("", reason)
+        edits.update(edited)
     return Verdict(text, "", edits)
 
 

@@ -2,6 +2,7 @@
 processes, and the bytes are the same.
 
     source -> units -> parts       per unit: clean, hash, tokenise                          parts.py
+    units  -> repeats              find lines or paragraphs that occurred before           repeats.py
     parts  -> plan                 drop duplicates, shuffle globally, split, cut shards     near.py, plan.py
     plan   -> shards -> manifest   per shard: pack and write; the manifest last             make.py, statistics.py
 """

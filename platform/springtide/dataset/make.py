@@ -14,12 +14,22 @@ from typing import Any
 
 import numpy as np
 
+from springtide.config.code import code_digest
 from springtide.config.data import CorpusConfig, ShardsConfig
-from springtide.corpus import BANDS, CorpusReader, Tokenizer, check_byte_counts, open_source, open_tokenizer
+from springtide.corpus import (
+    BANDS,
+    CorpusReader,
+    Tokenizer,
+    check_byte_counts,
+    check_clean,
+    open_source,
+    open_tokenizer,
+)
 from springtide.dataset.apart import ApartFrom, names, open_apart
 from springtide.dataset.parts import (
     PartJob,
     begin_of_text,
+    find_pieces,
     make_part,
     open_work_tokenizer,
     part_numbers,
@@ -27,6 +37,7 @@ from springtide.dataset.parts import (
     read_documents,
 )
 from springtide.dataset.plan import Plan, ShardPlan, make_plan
+from springtide.dataset.repeats import buckets, find_repeats
 from springtide.dataset.sample import sample
 from springtide.dataset.signatures import SIGNATURES, write_signatures
 from springtide.dataset.statistics import statistics
@@ -98,6 +109,8 @@ def units_to_make(corpus: CorpusConfig, shards: ShardsConfig) -> int:
 
 def _find(corpus: CorpusConfig, shards: ShardsConfig) -> tuple[list[CorpusReader], ApartFrom, Folder]:
     """Return the sources, what they stay apart from, and the folder of their dataset."""
+    for each in corpus.each():
+        check_clean(each)
     sources = [open_source(each.source, each.max_files, each.field, each.separator) for each in corpus.each()]
     apart = open_apart(corpus)
     return sources, apart, Folder(shards.root) / fingerprint(corpus, shards, sources, apart)
@@ -109,8 +122,15 @@ def fingerprint(
     """Hash the settings but passwords in URLs, the sources' files, what they stay apart from and ``_VERSION``: 16 hex
     digits."""
     settings = [corpus.model_dump(mode="json"), shards.model_dump(mode="json", exclude={"root", "dataset"})]
+    code = [code_digest(corpus.filter)] if corpus.filter else []
     text = json.dumps(
-        [_VERSION, *settings, [source.fingerprint() for source in sources], apart.fingerprint() if apart else []],
+        [
+            _VERSION,
+            *settings,
+            [source.fingerprint() for source in sources],
+            apart.fingerprint() if apart else [],
+            *code,
+        ],
         sort_keys=True,
         allow_nan=False,
     )
@@ -139,6 +159,11 @@ def _make(
     tokenizer_digest = digest.of_bytes(vocabulary.to_json().encode())
     apart.check(tokenizer_digest)
     apart.prepare(work)
+    if corpus.deduplicate != "documents":
+        _run_all(run, find_pieces, jobs, f"finding {corpus.deduplicate}", progress)
+        repeats = buckets(work, len(jobs))
+        _run_all(run, find_repeats, repeats, "comparing them", progress)
+        jobs = [dataclasses.replace(job, buckets=len(repeats)) for job in jobs]
     _run_all(run, make_part, [job for job in jobs if not job.done()], "reading and tokenising", progress)
     counts = [read_counts(work, unit) for unit in range(len(jobs))]
     parts = [part for unit, mine in enumerate(counts) for part in part_numbers(unit, mine)]

@@ -24,6 +24,7 @@ import pyarrow.parquet as pq
 from springtide.config.data import CorpusConfig, ShardsConfig
 from springtide.corpus import BINS, Broken, CorpusReader, Document, Tokenizer, Unit, clean, signature
 from springtide.dataset.apart import open_exclusions
+from springtide.dataset.repeats import Repeats, write_pieces
 from springtide.dataset.signatures import BAND_COLUMNS
 from springtide.errors import ConfigError, explain, legible, redacted
 from springtide.shards import TOKENIZER, masked
@@ -57,6 +58,8 @@ class PartJob:
     """Folder for parts and the tokenizer until the dataset is sealed."""
     apart_from: tuple[str, ...] = ()
     """Datasets whose held-out text it must not contain."""
+    buckets: int = 0
+    """Number of buckets of repeated lines or paragraphs, which are removed."""
 
     def done(self) -> bool:
         """Return whether its parts were already made."""
@@ -82,7 +85,8 @@ def make_part(job: PartJob) -> None:
     dropped = _Examples()
     groups: collections.Counter[str] = collections.Counter()
     kept = characters = parts = 0
-    for documents in _batches(_cleaned(job, vocabulary, counts, edits, samples, dropped)):
+    found = _cleaned(job, vocabulary, counts, edits, samples, dropped)
+    for documents in _batches(_unrepeated(job, found, edits, dropped) if job.buckets else found):
         rows = _tokenised(job, documents, vocabulary)
         if job.corpus.apart_from:
             rows = [row for row in rows if not dropped.add(_excluded(job, row), row["document"])]
@@ -126,6 +130,30 @@ def _cleaned(
             yield found._replace(text=text, ids=None if edited else found.ids)
 
 
+def find_pieces(job: PartJob) -> None:
+    """Find the lines or paragraphs of one unit, unless that was done."""
+    vocabulary = open_work_tokenizer(job.work, job.corpus.end_of_text)
+    counts, edits = collections.Counter[str](), collections.Counter[str]()
+    documents = _cleaned(job, vocabulary, counts, edits, [], _Examples())
+    write_pieces(job.work, job.number, (document.text for document in documents), job.corpus.deduplicate)
+
+
+def _unrepeated(
+    job: PartJob, documents: Iterable[Document], edits: collections.Counter[str], dropped: _Examples
+) -> Iterator[Document]:
+    """Yield the documents without the lines or paragraphs that occurred before in the corpus."""
+    kind, repeats = job.corpus.deduplicate, Repeats(job.work, job.number, job.corpus.deduplicate, job.buckets)
+    for document in documents:
+        text, removed = repeats.remove(document.text)
+        for piece in removed:
+            dropped.show(f"repeated {kind}", document.name, piece)
+        edits[f"repeated {kind}"] += len(removed)
+        if not text.strip():
+            dropped.add(f"nothing but repeated {kind}", document)
+        else:
+            yield document._replace(text=text, ids=None) if removed else document
+
+
 def _excluded(job: PartJob, row: dict[str, Any]) -> str:
     """Return why ``corpus.apart_from`` excludes a document, empty if it does not."""
     return open_exclusions(job.work, job.apart_from).reason(row["document"].text, row["tokens"], row["bands"])
@@ -137,16 +165,21 @@ class _Examples:
     def __init__(self) -> None:
         self.counts: collections.Counter[str] = collections.Counter()
         self.examples: list[dict[str, str]] = []
+        self._shown: collections.Counter[str] = collections.Counter()
 
     def add(self, reason: str, document: Document) -> bool:
         """Count a document that is dropped for ``reason``; return False if there is none."""
         if not reason:
             return False
         self.counts[reason] += 1
-        if self.counts[reason] <= EXAMPLES:
-            sample = document.text[:EXAMPLE_CHARACTERS]
-            self.examples.append({"reason": reason, "name": shown(document.name), "sample": sample})
+        self.show(reason, document.name, document.text)
         return True
+
+    def show(self, reason: str, name: str, text: str) -> None:
+        """Keep the beginning of a text as an example, if there are not enough."""
+        self._shown[reason] += 1
+        if self._shown[reason] <= EXAMPLES:
+            self.examples.append({"reason": reason, "name": shown(name), "sample": text[:EXAMPLE_CHARACTERS]})
 
 
 def _batches(documents: Iterable[Document]) -> Iterator[list[Document]]:

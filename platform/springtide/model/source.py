@@ -13,14 +13,12 @@ Its initial weights may come from torch's generator, which is seeded with ``mode
 
 from __future__ import annotations
 
-import importlib
-import os
-import sys
 from collections.abc import Callable
 
 import torch
 from torch import nn
 
+from springtide.config.code import find_code
 from springtide.config.engine import ModelConfig
 from springtide.errors import ConfigError, explain
 from springtide.model.decoder import build, skeleton
@@ -47,21 +45,7 @@ def whole(config: ModelConfig, vocab_size: int, eos_id: int | None = None, bos_i
 def find(source: str) -> Callable[..., object]:
     """Return the function that ``source`` names. Modules are searched in the current folder too, after all installed ones.
     The caller has checked that this code may run (``config.check_trusted``)."""
-    module, _, name = source.partition(":")
-    if not module or not name:
-        raise _problem(source, "is not package.module:function", "for example mine.model:build")
-    if os.getcwd() not in sys.path:
-        sys.path.append(os.getcwd())  # last: a stray file must not shadow an installed package
-    try:
-        function = getattr(importlib.import_module(module), name)
-    except (ImportError, AttributeError) as error:
-        raise _problem(
-            source, f"cannot be imported ({error})", "start in the folder that contains it, or install it"
-        ) from None
-    if not callable(function):
-        raise _problem(source, "is not a function", "name one that returns an nn.Module")
-    found: Callable[..., object] = function
-    return found
+    return find_code("model.source", source, "an nn.Module")
 
 
 def _problem(source: str, what: str, remedy: str) -> ConfigError:

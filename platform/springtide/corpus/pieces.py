@@ -1,0 +1,63 @@
+"""Lines and paragraphs of a document, to look for repetitions of them across a corpus."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
+
+LEAST_CHARACTERS = 50
+"""Shorter lines and paragraphs are kept: they are lists, code and dialogue."""
+
+
+class Piece(NamedTuple):
+    """A line, or a paragraph: lines that are not blank."""
+
+    begin: int
+    end: int
+    """Lines [begin, end) of the document; of a paragraph with the blank lines after it."""
+    text: str
+    """Without spaces at its ends; of a paragraph without the blank lines."""
+
+    @property
+    def is_compared(self) -> bool:
+        return len(self.text) >= LEAST_CHARACTERS
+
+    @property
+    def digest(self) -> int:
+        """64 bits over the text."""
+        return int.from_bytes(hashlib.blake2b(self.text.encode(), digest_size=8).digest(), "little")
+
+
+def pieces(lines: list[str], kind: str) -> Iterator[Piece]:
+    """Yield the pieces of a document, given as its lines, in order. ``kind``: ``lines`` or ``paragraphs``."""
+    if kind == "lines":
+        yield from (Piece(at, at + 1, line.strip()) for at, line in enumerate(lines))
+        return
+    begin = text_end = 0
+    for at, line in enumerate(lines):
+        if line.strip():
+            if text_end < at and text_end > begin:  # blank lines were between
+                yield Piece(begin, at, "\n".join(lines[begin:text_end]).strip())
+                begin = at
+            text_end = at + 1
+    if text_end > begin:
+        yield Piece(begin, len(lines), "\n".join(lines[begin:text_end]).strip())
+
+
+def without(text: str, kind: str, is_repeated: Callable[[Piece], bool]) -> tuple[str, list[str]]:
+    """Return ``text`` without the pieces that are repeated, and their texts. Asks once for each piece that is compared, in
+    order.
+
+    >>> line = "A footer that stands below every page of a site, and says nothing."
+    >>> without(f"One.\\n{line}\\nTwo.", "lines", lambda piece: True)[0]
+    'One.\\nTwo.'
+    """
+    lines = text.split("\n")
+    kept, removed = [], []
+    for piece in pieces(lines, kind):
+        if piece.is_compared and is_repeated(piece):
+            removed.append(piece.text)
+        else:
+            kept += lines[piece.begin : piece.end]
+    return ("\n".join(kept), removed) if removed else (text, removed)
