@@ -18,7 +18,7 @@ import pytest
 
 from springtide.config.fields import fields
 from springtide.events import EVENTS, Evaluated, StepDone
-from springtide.events.metrics import EVAL_METRICS, STEP_METRICS
+from springtide.events.metrics import EVAL_METRICS, EXTRA_METRICS, STEP_METRICS
 from springtide.track.ledger import KINDS
 
 REPOSITORY = Path(__file__).parents[2]
@@ -225,12 +225,13 @@ def test_metrics_are_those_of_the_events_and_their_names_agree_with_their_units(
             "asynchronous",
             "digest",
             "updated",
+            "extra",
         }
         return {field.name for field in dataclasses.fields(event)} - ours
 
     assert figures(StepDone) == STEP_METRICS.keys()
     assert figures(Evaluated) - {"tokens"} == EVAL_METRICS.keys()
-    for name, metric in (STEP_METRICS | EVAL_METRICS).items():
+    for name, metric in (STEP_METRICS | EXTRA_METRICS | EVAL_METRICS).items():
         if name.endswith("_per_s"):
             assert metric.unit.endswith("/s"), name
         elif name.endswith("_s"):

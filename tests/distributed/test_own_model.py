@@ -13,9 +13,10 @@ from prepared import prepare
 from springtide import config as configs
 from springtide.app import train as app
 from springtide.config import Config
+from springtide.config.code import find_code
 from springtide.errors import ConfigError
 from springtide.events import Event, Started, StepDone
-from springtide.model import find, make
+from springtide.model import make
 from springtide.run.folder import open_run
 from springtide.store import Folder
 from springtide.training.memory_estimate import predicted_bytes
@@ -89,7 +90,7 @@ def test_what_returns_no_module_is_told(config: Config) -> None:
     model = config.model.model_copy(update={"source": "own_model:nothing"})
     with pytest.raises(ConfigError, match=r"returned a NoneType; return an nn.Module"):
         make(model, 257)
-    assert callable(find("own_model:nothing"))
+    assert callable(find_code("model.source", "own_model:nothing"))
 
 
 def test_its_bytes_are_predicted_too(config: Config) -> None:

@@ -13,9 +13,8 @@ from springtide import config as configs
 from springtide.app.train import sample
 from springtide.cli.main import main
 from springtide.config import Config
-from springtide.config.code import file_of
+from springtide.config.code import file_of, find_code
 from springtide.errors import ConfigError
-from springtide.model import find
 from springtide.training.__main__ import main as torchrun
 
 SOURCE = "runs.evil-1.helper:build"
@@ -105,5 +104,21 @@ def test_the_current_folder_comes_after_what_is_installed(tmp_path: Path, monkey
     assert file_of("mine_alone") == str(tmp_path / "mine_alone.py")
     assert file_of("colorsys") != str(tmp_path / "colorsys.py")
     assert file_of("nowhere.at.all") == "a file that does not exist now"
-    assert find("colorsys:rgb_to_hsv")(0.0, 0.0, 0.0) == (0.0, 0.0, 0.0)
-    assert find("mine_alone:build")() is None
+    assert find_code("model.source", "colorsys:rgb_to_hsv")(0.0, 0.0, 0.0) == (0.0, 0.0, 0.0)
+    assert find_code("model.source", "mine_alone:build")() is None
+
+
+@pytest.mark.parametrize("field", ["optim.source", "objective.source"])
+def test_an_optimizer_and_an_objective_are_refused_likewise(
+    tiny: Config, marker: Path, field: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = Path("runs/evil-1/config.yaml")
+    file.write_text(configs.dump(tiny.override({field: SOURCE, "run.id": "evil-1"})))
+    for arguments in (["estimate"], ["train", "--run.id", "mine", "--model.source", "mine:build"]):
+        assert main([arguments[0], "--config", str(file), *arguments[1:]]) == 2
+        assert f"{field} = {SOURCE!r}: is code that {file} names" in capsys.readouterr().err
+    with pytest.raises(ConfigError, match=field):
+        st.load_config(file)
+    assert not marker.exists()
+    assert main(["estimate", "--config", str(file), f"--{field}", "none:at_all"]) == 2, "named by the user himself"
+    assert "--trust-code" not in capsys.readouterr().err

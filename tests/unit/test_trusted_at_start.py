@@ -23,6 +23,7 @@ from springtide.store import Folder
 from springtide.training.group_lease import GroupLease
 
 SOURCE = "trusted_model.net:build"
+SOURCES = {"model.source": SOURCE}
 CODE = "open('marker', 'w').close()\nraise ImportError('it ran')\n"
 
 
@@ -40,7 +41,7 @@ def run(tiny: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterat
     folder = Folder(str(tmp_path / "runs" / "mine"))
     config = tiny.override({"model.source": SOURCE, "run.id": "mine", "run.root": str(tmp_path / "runs")})
     folder.write("config.yaml", configs.dump(config))
-    driver = leases.claim(folder, "driver", trains=False, source=SOURCE)
+    driver = leases.claim(folder, "driver", trains=False, sources=SOURCES)
     leases.end(folder, leases.claim(folder, "driver", again=True).term)
     leases.end(folder, driver.term)
     yield folder
@@ -93,8 +94,8 @@ def test_a_claim_that_somebody_else_wrote_or_copied_is_worth_nothing(
     assert last is not None
     shutil.copytree("runs/mine", "runs/sent")
     sent = Folder(str(tmp_path / "runs" / "sent"))
-    assert leases.trusted_code(run, SOURCE) == code_digest(SOURCE) == leases.newest(sent).code  # type: ignore[union-attr]
-    assert leases.trusted_code(sent, SOURCE) == "", "a copy of my own run: the seal names the folder"
+    assert leases.trusted_code(run, SOURCES) == code_digest(SOURCE) == leases.newest(sent).code  # type: ignore[union-attr]
+    assert leases.trusted_code(sent, SOURCES) == "", "a copy of my own run: the seal names the folder"
     for seal in ("", "0" * 64, 5, None):
         forged = dataclasses.asdict(last) | {"seal": seal}
         run.write(f"leases/{last.term:04d}.json", json.dumps(forged))
@@ -108,13 +109,13 @@ def test_a_claim_that_somebody_else_wrote_or_copied_is_worth_nothing(
 def test_a_key_that_others_can_read_is_not_used(run: Folder, tmp_path: Path) -> None:
     [key] = (path for path in (tmp_path / "home").rglob("*") if path.is_file())
     assert key.stat().st_mode & 0o777 == 0o600
-    assert leases.trusted_code(run, SOURCE)
+    assert leases.trusted_code(run, SOURCES)
     key.chmod(0o644)
-    assert leases.trusted_code(run, SOURCE) == ""
+    assert leases.trusted_code(run, SOURCES) == ""
     key.chmod(0o600)
     if os.getuid() == 0:
         os.chown(key, 65534, 65534)
-        assert leases.trusted_code(run, SOURCE) == ""
+        assert leases.trusted_code(run, SOURCES) == ""
 
 
 def test_without_a_home_to_write_to_the_flag_stays_needed(
@@ -122,17 +123,17 @@ def test_without_a_home_to_write_to_the_flag_stays_needed(
 ) -> None:
     (tmp_path / "file").touch()
     monkeypatch.setenv("HOME", str(tmp_path / "file"))
-    leases.claim(run, "next", trains=False, source=SOURCE)
-    assert leases.trusted_code(run, SOURCE) == ""
+    leases.claim(run, "next", trains=False, sources=SOURCES)
+    assert leases.trusted_code(run, SOURCES) == ""
 
 
 def test_worker_groups_of_torchrun_put_it_into_their_claim_too(run: Folder) -> None:
-    group = GroupLease(run, "", "", source=SOURCE)
+    group = GroupLease(run, "", "", sources=SOURCES)
     group.claim()
-    assert leases.trusted_code(run, SOURCE) == code_digest(SOURCE)
+    assert leases.trusted_code(run, SOURCES) == code_digest(SOURCE)
     Path("trusted_model/layers.py").write_text("WIDTH = 9\n")
     group.claim()
-    assert leases.trusted_code(run, SOURCE) != code_digest(SOURCE), "what was trusted is what its first claim says"
+    assert leases.trusted_code(run, SOURCES) != code_digest(SOURCE), "what was trusted is what its first claim says"
 
 
 def test_the_digest_is_of_the_package_or_of_the_one_file(run: Folder) -> None:
@@ -151,4 +152,14 @@ def test_the_digest_is_of_the_package_or_of_the_one_file(run: Folder) -> None:
     assert code_digest("plain.one:build") == one != ""
     assert code_digest("nowhere.at.all:build") == ""
     with pytest.raises(ConfigError):
-        check_trusted("nowhere.at.all:build", "a file", False, "")
+        check_trusted({"model.source": "nowhere.at.all:build"}, "a file", False, "")
+
+
+def test_a_seal_is_of_the_fields_that_name_the_code(run: Folder) -> None:
+    both = {"model.source": SOURCE, "optim.source": SOURCE}
+    assert code_digest(SOURCE, SOURCE) not in ("", code_digest(SOURCE))
+    assert code_digest(SOURCE, "nowhere.at.all:build") == ""
+    leases.claim(run, "next", trains=False, sources=both)
+    assert leases.trusted_code(run, both) == code_digest(SOURCE, SOURCE)
+    assert leases.trusted_code(run, SOURCES) == "", "claimed with an optimizer, too"
+    assert leases.trusted_code(run, {"model.source": SOURCE, "objective.source": SOURCE}) == ""

@@ -22,6 +22,7 @@ from springtide.checkpoint.format import step_of
 from springtide.checkpoint.fresh_start import check_fresh_start
 from springtide.checkpoint.other_orders import newer_of_other_orders
 from springtide.config import Config
+from springtide.config.code import find_code
 from springtide.config.steps import StepsDone
 from springtide.dataset import Progress
 from springtide.errors import CheckpointError, ConfigError, explain
@@ -113,7 +114,7 @@ def resolved(
     dashboard: bool,
 ) -> Iterator[ResolvedRun]:
     """Yield what ``resolve`` returns, connected to its cluster for the block unless nothing is left to train."""
-    from springtide.model import find, make
+    from springtide.model import make
     from springtide.on_ray.cluster.session import (  # Ray loads only when needed
         check_before_start,
         check_resources,
@@ -122,9 +123,9 @@ def resolved(
     from springtide.training.parameter_groups import check_groups
 
     check_before_start(config)
-    if config.model.source:
-        find(config.model.source)
-    elif config.optim.groups:  # for a model of yours, the worker group checks them
+    for field, source in config.sources.items():
+        find_code(field, source)
+    if config.optim.groups and not config.model.source:  # for a model of yours, the worker group checks them
         check_groups(make(config.model, 1), config.optim)
     if from_scratch and not resume:
         raise ConfigError(explain("--from-scratch", True, "restarts an existing run", "add --resume, or omit it"))

@@ -121,7 +121,7 @@ def sweep(
 
         with cluster(base, dashboard=dashboard), open_worker_pool(_worker(base)) as pool:
             check_resources(base)
-            if (base.track.price or base.track.spot_price) and base.shards.dataset and not base.model.source:
+            if (base.track.price or base.track.spot_price) and base.shards.dataset and not base.sources:
                 say(driver.projected_cost(worker_speed(base, open_data(base.data).vocab_size)))
             limit = driver.try_all(pool, asked, judges, members)
         held.check()

@@ -95,7 +95,7 @@ def train(
 @contextlib.contextmanager
 def _lease(found: ResolvedRun) -> Iterator[leases.Lease]:
     """Hold the run for the block. Raises RunExists if another driver holds it."""
-    lease = leases.claim(found.run.folder, secrets.token_hex(8), trains=False, source=found.config.model.source)
+    lease = leases.claim(found.run.folder, secrets.token_hex(8), trains=False, sources=found.config.sources)
     try:
         yield lease
     finally:
@@ -225,8 +225,9 @@ def sample(
     from springtide.training.sample import prompt_of
 
     config = run.config
-    claimed = leases.trusted_code(run.folder, config.model.source)
-    configs.check_trusted(config.model.source, run.folder.where(configs.RUN_CONFIG), trust_code, claimed)
+    sources = config.sources if config.model.source else {}  # it runs the model only
+    claimed = leases.trusted_code(run.folder, sources)
+    configs.check_trusted(sources, run.folder.where(configs.RUN_CONFIG), trust_code, claimed)
     manifest, vocabulary = open_dataset(open_data(config.data).datasets[0])
     check_whole_fits(config, manifest.vocab_size)
     model = whole(config.model, manifest.vocab_size, manifest.eos_id, manifest.bos_id)

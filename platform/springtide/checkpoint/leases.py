@@ -20,13 +20,13 @@ import re
 import secrets
 import socket
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 
-from springtide.config.code import code_digest, is_sealed, seal
+from springtide.config.code import CODE_FIELDS, code_digest, is_sealed, seal
 from springtide.config.steps import StepsDone
 from springtide.errors import DamagedFile, RunExists, damaged
 from springtide.store import Folder, to_json
@@ -38,6 +38,7 @@ _COMMITTED = re.compile(r"(\d{4,})\.committed")
 _SCRATCH = re.compile(r"(\d{4,})\.scratch")
 _BACK = re.compile(r"(\d{4,})\.back")
 _ROLLBACK = re.compile(r"(\d{4,})\.rollback")
+_NO_CODE: Mapping[str, str] = {}
 FORMAT = 1
 """Increase it when a reader of the previous format would misread or refuse a lease of the new one. A lease without a number is
 of format 1."""
@@ -63,7 +64,7 @@ class Lease:
     driver: Annotated[int, Field(ge=0)] = 0
     """The term of the driver's lease with the same owner; 0 without a driver."""
     code: str = ""
-    """Digest of the user's own model code that the owner's first claim trusted; empty without one."""
+    """Digest of the user's own code that the owner's first claim trusted; empty without one."""
     seal: str = ""
     """Proof that this user trusted ``code`` in this run; others can write the file."""
     groups: Annotated[int, Field(ge=0)] = 0
@@ -88,11 +89,18 @@ def newest(run: Folder) -> Lease | None:
 
 
 def claim(
-    run: Folder, owner: str, *, trains: bool = True, again: bool = False, ends: int = 0, source: str = ""
+    run: Folder,
+    owner: str,
+    *,
+    trains: bool = True,
+    again: bool = False,
+    ends: int = 0,
+    sources: Mapping[str, str] = _NO_CODE,
 ) -> Lease:
     """Claim the next term. ``trains``: for a worker group, not only for a driver. ``again``: for an owner that has
-    claimed before. ``ends``: the term that the same worker group has held until now. ``source``: the user's own model
-    code, which is trusted: an unattended resume may run it. The number of requests does not grow with the number of leases.
+    claimed before. ``ends``: the term that the same worker group has held until now. ``sources``: the user's own
+    code (``Config.sources``), which is trusted: an unattended resume may run it. The number of requests does not grow with
+    the number of leases.
 
     A newest lease whose file is damaged counts as lost, but not with ``again``: then another owner may have claimed it.
 
@@ -109,7 +117,7 @@ def claim(
     if last and last.owner != owner and (again or _is_held(run, last)):
         raise _held_by(run, last)
     same = last if last and last.owner == owner else None
-    code = same.code if same else code_digest(source) if source else ""
+    code = same.code if same else code_digest(*sources.values()) if sources else ""
     number, groups, losses = 1, 0, 0
     if last is None:
         _check_store(run)
@@ -128,7 +136,7 @@ def claim(
         process=_process(os.getpid()),
         driver=same.driver if same else (0 if trains else number),
         code=code,
-        seal=same.seal if same else seal(_trust(run, source, code)) if code else "",
+        seal=same.seal if same else seal(_trust(run, sources, code)) if code else "",
         groups=groups,
         losses=losses,
     )
@@ -176,15 +184,18 @@ def _check_store(run: Folder) -> None:
     )
 
 
-def trusted_code(run: Folder, source: str) -> str:
-    """Return the digest of the code ``source`` that this user trusted when the run last started; empty if this user did not:
+def trusted_code(run: Folder, sources: Mapping[str, str]) -> str:
+    """Return the digest of the code ``sources`` that this user trusted when the run last started; empty if this user did not:
     somebody else did, elsewhere, or in a copy of the run."""
-    last = _last(run) if source else None
-    return last.code if last and last.code and is_sealed(_trust(run, source, last.code), last.seal) else ""
+    last = _last(run) if sources else None
+    return last.code if last and last.code and is_sealed(_trust(run, sources, last.code), last.seal) else ""
 
 
-def _trust(run: Folder, source: str, code: str) -> str:
-    return to_json([run.url, source, code])
+def _trust(run: Folder, sources: Mapping[str, str], code: str) -> str:
+    named = [sources.get(field, "") for field in CODE_FIELDS]
+    while named and not named[-1]:  # what a version that knew fewer fields has sealed
+        named.pop()
+    return to_json([run.url, *named, code])
 
 
 def check_free(run: Folder) -> None:

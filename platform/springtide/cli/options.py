@@ -84,8 +84,8 @@ def config_of(options: argparse.Namespace, runs_code: bool = True) -> Config:
 
     Args:
         options: parsed arguments of a command that has ``add_config``.
-        runs_code: whether the command runs the model. If so, a ``model.source`` from a file needs --trust-code, unless the
-            command resumes a run whose claim trusts that code; one from the command line does not. The same holds
+        runs_code: whether the command runs the model. If so, what a file names of the code to run needs --trust-code, unless
+            the command resumes a run whose claim trusts that code; what the command line names does not. The same holds
             for ``corpus.filter`` wherever a dataset may have to be prepared.
 
     Raises:
@@ -96,14 +96,14 @@ def config_of(options: argparse.Namespace, runs_code: bool = True) -> Config:
     given = {name: value for name, value in vars(options).items() if "." in name}
     base = configs.load_config(options.config, True) if options.config else configs.recipe(options.recipe)
     config = base.override({name: _value(name, text) for name, text in given.items()})
-    trusts = getattr(options, "trust_code", False)
-    if options.config and not config.shards.dataset and "corpus.filter" not in given:
-        configs.check_trusted(config.corpus.filter, options.config, trusts, field="corpus.filter")
-    if options.config and runs_code and "model.source" not in given and not trusts:
+    trusts, sources = getattr(options, "trust_code", False), config.prepare_sources
+    if runs_code:
+        sources = sources | config.sources
+    if options.config and sources.keys() - given.keys() and not trusts:
         from springtide.run.folder import trusted_code
 
         claimed = trusted_code(config) if getattr(options, "resume", False) else ""
-        configs.check_trusted(config.model.source, options.config, False, claimed)
+        configs.check_trusted(sources, options.config, False, claimed, given)
     return config
 
 

@@ -15,12 +15,16 @@ import os
 import secrets
 import stat
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
 
 from springtide.errors import ConfigError, explain
 
+CODE_FIELDS = ("model.source", "optim.source", "objective.source")
+"""Fields that name a function of the user's own that a run calls, ``package.module:function``."""
+_RETURNS = dict(zip(CODE_FIELDS, ("an nn.Module", "a torch.optim.Optimizer", "(sum, weight, parts)"), strict=True))
+_RETURNS["corpus.filter"] = "the text or None"
 _KEY = "~/.springtide/trust.key"
 _KEY_BYTES = 32
 
@@ -35,30 +39,33 @@ def code_fingerprint() -> str:
     return found.hexdigest()[:16]
 
 
-def check_trusted(source: str, where: str, trust_code: bool, claimed: str = "", field: str = "model.source") -> None:
-    """Raise ConfigError if the config in ``where`` names code to run (``source``, in its ``field``), ``trust_code`` is False,
-    and its digest is not the one that the user trusted when the run started (``claimed``). For configs that the user may not
-    have written."""
-    if not source or trust_code or (claimed and claimed == (now := code_digest(source))):
+def check_trusted(
+    sources: Mapping[str, str], where: str, trust_code: bool, claimed: str = "", named: Collection[str] = ()
+) -> None:
+    """Raise ConfigError if the config in ``where`` names code to run (``sources``, as ``Config.sources``), ``trust_code`` is
+    False, and its digest is not the one that the user trusted when the run started (``claimed``). For configs that the
+    user may not have written; the fields ``named`` he has given himself."""
+    others = {field: source for field, source in sources.items() if field not in named}
+    if not others or trust_code or (claimed and claimed == (now := code_digest(*sources.values()))):
         return
-    module = source.partition(":")[0]
-    what = f"is code that {where} names: module {module} would be imported and run, from {file_of(module)}"
+    modules = [source.partition(":")[0] for source in others.values()]
+    run = "; ".join(f"module {one} would be imported and run, from {file_of(one)}" for one in dict.fromkeys(modules))
+    what = f"is code that {where} names: {run}"
     if claimed:
         what += f"; it has changed since you trusted it: its digest was {claimed} and is {now or 'none'}"
     remedy = "read it, then pass --trust-code (in Python: trust_code=True) if you trust its author, or name it yourself"
-    raise ConfigError(explain(field, source, what, remedy))
+    (first, source), *rest = others.items()
+    raise ConfigError(explain(" and ".join([first, *(field for field, _ in rest)]), source, what, remedy))
 
 
-def find_code(field: str, source: str, returns: str) -> Callable[..., object]:
+def find_code(field: str, source: str) -> Callable[..., object]:
     """Return the function that ``source``, the value of ``field``, names: package.module:function. Modules are searched in the
     current folder too, after all installed ones. The caller has checked that this code may run (``check_trusted``).
-
-    Args:
-        returns: what the function should return, for the error.
 
     Raises:
         ConfigError: there is no such function.
     """
+    returns = _RETURNS[field]
     module, _, name = source.partition(":")
     if not module or not name:
         problem = "is not package.module:function"
@@ -76,9 +83,17 @@ def find_code(field: str, source: str, returns: str) -> Callable[..., object]:
     return found
 
 
-def code_digest(source: str) -> str:
-    """Hash the code that ``source`` names, 32 hex digits: all Python files of its outermost package, or its one file if it is
-    in none; empty if there is no such file. What it imports from elsewhere does not count. Imports nothing."""
+def code_digest(*sources: str) -> str:
+    """Hash the code that ``sources`` name, 32 hex digits; empty if there is none for one of them. Imports nothing."""
+    digests = list(map(_digest, sources))
+    if len(digests) == 1 or "" in digests:
+        return "" if "" in digests else digests[0]
+    return hashlib.sha256(" ".join(digests).encode()).hexdigest()[:32]
+
+
+def _digest(source: str) -> str:
+    """Hash all Python files of the outermost package of ``source``, or its one file if it is in none. What it imports from
+    elsewhere does not count."""
     found, inside = "", False
     for spec in _specs(source.partition(":")[0]):
         if not inside:

@@ -192,9 +192,20 @@ class ParameterGroup(Section):
     """Whether they keep their values: they have no gradients and no state in the optimizer [flag]."""
 
 
+class ObjectiveConfig(Section):
+    """What is minimised."""
+
+    source: str = ""
+    """Function that computes your own objective, ``package.module:function``, see ``springtide.training.objective``; empty is
+    the cross-entropy of next tokens [name]."""
+
+
 class OptimConfig(Section):
     """The optimizer, its schedule in tokens, and clipping."""
 
+    source: str = ""
+    """Function that returns your own optimizer, ``package.module:function``, see ``springtide.training.own_optimizer``; empty
+    is the one that ``optimizer`` names [name]."""
     optimizer: Literal["adamw", "muon", "lamb"] = "adamw"
     """AdamW; Muon for the matrices of blocks and AdamW for all else, both at the same learning rates; or LAMB, for very large
     batches [name]."""
@@ -249,4 +260,9 @@ class OptimConfig(Section):
         for beta in self.betas:
             if not 0 <= beta < 1:
                 raise ValueError(explain("optim.betas", self.betas, "each must be in [0, 1)", "use (0.9, 0.95)"))
+        for index, group in enumerate(self.groups):
+            if self.source and (group.lr_scale != 1.0 or group.weight_decay is not None):
+                what = f"sets a rate or a decay, and optim.source = {self.source!r} makes the parameter groups"
+                remedy = "set them in that function; groups may only freeze then"
+                raise ValueError(explain(f"optim.groups.{index}.match", group.match, what, remedy))
         return self

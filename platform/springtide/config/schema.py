@@ -13,8 +13,9 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, model_validator
 
 from springtide.config.batch_schedule import Ramp
+from springtide.config.code import CODE_FIELDS
 from springtide.config.data import CorpusConfig, DataConfig, FeedConfig, ShardsConfig, StreamConfig
-from springtide.config.engine import ModelConfig, OptimConfig, ParallelConfig
+from springtide.config.engine import ModelConfig, ObjectiveConfig, OptimConfig, ParallelConfig
 from springtide.config.quantities import Bytes, Seconds, Tokens
 from springtide.config.section import Section, free
 from springtide.config.steps import StepsDone
@@ -229,6 +230,8 @@ class Config(Section):
     """Architecture."""
     parallel: ParallelConfig = ParallelConfig()
     """Distribution over workers."""
+    objective: ObjectiveConfig = ObjectiveConfig()
+    """What is minimised."""
     optim: OptimConfig = OptimConfig()
     """Optimizer and schedule."""
     train: TrainConfig = TrainConfig()
@@ -268,6 +271,18 @@ class Config(Section):
         return DataConfig(self.stream, self.shards, self.feed)
 
     @property
+    def sources(self) -> dict[str, str]:
+        """The functions of the user's own that it names: field -> ``package.module:function``."""
+        values = (self.model.source, self.optim.source, self.objective.source)
+        return {field: value for field, value in zip(CODE_FIELDS, values, strict=True) if value}
+
+    @property
+    def prepare_sources(self) -> dict[str, str]:
+        """The same of what prepares a dataset; empty where there is one."""
+        filters = self.corpus.filter and not self.shards.dataset
+        return {"corpus.filter": self.corpus.filter} if filters else {}
+
+    @property
     def ramp(self) -> Ramp:
         """The number of rows in each step."""
         return self.data.ramp
@@ -298,7 +313,7 @@ class Config(Section):
 
     def _contradictions(self) -> list[str]:
         """Return an error message for each pair of settings that contradict each other."""
-        found = []
+        found = self._optimizer_contradictions()
         if self.elastic.max_workers > self.stream.num_lanes:
             found.append(
                 explain(
@@ -337,10 +352,6 @@ class Config(Section):
                     "set shards.token_type to uint32 or choose a smaller vocabulary",
                 )
             )
-        if self.model.base_width and self.optim.optimizer != "adamw":
-            # Muon's updates have AdamW's root mean square at every width, and LAMB's the norm of the weights
-            problem = f"scales AdamW's learning rates; optim.optimizer = {self.optim.optimizer!r} needs its own scaling"
-            found.append(explain("model.base_width", self.model.base_width, problem, "use adamw, or base_width 0"))
         if self.checkpoint.keep_best and self.checkpoint.best_by == "heldout_loss" and self.train.eval_async:
             problem = "is not known yet when a save is made, with train.eval_async"
             found.append(
@@ -357,4 +368,18 @@ class Config(Section):
                     "shorten warmup or decay, or train longer",
                 )
             )
+        return found
+
+    def _optimizer_contradictions(self) -> list[str]:
+        found = []
+        if self.model.base_width and (self.optim.optimizer != "adamw" or self.optim.source):
+            # Muon's updates have AdamW's root mean square at every width, and LAMB's the norm of the weights
+            other = "source" if self.optim.source else "optimizer"
+            problem = (
+                f"scales AdamW's learning rates; optim.{other} = {getattr(self.optim, other)!r} needs its own scaling"
+            )
+            found.append(explain("model.base_width", self.model.base_width, problem, "use adamw, or base_width 0"))
+        if self.objective.source and self.optim.z_loss:
+            problem = f"is added to the cross-entropy, and objective.source = {self.objective.source!r} is minimised"
+            found.append(explain("optim.z_loss", self.optim.z_loss, problem, "use 0, and add it in that function"))
         return found

@@ -42,7 +42,7 @@ def check_clean(config: CorpusConfig) -> None:
     """Raise ConfigError if a rule cannot be applied here: a package or the user's own function is missing."""
     check_languages(config.languages)
     if config.filter:
-        find_code("corpus.filter", config.filter, "the text or None")
+        find_code("corpus.filter", config.filter)
 
 
 def _rules(config: CorpusConfig) -> Iterator[Callable[[str], Verdict]]:

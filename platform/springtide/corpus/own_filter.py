@@ -17,7 +17,7 @@ def own_filter(source: str, text: str) -> Verdict:
     Raises:
         ConfigError: it cannot be imported, raises an error, or returns neither a text nor None.
     """
-    function = find_code(_FIELD, source, "the text or None")
+    function = find_code(_FIELD, source)
     shown = f"a text that begins {text[:_SHOWN]!r}"
     try:
         found = function(text)

@@ -26,6 +26,11 @@ STEP_METRICS: dict[str, Metric] = {
     "loss_scale": Metric("1", "factor that the loss is multiplied by before backward"),
 }
 
+EXTRA_METRICS: dict[str, Metric] = {
+    "objective/NAME": Metric("1", "part NAME of your own objective, over its weight"),
+}
+"""Figures in ``StepDone.extra``."""
+
 EVAL_METRICS: dict[str, Metric] = {
     "heldout_loss": Metric("nats/token", "loss on held-out rows"),
     "ema_heldout_loss": Metric("nats/token", "loss of the averaged weights on held-out rows, with optim.ema_half_life"),

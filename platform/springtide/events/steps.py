@@ -71,6 +71,8 @@ class StepDone(Event):
     updated: bool = True
     """Whether the weights were updated; not if a gradient was infinite or NaN, or the step was skipped as a spike."""
     loss_scale: float = 1.0
+    extra: dict[str, float] = dataclasses.field(default_factory=dict)
+    """Figures that only some runs tell, see ``events.metrics.EXTRA_METRICS``."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

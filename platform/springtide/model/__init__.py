@@ -12,7 +12,7 @@ from springtide.model.decoder import (
     skeleton,
 )
 from springtide.model.loss import IGNORE_INDEX
-from springtide.model.source import find, make, whole
+from springtide.model.source import make, whole
 
 __all__ = [
     "IGNORE_INDEX",
@@ -20,7 +20,6 @@ __all__ = [
     "KVCache",
     "build",
     "documents",
-    "find",
     "flops_per_token",
     "hardware_flops_per_token",
     "initial",

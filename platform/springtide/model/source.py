@@ -13,8 +13,6 @@ Its initial weights may come from torch's generator, which is seeded with ``mode
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import torch
 from torch import nn
 
@@ -29,7 +27,7 @@ def make(config: ModelConfig, vocab_size: int, eos_id: int | None = None, bos_id
     weights, on the CPU. Raises ConfigError if that function cannot be found or returns no module."""
     if not config.source:
         return skeleton(config, vocab_size, eos_id, bos_id)
-    function = find(config.source)
+    function = find_code("model.source", config.source)
     torch.manual_seed(config.init_seed)
     model = function(config, vocab_size, eos_id, bos_id)
     if not isinstance(model, nn.Module):
@@ -40,12 +38,6 @@ def make(config: ModelConfig, vocab_size: int, eos_id: int | None = None, bos_id
 def whole(config: ModelConfig, vocab_size: int, eos_id: int | None = None, bos_id: int | None = None) -> nn.Module:
     """Return the model with all its weights on the CPU, for a single process to load a checkpoint into."""
     return (make if config.source else build)(config, vocab_size, eos_id, bos_id)
-
-
-def find(source: str) -> Callable[..., object]:
-    """Return the function that ``source`` names. Modules are searched in the current folder too, after all installed ones.
-    The caller has checked that this code may run (``config.check_trusted``)."""
-    return find_code("model.source", source, "an nn.Module")
 
 
 def _problem(source: str, what: str, remedy: str) -> ConfigError:

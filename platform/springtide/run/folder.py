@@ -184,9 +184,9 @@ class Run:
         """
         from springtide.training.evaluate import evaluate_checkpoint
 
-        source = self.config.model.source
-        claimed = leases.trusted_code(self.folder, source)
-        configs.check_trusted(source, self.folder.where(RUN_CONFIG), trust_code, claimed)
+        sources = self.config.sources if self.config.model.source else {}  # it runs the model only
+        claimed = leases.trusted_code(self.folder, sources)
+        configs.check_trusted(sources, self.folder.where(RUN_CONFIG), trust_code, claimed)
         names = self.checkpoints
         name = name_of(step) if step is not None else (names or [""])[-1]
         if name not in names:
@@ -305,13 +305,13 @@ def find_run(config: Config, resume: bool | Literal["auto"], accept_changes: boo
 
 
 def trusted_code(config: Config) -> str:
-    """Return the digest of the user's own model code that this user trusted when the run of ``config``, which would be resumed,
+    """Return the digest of the user's own code that this user trusted when the run of ``config``, which would be resumed,
     last started; empty if there is none."""
-    if not config.model.source:
+    if not config.sources:
         return ""
     root = Folder(config.run.root)
     name = config.run.id or _newest(root, config, needed=False)
-    return leases.trusted_code(root / name, config.model.source) if name else ""
+    return leases.trusted_code(root / name, config.sources) if name else ""
 
 
 def _check_resume(run: Run, config: Config, resume: bool, accept_changes: bool) -> None:

@@ -306,5 +306,5 @@ def frame(events: Iterable[Event]) -> DataFrame:
     """Return the steps of ``last_steps`` as a pandas DataFrame, indexed by step."""
     import pandas as pd  # only notebooks need it; training does not
 
-    steps = [dataclasses.asdict(one) for one in last_steps(events)]
+    steps = [{**(row := dataclasses.asdict(one)), **row.pop("extra")} for one in last_steps(events)]
     return pd.DataFrame(steps).set_index("step") if steps else pd.DataFrame()

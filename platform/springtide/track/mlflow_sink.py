@@ -34,6 +34,7 @@ _TAG_LENGTH = 2000
 _PARAM_LENGTH = 500
 _MOST_UNSENT = 20_000
 """Events that wait here at most, about 20 MB."""
+_MOST_EXTRA = 50
 _BATCH_METRICS = 900  # MLflow accepts 1000 per request
 _STATUS = {"finished": "FINISHED", "stopped": "KILLED", "failed": "FAILED"}
 
@@ -243,12 +244,14 @@ class MlflowSink:
             at_ms = int(event.time_s * 1000)
             figures = {name: getattr(event, name) for name in names if getattr(event, name) is not None}
             metrics += [Metric(name, float(figure), at_ms, event.step) for name, figure in figures.items()]
+            if isinstance(event, StepDone):
+                metrics += [Metric(name, figure, at_ms, event.step) for name, figure in event.extra.items()]
             if isinstance(event, Evaluated) and len(event.corpora) > 1:
                 each = event.corpora.items()
                 metrics += [Metric(f"heldout_bits_per_byte/{name}", bits, at_ms, event.step) for name, bits in each]
                 each = event.losses.items()
                 metrics += [Metric(f"heldout_loss/{name}", loss, at_ms, event.step) for name, loss in each]
-            if len(metrics) + len(STEP_METRICS) > _BATCH_METRICS:
+            if len(metrics) + len(STEP_METRICS) + _MOST_EXTRA > _BATCH_METRICS:
                 self._log(metrics, marks, RunTag)
                 metrics = []
         if metrics:

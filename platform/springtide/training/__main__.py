@@ -45,7 +45,7 @@ def main() -> None:
     parser.add_argument(
         "--from-scratch", action="store_true", help="restart the run at step 0; its checkpoints are set aside"
     )
-    parser.add_argument("--trust-code", action="store_true", help="run the model.source that the config names")
+    parser.add_argument("--trust-code", action="store_true", help="run the code that the config names")
     options = parser.parse_args()
     config = configs.load_config(options.config, trust_code=True)  # checked below, where the run is known
     if not config.shards.dataset or not config.run.id:
@@ -53,8 +53,8 @@ def main() -> None:
             explain("shards.dataset", config.shards.dataset, "must be set here, and run.id too", "use a saved config")
         )
     folder = Folder(config.run.root) / config.run.id
-    claimed = leases.trusted_code(folder, config.model.source)
-    configs.check_trusted(config.model.source, options.config, options.trust_code, claimed)
+    claimed = leases.trusted_code(folder, config.sources)
+    configs.check_trusted(config.sources, options.config, options.trust_code, claimed)
     before = (
         configs.parse(folder.read(configs.RUN_CONFIG), folder.where(configs.RUN_CONFIG))
         if folder.exists(configs.RUN_CONFIG)
@@ -92,7 +92,7 @@ def train(
     run = TrainLoop(config, here, open_data(config.data), folder, placement=Placement(owner, heartbeat=watch.heartbeat))
     if config.train.start_from:
         on_first(lambda: check_begin(run))
-    claim = functools.partial(leases.claim, folder, owner, trains=False, source=config.model.source)
+    claim = functools.partial(leases.claim, folder, owner, trains=False, sources=config.sources)
     term = on_first(lambda: claim().term)  # first: whoever is refused writes nothing
     if from_scratch:
         on_first(lambda: begin_from_scratch(folder, term))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import secrets
+from collections.abc import Mapping
 
 from springtide import config as configs
 from springtide.checkpoint import leases
@@ -27,8 +28,8 @@ class GroupLease:
     """Owner id of the driver that has claimed the run; empty if there is no driver: the group claims the run itself."""
     node: str
     """Node of this rank; empty if unknown."""
-    source: str = ""
-    """The user's own model code, which a group without a driver trusts (``model.source``)."""
+    sources: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    """The user's own code, which a group without a driver trusts (``Config.sources``)."""
     term: int = 0
     """Term of the lease that the group holds now; every rank knows it."""
 
@@ -38,7 +39,7 @@ class GroupLease:
         again, self.owner = bool(self.owner), self.owner or secrets.token_hex(8)
         reach("claim", "before")
         try:
-            term = leases.claim(self.run, self.owner, again=again, ends=ends, source=self.source).term
+            term = leases.claim(self.run, self.owner, again=again, ends=ends, sources=self.sources).term
         except FileNotFoundError as error:
             raise UnfitNode(str(error), self.node) from None
         reach("claim", "after")

@@ -42,6 +42,7 @@ from springtide.training.evaluate import evaluate
 from springtide.training.group_lease import GroupLease
 from springtide.training.hooks import StepContext, StepHooks
 from springtide.training.micro_batches import largest_micro_batch, micro_batches
+from springtide.training.objective import Objective
 from springtide.training.optim import optimizer_of, rate_after, set_learning_rate
 from springtide.training.parameter_groups import check_groups, freeze
 from springtide.training.profile import Profile
@@ -108,10 +109,12 @@ class TrainLoop:
         optimizer = optimizer_of(
             model, config.optim, fused=not (config.parallel.exact and self.world.device.type == "cpu")
         )
-        self.state = TrainState(model, optimizer, StepGuard(config), fingerprint(config))
+        source = config.objective.source
+        objective = Objective(source, self.data.vocab_size, self.world.device) if source else None
+        self.state = TrainState(model, optimizer, StepGuard(config), fingerprint(config), objective)
         nodes = self.placement.nodes
         node = nodes[self.world.rank] if nodes else ""
-        self.lease = GroupLease(self.folder, self.placement.owner, node, config.model.source)
+        self.lease = GroupLease(self.folder, self.placement.owner, node, config.sources)
         self.data_waits_s = [0.0] * self.world.size
         """How long each rank has waited for its feed since this worker group began [s]."""
         self.phases_s["model"] = time.perf_counter() - begin
@@ -255,6 +258,7 @@ class TrainLoop:
             tokens_per_step=order.rows(order_step) * self.data.sequence_length,
             clip_norm=config.optim.clip_norm,
             z_weight=config.optim.z_loss,
+            objective=state.objective,
             loss_scale=state.guard.scale.value,
             signals=signals,
             allows_update=state.guard.allows_update,
@@ -284,6 +288,7 @@ class TrainLoop:
             digest=f"{result.digest:016x}",
             updated=result.updated,
             loss_scale=self.state.guard.scale.value,
+            extra=result.extra,
         )
 
     @property

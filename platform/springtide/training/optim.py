@@ -16,6 +16,7 @@ from springtide.errors import ConfigError, explain
 from springtide.model import Decoder
 from springtide.training.lamb import Lamb
 from springtide.training.muon import Muon
+from springtide.training.own_optimizer import own_optimizer
 from springtide.training.parameter_groups import group_of
 from springtide.training.weight_average import keep_average
 
@@ -23,7 +24,7 @@ from springtide.training.weight_average import keep_average
 def optimizer_of(model: nn.Module, config: OptimConfig, fused: bool = True) -> torch.optim.Optimizer:
     """Return AdamW (Loshchilov and Hutter, "Decoupled weight decay regularization", 2019), LAMB, or Muon for the matrices of
     ``blocks``; matrices are decayed, vectors are not; ``optim.groups`` change this. With ``optim.ema_half_life`` it keeps an
-    average of the weights. Raises ConfigError if Muon finds no such matrices.
+    average of the weights. ``optim.source`` makes a user's own. Raises ConfigError if Muon finds no such matrices.
 
     With ``model.base_width`` the matrices of blocks have their own rate. Their decay per step, rate times ``weight_decay``,
     equals that of the others, so weights average over the same number of steps at every width (Wang and Aitchison, "How to
@@ -32,22 +33,24 @@ def optimizer_of(model: nn.Module, config: OptimConfig, fused: bool = True) -> t
     ``fused`` is faster. On a CPU it rounds the elements that do not fill a vector register differently from the rest, so the
     last bit depends on where shards are cut.
     """
-    others, matrices = _groups(model, config)
-    options: dict[str, Any] = {"lr": config.peak_lr, "betas": config.betas, "eps": config.eps}
-    options |= {"fused": fused, "foreach": not fused}
-    optimizer: torch.optim.Optimizer
-    if config.optimizer == "adamw":
-        optimizer = torch.optim.AdamW([*others, *matrices], **options)
-    elif config.optimizer == "lamb":
-        optimizer = Lamb([*others, *matrices], config.peak_lr, config.betas, config.eps)
-    elif not matrices:
-        remedy = "give it ``blocks`` (springtide.model.source), or use adamw"
-        raise ConfigError(explain("optim.optimizer", "muon", "finds no matrices in the blocks of this model", remedy))
-    else:
-        optimizer = Muon(matrices, others, config.momentum, **options)
+    optimizer = own_optimizer(model, config) if config.source else _ours(model, config, fused)
     if config.ema_half_life:
         keep_average(optimizer)
     return optimizer
+
+
+def _ours(model: nn.Module, config: OptimConfig, fused: bool) -> torch.optim.Optimizer:
+    others, matrices = _groups(model, config)
+    options: dict[str, Any] = {"lr": config.peak_lr, "betas": config.betas, "eps": config.eps}
+    options |= {"fused": fused, "foreach": not fused}
+    if config.optimizer == "adamw":
+        return torch.optim.AdamW([*others, *matrices], **options)
+    if config.optimizer == "lamb":
+        return Lamb([*others, *matrices], config.peak_lr, config.betas, config.eps)
+    if not matrices:
+        remedy = "give it ``blocks`` (springtide.model.source), or use adamw"
+        raise ConfigError(explain("optim.optimizer", "muon", "finds no matrices in the blocks of this model", remedy))
+    return Muon(matrices, others, config.momentum, **options)
 
 
 def _groups(model: nn.Module, config: OptimConfig) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:

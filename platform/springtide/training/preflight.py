@@ -77,7 +77,8 @@ def _step(
     freeze(plain, config.optim)
     model = parallelize(plain, config.parallel, here)
     initialize(model, model_config, vocab_size)
-    optimizer = optimizer_of(model, config.optim, fused=not (config.parallel.exact and here.device.type == "cpu"))
+    ours = config.optim.model_copy(update={"source": ""})  # a user's optimizer may know the names of his model only
+    optimizer = optimizer_of(model, ours, fused=not (config.parallel.exact and here.device.type == "cpu"))
     rows_NL = torch.randint(vocab_size, (rows, length + 1), device=here.device)
     whole, tokens, took_s = [slice(0, rows)], rows * length, []
     for _ in range(times):

@@ -37,7 +37,7 @@ from springtide.training.hooks import StepContext, StepHook
 from springtide.training.result_summary import SIZE, checksum, device_kind, of_gradient, of_summary, summary
 from springtide.training.seeds import kept_generators, seed_generators
 from springtide.training.state import TrainState
-from springtide.training.step import Compute, MicroBatch, StepSignals, token_loss
+from springtide.training.step import Compute, MicroBatch, StepSignals, loss_of
 
 
 class DevicesDisagree(RuntimeError):
@@ -98,9 +98,9 @@ class Recheck(StepHook):
             output.register_hook(lambda gradient: found.append(of_gradient(gradient)))
 
         with _output_seen(self._embedding, observe):
-            nats = compute(model, one, world)
-        self._first = one, summary(nats, found)
-        return nats
+            sums = compute(model, one, world)
+        self._first = one, summary(sums.flatten()[0], found)
+        return sums
 
     def before_update(self) -> None:
         """In a step that is checked: compute the neighbour's micro-batch, with the weights that it was computed with."""
@@ -116,11 +116,11 @@ class Recheck(StepHook):
         model, outputs = self._state.model, list[Tensor]()
         seed_generators(self._config.train.seed, self._state.step, owner)
         with torch.set_grad_enabled(self._embedding is not None), _output_seen(self._embedding, outputs.append):
-            total, nats = token_loss(model, one.rows, self._world, one.z_weight, one.padded_rows)
+            total, sums = loss_of(model, one, self._world)
         # no gradients of weights: those of the step stay as they are
         found = torch.autograd.grad(total * one.loss_weight, outputs, allow_unused=True) if outputs else ()
         reshard(model)  # whole weights would not see the update
-        return summary(nats, [of_gradient(gradient) for gradient in found if gradient is not None])
+        return summary(sums.flatten()[0], [of_gradient(gradient) for gradient in found if gradient is not None])
 
     def judge(self, results: dict[int, list[tuple[int, MicroBatchResult]]]) -> Verdict:
         """Compare what ranks computed of each micro-batch."""

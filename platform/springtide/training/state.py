@@ -20,6 +20,7 @@ from springtide.dist import World
 from springtide.model import flops_per_token, hardware_flops_per_token, num_parameters
 from springtide.stream import Data
 from springtide.stream.chain import next_chain, with_skipped_update
+from springtide.training.objective import Objective
 from springtide.training.peak_flops import peak_flops
 from springtide.training.step import StepResult
 from springtide.training.step_guard import StepGuard
@@ -59,6 +60,8 @@ class TrainState:
     optimizer: torch.optim.Optimizer
     guard: StepGuard
     config_fingerprint: str
+    objective: Objective | None = None
+    """What is minimised, if not the cross-entropy of next tokens."""
     step: StepsDone = dataclasses.field(default=StepsDone(0))
     """Steps done: all of the data state."""
     tokens: int = 0

@@ -20,6 +20,7 @@ from springtide.elastic import Interrupt
 from springtide.errors import TrainingFailed
 from springtide.model import IGNORE_INDEX
 from springtide.parallel import set_gradient_sync
+from springtide.training.objective import Objective
 from springtide.training.optim import local_gradients, square_norm
 
 _LIMBS = 4
@@ -53,11 +54,14 @@ class StepSignals(NamedTuple):
 _NOTHING = StepSignals()
 
 
+_NO_FIGURES: dict[str, float] = {}
+
+
 class StepResult(NamedTuple):
     """Result of a step, the same on every rank."""
 
     loss: float
-    """Nats per token."""
+    """Nats per token; of an objective, its sum over its weight."""
     grad_norm: float
     tokens: int
     digest: int
@@ -78,6 +82,8 @@ class StepResult(NamedTuple):
     turned_off: bool = False
     """Whether some rank can keep no more snapshots, and the others did not know it yet."""
     recheck: bool = False
+    extra: dict[str, float] = _NO_FIGURES
+    """Figures that are told only in some runs (``events.metrics.EXTRA_METRICS``)."""
 
 
 class MicroBatch(NamedTuple):
@@ -89,17 +95,29 @@ class MicroBatch(NamedTuple):
     """Gradients are of the loss times this."""
     z_weight: float
     padded_rows: int
+    objective: Objective | None = None
 
 
 Compute = Callable[[nn.Module, MicroBatch, World], Tensor]
-"""Runs forward and backward of a micro-batch; returns its cross-entropy, summed over tokens [nats]."""
+"""Runs forward and backward of a micro-batch; returns its cross-entropy, summed over tokens [nats], a scalar; or the sums of
+its objective, (size,), of which the first is minimised."""
 
 
 def compute(model: nn.Module, one: MicroBatch, world: World) -> Tensor:
     """Run forward and backward of a micro-batch: a ``Compute``."""
-    total, nats = token_loss(model, one.rows, world, one.z_weight, one.padded_rows)
+    total, sums = loss_of(model, one, world)
     (total * one.loss_weight).backward()
-    return nats
+    return sums
+
+
+def loss_of(model: nn.Module, one: MicroBatch, world: World) -> tuple[Tensor, Tensor]:
+    """Run forward of a micro-batch. Returns what is minimised, summed, and what ``compute`` returns."""
+    if one.objective is None:
+        return token_loss(model, one.rows, world, one.z_weight, one.padded_rows)
+    tokens_BL, targets_BL = _padded(one.rows, one.padded_rows)
+    outputs_BLV, B = _checked(model(tokens_BL), targets_BL), len(one.rows)
+    # without the rows that fill it up: an objective may count rows
+    return one.objective(outputs_BLV[:B] if B else outputs_BLV, tokens_BL[:B], targets_BL[:B])
 
 
 def train_step(
@@ -114,6 +132,7 @@ def train_step(
     tokens_per_step: int,
     clip_norm: float,
     z_weight: float = 0.0,
+    objective: Objective | None = None,
     loss_scale: float = 1.0,
     signals: StepSignals = _NOTHING,
     allows_update: Callable[[float, float], bool] = lambda loss, grad_norm: math.isfinite(grad_norm),
@@ -127,17 +146,20 @@ def train_step(
     rows, the same number on every rank, each padded to ``padded_rows``; ``digest`` is that of its sample ids.
     ``allows_update`` gets the step's loss and gradient norm, the same on every rank, and returns whether the weights are to
     change. ``before_update`` is called before they may: it waits for copies of them. ``compute_first`` computes the first
-    micro-batch.
+    micro-batch. ``objective`` is minimised in place of the cross-entropy, and its gradient is divided by its weight in the
+    whole step. Raises TrainingFailed if that is not above 0.
     """
     # divided by the tokens of a full step, known in advance; the true count corrects it below
     weight = loss_scale / tokens_per_step
     loss_sum, num_tokens = accumulate(
-        model, tokens_NL, world, micro_batches, weight, z_weight, padded_rows, compute_first
+        model, tokens_NL, world, micro_batches, weight, z_weight, padded_rows, compute_first, objective
     )
     gradients = local_gradients(model)
-    sums = torch.stack([loss_sum, num_tokens, square_norm(gradients).to(world.device) / world.copies])
-    agreed = _agree(sums, digest, signals, world)
-    correction = tokens_per_step / agreed.tokens / loss_scale
+    # an objective adds its weight and its parts
+    loss_sum, *more = loss_sum if objective else (loss_sum,)
+    square = square_norm(gradients).to(world.device) / world.copies
+    agreed, weighed = _agree(torch.stack([loss_sum, num_tokens, square, *more]), digest, signals, world, objective)
+    correction = tokens_per_step / weighed / loss_scale
     grad_norm = agreed.grad_norm * correction
     clip = min(1.0, clip_norm / (grad_norm + 1e-6)) if clip_norm else 1.0
     if clip * correction != 1.0:
@@ -158,14 +180,15 @@ def accumulate(
     z_weight: float,
     padded_rows: int = 0,
     compute_first: Compute = compute,
+    objective: Objective | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Run forward and backward; gradients are of the loss times ``loss_weight``. Returns this rank's loss [nats] and its
-    tokens, float64 scalars."""
-    loss_sum = torch.zeros((), dtype=torch.float64, device=world.device)
+    tokens, float64 scalars; in place of the loss all sums of an ``objective``, (size,)."""
+    loss_sum = torch.zeros(objective.size if objective else (), dtype=torch.float64, device=world.device)
     num_tokens = torch.zeros((), dtype=torch.float64, device=world.device)
     for index, rows in enumerate(micro_batches):
         set_gradient_sync(model, index == len(micro_batches) - 1)
-        one = MicroBatch(tokens_NL[rows], loss_weight, z_weight, padded_rows)
+        one = MicroBatch(tokens_NL[rows], loss_weight, z_weight, padded_rows, objective)
         loss_sum += (compute if index else compute_first)(model, one, world)
         num_tokens += loss_mask(one.rows).sum()
     return loss_sum, num_tokens
@@ -221,12 +244,17 @@ def _of_logits(logits_BLV: Any, targets_BL: Tensor, z_weight: float) -> tuple[Te
 
 
 def _logits(logits_BLV: Any, targets_BL: Tensor) -> Tensor:
-    """Return the logits as fp32 (N, V); raises TrainingFailed if a model did not return logits (B, L, V)."""
+    """Return the logits as fp32 (N, V). Raises as ``_checked``."""
+    return _checked(logits_BLV, targets_BL).flatten(0, 1).float()
+
+
+def _checked(logits_BLV: Any, targets_BL: Tensor) -> Tensor:
+    """Return what a model returned; raises TrainingFailed if it is not logits (B, L, V)."""
     if not isinstance(logits_BLV, Tensor) or logits_BLV.dim() != 3 or logits_BLV.shape[:2] != targets_BL.shape:
         B, L = targets_BL.shape
         found = tuple(logits_BLV.shape) if isinstance(logits_BLV, Tensor) else f"a {type(logits_BLV).__name__}"
         raise TrainingFailed(f"the model returned {found} for ids ({B}, {L}); return logits ({B}, {L}, ids)")
-    return logits_BLV.flatten(0, 1).float()
+    return logits_BLV
 
 
 def loss_mask(rows_BL: Tensor) -> Tensor:
@@ -234,9 +262,12 @@ def loss_mask(rows_BL: Tensor) -> Tensor:
     return rows_BL[:, 1:] >= 0
 
 
-def _agree(sums: Tensor, digest: int, signals: StepSignals, world: World) -> StepResult:
-    """Sum over all ranks and return the step's result. ``sums``: loss, tokens and squared gradient norm of this rank, float64
-    (3,). Raises CollectiveError if the sums over all ranks are garbage, before they are used."""
+def _agree(
+    sums: Tensor, digest: int, signals: StepSignals, world: World, objective: Objective | None
+) -> tuple[StepResult, float]:
+    """Sum over all ranks; return the step's result, and what its loss is divided by. ``sums``: loss, tokens and squared
+    gradient norm of this rank, and what the objective adds, float64 (3 + n,). Raises CollectiveError if the sums over
+    all ranks are garbage, before they are used; TrainingFailed if the objective weighs nothing."""
     # a float64 sum is exact below 2**53, so the 64-bit digest travels as four limbs of 16 bits
     limbs = [(digest >> (_LIMB_BITS * limb)) & (2**_LIMB_BITS - 1) for limb in range(_LIMBS)]
     asked = [kind in signals.interrupts for kind in Interrupt]
@@ -255,11 +286,15 @@ def _agree(sums: Tensor, digest: int, signals: StepSignals, world: World) -> Ste
     figures = [*limbs, *flags, *mine[0], *mine[1]]
     message = torch.cat([sums, torch.tensor(figures, dtype=torch.float64, device=world.device)])
     loss, tokens, square_sum, *rest = sum_over_ranks(message, world)
+    more, rest = rest[: len(sums) - 3], rest[len(sums) - 3 :]
+    if objective and not more[0] > 0:
+        raise TrainingFailed(f"the weight of {objective.source} is {more[0]} in all rows of a step; it must be above 0")
+    weighed = more[0] if objective else tokens
     limbs, by_rank = rest[:_LIMBS], rest[-2 * world.size :]
     said = map(bool, rest[_LIMBS : -2 * world.size])
     *asked, saving, save_failed, keeping, turned_off, snapshot, examine, recheck = said
-    return StepResult(
-        loss=loss / tokens,
+    result = StepResult(
+        loss=loss / weighed,
         grad_norm=square_sum**0.5,
         tokens=int(tokens),
         digest=sum(int(limb) << (_LIMB_BITS * place) for place, limb in enumerate(limbs)) % 2**64,
@@ -273,4 +308,6 @@ def _agree(sums: Tensor, digest: int, signals: StepSignals, world: World) -> Ste
         recheck=recheck,
         data_waits_s=tuple(by_rank[: world.size]),
         speeds=tuple(by_rank[world.size :]),
+        extra=objective.told([loss, *more]) if objective else {},
     )
+    return result, weighed
