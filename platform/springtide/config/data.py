@@ -55,6 +55,8 @@ class SourceConfig(Section):
     """As corpus.languages [code]."""
     pii: tuple[Literal["emails", "ip_addresses"], ...] | None = None
     """As corpus.pii [name]."""
+    fim: float | None = Field(None, ge=0, le=1)
+    """As corpus.fim [ratio]."""
 
 
 def _source(value: Any) -> Any:
@@ -116,6 +118,12 @@ class CorpusConfig(Section):
     a file it needs --trust-code [name]."""
     pii: tuple[Literal["emails", "ip_addresses"], ...] = ()
     """Personal data that is masked: email addresses, public IP addresses [name]."""
+    fim: float = Field(0.0, ge=0, le=1)
+    """Share of the training text that is reordered to fill in the middle (2207.14255): each document, or each part of a row's
+    length of a longer one, with this probability, in PSM or SPM order [ratio]."""
+    fim_tokens: tuple[str, str, str] = ("<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>")
+    """Special tokens before the prefix, suffix and middle; a tokenizer that is made here gets them if corpus.fim is not 0
+    [name]."""
     deduplicate: Literal["documents", "paragraphs", "lines"] = "documents"
     """What is removed if its text occurred before in the corpus: whole documents, and of those that stay also paragraphs or
     lines of 50 characters and more; reads the corpus twice [name]."""
@@ -133,11 +141,21 @@ class CorpusConfig(Section):
             raise ValueError(
                 explain("corpus.special_tokens", self.special_tokens, problem, "add them to that tokenizer")
             )
-        named = {self.end_of_text or END_OF_TEXT, self.begin_of_text, *self.special_tokens} - {""}
+        if len({*self.fim_tokens}) < len(self.fim_tokens):
+            raise ValueError(
+                explain("corpus.fim_tokens", self.fim_tokens, "must be three different tokens", "name each once")
+            )
+        named = {self.end_of_text or END_OF_TEXT, *self.named_tokens}
         if self.tokenizer == "bpe" and self.vocab_size < 256 + len(named):
             problem = f"is less than the 256 bytes and {len(named)} special tokens"
             raise ValueError(explain("corpus.vocab_size", self.vocab_size, problem, "choose a larger vocabulary"))
         return self
+
+    @property
+    def named_tokens(self) -> tuple[str, ...]:
+        """The special tokens of a tokenizer that is made here, but the end-of-text."""
+        fills = any(one.fim for one in self.each())
+        return (*filter(None, (self.begin_of_text,)), *self.special_tokens, *(self.fim_tokens if fills else ()))
 
     def each(self) -> tuple[CorpusConfig, ...]:
         """Return one config per source, with the source's own fields in place of the common ones."""

@@ -3,6 +3,7 @@
 from springtide.corpus.benchmark import Quotes, quotes, quotes_of
 from springtide.corpus.clean import check_clean, clean
 from springtide.corpus.documents import Broken, Document
+from springtide.corpus.infilling import Infilling, check_infilling, infill
 from springtide.corpus.near_duplicates import (
     BANDS,
     BINS,
@@ -25,6 +26,7 @@ __all__ = [
     "Broken",
     "CorpusReader",
     "Document",
+    "Infilling",
     "NearDuplicates",
     "Piece",
     "Quotes",
@@ -33,7 +35,9 @@ __all__ = [
     "Unit",
     "check_byte_counts",
     "check_clean",
+    "check_infilling",
     "clean",
+    "infill",
     "jaccard",
     "near_duplicates",
     "open_source",

@@ -30,6 +30,7 @@ from springtide.dataset.parts import (
     PartJob,
     begin_of_text,
     find_pieces,
+    infilling_of,
     make_part,
     open_work_tokenizer,
     part_numbers,
@@ -158,6 +159,8 @@ def _make(
     vocabulary = _vocabulary(corpus, shards, jobs, work)
     tokenizer_digest = digest.of_bytes(vocabulary.to_json().encode())
     apart.check(tokenizer_digest)
+    for each in corpus.each():
+        infilling_of(vocabulary, each, shards)
     apart.prepare(work)
     if corpus.deduplicate != "documents":
         _run_all(run, find_pieces, jobs, f"finding {corpus.deduplicate}", progress)
@@ -282,7 +285,7 @@ def _vocabulary(corpus: CorpusConfig, shards: ShardsConfig, jobs: list[PartJob],
             corpus.vocab_size,
             pattern=corpus.pretokenizer,
             end_of_text=corpus.end_of_text,
-            special_tokens=(*filter(None, (corpus.begin_of_text,)), *corpus.special_tokens),
+            special_tokens=corpus.named_tokens,
         )
         _check_room_for_ids(made, corpus, shards)
         if corpus.tokenizer not in _MADE_HERE:

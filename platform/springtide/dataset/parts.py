@@ -22,7 +22,19 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from springtide.config.data import CorpusConfig, ShardsConfig
-from springtide.corpus import BINS, Broken, CorpusReader, Document, Tokenizer, Unit, clean, signature
+from springtide.corpus import (
+    BINS,
+    Broken,
+    CorpusReader,
+    Document,
+    Infilling,
+    Tokenizer,
+    Unit,
+    check_infilling,
+    clean,
+    infill,
+    signature,
+)
 from springtide.dataset.apart import open_exclusions
 from springtide.dataset.repeats import Repeats, write_pieces
 from springtide.dataset.signatures import BAND_COLUMNS
@@ -90,6 +102,7 @@ def make_part(job: PartJob) -> None:
         rows = _tokenised(job, documents, vocabulary)
         if job.corpus.apart_from:
             rows = [row for row in rows if not dropped.add(_excluded(job, row), row["document"])]
+        edits.update(_infill(job, rows, vocabulary))
         _begin_texts(job, rows, vocabulary)
         part = job.number * _PARTS_A_UNIT + parts
         job.work.write(_rows(part), _encode(rows, job.shards.token_type))
@@ -225,6 +238,35 @@ def _encoded(documents: list[Document], vocabulary: Tokenizer, job: PartJob) -> 
             raise ConfigError(explain("corpus.tokenizer", tokenizer, limit, remedy))
         has_begin = len(document.ids) > 0 and document.ids[0] == bos_id
         yield np.concatenate([document.ids[has_begin:], end])
+
+
+def _infill(job: PartJob, rows: list[dict[str, Any]], vocabulary: Tokenizer) -> dict[str, int]:
+    """Reorder documents to fill in the middle, but those that may be held out; return the number of those reordered. What
+    stands between two segments is what stands between two documents."""
+    if (infilling := infilling_of(vocabulary, job.corpus, job.shards)) is None:
+        return {}
+    trained = [row for row in rows if row["share"] / 2.0**64 >= job.shards.heldout_fraction]
+    documents, bos_id = [row["document"] for row in trained], begin_of_text(vocabulary, job.corpus, job.shards)
+    between = np.array([vocabulary.end_of_text], dtype=job.shards.token_type)
+    if bos_id is not None:
+        between = np.append(between, masked(np.array([bos_id], dtype=job.shards.token_type)))
+    changed = 0
+    found = infill(documents, (len(row["tokens"]) - 1 for row in trained), vocabulary, infilling)
+    for row, segments in zip(trained, found, strict=True):
+        if segments is not None:
+            pieces = [piece for segment in segments for piece in (segment.astype(job.shards.token_type), between)]
+            row["tokens"] = np.concatenate([*pieces[:-1], between[:1]])
+            changed += 1
+    return {"fill in the middle: documents": changed} if changed else {}
+
+
+def infilling_of(vocabulary: Tokenizer, corpus: CorpusConfig, shards: ShardsConfig) -> Infilling | None:
+    """Return how documents are reordered to fill in the middle, None if they are not. ConfigError if the tokenizer cannot."""
+    if not corpus.fim or shards.heldout_fraction == 1:
+        return None
+    check_infilling(vocabulary)
+    prefix_id, suffix_id, middle_id = (vocabulary.id_of(name, "corpus.fim_tokens") for name in corpus.fim_tokens)
+    return Infilling(corpus.fim, prefix_id, suffix_id, middle_id, shards.sequence_length, shards.seed)
 
 
 def _begin_texts(job: PartJob, rows: list[dict[str, Any]], vocabulary: Tokenizer) -> None:

@@ -18,6 +18,8 @@ def render(name: str, manifest: Mapping[str, Any], digest: str, rows: Sequence[s
     labels = [f"{low} to {high - 1}" for (low, _), (high, _) in itertools.pairwise(lengths)]
     labels.append(f"{lengths[-1][0]} and more")
     kept = sum(split["documents"] for split in splits.values())
+    edits = list(source["edits"].items())
+    edited = [Bars("Edited", "lines, values and documents, before deduplication", edits)] if edits else []
     charts = [
         Bars(
             "Length of documents",
@@ -26,7 +28,7 @@ def render(name: str, manifest: Mapping[str, Any], digest: str, rows: Sequence[s
         ),
         Bars("Where the tokens come from", "tokens, before deduplication", _seen(source["tokens_by_group"])),
         Bars("Documents kept and dropped", "documents", [("kept", kept), *dropped.items()]),
-        *([Bars("Edited", "lines removed or values masked", list(source["edits"].items()))] if source["edits"] else []),
+        *edited,
         Bars("Splits", "tokens", [(name, split["tokens"]) for name, split in splits.items()]),
     ]
     facts = {
