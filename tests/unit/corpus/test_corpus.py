@@ -276,7 +276,8 @@ def test_a_file_that_cannot_be_read_is_named(tmp_path: Path, name: str, damage: 
 def test_texts_are_normalised_or_dropped_for_a_reason(
     text: str, changes: dict[str, Any], expected: tuple[str, str]
 ) -> None:
-    assert clean(text, CorpusConfig.model_validate(changes)) == expected
+    verdict = clean(text, CorpusConfig.model_validate(changes))
+    assert (verdict.text, verdict.reason) == expected
 
 
 def test_a_store_that_cannot_be_reached_says_what_to_set(monkeypatch: pytest.MonkeyPatch) -> None:
