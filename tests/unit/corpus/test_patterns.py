@@ -52,6 +52,8 @@ TEXTS = st.one_of(
 @pytest.mark.parametrize("name", PATTERNS)
 @given(TEXTS)
 @example("a 1234567 b\r\n\r\n  don't DON'T x/\n")
+@example("a\n \n ")
+@example("\r\x0c")
 def test_text_is_cut_as_published(name: str, text: str) -> None:
     ours = _byte_level_words(PATTERNS[name]).pre_tokenize_str(text)
     theirs = regex.findall(PUBLISHED[name], text)
