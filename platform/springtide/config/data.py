@@ -52,7 +52,7 @@ class SourceConfig(Section):
     quality: tuple[Literal["gopher", "c4"], ...] | None = None
     """As corpus.quality [name]."""
     languages: tuple[LanguageCode, ...] | None = None
-    """As corpus.languages [code]."""
+    """As corpus.languages [name]."""
     pii: tuple[Literal["emails", "ip_addresses"], ...] | None = None
     """As corpus.pii [name]."""
     fim: float | None = Field(None, ge=0, le=1)
@@ -112,7 +112,7 @@ class CorpusConfig(Section):
     repetitions (2112.11446), ``c4`` removes lines and drops documents (1910.10683) [name]."""
     languages: tuple[LanguageCode, ...] = ()
     """ISO 639-1 codes of the languages to keep, such as ``en``; empty keeps all; needs ``pip install 'springtide[language]'``
-    [code]."""
+    [name]."""
     filter: str = Field("", pattern=r"^$|^[^:\s]+:[^:\s]+$")
     """Your own filter as ``package.module:function``: is given a text, and returns it, changed or not, or None to drop it; from
     a file it needs --trust-code [name]."""
