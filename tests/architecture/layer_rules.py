@@ -64,6 +64,7 @@ ONLY_IN: dict[str, tuple[str, ...]] = {
     "obstore": ("store/s3.py",),
     "rich": ("track/console.py", "cli/"),
     "pandas": ("track/journal.py", "run/folder.py"),
+    "huggingface_hub": ("corpus/hub.py",),
     "lingua": ("corpus/language.py",),
     "optuna": ("tuning/search.py",),
     "sklearn": ("tuning/importance.py",),

@@ -67,7 +67,8 @@ class CorpusConfig(Section):
     """Raw text and the tokenizer that turns it into token ids."""
 
     source: str = "stdlib"
-    """``stdlib`` (the running Python's own library), or a file, folder or glob, local or any fsspec URL [url]."""
+    """``stdlib`` (the running Python's own library), or a file, folder or glob, local or any fsspec URL, also
+    ``hf://datasets/OWNER/NAME`` [url]."""
     sources: tuple[SourceConfig, ...] = ()
     """Several sources instead of one: tables, each with a ``source`` and the ``max_files``, ``field`` and filters that differ
     for it [table]."""

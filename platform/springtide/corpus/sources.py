@@ -13,11 +13,8 @@ import hashlib
 import io
 import itertools
 import json
-import logging
-import os
 import posixpath
 import re
-import sysconfig
 from collections.abc import Iterator
 from typing import IO, NamedTuple
 
@@ -27,18 +24,14 @@ import pyarrow.parquet as pq
 
 from springtide.corpus import token_files
 from springtide.corpus.documents import Broken, Document, Tokens, from_tokens
+from springtide.corpus.files import find_files, library_files
+from springtide.corpus.hub import pinned
 from springtide.corpus.separators import split
 from springtide.corpus.token_files import field_of, ids_of, is_ids
 from springtide.corpus.tokenizer import Tokenizer
 from springtide.errors import CorpusError, explain, redacted
 from springtide.store import Folder
 
-_log = logging.getLogger(__name__)
-
-_LEFT_OUT = {
-    *("site-packages", "__pycache__", "ensurepip", "test", "tests", "idlelib", "lib2to3"),
-    *("encodings", "pydoc_data"),  # tables, not code
-}
 _COMPRESSIONS = {".gz": "gzip", ".zst": "zstd", ".bz2": "bz2"}
 _LINES = (".jsonl", ".ndjson")
 _UNIT_BYTES = 4 * 2**20
@@ -48,6 +41,8 @@ _MOST_BYTES = 64 * 2**20
 document several times, as bytes, as text and as JSON."""
 _READ_BYTES = 2**20
 _ROWS_AT_ONCE = 256
+_CHANGES = ("mtime", "ETag", "blob_id", "LastModified")
+"""What stores call the property of a file that changes when it is rewritten."""
 _SAMPLE = 200
 """Characters of a broken record that are shown."""
 _STRINGS = (pa.types.is_string, pa.types.is_large_string, pa.types.is_string_view)
@@ -86,7 +81,7 @@ class CorpusReader:
         state = hashlib.blake2b(digest_size=16)
         for name in (*self.names, *self.beside):
             info = self.folder.fs.info(self.folder.where(name))
-            changed = info.get("mtime") or info.get("ETag") or info.get("LastModified") or ""
+            changed = next((info[name] for name in _CHANGES if info.get(name)), "")
             line = f"{redacted(name)}\0{info['size']}\0{changed}\n"
             state.update(line.encode("utf-8", "surrogatepass"))  # names are bytes, and need not be UTF-8
         return state.hexdigest()
@@ -299,14 +294,18 @@ def _values(column: pa.Array) -> Iterator[bytes | str | np.ndarray]:
 
 def open_source(source: str, max_files: int = 0, field: str = "text", separator: str = "") -> CorpusReader:
     """Find the files of ``corpus.source``; CorpusError if it is missing, cannot be reached or has no files."""
-    found = _stdlib() if source == "stdlib" else _files(source)
-    if not found.names:
+    if source == "stdlib":
+        folder, found, has_all = *library_files(), False
+    else:
+        source = pinned(source)
+        folder, found = find_files(source)
+        has_all = folder.url == Folder(source, is_source=True).url
+    if not found:
         raise CorpusError(
             explain("corpus.source", source, "holds no files", "point it at text files, a folder or a glob")
         )
-    has_all = source != "stdlib" and found.folder.url == Folder(source, is_source=True).url
-    names, beside = token_files.with_indexes(found.folder, found.names, has_all)
-    return dataclasses.replace(found, names=names[: max_files or None], beside=beside, field=field, separator=separator)
+    names, beside = token_files.with_indexes(folder, found, has_all)
+    return CorpusReader(folder, names[: max_files or None], field, separator, beside)
 
 
 def _kind(name: str) -> str:
@@ -320,64 +319,3 @@ def _compression(name: str) -> str:
 
 def _suffix(name: str) -> str:
     return posixpath.splitext(name)[1].lower()
-
-
-def _stdlib() -> CorpusReader:
-    root = Folder(sysconfig.get_path("stdlib"))
-    names = []
-    for folder, folders, files in os.walk(root.path):
-        folders[:] = [
-            name for name in folders if name not in _LEFT_OUT
-        ]  # site-packages may be a hundred times as large as the rest
-        names += [os.path.relpath(os.path.join(folder, name), root.path) for name in files if name.endswith(".py")]
-    return CorpusReader(root, tuple(sorted(names)))
-
-
-def _files(source: str) -> CorpusReader:
-    is_glob = any(char in source for char in "*?[")
-    fixed = posixpath.dirname(source[: min(source.find(c) for c in "*?[" if c in source)]) if is_glob else source
-    root, pattern = Folder(fixed or ".", is_source=True), source[len(fixed) :].lstrip("/")
-    try:
-        if is_glob:
-            paths = root.fs.glob(posixpath.join(root.path, pattern))
-        elif not root.exists():
-            raise CorpusError(explain("corpus.source", source, "does not exist", "check the path or URL"))
-        elif root.fs.isfile(root.path):
-            return CorpusReader(Folder(posixpath.dirname(root.url), is_source=True), (root.name,))
-        else:
-            paths = root.fs.find(root.path)
-        files = [str(path) for path in paths if not root.is_local or root.fs.isfile(path)]
-    except CorpusError:
-        raise
-    except Exception as error:  # every object store raises its own errors
-        raise CorpusError(
-            explain("corpus.source", source, f"cannot be reached ({error})", _credentials(source))
-        ) from error
-    # .git and .aws have passwords; a pattern that names a hidden folder wants it
-    hidden = r"(^|/)\.[^/]*$" if is_glob and "/." in f"/{pattern}" else r"(^|/)\."
-    files = [path for path in files if not re.search(hidden, path[len(root.path) + 1 :])]
-    if root.is_local:
-        files = _inside(root.path, source, files)
-    return CorpusReader(root, tuple(sorted(path[len(root.path) + 1 :] for path in files)))
-
-
-def _inside(root: str, source: str, paths: list[str]) -> list[str]:
-    """Return the local ``paths`` without links that lead out of ``root``: what others made may link to any file of ours."""
-    real = os.path.realpath(root)
-    inside = [path for path in paths if os.path.commonpath([real, os.path.realpath(path)]) == real]
-    links, remedy = len(paths) - len(inside), "give the folder that they lead to, or copy the files (cp -rL)"
-    if links and not inside:
-        raise CorpusError(explain("corpus.source", source, f"holds only {links} links to files outside it", remedy))
-    if links:
-        _log.warning("%s: %d links that lead out of it are not read; %s", source, links, remedy)
-    return inside
-
-
-def _credentials(source: str) -> str:
-    """Return a remedy for a URL that cannot be read: the credentials to set."""
-    return {
-        "s3": "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE; AWS_ENDPOINT_URL for your own server",
-        "gs": "set GOOGLE_APPLICATION_CREDENTIALS, or log in with gcloud",
-        "az": "set AZURE_STORAGE_CONNECTION_STRING",
-        "abfs": "set AZURE_STORAGE_CONNECTION_STRING",
-    }.get(source.partition("://")[0], "check the path, its permissions and the network")

@@ -1,0 +1,83 @@
+"""Find the files of a source."""
+
+from __future__ import annotations
+
+import logging
+import os
+import posixpath
+import re
+import sysconfig
+
+from springtide.errors import CorpusError, explain
+from springtide.store import Folder
+
+_log = logging.getLogger(__name__)
+
+_LEFT_OUT = {
+    *("site-packages", "__pycache__", "ensurepip", "test", "tests", "idlelib", "lib2to3"),
+    *("encodings", "pydoc_data"),  # tables, not code
+}
+
+
+def library_files() -> tuple[Folder, tuple[str, ...]]:
+    """Return the folder of the running Python's own library, and its files without tests and tables."""
+    root = Folder(sysconfig.get_path("stdlib"))
+    names = []
+    for folder, folders, files in os.walk(root.path):
+        folders[:] = [
+            name for name in folders if name not in _LEFT_OUT
+        ]  # site-packages may be a hundred times as large as the rest
+        names += [os.path.relpath(os.path.join(folder, name), root.path) for name in files if name.endswith(".py")]
+    return root, tuple(sorted(names))
+
+
+def find_files(source: str) -> tuple[Folder, tuple[str, ...]]:
+    """Return the folder of a file, folder or glob, and its files' names, sorted; hidden ones and links that lead out of it are
+    excluded. CorpusError if it is missing or cannot be reached."""
+    is_glob = any(char in source for char in "*?[")
+    fixed = posixpath.dirname(source[: min(source.find(c) for c in "*?[" if c in source)]) if is_glob else source
+    root, pattern = Folder(fixed or ".", is_source=True), source[len(fixed) :].lstrip("/")
+    try:
+        if is_glob:
+            paths = root.fs.glob(posixpath.join(root.path, pattern))
+        elif not root.exists():
+            raise CorpusError(explain("corpus.source", source, "does not exist", "check the path or URL"))
+        elif root.fs.isfile(root.path):
+            return Folder(posixpath.dirname(root.url), is_source=True), (root.name,)
+        else:
+            paths = root.fs.find(root.path)
+        files = [str(path) for path in paths if not root.is_local or root.fs.isfile(path)]
+    except CorpusError:
+        raise
+    except Exception as error:  # every object store raises its own errors
+        raise CorpusError(
+            explain("corpus.source", source, f"cannot be reached ({error})", _credentials(source))
+        ) from error
+    # .git and .aws have passwords; a pattern that names a hidden folder wants it
+    hidden = r"(^|/)\.[^/]*$" if is_glob and "/." in f"/{pattern}" else r"(^|/)\."
+    files = [path for path in files if not re.search(hidden, path[len(root.path) + 1 :])]
+    if root.is_local:
+        files = _inside(root.path, source, files)
+    return root, tuple(sorted(path[len(root.path) + 1 :] for path in files))
+
+
+def _inside(root: str, source: str, paths: list[str]) -> list[str]:
+    """Return the local ``paths`` without links that lead out of ``root``: what others made may link to any file of ours."""
+    real = os.path.realpath(root)
+    inside = [path for path in paths if os.path.commonpath([real, os.path.realpath(path)]) == real]
+    links, remedy = len(paths) - len(inside), "give the folder that they lead to, or copy the files (cp -rL)"
+    if links and not inside:
+        raise CorpusError(explain("corpus.source", source, f"holds only {links} links to files outside it", remedy))
+    if links:
+        _log.warning("%s: %d links that lead out of it are not read; %s", source, links, remedy)
+    return inside
+
+
+def _credentials(source: str) -> str:
+    """Return a remedy for a URL that cannot be read: the credentials to set."""
+    return {
+        "s3": "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE; AWS_ENDPOINT_URL for your own server",
+        "gs": "set GOOGLE_APPLICATION_CREDENTIALS, or log in with gcloud",
+        "az": "set AZURE_STORAGE_CONNECTION_STRING",
+        "abfs": "set AZURE_STORAGE_CONNECTION_STRING",
+    }.get(source.partition("://")[0], "check the path, its permissions and the network")
