@@ -83,7 +83,7 @@ def recall(similarity: float) -> float:
     return 1 - (1 - similarity ** (BINS // BANDS)) ** BANDS
 
 
-def near_duplicates(
+def find_near_duplicates(
     columns: Callable[[], Iterable[np.ndarray]],
     sketches: Callable[[np.ndarray], Callable[[np.ndarray], np.ndarray]],
     documents: int,
@@ -102,12 +102,12 @@ def near_duplicates(
 
     Example:
         >>> import numpy as np
-        >>> from springtide.corpus import near_duplicates, signature
+        >>> from springtide.corpus import find_near_duplicates, signature
         >>> texts = [np.arange(300), np.arange(1, 300), np.arange(300, 600)]
         >>> found = [signature(ids) for ids in texts]
         >>> all_sketches = np.stack([one.sketch for one in found])
         >>> bands = np.stack([one.bands for one in found])
-        >>> near_duplicates(lambda: bands.T, lambda shared: lambda some: all_sketches[some], 3).kept.tolist()
+        >>> find_near_duplicates(lambda: bands.T, lambda shared: lambda some: all_sketches[some], 3).kept.tolist()
         [0, 0, 2]
     """
     kept, similar = np.arange(documents), np.ones(documents, np.float32)

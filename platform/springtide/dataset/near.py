@@ -7,13 +7,13 @@ from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 
-from springtide.corpus import BINS, NearDuplicates, near_duplicates
+from springtide.corpus import BINS, NearDuplicates, find_near_duplicates
 from springtide.dataset.parts import read_columns, read_sketches
 from springtide.dataset.signatures import BAND_COLUMNS
 from springtide.store import Folder
 
 
-def find_near_duplicates(work: Folder, parts: Sequence[int], order: np.ndarray) -> NearDuplicates:
+def near_duplicates_among(work: Folder, parts: Sequence[int], order: np.ndarray) -> NearDuplicates:
     """Compare the documents ``order``, int64 (n,), which counts all rows of all parts; of similar ones the first is kept.
 
     Memory holds one band at a time and the pairs. The sketches of documents that share a band go to a temporary file on this
@@ -35,7 +35,7 @@ def find_near_duplicates(work: Folder, parts: Sequence[int], order: np.ndarray) 
             stored = np.memmap(file, np.uint8, "r", shape=(len(rows), BINS))
             return lambda some: stored[place[some]]
 
-        return near_duplicates(lambda: read_bands_of(work, parts, order), sketches, len(order))
+        return find_near_duplicates(lambda: read_bands_of(work, parts, order), sketches, len(order))
 
 
 def read_bands_of(work: Folder, parts: Sequence[int], order: np.ndarray) -> Iterator[np.ndarray]:

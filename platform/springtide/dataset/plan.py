@@ -13,7 +13,7 @@ import numpy as np
 
 from springtide.config.data import ShardsConfig
 from springtide.dataset.apart import TRAINED_ON, ApartFrom, trained_on
-from springtide.dataset.near import find_near_duplicates, read_bands_of
+from springtide.dataset.near import near_duplicates_among, read_bands_of
 from springtide.dataset.parts import EXAMPLES, read_columns
 from springtide.shards import HELDOUT, TRAIN, best_fit, shuffle_rows
 from springtide.store import Folder
@@ -90,7 +90,7 @@ def make_plan(
     ]
     order = order[~again]
     if near_duplicates:
-        found = find_near_duplicates(work, parts, order)
+        found = near_duplicates_among(work, parts, order)
         near = found.kept != np.arange(len(order))
         dropped["near duplicate"] = int(near.sum())
         examples += [

@@ -13,8 +13,8 @@ from springtide.corpus.near_duplicates import (
     SHINGLE,
     SIMILAR,
     NearDuplicates,
+    find_near_duplicates,
     hash_runs,
-    near_duplicates,
     recall,
     signature,
     similarity,
@@ -43,7 +43,7 @@ def compared(documents: list[np.ndarray], bands: np.ndarray | None = None) -> Ne
     found = [signature(ids) for ids in documents]
     columns = np.array([one.bands for one in found]).T if bands is None else bands.T
     sketches = np.array([one.sketch for one in found])
-    return near_duplicates(lambda: columns, lambda shared: lambda some: sketches[some], len(documents))
+    return find_near_duplicates(lambda: columns, lambda shared: lambda some: sketches[some], len(documents))
 
 
 @pytest.mark.parametrize("length", [60, 400, 3000])
@@ -136,7 +136,7 @@ def test_a_band_that_everybody_shares_costs_one_comparison_each() -> None:
         pairs += len(some)
         return sketches[some]
 
-    near_duplicates(lambda: np.zeros((BANDS, documents), np.uint64), lambda shared: read, documents)
+    find_near_duplicates(lambda: np.zeros((BANDS, documents), np.uint64), lambda shared: read, documents)
     assert pairs == 2 * (documents - 1)  # both documents of each pair are read
 
 
