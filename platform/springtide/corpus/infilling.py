@@ -45,14 +45,12 @@ class _Span(NamedTuple):
     is_spm: bool = False
 
 
-def check_infilling(vocabulary: Tokenizer) -> None:
+def check_infilling(vocabulary: Tokenizer, rate: float) -> None:
     """Raise ConfigError if the tokenizer changes a text that is tokenised in pieces."""
     [piece] = vocabulary.encode(["x"])
     if (found := vocabulary.decode([*piece[:-1], *piece[:-1]])) != "xx":
         problem = f"needs a tokenizer that keeps the pieces of a text: 'x' and 'x' become {found!r} with this one"
-        raise ConfigError(
-            explain("corpus.fim", "(rate)", problem, "use a byte-level tokenizer, or set corpus.fim to 0")
-        )
+        raise ConfigError(explain("corpus.fim", rate, problem, "use a byte-level tokenizer, or set corpus.fim to 0"))
 
 
 def infill(

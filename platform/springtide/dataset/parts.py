@@ -264,7 +264,7 @@ def infilling_of(vocabulary: Tokenizer, corpus: CorpusConfig, shards: ShardsConf
     """Return how documents are reordered to fill in the middle, None if they are not. ConfigError if the tokenizer cannot."""
     if not corpus.fim or shards.heldout_fraction == 1:
         return None
-    check_infilling(vocabulary)
+    check_infilling(vocabulary, corpus.fim)
     prefix_id, suffix_id, middle_id = (vocabulary.id_of(name, "corpus.fim_tokens") for name in corpus.fim_tokens)
     return Infilling(corpus.fim, prefix_id, suffix_id, middle_id, shards.sequence_length, shards.seed)
 

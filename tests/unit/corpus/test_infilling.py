@@ -94,9 +94,9 @@ def test_a_tokenizer_that_puts_a_space_before_each_text_is_refused() -> None:
     library = Library(models.BPE({"</s>": 0, "\u2581": 1, "x": 2}, []))
     library.pre_tokenizer, library.decoder = pre_tokenizers.Metaspace(), decoders.Metaspace()
     library.add_special_tokens(["</s>"])
-    with pytest.raises(ConfigError, match=r"corpus\.fim.*'x' and 'x' become 'x x'"):
-        check_infilling(Tokenizer(library))
-    check_infilling(VOCABULARY)
+    with pytest.raises(ConfigError, match=r"corpus\.fim = 0\.5.*'x' and 'x' become 'x x'"):
+        check_infilling(Tokenizer(library), 0.5)
+    check_infilling(VOCABULARY, 0.5)
 
 
 def test_the_tokens_are_three_and_a_tokenizer_made_here_gets_them() -> None:
