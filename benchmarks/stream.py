@@ -91,7 +91,9 @@ def write_ours(rows: np.ndarray, folder: str) -> None:
         "heldout_fraction": 0.02,
         "source": {},
     }
-    manifest = Manifest(sequence_length=LENGTH, token_type="uint16", splits={TRAIN: split, HELDOUT: split}, **ids)
+    manifest = Manifest(
+        sequence_length=LENGTH, token_type="uint16", sources={"corpus": {TRAIN: split, HELDOUT: split}}, **ids
+    )
     write_manifest(dataset, manifest)
 
 

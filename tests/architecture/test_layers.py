@@ -60,6 +60,7 @@ UNITS = {
         "cpus",
         "documents",
         "dollars/h",
+        "epochs",
         "failures",
         "features",
         "flag",

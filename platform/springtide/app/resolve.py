@@ -138,6 +138,7 @@ def resolved(
     leases.check_free(run.folder)
     config = prepare(config, progress)
     data = open_data(config.data)
+    data.check_epochs(config.num_steps)
     start, remarks = _start(config, run, data, accept_changes, from_scratch)
     remarks += [*data.leaks, *data.repeats(config.num_steps)]
     with cluster(config, dashboard=dashboard) as address:

@@ -181,7 +181,7 @@ def _tags(found: ResolvedRun) -> dict[str, str]:
         "springtide.fingerprint": configs.fingerprint(found.config),
         "springtide.order": data.order.identity,
         "springtide.dataset": " ".join(data.datasets),
-        "springtide.dataset_digest": " ".join(manifest.digest for manifest in data.manifests),
+        "springtide.dataset_digest": " ".join(data.datasets.values()),
         "springtide.checkpoints": (found.run.folder / "checkpoints").url,
         "springtide.lineage": " <- ".join(lineage(found.config)),
     }
@@ -228,7 +228,7 @@ def sample(
     sources = config.sources if config.model.source else {}  # it runs the model only
     claimed = leases.trusted_code(run.folder, sources)
     configs.check_trusted(sources, run.folder.where(configs.RUN_CONFIG), trust_code, claimed)
-    manifest, vocabulary = open_dataset(open_data(config.data).datasets[0])
+    manifest, vocabulary = open_dataset(open_data(config.data).corpora[0].url)
     check_whole_fits(config, manifest.vocab_size)
     model = whole(config.model, manifest.vocab_size, manifest.eos_id, manifest.bos_id)
     if not (names := run.checkpoints):

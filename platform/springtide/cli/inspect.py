@@ -49,7 +49,11 @@ def show_dataset(url: str, verify: bool, as_json: bool) -> int:
     if as_json:
         splits = {name: split.model_dump(exclude={"shards"}) for name, split in manifest.splits.items()}
         facts = {"digest": manifest.digest, "vocab_size": manifest.vocab_size, "source": manifest.source}
-        print_json({"dataset": url, **facts, "splits": splits})
+        sources = {
+            source: {name: split.model_dump(exclude={"shards"}) for name, split in own.items()}
+            for source, own in manifest.sources.items()
+        }
+        print_json({"dataset": url, **facts, "splits": splits, "sources": sources})
         return 0
     print(
         f"dataset {url}\n  digest {manifest.digest}, {manifest.vocab_size} ids, rows of {manifest.sequence_length} tokens"
@@ -58,6 +62,10 @@ def show_dataset(url: str, verify: bool, as_json: bool) -> int:
         print(
             f"  {name}: {split.documents} documents, {split.tokens} tokens, {split.rows} rows, {len(split.shards)} shards"
         )
+    for name, own in manifest.sources.items() if len(manifest.sources) > 1 else ():
+        train, heldout = (own.get(split) for split in (TRAIN, HELDOUT))
+        trained = f"{train.tokens} tokens in {train.rows} rows, " if train else ""
+        print(f"  source {name}: {trained}{heldout.tokens if heldout else 0} tokens held out")
     source = manifest.source
     dropped = ", ".join(f"{count} {reason}" for reason, count in source["dropped"].items() if count)
     print(f"  from {source['source']}: {source['documents']} documents; dropped: {dropped or 'none'}")

@@ -25,6 +25,11 @@ LanguageCode = Annotated[str, Field(pattern="^[a-z]{2}$")]
 
 Weight = Annotated[float, Field(ge=0)]
 
+SOURCE_NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$"
+"""Pattern of the name of a source in a dataset."""
+WHOLE = "corpus"
+"""Name of the source of ``corpus.source``."""
+
 
 class SourceConfig(Section):
     """One of several sources; a field that is not None replaces that of ``corpus`` for this source."""
@@ -63,15 +68,19 @@ def _source(value: Any) -> Any:
     return {"source": value} if isinstance(value, str) else value
 
 
+Source = Annotated[SourceConfig, BeforeValidator(_source)]
+"""A source as a table, or only its URL."""
+
+
 class CorpusConfig(Section):
     """Raw text and the tokenizer that turns it into token ids."""
 
     source: str = "stdlib"
     """``stdlib`` (the running Python's own library), or a file, folder or glob, local or any fsspec URL, also
-    ``hf://datasets/OWNER/NAME`` [url]."""
-    sources: tuple[SourceConfig, ...] = ()
-    """Several sources instead of one: tables, each with a ``source`` and the ``max_files``, ``field`` and filters that differ
-    for it [table]."""
+    ``hf://datasets/OWNER/NAME``; empty where a recipe needs more text than comes with it: name yours [url]."""
+    sources: dict[Annotated[str, Field(pattern=SOURCE_NAME)], Source] = Field({})
+    """Several sources instead of one, by name: URLs, or tables, each with a ``source`` and the ``max_files``, ``field`` and
+    filters that differ for it. A row holds text of one source; ``stream.weights`` can weigh them [table]."""
     tokenizer: str = "bpe"
     """``bpe`` (trained on the corpus), ``bytes``, ``tiktoken:NAME``, or the path of a ``tokenizer.json`` [name or path]."""
     end_of_text: str = ""
@@ -130,7 +139,7 @@ class CorpusConfig(Section):
     lines of 50 characters and more; reads the corpus twice [name]."""
     near_duplicates: bool = True
     """Whether to keep only one of each cluster of documents that share most of their text [flag]."""
-    apart_from: tuple[Annotated[SourceConfig, BeforeValidator(_source)], ...] = ()
+    apart_from: tuple[Source, ...] = ()
     """Prepared datasets and texts of benchmarks: URLs, or tables like those of ``sources``. Documents close to held-out
     text of such a dataset, held-out documents that are close to its training text, and documents that share a run of 13 words
     with a benchmark are dropped [urls]."""
@@ -155,15 +164,15 @@ class CorpusConfig(Section):
     @property
     def named_tokens(self) -> tuple[str, ...]:
         """The special tokens of a tokenizer that is made here, but the end-of-text."""
-        fills = any(one.fim for one in self.each())
+        fills = any(one.fim for one in self.each().values())
         return (*filter(None, (self.begin_of_text,)), *self.special_tokens, *(self.fim_tokens if fills else ()))
 
-    def each(self) -> tuple[CorpusConfig, ...]:
-        """Return one config per source, with the source's own fields in place of the common ones."""
+    def each(self) -> dict[str, CorpusConfig]:
+        """Return one config per source, by name, with the source's own fields in place of the common ones."""
         if not self.sources:
-            return (self,)
-        own = (source.model_dump(exclude_none=True) for source in self.sources)
-        return tuple(self.model_copy(update={**fields, "sources": ()}) for fields in own)
+            return {WHOLE: self}
+        own = {name: source.model_dump(exclude_none=True) for name, source in self.sources.items()}
+        return {name: self.model_copy(update={**fields, "sources": {}}) for name, fields in own.items()}
 
 
 class ShardsConfig(Section):
@@ -265,6 +274,11 @@ class StreamConfig(Section):
     """Prepared datasets whose held-out text is evaluated on, too, and never trained on, by name [urls]."""
     weights: tuple[Weights, ...] = ahead(default=())
     """Shares of the mixture as a schedule over steps or tokens; empty weights each corpus by its rows [table]."""
+    epoch_caps: dict[str, Annotated[float, Field(gt=0)]] = Field({})
+    """Corpus -> most times that the run reads it; what its weight would add goes to the others by theirs [epochs]."""
+    max_epochs: float = free(default=4.0, gt=0)
+    """Most times that the run may read any corpus: one that would read one more often is refused before it starts. Until then
+    repeated text is nearly as good as new (Muennighoff et al., 2023) [epochs]."""
 
     @property
     def num_lanes(self) -> int:
@@ -313,11 +327,13 @@ class FeedConfig(Section):
 
 @dataclasses.dataclass(frozen=True)
 class DataConfig:
-    """The sections that decide which rows a run trains on, and in which order."""
+    """The settings that decide which rows a run trains on, and in which order."""
 
     stream: StreamConfig
     shards: ShardsConfig
     feed: FeedConfig
+    total: int = 0
+    """Length of the run, which stream.epoch_caps count in [tokens]."""
 
     @property
     def ramp(self) -> Ramp:

@@ -185,4 +185,6 @@ def describe(error: ValidationError) -> str:
 def _field(loc: tuple[int | str, ...]) -> str:
     """Return the dotted name, without the type that pydantic appends where a value may be of several types."""
     name = ".".join(str(part) for part in loc[:2])
-    return name if name in fields() and not isinstance(fields()[name].default, tuple) else ".".join(map(str, loc))
+    return (
+        name if name in fields() and not isinstance(fields()[name].default, tuple | dict) else ".".join(map(str, loc))
+    )

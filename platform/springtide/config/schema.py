@@ -268,7 +268,7 @@ class Config(Section):
     @property
     def data(self) -> DataConfig:
         """The sections that decide the data."""
-        return DataConfig(self.stream, self.shards, self.feed)
+        return DataConfig(self.stream, self.shards, self.feed, int(self.train.total))
 
     @property
     def sources(self) -> dict[str, str]:

@@ -9,13 +9,13 @@ import hashlib
 import itertools
 import json
 import shutil
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from springtide.config.code import code_digest
-from springtide.config.data import CorpusConfig, ShardsConfig
+from springtide.config.data import WHOLE, CorpusConfig, ShardsConfig
 from springtide.corpus import (
     BANDS,
     CorpusReader,
@@ -37,7 +37,7 @@ from springtide.dataset.parts import (
     read_counts,
     read_documents,
 )
-from springtide.dataset.plan import Plan, ShardPlan, make_plan
+from springtide.dataset.plan import Plan, ShardPlan, check_plan, make_plan
 from springtide.dataset.repeats import buckets, find_repeats
 from springtide.dataset.sample import sample
 from springtide.dataset.signatures import SIGNATURES, write_signatures
@@ -60,7 +60,7 @@ from springtide.shards import (
 )
 from springtide.store import Folder, digest
 
-_VERSION = 11
+_VERSION = 12
 """Increase it when the same settings produce other bytes."""
 
 _WORK = "work"
@@ -110,9 +110,17 @@ def units_to_make(corpus: CorpusConfig, shards: ShardsConfig) -> int:
 
 def _find(corpus: CorpusConfig, shards: ShardsConfig) -> tuple[list[CorpusReader], ApartFrom, Folder]:
     """Return the sources, what they stay apart from, and the folder of their dataset."""
-    for each in corpus.each():
-        check_clean(each)
-    sources = [open_source(each.source, each.max_files, each.field, each.separator) for each in corpus.each()]
+    if not corpus.source and not corpus.sources:
+        limit = "names no text, and this recipe has none of its own: a model of its size needs billions of tokens"
+        remedy = (
+            "name your text with corpus.source or corpus.sources and its tokenizer with corpus.tokenizer (else a BPE of "
+            f"{corpus.vocab_size:,} ids is trained on it), or a prepared dataset with shards.dataset"
+        )
+        raise ConfigError(explain("corpus.source", corpus.source, limit, remedy))
+    each = corpus.each().values()
+    for one in each:
+        check_clean(one)
+    sources = [open_source(one.source, one.max_files, one.field, one.separator) for one in each]
     apart = open_apart(corpus)
     return sources, apart, Folder(shards.root) / fingerprint(corpus, shards, sources, apart)
 
@@ -149,17 +157,16 @@ def _make(
 ) -> None:
     _check_room(sources, dataset)
     work = dataset / _WORK
-    several = len(sources) > 1
     units = [
-        (source, each, unit, redacted(each.source) if several else "")
-        for source, each in zip(sources, corpus.each(), strict=True)
+        (source, each, unit, name if corpus.sources else "")
+        for source, (name, each) in zip(sources, corpus.each().items(), strict=True)
         for unit in source.units()
     ]
     jobs = [PartJob(number, *unit, shards, work, apart.datasets) for number, unit in enumerate(units)]
     vocabulary = _vocabulary(corpus, shards, jobs, work)
     tokenizer_digest = digest.of_bytes(vocabulary.to_json().encode())
     apart.check(tokenizer_digest)
-    for each in corpus.each():
+    for each in corpus.each().values():
         infilling_of(vocabulary, each, shards)
     apart.prepare(work)
     if corpus.deduplicate != "documents":
@@ -169,13 +176,14 @@ def _make(
         jobs = [dataclasses.replace(job, buckets=len(repeats)) for job in jobs]
     _run_all(run, make_part, [job for job in jobs if not job.done()], "reading and tokenising", progress)
     counts = [read_counts(work, unit) for unit in range(len(jobs))]
-    parts = [part for unit, mine in enumerate(counts) for part in part_numbers(unit, mine)]
-    plan = make_plan(work, parts, shards, corpus.near_duplicates, apart)
-    _check_plan(corpus, shards, plan)
+    parts = {part: jobs[unit].group or WHOLE for unit, mine in enumerate(counts) for part in part_numbers(unit, mine)}
+    plan = make_plan(work, list(parts), list(parts.values()), shards, corpus.near_duplicates, apart)
+    check_plan(plan, shards, _named(corpus))
     bos_id = begin_of_text(vocabulary, corpus, shards)
     seals = [
         SealJob(shard, shards, dataset, work, vocabulary.end_of_text, has_begin=bos_id is not None)
-        for shard in plan.shards
+        for split in plan.splits
+        for shard in split.shards
     ]
     _run_all(run, seal_shard, [job for job in seals if not job.done()], "packing and sealing", progress)
     manifest = Manifest(
@@ -191,9 +199,7 @@ def _make(
         heldout_fraction=plan.heldout_fraction,
         apart_from=tuple(manifest.digest for manifest in apart.manifests),
         source={"source": _named(corpus), "apart_from": names(apart), **statistics(counts, plan, work, vocabulary)},
-        splits={
-            split: _split(plan, split, [job for job in seals if job.shard.split == split]) for split in plan.documents
-        },
+        sources=_sources(plan, {job.shard.name: job for job in seals}),
     )
     dataset.write(TOKENIZER, vocabulary.to_json())
     write_manifest(dataset, manifest)
@@ -273,7 +279,7 @@ def _run_all(run: Map, function: Callable[[Any], Any], jobs: Sequence[Any], stag
 
 
 def _named(corpus: CorpusConfig) -> str:
-    return ", ".join(redacted(each.source) for each in corpus.each())
+    return ", ".join(redacted(each.source) for each in corpus.each().values())
 
 
 def _vocabulary(corpus: CorpusConfig, shards: ShardsConfig, jobs: list[PartJob], work: Folder) -> Tokenizer:
@@ -304,39 +310,21 @@ def _check_room_for_ids(made: Tokenizer, corpus: CorpusConfig, shards: ShardsCon
         raise ConfigError(explain("shards.token_type", shards.token_type, problem, "set shards.token_type to uint32"))
 
 
-def _check_plan(corpus: CorpusConfig, shards: ShardsConfig, plan: Plan) -> None:
-    if not sum(plan.documents.values()):
-        raise CorpusError(
-            explain(
-                "corpus.source",
-                _named(corpus),
-                "has no text left after cleaning",
-                "point it at files that are not empty, or loosen corpus.min_characters and the other filters",
+def _sources(plan: Plan, jobs: Mapping[str, SealJob]) -> dict[str, dict[str, Split]]:
+    """Return the splits of each source. ``jobs``: of the shards, by their names."""
+    found: dict[str, dict[str, Split]] = {}
+    for one in plan.splits:
+        if one.shards:
+            records = [jobs[shard.name].work.read_json(jobs[shard.name].record) for shard in one.shards]
+            shards = tuple(Shard.model_validate(record["shard"]) for record in records)
+            found.setdefault(one.source, {})[one.split] = Split(
+                documents=one.documents,
+                tokens=one.tokens,
+                num_bytes=sum(record["num_bytes"] for record in records),
+                rows=sum(shard.rows for shard in shards),
+                shards=shards,
             )
-        )
-    for split, documents in plan.documents.items():
-        if not any(shard.split == split for shard in plan.shards):
-            raise CorpusError(
-                explain(
-                    "shards.sequence_length",
-                    shards.sequence_length,
-                    f"the {split} split of {_named(corpus)!r} has only {plan.tokens[split]} tokens "
-                    f"in {documents} documents, not one row",
-                    "shorten the sequence, use more text, or change shards.heldout_fraction and shards.heldout_tokens",
-                )
-            )
-
-
-def _split(plan: Plan, split: str, jobs: list[SealJob]) -> Split:
-    records = [job.work.read_json(job.record) for job in jobs]
-    shards = tuple(Shard.model_validate(record["shard"]) for record in records)
-    return Split(
-        documents=plan.documents[split],
-        tokens=plan.tokens[split],
-        num_bytes=sum(record["num_bytes"] for record in records),
-        rows=sum(shard.rows for shard in shards),
-        shards=shards,
-    )
+    return found
 
 
 def _check_room(sources: list[CorpusReader], dataset: Folder) -> None:

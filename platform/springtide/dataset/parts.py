@@ -64,7 +64,7 @@ class PartJob:
     """Settings for reading and cleaning this source."""
     unit: Unit
     group: str
-    """Name that its tokens are counted under; empty counts by the first folder of each document."""
+    """Name of its source; empty where it is the only one, whose tokens are counted by the first folder of each document."""
     shards: ShardsConfig
     work: Folder
     """Folder for parts and the tokenizer until the dataset is sealed."""

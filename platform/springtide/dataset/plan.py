@@ -1,11 +1,12 @@
 """All parts -> plan: drop duplicates, order the documents, split them and cut shards.
 
-Memory holds about 60 bytes per document and no text: keys, lengths, and one band of the signatures at a time.
+Memory holds about 64 bytes per document and no text: keys, lengths, and one band of the signatures at a time.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
@@ -15,6 +16,7 @@ from springtide.config.data import ShardsConfig
 from springtide.dataset.apart import TRAINED_ON, ApartFrom, trained_on
 from springtide.dataset.near import near_duplicates_among, read_bands_of
 from springtide.dataset.parts import EXAMPLES, read_columns
+from springtide.errors import CorpusError, explain
 from springtide.shards import HELDOUT, TRAIN, best_fit, shuffle_rows
 from springtide.store import Folder
 
@@ -25,7 +27,9 @@ class ShardPlan:
 
     split: str
     number: int
+    """In the split; the shards of a source follow one another."""
     first_row: int
+    """Its number in the rows that its source has in the split."""
     rows: int
     parts: np.ndarray
     """int64 (documents,)."""
@@ -54,13 +58,23 @@ class Drop(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True)
+class SplitPlan:
+    """What a source has in a split."""
+
+    source: str
+    split: str
+    documents: int
+    tokens: int
+    shards: tuple[ShardPlan, ...]
+    """Empty if there is less than a row."""
+
+
+@dataclasses.dataclass(frozen=True)
 class Plan:
     """The shards of a dataset, and counts of documents and tokens."""
 
-    shards: tuple[ShardPlan, ...]
-    documents: dict[str, int]
-    """Split -> number of documents."""
-    tokens: dict[str, int]
+    splits: tuple[SplitPlan, ...]
+    """One per source and split."""
     dropped: dict[str, int]
     """Reason -> number of documents dropped by the plan."""
     examples: tuple[Drop, ...]
@@ -72,10 +86,22 @@ class Plan:
 
 
 def make_plan(
-    work: Folder, parts: Sequence[int], settings: ShardsConfig, near_duplicates: bool, apart: ApartFrom
+    work: Folder,
+    parts: Sequence[int],
+    sources: Sequence[str],
+    settings: ShardsConfig,
+    near_duplicates: bool,
+    apart: ApartFrom,
 ) -> Plan:
-    """Compute the plan from the columns of the parts with these numbers. It does not depend on how many processes made them."""
+    """Compute the plan from the columns of the parts with these numbers. It does not depend on how many processes made them.
+
+    ``sources``: the source of each part; the parts of a source follow one another. A document that several sources have, or
+    close copies of, goes to the first of them.
+    """
     part, row, high, low, share, length = _index(work, parts)
+    names = list(dict.fromkeys(sources))
+    numbers = {name: number for number, name in enumerate(names)}
+    source = np.array([numbers[name] for name in sources], dtype=np.int32)[np.searchsorted(parts, part)]
 
     def place(index: int) -> tuple[int, int]:
         return int(part[index]), int(row[index])
@@ -90,14 +116,18 @@ def make_plan(
     ]
     order = order[~again]
     if near_duplicates:
-        found = near_duplicates_among(work, parts, order)
+        by_source = np.argsort(source[order], kind="stable")
+        first = order[by_source]
+        found = near_duplicates_among(work, parts, first)
         near = found.kept != np.arange(len(order))
         dropped["near duplicate"] = int(near.sum())
         examples += [
-            Drop("near duplicate", place(order[at]), place(order[found.kept[at]]), float(found.similarity[at]))
+            Drop("near duplicate", place(first[at]), place(first[found.kept[at]]), float(found.similarity[at]))
             for at in np.flatnonzero(near)[:EXAMPLES].tolist()
         ]
-        order = order[~near]
+        is_near = np.zeros(len(order), dtype=bool)
+        is_near[by_source] = near
+        order = order[~is_near]
     fraction = _fraction(settings, share[order], length[order])
     held_out = _is_held_out(share[order], fraction)
     if apart.datasets:
@@ -106,16 +136,43 @@ def make_plan(
         dropped[TRAINED_ON] = int(met.sum())
         examples += [Drop(TRAINED_ON, place(index), None, 0.0) for index in order[met][:EXAMPLES].tolist()]
         order, held_out = order[~met], held_out[~met]
-    splits = {TRAIN: order[~held_out], HELDOUT: order[held_out]}
-    shards: list[ShardPlan] = []
-    documents, tokens = {}, {}
-    for split, chosen in splits.items():
-        if fraction == 1 and split == TRAIN:
-            continue
-        documents[split], tokens[split] = len(chosen), int(length[chosen].sum())
-        lay = _cut if settings.packing == "concat" else _fit
-        shards += lay(settings, split, part[chosen], row[chosen], length[chosen])
-    return Plan(tuple(shards), documents, tokens, dropped, tuple(examples), length[order], fraction)
+    splits: list[SplitPlan] = []
+    lay = _cut if settings.packing == "concat" else _fit
+    for split, mine in {TRAIN: order[~held_out], HELDOUT: order[held_out]}.items():
+        mine = mine[np.argsort(source[mine], kind="stable")]
+        bounds = np.searchsorted(source[mine], range(len(names) + 1))
+        number = 0
+        for name, (begin, end) in zip(names, itertools.pairwise(bounds.tolist()), strict=True):
+            if fraction == 1 and split == TRAIN:
+                break
+            chosen = mine[begin:end]
+            shards = tuple(lay(settings, split, number, part[chosen], row[chosen], length[chosen]))
+            splits.append(SplitPlan(name, split, len(chosen), int(length[chosen].sum()), shards))
+            number += len(shards)
+    return Plan(tuple(splits), dropped, tuple(examples), length[order], fraction)
+
+
+def check_plan(plan: Plan, settings: ShardsConfig, corpus: str) -> None:
+    """Raise CorpusError if a source has nothing to train on, or there is nothing to hold out. ``corpus``: its name."""
+    if not any(one.documents for one in plan.splits):
+        raise CorpusError(
+            explain(
+                "corpus.source",
+                corpus,
+                "has no text left after cleaning",
+                "point it at files that are not empty, or loosen corpus.min_characters and the other filters",
+            )
+        )
+    several = len({one.source for one in plan.splits}) > 1
+    for one in plan.splits:
+        others = any(other.shards for other in plan.splits if other.split == one.split)
+        may_be_empty = one.split == HELDOUT and plan.heldout_fraction < 1 and others
+        if not one.shards and not may_be_empty:
+            where = f"corpus.sources.{one.source}" if several else repr(corpus)
+            problem = f"the {one.split} split of {where} has only {one.tokens} tokens in {one.documents} documents, not one row"
+            remedy = "shorten the sequence, use more text, or change shards.heldout_fraction and shards.heldout_tokens"
+            remedy += ", or leave this source out" * several
+            raise CorpusError(explain("shards.sequence_length", settings.sequence_length, problem, remedy))
 
 
 def _fraction(settings: ShardsConfig, share: np.ndarray, length: np.ndarray) -> float:
@@ -137,31 +194,32 @@ def _is_held_out(share: np.ndarray, fraction: float) -> np.ndarray:
 
 
 def _cut(
-    settings: ShardsConfig, split: str, part: np.ndarray, row: np.ndarray, length: np.ndarray
+    settings: ShardsConfig, split: str, first: int, part: np.ndarray, row: np.ndarray, length: np.ndarray
 ) -> Iterator[ShardPlan]:
     """Cut the documents, end to end, into rows of sequence_length + 1 at a stride of sequence_length: a row repeats the last
-    token of the previous row as its first input, so every token but the very first is predicted once."""
+    token of the previous row as its first input, so every token but the very first is predicted once. ``first``: number of the
+    first shard."""
     ends = np.cumsum(length, dtype=np.int64)
     stride = settings.sequence_length
     total_rows = (int(ends[-1]) - 1) // stride if len(ends) else 0
     shard_rows = settings.rows_per_group * settings.groups_per_shard
-    for number, first_row in enumerate(range(0, total_rows, shard_rows)):
+    for number, first_row in enumerate(range(0, total_rows, shard_rows), start=first):
         rows = min(shard_rows, total_rows - first_row)
         begin, end = first_row * stride, (first_row + rows) * stride + 1
-        first, last = np.searchsorted(ends, begin, side="right"), np.searchsorted(ends, end, side="left")
-        inside = slice(int(first), int(last) + 1)
-        skip = begin - int(ends[first] - length[first])
+        opens, closes = np.searchsorted(ends, begin, side="right"), np.searchsorted(ends, end, side="left")
+        inside = slice(int(opens), int(closes) + 1)
+        skip = begin - int(ends[opens] - length[opens])
         yield ShardPlan(split, number, first_row, rows, part[inside], row[inside], skip)
 
 
 def _fit(
-    settings: ShardsConfig, split: str, part: np.ndarray, row: np.ndarray, length: np.ndarray
+    settings: ShardsConfig, split: str, first: int, part: np.ndarray, row: np.ndarray, length: np.ndarray
 ) -> Iterator[ShardPlan]:
-    """Fit documents together, from neighbours that fill about one shard at a time."""
+    """Fit documents together, from neighbours that fill about one shard at a time. ``first``: number of the first shard."""
     capacity = settings.sequence_length + 1
     shard_tokens = capacity * settings.rows_per_group * settings.groups_per_shard
     ends = np.cumsum(length, dtype=np.int64)
-    first_row = begin = number = 0
+    first_row, begin, number = 0, 0, first
     while begin < len(length):
         done = int(ends[begin - 1]) if begin else 0
         end = max(begin + 1, int(np.searchsorted(ends, done + shard_tokens, side="right")))

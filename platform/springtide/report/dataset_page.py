@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import collections
 import itertools
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from springtide.report.charts import Bars, draw
-from springtide.report.html import cards, page, table, text
+from springtide.report.html import cards, grid, page, table, text
 
 
 def render(name: str, manifest: Mapping[str, Any], digest: str, rows: Sequence[str] = ()) -> str:
     """Return the page. ``manifest``: a dataset's manifest as plain data; ``rows``: a few rows as text."""
-    source, splits = manifest["source"], manifest["splits"]
+    source, splits = manifest["source"], _by_split(manifest["sources"])
     dropped = {reason: count for reason, count in source["dropped"].items() if count}
     lengths = source["documents_by_tokens"]
     labels = [f"{low} to {high - 1}" for (low, _), (high, _) in itertools.pairwise(lengths)]
@@ -46,6 +47,7 @@ def render(name: str, manifest: Mapping[str, Any], digest: str, rows: Sequence[s
         cards(_figures(source, splits, kept)),
         draw(charts),
         table("Facts", facts.items()),
+        _sources(manifest["sources"]) if len(manifest["sources"]) > 1 else "",
         text("Broken documents, examples", broken) if broken else "",
         text("Dropped documents, examples", dropped_texts) if dropped_texts else "",
         text("A few rows", "\n\n".join(rows)) if rows else "",
@@ -63,6 +65,28 @@ def _dropped(found: Mapping[str, Any]) -> str:
     return f"{told}\n  dropped: {found['sample']!r}\n  kept:    {found['kept_sample']!r}"
 
 
+def _by_split(sources: Mapping[str, Any]) -> dict[str, collections.Counter[str]]:
+    """Return the counts of each split over all sources."""
+    found: dict[str, collections.Counter[str]] = {"train": collections.Counter(), "heldout": collections.Counter()}
+    for splits in sources.values():
+        for name, split in splits.items():
+            counts = {key: split[key] for key in ("documents", "tokens", "rows")}
+            found[name].update(counts, shards=len(split["shards"]))
+    return {name: counts for name, counts in found.items() if counts}
+
+
+def _sources(sources: Mapping[str, Any]) -> str:
+    columns = [("source", False), ("documents", True), ("tokens", True), ("rows", True), ("held-out tokens", True)]
+    rows = []
+    for name, splits in sources.items():
+        train, heldout = (_by_split({name: splits}).get(split, collections.Counter()) for split in ("train", "heldout"))
+        documents = train["documents"] + heldout["documents"]
+        rows.append(
+            ((name, *(f"{one:,}" for one in (documents, train["tokens"], train["rows"], heldout["tokens"]))), False)
+        )
+    return grid("Sources", columns, rows)
+
+
 def _figures(source: Mapping[str, Any], splits: Mapping[str, Any], kept: int) -> list[tuple[str, str, str]]:
     tokens = sum(split["tokens"] for split in splits.values())
     return [
@@ -73,10 +97,7 @@ def _figures(source: Mapping[str, Any], splits: Mapping[str, Any], kept: int) ->
             f"{source['characters'] / max(source['tokens_before_deduplication'], 1):.2f}",
             "on average",
         ),
-        *(
-            (f"{name} rows", f"{split['rows']:,}", f"in {len(split['shards'])} shards")
-            for name, split in splits.items()
-        ),
+        *((f"{name} rows", f"{split['rows']:,}", f"in {split['shards']} shards") for name, split in splits.items()),
     ]
 
 

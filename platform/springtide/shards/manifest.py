@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+from springtide.config.data import SOURCE_NAME
 from springtide.errors import CorpusError, explain
 from springtide.shards.loss_mask import memory_type, most_ids
 from springtide.store import Folder, to_json
 
 MANIFEST = "manifest.json"
 TOKENIZER = "tokenizer.json"
-FORMAT = 7
+FORMAT = 8
 """Increase it when a reader of the previous format would misread or refuse the new one."""
 TRAIN, HELDOUT = "train", "heldout"
 
@@ -62,7 +64,7 @@ class Shard(_Record):
 
 
 class Split(_Record):
-    """The rows to train on, or the held-out rows."""
+    """The rows to train on, or the held-out rows, of a source or of all together."""
 
     documents: Count
     tokens: Count
@@ -99,7 +101,11 @@ class Manifest(_Record):
     apart_from: tuple[Digest, ...] = ()
     """Digests of the manifests of datasets that it was prepared apart from: neither trains on what the other holds out."""
     source: dict[str, Any]
-    splits: dict[str, Split]
+    """What was read and dropped."""
+    sources: dict[
+        Annotated[str, Field(pattern=SOURCE_NAME)], dict[Annotated[str, Field(pattern="^(train|heldout)$")], Split]
+    ]
+    """Source -> split -> its rows, numbered from 0. A row holds documents of one source. A small source may hold out no row."""
 
     @model_validator(mode="after")
     def _check(self) -> Manifest:
@@ -110,18 +116,28 @@ class Manifest(_Record):
             raise ValueError(
                 f"vocab_size = {self.vocab_size} is more than the {limit} ids of the type {self.token_type}"
             )
+        if not self.sources:
+            raise ValueError("has no source")
         row_bytes = np.dtype(self.token_type).itemsize * (self.sequence_length + 1)
-        if (TRAIN in self.splits) == self.is_eval_only:
-            raise ValueError(f"has the splits {sorted(self.splits)} and heldout_fraction = {self.heldout_fraction}")
-        for name, split in self.splits.items():
-            for shard in split.shards:
-                if not all(group.fits(row_bytes) and group.end <= shard.size_bytes for group in shard.groups):
-                    raise ValueError(f"{shard.name} has a row group that is not inside the file")
-                if shard.rows != sum(group.rows for group in shard.groups):
-                    raise ValueError(f"{shard.name} has another number of rows than its row groups")
-            if split.rows != sum(shard.rows for shard in split.shards):
-                raise ValueError(f"{name} has another number of rows than its shards")
+        for source, splits in self.sources.items():
+            if (TRAIN in splits) == self.is_eval_only:
+                found = f"has the splits {sorted(splits)} of {source}"
+                raise ValueError(f"{found} and heldout_fraction = {self.heldout_fraction}")
+            for name, split in splits.items():
+                _check_split(f"{name} of {source}", split, row_bytes)
         return self
+
+    @property
+    def splits(self) -> dict[str, Split]:
+        """The rows of all sources, one source after the other."""
+        by_split = {
+            name: [splits[name] for splits in self.sources.values() if name in splits] for name in (TRAIN, HELDOUT)
+        }
+        return {name: _together(found) for name, found in by_split.items() if found}
+
+    def of(self, source: str) -> Manifest:
+        """Return the manifest with the rows of this source alone."""
+        return self.model_copy(update={"sources": {source: self.sources[source]}})
 
     @property
     def is_eval_only(self) -> bool:
@@ -148,6 +164,29 @@ class Manifest(_Record):
         """32 hex digits over all fields; identifies the data in the order's identity."""
         text = to_json(self.model_dump(mode="json"), sort_keys=True)
         return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
+
+
+def _check_split(name: str, split: Split, row_bytes: int) -> None:
+    """Raise ValueError if the counts and offsets of a split contradict each other."""
+    for shard in split.shards:
+        if not all(group.fits(row_bytes) and group.end <= shard.size_bytes for group in shard.groups):
+            raise ValueError(f"{shard.name} has a row group that is not inside the file")
+        if shard.rows != sum(group.rows for group in shard.groups):
+            raise ValueError(f"{shard.name} has another number of rows than its row groups")
+    if split.rows != sum(shard.rows for shard in split.shards):
+        raise ValueError(f"{name} has another number of rows than its shards")
+
+
+def _together(splits: Sequence[Split]) -> Split:
+    if len(splits) == 1:
+        return splits[0]
+    return Split(
+        documents=sum(split.documents for split in splits),
+        tokens=sum(split.tokens for split in splits),
+        num_bytes=sum(split.num_bytes for split in splits),
+        rows=sum(split.rows for split in splits),
+        shards=tuple(shard for split in splits for shard in split.shards),
+    )
 
 
 def write_manifest(dataset: Folder, manifest: Manifest) -> None:

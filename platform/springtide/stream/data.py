@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import math
 import tempfile
-from collections.abc import Callable, Iterable
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -14,17 +14,17 @@ import numpy as np
 from springtide.config.data import DataConfig, FeedConfig, ShardsConfig, StreamConfig
 from springtide.config.files import nearest
 from springtide.config.steps import OrderStep, StepsDone
-from springtide.errors import ConfigError, CorpusError, explain
-from springtide.shards import TRAIN, Manifest, SplitReader, load_manifest
+from springtide.errors import ConfigError, explain
+from springtide.shards import HELDOUT, TRAIN, Manifest, SplitReader
 from springtide.store import Cache, Folder
-from springtide.stream.leaks import check_fractions, leaks
+from springtide.stream.corpora import Corpus, by_dataset, open_corpora
+from springtide.stream.epoch_caps import CapsTooSmall, capped
+from springtide.stream.leaks import leaks
 from springtide.stream.mixture import WeightTable
 from springtide.stream.order import Order
 from springtide.stream.reader import RankReader
 from springtide.stream.sample_ids import corpus_and_row, join
 
-_OPENED_AT_ONCE = 16
-"""Manifests; a store answers each after some 10 to 100 ms."""
 _FEW_EPOCHS = 4
 """Until then repeated text is nearly as good as new (Muennighoff et al., "Scaling data-constrained language models", 2023)."""
 
@@ -44,64 +44,73 @@ class Data:
     process opens the same data once."""
 
     config: DataConfig
-    manifests: tuple[Manifest, ...]
+    corpora: tuple[Corpus, ...]
     order: Order
-    eval_manifests: tuple[Manifest, ...] = ()
-    """Manifests of the datasets that are evaluated on only."""
+    eval_corpora: tuple[Corpus, ...] = ()
+    """What is evaluated on only."""
 
     @property
     def names(self) -> tuple[str, ...]:
-        return tuple(_corpora(self.config))
+        return tuple(corpus.name for corpus in self.corpora)
+
+    @property
+    def manifests(self) -> tuple[Manifest, ...]:
+        """The rows of each corpus."""
+        return tuple(corpus.manifest for corpus in self.corpora)
+
+    @functools.cached_property
+    def heldout(self) -> tuple[Corpus, ...]:
+        """The held-out sets: those of the corpora that hold out rows, then those that are evaluated on only."""
+        return tuple(one for one in (*self.corpora, *self.eval_corpora) if one.holds_out)
 
     @property
     def eval_names(self) -> tuple[str, ...]:
-        """Names of the held-out sets: those of the corpora, then those of ``stream.eval_datasets``."""
-        return (*self.names, *self.config.stream.eval_datasets)
+        """Names of the held-out sets."""
+        return tuple(corpus.name for corpus in self.heldout)
 
     @property
     def leaks(self) -> tuple[str, ...]:
         """Warnings about text that may be held out by one dataset and trained on in another."""
-        corpora = dict(zip(self.names, self.manifests, strict=True))
-        return tuple(leaks(corpora, dict(zip(self.config.stream.eval_datasets, self.eval_manifests, strict=True))))
+        return tuple(leaks(by_dataset(self.corpora), by_dataset(self.eval_corpora)))
 
     @property
-    def datasets(self) -> tuple[str, ...]:
-        """URL of each corpus's dataset."""
-        return tuple(_corpora(self.config).values())
+    def datasets(self) -> dict[str, str]:
+        """URL -> digest of the manifest of each dataset that is trained on."""
+        return {corpus.url: corpus.identity.partition("/")[0] for corpus in self.corpora}
 
     @property
     def vocab_size(self) -> int:
-        return self.manifests[0].vocab_size
+        return self.corpora[0].whole.vocab_size
 
     @property
     def tokenizer_digest(self) -> str:
         """Digest of the tokenizer that all corpora share."""
-        return self.manifests[0].tokenizer_digest
+        return self.corpora[0].whole.tokenizer_digest
 
     @property
     def token_type(self) -> str:
         """Type of the tokens in memory; their top bit is the loss mask."""
-        return self.manifests[0].memory_type
+        return self.corpora[0].whole.memory_type
 
     @property
     def sequence_length(self) -> int:
         """Tokens that one row trains on."""
-        return self.manifests[0].sequence_length
+        return self.corpora[0].whole.sequence_length
 
     @property
     def eos_id(self) -> int | None:
         """End-of-document id if documents of a row are masked from each other, else None."""
-        return self.manifests[0].eos_id
+        return self.corpora[0].whole.eos_id
 
     @property
     def bos_id(self) -> int | None:
         """Begin-of-text id if documents of a row are masked from each other, else None."""
-        return self.manifests[0].bos_id
+        return self.corpora[0].whole.bos_id
 
     @property
     def has_loss_mask(self) -> bool:
         """Whether some tokens of some rows are not predicted."""
-        return any(manifest.has_loss_mask for manifest in self.manifests)
+        return any(corpus.whole.has_loss_mask for corpus in self.corpora)
 
     def reader(self, rank: int, world_size: int) -> RankReader:
         """Return the reader that fetches the rows of ``rank``."""
@@ -115,8 +124,8 @@ class Data:
         return dataclasses.replace(self, config=config, order=dataclasses.replace(self.order, skip=skip))
 
     def splits(self, split: str) -> list[SplitReader]:
-        """Return one reader per corpus for ``split``, and of held-out text also one per dataset that is evaluated on only;
-        readers keep their files open."""
+        """Return one reader per corpus for the rows to train on, one per held-out set for the others; readers keep their files
+        open."""
         return self._readers(split)
 
     def rows(self, sample_ids: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -136,23 +145,28 @@ class Data:
     def _readers(self) -> Callable[[str], list[SplitReader]]:
         feed = self.config.feed
         cache = Cache(feed.cache or default_cache(), int(feed.cache_bytes)) if feed.cache_bytes else None
-        urls = (*self.datasets, *self.config.stream.eval_datasets.values())
-        pairs = list(zip(urls, (*self.manifests, *self.eval_manifests), strict=True))
+        corpora = {TRAIN: self.corpora, HELDOUT: self.heldout}
         return functools.cache(
-            lambda split: [
-                SplitReader(Folder(url), manifest, split, cache) for url, manifest in pairs if split in manifest.splits
-            ]
+            lambda split: [SplitReader(Folder(one.url), one.manifest, split, cache) for one in corpora[split]]
         )
 
     def __reduce__(self) -> tuple[Any, ...]:
         sections = self.config.stream, self.config.shards, self.config.feed
-        return _open_once, tuple(section.model_dump_json() for section in sections)
+        return _open_once, (*(section.model_dump_json() for section in sections), self.config.total)
 
     def shares(self, done: StepsDone) -> dict[str, float]:
         """Return the share of each corpus in the last of the first ``done`` steps; of the first step before it is done."""
         step = self.order.step_before(done) if done else OrderStep(0)
         weights = next(weights for start, weights in reversed(self.order.schedule) if start <= step)
         return {name: weight / sum(weights) for name, weight in zip(self.names, weights, strict=True) if weight}
+
+    def heldout_shares(self, done: StepsDone) -> dict[str, float]:
+        """Return the ``shares`` among the corpora that hold out rows; equal ones if none of those has a share."""
+        shares, names = self.shares(done), [corpus.name for corpus in self.corpora if corpus.holds_out]
+        if all(name in names for name in shares):
+            return shares
+        there = {name: shares[name] for name in names if name in shares} or dict.fromkeys(names, 1.0)
+        return {name: share / math.fsum(there.values()) for name, share in there.items()}
 
     def drawn(self, done: StepsDone) -> dict[str, Drawn]:
         """Return what the first ``done`` steps train on of each corpus: exact, before a run starts or after it has ended."""
@@ -168,55 +182,50 @@ class Data:
                 found.append(f"this run reads {name} {epochs:.1f} times{many}")
         return found
 
+    def check_epochs(self, done: StepsDone) -> None:
+        """Raise ConfigError if a run of ``done`` steps reads a corpus more often than ``stream.max_epochs``."""
+        limit = self.config.stream.max_epochs
+        over = {name: epochs for name, (_, epochs) in self.drawn(done).items() if epochs > limit}
+        if over:
+            most = math.ceil(max(over.values()) * 10) / 10
+            each = ", ".join(f"{name} {epochs:.1f} times" for name, epochs in over.items())
+            mixes = len(self.corpora) > 1
+            others = "lower its weight (stream.weights), cap it (stream.epoch_caps), " if mixes else ""
+            remedy = f"give it more text, {others}lower train.total, or set stream.max_epochs to {most:g}"
+            raise ConfigError(explain("stream.max_epochs", limit, f"this run reads {each}", remedy))
+
 
 def open_data(config: DataConfig) -> Data:
     """Open the datasets that ``config`` names and check that they fit together.
 
     Raises ConfigError if they do not, CorpusError if one is missing or has no rows to train on.
     """
-    corpora = _corpora(config)
-    only = config.stream.eval_datasets
-    with ThreadPoolExecutor(_OPENED_AT_ONCE) as threads:
-        opened = list(threads.map(lambda url: load_manifest(Folder(url)), (*corpora.values(), *only.values())))
-    manifests, eval_manifests = tuple(opened[: len(corpora)]), tuple(opened[len(corpora) :])
-    for name, manifest in zip(corpora, manifests, strict=True):
-        _check_trained(config, name, corpora[name], manifest)
-        _check(config, f"stream.mixture.{name}", corpora[name], manifest, manifests[0])
-    for name, manifest in zip(only, eval_manifests, strict=True):
-        if name in corpora:
-            limit, remedy = "is the name of a corpus, too", "give it another name"
-            raise ConfigError(explain("stream.eval_datasets", name, limit, remedy))
-        _check(config, f"stream.eval_datasets.{name}", only[name], manifest, manifests[0])
-    check_fractions(dict(zip(corpora, manifests, strict=True)), corpora)
-    rows = [manifest.splits[TRAIN].rows for manifest in manifests]
+    corpora, eval_corpora = open_corpora(config)
     order = Order(
-        manifests=tuple(manifest.digest for manifest in manifests),
-        group_rows=tuple(tuple(manifest.splits[TRAIN].group_rows()) for manifest in manifests),
+        manifests=tuple(corpus.identity for corpus in corpora),
+        group_rows=tuple(tuple(corpus.manifest.splits[TRAIN].group_rows()) for corpus in corpora),
         seed=config.stream.seed,
         global_batch=config.stream.global_batch,
         lanes=config.stream.num_lanes,
         window=config.window,
-        schedule=_schedule(config, dict(zip(corpora, rows, strict=True))),
+        schedule=_capped(config, corpora, _schedule(config, corpora)),
         ramp=config.ramp.pieces,
         skip=tuple(map(OrderStep, config.stream.skip)),
         skip_samples=tuple((entry.from_step, entry.samples) for entry in config.stream.skip_samples),
     )
-    return Data(config, manifests, order, eval_manifests)
+    return Data(config, corpora, order, eval_corpora)
 
 
 @functools.lru_cache(maxsize=4)
-def _open_once(stream: str, shards: str, feed: str) -> Data:
+def _open_once(stream: str, shards: str, feed: str, total: int) -> Data:
     return open_data(
         DataConfig(
             StreamConfig.model_validate_json(stream),
             ShardsConfig.model_validate_json(shards),
             FeedConfig.model_validate_json(feed),
+            total,
         )
     )
-
-
-def _corpora(config: DataConfig) -> dict[str, str]:
-    return config.stream.mixture or {"corpus": config.shards.dataset}
 
 
 def default_cache() -> str:
@@ -224,69 +233,14 @@ def default_cache() -> str:
     return tempfile.gettempdir()
 
 
-def _check_trained(config: DataConfig, name: str, url: str, manifest: Manifest) -> None:
-    """Raise ConfigError if a dataset cannot be trained on in this mixture."""
-    field = f"stream.mixture.{name}" if config.stream.mixture else "shards.dataset"
-    if manifest.is_eval_only:
-        limit = "holds held-out text only (shards.heldout_fraction = 1)"
-        raise ConfigError(explain(field, url, limit, f"evaluate on it: stream.eval_datasets.{name}"))
-    if not manifest.splits[TRAIN].rows:
-        raise CorpusError(explain(field, url, "has no row to train on", "use shorter sequences or more text"))
-
-
-def _check(config: DataConfig, field: str, url: str, manifest: Manifest, first: Manifest) -> None:
-    if manifest.sequence_length != config.shards.sequence_length:
-        raise ConfigError(
-            explain(
-                "shards.sequence_length",
-                config.shards.sequence_length,
-                f"the dataset {url} is packed to {manifest.sequence_length}",
-                "use that length, or prepare another dataset",
-            )
-        )
-    if manifest.eos_id != first.eos_id:
-        raise ConfigError(
-            explain(
-                field,
-                url,
-                "masks across documents where the first corpus does not, or vice versa",
-                "prepare both with the same shards.mask_across_documents",
-            )
-        )
-    if (manifest.tokenizer_digest, manifest.token_type) != (first.tokenizer_digest, first.token_type):
-        raise ConfigError(
-            explain(
-                field,
-                url,
-                "has another tokenizer or token type than the first corpus",
-                "prepare it with corpus.tokenizer = <the first dataset>/tokenizer.json and the same shards.token_type",
-            )
-        )
-    if (manifest.begin_of_text, manifest.end_of_text) != (first.begin_of_text, first.end_of_text):
-        raise ConfigError(
-            explain(
-                field,
-                url,
-                f"begins and ends texts with ids {manifest.begin_of_text} and {manifest.end_of_text}, the first corpus with "
-                f"{first.begin_of_text} and {first.end_of_text}",
-                "prepare both with the same corpus.begin_of_text and corpus.end_of_text",
-            )
-        )
-
-
-def _schedule(config: DataConfig, rows: dict[str, int]) -> WeightTable:
+def _schedule(config: DataConfig, corpora: Sequence[Corpus]) -> WeightTable:
     stream = config.stream
     if not stream.weights:
-        return ((0, tuple(float(count) for count in rows.values())),)
+        return ((0, tuple(float(corpus.rows) for corpus in corpora)),)
     pieces: dict[int, tuple[float, ...]] = {}
     for entry in stream.weights:
-        for name in entry.shares:
-            if name not in rows:
-                raise ConfigError(
-                    explain("stream.weights", name, "is not a corpus of stream.mixture", nearest(name, rows))
-                )
         start = max(entry.from_step, config.steps_to(int(entry.from_tokens)))
-        shares = tuple(entry.shares.get(name, 0.0) for name in rows)
+        shares = _shares(entry.shares, corpora)
         if sum(shares) <= 0:
             raise ConfigError(explain("stream.weights", entry.shares, "are all zero", "give one corpus a weight"))
         if start in pieces:
@@ -297,3 +251,44 @@ def _schedule(config: DataConfig, rows: dict[str, int]) -> WeightTable:
             explain("stream.weights", min(pieces), "is the first step with weights", "give a table from step 0")
         )
     return tuple(sorted(pieces.items()))
+
+
+def _capped(config: DataConfig, corpora: Sequence[Corpus], schedule: WeightTable) -> WeightTable:
+    """Return the weights that keep to ``stream.epoch_caps``."""
+    limits: dict[int, int] = {}
+    for name, cap in config.stream.epoch_caps.items():
+        found = [number for number, corpus in enumerate(corpora) if name in (corpus.name, corpus.dataset)]
+        if not found:
+            known = [name for corpus in corpora for name in (corpus.name, corpus.dataset)]
+            raise ConfigError(explain("stream.epoch_caps", name, "is not a corpus of this run", nearest(name, known)))
+        for number in found:
+            limits[number] = min(limits.get(number, 2**62), int(cap * corpora[number].rows))
+    if not limits or not config.total:
+        return schedule
+    steps = config.steps_to(config.total)
+    try:
+        return capped(schedule, config.ramp, steps, limits)
+    except CapsTooSmall as error:
+        wanted, allowed = (rows * config.shards.sequence_length for rows in (error.wanted, error.allowed))
+        problem = f"leave {allowed:,} tokens of the {wanted:,} that are drawn from step {error.step} on"
+        remedy = "raise them, leave one corpus without, or lower train.total"
+        raise ConfigError(explain("stream.epoch_caps", config.stream.epoch_caps, problem, remedy)) from None
+
+
+def _shares(shares: Mapping[str, float], corpora: Sequence[Corpus]) -> tuple[float, ...]:
+    """Return the weight of each corpus. The weight of a dataset is divided among its sources by their rows."""
+    found = dict.fromkeys((corpus.name for corpus in corpora), 0.0)
+    for name, weight in shares.items():
+        if name in found:
+            found[name] = weight
+            continue
+        sources = {corpus.name: corpus.rows for corpus in corpora if corpus.dataset == name}
+        if not sources:
+            known = [*found, *(corpus.dataset for corpus in corpora)]
+            raise ConfigError(explain("stream.weights", name, "is not a corpus of this run", nearest(name, known)))
+        if twice := sources.keys() & shares.keys():
+            limit = f"is a source of {name}, which has a weight, too"
+            raise ConfigError(explain("stream.weights", min(twice), limit, "weigh the dataset, or each of its sources"))
+        rows = sum(sources.values())
+        found |= {source: weight * count / rows for source, count in sources.items()}
+    return tuple(found.values())

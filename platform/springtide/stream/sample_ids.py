@@ -7,6 +7,7 @@ import numpy as np
 from springtide.store.digest import mix
 
 _CORPUS_SHIFT = np.uint64(48)
+MOST_CORPORA = 2**16
 
 
 def join(corpus: int | np.ndarray, rows: np.ndarray) -> np.ndarray:

@@ -89,7 +89,9 @@ def train(
     another process holds the run."""
     here, owner = world(device, local_rank, config.parallel.shards), secrets.token_hex(8)
     watch = HangWatchdog(config.num_steps, float(config.elastic.hang))
-    run = TrainLoop(config, here, open_data(config.data), folder, placement=Placement(owner, heartbeat=watch.heartbeat))
+    data = open_data(config.data)
+    data.check_epochs(config.num_steps)
+    run = TrainLoop(config, here, data, folder, placement=Placement(owner, heartbeat=watch.heartbeat))
     if config.train.start_from:
         on_first(lambda: check_begin(run))
     claim = functools.partial(leases.claim, folder, owner, trains=False, sources=config.sources)
@@ -130,6 +132,8 @@ def _train(run: TrainLoop, watch: HangWatchdog, term: int, local_rank: int, requ
         journal = stack.enter_context(Journal(folder, enabled=is_first, term=term))
         console = stack.enter_context(Console(config.num_steps, is_first))
         listeners = Listeners([journal, console, watch])
+        for remark in (*run.data.leaks, *run.data.repeats(config.num_steps)):
+            console.say(remark)
         if request:
             peers = Connections()
             stack.callback(request.end)  # before the journal is closed: from here on the others may end

@@ -54,7 +54,7 @@ def evaluate(
         # correctly rounded sums: they do not depend on the order either
         total, tokens, size = (math.fsum(column) for column in sums[rows.sets == number].T.tolist())
         nats[name], num_bytes[name] = total / max(tokens, 1), size / max(tokens, 1)
-    shares = data.shares(step)
+    shares = data.heldout_shares(step)
     loss = math.fsum(share * nats[name] for name, share in shares.items())
     per_byte = loss / math.log(2) / math.fsum(share * num_bytes[name] for name, share in shares.items())
     return Evaluated(
@@ -72,10 +72,9 @@ class HeldoutRows:
     """The rows of an evaluation, in a fixed order, spread evenly over each held-out set."""
 
     def __init__(self, data: Data, num_tokens: int) -> None:
-        manifests = (*data.manifests, *data.eval_manifests)
         self._readers, self.length = data.splits(HELDOUT), data.sequence_length
-        share = math.ceil(math.ceil(num_tokens / self.length) / len(manifests))
-        there = [manifest.splits[HELDOUT].rows for manifest in manifests]
+        there = [corpus.manifest.splits[HELDOUT].rows for corpus in data.heldout]
+        share = math.ceil(math.ceil(num_tokens / self.length) / len(there))
         found = [np.arange(min(share, rows)) * rows // min(share, rows) for rows in there]
         self.sets = np.repeat(np.arange(len(found)), [len(rows) for rows in found])
         self._rows = np.concatenate(found)

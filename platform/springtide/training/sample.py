@@ -32,7 +32,7 @@ def write_sample(
     if not config.train.sample_tokens:
         return
     try:
-        manifest, vocabulary = open_dataset(data.datasets[0]) if world.is_first else (None, None)
+        manifest, vocabulary = open_dataset(data.corpora[0].url) if world.is_first else (None, None)
         prompt, end = prompt_of(manifest, vocabulary, SAMPLE_PROMPT) if manifest and vocabulary else ([], 0)
         problem = ""
     except Exception as error:  # tokenizers raises no narrower type, and the other ranks wait for this one

@@ -205,10 +205,10 @@ def test_each_source_has_its_own_field_and_filters(tmp_path: Path) -> None:
     texts = write_corpus(tmp_path / "text", 60)
     records = [{"body": f"{text} told again"} for text in texts[:30]] + [{"body": "tiny"}, {"text": "elsewhere"}]
     (tmp_path / "lines.jsonl").write_text("\n".join(map(json.dumps, records)))
-    sources = [
-        {"source": str(tmp_path / "text"), "max_characters": 500},
-        {"source": str(tmp_path / "lines.jsonl"), "field": "body", "min_characters": 20},
-    ]
+    sources = {
+        "text": {"source": str(tmp_path / "text"), "max_characters": 500},
+        "lines": {"source": str(tmp_path / "lines.jsonl"), "field": "body", "min_characters": 20},
+    }
     config = small(tmp_path / "data", tmp_path / "nowhere", corpus__sources=sources, corpus__near_duplicates=False)
     manifest, _ = open_dataset(prepare(config).shards.dataset)
     source = manifest.source
@@ -220,16 +220,19 @@ def test_each_source_has_its_own_field_and_filters(tmp_path: Path) -> None:
     assert source["dropped"]["no text in 'body'"] == 1
     kept = sum(split.documents for split in manifest.splits.values())
     assert kept == len(set(short)) + len({record.get("body") for record in records[:30]})
-    assert [group for group, _ in source["tokens_by_group"]][:2] == [sources[1]["source"], sources[0]["source"]]
+    assert [group for group, _ in source["tokens_by_group"]][:2] == ["lines", "text"]
     assert source["source"] == f"{tmp_path / 'text'}, {tmp_path / 'lines.jsonl'}"
     # what differs for a source is part of what the dataset is
-    other = config.override({"corpus.sources": [{**sources[0], "max_characters": 501}, sources[1]]})
+    other = config.override({"corpus.sources": {**sources, "text": {**sources["text"], "max_characters": 501}}})
     assert prepare(other).shards.dataset != prepare(config).shards.dataset
 
 
 def test_a_source_with_a_wrong_field_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"corpus\.sources.*minimum_characters"):
-        small(tmp_path / "data", tmp_path, corpus__sources=[{"source": "x", "minimum_characters": 3}])
+        small(tmp_path / "data", tmp_path, corpus__sources={"x": {"source": "x", "minimum_characters": 3}})
+    for name in ("a/b", "", "../x", "web "):
+        with pytest.raises(ConfigError, match=r"corpus\.sources"):
+            small(tmp_path / "data", tmp_path, corpus__sources={name: "x"})
 
 
 def test_a_full_disk_is_named_and_what_is_made_is_kept(tmp_path: Path, small_disk: SmallDisk) -> None:

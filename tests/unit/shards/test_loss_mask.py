@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from prepared import SEALED
 
-from springtide.config.data import ShardsConfig
+from springtide.config.data import WHOLE, ShardsConfig
 from springtide.shards import (
     TRAIN,
     Manifest,
@@ -50,7 +50,9 @@ def test_ids_that_need_all_bits_are_read_wider(vocab_size: int, read_as: str) ->
     tokens = np.array([[0, vocab_size - 1, 1]], dtype=np.uint16)
     shard = write_shard(folder, "train-00000.parquet", ShardsConfig(sequence_length=2), 0, np.ones(1), tokens)
     split = Split(documents=1, tokens=1, num_bytes=1, rows=1, shards=(shard,))
-    manifest = Manifest(sequence_length=2, token_type="uint16", vocab_size=vocab_size, splits={TRAIN: split}, **SEALED)
+    manifest = Manifest(
+        sequence_length=2, token_type="uint16", vocab_size=vocab_size, sources={WHOLE: {TRAIN: split}}, **SEALED
+    )
     found = SplitReader(folder, manifest, TRAIN).read(np.zeros(1, dtype=np.int64)).tokens
     assert found.dtype == read_as
     assert is_predicted(found).all()
@@ -59,7 +61,7 @@ def test_ids_that_need_all_bits_are_read_wider(vocab_size: int, read_as: str) ->
 
 
 def test_a_manifest_with_a_mask_has_a_bit_for_it() -> None:
-    record = {"sequence_length": 2, "token_type": "uint16", "vocab_size": 2**15 + 1, "splits": {}, **SEALED}
+    record = {"sequence_length": 2, "token_type": "uint16", "vocab_size": 2**15 + 1, "sources": {WHOLE: {}}, **SEALED}
     record |= {"heldout_fraction": 1.0}  # of a dataset to evaluate on
     assert Manifest.model_validate(record)
     with pytest.raises(ValueError, match="32769 is more than the 32768 ids"):

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from prepared import SEALED, prepare
 
 from springtide.config import Config
-from springtide.config.data import ShardsConfig
+from springtide.config.data import WHOLE, ShardsConfig
 from springtide.dataset import open_dataset
 from springtide.errors import ConfigError, CorpusError, CorruptShard
 from springtide.shards import (
@@ -61,7 +61,7 @@ def test_what_is_sealed_is_read(
     shard = write_shard(folder, "train-00000.parquet", config, 7, num_bytes, tokens)
     split = Split(documents=1, tokens=1, num_bytes=1, rows=rows, shards=(shard,))
     known = {"vocab_size": 1, **SEALED}
-    manifest = Manifest(sequence_length=length, token_type=token_type, splits={TRAIN: split}, **known)
+    manifest = Manifest(sequence_length=length, token_type=token_type, sources={WHOLE: {TRAIN: split}}, **known)
     wanted = rng.integers(0, rows, 25)
     found = SplitReader(folder, manifest, TRAIN).read(wanted)
     assert np.array_equal(found.sample_ids, wanted + 7)
@@ -108,7 +108,8 @@ def test_preparing_twice_gives_the_same_bytes(tiny: Config, tmp_path: object) ->
     assert load_manifest(Folder(elsewhere.shards.dataset)) == load_manifest(Folder(tiny.shards.dataset))
 
 
-SOMEWHERE = [("splits", "train", "shards", 0), ("splits", "train", "shards", 0, "groups", 0)]
+ROWS = ("sources", WHOLE, "train")
+SOMEWHERE = [(*ROWS, "shards", 0), (*ROWS, "shards", 0, "groups", 0)]
 
 
 @pytest.mark.parametrize(
@@ -127,13 +128,17 @@ SOMEWHERE = [("splits", "train", "shards", 0), ("splits", "train", "shards", 0, 
         (SOMEWHERE[1], {"end": 2**63}),
         (SOMEWHERE[1], {"tokens": 10**13, "end": 10**13}),
         (SOMEWHERE[1], {"rows": 10**13}),
-        (("splits", "train"), {"rows": 3}),
-        (("splits", "train"), {"shards": []}),
+        (ROWS, {"rows": 3}),
+        (ROWS, {"shards": []}),
         ((), {"token_type": "object"}),
         ((), {"sequence_length": 10**13}),
         ((), {"tokenizer_digest": "../x"}),
         ((), {"vocab_size": 5}),
-        ((), {"splits": []}),
+        ((), {"sources": []}),
+        ((), {"sources": {}}),
+        ((), {"sources": {WHOLE: {}}}),
+        (("sources",), {"../web": {}}),
+        (("sources", WHOLE), {"other": {}}),
     ],
 )
 def test_a_manifest_that_says_what_cannot_be_is_refused(
@@ -154,7 +159,7 @@ def test_a_manifest_that_says_what_cannot_be_is_refused(
 def test_a_number_that_changed_and_still_fits_is_found(tiny: Config, tmp_path: Path, change: int) -> None:
     """The offset of the byte counts: nothing else is checked against it, and bits per byte would be wrong."""
     record = Folder(tiny.shards.dataset).read_json(MANIFEST)
-    record["splits"]["train"]["shards"][0]["groups"][0]["num_bytes"] += change
+    record["sources"][WHOLE]["train"]["shards"][0]["groups"][0]["num_bytes"] += change
     for digest in (record["digest"], None):
         Folder(tmp_path).write_json(MANIFEST, {**record, "digest": digest})
         with pytest.raises(CorpusError, match=r"has a manifest that cannot be read .digest expected .*, found"):

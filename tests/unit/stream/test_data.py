@@ -70,7 +70,7 @@ def test_how_often_a_run_will_read_a_corpus_is_said_before(mixed: Config) -> Non
 @pytest.mark.parametrize(
     ("tables", "message"),
     [
-        ([{"shares": {"cod": 1}}], r"'cod': is not a corpus of stream.mixture; did you mean 'code'"),
+        ([{"shares": {"cod": 1}}], r"'cod': is not a corpus of this run; did you mean 'code'"),
         ([{"shares": {"code": 0}}], r"are all zero"),
         ([{"from_step": 2, "shares": {"code": 1}}], r"give a table from step 0"),
         ([{"shares": {"code": 1}}, {"shares": {"poems": 1}}], r"two tables begin at this step"),

@@ -60,10 +60,8 @@ def test_each_set_has_its_own_loss_and_the_headline_is_that_of_the_mixture(sever
     found, _ = evaluated(data, 12 * 64, 5)
     model = build(data_model, data.vocab_size, data.eos_id).eval()
     sizes = {}
-    for name, reader, manifest in zip(
-        data.eval_names, data.splits(HELDOUT), (*data.manifests, *data.eval_manifests), strict=True
-    ):
-        there = manifest.splits[HELDOUT].rows
+    for name, reader, corpus in zip(data.eval_names, data.splits(HELDOUT), data.heldout, strict=True):
+        there = corpus.manifest.splits[HELDOUT].rows
         rows = reader.read(np.arange(4) * there // 4)
         with torch.no_grad():
             nats = float(token_loss(model, torch.from_numpy(rows.tokens.astype(np.int64)), HERE)[1])

@@ -1,0 +1,151 @@
+"""The corpora of a run: each source of each of its datasets. A corpus has its own weight, epochs and held-out set."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+
+from springtide.config.data import WHOLE, DataConfig
+from springtide.errors import ConfigError, CorpusError, explain
+from springtide.shards import HELDOUT, TRAIN, Manifest, load_manifest
+from springtide.store import Folder
+from springtide.stream.leaks import check_fractions
+from springtide.stream.sample_ids import MOST_CORPORA
+
+_OPENED_AT_ONCE = 16
+"""Manifests; a store answers each after some 10 to 100 ms."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Corpus:
+    """A source of a dataset."""
+
+    name: str
+    """That of its dataset in the config if it is the only source there, else ``dataset/source``; of ``shards.dataset`` that of
+    the source."""
+    dataset: str
+    """Name of its dataset in the config."""
+    url: str
+    """Where the dataset is."""
+    whole: Manifest
+    """The dataset's, with all its sources."""
+    source: str
+    identity: str
+    """What decides its rows: the digest of the manifest, and the source if there are several."""
+
+    @functools.cached_property
+    def manifest(self) -> Manifest:
+        """The dataset's manifest with the rows of this source alone."""
+        return self.whole.of(self.source)
+
+    @property
+    def rows(self) -> int:
+        """Number of rows to train on."""
+        return self.whole.sources[self.source][TRAIN].rows
+
+    @property
+    def holds_out(self) -> bool:
+        """Whether it has rows to evaluate on."""
+        return HELDOUT in self.whole.sources[self.source]
+
+
+def open_corpora(config: DataConfig) -> tuple[tuple[Corpus, ...], tuple[Corpus, ...]]:
+    """Return the corpora that ``config`` trains on, in the order of their numbers, and those that it evaluates on only.
+
+    Raises ConfigError if they do not fit together, CorpusError if one is missing or has no rows to train on.
+    """
+    datasets, only = config.stream.mixture or {WHOLE: config.shards.dataset}, config.stream.eval_datasets
+    with ThreadPoolExecutor(_OPENED_AT_ONCE) as threads:
+        opened = list(threads.map(lambda url: load_manifest(Folder(url)), (*datasets.values(), *only.values())))
+    manifests = dict(zip(datasets, opened, strict=False))
+    eval_manifests = dict(zip(only, opened[len(datasets) :], strict=True))
+    for name, manifest in manifests.items():
+        _check_trained(config, name, datasets[name], manifest)
+        _check(config, f"stream.mixture.{name}", datasets[name], manifest, opened[0])
+    for name, manifest in eval_manifests.items():
+        _check(config, f"stream.eval_datasets.{name}", only[name], manifest, opened[0])
+    check_fractions(manifests, datasets)
+    corpora = tuple(_sources(datasets, manifests, alone=not config.stream.mixture))
+    eval_corpora = tuple(_sources(only, eval_manifests))
+    _check_names(corpora, eval_corpora)
+    return corpora, eval_corpora
+
+
+def by_dataset(corpora: Iterable[Corpus]) -> dict[str, Manifest]:
+    """Return dataset -> its manifest."""
+    return {corpus.dataset: corpus.whole for corpus in corpora}
+
+
+def _sources(urls: Mapping[str, str], manifests: Mapping[str, Manifest], alone: bool = False) -> Iterator[Corpus]:
+    """Yield the corpora of datasets. ``alone``: there is no mixture, so that sources need no dataset before their names."""
+    for dataset, manifest in manifests.items():
+        digest, several = manifest.digest, len(manifest.sources) > 1
+        for source in manifest.sources:
+            name = source if alone else f"{dataset}/{source}" if several else dataset
+            identity = f"{digest}/{source}" if several else digest
+            yield Corpus(name, dataset, urls[dataset], manifest, source, identity)
+
+
+def _check_names(corpora: Iterable[Corpus], eval_corpora: Iterable[Corpus]) -> None:
+    names: set[str] = set()
+    for field, some in (("stream.mixture", corpora), ("stream.eval_datasets", eval_corpora)):
+        for corpus in some:
+            if corpus.name in names:
+                limit, remedy = "is the name of a corpus, too", "give it another name"
+                raise ConfigError(explain(field, corpus.name, limit, remedy))
+            names.add(corpus.name)
+    if len(names) > MOST_CORPORA:
+        remedy = "put several together when you prepare them: files of one source need no name each"
+        raise ConfigError(explain("stream.mixture", len(names), f"is more than {MOST_CORPORA} sources", remedy))
+
+
+def _check_trained(config: DataConfig, name: str, url: str, manifest: Manifest) -> None:
+    """Raise ConfigError if a dataset cannot be trained on in this mixture."""
+    field = f"stream.mixture.{name}" if config.stream.mixture else "shards.dataset"
+    if manifest.is_eval_only:
+        limit = "holds held-out text only (shards.heldout_fraction = 1)"
+        raise ConfigError(explain(field, url, limit, f"evaluate on it: stream.eval_datasets.{name}"))
+    if not all(splits[TRAIN].rows for splits in manifest.sources.values()):
+        raise CorpusError(explain(field, url, "has no row to train on", "use shorter sequences or more text"))
+
+
+def _check(config: DataConfig, field: str, url: str, manifest: Manifest, first: Manifest) -> None:
+    if manifest.sequence_length != config.shards.sequence_length:
+        raise ConfigError(
+            explain(
+                "shards.sequence_length",
+                config.shards.sequence_length,
+                f"the dataset {url} is packed to {manifest.sequence_length}",
+                "use that length, or prepare another dataset",
+            )
+        )
+    if manifest.eos_id != first.eos_id:
+        raise ConfigError(
+            explain(
+                field,
+                url,
+                "masks across documents where the first corpus does not, or vice versa",
+                "prepare both with the same shards.mask_across_documents",
+            )
+        )
+    if (manifest.tokenizer_digest, manifest.token_type) != (first.tokenizer_digest, first.token_type):
+        raise ConfigError(
+            explain(
+                field,
+                url,
+                "has another tokenizer or token type than the first corpus",
+                "prepare it with corpus.tokenizer = <the first dataset>/tokenizer.json and the same shards.token_type",
+            )
+        )
+    if (manifest.begin_of_text, manifest.end_of_text) != (first.begin_of_text, first.end_of_text):
+        raise ConfigError(
+            explain(
+                field,
+                url,
+                f"begins and ends texts with ids {manifest.begin_of_text} and {manifest.end_of_text}, the first corpus with "
+                f"{first.begin_of_text} and {first.end_of_text}",
+                "prepare both with the same corpus.begin_of_text and corpus.end_of_text",
+            )
+        )
