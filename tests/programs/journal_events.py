@@ -3,8 +3,13 @@
 from springtide.events import StepDone
 
 
-def step(number: int, loss: float = 1.0) -> StepDone:
+def step(number: int, loss: float = 1.0, sources: tuple[str, ...] = ()) -> StepDone:
     return StepDone(
+        extra={
+            **{f"loss/{name}": loss + place for place, name in enumerate(sources)},
+            **{f"step_tokens/{name}": 10.0 // len(sources) for name in sources},
+            **{f"epochs/{name}": number / 4 for name in sources},
+        },
         step=number,
         loss=loss,
         grad_norm=1.0,

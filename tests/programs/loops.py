@@ -30,6 +30,7 @@ from springtide.errors import RunExists
 from springtide.events import Evaluated, Event, Started, StepDone
 from springtide.model import build, skeleton
 from springtide.parallel import parallelize
+from springtide.run.folder import Run
 from springtide.store import Folder
 from springtide.stream import Batch, RankReader, load, open_data
 from springtide.track.journal import Journal
@@ -62,6 +63,22 @@ def train(
         return ask if stop_at and run.state.step + 1 == stop_at and world.rank == world.size - 1 else None
 
     return list(run.events(feed, interrupt))
+
+
+def train_and_write(world: World, config: Config, stop_at: int = 0) -> list[Event]:
+    """Train as ``train`` does, with a config and a journal in the run's folder, as ``verify`` reads them."""
+    run, found = open_run(world, config), []
+    if world.is_first:
+        Run(run.folder).write_config(config)
+
+    def interrupt() -> Interrupt | None:
+        return Interrupt.STOP if stop_at and run.state.step + 1 == stop_at else None
+
+    with Journal(run.folder, enabled=world.is_first) as journal:
+        for event in run.events(feed, interrupt):
+            journal(event)
+            found.append(event)
+    return found
 
 
 def evaluate_new_model(world: World, config: Config) -> Evaluated:

@@ -28,8 +28,11 @@ STEP_METRICS: dict[str, Metric] = {
 
 EXTRA_METRICS: dict[str, Metric] = {
     "objective/NAME": Metric("1", "part NAME of your own objective, over its weight"),
+    "loss/NAME": Metric("nats/token", "training loss over the valid tokens of source NAME in the step"),
+    "step_tokens/NAME": Metric("tokens", "valid tokens of source NAME in the step"),
+    "epochs/NAME": Metric("epochs", "how many times the run has read source NAME"),
 }
-"""Figures in ``StepDone.extra``."""
+"""Figures in ``StepDone.extra``; those of sources in runs on 2 to 32 of them."""
 
 EVAL_METRICS: dict[str, Metric] = {
     "heldout_loss": Metric("nats/token", "loss on held-out rows"),

@@ -33,7 +33,8 @@ class _HeadLoss(torch.autograd.Function):
         trains = ctx.needs_input_grad[0] or ctx.needs_input_grad[1]
         grad_hidden_ND = torch.empty_like(hidden_ND) if trains else None
         grad_head_VD = torch.empty_like(head_VD, dtype=torch.float32) if trains else None
-        nats, extra = hidden_ND.new_zeros((), dtype=torch.float32), hidden_ND.new_zeros((), dtype=torch.float32)
+        nats_N = hidden_ND.new_empty(len(hidden_ND), dtype=torch.float32)
+        extra = hidden_ND.new_zeros((), dtype=torch.float32)
         parts = (hidden_ND.split(_at_once(head_VD)), wanted_N.split(_at_once(head_VD)))
         begin = 0
         for part_ND, ids_N in zip(*parts, strict=True):
@@ -41,10 +42,12 @@ class _HeadLoss(torch.autograd.Function):
             counts_N = ids_N != IGNORE_INDEX
             ids_N = ids_N.clamp_min(0)[:, None]
             log_sum_N = logits_NV.logsumexp(-1)
-            nats += ((log_sum_N - logits_NV.gather(-1, ids_N)[:, 0]) * counts_N).sum()
+            of_part_N = nats_N[begin : begin + len(part_ND)]
+            torch.mul(log_sum_N - logits_NV.gather(-1, ids_N)[:, 0], counts_N, out=of_part_N)
             if z_weight:
                 extra += z_weight * (log_sum_N.square() * counts_N).sum()
             if grad_hidden_ND is None or grad_head_VD is None:
+                begin += len(part_ND)
                 continue
             grad_NV = logits_NV.sub_(log_sum_N[:, None]).exp_()
             if z_weight:
@@ -59,8 +62,8 @@ class _HeadLoss(torch.autograd.Function):
         if trains:
             ctx.save_for_backward(grad_hidden_ND, grad_head_VD)
             ctx.head_dtype = head_VD.dtype
-        ctx.mark_non_differentiable(nats)
-        return nats + extra, nats
+        ctx.mark_non_differentiable(nats_N)
+        return nats_N.sum() + extra, nats_N
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor, None, None]:
@@ -83,13 +86,14 @@ def _product_in_range(grad_NV: Tensor, part_ND: Tensor) -> Tensor:
 
 
 def head_loss(hidden_ND: Tensor, head_VD: Tensor, wanted_N: Tensor, z_weight: float = 0.0) -> tuple[Tensor, Tensor]:
-    """Return the loss and the cross-entropy in it, both summed over tokens, fp32 scalars; the second has no gradient.
+    """Return the loss, summed over tokens, fp32 scalar, and the cross-entropy of each token in it, fp32 (N,), 0 where it does
+    not count; the second has no gradient.
 
     ``wanted_N`` are int64 ids, or IGNORE_INDEX. The loss adds ``z_weight`` times the squared logarithm of the softmax's
     denominator, which keeps logits from drifting (Chowdhery et al., PaLM, 2022, section 5).
     """
-    total, nats = _HeadLoss.apply(hidden_ND, head_VD, wanted_N, z_weight)
-    return total, nats
+    total, nats_N = _HeadLoss.apply(hidden_ND, head_VD, wanted_N, z_weight)
+    return total, nats_N
 
 
 @torch.no_grad()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import html
 import math
 import statistics
@@ -11,18 +12,24 @@ from collections.abc import Iterable, Mapping, Sequence
 from springtide.events import Evaluated, Event, Sampled, Saved, SaveFailed, Started, StepDone, Waited
 from springtide.events.metrics import STEP_METRICS, utilisation
 from springtide.report.charts import Chart, Series, draw, smooth
-from springtide.report.html import cards, page, table, text
+from springtide.report.html import cards, grid, page, table, text
 from springtide.track.journal import last_steps
+
+_SOURCES_DRAWN = 4
+_OF_SOURCE = "step_tokens/"
 
 
 def render(run_id: str, events: Sequence[Event], config_yaml: str = "", links: Mapping[str, str] | None = None) -> str:
     """Return the page. ``links``: label -> URL or path of things that belong to the run."""
     samples = [event for event in events if isinstance(event, Sampled)]
-    shown = (loss_chart, throughput_chart, world_size_chart, norm_chart, rate_chart, wait_chart)
+    shown = [loss_chart, throughput_chart, world_size_chart, norm_chart, rate_chart, wait_chart]
+    if tokens := _tokens(last_steps(list(events))):
+        shown.insert(1, source_chart)
     sections = [
         f"<p>{html.escape(_when(events))}</p>",
         cards(figures(events)),
         draw([chart(events) for chart in shown]),
+        _sources(last_steps(list(events))) if tokens else "",
     ]
     if samples:
         sections.append(text(f"Sample at step {samples[-1].step}", samples[-1].prompt + samples[-1].text))
@@ -86,6 +93,42 @@ def loss_chart(events: Sequence[Event]) -> Chart:
     held_out = [(float(event.step), event.heldout_loss) for event in events if isinstance(event, Evaluated)]
     lines = [Series("training", smooth(raw)), Series("each step", raw, "faint"), Series("held-out", held_out, "points")]
     return Chart("Loss", "step", STEP_METRICS["loss"].unit, [line for line in lines if line.points])
+
+
+def source_chart(events: Sequence[Event]) -> Chart:
+    """Return the smoothed training loss of the sources with most tokens, against the step."""
+    steps = last_steps(list(events))
+    lines = []
+    for name in list(_tokens(steps))[:_SOURCES_DRAWN]:
+        key = f"loss/{name}"
+        points = [(float(step.step), step.extra[key]) for step in steps if key in step.extra]
+        lines += [Series(name, smooth(points))] if points else []
+    return Chart("Training loss by source", "step", STEP_METRICS["loss"].unit, lines)
+
+
+def _tokens(steps: Sequence[StepDone]) -> dict[str, int]:
+    """Return the tokens of each source, most first; empty if steps do not tell of sources."""
+    found: collections.Counter[str] = collections.Counter()
+    for step in steps:
+        for key, tokens in step.extra.items():
+            if key.startswith(_OF_SOURCE):
+                found[key.removeprefix(_OF_SOURCE)] += int(tokens)
+    return dict(found.most_common())
+
+
+def _sources(steps: Sequence[StepDone]) -> str:
+    """Return the table of the sources; losses are means by tokens over the last tenth of the steps."""
+    columns = [("source", False), ("loss", True), ("tokens", True), ("share", True), ("times read", True)]
+    tokens, late = _tokens(steps), steps[-(-len(steps) * 9 // 10) - 1 :]
+    rows = []
+    for name, count in tokens.items():
+        keys = f"loss/{name}", f"{_OF_SOURCE}{name}"
+        parts = [(step.extra[keys[0]], step.extra[keys[1]]) for step in late if keys[0] in step.extra]
+        counted = sum(many for _, many in parts)
+        loss = f"{sum(one * many for one, many in parts) / counted:.3f}" if counted else "none yet"
+        share, epochs = count / max(1, sum(tokens.values())), steps[-1].extra.get(f"epochs/{name}", 0.0)
+        rows.append(((name, loss, f"{count:,}", f"{share:.1%}", f"{epochs:.2f}"), False))
+    return grid("Sources", columns, rows)
 
 
 def throughput_chart(events: Sequence[Event]) -> Chart:

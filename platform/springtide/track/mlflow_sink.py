@@ -34,7 +34,7 @@ _TAG_LENGTH = 2000
 _PARAM_LENGTH = 500
 _MOST_UNSENT = 20_000
 """Events that wait here at most, about 20 MB."""
-_MOST_EXTRA = 50
+_MOST_EXTRA = 130
 _BATCH_METRICS = 900  # MLflow accepts 1000 per request
 _STATUS = {"finished": "FINISHED", "stopped": "KILLED", "failed": "FAILED"}
 

@@ -35,6 +35,7 @@ from springtide.model import make
 from springtide.parallel import parallelize
 from springtide.store import Folder
 from springtide.stream import Batch, Data, RankReader, check, digest
+from springtide.training import source_figures
 from springtide.training.checkpoint_schedule import CheckpointSchedule
 from springtide.training.device import peak_memory, to_device
 from springtide.training.device_check import StragglerDetector
@@ -264,6 +265,8 @@ class TrainLoop:
             allows_update=state.guard.allows_update,
             before_update=hooks.before_update,
             compute_first=hooks.compute_first(compute),
+            sources_N=source_figures.numbers(self.data, batch.sample_ids, world.device),
+            num_sources=source_figures.num_sources(self.data),
         )
         self.data_waits_s = [sum(waits) for waits in zip(self.data_waits_s, result.data_waits_s, strict=True)]
         state.advance(order_step, result)
@@ -288,7 +291,7 @@ class TrainLoop:
             digest=f"{result.digest:016x}",
             updated=result.updated,
             loss_scale=self.state.guard.scale.value,
-            extra=result.extra,
+            extra={**result.extra, **self.state.sources.of_step(self.data, done.step, result)},
         )
 
     @property

@@ -99,7 +99,7 @@ class Recheck(StepHook):
 
         with _output_seen(self._embedding, observe):
             sums = compute(model, one, world)
-        self._first = one, summary(sums.flatten()[0], found)
+        self._first = one, summary(_loss(one, sums), found)
         return sums
 
     def before_update(self) -> None:
@@ -120,7 +120,7 @@ class Recheck(StepHook):
         # no gradients of weights: those of the step stay as they are
         found = torch.autograd.grad(total * one.loss_weight, outputs, allow_unused=True) if outputs else ()
         reshard(model)  # whole weights would not see the update
-        return summary(sums.flatten()[0], [of_gradient(gradient) for gradient in found if gradient is not None])
+        return summary(_loss(one, sums), [of_gradient(gradient) for gradient in found if gradient is not None])
 
     def judge(self, results: dict[int, list[tuple[int, MicroBatchResult]]]) -> Verdict:
         """Compare what ranks computed of each micro-batch."""
@@ -217,6 +217,11 @@ class _Comparison:
             for place, shift in enumerate(computed):
                 result = of_summary(values[place * SIZE :][:SIZE], device=int(self._announced[rank][2]))
                 self._results[(rank + shift) % self._world.size].append((rank, result))
+
+
+def _loss(one: MicroBatch, sums: Tensor) -> Tensor:
+    """Return the loss of a micro-batch, a scalar. ``sums``: what a ``Compute`` returned."""
+    return sums.sum() if one.objective is None else sums[0]
 
 
 @contextlib.contextmanager

@@ -22,6 +22,7 @@ from springtide.stream import Data
 from springtide.stream.chain import next_chain, with_skipped_update
 from springtide.training.objective import Objective
 from springtide.training.peak_flops import peak_flops
+from springtide.training.source_figures import SourceFigures
 from springtide.training.step import StepResult
 from springtide.training.step_guard import StepGuard
 from springtide.training.weights import initialize
@@ -76,6 +77,8 @@ class TrainState:
     losses_since_save: list[float] = dataclasses.field(default_factory=list)
     heldout_losses: dict[StepsDone, float] = dataclasses.field(default_factory=dict)
     """Step -> held-out loss."""
+    sources: SourceFigures = dataclasses.field(default_factory=SourceFigures)
+    """What is told of each source; not part of a checkpoint, because it follows from the step."""
 
     def begin(self, config: Config, data: Data) -> None:
         """Begin at step 0 with new weights."""

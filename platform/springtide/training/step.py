@@ -84,6 +84,8 @@ class StepResult(NamedTuple):
     recheck: bool = False
     extra: dict[str, float] = _NO_FIGURES
     """Figures that are told only in some runs (``events.metrics.EXTRA_METRICS``)."""
+    sources: tuple[tuple[float | None, int], ...] = ()
+    """Nats per token, None if that is not known, and tokens of each source, if asked for."""
 
 
 class MicroBatch(NamedTuple):
@@ -99,8 +101,8 @@ class MicroBatch(NamedTuple):
 
 
 Compute = Callable[[nn.Module, MicroBatch, World], Tensor]
-"""Runs forward and backward of a micro-batch; returns its cross-entropy, summed over tokens [nats], a scalar; or the sums of
-its objective, (size,), of which the first is minimised."""
+"""Runs forward and backward of a micro-batch; returns the cross-entropy of each row, as ``row_losses``; or the sums of its
+objective, (size,), of which the first is minimised."""
 
 
 def compute(model: nn.Module, one: MicroBatch, world: World) -> Tensor:
@@ -113,7 +115,7 @@ def compute(model: nn.Module, one: MicroBatch, world: World) -> Tensor:
 def loss_of(model: nn.Module, one: MicroBatch, world: World) -> tuple[Tensor, Tensor]:
     """Run forward of a micro-batch. Returns what is minimised, summed, and what ``compute`` returns."""
     if one.objective is None:
-        return token_loss(model, one.rows, world, one.z_weight, one.padded_rows)
+        return row_losses(model, one.rows, one.z_weight, one.padded_rows)
     tokens_BL, targets_BL = _padded(one.rows, one.padded_rows)
     outputs_BLV, B = _checked(model(tokens_BL), targets_BL), len(one.rows)
     # without the rows that fill it up: an objective may count rows
@@ -138,6 +140,8 @@ def train_step(
     allows_update: Callable[[float, float], bool] = lambda loss, grad_norm: math.isfinite(grad_norm),
     before_update: Callable[[], None] = lambda: None,
     compute_first: Compute = compute,
+    sources_N: Tensor | None = None,
+    num_sources: int = 0,
 ) -> StepResult:
     """Run one step: forward, backward, agree, clip, update.
 
@@ -147,18 +151,24 @@ def train_step(
     ``allows_update`` gets the step's loss and gradient norm, the same on every rank, and returns whether the weights are to
     change. ``before_update`` is called before they may: it waits for copies of them. ``compute_first`` computes the first
     micro-batch. ``objective`` is minimised in place of the cross-entropy, and its gradient is divided by its weight in the
-    whole step. Raises TrainingFailed if that is not above 0.
+    whole step. ``sources_N``: number of the source of each row, int64 (n,), if figures are wanted by source. Raises
+    TrainingFailed if the weight of the objective is not above 0.
     """
     # divided by the tokens of a full step, known in advance; the true count corrects it below
     weight = loss_scale / tokens_per_step
-    loss_sum, num_tokens = accumulate(
+    found, tokens_N = accumulate(
         model, tokens_NL, world, micro_batches, weight, z_weight, padded_rows, compute_first, objective
     )
     gradients = local_gradients(model)
-    # an objective adds its weight and its parts
-    loss_sum, *more = loss_sum if objective else (loss_sum,)
+    # an objective adds its weight and its parts, and tells no loss of a row
+    loss_sum, *more = found if objective else (found.sum(),)
     square = square_norm(gradients).to(world.device) / world.copies
-    agreed, weighed = _agree(torch.stack([loss_sum, num_tokens, square, *more]), digest, signals, world, objective)
+    by_source = tokens_N.new_zeros(2, num_sources)
+    if sources_N is not None:
+        nats_N = torch.zeros_like(tokens_N) if objective else found
+        by_source.index_add_(1, sources_N, torch.stack([nats_N, tokens_N]))
+    sums = torch.stack([loss_sum, tokens_N.sum(), square, *more])
+    agreed, weighed = _agree(sums, by_source, digest, signals, world, objective)
     correction = tokens_per_step / weighed / loss_scale
     grad_norm = agreed.grad_norm * correction
     clip = min(1.0, clip_norm / (grad_norm + 1e-6)) if clip_norm else 1.0
@@ -182,31 +192,44 @@ def accumulate(
     compute_first: Compute = compute,
     objective: Objective | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Run forward and backward; gradients are of the loss times ``loss_weight``. Returns this rank's loss [nats] and its
-    tokens, float64 scalars; in place of the loss all sums of an ``objective``, (size,)."""
-    loss_sum = torch.zeros(objective.size if objective else (), dtype=torch.float64, device=world.device)
-    num_tokens = torch.zeros((), dtype=torch.float64, device=world.device)
+    """Run forward and backward; gradients are of the loss times ``loss_weight``. Returns the cross-entropy [nats] and the
+    tokens of each row, float64 (n,); in place of the former all sums of an ``objective``, (size,)."""
+    num_rows = len(tokens_NL)
+    found = torch.zeros(objective.size if objective else num_rows, dtype=torch.float64, device=world.device)
+    tokens_N = torch.zeros(num_rows, dtype=torch.float64, device=world.device)
     for index, rows in enumerate(micro_batches):
         set_gradient_sync(model, index == len(micro_batches) - 1)
         one = MicroBatch(tokens_NL[rows], loss_weight, z_weight, padded_rows, objective)
-        loss_sum += (compute if index else compute_first)(model, one, world)
-        num_tokens += loss_mask(one.rows).sum()
-    return loss_sum, num_tokens
+        sums = (compute if index else compute_first)(model, one, world)
+        if objective:
+            found += sums
+        else:
+            found[rows] = sums.double()
+        tokens_N[rows] = loss_mask(one.rows).sum(dim=1).double()
+    return found, tokens_N
 
 
 def token_loss(
     model: nn.Module, rows_BL: Tensor, world: World, z_weight: float = 0.0, padded_rows: int = 0
 ) -> tuple[Tensor, Tensor]:
-    """Return the loss and the cross-entropy in it, summed over the tokens of ``rows_BL`` (B, L + 1), fp32 scalars; see
-    ``head_loss``. Rows that do not count fill it up to ``padded_rows``, the one shape that a compiled model is called with;
-    a rank without rows still runs the model, on one such row, because the others' collectives wait for it. Raises
-    TrainingFailed if a model does not return logits (B, L, V)."""
+    """Return the loss and the cross-entropy in it, summed over the tokens of ``rows_BL`` (B, L + 1), fp32 scalars; as
+    ``row_losses``."""
+    total, nats_B = row_losses(model, rows_BL, z_weight, padded_rows)
+    return total, nats_B.sum()
+
+
+def row_losses(model: nn.Module, rows_BL: Tensor, z_weight: float = 0.0, padded_rows: int = 0) -> tuple[Tensor, Tensor]:
+    """Return the loss, summed over the tokens of ``rows_BL`` (B, L + 1), fp32 scalar, and the cross-entropy in it of each row,
+    fp32 (B,), without gradient; see ``head_loss``. Rows that do not count fill it up to ``padded_rows``, the one shape that a
+    compiled model is called with; a rank without rows still runs the model, on one such row, because the others' collectives
+    wait for it. Raises TrainingFailed if a model does not return logits (B, L, V)."""
     tokens_BL, targets_BL = _padded(rows_BL, padded_rows)
     if getattr(model, "computes_loss", False):
-        total, nats = model(tokens_BL, targets_BL, z_weight)
+        total, nats_N = model(tokens_BL, targets_BL, z_weight)
     else:
-        total, nats = _of_logits(model(tokens_BL), targets_BL, z_weight)
-    return total, nats
+        total, nats_N = _of_logits(model(tokens_BL), targets_BL, z_weight)
+    # rows in fp32: sums of them in float64 are exact, so they do not depend on which rank has which
+    return total, nats_N.view_as(targets_BL)[: len(rows_BL)].sum(dim=1, dtype=torch.float64).float()
 
 
 @torch.no_grad()
@@ -238,9 +261,9 @@ def _padded(rows_BL: Tensor, padded_rows: int) -> tuple[Tensor, Tensor]:
 
 def _of_logits(logits_BLV: Any, targets_BL: Tensor, z_weight: float) -> tuple[Tensor, Tensor]:
     logits_NV, wanted_N = _logits(logits_BLV, targets_BL), targets_BL.flatten()
-    nats = F.cross_entropy(logits_NV, wanted_N, ignore_index=IGNORE_INDEX, reduction="sum")
+    nats_N = F.cross_entropy(logits_NV, wanted_N, ignore_index=IGNORE_INDEX, reduction="none")
     extra = (logits_NV.logsumexp(-1).square() * (wanted_N != IGNORE_INDEX)).sum() if z_weight else 0.0
-    return nats + z_weight * extra, nats.detach()
+    return nats_N.sum() + z_weight * extra, nats_N.detach()
 
 
 def _logits(logits_BLV: Any, targets_BL: Tensor) -> Tensor:
@@ -263,11 +286,12 @@ def loss_mask(rows_BL: Tensor) -> Tensor:
 
 
 def _agree(
-    sums: Tensor, digest: int, signals: StepSignals, world: World, objective: Objective | None
+    sums: Tensor, by_source: Tensor, digest: int, signals: StepSignals, world: World, objective: Objective | None
 ) -> tuple[StepResult, float]:
     """Sum over all ranks; return the step's result, and what its loss is divided by. ``sums``: loss, tokens and squared
-    gradient norm of this rank, and what the objective adds, float64 (3 + n,). Raises CollectiveError if the sums over
-    all ranks are garbage, before they are used; TrainingFailed if the objective weighs nothing."""
+    gradient norm of this rank, and what the objective adds, float64 (3 + n,); ``by_source``: loss and tokens of each source,
+    (2, sources). Raises CollectiveError if the sums over all ranks are garbage, before they are used; TrainingFailed if the
+    objective weighs nothing."""
     # a float64 sum is exact below 2**53, so the 64-bit digest travels as four limbs of 16 bits
     limbs = [(digest >> (_LIMB_BITS * limb)) & (2**_LIMB_BITS - 1) for limb in range(_LIMBS)]
     asked = [kind in signals.interrupts for kind in Interrupt]
@@ -284,12 +308,14 @@ def _agree(
     mine = [[0.0] * world.size, [0.0] * world.size]
     mine[0][world.rank], mine[1][world.rank] = signals.data_wait_s, signals.speed
     figures = [*limbs, *flags, *mine[0], *mine[1]]
-    message = torch.cat([sums, torch.tensor(figures, dtype=torch.float64, device=world.device)])
+    message = torch.cat([sums, by_source.flatten(), torch.tensor(figures, dtype=torch.float64, device=world.device)])
     loss, tokens, square_sum, *rest = sum_over_ranks(message, world)
     more, rest = rest[: len(sums) - 3], rest[len(sums) - 3 :]
     if objective and not more[0] > 0:
         raise TrainingFailed(f"the weight of {objective.source} is {more[0]} in all rows of a step; it must be above 0")
     weighed = more[0] if objective else tokens
+    num_sources = by_source.shape[1]
+    source_nats, source_tokens, rest = rest[:num_sources], rest[num_sources : 2 * num_sources], rest[2 * num_sources :]
     limbs, by_rank = rest[:_LIMBS], rest[-2 * world.size :]
     said = map(bool, rest[_LIMBS : -2 * world.size])
     *asked, saving, save_failed, keeping, turned_off, snapshot, examine, recheck = said
@@ -309,5 +335,9 @@ def _agree(
         data_waits_s=tuple(by_rank[: world.size]),
         speeds=tuple(by_rank[world.size :]),
         extra=objective.told([loss, *more]) if objective else {},
+        sources=tuple(
+            (nats / count if count and not objective else None, int(count))
+            for nats, count in zip(source_nats, source_tokens, strict=True)
+        ),
     )
     return result, weighed

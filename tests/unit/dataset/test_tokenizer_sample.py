@@ -81,7 +81,7 @@ def test_all_text_is_read_where_there_is_no_more_of_it(
 def test_words_of_the_minority_become_tokens(folders: tuple[Path, Path], tmp_path: Path) -> None:
     config = configs.recipes.tiny().override(
         {
-            "corpus.sources": [{"source": str(folder)} for folder in folders],
+            "corpus.sources": {folder.name: str(folder) for folder in folders},
             "corpus.tokenizer": "bpe",
             "corpus.tokenizer_characters": 4_000,
             "corpus.max_files": 0,

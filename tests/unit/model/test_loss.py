@@ -27,14 +27,16 @@ def test_it_is_cross_entropy_and_so_are_its_gradients(
 ) -> None:
     monkeypatch.setitem(loss._LOGITS_AT_ONCE, "cpu", 50 * tokens_at_once)
     hidden, head, wanted = problem()
-    total, nats = head_loss(hidden, head, wanted, z_weight)
+    total, nats_N = head_loss(hidden, head, wanted, z_weight)
     (total * 0.3).backward()
     expected_hidden, expected_head = hidden.detach().requires_grad_(), head.detach().requires_grad_()
     logits = expected_hidden @ expected_head.T
-    cross_entropy = F.cross_entropy(logits, wanted, ignore_index=IGNORE_INDEX, reduction="sum")
+    each = F.cross_entropy(logits, wanted, ignore_index=IGNORE_INDEX, reduction="none")
+    cross_entropy = each.sum()
     squares = logits.logsumexp(-1).square()[wanted != IGNORE_INDEX].sum()
     ((cross_entropy + z_weight * squares) * 0.3).backward()
-    torch.testing.assert_close(nats, cross_entropy.detach())
+    torch.testing.assert_close(nats_N, each.detach())
+    assert not nats_N.requires_grad
     torch.testing.assert_close(total, cross_entropy + z_weight * squares)
     torch.testing.assert_close(hidden.grad, expected_hidden.grad)
     torch.testing.assert_close(head.grad, expected_head.grad)
@@ -48,10 +50,10 @@ def test_tokens_that_count_for_nothing_have_no_gradient_and_none_is_made_without
     assert not hidden.grad[::5].any()
     assert hidden.grad[1::5].any()
     with torch.no_grad():
-        again, nats = head_loss(hidden, head, wanted)
+        again, nats_N = head_loss(hidden, head, wanted)
     assert not again.requires_grad
     torch.testing.assert_close(again, total.detach())
-    assert nats == again
+    assert nats_N.sum() == again
 
 
 def test_the_heads_gradient_in_fp16_does_not_overflow_in_a_sum_over_many_tokens() -> None:

@@ -73,6 +73,16 @@ def test_pages_and_pictures_are_well_formed(events: list[Event]) -> None:
     assert "a &lt;run&gt;" in page
 
 
+def test_sources_have_their_losses_and_how_often_they_were_read() -> None:
+    names = ("wiki", "a<b>", "web")
+    page = render("run", [RESIZED[0], *(step(number, 5.0, names) for number in range(1, 9)), RESIZED[-1]])
+    ET.fromstring(page.split("</head>")[1].removesuffix("</html>\n"))
+    assert "Training loss by source" in page
+    for told in ("<td>wiki</td>", "<td>a&lt;b&gt;</td>", "6.000", "33.3%", "2.00", ">24<"):
+        assert told in page, told
+    assert "by source" not in render("run", RESIZED)
+
+
 def test_text_of_a_model_is_shown_and_never_run() -> None:
     page = render("run", RESIZED)
     assert HOSTILE not in page

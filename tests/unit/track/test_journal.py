@@ -387,3 +387,7 @@ def test_of_a_step_trained_twice_the_last_counts() -> None:
     assert [(one.step, one.loss) for one in last_steps(events)] == [(1, 9.0), (2, 7.0), (3, 6.0)]
     assert frame(events)["loss"].to_dict() == {1: 9.0, 2: 7.0, 3: 6.0}
     assert frame([]).empty
+    by_source = frame([step(1, 2.0, ("web", "wiki"))]).loc[1]
+    assert by_source["loss/wiki"] == 3.0
+    assert by_source["step_tokens/web"] == 5
+    assert by_source["epochs/web"] == 0.25
