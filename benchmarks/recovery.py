@@ -320,6 +320,7 @@ def config_of(root: str, small: bool, steps: int = 100_000, workers: int = NODES
         "model.dim": 128,
         "model.ffn_dim": 352,
         "stream.global_batch": rows,
+        "stream.max_epochs": 1e6,  # nobody uses the model
         "parallel.threads": 1,
         "elastic.min_workers": 1,
         "elastic.max_workers": workers,

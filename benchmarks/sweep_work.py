@@ -63,6 +63,7 @@ def config_of(root: str, steps: int, slots: int) -> Config:
         "parallel.threads": 1,
         "elastic.min_workers": 1,
         "elastic.max_workers": slots,
+        "stream.max_epochs": 1e6,  # nobody uses the model
         "checkpoint.every_steps": steps // RUNGS,
         "checkpoint.memory_every": 0,  # seconds after a save there is little to lose; nor has the peer one
         "train.total": steps * base.tokens_per_step,

@@ -86,6 +86,7 @@ def config_of(folder: str, quick: bool) -> Config:
         "shards.rows_per_group": 64,
         "shards.heldout_fraction": 0.05 if CUDA else 0.1,
         "stream.global_batch": rows,
+        "stream.max_epochs": 1e6,  # nobody uses the model
         "stream.window": 64 * length,
         "optim.warmup": steps * rows * length // 5,
         "optim.schedule": "cosine",

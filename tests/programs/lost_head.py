@@ -67,6 +67,7 @@ def main() -> None:
             "run.id": "headless",
             "shards.root": f"{root}/datasets",
             "train.total": STEPS * ROWS * TOKENS,
+            "stream.max_epochs": 1e6,  # nobody uses the model
             "train.eval_tokens": 0,
             "elastic.max_workers": 2,
             "checkpoint.memory_every": 1,

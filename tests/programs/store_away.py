@@ -39,6 +39,7 @@ def main(seconds: float) -> int:
                     "track.mlflow_uri": "off",
                     "parallel.threads": 1,
                     "train.total": "2B",
+                    "stream.max_epochs": 1e6,  # nobody uses the model
                     "train.eval_tokens": 0,
                     "train.sample_tokens": 0,
                     "checkpoint.every_steps": 50,

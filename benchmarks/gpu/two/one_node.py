@@ -43,6 +43,7 @@ def main() -> None:
         *("springtide", "data", "prepare", "--recipe", "llama3_8b", "--corpus.source", options.text),
         *("--corpus.tokenizer", options.tokenizer, "--shards.token-type", "uint32", "--run.id", "torchrun"),
         *("--run.root", options.root, "--stream.global-batch", str(ROWS), "--train.total", str(STEPS * ROWS * LENGTH)),
+        *("--stream.max-epochs", "1e6"),  # nobody uses the model
         *("--optim.warmup", str(4 * ROWS * LENGTH), "--checkpoint.every-steps", "0", "--save", str(config)),
     )
     launch = ("torchrun", "--nproc-per-node", str(options.gpus), "-m", "springtide.training", "--config", str(config))

@@ -12,7 +12,7 @@ from springtide.cli.options import add_config, add_json, add_trust, config_of, p
 _EXAMPLES = """  springtide sweep --space tune_spaces/lr_and_decay.py --recipe tiny
   springtide sweep --space tune_spaces/lr_and_decay.py --recipe demo --name first --scheduler none --elastic.max-workers 4
   springtide sweep --space tune_spaces/lr_and_decay.py --recipe demo --name first --resume   # after Ctrl-C or a crash
-  springtide train --config runs/first/best.yaml --train.total 10M                           # its best point, for longer"""
+  springtide train --config runs/first/best.yaml --train.total 2M                            # its best point, for longer"""
 
 
 def add(commands: Commands) -> None:
