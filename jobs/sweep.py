@@ -1,7 +1,7 @@
 """Sweep over a recipe as a Ray job. On a cluster with springtide in its image:
 
     ray job submit --working-dir . -- python jobs/sweep.py --space tune_spaces/lr_and_decay.py --recipe gpu_125m --name first \\
-        --run.root s3://bucket/runs
+        --corpus.source s3://bucket/text --run.root s3://bucket/runs
 
 Takes the options of ``springtide sweep``.
 """

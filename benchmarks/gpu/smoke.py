@@ -81,6 +81,8 @@ def config_of(folder: str, quick: bool) -> Config:
         "run.id": "smoke",
         "run.root": f"{folder}/runs",
         "shards.root": f"{folder}/datasets",
+        "corpus.source": "stdlib",
+        "corpus.vocab_size": 4096,
         "corpus.max_files": 500 if CUDA else 40,
         "corpus.near_duplicates": False,  # which would need scipy
         "shards.rows_per_group": 64,

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Literal
 
-from springtide.config.data import ShardsConfig, StreamConfig
+from springtide.config.data import CorpusConfig, ShardsConfig, StreamConfig
 from springtide.config.engine import ModelConfig, OptimConfig, ParallelConfig
 from springtide.config.quantities import Tokens
 from springtide.config.schema import CheckpointConfig, Config, ElasticConfig, TrainConfig
@@ -53,8 +53,9 @@ def tiny() -> Config:
 
 
 def gpu_125m() -> Config:
-    """GPT-2 small's size in a Llama shape, bf16, one to eight GPUs, 2.5B tokens."""
+    """GPT-2 small's size in a Llama shape, bf16, one to eight GPUs, 2.5B tokens of your text."""
     return Config(
+        corpus=_corpus(50_304),
         model=ModelConfig(
             num_layers=12, dim=768, num_heads=12, num_kv_heads=12, ffn_dim=2048, max_sequence_length=2048
         ),
@@ -69,20 +70,22 @@ def gpu_125m() -> Config:
 
 
 def gpu_1b() -> Config:
-    """1.3B parameters in a Llama shape, bf16, on eight GPUs, 26B tokens."""
+    """1.3B parameters in a Llama shape, bf16, on eight GPUs, 26B tokens of your text."""
     model = ModelConfig(num_layers=24, dim=2048, num_heads=16, num_kv_heads=16, ffn_dim=5632, tied_head=False)
-    return _pretrain(model, global_batch=512, peak_lr=3e-4, total=26_000_000_000, micro_batch=8)
+    return _pretrain(model, 50_304, global_batch=512, peak_lr=3e-4, total=26_000_000_000, micro_batch=8)
 
 
 def llama3_8b() -> Config:
-    """Llama 3 8B's shape (arXiv 2407.21783), bf16, 64 GPUs, 200B tokens."""
-    return _pretrain(_llama3(32, 4096, 32, 14336), global_batch=512, peak_lr=3e-4, total=200_000_000_000, length=8192)
+    """Llama 3 8B's shape (arXiv 2407.21783), bf16, 64 GPUs, 200B tokens of your text."""
+    model = _llama3(32, 4096, 32, 14336)
+    return _pretrain(model, 128_256, global_batch=512, peak_lr=3e-4, total=200_000_000_000, length=8192)
 
 
 def llama3_70b() -> Config:
-    """Llama 3 70B's shape (arXiv 2407.21783), bf16, 256 GPUs, 1.4T tokens."""
+    """Llama 3 70B's shape (arXiv 2407.21783), bf16, 256 GPUs, 1.4T tokens of your text."""
     return _pretrain(
         _llama3(80, 8192, 64, 28672),
+        128_256,
         global_batch=1024,
         peak_lr=1.5e-4,
         total=1_400_000_000_000,
@@ -93,7 +96,7 @@ def llama3_70b() -> Config:
 
 
 def qwen3_4b() -> Config:
-    """Qwen 3 4B's shape (arXiv 2505.09388), bf16, 64 GPUs, 80B tokens."""
+    """Qwen 3 4B's shape (arXiv 2505.09388), bf16, 64 GPUs, 80B tokens of your text."""
     model = ModelConfig(
         num_layers=36,
         dim=2560,
@@ -106,11 +109,11 @@ def qwen3_4b() -> Config:
         max_sequence_length=32768,
         rope_theta=1e6,
     )
-    return _pretrain(model, global_batch=512, peak_lr=3e-4, total=80_000_000_000, length=4096)
+    return _pretrain(model, 151_936, global_batch=512, peak_lr=3e-4, total=80_000_000_000, length=4096)
 
 
 def gemma_2b() -> Config:
-    """Gemma 2B's shape (arXiv 2403.08295), bf16, 64 GPUs, 50B tokens."""
+    """Gemma 2B's shape (arXiv 2403.08295), bf16, 64 GPUs, 50B tokens of your text."""
     model = ModelConfig(
         num_layers=18,
         dim=2048,
@@ -124,7 +127,7 @@ def gemma_2b() -> Config:
         scaled_embedding=True,
         max_sequence_length=8192,
     )
-    return _pretrain(model, global_batch=512, peak_lr=3e-4, total=50_000_000_000, length=4096)
+    return _pretrain(model, 256_000, global_batch=512, peak_lr=3e-4, total=50_000_000_000, length=4096)
 
 
 def _llama3(num_layers: int, dim: int, num_heads: int, ffn_dim: int) -> ModelConfig:
@@ -140,8 +143,14 @@ def _llama3(num_layers: int, dim: int, num_heads: int, ffn_dim: int) -> ModelCon
     )
 
 
+def _corpus(vocab_size: int) -> CorpusConfig:
+    """Return a corpus that has to be named, with the vocabulary that the model's shape is known with."""
+    return CorpusConfig(source="", vocab_size=vocab_size)
+
+
 def _pretrain(
     model: ModelConfig,
+    vocab_size: int,
     global_batch: int,
     peak_lr: float,
     total: int,
@@ -152,8 +161,11 @@ def _pretrain(
 ) -> Config:
     """Return a config for pretraining on GPUs in bf16, with compiled blocks and at most ``most`` workers."""
     return Config(
+        corpus=_corpus(vocab_size),
         model=model,
-        shards=ShardsConfig(sequence_length=length, rows_per_group=1024),
+        shards=ShardsConfig(
+            sequence_length=length, rows_per_group=1024, token_type="uint16" if vocab_size <= 2**16 else "uint32"
+        ),
         stream=StreamConfig(global_batch=global_batch),
         parallel=ParallelConfig(precision="bf16", recompute=recompute, compile=True),
         optim=OptimConfig(peak_lr=peak_lr, warmup=Tokens(total // 100), schedule="wsd"),

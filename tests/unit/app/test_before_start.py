@@ -11,6 +11,7 @@ import torch
 import springtide as st
 from springtide import config as configs
 from springtide.app import train
+from springtide.app.prepare import prepare
 from springtide.config import Config
 from springtide.errors import ConfigError
 from springtide.on_ray.cluster.session import check_before_start, check_resources
@@ -44,6 +45,19 @@ def test_a_gpu_a_cluster_or_cpus_alone_are_enough(config: Config, monkeypatch: p
         check_before_start(config.override({"elastic.gpus_per_worker": 2}))
     monkeypatch.setenv("RAY_ADDRESS", "10.0.0.1:6379")
     check_before_start(config.override({"elastic.gpus_per_worker": 2}))
+
+
+@pytest.mark.parametrize("recipe", configs.recipes.RECIPES.keys() - {"tiny", "demo"})
+def test_a_recipe_for_gpus_asks_for_text_and_writes_nothing(recipe: str, tmp_path: Path) -> None:
+    config = configs.recipe(recipe).override({"shards.root": str(tmp_path / "data")})
+    with pytest.raises(
+        ConfigError, match=r"corpus\.source = '': names no text, .* corpus\.tokenizer \(else a BPE of "
+    ) as told:
+        prepare(config)
+    assert f"a BPE of {config.corpus.vocab_size:,} ids" in str(told.value)
+    assert list(tmp_path.iterdir()) == []
+    for named in ({"shards.dataset": "s3://bucket/it"}, {"stream.mixture": {"it": "s3://bucket/it"}}):
+        assert prepare(config.override(named)) == config.override(named)
 
 
 @pytest.mark.parametrize(

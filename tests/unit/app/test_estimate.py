@@ -99,6 +99,7 @@ DEVICE_BYTES = 80 * 10**9
 @pytest.mark.parametrize("recipe", configs.recipes.RECIPES)
 def test_each_recipe_fits_the_devices_it_is_meant_for(recipe: str) -> None:
     vocab_size, workers = MEANT_FOR[recipe]
+    assert recipe == "tiny" or configs.recipe(recipe).corpus.vocab_size == vocab_size
     check_fits(configs.recipe(recipe), vocab_size, None, workers, DEVICE_BYTES)
 
 
