@@ -23,7 +23,7 @@ from springtide.training import TrainLoop
 
 MODULES = (
     *("springtide.app.prepare", "springtide.app.resolve", "springtide.stream.batches"),
-    "springtide.checkpoint.checkpointer",
+    *("springtide.checkpoint.checkpointer", "springtide.training.objective", "springtide.training.step_metrics"),
     *("springtide.app.train", "springtide.app.sweep", "springtide.app.drill", "springtide.app.simulate"),
     *("springtide.app.estimate", "springtide.run.folder", "springtide.run.verify", "springtide.track.ledger"),
     *("springtide.config.files", "springtide.config.schema", "springtide.config.recipes", "springtide.errors"),

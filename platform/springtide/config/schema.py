@@ -36,6 +36,9 @@ class TrainConfig(Section):
     devices of the cluster, with the fewest workers and with the most [rows]."""
     profile: int = free(default=0, ge=0)
     """Steps that rank 0 profiles, after the first three of a worker group; 0 profiles none [steps]."""
+    metrics: tuple[Literal["largest_logit", "noise_scale"], ...] = free(default=())
+    """Figures to tell with each step, which cost a little: the largest logit, which grows before training diverges; and the
+    gradient noise scale, the batch size beyond which larger batches save few steps [name]."""
     seed: int = Field(0, ge=0)
     """Seed of random draws in training, such as dropout; each step and worker derives its own [1]."""
     start_from: str = ""

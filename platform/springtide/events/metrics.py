@@ -27,6 +27,12 @@ STEP_METRICS: dict[str, Metric] = {
 }
 
 EXTRA_METRICS: dict[str, Metric] = {
+    "largest_logit": Metric("1", "largest logit of the tokens that count in the loss, with train.metrics"),
+    "noise_scale": Metric(
+        "tokens",
+        "gradient noise scale, averaged over about the last 30 steps, with train.metrics; not told where one "
+        "worker computes a step in one piece",
+    ),
     "objective/NAME": Metric("1", "part NAME of your own objective, over its weight"),
     "loss/NAME": Metric("nats/token", "training loss over the valid tokens of source NAME in the step"),
     "step_tokens/NAME": Metric("tokens", "valid tokens of source NAME in the step"),

@@ -11,13 +11,14 @@ from springtide.model.decoder import (
     num_parameters,
     skeleton,
 )
-from springtide.model.loss import IGNORE_INDEX
+from springtide.model.loss import IGNORE_INDEX, LargestLogit
 from springtide.model.source import make, whole
 
 __all__ = [
     "IGNORE_INDEX",
     "Decoder",
     "KVCache",
+    "LargestLogit",
     "build",
     "documents",
     "flops_per_token",

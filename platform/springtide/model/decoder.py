@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from springtide.config.engine import ModelConfig
-from springtide.model.loss import head_loss, token_nats
+from springtide.model.loss import LargestLogit, head_loss, token_nats
 
 VOCAB_MULTIPLE = 64
 """The embedding is padded to a multiple of this, so that it shards evenly and its matmuls are fast."""
@@ -238,6 +238,7 @@ class Decoder(nn.Module):
         z_weight: float = 0.0,
         past: KVCache | None = None,
         by_token: bool = False,
+        largest: LargestLogit | None = None,
     ) -> Tensor | tuple[Tensor, Tensor]:
         """(B, L) ids -> (B, L, V) logits; or, given ``targets_BL``, the result of ``head_loss``, or ``by_token`` that of
         ``token_nats``, (B, L). The ids follow those in ``past``."""
@@ -255,7 +256,7 @@ class Decoder(nn.Module):
         hidden_ND, wanted_N = x_BLD.flatten(0, 1), targets_BL.flatten()
         if by_token:
             return token_nats(hidden_ND, self.head.weight, wanted_N).view_as(targets_BL)
-        return head_loss(hidden_ND, self.head.weight, wanted_N, z_weight)
+        return head_loss(hidden_ND, self.head.weight, wanted_N, z_weight, largest)
 
     def _places(self, tokens_BL: Tensor, past: KVCache | None) -> tuple[Tensor, Tensor, Tensor | None]:
         """Return the rotary tables of the tokens, and the attention mask; None if attention is plainly causal."""

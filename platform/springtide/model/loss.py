@@ -22,12 +22,31 @@ _LOGITS_AT_ONCE = {"cpu": 2**22, "cuda": 2**27}
 """Logits computed at a time, per device. Fewer stay in a CPU's caches between passes, but make thin matrix products."""
 
 
+class LargestLogit:
+    """The largest logit so far, of tokens that count in the loss."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.value = torch.full((), -torch.inf, device=device)
+        """-inf before the first, an fp32 scalar."""
+
+    @torch.no_grad()
+    def see(self, logits_NV: Tensor, counts_N: Tensor) -> None:
+        """Take the logits of some tokens into account; nothing waits for the device."""
+        most_N = logits_NV.amax(-1).float().masked_fill(~counts_N, -torch.inf)
+        self.value = torch.maximum(self.value, most_N.max())
+
+
 class _HeadLoss(torch.autograd.Function):
     """``head_loss``; forward computes the gradient too, while a part's logits exist: the upstream gradient is a scalar."""
 
     @staticmethod
     def forward(
-        ctx: Any, hidden_ND: Tensor, head_VD: Tensor, wanted_N: Tensor, z_weight: float
+        ctx: Any,
+        hidden_ND: Tensor,
+        head_VD: Tensor,
+        wanted_N: Tensor,
+        z_weight: float,
+        largest: LargestLogit | None,
     ) -> tuple[Tensor, Tensor]:
         """Compute what ``head_loss`` returns."""
         trains = ctx.needs_input_grad[0] or ctx.needs_input_grad[1]
@@ -40,6 +59,8 @@ class _HeadLoss(torch.autograd.Function):
         for part_ND, ids_N in zip(*parts, strict=True):
             logits_NV = (part_ND @ head_VD.T).float()
             counts_N = ids_N != IGNORE_INDEX
+            if largest is not None:
+                largest.see(logits_NV, counts_N)
             ids_N = ids_N.clamp_min(0)[:, None]
             log_sum_N = logits_NV.logsumexp(-1)
             of_part_N = nats_N[begin : begin + len(part_ND)]
@@ -66,11 +87,11 @@ class _HeadLoss(torch.autograd.Function):
         return nats_N.sum() + extra, nats_N
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor, None, None]:
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor, None, None, None]:
         """Return the saved gradients times the upstream gradient."""
         grad_hidden_ND, grad_head_VD = ctx.saved_tensors
         from_above = grads[0]
-        return grad_hidden_ND.mul_(from_above), grad_head_VD.mul_(from_above).to(ctx.head_dtype), None, None
+        return grad_hidden_ND.mul_(from_above), grad_head_VD.mul_(from_above).to(ctx.head_dtype), None, None, None
 
 
 def _product_in_range(grad_NV: Tensor, part_ND: Tensor) -> Tensor:
@@ -85,14 +106,20 @@ def _product_in_range(grad_NV: Tensor, part_ND: Tensor) -> Tensor:
     return (grad_NV.T @ (part_ND / down)).float() * down
 
 
-def head_loss(hidden_ND: Tensor, head_VD: Tensor, wanted_N: Tensor, z_weight: float = 0.0) -> tuple[Tensor, Tensor]:
+def head_loss(
+    hidden_ND: Tensor,
+    head_VD: Tensor,
+    wanted_N: Tensor,
+    z_weight: float = 0.0,
+    largest: LargestLogit | None = None,
+) -> tuple[Tensor, Tensor]:
     """Return the loss, summed over tokens, fp32 scalar, and the cross-entropy of each token in it, fp32 (N,), 0 where it does
     not count; the second has no gradient.
 
     ``wanted_N`` are int64 ids, or IGNORE_INDEX. The loss adds ``z_weight`` times the squared logarithm of the softmax's
-    denominator, which keeps logits from drifting (Chowdhery et al., PaLM, 2022, section 5).
+    denominator, which keeps logits from drifting (Chowdhery et al., PaLM, 2022, section 5). ``largest`` sees all logits.
     """
-    total, nats_N = _HeadLoss.apply(hidden_ND, head_VD, wanted_N, z_weight)
+    total, nats_N = _HeadLoss.apply(hidden_ND, head_VD, wanted_N, z_weight, largest)
     return total, nats_N
 
 

@@ -81,13 +81,18 @@ def set_gradient_sync(model: nn.Module, last: bool) -> None:
     """Set whether the next backward is the ``last`` of the step; before that, gradients need not be synchronized."""
     if isinstance(model, FSDPModule):
         config: ParallelConfig = getattr(model, _CONFIG)
-        # fp64 sums need whole gradients: shards have the type of the weights
-        whole = config.strategy in ("ddp", "zero1") or config.exact
-        model.set_requires_gradient_sync(last or not whole)
+        model.set_requires_gradient_sync(last or reduces_each(model))
         model.set_requires_all_reduce(last)
         model.set_is_last_backward(last)
         # the weights do not change between micro-batches: if memory holds them whole, they are gathered once per step
         model.set_reshard_after_backward(last or config.strategy == "zero3")
+
+
+def reduces_each(model: nn.Module) -> bool:
+    """Return whether a sharded model reduces the gradients of each micro-batch, not their sum over a step."""
+    config: ParallelConfig = getattr(model, _CONFIG)
+    # fp64 sums need whole gradients: shards have the type of the weights
+    return config.strategy not in ("ddp", "zero1") and not config.exact
 
 
 def reshard(model: nn.Module) -> None:

@@ -55,6 +55,7 @@ from springtide.training.snapshot_schedule import SnapshotSchedule
 from springtide.training.state import ModelFigures, TrainState
 from springtide.training.step import StepResult, StepSignals, compute, train_step
 from springtide.training.step_guard import StepGuard
+from springtide.training.step_metrics import StepMetrics
 from springtide.training.weight_average import averaged_weights, newest_share, set_newest_share
 
 Feed = Callable[[RankReader, StepsDone], Iterator[Batch]]
@@ -112,7 +113,9 @@ class TrainLoop:
         )
         source = config.objective.source
         objective = Objective(source, self.data.vocab_size, self.world.device) if source else None
-        self.state = TrainState(model, optimizer, StepGuard(config), fingerprint(config), objective)
+        names = config.train.metrics
+        metrics = StepMetrics(names, model, self.world) if names else None
+        self.state = TrainState(model, optimizer, StepGuard(config), fingerprint(config), objective, metrics)
         nodes = self.placement.nodes
         node = nodes[self.world.rank] if nodes else ""
         self.lease = GroupLease(self.folder, self.placement.owner, node, config.sources)
@@ -260,6 +263,7 @@ class TrainLoop:
             clip_norm=config.optim.clip_norm,
             z_weight=config.optim.z_loss,
             objective=state.objective,
+            metrics=state.metrics,
             loss_scale=state.guard.scale.value,
             signals=signals,
             allows_update=state.guard.allows_update,

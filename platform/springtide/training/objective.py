@@ -95,9 +95,16 @@ class Objective:
         ]
         return total, torch.stack(doubles)
 
+    def checked_weight(self, sums: list[float]) -> float:
+        """Return the weight of a step, from its ``sums`` over all ranks: loss, tokens, square of the gradient norm, weight,
+        parts. Raises TrainingFailed if it is not above 0."""
+        if not sums[3] > 0:
+            raise TrainingFailed(f"the weight of {self.source} is {sums[3]} in all rows of a step; it must be above 0")
+        return sums[3]
+
     def told(self, sums: list[float]) -> dict[str, float]:
-        """Return the parts per weight, from the sums over all ranks."""
-        return {f"objective/{name}": value / sums[1] for name, value in zip(self.names, sums[2:], strict=True)}
+        """Return the parts per weight, from ``sums`` as in ``checked_weight``."""
+        return {f"objective/{name}": value / sums[3] for name, value in zip(self.names, sums[4:], strict=False)}
 
     def _call(self, outputs_BLV: Tensor, rows_BL: Tensor, labels_BL: Tensor) -> tuple[Tensor, Any, Mapping[str, Any]]:
         found = self._function(outputs_BLV, rows_BL, labels_BL)

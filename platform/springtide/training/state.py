@@ -25,6 +25,7 @@ from springtide.training.peak_flops import peak_flops
 from springtide.training.source_figures import SourceFigures
 from springtide.training.step import StepResult
 from springtide.training.step_guard import StepGuard
+from springtide.training.step_metrics import StepMetrics
 from springtide.training.weights import initialize
 
 
@@ -63,6 +64,8 @@ class TrainState:
     config_fingerprint: str
     objective: Objective | None = None
     """What is minimised, if not the cross-entropy of next tokens."""
+    metrics: StepMetrics | None = None
+    """What is told with each step on request."""
     step: StepsDone = dataclasses.field(default=StepsDone(0))
     """Steps done: all of the data state."""
     tokens: int = 0

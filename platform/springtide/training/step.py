@@ -18,10 +18,11 @@ from torch import Tensor, nn
 from springtide.dist import World, sum_over_ranks
 from springtide.elastic import Interrupt
 from springtide.errors import TrainingFailed
-from springtide.model import IGNORE_INDEX
+from springtide.model import IGNORE_INDEX, LargestLogit
 from springtide.parallel import set_gradient_sync
 from springtide.training.objective import Objective
 from springtide.training.optim import local_gradients, square_norm
+from springtide.training.step_metrics import StepMetrics
 
 _LIMBS = 4
 _LIMB_BITS = 16
@@ -98,6 +99,7 @@ class MicroBatch(NamedTuple):
     z_weight: float
     padded_rows: int
     objective: Objective | None = None
+    largest: LargestLogit | None = None
 
 
 Compute = Callable[[nn.Module, MicroBatch, World], Tensor]
@@ -115,9 +117,11 @@ def compute(model: nn.Module, one: MicroBatch, world: World) -> Tensor:
 def loss_of(model: nn.Module, one: MicroBatch, world: World) -> tuple[Tensor, Tensor]:
     """Run forward of a micro-batch. Returns what is minimised, summed, and what ``compute`` returns."""
     if one.objective is None:
-        return row_losses(model, one.rows, one.z_weight, one.padded_rows)
+        return row_losses(model, one.rows, one.z_weight, one.padded_rows, one.largest)
     tokens_BL, targets_BL = _padded(one.rows, one.padded_rows)
     outputs_BLV, B = _checked(model(tokens_BL), targets_BL), len(one.rows)
+    if one.largest is not None:
+        one.largest.see(outputs_BLV.detach().flatten(0, 1), targets_BL.flatten() != IGNORE_INDEX)
     # without the rows that fill it up: an objective may count rows
     return one.objective(outputs_BLV[:B] if B else outputs_BLV, tokens_BL[:B], targets_BL[:B])
 
@@ -135,6 +139,7 @@ def train_step(
     clip_norm: float,
     z_weight: float = 0.0,
     objective: Objective | None = None,
+    metrics: StepMetrics | None = None,
     loss_scale: float = 1.0,
     signals: StepSignals = _NOTHING,
     allows_update: Callable[[float, float], bool] = lambda loss, grad_norm: math.isfinite(grad_norm),
@@ -151,34 +156,37 @@ def train_step(
     ``allows_update`` gets the step's loss and gradient norm, the same on every rank, and returns whether the weights are to
     change. ``before_update`` is called before they may: it waits for copies of them. ``compute_first`` computes the first
     micro-batch. ``objective`` is minimised in place of the cross-entropy, and its gradient is divided by its weight in the
-    whole step. ``sources_N``: number of the source of each row, int64 (n,), if figures are wanted by source. Raises
-    TrainingFailed if the weight of the objective is not above 0.
+    whole step. ``metrics`` are told with the result. ``sources_N``: number of the source of each row, int64 (n,), if
+    figures are wanted by source. Raises TrainingFailed if the weight of the objective is not above 0.
     """
     # divided by the tokens of a full step, known in advance; the true count corrects it below
     weight = loss_scale / tokens_per_step
     found, tokens_N = accumulate(
-        model, tokens_NL, world, micro_batches, weight, z_weight, padded_rows, compute_first, objective
+        model, tokens_NL, world, micro_batches, weight, z_weight, padded_rows, compute_first, objective, metrics
     )
-    gradients = local_gradients(model)
+    gradients, num_tokens = local_gradients(model), tokens_N.sum()
     # an objective adds its weight and its parts, and tells no loss of a row
     loss_sum, *more = found if objective else (found.sum(),)
+    more += metrics.sums(num_tokens) if metrics else ()
     square = square_norm(gradients).to(world.device) / world.copies
     by_source = tokens_N.new_zeros(2, num_sources)
     if sources_N is not None:
-        nats_N = torch.zeros_like(tokens_N) if objective else found
+        nats_N = torch.full_like(tokens_N, math.nan) if objective else found
         by_source.index_add_(1, sources_N, torch.stack([nats_N, tokens_N]))
-    sums = torch.stack([loss_sum, tokens_N.sum(), square, *more])
-    agreed, weighed = _agree(sums, by_source, digest, signals, world, objective)
+    sums, agreed = _agree(torch.stack([loss_sum, num_tokens, square, *more]), by_source, digest, signals, world)
+    weighed = agreed.tokens if objective is None else objective.checked_weight(sums)
+    extra = objective.told(sums) if objective else {}
+    extra |= metrics.told(sums, agreed.grad_norm**2, agreed.tokens, weight) if metrics else {}
     correction = tokens_per_step / weighed / loss_scale
-    grad_norm = agreed.grad_norm * correction
+    grad_norm, loss = agreed.grad_norm * correction, sums[0] / weighed
     clip = min(1.0, clip_norm / (grad_norm + 1e-6)) if clip_norm else 1.0
     if clip * correction != 1.0:
         torch._foreach_mul_(gradients, clip * correction)
     before_update()
-    if updated := allows_update(agreed.loss, grad_norm):
+    if updated := allows_update(loss, grad_norm):
         optimizer.step()
     optimizer.zero_grad(set_to_none=True)
-    return agreed._replace(grad_norm=grad_norm, updated=updated)
+    return agreed._replace(loss=loss, grad_norm=grad_norm, updated=updated, extra=extra)
 
 
 def accumulate(
@@ -191,26 +199,36 @@ def accumulate(
     padded_rows: int = 0,
     compute_first: Compute = compute,
     objective: Objective | None = None,
+    metrics: StepMetrics | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Run forward and backward; gradients are of the loss times ``loss_weight``. Returns the cross-entropy [nats] and the
     tokens of each row, float64 (n,); in place of the former all sums of an ``objective``, (size,)."""
     num_rows = len(tokens_NL)
     found = torch.zeros(objective.size if objective else num_rows, dtype=torch.float64, device=world.device)
     tokens_N = torch.zeros(num_rows, dtype=torch.float64, device=world.device)
+    if metrics:
+        metrics.begin()
     for index, rows in enumerate(micro_batches):
         set_gradient_sync(model, index == len(micro_batches) - 1)
-        one = MicroBatch(tokens_NL[rows], loss_weight, z_weight, padded_rows, objective)
+        largest = metrics.largest if metrics else None
+        one = MicroBatch(tokens_NL[rows], loss_weight, z_weight, padded_rows, objective, largest)
         sums = (compute if index else compute_first)(model, one, world)
         if objective:
             found += sums
         else:
             found[rows] = sums.double()
         tokens_N[rows] = loss_mask(one.rows).sum(dim=1).double()
+        if metrics:
+            metrics.after_micro_batch(index, tokens_N[rows].sum())
     return found, tokens_N
 
 
 def token_loss(
-    model: nn.Module, rows_BL: Tensor, world: World, z_weight: float = 0.0, padded_rows: int = 0
+    model: nn.Module,
+    rows_BL: Tensor,
+    world: World,
+    z_weight: float = 0.0,
+    padded_rows: int = 0,
 ) -> tuple[Tensor, Tensor]:
     """Return the loss and the cross-entropy in it, summed over the tokens of ``rows_BL`` (B, L + 1), fp32 scalars; as
     ``row_losses``."""
@@ -218,16 +236,23 @@ def token_loss(
     return total, nats_B.sum()
 
 
-def row_losses(model: nn.Module, rows_BL: Tensor, z_weight: float = 0.0, padded_rows: int = 0) -> tuple[Tensor, Tensor]:
+def row_losses(
+    model: nn.Module,
+    rows_BL: Tensor,
+    z_weight: float = 0.0,
+    padded_rows: int = 0,
+    largest: LargestLogit | None = None,
+) -> tuple[Tensor, Tensor]:
     """Return the loss, summed over the tokens of ``rows_BL`` (B, L + 1), fp32 scalar, and the cross-entropy in it of each row,
     fp32 (B,), without gradient; see ``head_loss``. Rows that do not count fill it up to ``padded_rows``, the one shape that a
     compiled model is called with; a rank without rows still runs the model, on one such row, because the others' collectives
     wait for it. Raises TrainingFailed if a model does not return logits (B, L, V)."""
     tokens_BL, targets_BL = _padded(rows_BL, padded_rows)
     if getattr(model, "computes_loss", False):
-        total, nats_N = model(tokens_BL, targets_BL, z_weight)
+        seen = {} if largest is None else {"largest": largest}
+        total, nats_N = model(tokens_BL, targets_BL, z_weight, **seen)
     else:
-        total, nats_N = _of_logits(model(tokens_BL), targets_BL, z_weight)
+        total, nats_N = _of_logits(model(tokens_BL), targets_BL, z_weight, largest)
     # rows in fp32: sums of them in float64 are exact, so they do not depend on which rank has which
     return total, nats_N.view_as(targets_BL)[: len(rows_BL)].sum(dim=1, dtype=torch.float64).float()
 
@@ -259,8 +284,12 @@ def _padded(rows_BL: Tensor, padded_rows: int) -> tuple[Tensor, Tensor]:
     return tokens_BL, targets_BL
 
 
-def _of_logits(logits_BLV: Any, targets_BL: Tensor, z_weight: float) -> tuple[Tensor, Tensor]:
+def _of_logits(
+    logits_BLV: Any, targets_BL: Tensor, z_weight: float, largest: LargestLogit | None
+) -> tuple[Tensor, Tensor]:
     logits_NV, wanted_N = _logits(logits_BLV, targets_BL), targets_BL.flatten()
+    if largest is not None:
+        largest.see(logits_NV.detach(), wanted_N != IGNORE_INDEX)
     nats_N = F.cross_entropy(logits_NV, wanted_N, ignore_index=IGNORE_INDEX, reduction="none")
     extra = (logits_NV.logsumexp(-1).square() * (wanted_N != IGNORE_INDEX)).sum() if z_weight else 0.0
     return nats_N.sum() + z_weight * extra, nats_N.detach()
@@ -286,12 +315,11 @@ def loss_mask(rows_BL: Tensor) -> Tensor:
 
 
 def _agree(
-    sums: Tensor, by_source: Tensor, digest: int, signals: StepSignals, world: World, objective: Objective | None
-) -> tuple[StepResult, float]:
-    """Sum over all ranks; return the step's result, and what its loss is divided by. ``sums``: loss, tokens and squared
-    gradient norm of this rank, and what the objective adds, float64 (3 + n,); ``by_source``: loss and tokens of each source,
-    (2, sources). Raises CollectiveError if the sums over all ranks are garbage, before they are used; TrainingFailed if the
-    objective weighs nothing."""
+    sums: Tensor, by_source: Tensor, digest: int, signals: StepSignals, world: World
+) -> tuple[list[float], StepResult]:
+    """Sum over all ranks; return the sums and the step's result. ``sums``: loss, tokens and squared gradient norm of this
+    rank, and what an objective and metrics add, float64 (3 + n,); ``by_source``: loss, NaN if it is not known, and tokens of
+    each source, (2, sources). Raises CollectiveError if the sums over all ranks are garbage, before they are used."""
     # a float64 sum is exact below 2**53, so the 64-bit digest travels as four limbs of 16 bits
     limbs = [(digest >> (_LIMB_BITS * limb)) & (2**_LIMB_BITS - 1) for limb in range(_LIMBS)]
     asked = [kind in signals.interrupts for kind in Interrupt]
@@ -309,18 +337,15 @@ def _agree(
     mine[0][world.rank], mine[1][world.rank] = signals.data_wait_s, signals.speed
     figures = [*limbs, *flags, *mine[0], *mine[1]]
     message = torch.cat([sums, by_source.flatten(), torch.tensor(figures, dtype=torch.float64, device=world.device)])
-    loss, tokens, square_sum, *rest = sum_over_ranks(message, world)
-    more, rest = rest[: len(sums) - 3], rest[len(sums) - 3 :]
-    if objective and not more[0] > 0:
-        raise TrainingFailed(f"the weight of {objective.source} is {more[0]} in all rows of a step; it must be above 0")
-    weighed = more[0] if objective else tokens
+    found = sum_over_ranks(message, world)
+    (loss, tokens, square_sum), rest = found[:3], found[len(sums) :]
     num_sources = by_source.shape[1]
     source_nats, source_tokens, rest = rest[:num_sources], rest[num_sources : 2 * num_sources], rest[2 * num_sources :]
     limbs, by_rank = rest[:_LIMBS], rest[-2 * world.size :]
     said = map(bool, rest[_LIMBS : -2 * world.size])
     *asked, saving, save_failed, keeping, turned_off, snapshot, examine, recheck = said
     result = StepResult(
-        loss=loss / weighed,
+        loss=loss / tokens,
         grad_norm=square_sum**0.5,
         tokens=int(tokens),
         digest=sum(int(limb) << (_LIMB_BITS * place) for place, limb in enumerate(limbs)) % 2**64,
@@ -334,10 +359,9 @@ def _agree(
         recheck=recheck,
         data_waits_s=tuple(by_rank[: world.size]),
         speeds=tuple(by_rank[world.size :]),
-        extra=objective.told([loss, *more]) if objective else {},
         sources=tuple(
-            (nats / count if count and not objective else None, int(count))
+            (nats / count if count and not math.isnan(nats) else None, int(count))
             for nats, count in zip(source_nats, source_tokens, strict=True)
         ),
     )
-    return result, weighed
+    return found[: len(sums)], result
