@@ -34,6 +34,8 @@ from springtide.store.folder import first_problem
 COMMITTED = "COMMITTED"
 ABANDONED = "ABANDONED"
 QUARANTINED = "QUARANTINED"
+AVERAGED = "averaged"
+"""Label of a checkpoint that holds averaged weights only: the names of those that they are of."""
 BLOCK_BYTES = 4 * 2**20
 """Bytes that one digest covers: a reader of part of a tensor verifies the blocks that it touches."""
 FORMAT = 6

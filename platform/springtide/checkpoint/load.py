@@ -86,15 +86,28 @@ def read_into(source: PieceSource, pieces: Sequence[Piece], wanted: Mapping[str,
     for piece in pieces:
         by_tensor.setdefault(piece.tensor, []).append(piece)
     check_names(by_tensor, wanted)
-    copies: list[_Copy] = []
-    for name, tensor in wanted.items():
-        held = box(tensor)
-        found = [copy for piece in by_tensor[name] if (copy := _Copy.of(piece, tensor, held))]
-        check_disjoint(name, [copy.piece for copy in found])
-        lacking = held.num_elements - sum(copy.num_elements for copy in found)
-        if lacking:
-            raise CheckpointError(f"{name}: {lacking} elements are in no file of the checkpoint")
-        copies += found
+    copies = [copy for name, one in wanted.items() for copy in _copies(by_tensor[name], one, box(one))]
+    _read_all(source, copies, verify)
+
+
+def read_boxes(source: PieceSource, pieces: Sequence[Piece], tensor: Tensor, held: Box) -> None:
+    """Fill ``tensor``, which is not distributed, with the box ``held`` of the tensor that ``pieces`` are of."""
+    _read_all(source, _copies(pieces, tensor, held), verify=True)
+
+
+def _copies(pieces: Sequence[Piece], tensor: Tensor, held: Box) -> list[_Copy]:
+    """Return the overlaps of ``pieces`` with a box. Raises CheckpointError if they do not fill it, each element once."""
+    found = [copy for piece in pieces if (copy := _Copy.of(piece, tensor, held))]
+    name = pieces[0].tensor
+    check_disjoint(name, [copy.piece for copy in found])
+    lacking = held.num_elements - sum(copy.num_elements for copy in found)
+    if lacking:
+        raise CheckpointError(f"{name}: {lacking} elements are in no file of the checkpoint")
+    return found
+
+
+def _read_all(source: PieceSource, copies: Sequence[_Copy], verify: bool) -> None:
+    """Read what overlaps, several reads at a time."""
     with ThreadPoolExecutor(_READERS, "springtide-load") as threads:
         for _ in threads.map(lambda read: _read(source, read, verify), _reads(copies)):
             pass

@@ -108,6 +108,12 @@ def type_name(dtype: torch.dtype) -> str:
     return _TYPES[dtype]
 
 
+def type_of(name: str) -> torch.dtype:
+    """Return the type that ``type_name`` calls ``name``."""
+    found: torch.dtype = next(dtype for dtype, known in _TYPES.items() if known == name)
+    return found
+
+
 def raw(tensor: Tensor) -> Tensor:
     """Return the bytes of a contiguous tensor, uint8 (bytes,), sharing its memory."""
     return tensor.reshape(-1).view(torch.uint8)

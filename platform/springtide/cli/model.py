@@ -1,4 +1,4 @@
-"""``springtide model evaluate``."""
+"""``springtide model evaluate`` and ``average``."""
 
 from __future__ import annotations
 
@@ -11,12 +11,35 @@ from springtide.cli.options import add_json, add_trust, print_json
 _EVALUATE = """  springtide model evaluate runs/RUN                     # the newest checkpoint, on all held-out text
   springtide model evaluate runs/RUN --step 400 --tokens 1M --json"""
 
+_AVERAGE = """  springtide model average runs/RUN --last 5 --to runs/RUN-average
+  springtide model average runs/RUN --ema --to runs/RUN-ema
+  springtide model evaluate runs/RUN-average"""
+
 
 def add(commands: Commands) -> None:
     """Add the group."""
     group = commands.group("model", "Use a checkpoint as a model.")
     help = "Print the held-out loss and bits per byte of a checkpoint."
     group.command("evaluate", _evaluate, help, _evaluate_options, _EVALUATE)
+    help = "Write the mean of the weights of a run's newest checkpoints as a checkpoint of its own."
+    group.command("average", _average, help, _average_options, _AVERAGE)
+
+
+def _average_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("run", help="the run's folder")
+    parser.add_argument("--to", metavar="FOLDER", required=True, help="folder or URL to create")
+    parser.add_argument("--last", metavar="N", type=int, default=1, help="number of checkpoints (default 1)")
+    parser.add_argument(
+        "--ema", action="store_true", help="average their exponential moving averages (optim.ema_half_life)"
+    )
+
+
+def _average(options: argparse.Namespace) -> int:
+    from springtide.run.folder import open_run
+
+    found = open_run(options.run).average(options.to, options.last, options.ema)
+    print(f"wrote {found.folder.url}/checkpoints/{found.checkpoints[-1]}: weights only")
+    return 0
 
 
 def _evaluate_options(parser: argparse.ArgumentParser) -> None:

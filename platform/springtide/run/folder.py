@@ -9,6 +9,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import logging
 import math
@@ -20,6 +21,7 @@ from typing import TYPE_CHECKING, Literal
 from springtide import config as configs
 from springtide.checkpoint import branch, leases
 from springtide.checkpoint.format import committed, name_of, step_of
+from springtide.checkpoint.retention import note_reader
 from springtide.config import RUN_CONFIG, Config
 from springtide.errors import ConfigError, RunExists, explain, redacted
 from springtide.events import Evaluated, Event, Sampled, Started, StepDone, Stopped
@@ -196,6 +198,48 @@ class Run:
             )
         changed = self.config.override({"train.eval_tokens": tokens or sys.maxsize})
         return evaluate_checkpoint(self.folder, changed, name)
+
+    def average(self, to: str, last: int = 1, ema: bool = False) -> Run:
+        """Write the mean of the weights of the newest checkpoints as a run's folder of its own, which holds weights only:
+        evaluate it, sample from it, or start another run with ``train.start_with = weights``. Needs little memory.
+
+        Args:
+            to: folder or URL to create.
+            last: number of checkpoints.
+            ema: average their exponential moving averages (``optim.ema_half_life``); of one, these themselves.
+
+        Returns:
+            A handle on the new folder.
+
+        Raises:
+            ConfigError: there are fewer checkpoints, or ``to`` holds something already.
+            CheckpointError: the checkpoints have no moving average, are of different models, or bytes of one are bad.
+
+        Examples:
+            >>> run = st.open_run("runs/mine")
+            >>> found = run.average("runs/mine-average", last=2)
+            >>> found.checkpoints
+            ['step-0000000008']
+            >>> found.evaluate(tokens=512).heldout_loss < run.evaluate(step=4, tokens=512).heldout_loss
+            True
+        """
+        from springtide.checkpoint.average import average_checkpoints
+
+        names, folder = self.checkpoints, Folder(to)
+        if not 0 < last <= len(names):
+            limit = f"{self.folder.url} has {len(names)} checkpoints that count"
+            raise ConfigError(explain("last", last, limit, "keep more of them: checkpoint.keep_last, keep_every"))
+        if folder.exists(RUN_CONFIG) or committed(folder):
+            raise ConfigError(explain("to", to, "is a run's folder already", "name another one"))
+        root, _, name = folder.url.rstrip("/").rpartition("/")
+        found = Run(folder)
+        config = self.config.override({"run.id": name, "run.root": root})
+        with contextlib.ExitStack() as stack:
+            for one in names[-last:]:
+                stack.enter_context(note_reader(self.folder, one))
+            average_checkpoints(self.folder, names[-last:], folder, configs.redact(config).model_dump(mode="json"), ema)
+        found.write_config(config)
+        return found
 
     def verify(self) -> Verification:
         """Check that the run trained on exactly the samples of its order.
