@@ -94,3 +94,20 @@ def test_sharded_layouts_with_groups_learn_what_one_worker_does(tiny: Config, ra
     branch = exact(tiny, "branch", optim__ema_half_life=0, train__start_from=trunk, **layout)
     for names in ranks(2, every_tensor, branch):
         assert not any(name.endswith("/ema") for name in names)
+
+
+@pytest.mark.parametrize("changes", [{"optimizer": "adafactor"}, {"moments": "bf16"}, {"moments": "int8"}], ids=str)
+def test_small_states_saved_by_two_workers_go_on_with_three(
+    tiny: Config, ranks: Ranks, changes: dict[str, str]
+) -> None:
+    named = {f"optim__{field}": value for field, value in changes.items()}
+    whole = exact(tiny, "small-whole", **named)
+    expected = losses(ranks(1, train, whole)[0])
+    resized = exact(tiny, "small-resized", **named)
+    found = losses(ranks(2, train, resized, 4)[0]) | losses(ranks(3, train, resized)[0])
+    assert found == expected
+    [state] = ranks(1, every_tensor, whole)
+    [other] = ranks(1, every_tensor, resized)
+    assert other.keys() == state.keys()
+    for name, tensor in state.items():
+        assert torch.equal(other[name], tensor), name

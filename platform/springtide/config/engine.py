@@ -12,6 +12,9 @@ from springtide.config.quantities import Tokens
 from springtide.config.section import Section, free
 from springtide.errors import explain
 
+_BF16_BETA = 0.99
+"""bf16 has 8 bits: half a unit in the last place is up to 1 / 256 of a number."""
+
 
 class ModelConfig(Section):
     """A decoder; its options span Llama, Qwen and Gemma."""
@@ -206,9 +209,11 @@ class OptimConfig(Section):
     source: str = ""
     """Function that returns your own optimizer, ``package.module:function``, see ``springtide.training.own_optimizer``; empty
     is the one that ``optimizer`` names [name]."""
-    optimizer: Literal["adamw", "muon", "lamb"] = "adamw"
-    """AdamW; Muon for the matrices of blocks and AdamW for all else, both at the same learning rates; or LAMB, for very large
-    batches [name]."""
+    optimizer: Literal["adamw", "muon", "lamb", "adafactor"] = "adamw"
+    """AdamW; Muon for the matrices of blocks and AdamW for all else, both at the same learning rates; LAMB, for very large
+    batches; or Adafactor, whose state takes little memory, and whose rates are shares of a tensor's root mean square [name]."""
+    moments: Literal["fp32", "bf16", "int8"] = "fp32"
+    """Type of AdamW's moments, which take 8, 4 or 2 bytes a parameter; int8 has a scale for each 256 of a row [type]."""
     momentum: float = Field(0.95, ge=0, lt=1)
     """Momentum of Muon [ratio]."""
     peak_lr: float = Field(3e-3, gt=0)
@@ -260,6 +265,15 @@ class OptimConfig(Section):
         for beta in self.betas:
             if not 0 <= beta < 1:
                 raise ValueError(explain("optim.betas", self.betas, "each must be in [0, 1)", "use (0.9, 0.95)"))
+        if self.moments != "fp32" and (self.optimizer != "adamw" or self.source):
+            other = f"optim.{'source' if self.source else 'optimizer'} = {self.source or self.optimizer!r}"
+            what = f"is the type of AdamW's moments, and {other} keeps its own"
+            raise ValueError(explain("optim.moments", self.moments, what, "use fp32, or optimizer adamw"))
+        if self.moments == "bf16" and max(self.betas) > _BF16_BETA:
+            what = (
+                f"rounds a change of 1 - {max(self.betas):g} of a moment away: optim.betas may be {_BF16_BETA} at most"
+            )
+            raise ValueError(explain("optim.moments", self.moments, what, "use (0.9, 0.95), or int8"))
         for index, group in enumerate(self.groups):
             if self.source and (group.lr_scale != 1.0 or group.weight_decay is not None):
                 what = f"sets a rate or a decay, and optim.source = {self.source!r} makes the parameter groups"

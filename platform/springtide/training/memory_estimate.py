@@ -16,7 +16,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException, FakeTensorMode
+from torch._subclasses.fake_tensor import DynamicOutputShapeException, FakeTensorMode
 from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
@@ -35,6 +35,8 @@ from springtide.training.step import accumulate
 from springtide.training.weight_average import set_newest_share
 
 _STAND_IN = f"{next_token.__module__}:{next_token.__name__}"
+_ONE = (1, 1.0)
+"""The value of every scalar, of a whole number and of another."""
 _FEW, _MORE = 2, 4
 """Numbers of blocks of two models from which a deeper one is extrapolated: each block adds the same."""
 
@@ -45,8 +47,10 @@ def predicted_bytes(config: Config, vocab_size: int, eos_id: int | None, world_s
     hundred MB, and saves (staged in the node's memory). The process must not be in a process group."""
     try:
         return _predicted(config, vocab_size, eos_id, world_size)
-    except (DataDependentOutputException, DynamicOutputShapeException):
-        # a user's function looks at values: in place of it, one that takes about as much
+    except DynamicOutputShapeException:
+        if not config.sources:
+            raise
+        # shapes in a user's function depend on values: in place of it, one that takes about as much
         changes = {"optim.source": "", "objective.source": _STAND_IN if config.objective.source else ""}
         return _predicted(config.override(changes), vocab_size, eos_id, world_size)
 
@@ -103,6 +107,8 @@ class _Live(TorchDispatchMode):
         self._storages: dict[int, weakref.ref[torch.UntypedStorage]] = {}
 
     def __torch_dispatch__(self, operation: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if operation is torch.ops.aten._local_scalar_dense.default:
+            return _ONE[args[0].dtype.is_floating_point]  # who looks at a value, such as a count of steps
         found = operation(*args, **(kwargs or {}))
         known = len(self._storages)
         for leaf in tree_leaves(found):

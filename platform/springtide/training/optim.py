@@ -14,17 +14,19 @@ from springtide.config.engine import OptimConfig
 from springtide.config.steps import StepsDone
 from springtide.errors import ConfigError, explain
 from springtide.model import Decoder
+from springtide.training.adafactor import Adafactor
 from springtide.training.lamb import Lamb
 from springtide.training.muon import Muon
 from springtide.training.own_optimizer import own_optimizer
 from springtide.training.parameter_groups import group_of
+from springtide.training.small_moments import SmallMomentsAdamW
 from springtide.training.weight_average import keep_average
 
 
 def optimizer_of(model: nn.Module, config: OptimConfig, fused: bool = True) -> torch.optim.Optimizer:
-    """Return AdamW (Loshchilov and Hutter, "Decoupled weight decay regularization", 2019), LAMB, or Muon for the matrices of
-    ``blocks``; matrices are decayed, vectors are not; ``optim.groups`` change this. With ``optim.ema_half_life`` it keeps an
-    average of the weights. ``optim.source`` makes a user's own. Raises ConfigError if Muon finds no such matrices.
+    """Return AdamW (Loshchilov and Hutter, "Decoupled weight decay regularization", 2019), LAMB, Adafactor, or Muon for the
+    matrices of ``blocks``; matrices are decayed, vectors are not; ``optim.groups`` change this. With ``optim.ema_half_life``
+    it keeps an average of the weights. ``optim.source`` makes a user's own. Raises ConfigError if Muon finds no such matrices.
 
     With ``model.base_width`` the matrices of blocks have their own rate. Their decay per step, rate times ``weight_decay``,
     equals that of the others, so weights average over the same number of steps at every width (Wang and Aitchison, "How to
@@ -43,8 +45,12 @@ def _ours(model: nn.Module, config: OptimConfig, fused: bool) -> torch.optim.Opt
     others, matrices = _groups(model, config)
     options: dict[str, Any] = {"lr": config.peak_lr, "betas": config.betas, "eps": config.eps}
     options |= {"fused": fused, "foreach": not fused}
+    if config.moments != "fp32":
+        return SmallMomentsAdamW([*others, *matrices], config.peak_lr, config.betas, config.eps, config.moments)
     if config.optimizer == "adamw":
         return torch.optim.AdamW([*others, *matrices], **options)
+    if config.optimizer == "adafactor":
+        return Adafactor([*others, *matrices], config.peak_lr)
     if config.optimizer == "lamb":
         return Lamb([*others, *matrices], config.peak_lr, config.betas, config.eps)
     if not matrices:

@@ -1,0 +1,151 @@
+"""Adafactor: second moments of a matrix as one number for each row and column, and no first moments (Shazeer and Stern,
+"Adafactor: adaptive learning rates with sublinear memory cost", 2018, algorithms 4 and 5 with their constants).
+
+The step is relative: the rate is a share of a tensor's root mean square, at least of 0.001. The schedule gives the rate, and
+decay is decoupled. Sums over columns and squares of tensors go through two all-reduces a step, in float64, so that the bits do
+not depend on where shards are cut.
+
+Shape suffixes: M and R rows of a matrix and elements in one, of a tensor of more dimensions all after the first.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.tensor import DTensor
+
+from springtide.checkpoint.tensors import local
+from springtide.training.muon import sharded_over
+
+_DECAY = 0.8
+"""The decay rate of second moments is one minus the number of the step to the power of minus this."""
+_SQUARE, _LEAST = 1e-30, 1e-3
+"""Added to squared gradients; least root mean square that a rate is a share of."""
+_CLIP = 1.0
+"""Largest root mean square of an update."""
+_AT_ONCE = 2**22
+"""Elements that are squared at a time, in float64."""
+
+
+class Adafactor(torch.optim.Optimizer):
+    """Optimizer of ``groups``. Vectors have second moments of their own."""
+
+    def __init__(self, groups: list[dict[str, Any]], lr: float) -> None:
+        super().__init__(groups, {"lr": lr, "weight_decay": 0.0})
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
+        """Update all parameters that have a gradient; ``closure`` is not used. All ranks call it together."""
+        moved = [(one, group) for group in self.param_groups for one in group["params"] if one.grad is not None]
+        if not moved:
+            return
+        self._advance([one for one, _ in moved])
+        squares = torch.stack(
+            [_square(tensor) for one, _ in moved for tensor in (self._update(one), local(one.detach()))]
+        )
+        _sum_shards(squares, moved[0][0])
+        for number, (parameter, group) in enumerate(moved):
+            means = squares[2 * number : 2 * number + 2] / max(1, parameter.numel())
+            of_update, of_weight = means.sqrt().to(parameter.dtype).unbind()
+            # computed twice: all updates at once would take as much memory as the weights
+            update = self._update(parameter).div_((of_update / _CLIP).clamp_min(1.0))
+            weight = local(parameter.detach())
+            weight.mul_(1.0 - group["lr"] * group["weight_decay"])
+            weight.sub_(update.mul_(of_weight.clamp_min(_LEAST) * group["lr"]))
+
+    def _advance(self, parameters: list[Tensor]) -> None:
+        """Advance the second moments."""
+        sums = [_sums(local(one.grad)) for one in parameters if one.dim() >= 2 and one.grad is not None]
+        if sums:
+            _sum_shards(columns := torch.cat([by_column for _, by_column in sums]), parameters[0])
+            whole = iter(columns.split([len(by_column) for _, by_column in sums]))
+        rows = iter(by_row for by_row, _ in sums)
+        for parameter in parameters:
+            state = self.state[parameter]
+            if "step" not in state:
+                state["step"] = torch.zeros(())
+                state.update(_new_moments(parameter))
+            state["step"].add_(1.0)
+            share = float(state["step"]) ** -_DECAY
+            if parameter.dim() >= 2:
+                M, R = len(parameter), math.prod(parameter.shape[1:])
+                _mix(local(state["row_sq"]), next(rows) / R + _SQUARE, share)
+                _mix(state["column_sq"], next(whole) / M + _SQUARE, share)
+            else:
+                assert parameter.grad is not None
+                gradient = local(parameter.grad)
+                _mix(local(state["exp_avg_sq"]), gradient * gradient + _SQUARE, share)
+
+    def _update(self, parameter: Tensor) -> Tensor:
+        """Return this rank's shard of the gradient over the root of its second moment."""
+        state = self.state[parameter]
+        assert parameter.grad is not None
+        gradient = local(parameter.grad)
+        if parameter.dim() < 2:
+            return gradient / local(state["exp_avg_sq"]).sqrt()
+        # the mean over columns is that over rows, which are sharded
+        mean = state["column_sq"].double().mean().to(parameter.dtype)
+        update_MR = _matrix(gradient) / (local(state["row_sq"]) / mean).sqrt_()[:, None]
+        return update_MR.div_(state["column_sq"].sqrt()).view_as(gradient)
+
+
+def _new_moments(parameter: Tensor) -> dict[str, Tensor]:
+    if parameter.dim() < 2:
+        return {"exp_avg_sq": torch.zeros_like(parameter)}
+    shard = local(parameter)
+    return {
+        "row_sq": sharded_as(parameter, shard.new_zeros(len(shard)), (len(parameter),)),
+        "column_sq": shard.new_zeros(math.prod(shard.shape[1:])),  # the same on all ranks
+    }
+
+
+def sharded_as(parameter: Tensor, shard: Tensor, shape: tuple[int, ...]) -> Tensor:
+    """Return this rank's ``shard`` as part of a tensor of ``shape`` that is cut by rows where ``parameter`` is."""
+    if not isinstance(parameter, DTensor):
+        return shard
+    stride = torch.empty(shape, device="meta").stride()
+    return DTensor.from_local(
+        shard, parameter.device_mesh, parameter.placements, run_check=False, shape=torch.Size(shape), stride=stride
+    )
+
+
+def _sums(gradient: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the squares of this rank's rows, summed over each row, and over each column, float64 (m,) and (R,)."""
+    gradient_MR = _matrix(gradient)
+    M, R = gradient_MR.shape
+    by_row = gradient.new_zeros(M, dtype=torch.float64)
+    by_column = gradient.new_zeros(R, dtype=torch.float64)
+    for rows in _parts(M, R):
+        squares = gradient_MR[rows].double().square()
+        by_row[rows] = squares.sum(1)
+        by_column += squares.sum(0)
+    return by_row, by_column
+
+
+def _matrix(tensor: Tensor) -> Tensor:
+    return tensor.reshape(len(tensor), math.prod(tensor.shape[1:]))
+
+
+def _parts(M: int, R: int) -> Iterator[slice]:
+    most = max(1, _AT_ONCE // max(1, R))
+    yield from (slice(begin, begin + most) for begin in range(0, M, most))
+
+
+def _square(tensor: Tensor) -> Tensor:
+    return torch.linalg.vector_norm(tensor, dtype=torch.float64).square()
+
+
+def _mix(moment: Tensor, newest: Tensor, share: float) -> None:
+    # each operation rounds once: a fused one would round differently at the end of a shard
+    moment.mul_(1.0 - share).add_((newest * share).to(moment.dtype))
+
+
+def _sum_shards(values: Tensor, parameter: Tensor) -> None:
+    size, _, group = sharded_over(parameter)
+    if size > 1:
+        dist.all_reduce(values, group=group)
