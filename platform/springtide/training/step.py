@@ -26,6 +26,7 @@ from springtide.training.step_metrics import StepMetrics
 
 _LIMBS = 4
 _LIMB_BITS = 16
+_PER_NAT = 2.0**24
 
 
 class StepSignals(NamedTuple):
@@ -233,7 +234,7 @@ def token_loss(
     """Return the loss and the cross-entropy in it, summed over the tokens of ``rows_BL`` (B, L + 1), fp32 scalars; as
     ``row_losses``."""
     total, nats_B = row_losses(model, rows_BL, z_weight, padded_rows)
-    return total, nats_B.sum()
+    return total, nats_B.sum().float()
 
 
 def row_losses(
@@ -244,17 +245,18 @@ def row_losses(
     largest: LargestLogit | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Return the loss, summed over the tokens of ``rows_BL`` (B, L + 1), fp32 scalar, and the cross-entropy in it of each row,
-    fp32 (B,), without gradient; see ``head_loss``. Rows that do not count fill it up to ``padded_rows``, the one shape that a
-    compiled model is called with; a rank without rows still runs the model, on one such row, because the others' collectives
-    wait for it. Raises TrainingFailed if a model does not return logits (B, L, V)."""
+    float64 (B,), without gradient; see ``head_loss``. Rows that do not count fill it up to ``padded_rows``, the one shape that
+    a compiled model is called with; a rank without rows still runs the model, on one such row, because the others'
+    collectives wait for it. Raises TrainingFailed if a model does not return logits (B, L, V)."""
     tokens_BL, targets_BL = _padded(rows_BL, padded_rows)
     if getattr(model, "computes_loss", False):
         seen = {} if largest is None else {"largest": largest}
         total, nats_N = model(tokens_BL, targets_BL, z_weight, **seen)
     else:
         total, nats_N = _of_logits(model(tokens_BL), targets_BL, z_weight, largest)
-    # rows in fp32: sums of them in float64 are exact, so they do not depend on which rank has which
-    return total, nats_N.view_as(targets_BL)[: len(rows_BL)].sum(dim=1, dtype=torch.float64).float()
+    nats_B = nats_N.view_as(targets_BL)[: len(rows_BL)].sum(dim=1, dtype=torch.float64)
+    # multiples of 2**-24: their sums are exact below 2**29, so they do not depend on which rank has which row
+    return total, torch.round(nats_B * _PER_NAT) / _PER_NAT
 
 
 @torch.no_grad()
