@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import datetime
 import json
 import logging
@@ -386,6 +387,7 @@ def test_of_a_step_trained_twice_the_last_counts() -> None:
     events: list[Event] = [step(1, 9.0), step(2, 8.0), step(2, 7.0), step(3, 6.0)]
     assert [(one.step, one.loss) for one in last_steps(events)] == [(1, 9.0), (2, 7.0), (3, 6.0)]
     assert frame(events)["loss"].to_dict() == {1: 9.0, 2: 7.0, 3: 6.0}
+    assert frame([dataclasses.replace(step(1), extra={"objective/kl": 0.5})])["objective/kl"].to_dict() == {1: 0.5}
     assert frame([]).empty
     by_source = frame([step(1, 2.0, ("web", "wiki"))]).loc[1]
     assert by_source["loss/wiki"] == 3.0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import shutil
 import subprocess
 import sys
@@ -54,8 +55,10 @@ def test_restarts_are_one_run_and_steps_never_go_back(config: Config, tmp_path: 
     from mlflow import MlflowClient
 
     uri, run = f"sqlite:///{tmp_path}/mlflow.db", Folder(tmp_path / "run")
-    first: list[Event] = [evaluated(0), *(step(number, 5.0) for number in range(1, 8))]
+    told = dataclasses.replace(step(1, 5.0), extra={"largest_logit": 9.0, "objective/kl": 0.5})
+    first: list[Event] = [evaluated(0), told, *(step(number, 5.0) for number in range(2, 8))]
     send(config, run, uri, [], first)
+    assert (history(uri, run, "largest_logit"), history(uri, run, "objective/kl")) == ([(1, 9.0)], [(1, 0.5)])
     # killed at 7, resumed from 5: 6 and 7 are trained again, and what was sent once is not sent again
     again: list[Event] = [
         Rejected(step=5, name="step-0000000006", reason="a bit flipped"),
