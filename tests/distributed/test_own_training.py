@@ -127,9 +127,8 @@ def test_contradictions_are_refused_by_name(tiny: Config) -> None:
 
 
 def test_their_bytes_are_predicted_also_if_they_look_at_values(tiny: Config) -> None:
-    config = own(tiny, "bytes")
-    without = config.override({"objective.source": "", "optim.source": ""})
-    found = predicted_bytes(config, 257, None, 2)
-    assert found > 0
-    looking = config.override({"objective.source": "own_training:looks_at_values"})
-    assert predicted_bytes(looking, 257, None, 2) > predicted_bytes(without, 257, None, 2)
+    lion = own(tiny, "bytes", objective__source="")
+    adamw = lion.override({"optim.source": ""})
+    assert predicted_bytes(lion, 257, None, 2) < predicted_bytes(adamw, 257, None, 2), "one moment, not two"
+    for source in ("own_training:entropy", "own_training:looks_at_values"):
+        assert predicted_bytes(lion.override({"objective.source": source}), 257, None, 2) > 0
