@@ -21,7 +21,8 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from springtide.model import decoder, loss
-from springtide.model.decoder import RMSNorm, documents
+from springtide.model.attention import RMSNorm
+from springtide.model.positions import documents
 
 HEADS, KV_HEADS, WIDTH, LENGTH = (32, 8, 128, 8192) if CUDA else (4, 2, 16, 64)
 DOCUMENTS = 8

@@ -27,6 +27,13 @@ from springtide.training.start_check import check_start, check_tensors
 pytestmark = pytest.mark.distributed
 Ranks = Callable[..., list[Any]]
 SHORT, LONG = 256, 1024
+YARN = {
+    "model__window": 200,
+    "model__global_every": 2,
+    "model__rope_scaling": "yarn",
+    "model__rope_factor": 4.0,
+    "model__rope_original_length": SHORT,
+}
 FIRST, SECOND = 8, 6
 """Steps of each stage."""
 
@@ -86,8 +93,8 @@ def test_two_stages_resized_in_both_are_bit_equal_to_undisturbed_ones(first: Con
     root = Folder(first.run.root)
     whole = resized(ranks, named(first, "twin"), [(1, 0)])
     assert resized(ranks, first, [(1, 3), (2, 6), (3, 0)]).keys() == whole.keys()
-    ahead = begun(named(second(first, "twin"), "twin-2"))
-    config = begun(second(first, "first"))
+    ahead = begun(named(second(first, "twin", **YARN), "twin-2"))
+    config = begun(second(first, "first", **YARN))
     assert config.train.start_from == f"{root.url}/first/checkpoints/step-{FIRST:010d}"
     expected = resized(ranks, ahead, [(1, 0)])
     found = resized(ranks, config, [(2, 2), (3, 4), (1, 0)])

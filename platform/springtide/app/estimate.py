@@ -183,6 +183,8 @@ def _bound(config: Config, vocab_size: int) -> int:
     heads = (model.num_heads + 2 * model.num_kv_heads) * model.head_width
     block = model.dim * (heads + model.num_heads * model.head_width + 3 * model.ffn_dim)
     activations = 20 * model.dim + 10 * model.ffn_dim + 6 * heads + 2 * length
+    if model.attention_cap:
+        activations += 6 * model.num_heads * length
     weights = model.num_layers * block + 2 * vocab_size * model.dim
     return 32 * weights + 4 * rows * length * model.num_layers * activations + 2**28
 

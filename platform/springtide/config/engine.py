@@ -17,7 +17,7 @@ _BF16_BETA = 0.99
 
 
 class ModelConfig(Section):
-    """A decoder; its options span Llama, Qwen and Gemma."""
+    """A decoder; its options span Llama, Mistral, Qwen, Gemma, OLMo and Phi."""
 
     source: str = ""
     """Function that returns your own model, ``package.module:function``, see ``springtide.model.source``; empty is the decoder
@@ -41,8 +41,24 @@ class ModelConfig(Section):
     """Activation of the gate: SwiGLU, or Gemma's GeGLU with the tanh approximation [name]."""
     qkv_bias: bool = False
     """Whether queries, keys and values have biases, as in Qwen 2 [flag]."""
-    qk_norm: bool = False
-    """Whether each head's queries and keys are normalised before the rotary embedding, as in Qwen 3 [flag]."""
+    qk_norm: Literal["none", "head", "all_heads"] = "none"
+    """Norm of queries and keys before the rotary embedding: none, of each head, as in Qwen 3, or of all heads together, as in
+    OLMo 2 [name]."""
+    norms: Literal["pre", "post", "both"] = "pre"
+    """What is normalised in a block: the input of attention and of the feed-forward, their output, as in OLMo 2, or both, as in
+    Gemma 2 [name]."""
+    window: int = Field(0, ge=0)
+    """Tokens that a token of a local layer attends to, itself included; 0 makes all layers global [tokens]."""
+    global_every: int = Field(0, ge=0)
+    """Every layer whose number, from 1, is a multiple of this is global, the others are local: 2 in Gemma 2, 4 in OLMo 3, 6 in
+    Gemma 3; 0 makes all local, as in Mistral; for window [blocks]."""
+    attention_cap: float = Field(0.0, ge=0)
+    """Soft cap c of attention's scores, c tanh(score / c), as in Gemma 2; no fused kernel serves it: a layer has all scores in
+    memory; 0 is none [1]."""
+    logit_cap: float = Field(0.0, ge=0)
+    """The same of the logits [1]."""
+    score_width: int = Field(0, ge=0)
+    """Products of queries and keys are divided by the root of this; 0 is the width of a head [features]."""
     norm_eps: float = Field(1e-5, gt=0)
     """Added to the mean square inside RMSNorm [1]."""
     norm_unit_offset: bool = False
@@ -55,13 +71,17 @@ class ModelConfig(Section):
     """Longest sequence the rotary table is built for [tokens]."""
     rope_theta: float = Field(10_000.0, gt=0)
     """Base of the rotary wavelengths [1]."""
-    rope_scaling: Literal["none", "linear", "llama3"] = "none"
-    """How wavelengths are stretched for longer sequences than a model was trained on: all by the same factor (linear), or only
-    the long ones, as in Llama 3 [name]."""
+    local_rope_theta: float = Field(0.0, ge=0)
+    """The same in local layers, as in Gemma 3; 0 is rope_theta [1]."""
+    rotary_fraction: float = Field(1.0, gt=0, le=1)
+    """Fraction of each head that is rotated, its first features, as in Phi 4 mini [ratio]."""
+    rope_scaling: Literal["none", "linear", "llama3", "yarn"] = "none"
+    """How wavelengths are stretched for longer sequences than a model was trained on: all by the same factor (linear); or only
+    the long ones, as in Llama 3, or by YaRN, which also sharpens attention; in global layers only, if there are any [name]."""
     rope_factor: float = Field(8.0, ge=1)
     """Factor that wavelengths are stretched by [ratio]."""
     rope_original_length: int = Field(8192, ge=2)
-    """Length of the sequences the model was trained on before; for llama3 [tokens]."""
+    """Length of the sequences the model was trained on before; for llama3 and yarn [tokens]."""
     rope_low_freq_factor: float = Field(1.0, gt=0)
     """Wavelengths above rope_original_length divided by this are stretched fully; for llama3 [ratio]."""
     rope_high_freq_factor: float = Field(4.0, gt=0)
@@ -73,6 +93,15 @@ class ModelConfig(Section):
     def head_width(self) -> int:
         """Width of a head [features]."""
         return self.head_dim or self.dim // self.num_heads
+
+    @property
+    def rotary_width(self) -> int:
+        """Features of a head that are rotated [features]."""
+        return round(self.head_width * self.rotary_fraction)
+
+    def window_of(self, layer: int) -> int:
+        """Return the window of ``layer``, from 0; 0 if it is global [tokens]."""
+        return 0 if self.global_every and (layer + 1) % self.global_every == 0 else self.window
 
     @property
     def width_multiplier(self) -> float:
@@ -92,6 +121,8 @@ class ModelConfig(Section):
         head, times the constant that makes it the usual scale at the base. With head_dim it has more heads of the same width,
         and the usual scale stays.
         """
+        if self.score_width:
+            return 1.0 / math.sqrt(self.score_width)
         if self.head_dim or self.width_multiplier == 1.0:
             return None
         return math.sqrt(self.base_width // self.num_heads) / self.head_width
@@ -119,6 +150,19 @@ class ModelConfig(Section):
                     "choose a divisor",
                 )
             )
+        rotated = self.head_width * self.rotary_fraction
+        if self.rotary_width < 2 or self.rotary_width % 2 or abs(rotated - self.rotary_width) > 1e-6:
+            problem = f"rotates {rotated:g} of {self.head_width} features of a head"
+            raise ValueError(
+                explain("model.rotary_fraction", self.rotary_fraction, problem, "choose an even number of them")
+            )
+        if (self.global_every or self.local_rope_theta) and not self.window:
+            field = "global_every" if self.global_every else "local_rope_theta"
+            problem = "is of models with local layers, and model.window = 0 makes all global"
+            raise ValueError(explain(f"model.{field}", getattr(self, field), problem, "set model.window too, or use 0"))
+        if self.rope_scaling == "yarn" and self.rope_theta <= 1:
+            problem = "has no wavelengths that yarn could tell apart"
+            raise ValueError(explain("model.rope_theta", self.rope_theta, problem, "use more than 1, such as 10000"))
         if self.rope_high_freq_factor <= self.rope_low_freq_factor:
             raise ValueError(
                 explain(
@@ -135,6 +179,9 @@ class ModelConfig(Section):
         if self.base_width and self.source:
             problem = f"scales the decoder, and model.source = {self.source!r} is a model of your own"
             remedy = "use 0, and scale that model itself"
+        elif self.base_width and self.score_width:
+            problem = f"scales attention too, and model.score_width = {self.score_width} fixes its scale"
+            remedy = "use one of the two"
         elif not self.head_dim and self.base_width % (2 * self.num_heads):
             problem = f"model.num_heads = {self.num_heads} must divide it into even head sizes"
             remedy = "use an even multiple of num_heads, or set model.head_dim to keep the size of a head"

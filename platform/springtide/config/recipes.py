@@ -4,13 +4,14 @@ Examples:
     >>> st.recipes.llama3_8b().model.dim
     4096
     >>> list(st.recipes.RECIPES)
-    ['tiny', 'demo', 'gpu_125m', 'gpu_1b', 'gemma_2b', 'qwen3_4b', 'llama3_8b', 'llama3_70b']
+    ['tiny', 'demo', 'gpu_125m', 'gpu_1b', 'gemma_2b', 'gemma2_2b', 'gemma3_1b', 'qwen3_4b', 'phi4_mini', 'mistral_7b',
+    'olmo2_7b', 'olmo3_7b', 'llama3_8b', 'llama3_70b']
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Literal
+from typing import Any, Literal
 
 from springtide.config.data import CorpusConfig, ShardsConfig, StreamConfig
 from springtide.config.engine import ModelConfig, OptimConfig, ParallelConfig
@@ -104,7 +105,7 @@ def qwen3_4b() -> Config:
         num_kv_heads=8,
         head_dim=128,
         ffn_dim=9728,
-        qk_norm=True,
+        qk_norm="head",
         norm_eps=1e-6,
         max_sequence_length=32768,
         rope_theta=1e6,
@@ -128,6 +129,103 @@ def gemma_2b() -> Config:
         max_sequence_length=8192,
     )
     return _pretrain(model, 256_000, global_batch=512, peak_lr=3e-4, total=50_000_000_000, length=4096)
+
+
+def gemma2_2b() -> Config:
+    """Gemma 2 2B's shape (arXiv 2408.00118), bf16, 64 GPUs, 50B tokens of your text."""
+    model = ModelConfig(
+        num_layers=26,
+        dim=2304,
+        num_heads=8,
+        num_kv_heads=4,
+        head_dim=256,
+        ffn_dim=9216,
+        window=4096,
+        global_every=2,
+        attention_cap=50.0,
+        logit_cap=30.0,
+        max_sequence_length=8192,
+        **_GEMMA2,
+    )
+    return _pretrain(
+        model, 256_000, global_batch=512, peak_lr=3e-4, total=50_000_000_000, length=4096, recompute="full"
+    )
+
+
+def gemma3_1b() -> Config:
+    """Gemma 3 1B's shape (arXiv 2503.19786), bf16, 64 GPUs, 20B tokens of your text."""
+    model = ModelConfig(
+        num_layers=26,
+        dim=1152,
+        num_heads=4,
+        num_kv_heads=1,
+        head_dim=256,
+        ffn_dim=6912,
+        qk_norm="head",
+        window=512,
+        global_every=6,
+        max_sequence_length=32768,
+        rope_theta=1e6,
+        local_rope_theta=1e4,
+        **_GEMMA2,
+    )
+    return _pretrain(model, 262_144, global_batch=512, peak_lr=3e-4, total=20_000_000_000, length=4096)
+
+
+def mistral_7b() -> Config:
+    """Mistral 7B's shape (arXiv 2310.06825), bf16, 64 GPUs, 150B tokens of your text."""
+    model = _llama3(32, 4096, 32, 14336).model_copy(update={"rope_theta": 10_000.0, "window": 4096})
+    return _pretrain(model, 32_000, global_batch=512, peak_lr=3e-4, total=150_000_000_000, length=8192)
+
+
+def olmo2_7b() -> Config:
+    """OLMo 2 7B's shape (arXiv 2501.00656), bf16, 64 GPUs, 150B tokens of your text."""
+    return _pretrain(_olmo2(), 100_278, global_batch=512, peak_lr=3e-4, total=150_000_000_000, length=4096)
+
+
+def olmo3_7b() -> Config:
+    """OLMo 3 7B's shape (arXiv 2512.13961), bf16, 64 GPUs, 150B tokens of your text."""
+    model = _olmo2().model_copy(update={"window": 4096, "global_every": 4, "max_sequence_length": 8192})
+    return _pretrain(model, 100_278, global_batch=512, peak_lr=3e-4, total=150_000_000_000, length=8192)
+
+
+def phi4_mini() -> Config:
+    """Phi 4 mini's shape (arXiv 2503.01743), bf16, 64 GPUs, 80B tokens of your text."""
+    model = ModelConfig(
+        num_layers=32,
+        dim=3072,
+        num_heads=24,
+        num_kv_heads=8,
+        ffn_dim=8192,
+        rotary_fraction=0.75,
+        max_sequence_length=4096,
+    )
+    return _pretrain(model, 200_064, global_batch=512, peak_lr=3e-4, total=80_000_000_000, length=4096)
+
+
+_GEMMA2: dict[str, Any] = {
+    "activation": "gelu",
+    "norm_eps": 1e-6,
+    "norm_unit_offset": True,
+    "norms": "both",
+    "scaled_embedding": True,
+}
+
+
+def _olmo2() -> ModelConfig:
+    return ModelConfig(
+        num_layers=32,
+        dim=4096,
+        num_heads=32,
+        num_kv_heads=32,
+        ffn_dim=11008,
+        qk_norm="all_heads",
+        norms="post",
+        norm_eps=1e-6,
+        tied_head=False,
+        max_sequence_length=4096,
+        rope_theta=500_000.0,
+    )
 
 
 def _llama3(num_layers: int, dim: int, num_heads: int, ffn_dim: int) -> ModelConfig:
@@ -175,5 +273,6 @@ def _pretrain(
     )
 
 
-_ALL = (tiny, demo, gpu_125m, gpu_1b, gemma_2b, qwen3_4b, llama3_8b, llama3_70b)
+_OF_RELEASED_MODELS = (gemma_2b, gemma2_2b, gemma3_1b, qwen3_4b, phi4_mini, mistral_7b, olmo2_7b, olmo3_7b)
+_ALL = (tiny, demo, gpu_125m, gpu_1b, *_OF_RELEASED_MODELS, llama3_8b, llama3_70b)
 RECIPES: dict[str, Callable[[], Config]] = {recipe.__name__: recipe for recipe in _ALL}

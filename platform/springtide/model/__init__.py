@@ -1,17 +1,10 @@
 """Models as plain ``nn.Module``. Rule: a model knows its config and nothing about ranks, devices or files."""
 
-from springtide.model.decoder import (
-    Decoder,
-    KVCache,
-    build,
-    documents,
-    flops_per_token,
-    hardware_flops_per_token,
-    initial,
-    num_parameters,
-    skeleton,
-)
+from springtide.model.attention import KVCache
+from springtide.model.decoder import Decoder, build, initial, skeleton
+from springtide.model.flops import flops_per_token, hardware_flops_per_token, num_parameters
 from springtide.model.loss import IGNORE_INDEX, LargestLogit
+from springtide.model.positions import documents
 from springtide.model.source import make, whole
 
 __all__ = [

@@ -46,6 +46,7 @@ class _HeadLoss(torch.autograd.Function):
         head_VD: Tensor,
         wanted_N: Tensor,
         z_weight: float,
+        cap: float,
         largest: LargestLogit | None,
     ) -> tuple[Tensor, Tensor]:
         """Compute what ``head_loss`` returns."""
@@ -57,7 +58,7 @@ class _HeadLoss(torch.autograd.Function):
         parts = (hidden_ND.split(_at_once(head_VD)), wanted_N.split(_at_once(head_VD)))
         begin = 0
         for part_ND, ids_N in zip(*parts, strict=True):
-            logits_NV = (part_ND @ head_VD.T).float()
+            logits_NV = capped((part_ND @ head_VD.T).float(), cap)
             counts_N = ids_N != IGNORE_INDEX
             if largest is not None:
                 largest.see(logits_NV, counts_N)
@@ -70,11 +71,14 @@ class _HeadLoss(torch.autograd.Function):
             if grad_hidden_ND is None or grad_head_VD is None:
                 begin += len(part_ND)
                 continue
+            slope_NV = 1.0 - (logits_NV / cap).square() if cap else None
             grad_NV = logits_NV.sub_(log_sum_N[:, None]).exp_()
             if z_weight:
                 grad_NV *= 1.0 + 2.0 * z_weight * log_sum_N[:, None]
             grad_NV.scatter_add_(-1, ids_N, grad_NV.new_full(ids_N.shape, -1.0))
             grad_NV *= counts_N[:, None]
+            if slope_NV is not None:
+                grad_NV *= slope_NV
             grad_NV = grad_NV.type_as(head_VD)
             torch.matmul(grad_NV, head_VD, out=grad_hidden_ND[begin : begin + len(part_ND)])
             of_part_VD = _product_in_range(grad_NV, part_ND)
@@ -87,11 +91,11 @@ class _HeadLoss(torch.autograd.Function):
         return nats_N.sum() + extra, nats_N
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor, None, None, None]:
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor, None, None, None, None]:
         """Return the saved gradients times the upstream gradient."""
         grad_hidden_ND, grad_head_VD = ctx.saved_tensors
         from_above = grads[0]
-        return grad_hidden_ND.mul_(from_above), grad_head_VD.mul_(from_above).to(ctx.head_dtype), None, None, None
+        return grad_hidden_ND.mul_(from_above), grad_head_VD.mul_(from_above).to(ctx.head_dtype), None, None, None, None
 
 
 def _product_in_range(grad_NV: Tensor, part_ND: Tensor) -> Tensor:
@@ -106,29 +110,37 @@ def _product_in_range(grad_NV: Tensor, part_ND: Tensor) -> Tensor:
     return (grad_NV.T @ (part_ND / down)).float() * down
 
 
+def capped(logits: Tensor, cap: float) -> Tensor:
+    """Return ``cap`` tanh(logits / ``cap``) (Gemma 2, arXiv 2408.00118, section 2); the logits themselves if ``cap`` is 0."""
+    return cap * torch.tanh(logits / cap) if cap else logits
+
+
 def head_loss(
     hidden_ND: Tensor,
     head_VD: Tensor,
     wanted_N: Tensor,
     z_weight: float = 0.0,
+    cap: float = 0.0,
     largest: LargestLogit | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Return the loss, summed over tokens, fp32 scalar, and the cross-entropy of each token in it, fp32 (N,), 0 where it does
     not count; the second has no gradient.
 
     ``wanted_N`` are int64 ids, or IGNORE_INDEX. The loss adds ``z_weight`` times the squared logarithm of the softmax's
-    denominator, which keeps logits from drifting (Chowdhery et al., PaLM, 2022, section 5). ``largest`` sees all logits.
+    denominator, which keeps logits from drifting (Chowdhery et al., PaLM, 2022, section 5). ``cap``: as for ``capped``.
+    ``largest`` sees all logits.
     """
-    total, nats_N = _HeadLoss.apply(hidden_ND, head_VD, wanted_N, z_weight, largest)
+    total, nats_N = _HeadLoss.apply(hidden_ND, head_VD, wanted_N, z_weight, cap, largest)
     return total, nats_N
 
 
 @torch.no_grad()
-def token_nats(hidden_ND: Tensor, head_VD: Tensor, wanted_N: Tensor) -> Tensor:
-    """Return the cross-entropy of each token, fp32 (N,), without gradients; 0 where ``wanted_N`` is IGNORE_INDEX."""
+def token_nats(hidden_ND: Tensor, head_VD: Tensor, wanted_N: Tensor, cap: float = 0.0) -> Tensor:
+    """Return the cross-entropy of each token, fp32 (N,), without gradients; 0 where ``wanted_N`` is IGNORE_INDEX. ``cap``: as
+    for ``capped``."""
     parts = zip(hidden_ND.split(_at_once(head_VD)), wanted_N.split(_at_once(head_VD)), strict=True)
     found = [
-        F.cross_entropy((part_ND @ head_VD.T).float(), ids_N, ignore_index=IGNORE_INDEX, reduction="none")
+        F.cross_entropy(capped((part_ND @ head_VD.T).float(), cap), ids_N, ignore_index=IGNORE_INDEX, reduction="none")
         for part_ND, ids_N in parts
     ]
     return torch.cat(found)

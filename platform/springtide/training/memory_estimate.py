@@ -9,6 +9,7 @@ import contextlib
 import ctypes
 import functools
 import gc
+import math
 import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -25,7 +26,7 @@ from springtide.checkpoint.tensors import local, materialize
 from springtide.config import Config
 from springtide.dist import world
 from springtide.model import make
-from springtide.model.decoder import attention_as_on
+from springtide.model.attention import attention_as_on
 from springtide.model.loss import logits_as_on
 from springtide.parallel import parallelize
 from springtide.training.objective import Objective, next_token
@@ -38,7 +39,8 @@ _STAND_IN = f"{next_token.__module__}:{next_token.__name__}"
 _ONE = (1, 1.0)
 """The value of every scalar, of a whole number and of another."""
 _FEW, _MORE = 2, 4
-"""Numbers of blocks of two models from which a deeper one is extrapolated: each block adds the same."""
+"""Numbers of blocks of two models from which a deeper one is extrapolated: each block adds the same, or each local one and
+each global one."""
 
 
 def predicted_bytes(config: Config, vocab_size: int, eos_id: int | None, world_size: int) -> int:
@@ -56,19 +58,27 @@ def predicted_bytes(config: Config, vocab_size: int, eos_id: int | None, world_s
 
 
 def _predicted(config: Config, vocab_size: int, eos_id: int | None, world_size: int) -> int:
-    layers = config.model.num_layers
-    if layers <= _MORE or _blocks_differ(config, vocab_size):
-        return _peak(config, vocab_size, eos_id, world_size, layers)
-    few, more = (_peak(config, vocab_size, eos_id, world_size, depth) for depth in (_FEW, _MORE))
-    return more + (more - few) * (layers - _MORE) // (_MORE - _FEW)
+    model = config.model
+    if model.num_layers <= _MORE or _blocks_differ(config, vocab_size):
+        return _peak(config, vocab_size, eos_id, world_size)
+    windows = [model.window_of(layer) for layer in range(model.num_layers)]
+    rest, blocks = 0, 0.0
+    for window in set(windows):
+        alike = {"window": window, "global_every": 0}
+        shallow = [model.model_copy(update={**alike, "num_layers": depth}) for depth in (_FEW, _MORE)]
+        few, more = (_peak(config.model_copy(update={"model": one}), vocab_size, eos_id, world_size) for one in shallow)
+        a_block = (more - few) / (_MORE - _FEW)
+        blocks += a_block * windows.count(window)
+        # what a block holds for itself in backward is highest in the last one: too much is predicted if that is a cheaper one
+        rest = max(rest, math.ceil(more - _MORE * a_block))
+    return rest + math.ceil(blocks)
 
 
 def _blocks_differ(config: Config, vocab_size: int) -> bool:
     return bool(config.optim.groups) and not blocks_freeze_alike(make(config.model, vocab_size), config.optim)
 
 
-def _peak(config: Config, vocab_size: int, eos_id: int | None, world_size: int, layers: int) -> int:
-    shallow = config.model.model_copy(update={"num_layers": layers})
+def _peak(config: Config, vocab_size: int, eos_id: int | None, world_size: int) -> int:
     rows = -(-config.stream.global_batch // world_size)
     size = min(config.train.rows_at_once, rows)
     source, objective = config.objective.source, None
@@ -81,7 +91,7 @@ def _peak(config: Config, vocab_size: int, eos_id: int | None, world_size: int, 
         as_there = (logits_as_on(device), attention_as_on(device))
         with as_there[0], as_there[1], FakeTensorMode(allow_non_fake_inputs=True), _Live() as live:
             layout = config.parallel.model_copy(update={"compile": False})  # only shapes matter, nothing runs
-            model = make(shallow, vocab_size, eos_id)
+            model = make(config.model, vocab_size, eos_id)
             freeze(model, config.optim)
             model = parallelize(model, layout, here)
             optimizer = optimizer_of(model, config.optim)

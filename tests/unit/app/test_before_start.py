@@ -47,7 +47,7 @@ def test_a_gpu_a_cluster_or_cpus_alone_are_enough(config: Config, monkeypatch: p
     check_before_start(config.override({"elastic.gpus_per_worker": 2}))
 
 
-@pytest.mark.parametrize("recipe", configs.recipes.RECIPES.keys() - {"tiny", "demo"})
+@pytest.mark.parametrize("recipe", sorted(configs.recipes.RECIPES.keys() - {"tiny", "demo"}))
 def test_a_recipe_for_gpus_asks_for_text_and_writes_nothing(recipe: str, tmp_path: Path) -> None:
     config = configs.recipe(recipe).override({"shards.root": str(tmp_path / "data")})
     with pytest.raises(

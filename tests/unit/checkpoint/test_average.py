@@ -16,8 +16,8 @@ from springtide.checkpoint.inspect import inspect
 from springtide.checkpoint.load import Mismatch, load
 from springtide.config import Config
 from springtide.errors import CheckpointError, ConfigError
-from springtide.run.start_from import check_start
 from springtide.store import Folder
+from springtide.training.start_check import check_start
 
 STEPS = (1, 2, 3)
 

@@ -20,7 +20,8 @@ from springtide.config.engine import ModelConfig
 from springtide.dist import World
 from springtide.errors import ConfigError
 from springtide.model import KVCache, build, flops_per_token, hardware_flops_per_token, initial, num_parameters
-from springtide.model.decoder import Attention, RMSNorm, attention_as_on, rotary_table, rotate
+from springtide.model.attention import Attention, RMSNorm, attention_as_on
+from springtide.model.positions import rotary_table, rotate
 from springtide.parallel.recompute import recomputed
 from springtide.training.evaluate import generate
 from springtide.training.step import loss_mask, token_loss

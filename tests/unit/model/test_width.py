@@ -106,7 +106,7 @@ def test_in_the_standard_parametrisation_it_grows_with_the_width(monkeypatch: py
     assert min(added.values()) > 0.3, added
 
 
-@pytest.mark.parametrize("options", [*HEADS.values(), {"num_heads": 4, "num_kv_heads": 1, "qk_norm": True}])
+@pytest.mark.parametrize("options", [*HEADS.values(), {"num_heads": 4, "num_kv_heads": 1, "qk_norm": "head"}])
 def test_at_the_base_width_all_is_as_without_it(options: dict[str, Any]) -> None:
     models = [build(sized(BASE, base_width, **options), VOCABULARY) for base_width in (0, BASE)]
     for again in range(2):

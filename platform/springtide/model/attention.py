@@ -1,0 +1,176 @@
+"""Attention, its norm and its cache of keys and values.
+
+Shape suffixes: as in ``decoder``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Iterator
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from springtide.config.engine import ModelConfig
+from springtide.model.positions import rotate
+
+_REPEATS_HEADS = {"cpu": False, "cuda": True}
+"""Whether the attention kernels of a device need a key/value head for each query head."""
+_QUERIES_AT_ONCE = 1024
+"""Least queries of a local layer that are computed at a time: fewer spare more products, and make more and thinner ones."""
+
+
+class RMSNorm(nn.Module):
+    """Zhang and Sennrich, "Root mean square layer normalization" (2019); computed in fp32."""
+
+    def __init__(self, dim: int, eps: float, around_one: bool = False) -> None:
+        """``around_one``: the scale is 1 + weight."""
+        super().__init__()
+        self.eps, self.around_one = eps, around_one
+        self.weight = nn.Parameter(torch.empty(dim))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(..., D) -> (..., D) of the same dtype."""
+        x32, weight = x.float(), self.weight.float()
+        scaled = x32 * torch.rsqrt(x32.pow(2).mean(-1, keepdim=True) + self.eps)
+        return (scaled * (1.0 + weight if self.around_one else weight)).type_as(x)
+
+
+class LayerKVCache:
+    """Keys and values of the tokens that a block has processed, those that later ones attend to, (B, K, L, E) each."""
+
+    def __init__(self) -> None:
+        self._seen: tuple[Tensor, Tensor] | None = None
+
+    def append(self, k_BKLE: Tensor, v_BKLE: Tensor, window: int = 0) -> tuple[Tensor, Tensor]:
+        """Append these keys and values; return all of them. With ``window`` (0 is none) only those are kept that the next
+        token attends to."""
+        if self._seen is not None:
+            k_BKLE, v_BKLE = torch.cat([self._seen[0], k_BKLE], 2), torch.cat([self._seen[1], v_BKLE], 2)
+        oldest = max(0, k_BKLE.shape[2] - window + 1) if window else 0
+        self._seen = k_BKLE[:, :, oldest:], v_BKLE[:, :, oldest:]
+        return k_BKLE, v_BKLE
+
+
+class KVCache:
+    """Cache of the text that a decoder has processed, so that each new token costs the work of one token."""
+
+    def __init__(self, num_layers: int) -> None:
+        self.blocks = [LayerKVCache() for _ in range(num_layers)]
+        self._ids_BL: Tensor | None = None
+
+    def append(self, tokens_BL: Tensor) -> Tensor:
+        """Append these ids; return all of them, (B, L)."""
+        self._ids_BL = tokens_BL if self._ids_BL is None else torch.cat([self._ids_BL, tokens_BL], 1)
+        return self._ids_BL
+
+
+def _repeats_heads(q_BHLE: Tensor, mask_B1LL: Tensor | None) -> bool:
+    """Return True if key and value heads are repeated for the attention kernel. On CUDA only FlashAttention takes fewer of
+    them than query heads; it takes no mask, no fp32, and fp16 only from Ampere on. Where it does not run, torch would fall
+    back to full score matrices (B, H, L, L), several per block; its memory-efficient kernel takes repeated heads."""
+    return _REPEATS_HEADS[q_BHLE.device.type] and (mask_B1LL is not None or q_BHLE.dtype != torch.bfloat16)
+
+
+@contextlib.contextmanager
+def attention_as_on(device_type: str) -> Iterator[None]:
+    """Repeat heads on the CPU as the kernels of another device need it, to predict that device's memory."""
+    before = _REPEATS_HEADS["cpu"]
+    _REPEATS_HEADS["cpu"] = _REPEATS_HEADS[device_type]
+    try:
+        yield
+    finally:
+        _REPEATS_HEADS["cpu"] = before
+
+
+class Attention(nn.Module):
+    """Causal self-attention; K key/value heads serve H query heads (Ainslie et al., "GQA", 2023). In a local layer a token
+    attends to the ``window`` newest tokens only, itself included (Beltagy et al., "Longformer", 2020)."""
+
+    def __init__(self, config: ModelConfig, window: int = 0) -> None:
+        """``window``: 0 is a global layer [tokens]."""
+        super().__init__()
+        self.num_heads, self.num_kv_heads, self.head_width = config.num_heads, config.num_kv_heads, config.head_width
+        width, kv_width = self.num_heads * self.head_width, self.num_kv_heads * self.head_width
+        self.scale, self.cap, self.window = config.attention_scale, config.attention_cap, window
+        self.norm_of = config.qk_norm
+        self.query = nn.Linear(config.dim, width, bias=config.qkv_bias)
+        self.key = nn.Linear(config.dim, kv_width, bias=config.qkv_bias)
+        self.value = nn.Linear(config.dim, kv_width, bias=config.qkv_bias)
+        self.out = nn.Linear(width, config.dim, bias=False)
+        widths = {"none": (0, 0), "head": (self.head_width, self.head_width), "all_heads": (width, kv_width)}
+        self.query_norm, self.key_norm = (
+            RMSNorm(one, config.norm_eps, config.norm_unit_offset) if one else nn.Identity()
+            for one in widths[config.qk_norm]
+        )
+
+    def forward(
+        self, x_BLD: Tensor, cos: Tensor, sin: Tensor, mask_B1LL: Tensor | None = None, kept: LayerKVCache | None = None
+    ) -> Tensor:
+        """(B, L, D) -> (B, L, D); tables as for ``rotate``; without a mask, attention is causal."""
+        B, L, _ = x_BLD.shape
+        q_BLF, k_BLF = self.query(x_BLD), self.key(x_BLD)
+        if self.norm_of == "all_heads":
+            q_BLF, k_BLF = self.query_norm(q_BLF), self.key_norm(k_BLF)
+        q_BLHE, k_BLKE = (
+            q_BLF.view(B, L, self.num_heads, self.head_width),
+            k_BLF.view(B, L, self.num_kv_heads, self.head_width),
+        )
+        if self.norm_of == "head":
+            q_BLHE, k_BLKE = self.query_norm(q_BLHE), self.key_norm(k_BLKE)
+        v_BKLE = self.value(x_BLD).view(B, L, self.num_kv_heads, self.head_width).transpose(1, 2)
+        q_BHLE, k_BKLE = rotate(q_BLHE.transpose(1, 2), cos, sin), rotate(k_BLKE.transpose(1, 2), cos, sin)
+        if kept is not None:
+            k_BKLE, v_BKLE = kept.append(k_BKLE, v_BKLE, self.window)
+        if mask_B1LL is not None and mask_B1LL.shape[-1] != k_BKLE.shape[2]:
+            mask_B1LL = mask_B1LL[..., -k_BKLE.shape[2] :]  # of a local layer the cache keeps the newest tokens
+        y_BHLE = self._attend(q_BHLE, k_BKLE, v_BKLE, mask_B1LL)
+        return self.out(y_BHLE.transpose(1, 2).reshape(B, L, -1))
+
+    def _attend(self, q_BHLE: Tensor, k_BKLE: Tensor, v_BKLE: Tensor, mask_B1LL: Tensor | None) -> Tensor:
+        """Return what the queries, which are those of the newest tokens, find; a part of the queries at a time if a window
+        spares most of the products."""
+        num_queries, num_keys = q_BHLE.shape[2], k_BKLE.shape[2]
+        if not self.window or num_keys <= self.window:
+            return self._product(q_BHLE, k_BKLE, v_BKLE, mask_B1LL)
+        at_once, before, found = max(self.window, _QUERIES_AT_ONCE), num_keys - num_queries, []
+        for begin in range(0, num_queries, at_once):
+            end = min(begin + at_once, num_queries)
+            queries = torch.arange(before + begin, before + end, device=q_BHLE.device)
+            first, last = max(0, before + begin - self.window + 1), before + end
+            distance = queries[:, None] - torch.arange(first, last, device=q_BHLE.device)
+            near_LL = (distance >= 0) & (distance < self.window)
+            if mask_B1LL is not None:
+                near_LL = near_LL & mask_B1LL[:, :, begin:end, first:last]
+            keys = slice(first, last)
+            found.append(self._product(q_BHLE[:, :, begin:end], k_BKLE[:, :, keys], v_BKLE[:, :, keys], near_LL))
+        return torch.cat(found, dim=2)
+
+    def _product(self, q_BHLE: Tensor, k_BKLE: Tensor, v_BKLE: Tensor, mask_B1LL: Tensor | None) -> Tensor:
+        grouped = self.num_heads != self.num_kv_heads
+        if grouped and (self.cap or _repeats_heads(q_BHLE, mask_B1LL)):
+            times, grouped = self.num_heads // self.num_kv_heads, False
+            k_BKLE, v_BKLE = k_BKLE.repeat_interleave(times, dim=1), v_BKLE.repeat_interleave(times, dim=1)
+        if self.cap:
+            return self._capped(q_BHLE, k_BKLE, v_BKLE, mask_B1LL)
+        return F.scaled_dot_product_attention(
+            q_BHLE,
+            k_BKLE,
+            v_BKLE,
+            attn_mask=mask_B1LL,
+            is_causal=mask_B1LL is None,
+            scale=self.scale,
+            enable_gqa=grouped,
+        )
+
+    def _capped(self, q_BHLE: Tensor, k_BHLE: Tensor, v_BHLE: Tensor, mask_B1LL: Tensor | None) -> Tensor:
+        """Return attention whose scores are capped (Gemma 2, arXiv 2408.00118, section 2)."""
+        scale = self.head_width**-0.5 if self.scale is None else self.scale
+        scores_BHLL = self.cap * torch.tanh(q_BHLE @ k_BHLE.transpose(-1, -2) * (scale / self.cap))
+        if mask_B1LL is None:
+            length = q_BHLE.shape[2]
+            mask_B1LL = torch.ones(length, length, dtype=torch.bool, device=q_BHLE.device).tril()
+        scores_BHLL = scores_BHLL.masked_fill(~mask_B1LL, -math.inf)
+        return scores_BHLL.softmax(-1, dtype=torch.float32).type_as(v_BHLE) @ v_BHLE

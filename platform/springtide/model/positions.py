@@ -1,0 +1,78 @@
+"""Where tokens are: rotary positions, and the documents of a row.
+
+Shape suffixes: as in ``decoder``; R features of a head are rotated.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from springtide.config.engine import ModelConfig
+
+_YARN_FAST, _YARN_SLOW = 32.0, 1.0
+
+
+def rotary_table(
+    config: ModelConfig, length: int, device: torch.device | None = None, local: bool = False
+) -> tuple[Tensor, Tensor]:
+    """Return the cosines and sines of Su et al., "RoFormer" (2021), fp32 (length, R / 2) each. ``local``: of local layers of a
+    model that has global ones, too."""
+    width, sharpened = config.rotary_width, 1.0
+    theta = config.local_rope_theta or config.rope_theta if local else config.rope_theta
+    rates = theta ** (-torch.arange(0, width, 2, dtype=torch.float32, device=device) / width)
+    if local:
+        pass  # what a window reaches is no longer than before
+    elif config.rope_scaling == "linear":
+        rates = rates / config.rope_factor
+    elif config.rope_scaling == "yarn":
+        kept = 1.0 - _yarn_ramp(config, device)
+        rates = kept * rates + (1.0 - kept) * rates / config.rope_factor
+        sharpened = 0.1 * math.log(config.rope_factor) + 1.0  # products of queries and keys grow by its square
+    elif config.rope_scaling == "llama3":
+        # turns of each wave within the original length; between the two limits, interpolate (Llama 3.1, 2024)
+        turns = config.rope_original_length * rates / (2 * math.pi)
+        low, high = config.rope_low_freq_factor, config.rope_high_freq_factor
+        kept = ((turns - low) / (high - low)).clamp(0.0, 1.0)
+        rates = kept * rates + (1.0 - kept) * rates / config.rope_factor
+    angles = torch.arange(length, dtype=torch.float32, device=device)[:, None] * rates
+    return angles.cos() * sharpened, angles.sin() * sharpened
+
+
+def _yarn_ramp(config: ModelConfig, device: torch.device | None) -> Tensor:
+    """Return how far each wavelength is stretched, 0 to 1, fp32 (E / 2,): not below ``_YARN_FAST`` turns within the original
+    length, fully above ``_YARN_SLOW`` turns (Peng et al., "YaRN", 2023, as published models have it: in whole dimensions)."""
+    width, length = config.rotary_width, config.rope_original_length
+
+    def dimension(turns: float) -> float:
+        return width * math.log(length / (turns * 2 * math.pi)) / (2 * math.log(config.rope_theta))
+
+    low, high = max(math.floor(dimension(_YARN_FAST)), 0), min(math.ceil(dimension(_YARN_SLOW)), width - 1)
+    index = torch.arange(width // 2, dtype=torch.float32, device=device)
+    return ((index - low) / max(high - low, 0.001)).clamp(0.0, 1.0)
+
+
+def rotate(x_BHLE: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Rotate each pair (e, e + R / 2) of the first R features by its position's angle; the tables are (L, R / 2), or
+    (B, 1, L, R / 2)."""
+    first, second, *others = x_BHLE.split(cos.shape[-1], dim=-1)
+    cos, sin = cos.type_as(x_BHLE), sin.type_as(x_BHLE)
+    return torch.cat([first * cos - second * sin, second * cos + first * sin, *others], dim=-1)
+
+
+def documents(tokens_BL: Tensor, eos_id: int, bos_id: int) -> tuple[Tensor, Tensor]:
+    """Return the position of each token in its own document, int64 (B, L), and the attention mask, bool (B, 1, L, L).
+
+    A document begins with ``bos_id`` and ends with ``eos_id``, which may be the same id. The part of a document that was cut
+    begins without one; in a row that begins inside a document, positions count from the start of the row.
+    """
+    index_L = torch.arange(tokens_BL.shape[1], device=tokens_BL.device)
+    is_eos_BL = tokens_BL == eos_id
+    opens_BL = (tokens_BL == bos_id) & F.pad(is_eos_BL[:, :-1], (1, 0), value=True)
+    begins_BL = opens_BL | F.pad((is_eos_BL & ~opens_BL)[:, :-1], (1, 0), value=False)
+    first_BL = torch.where(begins_BL, index_L, 0).cummax(dim=1).values
+    together_BLL = first_BL[:, :, None] == first_BL[:, None, :]
+    return index_L - first_BL, (together_BLL & (index_L[:, None] >= index_L)).unsqueeze(1)
