@@ -104,5 +104,5 @@ def test_the_tokens_are_three_and_a_tokenizer_made_here_gets_them() -> None:
         CorpusConfig(fim_tokens=("a", "a", "b"))
     assert CorpusConfig().named_tokens == ()
     assert CorpusConfig(fim=0.5, special_tokens=("x",)).named_tokens == ("x", *TOKENS)
-    only_one = CorpusConfig.model_validate({"sources": [{"source": "a"}, {"source": "b", "fim": 0.5}]})
+    only_one = CorpusConfig.model_validate({"sources": {"a": {"source": "a"}, "b": {"source": "b", "fim": 0.5}}})
     assert only_one.named_tokens == TOKENS

@@ -36,5 +36,5 @@ def test_a_run_without_steps_does_not_verify_and_says_so_in_the_keys_of_the_comm
     first = ["ok", "run", "order_identity", *counts, "loss_max_abs_diff", "world_sizes"]
     wrong = ["missing", "mismatches", "token_mismatches", "chain_mismatches"]
     proven = ["steps_proven_by_chain", "steps_proven_by_chain_alone", "checkpoints_checked", "checkpoints_unread"]
-    assert list(shown) == [*first, "corpora", *wrong, *proven]
+    assert list(shown) == [*first, "goes_on_from", "corpora", *wrong, *proven]
     assert shown["corpora"] == {"corpus": {"rows": 0, "epochs": 0.0}}
