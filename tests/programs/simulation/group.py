@@ -130,7 +130,7 @@ class Rank:
         self._saves: list[Any] = []
         self._writer: Process | None = None
         self._failed: BaseException | None = None
-        self._in_a_row, self._failing_since_s = 0, 0.0
+        self._in_a_row, self._given_up, self._failing_since_s = 0, False, 0.0
         self._last_save = -1
         setting = group.setting
         self._writes = PieceWriter(setting.run)
@@ -199,7 +199,7 @@ class Rank:
             send(_done(step, digest, len(group.nodes), setting))
             interrupts = {one[0] for one in said if one[0]}
             if any(failed for _, _, failed, _ in said):
-                self._give_up(send)
+                self._give_up(send, trains_on=True)
             self._poll(send)
             if Interrupt.STOP in interrupts or step == last:
                 self._finish(step, state, term, send)
@@ -262,7 +262,9 @@ class Rank:
         meta, pieces, data = state(step)
         rule = Rule(setting.config.checkpoint.keep_last)
         job = CommitJob(setting.run.url, term, self.rank, meta, {}, pieces, rule)
-        self._last_save, self._saves = step, []
+        if not self._given_up:  # the same on all ranks
+            self._in_a_row = 0
+        self._last_save, self._saves, self._given_up = step, [], False
         self._writer = setting.clock.start(
             f"writer{self.rank}", self.node, functools.partial(self._write, job, data, self._saves)
         )
@@ -292,24 +294,23 @@ class Rank:
             return
         outcome, self._writer = self._saves[0], None
         if isinstance(outcome, Committed):
-            self._in_a_row = 0
             if self.rank == 0:
                 send(Saved(step=StepsDone(self._last_save), name=outcome.name, size_bytes=1, save_time_s=1.0))
         else:
             self._failed = outcome
 
-    def _give_up(self, send: Callable[[Any], None]) -> None:
+    def _give_up(self, send: Callable[[Any], None], trains_on: bool = False) -> None:
         if not self._in_a_row:
             self._failing_since_s = self.group.setting.clock.now
         errors = self.gathered(self._failed)
-        self._failed, self._in_a_row = None, self._in_a_row + 1
+        self._failed, self._given_up, self._in_a_row = None, True, self._in_a_row + 1
         self._saves.append(CheckpointError("canceled"))  # a writer that still waits for parts ends
         self._writer = None
         error = next(one for one in errors if one is not None)
         send(SaveFailed(step=StepsDone(self._last_save), reason=str(error), in_a_row=self._in_a_row))
         if isinstance(error, SpringtideError):
             raise error
-        is_away = may_pass(error) and self.group.setting.clock.now - self._failing_since_s < _AWAY_S
+        is_away = trains_on and may_pass(error) and self.group.setting.clock.now - self._failing_since_s < _AWAY_S
         if self._in_a_row > self.group.setting.config.checkpoint.max_failed and not is_away:
             raise CheckpointError(f"{self._in_a_row} saves failed one after the other")
 
