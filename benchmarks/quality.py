@@ -15,6 +15,7 @@ import importlib.metadata
 import json
 import re
 import subprocess
+import sys
 import sysconfig
 import tempfile
 import time
@@ -83,6 +84,8 @@ def main() -> None:
     parser.add_argument("--python", default=str(PYTHON), help="the interpreter with datatrove")
     parser.add_argument("--show", type=int, default=0, help="texts to print for each difference")
     options = parser.parse_args()
+    if not Path(options.python).exists():
+        sys.exit("no .venv-peers: there is nobody to compare with; `make .venv-peers` brings datatrove")
     corpus = list(dict.fromkeys(texts()))
     characters = sum(map(len, corpus))
     print(f"{len(corpus)} texts, {characters:,} characters")
