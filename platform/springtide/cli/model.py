@@ -11,7 +11,7 @@ from springtide.cli.options import add_json, add_trust, print_json
 _EVALUATE = """  springtide model evaluate runs/RUN                     # the newest checkpoint, on all held-out text
   springtide model evaluate runs/RUN --step 400 --tokens 1M --json"""
 
-_AVERAGE = """  springtide model average runs/RUN --last 5 --to runs/RUN-average
+_AVERAGE = """  springtide model average runs/RUN --last 3 --to runs/RUN-average
   springtide model average runs/RUN --ema --to runs/RUN-ema
   springtide model evaluate runs/RUN-average"""
 
