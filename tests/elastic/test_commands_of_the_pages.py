@@ -35,6 +35,7 @@ REPLACED = {
     "--recipe demo": "--config tiny.yaml",
     "runs/RUN": "runs/mine",
     "runs/TRUNK": "runs/mine",
+    "runs/FIRST": "runs/mine",
     "step-0000000100": "step-0000000060",
     "--step 400": "--step 60",
     "--trace FILE": "--trace trace.csv",
@@ -75,7 +76,7 @@ def folder(tiny: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.chdir(tmp_path)
     changes = {"run.root": "runs", "elastic.max_workers": 2, "shards.dataset": "", "optim.ema_half_life": 20_000}
     text = dump(tiny.override(changes))
-    for name in ("tiny.yaml", "tuned.yaml"):
+    for name in ("tiny.yaml", "tuned.yaml", "long.yaml"):
         Path(name).write_text(text)
     Path("trace.csv").write_text("0,2\n0.5,1\n0.6,2\n1,2\n")
     Path("folder").mkdir()
