@@ -233,7 +233,7 @@ def test_ctrl_c_saves_and_stops_and_the_run_goes_on_at_any_size(uninterrupted: s
 def test_a_second_driver_says_who_trains_and_writes_nothing(tiny: Config, ray_cluster: str, tmp_path: Path) -> None:
     """In a process of its own, while the first one trains. The listener holds up the journal, and nothing else is written."""
     changes = {"train__total": "1B", "train__eval_tokens": 0, "train__sample_tokens": 0, "checkpoint__every_steps": 0}
-    config = named(tiny, "driven", 1, **changes)
+    config = named(tiny, "driven", 1, **changes, stream__max_epochs=1e6)
     (tmp_path / "config.yaml").write_text(configs.dump(config))
     command = [
         sys.executable,
