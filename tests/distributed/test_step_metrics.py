@@ -65,7 +65,7 @@ def gradient(config: Config, rows: torch.Tensor) -> tuple[torch.Tensor, int, flo
     counts = targets.flatten() != IGNORE_INDEX
     torch.nn.functional.cross_entropy(logits, targets.flatten(), ignore_index=IGNORE_INDEX, reduction="sum").backward()
     each = [one.grad.double().flatten() for one in model.parameters() if one.grad is not None]
-    return torch.cat(each), int(counts.sum()), float(logits[counts].max())
+    return torch.cat(each), int(counts.sum()), float(logits[counts].max().detach())
 
 
 @pytest.mark.parametrize(
