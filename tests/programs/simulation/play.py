@@ -95,8 +95,7 @@ def play(seed: int, defect: str | None = None, verbose: bool = False) -> Outcome
     watch.can_train = functools.partial(_can_train, simulated, faults)
     with clock.patched(), simulated.patched(), _planted(defect):
         clock.start("watch", "hub", functools.partial(_look, watch))
-        late_s = random.Random(seed).choice([0.0, 0.0, 0.0, 150.0])  # longer than snapshot servers wait alone
-        operator = clock.start("operator", "hub", functools.partial(_operate, simulated, faults, config, late_s))
+        operator = clock.start("operator", "hub", functools.partial(_operate, simulated, faults, config))
         faults.plan(draw.randint(1, 8), QUIET_S)
         ended = clock.run(LONGEST_S, lambda: not operator.alive)
         if not ended:
@@ -114,7 +113,7 @@ def play(seed: int, defect: str | None = None, verbose: bool = False) -> Outcome
     return Outcome(seed, watch.violations, finished, watch.starts, took_s, faults.done)
 
 
-def _operate(simulated: Simulated, faults: Faults, config: Config, late_s: float) -> None:
+def _operate(simulated: Simulated, faults: Faults, config: Config) -> None:
     """Who starts the driver again when it is gone, as a batch system does."""
     clock = simulated.clock
     for number in range(40):
@@ -125,7 +124,7 @@ def _operate(simulated: Simulated, faults: Faults, config: Config, late_s: float
             if driver.error is None and driver.result is not None and driver.result.finished:
                 return
         faults.note(f"driver {number} ended: {driver.error!r}")
-        clock.sleep(clock.random.uniform(5.0, 60.0) + late_s)
+        clock.sleep(clock.random.uniform(5.0, 60.0))
     raise RuntimeError("the run does not finish, however often it is started")
 
 
