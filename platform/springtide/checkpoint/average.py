@@ -9,7 +9,6 @@ Memory is bounded by the size of a part, not by the model. Bytes are verified as
 from __future__ import annotations
 
 import functools
-import itertools
 import math
 import secrets
 import time
@@ -29,10 +28,9 @@ from springtide.checkpoint.format import (
     Piece,
     StagedPiece,
     checkpoints,
-    read_index,
     read_manifest,
 )
-from springtide.checkpoint.load import read_boxes
+from springtide.checkpoint.load import by_tensor, read_boxes, read_pieces
 from springtide.checkpoint.retention import Rule
 from springtide.checkpoint.tensors import Box, raw, type_of
 from springtide.checkpoint.validate import ITEM_BYTES
@@ -83,14 +81,10 @@ def _view(bytes_of: dict[str, memoryview], one: StagedPiece) -> memoryview:
 
 def _weights(run: Folder, name: str, manifest: Manifest, ema: bool) -> _Tensors:
     """Return the pieces of each weight of a checkpoint."""
-    folder = checkpoints(run) / name
-    indexes = (read_index(folder, file, manifest.files[file]["digest"])[1] for file in manifest.indexes)
-    pieces = list(itertools.chain.from_iterable(indexes))
-    found: _Tensors = {}
-    for piece in as_weights(pieces) if ema else [one for one in pieces if one.tensor.startswith("model/")]:
-        # an average's pieces lie under another name in the file, but are found by their place
-        found.setdefault(piece.tensor, []).append(piece)
-    return dict(sorted(found.items()))
+    pieces = read_pieces(run, name, manifest)
+    # an average's pieces lie under another name in the file, but are found by their place
+    weights = as_weights(pieces) if ema else [one for one in pieces if one.tensor.startswith("model/")]
+    return dict(sorted(by_tensor(weights).items()))
 
 
 def _check_same(newest: str, there: _Tensors, name: str, here: _Tensors) -> None:

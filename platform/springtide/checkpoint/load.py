@@ -54,10 +54,7 @@ def load(
     single process needs no process group.
     """
     manifest = manifest or read_manifest(run, name)
-    folder = checkpoints(run) / name
-    with ThreadPoolExecutor(_READERS, "springtide-load") as threads:
-        found = threads.map(lambda file: read_index(folder, file, manifest.files[file]["digest"]), manifest.indexes)
-        pieces = list(itertools.chain.from_iterable(index[1] for index in found))
+    pieces = read_pieces(run, name, manifest)
     if optimizer is not None:
         materialize(optimizer)
     wanted = named_tensors(model, optimizer)
@@ -65,6 +62,22 @@ def load(
         pieces = as_weights(pieces) if averaged else [piece for piece in pieces if piece.tensor.startswith("model/")]
     read_state(checkpoints(run), pieces, wanted)
     return manifest
+
+
+def read_pieces(run: Folder, name: str, manifest: Manifest) -> list[Piece]:
+    """Return the pieces of all tensors of a checkpoint, from its indexes, several read at a time. Raises as ``read_index``."""
+    folder = checkpoints(run) / name
+    with ThreadPoolExecutor(_READERS, "springtide-load") as threads:
+        found = threads.map(lambda file: read_index(folder, file, manifest.files[file]["digest"]), manifest.indexes)
+        return list(itertools.chain.from_iterable(pieces for _, pieces in found))
+
+
+def by_tensor(pieces: Iterable[Piece]) -> dict[str, list[Piece]]:
+    """Return the pieces of each tensor."""
+    found: dict[str, list[Piece]] = {}
+    for piece in pieces:
+        found.setdefault(piece.tensor, []).append(piece)
+    return found
 
 
 @torch.no_grad()
@@ -82,11 +95,9 @@ class Mismatch(CheckpointError):
 
 def read_into(source: PieceSource, pieces: Sequence[Piece], wanted: Mapping[str, Tensor], verify: bool = True) -> None:
     """Fill each tensor's local part from the pieces that overlap it, several reads at a time."""
-    by_tensor: dict[str, list[Piece]] = {}
-    for piece in pieces:
-        by_tensor.setdefault(piece.tensor, []).append(piece)
-    check_names(by_tensor, wanted)
-    copies = [copy for name, one in wanted.items() for copy in _copies(by_tensor[name], one, box(one))]
+    found = by_tensor(pieces)
+    check_names(found, wanted)
+    copies = [copy for name, one in wanted.items() for copy in _copies(found[name], one, box(one))]
     _read_all(source, copies, verify)
 
 

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import itertools
-
 from springtide import config as configs
 from springtide.checkpoint.averages import match_averages
 from springtide.checkpoint.branch import FIELD, split
-from springtide.checkpoint.format import AVERAGED, Identity, Piece, checkpoints, read_index, read_manifest
-from springtide.checkpoint.load import Mismatch, check_names
+from springtide.checkpoint.format import AVERAGED, Identity, read_manifest
+from springtide.checkpoint.load import Mismatch, by_tensor, check_names, read_pieces
 from springtide.checkpoint.other_orders import of_another_order
 from springtide.checkpoint.tensors import materialize, named_tensors
 from springtide.config import Config
@@ -59,10 +57,7 @@ def check_tensors(config: Config, data: Data) -> None:
     url, takes_optimizer = config.train.start_from, config.train.start_with != "weights"
     run, name = split(url)
     try:
-        manifest = read_manifest(run, name)
-        folder = checkpoints(run) / name
-        indexes = (read_index(folder, file, manifest.files[file]["digest"])[1] for file in manifest.indexes)
-        pieces = list(itertools.chain.from_iterable(indexes))
+        pieces = read_pieces(run, name, read_manifest(run, name))
     except CheckpointError as error:
         raise ConfigError(explain(FIELD, url, f"cannot be used: {error}", "name another checkpoint")) from None
     if takes_optimizer and not any(piece.tensor.startswith("optim/") for piece in pieces):
@@ -79,11 +74,8 @@ def check_tensors(config: Config, data: Data) -> None:
     else:
         pieces = [piece for piece in pieces if piece.tensor.startswith("model/")]
     pieces, wanted, _ = match_averages(pieces, named_tensors(model, optimizer))
-    by_tensor: dict[str, list[Piece]] = {}
-    for piece in pieces:
-        by_tensor.setdefault(piece.tensor, []).append(piece)
     try:
-        check_names(by_tensor, wanted)
+        check_names(by_tensor(pieces), wanted)
     except Mismatch as error:
         remedy = "or train.start_with = weights" if takes_optimizer else "or the shapes of that model"
         raise ConfigError(explain(FIELD, url, str(error), remedy)) from None
