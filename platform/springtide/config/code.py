@@ -23,8 +23,12 @@ from springtide.errors import ConfigError, explain
 
 CODE_FIELDS = ("model.source", "optim.source", "objective.source")
 """Fields that name a function of the user's own that a run calls, ``package.module:function``."""
-_RETURNS = dict(zip(CODE_FIELDS, ("an nn.Module", "a torch.optim.Optimizer", "(sum, weight, parts)"), strict=True))
-_RETURNS["corpus.filter"] = "the text or None"
+_RETURNS = {
+    "model.source": "an nn.Module",
+    "optim.source": "a torch.optim.Optimizer",
+    "objective.source": "(sum, weight, parts)",
+    "corpus.filter": "the text or None",
+}
 _KEY = "~/.springtide/trust.key"
 _KEY_BYTES = 32
 

@@ -40,10 +40,8 @@ class RowGroupView:
         self._num_bytes = array(group.num_bytes, group.num_bytes + 4 * group.rows, "<i4")
         self._planes = array(group.tokens, group.end, "u1").reshape(np.dtype(token_type).itemsize, group.rows, -1)
 
-    def take(self, index: np.ndarray | slice) -> Rows:
-        """Return the rows of the group at ``index``."""
-        if isinstance(index, slice):
-            index = np.arange(*index.indices(len(self._sample_ids)))
+    def take(self, index: np.ndarray) -> Rows:
+        """Return the rows of the group at ``index``, int64 (n,)."""
         # numpy's take of whole rows is faster than indexing, and its shift needs no copy before
         *lower, highest = self._planes
         tokens: np.ndarray = highest.take(index, axis=0)

@@ -56,7 +56,8 @@ def _encode(
     data, footer = buffer.getvalue(), pq.ParquetFile(buffer).metadata
     groups = [_locate(data, footer.row_group(index), tokens) for index in range(footer.num_row_groups)]
     for group, rows in zip(groups, _slices(len(tokens), config.rows_per_group), strict=True):
-        found = RowGroupView(memoryview(data)[group.sample_ids : group.end], group, config.token_type).take(slice(None))
+        view = RowGroupView(memoryview(data)[group.sample_ids : group.end], group, config.token_type)
+        found = view.take(np.arange(group.rows))
         same = zip(found, (sample_ids[rows], num_bytes[rows], tokens[rows]), strict=True)
         assert all(np.array_equal(stored, given) for stored, given in same), (
             "pyarrow's page layout is not the expected one"
