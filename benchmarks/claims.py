@@ -15,6 +15,9 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+PEERS_PYTHON = Path(__file__).parents[1] / ".venv-peers" / "bin" / "python"
+"""The interpreter of those whose dependencies and ours exclude each other; ``make .venv-peers`` brings it."""
+
 
 def options(doc: str | None, rounds: int, text: str = "", **numbers: tuple[float, float]) -> argparse.Namespace:
     """--rounds, --quick, --json, options of the names in ``text``, and ``numbers``, each with its value when not quick and

@@ -40,7 +40,6 @@ from springtide.dataset import in_process, make_dataset, open_dataset
 GOALS = {"prepare_vs_tokenizer": 0.9, "prepare_on_ray_vs_tokenizer": 0.8, "prepare_vs_datatrove": 1.5}
 OURS = ("one process", "Ray Data")
 HERE = Path(__file__).parent
-PEERS_PYTHON = HERE.parent / ".venv-peers" / "bin" / "python"
 LEFT_OUT = "no .venv-peers: datatrove is left out; `make .venv-peers` brings it"
 KINDS = (".rst", ".txt", ".py")
 
@@ -74,7 +73,7 @@ def as_lines(source: Path, folder: Path) -> None:
 def datatrove(kind: str, folder: Path, out: Path) -> dict[str, float]:
     """Seconds, tokens and peak memory of datatrove's pipeline; its workers' memory is not in it."""
     script, tokenizer = str(HERE / "prepare_peers.py"), str(folder / "tokenizer.json")
-    command = [str(PEERS_PYTHON), script, kind, str(folder / "lines"), tokenizer, str(out)]
+    command = [str(claims.PEERS_PYTHON), script, kind, str(folder / "lines"), tokenizer, str(out)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=3600, check=False)
     if done.returncode:
         raise RuntimeError(f"datatrove failed: {done.stderr[-3000:]}")
@@ -131,7 +130,7 @@ def measure(source: str, folder: Path, rounds: int, megabytes: float) -> dict[st
     changes |= {"shards.heldout_fraction": "0.1"}  # little text must have some to hold out
     changes |= {"model.max_sequence_length": "1024", "corpus.source": str(folder / "text")}
     config = st.recipes.demo().override(changes)
-    peers = ("alone", "deduplicated") if PEERS_PYTHON.exists() else ()
+    peers = ("alone", "deduplicated") if claims.PEERS_PYTHON.exists() else ()
     if peers:
         as_lines(folder / "text", folder / "lines")
     table = []

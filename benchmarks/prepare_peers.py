@@ -3,8 +3,7 @@
     python prepare_peers.py alone|deduplicated TEXTS TOKENIZER.json FOLDER     prints one line of JSON
 
 TEXTS is a folder of .jsonl files, one for each task. "alone": read, tokenise, shuffle the documents, write. "deduplicated":
-that, after datatrove's own four steps of MinHash, whose exact copies are near ones. Tasks run in as many processes as there are
-cores.
+first MinHash in datatrove's own steps, which drops exact copies, too; then the same. There is a process for each core.
 """
 
 from __future__ import annotations

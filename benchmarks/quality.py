@@ -23,10 +23,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from pydoc_data.topics import topics
 
+import claims
+
 from springtide.corpus.quality import c4, gopher
 
 PEERS = Path(__file__).with_name("quality_peers.py")
-PYTHON = PEERS.parents[1] / ".venv-peers" / "bin" / "python"
 _LEAST_CHARACTERS = 400
 _NODES = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 
@@ -81,7 +82,7 @@ def compare(name: str, ours: list[str], theirs: list[str], corpus: list[str], sh
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--python", default=str(PYTHON), help="the interpreter with datatrove")
+    parser.add_argument("--python", default=str(claims.PEERS_PYTHON), help="the interpreter with datatrove")
     parser.add_argument("--show", type=int, default=0, help="texts to print for each difference")
     options = parser.parse_args()
     if not Path(options.python).exists():

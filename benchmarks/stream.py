@@ -36,10 +36,9 @@ import numpy as np  # noqa: E402
 import springtide as st  # noqa: E402
 from springtide.shards import HELDOUT, TRAIN, Manifest, Split, write_manifest, write_shard  # noqa: E402
 from springtide.store import Folder  # noqa: E402
-from springtide.stream import Batch, check, load, open_data  # noqa: E402
+from springtide.stream import Batch, RankReader, Read, check, load, open_data  # noqa: E402
 
 ROOT = Path(__file__).parent.parent
-PEERS_PYTHON = ROOT / ".venv-peers" / "bin" / "python"
 PEERS_SCRIPT = Path(__file__).with_name("stream_peers.py")
 PEERS = ("mosaicml", "litdata")
 LEFT_OUT = "no .venv-peers: there is nobody to compare with; `make .venv-peers` brings them"
@@ -97,16 +96,20 @@ def write_ours(rows: np.ndarray, folder: str) -> None:
     write_manifest(dataset, manifest)
 
 
+def opened(dataset: str, cache: str, first: int, last: int) -> tuple[st.Config, RankReader, list[Read]]:
+    """The one rank's reader, and its reads of the steps [first, last)."""
+    config = config_of(dataset, cache)
+    reader = open_data(config.data).reader(0, 1)
+    return config, reader, reader.plan(first, last, int(config.feed.read_bytes))
+
+
 def read_ours(dataset: str, cache: str, step: int, steps: int, workers: int) -> dict[str, float]:
     """Tokens, seconds and checksum of ``steps`` steps, as the training loop sees them."""
-    config = config_of(dataset, cache)
-    data = open_data(config.data)
-    reader = data.reader(0, 1)
-    plan = reader.plan(step, step + steps, int(config.feed.read_bytes))
+    config, reader, plan = opened(dataset, cache, step, step + steps)
 
     def checked(batches: Iterator[Batch]) -> Iterator[np.ndarray]:
         for due, batch in enumerate(batches, start=step):
-            check(data.order, 0, 1, due, batch)
+            check(reader.data.order, 0, 1, due, batch)
             yield batch.tokens
 
     if not workers:
@@ -127,7 +130,7 @@ def measure(who: str, url: str, folder: Path, rows: int, workers: int, step: int
                 command = [sys.executable, __file__, "child", url, cache, *numbers]
             else:
                 numbers = map(str, (LENGTH + 1, BATCH, workers))
-                command = [str(PEERS_PYTHON), str(PEERS_SCRIPT), "read", who, url, *numbers, cache]
+                command = [str(claims.PEERS_PYTHON), str(PEERS_SCRIPT), "read", who, url, *numbers, cache]
             done = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)
         if done.returncode == 0:
             return {**json.loads(done.stdout.splitlines()[-1]), "failed_tries": term}
@@ -139,19 +142,17 @@ def measure(who: str, url: str, folder: Path, rows: int, workers: int, step: int
 
 def read_paced(dataset: str, cache: str, seconds: float) -> dict[str, float]:
     """Take ``PACE`` tokens/s for some seconds: the share of a core that this takes, and of the time that is spent waiting."""
-    config = config_of(dataset, cache)
-    data = open_data(config.data)
-    reader = data.reader(0, 1)
     steps = int(seconds * PACE / BATCH / (LENGTH + 1))
-    batches = load(reader, reader.plan(0, steps + 1, int(config.feed.read_bytes)))
-    check(data.order, 0, 1, 0, next(batches))  # what begins once is not counted
+    _, reader, plan = opened(dataset, cache, 0, steps + 1)
+    order, batches = reader.data.order, load(reader, plan)
+    check(order, 0, 1, 0, next(batches))  # what begins once is not counted
     begin, cpu_s, waited_s, longest_s, tokens = time.perf_counter(), time.process_time(), 0.0, 0.0, 0
     for step in range(1, steps + 1):
         asked = time.perf_counter()
         batch = next(batches)
         got = time.perf_counter()
         waited_s, longest_s = waited_s + got - asked, max(longest_s, got - asked)
-        check(data.order, 0, 1, step, batch)
+        check(order, 0, 1, step, batch)
         tokens += batch.tokens.size
         time.sleep(max(0.0, begin + tokens / PACE - time.perf_counter()))  # the rank computes meanwhile
     wall_s = time.perf_counter() - begin
@@ -200,7 +201,7 @@ def main() -> None:
     """Print the tables and the claims."""
     options = claims.options(__doc__, rounds=5, rows=(65_536, 4096))
     rows, rounds = int(options.rows), int(options.rounds)
-    peers = PEERS if PEERS_PYTHON.exists() else ()
+    peers = PEERS if claims.PEERS_PYTHON.exists() else ()
     if not (peers or options.quick):
         sys.exit(LEFT_OUT)
     sys.path.append(str(ROOT / "tests" / "programs"))
@@ -215,7 +216,7 @@ def main() -> None:
         write_ours(tokens, local["ours"])
         del tokens
         for who in peers:
-            command = [str(PEERS_PYTHON), str(PEERS_SCRIPT), "write", who, str(folder / "rows.npy"), local[who]]
+            command = [str(claims.PEERS_PYTHON), str(PEERS_SCRIPT), "write", who, str(folder / "rows.npy"), local[who]]
             subprocess.run(command, check=True, capture_output=True)
         found["local"] = compare(local, folder, rounds, rows, 0, "local, one process")
         if not options.quick:

@@ -34,7 +34,6 @@ from springtide.stream import RankReader, load, open_data
 from springtide.training import TrainLoop
 
 HERE = Path(__file__).parent
-PEERS = HERE.parent / ".venv-peers" / "bin" / "python"
 LEFT_OUT = "no .venv-peers: Hugging Face's Trainer and Lightning are left out; `make .venv-peers` brings them"
 WARM_UP_STEPS = 6
 GOALS = {"bare_loop": 0.99, "hf_trainer": 1.1, "lightning": 1.0}
@@ -91,7 +90,7 @@ def ours(config: Config, number: int) -> dict[str, float]:
 
 def peer(client: str, config: Config, rows: str, steps: int) -> dict[str, float]:
     """Another's, in its own interpreter."""
-    python = sys.executable if client == "bare_loop" else str(PEERS)
+    python = sys.executable if client == "bare_loop" else str(claims.PEERS_PYTHON)
     told = {"model": config.model.model_dump(), "vocabulary": load_manifest(Folder(config.shards.dataset)).vocab_size}
     told |= {"rows": rows, "batch": config.stream.global_batch, "steps": steps}
     command = [python, str(HERE / "throughput_peers.py"), client, json.dumps(told)]
@@ -115,8 +114,8 @@ def measure(folder: str, rounds: int, steps: int, small: bool) -> list[dict[str,
     reader = SplitReader(dataset, load_manifest(dataset), TRAIN)
     rows = f"{folder}/rows.npy"
     np.save(rows, reader.read(np.arange(min(512, load_manifest(dataset).splits[TRAIN].rows))).tokens.astype(np.int64))
-    clients = ["springtide", "bare_loop", *(("hf_trainer", "lightning") if PEERS.exists() else ())]
-    if not PEERS.exists():
+    clients = ["springtide", "bare_loop", *(("hf_trainer", "lightning") if claims.PEERS_PYTHON.exists() else ())]
+    if not claims.PEERS_PYTHON.exists():
         print(LEFT_OUT)
     found = []
     for number in range(rounds):
@@ -142,7 +141,7 @@ def main() -> None:
         if name != "springtide"
     }
     found = [claims.claim(f"vs_{name}", ratio, GOALS[name], "higher", rows) for name, ratio in ratios.items()]
-    detail = ratios if PEERS.exists() else {**ratios, "left out": LEFT_OUT}
+    detail = ratios if claims.PEERS_PYTHON.exists() else {**ratios, "left out": LEFT_OUT}
     claims.show(options, [*found, claims.claim("vs_best", min(ratios.values()), 1.0, "higher", detail)])
 
 

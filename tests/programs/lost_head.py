@@ -29,7 +29,7 @@ from springtide.on_ray.cluster.local import LocalCluster
 from springtide.track.ledger import ledger
 
 AWAY_S = float(sys.argv[1]) if len(sys.argv) > 1 else 6.0
-STEPS = int(max(160, 27 * AWAY_S))  # so many that they outlast it, twice
+STEPS = int(max(160, 27 * AWAY_S))  # more than are done while the head is away, twice
 ROWS, TOKENS = 12, 64
 LOSES_HEAD, LOSES_BOTH = 20, int(STEPS * 0.7)
 WAITS_S = 300

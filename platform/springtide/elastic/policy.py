@@ -97,7 +97,8 @@ class RestartForecast(NamedTuple):
 
     def copied_by(self, lost_s: float, reserve_s: float, now: float) -> float:
         """Return when the copy of a group that is asked to leave ``now`` must be safe in memory, so that there is still time
-        for a save to the store before ``lost_s``; ``lost_s`` itself if there is no time for both: the store is slower [s]."""
+        for a save to the store before ``lost_s``; ``lost_s`` itself if there is no time for both, because a save takes
+        longer than a copy [s]."""
         by_s = lost_s - max(reserve_s, _MARGIN * self.save_s)
         return by_s if now + _STEPS_TO_LEAVE * self.step_s + _MARGIN * self.copy_s <= by_s else lost_s
 
