@@ -116,7 +116,7 @@ class Recheck(StepHook):
         model, outputs = self._state.model, list[Tensor]()
         seed_generators(self._config.train.seed, self._state.step, owner)
         with torch.set_grad_enabled(self._embedding is not None), _output_seen(self._embedding, outputs.append):
-            total, sums = loss_of(model, one, self._world)
+            total, sums = loss_of(model, one)
         # no gradients of weights: those of the step stay as they are
         found = torch.autograd.grad(total * one.loss_weight, outputs, allow_unused=True) if outputs else ()
         reshard(model)  # whole weights would not see the update

@@ -110,12 +110,12 @@ objective, (size,), of which the first is minimised."""
 
 def compute(model: nn.Module, one: MicroBatch, world: World) -> Tensor:
     """Run forward and backward of a micro-batch: a ``Compute``."""
-    total, sums = loss_of(model, one, world)
+    total, sums = loss_of(model, one)
     (total * one.loss_weight).backward()
     return sums
 
 
-def loss_of(model: nn.Module, one: MicroBatch, world: World) -> tuple[Tensor, Tensor]:
+def loss_of(model: nn.Module, one: MicroBatch) -> tuple[Tensor, Tensor]:
     """Run forward of a micro-batch. Returns what is minimised, summed, and what ``compute`` returns."""
     if one.objective is None:
         return row_losses(model, one.rows, one.z_weight, one.padded_rows, one.largest)
@@ -224,19 +224,6 @@ def accumulate(
     return found, tokens_N
 
 
-def token_loss(
-    model: nn.Module,
-    rows_BL: Tensor,
-    world: World,
-    z_weight: float = 0.0,
-    padded_rows: int = 0,
-) -> tuple[Tensor, Tensor]:
-    """Return the loss and the cross-entropy in it, summed over the tokens of ``rows_BL`` (B, L + 1), fp32 scalars; as
-    ``row_losses``."""
-    total, nats_B = row_losses(model, rows_BL, z_weight, padded_rows)
-    return total, nats_B.sum().float()
-
-
 def row_losses(
     model: nn.Module,
     rows_BL: Tensor,
@@ -262,7 +249,7 @@ def row_losses(
 @torch.no_grad()
 def row_nats(model: nn.Module, rows_BL: Tensor, padded_rows: int = 0) -> Tensor:
     """Return the cross-entropy of each of ``rows_BL`` (B, L + 1), summed over its tokens, float64 (B,); rows that do not count
-    are added as in ``token_loss``. Raises as that does."""
+    are added as in ``row_losses``. Raises as that does."""
     tokens_BL, targets_BL = _padded(rows_BL, padded_rows)
     if getattr(model, "computes_loss", False):
         nats_BL = model(tokens_BL, targets_BL, by_token=True)

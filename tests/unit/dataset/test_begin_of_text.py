@@ -9,19 +9,18 @@ import numpy as np
 import pytest
 import torch
 from prepared import prepare
+from summed_loss import token_loss
 from tokenizers import Tokenizer
 
 from springtide import config as configs
 from springtide.config import Config
 from springtide.corpus import open_tokenizer
 from springtide.dataset import open_dataset
-from springtide.dist import alone
 from springtide.errors import ConfigError
 from springtide.model import whole
 from springtide.shards import Manifest, SplitReader, ids_of, is_predicted, signed
 from springtide.store import Folder
 from springtide.stream import open_data
-from springtide.training.step import token_loss
 
 LENGTH = 64
 APART = {"shards.mask_across_documents": True}
@@ -127,7 +126,7 @@ def test_the_first_token_is_trained_from_the_begin_of_text(config: Config, layou
     _, _, rows = rows_of(ready.shards.dataset)
     rows_BL = torch.from_numpy(signed(rows))
     model = whole(ready.model, data.vocab_size, data.eos_id, data.bos_id)
-    total, _ = token_loss(model, rows_BL, alone(torch.device("cpu")))
+    total, _ = token_loss(model, rows_BL)
     total.backward()
     assert model.embedding.weight.grad[data.bos_id].norm() > 1.0
     plain = whole(ready.model, data.vocab_size)
@@ -137,7 +136,7 @@ def test_the_first_token_is_trained_from_the_begin_of_text(config: Config, layou
     counted = each[torch.from_numpy(is_predicted(rows))[:, 1:].flatten()].sum()
     own = torch.nn.Module()
     own.forward = plain.forward  # type: ignore[method-assign]
-    torch.testing.assert_close(token_loss(own, rows_BL, alone(torch.device("cpu")))[1], counted.detach())
+    torch.testing.assert_close(token_loss(own, rows_BL)[1], counted.detach())
 
 
 def test_a_vocabulary_that_leaves_no_bit_for_the_mask_is_refused(config: Config) -> None:

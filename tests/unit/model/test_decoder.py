@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from hypothesis import given
 from hypothesis import strategies as st
+from summed_loss import token_loss
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn.attention import SDPBackend, sdpa_kernel
@@ -17,14 +18,13 @@ from torch.overrides import TorchFunctionMode
 from torch.utils.flop_counter import FlopCounterMode
 
 from springtide.config.engine import ModelConfig
-from springtide.dist import World
 from springtide.errors import ConfigError
 from springtide.model import KVCache, build, flops_per_token, hardware_flops_per_token, initial, num_parameters
 from springtide.model.attention import Attention, RMSNorm, attention_as_on
 from springtide.model.positions import rotary_table, rotate
 from springtide.parallel.recompute import recomputed
 from springtide.training.evaluate import generate
-from springtide.training.step import loss_mask, token_loss
+from springtide.training.step import loss_mask
 
 CONFIG = ModelConfig(num_layers=2, dim=32, num_heads=4, num_kv_heads=2, ffn_dim=48, max_sequence_length=64)
 TOKENS = torch.randint(0, 100, (3, 20), generator=torch.Generator().manual_seed(1))
@@ -119,9 +119,8 @@ def test_the_loss_of_packed_documents_is_that_of_the_documents() -> None:
     begin, end = torch.tensor([~99]), torch.tensor([99])
     parts = [torch.cat([begin, TOKENS[row, :length] % 99, end]) for row, length in ((0, 7), (1, 3), (2, 9))]
     row = torch.cat([*parts, torch.tensor([~99, ~99])])[None]  # two of padding
-    world = World(0, 1, torch.device("cpu"), None)  # type: ignore[arg-type]
-    packed, _ = token_loss(build(CONFIG, 100, eos_id=99), row, world)
-    alone = sum(token_loss(build(CONFIG, 100), part[None], world)[0] for part in parts)
+    packed, _ = token_loss(build(CONFIG, 100, eos_id=99), row)
+    alone = sum(token_loss(build(CONFIG, 100), part[None])[0] for part in parts)
     torch.testing.assert_close(packed, alone)
     assert int(loss_mask(row).sum()) == sum(len(part) - 1 for part in parts)
 

@@ -10,13 +10,12 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from summed_loss import token_loss
 from torch import Tensor, nn
 
 from springtide.config.engine import ModelConfig, OptimConfig
-from springtide.dist import alone
 from springtide.model import Decoder, KVCache, build
 from springtide.training.optim import optimizer_of, set_learning_rate
-from springtide.training.step import token_loss
 
 BASE, WIDTHS, VOCABULARY = 32, (32, 64, 128, 256), 97
 STEPS, RATE = 16, 0.01
@@ -63,7 +62,7 @@ def trained(model: nn.Module, steps: int = STEPS, rate: float = RATE) -> list[fl
     optimizer, losses = optimizer_of(model, OptimConfig()), []
     set_learning_rate(optimizer, rate)
     for _ in range(steps):
-        total, nats = token_loss(model, ROWS_BL, alone(torch.device("cpu")), z_weight=1e-4)
+        total, nats = token_loss(model, ROWS_BL, z_weight=1e-4)
         (total / ROWS_BL[:, 1:].numel()).backward()
         optimizer.step()
         optimizer.zero_grad()
@@ -121,7 +120,7 @@ def test_a_wider_models_loss_is_that_of_its_logits_and_a_text_may_be_read_in_par
     model = build(sized(4 * BASE, BASE, **HEADS[heads]), VOCABULARY)
     trained(model, steps=2)
     model.requires_grad_(False)
-    _, nats = token_loss(model, ROWS_BL, alone(torch.device("cpu")))
+    _, nats = token_loss(model, ROWS_BL)
     logits_BLV = model(ROWS_BL[:, :-1])
     assert float(nats) == pytest.approx(
         float(F.cross_entropy(logits_BLV.flatten(0, 1), ROWS_BL[:, 1:].flatten(), reduction="sum")), rel=1e-5

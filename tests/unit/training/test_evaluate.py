@@ -7,6 +7,7 @@ import math
 import numpy as np
 import pytest
 import torch
+from summed_loss import token_loss
 from torch import nn
 
 from springtide.config import Config
@@ -17,7 +18,6 @@ from springtide.model import build
 from springtide.shards import HELDOUT
 from springtide.stream import Data, open_data
 from springtide.training.evaluate import evaluate
-from springtide.training.step import token_loss
 
 HERE = alone(torch.device("cpu"))
 
@@ -64,7 +64,7 @@ def test_each_set_has_its_own_loss_and_the_headline_is_that_of_the_mixture(sever
         there = corpus.manifest.splits[HELDOUT].rows
         rows = reader.read(np.arange(4) * there // 4)
         with torch.no_grad():
-            nats = float(token_loss(model, torch.from_numpy(rows.tokens.astype(np.int64)), HERE)[1])
+            nats = float(token_loss(model, torch.from_numpy(rows.tokens.astype(np.int64)))[1])
         sizes[name] = int(rows.num_bytes.sum()) / 256
         assert found.losses[name] == pytest.approx(nats / 256, abs=1e-5)
         assert found.corpora[name] == pytest.approx(nats / 256 / sizes[name] / math.log(2), abs=1e-5)
