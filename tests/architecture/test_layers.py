@@ -9,6 +9,7 @@ import re
 import shutil
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
@@ -279,6 +280,12 @@ def test_what_tests_share_is_in_programs() -> None:
             named = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
             named += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
             assert not own & set(named), f"{path}:{getattr(node, 'lineno', 0)} imports a test module"
+
+
+def test_every_test_file_has_a_name_of_its_own() -> None:
+    """One run of pytest takes all folders, which are no packages: two files of one name are one module."""
+    names = Counter(path.name for path in (REPOSITORY / "tests").rglob("test_*.py"))
+    assert [name for name, times in names.items() if times > 1] == []
 
 
 def test_the_words_of_public_names_are_on_the_list() -> None:

@@ -28,6 +28,7 @@ from springtide.app.sweep import sweep
 from springtide.errors import RunExists
 from springtide.on_ray.cluster.local import LocalCluster
 from springtide.on_ray.cluster.nodes import leftovers
+from springtide.on_ray.train.snapshot_client import ALONE_S
 
 MOST_NODES = 4
 STEPS = 30
@@ -169,7 +170,7 @@ def main(trials: int, losses: int, steps: int) -> None:
             if not killed and done > total // 2:
                 process.kill()
                 process.wait()
-                killed, before = True, finished(folder)
+                killed, killed_s, before = True, time.monotonic(), finished(folder)
                 print(f"the driver is killed; {len(before)} trials are finished", file=sys.stderr, flush=True)
                 process = driver("drive", root, str(trials), str(steps), "resume")
             time.sleep(0.3)  # between looks at the journals
@@ -178,7 +179,8 @@ def main(trials: int, losses: int, steps: int) -> None:
         found["verdict"] = json.loads(told.splitlines()[-1]) if process.returncode == 0 else {}
         found["killed"] = killed
         found["begun_again"] = [name for name, times in before.items() if finished(folder)[name] != times]
-        deadline = time.monotonic() + 30
+        # a trial that was finished when its driver was killed is not begun again: its servers end by themselves
+        deadline = max(time.monotonic(), killed_s + ALONE_S) + 30
         while (left := leftovers()) and time.monotonic() < deadline:
             time.sleep(0.5)  # actors end when Ray gets to it
         found["leftovers"] = left

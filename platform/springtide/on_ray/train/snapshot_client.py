@@ -32,7 +32,8 @@ from springtide.on_ray.train.snapshot_lookup import ANSWER_S, contents_of, name_
 from springtide.on_ray.train.snapshot_server import ASK_THREADS, THREADS, Key, SnapshotServer
 from springtide.store import Folder
 
-_ALONE_S = 60.0
+ALONE_S = 60.0
+"""How long a server stays up without its run's driver [s]."""
 _LOOK_S = 5.0
 _CANDIDATES = 4
 """Nodes without ranks, more than the copies need, on which servers are started to hold copies."""
@@ -47,7 +48,7 @@ _READ_S = 30.0
 class SnapshotClient:
     """A rank's client of its run's snapshot servers: the ``SnapshotStore`` of its snapshots."""
 
-    def __init__(self, config: Config, run: Folder, mailbox: MailboxClient, alone_s: float = _ALONE_S) -> None:
+    def __init__(self, config: Config, run: Folder, mailbox: MailboxClient, alone_s: float = ALONE_S) -> None:
         """``alone_s``: how long a server stays up without the run's driver, at the other end of ``mailbox`` [s]."""
         checkpoint, self._mailbox = config.checkpoint, mailbox
         self._prefix = name_prefix(run)
