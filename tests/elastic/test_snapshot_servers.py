@@ -122,3 +122,16 @@ def test_a_snapshot_server_that_is_lost_is_waited_for_only_where_the_others_have
     begin = time.monotonic()
     assert len(snapshot_lookup.contents_of([lost])) == 0
     assert time.monotonic() - begin < 60
+
+
+def test_servers_of_a_killed_driver_commit_the_newest_snapshot_unless_another_driver_has_claimed() -> None:
+    script = str(Path(__file__).parents[1] / "programs" / "orphans.py")
+    done = subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=240, check=False)
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert json.loads(done.stdout.splitlines()[-1]) == {
+        "left": ["committed 5"],
+        "taken": [],
+        "servers left": 0,
+        "the same bits": True,
+        "holder": "another driver",
+    }

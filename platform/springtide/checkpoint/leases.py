@@ -96,11 +96,12 @@ def claim(
     again: bool = False,
     ends: int = 0,
     sources: Mapping[str, str] = _NO_CODE,
+    yields: bool = False,
 ) -> Lease:
     """Claim the next term. ``trains``: for a worker group, not only for a driver. ``again``: for an owner that has
     claimed before. ``ends``: the term that the same worker group has held until now. ``sources``: the user's own
-    code (``Config.sources``), which is trusted: an unattended resume may run it. The number of requests does not grow with
-    the number of leases.
+    code (``Config.sources``), which is trusted: an unattended resume may run it. ``yields``: another owner may take over at
+    once, although this process is alive. The number of requests does not grow with the number of leases.
 
     A newest lease whose file is damaged counts as lost, but not with ``again``: then another owner may have claimed it.
 
@@ -133,7 +134,7 @@ def claim(
         pid=os.getpid(),
         begun_s=time.time(),
         trains=trains,
-        process=_process(os.getpid()),
+        process="" if yields else _process(os.getpid()),
         driver=same.driver if same else (0 if trains else number),
         code=code,
         seal=same.seal if same else seal(_trust(run, sources, code)) if code else "",

@@ -16,14 +16,15 @@ from ray.train import FailureConfig, ScalingConfig
 from ray.train.v2.api.exceptions import ControllerError, WorkerGroupError
 
 from simulation.clock import Clock, Condition, Event, Process, Thread
-from simulation.cluster import Cluster
+from simulation.cluster import Cluster, Machine
 from simulation.group import Setting, WorkerGroup
 from springtide.app import resolve as resolving
 from springtide.app import train as training
 from springtide.checkpoint import commit, leases, load
 from springtide.checkpoint import restore as restoring
 from springtide.checkpoint import snapshots as from_snapshots
-from springtide.config import Config, files
+from springtide.checkpoint.snapshot_commit import to_commit
+from springtide.config import Config, files, fingerprint
 from springtide.elastic import Interrupt
 from springtide.elastic.health import Health
 from springtide.elastic.limits import MemoryLimits
@@ -230,7 +231,9 @@ class Simulated:
 
         me.ended.append(end)
         self._drivers += 1
-        me.ended.append(functools.partial(clock.after, _ALONE_S, functools.partial(self._end_servers, self._drivers)))
+        orphaned = snapshot_saver.OrphanedRun(config, run.url, owner)
+        alone = functools.partial(self._end_servers, self._drivers, orphaned)
+        me.ended.append(functools.partial(clock.after, _ALONE_S, alone))
         controller.begins = functools.partial(self._began.add, me)
         while process.alive:
             clock.sleep(0.5)
@@ -249,10 +252,27 @@ class Simulated:
             raise trainer._explain(failure) from failure
         self.cluster.end_servers()
 
-    def _end_servers(self, driver: int) -> None:
+    def _end_servers(self, driver: int, orphaned: snapshot_saver.OrphanedRun) -> None:
         """The snapshot servers have had no driver for a while, if none has followed this one."""
         if driver == self._drivers:
-            self.cluster.end_servers()
+            for machine in self.cluster.alive:
+                self.clock.start("server", machine.id, functools.partial(self._end_server, driver, orphaned, machine))
+
+    def _end_server(self, driver: int, orphaned: snapshot_saver.OrphanedRun, machine: Machine) -> None:
+        def is_over() -> bool:
+            return self._drivers != driver
+
+        begun_s = self.clock.now
+        orphaned.commit((machine.id, 1), is_over)
+        if is_over():
+            return
+        with contextlib.suppress(OSError):  # the store is away
+            held = [part for one in self.cluster.contents(()) for part, _ in one.held]
+            lost = to_commit(orphaned.folder, held, fingerprint(orphaned.config))
+            last = leases.newest(orphaned.folder)
+            if lost and last and last.owner == orphaned.owner and self.clock.now - begun_s < 500.0 and not is_over():
+                self.watch.say(f"{machine.id} ends, and step {lost[0].meta.step} is in memory only")
+        machine.snapshots.clear()
 
     @contextlib.contextmanager
     def patched(self) -> Iterator[None]:

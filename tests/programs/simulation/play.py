@@ -95,7 +95,8 @@ def play(seed: int, defect: str | None = None, verbose: bool = False) -> Outcome
     watch.can_train = functools.partial(_can_train, simulated, faults)
     with clock.patched(), simulated.patched(), _planted(defect):
         clock.start("watch", "hub", functools.partial(_look, watch))
-        operator = clock.start("operator", "hub", functools.partial(_operate, simulated, faults, config))
+        late_s = random.Random(seed).choice([0.0, 0.0, 0.0, 150.0])  # longer than snapshot servers wait alone
+        operator = clock.start("operator", "hub", functools.partial(_operate, simulated, faults, config, late_s))
         faults.plan(draw.randint(1, 8), QUIET_S)
         ended = clock.run(LONGEST_S, lambda: not operator.alive)
         if not ended:
@@ -113,7 +114,7 @@ def play(seed: int, defect: str | None = None, verbose: bool = False) -> Outcome
     return Outcome(seed, watch.violations, finished, watch.starts, took_s, faults.done)
 
 
-def _operate(simulated: Simulated, faults: Faults, config: Config) -> None:
+def _operate(simulated: Simulated, faults: Faults, config: Config, late_s: float) -> None:
     """Who starts the driver again when it is gone, as a batch system does."""
     clock = simulated.clock
     for number in range(40):
@@ -124,7 +125,7 @@ def _operate(simulated: Simulated, faults: Faults, config: Config) -> None:
             if driver.error is None and driver.result is not None and driver.result.finished:
                 return
         faults.note(f"driver {number} ended: {driver.error!r}")
-        clock.sleep(clock.random.uniform(5.0, 60.0))
+        clock.sleep(clock.random.uniform(5.0, 60.0) + late_s)
     raise RuntimeError("the run does not finish, however often it is started")
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import pickle
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -18,7 +19,7 @@ from springtide.config import Config
 from springtide.events import Saved
 from springtide.on_ray.train import snapshot_saver
 from springtide.on_ray.train.snapshot_lookup import ServerContents
-from springtide.on_ray.train.snapshot_saver import SnapshotSaver
+from springtide.on_ray.train.snapshot_saver import OrphanedRun, SnapshotSaver
 from springtide.on_ray.train.worker import TrainJob
 from springtide.store import Folder, digest
 
@@ -169,3 +170,59 @@ def test_where_every_copy_of_the_newest_is_bad_the_one_before_is_committed(waiti
 def test_servers_that_do_not_answer_are_not_waited_for_for_ever(waiting: Waiting) -> None:
     waiting.silent = True
     assert "2 snapshot servers did not write their parts" in waiting.save()
+
+
+def alone(waiting: Waiting, node: str, driver_is_back: bool = False) -> None:
+    """What the server of ``node`` does when the driver of the run has been gone."""
+    orphaned = pickle.loads(pickle.dumps(OrphanedRun(waiting.config, waiting.run.url, "driver")))
+    orphaned.commit((node, 1), lambda: driver_is_back)
+
+
+def test_servers_whose_driver_was_killed_commit_what_they_hold(waiting: Waiting) -> None:
+    alone(waiting, "node0")
+    [one] = inspect(waiting.run, verify=True)
+    assert (one.name, one.state) == ("step-0000000007", "committed")
+    asked = list(waiting.asked)
+    alone(waiting, "node1")  # there is nothing left to do
+    assert waiting.asked == asked
+    # a driver that resumes is not refused, although the process that claimed is alive
+    assert leases.claim(waiting.run, "another driver", trains=False).term == waiting.term + 2
+
+
+def test_one_server_claims_and_the_others_hold_their_parts_until_the_checkpoint_is_there(
+    waiting: Waiting, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looks = list[float]()
+
+    def sleep(seconds: float) -> None:
+        looks.append(seconds)
+        if len(looks) == 3:
+            alone(waiting, "node0")
+
+    monkeypatch.setattr(snapshot_saver, "time", SimpleNamespace(monotonic=lambda: sum(looks), sleep=sleep))
+    alone(waiting, "node1")
+    assert len(looks) == 3
+    assert committed(waiting.run) == ["step-0000000007"]
+    assert leases.newest(waiting.run).term == waiting.term + 1  # type: ignore[union-attr]
+
+
+def test_servers_whose_store_is_away_try_for_a_while(waiting: Waiting, monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [0.0]
+    monkeypatch.setattr(
+        snapshot_saver, "time", SimpleNamespace(monotonic=lambda: now[0], sleep=lambda s: now.append(now.pop() + s))
+    )
+    waiting.answers = {0: OSError("503 Slow Down"), 1: OSError("503 Slow Down")}
+    alone(waiting, "node0")
+    assert committed(waiting.run) == []
+    assert 600.0 <= now[0] < 700.0
+
+
+@pytest.mark.parametrize("why", ["another driver has claimed", "a driver is back"])
+def test_servers_of_a_run_that_somebody_has_again_write_nothing(waiting: Waiting, why: str) -> None:
+    if why == "another driver has claimed":
+        leases.end(waiting.run, waiting.term)
+        leases.claim(waiting.run, "another driver", trains=False)
+    before = sorted(waiting.run.names() + (waiting.run / "leases").names())
+    alone(waiting, "node0", driver_is_back=why == "a driver is back")
+    assert sorted(waiting.run.names() + (waiting.run / "leases").names()) == before
+    assert waiting.asked == []

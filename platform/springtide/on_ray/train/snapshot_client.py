@@ -29,6 +29,7 @@ from springtide.on_ray.cluster.nodes import staying
 from springtide.on_ray.cluster.session import NAMESPACE
 from springtide.on_ray.train.mailbox import MailboxClient
 from springtide.on_ray.train.snapshot_lookup import ANSWER_S, contents_of, name_prefix, servers_named
+from springtide.on_ray.train.snapshot_saver import OrphanedRun
 from springtide.on_ray.train.snapshot_server import ASK_THREADS, THREADS, Key, SnapshotServer
 from springtide.store import Folder
 
@@ -48,10 +49,14 @@ _READ_S = 30.0
 class SnapshotClient:
     """A rank's client of its run's snapshot servers: the ``SnapshotStore`` of its snapshots."""
 
-    def __init__(self, config: Config, run: Folder, mailbox: MailboxClient, alone_s: float = ALONE_S) -> None:
-        """``alone_s``: how long a server stays up without the run's driver, at the other end of ``mailbox`` [s]."""
+    def __init__(
+        self, config: Config, run: Folder, mailbox: MailboxClient, alone_s: float = ALONE_S, owner: str = ""
+    ) -> None:
+        """``alone_s``: how long a server stays up without the run's driver, at the other end of ``mailbox`` [s]. Without the
+        driver's ``owner`` id, what servers hold is not committed when it is gone."""
         checkpoint, self._mailbox = config.checkpoint, mailbox
         self._prefix = name_prefix(run)
+        self._orphaned = OrphanedRun(config, run.url, owner) if owner else None
         limit = None if checkpoint.memory_bytes == "auto" else int(checkpoint.memory_bytes)
         self._arguments = (checkpoint.stage, limit, alone_s)
         self.node = ray.get_runtime_context().get_node_id()
@@ -231,7 +236,7 @@ class SnapshotClient:
         }
         actor = ray.remote(concurrency_groups=THREADS)(SnapshotServer)
         server = actor.options(**options).remote(*self._arguments)
-        server.follow.remote(self._mailbox, armed())
+        server.follow.remote(self._mailbox, armed(), self._orphaned)
         return server
 
 
@@ -283,11 +288,11 @@ class _Source:
 
 
 @contextlib.contextmanager
-def snapshot_servers_follow(run: Folder, mailbox: MailboxClient) -> Iterator[None]:
+def snapshot_servers_follow(run: Folder, mailbox: MailboxClient, orphaned: OrphanedRun | None = None) -> Iterator[None]:
     """Keep the run's servers up for the block, an earlier driver's too, and end them with it. After an error they stay: a
-    driver that resumes within a minute finds them."""
+    driver that resumes within a minute finds them. ``orphaned``: see ``SnapshotServer.follow``."""
     for server in servers_named(name_prefix(run)):
-        server.follow.remote(mailbox, armed())
+        server.follow.remote(mailbox, armed(), orphaned)
     yield
     for server in servers_named(name_prefix(run)):
         ray.kill(server)

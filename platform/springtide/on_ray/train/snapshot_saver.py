@@ -4,16 +4,19 @@
     a group starts ---------cancel-->   nothing is claimed from then on; a newer lease refuses what is under way
     the run is asked to stop -finish->  wait for it
 
-While no group trains the newest state lies in the memory of nodes, which may leave, or which end with the run.
+While no group trains the newest state lies in the memory of nodes, which may leave, or which end with the run. If the driver
+itself is gone, killed perhaps, the servers do that alone before they end, and one of them does the driver's part:
+``OrphanedRun``.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 import threading
 import time
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import ray
 from ray import ObjectRef
@@ -30,18 +33,69 @@ from springtide.events import Saved
 from springtide.on_ray.cluster.nodes import staying
 from springtide.on_ray.train.snapshot_lookup import contents_of, name_prefix, servers_named
 from springtide.on_ray.train.snapshot_server import Key
-from springtide.on_ray.train.worker import TrainJob
+from springtide.store import Folder
+
+if TYPE_CHECKING:  # servers import this file, and need no torch
+    from springtide.config import Config
+    from springtide.on_ray.train.worker import TrainJob
 
 _LOOK_S = 0.2
 _WRITE_S = PARTS_S + 60.0
 """How long the holders may take to write their parts [s]."""
+_ORPHANED_S = PARTS_S
+"""How long servers without a driver try to have committed what they hold [s]."""
 _log = logging.getLogger(__name__)
+
+
+@dataclasses.dataclass(frozen=True)
+class OrphanedRun:
+    """A run whose driver and groups are gone, as its snapshot servers know it. Picklable."""
+
+    config: Config
+    url: str
+    """URL of the run's folder."""
+    owner: str
+    """Owner of the last driver's lease: if another owner has claimed the run since, nothing is written."""
+    keeps_snapshots: bool = True
+
+    @property
+    def folder(self) -> Folder:
+        """The run's folder."""
+        return Folder(self.url)
+
+    def commit(self, here: tuple[str, int], is_over: Callable[[], bool]) -> None:
+        """Have the newest whole snapshot committed that the run's servers hold; called in each of them. The first of them by
+        name claims a lease, to which a new driver gives no heed, and the others hold their parts until the
+        checkpoint is there.
+
+        Args:
+            here: node and process of this server, as ``SnapshotServer.found`` returns them.
+            is_over: whether a driver is back.
+        """
+        saver, failures, end_s = SnapshotSaver(self), 0, time.monotonic() + _ORPHANED_S
+        while not is_over() and time.monotonic() < end_s:
+            try:
+                places = contents_of(servers_named(name_prefix(self.folder)))
+                held = [part for place in places for part, _ in place.held]
+                last = leases.newest(self.folder)
+                if last is None or last.owner != self.owner:
+                    return
+                if not to_commit(self.folder, held, configs.fingerprint(self.config)):
+                    return
+                if here == min([place.where for place in places], default=here):
+                    saver.save_newest()
+                    failures = 0
+                    continue
+            except Exception as error:  # the store is away, perhaps, or another server claimed at the same moment
+                failures += 1
+                _log.warning("the newest snapshot of an orphaned run is not committed yet: %s", error)
+            time.sleep(store_pause_s(max(1, failures)))  # between looks
 
 
 class SnapshotSaver:
     """Commits the newest snapshot of a run between two groups."""
 
-    def __init__(self, job: TrainJob) -> None:
+    def __init__(self, job: TrainJob | OrphanedRun) -> None:
         self._job = job
         self._lock = threading.Lock()
         """Held while a lease is claimed: a group that starts claims the next one."""
@@ -80,9 +134,9 @@ class SnapshotSaver:
 
     def _work(self) -> None:
         try:
-            saved = self._save_any()
+            saved = self.save_newest()
             self._safe = True
-            if saved is not None:
+            if saved is not None and not isinstance(self._job, OrphanedRun):
                 self._job.mailbox.post([saved])
         except Exception as error:  # whatever it is, the state is in memory only
             self._failures += 1
@@ -90,8 +144,9 @@ class SnapshotSaver:
             self._problem = "" if isinstance(error, RunExists) else str(error)  # else its holder has the state
             _log.warning("the newest snapshot could not be committed, and is tried again: %s", error)
 
-    def _save_any(self) -> Saved | None:
-        """As ``_save``, from other copies as long as the bytes of some are wrong."""
+    def save_newest(self) -> Saved | None:
+        """Have the newest snapshot committed, from other copies as long as the bytes of some are wrong. Returns None if the
+        store has that step, or no whole snapshot is left."""
         while True:
             excluded = len(self._excluded)
             try:
@@ -102,7 +157,7 @@ class SnapshotSaver:
                 _log.warning("a snapshot in memory is bad, and another copy is looked for: %s", error)
 
     def _save(self) -> Saved | None:
-        """Have the newest snapshot committed. Returns None if the store has that step, or no whole snapshot is left."""
+        """As ``save_newest``; raises BadFile if a copy is not what its rank copied."""
         begin_s, job, run, config = time.monotonic(), self._job, self._job.folder, self._job.config
         places, stay = contents_of(servers_named(name_prefix(run))), set(staying())
         places.sort(key=lambda place: place.where[0] not in stay)  # copies on nodes that stay first
@@ -116,7 +171,8 @@ class SnapshotSaver:
         with self._lock:
             if not self._may_claim:
                 return None
-            term = leases.claim(run, job.owner, trains=False, again=True).term
+            is_orphaned = isinstance(job, OrphanedRun)
+            term = leases.claim(run, job.owner, trains=False, again=True, yields=is_orphaned).term
         shown, checkpoint = configs.redact(config).model_dump(mode="json"), config.checkpoint
         jobs = jobs_for(run, term, parts, shown, Rule.of(checkpoint))
         try:

@@ -7,7 +7,8 @@ A call that waits for another server has threads of its own: two servers whose t
 ever. The calls that servers answer for each other wait for nothing.
 
 A server belongs to one run (its name has the digest of the run's URL), outlives worker groups, and ends itself when the run's
-driver has been gone for a minute; its memory has no name anywhere and is freed with it.
+driver has been gone for a minute; its memory has no name anywhere and is freed with it. Before it ends, the servers commit
+what they hold (``snapshot_saver.OrphanedRun``).
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 import ray
@@ -33,6 +35,9 @@ from springtide.faults import arm, reach
 from springtide.on_ray.train.mailbox import MailboxClient
 from springtide.on_ray.train.snapshot_lookup import ANSWER_S
 from springtide.store.free_memory import free_bytes
+
+if TYPE_CHECKING:  # that file imports this one
+    from springtide.on_ray.train.snapshot_saver import OrphanedRun
 
 THREADS = {"keep": 16, "copy": 16}
 """Concurrency group of calls -> its threads: calls that wait for other servers, and calls that move bytes."""
@@ -89,11 +94,15 @@ class SnapshotServer:
         self._limit = free_bytes() // 2 if limit_bytes is None else limit_bytes
         self._lock = threading.Lock()
         self._mailbox: MailboxClient | None = None
+        self._orphaned: OrphanedRun | None = None
+        self._called_s = time.monotonic()
+        """When a rank, or a server that a rank called, last had something kept here."""
         threading.Thread(target=self._end_alone, args=(alone_s,), daemon=True).start()
 
-    def follow(self, mailbox: MailboxClient, fault_points: str = "") -> None:
-        """Stay up as long as the run of ``mailbox`` does; ``fault_points`` as in ``TrainJob``."""
-        self._mailbox = mailbox
+    def follow(self, mailbox: MailboxClient, fault_points: str = "", orphaned: OrphanedRun | None = None) -> None:
+        """Stay up as long as the run of ``mailbox`` does; ``fault_points`` as in ``TrainJob``. ``orphaned``: the run as it is
+        without that driver; None commits nothing then."""
+        self._mailbox, self._orphaned = mailbox, orphaned
         arm(fault_points)
 
     @ray.method(concurrency_group="keep")
@@ -109,6 +118,7 @@ class SnapshotServer:
         """Hold the memory that process ``pid`` has open as ``fd``, and copy it to ``peers``. Returns for each peer why it has
         no whole copy, empty if it has one. Snapshots of terms before ``needed_from`` are freed first. Raises OSError past
         the limit."""
+        self._called_s = time.monotonic()
         place, path = (snapshot.term, snapshot.rank, False, slot), f"/proc/{pid}/fd/{fd}"
         self.forget(needed_from)
         held = self._held.get(place)
@@ -144,6 +154,7 @@ class SnapshotServer:
     ) -> None:
         """Store a part of a peer's snapshot, from byte ``begin`` of its memory; ``needed_from`` is as in ``keep``. Raises
         OSError past the limit, and for a part that comes too late: its place has another snapshot by now."""
+        self._called_s = time.monotonic()
         place = snapshot.term, snapshot.rank, True, slot
         self.forget(needed_from)
         held = self._held.get(place)
@@ -224,14 +235,26 @@ class SnapshotServer:
                 del self._promised[place]
 
     def _end_alone(self, alone_s: float) -> None:
-        """End this process when the run's driver has been gone, or trained another run, for ``alone_s``."""
-        seen = time.monotonic()
-        while time.monotonic() - seen < alone_s:
-            time.sleep(min(_LOOK_S, alone_s / 4))  # between polls
-            with contextlib.suppress(Exception):  # the driver is gone, or the cluster itself is ending
-                if self._mailbox is not None and self._mailbox.progress().get(ANSWER_S) is not None:
+        """End this process when the run's driver has been gone, or trained another run, for ``alone_s``, and no rank has called
+        for as long; before, have committed what the run's servers hold."""
+        is_alone = True
+        while is_alone:
+            seen = time.monotonic()
+            while time.monotonic() - max(seen, self._called_s) < alone_s:  # a group outlives a stopped driver
+                time.sleep(min(_LOOK_S, alone_s / 4))  # between polls
+                if self._has_driver():
                     seen = time.monotonic()
+            with contextlib.suppress(Exception):  # it ends in any case
+                if self._orphaned is not None:
+                    self._orphaned.commit(self.found()[0], self._has_driver)
+            is_alone = self._has_driver()
         os._exit(0)
+
+    def _has_driver(self) -> bool:
+        """Return whether the run's driver is there, and trains this run."""
+        with contextlib.suppress(Exception):  # it is gone, or the cluster itself is ending
+            return self._mailbox is not None and self._mailbox.progress().get(ANSWER_S) is not None
+        return False
 
 
 def _problem(copy: ObjectRef[None]) -> str:

@@ -33,6 +33,7 @@ from springtide.on_ray.train.mailbox import MailboxClient, Reply
 from springtide.on_ray.train.policy import SpringtideTrainer
 from springtide.on_ray.train.process_pool import last_line
 from springtide.on_ray.train.snapshot_client import snapshot_servers_follow
+from springtide.on_ray.train.snapshot_saver import OrphanedRun
 from springtide.on_ray.train.worker import TrainJob, work
 from springtide.on_ray.train.worker_lender import WorkerLender
 from springtide.store import Folder
@@ -79,7 +80,8 @@ def train(
             mailbox.post([])  # wakes the caller's thread, which waits for events
 
     thread = threading.Thread(target=fit, name="springtide-fit", daemon=True)
-    with snapshot_servers_follow(run, mailbox), async_evaluations(config, run, listen) as on_event, _signals() as asked:
+    follows = snapshot_servers_follow(run, mailbox, OrphanedRun(for_workers(config), run.url, owner))
+    with follows, async_evaluations(config, run, listen) as on_event, _signals() as asked:
         thread.start()
         try:
             while thread.is_alive():

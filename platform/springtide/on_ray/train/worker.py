@@ -127,7 +127,7 @@ def warm_up(job: TrainJob) -> Health:
     """Import and start ahead what a group needs, in a new worker's process that has none yet; return the preflight's result."""
     arm(job.fault_points)
     importlib.import_module("ray.data")
-    servers = SnapshotClient(job.config, job.folder, job.mailbox) if job.keeps_snapshots else None
+    servers = SnapshotClient(job.config, job.folder, job.mailbox, owner=job.owner) if job.keeps_snapshots else None
     found = preflight(job.config)
     found = found._replace(network_bytes_per_s=job.mailbox.fetch_speed())
     if servers is not None:
@@ -164,7 +164,7 @@ def _train(job: TrainJob) -> bool:
         job.mailbox.group_formed()
     reach("first_collective", "after")
     if job.keeps_snapshots:
-        servers = SnapshotClient(config, job.folder, job.mailbox)
+        servers = SnapshotClient(config, job.folder, job.mailbox, owner=job.owner)
         servers.pair(list(nodes))
     phases_s["snapshots"] = time.perf_counter() - begin - phases_s["data"]
     # one rank talks to the driver: what it receives reaches the others in the step's own all-reduce
