@@ -285,8 +285,8 @@ def read_manifest(run: Folder, name: str) -> Manifest:
         written = json.loads(data)["format"]
         if written != FORMAT:
             raise OtherFormat(
-                f"{name} of {run.url} is in format {written}, this version of springtide reads {FORMAT}: use the version that "
-                "wrote it, or a new run.id"
+                f"{name} of {run.url} is in format {written!r:.40}, this version of springtide reads {FORMAT}: use the "
+                "version that wrote it, or a new run.id"
             )
         manifest = Manifest.model_validate_json(data)
         if manifest.meta.step != step_of(name):

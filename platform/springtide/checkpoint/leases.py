@@ -293,8 +293,8 @@ def _read(run: Folder, number: int) -> Lease:
     written = values.pop("format", FORMAT) if isinstance(values, dict) else FORMAT
     if written != FORMAT and type(written) is int:
         raise RunExists(
-            f"{run.url}: lease {number} is in format {written}, this version of springtide reads {FORMAT}: use the version "
-            f"that wrote it, or a new run.id ({where})"
+            f"{run.url}: lease {number} is in format {written!r:.40}, this version of springtide reads {FORMAT}: use the "
+            f"version that wrote it, or a new run.id ({where})"
         )
     try:
         lease = _LEASE.validate_json(to_json(values))  # a strict dataclass takes no dict

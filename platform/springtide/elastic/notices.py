@@ -115,7 +115,10 @@ def _takes_away(event: dict[str, Any], machine: str) -> bool:
 def parse_notice_file(text: str, written_s: float, now: float) -> Notice | None:
     """Parse a file with the seconds left; None if that time is past: the file is from before the node's restart. Raises
     ValueError if it is not a number from 0 to a week."""
-    left_s = float(text) if text.strip() else FILE_NOTICE_S
+    try:
+        left_s = float(text) if text.strip() else FILE_NOTICE_S
+    except ValueError:
+        raise ValueError(f"not a number of seconds: {_shown(text)}") from None
     if not 0 <= left_s <= _LONGEST_S:
         raise ValueError(f"{left_s:g} s is not between 0 and a week")
     at_s = written_s + left_s
@@ -154,7 +157,10 @@ def _time(text: Any) -> float:
     """Parse a time such as 2026-11-21T08:22:00Z [s since 1970]."""
     if not isinstance(text, str):
         raise ValueError(f"not a time: {_shown(text)}")
-    return _seconds(dt.datetime.fromisoformat(text))
+    try:
+        return _seconds(dt.datetime.fromisoformat(text))
+    except (ValueError, OverflowError):
+        raise ValueError(f"not a time: {_shown(text)}") from None
 
 
 def _not_before(text: Any, now: float) -> float:
@@ -165,7 +171,7 @@ def _not_before(text: Any, now: float) -> float:
         raise ValueError(f"NotBefore is not text: {_shown(text)}")
     try:
         return _seconds(email.utils.parsedate_to_datetime(text))
-    except OverflowError:
+    except (ValueError, OverflowError):
         raise ValueError(f"not a time: {_shown(text)}") from None
 
 

@@ -170,7 +170,8 @@ def rate_chart(events: Sequence[Event]) -> Chart:
 
 def wait_chart(events: Sequence[Event]) -> Chart:
     """Return the part of each step spent waiting for data, on the rank that waited longest, against the step."""
-    points = [(float(step.step), min(1.0, step.data_wait_s / step.step_time_s)) for step in last_steps(list(events))]
+    steps = [step for step in last_steps(list(events)) if step.step_time_s > 0]  # 0 is what no run writes
+    points = [(float(step.step), min(1.0, step.data_wait_s / step.step_time_s)) for step in steps]
     return Chart("Waiting for data", "step", "part of the step", [Series("slowest rank", points)], from_zero=True)
 
 

@@ -199,7 +199,7 @@ def load_manifest(dataset: Folder) -> Manifest:
     try:
         record = dataset.read_json(MANIFEST)
         if isinstance(record, dict) and record.get("format") != FORMAT:
-            limit = f"is in format {record.get('format')}, this version of springtide reads {FORMAT}"
+            limit = f"is in format {record.get('format')!r:.40}, this version of springtide reads {FORMAT}"
             remedy = "prepare it again, or use the version that wrote it"
             raise CorpusError(explain("shards.dataset", dataset.url, limit, remedy))
         sealed = record.pop("digest", None) if isinstance(record, dict) else None

@@ -140,7 +140,7 @@ class Folder:
                 end = min(
                     end, os.fstat(file.fileno()).st_size
                 )  # the buffer is made first, and a hostile end may be anything
-                return os.pread(file.fileno(), max(0, end - begin), begin)
+                return os.pread(file.fileno(), end - begin, begin) if begin < end else b""
         if self._is_s3:
             from springtide.store import s3
 

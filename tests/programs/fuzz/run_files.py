@@ -144,7 +144,11 @@ class Checkpoints(Target):
             index = json.loads(data)
             for piece in index["pieces"]:
                 file, begin, size, _ = piece[5:]
-                piece[8] = [digest.of_bytes((self.root / "checkpoints" / file).read_bytes()[begin : begin + size])]
+                with (self.root / "checkpoints" / file).open(
+                    "rb"
+                ) as opened:  # which may be sparse, and larger than memory
+                    opened.seek(begin)
+                    piece[8] = [digest.of_bytes(opened.read(min(size, 2**20)))]
             return json.dumps(index).encode()
         except (ValueError, LookupError, TypeError, OSError, RecursionError):
             return data

@@ -27,7 +27,7 @@ from springtide.events import (
     Stopped,
 )
 from springtide.report.charts import Chart, Series, draw, smooth
-from springtide.report.run_page import charts, loss_chart, render, world_size_chart
+from springtide.report.run_page import charts, loss_chart, render, wait_chart, world_size_chart
 from springtide.track.console import Console
 
 HOSTILE = "</pre><script>alert('x')</script>&"
@@ -129,6 +129,13 @@ def test_what_a_model_writes_commands_no_terminal() -> None:
         console.say("lost node \x1b[8m")
     assert not re.search(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]", out.getvalue())
     assert "[2J" in out.getvalue()
+
+
+def test_a_step_of_no_time_is_drawn_nowhere_it_would_divide() -> None:
+    """No run writes it; a journal from elsewhere may."""
+    assert wait_chart([step(1, step_time_s=0.0), step(2, step_time_s=2.0, data_wait_s=1.0)]).lines[0].points == [
+        (2.0, 0.5)
+    ]
 
 
 def test_a_step_trained_twice_is_drawn_once() -> None:

@@ -144,6 +144,7 @@ def test_a_file_that_is_larger_than_memory_is_refused_before_it_is_read(tmp_path
     with pytest.raises(DamagedFile, match=r"it\.json: is larger than 268,435,456 bytes"):
         Folder(tmp_path).read_json("it.json")
     assert Folder(tmp_path).read_range("it.json", 2**40 - 2, 2**62) == bytes(2)
+    assert Folder(tmp_path).read_range("it.json", 2**70, 2**71) == b""
 
 
 @pytest.mark.parametrize("data", [b"", b"{", b"\xff", b"[" * 100_000, b"9" * 10_000], ids=lambda data: str(data[:5]))
