@@ -133,9 +133,9 @@ def test_what_a_model_writes_commands_no_terminal() -> None:
 
 def test_a_step_of_no_time_is_drawn_nowhere_it_would_divide() -> None:
     """No run writes it; a journal from elsewhere may."""
-    assert wait_chart([step(1, step_time_s=0.0), step(2, step_time_s=2.0, data_wait_s=1.0)]).lines[0].points == [
-        (2.0, 0.5)
-    ]
+    none = dataclasses.replace(step(1), step_time_s=0.0)
+    half = dataclasses.replace(step(2), step_time_s=2.0, data_wait_s=1.0)
+    assert wait_chart([none, half]).lines[0].points == [(2.0, 0.5)]
 
 
 def test_a_step_trained_twice_is_drawn_once() -> None:
