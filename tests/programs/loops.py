@@ -9,7 +9,7 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -79,6 +79,11 @@ def train_and_write(world: World, config: Config, stop_at: int = 0) -> list[Even
             journal(event)
             found.append(event)
     return found
+
+
+def train_each(world: World, configs: Sequence[Config]) -> list[list[Event]]:
+    """Train the runs of ``configs``, one after the other."""
+    return [train(world, config) for config in configs]
 
 
 def evaluate_new_model(world: World, config: Config) -> Evaluated:
