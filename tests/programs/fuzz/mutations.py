@@ -203,7 +203,7 @@ def change_lines(random: Random, data: bytes) -> bytes:
             case 2:
                 lines[at] = change_bytes(random, lines[at]) + b"\n"
             case 3:
-                lines[at] = random.choice((b"\n", bytes(200) + b"\n", b"\xff\n", lines[at] * 200))
+                lines[at] = random.choice((b"\n", bytes(200) + b"\n", b"\xff\n", lines[at][:4000] * 200))
             case _:
                 try:
                     lines[at] = dumped(random, change_value(random, json.loads(lines[at]))) + b"\n"
