@@ -146,6 +146,22 @@ def test_text_and_chats_may_stand_beside_each_other(tmp_path: Path) -> None:
     assert all("A text" in spelled(url, row[is_predicted(row)]) for row in text)
 
 
+def test_chats_stay_apart_from_other_chats(tmp_path: Path) -> None:
+    quoted = "one two three four five six seven eight nine ten eleven twelve thirteen"
+    added = [{"prompt": f"Go on: {quoted} {number}", "completion": str(number)} for number in range(3)]
+    source = write_lines(tmp_path / "chats.jsonl", [*chats(), *added])
+    first = prepare(of_chats(tmp_path / "first", write_lines(tmp_path / "first.jsonl", chats()[:150]))).shards.dataset
+    benchmark = write_lines(tmp_path / "benchmark.jsonl", [{"prompt": quoted, "completion": "fourteen"}])
+    changes = {"corpus__apart_from": [first, {"source": str(benchmark), "chat_template": "chatml"}]}
+    changes |= {"corpus__tokenizer": f"{first}/tokenizer.json", "shards__heldout_fraction": 0.2}
+    url = prepare(of_chats(tmp_path / "data", source, **changes)).shards.dataset
+    dropped = {reason: count for reason, count in open_dataset(url)[0].source["dropped"].items() if count}
+    held_out = open_dataset(first)[0].splits[HELDOUT].documents
+    assert dropped.pop("held out by corpus.apart_from") == held_out
+    assert 5 < dropped.pop("trained on by corpus.apart_from") < 40  # of a fifth, those that the first one trains on
+    assert dropped == {"quotes corpus.apart_from": 3}
+
+
 GOOD = {"prompt": "a", "completion": "b"}
 
 
