@@ -66,6 +66,7 @@ ONLY_IN: dict[str, tuple[str, ...]] = {
     "pandas": ("track/journal.py", "run/folder.py"),
     "huggingface_hub": ("corpus/hub.py",),
     "lingua": ("corpus/language.py",),
+    "jinja2": ("corpus/chat_sandbox.py",),
     "optuna": ("tuning/search.py",),
     "sklearn": ("tuning/importance.py",),
 }

@@ -21,6 +21,12 @@ _ONE_LINE = r"^[^\r\n]*$"
 BLANK_LINE = "blank_line"
 """Value of ``corpus.separator``: documents are paragraphs."""
 
+CHAT_TOKENS = {
+    "chatml": ("<|im_start|>", "<|im_end|>"),
+    "llama3": ("<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>"),
+}
+"""Chat template that is built in -> its special tokens, which a tokenizer that is made here gets."""
+
 LanguageCode = Annotated[str, Field(pattern="^[a-z]{2}$")]
 
 Weight = Annotated[float, Field(ge=0)]
@@ -62,6 +68,8 @@ class SourceConfig(Section):
     """As corpus.pii [name]."""
     fim: float | None = Field(None, ge=0, le=1)
     """As corpus.fim [ratio]."""
+    chat_template: str | None = None
+    """As corpus.chat_template; empty where this source is text [name or path]."""
 
 
 def _source(value: Any) -> Any:
@@ -105,6 +113,10 @@ class CorpusConfig(Section):
     separator: str = Field("", pattern=_ONE_LINE)
     """Text between the documents of a text file, such as ``<|endoftext|>``, or ``blank_line`` for empty lines; empty: a file is
     a document [name]."""
+    chat_template: str = ""
+    """How chats are laid out: ``chatml``, ``llama3``, or the path of a Jinja file; empty: documents are text. A record of JSON
+    lines or Parquet then has ``messages`` (or corpus.field), a list of {role, content}, or ``prompt`` and ``completion``, or
+    ``instruction``, ``input`` and ``output``. Only the assistant's answers are trained on [name or path]."""
     normalization: Literal["none", "NFC", "NFKC"] = "NFC"
     """Unicode normal form that texts are converted to [name]."""
     broken_text: Literal["replace", "drop"] = "replace"
@@ -155,17 +167,36 @@ class CorpusConfig(Section):
             raise ValueError(
                 explain("corpus.fim_tokens", self.fim_tokens, "must be three different tokens", "name each once")
             )
+        for name, each in self.each().items():
+            self._check_chats("corpus" if name == WHOLE else f"corpus.sources.{name}", each)
         named = {self.end_of_text or END_OF_TEXT, *self.named_tokens}
         if self.tokenizer == "bpe" and self.vocab_size < 256 + len(named):
             problem = f"is less than the 256 bytes and {len(named)} special tokens"
             raise ValueError(explain("corpus.vocab_size", self.vocab_size, problem, "choose a larger vocabulary"))
         return self
 
+    def _check_chats(self, name: str, each: CorpusConfig) -> None:
+        """Refuse what changes texts as a whole, for chats: their answers would lose their places."""
+        settings = {
+            f"{name}.quality": each.quality,
+            f"{name}.fim": each.fim,
+            "corpus.filter": each.filter,
+            "corpus.deduplicate": each.deduplicate if each.deduplicate != "documents" else "",
+        }
+        for setting, value in settings.items():
+            if each.chat_template and value:
+                problem = f"is for texts, and corpus.chat_template = {each.chat_template!r} says that they are chats"
+                raise ValueError(
+                    explain(setting, value, problem, f"leave {setting} out, or set it for other sources only")
+                )
+
     @property
     def named_tokens(self) -> tuple[str, ...]:
         """The special tokens of a tokenizer that is made here, but the end-of-text."""
-        fills = any(one.fim for one in self.each().values())
-        return (*filter(None, (self.begin_of_text,)), *self.special_tokens, *(self.fim_tokens if fills else ()))
+        each = self.each().values()
+        chats = dict.fromkeys(token for one in each for token in CHAT_TOKENS.get(one.chat_template, ()))
+        fills = self.fim_tokens if any(one.fim for one in each) else ()
+        return (*filter(None, (self.begin_of_text,)), *self.special_tokens, *fills, *chats)
 
     def each(self) -> dict[str, CorpusConfig]:
         """Return one config per source, by name, with the source's own fields in place of the common ones."""

@@ -1,15 +1,18 @@
 """Raw text -> documents -> token ids. Layer rule: a document's identity is the digest of its text, never its location."""
 
 from springtide.corpus.benchmark import Quotes, quotes, quotes_of
-from springtide.corpus.clean import check_clean, clean
+from springtide.corpus.chat_template import ChatTemplate, read_template
+from springtide.corpus.chats import BadChat
+from springtide.corpus.clean import check_clean, clean, clean_turns
 from springtide.corpus.documents import Broken, Document
-from springtide.corpus.infilling import Infilling, check_infilling, infill
+from springtide.corpus.infilling import Infilling, check_pieces, infill
 from springtide.corpus.near_duplicates import (
     BANDS,
     BINS,
     SIMILAR,
     NearDuplicates,
     Signature,
+    exact_signature,
     find_near_duplicates,
     jaccard,
     shingles,
@@ -23,7 +26,9 @@ __all__ = [
     "BANDS",
     "BINS",
     "SIMILAR",
+    "BadChat",
     "Broken",
+    "ChatTemplate",
     "CorpusReader",
     "Document",
     "Infilling",
@@ -35,8 +40,10 @@ __all__ = [
     "Unit",
     "check_byte_counts",
     "check_clean",
-    "check_infilling",
+    "check_pieces",
     "clean",
+    "clean_turns",
+    "exact_signature",
     "find_near_duplicates",
     "infill",
     "jaccard",
@@ -44,6 +51,7 @@ __all__ = [
     "open_tokenizer",
     "quotes",
     "quotes_of",
+    "read_template",
     "shingles",
     "signature",
     "without",

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Iterator
 
 from springtide.config.code import find_code
 from springtide.config.data import CorpusConfig
+from springtide.corpus.chats import Turn
 from springtide.corpus.language import check_languages, language
 from springtide.corpus.own_filter import own_filter
 from springtide.corpus.pii import mask
@@ -36,6 +37,17 @@ def clean(text: str, config: CorpusConfig) -> Verdict:
     if config.languages and (found := language(text)) not in config.languages:
         return Verdict("", f"language {found}")
     return _apply(text, _rules(config))
+
+
+def clean_turns(turns: Iterable[Turn], config: CorpusConfig) -> tuple[Turn, ...]:
+    """Return the turns of a chat as ``clean`` changes its text: normalised, personal data masked."""
+    found = []
+    for turn in turns:
+        content = turn.content
+        if config.normalization != "none":
+            content = unicodedata.normalize(config.normalization, content)
+        found.append(turn._replace(content=mask(content, config.pii).text))
+    return tuple(found)
 
 
 def check_clean(config: CorpusConfig) -> None:

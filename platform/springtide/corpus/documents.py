@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import hashlib
+import json
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 import numpy as np
 
+from springtide.corpus.chats import Turn
 from springtide.corpus.tokenizer import Tokenizer
 from springtide.errors import CorpusError, explain
 
@@ -27,11 +29,15 @@ class Document(NamedTuple):
     text: str
     ids: np.ndarray | None = None
     """uint32 (tokens,), without an end-of-text id, if the document came as token ids; ``text`` is what they spell."""
+    turns: tuple[Turn, ...] = ()
+    """Those of a chat; ``text`` is what they say."""
 
     @property
     def digest(self) -> bytes:
         """16 bytes over the text only, so that equal texts have equal digests wherever they are; over the ids if they spell
-        bytes that are not UTF-8, because many such byte strings have one text."""
+        bytes that are not UTF-8, because many such byte strings have one text; of a chat over the turns."""
+        if self.turns:
+            return hashlib.blake2b(json.dumps(self.turns).encode(), digest_size=16, person=b"chat").digest()
         is_exact = self.ids is None or "\ufffd" not in self.text
         data = self.text.encode() if self.ids is None or is_exact else self.ids.tobytes()
         return hashlib.blake2b(data, digest_size=16).digest()

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Iterator, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -45,12 +45,12 @@ class _Span(NamedTuple):
     is_spm: bool = False
 
 
-def check_infilling(vocabulary: Tokenizer, rate: float) -> None:
-    """Raise ConfigError if the tokenizer changes a text that is tokenised in pieces."""
+def check_pieces(vocabulary: Tokenizer, setting: str, value: Any) -> None:
+    """Raise ConfigError if the tokenizer changes a text that is tokenised in pieces. ``setting`` needs pieces."""
     [piece] = vocabulary.encode(["x"])
     if (found := vocabulary.decode([*piece[:-1], *piece[:-1]])) != "xx":
         problem = f"needs a tokenizer that keeps the pieces of a text: 'x' and 'x' become {found!r} with this one"
-        raise ConfigError(explain("corpus.fim", rate, problem, "use a byte-level tokenizer, or set corpus.fim to 0"))
+        raise ConfigError(explain(setting, value, problem, f"use a byte-level tokenizer, or leave {setting} out"))
 
 
 def infill(

@@ -69,6 +69,15 @@ def signature(ids: np.ndarray) -> Signature:
     return Signature(bands, sketch)
 
 
+def exact_signature(digest: bytes) -> Signature:
+    """Return a signature that only a document with the same digest, 16 bytes or more, has. Chats have it: two that share a long
+    instruction are not near-duplicates."""
+    values = np.frombuffer(digest[:16], "<u8")
+    bands = mix(values[0] + np.arange(BANDS, dtype=np.uint64)) ^ values[1]
+    sketch = mix(values[1] + np.arange(BINS, dtype=np.uint64)) % np.uint64(_VALUES) + np.uint64(1)
+    return Signature(bands, sketch.astype(np.uint8))
+
+
 def similarity(one: np.ndarray, other: np.ndarray) -> np.ndarray:
     """Estimate the Jaccard similarities of documents from their sketches, uint8 (n, BINS) each; float32 (n,)."""
     filled = (one != _EMPTY) & (other != _EMPTY)

@@ -15,14 +15,15 @@ import itertools
 import json
 import posixpath
 import re
-from collections.abc import Iterator
-from typing import IO, NamedTuple
+from collections.abc import Collection, Iterator
+from typing import IO, Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from springtide.corpus import token_files
+from springtide.corpus import chats, token_files
+from springtide.corpus.chats import BadChat, has_chat, turns_of
 from springtide.corpus.documents import Broken, Document, Tokens, from_tokens
 from springtide.corpus.files import find_files, library_files
 from springtide.corpus.hub import pinned
@@ -75,6 +76,8 @@ class CorpusReader:
     """Text between the documents of a text file, ``blank_line`` for empty lines; empty: a file is a document."""
     beside: tuple[str, ...] = ()
     """Files that are read with those: indexes, and the data of indexed datasets."""
+    is_chat: bool = False
+    """Whether records are chats, not texts."""
 
     def fingerprint(self) -> str:
         """Return a hash that changes when a file is added, removed or rewritten; does not read file contents."""
@@ -124,13 +127,17 @@ class CorpusReader:
             vocabulary: the tokenizer that made the token ids of the source; without one they are skipped.
 
         Raises:
-            CorpusError: a file with damaged compression, Parquet or indexes, or with an id that the tokenizer does not have.
+            CorpusError: a file with damaged compression, Parquet or indexes, an id that the tokenizer does not have, or a bad
+                chat.
         """
         for name in unit.names:
             with self._blamed(name):
                 yield from from_tokens(self._records(name, unit, vocabulary), self.folder.where(name), vocabulary)
 
     def _records(self, name: str, unit: Unit, vocabulary: Tokenizer | None) -> Iterator[Document | Broken | Tokens]:
+        if self.is_chat and _kind(name) == "text":
+            limit, remedy = "is not JSON lines or Parquet, where chats are", "point corpus.source at those files only"
+            raise CorpusError(explain("corpus.source", self.folder.where(name), limit, remedy))
         if token_files.is_tokens(name) or unit.layout:
             span = (unit.begin, unit.end)
             yield from token_files.read(self.folder, name, span, unit.layout, self.field, vocabulary)
@@ -203,17 +210,64 @@ class CorpusReader:
             return Broken(name, "not JSON", text[:_SAMPLE])
         except RecursionError:
             return Broken(name, "nested too deeply", text[:_SAMPLE])
+        if self.is_chat:
+            return self._chat(name, record, text[:_SAMPLE])
         found = record.get(field_of(self.field, record)) if isinstance(record, dict) else None
         if (ids := ids_of(found)) is not None:
             return Tokens(name, ids)
         if not isinstance(found, str):
+            if isinstance(record, dict):
+                self._check_is_text(name, record)
             return Broken(name, f"no text in {self.field!r}", text[:_SAMPLE])
         return Document(name, _SURROGATE.sub("\ufffd", found))  # JSON can encode half a surrogate pair
+
+    def _chat(self, name: str, record: Any, sample: str) -> Document | Broken:
+        """Return a chat, or why it is dropped. CorpusError if its roles or contents are wrong."""
+        try:
+            turns = turns_of(record, self.field)
+        except BadChat as error:
+            raise self.blamed(name, error) from None
+        if isinstance(turns, str):
+            return Broken(name, turns, sample)
+        return Document(name, "\n\n".join(turn.content for turn in turns), turns=turns)
+
+    def blamed(self, name: str, error: BadChat) -> CorpusError:
+        """Return the error for a bad chat, with its file and line, or its row group and row."""
+        return CorpusError(explain("corpus.source", self._line(name), error.problem, error.remedy))
+
+    def _line(self, name: str) -> str:
+        file, _, place = name.rpartition("@")
+        where = redacted(self.folder.where(file))
+        if "/" in place:
+            return "{}, row group {}, row {}".format(where, *place.split("/"))
+        left, line = int(place), 1
+        with self._open(file) as data:
+            while left > 0 and (part := data.read(min(left, _READ_BYTES))):
+                left, line = left - len(part), line + part.count(b"\n")
+        return f"{where}, line {line}"
+
+    def _check_is_text(self, name: str, names: Collection[str]) -> None:
+        """Raise CorpusError if a record without text holds a chat, and no template says how it is laid out."""
+        if self.field == "text" and "text" not in names and has_chat(names):
+            limit = f"is empty, and {self._line(name)} holds a chat"
+            raise CorpusError(explain("corpus.chat_template", "", limit, "set it to chatml, llama3, or a Jinja file"))
+
+    def _chat_rows(self, name: str, unit: Unit, parquet: pq.ParquetFile) -> Iterator[Document | Broken]:
+        columns = [one for one in parquet.schema_arrow.names if one in (self.field, *chats.COLUMNS)]
+        last = parquet.metadata.num_row_groups if unit.end < 0 else unit.end
+        for group in range(unit.begin, last):
+            batches = parquet.iter_batches(_ROWS_AT_ONCE, row_groups=[group], columns=columns)
+            for row, record in enumerate(record for batch in batches for record in batch.to_pylist()):
+                yield self._chat(f"{name}@{group}/{row}", record, repr(record)[:_SAMPLE])
 
     def _rows(self, name: str, unit: Unit) -> Iterator[Document | Broken | Tokens]:
         with self.folder.open(name) as file:
             parquet = pq.ParquetFile(file)
+            if self.is_chat:
+                yield from self._chat_rows(name, unit, parquet)
+                return
             field = field_of(self.field, parquet.schema_arrow.names)
+            self._check_is_text(f"{name}@{unit.begin}/0", parquet.schema_arrow.names)
             if field not in parquet.schema_arrow.names:
                 raise CorpusError(
                     explain(
@@ -292,7 +346,9 @@ def _values(column: pa.Array) -> Iterator[bytes | str | np.ndarray]:
         yield "None" if text is None else text
 
 
-def open_source(source: str, max_files: int = 0, field: str = "text", separator: str = "") -> CorpusReader:
+def open_source(
+    source: str, max_files: int = 0, field: str = "text", separator: str = "", is_chat: bool = False
+) -> CorpusReader:
     """Find the files of ``corpus.source``; CorpusError if it is missing, cannot be reached or has no files."""
     if source == "stdlib":
         folder, found, has_all = *library_files(), False
@@ -305,7 +361,7 @@ def open_source(source: str, max_files: int = 0, field: str = "text", separator:
             explain("corpus.source", source, "holds no files", "point it at text files, a folder or a glob")
         )
     names, beside = token_files.with_indexes(folder, found, has_all)
-    return CorpusReader(folder, names[: max_files or None], field, separator, beside)
+    return CorpusReader(folder, names[: max_files or None], field, separator, beside, is_chat)
 
 
 def _kind(name: str) -> str:

@@ -77,7 +77,8 @@ def open_apart(corpus: CorpusConfig) -> ApartFrom:
             datasets.append(entry.source)
             manifests.append(load_manifest(folder))
         else:
-            texts.append(open_source(entry.source, entry.max_files or 0, entry.field or corpus.field))
+            field, is_chat = entry.field or corpus.field, bool(entry.chat_template)
+            texts.append(open_source(entry.source, entry.max_files or 0, field, is_chat=is_chat))
     return ApartFrom(tuple(datasets), tuple(manifests), tuple(texts))
 
 

@@ -26,9 +26,11 @@ from springtide.corpus import (
     open_tokenizer,
 )
 from springtide.dataset.apart import ApartFrom, names, open_apart
+from springtide.dataset.chats import CHAT_TEMPLATE, check_chats, templates
 from springtide.dataset.parts import (
     PartJob,
     begin_of_text,
+    chat_template,
     find_pieces,
     infilling_of,
     make_part,
@@ -120,7 +122,11 @@ def _find(corpus: CorpusConfig, shards: ShardsConfig) -> tuple[list[CorpusReader
     each = corpus.each().values()
     for one in each:
         check_clean(one)
-    sources = [open_source(one.source, one.max_files, one.field, one.separator) for one in each]
+    check_chats(corpus, shards)
+    sources = [
+        open_source(one.source, one.max_files, one.field, one.separator, is_chat=bool(one.chat_template))
+        for one in each
+    ]
     apart = open_apart(corpus)
     return sources, apart, Folder(shards.root) / fingerprint(corpus, shards, sources, apart)
 
@@ -132,6 +138,7 @@ def fingerprint(
     digits."""
     settings = [corpus.model_dump(mode="json"), shards.model_dump(mode="json", exclude={"root", "dataset"})]
     code = [code_digest(corpus.filter)] if corpus.filter else []
+    code += [digest.of_bytes(text.encode()) for text in templates(corpus).values() if text]
     text = json.dumps(
         [
             _VERSION,
@@ -162,12 +169,18 @@ def _make(
         for source, (name, each) in zip(sources, corpus.each().items(), strict=True)
         for unit in source.units()
     ]
-    jobs = [PartJob(number, *unit, shards, work, apart.datasets) for number, unit in enumerate(units)]
+    texts = templates(corpus)
+    jobs = [
+        PartJob(number, *unit, shards, work, apart.datasets, texts[unit[1].chat_template])
+        for number, unit in enumerate(units)
+    ]
     vocabulary = _vocabulary(corpus, shards, jobs, work)
     tokenizer_digest = digest.of_bytes(vocabulary.to_json().encode())
     apart.check(tokenizer_digest)
     for each in corpus.each().values():
         infilling_of(vocabulary, each, shards)
+        if each.chat_template:
+            chat_template(vocabulary, each, shards, texts[each.chat_template])
     apart.prepare(work)
     if corpus.deduplicate != "documents":
         _run_all(run, find_pieces, jobs, f"finding {corpus.deduplicate}", progress)
@@ -202,6 +215,8 @@ def _make(
         sources=_sources(plan, {job.shard.name: job for job in seals}),
     )
     dataset.write(TOKENIZER, vocabulary.to_json())
+    if len(chats := [text for text in texts.values() if text]) == 1:
+        dataset.write(CHAT_TEMPLATE, chats[0])
     write_manifest(dataset, manifest)
     work.remove()
     for folder in (dataset, dataset / SIGNATURES):
@@ -250,7 +265,7 @@ def seal_shard(job: SealJob) -> None:
     wide = memory_type(job.settings.token_type, len(lengths))
     num_bytes = np.array([_num_bytes(row[1:].astype(wide, copy=False), lengths) for row in rows], dtype=np.int64)
     shard = write_shard(job.dataset, plan.name, job.settings, plan.first_row, num_bytes, rows)
-    texts = [document[1:] for document in documents] if job.has_begin else documents
+    texts = [ids_of(document[1:]) for document in documents] if job.has_begin else documents
     shard = write_signatures(job.dataset, shard, plan.split, bands, texts)
     job.work.write_json(job.record, {"shard": shard.model_dump(mode="json"), "num_bytes": int(num_bytes.sum())})
 

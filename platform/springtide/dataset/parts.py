@@ -25,17 +25,21 @@ from springtide.config.data import CorpusConfig, ShardsConfig
 from springtide.corpus import (
     BINS,
     Broken,
+    ChatTemplate,
     CorpusReader,
     Document,
     Infilling,
     Tokenizer,
     Unit,
-    check_infilling,
+    check_pieces,
     clean,
+    clean_turns,
+    exact_signature,
     infill,
     signature,
 )
 from springtide.dataset.apart import open_exclusions
+from springtide.dataset.chats import laid_out, too_long
 from springtide.dataset.repeats import Repeats, write_pieces
 from springtide.dataset.signatures import BAND_COLUMNS
 from springtide.errors import ConfigError, explain, legible, redacted
@@ -70,6 +74,8 @@ class PartJob:
     """Folder for parts and the tokenizer until the dataset is sealed."""
     apart_from: tuple[str, ...] = ()
     """Datasets whose held-out text it must not contain."""
+    template: str = ""
+    """Text of the chat template."""
     buckets: int = 0
     """Number of buckets of repeated lines or paragraphs, which are removed."""
 
@@ -100,6 +106,8 @@ def make_part(job: PartJob) -> None:
     found = _cleaned(job, vocabulary, counts, edits, samples, dropped)
     for documents in _batches(_unrepeated(job, found, edits, dropped) if job.buckets else found):
         rows = _tokenised(job, documents, vocabulary)
+        if job.template:
+            rows = [row for row in rows if not dropped.add(too_long(row["tokens"], job.shards), row["document"])]
         if job.corpus.apart_from:
             rows = [row for row in rows if not dropped.add(_excluded(job, row), row["document"])]
         edits.update(_infill(job, rows, vocabulary))
@@ -140,7 +148,8 @@ def _cleaned(
         text, reason, edited = clean(found.text, job.corpus)
         if not dropped.add(reason, found):
             edits.update(edited)
-            yield found._replace(text=text, ids=None if edited else found.ids)
+            turns = clean_turns(found.turns, job.corpus)
+            yield found._replace(text=text, ids=None if edited else found.ids, turns=turns)
 
 
 def find_pieces(job: PartJob) -> None:
@@ -212,32 +221,44 @@ def _tokenised(job: PartJob, documents: list[Document], vocabulary: Tokenizer) -
     """Return the rows of a part, in the order of their places in the dataset."""
     key = job.shards.seed.to_bytes(8, "little")
     rows: list[dict[str, Any]] = []
-    encoded = _encoded(documents, vocabulary, job)
-    for document, ids in zip(documents, encoded, strict=True):
+    if job.template:
+        template = chat_template(vocabulary, job.corpus, job.shards, job.template)
+        encoded = laid_out(documents, template, job.source)
+    else:
+        encoded = _encoded(documents, vocabulary, job)
+    for document, (ids, is_predicted) in zip(documents, encoded, strict=True):
         place = hashlib.blake2b(document.digest, key=key, digest_size=16).digest()
         share = int.from_bytes(document.digest[:8], "little")
         group = job.group or _first_folder(document.name)
         row = {"document": document, "place": place, "share": share, "group": group, "tokens": ids}
-        rows.append({**row, **signature(ids)._asdict()})
+        found = exact_signature(document.digest) if job.template else signature(ids)
+        rows.append({**row, "is_predicted": is_predicted, **found._asdict()})
     rows.sort(key=lambda row: row["place"])
     return rows
 
 
-def _encoded(documents: list[Document], vocabulary: Tokenizer, job: PartJob) -> Iterator[np.ndarray]:
+def chat_template(vocabulary: Tokenizer, corpus: CorpusConfig, shards: ShardsConfig, text: str) -> ChatTemplate:
+    """Return the chat template of a source, of this text. ConfigError if the tokenizer does not fit it."""
+    return ChatTemplate(corpus.chat_template, text, vocabulary, begin_of_text(vocabulary, corpus, shards))
+
+
+def _encoded(
+    documents: list[Document], vocabulary: Tokenizer, job: PartJob
+) -> Iterator[tuple[np.ndarray, np.ndarray | None]]:
     """Yield the ids of each document, the end-of-document id appended: those that it came with, or of its text. A begin-of-text
-    that it came with is removed: the dataset's own stands there."""
+    that it came with is removed: the dataset's own stands there. All are predicted: None."""
     end, tokenizer = np.array([vocabulary.end_of_text], dtype=np.uint32), job.corpus.tokenizer
     bos_id = begin_of_text(vocabulary, job.corpus, job.shards)
     encoded = vocabulary.encode(document.text for document in documents if document.ids is None)
     for document in documents:
         if document.ids is None:
-            yield next(encoded)
+            yield next(encoded), None
             continue
         if tokenizer == "bpe":
             limit, remedy = f"is trained here, {shown(document.name)} came as token ids", "name the one that made them"
             raise ConfigError(explain("corpus.tokenizer", tokenizer, limit, remedy))
         has_begin = len(document.ids) > 0 and document.ids[0] == bos_id
-        yield np.concatenate([document.ids[has_begin:], end])
+        yield np.concatenate([document.ids[has_begin:], end]), None
 
 
 def _infill(job: PartJob, rows: list[dict[str, Any]], vocabulary: Tokenizer) -> dict[str, int]:
@@ -264,7 +285,7 @@ def infilling_of(vocabulary: Tokenizer, corpus: CorpusConfig, shards: ShardsConf
     """Return how documents are reordered to fill in the middle, None if they are not. ConfigError if the tokenizer cannot."""
     if not corpus.fim or shards.heldout_fraction == 1:
         return None
-    check_infilling(vocabulary, corpus.fim)
+    check_pieces(vocabulary, "corpus.fim", corpus.fim)
     prefix_id, suffix_id, middle_id = (vocabulary.id_of(name, "corpus.fim_tokens") for name in corpus.fim_tokens)
     return Infilling(corpus.fim, prefix_id, suffix_id, middle_id, shards.sequence_length, shards.seed)
 
@@ -274,7 +295,10 @@ def _begin_texts(job: PartJob, rows: list[dict[str, Any]], vocabulary: Tokenizer
     if (bos_id := begin_of_text(vocabulary, job.corpus, job.shards)) is not None:
         first = masked(np.array([bos_id], dtype=job.shards.token_type))
         for row in rows:
-            row["tokens"] = np.concatenate([first, row["tokens"].astype(job.shards.token_type)])
+            tokens = row["tokens"].astype(job.shards.token_type)
+            if row["is_predicted"] is not None:
+                tokens = np.where(row["is_predicted"], tokens, masked(tokens))
+            row["tokens"] = np.concatenate([first, tokens])
 
 
 def _first_folder(name: str) -> str:

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from springtide.config.data import CorpusConfig
-from springtide.corpus import Document, Infilling, Tokenizer, check_infilling, infill, open_tokenizer
+from springtide.corpus import Document, Infilling, Tokenizer, check_pieces, infill, open_tokenizer
 from springtide.errors import ConfigError
 
 TOKENS = CorpusConfig().fim_tokens
@@ -95,8 +95,8 @@ def test_a_tokenizer_that_puts_a_space_before_each_text_is_refused() -> None:
     library.pre_tokenizer, library.decoder = pre_tokenizers.Metaspace(), decoders.Metaspace()
     library.add_special_tokens(["</s>"])
     with pytest.raises(ConfigError, match=r"corpus\.fim = 0\.5.*'x' and 'x' become 'x x'"):
-        check_infilling(Tokenizer(library), 0.5)
-    check_infilling(VOCABULARY, 0.5)
+        check_pieces(Tokenizer(library), "corpus.fim", 0.5)
+    check_pieces(VOCABULARY, "corpus.fim", 0.5)
 
 
 def test_the_tokens_are_three_and_a_tokenizer_made_here_gets_them() -> None:

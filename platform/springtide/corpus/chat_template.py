@@ -1,0 +1,237 @@
+"""Lay a chat out as tokens, and say which are predicted: the assistant's contents, each with its end-of-turn token.
+
+    turns       user: Hi   assistant: Hello
+    pieces      [<|im_start|>user\\nHi<|im_end|>\\n<|im_start|>assistant\\n]  [Hello<|im_end|>]  [\\n]
+    predicted    no                                                         yes                no
+
+A piece is tokenised by itself, so an answer is predicted from exactly the ids that a prompt ends with when the model is used. A
+special token of the template is one id; a content that spells one is text, because a chat comes from anybody.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from springtide.config.data import CHAT_TOKENS
+from springtide.corpus.chats import ANSWERS, BadChat, Turn
+from springtide.corpus.infilling import check_pieces
+from springtide.corpus.tokenizer import Tokenizer
+from springtide.errors import ConfigError, explain
+
+if TYPE_CHECKING:
+    from springtide.corpus.chat_sandbox import Sandbox
+
+_FIELD = "corpus.chat_template"
+_LAYOUT = """\
+{%- for message in messages -%}
+{{ HEAD }}
+{%- if message.role == 'assistant' -%}
+{% generation %}{{ message.content + 'END' }}{% endgeneration %}
+{%- else -%}
+{{ message.content + 'END' }}
+{%- endif -%}
+{{ 'AFTER' }}
+{%- endfor -%}
+{%- if add_generation_prompt -%}{% set message = {'role': 'assistant'} %}{{ HEAD }}{%- endif -%}
+"""
+
+
+def _layout(head: str, end: str, after: str = "") -> str:
+    return _LAYOUT.replace("HEAD", head).replace("END", end).replace("AFTER", after)
+
+
+BUILT_IN = {
+    "chatml": _layout("'<|im_start|>' + message.role + '\\n'", "<|im_end|>", "\\n"),
+    "llama3": _layout("'<|start_header_id|>' + message.role + '<|end_header_id|>\\n\\n'", "<|eot_id|>"),
+}
+"""Name -> template. Sources: Qwen's ChatML; Llama 3's model card, without the begin-of-text (``corpus.begin_of_text``)."""
+_MOST_BYTES = 2**20
+_PROBE = (Turn("user", "Question"), Turn(ANSWERS, "Answer"))
+_SPECIAL = re.compile(r"<\|[^\s<>|]{1,64}\|>")
+"""What only a special token looks like."""
+_MARK_REMEDY = "put {% generation %} and {% endgeneration %} around the answer in the template"
+
+
+def read_template(name: str) -> str:
+    """Return the text of the template that ``corpus.chat_template`` names, built in or a file. ConfigError if there is none, or
+    none that can be compiled."""
+    if name in BUILT_IN:
+        return BUILT_IN[name]
+    path = Path(name)
+    if not path.is_file():
+        problem = f"is neither one of {', '.join(BUILT_IN)} nor a file"
+        raise ConfigError(explain(_FIELD, name, problem, "name one of them, or a file of Jinja"))
+    with path.open("rb") as file:
+        data = file.read(_MOST_BYTES + 1)
+    if len(data) > _MOST_BYTES:
+        raise ConfigError(explain(_FIELD, name, f"has more than {_MOST_BYTES:,} bytes", "name a template"))
+    try:
+        text = data.decode()
+    except UnicodeDecodeError as error:
+        raise ConfigError(explain(_FIELD, name, f"is not UTF-8 ({error})", "save it as UTF-8")) from None
+    _compiled(text, name)
+    return text
+
+
+class Laid(NamedTuple):
+    """A chat as tokens."""
+
+    ids: np.ndarray
+    """uint32 (tokens,), the end-of-document id appended unless the template ends with it."""
+    is_predicted: np.ndarray
+    """bool (tokens,)."""
+
+
+class ChatTemplate:
+    """A template, and the tokenizer of the dataset."""
+
+    def __init__(self, name: str, text: str, vocabulary: Tokenizer, begin_of_text: int | None) -> None:
+        """``name``: as ``corpus.chat_template``, for errors; ``begin_of_text``: the id that stands before each document of the
+        dataset: one that the template writes itself is skipped.
+
+        ConfigError if the template does not fit the tokenizer, or cannot lay out a question and an answer.
+        """
+        self._name, self._vocabulary, self._begin = name, vocabulary, begin_of_text
+        self._template = _compiled(text, name)
+        added = vocabulary.tokenizer.get_added_tokens_decoder().items()
+        self._special = {one.content: index for index, one in added if one.special and len(one.content) > 1}
+        end = vocabulary.tokenizer.id_to_token(vocabulary.end_of_text) or ""
+        self._special |= {end: vocabulary.end_of_text} if end else {}
+        spelled = "|".join(map(re.escape, sorted(self._special, key=len, reverse=True)))
+        self._cut = re.compile(f"({spelled})")
+        self._risky = re.compile(rf"(?s)({spelled}|<\|)")
+        check_pieces(vocabulary, _FIELD, name)
+        self._variables = {
+            "eos_token": end,
+            "bos_token": "" if begin_of_text is None else vocabulary.tokenizer.id_to_token(begin_of_text),
+        }
+        if missing := [token for token in CHAT_TOKENS.get(name, ()) if token not in self._special]:
+            raise ConfigError(explain(_FIELD, name, *self._lacks(missing)))
+        try:
+            next(self.lay_out([_PROBE]))
+        except BadChat as error:
+            problem = f"cannot lay out a question and an answer: {error.problem}"
+            raise ConfigError(explain(_FIELD, name, problem, error.remedy)) from None
+
+    def _lacks(self, tokens: Sequence[str]) -> tuple[str, str]:
+        problem = f"uses {', '.join(tokens)}, which the tokenizer does not have as special tokens"
+        return problem, "add them to corpus.special_tokens if it is made here, else name the tokenizer of this template"
+
+    def lay_out(self, chats: Sequence[tuple[Turn, ...]]) -> Iterator[Laid]:
+        """Yield the tokens of each chat, in order.
+
+        Raises:
+            BadChat: the template refuses or changes a chat, or uses a token that is none, or has no answer to predict.
+        """
+        planned: list[list[tuple[int | str, bool]]] = []
+        for turns in chats:
+            try:
+                planned.append([part for piece in self.pieces(turns) for part in self._parts(*piece)])
+            except BadChat:  # those before it come first, so that the caller knows whose fault it is
+                yield from self._encoded(planned)
+                raise
+        yield from self._encoded(planned)
+
+    def _encoded(self, planned: list[list[tuple[int | str, bool]]]) -> Iterator[Laid]:
+        encoded = self._vocabulary.encode(part for parts in planned for part, _ in parts if isinstance(part, str))
+        end = self._vocabulary.end_of_text
+        for parts in planned:
+            found = [np.array([part], np.uint32) if isinstance(part, int) else next(encoded)[:-1] for part, _ in parts]
+            flags = np.repeat([flag for _, flag in parts], [len(ids) for ids in found])
+            ids = np.concatenate(found)
+            if len(ids) and ids[0] == self._begin:
+                ids, flags = ids[1:], flags[1:]
+            if not len(ids) or ids[-1] != end:
+                ids, flags = np.append(ids, np.uint32(end)), np.append(flags, False)
+            if (ids[:-1] == end).any():
+                problem = f"holds {self._variables['eos_token']}, which ends a document, before the end of the chat"
+                raise BadChat(problem, "name another special token as corpus.end_of_text")
+            if not flags.any():
+                raise BadChat("the template lays out no token of an answer", _MARK_REMEDY)
+            yield Laid(ids, flags)
+
+    def pieces(self, turns: Sequence[Turn]) -> list[tuple[str, bool]]:
+        """Return the rendered chat in pieces, each with whether it is an answer; together they are the whole rendering. What is
+        text although it spells a special token is kept apart by a mark.
+
+        Raises:
+            BadChat: as ``lay_out``.
+        """
+        messages = [turn._asdict() | {"content": self._text(turn.content)} for turn in turns]
+        whole = self._render(messages)
+        found = list(self._marked(messages) if self._template.has_marks else self._grown(messages, whole))
+        if "".join(text for text, _ in found) != whole:
+            raise BadChat(
+                "the template lays out another chat when answers are marked", "do not let it look at the answer"
+            )
+        return [piece for piece in found if piece[0]]
+
+    def _text(self, content: str) -> str:
+        from springtide.corpus.chat_sandbox import APART
+
+        return self._risky.sub(lambda found: APART + APART.join(found[0]) + APART, content)
+
+    def _render(self, messages: list[dict[str, str]], marks: bool = False, prompt: bool = False) -> str:
+        return self._template.render(messages, marks, add_generation_prompt=prompt, **self._variables)
+
+    def _marked(self, messages: list[dict[str, str]]) -> Iterator[tuple[str, bool]]:
+        """Yield the pieces of a template that marks the answers."""
+        from springtide.corpus.chat_sandbox import BEGIN, END
+
+        before, *answers = self._render(messages, marks=True).split(BEGIN)
+        yield before, False
+        for answer in answers:
+            inside, *after = answer.split(END)
+            if len(after) != 1 or END in before:
+                raise BadChat("{% generation %} stands inside another, or is cut", _MARK_REMEDY)
+            yield inside, True
+            yield after[0], False
+
+    def _grown(self, messages: list[dict[str, str]], whole: str) -> Iterator[tuple[str, bool]]:
+        """Yield the pieces of a template without marks: an answer is what follows when its message does."""
+        done = 0
+        for number, message in enumerate(messages):
+            if message["role"] != ANSWERS:
+                continue
+            prompt, upto = self._render(messages[:number], prompt=True), self._render(messages[: number + 1])
+            if not (whole.startswith(upto) and upto.startswith(prompt) and len(prompt) >= done):
+                raise BadChat(
+                    f"the template changes what stands before or in message {number} by what follows", _MARK_REMEDY
+                )
+            content = message["content"]
+            if not upto.startswith((content, content.strip()), len(prompt)):
+                raise BadChat(f"the prompt of message {number} does not end where the answer begins", _MARK_REMEDY)
+            end = len(upto)
+            trimmed = upto.rstrip()
+            if len(trimmed) > len(prompt) and any(trimmed.endswith(token) for token in self._special):
+                end = len(trimmed)
+            yield whole[done : len(prompt)], False
+            yield whole[len(prompt) : end], True
+            done = end
+        yield whole[done:], False
+
+    def _parts(self, text: str, is_answer: bool) -> Iterator[tuple[int | str, bool]]:
+        """Yield the special tokens of a piece, as ids, and the texts between them."""
+        from springtide.corpus.chat_sandbox import APART
+
+        for part in self._cut.split(text):
+            if part in self._special:
+                yield self._special[part], is_answer
+            elif part:
+                if unknown := _SPECIAL.findall(part):
+                    raise BadChat(*self._lacks(sorted({*unknown})[:8]))
+                yield part.replace(APART, ""), is_answer
+
+
+def _compiled(text: str, name: str) -> Sandbox:
+    from springtide.corpus.chat_sandbox import Sandbox
+
+    try:
+        return Sandbox(text)
+    except SyntaxError as error:
+        raise ConfigError(explain(_FIELD, name, f"line {error.lineno}: {error.msg}", "mend the template")) from None

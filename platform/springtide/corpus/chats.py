@@ -1,0 +1,117 @@
+"""Chats of JSON lines and Parquet: turns of a system, users, tools and the assistant, whose answers are trained on.
+
+messages                        a list of {role, content}
+prompt, completion              a question and its answer
+instruction, input, output      the same; an input, if there is one, follows the instruction after a blank line
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Mapping
+from typing import Any, NamedTuple
+
+ROLES = ("system", "developer", "user", "assistant", "tool")
+ANSWERS = "assistant"
+"""The role whose turns are trained on."""
+MESSAGES, PROMPT, COMPLETION = "messages", "prompt", "completion"
+INSTRUCTION, INPUT, OUTPUT = "instruction", "input", "output"
+COLUMNS = (MESSAGES, PROMPT, COMPLETION, INSTRUCTION, INPUT, OUTPUT)
+"""Columns of Parquet that are read."""
+EMPTY, UNANSWERED = "chat without messages", "chat without an answer"
+"""Why a chat is dropped."""
+_FIRST = ("system", "developer")
+_NOT_TEXT = re.compile("[\ud800-\udfff\ufdd0-\ufdef]")
+_SHOWN = 60
+
+
+class Turn(NamedTuple):
+    """What one says in a chat."""
+
+    role: str
+    content: str
+
+
+class BadChat(Exception):
+    """A chat that cannot be laid out. Arguments: what is wrong, and the remedy."""
+
+    @property
+    def problem(self) -> str:
+        return str(self.args[0])
+
+    @property
+    def remedy(self) -> str:
+        return str(self.args[1])
+
+
+def has_chat(names: Collection[str]) -> bool:
+    """Return whether a record with these fields holds a chat."""
+    return MESSAGES in names or {PROMPT, COMPLETION} <= {*names} or {INSTRUCTION, OUTPUT} <= {*names}
+
+
+def turns_of(record: Any, field: str) -> tuple[Turn, ...] | str:
+    """Return the turns of a record, or why it is dropped: nothing of it could be trained on.
+
+    Args:
+        record: a JSON object, or a row of Parquet.
+        field: the field that holds the messages; ``text``, the setting's default, stands for ``messages``.
+
+    Raises:
+        BadChat: it holds no chat, or one whose roles or contents are wrong.
+
+    Examples:
+        >>> turns_of({"prompt": "2 + 2?", "completion": "4"}, "text")
+        (Turn(role='user', content='2 + 2?'), Turn(role='assistant', content='4'))
+    """
+    if not isinstance(record, Mapping):
+        raise BadChat(f"is a {type(record).__name__}, not an object with fields", "give each chat as an object")
+    field = MESSAGES if field == "text" else field
+    if record.get(field) is not None:
+        messages = record[field]
+        if not isinstance(messages, list):
+            raise BadChat(f"{field} is a {type(messages).__name__}, not a list", "give a list of {role, content}")
+        turns = tuple(_turn(number, message) for number, message in enumerate(messages))
+    elif {PROMPT, COMPLETION} <= record.keys():
+        turns = (Turn("user", _text(record, PROMPT)), Turn(ANSWERS, _text(record, COMPLETION)))
+    elif {INSTRUCTION, OUTPUT} <= record.keys():
+        added = _text(record, INPUT) if record.get(INPUT) is not None else ""
+        asked = _text(record, INSTRUCTION) + (f"\n\n{added}" if added else "")
+        turns = (Turn("user", asked), Turn(ANSWERS, _text(record, OUTPUT)))
+    else:
+        wanted = f"{field}, {PROMPT} and {COMPLETION}, or {INSTRUCTION} and {OUTPUT}"
+        shown = ", ".join(map(str, [*record][:8]))[:200] or "nothing"
+        raise BadChat(f"holds no chat: it has {shown}, not {wanted}", "name the field of the messages, corpus.field")
+    _check_order(turns)
+    if not turns:
+        return EMPTY
+    return turns if any(turn.role == ANSWERS and turn.content.strip() for turn in turns) else UNANSWERED
+
+
+def _turn(number: int, message: Any) -> Turn:
+    where = f"message {number}"
+    if not isinstance(message, Mapping):
+        raise BadChat(f"{where} is a {type(message).__name__}, not a table", "give {role, content}")
+    role = message.get("role")
+    if role not in ROLES:
+        raise BadChat(f"{where}: role = {str(role)[:_SHOWN]!r} is not one of {', '.join(ROLES)}", "rename the role")
+    if message.get("tool_calls"):
+        raise BadChat(f"{where}: tool_calls are not supported", "write the calls into its content")
+    return Turn(role, _text(message, "content", f"{where}: "))
+
+
+def _text(record: Mapping[str, Any], name: str, where: str = "") -> str:
+    value = record.get(name)
+    if value is None:
+        raise BadChat(f"{where}{name} is missing", "add it, or leave the chat out")
+    if not isinstance(value, str):
+        raise BadChat(f"{where}{name} is a {type(value).__name__}, not a text", "give text only")
+    return _NOT_TEXT.sub("\ufffd", value)  # JSON can encode half a surrogate pair; the rest are no characters
+
+
+def _check_order(turns: tuple[Turn, ...]) -> None:
+    for number, turn in enumerate(turns):
+        if turn.role in _FIRST and number:
+            what = (
+                f"a second {turn.role} turn" if turns[0].role in _FIRST else f"a {turn.role} turn that is not the first"
+            )
+            raise BadChat(f"message {number} is {what}", "join them at the beginning of the chat")
