@@ -9,10 +9,12 @@ loads the folder, and then ``springtide.json`` again, with the digests of all fi
 
 from __future__ import annotations
 
+import collections
+import itertools
 import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, NamedTuple
 
 import torch
@@ -38,8 +40,10 @@ MARKER = "springtide.json"
 """Says that a folder is an export, of what, and whether it is complete."""
 SHARD_BYTES = 5 * 10**9
 """Most bytes of a file, as transformers has it, unless one tensor is larger."""
-PART_BYTES = 32 * 2**20
-"""Bytes that are read while as many are written."""
+PART_BYTES = 16 * 2**20
+"""Most bytes that are read or written at a time, unless one row is larger."""
+_AHEAD = 2
+"""Parts that are read before they are written."""
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 """Types that weights can be written in."""
 _OURS = re.compile(
@@ -236,13 +240,11 @@ def _read(source: _Source, pieces: list[Piece], box: Box, entry: Entry) -> memor
 
 
 def _ahead(reads: Iterable[Callable[[], memoryview]]) -> Iterator[memoryview]:
-    """Yield what each call returns; the next one runs meanwhile."""
+    """Yield what each call returns; the next ones run meanwhile."""
+    left, running = iter(reads), collections.deque[Future[memoryview]]()
     with ThreadPoolExecutor(1, "springtide-export") as thread:
-        running = None
-        for read in reads:
-            following = thread.submit(read)
-            if running is not None:
-                yield running.result()
-            running = following
-        if running is not None:
-            yield running.result()
+        while True:
+            running.extend(thread.submit(read) for read in itertools.islice(left, _AHEAD + 1 - len(running)))
+            if not running:
+                return
+            yield running.popleft().result()
