@@ -4,12 +4,13 @@
                                                                              -> tokenizer, README.md, index, config.json
 
 ``springtide.json`` is written first and says ``complete: false``; after all else comes ``config.json``, without which nothing
-loads the folder, and then ``springtide.json`` again, with the digests of all files.
+loads the folder, and then ``springtide.json`` again, with the sizes of all files [bytes].
 """
 
 from __future__ import annotations
 
 import collections
+import functools
 import itertools
 import math
 import re
@@ -34,7 +35,7 @@ from springtide.interop.hf_card import card
 from springtide.interop.hf_config import FILE, choose_family, written_config
 from springtide.interop.hf_tokenizer import tokenizer_files
 from springtide.interop.safetensors_header import INDEX, SINGLE, Entry, header_of
-from springtide.store import Folder, digest, to_json
+from springtide.store import Folder, to_json
 
 MARKER = "springtide.json"
 """Says that a folder is an export, of what, and whether it is complete."""
@@ -69,6 +70,8 @@ class _Source(NamedTuple):
     folder: Folder
     tensors: dict[str, list[Piece]]
     dtype: torch.dtype | None
+    buffers: list[Tensor]
+    """Memory to read into, in turn, uint8; empty if whoever writes may still hold a part when it asks for the next."""
 
 
 def export_checkpoint(
@@ -105,7 +108,8 @@ def export_checkpoint(
         manifest = read_manifest(run, name)
         pieces = read_pieces(run, name, manifest)
         found = by_tensor(as_weights(pieces) if ema else [one for one in pieces if one.tensor.startswith("model/")])
-        source = _Source(checkpoints(run), found, DTYPES.get(dtype))
+        buffers = [torch.empty(PART_BYTES, dtype=torch.uint8) for _ in range(_AHEAD + 1)] if to.is_local else []
+        source = _Source(checkpoints(run), found, DTYPES.get(dtype), buffers)
         entries = _entries(source, family, model, name)
         files = _shards(list(entries), shard_bytes)
         vocab = next(iter(entries)).shape[0]
@@ -124,7 +128,7 @@ def export_checkpoint(
         written = {file: _write_file(source, to, file, group, entries) for file, group in files.items()}
     for file, text in small.items():  # config.json is the last
         to.write(file, text)
-        written[file] = {"size_bytes": len(text.encode()), "digest": digest.of_bytes(text.encode())}
+        written[file] = len(text.encode())
     to.write_json(MARKER, {**facts, "complete": True, "files": written})
     return Exported(to.url, family.architecture, name, total, tuple(remarks))
 
@@ -194,42 +198,35 @@ def _shards(entries: Sequence[Entry], shard_bytes: int) -> dict[str, list[Entry]
     return {f"model-{number:05d}-of-{len(groups):05d}.safetensors": one for number, one in enumerate(groups, 1)}
 
 
-def _write_file(
-    source: _Source, to: Folder, file: str, group: Sequence[Entry], entries: Mapping[Entry, Match]
-) -> dict[str, Any]:
+def _write_file(source: _Source, to: Folder, file: str, group: Sequence[Entry], entries: Mapping[Entry, Match]) -> int:
+    """Write a file; return its size [bytes]."""
     header = header_of(group, {"format": "pt"})
     size = len(header) + sum(one.size_bytes for one in group)
-    running = digest.Running()
-
-    def parts() -> Iterator[memoryview]:
-        for part in _ahead([lambda: memoryview(header), *_reads(source, group, entries)]):
-            running.add(part)
-            yield part
-
-    to.put_stream(file, parts(), size)
-    return {"size_bytes": size, "digest": running.end()}
+    parts = itertools.chain([memoryview(header)], _ahead(_reads(source, group, entries)))
+    to.put_stream(file, parts, size)
+    return size
 
 
 def _reads(
     source: _Source, group: Sequence[Entry], entries: Mapping[Entry, Match]
 ) -> Iterator[Callable[[], memoryview]]:
     """Yield the reads of a file's data, in order."""
+    turn = itertools.cycle(source.buffers or [torch.empty(0, dtype=torch.uint8)])
     for entry in group:
         for ours in entries[entry].ours:
             pieces = source.tensors[f"model/{ours}"]
             shape, item = pieces[0].shape, ITEM_BYTES[pieces[0].dtype]
             for box in boxes(shape, item * math.prod(shape[1:]), PART_BYTES):
-                yield _reader(source, pieces, box, entry)
+                yield functools.partial(_read, source.folder, pieces, box, entry, next(turn))
 
 
-def _reader(source: _Source, pieces: list[Piece], box: Box, entry: Entry) -> Callable[[], memoryview]:
-    return lambda: _read(source, pieces, box, entry)
-
-
-def _read(source: _Source, pieces: list[Piece], box: Box, entry: Entry) -> memoryview:
-    """Return the bytes of a box in the type that they are written in, verified."""
-    tensor: Tensor = torch.empty(box.sizes, dtype=type_of(pieces[0].dtype))
-    read_boxes(source.folder, pieces, tensor, box)
+def _read(folder: Folder, pieces: list[Piece], box: Box, entry: Entry, buffer: Tensor) -> memoryview:
+    """Return the bytes of a box in the type that they are written in, verified; in ``buffer``, if they fit into it."""
+    stored = type_of(pieces[0].dtype)
+    size = box.num_elements * stored.itemsize
+    fits = size <= buffer.nbytes
+    tensor = buffer[:size].view(stored).view(box.sizes) if fits else torch.empty(box.sizes, dtype=stored)
+    read_boxes(folder, pieces, tensor, box)
     wanted = type_of(entry.dtype)
     if tensor.dtype != wanted:
         tensor = tensor.to(wanted)

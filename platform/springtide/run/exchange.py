@@ -18,6 +18,7 @@ def export_model(run: Run, to: str, step: int | None = None, dtype: str = "", em
     Needs little memory, no GPU, and may run while the run trains.
 
     Args:
+        run: whose checkpoint it is.
         to: folder or URL to create; an earlier export there is replaced.
         step: step of the checkpoint; None: the newest.
         dtype: ``fp32``, ``bf16`` or ``fp16``; empty: as the weights are stored.
