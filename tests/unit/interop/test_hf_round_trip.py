@@ -261,3 +261,18 @@ def test_small_parts_make_the_same_checkpoint(tmp_path: Path, monkeypatch: pytes
     export_model(whole, str(tmp_path / "out-whole"))
     files = [(tmp_path / name / "model.safetensors").read_bytes() for name in ("out", "out-whole")]
     assert files[0] == files[1]
+
+
+def test_object_stores_are_written_and_read_as_folders_are(tmp_path: Path, s3: str) -> None:
+    their_model("gemma").save_pretrained(tmp_path / "in")
+    run = import_model(str(tmp_path / "in"), str(tmp_path / "run"))
+    export_model(run, str(tmp_path / "out"))
+    expected = (tmp_path / "out/model.safetensors").read_bytes()
+    for url in (f"{s3}/exports/gemma", "memory://exports/gemma"):
+        export_model(run, url)
+        export_model(run, url)
+        assert Folder(url).read("model.safetensors") == expected
+        assert Folder(url).read("config.json") == (tmp_path / "out/config.json").read_bytes()
+    again = import_model(f"{s3}/exports/gemma", f"{s3}/runs/imported")
+    export_model(again, str(tmp_path / "again"))
+    assert (tmp_path / "again/model.safetensors").read_bytes() == expected
