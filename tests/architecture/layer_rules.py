@@ -20,6 +20,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "model": {"config"},
     "parallel": {"config", "dist", "model"},
     "checkpoint": {"config", "store", "faults", "dist"},
+    "interop": {"config", "store", "corpus", "shards", "model", "checkpoint"},
     "elastic": {"config"},
     "preemption": {"elastic"},
     "tuning": {"config", "store", "events"},
@@ -29,7 +30,9 @@ MAY_IMPORT: dict[str, set[str]] = {
         *("config", "store", "events", "faults", "dist", "corpus", "shards", "dataset", "stream"),
         *("model", "parallel", "checkpoint", "elastic", "preemption", "track"),
     },
-    "run": {"config", "store", "events", "shards", "stream", "checkpoint", "track", "report", "training"},
+    "run": {
+        *("config", "store", "events", "shards", "stream", "checkpoint", "interop", "track", "report", "training"),
+    },
     "on_ray": {
         *("config", "store", "events", "faults", "dist", "shards", "stream", "model", "parallel", "checkpoint"),
         *("elastic", "preemption", "tuning", "track", "training"),
@@ -58,8 +61,10 @@ MAY_IMPORT: dict[str, set[str]] = {
 ONLY_IN: dict[str, tuple[str, ...]] = {
     "ray": ("on_ray/",),
     "mlflow": ("track/mlflow_sink.py",),
-    "torch": ("dist/", "model/", "parallel/", "training/", "checkpoint/", "on_ray/"),
+    "torch": ("dist/", "model/", "parallel/", "training/", "checkpoint/", "interop/", "on_ray/"),
     "tokenizers": ("corpus/tokenizer.py",),
+    "transformers": ("interop/",),
+    "safetensors": ("interop/",),
     "fsspec": ("store/",),
     "obstore": ("store/s3.py",),
     "rich": ("track/console.py", "cli/"),

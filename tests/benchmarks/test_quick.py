@@ -24,6 +24,7 @@ CLAIMS = {
     "growth": {"growth_layers_over_flops", "growth_width_over_flops", "growth_length_over_flops"},
     "order": {*(f"order_lag1_{recipe}" for recipe in RECIPES), "order_seek_1000_s", "order_verify_minutes"},
     "layouts": {"layouts_loss_over_tolerance", "bytes_predicted_off"},
+    "export": {"export_memory_vs_largest_tensor", "export_vs_copy"},
 }
 PEERS = (BENCHMARKS.parent / ".venv-peers").exists()
 

@@ -185,7 +185,7 @@ def _bound(config: Config, vocab_size: int) -> int:
     activations = 20 * model.dim + 10 * model.ffn_dim + 6 * heads + 2 * length
     if model.attention_cap:
         activations += 6 * model.num_heads * length
-    weights = model.num_layers * block + 2 * vocab_size * model.dim
+    weights = model.num_layers * block + 2 * max(vocab_size, model.vocab_size) * model.dim
     return 32 * weights + 4 * rows * length * model.num_layers * activations + 2**28
 
 

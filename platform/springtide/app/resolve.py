@@ -139,6 +139,8 @@ def resolved(
     config = prepare(config, progress)
     data = open_data(config.data)
     data.check_epochs(config.num_steps)
+    if not config.model.source:
+        make(config.model, data.vocab_size)  # refuses a vocabulary that has no room for the ids
     start, remarks = _start(config, run, data, accept_changes, from_scratch)
     remarks += [*data.leaks, *data.repeats(config.num_steps)]
     with cluster(config, dashboard=dashboard) as address:

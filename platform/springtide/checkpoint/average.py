@@ -8,19 +8,14 @@ Memory is bounded by the size of a part, not by the model. Bytes are verified as
 
 from __future__ import annotations
 
-import functools
-import math
-import secrets
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from springtide.checkpoint import leases
 from springtide.checkpoint.averages import as_weights
-from springtide.checkpoint.commit import CommitJob, PieceWriter
 from springtide.checkpoint.format import (
     AVERAGED,
     Manifest,
@@ -31,14 +26,11 @@ from springtide.checkpoint.format import (
     read_manifest,
 )
 from springtide.checkpoint.load import by_tensor, read_boxes, read_pieces
-from springtide.checkpoint.retention import Rule
 from springtide.checkpoint.tensors import Box, raw, type_of
-from springtide.checkpoint.validate import ITEM_BYTES
+from springtide.checkpoint.weights_only import PART_BYTES, write_weights
 from springtide.errors import CheckpointError
 from springtide.store import Folder
 
-_PART_BYTES = 128 * 2**20
-"""Most bytes of a part; a few times as many are in memory."""
 _Tensors = dict[str, list[Piece]]
 
 
@@ -48,7 +40,7 @@ def average_checkpoints(
     to: Folder,
     config: Mapping[str, Any],
     ema: bool = False,
-    part_bytes: int = _PART_BYTES,
+    part_bytes: int = PART_BYTES,
 ) -> Manifest:
     """Write the mean of the weights in checkpoints ``names`` of ``run``, oldest first, as a checkpoint of ``to`` under the
     newest one's step; with ``ema`` of their exponential moving averages. Tensors of integers are those of the newest. Returns
@@ -60,23 +52,9 @@ def average_checkpoints(
     each = [_weights(run, name, manifest, ema) for name, manifest in zip(names, manifests, strict=True)]
     for name, tensors in zip(names, each, strict=True):
         _check_same(names[-1], each[-1], name, tensors)
-    parts = list(_parts(each[-1], part_bytes))
-    term = leases.claim(to, secrets.token_hex(8)).term
-    meta = _meta(manifests[-1].meta, names, len(parts))
-    writer = PieceWriter(to)
-    try:
-        for rank, pieces in reversed(list(enumerate(parts))):  # the first one commits
-            bytes_of = {one.tensor: _mean(run, each, one).numpy().data for one in pieces}
-            view = functools.partial(_view, bytes_of)
-            job = CommitJob(to.url, term, rank, meta, dict(config), pieces, Rule(1))
-            writer.write(job, view, lambda: False)
-    finally:
-        leases.end(to, term)
-    return read_manifest(to, job.name)
-
-
-def _view(bytes_of: dict[str, memoryview], one: StagedPiece) -> memoryview:
-    return bytes_of[one.tensor]
+    kinds = {name: (pieces[0].dtype, pieces[0].shape) for name, pieces in each[-1].items()}
+    meta = _meta(manifests[-1].meta, names)
+    return write_weights(to, meta, config, kinds, lambda one: _mean(run, each, one), part_bytes)
 
 
 def _weights(run: Folder, name: str, manifest: Manifest, ema: bool) -> _Tensors:
@@ -95,26 +73,6 @@ def _check_same(newest: str, there: _Tensors, name: str, here: _Tensors) -> None
             raise CheckpointError(f"{newest} and {name} are of different models: {tensor} is {shown[0]} and {shown[1]}")
 
 
-def _parts(tensors: _Tensors, part_bytes: int) -> Iterator[list[StagedPiece]]:
-    """Yield boxes of whole rows, in parts of about ``part_bytes`` at most, a tensor once in each."""
-    part: list[StagedPiece] = []
-    size = 0
-    for name, pieces in tensors.items():
-        dtype, shape = pieces[0].dtype, pieces[0].shape
-        row = ITEM_BYTES[dtype] * math.prod(shape[1:])
-        rows = shape[0] if shape else 1
-        at_once = max(1, part_bytes // max(1, row))
-        for begin in range(0, max(rows, 1), at_once):
-            count = min(at_once, rows - begin)
-            if part and (size + count * row > part_bytes or begin):
-                yield part
-                part, size = [], 0
-            box = Box((begin, *(0 for _ in shape[1:])), (count, *shape[1:])) if shape else Box((), ())
-            part.append(StagedPiece(name, dtype, shape, *box, size, count * row))
-            size += count * row
-    yield part
-
-
 def _mean(run: Folder, each: Sequence[_Tensors], one: StagedPiece) -> Tensor:
     """Return the bytes of the mean of a box, uint8 (bytes,)."""
     dtype = type_of(one.dtype)
@@ -129,9 +87,8 @@ def _mean(run: Folder, each: Sequence[_Tensors], one: StagedPiece) -> Tensor:
     return raw(total.div_(len(each)).to(dtype))
 
 
-def _meta(newest: Meta, names: Sequence[str], num_parts: int) -> Meta:
-    """Return the metadata of the average; each of its parts counts as written by a rank. Without a chain: it is
-    not a state of the order."""
-    changes = {"world_size": num_parts, "chain": "", "skipped_updates": (), "metrics": {}, "components": {}}
+def _meta(newest: Meta, names: Sequence[str]) -> Meta:
+    """Return the metadata of the average. Without a chain: it is not a state of the order."""
+    changes: dict[str, Any] = {"chain": "", "skipped_updates": (), "metrics": {}, "components": {}}
     changes |= {"saved_s": time.time(), "labels": {**newest.labels, AVERAGED: " ".join(names)}}
     return newest.model_copy(update=changes)

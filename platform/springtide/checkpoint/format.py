@@ -36,6 +36,8 @@ ABANDONED = "ABANDONED"
 QUARANTINED = "QUARANTINED"
 AVERAGED = "averaged"
 """Label of a checkpoint that holds averaged weights only: the names of those that they are of."""
+IMPORTED = "imported"
+"""Label of a checkpoint that holds imported weights only: where they come from."""
 BLOCK_BYTES = 4 * 2**20
 """Bytes that one digest covers: a reader of part of a tensor verifies the blocks that it touches."""
 FORMAT = 6

@@ -119,9 +119,13 @@ def _copies(pieces: Sequence[Piece], tensor: Tensor, held: Box) -> list[_Copy]:
 
 def _read_all(source: PieceSource, copies: Sequence[_Copy], verify: bool) -> None:
     """Read what overlaps, several reads at a time."""
-    with ThreadPoolExecutor(_READERS, "springtide-load") as threads:
-        for _ in threads.map(lambda read: _read(source, read, verify), _reads(copies)):
-            pass
+    reads = _reads(copies)
+    if len(reads) == 1:  # threads would only wait for each other
+        _read(source, reads[0], verify)
+    else:
+        with ThreadPoolExecutor(_READERS, "springtide-load") as threads:
+            for _ in threads.map(lambda read: _read(source, read, verify), reads):
+                pass
     for copy in copies:
         copy.finish()
 

@@ -1,4 +1,4 @@
-"""``springtide model evaluate`` and ``average``."""
+"""``springtide model evaluate``, ``average``, ``export`` and ``import``."""
 
 from __future__ import annotations
 
@@ -15,6 +15,13 @@ _AVERAGE = """  springtide model average runs/RUN --last 3 --to runs/RUN-average
   springtide model average runs/RUN --ema --to runs/RUN-ema
   springtide model evaluate runs/RUN-average"""
 
+_EXPORT = """  springtide model export runs/RUN --to hf --out exports/RUN      # the newest checkpoint
+  springtide model export runs/RUN --step 400 --to hf --out s3://bucket/RUN --dtype bf16"""
+
+_IMPORT = """  springtide model import downloads/MODEL --out runs/MODEL
+  springtide train --config runs/MODEL/config.yaml --run.id tuned --corpus.source texts \\
+    --train.start-from runs/MODEL --train.start-with weights --optim.peak-lr 1e-5"""
+
 
 def add(commands: Commands) -> None:
     """Add the group."""
@@ -23,6 +30,56 @@ def add(commands: Commands) -> None:
     group.command("evaluate", _evaluate, help, _evaluate_options, _EVALUATE)
     help = "Write the mean of the weights of a run's newest checkpoints as a checkpoint of its own."
     group.command("average", _average, help, _average_options, _AVERAGE)
+    help = "Write a checkpoint as a folder that transformers loads."
+    group.command("export", _export, help, _export_options, _EXPORT)
+    help = "Write a model of transformers as a run's folder of weights only, to start a run from."
+    group.command("import", _import, help, _import_options, _IMPORT)
+
+
+def _export_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("run", help="the run's folder")
+    parser.add_argument("--to", choices=["hf"], default="hf", help="format: hf, as transformers loads it (default)")
+    parser.add_argument(
+        "--out", metavar="FOLDER", required=True, help="folder or URL to create, or an export to replace"
+    )
+    parser.add_argument(
+        "--step", metavar="N", type=int, default=None, help="step of the checkpoint; default: the newest"
+    )
+    parser.add_argument("--dtype", default="", help="fp32, bf16 or fp16; default: as the weights are stored")
+    parser.add_argument("--ema", action="store_true", help="the averaged weights (optim.ema_half_life)")
+    add_json(parser)
+
+
+def _export(options: argparse.Namespace) -> int:
+    from springtide.run.exchange import export_model
+    from springtide.run.folder import open_run
+
+    found = export_model(open_run(options.run), options.out, options.step, options.dtype, options.ema)
+    if options.json:
+        print_json(found._asdict())
+        return 0
+    for remark in found.remarks:
+        print(f"note: {remark}")
+    print(
+        f"wrote {found.url}: {found.checkpoint} as {found.architecture}, {found.size_bytes / 2**20:.1f} MiB of weights"
+    )
+    return 0
+
+
+def _import_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("folder", help="folder or URL of the model: config.json and safetensors files")
+    parser.add_argument("--out", metavar="FOLDER", required=True, help="folder or URL to create")
+
+
+def _import(options: argparse.Namespace) -> int:
+    from springtide.run.exchange import import_model
+
+    run = import_model(options.folder, options.out)
+    print(f"wrote {run.folder.url}/checkpoints/{run.checkpoints[-1]}: weights only")
+    print(f"its settings are in {run.folder.where('config.yaml')}; start a run from it:")
+    print(f"  springtide train --config {run.folder.where('config.yaml')} --run.id NAME --corpus.source TEXT \\")
+    print(f"    --train.start-from {run.folder.url} --train.start-with weights --optim.peak-lr 1e-5")
+    return 0
 
 
 def _average_options(parser: argparse.ArgumentParser) -> None:

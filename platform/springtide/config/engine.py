@@ -22,6 +22,9 @@ class ModelConfig(Section):
     source: str = ""
     """Function that returns your own model, ``package.module:function``, see ``springtide.model.source``; empty is the decoder
     that the rest of this section describes [name]."""
+    vocab_size: int = Field(0, ge=0)
+    """Rows of the embedding and of the head, for weights that come from elsewhere; at least the ids of the dataset; 0 is these,
+    rounded up to a multiple of 64 [ids]."""
     num_layers: int = Field(6, ge=1)
     """Decoder blocks [blocks]."""
     dim: int = Field(192, ge=2)

@@ -15,6 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from springtide.config.engine import ModelConfig
+from springtide.errors import ConfigError, explain
 from springtide.model.attention import Attention, KVCache, LayerKVCache, RMSNorm
 from springtide.model.loss import LargestLogit, capped, head_loss, token_nats
 from springtide.model.positions import documents, rotary_table
@@ -65,7 +66,7 @@ class Block(nn.Module):
 
 
 class Decoder(nn.Module):
-    """Token ids (B, L) -> logits (B, L, V); V is ``vocab_size`` rounded up to a multiple of 64."""
+    """Token ids (B, L) -> logits (B, L, V); V is ``model.vocab_size``, or ``vocab_size`` rounded up to a multiple of 64."""
 
     computes_loss = True
     """Given targets, it computes the loss itself and never holds all logits at once."""
@@ -74,11 +75,15 @@ class Decoder(nn.Module):
         self, config: ModelConfig, vocab_size: int, eos_id: int | None = None, bos_id: int | None = None
     ) -> None:
         """``eos_id``: end-of-document id, if documents of one row must not attend to each other; ``bos_id``: the id that
-        begins one, None if it is the same."""
+        begins one, None if it is the same. Raises ConfigError if the config has fewer rows than ``vocab_size``."""
         super().__init__()
+        if config.vocab_size and config.vocab_size < vocab_size:
+            limit = f"has no row for each of the {vocab_size} ids of the dataset"
+            remedy = "prepare it with the tokenizer of the weights, or use 0 for a model that begins at random"
+            raise ConfigError(explain("model.vocab_size", config.vocab_size, limit, remedy))
         self.config, self.vocab_size, self.eos_id = config, vocab_size, eos_id
         self.bos_id = eos_id if bos_id is None else bos_id
-        self.padded_vocab_size = -(-vocab_size // VOCAB_MULTIPLE) * VOCAB_MULTIPLE
+        self.padded_vocab_size = config.vocab_size or -(-vocab_size // VOCAB_MULTIPLE) * VOCAB_MULTIPLE
         self.embedding = nn.Embedding(self.padded_vocab_size, config.dim)
         self.blocks = nn.ModuleList(Block(config, config.window_of(layer)) for layer in range(config.num_layers))
         self.norm = RMSNorm(config.dim, config.norm_eps, config.norm_unit_offset)

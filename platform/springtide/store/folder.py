@@ -13,7 +13,7 @@ import os
 import posixpath
 import stat
 import uuid
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import IO, Any, TypeVar
 
@@ -185,6 +185,22 @@ class Folder:
                 for part in parts:
                     file.write(part)
 
+    def put_stream(self, name: str, parts: Iterable[memoryview], size_bytes: int) -> None:
+        """Write ``parts``, ``size_bytes`` in total, as ``name``, all or nothing; they are taken as they are written, so no more
+        than a few are in memory."""
+        target = self.where(name)
+        if self.is_local:
+            with self._beside(target, parts, size_bytes=size_bytes) as beside:
+                os.replace(beside, target)
+        elif self._is_s3:
+            from springtide.store import s3
+
+            s3.put(self.fs, target, parts, size_bytes)
+        else:
+            with as_os_errors(target), self.fs.open(target, "wb", block_size=_ONE_PUT_BYTES) as file:
+                for part in parts:
+                    file.write(part)
+
     @property
     def has_atomic_create(self) -> bool:
         """Whether ``create`` surely refuses a file that exists; an object store may not know conditional puts."""
@@ -207,9 +223,11 @@ class Folder:
                 self.fs.pipe_file(target, data, mode="create")
 
     @contextlib.contextmanager
-    def _beside(self, target: str, parts: Sequence[memoryview], mode: int = 0o666) -> Iterator[str]:
+    def _beside(
+        self, target: str, parts: Iterable[memoryview], mode: int = 0o666, size_bytes: int | None = None
+    ) -> Iterator[str]:
         """Yield the path of a synced temporary file with ``parts``, next to ``target``; the block renames or links it to the
-        target. ``mode``: before the umask."""
+        target. ``mode``: before the umask; ``size_bytes``: of all parts, if they can be taken only once."""
         folder = os.path.dirname(target)
         beside = os.path.join(folder, f"{_TEMPORARY}{uuid.uuid4().hex[:12]}")
         try:
@@ -225,7 +243,8 @@ class Folder:
             if not is_full(error):
                 raise
             _unlink(beside)  # first: it takes room, too
-            raise explain_full_disk(error, target, sum(part.nbytes for part in parts)) from error
+            size = sum(part.nbytes for part in parts) if size_bytes is None else size_bytes
+            raise explain_full_disk(error, target, size) from error
         finally:
             _unlink(beside)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from springtide import config as configs
 from springtide.checkpoint.averages import match_averages
 from springtide.checkpoint.branch import FIELD, split
-from springtide.checkpoint.format import AVERAGED, Identity, read_manifest
+from springtide.checkpoint.format import AVERAGED, IMPORTED, Identity, read_manifest
 from springtide.checkpoint.load import Mismatch, by_tensor, check_names, read_pieces
 from springtide.checkpoint.other_orders import of_another_order
 from springtide.checkpoint.tensors import materialize, named_tensors
@@ -32,12 +32,13 @@ def check_start(config: Config, identity: Identity, tokenizer_digest: str) -> Co
     except CheckpointError as error:
         raise ConfigError(explain(FIELD, url, f"cannot be used: {error}", "name another checkpoint")) from None
     meta, same_order = manifest.meta, config.train.start_with == "state"
+    if config.train.start_with != "weights" and meta.labels.keys() & {AVERAGED, IMPORTED}:
+        of = f"the averaged weights of {meta.labels[AVERAGED]}" if AVERAGED in meta.labels else "imported weights"
+        holds = f"holds {of} and no state of an optimizer"
+        raise ConfigError(explain(FIELD, url, holds, "set train.start_with = weights"))
     if same_order and (problem := of_another_order(run, meta, identity)):
         remedy = "or train.start_with = optimizer or weights, to begin at step 0 of this order"
         raise ConfigError(explain(FIELD, url, problem, remedy))
-    if config.train.start_with != "weights" and AVERAGED in meta.labels:
-        holds = f"holds the averaged weights of {meta.labels[AVERAGED]} and no state of an optimizer"
-        raise ConfigError(explain(FIELD, url, holds, "set train.start_with = weights"))
     if same_order and meta.step >= config.num_steps:
         end = f"is of step {meta.step}, and train.total ends at step {config.num_steps}"
         raise ConfigError(explain(FIELD, url, end, "raise train.total"))

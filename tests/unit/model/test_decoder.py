@@ -38,6 +38,15 @@ def test_logits_have_a_column_an_id_padded_to_sixty_four(tied: bool) -> None:
     assert num_parameters(model) == 128 * 32 + head + 2 * (32 * 32 * 2 + 32 * 16 * 2 + 3 * 32 * 48 + 2 * 32) + 32
 
 
+def test_rows_of_weights_from_elsewhere_stay_as_they_are() -> None:
+    config = CONFIG.model_copy(update={"vocab_size": 107})
+    assert build(config, vocab_size=100)(TOKENS).shape == (3, 20, 107)
+    with pytest.raises(
+        ConfigError, match=r"model\.vocab_size = 107: has no row for each of the 108 ids of the dataset"
+    ):
+        build(config, vocab_size=108)
+
+
 def test_no_position_sees_a_later_one() -> None:
     model = build(CONFIG, vocab_size=100)
     changed = TOKENS.clone()

@@ -1,0 +1,87 @@
+"""Write a checkpoint that holds weights only, by one process, from wherever they come.
+
+    boxes of rows, a part at a time -> read -> a data file per part -> COMMITTED
+
+Memory is bounded by the size of a part, not by the model.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+import secrets
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+from torch import Tensor
+
+from springtide.checkpoint import leases
+from springtide.checkpoint.commit import CommitJob, PieceWriter
+from springtide.checkpoint.format import Manifest, Meta, StagedPiece, read_manifest
+from springtide.checkpoint.retention import Rule
+from springtide.checkpoint.tensors import Box
+from springtide.checkpoint.validate import ITEM_BYTES
+from springtide.store import Folder
+
+PART_BYTES = 128 * 2**20
+"""Most bytes of a part; a few times as many are in memory."""
+Kinds = Mapping[str, tuple[str, tuple[int, ...]]]
+"""Tensor -> its type and shape."""
+
+
+def write_weights(
+    to: Folder,
+    meta: Meta,
+    config: Mapping[str, Any],
+    tensors: Kinds,
+    read: Callable[[StagedPiece], Tensor],
+    part_bytes: int = PART_BYTES,
+) -> Manifest:
+    """Write ``tensors`` as a checkpoint of ``to``; return its manifest. ``read`` returns the bytes of a box, uint8 (bytes,).
+    Each part counts as written by a rank: ``meta.world_size`` is set to their number. If ``read`` raises, nothing is
+    committed."""
+    parts = list(_parts(tensors, part_bytes))
+    meta = meta.model_copy(update={"world_size": len(parts)})
+    term = leases.claim(to, secrets.token_hex(8)).term
+    writer = PieceWriter(to)
+    try:
+        for rank, pieces in reversed(list(enumerate(parts))):  # the first one commits
+            bytes_of = {one.tensor: read(one).numpy().data for one in pieces}
+            view = functools.partial(_view, bytes_of)
+            job = CommitJob(to.url, term, rank, meta, dict(config), pieces, Rule(1))
+            writer.write(job, view, lambda: False)
+            del bytes_of, view
+    finally:
+        leases.end(to, term)
+    return read_manifest(to, job.name)
+
+
+def boxes(shape: tuple[int, ...], row_bytes: int, most_bytes: int) -> Iterator[Box]:
+    """Yield boxes of whole rows that make up a tensor, each of at most ``most_bytes`` or one row."""
+    if not shape:
+        yield Box((), ())
+        return
+    at_once = max(1, most_bytes // max(1, row_bytes))
+    for begin in range(0, max(shape[0], 1), at_once):
+        count = min(at_once, shape[0] - begin)
+        yield Box((begin, *(0 for _ in shape[1:])), (count, *shape[1:]))
+
+
+def _view(bytes_of: dict[str, memoryview], one: StagedPiece) -> memoryview:
+    return bytes_of[one.tensor]
+
+
+def _parts(tensors: Kinds, part_bytes: int) -> Iterator[list[StagedPiece]]:
+    """Yield boxes of whole rows, in parts of about ``part_bytes`` at most, a tensor once in each."""
+    part: list[StagedPiece] = []
+    size = 0
+    for name, (dtype, shape) in tensors.items():
+        row = ITEM_BYTES[dtype] * math.prod(shape[1:])
+        for box in boxes(shape, row, part_bytes):
+            size_bytes = ITEM_BYTES[dtype] * box.num_elements
+            if part and (size + size_bytes > part_bytes or any(box.offsets)):
+                yield part
+                part, size = [], 0
+            part.append(StagedPiece(name, dtype, shape, *box, size, size_bytes))
+            size += size_bytes
+    yield part

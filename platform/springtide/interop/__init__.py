@@ -1,0 +1,10 @@
+"""Models in and out: the formats of others, as tables of names and streams of byte ranges.
+
+Layer rule: no more than a few rows of one tensor are in memory, and every number of a file from outside is checked before a
+byte of its data is read.
+"""
+
+from springtide.interop.hf_export import Exported, export_checkpoint
+from springtide.interop.hf_import import ImportedModel, open_model, write_checkpoint
+
+__all__ = ["Exported", "ImportedModel", "export_checkpoint", "open_model", "write_checkpoint"]

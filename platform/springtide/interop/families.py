@@ -1,0 +1,238 @@
+"""The dense families of transformers that the decoder can be: names of tensors and of config keys, as data. Pure.
+
+A family says what its architecture always has (``fixed``, fields of ``ModelConfig``), which of their keys is which of our
+fields, and which of their tensors is which of ours. Both directions read the same tables.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple
+
+from springtide.config.engine import ModelConfig
+
+LAYER = "{layer}"
+"""Stands for the number of a layer in a name."""
+
+KEYS = {
+    "vocab_size": "vocab_size",
+    "num_hidden_layers": "num_layers",
+    "hidden_size": "dim",
+    "num_attention_heads": "num_heads",
+    "num_key_value_heads": "num_kv_heads",
+    "head_dim": "head_dim",
+    "intermediate_size": "ffn_dim",
+    "max_position_embeddings": "max_sequence_length",
+    "rms_norm_eps": "norm_eps",
+    "tie_word_embeddings": "tied_head",
+}
+"""Key of their config.json -> field of ModelConfig, in every family."""
+GEMMA_KEYS = {
+    "attn_logit_softcapping": "attention_cap",
+    "final_logit_softcapping": "logit_cap",
+    "query_pre_attn_scalar": "score_width",
+}
+
+_HEAD = {"lm_head.weight": "head.weight"}
+_OUTER = {"model.embed_tokens.weight": "embedding.weight", "model.norm.weight": "norm.weight"}
+_PRE_NORMS = {"input_layernorm.weight": "attention_norm.weight", "post_attention_layernorm.weight": "ffn_norm.weight"}
+_POST_NORMS = {
+    "post_attention_layernorm.weight": "attention_out_norm.weight",
+    "post_feedforward_layernorm.weight": "ffn_out_norm.weight",
+}
+_BOTH_NORMS = {
+    **_POST_NORMS,
+    "input_layernorm.weight": "attention_norm.weight",
+    "pre_feedforward_layernorm.weight": "ffn_norm.weight",
+}
+_ATTENTION = {
+    "self_attn.q_proj.weight": "attention.query.weight",
+    "self_attn.k_proj.weight": "attention.key.weight",
+    "self_attn.v_proj.weight": "attention.value.weight",
+    "self_attn.o_proj.weight": "attention.out.weight",
+}
+_QKV_BIASES = {
+    "self_attn.q_proj.bias": "attention.query.bias",
+    "self_attn.k_proj.bias": "attention.key.bias",
+    "self_attn.v_proj.bias": "attention.value.bias",
+}
+_QK_NORMS = {
+    "self_attn.q_norm.weight": "attention.query_norm.weight",
+    "self_attn.k_norm.weight": "attention.key_norm.weight",
+}
+_FFN = {
+    "mlp.gate_proj.weight": "ffn.gate.weight",
+    "mlp.up_proj.weight": "ffn.up.weight",
+    "mlp.down_proj.weight": "ffn.down.weight",
+}
+_FUSED: dict[str, str | tuple[str, ...]] = {
+    "self_attn.qkv_proj.weight": ("attention.query.weight", "attention.key.weight", "attention.value.weight"),
+    "self_attn.o_proj.weight": "attention.out.weight",
+    "mlp.gate_up_proj.weight": ("ffn.gate.weight", "ffn.up.weight"),
+    "mlp.down_proj.weight": "ffn.down.weight",
+}
+
+
+class Match(NamedTuple):
+    """A tensor of theirs, and ours whose rows it holds one after the other."""
+
+    theirs: str
+    ours: tuple[str, ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class Family:
+    """One architecture of transformers."""
+
+    architecture: str
+    """As in ``architectures`` of a config.json."""
+    model_type: str
+    layer_names: Mapping[str, str | tuple[str, ...]]
+    """Names within a layer: theirs -> ours, or those of ours that theirs joins, by rows."""
+    fixed: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    """Fields of ModelConfig that all its models share; the others are as in Llama 2."""
+    defaults: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    """Values of their keys where a config.json has none; None stands for the usual one."""
+    more_keys: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    """As KEYS, beside them."""
+    activation_key: str = "hidden_act"
+    activations: tuple[str, ...] = ("silu",)
+    """Names of its activation; exports use the first."""
+    windows: str = "none"
+    """Local layers: ``none``, ``all`` layers if there is a window, ``mixed`` by layer_types, or ``qwen``: mixed if
+    use_sliding_window says so."""
+    global_every: int = 0
+    """As in ModelConfig, where a config.json has no layer_types; for ``mixed``."""
+    rope_by_layer_type: bool = False
+    """Whether local and global layers have rotary parameters of their own."""
+    scalings: tuple[str, ...] = ("none", "linear", "llama3", "yarn")
+    """Values of model.rope_scaling that it has."""
+    partial_rotary: bool = False
+    """Whether a part of a head may be rotated."""
+    theta: float = 10_000.0
+    """rope_theta where a config.json has none."""
+
+    @property
+    def keys(self) -> dict[str, str]:
+        """All their keys that are a field of ours."""
+        return {**KEYS, **self.more_keys}
+
+    def tensors(self, config: ModelConfig) -> Iterator[Match]:
+        """Yield all tensors of a model, in the order of a forward pass."""
+        for theirs, one in _OUTER.items():
+            if theirs != "model.norm.weight":
+                yield Match(theirs, (one,))
+        for layer in range(config.num_layers):
+            for theirs, found in self.layer_names.items():
+                ours = (found,) if isinstance(found, str) else found
+                yield Match(f"model.layers.{layer}.{theirs}", tuple(f"blocks.{layer}.{name}" for name in ours))
+        yield Match("model.norm.weight", (_OUTER["model.norm.weight"],))
+        for theirs, one in () if config.tied_head else _HEAD.items():
+            yield Match(theirs, (one,))
+
+
+_LLAMA = {**_PRE_NORMS, **_ATTENTION, **_FFN}
+_TANH = ("gelu_pytorch_tanh",)
+_GEMMA_FIXED = {"activation": "gelu", "norm_unit_offset": True, "scaled_embedding": True}
+_GEMMA_DEFAULTS = {"head_dim": 256, "tie_word_embeddings": True}
+_QWEN_DEFAULTS = {"rms_norm_eps": 1e-6}
+_GEMMA2_DEFAULTS = {"attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0, "query_pre_attn_scalar": 256}
+_GEMMA3_DEFAULTS = {"attn_logit_softcapping": None, "final_logit_softcapping": None, "query_pre_attn_scalar": 256}
+_OLMO_FIXED = {"norms": "post", "qk_norm": "all_heads"}
+
+FAMILIES: dict[str, Family] = {
+    one.architecture: one
+    for one in (
+        Family("LlamaForCausalLM", "llama", _LLAMA, defaults={"rms_norm_eps": 1e-6}),
+        Family(
+            "Qwen2ForCausalLM",
+            "qwen2",
+            {**_LLAMA, **_QKV_BIASES},
+            fixed={"qkv_bias": True},
+            defaults=_QWEN_DEFAULTS,
+            windows="qwen",
+        ),
+        Family(
+            "Qwen3ForCausalLM",
+            "qwen3",
+            {**_LLAMA, **_QK_NORMS},
+            fixed={"qk_norm": "head"},
+            defaults={**_QWEN_DEFAULTS, "head_dim": 128},
+            windows="qwen",
+        ),
+        Family("MistralForCausalLM", "mistral", _LLAMA, defaults={"rms_norm_eps": 1e-6}, windows="all"),
+        Family(
+            "Phi3ForCausalLM",
+            "phi3",
+            {**_PRE_NORMS, **_FUSED},
+            defaults={"rms_norm_eps": 1e-5},
+            windows="all",
+            scalings=("none",),
+            partial_rotary=True,
+        ),
+        Family(
+            "GemmaForCausalLM",
+            "gemma",
+            _LLAMA,
+            fixed=_GEMMA_FIXED,
+            defaults={**_GEMMA_DEFAULTS, "rms_norm_eps": 1e-6},
+            activations=(*_TANH, "gelu"),  # the first releases wrote gelu and computed its tanh approximation
+        ),
+        Family(
+            "Gemma2ForCausalLM",
+            "gemma2",
+            {**_BOTH_NORMS, **_ATTENTION, **_FFN},
+            fixed={**_GEMMA_FIXED, "norms": "both"},
+            defaults={**_GEMMA_DEFAULTS, **_GEMMA2_DEFAULTS, "rms_norm_eps": 1e-6},
+            more_keys=GEMMA_KEYS,
+            activation_key="hidden_activation",
+            activations=_TANH,
+            windows="mixed",
+            global_every=2,
+        ),
+        Family(
+            "Gemma3ForCausalLM",
+            "gemma3_text",
+            {**_BOTH_NORMS, **_ATTENTION, **_QK_NORMS, **_FFN},
+            fixed={**_GEMMA_FIXED, "norms": "both", "qk_norm": "head"},
+            defaults={**_GEMMA_DEFAULTS, **_GEMMA3_DEFAULTS, "rms_norm_eps": 1e-6},
+            more_keys=GEMMA_KEYS,
+            activation_key="hidden_activation",
+            activations=_TANH,
+            windows="mixed",
+            global_every=6,
+            rope_by_layer_type=True,
+            theta=1_000_000.0,
+        ),
+        Family(
+            "Olmo2ForCausalLM",
+            "olmo2",
+            {**_POST_NORMS, **_ATTENTION, **_QK_NORMS, **_FFN},
+            fixed=_OLMO_FIXED,
+            defaults={"rms_norm_eps": 1e-5},
+        ),
+        Family(
+            "Olmo3ForCausalLM",
+            "olmo3",
+            {**_POST_NORMS, **_ATTENTION, **_QK_NORMS, **_FFN},
+            fixed=_OLMO_FIXED,
+            defaults={"rms_norm_eps": 1e-5},
+            windows="mixed",
+            global_every=4,
+            rope_by_layer_type=True,
+            theta=500_000.0,
+        ),
+    )
+}
+"""Architecture -> family. An export takes the first that computes the same."""
+
+FIXED_FIELDS = {
+    "activation": "silu",
+    "qkv_bias": False,
+    "qk_norm": "none",
+    "norms": "pre",
+    "norm_unit_offset": False,
+    "scaled_embedding": False,
+}
+"""Fields that a family fixes, as they are in Llama 2."""

@@ -1,0 +1,200 @@
+"""Read a model's folder in the format of transformers, and write it as a checkpoint of weights only.
+
+    config.json -> family and ModelConfig -> the tensors that it must have -> their byte ranges -> fp32 -> a checkpoint
+
+All names, types, shapes and offsets are checked before anything is written, and no code of the folder is run.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import re
+import time
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from springtide.checkpoint.format import IMPORTED, Manifest, Meta, StagedPiece
+from springtide.checkpoint.tensors import raw, type_of
+from springtide.checkpoint.validate import ITEM_BYTES
+from springtide.checkpoint.weights_only import PART_BYTES, write_weights
+from springtide.config.engine import ModelConfig
+from springtide.corpus.tokenizer import Tokenizer
+from springtide.errors import ConfigError, explain, redacted
+from springtide.interop.families import Family
+from springtide.interop.hf_config import FILE, read_config
+from springtide.interop.hf_tokenizer import BOS_LABEL, EOS_LABEL, token_of
+from springtide.interop.safetensors_header import Stored, read_tensors
+from springtide.model import skeleton
+from springtide.shards import TOKENIZER
+from springtide.store import Folder, digest
+
+_TYPES = ("F32", "BF16", "F16", "F64")
+_HEAD, _EMBEDDING = "lm_head.weight", "model.embed_tokens.weight"
+_BUFFERS = re.compile(r"model\.layers\.\d+\.self_attn\.rotary_emb\.inv_freq")
+"""Rotary tables that old releases stored; they follow from the config."""
+_SHOWN = 5
+_COMPARE_BYTES = 16 * 2**20
+
+
+@dataclasses.dataclass(frozen=True)
+class ImportedModel:
+    """A folder of transformers, checked and not yet read."""
+
+    folder: Folder
+    family: Family
+    model: ModelConfig
+    rows: Mapping[str, tuple[Stored, int, tuple[int, ...]]]
+    """Our tensor -> theirs that holds it, its first row in it, and its shape."""
+    tokenizer: str
+    """Contents of the ``tokenizer.json``, as datasets store it; empty if there is none."""
+    eos_id: int | None
+    bos_id: int | None
+
+    @property
+    def end_of_text(self) -> str:
+        """The token that ends a text; empty if it is not known."""
+        return token_of(self.tokenizer, self.eos_id) or "" if self.tokenizer else ""
+
+
+def open_model(folder: Folder) -> ImportedModel:
+    """Check a model's folder and return what it holds; reads headers, and no weights unless a head is stored beside the
+    embedding that it shares.
+
+    Raises:
+        ConfigError: an architecture that is not known, a setting that the decoder does not compute, tensors that are missing,
+            unexpected or of another shape or type, pickles in place of safetensors, or a file that is damaged.
+    """
+    if not folder.exists(FILE):
+        remedy = "give a folder that save_pretrained of transformers wrote"
+        raise ConfigError(explain("folder", folder.url, f"has no {FILE}", remedy))
+    where = folder.where(FILE)
+    try:
+        config = json.loads(folder.read(FILE))
+    except (ValueError, RecursionError) as error:
+        raise ConfigError(explain(where, "...", f"is not JSON ({str(error)[:200]})", "download it again")) from None
+    family, model = read_config(config, where)
+    stored = read_tensors(folder)
+    rows = _matched(folder, family, model, stored)
+    eos_id, bos_id = (_id(config.get(key), model.vocab_size) for key in ("eos_token_id", "bos_token_id"))
+    text = ""
+    if folder.exists(TOKENIZER):
+        data = folder.read(TOKENIZER).decode("utf-8", "replace")
+        # any id will do: it is not asked for here
+        vocabulary = Tokenizer.from_json(data, folder.where(TOKENIZER), eos_id or 0)
+        if vocabulary.size > model.vocab_size:
+            problem = f"has more ids than the {model.vocab_size} rows of the embedding"
+            remedy = "resize the embedding by transformers' resize_token_embeddings, and save the model again"
+            raise ConfigError(explain(folder.where(TOKENIZER), vocabulary.size, problem, remedy))
+        text = vocabulary.to_json()
+    return ImportedModel(folder, family, model, rows, text, eos_id, bos_id)
+
+
+def write_checkpoint(
+    found: ImportedModel, to: Folder, config: Mapping[str, Any], fingerprint: str, part_bytes: int = PART_BYTES
+) -> Manifest:
+    """Write the weights of ``found``, as fp32, as the checkpoint of step 0 of ``to``; return its manifest. ``config``,
+    ``fingerprint``: of the run that it is saved with.
+
+    Raises:
+        ConfigError: a weight is not a finite number.
+    """
+    labels = {IMPORTED: redacted(found.folder.url), "architecture": found.family.architecture}
+    for label, index in ((EOS_LABEL, found.eos_id), (BOS_LABEL, found.bos_id)):
+        labels |= {label: str(index)} if index is not None else {}
+    meta = Meta(
+        step=0,
+        tokens=0,
+        world_size=1,
+        order_identity="",
+        config_fingerprint=fingerprint,
+        tokenizer_digest=digest.of_bytes(found.tokenizer.encode()) if found.tokenizer else "",
+        saved_s=time.time(),
+        labels=labels,
+    )
+    kinds = {f"model/{name}": ("F32", shape) for name, (_, _, shape) in found.rows.items()}
+    return write_weights(to, meta, config, kinds, lambda one: _read(found, one), part_bytes)
+
+
+def _read(found: ImportedModel, one: StagedPiece) -> Tensor:
+    """Return the bytes of a box of whole rows as fp32, uint8 (bytes,)."""
+    stored, first, shape = found.rows[one.tensor.removeprefix("model/")]
+    row = math.prod(shape[1:]) * ITEM_BYTES[stored.dtype]
+    begin = stored.begin + (first + one.offsets[0]) * row
+    data = bytearray(one.sizes[0] * row)
+    place = 0
+    for part in found.folder.stream(stored.file, begin, begin + len(data)):
+        data[place : place + part.nbytes] = part
+        place += part.nbytes
+    if place != len(data):
+        problem = f"ended after {place} of {len(data)} bytes of {one.tensor}"
+        raise ConfigError(explain(found.folder.where(stored.file), place, problem, "download it again"))
+    tensor = torch.frombuffer(data, dtype=type_of(stored.dtype)).float()
+    if not bool(torch.isfinite(tensor).all()):
+        problem = f"has numbers that are not finite, in rows of {one.tensor.removeprefix('model/')}"
+        raise ConfigError(explain(found.folder.where(stored.file), stored.dtype, problem, "import another copy"))
+    return raw(tensor)
+
+
+def _matched(
+    folder: Folder, family: Family, model: ModelConfig, stored: Mapping[str, Stored]
+) -> dict[str, tuple[Stored, int, tuple[int, ...]]]:
+    """Return where each of our tensors is. Raises ConfigError with the names of those that do not fit."""
+    try:
+        shapes = {name: tuple(one.shape) for name, one in skeleton(model, model.vocab_size).named_parameters()}
+    except RuntimeError as error:  # more elements than an index can count
+        problem = f"makes a model that is too large ({str(error)[:100]})"
+        raise ConfigError(explain(folder.where(FILE), model.dim, problem, "correct the file")) from None
+    matches = list(family.tensors(model))
+    known = {match.theirs for match in matches}
+    if missing := sorted(known - stored.keys()):
+        more = f" and {len(missing) - _SHOWN} more" if len(missing) > _SHOWN else ""
+        problem = f"lacks {len(missing)} tensors of {family.architecture}{more}"
+        remedy = "download all files, or correct num_hidden_layers and tie_word_embeddings in its config.json"
+        raise ConfigError(explain("folder", missing[:_SHOWN], problem, remedy))
+    extra = sorted(name for name in stored.keys() - known if not _BUFFERS.fullmatch(name))
+    if extra == [_HEAD] and model.tied_head:
+        _check_same(folder, stored[_HEAD], stored[_EMBEDDING])
+    elif extra:
+        problem = f"are tensors that {family.architecture} of this config.json does not have"
+        remedy = (
+            "the config.json is of another model, or the weights are an adapter or quantised: import the plain model"
+        )
+        raise ConfigError(explain("folder", extra[:_SHOWN], problem, remedy))
+    found = {}
+    for theirs, ours in matches:
+        one, named = stored[theirs], f"{folder.where(stored[theirs].file)}: {theirs}"
+        expected = (sum(shapes[name][0] for name in ours), *shapes[ours[0]][1:])
+        if one.shape != expected:
+            problem = f"its config.json makes it {list(expected)}"
+            raise ConfigError(explain(named, list(one.shape), problem, "give the config.json of these weights"))
+        if one.dtype not in _TYPES:
+            remedy = "dequantise the model and save it as float32 or bfloat16"
+            raise ConfigError(explain(f"{named}: dtype", one.dtype, f"is not one of {', '.join(_TYPES)}", remedy))
+        first = 0
+        for name in ours:
+            found[name] = (one, first, shapes[name])
+            first += shapes[name][0]
+    return dict(sorted(found.items()))
+
+
+def _check_same(folder: Folder, head: Stored, embedding: Stored) -> None:
+    """Raise ConfigError if a head that is stored beside the embedding that it shares has other bytes."""
+    same = (head.dtype, head.shape) == (embedding.dtype, embedding.shape)
+    for begin in range(0, head.size_bytes if same else 0, _COMPARE_BYTES):
+        end = min(begin + _COMPARE_BYTES, head.size_bytes)
+        one, other = (folder.read_range(at.file, at.begin + begin, at.begin + end) for at in (head, embedding))
+        same = same and one == other
+    if not same:
+        problem = f"differs from {_EMBEDDING}, with which config.json ties it"
+        raise ConfigError(explain(_HEAD, list(head.shape), problem, "set tie_word_embeddings to false in config.json"))
+
+
+def _id(value: Any, vocab_size: int) -> int | None:
+    """Return a token's id, or the first of several; None if it is none."""
+    first = value[0] if isinstance(value, list) and value else value
+    return first if type(first) is int and 0 <= first < vocab_size else None

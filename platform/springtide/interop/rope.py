@@ -1,0 +1,144 @@
+"""Rotary parameters of a config.json, in the forms of transformers 4 and 5, read and written. Pure."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from springtide.config.engine import ModelConfig
+from springtide.errors import ConfigError, explain
+from springtide.interop.families import Family
+
+_SLIDING, _FULL = "sliding_attention", "full_attention"
+_LOCAL_THETA = 10_000.0
+"""rope_theta of local layers of Gemma 3, where a config.json has none."""
+_LEGACY = {"factor": "rope_factor", "original_max_position_embeddings": "rope_original_length"}
+_LLAMA3 = {"low_freq_factor": "rope_low_freq_factor", "high_freq_factor": "rope_high_freq_factor"}
+_OF_TYPE: dict[str, dict[str, str]] = {
+    "none": {},
+    "linear": {"factor": "rope_factor"},
+    "llama3": {**_LEGACY, **_LLAMA3},
+    "yarn": _LEGACY,
+}
+"""Our scaling -> their key -> our field."""
+_YARN_ONLY: dict[str, tuple[Any, ...]] = {
+    "beta_fast": (32, None),
+    "beta_slow": (1, None),
+    "mscale": (None,),
+    "mscale_all_dim": (None,),
+    "truncate": (True, None),
+}
+"""What YaRN is computed with here."""
+_OTHER = "import a model without it: this decoder does not compute it"
+
+
+def read_rope(family: Family, config: Mapping[str, Any], fields: Mapping[str, Any], where: str) -> dict[str, Any]:
+    """Return the rotary fields of ModelConfig. ``fields``: those that are known so far. Raises ConfigError for what the decoder
+    does not compute."""
+    theta = _positive(config.get("rope_theta"), f"{where}: rope_theta", family.theta)
+    given, named = config.get("rope_parameters"), f"{where}: rope_parameters"
+    if config.get("rope_scaling") is not None:
+        given, named = config["rope_scaling"], f"{where}: rope_scaling"
+    given = {} if given is None else given
+    if not isinstance(given, dict):
+        raise ConfigError(explain(named, given, "is not a JSON object", "correct the file"))
+    if not family.rope_by_layer_type:
+        found = _read_one(family, given, theta, config, named)
+        if found.get("rope_scaling", "none") != "none" and fields.get("window") and fields.get("global_every"):
+            raise ConfigError(
+                explain(named, given, "is computed in global layers only, here in local ones too", _OTHER)
+            )
+        return found
+    if given.keys() & {_SLIDING, _FULL}:
+        if extra := given.keys() - {_SLIDING, _FULL}:
+            raise ConfigError(explain(named, sorted(extra), "is neither of local nor of global layers", _OTHER))
+        both = given
+    else:  # as before transformers 5: of global layers
+        own = family.theta if family.model_type != "gemma3_text" else _LOCAL_THETA
+        own = theta if family.model_type != "gemma3_text" else own
+        local = _positive(config.get("rope_local_base_freq"), f"{where}: rope_local_base_freq", own)
+        both = {_FULL: given, _SLIDING: {"rope_type": "default", "rope_theta": local}}
+    found = _read_one(family, both.get(_FULL) or {}, theta, config, f"{named}.{_FULL}")
+    default = _LOCAL_THETA if family.model_type == "gemma3_text" else theta
+    local_found = _read_one(family, both.get(_SLIDING) or {}, default, config, f"{named}.{_SLIDING}")
+    if not fields.get("window"):
+        return found
+    if local_found["rope_scaling"] != "none":
+        raise ConfigError(explain(f"{named}.{_SLIDING}", both[_SLIDING], "is scaled in local layers", _OTHER))
+    same = local_found["rope_theta"] == found["rope_theta"]
+    return {**found, "local_rope_theta": 0.0 if same else local_found["rope_theta"]}
+
+
+def _read_one(family: Family, given: Any, theta: float, config: Mapping[str, Any], named: str) -> dict[str, Any]:
+    if not isinstance(given, dict):
+        raise ConfigError(explain(named, given, "is not a JSON object", "correct the file"))
+    kind = given.get("rope_type", given.get("type", "default"))
+    scaling = "none" if kind in ("default", None) else kind
+    if not isinstance(scaling, str) or scaling not in _OF_TYPE or scaling not in family.scalings:
+        there = ", ".join("default" if one == "none" else one for one in family.scalings)
+        raise ConfigError(explain(f"{named}: rope_type", kind, f"{family.architecture} has {there} here", _OTHER))
+    found: dict[str, Any] = {"rope_scaling": scaling}
+    found["rope_theta"] = _positive(given.get("rope_theta"), f"{named}: rope_theta", theta)
+    part = given.get("partial_rotary_factor", config.get("partial_rotary_factor"))
+    fraction = _positive(part, f"{named}: partial_rotary_factor", 1.0)
+    if fraction != 1.0 and not family.partial_rotary:
+        raise ConfigError(explain(f"{named}: partial_rotary_factor", part, "is not computed here", _OTHER))
+    found["rotary_fraction"] = fraction
+    for key, field in _OF_TYPE[scaling].items():
+        value = given.get(key)
+        if value is None and key == "original_max_position_embeddings":
+            value = config.get(key, config.get("max_position_embeddings"))
+        if value is None:
+            raise ConfigError(
+                explain(f"{named}: {key}", None, f"is missing, and {scaling} needs it", "correct the file")
+            )
+        number = _positive(value, f"{named}: {key}", 0.0)
+        found[field] = int(number) if field == "rope_original_length" else number
+    _check_rest(scaling, given, found, named)
+    return found
+
+
+def _check_rest(scaling: str, given: Mapping[str, Any], found: Mapping[str, Any], named: str) -> None:
+    """Raise ConfigError for parameters that change what is computed."""
+    read = {"rope_type", "type", "rope_theta", "partial_rotary_factor", *_OF_TYPE[scaling]}
+    for key, value in given.items():
+        if key in read or value is None:
+            continue
+        if scaling == "yarn" and key in _YARN_ONLY and value in _YARN_ONLY[key]:
+            continue
+        if scaling == "yarn" and key == "attention_factor" and isinstance(value, int | float):
+            if math.isclose(value, 0.1 * math.log(found["rope_factor"]) + 1.0, rel_tol=1e-6):
+                continue
+        elif scaling in ("none", "linear") and key == "original_max_position_embeddings":
+            continue  # no part of what these compute
+        raise ConfigError(explain(f"{named}: {key}", value, "is not computed here", _OTHER))
+
+
+def _positive(value: Any, named: str, default: float) -> float:
+    if value is None:
+        return default
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < 2**40:
+        raise ConfigError(explain(named, value, "is not a number above 0", "correct the file"))
+    return float(value)
+
+
+def written_rope(family: Family, model: ModelConfig) -> dict[str, Any]:
+    """Return the rotary keys of a config.json, in the form of transformers 5 and, beside it, in that of 4."""
+    whole: dict[str, Any] = {"rope_type": "default", "rope_theta": model.rope_theta}
+    if model.rope_scaling != "none":
+        whole["rope_type"] = model.rope_scaling
+        whole |= {key: getattr(model, field) for key, field in _OF_TYPE[model.rope_scaling].items()}
+    if family.partial_rotary:
+        whole["partial_rotary_factor"] = model.rotary_fraction
+    scaled = {key: value for key, value in whole.items() if key not in ("rope_theta", "partial_rotary_factor")}
+    found: dict[str, Any] = {"rope_theta": model.rope_theta, "rope_parameters": whole}
+    found["rope_scaling"] = scaled if model.rope_scaling != "none" else None
+    if family.partial_rotary:
+        found["partial_rotary_factor"] = model.rotary_fraction
+    if family.rope_by_layer_type:
+        theta = model.local_rope_theta if model.global_every and model.local_rope_theta else model.rope_theta
+        found["rope_parameters"] = {_FULL: whole, _SLIDING: {"rope_type": "default", "rope_theta": theta}}
+        if family.model_type == "gemma3_text":
+            found["rope_local_base_freq"] = theta
+    return found

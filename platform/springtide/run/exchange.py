@@ -1,0 +1,103 @@
+"""Models in and out of runs: a checkpoint as a folder of transformers, and such a folder as a run to start from."""
+
+from __future__ import annotations
+
+from springtide import config as configs
+from springtide.checkpoint.format import name_of, read_manifest
+from springtide.config import Config
+from springtide.errors import ConfigError, SpringtideError, explain, redacted
+from springtide.interop import Exported, export_checkpoint, open_model, write_checkpoint
+from springtide.run.folder import Run
+from springtide.run.start_from import lineage
+from springtide.shards import TOKENIZER, load_manifest
+from springtide.store import Folder
+
+
+def export_model(run: Run, to: str, step: int | None = None, dtype: str = "", ema: bool = False) -> Exported:
+    """Write a committed checkpoint as a folder that ``transformers`` loads: safetensors, config, tokenizer and a model card.
+    Needs little memory, no GPU, and may run while the run trains.
+
+    Args:
+        run: whose checkpoint it is.
+        to: folder or URL to create; an earlier export there is replaced.
+        step: step of the checkpoint; None: the newest.
+        dtype: ``fp32``, ``bf16`` or ``fp16``; empty: as the weights are stored.
+        ema: write the averaged weights (``optim.ema_half_life``).
+
+    Returns:
+        What was written, and remarks for the user.
+
+    Raises:
+        ConfigError: there is no such checkpoint, no architecture of transformers computes its model, or ``to`` holds files
+            that no export wrote.
+        CheckpointError: bytes of the checkpoint are bad, or it has no averaged weights.
+
+    Examples:
+        >>> from springtide.run.exchange import export_model
+        >>> export_model(st.open_run("runs/mine"), "exports/mine").architecture
+        'LlamaForCausalLM'
+    """
+    names = run.checkpoints
+    name = name_of(step) if step is not None else (names or [""])[-1]
+    if name not in names:
+        there = ", ".join(names[-3:]) or "none"
+        raise ConfigError(
+            explain("step", step, f"has no checkpoint that counts in {run.folder.url}", f"it has {there}")
+        )
+    saved = read_manifest(run.folder, name).config
+    config = configs.build(saved) if saved else run.config
+    urls = [*config.stream.mixture.values(), config.shards.dataset]
+    datasets = {redacted(url): _dataset_digest(url) for url in urls if url}
+    facts = {"run": run.id, "datasets": datasets, "descends_from": [redacted(url) for url in lineage(config)]}
+    folders = [*(Folder(url) for url in urls if url), run.folder]
+    return export_checkpoint(run.folder, name, config.model, Folder(to), facts, folders, dtype, ema)
+
+
+def import_model(folder: str, to: str) -> Run:
+    """Write a folder of ``transformers`` as a run's folder that holds weights only: evaluate it, sample from it, or start a run
+    from it with ``train.start_with = weights``. Needs little memory; no code of the folder is run.
+
+    Args:
+        folder: folder or URL with config.json and safetensors files, of one of the families that the decoder can be.
+        to: folder or URL to create.
+
+    Returns:
+        A handle on the new folder. Its config has the ``model`` section, and the tokenizer as ``corpus.tokenizer``.
+
+    Raises:
+        ConfigError: the model cannot be imported, with the key, tensor or file and the remedy, or ``to`` is not empty.
+
+    Examples:
+        >>> from springtide.run.exchange import export_model, import_model
+        >>> exported = export_model(st.open_run("runs/mine"), "exports/again")
+        >>> import_model("exports/again", "runs/imported").checkpoints
+        ['step-0000000000']
+    """
+    target = Folder(to)
+    if target.names():
+        raise ConfigError(explain("out", to, "is not empty", "name another folder"))
+    found = open_model(Folder(folder))
+    root, _, name = target.url.rstrip("/").rpartition("/")
+    changes = {f"model.{field}": value for field, value in found.model.model_dump().items()}
+    changes |= {"run.id": name, "run.root": root}
+    usual = Config()
+    if usual.shards.sequence_length > found.model.max_sequence_length:
+        changes["shards.sequence_length"] = found.model.max_sequence_length
+    if found.model.vocab_size > 2**15:
+        changes["shards.token_type"] = "uint32"
+    if found.tokenizer:
+        changes |= {"corpus.tokenizer": target.where(TOKENIZER), "corpus.end_of_text": found.end_of_text}
+    config = usual.override(changes)
+    write_checkpoint(found, target, config.model_dump(mode="json"), configs.fingerprint(config))
+    if found.tokenizer:
+        target.write(TOKENIZER, found.tokenizer)
+    run = Run(target)
+    run.write_config(config)
+    return run
+
+
+def _dataset_digest(url: str) -> str:
+    try:
+        return load_manifest(Folder(url)).digest
+    except (SpringtideError, OSError) as error:
+        return f"cannot be read: {redacted(str(error))[:200]}"
