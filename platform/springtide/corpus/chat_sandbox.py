@@ -37,35 +37,12 @@ _NAMES = ("__answer_begins__", "__answer_ends__")
 """Variables of the marks."""
 _MARKS = re.compile(f"[{BEGIN}{END}{APART}]")
 _FILE = "<template>"
+_TEXT_METHODS = """
+    strip lstrip rstrip removeprefix removesuffix split rsplit splitlines partition rpartition startswith endswith upper lower
+    title capitalize find rfind index count isdigit isalpha isspace isupper islower replace join
+"""
 _METHODS: dict[type, frozenset[str]] = {
-    str: frozenset(
-        {
-            *(
-                "strip",
-                "lstrip",
-                "rstrip",
-                "removeprefix",
-                "removesuffix",
-                "split",
-                "rsplit",
-                "splitlines",
-                "partition",
-            ),
-            *(
-                "rpartition",
-                "startswith",
-                "endswith",
-                "upper",
-                "lower",
-                "title",
-                "capitalize",
-                "find",
-                "rfind",
-                "index",
-            ),
-            *("count", "isdigit", "isalpha", "isspace", "isupper", "islower", "replace", "join"),
-        }
-    ),
+    str: frozenset(_TEXT_METHODS.split()),
     dict: frozenset({"get", "items", "keys", "values"}),
     list: frozenset({"index", "count"}),
     tuple: frozenset({"index", "count"}),
@@ -75,25 +52,10 @@ _METHODS: dict[type, frozenset[str]] = {
     range: frozenset(),
 }
 """Type -> its attributes that a template may use: none makes much of little."""
-_FILTERS = (
-    *(
-        "trim",
-        "upper",
-        "lower",
-        "title",
-        "capitalize",
-        "length",
-        "count",
-        "list",
-        "first",
-        "last",
-        "default",
-        "d",
-        "items",
-    ),
-    *("dictsort", "selectattr", "rejectattr", "select", "reject", "map", "sort", "reverse", "unique", "int", "float"),
-    *("abs", "round", "min", "max", "sum", "batch", "slice"),
-)
+_FILTERS = """
+    trim upper lower title capitalize length count list first last default d items dictsort selectattr rejectattr select reject
+    map sort reverse unique int float abs round min max sum batch slice
+"""
 
 
 class Sandbox:
@@ -179,7 +141,7 @@ class _Environment(ImmutableSandboxedEnvironment):
         )
         self.refill()
         self.concat = self._concat  # type: ignore[method-assign]
-        plain = {name: self._counted(self.filters[name]) for name in _FILTERS}
+        plain = {name: self._counted(self.filters[name]) for name in _FILTERS.split()}
         own = {"bounded": self._bounded, "string": self._spelled, "tojson": self._json}
         self.filters = {**plain, **own, "replace": self._replace, "join": self._join}
         self.globals = {"range": self._range, "namespace": Namespace, "raise_exception": _raise}

@@ -10,9 +10,6 @@ from springtide.config.data import CorpusConfig, ShardsConfig
 from springtide.corpus import BadChat, ChatTemplate, CorpusReader, Document, read_template
 from springtide.errors import ConfigError, explain
 
-CHAT_TEMPLATE = "chat_template.jinja"
-"""The template in a dataset's folder, under the name that model repositories give it."""
-
 
 def templates(corpus: CorpusConfig) -> dict[str, str]:
     """Return the text of each template by its name in ``corpus.chat_template``; empty for that of texts. ConfigError if one

@@ -26,7 +26,7 @@ from springtide.corpus import (
     open_tokenizer,
 )
 from springtide.dataset.apart import ApartFrom, names, open_apart
-from springtide.dataset.chats import CHAT_TEMPLATE, check_chats, templates
+from springtide.dataset.chats import check_chats, templates
 from springtide.dataset.parts import (
     PartJob,
     begin_of_text,
@@ -46,6 +46,7 @@ from springtide.dataset.signatures import SIGNATURES, write_signatures
 from springtide.dataset.statistics import statistics
 from springtide.errors import ConfigError, CorpusError, explain, redacted
 from springtide.shards import (
+    CHAT_TEMPLATE,
     MANIFEST,
     TOKENIZER,
     Manifest,

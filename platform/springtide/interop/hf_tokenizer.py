@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from springtide.checkpoint.format import Meta
 from springtide.errors import DamagedFile, SpringtideError
-from springtide.shards import MANIFEST, TOKENIZER, load_manifest
+from springtide.shards import CHAT_TEMPLATE, MANIFEST, TOKENIZER, load_manifest
 from springtide.store import Folder, digest, to_json
 
 SETTINGS = "tokenizer_config.json"
@@ -47,7 +47,10 @@ def tokenizer_files(
         for key, index in (("eos_token", eos_id), ("bos_token", bos_id if bos_id != eos_id else None)):
             if (token := token_of(text, index)) is not None:
                 settings[key] = token
-        return TokenizerFiles({TOKENIZER: text, SETTINGS: to_json(settings, indent=1)}, eos_id, bos_id), []
+        files = {TOKENIZER: text, SETTINGS: to_json(settings, indent=1)}
+        if folder.exists(CHAT_TEMPLATE):
+            files[CHAT_TEMPLATE] = folder.read(CHAT_TEMPLATE).decode()
+        return TokenizerFiles(files, eos_id, bos_id), []
     looked = ", ".join(folder.url for folder in folders) or "nowhere"
     remark = f"the tokenizer {meta.tokenizer_digest} was not found, and is not written; looked in {looked}"
     return TokenizerFiles({}, eos_id, bos_id), [remark]

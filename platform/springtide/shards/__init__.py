@@ -3,6 +3,7 @@ dataset with a manifest is sealed: it never changes."""
 
 from springtide.shards.loss_mask import ids_of, is_predicted, masked, memory_type, most_ids, signed
 from springtide.shards.manifest import (
+    CHAT_TEMPLATE,
     HELDOUT,
     MANIFEST,
     TOKENIZER,
@@ -19,6 +20,7 @@ from springtide.shards.row_group import Rows
 from springtide.shards.write import write_shard
 
 __all__ = [
+    "CHAT_TEMPLATE",
     "HELDOUT",
     "MANIFEST",
     "TOKENIZER",

@@ -16,6 +16,8 @@ from springtide.store import Folder, to_json
 
 MANIFEST = "manifest.json"
 TOKENIZER = "tokenizer.json"
+CHAT_TEMPLATE = "chat_template.jinja"
+"""The chat template in a dataset's folder, under the name that model repositories give it."""
 FORMAT = 8
 """Increase it when a reader of the previous format would misread or refuse the new one."""
 TRAIN, HELDOUT = "train", "heldout"
