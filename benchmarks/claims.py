@@ -122,23 +122,24 @@ def meeting_place() -> tuple[Any, dict[str, str]]:
     return store, {**where, "TORCHELASTIC_USE_AGENT_STORE": "True"}  # it is there: rank 0 is not to start one
 
 
-def read_through(batches: Iterable[Any], began: float) -> dict[str, float]:
-    """Tokens, seconds and checksum of arrays of token ids (rows, length); ``warm_rate`` is of what followed the first of them,
-    ``began`` when the process did. Needs no package: the peers' interpreter calls it too."""
+def read_through(batches: Iterable[Any], began: float, cold: int = 1) -> dict[str, float]:
+    """Tokens, seconds and checksum of arrays of token ids (rows, length); ``warm_rate`` is of what followed the first ``cold`` of
+    them, ``began`` when the process did. Needs no package: the peers' interpreter calls it too."""
     begin = time.perf_counter()
-    tokens, total, first, first_tokens = 0, 0, 0.0, 0
-    for rows in batches:
+    tokens, total, first, warm, cold_tokens = 0, 0, 0.0, 0.0, 0
+    for number, rows in enumerate(batches, 1):
         tokens += rows.size
         total += int(rows[:, 0].sum(dtype="int64"))
-        if not first:
-            first, first_tokens = time.perf_counter(), tokens
+        first = first or time.perf_counter()
+        if number == cold:
+            warm, cold_tokens = time.perf_counter(), tokens
     end = time.perf_counter()
     return {
         "tokens": tokens,
         "seconds": end - begin,
         "first_tokens_sum": total,
         "first_batch_s": first - began,
-        "warm_rate": (tokens - first_tokens) / (end - first),
+        "warm_rate": (tokens - cold_tokens) / (end - warm) if warm else 0.0,
     }
 
 
