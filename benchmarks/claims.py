@@ -123,8 +123,8 @@ def meeting_place() -> tuple[Any, dict[str, str]]:
 
 
 def read_through(batches: Iterable[Any], began: float, cold: int = 1) -> dict[str, float]:
-    """Tokens, seconds and checksum of arrays of token ids (rows, length); ``warm_rate`` is of what followed the first ``cold`` of
-    them, ``began`` when the process did. Needs no package: the peers' interpreter calls it too."""
+    """Tokens, seconds and checksum of arrays of token ids (rows, length); ``warm_rate`` is of what followed the first ``cold``
+    of them, ``began`` when the process did. Needs no package: the peers' interpreter calls it too."""
     begin = time.perf_counter()
     tokens, total, first, warm, cold_tokens = 0, 0, 0.0, 0.0, 0
     for number, rows in enumerate(batches, 1):

@@ -1,11 +1,12 @@
 """Tokens/s into a rank, ours against mosaicml-streaming and litdata: the same rows, shuffled, from local disk and from S3.
 
-65,536 rows of 1,025 random ids of a vocabulary of 50,257, batches of 16 rows, one epoch a measurement. Each writes them in its
-own format, in files of 64 MiB (ours: row groups of 4 MiB of tokens). "One process" is the loop under torchrun, against
-the peers' loaders without workers; "two workers" is the Ray Data feed with two reads in flight, against the peers' loaders with
-two worker processes, timed from the first batch of a worker on. Every measurement is a process of its own; who goes first changes every
-round; peak memory is that of the process, without its workers. From S3 nothing is on the node before. Ours checks every batch
-against the order and every row group against its checksum; the peers check nothing, which is their default.
+65,536 rows of 1,025 random ids of a vocabulary of 50,257, batches of 16 rows, one epoch a measurement. Each writes them in
+its own format, in files of 64 MiB (ours: row groups of 4 MiB of tokens). "One process" is the loop under torchrun, against
+the peers' loaders without workers; "two workers" is the Ray Data feed with two reads in flight, against the peers' loaders
+with two worker processes, timed from the first batch of a worker on. Every measurement is a process of its own; who goes
+first changes every round; peak memory is that of the process, without its workers. From S3 nothing is on the node before.
+Ours checks every batch against the order and every row group against its checksum; the peers check nothing, which is their
+default.
 
 Then the time from the start of a process to its first batch, at step 0 and at step 10,000,000; and what a rank that takes a
 million tokens/s costs: the share of a core that its process spends, and the share of time that it waits for a batch.
