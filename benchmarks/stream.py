@@ -124,8 +124,11 @@ def read_ours(dataset: str, cache: str, step: int, steps: int, workers: int) -> 
         return claims.read_through(checked(feed(reader, plan, config.feed)), _BEGIN, cold)
 
 
-def measure(who: str, url: str, folder: Path, rows: int, workers: int, step: int = 0) -> dict[str, Any]:
-    """One measurement in a fresh process, with an empty cache; a peer that fails may try again."""
+def measure(
+    who: str, url: str, folder: Path, rows: int, workers: int, step: int = 0, expected: int | None = None
+) -> dict[str, Any]:
+    """One measurement in a fresh process, with an empty cache; a peer that fails, or reads other rows than those whose first
+    tokens add up to ``expected``, may try again."""
     for term in range(_TRIES):
         with tempfile.TemporaryDirectory(dir=folder) as cache:
             if who == "ours":
@@ -135,12 +138,16 @@ def measure(who: str, url: str, folder: Path, rows: int, workers: int, step: int
                 numbers = map(str, (LENGTH + 1, BATCH, workers))
                 command = [str(claims.PEERS_PYTHON), str(PEERS_SCRIPT), "read", who, url, *numbers, cache]
             done = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)
+        problem = (done.stderr.strip() or "without a word").splitlines()[-1]
         if done.returncode == 0:
-            return {**json.loads(done.stdout.splitlines()[-1]), "failed_tries": term}
-        print(f"{who} failed: {done.stderr.strip().splitlines()[-1]}", flush=True)
+            found = json.loads(done.stdout.splitlines()[-1])
+            if expected in (None, found["first_tokens_sum"]):
+                return {**found, "failed_tries": term}
+            problem = "it has read other rows than were written"
+        print(f"{who} failed: {problem}", flush=True)
         if who == "ours":
             break
-    raise RuntimeError(f"{who} failed: {done.stderr[-2000:]}")
+    raise RuntimeError(f"{who} failed: {problem}: {done.stderr[-2000:]}")
 
 
 def read_paced(dataset: str, cache: str, seconds: float) -> dict[str, float]:
@@ -167,13 +174,18 @@ def read_paced(dataset: str, cache: str, seconds: float) -> dict[str, float]:
     }
 
 
-def compare(urls: dict[str, str], folder: Path, rounds: int, rows: int, workers: int, title: str) -> dict[str, Any]:
-    """Alternate all for ``rounds`` rounds and print the table."""
+def compare(
+    urls: dict[str, str], folder: Path, rounds: int, rows: int, workers: int, title: str, expected: int
+) -> dict[str, Any]:
+    """Alternate all for ``rounds`` rounds and print the table; ``expected``: see ``measure``."""
     table: list[dict[str, Any]] = []
     for number in range(rounds):
         names = list(urls)
-        row = {who: measure(who, urls[who], folder, rows, workers) for who in (names[::-1] if number % 2 else names)}
-        assert len({(found["tokens"], found["first_tokens_sum"]) for found in row.values()}) == 1, row
+        row = {
+            who: measure(who, urls[who], folder, rows, workers, expected=expected)
+            for who in (names[::-1] if number % 2 else names)
+        }
+        assert {found["tokens"] for found in row.values()} == {rows * (LENGTH + 1)}, row
         # with worker processes, their start is not the feed's
         rates = {
             who: found["warm_rate"] if workers else found["tokens"] / found["seconds"] for who, found in row.items()
@@ -217,13 +229,14 @@ def main() -> None:
         np.save(folder / "rows.npy", tokens)
         local = {who: str(folder / who) for who in ("ours", *peers)}
         write_ours(tokens, local["ours"])
+        total = int(tokens[:, 0].sum(dtype="int64"))
         del tokens
         for who in peers:
             command = [str(claims.PEERS_PYTHON), str(PEERS_SCRIPT), "write", who, str(folder / "rows.npy"), local[who]]
             subprocess.run(command, check=True, capture_output=True)
-        found["local"] = compare(local, folder, rounds, rows, 0, "local, one process")
+        found["local"] = compare(local, folder, rounds, rows, 0, "local, one process", total)
         if not options.quick:
-            found["local_workers"] = compare(local, folder, max(1, rounds - 2), rows, 2, "local, two workers")
+            found["local_workers"] = compare(local, folder, max(1, rounds - 2), rows, 2, "local, two workers", total)
         found["seek"] = seek(local["ours"], folder, 1 if options.quick else 4 * rounds)
         with tempfile.TemporaryDirectory(dir=folder) as cache:
             paced = claims.alone(read_paced, local["ours"], cache, 1.0 if options.quick else 20.0)
@@ -235,9 +248,9 @@ def main() -> None:
             remote = {who: f"s3://shards/{who}" for who in local}
             for who, path in local.items():
                 Folder(remote[who]).fs.put(f"{path}/", f"shards/{who}/", recursive=True)
-            found["s3"] = compare(remote, folder, rounds, rows, 0, "S3, one process")
+            found["s3"] = compare(remote, folder, rounds, rows, 0, "S3, one process", total)
             if not options.quick:
-                found["s3_workers"] = compare(remote, folder, max(1, rounds - 2), rows, 2, "S3, two workers")
+                found["s3_workers"] = compare(remote, folder, max(1, rounds - 2), rows, 2, "S3, two workers", total)
     if not peers:
         found["seek"]["left out"] = LEFT_OUT
     for kind in {"local_workers", "s3_workers"} & found.keys():
