@@ -163,7 +163,7 @@ def test_a_notice_file_of_any_kind_neither_blocks_nor_fills_memory(tmp_path: Pat
     for path, problem in (
         (fifo, "not a regular file"),
         (folder, "not a regular file|directory"),
-        (sparse, "could not convert"),
+        (sparse, "not a number of seconds"),
     ):
         source = NoticeSource("file", lambda path=path: left_in(path), heard.append)  # type: ignore[misc]
         looking = threading.Thread(target=source.look, daemon=True)

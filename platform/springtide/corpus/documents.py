@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
@@ -12,6 +11,7 @@ import numpy as np
 from springtide.corpus.chats import Turn
 from springtide.corpus.tokenizer import Tokenizer
 from springtide.errors import CorpusError, explain
+from springtide.store import to_json
 
 MOST_TOKENS = 2**24
 """Most tokens of a document that comes as token ids."""
@@ -37,7 +37,7 @@ class Document(NamedTuple):
         """16 bytes over the text only, so that equal texts have equal digests wherever they are; over the ids if they spell
         bytes that are not UTF-8, because many such byte strings have one text; of a chat over the turns."""
         if self.turns:
-            return hashlib.blake2b(json.dumps(self.turns).encode(), digest_size=16, person=b"chat").digest()
+            return hashlib.blake2b(to_json(self.turns).encode(), digest_size=16, person=b"chat").digest()
         is_exact = self.ids is None or "\ufffd" not in self.text
         data = self.text.encode() if self.ids is None or is_exact else self.ids.tobytes()
         return hashlib.blake2b(data, digest_size=16).digest()
