@@ -169,33 +169,21 @@ class Folder:
 
     def put(self, name: str, parts: Sequence[memoryview], private: bool = False) -> None:
         """Write the bytes of ``parts``, in order, as ``name``, all or nothing. Large data is not joined in memory."""
+        self.put_stream(name, parts, sum(part.nbytes for part in parts), private)
+
+    def put_stream(self, name: str, parts: Iterable[memoryview], size_bytes: int, private: bool = False) -> None:
+        """As ``put``, of ``size_bytes`` in total; parts are taken as they are written, so no more than a few are in memory."""
         target = self.where(name)
         if self.is_local:
-            with self._beside(target, parts, 0o600 if private else 0o666) as beside:
-                os.replace(beside, target)
-        elif self._is_s3:
-            from springtide.store import s3
-
-            s3.put(self.fs, target, parts, sum(part.nbytes for part in parts))
-        elif sum(part.nbytes for part in parts) <= _ONE_PUT_BYTES:
-            with as_os_errors(target):
-                self.fs.pipe_file(target, b"".join(parts))  # one put: atomic in an object store
-        else:
-            with as_os_errors(target), self.fs.open(target, "wb", block_size=_ONE_PUT_BYTES) as file:
-                for part in parts:
-                    file.write(part)
-
-    def put_stream(self, name: str, parts: Iterable[memoryview], size_bytes: int) -> None:
-        """Write ``parts``, ``size_bytes`` in total, as ``name``, all or nothing; they are taken as they are written, so no more
-        than a few are in memory."""
-        target = self.where(name)
-        if self.is_local:
-            with self._beside(target, parts, size_bytes=size_bytes) as beside:
+            with self._beside(target, parts, size_bytes, 0o600 if private else 0o666) as beside:
                 os.replace(beside, target)
         elif self._is_s3:
             from springtide.store import s3
 
             s3.put(self.fs, target, parts, size_bytes)
+        elif size_bytes <= _ONE_PUT_BYTES:
+            with as_os_errors(target):
+                self.fs.pipe_file(target, b"".join(parts))  # one put: atomic in an object store
         else:
             with as_os_errors(target), self.fs.open(target, "wb", block_size=_ONE_PUT_BYTES) as file:
                 for part in parts:
@@ -212,7 +200,7 @@ class Folder:
         called before each further try, and may raise."""
         target = self.where(name)
         if self.is_local:
-            with self._beside(target, [memoryview(data)]) as beside:
+            with self._beside(target, [memoryview(data)], len(data)) as beside:
                 os.link(beside, target)
         elif self._is_s3:
             from springtide.store import s3
@@ -223,11 +211,9 @@ class Folder:
                 self.fs.pipe_file(target, data, mode="create")
 
     @contextlib.contextmanager
-    def _beside(
-        self, target: str, parts: Iterable[memoryview], mode: int = 0o666, size_bytes: int | None = None
-    ) -> Iterator[str]:
-        """Yield the path of a synced temporary file with ``parts``, next to ``target``; the block renames or links it to the
-        target. ``mode``: before the umask; ``size_bytes``: of all parts, if they can be taken only once."""
+    def _beside(self, target: str, parts: Iterable[memoryview], size_bytes: int, mode: int = 0o666) -> Iterator[str]:
+        """Yield the path of a synced temporary file with ``parts``, ``size_bytes`` in total, next to ``target``; the block
+        renames or links it to the target. ``mode``: before the umask."""
         folder = os.path.dirname(target)
         beside = os.path.join(folder, f"{_TEMPORARY}{uuid.uuid4().hex[:12]}")
         try:
@@ -243,8 +229,7 @@ class Folder:
             if not is_full(error):
                 raise
             _unlink(beside)  # first: it takes room, too
-            size = sum(part.nbytes for part in parts) if size_bytes is None else size_bytes
-            raise explain_full_disk(error, target, size) from error
+            raise explain_full_disk(error, target, size_bytes) from error
         finally:
             _unlink(beside)
 
