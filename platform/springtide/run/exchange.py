@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from springtide import config as configs
-from springtide.checkpoint.format import name_of, read_manifest
+from springtide.checkpoint.format import read_manifest
 from springtide.config import Config
 from springtide.errors import ConfigError, SpringtideError, explain, redacted
 from springtide.interop import Exported, export_checkpoint, open_model, write_checkpoint
@@ -37,13 +37,7 @@ def export_model(run: Run, to: str, step: int | None = None, dtype: str = "", em
         >>> export_model(st.open_run("runs/mine"), "exports/mine").architecture
         'LlamaForCausalLM'
     """
-    names = run.checkpoints
-    name = name_of(step) if step is not None else (names or [""])[-1]
-    if name not in names:
-        there = ", ".join(names[-3:]) or "none"
-        raise ConfigError(
-            explain("step", step, f"has no checkpoint that counts in {run.folder.url}", f"it has {there}")
-        )
+    name = run.checkpoint_at(step)
     saved = read_manifest(run.folder, name).config
     config = configs.build(saved) if saved else run.config
     urls = [*config.stream.mixture.values(), config.shards.dataset]

@@ -163,6 +163,17 @@ class Run:
         """Path or URL of the HTML report."""
         return self.folder.where(REPORT)
 
+    def checkpoint_at(self, step: int | None = None) -> str:
+        """Return the name of the checkpoint of ``step``; None: the newest. Raises ConfigError if there is none."""
+        names = self.checkpoints
+        name = name_of(step) if step is not None else (names or [""])[-1]
+        if name not in names:
+            steps = ", ".join(str(step_of(one)) for one in names) or "none"
+            raise ConfigError(
+                explain("step", step, f"has no checkpoint that counts in {self.folder.url}", f"one of: {steps}")
+            )
+        return name
+
     def evaluate(self, step: int | None = None, tokens: int = 0, trust_code: bool = False) -> Evaluated:
         """Compute the held-out loss of a checkpoint in this process, in the precision of training.
 
@@ -189,15 +200,8 @@ class Run:
         sources = self.config.sources if self.config.model.source else {}  # it runs the model only
         claimed = leases.trusted_code(self.folder, sources)
         configs.check_trusted(sources, self.folder.where(RUN_CONFIG), trust_code, claimed)
-        names = self.checkpoints
-        name = name_of(step) if step is not None else (names or [""])[-1]
-        if name not in names:
-            steps = ", ".join(str(step_of(one)) for one in names) or "none"
-            raise ConfigError(
-                explain("step", step, f"has no checkpoint that counts in {self.folder.url}", f"one of: {steps}")
-            )
         changed = self.config.override({"train.eval_tokens": tokens or sys.maxsize})
-        return evaluate_checkpoint(self.folder, changed, name)
+        return evaluate_checkpoint(self.folder, changed, self.checkpoint_at(step))
 
     def average(self, to: str, last: int = 1, ema: bool = False) -> Run:
         """Write the mean of the weights of the newest checkpoints as a run's folder of its own, which holds weights only:
