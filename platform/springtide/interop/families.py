@@ -12,6 +12,8 @@ from typing import Any, NamedTuple
 
 from springtide.config.engine import ModelConfig
 
+SLIDING, FULL = "sliding_attention", "full_attention"
+"""Their names of local and of global layers."""
 LAYER = "{layer}"
 """Stands for the number of a layer in a name."""
 
@@ -112,6 +114,8 @@ class Family:
     """Whether a part of a head may be rotated."""
     theta: float = 10_000.0
     """rope_theta where a config.json has none."""
+    local_theta: float = 0.0
+    """The same of local layers, which then have the key rope_local_base_freq; 0: as in global layers."""
 
     @property
     def keys(self) -> dict[str, str]:
@@ -204,6 +208,7 @@ FAMILIES: dict[str, Family] = {
             global_every=6,
             rope_by_layer_type=True,
             theta=1_000_000.0,
+            local_theta=10_000.0,
         ),
         Family(
             "Olmo2ForCausalLM",

@@ -14,7 +14,7 @@ from pydantic import ValidationError
 
 from springtide.config.engine import ModelConfig
 from springtide.errors import ConfigError, explain
-from springtide.interop.families import FAMILIES, FIXED_FIELDS, Family
+from springtide.interop.families import FAMILIES, FIXED_FIELDS, FULL, SLIDING, Family
 from springtide.interop.rope import read_rope, written_rope
 
 FILE = "config.json"
@@ -58,7 +58,6 @@ _REMEDIES = {
     "attention_dropout": "set it to 0.0 in the file: the decoder trains without dropout",
 }
 _OTHER = "import a model without it: this decoder does not compute it"
-_SLIDING, _FULL = "sliding_attention", "full_attention"
 
 
 def family_of(config: Any, where: str = FILE) -> Family:
@@ -135,9 +134,7 @@ def _check_key(family: Family, key: str, value: Any, where: str) -> None:
     """Raise ConfigError for a key whose value the decoder does not compute."""
     named = f"{where}: {key}"
     if key in ("hidden_act", "hidden_activation"):
-        other = "hidden_activation" if key == "hidden_act" else ""
-        allowed = (*family.activations, None) if key == family.activation_key or other else (None, *family.activations)
-        if value not in allowed:
+        if value not in (None, *family.activations):
             raise ConfigError(explain(named, value, f"{family.architecture} has {family.activations[0]} here", _OTHER))
     elif key in _ONLY:
         if not any(value == one and isinstance(value, bool) <= isinstance(one, bool) for one in _ONLY[key]):
@@ -177,14 +174,14 @@ def _windows(family: Family, config: Mapping[str, Any], fields: Mapping[str, Any
     if family.windows == "qwen" and not config.get("use_sliding_window", False):
         window = None
     types = _layer_types(family, config, fields["num_layers"], window, where)
-    if _SLIDING not in types:
+    if SLIDING not in types:
         return {}
     window = _number("sliding_window", window, where)
-    if _FULL not in types:
+    if FULL not in types:
         # tables of the local layers' own need a global one, if only in name
         return {"window": window, "global_every": len(types) + 1 if family.rope_by_layer_type else 0}
-    every = types.index(_FULL) + 1
-    expected = [_FULL if (layer + 1) % every == 0 else _SLIDING for layer in range(len(types))]
+    every = types.index(FULL) + 1
+    expected = [FULL if (layer + 1) % every == 0 else SLIDING for layer in range(len(types))]
     if types != expected:
         problem = f"is not a repeated pattern with every {every}th layer global"
         raise ConfigError(explain(f"{where}: layer_types", types, problem, _OTHER))
@@ -194,28 +191,28 @@ def _windows(family: Family, config: Mapping[str, Any], fields: Mapping[str, Any
 def _layer_types(family: Family, config: Mapping[str, Any], layers: int, window: Any, where: str) -> list[str]:
     types = config.get("layer_types")
     if types is not None and family.windows != "all":
-        if not isinstance(types, list) or len(types) != layers or not set(map(str, types)) <= {_SLIDING, _FULL}:
-            problem = f"is not a list of {layers} times {_SLIDING} or {_FULL}"
+        if not isinstance(types, list) or len(types) != layers or not set(map(str, types)) <= {SLIDING, FULL}:
+            problem = f"is not a list of {layers} times {SLIDING} or {FULL}"
             raise ConfigError(explain(f"{where}: layer_types", types, problem, _OTHER))
-        if _SLIDING in types and window is None:
+        if SLIDING in types and window is None:
             problem = "is missing, and layer_types has local layers"
             raise ConfigError(explain(f"{where}: sliding_window", None, problem, "correct the file"))
         return [str(one) for one in types]
     if types is not None:
         raise ConfigError(explain(f"{where}: layer_types", types, f"is not of {family.architecture}", _OTHER))
     if window is None and family.windows != "mixed":
-        return [_FULL] * layers
+        return [FULL] * layers
     if family.windows == "all":
-        return [_SLIDING] * layers
+        return [SLIDING] * layers
     if family.windows == "qwen":
         first = config.get("max_window_layers", 28)
-        return [_SLIDING if isinstance(first, int) and layer >= first else _FULL for layer in range(layers)]
+        return [SLIDING if isinstance(first, int) and layer >= first else FULL for layer in range(layers)]
     every = config.get("sliding_window_pattern", config.get("_sliding_window_pattern")) or family.global_every
     every = _number("sliding_window_pattern", every, where)
     if window is None:
         problem = f"is missing, and {family.architecture} has local layers"
         raise ConfigError(explain(f"{where}: sliding_window", None, problem, "correct the file"))
-    return [_FULL if (layer + 1) % every == 0 else _SLIDING for layer in range(layers)]
+    return [FULL if (layer + 1) % every == 0 else SLIDING for layer in range(layers)]
 
 
 def choose_family(model: ModelConfig) -> Family:
@@ -280,7 +277,7 @@ def written_config(
     if family.windows != "none":
         found["sliding_window"] = model.window if any(local) else None
     if family.windows in ("qwen", "mixed"):
-        found["layer_types"] = [_SLIDING if one else _FULL for one in local]
+        found["layer_types"] = [SLIDING if one else FULL for one in local]
     if family.windows == "mixed":
         found["sliding_window"] = model.window or model.max_sequence_length
     if family.windows == "qwen":

@@ -8,11 +8,8 @@ from typing import Any
 
 from springtide.config.engine import ModelConfig
 from springtide.errors import ConfigError, explain
-from springtide.interop.families import Family
+from springtide.interop.families import FULL, SLIDING, Family
 
-_SLIDING, _FULL = "sliding_attention", "full_attention"
-_LOCAL_THETA = 10_000.0
-"""rope_theta of local layers of Gemma 3, where a config.json has none."""
 _LEGACY = {"factor": "rope_factor", "original_max_position_embeddings": "rope_original_length"}
 _LLAMA3 = {"low_freq_factor": "rope_low_freq_factor", "high_freq_factor": "rope_high_freq_factor"}
 _OF_TYPE: dict[str, dict[str, str]] = {
@@ -50,22 +47,20 @@ def read_rope(family: Family, config: Mapping[str, Any], fields: Mapping[str, An
                 explain(named, given, "is computed in global layers only, here in local ones too", _OTHER)
             )
         return found
-    if given.keys() & {_SLIDING, _FULL}:
-        if extra := given.keys() - {_SLIDING, _FULL}:
+    local_theta = family.local_theta or theta
+    if given.keys() & {SLIDING, FULL}:
+        if extra := given.keys() - {SLIDING, FULL}:
             raise ConfigError(explain(named, sorted(extra), "is neither of local nor of global layers", _OTHER))
         both = given
     else:  # as before transformers 5: of global layers
-        own = family.theta if family.model_type != "gemma3_text" else _LOCAL_THETA
-        own = theta if family.model_type != "gemma3_text" else own
-        local = _positive(config.get("rope_local_base_freq"), f"{where}: rope_local_base_freq", own)
-        both = {_FULL: given, _SLIDING: {"rope_type": "default", "rope_theta": local}}
-    found = _read_one(family, both.get(_FULL) or {}, theta, config, f"{named}.{_FULL}")
-    default = _LOCAL_THETA if family.model_type == "gemma3_text" else theta
-    local_found = _read_one(family, both.get(_SLIDING) or {}, default, config, f"{named}.{_SLIDING}")
+        local = _positive(config.get("rope_local_base_freq"), f"{where}: rope_local_base_freq", local_theta)
+        both = {FULL: given, SLIDING: {"rope_type": "default", "rope_theta": local}}
+    found = _read_one(family, both.get(FULL) or {}, theta, config, f"{named}.{FULL}")
+    local_found = _read_one(family, both.get(SLIDING) or {}, local_theta, config, f"{named}.{SLIDING}")
     if not fields.get("window"):
         return found
     if local_found["rope_scaling"] != "none":
-        raise ConfigError(explain(f"{named}.{_SLIDING}", both[_SLIDING], "is scaled in local layers", _OTHER))
+        raise ConfigError(explain(f"{named}.{SLIDING}", both[SLIDING], "is scaled in local layers", _OTHER))
     same = local_found["rope_theta"] == found["rope_theta"]
     return {**found, "local_rope_theta": 0.0 if same else local_found["rope_theta"]}
 
@@ -138,7 +133,7 @@ def written_rope(family: Family, model: ModelConfig) -> dict[str, Any]:
         found["partial_rotary_factor"] = model.rotary_fraction
     if family.rope_by_layer_type:
         theta = model.local_rope_theta if model.global_every and model.local_rope_theta else model.rope_theta
-        found["rope_parameters"] = {_FULL: whole, _SLIDING: {"rope_type": "default", "rope_theta": theta}}
-        if family.model_type == "gemma3_text":
+        found["rope_parameters"] = {FULL: whole, SLIDING: {"rope_type": "default", "rope_theta": theta}}
+        if family.local_theta:
             found["rope_local_base_freq"] = theta
     return found
