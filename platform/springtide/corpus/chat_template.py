@@ -78,7 +78,7 @@ def read_template(name: str) -> str:
     return text
 
 
-class Laid(NamedTuple):
+class ChatTokens(NamedTuple):
     """A chat as tokens."""
 
     ids: np.ndarray
@@ -122,7 +122,7 @@ class ChatTemplate:
         problem = f"uses {', '.join(tokens)}, which the tokenizer does not have as special tokens"
         return problem, "add them to corpus.special_tokens if it is made here, else name the tokenizer of this template"
 
-    def lay_out(self, chats: Sequence[tuple[Turn, ...]]) -> Iterator[Laid]:
+    def lay_out(self, chats: Sequence[tuple[Turn, ...]]) -> Iterator[ChatTokens]:
         """Yield the tokens of each chat, in order.
 
         Raises:
@@ -137,7 +137,7 @@ class ChatTemplate:
                 raise
         yield from self._encoded(planned)
 
-    def _encoded(self, planned: list[list[tuple[int | str, bool]]]) -> Iterator[Laid]:
+    def _encoded(self, planned: list[list[tuple[int | str, bool]]]) -> Iterator[ChatTokens]:
         encoded = self._vocabulary.encode(part for parts in planned for part, _ in parts if isinstance(part, str))
         end = self._vocabulary.end_of_text
         for parts in planned:
@@ -153,7 +153,7 @@ class ChatTemplate:
                 raise BadChat(problem, "name another special token as corpus.end_of_text")
             if not flags.any():
                 raise BadChat("the template lays out no token of an answer", _MARK_REMEDY)
-            yield Laid(ids, flags)
+            yield ChatTokens(ids, flags)
 
     def pieces(self, turns: Sequence[Turn]) -> list[tuple[str, bool]]:
         """Return the rendered chat in pieces, each with whether it is an answer; together they are the whole rendering. What is

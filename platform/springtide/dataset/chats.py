@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 
@@ -18,9 +18,9 @@ def templates(corpus: CorpusConfig) -> dict[str, str]:
     return {name: read_template(name) if name else "" for name in names}
 
 
-def check_chats(corpus: CorpusConfig, shards: ShardsConfig) -> None:
-    """Raise ConfigError if a template cannot be used, or the rows would cut chats or let one attend to another."""
-    used = [name for name, text in templates(corpus).items() if text]
+def check_chats(texts: Mapping[str, str], shards: ShardsConfig) -> None:
+    """Raise ConfigError if the rows would cut chats or let one attend to another. ``texts``: as from ``templates``."""
+    used = [name for name, text in texts.items() if text]
     if used and shards.packing != "best_fit":
         problem = f"cuts chats where a row is full, corpus.chat_template = {used[0]!r} needs them whole"
         remedy = "set shards.packing to best_fit and shards.mask_across_documents to true"

@@ -94,11 +94,11 @@ def make_dataset(corpus: CorpusConfig, shards: ShardsConfig, progress: Progress 
 
     Resumes a call that was killed. ConfigError or CorpusError if the settings or the corpus cannot be used.
     """
-    sources, apart, dataset = _find(corpus, shards)
+    sources, apart, texts, dataset = _find(corpus, shards)
     if not dataset.exists(MANIFEST):
         try:
             with _explained(dataset):
-                _make(corpus, shards, sources, apart, dataset, progress, run)
+                _make(corpus, shards, sources, apart, texts, dataset, progress, run)
         except FileNotFoundError:
             if not dataset.exists(MANIFEST):  # else another process made the same dataset and removed the work folder
                 raise
@@ -107,12 +107,12 @@ def make_dataset(corpus: CorpusConfig, shards: ShardsConfig, progress: Progress 
 
 def units_to_make(corpus: CorpusConfig, shards: ShardsConfig) -> int:
     """Return the number of units that ``make_dataset`` would read; 0 if the dataset exists."""
-    sources, _, dataset = _find(corpus, shards)
+    sources, _, _, dataset = _find(corpus, shards)
     return 0 if dataset.exists(MANIFEST) else sum(len(source.units()) for source in sources)
 
 
-def _find(corpus: CorpusConfig, shards: ShardsConfig) -> tuple[list[CorpusReader], ApartFrom, Folder]:
-    """Return the sources, what they stay apart from, and the folder of their dataset."""
+def _find(corpus: CorpusConfig, shards: ShardsConfig) -> tuple[list[CorpusReader], ApartFrom, dict[str, str], Folder]:
+    """Return the sources, what they stay apart from, their chat templates, and the folder of their dataset."""
     if not corpus.source and not corpus.sources:
         limit = "names no text, and this recipe has none of its own: a model of its size needs billions of tokens"
         remedy = (
@@ -123,29 +123,34 @@ def _find(corpus: CorpusConfig, shards: ShardsConfig) -> tuple[list[CorpusReader
     each = corpus.each().values()
     for one in each:
         check_clean(one)
-    check_chats(corpus, shards)
+    texts = templates(corpus)
+    check_chats(texts, shards)
     sources = [
         open_source(one.source, one.max_files, one.field, one.separator, is_chat=bool(one.chat_template))
         for one in each
     ]
     apart = open_apart(corpus)
-    return sources, apart, Folder(shards.root) / fingerprint(corpus, shards, sources, apart)
+    return sources, apart, texts, Folder(shards.root) / fingerprint(corpus, shards, sources, apart, texts)
 
 
 def fingerprint(
-    corpus: CorpusConfig, shards: ShardsConfig, sources: Sequence[CorpusReader], apart: ApartFrom | None = None
+    corpus: CorpusConfig,
+    shards: ShardsConfig,
+    sources: Sequence[CorpusReader],
+    apart: ApartFrom,
+    texts: Mapping[str, str],
 ) -> str:
-    """Hash the settings but passwords in URLs, the sources' files, what they stay apart from and ``_VERSION``: 16 hex
-    digits."""
+    """Hash the settings but passwords in URLs, the sources' files, what they stay apart from, the ``texts`` of their chat
+    templates and ``_VERSION``: 16 hex digits."""
     settings = [corpus.model_dump(mode="json"), shards.model_dump(mode="json", exclude={"root", "dataset"})]
     code = [code_digest(corpus.filter)] if corpus.filter else []
-    code += [digest.of_bytes(text.encode()) for text in templates(corpus).values() if text]
+    code += [digest.of_bytes(text.encode()) for text in texts.values() if text]
     text = json.dumps(
         [
             _VERSION,
             *settings,
             [source.fingerprint() for source in sources],
-            apart.fingerprint() if apart else [],
+            apart.fingerprint(),
             *code,
         ],
         sort_keys=True,
@@ -159,6 +164,7 @@ def _make(
     shards: ShardsConfig,
     sources: list[CorpusReader],
     apart: ApartFrom,
+    texts: Mapping[str, str],
     dataset: Folder,
     progress: Progress,
     run: Map,
@@ -170,7 +176,6 @@ def _make(
         for source, (name, each) in zip(sources, corpus.each().items(), strict=True)
         for unit in source.units()
     ]
-    texts = templates(corpus)
     jobs = [
         PartJob(number, *unit, shards, work, apart.datasets, texts[unit[1].chat_template])
         for number, unit in enumerate(units)
