@@ -65,7 +65,7 @@ class OrphanedRun:
 
     def commit(self, here: tuple[str, int], is_over: Callable[[], bool]) -> None:
         """Have the newest whole snapshot committed that the run's servers hold; called in each of them. The first of them by
-        name claims a lease, to which a new driver gives no heed, and the others hold their parts until the
+        name claims a lease, which a new driver may take over at once, and the others hold their parts until the
         checkpoint is there.
 
         Args:
