@@ -148,7 +148,7 @@ class Checkpoints(Target):
                     "rb"
                 ) as opened:  # which may be sparse, and larger than memory
                     opened.seek(begin)
-                    piece[8] = [digest.of_bytes(opened.read(min(size, 2**20)))]
+                    piece[8] = [digest.of_bytes(opened.read(max(0, min(size, 2**20))))]
             return json.dumps(index).encode()
         except (ValueError, LookupError, TypeError, OSError, RecursionError):
             return data
