@@ -16,7 +16,7 @@ from springtide.checkpoint.fresh_start import begin_from_scratch
 from springtide.config import Config
 from springtide.errors import ConfigError
 from springtide.events import Evaluated, Event, Started, StepDone
-from springtide.run.folder import find_run
+from springtide.run.find import find_run
 from springtide.store import Folder
 from springtide.stream import open_data
 from springtide.training.start_check import check_start

@@ -26,7 +26,8 @@ from springtide.config.code import find_code
 from springtide.config.steps import StepsDone
 from springtide.dataset import Progress
 from springtide.errors import CheckpointError, ConfigError, explain
-from springtide.run.folder import Run, find_run
+from springtide.run.find import find_run
+from springtide.run.folder import Run
 from springtide.run.start_from import remarks_on
 from springtide.store import Folder
 from springtide.stream import Data, open_data

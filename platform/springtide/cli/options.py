@@ -100,7 +100,7 @@ def config_of(options: argparse.Namespace, runs_code: bool = True) -> Config:
     if runs_code:
         sources = sources | config.sources
     if options.config and sources.keys() - given.keys() and not trusts:
-        from springtide.run.folder import trusted_code
+        from springtide.run.find import trusted_code
 
         claimed = trusted_code(config) if getattr(options, "resume", False) else ""
         configs.check_trusted(sources, options.config, False, claimed, given)

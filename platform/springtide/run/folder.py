@@ -1,4 +1,4 @@
-"""A run's folder: find it, open it, read what it holds.
+"""A run's folder: open it, read what it holds.
 
 <root>/<run id>/config.yaml    the resolved config
                 journal/       every event
@@ -13,17 +13,15 @@ import contextlib
 import dataclasses
 import logging
 import math
-import secrets
 import sys
-import time
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 from springtide import config as configs
-from springtide.checkpoint import branch, leases
+from springtide.checkpoint import leases
 from springtide.checkpoint.format import committed, name_of, step_of
 from springtide.checkpoint.retention import note_reader
 from springtide.config import RUN_CONFIG, Config
-from springtide.errors import ConfigError, RunExists, explain, redacted
+from springtide.errors import ConfigError, explain, redacted
 from springtide.events import Evaluated, Event, Sampled, Started, StepDone, Stopped
 from springtide.report.run_page import charts, render
 from springtide.store import Folder
@@ -37,8 +35,6 @@ if TYPE_CHECKING:
 
 REPORT = "report.html"
 CHARTS = "charts.svg"
-_DECIDED_LATER = {"shards.dataset": "", "train.micro_batch": "auto"}
-"""Values that a start replaces by what it decides."""
 _log = logging.getLogger(__name__)
 
 
@@ -164,7 +160,18 @@ class Run:
         return self.folder.where(REPORT)
 
     def checkpoint_at(self, step: int | None = None) -> str:
-        """Return the name of the checkpoint of ``step``; None: the newest. Raises ConfigError if there is none."""
+        """Return the name of a committed checkpoint.
+
+        Args:
+            step: its step; None: the newest.
+
+        Raises:
+            ConfigError: there is no such checkpoint.
+
+        Examples:
+            >>> st.open_run("runs/mine").checkpoint_at(4)
+            'step-0000000004'
+        """
         names = self.checkpoints
         name = name_of(step) if step is not None else (names or [""])[-1]
         if name not in names:
@@ -320,75 +327,3 @@ def open_run(path: str) -> Run:
     if not run.folder.exists(RUN_CONFIG):
         raise ConfigError(explain("run", path, "is not a run's folder: it has no config.yaml", "give <root>/<run id>"))
     return run
-
-
-def find_run(config: Config, resume: bool | Literal["auto"], accept_changes: bool) -> tuple[Config, Run]:
-    """Name the run and find its folder; returns the config with id and root filled in. Writes nothing: the folder becomes a run
-    when the caller writes the config there. ``resume`` "auto" starts a new run if there is none to resume.
-
-    Raises RunExists when the id is taken without ``resume``, or when resuming would change what is learned without
-    ``accept_changes``; ConfigError when the folder cannot be written or there is nothing to resume.
-    """
-    root = Folder(config.run.root)
-    name = config.run.id or (_newest(root, config, needed=resume != "auto") if resume else "") or _made_up()
-    config = config.override({"run.id": name, "run.root": root.url})
-    run = Run(root / name)
-    exists = run.folder.exists(RUN_CONFIG)
-    if config.train.start_from:
-        known = run.config.train.start_from if exists else ""
-        config = config.override({"train.start_from": branch.resolve(config.train.start_from, known)})
-    if exists:
-        _check_resume(run, config, bool(resume), accept_changes)
-        # steps that the run has skipped stay skipped
-        config = config.override({"stream.skip": sorted({*config.stream.skip, *run.config.stream.skip})})
-    elif resume and resume != "auto":
-        raise ConfigError(explain("run.id", name, f"is not under {root.url}: nothing to resume", "omit --resume"))
-    try:
-        run.folder.check_writable()
-    except OSError as error:
-        raise ConfigError(
-            explain("run.root", root.url, f"cannot be written ({error})", "choose another folder or its permissions")
-        ) from None
-    return config, run
-
-
-def trusted_code(config: Config) -> str:
-    """Return the digest of the user's own code that this user trusted when the run of ``config``, which would be resumed,
-    last started; empty if there is none."""
-    if not config.sources:
-        return ""
-    root = Folder(config.run.root)
-    name = config.run.id or _newest(root, config, needed=False)
-    return leases.trusted_code(root / name, config.sources) if name else ""
-
-
-def _check_resume(run: Run, config: Config, resume: bool, accept_changes: bool) -> None:
-    changed = {
-        name: change
-        for name, change in configs.difference(run.config, config).items()
-        if not name.startswith("run.") and change[1] != _DECIDED_LATER.get(name)
-    }
-    shown = redacted("".join(f"\n  {name}: {old!r} -> {new!r}" for name, (old, new) in changed.items()))
-    if not resume:
-        what = f"under another config:{shown}\n" if shown else "under this config; "
-        raise RunExists(f"run.id = {run.id!r} exists {what}resume it with --resume, or choose another run.id")
-    configs.check_same_run(run.config, config, accept_changes)
-
-
-def _newest(root: Folder, config: Config, needed: bool) -> str:
-    """Return the id of the newest run with this config's fingerprint; ids start with their creation time. Without one: empty,
-    or ConfigError if ``needed``."""
-    wanted = configs.fingerprint(config)
-    for name in reversed(root.names()):
-        run = Run(root / name)
-        if run.folder.exists(RUN_CONFIG) and configs.fingerprint(run.config) == wanted:
-            return name
-    if not needed:
-        return ""
-    raise ConfigError(
-        explain("run.id", "", f"no run of this config is under {root.url}", "name the run with --run.id, or start one")
-    )
-
-
-def _made_up() -> str:
-    return time.strftime("%Y%m%d-%H%M%S-") + secrets.token_hex(2)

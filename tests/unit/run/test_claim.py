@@ -10,7 +10,8 @@ import pytest
 from springtide import config as configs
 from springtide.config import Config
 from springtide.errors import ConfigError, RunExists
-from springtide.run.folder import Run, find_run, open_run
+from springtide.run.find import find_run
+from springtide.run.folder import Run, open_run
 
 
 def named(config: Config, name: str = "taken", **changes: object) -> Config:

@@ -1,0 +1,89 @@
+"""The run that a start is of: a new one, or the one that it resumes."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from typing import Literal
+
+from springtide import config as configs
+from springtide.checkpoint import branch, leases
+from springtide.config import RUN_CONFIG, Config
+from springtide.errors import ConfigError, RunExists, explain, redacted
+from springtide.run.folder import Run
+from springtide.store import Folder
+
+_DECIDED_LATER = {"shards.dataset": "", "train.micro_batch": "auto"}
+"""Values that a start replaces by what it decides."""
+
+
+def find_run(config: Config, resume: bool | Literal["auto"], accept_changes: bool) -> tuple[Config, Run]:
+    """Name the run and find its folder; returns the config with id and root filled in. Writes nothing: the folder becomes a run
+    when the caller writes the config there. ``resume`` "auto" starts a new run if there is none to resume.
+
+    Raises RunExists when the id is taken without ``resume``, or when resuming would change what is learned without
+    ``accept_changes``; ConfigError when the folder cannot be written or there is nothing to resume.
+    """
+    root = Folder(config.run.root)
+    name = config.run.id or (_newest(root, config, needed=resume != "auto") if resume else "") or _made_up()
+    config = config.override({"run.id": name, "run.root": root.url})
+    run = Run(root / name)
+    exists = run.folder.exists(RUN_CONFIG)
+    if config.train.start_from:
+        known = run.config.train.start_from if exists else ""
+        config = config.override({"train.start_from": branch.resolve(config.train.start_from, known)})
+    if exists:
+        _check_resume(run, config, bool(resume), accept_changes)
+        # steps that the run has skipped stay skipped
+        config = config.override({"stream.skip": sorted({*config.stream.skip, *run.config.stream.skip})})
+    elif resume and resume != "auto":
+        raise ConfigError(explain("run.id", name, f"is not under {root.url}: nothing to resume", "omit --resume"))
+    try:
+        run.folder.check_writable()
+    except OSError as error:
+        raise ConfigError(
+            explain("run.root", root.url, f"cannot be written ({error})", "choose another folder or its permissions")
+        ) from None
+    return config, run
+
+
+def trusted_code(config: Config) -> str:
+    """Return the digest of the user's own code that this user trusted when the run of ``config``, which would be resumed,
+    last started; empty if there is none."""
+    if not config.sources:
+        return ""
+    root = Folder(config.run.root)
+    name = config.run.id or _newest(root, config, needed=False)
+    return leases.trusted_code(root / name, config.sources) if name else ""
+
+
+def _check_resume(run: Run, config: Config, resume: bool, accept_changes: bool) -> None:
+    changed = {
+        name: change
+        for name, change in configs.difference(run.config, config).items()
+        if not name.startswith("run.") and change[1] != _DECIDED_LATER.get(name)
+    }
+    shown = redacted("".join(f"\n  {name}: {old!r} -> {new!r}" for name, (old, new) in changed.items()))
+    if not resume:
+        what = f"under another config:{shown}\n" if shown else "under this config; "
+        raise RunExists(f"run.id = {run.id!r} exists {what}resume it with --resume, or choose another run.id")
+    configs.check_same_run(run.config, config, accept_changes)
+
+
+def _newest(root: Folder, config: Config, needed: bool) -> str:
+    """Return the id of the newest run with this config's fingerprint; ids start with their creation time. Without one: empty,
+    or ConfigError if ``needed``."""
+    wanted = configs.fingerprint(config)
+    for name in reversed(root.names()):
+        run = Run(root / name)
+        if run.folder.exists(RUN_CONFIG) and configs.fingerprint(run.config) == wanted:
+            return name
+    if not needed:
+        return ""
+    raise ConfigError(
+        explain("run.id", "", f"no run of this config is under {root.url}", "name the run with --run.id, or start one")
+    )
+
+
+def _made_up() -> str:
+    return time.strftime("%Y%m%d-%H%M%S-") + secrets.token_hex(2)
