@@ -122,11 +122,15 @@ def resolved(
         cluster,
     )
     from springtide.training.parameter_groups import check_groups
+    from springtide.training.start_check import check_adapter
 
     check_before_start(config)
     for field, source in config.sources.items():
         find_code(field, source)
-    if config.optim.groups and not config.model.source:  # for a model of yours, the worker group checks them
+    check_adapter(config)
+    if (
+        config.optim.groups or config.model.adapter != "none"
+    ) and not config.model.source:  # for a model of yours, the worker group checks them
         check_groups(make(config.model, 1), config.optim)
     if from_scratch and not resume:
         raise ConfigError(explain("--from-scratch", True, "restarts an existing run", "add --resume, or omit it"))

@@ -18,6 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from springtide.checkpoint.adapters import without_adapter
 from springtide.checkpoint.averages import as_weights, begin_averages, match_averages
 from springtide.checkpoint.format import BLOCK_BYTES, BadFile, Manifest, Piece, checkpoints, read_index, read_manifest
 from springtide.checkpoint.tensors import Box, box, local, materialize, named_tensors, raw, type_name
@@ -46,9 +47,10 @@ def load(
     optimizer: torch.optim.Optimizer | None = None,
     manifest: Manifest | None = None,
     averaged: bool = False,
+    new_adapter: bool = False,
 ) -> Manifest:
     """Load this rank's part of checkpoint ``name`` in place, at any world size and layout. Returns its manifest. ``averaged``:
-    load the averaged weights into ``model``, without an optimizer.
+    load the averaged weights into ``model``, without an optimizer. ``new_adapter``: leave the model's adapter as it is.
 
     Raises CheckpointError with the bad file, or with the tensors that are missing, unexpected or of another shape. A
     single process needs no process group.
@@ -58,6 +60,8 @@ def load(
     if optimizer is not None:
         materialize(optimizer)
     wanted = named_tensors(model, optimizer)
+    if new_adapter:
+        wanted = without_adapter(wanted)
     if optimizer is None:
         pieces = as_weights(pieces) if averaged else [piece for piece in pieces if piece.tensor.startswith("model/")]
     read_state(checkpoints(run), pieces, wanted)

@@ -19,6 +19,7 @@ import torch
 from torch import nn
 
 from springtide.checkpoint import branch, leases
+from springtide.checkpoint.adapters import has_adapter
 from springtide.checkpoint.agreed import good_until
 from springtide.checkpoint.format import (
     Identity,
@@ -53,6 +54,8 @@ class Restored:
     """Newer checkpoints that are bad, and why; they are quarantined now."""
     agreed_step: StepsDone | None = None
     """Steps done when all devices last agreed, as far as this state was checked; None if they were not."""
+    new_adapter: bool = False
+    """Whether the model's adapter is not of the checkpoint, and has no values yet."""
 
 
 def restore(
@@ -101,21 +104,25 @@ def restore(
 
 
 def begin(
-    config: TrainConfig, model: nn.Module, optimizer: torch.optim.Optimizer, identity: Identity
+    config: TrainConfig, model: nn.Module, optimizer: torch.optim.Optimizer, identity: Identity, adapted: bool = False
 ) -> Restored | None:
     """Load the checkpoint of another run that ``config`` begins with; all ranks call it together. Returns None if it
-    names none. Raises as ``restore``, and CheckpointError if its bytes are bad: its owner has to choose another."""
+    names none. ``adapted``: the model has an adapter, which begins anew if only weights are taken, and these have none. Raises
+    as ``restore``, and CheckpointError if its bytes are bad: its owner has to choose another."""
     if not config.start_from:
         return None
     run, name = branch.split(config.start_from)
     takes_optimizer, same_order = config.start_with != "weights", config.start_with == "state"
-    loaded = _try_load(run, name, model, optimizer if takes_optimizer else None, identity if same_order else None)
+    here = optimizer if takes_optimizer else None
+    may_begin_adapter = adapted and not takes_optimizer
+    loaded = _try_load(run, name, model, here, identity if same_order else None, may_begin_adapter=may_begin_adapter)
     manifest, problem = loaded
     if manifest is None:
         raise CheckpointError(f"{config.start_from}, which {branch.FIELD} names: {problem}")
     if not takes_optimizer:
         optimizer.state.clear()  # an attempt to read a snapshot may have left some
-    return Restored(branch.meta_of_start(config, manifest), config.start_from)
+    new_adapter = may_begin_adapter and not has_adapter(manifest)
+    return Restored(branch.meta_of_start(config, manifest), config.start_from, new_adapter=new_adapter)
 
 
 def _try_load(
@@ -126,6 +133,7 @@ def _try_load(
     identity: Identity | None,
     node: str = "",
     elsewhere: ReadElsewhere | None = None,
+    may_begin_adapter: bool = False,
 ) -> tuple[Manifest | None, str]:
     """Return the manifest if every rank loaded its part, else None and what is wrong with the bytes. All ranks call it
     together. Without ``optimizer`` only weights are loaded; without ``identity`` the data order is not checked. Raises
@@ -140,7 +148,8 @@ def _try_load(
         with note_reader(run, name):
             if identity is not None and (mismatch := of_another_order(run, manifest.meta, identity)):
                 raise Mismatch(mismatch)
-            load(run, name, model, optimizer, manifest)
+            new_adapter = may_begin_adapter and not has_adapter(manifest)
+            load(run, name, model, optimizer, manifest, new_adapter=new_adapter)
     except (Mismatch, OtherFormat, PermissionError) as error:
         fatal = CheckpointError(f"{name} of {run.url}: {error}")
     except CheckpointError as error:

@@ -91,6 +91,15 @@ class ModelConfig(Section):
     """Wavelengths below rope_original_length divided by this are not stretched; for llama3 [ratio]."""
     init_seed: int = Field(0, ge=0)
     """Seed of the initial weights [1]."""
+    adapter: Literal["none", "lora", "dora"] = "none"
+    """Low-rank adapter that is trained in the place of the weights, which keep the values that ``train.start_from`` gives them;
+    dora also trains the norm of each row [name]."""
+    adapter_rank: int = Field(8, ge=1)
+    """Rank of what an adapter adds to a matrix; at most the smaller side of each [1]."""
+    adapter_alpha: float = Field(16.0, gt=0)
+    """What an adapter adds is multiplied by this over adapter_rank, so that a rate that fits one rank fits others [1]."""
+    adapter_targets: tuple[str, ...] = Field(("*",), min_length=1)
+    """Patterns of the names of the blocks' matrices that get an adapter, such as ``*.attention.*``; ``*`` is all [name]."""
 
     @property
     def head_width(self) -> int:
@@ -133,6 +142,11 @@ class ModelConfig(Section):
     @model_validator(mode="after")
     def _check(self) -> ModelConfig:
         self._check_base_width()
+        if self.adapter != "none" and self.source:
+            problem = f"is of the decoder, and model.source = {self.source!r} names a model of your own"
+            raise ValueError(
+                explain("model.adapter", self.adapter, problem, "make the adapter in that model, and use none")
+            )
         if not self.head_dim and self.dim % (2 * self.num_heads):
             raise ValueError(
                 explain(

@@ -1,5 +1,6 @@
 """Models as plain ``nn.Module``. Rule: a model knows its config and nothing about ranks, devices or files."""
 
+from springtide.model.adapter import AdaptedLinear, matrices
 from springtide.model.attention import KVCache
 from springtide.model.decoder import Decoder, build, initial, skeleton
 from springtide.model.flops import flops_per_token, hardware_flops_per_token, num_parameters
@@ -9,6 +10,7 @@ from springtide.model.source import make, whole
 
 __all__ = [
     "IGNORE_INDEX",
+    "AdaptedLinear",
     "Decoder",
     "KVCache",
     "LargestLogit",
@@ -18,6 +20,7 @@ __all__ = [
     "hardware_flops_per_token",
     "initial",
     "make",
+    "matrices",
     "num_parameters",
     "skeleton",
     "whole",

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from springtide.config.engine import ModelConfig
 from springtide.errors import ConfigError, explain
+from springtide.model.adapter import adapt
 from springtide.model.attention import Attention, KVCache, LayerKVCache, RMSNorm
 from springtide.model.loss import LargestLogit, capped, head_loss, token_nats
 from springtide.model.positions import documents, rotary_table
@@ -86,6 +87,7 @@ class Decoder(nn.Module):
         self.padded_vocab_size = config.vocab_size or -(-vocab_size // VOCAB_MULTIPLE) * VOCAB_MULTIPLE
         self.embedding = nn.Embedding(self.padded_vocab_size, config.dim)
         self.blocks = nn.ModuleList(Block(config, config.window_of(layer)) for layer in range(config.num_layers))
+        adapt(self.blocks, config)
         self.norm = RMSNorm(config.dim, config.norm_eps, config.norm_unit_offset)
         self.head = nn.Linear(config.dim, self.padded_vocab_size, bias=False)
         self.tie()
@@ -184,8 +186,10 @@ def initial(config: ModelConfig, name: str, shape: tuple[int, ...], begin: int, 
     every rank makes its own part, and the whole is the same at any world size.
 
     Normal; residual outputs are scaled by depth (Radford et al., GPT-2, 2019), matrices of blocks by ``width_multiplier``;
-    norms start as identities, biases at zero.
+    norms start as identities, biases at zero. Of an adapter A is uniform within 1 / sqrt(inputs), as in PEFT, and B zero.
     """
+    if name.endswith(".lora_b"):
+        return torch.zeros(end - begin, *shape[1:])
     if len(shape) == 1:
         scale = 0.0 if name.endswith("bias") or config.norm_unit_offset else 1.0
         return torch.full((end - begin,), scale)
@@ -197,5 +201,9 @@ def initial(config: ModelConfig, name: str, shape: tuple[int, ...], begin: int, 
     for block in range(first, last):
         key = hashlib.blake2b(f"{config.init_seed}/{name}/{block}".encode(), digest_size=8).digest()
         generator = torch.Generator().manual_seed(int.from_bytes(key, "little"))
-        rows[(block - first) * _INIT_ROWS :][:_INIT_ROWS].normal_(0.0, std, generator=generator)
+        drawn = rows[(block - first) * _INIT_ROWS :][:_INIT_ROWS]
+        if name.endswith(".lora_a"):
+            drawn.uniform_(-(shape[1] ** -0.5), shape[1] ** -0.5, generator=generator)
+        else:
+            drawn.normal_(0.0, std, generator=generator)
     return rows[begin - first * _INIT_ROWS : end - first * _INIT_ROWS]

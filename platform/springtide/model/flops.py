@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from torch import nn
+from torch import Tensor, nn
 
 from springtide.config.engine import ModelConfig
 from springtide.model.decoder import Decoder
@@ -11,18 +11,23 @@ from springtide.model.decoder import Decoder
 def flops_per_token(model: nn.Module, sequence_length: int) -> float:
     """Return the model FLOPs to train on one token, forward and backward.
 
-    6 for each weight that multiplies (the head counts, the embedding's look-up does not) plus the causal half of
-    attention's two matmuls, 12 * width of all heads * mean number of keys in each layer (Chowdhery et al., PaLM, 2022,
+    6 for each weight that multiplies (the head counts, the embedding's look-up does not), 4 if it is frozen, plus the causal
+    half of attention's two matmuls, 12 * width of all heads * mean number of keys in each layer (Chowdhery et al., PaLM, 2022,
     appendix B, less what the mask and windows spare). The attention of a user's own model is unknown, so it is not counted.
     """
     looked_up = {id(module.weight) for module in model.modules() if isinstance(module, nn.Embedding)}
-    matmul = sum(p.numel() for p in model.parameters() if p.dim() >= 2 and id(p) not in looked_up)
+    matmul = sum(_flops(p) for p in model.parameters() if p.dim() >= 2 and id(p) not in looked_up)
     if not isinstance(model, Decoder):
-        return 6.0 * matmul
+        return matmul
     config = model.config
     if config.tied_head:
-        matmul += model.head.weight.numel()
-    return 6.0 * matmul + 12.0 * _attended(config, sequence_length) * config.num_heads * config.head_width
+        matmul += _flops(model.head.weight)
+    return matmul + 12.0 * _attended(config, sequence_length) * config.num_heads * config.head_width
+
+
+def _flops(weight: Tensor) -> float:
+    """Return the FLOPs of a weight for a token: its product, the gradient of its input, and its own gradient if it trains."""
+    return (6.0 if weight.requires_grad else 4.0) * weight.numel()
 
 
 def _attended(config: ModelConfig, sequence_length: int) -> float:

@@ -52,11 +52,13 @@ from springtide.training.recompiles import Recompiles
 from springtide.training.sample import write_sample
 from springtide.training.seeds import seed_generators
 from springtide.training.snapshot_schedule import SnapshotSchedule
+from springtide.training.start_check import check_adapter
 from springtide.training.state import ModelFigures, TrainState
 from springtide.training.step import StepResult, StepSignals, compute, train_step
 from springtide.training.step_guard import StepGuard
 from springtide.training.step_metrics import StepMetrics
 from springtide.training.weight_average import averaged_weights, newest_share, set_newest_share
+from springtide.training.weights import initialize_adapter
 
 Feed = Callable[[RankReader, StepsDone], Iterator[Batch]]
 
@@ -104,6 +106,7 @@ class TrainLoop:
         if config.parallel.threads:
             torch.set_num_threads(config.parallel.threads)
         model = make(config.model, self.data.vocab_size, self.data.eos_id, self.data.bos_id)
+        check_adapter(config)
         check_groups(model, config.optim)
         freeze(model, config.optim)
         figures = ModelFigures.of(model, self.data.sequence_length, config.parallel.recompute)
@@ -343,10 +346,14 @@ class TrainLoop:
             here = (self.lease.node, self.lease.term, self.placement.read_elsewhere)
             found = restore(self.folder, state.model, state.optimizer, identity, *here)
         if found is None:
-            found = begin_from(self.config.train, state.model, state.optimizer, identity)
+            found = begin_from(
+                self.config.train, state.model, state.optimizer, identity, self.config.model.adapter != "none"
+            )
         if found is None:
             state.begin(self.config, self.data)
         else:
+            if found.new_adapter:
+                initialize_adapter(state.model, self.config.model)
             state.resume(found)
             for name, reason in found.rejected:
                 yield Rejected(step=state.step, name=name, reason=reason)

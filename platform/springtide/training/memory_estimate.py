@@ -75,7 +75,8 @@ def _predicted(config: Config, vocab_size: int, eos_id: int | None, world_size: 
 
 
 def _blocks_differ(config: Config, vocab_size: int) -> bool:
-    return bool(config.optim.groups) and not blocks_freeze_alike(make(config.model, vocab_size), config.optim)
+    some = config.optim.groups or config.model.adapter != "none"
+    return bool(some) and not blocks_freeze_alike(make(config.model, vocab_size), config.optim)
 
 
 def _peak(config: Config, vocab_size: int, eos_id: int | None, world_size: int) -> int:

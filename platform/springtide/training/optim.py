@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from springtide.checkpoint.adapters import is_adapter
 from springtide.checkpoint.tensors import local, plain_name
 from springtide.config import Config
 from springtide.config.engine import OptimConfig
@@ -71,7 +72,8 @@ def _groups(model: nn.Module, config: OptimConfig) -> tuple[list[dict[str, Any]]
         is_apart, own = id(parameter) in blocks, group_of(plain_name(name), config)
         decay = config.weight_decay if parameter.dim() >= 2 else 0.0
         decay = own.weight_decay if own is not None and own.weight_decay is not None else decay
-        scale, width = own.lr_scale if own else 1.0, wider if is_apart else 1.0
+        # the base width says nothing about adapters: B has as many inputs at every width
+        scale, width = own.lr_scale if own else 1.0, wider if is_apart and not is_adapter(name) else 1.0
         found.setdefault((is_apart, scale / width, decay * width), []).append(parameter)
     others: list[dict[str, Any]] = []
     matrices: list[dict[str, Any]] = []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from springtide import config as configs
+from springtide.checkpoint.adapters import has_adapter, without_adapter
 from springtide.checkpoint.averages import match_averages
 from springtide.checkpoint.branch import FIELD, split
 from springtide.checkpoint.format import AVERAGED, IMPORTED, Identity, read_manifest
@@ -51,6 +52,14 @@ def check_start(config: Config, identity: Identity, tokenizer_digest: str) -> Co
     return saved
 
 
+def check_adapter(config: Config) -> None:
+    """Raise ConfigError for an adapter of weights that nothing gives."""
+    if config.model.adapter != "none" and not config.train.start_from:
+        problem = "keeps the weights that a run starts from, and train.start_from names none"
+        remedy = "name a checkpoint there, with train.start_with = weights, or use none"
+        raise ConfigError(explain("model.adapter", config.model.adapter, problem, remedy))
+
+
 def check_tensors(config: Config, data: Data) -> None:
     """Check that the checkpoint that a run of ``config`` begins with has each tensor that is taken from it, with the shape that
     the model has here. Reads its indexes and no data. Of a model of your own only its optimizer's state is looked for: the
@@ -58,7 +67,8 @@ def check_tensors(config: Config, data: Data) -> None:
     url, takes_optimizer = config.train.start_from, config.train.start_with != "weights"
     run, name = split(url)
     try:
-        pieces = read_pieces(run, name, read_manifest(run, name))
+        manifest = read_manifest(run, name)
+        pieces = read_pieces(run, name, manifest)
     except CheckpointError as error:
         raise ConfigError(explain(FIELD, url, f"cannot be used: {error}", "name another checkpoint")) from None
     if takes_optimizer and not any(piece.tensor.startswith("optim/") for piece in pieces):
@@ -74,7 +84,10 @@ def check_tensors(config: Config, data: Data) -> None:
         materialize(optimizer)  # of tensors without memory
     else:
         pieces = [piece for piece in pieces if piece.tensor.startswith("model/")]
-    pieces, wanted, _ = match_averages(pieces, named_tensors(model, optimizer))
+    tensors = named_tensors(model, optimizer)
+    if not takes_optimizer and not has_adapter(manifest):
+        tensors = without_adapter(tensors)
+    pieces, wanted, _ = match_averages(pieces, tensors)
     try:
         check_names(by_tensor(pieces), wanted)
     except Mismatch as error:

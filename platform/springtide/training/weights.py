@@ -5,9 +5,10 @@ from __future__ import annotations
 import torch
 from torch import nn
 
+from springtide.checkpoint.adapters import is_adapter
 from springtide.checkpoint.tensors import box, local, named_tensors
 from springtide.config.engine import ModelConfig
-from springtide.model import Decoder, initial, make
+from springtide.model import AdaptedLinear, Decoder, initial, make
 
 
 @torch.no_grad()
@@ -16,13 +17,29 @@ def initialize(
 ) -> None:
     """Fill this rank's part of each tensor; the whole is the same for any number of ranks. No rank makes the whole of our
     decoder; a user's model is made once more on every rank, with its initial weights."""
-    whole = {} if isinstance(model, Decoder) else named_tensors(make(config, vocab_size, eos_id, bos_id))
+    if isinstance(model, Decoder):
+        _draw(model, config)
+        return
+    whole = named_tensors(make(config, vocab_size, eos_id, bos_id))
     for name, tensor in named_tensors(model).items():
-        offsets, sizes = box(tensor)
-        if whole:
-            part = tuple(slice(begin, begin + size) for begin, size in zip(offsets, sizes, strict=True))
-            local(tensor).copy_(whole[name][part])
-        else:
-            begin, rows = offsets[0], sizes[0]
-            name = name.removeprefix("model/")
-            local(tensor).copy_(initial(config, name, tuple(tensor.shape), begin, begin + rows))
+        part = tuple(slice(begin, begin + size) for begin, size in zip(*box(tensor), strict=True))
+        local(tensor).copy_(whole[name][part])
+
+
+@torch.no_grad()
+def initialize_adapter(model: nn.Module, config: ModelConfig) -> None:
+    """Fill this rank's part of the adapter of our decoder, whose other weights are there already."""
+    _draw(model, config, only_adapter=True)
+
+
+def _draw(model: nn.Module, config: ModelConfig, only_adapter: bool = False) -> None:
+    for name, tensor in named_tensors(model).items():
+        if is_adapter(name) or not only_adapter:
+            offsets, sizes = box(tensor)
+            whole, begin = tuple(tensor.shape), offsets[0]
+            local(tensor).copy_(initial(config, name.removeprefix("model/"), whole, begin, begin + sizes[0]))
+    for module in model.modules():
+        if isinstance(module, AdaptedLinear) and module.magnitude is not None:
+            # rows are whole on each rank; in fp64, so that how many it has does not show in the sum
+            squares = local(module.weight).double().square().sum(dim=1)
+            local(module.magnitude).copy_(squares.sqrt())

@@ -1,0 +1,64 @@
+"""Low-rank adapters of a decoder's matrices: LoRA (Hu et al., arXiv 2106.09685) and DoRA (Liu et al., arXiv 2402.09353).
+
+    LoRA    W x + s B A x                      s = adapter_alpha / adapter_rank
+    DoRA    m (W x + s B A x) / |W + s B A|    the norm and the magnitude m of each row
+
+W is frozen. B begins at zero and m at the norms of W, so a new adapter changes nothing.
+
+Shape suffixes: as in ``decoder``; I inputs, O outputs, R rank.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+from collections.abc import Iterator
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from springtide.config.engine import ModelConfig
+
+
+class AdaptedLinear(nn.Linear):
+    """A linear layer and its adapter."""
+
+    def __init__(self, base: nn.Linear, rank: int, scale: float, with_magnitude: bool) -> None:
+        """Make a layer of the shape of ``base``, with weights that are uninitialized."""
+        super().__init__(base.in_features, base.out_features, base.bias is not None)
+        self.scale = scale
+        self.lora_a = nn.Parameter(torch.empty(rank, base.in_features))
+        self.lora_b = nn.Parameter(torch.empty(base.out_features, rank))
+        self.magnitude: nn.Parameter | None
+        self.register_parameter("magnitude", nn.Parameter(torch.empty(base.out_features)) if with_magnitude else None)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(..., I) -> (..., O)."""
+        y = F.linear(x, self.weight) + self.scale * F.linear(F.linear(x, self.lora_a), self.lora_b)
+        if self.magnitude is not None:
+            y = y * (self.magnitude / self._norms()).type_as(y)
+        return y if self.bias is None else y + self.bias
+
+    @torch.no_grad()
+    def _norms(self) -> Tensor:
+        """Return the norms of the rows of W + s B A, (O,). They count as constants in backward (DoRA, section 4.3)."""
+        return torch.linalg.vector_norm((self.weight + self.scale * (self.lora_b @ self.lora_a)).float(), dim=1)
+
+
+def adapt(blocks: nn.ModuleList, config: ModelConfig) -> None:
+    """Give the matrices of ``blocks`` that ``model.adapter_targets`` match their adapters, in place."""
+    if config.adapter == "none":
+        return
+    scale = config.adapter_alpha / config.adapter_rank
+    for name, linear in list(matrices(blocks)):
+        if any(fnmatch.fnmatchcase(name, pattern) for pattern in config.adapter_targets):
+            parent, _, last = name.removeprefix("blocks.").removesuffix(".weight").rpartition(".")
+            adapted = AdaptedLinear(linear, config.adapter_rank, scale, config.adapter == "dora")
+            setattr(blocks.get_submodule(parent), last, adapted)
+
+
+def matrices(blocks: nn.ModuleList) -> Iterator[tuple[str, nn.Linear]]:
+    """Yield the linear layers of a decoder's ``blocks``, each with the name of its weight."""
+    for name, module in blocks.named_modules():
+        if isinstance(module, nn.Linear):
+            yield f"blocks.{name}.weight", module
