@@ -24,6 +24,7 @@ from springtide.stream import open_data
 from springtide.training.start_check import check_start, check_tensors
 
 transformers = pytest.importorskip("transformers")
+peft = pytest.importorskip("peft")
 pytestmark = pytest.mark.distributed
 Ranks = Callable[..., list[Any]]
 IDS = 330
@@ -80,3 +81,48 @@ def test_a_run_from_an_import_exports_the_same_bytes_at_1_and_3_workers(
     digest = data.corpora[0].manifest.digest
     for told in ("tuned-3", meta.chain, digest, "step-0000000003", "imported/checkpoints/step-0000000000"):
         assert told in card
+
+
+@pytest.mark.parametrize(("family", "kind"), [("qwen3", "dora"), ("phi4_mini", "lora")])
+def test_an_adapter_goes_out_merged_and_alone(
+    family: str, kind: str, tiny: Config, tmp_path: Path, ranks: Ranks
+) -> None:
+    theirs = their_model(family, IDS)
+    theirs.save_pretrained(tmp_path / "in")
+    imported = import_model(str(tmp_path / "in"), str(tmp_path / "imported"))
+    changes = {f"model.{key}": value for key, value in imported.config.model.model_dump().items()}
+    changes |= {"train.start_from": f"{tmp_path}/imported/checkpoints/step-0000000000", "optim.warmup": 0}
+    changes |= {"train.start_with": "weights", "train.total": 3 * tiny.tokens_per_step, "train.eval_tokens": 0}
+    changes |= {"model.adapter": kind, "model.adapter_rank": 4, "optim.peak_lr": 1e-2, "optim.ema_half_life": 5000}
+    config = tiny.override({**changes, "model.adapter_targets": ["*.query.*", "*.value.*", "blocks.1.ffn.down.*"]})
+    ranks(2, train, config)
+    run = Run(Folder(config.run.root) / config.run.id)
+    run.folder.write(configs.RUN_CONFIG, configs.dump(config))
+    model, tokens = build(config.model, IDS), torch.randint(0, IDS, (2, 32))
+    load(run.folder, run.checkpoints[-1], model)
+    export_model(run, str(tmp_path / "merged"))
+    again = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "merged", attn_implementation="eager").eval()
+    with torch.no_grad():
+        trained, exported, before = model(tokens), again(tokens).logits, theirs(tokens).logits
+    torch.testing.assert_close(exported, trained, atol=1e-5, rtol=0.0)
+    assert (trained - before).abs().max() > 1e-3
+
+    if family == "phi4_mini":
+        with pytest.raises(ConfigError, match=r"query.weight is adapted, a part of a matrix there.*use hf"):
+            export_model(run, str(tmp_path / "alone"), form="peft")
+        assert not (tmp_path / "alone").exists()
+        return
+    found = export_model(run, str(tmp_path / "alone"), form="peft")
+    assert found.size_bytes < 0.2 * (tmp_path / "merged/model.safetensors").stat().st_size
+    assert str(tmp_path / "in") in found.remarks[0]
+    adapted = peft.PeftModel.from_pretrained(theirs, tmp_path / "alone").eval()
+    with torch.no_grad():
+        torch.testing.assert_close(adapted(tokens).logits, trained, atol=1e-5, rtol=0.0)
+    averaged = export_model(run, str(tmp_path / "averaged"), ema=True, form="peft")
+    assert averaged.size_bytes == found.size_bytes
+    weights = [(tmp_path / one / "adapter_model.safetensors").read_bytes() for one in ("alone", "averaged")]
+    assert weights[0] != weights[1]
+    export_model(run, str(tmp_path / "alone"))  # replaces it
+    assert not list((tmp_path / "alone").glob("adapter*"))
+    with pytest.raises(ConfigError, match="needs an adapter, and this run has none"):
+        export_model(imported, str(tmp_path / "none"), form="peft")

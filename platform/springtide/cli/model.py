@@ -16,7 +16,8 @@ _AVERAGE = """  springtide model average runs/RUN --last 3 --to runs/RUN-average
   springtide model evaluate runs/RUN-average"""
 
 _EXPORT = """  springtide model export runs/RUN --to hf --out exports/RUN      # the newest checkpoint
-  springtide model export runs/RUN --step 400 --to hf --out s3://bucket/RUN --dtype bf16"""
+  springtide model export runs/RUN --step 400 --to hf --out s3://bucket/RUN --dtype bf16
+  springtide model export runs/RUN --to peft --out exports/RUN-adapter"""
 
 _IMPORT = """  springtide model import downloads/MODEL --out runs/MODEL
   springtide train --config runs/MODEL/config.yaml --run.id tuned --corpus.source texts \\
@@ -30,7 +31,7 @@ def add(commands: Commands) -> None:
     group.command("evaluate", _evaluate, help, _evaluate_options, _EVALUATE)
     help = "Write the mean of the weights of a run's newest checkpoints as a checkpoint of its own."
     group.command("average", _average, help, _average_options, _AVERAGE)
-    help = "Write a checkpoint as a folder that transformers loads."
+    help = "Write a checkpoint as a folder that transformers or PEFT loads."
     group.command("export", _export, help, _export_options, _EXPORT)
     help = "Write a model of transformers as a run's folder of weights only, to start a run from."
     group.command("import", _import, help, _import_options, _IMPORT)
@@ -38,7 +39,8 @@ def add(commands: Commands) -> None:
 
 def _export_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("run", help="the run's folder")
-    parser.add_argument("--to", choices=["hf"], default="hf", help="format: hf, as transformers loads it (default)")
+    help = "format: hf, as transformers loads it, an adapter merged (default); peft: the adapter alone"
+    parser.add_argument("--to", choices=["hf", "peft"], default="hf", help=help)
     parser.add_argument(
         "--out", metavar="FOLDER", required=True, help="folder or URL to create, or an export to replace"
     )
@@ -54,7 +56,7 @@ def _export(options: argparse.Namespace) -> int:
     from springtide.run.exchange import export_model
     from springtide.run.folder import open_run
 
-    found = export_model(open_run(options.run), options.out, options.step, options.dtype, options.ema)
+    found = export_model(open_run(options.run), options.out, options.step, options.dtype, options.ema, options.to)
     if options.json:
         print_json(found._asdict())
         return 0

@@ -4,7 +4,9 @@ Layer rule: no more than a few rows of one tensor are in memory, and every numbe
 byte of its data is read.
 """
 
-from springtide.interop.hf_export import Exported, export_checkpoint
+from springtide.interop.adapters import export_adapter
+from springtide.interop.export_files import Exported
+from springtide.interop.hf_export import export_checkpoint
 from springtide.interop.hf_import import ImportedModel, open_model, write_checkpoint
 
-__all__ = ["Exported", "ImportedModel", "export_checkpoint", "open_model", "write_checkpoint"]
+__all__ = ["Exported", "ImportedModel", "export_adapter", "export_checkpoint", "open_model", "write_checkpoint"]

@@ -9,6 +9,7 @@ from springtide.errors import printable, redacted
 
 _ROWS = {
     "run": "Run",
+    "base": "Adapter of",
     "checkpoint": "Checkpoint",
     "step": "Steps",
     "tokens": "Tokens",
@@ -25,10 +26,12 @@ _ROWS = {
 def card(facts: Mapping[str, Any], has_end: bool) -> str:
     """Return README.md of an export. ``facts``: as in its springtide.json; ``has_end``: whether the id that ends a text is
     known."""
-    lines = ["---", "library_name: transformers", "pipeline_tag: text-generation", "tags:", "- springtide", "---", ""]
+    library = "peft" if "base" in facts else "transformers"
+    lines = ["---", f"library_name: {library}", "pipeline_tag: text-generation", "tags:", "- springtide", "---", ""]
     lines += [f"# {_plain(facts.get('run', 'model'))}", ""]
     averaged = "averaged weights" if facts.get("averaged") else "weights"
-    lines += [f"The {averaged} of a springtide run, for `{facts['architecture']}` of transformers.", ""]
+    what = f"{averaged} of the adapter" if "base" in facts else averaged
+    lines += [f"The {what} of a springtide run, for `{facts['architecture']}` of transformers.", ""]
     if not has_end:
         lines += ["The id that ends a text is not known: set `eos_token_id` before you generate text.", ""]
     lines += ["## Where it comes from", "", "| | |", "|---|---|"]

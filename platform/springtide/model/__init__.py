@@ -1,6 +1,6 @@
 """Models as plain ``nn.Module``. Rule: a model knows its config and nothing about ranks, devices or files."""
 
-from springtide.model.adapter import AdaptedLinear, matrices
+from springtide.model.adapter import AdaptedLinear, matrices, merged
 from springtide.model.attention import KVCache
 from springtide.model.decoder import Decoder, build, initial, skeleton
 from springtide.model.flops import flops_per_token, hardware_flops_per_token, num_parameters
@@ -21,6 +21,7 @@ __all__ = [
     "initial",
     "make",
     "matrices",
+    "merged",
     "num_parameters",
     "skeleton",
     "whole",

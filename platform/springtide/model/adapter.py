@@ -45,6 +45,28 @@ class AdaptedLinear(nn.Linear):
         return torch.linalg.vector_norm((self.weight + self.scale * (self.lora_b @ self.lora_a)).float(), dim=1)
 
 
+@torch.no_grad()
+def merged(W: Tensor, A: Tensor, B: Tensor, scale: float, magnitude: Tensor | None = None) -> Tensor:
+    """Return rows of a matrix with their adapter, fp32.
+
+    Args:
+        W: rows of the matrix, (O, I).
+        A: (R, I).
+        B: the same rows, (O, R).
+        scale: adapter_alpha / adapter_rank.
+        magnitude: of the same rows, (O,); None for LoRA.
+
+    Examples:
+        >>> merged(torch.eye(2), torch.ones(1, 2), torch.tensor([[0.0], [1.0]]), scale=2.0)
+        tensor([[1., 0.],
+                [2., 3.]])
+    """
+    whole = W.float() + scale * (B.float() @ A.float())
+    if magnitude is None:
+        return whole
+    return whole * (magnitude.float() / torch.linalg.vector_norm(whole, dim=1))[:, None]
+
+
 def adapt(blocks: nn.ModuleList, config: ModelConfig) -> None:
     """Give the matrices of ``blocks`` that ``model.adapter_targets`` match their adapters, in place."""
     if config.adapter == "none":

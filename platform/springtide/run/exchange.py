@@ -3,19 +3,25 @@
 from __future__ import annotations
 
 from springtide import config as configs
-from springtide.checkpoint.format import read_manifest
+from springtide.checkpoint.adapters import has_adapter
+from springtide.checkpoint.branch import split
+from springtide.checkpoint.format import IMPORTED, read_manifest
 from springtide.config import Config
-from springtide.errors import ConfigError, SpringtideError, explain, redacted
-from springtide.interop import Exported, export_checkpoint, open_model, write_checkpoint
+from springtide.errors import CheckpointError, ConfigError, SpringtideError, explain, redacted
+from springtide.interop import Exported, export_adapter, export_checkpoint, open_model, write_checkpoint
 from springtide.run.folder import Run
 from springtide.run.start_from import lineage
 from springtide.shards import TOKENIZER, load_manifest
 from springtide.store import Folder
 
+_FORMS = ("hf", "peft")
 
-def export_model(run: Run, to: str, step: int | None = None, dtype: str = "", ema: bool = False) -> Exported:
-    """Write a committed checkpoint as a folder that ``transformers`` loads: safetensors, config, tokenizer and a model card.
-    Needs little memory, no GPU, and may run while the run trains.
+
+def export_model(
+    run: Run, to: str, step: int | None = None, dtype: str = "", ema: bool = False, form: str = "hf"
+) -> Exported:
+    """Write a committed checkpoint as a folder that ``transformers`` loads: safetensors, config, tokenizer and a model card; an
+    adapter is merged, or written alone. Needs little memory, no GPU, and may run while the run trains.
 
     Args:
         run: whose checkpoint it is.
@@ -23,6 +29,7 @@ def export_model(run: Run, to: str, step: int | None = None, dtype: str = "", em
         step: step of the checkpoint; None: the newest.
         dtype: ``fp32``, ``bf16`` or ``fp16``; empty: as the weights are stored.
         ema: write the averaged weights (``optim.ema_half_life``).
+        form: ``hf``; or ``peft``: the adapter (``model.adapter``) alone, which ``peft`` loads on the model it was trained from.
 
     Returns:
         What was written, and remarks for the user.
@@ -37,12 +44,17 @@ def export_model(run: Run, to: str, step: int | None = None, dtype: str = "", em
         >>> export_model(st.open_run("runs/mine"), "exports/mine").architecture
         'LlamaForCausalLM'
     """
+    if form not in _FORMS:
+        raise ConfigError(explain("form", form, f"is not one of {', '.join(_FORMS)}", "use hf for transformers"))
     name = run.checkpoint_at(step)
     saved = read_manifest(run.folder, name).config
     config = configs.build(saved) if saved else run.config
     urls = [*config.stream.mixture.values(), config.shards.dataset]
     datasets = {redacted(url): _dataset_digest(url) for url in urls if url}
     facts = {"run": run.id, "datasets": datasets, "descends_from": [redacted(url) for url in lineage(config)]}
+    if form == "peft":
+        base = _base_of(config)
+        return export_adapter(run.folder, name, config.model, Folder(to), facts, base, dtype, ema)
     folders = [*(Folder(url) for url in urls if url), run.folder]
     return export_checkpoint(run.folder, name, config.model, Folder(to), facts, folders, dtype, ema)
 
@@ -88,6 +100,18 @@ def import_model(folder: str, to: str) -> Run:
     run = Run(target)
     run.write_config(config)
     return run
+
+
+def _base_of(config: Config) -> str:
+    """Return what the adapter of a run of ``config`` was begun on: the folder that was imported, or a checkpoint's URL."""
+    for url in lineage(config):
+        try:
+            manifest = read_manifest(*split(url))
+        except CheckpointError:
+            return redacted(url)
+        if not has_adapter(manifest):
+            return manifest.meta.labels.get(IMPORTED, redacted(url))
+    return ""
 
 
 def _dataset_digest(url: str) -> str:

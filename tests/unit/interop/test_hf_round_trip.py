@@ -17,7 +17,7 @@ from springtide.checkpoint.format import committed
 from springtide.checkpoint.load import load
 from springtide.config.engine import ModelConfig
 from springtide.errors import CheckpointError, ConfigError
-from springtide.interop import export_checkpoint, hf_export, open_model, write_checkpoint
+from springtide.interop import export_checkpoint, export_files, open_model, write_checkpoint
 from springtide.interop.hf_config import choose_family, read_config
 from springtide.model import build
 from springtide.run.exchange import export_model, import_model
@@ -183,9 +183,9 @@ def test_a_killed_export_never_looks_finished(again: bool, tmp_path: Path, monke
             monkeypatch = kept
         names = set(out.names())
         if ended:
-            assert out.read_json(hf_export.MARKER)["complete"] is True
+            assert out.read_json(export_files.MARKER)["complete"] is True
             break
-        assert out.read_json(hf_export.MARKER)["complete"] is False or limit == 1
+        assert out.read_json(export_files.MARKER)["complete"] is False or limit == 1
         if "config.json" in names:  # whole, though not yet said to be: or that of the export before
             assert loaded(tmp_path / "out") is not None
     assert limit > 3
@@ -256,7 +256,7 @@ def test_small_parts_make_the_same_checkpoint(tmp_path: Path, monkeypatch: pytes
     load(to, committed(to)[0], model)
     expected = decoder(whole).state_dict()
     assert all(torch.equal(tensor, expected[name]) for name, tensor in model.state_dict().items())
-    monkeypatch.setattr(hf_export, "PART_BYTES", 5000)
+    monkeypatch.setattr(export_files, "PART_BYTES", 5000)
     export_checkpoint(to, committed(to)[0], found.model, Folder(str(tmp_path / "out")), {"run": "x"})
     export_model(whole, str(tmp_path / "out-whole"))
     files = [(tmp_path / name / "model.safetensors").read_bytes() for name in ("out", "out-whole")]
