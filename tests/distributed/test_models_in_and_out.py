@@ -109,20 +109,20 @@ def test_an_adapter_goes_out_merged_and_alone(
 
     if family == "phi4_mini":
         with pytest.raises(ConfigError, match=r"query.weight is adapted, a part of a matrix there.*use hf"):
-            export_model(run, str(tmp_path / "alone"), form="peft")
+            export_model(run, str(tmp_path / "alone"), format="peft")
         assert not (tmp_path / "alone").exists()
         return
-    found = export_model(run, str(tmp_path / "alone"), form="peft")
+    found = export_model(run, str(tmp_path / "alone"), format="peft")
     assert found.size_bytes < 0.2 * (tmp_path / "merged/model.safetensors").stat().st_size
     assert str(tmp_path / "in") in found.remarks[0]
     adapted = peft.PeftModel.from_pretrained(theirs, tmp_path / "alone").eval()
     with torch.no_grad():
         torch.testing.assert_close(adapted(tokens).logits, trained, atol=1e-5, rtol=0.0)
-    averaged = export_model(run, str(tmp_path / "averaged"), ema=True, form="peft")
+    averaged = export_model(run, str(tmp_path / "averaged"), ema=True, format="peft")
     assert averaged.size_bytes == found.size_bytes
     weights = [(tmp_path / one / "adapter_model.safetensors").read_bytes() for one in ("alone", "averaged")]
     assert weights[0] != weights[1]
     export_model(run, str(tmp_path / "alone"))  # replaces it
     assert not list((tmp_path / "alone").glob("adapter*"))
     with pytest.raises(ConfigError, match="needs an adapter, and this run has none"):
-        export_model(imported, str(tmp_path / "none"), form="peft")
+        export_model(imported, str(tmp_path / "none"), format="peft")

@@ -126,6 +126,7 @@ def begin(to: Folder, facts: Mapping[str, Any], files: Sequence[str]) -> None:
 
 
 def facts_of(manifest: Manifest, name: str, family: Family, dtype: str, ema: bool) -> dict[str, Any]:
+    """Return what a model card says of a checkpoint."""
     meta = manifest.meta
     found = {"checkpoint": name, "step": meta.step, "tokens": meta.tokens, "chain": meta.chain}
     found |= {"order_identity": meta.order_identity, "config_fingerprint": meta.config_fingerprint}

@@ -14,11 +14,11 @@ from springtide.run.start_from import lineage
 from springtide.shards import TOKENIZER, load_manifest
 from springtide.store import Folder
 
-_FORMS = ("hf", "peft")
+_FORMATS = ("hf", "peft")
 
 
 def export_model(
-    run: Run, to: str, step: int | None = None, dtype: str = "", ema: bool = False, form: str = "hf"
+    run: Run, to: str, step: int | None = None, dtype: str = "", ema: bool = False, format: str = "hf"
 ) -> Exported:
     """Write a committed checkpoint as a folder that ``transformers`` loads: safetensors, config, tokenizer and a model card; an
     adapter is merged, or written alone. Needs little memory, no GPU, and may run while the run trains.
@@ -29,7 +29,7 @@ def export_model(
         step: step of the checkpoint; None: the newest.
         dtype: ``fp32``, ``bf16`` or ``fp16``; empty: as the weights are stored.
         ema: write the averaged weights (``optim.ema_half_life``).
-        form: ``hf``; or ``peft``: the adapter (``model.adapter``) alone, which ``peft`` loads on the model it was trained from.
+        format: ``hf``; or ``peft``: the adapter (``model.adapter``) alone, for ``peft`` to load on the model that it is of.
 
     Returns:
         What was written, and remarks for the user.
@@ -44,15 +44,15 @@ def export_model(
         >>> export_model(st.open_run("runs/mine"), "exports/mine").architecture
         'LlamaForCausalLM'
     """
-    if form not in _FORMS:
-        raise ConfigError(explain("form", form, f"is not one of {', '.join(_FORMS)}", "use hf for transformers"))
+    if format not in _FORMATS:
+        raise ConfigError(explain("format", format, f"is not one of {', '.join(_FORMATS)}", "use hf for transformers"))
     name = run.checkpoint_at(step)
     saved = read_manifest(run.folder, name).config
     config = configs.build(saved) if saved else run.config
     urls = [*config.stream.mixture.values(), config.shards.dataset]
     datasets = {redacted(url): _dataset_digest(url) for url in urls if url}
     facts = {"run": run.id, "datasets": datasets, "descends_from": [redacted(url) for url in lineage(config)]}
-    if form == "peft":
+    if format == "peft":
         base = _base_of(config)
         return export_adapter(run.folder, name, config.model, Folder(to), facts, base, dtype, ema)
     folders = [*(Folder(url) for url in urls if url), run.folder]
