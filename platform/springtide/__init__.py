@@ -21,6 +21,7 @@ The map, in the order the data takes:
       |
     checkpoint/   state that loads at any world size: staged, written in the background, verified at load
     interop/      models of others, in and out: Hugging Face's safetensors, config.json and tokenizer
+    generation/   text from a model: sampling, batches with a cache, log-probabilities, lm-evaluation-harness
     elastic/      decisions as values: which nodes train, when to resize, notices, health, save interval   (pure)
     preemption/   the machine's notices: metadata services of clouds, a file
     tuning/       a space, a search, a population, a trial, a ranking, a sweep's folder                 (pure except folder)

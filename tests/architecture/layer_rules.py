@@ -21,6 +21,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "parallel": {"config", "dist", "model"},
     "checkpoint": {"config", "store", "faults", "dist"},
     "interop": {"config", "store", "corpus", "shards", "model", "checkpoint"},
+    "generation": {"config", "store", "corpus", "shards", "dataset", "model", "checkpoint", "interop"},
     "elastic": {"config"},
     "preemption": {"elastic"},
     "tuning": {"config", "store", "events"},
@@ -28,10 +29,11 @@ MAY_IMPORT: dict[str, set[str]] = {
     "report": {"config", "events", "track", "tuning"},
     "training": {
         *("config", "store", "events", "faults", "dist", "corpus", "shards", "dataset", "stream"),
-        *("model", "parallel", "checkpoint", "elastic", "preemption", "track"),
+        *("model", "parallel", "checkpoint", "generation", "elastic", "preemption", "track"),
     },
     "run": {
-        *("config", "store", "events", "shards", "stream", "checkpoint", "interop", "track", "report", "training"),
+        *("config", "store", "events", "shards", "stream", "checkpoint", "interop", "generation", "track", "report"),
+        "training",
     },
     "on_ray": {
         *("config", "store", "events", "faults", "dist", "shards", "stream", "model", "parallel", "checkpoint"),
@@ -39,10 +41,11 @@ MAY_IMPORT: dict[str, set[str]] = {
     },
     "app": {
         *("config", "store", "events", "faults", "dist", "corpus", "shards", "dataset", "stream", "model", "parallel"),
-        *("checkpoint", "elastic", "tuning", "track", "report", "training", "run", "on_ray"),
+        *("checkpoint", "generation", "elastic", "tuning", "track", "report", "training", "run", "on_ray"),
     },
     "cli": {
         "config",
+        "generation",
         "store",
         "events",
         "stream",
@@ -61,10 +64,11 @@ MAY_IMPORT: dict[str, set[str]] = {
 ONLY_IN: dict[str, tuple[str, ...]] = {
     "ray": ("on_ray/",),
     "mlflow": ("track/mlflow_sink.py",),
-    "torch": ("dist/", "model/", "parallel/", "training/", "checkpoint/", "interop/", "on_ray/"),
+    "torch": ("dist/", "model/", "parallel/", "training/", "checkpoint/", "interop/", "generation/", "on_ray/"),
     "tokenizers": ("corpus/tokenizer.py",),
     "transformers": ("interop/",),
     "safetensors": ("interop/",),
+    "lm_eval": ("generation/harness.py",),
     "fsspec": ("store/",),
     "obstore": ("store/s3.py",),
     "rich": ("track/console.py", "cli/"),

@@ -10,11 +10,11 @@ import pytest
 from loops import train
 
 from springtide import config as configs
-from springtide.app import estimate
 from springtide.app.train import sample
 from springtide.config import Config
 from springtide.errors import ConfigError
 from springtide.events import Event, Sampled, Stopped, Warned
+from springtide.generation import text_model
 from springtide.model import make, num_parameters
 from springtide.run.folder import open_run
 from springtide.store import Folder
@@ -70,7 +70,7 @@ def test_a_vocabulary_that_is_gone_costs_the_sample_and_not_the_run(tiny: Config
 def test_a_model_larger_than_the_machine_is_refused_by_name(tiny: Config, monkeypatch: pytest.MonkeyPatch) -> None:
     needed = 4 * num_parameters(make(tiny.model, 257))
     assert free_bytes() > needed
-    estimate.check_whole_fits(tiny, 257)
-    monkeypatch.setattr(estimate, "free_bytes", lambda: needed - 1)
+    text_model.check_memory(tiny.model, 257)
+    monkeypatch.setattr(text_model, "free_bytes", lambda: needed - 1)
     with pytest.raises(ConfigError, match=r"model = '2 layers of 64': needs .* in one process, and this machine has"):
-        estimate.check_whole_fits(tiny, 257)
+        text_model.check_memory(tiny.model, 257)

@@ -10,7 +10,6 @@ from typing import Any
 from springtide import config as configs
 from springtide.config import Config
 from springtide.errors import ConfigError, explain
-from springtide.store.free_memory import free_bytes
 
 _REMEDIES: dict[str, dict[str, Any]] = {
     "parallel.recompute = full": {"parallel.recompute": "full"},
@@ -155,25 +154,6 @@ def check_fits(config: Config, vocab_size: int, eos_id: int | None, workers: int
 
 def _fits_easily(config: Config, vocab_size: int, device_bytes: int) -> bool:
     return not config.sources and _bound(config, vocab_size) * _PLENTY < device_bytes
-
-
-def check_whole_fits(config: Config, vocab_size: int) -> None:
-    """Raise ConfigError when the whole model in fp32 exceeds this machine's free memory. A user's own model is not checked: its
-    size is known only after it is built."""
-    from springtide.model import make, num_parameters
-
-    if config.model.source:
-        return
-    needed, has = 4 * num_parameters(make(config.model, vocab_size)), free_bytes()
-    if needed > has:
-        raise ConfigError(
-            explain(
-                "model",
-                f"{config.model.num_layers} layers of {config.model.dim}",
-                f"needs {gigabytes(needed)} in one process, and this machine has {gigabytes(has)} free",
-                "the workers of a run write its samples (train.sample_tokens); for more text use a larger machine",
-            )
-        )
 
 
 def _bound(config: Config, vocab_size: int) -> int:

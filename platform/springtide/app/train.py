@@ -10,21 +10,18 @@ from collections.abc import Callable, Iterator
 from typing import Any, Literal
 
 from springtide import config as configs
-from springtide.app.estimate import check_whole_fits
 from springtide.app.resolve import ResolvedRun, resolved
 from springtide.checkpoint import branch, leases
 from springtide.checkpoint.fresh_start import begin_from_scratch
 from springtide.checkpoint.other_orders import check_order
 from springtide.config import Config
 from springtide.config.schema import SAMPLE_PROMPT, SAMPLE_TEMPERATURE
-from springtide.dataset import Progress, open_dataset
-from springtide.errors import ConfigError, explain
+from springtide.dataset import Progress
 from springtide.events import Event, Sampled, Started, StepDone, Stopped
 from springtide.events.listeners import Listeners
 from springtide.run.folder import Run
 from springtide.run.start_from import lineage
 from springtide.store import Folder
-from springtide.stream import open_data
 from springtide.track.console import Console
 from springtide.track.journal import Journal, stream_journal
 from springtide.track.mlflow_sink import OFF, MlflowSink, default_uri
@@ -219,28 +216,10 @@ def sample(
         >>> found.step, found.prompt, len(found.text) > 0
         (8, 'import ', True)
     """
-    from springtide.checkpoint.load import load
-    from springtide.model import whole
-    from springtide.training.evaluate import generate
-    from springtide.training.sample import prompt_of
-
-    config = run.config
-    sources = config.sources if config.model.source else {}  # it runs the model only
-    claimed = leases.trusted_code(run.folder, sources)
-    configs.check_trusted(sources, run.folder.where(configs.RUN_CONFIG), trust_code, claimed)
-    manifest, vocabulary = open_dataset(open_data(config.data).corpora[0].url)
-    check_whole_fits(config, manifest.vocab_size)
-    model = whole(config.model, manifest.vocab_size, manifest.eos_id, manifest.bos_id)
-    if not (names := run.checkpoints):
-        raise ConfigError(explain("run", run.folder.url, "has no checkpoint yet", "train it until its first save"))
-    name = names[-1]
-    load(run.folder, name, model)
-    before, end = prompt_of(manifest, vocabulary, prompt)
-    length = tokens or config.train.sample_tokens
-    context = min(config.model.max_sequence_length, manifest.sequence_length)
-    found = generate(model, before, length, context, manifest.vocab_size, temperature, seed, end)
-    text = vocabulary.decode(found)
-    return Sampled(step=int(name.removeprefix("step-")), prompt=prompt, text=text)
+    [found] = run.generate(
+        prompt, tokens or run.config.train.sample_tokens, temperature, seed=seed, trust_code=trust_code
+    )
+    return Sampled(step=int(run.checkpoint_at().removeprefix("step-")), prompt=prompt, text=found.text)
 
 
 def mlflow_uri(config: Config, given: str = "") -> str:

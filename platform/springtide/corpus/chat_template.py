@@ -155,6 +155,26 @@ class ChatTemplate:
                 raise BadChat("the template lays out no token of an answer", _MARK_REMEDY)
             yield ChatTokens(ids, flags)
 
+    def prompt(self, turns: Sequence[Turn]) -> list[int]:
+        """Return the ids after which the assistant answers; a begin-of-text that the template writes is skipped.
+
+        Raises:
+            BadChat: the template refuses the chat, or uses a token that is none.
+        """
+        messages = [turn._asdict() | {"content": self._text(turn.content)} for turn in turns]
+        parts = [part for part, _ in self._parts(self._render(messages, prompt=True), False)]
+        encoded = self._vocabulary.encode(part for part in parts if isinstance(part, str))
+        found = [[part] if isinstance(part, int) else next(encoded)[:-1].tolist() for part in parts]
+        ids = [index for part in found for index in part]
+        return ids[1:] if ids[:1] == [self._begin] else ids
+
+    @property
+    def ends(self) -> tuple[int, ...]:
+        """The special token that ends an answer, if the template writes one."""
+        [probe] = self.lay_out([_PROBE])
+        last = int(probe.ids[probe.is_predicted][-1])
+        return (last,) if last in self._special.values() else ()
+
     def pieces(self, turns: Sequence[Turn]) -> list[tuple[str, bool]]:
         """Return the rendered chat in pieces, each with whether it is an answer; together they are the whole rendering. What is
         text although it spells a special token is kept apart by a mark.

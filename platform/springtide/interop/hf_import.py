@@ -12,7 +12,7 @@ import json
 import math
 import re
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
@@ -118,6 +118,13 @@ def write_checkpoint(
     )
     kinds = {f"model/{name}": ("F32", shape) for name, (_, _, shape) in found.rows.items()}
     return write_weights(to, meta, config, kinds, lambda one: _read(found, one), part_bytes)
+
+
+def read_weights(found: ImportedModel) -> Iterator[tuple[str, Tensor]]:
+    """Yield the name and value of each of our tensors, fp32. Raises ConfigError if a weight is not a finite number."""
+    for name, (_, _, shape) in found.rows.items():
+        whole = StagedPiece(name, "F32", shape, (0,) * len(shape), shape, 0, 4 * math.prod(shape))
+        yield name, _read(found, whole).view(torch.float32).view(shape)
 
 
 def _read(found: ImportedModel, one: StagedPiece) -> Tensor:

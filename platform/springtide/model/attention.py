@@ -53,18 +53,32 @@ class LayerKVCache:
         self._seen = k_BKLE[:, :, oldest:], v_BKLE[:, :, oldest:]
         return k_BKLE, v_BKLE
 
+    def keep(self, rows_N: Tensor) -> None:
+        """Forget all rows but these, int64 (N,)."""
+        if self._seen is not None:
+            self._seen = self._seen[0][rows_N], self._seen[1][rows_N]
+
 
 class KVCache:
     """Cache of the text that a decoder has processed, so that each new token costs the work of one token."""
 
-    def __init__(self, num_layers: int) -> None:
+    def __init__(self, num_layers: int, padding_B: Tensor | None = None) -> None:
+        """``padding_B``: tokens of padding at the start of each row, int64 (B,); None: there are none."""
         self.blocks = [LayerKVCache() for _ in range(num_layers)]
+        self.padding_B = padding_B
         self._ids_BL: Tensor | None = None
 
     def append(self, tokens_BL: Tensor) -> Tensor:
         """Append these ids; return all of them, (B, L)."""
         self._ids_BL = tokens_BL if self._ids_BL is None else torch.cat([self._ids_BL, tokens_BL], 1)
         return self._ids_BL
+
+    def keep(self, rows_N: Tensor) -> None:
+        """Forget all rows but these, int64 (N,)."""
+        self._ids_BL = None if self._ids_BL is None else self._ids_BL[rows_N]
+        self.padding_B = None if self.padding_B is None else self.padding_B[rows_N]
+        for block in self.blocks:
+            block.keep(rows_N)
 
 
 def _repeats_heads(q_BHLE: Tensor, mask_B1LL: Tensor | None) -> bool:

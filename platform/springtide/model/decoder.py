@@ -107,9 +107,10 @@ class Decoder(nn.Module):
         past: KVCache | None = None,
         by_token: bool = False,
         largest: LargestLogit | None = None,
+        newest: bool = False,
     ) -> Tensor | tuple[Tensor, Tensor]:
-        """(B, L) ids -> (B, L, V) logits; or, given ``targets_BL``, the result of ``head_loss``, or ``by_token`` that of
-        ``token_nats``, (B, L). The ids follow those in ``past``."""
+        """(B, L) ids -> (B, L, V) logits, or of the ``newest`` id of each row only, (B, 1, V); or, given ``targets_BL``, the
+        result of ``head_loss``, or ``by_token`` that of ``token_nats``, (B, L). The ids follow those in ``past``."""
         x_BLD = self.embedding(tokens_BL)
         if self.config.scaled_embedding:
             x_BLD = x_BLD * math.sqrt(self.config.base_width or self.config.dim)
@@ -117,6 +118,8 @@ class Decoder(nn.Module):
         for layer, block in enumerate(self.blocks):
             cos, sin = in_local if self.config.window_of(layer) else in_global
             x_BLD = block(x_BLD, cos, sin, mask_B1LL, past.blocks[layer] if past else None)
+        if newest:
+            x_BLD = x_BLD[:, -1:]  # logits of a long text take more memory than its keys and values
         x_BLD = self.norm(x_BLD)
         if self.config.width_multiplier != 1.0:
             x_BLD = x_BLD / self.config.width_multiplier  # the same as to divide the logits, on fewer numbers
@@ -141,8 +144,7 @@ class Decoder(nn.Module):
             ids_BL = tokens_BL if past is None else past.append(tokens_BL)
             no_id = -1
             ends, begins = (no_id if index is None else index for index in (self.eos_id, self.bos_id))
-            position_BL, mask_B1LL = documents(ids_BL, ends, begins)
-            position_BL, mask_B1LL = position_BL[:, -length:], mask_B1LL[:, :, -length:]
+            position_BL, mask_B1LL = documents(ids_BL, ends, begins, length, past.padding_B if past else None)
             tables = [(cos[position_BL].unsqueeze(1), sin[position_BL].unsqueeze(1)) for cos, sin in rows]
         return tables[0], tables[-1], mask_B1LL
 

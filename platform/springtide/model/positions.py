@@ -63,16 +63,25 @@ def rotate(x_BHLE: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     return torch.cat([first * cos - second * sin, second * cos + first * sin, *others], dim=-1)
 
 
-def documents(tokens_BL: Tensor, eos_id: int, bos_id: int) -> tuple[Tensor, Tensor]:
+def documents(
+    tokens_BL: Tensor, eos_id: int, bos_id: int, newest: int = 0, padding_B: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
     """Return the position of each token in its own document, int64 (B, L), and the attention mask, bool (B, 1, L, L).
 
     A document begins with ``bos_id`` and ends with ``eos_id``, which may be the same id. The part of a document that was cut
     begins without one; in a row that begins inside a document, positions count from the start of the row.
+
+    Args:
+        newest: number of tokens, the last ones, that positions and mask are for, (B, newest), (B, 1, newest, L); 0: all.
+        padding_B: tokens of padding at the start of each row, to which no other token attends; None: there are none.
     """
     index_L = torch.arange(tokens_BL.shape[1], device=tokens_BL.device)
     is_eos_BL = tokens_BL == eos_id
     opens_BL = (tokens_BL == bos_id) & F.pad(is_eos_BL[:, :-1], (1, 0), value=True)
     begins_BL = opens_BL | F.pad((is_eos_BL & ~opens_BL)[:, :-1], (1, 0), value=False)
+    if padding_B is not None:
+        begins_BL = begins_BL | (index_L == padding_B[:, None])
     first_BL = torch.where(begins_BL, index_L, 0).cummax(dim=1).values
-    together_BLL = first_BL[:, :, None] == first_BL[:, None, :]
-    return index_L - first_BL, (together_BLL & (index_L[:, None] >= index_L)).unsqueeze(1)
+    asks = slice(-newest if newest else None, None)
+    together_BLL = first_BL[:, asks, None] == first_BL[:, None, :]
+    return index_L[asks] - first_BL[:, asks], (together_BLL & (index_L[asks, None] >= index_L)).unsqueeze(1)

@@ -21,6 +21,7 @@ from springtide.checkpoint import leases
 from springtide.checkpoint.format import committed, name_of, step_of
 from springtide.checkpoint.retention import note_reader
 from springtide.config import RUN_CONFIG, Config
+from springtide.config.schema import SAMPLE_TEMPERATURE
 from springtide.errors import ConfigError, explain, redacted
 from springtide.events import Evaluated, Event, Sampled, Started, StepDone, Stopped
 from springtide.report.run_page import charts, render
@@ -29,8 +30,11 @@ from springtide.track.journal import frame, last_steps, read_journal
 from springtide.track.ledger import Ledger, Prices, ledger
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
     from pandas import DataFrame
 
+    from springtide.generation import Answer
     from springtide.run.verify import Verification
 
 REPORT = "report.html"
@@ -209,6 +213,56 @@ class Run:
         configs.check_trusted(sources, self.folder.where(RUN_CONFIG), trust_code, claimed)
         changed = self.config.override({"train.eval_tokens": tokens or sys.maxsize})
         return evaluate_checkpoint(self.folder, changed, self.checkpoint_at(step))
+
+    def generate(
+        self,
+        prompts: str | Sequence[str],
+        tokens: int = 0,
+        temperature: float = SAMPLE_TEMPERATURE,
+        top_k: int = 0,
+        top_p: float = 1.0,
+        seed: int = 0,
+        stop: Sequence[str] = (),
+        chat: bool = False,
+        step: int | None = None,
+        on_text: Callable[[int, str], None] | None = None,
+        trust_code: bool = False,
+    ) -> list[Answer]:
+        """Write text with a checkpoint, in this process, in fp32.
+
+        Args:
+            prompts: a text to continue, or several.
+            tokens: most tokens of each text; 0: ``train.sample_tokens``. The document may end before.
+            temperature: divides the logits; 0 takes the likeliest token each time.
+            top_k: number of likeliest tokens to draw from; 0: all.
+            top_p: probability that the likeliest tokens to draw from have together; 1: all.
+            seed: of the first prompt's draws; each next prompt has one more.
+            stop: strings that end a text; they are not part of it.
+            chat: lay each prompt out as what a user says, by the chat template of the run's dataset.
+            step: step of the checkpoint; None: the newest.
+            on_text: called with the number of the prompt and each new part of its text, as it comes.
+            trust_code: as for ``evaluate``.
+
+        Returns:
+            The text of each prompt, in order, with its number of tokens and why it ended.
+
+        Raises:
+            ConfigError: a value is out of its limits, a prompt is longer than a row, there is no such checkpoint or no chat
+                template, this machine lacks the memory, or the config names code that is not trusted.
+            CheckpointError: bytes of the checkpoint are bad.
+
+        Examples:
+            >>> run = st.open_run("runs/mine")
+            >>> found = run.generate(["import ", "def "], tokens=4, temperature=0)
+            >>> [(one.prompt, one.num_tokens, one.ended) for one in found]
+            [('import ', 4, 'length'), ('def ', 4, 'length')]
+        """
+        from springtide.generation import Sampling
+        from springtide.run.text import text_model
+
+        sampling, length = Sampling(temperature, top_k, top_p, seed), tokens or self.config.train.sample_tokens
+        several = [prompts] if isinstance(prompts, str) else prompts
+        return text_model(self, step, trust_code).generate(several, length, sampling, stop, chat, on_text)
 
     def average(self, to: str, last: int = 1, ema: bool = False) -> Run:
         """Write the mean of the weights of the newest checkpoints as a run's folder of its own, which holds weights only:

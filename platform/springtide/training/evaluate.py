@@ -1,4 +1,4 @@
-"""Held-out loss, bits per byte, and a sample of text."""
+"""Held-out loss and bits per byte."""
 
 from __future__ import annotations
 
@@ -18,9 +18,8 @@ from springtide.checkpoint.retention import note_reader
 from springtide.config import Config
 from springtide.config.steps import StepsDone
 from springtide.dist import World, alone, sum_over_ranks
-from springtide.errors import ConfigError, explain
 from springtide.events import Evaluated
-from springtide.model import Decoder, KVCache, whole
+from springtide.model import whole
 from springtide.parallel import in_precision
 from springtide.shards import HELDOUT, signed
 from springtide.store import Folder
@@ -134,54 +133,3 @@ def evaluate_checkpoint(run: Folder, config: Config, name: str, device_type: str
     with contextlib.suppress(MissingAverage):
         found = dataclasses.replace(found, ema_heldout_loss=evaluated(averaged=True).heldout_loss)
     return found
-
-
-@torch.no_grad()
-def generate(
-    model: nn.Module,
-    prompt: list[int],
-    length: int,
-    max_context: int,
-    vocab_size: int,
-    temperature: float,
-    seed: int,
-    end: int | None = None,
-    agree: Callable[[int], int] = lambda drawn: drawn,
-) -> list[int]:
-    """Return up to ``length`` ids after ``prompt``, drawn at ``temperature``; the same for the same seed.
-
-    ``temperature`` 0 takes the likeliest id each time; a negative one raises ConfigError. The text ends before the id
-    ``end``, which is not returned. When the text outgrows ``max_context``, its last ``max_context // 2`` ids are read again; a
-    user's model has no cache and reads the context for each id. If the model is sharded, all ranks call this, and ``agree``
-    turns the id drawn here into the one that all ranks use.
-    """
-    if temperature < 0:
-        raise ConfigError(
-            explain("temperature", temperature, "must be at least 0", "0 takes the likeliest id each time")
-        )
-    generator, device = torch.Generator().manual_seed(seed), next(model.parameters()).device
-    ids, new, past, seen = list(prompt), prompt[-max_context:], _past(model), 0
-    model.eval()
-    for _ in range(length):
-        if seen + len(new) > max_context:
-            new, past, seen = ids[-max(1, max_context // 2) :], _past(model), 0
-        if past is None:
-            logits_V = model(torch.tensor([ids[-max_context:]], device=device))[0, -1]
-        else:
-            logits_V = model(torch.tensor([new], device=device), past=past)[0, -1]
-            seen += len(new)
-        logits = logits_V[:vocab_size].float().cpu()
-        if temperature == 0:
-            drawn = int(logits.argmax())
-        else:
-            drawn = int(torch.multinomial(torch.softmax(logits / temperature, dim=-1), 1, generator=generator))
-        chosen = agree(drawn)
-        if chosen == end:
-            break
-        new = [chosen]
-        ids += new
-    return ids[len(prompt) :]
-
-
-def _past(model: nn.Module) -> KVCache | None:
-    return KVCache(len(model.blocks)) if isinstance(model, Decoder) else None

@@ -14,10 +14,10 @@ from springtide.config.steps import StepsDone
 from springtide.dataset import open_dataset
 from springtide.dist import World, agreed
 from springtide.events import Sampled, Warned
+from springtide.generation import Sampling, write
 from springtide.parallel import uncompiled
 from springtide.shards import Manifest
 from springtide.stream import Data
-from springtide.training.evaluate import generate
 
 _MOST_S = 60.0
 """Time limit of a sample: a large model gathers all its weights for each token [s]."""
@@ -33,7 +33,7 @@ def write_sample(
         return
     try:
         manifest, vocabulary = open_dataset(data.corpora[0].url) if world.is_first else (None, None)
-        prompt, end = prompt_of(manifest, vocabulary, SAMPLE_PROMPT) if manifest and vocabulary else ([], 0)
+        prompt, end = _prompt_of(manifest, vocabulary, SAMPLE_PROMPT) if manifest and vocabulary else ([], 0)
         problem = ""
     except Exception as error:  # tokenizers raises no narrower type, and the other ranks wait for this one
         vocabulary, prompt, end, problem = None, [], 0, f"the tokenizer cannot be read: {error}"
@@ -43,20 +43,30 @@ def write_sample(
         return
     context = min(config.model.max_sequence_length, data.sequence_length)
 
-    def write(length: int) -> list[int]:
-        # all ranks use the draw of rank 0: another device might round differently, and end the text elsewhere
-        return generate(model, prompt, length, context, data.vocab_size, SAMPLE_TEMPERATURE, 0, end, agreed)
+    def written(length: int) -> list[int]:
+        [ids] = write(
+            model,
+            [prompt],
+            length,
+            max_context=context,
+            vocab_size=data.vocab_size,
+            sampling=Sampling(SAMPLE_TEMPERATURE),
+            ends=[end],
+            # all ranks use the draw of rank 0: another device might round differently, and end the text elsewhere
+            agree=agreed,
+        )
+        return ids
 
     with uncompiled():  # each new token makes another shape
         begin = time.perf_counter()
-        write(1)
+        written(1)
         most = int(_MOST_S / (time.perf_counter() - begin))
-        ids = write(agreed(max(1, min(most, config.train.sample_tokens))))
+        ids = written(agreed(max(1, min(most, config.train.sample_tokens))))
     model.train()
     yield Sampled(step=step, prompt=SAMPLE_PROMPT, text=agreed(vocabulary.decode(ids) if vocabulary else ""))
 
 
-def prompt_of(manifest: Manifest, vocabulary: Any, prompt: str) -> tuple[list[int], int]:
+def _prompt_of(manifest: Manifest, vocabulary: Any, prompt: str) -> tuple[list[int], int]:
     """Return the ids to begin with, as training saw them (the begin-of-text id and the text, without the tokenizer file's own
     special tokens before or after), and the end-of-document id. ``vocabulary``: the dataset's tokenizer."""
     [ids] = vocabulary.encode([prompt])

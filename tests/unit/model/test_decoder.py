@@ -23,7 +23,6 @@ from springtide.model import KVCache, build, flops_per_token, hardware_flops_per
 from springtide.model.attention import Attention, RMSNorm, attention_as_on
 from springtide.model.positions import rotary_table, rotate
 from springtide.parallel.recompute import recomputed
-from springtide.training.evaluate import generate
 from springtide.training.step import loss_mask
 
 CONFIG = ModelConfig(num_layers=2, dim=32, num_heads=4, num_kv_heads=2, ffn_dim=48, max_sequence_length=64)
@@ -144,42 +143,6 @@ def test_a_text_read_in_parts_has_the_logits_of_the_whole(eos_id: int | None) ->
         for begin, end in ((0, 5), (5, 6), (6, 7), (7, 15), (15, 20)):
             parts.append(model(tokens[:, begin:end], past=past))
         torch.testing.assert_close(torch.cat(parts, dim=1), model(tokens))
-
-
-def test_a_text_that_outgrows_the_context_goes_on_from_its_later_half() -> None:
-    model = build(CONFIG, vocab_size=100)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.mul_(8.0)  # so that what was read before shows in what is drawn
-
-    def drawn(prompt: list[int], length: int, context: int) -> list[int]:
-        return generate(model, prompt, length, context, 100, 1.0, seed=5)
-
-    prompt = TOKENS[0, :8].tolist()
-    assert drawn(prompt, 4, 12) == drawn(prompt, 4, 64)
-    long = drawn(prompt, 12, 12)
-    assert long[:5] == drawn(prompt, 5, 64)
-    assert len(long) == 12
-    assert all(0 <= one < 100 for one in long)
-
-
-def test_a_text_ends_where_its_document_does() -> None:
-    model, prompt = build(CONFIG, vocab_size=100), TOKENS[0, :8].tolist()
-    whole = generate(model, prompt, 30, 64, 100, 1.0, seed=5)
-    end = whole[6]
-    assert generate(model, prompt, 30, 64, 100, 1.0, seed=5, end=end) == whole[: whole.index(end)]
-
-
-def test_temperature_zero_takes_the_likeliest() -> None:
-    model, prompt = build(CONFIG, vocab_size=100), TOKENS[0, :8].tolist()
-    ids = list(prompt)
-    with torch.no_grad():
-        for _ in range(5):
-            ids.append(int(model(torch.tensor([ids]))[0, -1, :100].argmax()))
-    for seed in (0, 1):
-        assert generate(model, prompt, 5, 64, 100, 0.0, seed=seed) == ids[8:]
-    with pytest.raises(ConfigError, match=r"temperature = -1\.0: must be at least 0"):
-        generate(model, prompt, 5, 64, 100, -1.0, seed=0)
 
 
 def test_weights_depend_on_the_seed_alone() -> None:

@@ -18,11 +18,11 @@ from springtide.checkpoint.tensors import named_tensors, raw, type_name
 from springtide.config import Config
 from springtide.corpus import open_tokenizer
 from springtide.dataset import open_dataset
+from springtide.generation import Sampling, write
 from springtide.model import whole
 from springtide.run.folder import open_run
 from springtide.store import Folder
 from springtide.stream import open_data
-from springtide.training.evaluate import generate
 from springtide.training.weights import initialize
 
 
@@ -63,8 +63,9 @@ def test_a_sample_reads_its_prompt_as_training_would_and_ends_with_its_document(
     run = open_run(saved(config, model).url)
 
     def expected(ids: list[int], length: int, temperature: float, seed: int) -> list[int]:
-        size, end = manifest.vocab_size, vocabulary.end_of_text
-        return generate(model, ids, length, manifest.sequence_length, size, temperature, seed, end)
+        size, length_of_row = manifest.vocab_size, manifest.sequence_length
+        how, ends = Sampling(temperature, seed=seed), [vocabulary.end_of_text]
+        return write(model, [ids], length, max_context=length_of_row, vocab_size=size, sampling=how, ends=ends)[0]
 
     letters = [vocabulary.tokenizer.token_to_id(letter) for letter in "def\u0120"]  # a byte-level space
     prompt = [vocabulary.end_of_text, *letters]  # a text begins after the end of another

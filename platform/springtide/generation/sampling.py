@@ -1,0 +1,91 @@
+"""Draw the next id of each row from its logits.
+
+Shape suffixes: B rows, V ids.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from springtide.errors import CheckpointError, ConfigError, explain
+
+_MOST_SEED = 2**63 - 1
+
+
+@dataclasses.dataclass(frozen=True)
+class Sampling:
+    """How ids are drawn. Raises ConfigError if a value is out of its limits."""
+
+    temperature: float = 1.0
+    """Divides the logits; 0 takes the likeliest id each time."""
+    top_k: int = 0
+    """Draw from the likeliest ids only [ids]; 0: from all."""
+    top_p: float = 1.0
+    """Draw from the least number of likeliest ids that have this probability together (Holtzman et al., "The curious case of
+    neural text degeneration", 2020); 1: from all."""
+    seed: int = 0
+    """The seed of the first row's draws; each next row has one more."""
+
+    def __post_init__(self) -> None:
+        """Check the limits."""
+        if not (math.isfinite(self.temperature) and self.temperature >= 0):
+            remedy = "0 takes the likeliest id each time"
+            raise ConfigError(explain("temperature", self.temperature, "must be at least 0", remedy))
+        if self.top_k < 0:
+            raise ConfigError(explain("top_k", self.top_k, "must be at least 0", "0 draws from all ids"))
+        if not 0 < self.top_p <= 1:
+            raise ConfigError(explain("top_p", self.top_p, "is not above 0 and at most 1", "1 draws from all ids"))
+        if not 0 <= self.seed <= _MOST_SEED:
+            raise ConfigError(explain("seed", self.seed, "is not within 0 and 2^63 - 1", "use 0"))
+
+    def generators(self, num_rows: int) -> list[torch.Generator]:
+        """Return a generator for each row: what a row draws depends on no other row."""
+        return [torch.Generator().manual_seed((self.seed + row) % (_MOST_SEED + 1)) for row in range(num_rows)]
+
+
+def draw(logits_BV: Tensor, sampling: Sampling, generators: Sequence[torch.Generator]) -> list[int]:
+    """Return one id for each row.
+
+    Args:
+        logits_BV: fp32, on the CPU.
+        sampling: how to draw; its seed does not count here.
+        generators: of the rows, one each.
+
+    Raises:
+        CheckpointError: a logit is not a number.
+    """
+    if bool(torch.isnan(logits_BV).any()):
+        raise CheckpointError("the model's logits are not numbers: its weights are damaged, or its training diverged")
+    if sampling.temperature == 0:
+        return logits_BV.argmax(dim=1).tolist()
+    kept_BV = _nucleus(_likeliest(logits_BV / sampling.temperature, sampling.top_k), sampling.top_p)
+    shares_BV = torch.softmax(kept_BV, dim=-1)
+    return [
+        int(torch.multinomial(shares, 1, generator=generator))
+        for shares, generator in zip(shares_BV, generators, strict=True)
+    ]
+
+
+def _likeliest(logits_BV: Tensor, top_k: int) -> Tensor:
+    """Return the logits of the ``top_k`` likeliest ids; all others become minus infinity."""
+    if not 0 < top_k < logits_BV.shape[1]:
+        return logits_BV
+    values_BK, ids_BK = logits_BV.topk(top_k, dim=1)
+    return torch.full_like(logits_BV, -math.inf).scatter(1, ids_BK, values_BK)
+
+
+def _nucleus(logits_BV: Tensor, top_p: float) -> Tensor:
+    """Return the logits of the likeliest ids that together have the probability ``top_p``."""
+    if top_p == 1:
+        return logits_BV
+    values_BV, ids_BV = logits_BV.sort(dim=1, descending=True, stable=True)
+    shares_BV = torch.softmax(values_BV, dim=1)
+    before_BV = shares_BV.cumsum(dim=1) - shares_BV  # of all that are likelier: the likeliest id always stays
+    return torch.full_like(logits_BV, -math.inf).scatter(
+        1, ids_BV, values_BV.masked_fill(before_BV >= top_p, -math.inf)
+    )

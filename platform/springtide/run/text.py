@@ -1,0 +1,48 @@
+"""The model of a run's folder, or of a folder of transformers, for reading and writing text."""
+
+from __future__ import annotations
+
+from springtide import config as configs
+from springtide.checkpoint import leases
+from springtide.config import RUN_CONFIG
+from springtide.errors import ConfigError, explain
+from springtide.generation import TextModel, open_checkpoint, open_export
+from springtide.interop.hf_config import FILE
+from springtide.run.folder import Run
+from springtide.store import Folder
+
+
+def open_text(path: str, step: int | None = None, trust_code: bool = False) -> TextModel:
+    """Load the model of a folder.
+
+    Args:
+        path: path or URL of a run's folder, an import included, or of a folder of transformers, such as an export.
+        step: step of the run's checkpoint; None: the newest.
+        trust_code: run the code of the user's own model if the config names one (``model.source``); needed unless you started
+            the run with the same code.
+
+    Raises:
+        ConfigError: the folder is neither, it has no such checkpoint, no tokenizer is known, this machine lacks the memory, or
+            the config names code that is not trusted.
+        CorpusError: the run's dataset cannot be read.
+        CheckpointError: bytes of the checkpoint are bad.
+    """
+    folder = Folder(path)
+    if folder.exists(RUN_CONFIG):
+        return text_model(Run(folder), step, trust_code)
+    if not folder.exists(FILE):
+        remedy = "give <root>/<run id>, or a folder of transformers"
+        raise ConfigError(explain("run", path, f"has neither {RUN_CONFIG} nor {FILE}", remedy))
+    if step is not None:
+        raise ConfigError(explain("step", step, f"is for runs, and {path} is a folder of transformers", "leave it out"))
+    return open_export(folder)
+
+
+def text_model(run: Run, step: int | None = None, trust_code: bool = False) -> TextModel:
+    """Load the model of a checkpoint of ``run``; as ``open_text``."""
+    config = run.config
+    sources = config.sources if config.model.source else {}  # it runs the model only
+    claimed = leases.trusted_code(run.folder, sources)
+    configs.check_trusted(sources, run.folder.where(RUN_CONFIG), trust_code, claimed)
+    datasets = [url for url in (*config.stream.mixture.values(), config.shards.dataset) if url]
+    return open_checkpoint(run.folder, run.checkpoint_at(step), config.model, datasets)
