@@ -73,15 +73,15 @@ ONLY_IN: dict[str, tuple[str, ...]] = {
     "obstore": ("store/s3.py",),
     "rich": ("track/console.py", "cli/"),
     "pandas": ("track/journal.py", "run/folder.py"),
-    "huggingface_hub": ("corpus/hub.py",),
+    "huggingface_hub": ("corpus/hub.py", "generation/harness.py"),
     "lingua": ("corpus/language.py",),
-    "jinja2": ("corpus/chat_sandbox.py",),
+    "jinja2": ("corpus/chat_sandbox.py", "generation/harness.py"),
     "optuna": ("tuning/search.py",),
     "sklearn": ("tuning/importance.py",),
 }
 """Package -> the files that may import it."""
 
-EDGES = ("app/train.py", "on_ray/cluster/session.py", "training/__main__.py")
+EDGES = ("app/train.py", "app/tasks.py", "on_ray/cluster/session.py", "training/__main__.py")
 """Where the environment is read, once a process."""
 
 PURE: dict[str, tuple[str, ...]] = {

@@ -40,6 +40,7 @@ def marker(tiny: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Ite
     "arguments",
     [
         ["model", "evaluate", "runs/evil-1"],
+        ["model", "generate", "runs/evil-1", "--prompt", "x"],
         ["estimate", "--config", "runs/evil-1/config.yaml"],
         ["train", "--config", "runs/evil-1/config.yaml", "--run.id", "mine"],
         ["train", "--config", "runs/evil-1/config.yaml", "--resume"],

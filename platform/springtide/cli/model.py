@@ -1,15 +1,17 @@
-"""``springtide model evaluate``, ``average``, ``export`` and ``import``."""
+"""``springtide model evaluate``, ``average``, ``export`` and ``import``; ``generate`` is in ``text``."""
 
 from __future__ import annotations
 
 import argparse
 import dataclasses
 
+from springtide.cli import text
 from springtide.cli.commands import Commands
 from springtide.cli.options import add_json, add_trust, print_json
 
 _EVALUATE = """  springtide model evaluate runs/RUN                     # the newest checkpoint, on all held-out text
-  springtide model evaluate runs/RUN --step 400 --tokens 1M --json"""
+  springtide model evaluate runs/RUN --step 400 --tokens 1M --json
+  springtide model evaluate runs/RUN --tasks capitals,sums --task-files tasks --limit 100"""
 
 _AVERAGE = """  springtide model average runs/RUN --last 3 --to runs/RUN-average
   springtide model average runs/RUN --ema --to runs/RUN-ema
@@ -27,8 +29,9 @@ _IMPORT = """  springtide model import downloads/MODEL --out runs/MODEL
 def add(commands: Commands) -> None:
     """Add the group."""
     group = commands.group("model", "Use a checkpoint as a model.")
-    help = "Print the held-out loss and bits per byte of a checkpoint."
+    help = "Print the held-out loss and bits per byte of a checkpoint, or its scores on tasks of lm-evaluation-harness."
     group.command("evaluate", _evaluate, help, _evaluate_options, _EVALUATE)
+    text.add(group)
     help = "Write the mean of the weights of a run's newest checkpoints as a checkpoint of its own."
     group.command("average", _average, help, _average_options, _AVERAGE)
     help = "Write a checkpoint as a folder that transformers or PEFT loads."
@@ -109,6 +112,16 @@ def _evaluate_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--tokens", metavar="N", type=_tokens, default=0, help="held-out tokens, as train.eval_tokens; 0: all"
     )
+    parser.add_argument(
+        "--tasks", metavar="A,B", default="", help="tasks of lm-evaluation-harness, in place of the loss"
+    )
+    parser.add_argument(
+        "--task-files", metavar="FOLDER", default="", help="with --tasks: YAML files of tasks of your own"
+    )
+    parser.add_argument("--limit", metavar="N", type=int, default=0, help="with --tasks: documents of each; 0: all")
+    parser.add_argument(
+        "--batch-size", metavar="N", type=int, default=8, help="with --tasks: requests at once (default 8)"
+    )
     add_trust(parser)
     add_json(parser)
 
@@ -122,6 +135,27 @@ def _tokens(text: str) -> int:
 def _evaluate(options: argparse.Namespace) -> int:
     from springtide.run.folder import open_run
 
+    if options.tasks or options.task_files:
+        return _evaluate_tasks(options)
     found = open_run(options.run).evaluate(options.step, options.tokens, options.trust_code)
     print_json(dataclasses.asdict(found)) if options.json else print(found.describe())
+    return 0
+
+
+def _evaluate_tasks(options: argparse.Namespace) -> int:
+    from springtide.app.tasks import evaluate_tasks
+    from springtide.run.folder import open_run
+
+    names = [name for name in map(str.strip, options.tasks.split(",")) if name]
+    files, size = options.task_files, options.batch_size
+    found, remarks = evaluate_tasks(
+        open_run(options.run), names, files, options.step, options.limit, size, options.trust_code
+    )
+    if options.json:
+        print_json({**found.model_dump(mode="json"), "remarks": remarks})
+        return 0
+    for _, task, metric, score, documents in found.rows():
+        print(f"{task:32} {metric:24} {score:>18}{f'  of {documents} documents' if documents else ''}")
+    for remark in remarks:
+        print(f"note: {remark}")
     return 0

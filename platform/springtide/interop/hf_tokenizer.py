@@ -44,7 +44,7 @@ def tokenizer_files(
             eos_id, bos_id = manifest.end_of_text, manifest.begin_of_text
         settings = {"tokenizer_class": "PreTrainedTokenizerFast", "model_max_length": max_length}
         settings |= {"clean_up_tokenization_spaces": False}
-        for key, index in (("eos_token", eos_id), ("bos_token", bos_id if bos_id != eos_id else None)):
+        for key, index in (("eos_token", eos_id), ("bos_token", bos_id)):
             if (token := token_of(text, index)) is not None:
                 settings[key] = token
         files = {TOKENIZER: text, SETTINGS: to_json(settings, indent=1)}

@@ -19,8 +19,20 @@ _SOURCES_DRAWN = 4
 _OF_SOURCE = "step_tokens/"
 
 
-def render(run_id: str, events: Sequence[Event], config_yaml: str = "", links: Mapping[str, str] | None = None) -> str:
-    """Return the page. ``links``: label -> URL or path of things that belong to the run."""
+def render(
+    run_id: str,
+    events: Sequence[Event],
+    config_yaml: str = "",
+    links: Mapping[str, str] | None = None,
+    scores: Sequence[Sequence[str]] = (),
+) -> str:
+    """Return the page.
+
+    Args:
+        config_yaml: the resolved config.
+        links: label -> URL or path of things that belong to the run.
+        scores: on tasks; step, task, metric, score and number of documents of each.
+    """
     samples = [event for event in events if isinstance(event, Sampled)]
     shown = [loss_chart, throughput_chart, world_size_chart, norm_chart, rate_chart, wait_chart]
     if tokens := _tokens(last_steps(list(events))):
@@ -31,6 +43,9 @@ def render(run_id: str, events: Sequence[Event], config_yaml: str = "", links: M
         draw([chart(events) for chart in shown]),
         _sources(last_steps(list(events))) if tokens else "",
     ]
+    if scores:
+        columns = [("step", True), ("task", False), ("metric", False), ("score", True), ("documents", True)]
+        sections.append(grid("Tasks", columns, [(row, False) for row in scores]))
     if samples:
         sections.append(text(f"Sample at step {samples[-1].step}", samples[-1].prompt + samples[-1].text))
     sections.append(table("Events", _rows(events)))

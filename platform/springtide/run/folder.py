@@ -3,6 +3,7 @@
 <root>/<run id>/config.yaml    the resolved config
                 journal/       every event
                 checkpoints/   committed steps
+                tasks/         scores of checkpoints on tasks
                 mlflow.json    the one MLflow run
                 report.html    written when training ends
 """
@@ -22,9 +23,10 @@ from springtide.checkpoint.format import committed, name_of, step_of
 from springtide.checkpoint.retention import note_reader
 from springtide.config import RUN_CONFIG, Config
 from springtide.config.schema import SAMPLE_TEMPERATURE
-from springtide.errors import ConfigError, explain, redacted
+from springtide.errors import ConfigError, DamagedFile, explain, redacted
 from springtide.events import Evaluated, Event, Sampled, Started, StepDone, Stopped
 from springtide.report.run_page import charts, render
+from springtide.run.task_scores import TaskScores, read_task_scores
 from springtide.store import Folder
 from springtide.track.journal import frame, last_steps, read_journal
 from springtide.track.ledger import Ledger, Prices, ledger
@@ -157,6 +159,16 @@ class Run:
         """The last generated text, with its prompt; empty if there is none."""
         samples = [event for event in self.events if isinstance(event, Sampled)]
         return samples[-1].prompt + samples[-1].text if samples else ""
+
+    @property
+    def task_scores(self) -> list[TaskScores]:
+        """Scores on tasks of lm-evaluation-harness, one entry for each checkpoint that was evaluated, oldest first.
+
+        Examples:
+            >>> st.open_run("runs/mine").task_scores
+            []
+        """
+        return read_task_scores(self.folder)
 
     @property
     def report(self) -> str:
@@ -357,7 +369,12 @@ class Run:
         """
         events, config = self.events, configs.redact(self.config)
         links = {"dataset": config.shards.dataset, "checkpoints": redacted((self.folder / "checkpoints").url)}
-        self.folder.write(REPORT, render(self.id, events, configs.dump(config), links))
+        try:
+            scores = [row for one in self.task_scores for row in one.rows()]
+        except DamagedFile as error:  # the rest of the report is right
+            _log.warning("%s; the report shows no scores on tasks", error)
+            scores = []
+        self.folder.write(REPORT, render(self.id, events, configs.dump(config), links, scores))
         self.folder.write(CHARTS, charts(events))
 
     def _repr_html_(self) -> str:

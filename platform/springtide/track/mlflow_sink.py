@@ -12,6 +12,7 @@ import contextlib
 import hashlib
 import logging
 import queue
+import re
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
@@ -36,6 +37,8 @@ _MOST_UNSENT = 20_000
 """Events that wait here at most, about 20 MB."""
 _MOST_EXTRA = 130
 _BATCH_METRICS = 900  # MLflow accepts 1000 per request
+_NOT_A_METRIC = re.compile(r"[^\w\-. :/]", re.ASCII)
+"""Characters that MLflow refuses in the name of a metric."""
 _STATUS = {"finished": "FINISHED", "stopped": "KILLED", "failed": "FAILED"}
 
 _log = logging.getLogger(__name__)
@@ -261,6 +264,35 @@ class MlflowSink:
     def _log(self, metrics: list[Any], marks: dict[str, int], tag: Any) -> None:
         self._client.log_batch(self._run_id, metrics, tags=[tag(name, str(mark)) for name, mark in marks.items()])
         self._marks = dict(marks)
+
+
+def send_scores(folder: Folder, uri: str, scores: Mapping[str, float], step: int, time_s: float) -> str:
+    """Send scores of a checkpoint to the MLflow run that the run of ``folder`` reports to.
+
+    Args:
+        scores: by their names.
+        step: of the checkpoint.
+        time_s: seconds since 1970.
+
+    Returns:
+        Why they were not sent; empty if they were, or if MLflow is off.
+    """
+    if uri == OFF:
+        return ""
+    try:
+        from mlflow import MlflowClient
+        from mlflow.entities import Metric
+
+        if not (run_id := read_run_note(folder)):
+            return f"{folder.url} reports to no MLflow run: the scores are not in MLflow"
+        logging.getLogger("mlflow").setLevel(logging.WARNING)
+        metrics = [Metric(_NOT_A_METRIC.sub("_", name), one, int(time_s * 1000), step) for name, one in scores.items()]
+        client = MlflowClient(tracking_uri=uri)
+        for begin in range(0, len(metrics), _BATCH_METRICS):
+            client.log_batch(run_id, metrics[begin : begin + _BATCH_METRICS])
+    except Exception as error:  # no error of a server or its client may lose the scores, which are in the run's folder
+        return redacted(f"MLflow at {uri} did not receive the scores ({error})")
+    return ""
 
 
 class SweepSink:
