@@ -11,17 +11,20 @@ from __future__ import annotations
 
 import contextlib
 import math
+import random
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import datasets
 import lm_eval
 import lm_eval.utils
+import numpy as np
 from huggingface_hub import constants
-from jinja2 import BaseLoader, StrictUndefined
+from jinja2 import BaseLoader, StrictUndefined, TemplateError
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from lm_eval.api.model import TemplateLM
-from lm_eval.evaluator import simple_evaluate
+from lm_eval.defaults import DEFAULT_OTHER_SEED, DEFAULT_RANDOM_SEED
+from lm_eval.evaluator import evaluate
 from lm_eval.tasks import TaskManager
 
 from springtide.errors import ConfigError, explain
@@ -80,29 +83,36 @@ class Tasks:
                 where = f"in {files} or " if files else ""
                 problem = f"is not a task {where}of lm-evaluation-harness {VERSION}"
                 raise ConfigError(explain("tasks", unknown[0], problem, "name the folder of its file, --task-files"))
-            self._manager = manager
-            for name in self.names:
-                try:
-                    manager.load([name])
-                except Exception as error:  # whatever a file can make its reader raise
-                    raise _not_loaded(name, error) from error
+            with _seeded():
+                self._loaded = self._load(manager)
+
+    def _load(self, manager: Any) -> Any:
+        """Return the tasks as lm-evaluation-harness holds them, ready to be evaluated."""
+        try:
+            found = manager.load(self.names)
+        except Exception as error:  # whatever a file can make its reader raise
+            raise _not_loaded(", ".join(self.names), error) from error
+        for task in found["tasks"].values():
+            if task.get_config("num_fewshot") is None:
+                task.set_config(key="num_fewshot", value=0)
+            task.set_fewshot_seed(seed=DEFAULT_OTHER_SEED)
+        return found
 
     def score(self, model: TextModel, limit: int = 0, batch_size: int = 8) -> dict[str, Scored]:
         """Return the scores of each task and group. ``limit``: documents of each task; 0: all. ConfigError if one cannot be
         evaluated."""
-        with _sandboxed(), _offline():
+        with _sandboxed(), _offline(), _seeded():
             try:
-                found = simple_evaluate(
-                    model=Harness(model, batch_size),
-                    tasks=self.names,
-                    task_manager=self._manager,
+                found = evaluate(
+                    lm=Harness(model, batch_size),
+                    task_dict=self._loaded,
                     limit=limit or None,
                     log_samples=False,
                     bootstrap_iters=_RESAMPLES,
                 )
-            except (ValueError, KeyError, TypeError, AttributeError) as error:
-                if isinstance(error, ConfigError):
-                    raise
+            except ConfigError:
+                raise
+            except (ValueError, KeyError, TypeError, AttributeError, IndexError, TemplateError) as error:
                 raise _not_loaded(", ".join(self.names), error) from error
         counts, versions = found.get("n-samples", {}), found.get("versions", {})
         return {
@@ -248,6 +258,19 @@ def _sandboxed() -> Iterator[None]:
         yield
     finally:
         lm_eval.utils.env = before
+
+
+@contextlib.contextmanager
+def _seeded() -> Iterator[None]:
+    """Seed what shuffles documents as lm-evaluation-harness does, and leave the state of the generators as it was."""
+    before = random.getstate(), np.random.get_state()
+    random.seed(DEFAULT_RANDOM_SEED)
+    np.random.seed(DEFAULT_OTHER_SEED)
+    try:
+        yield
+    finally:
+        random.setstate(before[0])
+        np.random.set_state(before[1])
 
 
 @contextlib.contextmanager
