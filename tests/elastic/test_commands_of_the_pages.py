@@ -28,7 +28,7 @@ NOT_RUN = {
     ".venv/bin/python -m": "pytest and pip",
 }
 """The beginning of a command -> what it would need, or who runs it."""
-RUN, NOT_RUN_COUNT = 39, 25
+RUN, NOT_RUN_COUNT = 40, 25
 """How many there are of each: whoever adds a command to a page sees here whether it is run."""
 REPLACED = {
     ".venv/bin/springtide": "springtide",
@@ -79,6 +79,9 @@ def folder(tiny: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     for name in ("tiny.yaml", "tuned.yaml", "long.yaml"):
         Path(name).write_text(text)
     Path("trace.csv").write_text("0,2\n0.5,1\n0.6,2\n1,2\n")
+    Path("chats.jsonl").write_text(
+        "".join(f'{{"prompt": "{n} + 1?", "completion": "{n + 1}."}}\n' for n in range(3000))
+    )
     Path("folder").mkdir()
     for number in range(200):
         Path("folder", f"{number}.txt").write_text(f"{number} is a number.\n" * 300)

@@ -16,7 +16,7 @@ from pydantic import ValidationError
 
 from springtide.config.code import check_trusted
 from springtide.config.fields import fields, is_free
-from springtide.config.recipes import RECIPES
+from springtide.config.recipes import FINE_TUNING, RECIPES
 from springtide.config.schema import Config
 from springtide.errors import ConfigError, RunExists, explain, redacted
 
@@ -41,8 +41,12 @@ def build(data: Any) -> Config:
 
 def recipe(name: str) -> Config:
     """Return the config of the recipe ``name``; ConfigError for an unknown name suggests the nearest one."""
-    if name not in RECIPES:
-        raise ConfigError(explain("recipe", name, f"known are {', '.join(RECIPES)}", nearest(name, RECIPES)))
+    known = [*RECIPES, *FINE_TUNING]
+    if name not in known:
+        raise ConfigError(explain("recipe", name, f"known are {', '.join(known)}", nearest(name, known)))
+    if name in FINE_TUNING:
+        remedy = f"name its run: springtide train --recipe {name} --train.start-from runs/MODEL"
+        raise ConfigError(explain("recipe", name, "goes on from a model", remedy))
     return RECIPES[name]()
 
 
