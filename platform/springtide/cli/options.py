@@ -144,8 +144,10 @@ def _value(name: str, text: str) -> Any:
         return text
     import yaml
 
+    from springtide.config.files import read_yaml
+
     try:
-        return yaml.safe_load(text)
+        return read_yaml(text)
     except (yaml.YAMLError, ValueError, RecursionError) as error:
         problem = f"is not YAML ({str(error)[:500]})"
         raise ConfigError(explain(name, text, problem, "quote it, and close each bracket")) from None
