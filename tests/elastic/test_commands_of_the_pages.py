@@ -28,7 +28,7 @@ NOT_RUN = {
     ".venv/bin/python -m": "pytest and pip",
 }
 """The beginning of a command -> what it would need, or who runs it."""
-RUN, NOT_RUN_COUNT = 43, 25
+RUN, NOT_RUN_COUNT = 44, 25
 """How many there are of each: whoever adds a command to a page sees here whether it is run."""
 REPLACED = {
     ".venv/bin/springtide": "springtide",
@@ -85,6 +85,9 @@ def folder(tiny: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     page = (REPOSITORY / "docs/how-to/evaluate.md").read_text()
     for name, kind in (("tides.yaml", "yaml"), ("tides.jsonl", "json")):
         Path("tasks", name).write_text(page.split(f"```{kind}\n")[1].split("```")[0])
+    Path("chats.jsonl").write_text(
+        "".join(f'{{"prompt": "{n} + 1?", "completion": "{n + 1}."}}\n' for n in range(3000))
+    )
     Path("folder").mkdir()
     for number in range(200):
         Path("folder", f"{number}.txt").write_text(f"{number} is a number.\n" * 300)

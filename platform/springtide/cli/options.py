@@ -34,6 +34,7 @@ COMMON = frozenset(
     }
 )
 """Fields that ``--help`` shows."""
+_START_FROM = "train.start_from"
 
 
 def add_config(parser: argparse.ArgumentParser, show_all: bool) -> None:
@@ -43,7 +44,11 @@ def add_config(parser: argparse.ArgumentParser, show_all: bool) -> None:
     from springtide.config.fields import fields, mark
 
     chosen = parser.add_mutually_exclusive_group(required=True)
-    chosen.add_argument("--recipe", metavar="NAME", help=f"one of {', '.join(configs.recipes.RECIPES)}")
+    begun = ", ".join(configs.recipes.FINE_TUNING)
+    about = (
+        f"one of {', '.join(configs.recipes.RECIPES)}; or, with the settings of the run in --train.start-from, {begun}"
+    )
+    chosen.add_argument("--recipe", metavar="NAME", help=about)
     chosen.add_argument("--config", metavar="FILE", help="a saved config, YAML or JSON")
     parser.add_argument(
         "--help-all",
@@ -94,17 +99,36 @@ def config_of(options: argparse.Namespace, runs_code: bool = True) -> Config:
     from springtide import config as configs
 
     given = {name: value for name, value in vars(options).items() if "." in name}
-    base = configs.load_config(options.config, True) if options.config else configs.recipe(options.recipe)
+    base, file = _base(options)
     config = base.override({name: _value(name, text) for name, text in given.items()})
     trusts, sources = getattr(options, "trust_code", False), config.prepare_sources
     if runs_code:
         sources = sources | config.sources
-    if options.config and sources.keys() - given.keys() and not trusts:
+    if file and sources.keys() - given.keys() and not trusts:
         from springtide.run.find import trusted_code
 
         claimed = trusted_code(config) if getattr(options, "resume", False) else ""
-        configs.check_trusted(sources, options.config, False, claimed, given)
+        configs.check_trusted(sources, file, False, claimed, given)
     return config
+
+
+def _base(options: argparse.Namespace) -> tuple[Config, str]:
+    """Return the config that options override, and the file that it comes from, if any."""
+    from springtide import config as configs
+
+    if options.config:
+        return configs.load_config(options.config, True), options.config
+    start_from = getattr(options, _START_FROM, "")
+    if options.recipe not in configs.recipes.FINE_TUNING or not start_from:
+        return configs.recipe(options.recipe), ""
+    from springtide.checkpoint.branch import split
+    from springtide.run.folder import Run
+
+    folder, _ = split(start_from)
+    if not folder.exists(configs.RUN_CONFIG):
+        remedy = "name the folder of a run, or of an imported model"
+        raise ConfigError(explain(_START_FROM, start_from, f"has no {configs.RUN_CONFIG}", remedy))
+    return configs.recipes.FINE_TUNING[options.recipe](Run(folder).config, start_from), folder.where(configs.RUN_CONFIG)
 
 
 def program() -> str:
@@ -120,8 +144,10 @@ def _value(name: str, text: str) -> Any:
         return text
     import yaml
 
+    from springtide.config.files import read_yaml
+
     try:
-        return yaml.safe_load(text)
+        return read_yaml(text)
     except (yaml.YAMLError, ValueError, RecursionError) as error:
         problem = f"is not YAML ({str(error)[:500]})"
         raise ConfigError(explain(name, text, problem, "quote it, and close each bracket")) from None

@@ -114,9 +114,9 @@ class CorpusConfig(Section):
     """Text between the documents of a text file, such as ``<|endoftext|>``, or ``blank_line`` for empty lines; empty: a file is
     a document [name]."""
     chat_template: str = ""
-    """How chats are laid out: ``chatml``, ``llama3``, or the path of a Jinja file; empty: documents are text. A record of JSON
-    lines or Parquet then has ``messages`` (or corpus.field), a list of {role, content}, or ``prompt`` and ``completion``, or
-    ``instruction``, ``input`` and ``output``. Only the assistant's answers are trained on [name or path]."""
+    """How chats are laid out: ``chatml``, ``llama3``, ``plain``, or the path of a Jinja file; empty: documents are text. A
+    record of JSON lines or Parquet then has ``messages`` (or corpus.field), a list of {role, content}, or ``prompt`` and
+    ``completion``, or ``instruction``, ``input`` and ``output``. Only the assistant's answers are trained on [name or path]."""
     normalization: Literal["none", "NFC", "NFKC"] = "NFC"
     """Unicode normal form that texts are converted to [name]."""
     broken_text: Literal["replace", "drop"] = "replace"

@@ -7,6 +7,7 @@ import difflib
 import errno
 import hashlib
 import json
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ from pydantic import ValidationError
 
 from springtide.config.code import check_trusted
 from springtide.config.fields import fields, is_free
-from springtide.config.recipes import RECIPES
+from springtide.config.recipes import FINE_TUNING, RECIPES
 from springtide.config.schema import Config
 from springtide.errors import ConfigError, RunExists, explain, redacted
 
@@ -24,6 +25,9 @@ RUN_CONFIG = "config.yaml"
 """The name of the resolved config in a run's folder."""
 _MOST_BYTES = 2**20
 """Most bytes of a config's file; YAML is parsed at about a megabyte in ten seconds."""
+_MOST_DEPTH = 200
+"""Brackets inside each other; a config has three."""
+_BRACKETS = re.compile(r"[\[\]{}]")
 _PROBLEMS_SHOWN = 30
 _SHOWN = 500
 """Characters of YAML's errors that are shown."""
@@ -41,8 +45,12 @@ def build(data: Any) -> Config:
 
 def recipe(name: str) -> Config:
     """Return the config of the recipe ``name``; ConfigError for an unknown name suggests the nearest one."""
-    if name not in RECIPES:
-        raise ConfigError(explain("recipe", name, f"known are {', '.join(RECIPES)}", nearest(name, RECIPES)))
+    known = [*RECIPES, *FINE_TUNING]
+    if name not in known:
+        raise ConfigError(explain("recipe", name, f"known are {', '.join(known)}", nearest(name, known)))
+    if name in FINE_TUNING:
+        remedy = f"name its run: springtide train --recipe {name} --train.start-from runs/MODEL"
+        raise ConfigError(explain("recipe", name, "goes on from a model", remedy))
     return RECIPES[name]()
 
 
@@ -83,13 +91,24 @@ def parse(text: bytes, name: str = RUN_CONFIG) -> Config:
     if len(text) > _MOST_BYTES:
         raise ConfigError(explain("config", name, f"is larger than {_MOST_BYTES:,} bytes", "is it a config?"))
     try:
-        data = yaml.safe_load(text)
+        data = read_yaml(text)
     except (yaml.YAMLError, ValueError, RecursionError) as error:  # ValueError: a date that cannot be
         raise ConfigError(explain("config", name, f"is not YAML ({_short(error)})", "fix the file")) from None
     try:
         return build(data)
     except ConfigError as error:
         raise ConfigError(f"{name}: {error}") from None
+
+
+def read_yaml(text: str | bytes) -> Any:
+    """Parse YAML of plain data. Raises yaml.YAMLError, ValueError or RecursionError: also where brackets nest so deeply that
+    PyYAML, whose time grows with the square of their depth, would take minutes to say so."""
+    depth = 0
+    for bracket in _BRACKETS.findall(text if isinstance(text, str) else text.decode("latin-1")):
+        depth += 1 if bracket in "[{" else -1
+        if depth > _MOST_DEPTH:
+            raise RecursionError(f"brackets nest deeper than {_MOST_DEPTH}")
+    return yaml.safe_load(text)
 
 
 def _short(error: Exception) -> str:

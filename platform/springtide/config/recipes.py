@@ -14,6 +14,9 @@ from typing import Any, Literal
 
 from springtide.config.data import CorpusConfig, ShardsConfig, StreamConfig
 from springtide.config.engine import ModelConfig, OptimConfig, ParallelConfig
+from springtide.config.fine_tuning import FINE_TUNING as FINE_TUNING
+from springtide.config.fine_tuning import lora as lora
+from springtide.config.fine_tuning import sft as sft
 from springtide.config.quantities import Tokens
 from springtide.config.schema import CheckpointConfig, Config, ElasticConfig, TrainConfig
 

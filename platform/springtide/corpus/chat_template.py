@@ -39,6 +39,17 @@ _LAYOUT = """\
 {%- endfor -%}
 {%- if add_generation_prompt -%}{% set message = {'role': 'assistant'} %}{{ HEAD }}{%- endif -%}
 """
+_PLAIN = """\
+{%- for message in messages -%}
+{{ message.role | capitalize + ':\\n' }}
+{%- if message.role == 'assistant' -%}
+{% generation %}{{ message.content + (eos_token if loop.last else '\\n\\n') }}{% endgeneration %}
+{%- else -%}
+{{ message.content + '\\n\\n' }}
+{%- endif -%}
+{%- endfor -%}
+{%- if add_generation_prompt -%}{{ 'Assistant:\\n' }}{%- endif -%}
+"""
 
 
 def _layout(head: str, end: str, after: str = "") -> str:
@@ -48,8 +59,10 @@ def _layout(head: str, end: str, after: str = "") -> str:
 BUILT_IN = {
     "chatml": _layout("'<|im_start|>' + message.role + '\\n'", "<|im_end|>", "\\n"),
     "llama3": _layout("'<|start_header_id|>' + message.role + '<|end_header_id|>\\n\\n'", "<|eot_id|>"),
+    "plain": _PLAIN,
 }
-"""Name -> template. Sources: Qwen's ChatML; Llama 3's model card, without the begin-of-text (``corpus.begin_of_text``)."""
+"""Name -> template. Sources: Qwen's ChatML; Llama 3's model card, without the begin-of-text (``corpus.begin_of_text``).
+``plain`` needs no special tokens, for models that have none; its turns are text, which a content may imitate."""
 _MOST_BYTES = 2**20
 _PROBE = (Turn("user", "Question"), Turn(ANSWERS, "Answer"))
 _SPECIAL = re.compile(r"<\|[^\s<>|]{1,64}\|>")

@@ -250,7 +250,9 @@ class CorpusReader:
         """Raise CorpusError if a record without text holds a chat, and no template says how it is laid out."""
         if self.field == "text" and "text" not in names and has_chat(names):
             limit = f"is empty, and {self._line(name)} holds a chat"
-            raise CorpusError(explain("corpus.chat_template", "", limit, "set it to chatml, llama3, or a Jinja file"))
+            raise CorpusError(
+                explain("corpus.chat_template", "", limit, "set it to chatml, llama3, plain, or a Jinja file")
+            )
 
     def _chat_rows(self, name: str, unit: Unit, parquet: pq.ParquetFile) -> Iterator[Document | Broken]:
         columns = [one for one in parquet.schema_arrow.names if one in (self.field, *chats.COLUMNS)]

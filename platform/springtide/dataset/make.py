@@ -114,10 +114,11 @@ def units_to_make(corpus: CorpusConfig, shards: ShardsConfig) -> int:
 def _find(corpus: CorpusConfig, shards: ShardsConfig) -> tuple[list[CorpusReader], ApartFrom, dict[str, str], Folder]:
     """Return the sources, what they stay apart from, their chat templates, and the folder of their dataset."""
     if not corpus.source and not corpus.sources:
-        limit = "names no text, and this recipe has none of its own: a model of its size needs billions of tokens"
+        limit = "names no text, and this recipe has none of its own"
+        made = f" and its tokenizer with corpus.tokenizer (else a BPE of {corpus.vocab_size:,} ids is trained on it)"
         remedy = (
-            "name your text with corpus.source or corpus.sources and its tokenizer with corpus.tokenizer (else a BPE of "
-            f"{corpus.vocab_size:,} ids is trained on it), or a prepared dataset with shards.dataset"
+            f"name your text with corpus.source or corpus.sources{made if corpus.tokenizer == 'bpe' else ''}, or a prepared "
+            "dataset with shards.dataset"
         )
         raise ConfigError(explain("corpus.source", corpus.source, limit, remedy))
     each = corpus.each().values()

@@ -8,15 +8,18 @@ from springtide.config import RUN_CONFIG, Config
 
 _SAME_FUNCTION = ("model.init_seed", "model.max_sequence_length")
 """Model settings that do not change what the same weights compute."""
+_ADAPTER = "model.adapter"
 
 
 def remarks_on(saved: Config, config: Config) -> list[str]:
     """Return remarks for the user of a run of ``config`` that begins with a checkpoint saved with ``saved``: one for
-    each model setting that makes its weights compute something else. Loading refuses settings that change a shape."""
+    each model setting that makes its weights compute something else. Loading refuses settings that change a shape. A new
+    adapter adds nothing before it is trained."""
+    adds = saved.model.adapter == "none"
     return [
         f"{name} was {before!r} in {config.train.start_from} and is {after!r} here: its weights compute something else"
         for name, (before, after) in configs.difference(saved, config).items()
-        if name.startswith("model.") and name not in _SAME_FUNCTION
+        if name.startswith("model.") and name not in _SAME_FUNCTION and not (adds and name.startswith(_ADAPTER))
     ]
 
 

@@ -68,6 +68,15 @@ def test_llama3_is_laid_out_as_its_model_card_says() -> None:
     ]
 
 
+def test_the_plain_layout_needs_no_special_tokens_and_ends_with_the_end_of_text() -> None:
+    assert spelled(read_template("plain"), vocabulary=open_tokenizer("bytes", (), 0)) == [
+        ("System:\nBe brief.\n\nUser:\nHi\n\nAssistant:\n", False),
+        ("Hello\n\n", True),
+        ("User:\n2 + 2?\n\nAssistant:\n", False),
+        (" 4\n<|endoftext|>", True),
+    ]
+
+
 def test_the_built_in_chatml_renders_what_transformers_does_and_masks_what_it_masks() -> None:
     chat_template_utils = pytest.importorskip("transformers.utils.chat_template_utils")
     messages = [turn._asdict() for turn in CHAT]
@@ -220,7 +229,7 @@ def test_a_hostile_template_ends_soon_and_small(text: str) -> None:
 
 
 def test_a_name_that_is_no_template_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"is neither one of chatml, llama3 nor a file"):
+    with pytest.raises(ConfigError, match=r"is neither one of chatml, llama3, plain nor a file"):
         read_template("chatmll")
     (tmp_path / "broken.jinja").write_text("fine\n\n{{ oh no }}")
     with pytest.raises(ConfigError, match=r"broken\.jinja': line 3: "):

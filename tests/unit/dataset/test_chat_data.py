@@ -211,7 +211,10 @@ def test_a_changed_template_makes_another_dataset(tmp_path: Path) -> None:
     ("changes", "problem"),
     [
         ({"shards__packing": "concat"}, r"shards\.packing = 'concat': cuts chats where a row is full"),
-        ({"corpus__chat_template": "chatmll"}, r"corpus\.chat_template = 'chatmll': is neither one of chatml, llama3"),
+        (
+            {"corpus__chat_template": "chatmll"},
+            r"corpus\.chat_template = 'chatmll': is neither one of chatml, llama3, plain",
+        ),
         ({"corpus__fim": 0.5}, r"corpus\.fim = 0\.5: is for texts, and corpus\.chat_template = 'chatml' says"),
         ({"corpus__quality": ["c4"]}, r"corpus\.quality"),
         ({"corpus__deduplicate": "lines"}, r"corpus\.deduplicate = 'lines'"),

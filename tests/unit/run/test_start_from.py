@@ -69,3 +69,7 @@ def test_settings_that_have_weights_compute_something_else_are_told(tiny: Config
     assert len(said) == 3
     assert all("its weights compute something else" in one for one in said)
     assert any(one.startswith("model.rope_theta was 10000.0 in ") and " and is 500000.0 here" in one for one in said)
+
+
+def test_a_new_adapter_changes_nothing_that_is_told(tiny: Config, trunk: str) -> None:
+    assert begun(tiny, trunk, model__adapter="lora", model__adapter_rank=2)[1] == []

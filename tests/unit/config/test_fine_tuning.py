@@ -1,0 +1,90 @@
+"""Recipes that go on from a model: what they take of its run, and what the command line says of one that is not there."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+import pytest
+
+from springtide import config as configs
+from springtide.cli.main import main
+from springtide.cli.options import add_config, config_of
+from springtide.config import Config
+from springtide.config.recipes import FINE_TUNING
+from springtide.errors import ConfigError
+from springtide.run.folder import Run
+from springtide.store import Folder
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Run:
+    """The folder of a run with settings that are not the usual ones; nothing of it but them is read here."""
+    config = configs.recipes.tiny().override(
+        {
+            "run.root": str(tmp_path),
+            "run.id": "model",
+            "shards.dataset": "s3://bucket/data",
+            "model.num_heads": 8,
+            "elastic.max_workers": 3,
+            "track.price": 2.5,
+            "stream.skip": [4],
+            "optim.ema_half_life": 1000,
+            "train.seed": 5,
+        }
+    )
+    run = Run(Folder(str(tmp_path / "model")))
+    run.write_config(config)
+    return run
+
+
+def parsed(*words: str) -> Config:
+    """The config of a command line."""
+    parser = argparse.ArgumentParser(allow_abbrev=False)
+    add_config(parser, show_all=False)
+    return config_of(parser.parse_args(list(words)))
+
+
+@pytest.mark.parametrize("name", sorted(FINE_TUNING))
+def test_it_takes_the_model_its_tokenizer_and_workers_and_nothing_of_its_data(name: str, model: Run) -> None:
+    before, found = model.config, parsed("--recipe", name, "--train.start-from", model.folder.url, "--run.id", "tuned")
+    assert (found.model.num_heads, found.model.dim, found.elastic, found.track) == (
+        *(8, before.model.dim),
+        *(before.elastic, before.track),
+    )
+    assert found.corpus.tokenizer == "s3://bucket/data/tokenizer.json"
+    assert (found.corpus.source, found.shards.dataset, found.stream.skip, found.train.seed) == ("", "", (), 0)
+    assert (found.train.start_from, found.train.start_with) == (model.folder.url, "weights")
+    assert (found.run.id, found.run.root, found.optim.ema_half_life) == ("tuned", before.run.root, 0)
+    assert found.shards.sequence_length == before.shards.sequence_length
+    assert (found.model.adapter == "none") == (name == "sft")
+    assert found == configs.parse(configs.dump(found).encode())
+
+
+def test_what_is_given_wins(model: Run) -> None:
+    given = ("--model.adapter-rank", "4", "--corpus.tokenizer", "t.json")
+    found = parsed("--recipe", "lora", "--train.start-from", model.folder.url, *given)
+    assert (found.model.adapter_rank, found.corpus.tokenizer) == (4, "t.json")
+
+
+def test_an_adapter_that_is_there_is_trained_on(model: Run) -> None:
+    model.write_config(model.config.override({"model.adapter": "dora", "model.adapter_rank": 2}))
+    found = parsed("--recipe", "lora", "--train.start-from", f"{model.folder.url}/checkpoints/step-0000000020")
+    assert (found.model.adapter, found.model.adapter_rank) == ("dora", 2)
+
+
+def test_code_that_the_runs_settings_name_is_not_run_unasked(model: Run) -> None:
+    model.write_config(model.config.override({"model.source": "mine:Model"}))
+    with pytest.raises(ConfigError, match=r"config\.yaml.*--trust-code|--trust-code.*config\.yaml"):
+        parsed("--recipe", "sft", "--train.start-from", model.folder.url)
+
+
+def test_a_model_that_is_not_there_is_an_error_with_the_way_on(
+    model: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["train", "--recipe", "lora"]) == 2
+    assert "springtide train --recipe lora --train.start-from runs/MODEL" in capsys.readouterr().err
+    assert main(["train", "--recipe", "lora", "--train.start-from", str(tmp_path / "nothing")]) == 2
+    assert "has no config.yaml; name the folder of a run, or of an imported model" in capsys.readouterr().err
+    assert main(["data", "prepare", "--recipe", "sft", "--train.start-from", model.folder.url]) == 2
+    assert "corpus.source = '': names no text" in capsys.readouterr().err
