@@ -8,5 +8,14 @@ from springtide.interop.adapters import export_adapter
 from springtide.interop.export_files import Exported
 from springtide.interop.hf_export import export_checkpoint
 from springtide.interop.hf_import import ImportedModel, open_model, write_checkpoint
+from springtide.interop.peft_import import with_adapter
 
-__all__ = ["Exported", "ImportedModel", "export_adapter", "export_checkpoint", "open_model", "write_checkpoint"]
+__all__ = [
+    "Exported",
+    "ImportedModel",
+    "export_adapter",
+    "export_checkpoint",
+    "open_model",
+    "with_adapter",
+    "write_checkpoint",
+]
