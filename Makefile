@@ -38,6 +38,7 @@ bench: .venv/.ready .venv-peers
 	$(BIN)/python benchmarks/layouts.py
 	$(BIN)/python benchmarks/growth.py
 	$(BIN)/python benchmarks/throughput.py
+	$(BIN)/python benchmarks/finetune.py
 	$(BIN)/python benchmarks/checkpoint.py
 	$(BIN)/python benchmarks/recovery.py
 	$(BIN)/python benchmarks/goodput.py --traces "$(TRACES)"

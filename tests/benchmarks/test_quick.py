@@ -21,6 +21,7 @@ CLAIMS = {
         *("save_vs_raw_put", "load_vs_raw_get", "memory_vs_store_load"),
     },
     "control_plane": {"waiting_share_of_a_core", "chain_and_journal_share_of_a_step"},
+    "finetune": {"lora_vs_peft", "lora_memory_vs_peft", "packed_vs_padded"},
     "growth": {"growth_layers_over_flops", "growth_width_over_flops", "growth_length_over_flops"},
     "order": {*(f"order_lag1_{recipe}" for recipe in RECIPES), "order_seek_1000_s", "order_verify_minutes"},
     "layouts": {"layouts_loss_over_tolerance", "bytes_predicted_off"},

@@ -118,6 +118,19 @@ def test_an_adapter_goes_out_merged_and_alone(
     adapted = peft.PeftModel.from_pretrained(theirs, tmp_path / "alone").eval()
     with torch.no_grad():
         torch.testing.assert_close(adapted(tokens).logits, trained, atol=1e-5, rtol=0.0)
+    both = import_model(str(tmp_path / "in"), str(tmp_path / "both"), str(tmp_path / "alone"))
+    assert set(both.config.model.adapter_targets) == {
+        *("blocks.*.attention.query.weight", "blocks.*.attention.value.weight", "blocks.1.ffn.down.weight"),
+    }
+    load(both.folder, both.checkpoints[-1], model)
+    with torch.no_grad():
+        assert torch.equal(model(tokens), trained)
+    further = config.override({"run.id": "further", "train.start_from": f"{tmp_path}/both/checkpoints/step-0000000000"})
+    ranks(2, train, further)  # its adapter is trained on
+    last = Run(Folder(further.run.root) / "further")
+    load(last.folder, last.checkpoints[-1], model)
+    with torch.no_grad():
+        assert (model(tokens) - trained).abs().max() > 1e-4
     averaged = export_model(run, str(tmp_path / "averaged"), ema=True, format="peft")
     assert averaged.size_bytes == found.size_bytes
     weights = [(tmp_path / one / "adapter_model.safetensors").read_bytes() for one in ("alone", "averaged")]

@@ -22,6 +22,7 @@ _EXPORT = """  springtide model export runs/RUN --to hf --out exports/RUN      #
   springtide model export runs/RUN --to peft --out exports/RUN-adapter"""
 
 _IMPORT = """  springtide model import downloads/MODEL --out runs/MODEL
+  springtide model import downloads/MODEL --adapter downloads/ADAPTER --out runs/ADAPTED
   springtide train --config runs/MODEL/config.yaml --run.id tuned --corpus.source texts \\
     --train.start-from runs/MODEL --train.start-with weights --optim.peak-lr 1e-5"""
 
@@ -73,13 +74,15 @@ def _export(options: argparse.Namespace) -> int:
 
 def _import_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("folder", help="folder or URL of the model: config.json and safetensors files")
+    help = "folder or URL of a LoRA or DoRA adapter of that model, as PEFT saves it"
+    parser.add_argument("--adapter", metavar="FOLDER", default="", help=help)
     parser.add_argument("--out", metavar="FOLDER", required=True, help="folder or URL to create")
 
 
 def _import(options: argparse.Namespace) -> int:
     from springtide.run.exchange import import_model
 
-    run = import_model(options.folder, options.out)
+    run = import_model(options.folder, options.out, options.adapter)
     print(f"wrote {run.folder.url}/checkpoints/{run.checkpoints[-1]}: weights only")
     print(f"its settings are in {run.folder.where('config.yaml')}; start a run from it:")
     print(f"  springtide train --config {run.folder.where('config.yaml')} --run.id NAME --corpus.source TEXT \\")

@@ -8,6 +8,7 @@ from springtide.interop.adapters import export_adapter
 from springtide.interop.export_files import Exported
 from springtide.interop.hf_export import export_checkpoint
 from springtide.interop.hf_import import ImportedModel, open_model, read_weights, write_checkpoint
+from springtide.interop.peft_import import with_adapter
 
 __all__ = [
     "Exported",
@@ -16,5 +17,6 @@ __all__ = [
     "export_checkpoint",
     "open_model",
     "read_weights",
+    "with_adapter",
     "write_checkpoint",
 ]

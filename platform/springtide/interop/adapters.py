@@ -32,7 +32,8 @@ from springtide.model import merged, skeleton
 from springtide.store import Folder, to_json
 
 PEFT_WEIGHTS, PEFT_CONFIG = "adapter_model.safetensors", "adapter_config.json"
-_PEFT_NAMES = {LORA_A: "lora_A.weight", LORA_B: "lora_B.weight", MAGNITUDE: "lora_magnitude_vector"}
+PEFT_NAMES = {LORA_A: "lora_A.weight", LORA_B: "lora_B.weight", MAGNITUDE: "lora_magnitude_vector"}
+"""Last part of the name of a tensor of ours -> of theirs."""
 _MODEL, _WEIGHT = "model/", ".weight"
 
 
@@ -160,7 +161,7 @@ def _matches(adapter: Mapping[str, list[Piece]], places: Mapping[str, str]) -> I
         if (matrix := _matrix(one)) not in places:
             problem = f"cannot say that {matrix} is adapted, a part of a matrix there"
             raise ConfigError(explain("to", "peft", problem, "use hf, which merges the adapter"))
-        theirs = f"base_model.model.{places[matrix]}.{_PEFT_NAMES[one.rpartition('.')[2]]}"
+        theirs = f"base_model.model.{places[matrix]}.{PEFT_NAMES[one.rpartition('.')[2]]}"
         yield Match(theirs, (one.removeprefix(_MODEL),))
 
 

@@ -13,7 +13,7 @@ import math
 import re
 import time
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -33,12 +33,24 @@ from springtide.model import skeleton
 from springtide.shards import TOKENIZER
 from springtide.store import Folder, digest
 
-_TYPES = ("F32", "BF16", "F16", "F64")
+TYPES = ("F32", "BF16", "F16", "F64")
+"""Types of weights that come in."""
 _HEAD, _EMBEDDING = "lm_head.weight", "model.embed_tokens.weight"
 _BUFFERS = re.compile(r"model\.layers\.\d+\.self_attn\.rotary_emb\.inv_freq")
 """Rotary tables that old releases stored; they follow from the config."""
 _SHOWN = 5
 _COMPARE_BYTES = 16 * 2**20
+
+
+class Place(NamedTuple):
+    """Where one of our tensors is."""
+
+    folder: Folder
+    stored: Stored
+    """The tensor of theirs that holds it."""
+    first: int
+    """Its first row there."""
+    shape: tuple[int, ...]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,12 +60,14 @@ class ImportedModel:
     folder: Folder
     family: Family
     model: ModelConfig
-    rows: Mapping[str, tuple[Stored, int, tuple[int, ...]]]
-    """Our tensor -> theirs that holds it, its first row in it, and its shape."""
+    places: Mapping[str, Place]
+    """By our names."""
     tokenizer: str
     """Contents of the ``tokenizer.json``, as datasets store it; empty if there is none."""
     eos_id: int | None
     bos_id: int | None
+    adapter: str = ""
+    """URL of the adapter that came with it."""
 
     @property
     def end_of_text(self) -> str:
@@ -79,7 +93,7 @@ def open_model(folder: Folder) -> ImportedModel:
         raise ConfigError(explain(where, "...", f"is not JSON ({str(error)[:200]})", "download it again")) from None
     family, model = read_config(config, where)
     stored = read_tensors(folder)
-    rows = _matched(folder, family, model, stored)
+    places = _matched(folder, family, model, stored)
     eos_id, bos_id = (_id(config.get(key), model.vocab_size) for key in ("eos_token_id", "bos_token_id"))
     text = ""
     if folder.exists(TOKENIZER):
@@ -91,7 +105,7 @@ def open_model(folder: Folder) -> ImportedModel:
             remedy = "resize the embedding by transformers' resize_token_embeddings, and save the model again"
             raise ConfigError(explain(folder.where(TOKENIZER), vocabulary.size, problem, remedy))
         text = vocabulary.to_json()
-    return ImportedModel(folder, family, model, rows, text, eos_id, bos_id)
+    return ImportedModel(folder, family, model, places, text, eos_id, bos_id)
 
 
 def write_checkpoint(
@@ -104,6 +118,7 @@ def write_checkpoint(
         ConfigError: a weight is not a finite number.
     """
     labels = {IMPORTED: redacted(found.folder.url), "architecture": found.family.architecture}
+    labels |= {"adapter": found.adapter} if found.adapter else {}
     for label, index in ((EOS_LABEL, found.eos_id), (BOS_LABEL, found.bos_id)):
         labels |= {label: str(index)} if index is not None else {}
     meta = Meta(
@@ -116,40 +131,38 @@ def write_checkpoint(
         saved_s=time.time(),
         labels=labels,
     )
-    kinds = {f"model/{name}": ("F32", shape) for name, (_, _, shape) in found.rows.items()}
+    kinds = {f"model/{name}": ("F32", place.shape) for name, place in found.places.items()}
     return write_weights(to, meta, config, kinds, lambda one: _read(found, one), part_bytes)
 
 
 def read_weights(found: ImportedModel) -> Iterator[tuple[str, Tensor]]:
     """Yield the name and value of each of our tensors, fp32. Raises ConfigError if a weight is not a finite number."""
-    for name, (_, _, shape) in found.rows.items():
+    for name, (_, _, _, shape) in found.places.items():
         whole = StagedPiece(name, "F32", shape, (0,) * len(shape), shape, 0, 4 * math.prod(shape))
         yield name, _read(found, whole).view(torch.float32).view(shape)
 
 
 def _read(found: ImportedModel, one: StagedPiece) -> Tensor:
     """Return the bytes of a box of whole rows as fp32, uint8 (bytes,)."""
-    stored, first, shape = found.rows[one.tensor.removeprefix("model/")]
+    folder, stored, first, shape = found.places[one.tensor.removeprefix("model/")]
     row = math.prod(shape[1:]) * ITEM_BYTES[stored.dtype]
     begin = stored.begin + (first + one.offsets[0]) * row
     data = bytearray(one.sizes[0] * row)
-    place = 0
-    for part in found.folder.stream(stored.file, begin, begin + len(data)):
-        data[place : place + part.nbytes] = part
-        place += part.nbytes
-    if place != len(data):
-        problem = f"ended after {place} of {len(data)} bytes of {one.tensor}"
-        raise ConfigError(explain(found.folder.where(stored.file), place, problem, "download it again"))
+    read = 0
+    for part in folder.stream(stored.file, begin, begin + len(data)):
+        data[read : read + part.nbytes] = part
+        read += part.nbytes
+    if read != len(data):
+        problem = f"ended after {read} of {len(data)} bytes of {one.tensor}"
+        raise ConfigError(explain(folder.where(stored.file), read, problem, "download it again"))
     tensor = torch.frombuffer(data, dtype=type_of(stored.dtype)).float()
     if not bool(torch.isfinite(tensor).all()):
         problem = f"has numbers that are not finite, in rows of {one.tensor.removeprefix('model/')}"
-        raise ConfigError(explain(found.folder.where(stored.file), stored.dtype, problem, "import another copy"))
+        raise ConfigError(explain(folder.where(stored.file), stored.dtype, problem, "import another copy"))
     return raw(tensor)
 
 
-def _matched(
-    folder: Folder, family: Family, model: ModelConfig, stored: Mapping[str, Stored]
-) -> dict[str, tuple[Stored, int, tuple[int, ...]]]:
+def _matched(folder: Folder, family: Family, model: ModelConfig, stored: Mapping[str, Stored]) -> dict[str, Place]:
     """Return where each of our tensors is. Raises ConfigError with the names of those that do not fit."""
     try:
         shapes = {name: tuple(one.shape) for name, one in skeleton(model, model.vocab_size).named_parameters()}
@@ -169,7 +182,8 @@ def _matched(
     elif extra:
         problem = f"are tensors that {family.architecture} of this config.json does not have"
         remedy = (
-            "the config.json is of another model, or the weights are an adapter or quantised: import the plain model"
+            "the config.json is of another model, or the weights are quantised or an adapter: import the plain model, "
+            "and the adapter with --adapter"
         )
         raise ConfigError(explain("folder", extra[:_SHOWN], problem, remedy))
     found = {}
@@ -179,12 +193,12 @@ def _matched(
         if one.shape != expected:
             problem = f"its config.json makes it {list(expected)}"
             raise ConfigError(explain(named, list(one.shape), problem, "give the config.json of these weights"))
-        if one.dtype not in _TYPES:
+        if one.dtype not in TYPES:
             remedy = "dequantise the model and save it as float32 or bfloat16"
-            raise ConfigError(explain(f"{named}: dtype", one.dtype, f"is not one of {', '.join(_TYPES)}", remedy))
+            raise ConfigError(explain(f"{named}: dtype", one.dtype, f"is not one of {', '.join(TYPES)}", remedy))
         first = 0
         for name in ours:
-            found[name] = (one, first, shapes[name])
+            found[name] = Place(folder, one, first, shapes[name])
             first += shapes[name][0]
     return dict(sorted(found.items()))
 

@@ -76,7 +76,7 @@ def read_tensors(folder: Folder) -> dict[str, Stored]:
 
 def _by_index(folder: Folder, names: Iterable[str]) -> dict[str, Stored]:
     where = folder.where(INDEX)
-    index = _parsed(folder.read(INDEX), where)
+    index = parsed(folder.read(INDEX), where)
     places = index.get("weight_map")
     if not isinstance(places, dict) or not places:
         raise ConfigError(explain(f"{where}: weight_map", places, "is not a table of files by tensor", _COPY))
@@ -113,7 +113,7 @@ def read_header(folder: Folder, name: str) -> dict[str, Stored]:
     if size < 8 or length > min(size - 8, _MOST_HEADER_BYTES):
         limit = f"is more than the {max(0, size - 8)} bytes that follow it, or the limit of {_MOST_HEADER_BYTES}"
         raise ConfigError(explain(f"{where}: length of the header", length, limit, _COPY))
-    header = _parsed(bytes(folder.read_range(name, 8, 8 + length)), where)
+    header = parsed(bytes(folder.read_range(name, 8, 8 + length)), where)
     header.pop("__metadata__", None)
     data = 8 + length
     found = {tensor: _stored(name, data, tensor, facts, where) for tensor, facts in header.items()}
@@ -154,7 +154,7 @@ def _counts(values: Any) -> bool:
     return isinstance(values, list) and all(type(one) is int and 0 <= one < 2**48 for one in values)
 
 
-def _parsed(data: bytes, where: str) -> dict[str, Any]:
+def parsed(data: bytes, where: str) -> dict[str, Any]:
     """Return a JSON object in which no key is given twice."""
 
     def once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

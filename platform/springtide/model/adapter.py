@@ -5,7 +5,7 @@
 
 W is frozen. B begins at zero and m at the norms of W, so a new adapter changes nothing.
 
-Shape suffixes: as in ``decoder``; I inputs, O outputs, R rank.
+Shape suffixes: as in ``decoder``; N tokens, I inputs, O outputs, R rank.
 """
 
 from __future__ import annotations
@@ -34,7 +34,10 @@ class AdaptedLinear(nn.Linear):
 
     def forward(self, x: Tensor) -> Tensor:
         """(..., I) -> (..., O)."""
-        y = F.linear(x, self.weight) + self.scale * F.linear(F.linear(x, self.lora_a), self.lora_b)
+        x_NI = x.flatten(0, -2)
+        # the scale and the sum are part of the product: apart, each is a pass over all outputs, and backward has one more
+        y_NO = torch.addmm(F.linear(x_NI, self.weight), F.linear(x_NI, self.lora_a), self.lora_b.T, alpha=self.scale)
+        y = y_NO.unflatten(0, x.shape[:-1])
         if self.magnitude is not None:
             y = y * (self.magnitude / self._norms()).type_as(y)
         return y if self.bias is None else y + self.bias

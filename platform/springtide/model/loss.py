@@ -37,7 +37,8 @@ class LargestLogit:
 
 
 class _HeadLoss(torch.autograd.Function):
-    """``head_loss``; forward computes the gradient too, while a part's logits exist: the upstream gradient is a scalar."""
+    """``head_loss``; forward computes the gradients too, those that are needed, while a part's logits exist: the upstream
+    gradient is a scalar."""
 
     @staticmethod
     def forward(
@@ -50,9 +51,8 @@ class _HeadLoss(torch.autograd.Function):
         largest: LargestLogit | None,
     ) -> tuple[Tensor, Tensor]:
         """Compute what ``head_loss`` returns."""
-        trains = ctx.needs_input_grad[0] or ctx.needs_input_grad[1]
-        grad_hidden_ND = torch.empty_like(hidden_ND) if trains else None
-        grad_head_VD = torch.empty_like(head_VD, dtype=torch.float32) if trains else None
+        grad_hidden_ND = torch.empty_like(hidden_ND) if ctx.needs_input_grad[0] else None
+        grad_head_VD = torch.empty_like(head_VD, dtype=torch.float32) if ctx.needs_input_grad[1] else None
         nats_N = hidden_ND.new_empty(len(hidden_ND), dtype=torch.float32)
         extra = hidden_ND.new_zeros((), dtype=torch.float32)
         parts = (hidden_ND.split(_at_once(head_VD)), wanted_N.split(_at_once(head_VD)))
@@ -68,7 +68,7 @@ class _HeadLoss(torch.autograd.Function):
             torch.mul(log_sum_N - logits_NV.gather(-1, ids_N)[:, 0], counts_N, out=of_part_N)
             if z_weight:
                 extra += z_weight * (log_sum_N.square() * counts_N).sum()
-            if grad_hidden_ND is None or grad_head_VD is None:
+            if grad_hidden_ND is None and grad_head_VD is None:
                 begin += len(part_ND)
                 continue
             slope_NV = 1.0 - (logits_NV / cap).square() if cap else None
@@ -80,22 +80,26 @@ class _HeadLoss(torch.autograd.Function):
             if slope_NV is not None:
                 grad_NV *= slope_NV
             grad_NV = grad_NV.type_as(head_VD)
-            torch.matmul(grad_NV, head_VD, out=grad_hidden_ND[begin : begin + len(part_ND)])
-            of_part_VD = _product_in_range(grad_NV, part_ND)
-            grad_head_VD = grad_head_VD.add_(of_part_VD) if begin else grad_head_VD.copy_(of_part_VD)
+            if grad_hidden_ND is not None:
+                torch.matmul(grad_NV, head_VD, out=grad_hidden_ND[begin : begin + len(part_ND)])
+            if grad_head_VD is not None:
+                of_part_VD = _product_in_range(grad_NV, part_ND)
+                grad_head_VD = grad_head_VD.add_(of_part_VD) if begin else grad_head_VD.copy_(of_part_VD)
             begin += len(part_ND)
-        if trains:
-            ctx.save_for_backward(grad_hidden_ND, grad_head_VD)
-            ctx.head_dtype = head_VD.dtype
+        ctx.save_for_backward(grad_hidden_ND, grad_head_VD)
+        ctx.head_dtype = head_VD.dtype
         ctx.mark_non_differentiable(nats_N)
         return nats_N.sum() + extra, nats_N
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor, None, None, None, None]:
-        """Return the saved gradients times the upstream gradient."""
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, Tensor | None, None, None, None, None]:
+        """Return the saved gradients times the upstream gradient; None for an input that is frozen."""
         grad_hidden_ND, grad_head_VD = ctx.saved_tensors
-        from_above = grads[0]
-        return grad_hidden_ND.mul_(from_above), grad_head_VD.mul_(from_above).to(ctx.head_dtype), None, None, None, None
+        if grad_hidden_ND is not None:
+            grad_hidden_ND.mul_(grads[0])
+        if grad_head_VD is not None:
+            grad_head_VD = grad_head_VD.mul_(grads[0]).to(ctx.head_dtype)
+        return grad_hidden_ND, grad_head_VD, None, None, None, None
 
 
 def _product_in_range(grad_NV: Tensor, part_ND: Tensor) -> Tensor:

@@ -8,7 +8,7 @@ from springtide.checkpoint.branch import split
 from springtide.checkpoint.format import IMPORTED, read_manifest
 from springtide.config import Config
 from springtide.errors import CheckpointError, ConfigError, SpringtideError, explain, redacted
-from springtide.interop import Exported, export_adapter, export_checkpoint, open_model, write_checkpoint
+from springtide.interop import Exported, export_adapter, export_checkpoint, open_model, with_adapter, write_checkpoint
 from springtide.run.folder import Run
 from springtide.run.start_from import lineage
 from springtide.shards import TOKENIZER, load_manifest
@@ -47,31 +47,33 @@ def export_model(
     if format not in _FORMATS:
         raise ConfigError(explain("format", format, f"is not one of {', '.join(_FORMATS)}", "use hf for transformers"))
     name = run.checkpoint_at(step)
-    saved = read_manifest(run.folder, name).config
-    config = configs.build(saved) if saved else run.config
+    manifest = read_manifest(run.folder, name)
+    config = configs.build(manifest.config) if manifest.config else run.config
     urls = [*config.stream.mixture.values(), config.shards.dataset]
     datasets = {redacted(url): _dataset_digest(url) for url in urls if url}
     facts = {"run": run.id, "datasets": datasets, "descends_from": [redacted(url) for url in lineage(config)]}
     if format == "peft":
-        base = _base_of(config)
+        base = manifest.meta.labels.get(IMPORTED) or _base_of(config)
         return export_adapter(run.folder, name, config.model, Folder(to), facts, base, dtype, ema)
     folders = [*(Folder(url) for url in urls if url), run.folder]
     return export_checkpoint(run.folder, name, config.model, Folder(to), facts, folders, dtype, ema)
 
 
-def import_model(folder: str, to: str) -> Run:
+def import_model(folder: str, to: str, adapter: str = "") -> Run:
     """Write a folder of ``transformers`` as a run's folder that holds weights only: evaluate it, sample from it, or start a run
     from it with ``train.start_with = weights``. Needs little memory; no code of the folder is run.
 
     Args:
         folder: folder or URL with config.json and safetensors files, of one of the families that the decoder can be.
         to: folder or URL to create.
+        adapter: folder or URL of a LoRA or DoRA adapter of that model, as PEFT saves it; empty for none.
 
     Returns:
         A handle on the new folder. Its config has the ``model`` section, and the tokenizer as ``corpus.tokenizer``.
 
     Raises:
-        ConfigError: the model cannot be imported, with the key, tensor or file and the remedy, or ``to`` is not empty.
+        ConfigError: the model or its adapter cannot be imported, with the key, tensor or file and the remedy, or ``to`` is
+            not empty.
 
     Examples:
         >>> from springtide.run.exchange import export_model, import_model
@@ -83,6 +85,8 @@ def import_model(folder: str, to: str) -> Run:
     if target.names():
         raise ConfigError(explain("out", to, "is not empty", "name another folder"))
     found = open_model(Folder(folder))
+    if adapter:
+        found = with_adapter(found, Folder(adapter))
     root, _, name = target.url.rstrip("/").rpartition("/")
     changes = {f"model.{field}": value for field, value in found.model.model_dump().items()}
     changes |= {"run.id": name, "run.root": root}
@@ -109,7 +113,7 @@ def _base_of(config: Config) -> str:
             manifest = read_manifest(*split(url))
         except CheckpointError:
             return redacted(url)
-        if not has_adapter(manifest):
+        if IMPORTED in manifest.meta.labels or not has_adapter(manifest):
             return manifest.meta.labels.get(IMPORTED, redacted(url))
     return ""
 

@@ -6,6 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.utils.flop_counter import FlopCounterMode
 
 from springtide.model import loss
 from springtide.model.loss import IGNORE_INDEX, head_loss
@@ -54,6 +55,30 @@ def test_tokens_that_count_for_nothing_have_no_gradient_and_none_is_made_without
     assert not again.requires_grad
     torch.testing.assert_close(again, total.detach())
     assert nats_N.sum() == again
+
+
+@pytest.mark.parametrize("frozen", ["nothing", "head", "hidden", "both"])
+def test_what_is_frozen_costs_no_product_and_changes_no_bit_of_the_rest(
+    frozen: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(loss._LOGITS_AT_ONCE, "cpu", 50 * 10)  # four parts
+    hidden, head, wanted = problem()
+    usual, _ = head_loss(hidden, head, wanted, 0.01)
+    (usual * 0.3).backward()
+    some_hidden = hidden.detach().requires_grad_(frozen not in ("hidden", "both"))
+    some_head = head.detach().requires_grad_(frozen not in ("head", "both"))
+    with FlopCounterMode(display=False) as counter:
+        total, _ = head_loss(some_hidden, some_head, wanted, 0.01)
+        if total.requires_grad:
+            (total * 0.3).backward()
+    assert total == usual
+    products = 1 + some_hidden.requires_grad + some_head.requires_grad
+    assert counter.get_total_flops() == products * 2 * hidden.numel() * len(head)
+    for one, before in ((some_hidden, hidden), (some_head, head)):
+        assert (one.grad is not None) == one.requires_grad
+        if one.grad is not None:
+            assert before.grad is not None
+            assert torch.equal(one.grad, before.grad)
 
 
 def test_the_heads_gradient_in_fp16_does_not_overflow_in_a_sum_over_many_tokens() -> None:
