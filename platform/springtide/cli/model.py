@@ -20,7 +20,7 @@ _EXPORT = """  springtide model export runs/RUN --to hf --out exports/RUN      #
   springtide model export runs/RUN --to gguf --out exports/RUN-gguf --dtype q8_0
   springtide model export runs/RUN --to peft --out exports/RUN-adapter"""
 
-_IMPORT = """  springtide model import downloads/MODEL --out runs/MODEL
+_IMPORT = """  springtide model import downloads/MODEL --out runs/MODEL        # or hf://OWNER/NAME, of the Hugging Face Hub
   springtide train --config runs/MODEL/config.yaml --run.id tuned --corpus.source texts \\
     --train.start-from runs/MODEL --train.start-with weights --optim.peak-lr 1e-5"""
 
@@ -72,7 +72,7 @@ def _export(options: argparse.Namespace) -> int:
 
 
 def _import_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("folder", help="folder or URL of the model: config.json and safetensors files")
+    parser.add_argument("folder", help="folder or URL of the model, such as hf://OWNER/NAME")
     parser.add_argument("--out", metavar="FOLDER", required=True, help="folder or URL to create")
 
 

@@ -8,7 +8,7 @@ from springtide.interop.adapters import export_adapter
 from springtide.interop.export_files import Exported
 from springtide.interop.gguf_export import export_gguf
 from springtide.interop.hf_export import export_checkpoint
-from springtide.interop.hf_import import ImportedModel, open_model, write_checkpoint
+from springtide.interop.hf_import import ImportedModel, model_folder, open_model, write_checkpoint
 
 __all__ = [
     "Exported",
@@ -16,6 +16,7 @@ __all__ = [
     "export_adapter",
     "export_checkpoint",
     "export_gguf",
+    "model_folder",
     "open_model",
     "write_checkpoint",
 ]

@@ -2,19 +2,33 @@
 
 from __future__ import annotations
 
+import contextlib
+
 from springtide import config as configs
 from springtide.checkpoint.adapters import has_adapter
 from springtide.checkpoint.branch import split
 from springtide.checkpoint.format import IMPORTED, read_manifest
 from springtide.config import Config
 from springtide.errors import CheckpointError, ConfigError, SpringtideError, explain, redacted
-from springtide.interop import Exported, export_adapter, export_checkpoint, export_gguf, open_model, write_checkpoint
+from springtide.interop import (
+    Exported,
+    export_adapter,
+    export_checkpoint,
+    export_gguf,
+    model_folder,
+    open_model,
+    write_checkpoint,
+)
 from springtide.run.folder import Run
 from springtide.run.start_from import lineage
 from springtide.shards import TOKENIZER, load_manifest
 from springtide.store import Folder
 
 _FORMATS = ("hf", "peft", "gguf")
+_UNFINISHED = "importing.json"
+"""In the folder of an import until all is there."""
+_WRITTEN = frozenset({"checkpoints", "leases", TOKENIZER, configs.RUN_CONFIG, _UNFINISHED})
+"""All that an import writes."""
 
 
 def export_model(
@@ -63,10 +77,12 @@ def export_model(
 
 def import_model(folder: str, to: str) -> Run:
     """Write a folder of ``transformers`` as a run's folder that holds weights only: evaluate it, sample from it, or start a run
-    from it with ``train.start_with = weights``. Needs little memory; no code of the folder is run.
+    from it with ``train.start_with = weights``. Needs little memory; no code of the folder is run. An import that fails leaves
+    nothing, and one that was killed is replaced by the next.
 
     Args:
-        folder: folder or URL with config.json and safetensors files, of one of the families that the decoder can be.
+        folder: folder or URL with config.json and safetensors files, of one of the families that the decoder can be; on the
+            Hugging Face Hub ``hf://OWNER/NAME[@REVISION]``, whose files are read in place, not copied.
         to: folder or URL to create.
 
     Returns:
@@ -74,6 +90,7 @@ def import_model(folder: str, to: str) -> Run:
 
     Raises:
         ConfigError: the model cannot be imported, with the key, tensor or file and the remedy, or ``to`` is not empty.
+        CorpusError: a model of the Hub does not exist, or cannot be reached.
 
     Examples:
         >>> from springtide.run.exchange import export_model, import_model
@@ -82,9 +99,10 @@ def import_model(folder: str, to: str) -> Run:
         ['step-0000000000']
     """
     target = Folder(to)
-    if target.names():
+    existed, names = target.exists(), target.names()
+    if names and not (_UNFINISHED in names and _WRITTEN.issuperset(names)):
         raise ConfigError(explain("out", to, "is not empty", "name another folder"))
-    found = open_model(Folder(folder))
+    found = open_model(model_folder(folder))
     root, _, name = target.url.rstrip("/").rpartition("/")
     changes = {f"model.{field}": value for field, value in found.model.model_dump().items()}
     changes |= {"run.id": name, "run.root": root}
@@ -96,12 +114,31 @@ def import_model(folder: str, to: str) -> Run:
     if found.tokenizer:
         changes |= {"corpus.tokenizer": target.where(TOKENIZER), "corpus.end_of_text": found.end_of_text}
     config = usual.override(changes)
-    write_checkpoint(found, target, config.model_dump(mode="json"), configs.fingerprint(config))
-    if found.tokenizer:
-        target.write(TOKENIZER, found.tokenizer)
-    run = Run(target)
-    run.write_config(config)
+    _clear(target)  # of what a killed import has left
+    target.write_json(_UNFINISHED, {"of": redacted(found.folder.url)})
+    try:
+        write_checkpoint(found, target, config.model_dump(mode="json"), configs.fingerprint(config))
+        if found.tokenizer:
+            target.write(TOKENIZER, found.tokenizer)
+        run = Run(target)
+        run.write_config(config)
+    except BaseException:
+        with contextlib.suppress(Exception):  # the first error is the one to tell; the next import clears the rest
+            _clear(target)
+            if not existed:
+                target.remove()
+        raise
+    target.remove(_UNFINISHED)
     return run
+
+
+def _clear(target: Folder) -> None:
+    """Remove what an import writes, last the file that says so."""
+    names = target.names()
+    for name in sorted(_WRITTEN.intersection(names), key=lambda one: one == _UNFINISHED):
+        target.remove(name)
+    if target.is_local:
+        target.sweep()
 
 
 def _base_of(config: Config) -> str:
