@@ -1,4 +1,4 @@
-"""A stand-in for the Hugging Face Hub: the few requests that its fsspec file system makes of one dataset, from a local folder.
+"""A stand-in for the Hugging Face Hub: the few requests of its fsspec file system for one repository, from a local folder.
 
 Paths and fields are those of the Hub's HTTP API (huggingface.co/docs/hub/api); commits, large files and limits are not there.
 """
@@ -16,7 +16,7 @@ COMMIT = "0123456789abcdef0123456789abcdef01234567"
 
 
 class Hub(BaseHTTPRequestHandler):
-    """Answers for the dataset ``REPOSITORY``, whose files lie in ``root``; other repositories are not found."""
+    """Answers for ``REPOSITORY``, of a dataset or a model, whose files lie in ``root``; other repositories are not found."""
 
     root: Path
     token = ""
@@ -37,15 +37,20 @@ class Hub(BaseHTTPRequestHandler):
         self.requests.append(f"{self.command} {path}")
         if not self._allowed():
             return
-        if path.startswith(f"/api/datasets/{self.REPOSITORY}/tree/"):
-            folder = path.removeprefix(f"/api/datasets/{self.REPOSITORY}/tree/").partition("/")[2]
+        kind = "datasets" if "/datasets/" in path else "models"
+        api, files = (
+            f"/api/{kind}/{self.REPOSITORY}",
+            f"{'/datasets' * (kind == 'datasets')}/{self.REPOSITORY}/resolve/",
+        )
+        if path.startswith(f"{api}/tree/"):
+            folder = path.removeprefix(f"{api}/tree/").partition("/")[2]
             recursive = parse_qs(url.query).get("recursive", ["false"])[0].lower() == "true"
             base = self.root / folder
             found = sorted(base.rglob("*") if recursive else base.glob("*")) if base.is_dir() else []
             self._answer(json.dumps([self._entry(one) for one in found]).encode())
-        elif path.startswith(f"/datasets/{self.REPOSITORY}/resolve/"):
-            self._file(path.removeprefix(f"/datasets/{self.REPOSITORY}/resolve/").partition("/")[2])
-        elif path in (f"/api/datasets/{self.REPOSITORY}{end}" for end in ("", "/revision/main", f"/revision/{COMMIT}")):
+        elif path.startswith(files):
+            self._file(path.removeprefix(files).partition("/")[2])
+        elif path in (f"{api}{end}" for end in ("", "/revision/main", f"/revision/{COMMIT}")):
             self._answer(json.dumps({"id": self.REPOSITORY, "sha": COMMIT, "siblings": []}).encode())
         else:
             self._refuse(404, "RepoNotFound")

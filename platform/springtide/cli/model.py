@@ -19,9 +19,10 @@ _AVERAGE = """  springtide model average runs/RUN --last 3 --to runs/RUN-average
 
 _EXPORT = """  springtide model export runs/RUN --to hf --out exports/RUN      # the newest checkpoint
   springtide model export runs/RUN --step 400 --to hf --out s3://bucket/RUN --dtype bf16
+  springtide model export runs/RUN --to gguf --out exports/RUN-gguf --dtype q8_0
   springtide model export runs/RUN --to peft --out exports/RUN-adapter"""
 
-_IMPORT = """  springtide model import downloads/MODEL --out runs/MODEL
+_IMPORT = """  springtide model import downloads/MODEL --out runs/MODEL        # or hf://OWNER/NAME, of the Hugging Face Hub
   springtide model import downloads/MODEL --adapter downloads/ADAPTER --out runs/ADAPTED
   springtide train --config runs/MODEL/config.yaml --run.id tuned --corpus.source texts \\
     --train.start-from runs/MODEL --train.start-with weights --optim.peak-lr 1e-5"""
@@ -35,7 +36,7 @@ def add(commands: Commands) -> None:
     text.add(group)
     help = "Write the mean of the weights of a run's newest checkpoints as a checkpoint of its own."
     group.command("average", _average, help, _average_options, _AVERAGE)
-    help = "Write a checkpoint as a folder that transformers or PEFT loads."
+    help = "Write a checkpoint as a folder that transformers, llama.cpp or PEFT loads."
     group.command("export", _export, help, _export_options, _EXPORT)
     help = "Write a model of transformers as a run's folder of weights only, to start a run from."
     group.command("import", _import, help, _import_options, _IMPORT)
@@ -43,15 +44,17 @@ def add(commands: Commands) -> None:
 
 def _export_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("run", help="the run's folder")
-    help = "format: hf, as transformers loads it, an adapter merged (default); peft: the adapter alone"
-    parser.add_argument("--to", choices=["hf", "peft"], default="hf", help=help)
+    help = (
+        "format: hf, as transformers loads it (default); gguf, as llama.cpp does; an adapter is merged; peft: it alone"
+    )
+    parser.add_argument("--to", choices=["hf", "gguf", "peft"], default="hf", help=help)
     parser.add_argument(
         "--out", metavar="FOLDER", required=True, help="folder or URL to create, or an export to replace"
     )
     parser.add_argument(
         "--step", metavar="N", type=int, default=None, help="step of the checkpoint; default: the newest"
     )
-    parser.add_argument("--dtype", default="", help="fp32, bf16 or fp16; default: as the weights are stored")
+    parser.add_argument("--dtype", default="", help="fp32, bf16, fp16, or q8_0 with gguf; default: as stored")
     parser.add_argument("--ema", action="store_true", help="the averaged weights (optim.ema_half_life)")
     add_json(parser)
 
@@ -73,7 +76,7 @@ def _export(options: argparse.Namespace) -> int:
 
 
 def _import_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("folder", help="folder or URL of the model: config.json and safetensors files")
+    parser.add_argument("folder", help="folder or URL of the model, such as hf://OWNER/NAME")
     help = "folder or URL of a LoRA or DoRA adapter of that model, as PEFT saves it"
     parser.add_argument("--adapter", metavar="FOLDER", default="", help=help)
     parser.add_argument("--out", metavar="FOLDER", required=True, help="folder or URL to create")

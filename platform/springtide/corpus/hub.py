@@ -1,4 +1,4 @@
-"""Datasets of the Hugging Face Hub as sources (the extra ``springtide[hf]``)."""
+"""Repositories of the Hugging Face Hub as sources of texts and of models (the extra ``springtide[hf]``)."""
 
 from __future__ import annotations
 
@@ -8,16 +8,15 @@ from springtide.errors import ConfigError, CorpusError, explain, redacted
 
 _PROTOCOL = "hf://"
 _SHOWN = 200
-_REMEDY = (
-    "check its name, hf://datasets/OWNER/NAME; for a private or gated one set HF_TOKEN, or log in with hf auth login"
-)
+_REMEDY = "check its name, {form}; for a private or gated one set HF_TOKEN, or log in with hf auth login"
 
 
-def pinned(source: str) -> str:
+def pinned(source: str, setting: str = "corpus.source", form: str = "hf://datasets/OWNER/NAME") -> str:
     """Return ``source``; for a URL of the Hub, with the commit that its branch is at now, so that all processes read the same
     bytes however long a prepare takes.
 
-    ``hf://datasets/OWNER/NAME[@REVISION][/PATH]``, with a file, a folder or a glob as path.
+    ``hf://datasets/OWNER/NAME[@REVISION][/PATH]``, with a file, a folder or a glob as path; without ``datasets`` it is a model.
+    ``setting`` and ``form``: what names it, and how it is spelled, for errors.
 
     Raises:
         ConfigError: huggingface_hub is not installed.
@@ -29,7 +28,7 @@ def pinned(source: str) -> str:
         from huggingface_hub import HfApi, HfFileSystem
     except ImportError:
         problem, remedy = "needs huggingface_hub, which is not installed", "pip install 'springtide[hf]'"
-        raise ConfigError(explain("corpus.source", redacted(source), problem, remedy)) from None
+        raise ConfigError(explain(setting, redacted(source), problem, remedy)) from None
     try:
         found: Any = HfFileSystem().resolve_path(source)
         if not hasattr(found, "repo_id"):  # a bucket has no commits
@@ -38,6 +37,6 @@ def pinned(source: str) -> str:
     except Exception as error:  # of the Hub, the network or the form of the URL
         told = (str(error).strip().splitlines() or [""])[0][:_SHOWN]
         problem = f"cannot be reached ({type(error).__name__}: {redacted(told)})"
-        raise CorpusError(explain("corpus.source", redacted(source), problem, _REMEDY)) from error
+        raise CorpusError(explain(setting, redacted(source), problem, _REMEDY.format(form=form))) from error
     kind = f"{found.repo_type}s/" if found.repo_type != "model" else ""
     return f"{_PROTOCOL}{kind}{found.repo_id}@{commit}/{found.path_in_repo}".rstrip("/")

@@ -6,8 +6,9 @@ byte of its data is read.
 
 from springtide.interop.adapters import export_adapter
 from springtide.interop.export_files import Exported
+from springtide.interop.gguf_export import export_gguf
 from springtide.interop.hf_export import export_checkpoint
-from springtide.interop.hf_import import ImportedModel, open_model, read_weights, write_checkpoint
+from springtide.interop.hf_import import ImportedModel, model_folder, open_model, read_weights, write_checkpoint
 from springtide.interop.peft_import import with_adapter
 
 __all__ = [
@@ -15,6 +16,8 @@ __all__ = [
     "ImportedModel",
     "export_adapter",
     "export_checkpoint",
+    "export_gguf",
+    "model_folder",
     "open_model",
     "read_weights",
     "with_adapter",

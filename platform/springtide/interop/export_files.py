@@ -37,11 +37,12 @@ _AHEAD = 2
 """Parts that are read before they are written."""
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 """Types that weights can be written in."""
-_LAST = ("config.json", "adapter_config.json")
+GGUF = "model.gguf"
+_LAST = ("config.json", "adapter_config.json", GGUF)
 """Without them nothing loads a folder."""
 _OURS = re.compile(
     r"(model(-\d{5}-of-\d{5})?\.safetensors|model\.safetensors\.index\.json|config\.json|README\.md|tokenizer(_config)?\.json"
-    r"|chat_template\.jinja|adapter_model\.safetensors|adapter_config\.json)"
+    r"|chat_template\.jinja|adapter_model\.safetensors|adapter_config\.json|model\.gguf)"
 )
 
 
@@ -138,7 +139,7 @@ def write_file(source: Source, to: Folder, file: str, group: Sequence[Entry], en
     """Write a file; return its size [bytes]."""
     header = header_of(group, {"format": "pt"})
     size = len(header) + sum(one.size_bytes for one in group)
-    parts = itertools.chain([memoryview(header)], _ahead(_reads(source, group, entries)))
+    parts = itertools.chain([memoryview(header)], read_ahead(_reads(source, group, entries)))
     to.put_stream(file, parts, size)
     return size
 
@@ -158,23 +159,33 @@ def _reads(
 
 def _read(source: Source, ours: str, box: Box, entry: Entry, buffer: Tensor) -> memoryview:
     """Return the bytes of a box in the type that they are written in, verified; in ``buffer``, if they fit into it."""
+    tensor = converted(read_rows(source, ours, box, buffer), type_of(entry.dtype), entry.name)
+    return raw(tensor).numpy().data
+
+
+def read_rows(source: Source, ours: str, box: Box, buffer: Tensor) -> Tensor:
+    """Return a box with its adapter, verified, in the stored type; in ``buffer``, if it fits into it."""
     pieces = source.tensors[f"model/{ours}"]
     stored = type_of(pieces[0].dtype)
     size = box.num_elements * stored.itemsize
     fits = size <= buffer.nbytes
     tensor = buffer[:size].view(stored).view(box.sizes) if fits else torch.empty(box.sizes, dtype=stored)
     read_boxes(source.folder, pieces, tensor, box)
-    tensor = source.merge(ours, box, tensor)
-    wanted = type_of(entry.dtype)
-    if tensor.dtype != wanted:
-        tensor = tensor.to(wanted)
-        if wanted == torch.float16 and not bool(torch.isfinite(tensor).all()):
-            problem = f"has no room for all numbers of {entry.name}"
-            raise ConfigError(explain("dtype", "fp16", problem, "use bf16 or fp32"))
-    return raw(tensor).numpy().data
+    return source.merge(ours, box, tensor)
 
 
-def _ahead(reads: Iterable[Callable[[], memoryview]]) -> Iterator[memoryview]:
+def converted(tensor: Tensor, wanted: torch.dtype, name: str) -> Tensor:
+    """Return rows of the tensor ``name`` in another type. Raises ConfigError for a number that fp16 has no room for."""
+    if tensor.dtype == wanted:
+        return tensor
+    tensor = tensor.to(wanted)
+    if wanted == torch.float16 and not bool(torch.isfinite(tensor).all()):
+        problem = f"has no room for all numbers of {name}"
+        raise ConfigError(explain("dtype", "fp16", problem, "use bf16 or fp32"))
+    return tensor
+
+
+def read_ahead(reads: Iterable[Callable[[], memoryview]]) -> Iterator[memoryview]:
     """Yield what each call returns; the next ones run meanwhile."""
     left, running = iter(reads), collections.deque[Future[memoryview]]()
     with ThreadPoolExecutor(1, "springtide-export") as thread:

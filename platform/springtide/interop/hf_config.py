@@ -53,6 +53,7 @@ _ONLY: dict[str, tuple[Any, ...]] = {
     "quantization_config": (None,),
 }
 """Key -> the values that the decoder computes."""
+_CAPS = ("attn_logit_softcapping", "final_logit_softcapping")
 _REMEDIES = {
     "quantization_config": "import the model before it was quantised, or dequantise it and save it again",
     "attention_dropout": "set it to 0.0 in the file: the decoder trains without dropout",
@@ -90,7 +91,8 @@ def read_config(config: Any, where: str = FILE) -> tuple[Family, ModelConfig]:
     fields: dict[str, Any] = dict(family.fixed)
     for key, field in family.keys.items():
         value = config.get(key)
-        fields[field] = family.defaults.get(key) if value is None else _number(key, value, where)
+        usual = None if key in _CAPS and key in config else family.defaults.get(key)  # null means without
+        fields[field] = usual if value is None else _number(key, value, where)
     needed = [key for key, field in family.keys.items() if fields[field] is None and key in _NEEDED]
     if needed:
         problem = "is missing"
@@ -153,7 +155,7 @@ def _number(key: str, value: Any, where: str) -> Any:
         return value
     if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
         raise ConfigError(explain(named, value, "is not a number", "correct the file"))
-    if key in ("rms_norm_eps", "attn_logit_softcapping", "final_logit_softcapping"):
+    if key == "rms_norm_eps" or key in _CAPS:
         if not 0 < value < _MOST:
             raise ConfigError(explain(named, value, f"must be above 0 and below {_MOST}", "correct the file"))
         return float(value)
@@ -268,7 +270,7 @@ def written_config(
     for key, field in family.keys.items():
         found[key] = getattr(model, field)
     found |= {"vocab_size": vocab_size, "head_dim": model.head_width, family.activation_key: family.activations[0]}
-    for key in ("attn_logit_softcapping", "final_logit_softcapping"):
+    for key in _CAPS:
         if key in found:
             found[key] = found[key] or None
     if "query_pre_attn_scalar" in found:

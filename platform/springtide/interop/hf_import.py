@@ -23,6 +23,7 @@ from springtide.checkpoint.tensors import raw, type_of
 from springtide.checkpoint.validate import ITEM_BYTES
 from springtide.checkpoint.weights_only import PART_BYTES, write_weights
 from springtide.config.engine import ModelConfig
+from springtide.corpus.hub import pinned
 from springtide.corpus.tokenizer import Tokenizer
 from springtide.errors import ConfigError, explain, redacted
 from springtide.interop.families import Family
@@ -73,6 +74,12 @@ class ImportedModel:
     def end_of_text(self) -> str:
         """The token that ends a text; empty if it is not known."""
         return token_of(self.tokenizer, self.eos_id) or "" if self.tokenizer else ""
+
+
+def model_folder(url: str) -> Folder:
+    """Return the folder of a model; one of the Hugging Face Hub, ``hf://OWNER/NAME[@REVISION]``, at the commit that it is at
+    now. Raises ConfigError without huggingface_hub, CorpusError if there is no such repository or it cannot be reached."""
+    return Folder(pinned(url, "folder", "hf://OWNER/NAME"))
 
 
 def open_model(folder: Folder) -> ImportedModel:

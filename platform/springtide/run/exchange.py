@@ -2,41 +2,57 @@
 
 from __future__ import annotations
 
+import contextlib
+
 from springtide import config as configs
 from springtide.checkpoint.adapters import has_adapter
 from springtide.checkpoint.branch import split
 from springtide.checkpoint.format import IMPORTED, read_manifest
 from springtide.config import Config
 from springtide.errors import CheckpointError, ConfigError, SpringtideError, explain, redacted
-from springtide.interop import Exported, export_adapter, export_checkpoint, open_model, with_adapter, write_checkpoint
+from springtide.interop import (
+    Exported,
+    export_adapter,
+    export_checkpoint,
+    export_gguf,
+    model_folder,
+    open_model,
+    with_adapter,
+    write_checkpoint,
+)
 from springtide.run.folder import Run
 from springtide.run.start_from import lineage
 from springtide.shards import TOKENIZER, load_manifest
 from springtide.store import Folder
 
-_FORMATS = ("hf", "peft")
+_FORMATS = ("hf", "peft", "gguf")
+_UNFINISHED = "importing.json"
+"""In the folder of an import until all is there."""
+_WRITTEN = frozenset({"checkpoints", "leases", TOKENIZER, configs.RUN_CONFIG, _UNFINISHED})
+"""All that an import writes."""
 
 
 def export_model(
     run: Run, to: str, step: int | None = None, dtype: str = "", ema: bool = False, format: str = "hf"
 ) -> Exported:
-    """Write a committed checkpoint as a folder that ``transformers`` loads: safetensors, config, tokenizer and a model card; an
-    adapter is merged, or written alone. Needs little memory, no GPU, and may run while the run trains.
+    """Write a committed checkpoint as a folder that ``transformers`` or llama.cpp loads: weights, tokenizer and a model card;
+    an adapter is merged, or written alone. Needs little memory, no GPU, and may run while the run trains.
 
     Args:
         run: whose checkpoint it is.
         to: folder or URL to create; an earlier export there is replaced.
         step: step of the checkpoint; None: the newest.
-        dtype: ``fp32``, ``bf16`` or ``fp16``; empty: as the weights are stored.
+        dtype: ``fp32``, ``bf16`` or ``fp16``, with gguf also ``q8_0``; empty: as the weights are stored.
         ema: write the averaged weights (``optim.ema_half_life``).
-        format: ``hf``; or ``peft``: the adapter (``model.adapter``) alone, for ``peft`` to load on the model that it is of.
+        format: ``hf``; ``gguf``: one file, ``model.gguf``, for llama.cpp; or ``peft``: the adapter (``model.adapter``) alone,
+            for ``peft`` to load on the model that it is of.
 
     Returns:
         What was written, and remarks for the user.
 
     Raises:
-        ConfigError: there is no such checkpoint, no architecture of transformers computes its model, or ``to`` holds files
-            that no export wrote.
+        ConfigError: there is no such checkpoint, no architecture there computes its model, llama.cpp does not have its
+            tokenizer, or ``to`` holds files that no export wrote.
         CheckpointError: bytes of the checkpoint are bad, or it has no averaged weights.
 
     Examples:
@@ -56,15 +72,18 @@ def export_model(
         base = manifest.meta.labels.get(IMPORTED) or _base_of(config)
         return export_adapter(run.folder, name, config.model, Folder(to), facts, base, dtype, ema)
     folders = [*(Folder(url) for url in urls if url), run.folder]
-    return export_checkpoint(run.folder, name, config.model, Folder(to), facts, folders, dtype, ema)
+    write = export_gguf if format == "gguf" else export_checkpoint
+    return write(run.folder, name, config.model, Folder(to), facts, folders, dtype=dtype, ema=ema)
 
 
 def import_model(folder: str, to: str, adapter: str = "") -> Run:
     """Write a folder of ``transformers`` as a run's folder that holds weights only: evaluate it, sample from it, or start a run
-    from it with ``train.start_with = weights``. Needs little memory; no code of the folder is run.
+    from it with ``train.start_with = weights``. Needs little memory; no code of the folder is run. An import that fails leaves
+    nothing, and one that was killed is replaced by the next.
 
     Args:
-        folder: folder or URL with config.json and safetensors files, of one of the families that the decoder can be.
+        folder: folder or URL with config.json and safetensors files, of one of the families that the decoder can be; on the
+            Hugging Face Hub ``hf://OWNER/NAME[@REVISION]``, whose files are read in place, not copied.
         to: folder or URL to create.
         adapter: folder or URL of a LoRA or DoRA adapter of that model, as PEFT saves it; empty for none.
 
@@ -74,6 +93,7 @@ def import_model(folder: str, to: str, adapter: str = "") -> Run:
     Raises:
         ConfigError: the model or its adapter cannot be imported, with the key, tensor or file and the remedy, or ``to`` is
             not empty.
+        CorpusError: a model of the Hub does not exist, or cannot be reached.
 
     Examples:
         >>> from springtide.run.exchange import export_model, import_model
@@ -82,9 +102,10 @@ def import_model(folder: str, to: str, adapter: str = "") -> Run:
         ['step-0000000000']
     """
     target = Folder(to)
-    if target.names():
+    existed, names = target.exists(), target.names()
+    if names and not (_UNFINISHED in names and _WRITTEN.issuperset(names)):
         raise ConfigError(explain("out", to, "is not empty", "name another folder"))
-    found = open_model(Folder(folder))
+    found = open_model(model_folder(folder))
     if adapter:
         found = with_adapter(found, Folder(adapter))
     root, _, name = target.url.rstrip("/").rpartition("/")
@@ -98,12 +119,31 @@ def import_model(folder: str, to: str, adapter: str = "") -> Run:
     if found.tokenizer:
         changes |= {"corpus.tokenizer": target.where(TOKENIZER), "corpus.end_of_text": found.end_of_text}
     config = usual.override(changes)
-    write_checkpoint(found, target, config.model_dump(mode="json"), configs.fingerprint(config))
-    if found.tokenizer:
-        target.write(TOKENIZER, found.tokenizer)
-    run = Run(target)
-    run.write_config(config)
+    _clear(target)  # of what a killed import has left
+    target.write_json(_UNFINISHED, {"of": redacted(found.folder.url)})
+    try:
+        write_checkpoint(found, target, config.model_dump(mode="json"), configs.fingerprint(config))
+        if found.tokenizer:
+            target.write(TOKENIZER, found.tokenizer)
+        run = Run(target)
+        run.write_config(config)
+    except BaseException:
+        with contextlib.suppress(Exception):  # the first error is the one to tell; the next import clears the rest
+            _clear(target)
+            if not existed:
+                target.remove()
+        raise
+    target.remove(_UNFINISHED)
     return run
+
+
+def _clear(target: Folder) -> None:
+    """Remove what an import writes, last the file that says so."""
+    names = target.names()
+    for name in sorted(_WRITTEN.intersection(names), key=lambda one: one == _UNFINISHED):
+        target.remove(name)
+    if target.is_local:
+        target.sweep()
 
 
 def _base_of(config: Config) -> str:

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 PACKAGES = frozenset(
     {
         *("aiobotocore", "botocore", "s3fs", "obstore", "gcsfs", "google", "adlfs", "azure", "aiohttp", "requests"),
-        *("urllib3", "huggingface_hub", "httpx"),
+        *("urllib3", "huggingface_hub", "httpx", "httpx2"),
     }
 )
 """Packages of stores' clients: their errors are not OSErrors throughout."""

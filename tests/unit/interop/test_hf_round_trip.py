@@ -109,6 +109,9 @@ def test_the_form_of_transformers_4_is_read_too() -> None:
     llama["rope_scaling"] = {**scaled, "original_max_position_embeddings": 16}
     found = read_config(llama)[1]
     assert (found.rope_theta, found.rope_scaling, found.rope_original_length) == (5e5, "llama3", 16)
+    gemma2 = {"architectures": ["Gemma2ForCausalLM"], **shape, "sliding_window": 12, "attn_logit_softcapping": None}
+    found = read_config(gemma2)[1]
+    assert (found.attention_cap, found.logit_cap) == (0.0, 30.0)  # null is no cap, and no key the usual one
     qwen = {"architectures": ["Qwen2ForCausalLM"], **shape, "sliding_window": 32, "use_sliding_window": False}
     assert read_config({**qwen, "max_window_layers": 6})[1].window == 0
 
