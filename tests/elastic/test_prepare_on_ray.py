@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -15,8 +16,10 @@ from springtide.app import label as labelling
 from springtide.corpus import sources
 from springtide.dataset import in_process, make_dataset, open_dataset
 from springtide.errors import CorpusError
+from springtide.on_ray.data.feed import feed
 from springtide.on_ray.data.prepare import ray_map
 from springtide.store import Folder
+from springtide.stream import load, open_data
 
 pytestmark = pytest.mark.cluster
 
@@ -62,3 +65,12 @@ def test_on_a_cluster_the_labels_are_those_of_one_process(
     assert shown[-1][1] == shown[-1][2] == len(shown) > labelling._LARGE_GROUPS
     monkeypatch.setattr(labelling, "_LARGE_GROUPS", 1000)
     assert contents(found) == contents(labelling.label(*how, str(tmp_path / "one"), k=3))
+    learns = {"shards.dataset": dataset, "objective.source": "distill", "objective.labels": found}
+    reader = open_data(taught.override(learns).data).reader(0, 2)
+    plan = reader.plan(0, 9, 2**14)
+    for one, other in zip(feed(reader, plan, taught.feed), load(reader, plan), strict=True):
+        assert one.step == other.step
+        assert one.columns.keys() == other.columns.keys() == {"ids", "logprobs"}
+        for name, column in one.columns.items():
+            assert column.dtype == other.columns[name].dtype
+            assert np.array_equal(column, other.columns[name])

@@ -23,11 +23,11 @@ from springtide.training import TrainLoop
 
 MODULES = (
     *("springtide.app.prepare", "springtide.app.resolve", "springtide.stream.batches"),
-    *("springtide.checkpoint.checkpointer", "springtide.training.objective", "springtide.training.step_metrics"),
+    *("springtide.checkpoint.checkpointer", "springtide.objective.next_token", "springtide.training.step_metrics"),
     *("springtide.app.train", "springtide.app.sweep", "springtide.app.drill", "springtide.app.simulate"),
     *("springtide.app.estimate", "springtide.run.folder", "springtide.run.verify", "springtide.track.ledger"),
     *("springtide.config.files", "springtide.config.schema", "springtide.config.recipes", "springtide.errors"),
-    *("springtide.run.exchange", "springtide.run.labeller", "springtide.app.label"),
+    *("springtide.run.exchange", "springtide.objective.distill", "springtide.run.labeller", "springtide.app.label"),
 )
 """Where the public API is defined."""
 NOT_RUN = {"train", "resolve", "sweep", "drill", "label"}

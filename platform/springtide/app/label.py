@@ -30,7 +30,7 @@ def label(
     progress: Progress | None = None,
     trust_code: bool = False,
 ) -> str:
-    """Write what a model says about each row of a dataset, to learn from.
+    """Write what a model says about each row of a dataset, to learn from (``objective.labels``).
 
     A small dataset is labelled in this process, a larger one by Ray Data actors on the cluster that training would use, if Ray
     is installed: on its GPUs, if it has any. A killed labelling resumes where it stopped, with the same bytes on the same kind

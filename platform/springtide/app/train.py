@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import functools
 import os
 import secrets
@@ -228,7 +229,7 @@ def sample(
     sources = config.sources if config.model.source else {}  # it runs the model only
     claimed = leases.trusted_code(run.folder, sources)
     configs.check_trusted(sources, run.folder.where(configs.RUN_CONFIG), trust_code, claimed)
-    manifest, vocabulary = open_dataset(open_data(config.data).corpora[0].url)
+    manifest, vocabulary = open_dataset(open_data(dataclasses.replace(config.data, labels="")).corpora[0].url)
     check_whole_fits(config, manifest.vocab_size)
     model = whole(config.model, manifest.vocab_size, manifest.eos_id, manifest.bos_id)
     if not (names := run.checkpoints):

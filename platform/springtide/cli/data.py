@@ -93,4 +93,5 @@ def _label(options: argparse.Namespace) -> int:
     print(f"labels {url}\n  digest {found.digest}, of the dataset {found.dataset}")
     print(f"  {found.what}{f', k = {found.k}' if found.k else ''}, {found.row_bytes:,} bytes a row")
     print(f"  by {', '.join(f'{name} {value}' for name, value in found.labeller.items())}")
+    print(f"to learn from them, set objective.source and objective.labels = {url}")
     return 0

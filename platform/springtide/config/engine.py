@@ -259,12 +259,43 @@ class ParameterGroup(Section):
     """Whether they keep their values: they have no gradients and no state in the optimizer [flag]."""
 
 
+OBJECTIVES = ("distill",)
+"""Values of objective.source that are built in."""
+
+
 class ObjectiveConfig(Section):
     """What is minimised."""
 
     source: str = ""
-    """Function that computes your own objective, ``package.module:function``, see ``springtide.training.objective``; empty is
-    the cross-entropy of next tokens [name]."""
+    """``distill``, from labels of a teacher; or the function of your own objective, ``package.module:function``, see
+    ``springtide.objective``; empty is the cross-entropy of next tokens [name]."""
+    labels: str = free(default="")
+    """What a model says about each row of shards.dataset, for the objective, as ``springtide data label`` writes it [url]."""
+    cross_entropy: float = Field(0.0, ge=0, lt=1)
+    """Share of the cross-entropy of next tokens in distill; the rest is the divergence from the teacher [ratio]."""
+
+    @property
+    def code(self) -> str:
+        """The user's function; empty if the objective is built in."""
+        return "" if self.source in OBJECTIVES else self.source
+
+    @model_validator(mode="after")
+    def _check(self) -> ObjectiveConfig:
+        if self.labels and not self.source:
+            problem = "are read by an objective, and objective.source is the cross-entropy of next tokens"
+            raise ValueError(
+                explain("objective.labels", self.labels, problem, "name one, such as distill, or no labels")
+            )
+        if self.source in OBJECTIVES and not self.labels:
+            problem = "learns from labels, and objective.labels names none"
+            raise ValueError(
+                explain("objective.source", self.source, problem, "write them with `springtide data label`")
+            )
+        if self.cross_entropy and self.source != "distill":
+            raise ValueError(
+                explain("objective.cross_entropy", self.cross_entropy, "is for objective.source = distill", "use 0")
+            )
+        return self
 
 
 class OptimConfig(Section):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import torch
+
 from springtide import config as configs
 from springtide.checkpoint.adapters import has_adapter, without_adapter
 from springtide.checkpoint.averages import match_averages
@@ -13,6 +15,7 @@ from springtide.checkpoint.tensors import materialize, named_tensors
 from springtide.config import Config
 from springtide.errors import CheckpointError, ConfigError, explain
 from springtide.model import make
+from springtide.objective import Objective
 from springtide.stream import Data
 from springtide.training.optim import optimizer_of
 from springtide.training.parameter_groups import freeze
@@ -58,6 +61,13 @@ def check_adapter(config: Config) -> None:
         problem = "keeps the weights that a run starts from, and train.start_from names none"
         remedy = "name a checkpoint there, with train.start_with = weights, or use none"
         raise ConfigError(explain("model.adapter", config.model.adapter, problem, remedy))
+
+
+def check_objective(config: Config, data: Data) -> None:
+    """Raise ConfigError if the objective does not go with its labels."""
+    if data.labels is not None:
+        one, cpu = config.objective, torch.device("cpu")
+        Objective(one.source, data.vocab_size, cpu, data.labels.layout, one.cross_entropy)
 
 
 def check_tensors(config: Config, data: Data) -> None:

@@ -1,11 +1,13 @@
 """The objective that a config names: what is minimised in place of the cross-entropy of next tokens.
 
-``objective.source`` names a user's function, ``package.module:function``, called for each micro-batch as ``function(outputs,
-rows, labels)`` with
+``objective.source`` names one that is built in (``distill``), or a user's function, ``package.module:function``. It is called
+for each micro-batch as ``function(outputs, rows, labels)``, with ``columns`` as a fourth argument if the config names labels:
 
     outputs   what the model returns for the rows: logits (B, L, V) in the type that it computes in
     rows      the ids that it was given, int64 (B, L)
     labels    the ids that follow them, int64 (B, L); -100 where nothing is predicted
+    columns   what a model has said about the rows (``objective.labels``): ``logprobs``, fp16 (B, L, k), and ``ids``, int64
+              (B, L, k), of its most likely next ids; or ``logprobs`` alone, fp32 (B, L), of the ids that do follow
 
 It returns ``(sum, weight, parts)``. A step minimises the sum of all ``sum`` over the sum of all ``weight``, over all
 micro-batches and ranks. ``parts`` maps names to scalars, such as terms of the sum; each is summed and divided likewise, and
@@ -17,56 +19,57 @@ Held-out losses stay the cross-entropy of next tokens, so that runs can be compa
 
 from __future__ import annotations
 
+import inspect
 import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from springtide.config.code import find_code
+from springtide.config.engine import OBJECTIVES
 from springtide.errors import ConfigError, SpringtideError, TrainingFailed, explain
-from springtide.model import IGNORE_INDEX
+from springtide.objective.distill import distillation
+from springtide.shards import LabelLayout
 
+Columns = Mapping[str, Tensor]
 _FIELD = "objective.source"
+_PER_UNIT = 2.0**24
 _NAME = re.compile(r"[A-Za-z][A-Za-z0-9_.-]{0,63}")
 _MOST_PARTS = 32
 _ROWS, _LENGTH = 2, 3
 """Size of the micro-batch of zeros that the function is called with first."""
 
 
-def next_token(outputs_BLV: Tensor, rows_BL: Tensor, labels_BL: Tensor) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
-    """The cross-entropy of next tokens, as an objective of one's own would compute it.
-
-    Examples:
-        >>> import torch
-        >>> logits, ids = torch.zeros(1, 3, 8, requires_grad=True), torch.tensor([[1, 2, 3]])
-        >>> total, weight, parts = next_token(logits, ids, torch.tensor([[2, 3, -100]]))
-        >>> f"{total / weight:.4f}", int(weight), sorted(parts)
-        ('2.0794', 2, ['accuracy'])
-    """
-    logits_NV, wanted_N = outputs_BLV.flatten(0, 1).float(), labels_BL.flatten()
-    total = F.cross_entropy(logits_NV, wanted_N, ignore_index=IGNORE_INDEX, reduction="sum")
-    return total, (wanted_N != IGNORE_INDEX).sum(), {"accuracy": (logits_NV.argmax(-1) == wanted_N).sum()}
-
-
 class Objective:
-    """A user's objective, called once with logits of zero to learn the names of its parts."""
+    """An objective, called once with logits of zero to learn the names of its parts."""
 
-    def __init__(self, source: str, vocab_size: int, device: torch.device) -> None:
-        """Raises ConfigError if ``source`` cannot be found, or does not return what it should."""
-        self.source = source
-        self._function: Callable[..., Any] = find_code(_FIELD, source)
+    def __init__(
+        self,
+        source: str,
+        vocab_size: int,
+        device: torch.device,
+        layout: LabelLayout | None = None,
+        cross_entropy: float = 0.0,
+    ) -> None:
+        """``layout``: of the labels, if there are any; ``cross_entropy``: as ``objective.cross_entropy``. Raises ConfigError if
+        ``source`` cannot be found, does not return what it should, or does not go with the labels."""
+        self.source, self._is_built_in = source, source in OBJECTIVES
+        self._function: Callable[..., Any] = (
+            distillation(cross_entropy) if self._is_built_in else find_code(_FIELD, source)
+        )
+        self._takes_columns = _takes_columns(source, self._function, layout)
         ids_BL = torch.zeros(_ROWS, _LENGTH, dtype=torch.int64, device=device)
         outputs_BLV = torch.zeros(_ROWS, _LENGTH, vocab_size, device=device, requires_grad=True)
+        columns = zeros(layout, _ROWS, device, _LENGTH)
         try:
-            parts = self._call(outputs_BLV, ids_BL, ids_BL)[2]
+            parts = self._call(outputs_BLV, ids_BL, ids_BL, columns)[2]
         except SpringtideError as error:
-            raise ConfigError(explain(_FIELD, source, str(error), "see springtide.training.objective")) from None
+            raise ConfigError(explain(_FIELD, source, str(error), "see springtide.objective")) from None
         except Exception as error:
             what = f"raises {type(error).__name__}: {error}, called with {_ROWS} rows of {_LENGTH} tokens"
-            raise ConfigError(explain(_FIELD, source, what, "see springtide.training.objective")) from error
+            raise ConfigError(explain(_FIELD, source, what, "see springtide.objective")) from error
         self.names = tuple(sorted(parts))
         """Names of the parts."""
         bad = [name for name in self.names if not _NAME.fullmatch(name)]
@@ -80,20 +83,24 @@ class Objective:
         """Sums that it returns."""
         return 2 + len(self.names)
 
-    def __call__(self, outputs_BLV: Tensor, rows_BL: Tensor, labels_BL: Tensor) -> tuple[Tensor, Tensor]:
+    def __call__(
+        self, outputs_BLV: Tensor, rows_BL: Tensor, labels_BL: Tensor, columns: Columns
+    ) -> tuple[Tensor, Tensor]:
         """Return the sum to minimise, and sum, weight and parts as float64 (size,) without gradient. Raises TrainingFailed if
         the function returns anything else."""
         if not len(rows_BL):
             # a rank without rows runs the model all the same
             return outputs_BLV.sum() * 0.0, torch.zeros(self.size, dtype=torch.float64, device=outputs_BLV.device)
-        total, weight, parts = self._call(outputs_BLV, rows_BL, labels_BL)
+        total, weight, parts = self._call(outputs_BLV, rows_BL, labels_BL, columns)
         if parts.keys() != set(self.names):
             raise TrainingFailed(f"{self.source} returned the parts {sorted(parts)}, before: {list(self.names)}")
         values = [total.detach(), weight, *(parts[name] for name in self.names)]
         doubles = [
             torch.as_tensor(value, dtype=torch.float64, device=total.device).detach().reshape(()) for value in values
         ]
-        return total, torch.stack(doubles)
+        found = torch.stack(doubles)
+        # multiples of 2**-24, as in ``row_losses``: sums over ranks are exact. Those of a user's own have any size
+        return total, torch.round(found * _PER_UNIT) / _PER_UNIT if self._is_built_in else found
 
     def checked_weight(self, sums: list[float]) -> float:
         """Return the weight of a step, from its ``sums`` over all ranks: loss, tokens, square of the gradient norm, weight,
@@ -106,8 +113,11 @@ class Objective:
         """Return the parts per weight, from ``sums`` as in ``checked_weight``."""
         return {f"objective/{name}": value / sums[3] for name, value in zip(self.names, sums[4:], strict=False)}
 
-    def _call(self, outputs_BLV: Tensor, rows_BL: Tensor, labels_BL: Tensor) -> tuple[Tensor, Any, Mapping[str, Any]]:
-        found = self._function(outputs_BLV, rows_BL, labels_BL)
+    def _call(
+        self, outputs_BLV: Tensor, rows_BL: Tensor, labels_BL: Tensor, columns: Columns
+    ) -> tuple[Tensor, Any, Mapping[str, Any]]:
+        given = {name: one if one.is_floating_point() else one.long() for name, one in columns.items()}
+        found = self._function(outputs_BLV, rows_BL, labels_BL, *[given] * self._takes_columns)
         if not isinstance(found, tuple) or len(found) != 3 or not isinstance(found[2], Mapping):
             shown = type(found).__name__ if not isinstance(found, tuple) else f"{len(found)} values"
             raise TrainingFailed(f"returned {shown}; return (sum, weight, parts), parts a dictionary")
@@ -127,3 +137,36 @@ class Objective:
                 what = str(tuple(value.shape)) if isinstance(value, Tensor) else type(value).__name__
                 raise TrainingFailed(f"returned {what} as {name!r}; return a scalar")
         return total.reshape(()), weight, parts
+
+
+def zeros(layout: LabelLayout | None, rows: int, device: torch.device, length: int = 0) -> dict[str, Tensor]:
+    """Return columns of labels that are zero, in the types that they have on a device; none without a layout. ``length``: L,
+    if it is another one."""
+    if layout is None:
+        return {}
+    columns = layout._replace(sequence_length=length or layout.sequence_length).columns(rows)
+    types = {"float16": torch.float16, "float32": torch.float32}
+    return {
+        name: torch.zeros(shape, dtype=types.get(kind, torch.int32), device=device)
+        for name, (kind, shape) in columns.items()
+    }
+
+
+def _takes_columns(source: str, function: Callable[..., Any], layout: LabelLayout | None) -> bool:
+    """Return whether labels are given to the function. Raises ConfigError if it needs others, or takes none."""
+    field = "objective.labels"
+    if source == "distill" and (layout is None or layout.what != "topk"):
+        holds = "names none" if layout is None else f"holds {layout.what}"
+        remedy = "write labels with `springtide data label --what topk`"
+        raise ConfigError(explain(_FIELD, source, f"learns from topk, and {field} {holds}", remedy))
+    try:
+        names = list(inspect.signature(function).parameters.values())
+    except (TypeError, ValueError):  # some callables of other languages have none
+        names = []
+    fourth = [one for one in names if one.kind in (one.POSITIONAL_ONLY, one.POSITIONAL_OR_KEYWORD)][3:4]
+    if layout is None and fourth and fourth[0].default is inspect.Parameter.empty:
+        raise ConfigError(explain(_FIELD, source, f"takes labels, and {field} names none", f"set {field}"))
+    if layout is not None and not fourth:
+        problem = f"are read by nobody: {source} takes three arguments"
+        raise ConfigError(explain(field, layout.what, problem, "have it take a fourth, or leave the labels out"))
+    return layout is not None
