@@ -39,12 +39,14 @@ def teacher(root: Path, datasets: Path) -> Config:
     return config
 
 
-def plain_log_probabilities(config: Config, run: str, split: str) -> tuple[np.ndarray, torch.Tensor]:
-    """The ids of all rows, (T, L + 1), and the log-probabilities of the newest checkpoint of ``run``, (T, L, V)."""
+def plain_log_probabilities(
+    config: Config, run: str, split: str, checkpoint: str = ""
+) -> tuple[np.ndarray, torch.Tensor]:
+    """The ids of all rows, (T, L + 1), and the log-probabilities of a checkpoint of ``run``, (T, L, V)."""
     dataset, folder = Folder(config.shards.dataset), Folder(run)
     manifest = load_manifest(dataset)
     model = build(config.model, manifest.vocab_size, manifest.eos_id, manifest.bos_id)
-    load(folder, committed(folder)[-1], model)
+    load(folder, checkpoint or committed(folder)[-1], model)
     ids = ids_of(SplitReader(dataset, manifest, split).read(np.arange(manifest.splits[split].rows)).tokens)
     inputs = torch.from_numpy(ids[:, :-1].astype(np.int64))
     torch.set_num_threads(1)

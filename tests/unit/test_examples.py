@@ -27,7 +27,13 @@ MODULES = (
     *("springtide.app.train", "springtide.app.sweep", "springtide.app.drill", "springtide.app.simulate"),
     *("springtide.app.estimate", "springtide.run.folder", "springtide.run.verify", "springtide.track.ledger"),
     *("springtide.config.files", "springtide.config.schema", "springtide.config.recipes", "springtide.errors"),
-    *("springtide.run.exchange", "springtide.objective.distill", "springtide.run.labeller", "springtide.app.label"),
+    *(
+        "springtide.run.exchange",
+        "springtide.objective.distill",
+        "springtide.objective.preference",
+        "springtide.run.labeller",
+        "springtide.app.label",
+    ),
 )
 """Where the public API is defined."""
 NOT_RUN = {"train", "resolve", "sweep", "drill", "label"}

@@ -259,7 +259,7 @@ class ParameterGroup(Section):
     """Whether they keep their values: they have no gradients and no state in the optimizer [flag]."""
 
 
-OBJECTIVES = ("distill",)
+OBJECTIVES = ("distill", "dpo")
 """Values of objective.source that are built in."""
 
 
@@ -267,12 +267,14 @@ class ObjectiveConfig(Section):
     """What is minimised."""
 
     source: str = ""
-    """``distill``, from labels of a teacher; or the function of your own objective, ``package.module:function``, see
-    ``springtide.objective``; empty is the cross-entropy of next tokens [name]."""
+    """``distill``, from labels of a teacher; ``dpo``, from pairs of answers and labels of a reference; or your own
+    function, ``package.module:function``, see ``springtide.objective``; empty is the cross-entropy of next tokens [name]."""
     labels: str = free(default="")
     """What a model says about each row of shards.dataset, for the objective, as ``springtide data label`` writes it [url]."""
     cross_entropy: float = Field(0.0, ge=0, lt=1)
     """Share of the cross-entropy of next tokens in distill; the rest is the divergence from the teacher [ratio]."""
+    beta: float = Field(0.1, gt=0)
+    """What a departure from the reference costs in dpo [1]."""
 
     @property
     def code(self) -> str:

@@ -63,6 +63,13 @@ def rotate(x_BHLE: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     return torch.cat([first * cos - second * sin, second * cos + first * sin, *others], dim=-1)
 
 
+def document_begins(tokens_BL: Tensor, eos_id: int, bos_id: int) -> Tensor:
+    """Return which tokens begin a document, as in ``documents``, bool (B, L)."""
+    is_eos_BL = tokens_BL == eos_id
+    opens_BL = (tokens_BL == bos_id) & F.pad(is_eos_BL[:, :-1], (1, 0), value=True)
+    return opens_BL | F.pad((is_eos_BL & ~opens_BL)[:, :-1], (1, 0), value=False)
+
+
 def documents(tokens_BL: Tensor, eos_id: int, bos_id: int) -> tuple[Tensor, Tensor]:
     """Return the position of each token in its own document, int64 (B, L), and the attention mask, bool (B, 1, L, L).
 
@@ -70,9 +77,7 @@ def documents(tokens_BL: Tensor, eos_id: int, bos_id: int) -> tuple[Tensor, Tens
     begins without one; in a row that begins inside a document, positions count from the start of the row.
     """
     index_L = torch.arange(tokens_BL.shape[1], device=tokens_BL.device)
-    is_eos_BL = tokens_BL == eos_id
-    opens_BL = (tokens_BL == bos_id) & F.pad(is_eos_BL[:, :-1], (1, 0), value=True)
-    begins_BL = opens_BL | F.pad((is_eos_BL & ~opens_BL)[:, :-1], (1, 0), value=False)
+    begins_BL = document_begins(tokens_BL, eos_id, bos_id)
     first_BL = torch.where(begins_BL, index_L, 0).cummax(dim=1).values
     together_BLL = first_BL[:, :, None] == first_BL[:, None, :]
     return index_L - first_BL, (together_BLL & (index_L[:, None] >= index_L)).unsqueeze(1)

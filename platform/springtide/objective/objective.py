@@ -1,7 +1,8 @@
 """The objective that a config names: what is minimised in place of the cross-entropy of next tokens.
 
-``objective.source`` names one that is built in (``distill``), or a user's function, ``package.module:function``. It is called
-for each micro-batch as ``function(outputs, rows, labels)``, with ``columns`` as a fourth argument if the config names labels:
+``objective.source`` names one that is built in (``distill``, ``dpo``), or a user's function, ``package.module:function``. It is
+called for each micro-batch as ``function(outputs, rows, labels)``, or, if the config names labels, with a fourth argument,
+``columns``:
 
     outputs   what the model returns for the rows: logits (B, L, V) in the type that it computes in
     rows      the ids that it was given, int64 (B, L)
@@ -28,13 +29,15 @@ import torch
 from torch import Tensor
 
 from springtide.config.code import find_code
-from springtide.config.engine import OBJECTIVES
+from springtide.config.engine import OBJECTIVES, ObjectiveConfig
 from springtide.errors import ConfigError, SpringtideError, TrainingFailed, explain
 from springtide.objective.distill import distillation
+from springtide.objective.preference import dpo
 from springtide.shards import LabelLayout
 
 Columns = Mapping[str, Tensor]
 _FIELD = "objective.source"
+_LEARNS_FROM = {"distill": "topk", "dpo": "logprob"}
 _PER_UNIT = 2.0**24
 _NAME = re.compile(r"[A-Za-z][A-Za-z0-9_.-]{0,63}")
 _MOST_PARTS = 32
@@ -51,13 +54,18 @@ class Objective:
         vocab_size: int,
         device: torch.device,
         layout: LabelLayout | None = None,
-        cross_entropy: float = 0.0,
+        settings: ObjectiveConfig | None = None,
+        eos_id: int | None = None,
+        bos_id: int | None = None,
     ) -> None:
-        """``layout``: of the labels, if there are any; ``cross_entropy``: as ``objective.cross_entropy``. Raises ConfigError if
-        ``source`` cannot be found, does not return what it should, or does not go with the labels."""
+        """``layout``: of the labels, if there are any; ``settings``: for what is built in; ``eos_id``, ``bos_id``: as for the
+        model. Raises ConfigError if ``source`` cannot be found, does not return what it should, or does not go with the
+        labels."""
         self.source, self._is_built_in = source, source in OBJECTIVES
         self._function: Callable[..., Any] = (
-            distillation(cross_entropy) if self._is_built_in else find_code(_FIELD, source)
+            _built_in(settings or ObjectiveConfig(), source, eos_id, bos_id)
+            if self._is_built_in
+            else find_code(_FIELD, source)
         )
         self._takes_columns = _takes_columns(source, self._function, layout)
         ids_BL = torch.zeros(_ROWS, _LENGTH, dtype=torch.int64, device=device)
@@ -152,13 +160,23 @@ def zeros(layout: LabelLayout | None, rows: int, device: torch.device, length: i
     }
 
 
+def _built_in(settings: ObjectiveConfig, source: str, eos_id: int | None, bos_id: int | None) -> Callable[..., Any]:
+    if source == "distill":
+        return distillation(settings.cross_entropy)
+    if eos_id is None:
+        problem = "learns from pairs of answers, and documents of a row are not masked from each other here"
+        raise ConfigError(explain(_FIELD, source, problem, "prepare a dataset of pairs"))
+    return dpo(settings.beta, eos_id, eos_id if bos_id is None else bos_id)
+
+
 def _takes_columns(source: str, function: Callable[..., Any], layout: LabelLayout | None) -> bool:
     """Return whether labels are given to the function. Raises ConfigError if it needs others, or takes none."""
     field = "objective.labels"
-    if source == "distill" and (layout is None or layout.what != "topk"):
+    wanted = _LEARNS_FROM.get(source)
+    if wanted and (layout is None or layout.what != wanted):
         holds = "names none" if layout is None else f"holds {layout.what}"
-        remedy = "write labels with `springtide data label --what topk`"
-        raise ConfigError(explain(_FIELD, source, f"learns from topk, and {field} {holds}", remedy))
+        remedy = f"write labels with `springtide data label --what {wanted}`"
+        raise ConfigError(explain(_FIELD, source, f"learns from {wanted}, and {field} {holds}", remedy))
     try:
         names = list(inspect.signature(function).parameters.values())
     except (TypeError, ValueError):  # some callables of other languages have none

@@ -116,7 +116,7 @@ class TrainLoop:
         )
         objective, labels = None, self.data.labels
         if config.objective.source:
-            given = labels.layout if labels else None, config.objective.cross_entropy
+            given = labels.layout if labels else None, config.objective, self.data.eos_id, self.data.bos_id
             objective = Objective(config.objective.source, self.data.vocab_size, self.world.device, *given)
         names = config.train.metrics
         metrics = StepMetrics(names, model, self.world) if names else None

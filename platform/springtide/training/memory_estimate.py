@@ -88,7 +88,7 @@ def _peak(config: Config, vocab_size: int, eos_id: int | None, world_size: int) 
     settings, objective = config.objective, None
     labels = load_labels(Folder(settings.labels)).layout if settings.labels else None
     if settings.source:
-        objective = Objective(settings.source, vocab_size, torch.device("cpu"), labels, settings.cross_entropy)
+        objective = Objective(settings.source, vocab_size, torch.device("cpu"), labels, settings, eos_id)
     with _no_peers(world_size):
         # before the fake tensors: the mesh needs real ones
         here = world("cpu", 0, config.parallel.shards)

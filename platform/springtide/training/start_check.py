@@ -64,10 +64,15 @@ def check_adapter(config: Config) -> None:
 
 
 def check_objective(config: Config, data: Data) -> None:
-    """Raise ConfigError if the objective does not go with its labels."""
+    """Raise ConfigError if the objective does not go with its labels, or learns from pairs that the dataset does not hold."""
+    one, manifest = config.objective, data.corpora[0].whole
+    if one.source == "dpo" and not manifest.holds_pairs:
+        problem = f"learns from pairs of answers, and {data.corpora[0].url} holds none"
+        remedy = "prepare records of prompt, chosen and rejected, with corpus.chat_template"
+        raise ConfigError(explain("objective.source", one.source, problem, remedy))
     if data.labels is not None:
-        one, cpu = config.objective, torch.device("cpu")
-        Objective(one.source, data.vocab_size, cpu, data.labels.layout, one.cross_entropy)
+        ids = data.eos_id, data.bos_id
+        Objective(one.source, data.vocab_size, torch.device("cpu"), data.labels.layout, one, *ids)
 
 
 def check_tensors(config: Config, data: Data) -> None:
