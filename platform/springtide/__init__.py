@@ -19,6 +19,7 @@ The map, in the order the data takes:
     model/        plain nn.Module, ours or yours                           (B, L) -> logits (B, L, V)
     parallel/     the model on a device mesh: FSDP2, compiled blocks, recomputation
       |
+    objective/    what is minimised: next tokens, a teacher's answer, a function of yours   logits -> sum, weight, parts
     checkpoint/   state that loads at any world size: staged, written in the background, verified at load
     interop/      models of others, in and out: Hugging Face's safetensors, config.json and tokenizer
     generation/   text from a model: sampling, batches with a cache, log-probabilities, lm-evaluation-harness

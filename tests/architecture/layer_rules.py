@@ -19,6 +19,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "stream": {"config", "store", "shards"},
     "model": {"config"},
     "parallel": {"config", "dist", "model"},
+    "objective": {"config", "shards", "model"},
     "checkpoint": {"config", "store", "faults", "dist"},
     "interop": {"config", "store", "corpus", "shards", "model", "checkpoint"},
     "generation": {"config", "store", "corpus", "shards", "dataset", "model", "checkpoint", "interop"},
@@ -29,7 +30,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "report": {"config", "events", "track", "tuning"},
     "training": {
         *("config", "store", "events", "faults", "dist", "corpus", "shards", "dataset", "stream"),
-        *("model", "parallel", "checkpoint", "generation", "elastic", "preemption", "track"),
+        *("model", "parallel", "objective", "checkpoint", "generation", "elastic", "preemption", "track"),
     },
     "run": {
         *("config", "store", "events", "shards", "stream", "checkpoint", "interop", "generation", "track", "report"),
@@ -64,7 +65,17 @@ MAY_IMPORT: dict[str, set[str]] = {
 ONLY_IN: dict[str, tuple[str, ...]] = {
     "ray": ("on_ray/",),
     "mlflow": ("track/mlflow_sink.py",),
-    "torch": ("dist/", "model/", "parallel/", "training/", "checkpoint/", "interop/", "generation/", "on_ray/"),
+    "torch": (
+        "dist/",
+        "model/",
+        "parallel/",
+        "objective/",
+        "training/",
+        "checkpoint/",
+        "interop/",
+        "generation/",
+        "on_ray/",
+    ),
     "tokenizers": ("corpus/tokenizer.py",),
     "transformers": ("interop/",),
     "safetensors": ("interop/",),

@@ -4,17 +4,22 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from prepared import prepare
+from labelled import few_rows, teacher
+from prepared import contents, prepare
 
 from springtide import config as configs
+from springtide.app import label as labelling
 from springtide.corpus import sources
 from springtide.dataset import in_process, make_dataset, open_dataset
 from springtide.errors import CorpusError
+from springtide.on_ray.data.feed import feed
 from springtide.on_ray.data.prepare import ray_map
 from springtide.store import Folder
+from springtide.stream import load, open_data
 
 pytestmark = pytest.mark.cluster
 
@@ -47,3 +52,25 @@ def test_what_is_wrong_with_a_source_comes_back_as_itself(ray_cluster: str, tmp_
     config = configs.recipes.tiny().override(changes)
     with pytest.raises(CorpusError, match=r"corpus.field = 'text': is not a column of .*choose one of body"):
         prepare(config, run=ray_map)
+
+
+def test_on_a_cluster_the_labels_are_those_of_one_process(
+    ray_cluster: str, tmp_path: Path, datasets: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    taught = teacher(tmp_path, datasets)
+    dataset = few_rows(taught, shards__rows_per_group=8).shards.dataset
+    how = (dataset, f"{taught.run.root}/teacher", "topk")
+    shown: list[tuple[str, int, int]] = []
+    found = labelling.label(*how, str(tmp_path / "cluster"), k=3, progress=lambda *told: shown.append(told))
+    assert shown[-1][1] == shown[-1][2] == len(shown) > labelling._LARGE_GROUPS
+    monkeypatch.setattr(labelling, "_LARGE_GROUPS", 1000)
+    assert contents(found) == contents(labelling.label(*how, str(tmp_path / "one"), k=3))
+    learns = {"shards.dataset": dataset, "objective.source": "distill", "objective.labels": found}
+    reader = open_data(taught.override(learns).data).reader(0, 2)
+    plan = reader.plan(0, 9, 2**14)
+    for one, other in zip(feed(reader, plan, taught.feed), load(reader, plan), strict=True):
+        assert one.step == other.step
+        assert one.columns.keys() == other.columns.keys() == {"ids", "logprobs"}
+        for name, column in one.columns.items():
+            assert column.dtype == other.columns[name].dtype
+            assert np.array_equal(column, other.columns[name])

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from springtide.config.engine import OptimConfig
-from springtide.training.objective import next_token
+from springtide.objective import next_token
 
 Parameters = list[tuple[str, nn.Parameter]]
 Parts = dict[str, Any]
@@ -104,3 +104,13 @@ def others(named: Parameters, config: OptimConfig) -> torch.optim.Optimizer:
 
 def none(named: Parameters, config: OptimConfig) -> None:
     return None
+
+
+def reads_labels(
+    outputs: Tensor, rows: Tensor, labels: Tensor, columns: dict[str, Tensor]
+) -> tuple[Tensor, int, Parts]:
+    """How much worse than the reference the model is."""
+    counts_BL = labels >= 0
+    nats, weight, _ = next_token(outputs, rows, labels)
+    reference = -columns["logprobs"].masked_fill(~counts_BL, 0.0).sum()
+    return nats - reference, int(weight), {"nats": nats, "reference": reference}

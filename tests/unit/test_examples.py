@@ -23,18 +23,34 @@ from springtide.training import TrainLoop
 
 MODULES = (
     *("springtide.app.prepare", "springtide.app.resolve", "springtide.stream.batches"),
-    *("springtide.checkpoint.checkpointer", "springtide.training.objective", "springtide.training.step_metrics"),
+    *("springtide.checkpoint.checkpointer", "springtide.objective.next_token", "springtide.training.step_metrics"),
     *("springtide.app.train", "springtide.app.sweep", "springtide.app.drill", "springtide.app.simulate"),
     *("springtide.app.estimate", "springtide.run.folder", "springtide.run.verify", "springtide.track.ledger"),
     *("springtide.config.files", "springtide.config.schema", "springtide.config.recipes", "springtide.errors"),
-    "springtide.run.exchange",
+    *(
+        "springtide.run.exchange",
+        "springtide.objective.distill",
+        "springtide.objective.preference",
+        "springtide.run.labeller",
+        "springtide.app.label",
+    ),
 )
 """Where the public API is defined."""
-NOT_RUN = {"train", "resolve", "sweep", "drill"}
+NOT_RUN = {"train", "resolve", "sweep", "drill", "label"}
 """Functions whose examples need a Ray cluster, and minutes. tests/elastic calls them."""
 PUBLIC = {
     *(name for name in st.__all__ if isinstance(getattr(st, name), types.FunctionType)),
-    *("batches", "drill", "simulate_trace", "estimate_memory", "verify", "ledger", "export_model", "import_model"),
+    *(
+        "batches",
+        "drill",
+        "simulate_trace",
+        "estimate_memory",
+        "verify",
+        "ledger",
+        "export_model",
+        "import_model",
+        "label",
+    ),
 }
 
 

@@ -30,6 +30,7 @@ def test_a_changed_file_is_taken_for_what_it_is_or_refused_by_name() -> None:
         "journal",
         "config",
         "dataset",
+        "labels",
         "corpus",
         "tokens",
         "tokenizer",

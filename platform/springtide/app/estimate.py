@@ -153,7 +153,8 @@ def check_fits(config: Config, vocab_size: int, eos_id: int | None, workers: int
 
 
 def _fits_easily(config: Config, vocab_size: int, device_bytes: int) -> bool:
-    return not config.sources and _bound(config, vocab_size) * _PLENTY < device_bytes
+    full_logits = config.sources or config.objective.source
+    return not full_logits and _bound(config, vocab_size) * _PLENTY < device_bytes
 
 
 def _bound(config: Config, vocab_size: int) -> int:

@@ -122,7 +122,7 @@ def resolved(
         cluster,
     )
     from springtide.training.parameter_groups import check_groups
-    from springtide.training.start_check import check_adapter
+    from springtide.training.start_check import check_adapter, check_objective
 
     check_before_start(config)
     for field, source in config.sources.items():
@@ -144,6 +144,7 @@ def resolved(
     config = prepare(config, progress)
     data = open_data(config.data)
     data.check_epochs(config.num_steps)
+    check_objective(config, data)
     if not config.model.source:
         make(config.model, data.vocab_size)  # refuses a vocabulary that has no room for the ids
     start, remarks = _start(config, run, data, accept_changes, from_scratch)
@@ -168,7 +169,7 @@ def _start(config: Config, run: Run, data: Data, accept_changes: bool, from_scra
         newer = newer_of_other_orders(run.folder, data.order.identity_at, accept_changes)
         if newer is None:
             raise CheckpointError(
-                f"no checkpoint of {run.folder.url} is of this order: it changes (skipped steps or weights) before all "
+                f"no checkpoint of {run.folder.url} is of this order: it changes (skipped steps, weights or labels) before all "
                 "of them. Change the order of later steps only, or add --from-scratch to restart at step 0"
             )
         check_fresh_start(run.folder)
@@ -229,6 +230,8 @@ def absolute(config: Config) -> Config:
         "stream.mixture": mixture,
         "stream.eval_datasets": eval_datasets,
     }
+    if config.objective.labels:
+        changes["objective.labels"] = Folder(config.objective.labels).url
     if config.shards.dataset:
         changes["shards.dataset"] = Folder(config.shards.dataset).url
     return config.override(changes)

@@ -14,8 +14,8 @@ def of_another_order(run: Folder, meta: Meta, identity: Identity) -> str:
         return ""
     return (
         f"checkpoint {name_of(meta.step)} of {run.url} was trained in the order {meta.order_identity}, this run has "
-        f"{wanted}: another dataset, seed, batch, lanes or window, or other weights or skips of steps that are done; "
-        "use those that it was trained with, or a new run.id"
+        f"{wanted}: another dataset, other labels, another seed, batch, lanes or window, or other weights or skips of steps "
+        "that are done; use those that it was trained with, or a new run.id"
     )
 
 

@@ -133,6 +133,11 @@ def hold(run: Folder, name: str, who: str) -> None:
     checkpoints(run).write(f"{_READERS}/{name}.{who}", to_json({"until_s": None}))
 
 
+def release(run: Folder, name: str, who: str) -> None:
+    """End the ``hold`` of ``who``."""
+    checkpoints(run).remove(f"{_READERS}/{name}.{who}")
+
+
 def being_read(run: Folder) -> set[str]:
     """Return the checkpoints with reader notes; remove expired notes. A damaged note counts: what it kept must not be lost."""
     found = set()

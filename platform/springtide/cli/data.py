@@ -1,4 +1,4 @@
-"""``springtide data prepare | inspect``."""
+"""``springtide data prepare | inspect | label``."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import os
 from functools import partial
 
 from springtide.cli.commands import Commands
-from springtide.cli.options import add_config, add_json, add_trust, config_of
+from springtide.cli.options import add_config, add_json, add_trust, config_of, print_json
 from springtide.cli.progress import progress_bars
 
 _PREPARE = """  springtide data prepare --recipe demo
@@ -16,6 +16,9 @@ _PREPARE = """  springtide data prepare --recipe demo
 _INSPECT = """  springtide data inspect datasets/FINGERPRINT    # counts, digests, a few rows as text
   springtide data inspect datasets/FINGERPRINT --verify"""
 
+_LABEL = """  springtide data label datasets/DATASET --by runs/TEACHER --what topk --k 64 --out labels/TEACHER
+  springtide data label datasets/DATASET --by downloads/MODEL --what logprob --out s3://bucket/labels/MODEL"""
+
 
 def add(commands: Commands) -> None:
     """Add the group."""
@@ -23,6 +26,8 @@ def add(commands: Commands) -> None:
     help = "Turn text into a sealed dataset, or find the one that was made before."
     group.command("prepare", _prepare, help, partial(_prepare_options, commands.show_all), _PREPARE)
     group.command("inspect", _inspect, "Show what a dataset holds.", _inspect_options, _INSPECT)
+    help = "Write what a model says about each row of a dataset, to learn from."
+    group.command("label", _label, help, _label_options, _LABEL)
 
 
 def _prepare_options(show_all: bool, parser: argparse.ArgumentParser) -> None:
@@ -57,3 +62,36 @@ def _inspect(options: argparse.Namespace) -> int:
     from springtide.cli.inspect import inspect_dataset
 
     return inspect_dataset(options.path, options.verify, options.json)
+
+
+def _label_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("dataset", help="the dataset's folder")
+    help = "the model: a run's folder (its newest checkpoint), one of its checkpoints, or a folder of transformers"
+    parser.add_argument("--by", metavar="MODEL", required=True, help=help)
+    help = "topk: the most likely next ids at each position; logprob: the log-probability of each next token"
+    parser.add_argument("--what", choices=["topk", "logprob"], required=True, help=help)
+    parser.add_argument("--k", metavar="N", type=int, default=64, help="ids at each position, for topk (default 64)")
+    parser.add_argument("--out", metavar="FOLDER", required=True, help="folder or URL to create")
+    add_trust(parser)
+    add_json(parser)
+
+
+def _label(options: argparse.Namespace) -> int:
+    from springtide.app.label import label
+    from springtide.shards import load_labels
+    from springtide.store import Folder
+
+    with progress_bars() as progress:
+        url = label(
+            options.dataset, options.by, options.what, options.out, options.k, progress, trust_code=options.trust_code
+        )
+    found = load_labels(Folder(url))
+    if options.json:
+        facts = found.model_dump(mode="json", exclude={"groups", "format"})
+        print_json({"labels": url, "digest": found.digest, **facts})
+        return 0
+    print(f"labels {url}\n  digest {found.digest}, of the dataset {found.dataset}")
+    print(f"  {found.what}{f', k = {found.k}' if found.k else ''}, {found.row_bytes:,} bytes a row")
+    print(f"  by {', '.join(f'{name} {value}' for name, value in found.labeller.items())}")
+    print(f"to learn from them, set objective.source and objective.labels = {url}")
+    return 0

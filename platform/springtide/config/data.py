@@ -365,6 +365,8 @@ class DataConfig:
     feed: FeedConfig
     total: int = 0
     """Length of the run, which stream.epoch_caps count in [tokens]."""
+    labels: str = ""
+    """Labels of the rows, as objective.labels [url]."""
 
     @property
     def ramp(self) -> Ramp:

@@ -271,12 +271,12 @@ class Config(Section):
     @property
     def data(self) -> DataConfig:
         """The sections that decide the data."""
-        return DataConfig(self.stream, self.shards, self.feed, int(self.train.total))
+        return DataConfig(self.stream, self.shards, self.feed, int(self.train.total), self.objective.labels)
 
     @property
     def sources(self) -> dict[str, str]:
         """The functions of the user's own that it names: field -> ``package.module:function``."""
-        values = (self.model.source, self.optim.source, self.objective.source)
+        values = (self.model.source, self.optim.source, self.objective.code)
         return {field: value for field, value in zip(CODE_FIELDS, values, strict=True) if value}
 
     @property
@@ -385,4 +385,8 @@ class Config(Section):
         if self.objective.source and self.optim.z_loss:
             problem = f"is added to the cross-entropy, and objective.source = {self.objective.source!r} is minimised"
             found.append(explain("optim.z_loss", self.optim.z_loss, problem, "use 0, and add it in that function"))
+        if self.objective.labels and self.stream.mixture:
+            problem = "are labels of one dataset, and stream.mixture names several"
+            remedy = "label and train on one dataset; corpus.sources puts several texts into it, with a weight each"
+            found.append(explain("objective.labels", self.objective.labels, problem, remedy))
         return found

@@ -109,7 +109,7 @@ class ChatTemplate:
 
         ConfigError if the template does not fit the tokenizer, or cannot lay out a question and an answer.
         """
-        self._name, self._vocabulary, self._begin = name, vocabulary, begin_of_text
+        self._name, self._vocabulary, self.begin_of_text = name, vocabulary, begin_of_text
         self._template = _compiled(text, name)
         added = vocabulary.tokenizer.get_added_tokens_decoder().items()
         self._special = {one.content: index for index, one in added if one.special and len(one.content) > 1}
@@ -157,7 +157,7 @@ class ChatTemplate:
             found = [np.array([part], np.uint32) if isinstance(part, int) else next(encoded)[:-1] for part, _ in parts]
             flags = np.repeat([flag for _, flag in parts], [len(ids) for ids in found])
             ids = np.concatenate(found)
-            if len(ids) and ids[0] == self._begin:
+            if len(ids) and ids[0] == self.begin_of_text:
                 ids, flags = ids[1:], flags[1:]
             if not len(ids) or ids[-1] != end:
                 ids, flags = np.append(ids, np.uint32(end)), np.append(flags, False)
@@ -179,7 +179,7 @@ class ChatTemplate:
         encoded = self._vocabulary.encode(part for part in parts if isinstance(part, str))
         found = [[part] if isinstance(part, int) else next(encoded)[:-1].tolist() for part in parts]
         ids = [index for part in found for index in part]
-        return ids[1:] if ids[:1] == [self._begin] else ids
+        return ids[1:] if ids[:1] == [self.begin_of_text] else ids
 
     @property
     def ends(self) -> tuple[int, ...]:

@@ -3,6 +3,7 @@
 messages                        a list of {role, content}
 prompt, completion              a question and its answer
 instruction, input, output      the same; an input, if there is one, follows the instruction after a blank line
+prompt, chosen, rejected        a pair: a question, or the turns before, and two answers
 """
 
 from __future__ import annotations
@@ -16,10 +17,13 @@ ANSWERS = "assistant"
 """The role whose turns are trained on."""
 MESSAGES, PROMPT, COMPLETION = "messages", "prompt", "completion"
 INSTRUCTION, INPUT, OUTPUT = "instruction", "input", "output"
-COLUMNS = (MESSAGES, PROMPT, COMPLETION, INSTRUCTION, INPUT, OUTPUT)
+CHOSEN, REJECTED = "chosen", "rejected"
+COLUMNS = (MESSAGES, PROMPT, COMPLETION, INSTRUCTION, INPUT, OUTPUT, CHOSEN, REJECTED)
 """Columns of Parquet that are read."""
 EMPTY, UNANSWERED = "chat without messages", "chat without an answer"
 """Why a chat is dropped."""
+EQUAL, ONE_SIDED = "pair of equal answers", "pair without two answers"
+"""Why a pair is dropped."""
 _FIRST = ("system", "developer")
 _NOT_TEXT = re.compile("[\ud800-\udfff\ufdd0-\ufdef]")
 _SHOWN = 60
@@ -46,7 +50,8 @@ class BadChat(Exception):
 
 def has_chat(names: Collection[str]) -> bool:
     """Return whether a record with these fields holds a chat."""
-    return MESSAGES in names or {PROMPT, COMPLETION} <= {*names} or {INSTRUCTION, OUTPUT} <= {*names}
+    some = {PROMPT, COMPLETION}, {INSTRUCTION, OUTPUT}, {CHOSEN, REJECTED}
+    return MESSAGES in names or any(one <= {*names} for one in some)
 
 
 def turns_of(record: Any, field: str) -> tuple[Turn, ...] | str:
@@ -87,8 +92,62 @@ def turns_of(record: Any, field: str) -> tuple[Turn, ...] | str:
     return turns if any(turn.role == ANSWERS and turn.content.strip() for turn in turns) else UNANSWERED
 
 
-def _turn(number: int, message: Any) -> Turn:
-    where = f"message {number}"
+Chats = tuple[tuple[Turn, ...], tuple[Turn, ...]]
+"""A chat, and the rejected one if they are a pair."""
+
+
+def chats_of(record: Any, field: str) -> Chats | str:
+    """Return the chat or the pair of a record, or why it is dropped. ``field``: as for ``turns_of``. Raises BadChat."""
+    if isinstance(record, Mapping) and any(record.get(name) is not None for name in (CHOSEN, REJECTED)):
+        return pair_of(record)
+    turns = turns_of(record, field)
+    return turns if isinstance(turns, str) else (turns, ())
+
+
+def pair_of(record: Mapping[str, Any]) -> Chats | str:
+    """Return the chats of a pair, the chosen one first, or why it is dropped: nothing could be learned from it.
+
+    Args:
+        record: with ``chosen`` and ``rejected``: the text of an answer, its messages, or those of the whole chat; and
+            ``prompt``: the text of a question, or the messages before the answers, which whole chats need not have.
+
+    Raises:
+        BadChat: a role or content is wrong, or the answers are not to one prompt.
+
+    Examples:
+        >>> chosen, rejected = pair_of({"prompt": "2 + 2?", "chosen": "4", "rejected": "5"})
+        >>> chosen[0] == rejected[0], chosen[1].content, rejected[1].content
+        (True, '4', '5')
+    """
+    before = _said(record, PROMPT, "user") if record.get(PROMPT) is not None else ()
+    chats = []
+    for name in (CHOSEN, REJECTED):
+        turns = _said(record, name, ANSWERS)
+        if turns and turns[0].role == ANSWERS:
+            turns = (*before, *turns)
+        elif turns[: len(before)] != before:
+            raise BadChat(f"{name} does not begin with its prompt", "leave the prompt out, or give the answers alone")
+        _check_order(turns)
+        if not turns or turns[-1].role != ANSWERS or not turns[-1].content.strip():
+            return ONE_SIDED
+        chats.append(turns)
+    chosen, rejected = chats
+    if chosen[:-1] != rejected[:-1] or len(chosen) == 1:
+        problem = "chosen and rejected have other turns before their last answers"
+        raise BadChat(problem, "give two answers to one prompt")
+    return EQUAL if chosen == rejected else (chosen, rejected)
+
+
+def _said(record: Mapping[str, Any], name: str, role: str) -> tuple[Turn, ...]:
+    """Return the turns of a field: those of a list of messages, or one turn of ``role``."""
+    value = record.get(name)
+    if isinstance(value, list):
+        return tuple(_turn(number, message, f"{name}: ") for number, message in enumerate(value))
+    return (Turn(role, _text(record, name)),)
+
+
+def _turn(number: int, message: Any, of: str = "") -> Turn:
+    where = f"{of}message {number}"
     if not isinstance(message, Mapping):
         raise BadChat(f"{where} is a {type(message).__name__}, not a table", "give {role, content}")
     role = message.get("role")

@@ -31,13 +31,16 @@ class Document(NamedTuple):
     """uint32 (tokens,), without an end-of-text id, if the document came as token ids; ``text`` is what they spell."""
     turns: tuple[Turn, ...] = ()
     """Those of a chat; ``text`` is what they say."""
+    rejected: tuple[Turn, ...] = ()
+    """Those of the rejected chat of a pair, whose chosen one ``turns`` are."""
 
     @property
     def digest(self) -> bytes:
         """16 bytes over the text only, so that equal texts have equal digests wherever they are; over the ids if they spell
         bytes that are not UTF-8, because many such byte strings have one text; of a chat over the turns."""
         if self.turns:
-            return hashlib.blake2b(to_json(self.turns).encode(), digest_size=16, person=b"chat").digest()
+            said = [self.turns, self.rejected] if self.rejected else self.turns
+            return hashlib.blake2b(to_json(said).encode(), digest_size=16, person=b"chat").digest()
         is_exact = self.ids is None or "\ufffd" not in self.text
         data = self.text.encode() if self.ids is None or is_exact else self.ids.tobytes()
         return hashlib.blake2b(data, digest_size=16).digest()

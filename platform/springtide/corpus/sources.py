@@ -23,7 +23,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from springtide.corpus import chats, token_files
-from springtide.corpus.chats import BadChat, has_chat, turns_of
+from springtide.corpus.chats import BadChat, chats_of, has_chat
 from springtide.corpus.documents import Broken, Document, Tokens, from_tokens
 from springtide.corpus.files import find_files, library_files
 from springtide.corpus.hub import pinned
@@ -224,12 +224,14 @@ class CorpusReader:
     def _chat(self, name: str, record: Any, sample: str) -> Document | Broken:
         """Return a chat, or why it is dropped. CorpusError if its roles or contents are wrong."""
         try:
-            turns = turns_of(record, self.field)
+            found = chats_of(record, self.field)
         except BadChat as error:
             raise self.blamed(name, error) from None
-        if isinstance(turns, str):
-            return Broken(name, turns, sample)
-        return Document(name, "\n\n".join(turn.content for turn in turns), turns=turns)
+        if isinstance(found, str):
+            return Broken(name, found, sample)
+        turns, rejected = found
+        text = "\n\n".join(turn.content for turn in (*turns, *rejected[-1:]))
+        return Document(name, text, turns=turns, rejected=rejected)
 
     def blamed(self, name: str, error: BadChat) -> CorpusError:
         """Return the error for a bad chat, with its file and line, or its row group and row."""

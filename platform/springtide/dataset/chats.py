@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
 from springtide.config.data import CorpusConfig, ShardsConfig
 from springtide.corpus import BadChat, ChatTemplate, CorpusReader, Document, read_template
-from springtide.errors import ConfigError, explain
+from springtide.errors import ConfigError, CorpusError, explain
 
 
 def templates(corpus: CorpusConfig) -> dict[str, str]:
@@ -30,18 +31,34 @@ def check_chats(texts: Mapping[str, str], shards: ShardsConfig) -> None:
 def laid_out(
     documents: Sequence[Document], template: ChatTemplate, source: CorpusReader
 ) -> Iterator[tuple[np.ndarray, np.ndarray | None]]:
-    """Yield the ids of each chat, the end-of-document id appended, and which of them are predicted.
+    """Yield the ids of each chat, the end-of-document id appended, and which of them are predicted. A pair is one piece, so
+    that it is whole in one row: the chosen chat, and after a begin-of-text the rejected one.
 
     Raises:
         CorpusError: the template cannot lay out a chat, which is named with its file and line.
     """
-    done = 0
+    chats = [turns for document in documents for turns in (document.turns, document.rejected) if turns]
+    laid, done = template.lay_out(chats), 0
     try:
-        for found in template.lay_out([document.turns for document in documents]):
-            yield found
+        for document in documents:
+            ids, is_predicted = next(laid)
+            if document.rejected:
+                assert template.begin_of_text is not None, "documents of chats are masked from each other"
+                others, of_others = next(laid)
+                ids = np.concatenate([ids, np.array([template.begin_of_text], ids.dtype), others])
+                is_predicted = np.concatenate([is_predicted, [False], of_others])
+            yield ids, is_predicted
             done += 1
     except BadChat as error:
         raise source.blamed(documents[done].name, error) from None
+
+
+def check_pairs(counts: Sequence[Mapping[str, Any]], source: str) -> None:
+    """Raise CorpusError if a dataset of pairs holds other documents, too. ``counts``: of each unit."""
+    pairs, kept = sum(unit["pairs"] for unit in counts), sum(unit["documents"]["kept"] for unit in counts)
+    if 0 < pairs < kept:
+        problem = f"holds {pairs} pairs of answers and {kept - pairs} other documents"
+        raise CorpusError(explain("corpus.source", source, problem, "prepare a dataset of each"))
 
 
 def too_long(tokens: np.ndarray, shards: ShardsConfig) -> str:

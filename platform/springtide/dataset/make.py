@@ -26,7 +26,7 @@ from springtide.corpus import (
     open_tokenizer,
 )
 from springtide.dataset.apart import ApartFrom, names, open_apart
-from springtide.dataset.chats import check_chats, templates
+from springtide.dataset.chats import check_chats, check_pairs, templates
 from springtide.dataset.parts import (
     PartJob,
     begin_of_text,
@@ -63,7 +63,7 @@ from springtide.shards import (
 )
 from springtide.store import Folder, digest
 
-_VERSION = 12
+_VERSION = 13
 """Increase it when the same settings produce other bytes."""
 
 _WORK = "work"
@@ -196,6 +196,7 @@ def _make(
         jobs = [dataclasses.replace(job, buckets=len(repeats)) for job in jobs]
     _run_all(run, make_part, [job for job in jobs if not job.done()], "reading and tokenising", progress)
     counts = [read_counts(work, unit) for unit in range(len(jobs))]
+    check_pairs(counts, _named(corpus))
     parts = {part: jobs[unit].group or WHOLE for unit, mine in enumerate(counts) for part in part_numbers(unit, mine)}
     plan = make_plan(work, list(parts), list(parts.values()), shards, corpus.near_duplicates, apart)
     check_plan(plan, shards, _named(corpus))

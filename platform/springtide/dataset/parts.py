@@ -102,7 +102,7 @@ def make_part(job: PartJob) -> None:
     samples: list[dict[str, str]] = []
     dropped = _Examples()
     groups: collections.Counter[str] = collections.Counter()
-    kept = characters = parts = 0
+    kept = characters = parts = pairs = 0
     found = _cleaned(job, vocabulary, counts, edits, samples, dropped)
     for documents in _batches(_unrepeated(job, found, edits, dropped) if job.buckets else found):
         rows = _tokenised(job, documents, vocabulary)
@@ -117,6 +117,7 @@ def make_part(job: PartJob) -> None:
         for row in rows:
             groups[row["group"]] += len(row["tokens"])
             characters += len(row["document"].text)
+            pairs += bool(row["document"].rejected)
         kept, parts = kept + len(rows), parts + 1
     record = {
         "documents": {**(counts + dropped.counts), "kept": kept},
@@ -126,6 +127,7 @@ def make_part(job: PartJob) -> None:
         "broken": samples,
         "examples": dropped.examples,
         "parts": parts,
+        "pairs": pairs,
     }
     job.work.write_json(_counts(job.number), record)
 
@@ -148,8 +150,8 @@ def _cleaned(
         text, reason, edited = clean(found.text, job.corpus)
         if not dropped.add(reason, found):
             edits.update(edited)
-            turns = clean_turns(found.turns, job.corpus)
-            yield found._replace(text=text, ids=None if edited else found.ids, turns=turns)
+            turns, rejected = (clean_turns(one, job.corpus) for one in (found.turns, found.rejected))
+            yield found._replace(text=text, ids=None if edited else found.ids, turns=turns, rejected=rejected)
 
 
 def find_pieces(job: PartJob) -> None:

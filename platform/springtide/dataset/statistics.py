@@ -36,6 +36,7 @@ def statistics(records: list[dict[str, Any]], plan: Plan, work: Folder, vocabula
         "dropped": {**documents, **plan.dropped},
         "edits": dict(edits),
         "characters": sum(record["characters"] for record in records),
+        "pairs": sum(record["pairs"] for record in records),
         "tokens_before_deduplication": groups.total(),
         "tokens_by_group": [*largest.items(), ("others", groups.total() - sum(largest.values()))],
         "documents_by_tokens": [[edge, count] for edge, count in zip(edges, lengths, strict=True)],

@@ -65,7 +65,7 @@ def by_rank(values: Sequence[float], world: World) -> list[list[float]]:
 
 
 def shifted(rows_NL: Tensor, shift: int, lengths: Sequence[int], world: World) -> Tensor:
-    """Return the ``rows_NL`` (N, L) of the rank that is ``shift`` further on; all ranks call it together.
+    """Return the ``rows_NL`` (N, L, ...) of the rank that is ``shift`` further on; all ranks call it together.
 
     ``lengths``: N of each rank. Each pair of ranks that exchange nothing costs nothing, on NCCL too. An aborted exchange
     returns garbage: compare a sum of the rows with the sender's before they are used.
@@ -73,7 +73,7 @@ def shifted(rows_NL: Tensor, shift: int, lengths: Sequence[int], world: World) -
     if shift % world.size == 0:
         return rows_NL
     to, source = (world.rank - shift) % world.size, (world.rank + shift) % world.size
-    found = rows_NL.new_empty(lengths[source], rows_NL.shape[1])
+    found = rows_NL.new_empty(lengths[source], *rows_NL.shape[1:])
     sent = [len(rows_NL) * (rank == to) for rank in range(world.size)]
     received = [len(found) * (rank == source) for rank in range(world.size)]
     dist.all_to_all_single(found, rows_NL.contiguous(), received, sent)

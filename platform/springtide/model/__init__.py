@@ -5,7 +5,7 @@ from springtide.model.attention import KVCache
 from springtide.model.decoder import Decoder, build, initial, skeleton
 from springtide.model.flops import flops_per_token, hardware_flops_per_token, num_parameters
 from springtide.model.loss import IGNORE_INDEX, LargestLogit
-from springtide.model.positions import documents
+from springtide.model.positions import document_begins, documents
 from springtide.model.source import make, whole
 
 __all__ = [
@@ -15,6 +15,7 @@ __all__ = [
     "KVCache",
     "LargestLogit",
     "build",
+    "document_begins",
     "documents",
     "flops_per_token",
     "hardware_flops_per_token",

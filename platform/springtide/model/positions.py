@@ -63,6 +63,13 @@ def rotate(x_BHLE: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     return torch.cat([first * cos - second * sin, second * cos + first * sin, *others], dim=-1)
 
 
+def document_begins(tokens_BL: Tensor, eos_id: int, bos_id: int) -> Tensor:
+    """Return which tokens begin a document, as in ``documents``, bool (B, L)."""
+    is_eos_BL = tokens_BL == eos_id
+    opens_BL = (tokens_BL == bos_id) & F.pad(is_eos_BL[:, :-1], (1, 0), value=True)
+    return opens_BL | F.pad((is_eos_BL & ~opens_BL)[:, :-1], (1, 0), value=False)
+
+
 def documents(
     tokens_BL: Tensor, eos_id: int, bos_id: int, newest: int = 0, padding_B: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
@@ -76,9 +83,7 @@ def documents(
         padding_B: tokens of padding at the start of each row, to which no other token attends; None: there are none.
     """
     index_L = torch.arange(tokens_BL.shape[1], device=tokens_BL.device)
-    is_eos_BL = tokens_BL == eos_id
-    opens_BL = (tokens_BL == bos_id) & F.pad(is_eos_BL[:, :-1], (1, 0), value=True)
-    begins_BL = opens_BL | F.pad((is_eos_BL & ~opens_BL)[:, :-1], (1, 0), value=False)
+    begins_BL = document_begins(tokens_BL, eos_id, bos_id)
     if padding_B is not None:
         begins_BL = begins_BL | (index_L == padding_B[:, None])
     first_BL = torch.where(begins_BL, index_L, 0).cummax(dim=1).values

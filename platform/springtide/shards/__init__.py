@@ -1,6 +1,18 @@
 """Token ids -> Parquet shards with a checksummed manifest. Layer rule: a dataset without a manifest does not exist, and a
 dataset with a manifest is sealed: it never changes."""
 
+from springtide.shards.labels import (
+    LABELS,
+    Columns,
+    LabelLayout,
+    LabelReader,
+    Labels,
+    check_labels,
+    id_type,
+    label_file,
+    load_labels,
+    write_labels,
+)
 from springtide.shards.loss_mask import ids_of, is_predicted, masked, memory_type, most_ids, signed
 from springtide.shards.manifest import (
     CHAT_TEMPLATE,
@@ -22,24 +34,34 @@ from springtide.shards.write import write_shard
 __all__ = [
     "CHAT_TEMPLATE",
     "HELDOUT",
+    "LABELS",
     "MANIFEST",
     "TOKENIZER",
     "TRAIN",
+    "Columns",
+    "LabelLayout",
+    "LabelReader",
+    "Labels",
     "Manifest",
     "Rows",
     "Shard",
     "Split",
     "SplitReader",
     "best_fit",
+    "check_labels",
     "check_shard",
+    "id_type",
     "ids_of",
     "is_predicted",
+    "label_file",
+    "load_labels",
     "load_manifest",
     "masked",
     "memory_type",
     "most_ids",
     "shuffle_rows",
     "signed",
+    "write_labels",
     "write_manifest",
     "write_shard",
 ]

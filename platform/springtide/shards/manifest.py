@@ -157,6 +157,11 @@ class Manifest(_Record):
         return self.begin_of_text if self.mask_across_documents else None
 
     @property
+    def holds_pairs(self) -> bool:
+        """Whether its documents are pairs of answers, a chosen and a rejected one side by side."""
+        return bool(self.source.get("pairs"))
+
+    @property
     def memory_type(self) -> str:
         """Type of the tokens that are read; their top bit is the loss mask."""
         return memory_type(self.token_type, self.vocab_size)

@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 from springtide.config.data import WHOLE, DataConfig
 from springtide.errors import ConfigError, CorpusError, explain
-from springtide.shards import HELDOUT, TRAIN, Manifest, load_manifest
+from springtide.shards import HELDOUT, TRAIN, Labels, Manifest, check_labels, load_labels, load_manifest
 from springtide.store import Folder
 from springtide.stream.leaks import check_fractions
 from springtide.stream.sample_ids import MOST_CORPORA
@@ -71,6 +71,13 @@ def open_corpora(config: DataConfig) -> tuple[tuple[Corpus, ...], tuple[Corpus, 
     eval_corpora = tuple(_sources(only, eval_manifests))
     _check_names(corpora, eval_corpora)
     return corpora, eval_corpora
+
+
+def open_labels(url: str, corpora: tuple[Corpus, ...]) -> Labels:
+    """Return the manifest of labels of the dataset of ``corpora``. Raises CorpusError if they are missing, or others."""
+    labels = load_labels(Folder(url))
+    check_labels(labels, url, corpora[0].whole, corpora[0].url)
+    return labels
 
 
 def by_dataset(corpora: Iterable[Corpus]) -> dict[str, Manifest]:

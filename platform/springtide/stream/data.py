@@ -14,10 +14,10 @@ import numpy as np
 from springtide.config.data import DataConfig, FeedConfig, ShardsConfig, StreamConfig
 from springtide.config.files import nearest
 from springtide.config.steps import OrderStep, StepsDone
-from springtide.errors import ConfigError, explain
-from springtide.shards import HELDOUT, TRAIN, Manifest, SplitReader
+from springtide.errors import ConfigError, CorruptShard, explain
+from springtide.shards import HELDOUT, TRAIN, Columns, LabelReader, Labels, Manifest, SplitReader
 from springtide.store import Cache, Folder
-from springtide.stream.corpora import Corpus, by_dataset, open_corpora
+from springtide.stream.corpora import Corpus, by_dataset, open_corpora, open_labels
 from springtide.stream.epoch_caps import CapsTooSmall, capped
 from springtide.stream.leaks import leaks
 from springtide.stream.mixture import WeightTable
@@ -48,6 +48,8 @@ class Data:
     order: Order
     eval_corpora: tuple[Corpus, ...] = ()
     """What is evaluated on only."""
+    labels: Labels | None = None
+    """Labels of the rows to train on."""
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -141,18 +143,47 @@ class Data:
             ids[here], tokens[here] = join(corpus, found.sample_ids), found.tokens
         return ids, tokens
 
+    def columns(self, sample_ids: np.ndarray) -> Columns:
+        """Return the labels of these training rows, by column; none without labels. CorruptShard if they are of other rows."""
+        if self.labels is None:
+            return {}
+        corpora, rows = corpus_and_row(sample_ids)
+        shapes = self.labels.layout.columns(len(rows))
+        found = {name: np.empty(shape, kind) for name, (kind, shape) in shapes.items()}
+        for corpus in np.unique(corpora).tolist():
+            here = corpora == corpus
+            stored, columns = self._label_readers[corpus].read(rows[here])
+            if (stored != rows[here]).any():
+                raise CorruptShard(
+                    f"{self.config.labels}: has the labels of other rows than its dataset; write them again"
+                )
+            if here.all():
+                return columns
+            for name, column in columns.items():
+                found[name][here] = column
+        return found
+
+    @functools.cached_property
+    def _cache(self) -> Cache | None:
+        feed = self.config.feed
+        return Cache(feed.cache or default_cache(), int(feed.cache_bytes)) if feed.cache_bytes else None
+
+    @functools.cached_property
+    def _label_readers(self) -> list[LabelReader]:
+        assert self.labels is not None
+        folder = Folder(self.config.labels)
+        return [LabelReader(folder, self.labels, one.manifest.splits[TRAIN], self._cache) for one in self.corpora]
+
     @functools.cached_property
     def _readers(self) -> Callable[[str], list[SplitReader]]:
-        feed = self.config.feed
-        cache = Cache(feed.cache or default_cache(), int(feed.cache_bytes)) if feed.cache_bytes else None
         corpora = {TRAIN: self.corpora, HELDOUT: self.heldout}
         return functools.cache(
-            lambda split: [SplitReader(Folder(one.url), one.manifest, split, cache) for one in corpora[split]]
+            lambda split: [SplitReader(Folder(one.url), one.manifest, split, self._cache) for one in corpora[split]]
         )
 
     def __reduce__(self) -> tuple[Any, ...]:
         sections = self.config.stream, self.config.shards, self.config.feed
-        return _open_once, (*(section.model_dump_json() for section in sections), self.config.total)
+        return _open_once, (*(section.model_dump_json() for section in sections), self.config.total, self.config.labels)
 
     def shares(self, done: StepsDone) -> dict[str, float]:
         """Return the share of each corpus in the last of the first ``done`` steps; of the first step before it is done."""
@@ -201,8 +232,10 @@ def open_data(config: DataConfig) -> Data:
     Raises ConfigError if they do not, CorpusError if one is missing or has no rows to train on.
     """
     corpora, eval_corpora = open_corpora(config)
+    labels = open_labels(config.labels, corpora) if config.labels else None
+    of = f" labels {labels.digest}" if labels else ""  # the same rows, and another run
     order = Order(
-        manifests=tuple(corpus.identity for corpus in corpora),
+        manifests=tuple(f"{corpus.identity}{of}" for corpus in corpora),
         group_rows=tuple(tuple(corpus.manifest.splits[TRAIN].group_rows()) for corpus in corpora),
         seed=config.stream.seed,
         global_batch=config.stream.global_batch,
@@ -213,17 +246,18 @@ def open_data(config: DataConfig) -> Data:
         skip=tuple(map(OrderStep, config.stream.skip)),
         skip_samples=tuple((entry.from_step, entry.samples) for entry in config.stream.skip_samples),
     )
-    return Data(config, corpora, order, eval_corpora)
+    return Data(config, corpora, order, eval_corpora, labels)
 
 
 @functools.lru_cache(maxsize=4)
-def _open_once(stream: str, shards: str, feed: str, total: int) -> Data:
+def _open_once(stream: str, shards: str, feed: str, total: int, labels: str) -> Data:
     return open_data(
         DataConfig(
             StreamConfig.model_validate_json(stream),
             ShardsConfig.model_validate_json(shards),
             FeedConfig.model_validate_json(feed),
             total,
+            labels,
         )
     )
 

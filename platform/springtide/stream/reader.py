@@ -18,7 +18,7 @@ import numpy as np
 
 from springtide.config.steps import StepsDone
 from springtide.errors import OrderError
-from springtide.shards import ids_of, is_predicted
+from springtide.shards import Columns, ids_of, is_predicted
 from springtide.shards.loss_mask import IGNORE_INDEX
 from springtide.stream.order import Order
 
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
 
 Item = TypeVar("Item")
+_NO_COLUMNS: Columns = {}
 _END_S = 10.0
 """How long a read may take to end when the process does [s]."""
 
@@ -40,6 +41,8 @@ class Batch(NamedTuple):
     """uint64 (n,), as stored with the rows."""
     tokens: np.ndarray
     """uint16 or uint32 (n, sequence_length + 1); the top bit says that a token is not predicted."""
+    columns: Columns = _NO_COLUMNS
+    """What labels say about the rows, (n, ...) each (``shards/labels.py``); none without labels."""
 
     @property
     def ids(self) -> np.ndarray:
@@ -72,6 +75,8 @@ class Fetched(NamedTuple):
     """uint64 (rows,), as stored with the rows, not as requested."""
     tokens: np.ndarray
     """uint16 or uint32 (rows, sequence_length + 1)."""
+    columns: Columns = _NO_COLUMNS
+    """Labels of the rows, (rows, ...) each."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -83,8 +88,9 @@ class RankReader:
     world_size: int
 
     def plan(self, first: StepsDone, last: StepsDone, read_bytes: int) -> list[Read]:
-        """Cut the steps [first, last) into reads of about ``read_bytes`` of tokens, at least one step each."""
+        """Cut the steps [first, last) into reads of about ``read_bytes`` of tokens and labels, at least one step each."""
         row_bytes = (self.data.sequence_length + 1) * np.dtype(self.data.token_type).itemsize
+        row_bytes += self.data.labels.row_bytes if self.data.labels else 0
         order = self.data.order
         rows = max(1, len(order.lanes_of(self.rank, self.world_size)) * order.rows_per_lane)
         steps = max(1, read_bytes // (rows * row_bytes))
@@ -95,20 +101,24 @@ class RankReader:
         """Return the rows of ``read``."""
         order, steps = self.data.order, read.steps
         wanted = [order.rank_batch(order.step_after(step), self.rank, self.world_size) for step in steps]
-        sample_ids, tokens = self.data.rows(np.concatenate(wanted))
-        return Fetched(np.repeat(steps, [len(ids) for ids in wanted]), sample_ids, tokens)
+        all_wanted = np.concatenate(wanted)
+        sample_ids, tokens = self.data.rows(all_wanted)
+        counts = [len(ids) for ids in wanted]
+        return Fetched(np.repeat(steps, counts), sample_ids, tokens, self.data.columns(all_wanted))
 
     def batches(self, read: Read) -> Iterator[Batch]:
         """Yield the batches of ``read`` in order; a batch has no rows where all rows of its step are excluded."""
         found = self.fetch(read)
         bounds = np.searchsorted(found.steps, range(read.first, read.last + 1)).tolist()
         for step, begin, end in zip(read.steps, bounds[:-1], bounds[1:], strict=True):
-            yield Batch(step, found.sample_ids[begin:end], found.tokens[begin:end])
+            columns = {name: column[begin:end] for name, column in found.columns.items()}
+            yield Batch(step, found.sample_ids[begin:end], found.tokens[begin:end], columns)
 
     def nothing(self, step: StepsDone) -> Batch:
         """Return the batch of a step in which this rank has no rows."""
         tokens = np.empty((0, self.data.sequence_length + 1), self.data.token_type)
-        return Batch(step, np.empty(0, np.uint64), tokens)
+        no_ids = np.empty(0, np.uint64)
+        return Batch(step, no_ids, tokens, self.data.columns(no_ids))
 
 
 def check(order: Order, rank: int, world_size: int, step: StepsDone, batch: Batch) -> None:

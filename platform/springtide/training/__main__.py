@@ -30,7 +30,7 @@ from springtide.track.console import Console
 from springtide.track.journal import Journal
 from springtide.training import Placement, TrainLoop
 from springtide.training.leave_request import LEFT, LeaveRequest
-from springtide.training.start_check import check_start, check_tensors
+from springtide.training.start_check import check_objective, check_start, check_tensors
 
 
 def main() -> None:
@@ -91,6 +91,7 @@ def train(
     watch = HangWatchdog(config.num_steps, float(config.elastic.hang))
     data = open_data(config.data)
     data.check_epochs(config.num_steps)
+    check_objective(config, data)
     run = TrainLoop(config, here, data, folder, placement=Placement(owner, heartbeat=watch.heartbeat))
     if config.train.start_from:
         on_first(lambda: check_begin(run))

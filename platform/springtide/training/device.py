@@ -3,22 +3,47 @@
 from __future__ import annotations
 
 import resource
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from springtide.shards import signed
 from springtide.stream import Batch, ahead
 
+Tensors = dict[str, Tensor]
+"""Name of a column of labels -> its values."""
 
-def to_device(batches: Iterable[Batch], device: torch.device) -> Iterator[tuple[Batch, Tensor]]:
-    """Return the batches and their tokens on ``device``, int64 (n, L + 1), negative where they are not predicted
-    (``shards.signed``). For a GPU a thread puts them in pinned memory one batch ahead: the copy runs during computation."""
-    pairs: Iterator[tuple[Batch, Tensor]] = ((batch, torch.from_numpy(signed(batch.tokens))) for batch in batches)
+
+def to_device(batches: Iterable[Batch], device: torch.device) -> Iterator[tuple[Batch, Tensor, Tensors]]:
+    """Return the batches, their tokens on ``device``, int64 (n, L + 1), negative where they are not predicted
+    (``shards.signed``), and their labels there, ids as int32. For a GPU a thread puts them in pinned memory one batch ahead:
+    the copy runs during computation."""
+    found: Iterator[tuple[Batch, Tensor, Tensors]] = (
+        (batch, torch.from_numpy(signed(batch.tokens)), _tensors(batch)) for batch in batches
+    )
     if device.type == "cuda":
-        pairs = ahead((batch, tokens_NL.pin_memory()) for batch, tokens_NL in pairs)
-    return ((batch, tokens_NL.to(device, non_blocking=True)) for batch, tokens_NL in pairs)
+        found = ahead(
+            (batch, tokens_NL.pin_memory(), _each(Tensor.pin_memory, more)) for batch, tokens_NL, more in found
+        )
+
+    def there(one: Tensor) -> Tensor:
+        return one.to(device, non_blocking=True)
+
+    return ((batch, there(tokens_NL), _each(there, more)) for batch, tokens_NL, more in found)
+
+
+def _tensors(batch: Batch) -> Tensors:
+    # torch computes little with unsigned integers
+    return {
+        name: torch.from_numpy(column.astype(np.int32) if column.dtype.kind == "u" else column)
+        for name, column in batch.columns.items()
+    }
+
+
+def _each(function: Callable[[Tensor], Tensor], tensors: Tensors) -> Tensors:
+    return {name: function(one) for name, one in tensors.items()}
 
 
 def peak_memory(device: torch.device) -> int:

@@ -119,7 +119,7 @@ def _sums(
 def evaluate_checkpoint(run: Folder, config: Config, name: str, device_type: str = "cpu") -> Evaluated:
     """Evaluate a committed checkpoint, and its averaged weights if it has them, in a single process, in the precision of
     training. Raises CheckpointError if its bytes are not those that were committed."""
-    data = open_data(config.data)
+    data = open_data(dataclasses.replace(config.data, labels=""))  # which may be gone: they are learned from only
     train, world = config.train, alone(torch.device(device_type))
 
     def evaluated(averaged: bool = False) -> Evaluated:

@@ -32,6 +32,7 @@ from springtide.errors import TrainingFailed
 from springtide.events import Evaluated, Event, Left, Rejected, RolledBack, Started, StepDone, Stopped, Waited
 from springtide.faults import reach
 from springtide.model import make
+from springtide.objective import Columns, Objective
 from springtide.parallel import parallelize
 from springtide.store import Folder
 from springtide.stream import Batch, Data, RankReader, check, digest
@@ -43,7 +44,6 @@ from springtide.training.evaluate import evaluate
 from springtide.training.group_lease import GroupLease
 from springtide.training.hooks import StepContext, StepHooks
 from springtide.training.micro_batches import largest_micro_batch, micro_batches
-from springtide.training.objective import Objective
 from springtide.training.optim import optimizer_of, rate_after, set_learning_rate
 from springtide.training.parameter_groups import check_groups, freeze
 from springtide.training.profile import Profile
@@ -114,8 +114,10 @@ class TrainLoop:
         optimizer = optimizer_of(
             model, config.optim, fused=not (config.parallel.exact and self.world.device.type == "cpu")
         )
-        source = config.objective.source
-        objective = Objective(source, self.data.vocab_size, self.world.device) if source else None
+        objective, labels = None, self.data.labels
+        if config.objective.source:
+            given = labels.layout if labels else None, config.objective, self.data.eos_id, self.data.bos_id
+            objective = Objective(config.objective.source, self.data.vocab_size, self.world.device, *given)
         names = config.train.metrics
         metrics = StepMetrics(names, model, self.world) if names else None
         self.state = TrainState(model, optimizer, StepGuard(config), fingerprint(config), objective, metrics)
@@ -152,11 +154,12 @@ class TrainLoop:
             batches = to_device(feed(reader, state.step) if state.step < last else (), self.world.device)
             clock = time.perf_counter()
             while state.step < last and not stopped:
-                batch, tokens_NL = next(batches)
+                batch, tokens_NL, columns = next(batches)
                 data_wait_s = time.perf_counter() - clock
                 check(self.data.order, self.world.rank, self.world.size, state.step, batch)
                 asked = StepSignals(frozenset(filter(None, [interrupt()])), data_wait_s=data_wait_s)
-                result, rate = self._step(batch, tokens_NL, hooks.signals(asked, one_more(state.step)), hooks)
+                signals = hooks.signals(asked, one_more(state.step))
+                result, rate = self._step(batch, tokens_NL, columns, signals, hooks)
                 done = StepContext(state.step, result, rate, time.perf_counter() - clock, data_wait_s)
                 yield self._done(done)
                 yield from hooks.after_step(done)
@@ -240,7 +243,7 @@ class TrainLoop:
         yield Left(step=step, kept_in="memory" if kept else "store")
 
     def _step(
-        self, batch: Batch, tokens_NL: Tensor, signals: StepSignals, hooks: StepHooks
+        self, batch: Batch, tokens_NL: Tensor, columns: Columns, signals: StepSignals, hooks: StepHooks
     ) -> tuple[StepResult, float]:
         """Do one step. Returns its result and its learning rate."""
         config, state, order, world = self.config, self.state, self.data.order, self.world
@@ -274,6 +277,7 @@ class TrainLoop:
             compute_first=hooks.compute_first(compute),
             sources_N=source_figures.numbers(self.data, batch.sample_ids, world.device),
             num_sources=source_figures.num_sources(self.data),
+            columns=columns,
         )
         self.data_waits_s = [sum(waits) for waits in zip(self.data_waits_s, result.data_waits_s, strict=True)]
         state.advance(order_step, result)

@@ -28,8 +28,10 @@ from springtide.dist import world
 from springtide.model import make
 from springtide.model.attention import attention_as_on
 from springtide.model.loss import logits_as_on
+from springtide.objective import Objective, next_token, zeros
 from springtide.parallel import parallelize
-from springtide.training.objective import Objective, next_token
+from springtide.shards import load_labels
+from springtide.store import Folder
 from springtide.training.optim import local_gradients, optimizer_of, square_norm
 from springtide.training.parameter_groups import blocks_freeze_alike, freeze
 from springtide.training.step import accumulate
@@ -54,6 +56,7 @@ def predicted_bytes(config: Config, vocab_size: int, eos_id: int | None, world_s
             raise
         # shapes in a user's function depend on values: in place of it, one that takes about as much
         changes = {"optim.source": "", "objective.source": _STAND_IN if config.objective.source else ""}
+        changes |= {"objective.labels": ""}
         return _predicted(config.override(changes), vocab_size, eos_id, world_size)
 
 
@@ -82,9 +85,10 @@ def _blocks_differ(config: Config, vocab_size: int) -> bool:
 def _peak(config: Config, vocab_size: int, eos_id: int | None, world_size: int) -> int:
     rows = -(-config.stream.global_batch // world_size)
     size = min(config.train.rows_at_once, rows)
-    source, objective = config.objective.source, None
-    if source:
-        objective = Objective(source, vocab_size, torch.device("cpu"))
+    settings, objective = config.objective, None
+    labels = load_labels(Folder(settings.labels)).layout if settings.labels else None
+    if settings.source:
+        objective = Objective(settings.source, vocab_size, torch.device("cpu"), labels, settings, eos_id)
     with _no_peers(world_size):
         # before the fake tensors: the mesh needs real ones
         here = world("cpu", 0, config.parallel.shards)
@@ -99,7 +103,10 @@ def _peak(config: Config, vocab_size: int, eos_id: int | None, world_size: int) 
             materialize(optimizer)
             rows_NL = torch.zeros(min(rows, 2 * size), config.shards.sequence_length + 1, dtype=torch.int64)
             parts = [slice(begin, begin + size) for begin in range(0, len(rows_NL), size)]
-            sums = accumulate(model, rows_NL, here, parts, 1.0, config.optim.z_loss, objective=objective)
+            columns = zeros(labels, len(rows_NL), torch.device("cpu"))
+            sums = accumulate(
+                model, rows_NL, here, parts, 1.0, config.optim.z_loss, objective=objective, columns=columns
+            )
             gradients = local_gradients(model)
             square_norm(gradients)
             torch._foreach_mul_(gradients, 0.5)

@@ -183,8 +183,9 @@ class _Comparison:
         self._recheck, self._one, self._world = recheck, one, recheck.world
         rows = one.rows
         mine = [float(len(rows)), checksum(rows), device_kind(self._world.device)]
+        mine += [checksum(_bits(column)) for column in one.columns.values()]
         self._announced = by_rank(mine, self._world)
-        """Number of rows, a sum over them, and the kind of the device, by rank."""
+        """Number of rows, a sum over them, the kind of the device, and a sum over each column of labels, by rank."""
         self._results: dict[int, list[tuple[int, MicroBatchResult]]] = {rank: [] for rank in range(self._world.size)}
 
     def verdict(self, mine: Tensor) -> Verdict:
@@ -205,11 +206,14 @@ class _Comparison:
     def _again(self, shift: int) -> Tensor:
         """Return the summary of the micro-batch of the rank that is ``shift`` further on."""
         owner = (self._world.rank + shift) % self._world.size
-        lengths = [int(num_rows) for num_rows, _, _ in self._announced]
+        lengths = [int(num_rows) for num_rows, *_ in self._announced]
         rows_BL = shifted(self._one.rows, shift, lengths, self._world)
-        if checksum(rows_BL) != self._announced[owner][1]:
+        columns = {name: shifted(one, shift, lengths, self._world) for name, one in self._one.columns.items()}
+        sums = [checksum(rows_BL), *(checksum(_bits(column)) for column in columns.values())]
+        _, expected, _, *of_columns = self._announced[owner]
+        if sums != [expected, *of_columns]:
             raise CollectiveError(f"the rows of rank {owner} arrived damaged on rank {self._world.rank}")
-        return self._recheck.result_of(self._one._replace(rows=rows_BL), owner)
+        return self._recheck.result_of(self._one._replace(rows=rows_BL, columns=columns), owner)
 
     def _share(self, computed: dict[int, Tensor]) -> None:
         """Give all ranks what this one has computed. ``computed``: shift -> summary."""
@@ -217,6 +221,10 @@ class _Comparison:
             for place, shift in enumerate(computed):
                 result = of_summary(values[place * SIZE :][:SIZE], device=int(self._announced[rank][2]))
                 self._results[(rank + shift) % self._world.size].append((rank, result))
+
+
+def _bits(column: Tensor) -> Tensor:
+    return column.contiguous().view({2: torch.int16, 4: torch.int32}[column.element_size()]).long()
 
 
 def _loss(one: MicroBatch, sums: Tensor) -> Tensor:

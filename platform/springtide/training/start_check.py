@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import torch
+
 from springtide import config as configs
 from springtide.checkpoint.adapters import has_adapter, without_adapter
 from springtide.checkpoint.averages import match_averages
@@ -13,6 +15,7 @@ from springtide.checkpoint.tensors import materialize, named_tensors
 from springtide.config import Config
 from springtide.errors import CheckpointError, ConfigError, explain
 from springtide.model import make
+from springtide.objective import Objective
 from springtide.stream import Data
 from springtide.training.optim import optimizer_of
 from springtide.training.parameter_groups import freeze
@@ -58,6 +61,18 @@ def check_adapter(config: Config) -> None:
         problem = "keeps the weights that a run starts from, and train.start_from names none"
         remedy = "name a checkpoint there, with train.start_with = weights, or use none"
         raise ConfigError(explain("model.adapter", config.model.adapter, problem, remedy))
+
+
+def check_objective(config: Config, data: Data) -> None:
+    """Raise ConfigError if the objective does not go with its labels, or learns from pairs that the dataset does not hold."""
+    one, manifest = config.objective, data.corpora[0].whole
+    if one.source == "dpo" and not manifest.holds_pairs:
+        problem = f"learns from pairs of answers, and {data.corpora[0].url} holds none"
+        remedy = "prepare records of prompt, chosen and rejected, with corpus.chat_template"
+        raise ConfigError(explain("objective.source", one.source, problem, remedy))
+    if data.labels is not None:
+        ids = data.eos_id, data.bos_id
+        Objective(one.source, data.vocab_size, torch.device("cpu"), data.labels.layout, one, *ids)
 
 
 def check_tensors(config: Config, data: Data) -> None:

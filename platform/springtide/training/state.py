@@ -18,9 +18,9 @@ from springtide.config import Config, code_fingerprint
 from springtide.config.steps import OrderStep, StepsDone, one_more
 from springtide.dist import World
 from springtide.model import flops_per_token, hardware_flops_per_token, num_parameters
+from springtide.objective import Objective
 from springtide.stream import Data
 from springtide.stream.chain import next_chain, with_skipped_update
-from springtide.training.objective import Objective
 from springtide.training.peak_flops import peak_flops
 from springtide.training.source_figures import SourceFigures
 from springtide.training.step import StepResult

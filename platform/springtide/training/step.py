@@ -19,8 +19,8 @@ from springtide.dist import World, sum_over_ranks
 from springtide.elastic import Interrupt
 from springtide.errors import TrainingFailed
 from springtide.model import IGNORE_INDEX, LargestLogit
+from springtide.objective import Columns, Objective
 from springtide.parallel import set_gradient_sync
-from springtide.training.objective import Objective
 from springtide.training.optim import local_gradients, square_norm
 from springtide.training.step_metrics import StepMetrics
 
@@ -57,6 +57,7 @@ _NOTHING = StepSignals()
 
 
 _NO_FIGURES: dict[str, float] = {}
+_NO_COLUMNS: Columns = {}
 
 
 class StepResult(NamedTuple):
@@ -101,6 +102,8 @@ class MicroBatch(NamedTuple):
     padded_rows: int
     objective: Objective | None = None
     largest: LargestLogit | None = None
+    columns: Columns = _NO_COLUMNS
+    """Labels of the rows, (B, ...) each, for the objective."""
 
 
 Compute = Callable[[nn.Module, MicroBatch, World], Tensor]
@@ -124,7 +127,7 @@ def loss_of(model: nn.Module, one: MicroBatch) -> tuple[Tensor, Tensor]:
     if one.largest is not None:
         one.largest.see(outputs_BLV.detach().flatten(0, 1), targets_BL.flatten() != IGNORE_INDEX)
     # without the rows that fill it up: an objective may count rows
-    return one.objective(outputs_BLV[:B] if B else outputs_BLV, tokens_BL[:B], targets_BL[:B])
+    return one.objective(outputs_BLV[:B] if B else outputs_BLV, tokens_BL[:B], targets_BL[:B], one.columns)
 
 
 def train_step(
@@ -148,6 +151,7 @@ def train_step(
     compute_first: Compute = compute,
     sources_N: Tensor | None = None,
     num_sources: int = 0,
+    columns: Columns = _NO_COLUMNS,
 ) -> StepResult:
     """Run one step: forward, backward, agree, clip, update.
 
@@ -158,12 +162,23 @@ def train_step(
     change. ``before_update`` is called before they may: it waits for copies of them. ``compute_first`` computes the first
     micro-batch. ``objective`` is minimised in place of the cross-entropy, and its gradient is divided by its weight in the
     whole step. ``metrics`` are told with the result. ``sources_N``: number of the source of each row, int64 (n,), if
-    figures are wanted by source. Raises TrainingFailed if the weight of the objective is not above 0.
+    figures are wanted by source. ``columns``: labels of the rows, (n, ...) each, for the objective.
+    Raises TrainingFailed if the weight of the objective is not above 0.
     """
     # divided by the tokens of a full step, known in advance; the true count corrects it below
     weight = loss_scale / tokens_per_step
     found, tokens_N = accumulate(
-        model, tokens_NL, world, micro_batches, weight, z_weight, padded_rows, compute_first, objective, metrics
+        model,
+        tokens_NL,
+        world,
+        micro_batches,
+        weight,
+        z_weight,
+        padded_rows,
+        compute_first,
+        objective,
+        metrics,
+        columns,
     )
     gradients, num_tokens = local_gradients(model), tokens_N.sum()
     # an objective adds its weight and its parts, and tells no loss of a row
@@ -201,6 +216,7 @@ def accumulate(
     compute_first: Compute = compute,
     objective: Objective | None = None,
     metrics: StepMetrics | None = None,
+    columns: Columns = _NO_COLUMNS,
 ) -> tuple[Tensor, Tensor]:
     """Run forward and backward; gradients are of the loss times ``loss_weight``. Returns the cross-entropy [nats] and the
     tokens of each row, float64 (n,); in place of the former all sums of an ``objective``, (size,)."""
@@ -212,7 +228,8 @@ def accumulate(
     for index, rows in enumerate(micro_batches):
         set_gradient_sync(model, index == len(micro_batches) - 1)
         largest = metrics.largest if metrics else None
-        one = MicroBatch(tokens_NL[rows], loss_weight, z_weight, padded_rows, objective, largest)
+        here = {name: column[rows] for name, column in columns.items()}
+        one = MicroBatch(tokens_NL[rows], loss_weight, z_weight, padded_rows, objective, largest, here)
         sums = (compute if index else compute_first)(model, one, world)
         if objective:
             found += sums

@@ -15,7 +15,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import token_files
-from prepared import prepare
+from prepared import SEALED, prepare
 
 from fuzz.mutations import PLACES, zst
 from fuzz.target import Target, must
@@ -24,8 +24,24 @@ from springtide.cli.inspect import inspect_dataset
 from springtide.corpus import Broken, Document, open_source
 from springtide.corpus.tokenizer import open_tokenizer
 from springtide.dataset import open_dataset, rows_text
-from springtide.shards import MANIFEST, TOKENIZER, SplitReader
-from springtide.store import Folder
+from springtide.shards import (
+    LABELS,
+    MANIFEST,
+    TOKENIZER,
+    LabelLayout,
+    LabelReader,
+    Labels,
+    Manifest,
+    Shard,
+    Split,
+    SplitReader,
+    check_labels,
+    label_file,
+    load_labels,
+    write_labels,
+)
+from springtide.shards.manifest import RowGroup
+from springtide.store import Folder, digest
 from springtide.stream import open_data
 
 TEXT = [f"Line {number}: sing the sea, fear the fog.\n" for number in range(300)]
@@ -82,6 +98,55 @@ class Datasets(Target):
         must(tokens.shape[1] == 65, "rows of another length")
         same = len(rows) == len(self.rows) and all(map(np.array_equal, rows, self.rows))
         must(same, "SILENT CORRUPTION: other rows than were sealed")
+
+
+class LabelFiles(Target):
+    """Labels of a dataset."""
+
+    name = "labels"
+
+    def make(self) -> None:
+        shard = {"name": "train-00000.parquet", "rows": 12, "size_bytes": 2**20, "digest": "0" * 32}
+        offsets = {"sample_ids": 0, "num_bytes": 96, "tokens": 144, "end": 144 + 12 * 2 * 9, "digest": "0" * 32}
+        group = RowGroup.model_validate({"rows": 12, **offsets})
+        counts = {"documents": 1, "tokens": 1, "num_bytes": 1, "rows": 12}
+        split = Split.model_validate({**counts, "shards": (Shard.model_validate({**shard, "groups": (group,)}),)})
+        facts = {
+            "token_type": "uint16",
+            "vocab_size": 300,
+            "sequence_length": 8,
+            "sources": {"corpus": {"heldout": split}},
+        }
+        self.manifest = Manifest.model_validate({**SEALED, **facts, "heldout_fraction": 1.0})
+        layout, rng = LabelLayout("topk", 3, "uint16", 8), np.random.default_rng(0)
+        self.ids = rng.integers(0, 300, (12, 8, 3)).astype(np.uint16)
+        columns = {"ids": self.ids, "logprobs": -rng.random((12, 8, 3)).astype(np.float16)}
+        data = b"".join(layout.encode(np.arange(12), columns))
+        Folder(self.root).write(label_file("train-00000.parquet", 0), data)
+        groups = {"train-00000.parquet": (digest.of_bytes(data),)}
+        named = {"dataset": self.manifest.digest, "labeller": {"run": "teacher"}, "groups": groups}
+        write_labels(Folder(self.root), Labels.model_validate({**named, **layout._asdict()}))
+
+    def kinds(self) -> Mapping[str, str]:
+        return {LABELS: "json"} | dict.fromkeys(self.of(".safetensors"), "bytes")
+
+    def names(self) -> tuple[str, ...]:
+        return (*super().names(), str(self.root)) if self.changed == LABELS else super().names()
+
+    def sign(self, random: Random) -> None:
+        if self.changed == LABELS and random.random() < 0.7:
+            with contextlib.suppress(ValueError, RecursionError, TypeError):
+                record = json.loads((self.root / LABELS).read_bytes())
+                record.pop("digest", None)
+                write_labels(Folder(self.root), Labels.model_validate(record))
+
+    def read(self, random: Random) -> None:
+        folder = Folder(self.root)
+        labels = load_labels(folder)
+        check_labels(labels, str(self.root), self.manifest, "the dataset")
+        _, columns = LabelReader(folder, labels, self.manifest.splits["heldout"]).read(np.arange(12))
+        same = "ids" in columns and np.array_equal(columns["ids"], self.ids)
+        must(same, "SILENT CORRUPTION: other labels than were sealed")
 
 
 class Corpora(Target):
@@ -193,4 +258,4 @@ class Vocabularies(Target):
         vocabulary.decode(ids.tolist())
 
 
-TARGETS: tuple[type[Target], ...] = (Datasets, Corpora, TokenFiles, Vocabularies)
+TARGETS: tuple[type[Target], ...] = (Datasets, LabelFiles, Corpora, TokenFiles, Vocabularies)

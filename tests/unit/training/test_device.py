@@ -33,8 +33,9 @@ def test_the_tokens_arrive_as_they_are(device: str) -> None:
     if device == "cuda" and not torch.cuda.is_available():
         pytest.skip("needs a GPU")
     found = list(to_device(batches(20), torch.device(device)))
-    for (batch, tokens_NL), expected in zip(found, batches(20), strict=True):
+    for (batch, tokens_NL, columns), expected in zip(found, batches(20), strict=True):
         assert batch.step == expected.step
+        assert columns == {}
         assert tokens_NL.dtype == torch.int64
         assert tokens_NL.device.type == device
         assert np.array_equal(tokens_NL.cpu().numpy(), signed(expected.tokens))

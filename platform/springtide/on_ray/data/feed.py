@@ -13,6 +13,7 @@ from __future__ import annotations
 import collections
 import itertools
 import logging
+import math
 from collections.abc import Iterator
 
 import numpy as np
@@ -54,7 +55,7 @@ def _by_tasks(reader: RankReader, plan: list[Read], config: FeedConfig) -> Itera
         leg = list(itertools.islice(left, _READS_PER_PIPELINE))
         due = leg[0].first
         try:
-            for batch in _batches(_pipeline(reader, leg, config), config):
+            for batch in _batches(_pipeline(reader, leg, config), config, reader.nothing(due)):
                 # a rank may have no batch of a step: all its samples may be skipped
                 yield from map(reader.nothing, Read(due, batch.step).steps)
                 yield batch
@@ -97,33 +98,48 @@ class _Fetch:
 
     def __call__(self, reads: pa.Table) -> pa.Table:
         found = [self._reader.fetch(Read(**read)) for read in reads.to_pylist()]
-        steps, ids, tokens = (np.concatenate(column) for column in zip(*found, strict=True))
-        lists = pa.FixedSizeListArray.from_arrays(pa.array(tokens.reshape(-1)), tokens.shape[1])
-        return pa.table({"step": steps, "sample_id": ids, "tokens": lists})
+        steps, ids, tokens = (np.concatenate([one[place] for one in found]) for place in range(3))
+        lists = {name: np.concatenate([one.columns[name] for one in found]) for name in found[0].columns}
+        arrays = {name: _lists(values) for name, values in {"tokens": tokens, **lists}.items()}
+        return pa.table({"step": steps, "sample_id": ids, **arrays})
 
 
-def _batches(dataset: ray.data.Dataset, config: FeedConfig) -> Iterator[Batch]:
-    """Regroup rows by step, wherever Ray Data cut its blocks."""
+def _lists(values: np.ndarray) -> pa.FixedSizeListArray:
+    """Return the rows of an array of two or more dimensions."""
+    return pa.FixedSizeListArray.from_arrays(pa.array(values.reshape(-1)), math.prod(values.shape[1:]))
+
+
+def _rows(table: pa.Table, name: str, shape: tuple[int, ...]) -> np.ndarray:
+    """Return a column that ``_lists`` made, of rows of this shape."""
+    lists = table[name].combine_chunks()
+    return lists.flatten().to_numpy().reshape(len(lists), *shape)
+
+
+def _batches(dataset: ray.data.Dataset, config: FeedConfig, empty: Batch) -> Iterator[Batch]:
+    """Regroup rows by step, wherever Ray Data cut its blocks. ``empty``: a batch without rows."""
     step = StepsDone(-1)
-    parts: list[tuple[np.ndarray, np.ndarray]] = []
+    parts: list[Batch] = []
+    shapes = {name: column.shape[1:] for name, column in empty.columns.items()}
     tables = dataset.iter_batches(batch_size=None, batch_format="pyarrow", prefetch_batches=config.reads_in_flight)
     for table in tables:
         steps = table["step"].to_numpy()
         ids = table["sample_id"].to_numpy()
-        lists = table["tokens"].combine_chunks()
-        tokens = lists.flatten().to_numpy().reshape(len(lists), -1)
+        tokens = _rows(table, "tokens", empty.tokens.shape[1:])
+        columns = {name: _rows(table, name, shape) for name, shape in shapes.items()}
         for rows in np.split(np.arange(len(steps)), np.flatnonzero(np.diff(steps)) + 1):
             here = StepsDone(int(steps[rows[0]]))
             if here != step and parts:
-                yield _join(step, parts)
+                yield _join(parts)
                 parts = []
             step = here
-            parts.append((ids[rows], tokens[rows]))
+            parts.append(Batch(step, ids[rows], tokens[rows], {name: one[rows] for name, one in columns.items()}))
     if parts:
-        yield _join(step, parts)
+        yield _join(parts)
 
 
-def _join(step: StepsDone, parts: list[tuple[np.ndarray, np.ndarray]]) -> Batch:
+def _join(parts: list[Batch]) -> Batch:
+    first = parts[0]
     if len(parts) == 1:
-        return Batch(step, *parts[0])
-    return Batch(step, np.concatenate([ids for ids, _ in parts]), np.concatenate([tokens for _, tokens in parts]))
+        return first
+    ids, tokens = (np.concatenate([one[place] for one in parts]) for place in (1, 2))
+    return Batch(first.step, ids, tokens, {n: np.concatenate([one.columns[n] for one in parts]) for n in first.columns})

@@ -1,0 +1,190 @@
+"""The objective that a config names: what is minimised in place of the cross-entropy of next tokens.
+
+``objective.source`` names one that is built in (``distill``, ``dpo``), or a user's function, ``package.module:function``. It is
+called for each micro-batch as ``function(outputs, rows, labels)``, or, if the config names labels, with a fourth argument,
+``columns``:
+
+    outputs   what the model returns for the rows: logits (B, L, V) in the type that it computes in
+    rows      the ids that it was given, int64 (B, L)
+    labels    the ids that follow them, int64 (B, L); -100 where nothing is predicted
+    columns   what a model has said about the rows (``objective.labels``): ``logprobs``, fp16 (B, L, k), and ``ids``, int64
+              (B, L, k), of its most likely next ids; or ``logprobs`` alone, fp32 (B, L), of the ids that do follow
+
+It returns ``(sum, weight, parts)``. A step minimises the sum of all ``sum`` over the sum of all ``weight``, over all
+micro-batches and ranks. ``parts`` maps names to scalars, such as terms of the sum; each is summed and divided likewise, and
+told with the step as ``objective/NAME``. All of them are sums over tokens or rows, never means: then neither the micro-batch
+nor the world size matters. The names are always the same.
+
+Held-out losses stay the cross-entropy of next tokens, so that runs can be compared.
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from springtide.config.code import find_code
+from springtide.config.engine import OBJECTIVES, ObjectiveConfig
+from springtide.errors import ConfigError, SpringtideError, TrainingFailed, explain
+from springtide.objective.distill import distillation
+from springtide.objective.preference import dpo
+from springtide.shards import LabelLayout
+
+Columns = Mapping[str, Tensor]
+_FIELD = "objective.source"
+_LEARNS_FROM = {"distill": "topk", "dpo": "logprob"}
+_PER_UNIT = 2.0**24
+_NAME = re.compile(r"[A-Za-z][A-Za-z0-9_.-]{0,63}")
+_MOST_PARTS = 32
+_ROWS, _LENGTH = 2, 3
+"""Size of the micro-batch of zeros that the function is called with first."""
+
+
+class Objective:
+    """An objective, called once with logits of zero to learn the names of its parts."""
+
+    def __init__(
+        self,
+        source: str,
+        vocab_size: int,
+        device: torch.device,
+        layout: LabelLayout | None = None,
+        settings: ObjectiveConfig | None = None,
+        eos_id: int | None = None,
+        bos_id: int | None = None,
+    ) -> None:
+        """``layout``: of the labels, if there are any; ``settings``: for what is built in; ``eos_id``, ``bos_id``: as for the
+        model. Raises ConfigError if ``source`` cannot be found, does not return what it should, or does not go with the
+        labels."""
+        self.source, self._is_built_in = source, source in OBJECTIVES
+        self._function: Callable[..., Any] = (
+            _built_in(settings or ObjectiveConfig(), source, eos_id, bos_id)
+            if self._is_built_in
+            else find_code(_FIELD, source)
+        )
+        self._takes_columns = _takes_columns(source, self._function, layout)
+        ids_BL = torch.zeros(_ROWS, _LENGTH, dtype=torch.int64, device=device)
+        outputs_BLV = torch.zeros(_ROWS, _LENGTH, vocab_size, device=device, requires_grad=True)
+        columns = zeros(layout, _ROWS, device, _LENGTH)
+        try:
+            parts = self._call(outputs_BLV, ids_BL, ids_BL, columns)[2]
+        except SpringtideError as error:
+            raise ConfigError(explain(_FIELD, source, str(error), "see springtide.objective")) from None
+        except Exception as error:
+            what = f"raises {type(error).__name__}: {error}, called with {_ROWS} rows of {_LENGTH} tokens"
+            raise ConfigError(explain(_FIELD, source, what, "see springtide.objective")) from error
+        self.names = tuple(sorted(parts))
+        """Names of the parts."""
+        bad = [name for name in self.names if not _NAME.fullmatch(name)]
+        if bad or len(self.names) > _MOST_PARTS:
+            what = f"names a part {bad[0]!r}" if bad else f"names {len(self.names)} parts"
+            remedy = f"at most {_MOST_PARTS} names of letters, digits, _, . and -"
+            raise ConfigError(explain(_FIELD, source, what, remedy))
+
+    @property
+    def size(self) -> int:
+        """Sums that it returns."""
+        return 2 + len(self.names)
+
+    def __call__(
+        self, outputs_BLV: Tensor, rows_BL: Tensor, labels_BL: Tensor, columns: Columns
+    ) -> tuple[Tensor, Tensor]:
+        """Return the sum to minimise, and sum, weight and parts as float64 (size,) without gradient. Raises TrainingFailed if
+        the function returns anything else."""
+        if not len(rows_BL):
+            # a rank without rows runs the model all the same
+            return outputs_BLV.sum() * 0.0, torch.zeros(self.size, dtype=torch.float64, device=outputs_BLV.device)
+        total, weight, parts = self._call(outputs_BLV, rows_BL, labels_BL, columns)
+        if parts.keys() != set(self.names):
+            raise TrainingFailed(f"{self.source} returned the parts {sorted(parts)}, before: {list(self.names)}")
+        values = [total.detach(), weight, *(parts[name] for name in self.names)]
+        doubles = [
+            torch.as_tensor(value, dtype=torch.float64, device=total.device).detach().reshape(()) for value in values
+        ]
+        found = torch.stack(doubles)
+        # multiples of 2**-24, as in ``row_losses``: sums over ranks are exact. Those of a user's own have any size
+        return total, torch.round(found * _PER_UNIT) / _PER_UNIT if self._is_built_in else found
+
+    def checked_weight(self, sums: list[float]) -> float:
+        """Return the weight of a step, from its ``sums`` over all ranks: loss, tokens, square of the gradient norm, weight,
+        parts. Raises TrainingFailed if it is not above 0."""
+        if not sums[3] > 0:
+            raise TrainingFailed(f"the weight of {self.source} is {sums[3]} in all rows of a step; it must be above 0")
+        return sums[3]
+
+    def told(self, sums: list[float]) -> dict[str, float]:
+        """Return the parts per weight, from ``sums`` as in ``checked_weight``."""
+        return {f"objective/{name}": value / sums[3] for name, value in zip(self.names, sums[4:], strict=False)}
+
+    def _call(
+        self, outputs_BLV: Tensor, rows_BL: Tensor, labels_BL: Tensor, columns: Columns
+    ) -> tuple[Tensor, Any, Mapping[str, Any]]:
+        given = {name: one if one.is_floating_point() else one.long() for name, one in columns.items()}
+        found = self._function(outputs_BLV, rows_BL, labels_BL, *[given] * self._takes_columns)
+        if not isinstance(found, tuple) or len(found) != 3 or not isinstance(found[2], Mapping):
+            shown = type(found).__name__ if not isinstance(found, tuple) else f"{len(found)} values"
+            raise TrainingFailed(f"returned {shown}; return (sum, weight, parts), parts a dictionary")
+        total, weight, parts = found
+        if (
+            not isinstance(total, Tensor)
+            or total.numel() != 1
+            or not (total.requires_grad or not torch.is_grad_enabled())
+        ):
+            raise TrainingFailed(
+                "returned a sum that is no scalar tensor with a gradient; sum over what the model returned"
+            )
+        for name, value in (("weight", weight), *parts.items()):
+            if not isinstance(name, str) or not (
+                value.numel() == 1 if isinstance(value, Tensor) else isinstance(value, int | float)
+            ):
+                what = str(tuple(value.shape)) if isinstance(value, Tensor) else type(value).__name__
+                raise TrainingFailed(f"returned {what} as {name!r}; return a scalar")
+        return total.reshape(()), weight, parts
+
+
+def zeros(layout: LabelLayout | None, rows: int, device: torch.device, length: int = 0) -> dict[str, Tensor]:
+    """Return columns of labels that are zero, in the types that they have on a device; none without a layout. ``length``: L,
+    if it is another one."""
+    if layout is None:
+        return {}
+    columns = layout._replace(sequence_length=length or layout.sequence_length).columns(rows)
+    types = {"float16": torch.float16, "float32": torch.float32}
+    return {
+        name: torch.zeros(shape, dtype=types.get(kind, torch.int32), device=device)
+        for name, (kind, shape) in columns.items()
+    }
+
+
+def _built_in(settings: ObjectiveConfig, source: str, eos_id: int | None, bos_id: int | None) -> Callable[..., Any]:
+    if source == "distill":
+        return distillation(settings.cross_entropy)
+    if eos_id is None:
+        problem = "learns from pairs of answers, and documents of a row are not masked from each other here"
+        raise ConfigError(explain(_FIELD, source, problem, "prepare a dataset of pairs"))
+    return dpo(settings.beta, eos_id, eos_id if bos_id is None else bos_id)
+
+
+def _takes_columns(source: str, function: Callable[..., Any], layout: LabelLayout | None) -> bool:
+    """Return whether labels are given to the function. Raises ConfigError if it needs others, or takes none."""
+    field = "objective.labels"
+    wanted = _LEARNS_FROM.get(source)
+    if wanted and (layout is None or layout.what != wanted):
+        holds = "names none" if layout is None else f"holds {layout.what}"
+        remedy = f"write labels with `springtide data label --what {wanted}`"
+        raise ConfigError(explain(_FIELD, source, f"learns from {wanted}, and {field} {holds}", remedy))
+    try:
+        names = list(inspect.signature(function).parameters.values())
+    except (TypeError, ValueError):  # some callables of other languages have none
+        names = []
+    fourth = [one for one in names if one.kind in (one.POSITIONAL_ONLY, one.POSITIONAL_OR_KEYWORD)][3:4]
+    if layout is None and fourth and fourth[0].default is inspect.Parameter.empty:
+        raise ConfigError(explain(_FIELD, source, f"takes labels, and {field} names none", f"set {field}"))
+    if layout is not None and not fourth:
+        problem = f"are read by nobody: {source} takes three arguments"
+        raise ConfigError(explain(field, layout.what, problem, "have it take a fourth, or leave the labels out"))
+    return layout is not None

@@ -1,0 +1,84 @@
+"""Learning from pairs of answers, one chosen and one rejected, that are neighbouring documents of a row.
+
+    row       [prompt, chosen] [prompt, rejected] [prompt, chosen] [prompt, rejected] [padding]
+    document          0                 1                 2                 3           4, ...
+
+Both answers of a pair are in one row, so whatever rows are computed together, a pair is whole.
+
+Shape suffixes: B rows, L positions, V ids, P pairs of a row, of which most do not exist.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from springtide.model import IGNORE_INDEX, document_begins
+
+Found = tuple[Tensor, Tensor, dict[str, Tensor]]
+Columns = Mapping[str, Tensor]
+
+
+class Pairs(NamedTuple):
+    """Sums over the predicted tokens of each answer."""
+
+    chosen: Tensor
+    """(B, P)."""
+    rejected: Tensor
+    """(B, P)."""
+    exist: Tensor
+    """Whether both answers have a token that is predicted, bool (B, P)."""
+
+
+def dpo(beta: float, eos_id: int, bos_id: int) -> Callable[[Tensor, Tensor, Tensor, Columns], Found]:
+    """Return the objective of direct preference optimization (Rafailov et al., 2023, equation 7), summed over pairs.
+
+    ``beta``: how much a departure from the reference costs. The log-probabilities of the reference are labels.
+    """
+
+    def of_pairs(outputs_BLV: Tensor, rows_BL: Tensor, labels_BL: Tensor, columns: Columns) -> Found:
+        gain_BL = token_log_probabilities(outputs_BLV, labels_BL) - columns["logprobs"]
+        pairs = by_pair(gain_BL, rows_BL, labels_BL, eos_id, bos_id)
+        chosen_BP, rejected_BP = beta * pairs.chosen, beta * pairs.rejected
+        margin_BP = chosen_BP - rejected_BP
+        nats_BP = -F.logsigmoid(margin_BP)
+
+        def total(values_BP: Tensor) -> Tensor:
+            return values_BP.masked_fill(~pairs.exist, 0.0).sum()
+
+        parts = {"accuracy": (margin_BP > 0).float(), "margin": margin_BP}
+        parts |= {"chosen": chosen_BP, "rejected": rejected_BP}
+        return total(nats_BP), pairs.exist.sum(), {name: total(one.detach()) for name, one in parts.items()}
+
+    return of_pairs
+
+
+def token_log_probabilities(outputs_BLV: Tensor, labels_BL: Tensor) -> Tensor:
+    """Return the log-probability of each token that comes next, fp32 (B, L); any number where nothing is predicted."""
+    log_BLV = outputs_BLV.float().log_softmax(-1)
+    return log_BLV.gather(-1, labels_BL.clamp_min(0)[..., None])[..., 0]
+
+
+def by_pair(values_BL: Tensor, rows_BL: Tensor, labels_BL: Tensor, eos_id: int, bos_id: int) -> Pairs:
+    """Return the sums of ``values_BL`` over the predicted tokens of the answers of each pair.
+
+    Examples:
+        >>> import torch
+        >>> rows = torch.tensor([[9, 1, 2, 9, 9, 3, 9, 9]])  # 9 ends and begins a document
+        >>> labels = torch.tensor([[-100, 2, 9, -100, -100, 9, -100, -100]])
+        >>> values = torch.arange(8.0)[None]
+        >>> found = by_pair(values, rows, labels, 9, 9)
+        >>> found.chosen[0, 0].item(), found.rejected[0, 0].item(), found.exist.sum().item()
+        (3.0, 5.0, 1)
+    """
+    B, L = rows_BL.shape
+    document_BL = document_begins(rows_BL, eos_id, bos_id).cumsum(1) - 1  # of a target too: no first token is predicted
+    document_BL = document_BL.clamp_min(0)
+    counts_BL = labels_BL != IGNORE_INDEX
+    sums_BD = values_BL.new_zeros(B, L + L % 2).scatter_add(1, document_BL, values_BL.masked_fill(~counts_BL, 0.0))
+    tokens_BD = torch.zeros_like(sums_BD).scatter_add(1, document_BL, counts_BL.to(sums_BD.dtype))
+    return Pairs(sums_BD[:, 0::2], sums_BD[:, 1::2], (tokens_BD[:, 0::2] > 0) & (tokens_BD[:, 1::2] > 0))

@@ -1,0 +1,132 @@
+"""The model that labels a dataset: a checkpoint of a run, or a folder of transformers, which is imported first."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+
+from springtide import config as configs
+from springtide.checkpoint import leases
+from springtide.checkpoint.branch import split
+from springtide.checkpoint.format import committed, read_manifest, step_of
+from springtide.checkpoint.load import read_pieces
+from springtide.config import RUN_CONFIG
+from springtide.config.engine import ModelConfig, ParallelConfig
+from springtide.errors import CheckpointError, ConfigError, explain, redacted
+from springtide.interop import HF_CONFIG, open_model
+from springtide.run.exchange import import_model
+from springtide.run.folder import Run
+from springtide.shards import TOKENIZER, Manifest
+from springtide.store import Folder, digest
+from springtide.training.label import LabelModel
+
+FIELD = "by"
+
+
+@dataclasses.dataclass(frozen=True)
+class Labeller:
+    """A model that can label a dataset, checked against it."""
+
+    folder: Folder
+    """The run's, or a folder of transformers."""
+    checkpoint: str
+    """Empty for a folder of transformers."""
+    model: ModelConfig
+    parallel: ParallelConfig
+    facts: dict[str, str | int]
+    """What labels say of it."""
+
+    def model_at(self, to: Folder, manifest: Manifest) -> LabelModel:
+        """Return it as a checkpoint to load. A folder of transformers is imported to ``to``, once."""
+        folder, name = self.folder, self.checkpoint
+        if not name:
+            folder = to
+            if not (to.exists(RUN_CONFIG) and committed(to)):
+                to.remove()  # an import that was killed
+                import_model(self.folder.url, to.url)
+            name = committed(to)[-1]
+        ids = manifest.vocab_size, manifest.eos_id, manifest.bos_id
+        return LabelModel(folder.url, name, self.model, self.parallel, *ids)
+
+
+def open_labeller(by: str, manifest: Manifest, trust_code: bool = False) -> Labeller:
+    """Return the model that ``by`` names. Writes nothing.
+
+    Args:
+        by: a run's folder, whose newest checkpoint is taken, one of its checkpoints, or a folder of transformers; paths or
+            URLs.
+        manifest: of the dataset to label.
+        trust_code: run the code of a model of your own if the run names one (``model.source``); needed unless you started
+            the run with the same code.
+
+    Raises:
+        ConfigError: there is no such model, it has another vocabulary than the dataset, or it cannot read rows of that length.
+
+    Examples:
+        >>> from springtide.run.labeller import open_labeller
+        >>> from springtide.shards import load_manifest
+        >>> from springtide.store import Folder
+        >>> dataset = st.open_run("runs/mine").config.shards.dataset
+        >>> open_labeller("runs/mine", load_manifest(Folder(dataset))).facts["step"]
+        8
+    """
+    run, name = split(by)
+    if not name and run.exists(HF_CONFIG) and not run.exists(RUN_CONFIG):
+        found, tokenizer = _of_transformers(run)
+    else:
+        found, tokenizer = _of_run(run, name, by, trust_code)
+    if tokenizer not in ("", manifest.tokenizer_digest):
+        problem = f"has the tokenizer {tokenizer}, the dataset has {manifest.tokenizer_digest}: their ids differ"
+        remedy = "prepare the text with corpus.tokenizer = the model's tokenizer.json"
+        raise ConfigError(explain(FIELD, by, problem, remedy))
+    if found.model.vocab_size and found.model.vocab_size < manifest.vocab_size:
+        problem = f"has {found.model.vocab_size} ids, the dataset {manifest.vocab_size}: another vocabulary"
+        raise ConfigError(explain(FIELD, by, problem, "name a model of the dataset's vocabulary"))
+    if found.model.max_sequence_length < manifest.sequence_length:
+        problem = f"reads at most {found.model.max_sequence_length} tokens, a row has {manifest.sequence_length}"
+        remedy = "name a model of a longer context, or prepare shorter rows (shards.sequence_length)"
+        raise ConfigError(explain(FIELD, by, problem, remedy))
+    return found
+
+
+def _of_run(run: Folder, name: str, by: str, trust_code: bool) -> tuple[Labeller, str]:
+    """Return a run's checkpoint and the digest of its tokenizer."""
+    names = committed(run)
+    name = name or (names or [""])[-1]
+    if name not in names:
+        there = ", ".join(names[-3:]) or "none"
+        problem = f"names no checkpoint that counts, and no folder of transformers; {run.url} has {there}"
+        raise ConfigError(explain(FIELD, by, problem, "name a run, one of its checkpoints, or a model's folder"))
+    try:
+        manifest = read_manifest(run, name)
+        weights = [
+            (one.box, one.digests) for one in read_pieces(run, name, manifest) if one.tensor.startswith("model/")
+        ]
+    except CheckpointError as error:
+        raise ConfigError(explain(FIELD, by, f"cannot be used: {error}", "name another checkpoint")) from None
+    config = configs.build(manifest.config) if manifest.config else Run(run).config
+    sources = {field: value for field, value in config.sources.items() if field == "model.source"}
+    if sources:
+        claimed = leases.trusted_code(run, config.sources)
+        configs.check_trusted(sources, run.where(RUN_CONFIG), trust_code, claimed)
+    facts: dict[str, str | int] = {"run": run.name, "checkpoint": name, "step": int(step_of(name) or 0)}
+    facts |= {"weights": _hash(repr(sorted(weights))), "precision": config.parallel.precision}
+    return Labeller(run, name, config.model, config.parallel, facts), manifest.meta.tokenizer_digest
+
+
+def _of_transformers(folder: Folder) -> tuple[Labeller, str]:
+    """Return a folder of transformers and the digest of its tokenizer."""
+    found, parallel = open_model(folder), ParallelConfig()
+    names = [name for name in folder.names() if name in (HF_CONFIG, TOKENIZER) or name.endswith(".safetensors")]
+    digests = []
+    for name in names:
+        with folder.open(name) as file:
+            digests.append((name, digest.of_file(file)))
+    facts: dict[str, str | int] = {"folder": redacted(folder.url), "weights": _hash(repr(digests))}
+    facts |= {"architecture": found.family.architecture, "precision": parallel.precision}
+    tokenizer = digest.of_bytes(found.tokenizer.encode()) if found.tokenizer else ""
+    return Labeller(folder, "", found.model, parallel, facts), tokenizer
+
+
+def _hash(text: str) -> str:
+    return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()

@@ -1,0 +1,228 @@
+"""Labels: what a model says about each row of a dataset, as a sealed sibling of it with the same rows in the same row groups.
+
+    labels.json                     written last: the dataset's digest, the labeller, the digest of each file
+    train-00000-g0000.safetensors   the labels of one row group, read in place
+
+With L positions in a row, of which position j predicts token j + 1:
+
+    topk      ids (rows, L, k), the most likely next ones, the likeliest first; logprobs fp16 (rows, L, k)
+    logprob   logprobs fp32 (rows, L), of each token that does come next
+
+Log-probabilities of ``topk`` are fp16: rounding changes one by at most a part in 2048, so a probability of 1% by 0.2% of
+itself, and the files are a quarter to a third smaller. Those of ``logprob`` are fp32: objectives add up hundreds of them.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+from pydantic import model_validator
+
+from springtide.errors import CorpusError, explain
+from springtide.shards.manifest import Count, Digest, Manifest, Split, _Record
+from springtide.shards.ranges import ByteRange, CheckedRanges, OpenGroups
+from springtide.store import Cache, Folder, to_json
+
+LABELS = "labels.json"
+FORMAT = 1
+Columns = dict[str, np.ndarray]
+"""Name of a column -> its values, (rows, L) or (rows, L, k)."""
+_SAMPLE_IDS = "sample_ids"
+_TYPES = {"int64": "I64", "float16": "F16", "float32": "F32", "uint8": "U8", "uint16": "U16", "uint32": "U32"}
+"""Type of a column -> its name in safetensors."""
+_REMEDY = "remove the labels' folder and run `springtide data label` again, or restore the file"
+
+
+class Labels(_Record):
+    """The manifest of sealed labels."""
+
+    format: int = FORMAT
+    dataset: Digest
+    """Digest of the manifest of the dataset that they are of."""
+    what: Literal["topk", "logprob"]
+    k: Count
+    """Ids at each position; 0 for logprob."""
+    id_type: Literal["uint8", "uint16", "uint32"]
+    """Type of ids, the smallest that fits the vocabulary."""
+    sequence_length: Count
+    labeller: dict[str, str | int]
+    """The model: its run or folder, checkpoint and step, and the digest of its weights."""
+    groups: dict[str, tuple[Digest, ...]]
+    """Shard of the dataset -> digest of the file of each of its row groups."""
+
+    @model_validator(mode="after")
+    def _check(self) -> Labels:
+        if (self.k > 0) != (self.what == "topk"):
+            raise ValueError(f"k = {self.k} of {self.what}")
+        return self
+
+    @property
+    def digest(self) -> str:
+        """32 hex digits over all fields; part of the identity of a run that learns from them."""
+        text = to_json(self.model_dump(mode="json"), sort_keys=True)
+        return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
+
+    @property
+    def row_bytes(self) -> int:
+        """Size of a row's labels [bytes]."""
+        return self.layout.size_bytes(1)
+
+    @property
+    def layout(self) -> LabelLayout:
+        """The columns."""
+        return LabelLayout(self.what, self.k, self.id_type, self.sequence_length)
+
+
+class LabelLayout(NamedTuple):
+    """The columns of labels, and their places in a file of safetensors."""
+
+    what: str
+    k: int
+    id_type: str
+    sequence_length: int
+
+    def columns(self, rows: int) -> dict[str, tuple[str, tuple[int, ...]]]:
+        """Return column -> type and shape, in the order of the file."""
+        if self.what == "logprob":
+            return {"logprobs": ("float32", (rows, self.sequence_length))}
+        shape = (rows, self.sequence_length, self.k)
+        return {"logprobs": ("float16", shape), "ids": (self.id_type, shape)}
+
+    def _stored(self, rows: int) -> dict[str, tuple[str, tuple[int, ...]]]:
+        return {_SAMPLE_IDS: ("int64", (rows,)), **self.columns(rows)}
+
+    def size_bytes(self, rows: int) -> int:
+        """Return the size of a file without its header [bytes]."""
+        return sum(_size(kind, shape) for kind, shape in self._stored(rows).values())
+
+    def header(self, rows: int) -> bytes:
+        """Return the beginning of a file."""
+        found, begin = {}, 0
+        for name, (kind, shape) in self._stored(rows).items():
+            end = begin + _size(kind, shape)
+            found[name] = {"dtype": _TYPES[kind], "shape": shape, "data_offsets": [begin, end]}
+            begin = end
+        text = json.dumps(found, separators=(",", ":")).encode()
+        text += b" " * (-len(text) % 8)  # so that values are aligned
+        return len(text).to_bytes(8, "little") + text
+
+    def encode(self, sample_ids: np.ndarray, columns: Mapping[str, np.ndarray]) -> list[memoryview]:
+        """Return the file of a row group, in parts: it may be large. ``sample_ids``: as stored with its tokens, int64
+        (rows,)."""
+        parts, given = [memoryview(self.header(len(sample_ids)))], {_SAMPLE_IDS: sample_ids, **columns}
+        for name, (kind, shape) in self._stored(len(sample_ids)).items():
+            assert (given[name].dtype, given[name].shape) == (np.dtype(kind), shape), name
+            values = np.ascontiguousarray(given[name], np.dtype(kind).newbyteorder("<"))
+            parts.append(values.reshape(-1).view(np.uint8).data)
+        return parts
+
+    def decode(self, data: np.ndarray, rows: int) -> Columns:
+        """Return views of the columns in the bytes of a file, ``sample_ids`` among them."""
+        begin, found = len(self.header(rows)), {}
+        for name, (kind, shape) in self._stored(rows).items():
+            end = begin + _size(kind, shape)
+            found[name] = np.frombuffer(data[begin:end], np.dtype(kind).newbyteorder("<")).reshape(shape)
+            begin = end
+        return found
+
+
+def _size(kind: str, shape: tuple[int, ...]) -> int:
+    size = np.dtype(kind).itemsize
+    for length in shape:  # of any size: a manifest may be hostile, and numpy's product wraps around
+        size *= length
+    return size
+
+
+def id_type(vocab_size: int) -> str:
+    """Return the smallest type that fits the ids of a vocabulary."""
+    return next(kind for kind in ("uint8", "uint16", "uint32") if vocab_size <= 2 ** np.iinfo(kind).bits)
+
+
+def label_file(shard: str, group: int) -> str:
+    """Return the name of the file of a row group's labels."""
+    return f"{shard.removesuffix('.parquet')}-g{group:04d}.safetensors"
+
+
+class _LabelFile(NamedTuple):
+    name: str
+    size_bytes: int
+    digest: str
+
+
+class _View:
+    """A view of a row group's labels."""
+
+    def __init__(self, columns: Columns) -> None:
+        self.columns = columns
+        self.num_data_bytes = sum(column.nbytes for column in columns.values())
+
+
+class LabelReader:
+    """Random access to the labels of the rows of a split."""
+
+    def __init__(self, folder: Folder, labels: Labels, split: Split, cache: Cache | None = None) -> None:
+        """``split``: of the dataset, or of one of its sources; ``cache``: as for ``SplitReader``."""
+        self.layout = labels.layout
+        rows, ranges = split.group_rows(), []
+        for shard in split.shards:
+            for index, (group, digest) in enumerate(zip(shard.groups, labels.groups[shard.name], strict=True)):
+                size = len(self.layout.header(group.rows)) + self.layout.size_bytes(group.rows)
+                file = _LabelFile(label_file(shard.name, index), size, digest)
+                ranges.append(ByteRange(file, 0, size, digest, "labels"))
+        checked = CheckedRanges(folder, ranges, cache, _REMEDY)
+        self._groups = OpenGroups(checked, rows, lambda number, data: _View(self.layout.decode(data, rows[number])))
+
+    def read(self, rows: np.ndarray) -> tuple[np.ndarray, Columns]:
+        """Return the sample ids, int64 (n,), and the labels of the rows with numbers ``rows``, int64 (n,), in that order;
+        CorruptShard names a file with changed bytes."""
+        sample_ids = np.empty(len(rows), dtype=np.int64)
+        found = {name: np.empty(shape, kind) for name, (kind, shape) in self.layout.columns(len(rows)).items()}
+        for group, here, index in self._groups.of(rows):
+            sample_ids[here] = group.columns[_SAMPLE_IDS].take(index)
+            for name, column in found.items():
+                column[here] = group.columns[name].take(index, axis=0)
+        return sample_ids, found
+
+
+def write_labels(folder: Folder, labels: Labels) -> None:
+    """Write the manifest of labels, and its digest."""
+    folder.write_json(LABELS, {**labels.model_dump(mode="json"), "digest": labels.digest})
+
+
+def load_labels(folder: Folder) -> Labels:
+    """Load the manifest of sealed labels; CorpusError if it is missing, damaged or of another format."""
+    try:
+        record: Any = folder.read_json(LABELS)
+        if isinstance(record, dict) and record.get("format") != FORMAT:
+            limit = f"are in format {record.get('format')!r:.40}, this version of springtide reads {FORMAT}"
+            raise CorpusError(explain("labels", folder.url, limit, "write them again, with `springtide data label`"))
+        sealed = record.pop("digest", None) if isinstance(record, dict) else None
+        labels = Labels.model_validate(record)
+        if labels.digest != sealed:
+            raise ValueError(f"digest expected {sealed!r:.40}, found {labels.digest}")
+        return labels
+    except CorpusError:
+        raise
+    except FileNotFoundError:
+        remedy = "write them with `springtide data label`; a labelling that was killed resumes"
+        raise CorpusError(explain("labels", folder.url, "holds no sealed labels", remedy)) from None
+    except (ValueError, RecursionError) as error:  # not UTF-8, not JSON, or not a valid manifest
+        problem = f"has a {LABELS} that cannot be read ({error})"
+        raise CorpusError(explain("labels", folder.url, problem, "write them again")) from None
+
+
+def check_labels(labels: Labels, url: str, manifest: Manifest, dataset: str) -> None:
+    """Raise CorpusError if labels are not of this dataset. ``url``: of the labels; ``dataset``: of the dataset."""
+    if labels.dataset != manifest.digest:
+        problem = f"are labels of another dataset, {labels.dataset}: {dataset} is {manifest.digest}"
+        raise CorpusError(explain("labels", url, problem, "label this dataset, or train on that one"))
+    shards = {shard.name: len(shard.groups) for split in manifest.splits.values() for shard in split.shards}
+    same = labels.sequence_length == manifest.sequence_length and labels.k <= manifest.vocab_size
+    if not same or labels.id_type != id_type(manifest.vocab_size):
+        raise CorpusError(explain("labels", url, "do not fit the rows of their dataset", "write them again"))
+    if {name: len(digests) for name, digests in labels.groups.items()} != shards:
+        raise CorpusError(explain("labels", url, "lack row groups of their dataset", "write them again"))

@@ -1,0 +1,144 @@
+"""Label the row groups of a dataset with a model: each by itself, so that a labelling may be killed at any moment and resumed,
+by any number of processes, and the bytes are the same.
+
+    tokens of a row group -> the model, some rows at a time -> log-probabilities -> a file, then the record of its digest
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Iterator
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from springtide.checkpoint.load import load
+from springtide.config.engine import ModelConfig, ParallelConfig
+from springtide.model import whole
+from springtide.parallel import in_precision
+from springtide.shards import LabelLayout, SplitReader, ids_of, label_file, load_manifest
+from springtide.store import Folder, digest
+
+_LOGITS_AT_ONCE = {"cpu": 2**22, "cuda": 2**28}
+"""Logits computed at a time, per device; rows are never cut."""
+
+
+@dataclasses.dataclass(frozen=True)
+class LabelModel:
+    """The model that labels: a checkpoint. Picklable."""
+
+    run: str
+    """URL of its run's folder."""
+    checkpoint: str
+    model: ModelConfig
+    parallel: ParallelConfig
+    """Its precision is that of training."""
+    vocab_size: int
+    eos_id: int | None
+    bos_id: int | None
+
+
+@dataclasses.dataclass(frozen=True)
+class LabelJob:
+    """The input to label one row group. Picklable."""
+
+    dataset: str
+    split: str
+    shard: str
+    group: int
+    """Number of the row group in its shard."""
+    first_row: int
+    """Number of its first row in the split."""
+    rows: int
+    by: LabelModel
+    layout: LabelLayout
+    out: Folder
+    work: Folder
+    """Folder for records until the labels are sealed."""
+
+    @property
+    def name(self) -> str:
+        """Name of the file that it makes."""
+        return label_file(self.shard, self.group)
+
+    @property
+    def record(self) -> str:
+        return f"groups/{self.name}.json"
+
+    def done(self) -> bool:
+        """Return whether the group was already labelled."""
+        return self.work.exists(self.record)
+
+
+def label_group(job: LabelJob) -> None:
+    """Label a row group and write its file, unless that was done."""
+    if job.done():
+        return
+    found = _reader(job.dataset, job.split).read(np.arange(job.first_row, job.first_row + job.rows))
+    model, threads = _loaded(job.by), torch.get_num_threads()
+    columns = {name: np.empty(shape, kind) for name, (kind, shape) in job.layout.columns(job.rows).items()}
+    torch.set_num_threads(1)  # sums of several threads may differ in their bits; other processes use the other cores
+    try:
+        for part in _parts(model, found.tokens.shape):
+            for name, values in columns_of(model, ids_of(found.tokens[part]), job.layout, job.by.vocab_size).items():
+                columns[name][part] = values
+    finally:
+        torch.set_num_threads(threads)
+    running, parts = digest.Running(), job.layout.encode(found.sample_ids, columns)
+    for one in parts:
+        running.add(one)
+    job.out.put(job.name, parts)
+    job.work.write_json(job.record, {"digest": running.end()})
+
+
+@torch.inference_mode()
+def columns_of(model: nn.Module, tokens: np.ndarray, layout: LabelLayout, vocab_size: int) -> dict[str, np.ndarray]:
+    """Return the labels of rows.
+
+    Args:
+        model: maps ids (B, L) to logits.
+        tokens: ids of the rows, (B, L + 1).
+        layout: the columns to compute.
+        vocab_size: ids of ``topk`` are below it: a model may have more rows than the vocabulary has ids.
+    """
+    device = next(model.parameters()).device
+    rows_BL = torch.from_numpy(tokens.astype(np.int64)).to(device)
+    log_BLV: Tensor = model(rows_BL[:, :-1]).float().log_softmax(-1)
+    if layout.what == "logprob":
+        return {"logprobs": log_BLV.gather(-1, rows_BL[:, 1:, None])[..., 0].cpu().numpy()}
+    best = log_BLV[..., :vocab_size].topk(layout.k, dim=-1)
+    least = torch.finfo(torch.float16).min  # a probability of zero
+    return {
+        "logprobs": best.values.clamp_min(least).half().cpu().numpy(),
+        "ids": best.indices.cpu().numpy().astype(layout.id_type),
+    }
+
+
+def _parts(model: nn.Module, shape: tuple[int, ...]) -> Iterator[slice]:
+    """Yield slices of the rows of a group, (rows, L + 1), as many at a time as the device has room for their logits."""
+    rows, length = shape
+    logits = (length - 1) * getattr(model, "padded_vocab_size", 2**16)
+    at_once = max(1, _LOGITS_AT_ONCE[next(model.parameters()).device.type] // logits)
+    return (slice(begin, begin + at_once) for begin in range(0, rows, at_once))
+
+
+@functools.lru_cache(maxsize=1)
+def _reader(dataset: str, split: str) -> SplitReader:
+    folder = Folder(dataset)
+    return SplitReader(folder, load_manifest(folder), split)
+
+
+@functools.lru_cache(maxsize=1)
+def _loaded(by: LabelModel) -> nn.Module:
+    """Return the model, loaded once in each process, on its GPU if it has one."""
+    model = whole(by.model, by.vocab_size, by.eos_id, by.bos_id)
+    load(Folder(by.run), by.checkpoint, model)
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    return in_precision(model, by.parallel).to(device).eval()
+
+
+def release() -> None:
+    """Free the model that this process has loaded."""
+    _loaded.cache_clear()

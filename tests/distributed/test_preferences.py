@@ -1,0 +1,112 @@
+"""Direct preference optimization: what plain torch says, and the same bits at any world size."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from labelled import plain_log_probabilities
+from loops import every_tensor, train
+from prepared import prepare, small
+from ranks import run_ranks
+
+from springtide.app.label import label
+from springtide.config import Config
+from springtide.errors import ConfigError
+from springtide.events import Event, StepDone
+from springtide.run.folder import Run
+from springtide.shards import SplitReader, is_predicted, load_manifest
+from springtide.store import Folder
+from springtide.stream import load, open_data
+from springtide.training.start_check import check_objective
+
+pytestmark = pytest.mark.distributed
+Ranks = Callable[..., list[Any]]
+STEPS = 4
+
+
+@pytest.fixture(scope="module")
+def paired(tmp_path_factory: pytest.TempPathFactory) -> Config:
+    """A dataset of pairs, a run on its answers, ``reference``, and its log-probabilities in ``labels``."""
+    root = tmp_path_factory.mktemp("paired")
+    pairs = [{"prompt": f"Is {n} odd?", "chosen": "yes" * (n % 5 + 1), "rejected": f"no{n}"} for n in range(90)]
+    (root / "pairs.jsonl").write_text("".join(f"{json.dumps(record)}\n" for record in pairs))
+    packed = {"shards__packing": "best_fit", "shards__mask_across_documents": True, "shards__sequence_length": 300}
+    config = small(
+        root / "data", root / "pairs.jsonl", **packed, corpus__tokenizer="bytes", corpus__chat_template="chatml"
+    )
+    config = prepare(
+        config.override({"stream.max_epochs": 100, "run.root": str(root / "runs"), "track.mlflow_uri": "off"})
+    )
+    step = config.tokens_per_step
+    fixed = {"run.id": "reference", "train.total": 2 * step, "optim.warmup": 0, "train.eval_tokens": 0}
+    fixed |= {"parallel.reduction": "fp64", "stream.lanes": 6, "train.micro_batch": 2, "track.progress": False}
+    config = config.override(fixed)
+    run_ranks(1, train, config)
+    Run(Folder(config.run.root) / "reference").write_config(config)
+    label(config.shards.dataset, f"{config.run.root}/reference", "logprob", str(root / "labels"))
+    learns = {"objective.source": "dpo", "objective.labels": str(root / "labels"), "objective.beta": 0.5}
+    start = {"train.start_from": f"{config.run.root}/reference/checkpoints/step-0000000002"}
+    return config.override({**learns, **start, "train.start_with": "weights", "train.total": STEPS * step})
+
+
+def told(events: list[Event]) -> dict[int, tuple[float, dict[str, float]]]:
+    return {one.step: (one.loss, one.extra) for one in events if isinstance(one, StepDone)}
+
+
+def test_it_learns_the_same_bits_through_a_resize(paired: Config, ranks: Ranks) -> None:
+    whole, resized = (paired.override({"run.id": name}) for name in ("whole", "resized"))
+    expected = told(ranks(1, train, whole)[0])
+    first, last = expected[1], expected[STEPS]
+    assert first[0] == pytest.approx(math.log(2), abs=1e-5), "the reference itself"
+    assert first[1]["objective/margin"] == pytest.approx(0, abs=1e-4)
+    assert last[0] < first[0]
+    assert last[1]["objective/accuracy"] > 0.9
+    margin = last[1]["objective/chosen"] - last[1]["objective/rejected"]
+    assert last[1]["objective/margin"] == pytest.approx(margin, abs=1e-5)
+    found = told(ranks(2, train, resized, 2)[0]) | told(ranks(3, train, resized)[0])
+    assert found == expected
+    [state], [other] = ranks(1, every_tensor, whole), ranks(1, every_tensor, resized)
+    assert all(torch.equal(other[name], tensor) for name, tensor in state.items())
+
+
+def test_the_loss_is_what_plain_torch_says(paired: Config, ranks: Ranks) -> None:
+    other = paired.override(
+        {"run.id": "other", "train.start_from": "", "model.init_seed": 5, "train.total": 2 * paired.tokens_per_step}
+    )
+    (_, _), (loss, parts) = told(ranks(1, train, other.override({"checkpoint.every_steps": 1}))[0]).values()
+    reader = open_data(other.data).reader(0, 1)
+    batch = next(iter(load(reader, reader.plan(1, 2, 2**20))))
+    manifest = load_manifest(Folder(other.shards.dataset))
+    tokens = (
+        SplitReader(Folder(other.shards.dataset), manifest, "train")
+        .read(np.arange(manifest.splits["train"].rows))
+        .tokens
+    )
+    said = []
+    for name, step in (("other", 1), ("reference", 2)):
+        ids, log_TLV = plain_log_probabilities(other, f"{other.run.root}/{name}", "train", f"step-{step:010d}")
+        said.append(log_TLV.gather(-1, torch.from_numpy(ids[:, 1:, None].astype(np.int64)))[..., 0])
+    margins = []
+    for row in batch.sample_ids.astype(np.int64):
+        predicted = torch.from_numpy(is_predicted(tokens[row])[1:])
+        # each answer is a run of predicted tokens
+        runs = torch.cumsum((predicted & ~F.pad(predicted[:-1], (1, 0))).long(), 0)
+        gains = [float((said[0] - said[1])[row][predicted & (runs == n)].sum()) for n in range(1, int(runs.max()) + 1)]
+        margins += [0.5 * (chosen - rejected) for chosen, rejected in zip(gains[::2], gains[1::2], strict=True)]
+    assert loss == pytest.approx(-F.logsigmoid(torch.tensor(margins)).mean().item(), abs=1e-4)
+    assert parts["objective/accuracy"] == pytest.approx(np.mean(np.array(margins) > 0))
+
+
+def test_what_it_cannot_learn_from_is_told(paired: Config, tiny: Config) -> None:
+    chats = tiny.override({"objective.source": "dpo", "objective.labels": "/none"})
+    plain = open_data(tiny.data)
+    with pytest.raises(ConfigError, match=r"learns from pairs of answers, and .* holds none"):
+        check_objective(chats, plain)
+    check_objective(paired, open_data(paired.data))
