@@ -27,14 +27,24 @@ MODULES = (
     *("springtide.app.train", "springtide.app.sweep", "springtide.app.drill", "springtide.app.simulate"),
     *("springtide.app.estimate", "springtide.run.folder", "springtide.run.verify", "springtide.track.ledger"),
     *("springtide.config.files", "springtide.config.schema", "springtide.config.recipes", "springtide.errors"),
-    "springtide.run.exchange",
+    *("springtide.run.exchange", "springtide.run.fisher", "springtide.training.anchor"),
 )
 """Where the public API is defined."""
 NOT_RUN = {"train", "resolve", "sweep", "drill"}
 """Functions whose examples need a Ray cluster, and minutes. tests/elastic calls them."""
 PUBLIC = {
     *(name for name in st.__all__ if isinstance(getattr(st, name), types.FunctionType)),
-    *("batches", "drill", "simulate_trace", "estimate_memory", "verify", "ledger", "export_model", "import_model"),
+    *(
+        "batches",
+        "drill",
+        "simulate_trace",
+        "estimate_memory",
+        "verify",
+        "ledger",
+        "export_model",
+        "import_model",
+        "write_fisher",
+    ),
 }
 
 

@@ -23,6 +23,7 @@ from springtide.checkpoint.fresh_start import check_fresh_start
 from springtide.checkpoint.other_orders import newer_of_other_orders
 from springtide.config import Config
 from springtide.config.code import find_code
+from springtide.config.engine import L2SP
 from springtide.config.steps import StepsDone
 from springtide.dataset import Progress
 from springtide.errors import CheckpointError, ConfigError, explain
@@ -229,6 +230,8 @@ def absolute(config: Config) -> Config:
         "stream.mixture": mixture,
         "stream.eval_datasets": eval_datasets,
     }
+    if config.objective.anchor not in ("", L2SP):
+        changes["objective.anchor"] = Folder(config.objective.anchor).url
     if config.shards.dataset:
         changes["shards.dataset"] = Folder(config.shards.dataset).url
     return config.override(changes)

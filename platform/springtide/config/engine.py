@@ -259,12 +259,22 @@ class ParameterGroup(Section):
     """Whether they keep their values: they have no gradients and no state in the optimizer [flag]."""
 
 
+L2SP = "l2sp"
+"""Value of ``objective.anchor``."""
+
+
 class ObjectiveConfig(Section):
     """What is minimised."""
 
     source: str = ""
     """Function that computes your own objective, ``package.module:function``, see ``springtide.training.objective``; empty is
     the cross-entropy of next tokens [name]."""
+    anchor: str = ""
+    """What keeps the weights near those that the run starts from, so that it forgets less: ``l2sp`` pulls them all alike; the
+    URL of a Fisher, see ``springtide model fisher``, by how much each one matters (EWC); empty nothing [url]."""
+    anchor_weight: float = Field(1.0, gt=0)
+    """Weight of the squared distance to them in the loss per token; of a Fisher, 1 counts the text that it was computed on as
+    much as the new one [1]."""
 
 
 class OptimConfig(Section):

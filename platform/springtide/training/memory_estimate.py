@@ -29,6 +29,7 @@ from springtide.model import make
 from springtide.model.attention import attention_as_on
 from springtide.model.loss import logits_as_on
 from springtide.parallel import parallelize
+from springtide.training.anchor import Anchor
 from springtide.training.objective import Objective, next_token
 from springtide.training.optim import local_gradients, optimizer_of, square_norm
 from springtide.training.parameter_groups import blocks_freeze_alike, freeze
@@ -97,12 +98,17 @@ def _peak(config: Config, vocab_size: int, eos_id: int | None, world_size: int) 
             model = parallelize(model, layout, here)
             optimizer = optimizer_of(model, config.optim)
             materialize(optimizer)
+            anchor = Anchor(model, config.objective) if config.objective.anchor else None
             rows_NL = torch.zeros(min(rows, 2 * size), config.shards.sequence_length + 1, dtype=torch.int64)
             parts = [slice(begin, begin + size) for begin in range(0, len(rows_NL), size)]
             sums = accumulate(model, rows_NL, here, parts, 1.0, config.optim.z_loss, objective=objective)
             gradients = local_gradients(model)
             square_norm(gradients)
+            if anchor:
+                anchor.sums(here.copies)
             torch._foreach_mul_(gradients, 0.5)
+            if anchor:
+                anchor.add(0.5)
             set_newest_share(optimizer, 0.5)
             optimizer.step()
             del sums

@@ -20,6 +20,7 @@ from springtide.dist import World
 from springtide.model import flops_per_token, hardware_flops_per_token, num_parameters
 from springtide.stream import Data
 from springtide.stream.chain import next_chain, with_skipped_update
+from springtide.training.anchor import Anchor
 from springtide.training.objective import Objective
 from springtide.training.peak_flops import peak_flops
 from springtide.training.source_figures import SourceFigures
@@ -66,6 +67,8 @@ class TrainState:
     """What is minimised, if not the cross-entropy of next tokens."""
     metrics: StepMetrics | None = None
     """What is told with each step on request."""
+    anchor: Anchor | None = None
+    """What keeps the weights near those that the run starts from."""
     step: StepsDone = dataclasses.field(default=StepsDone(0))
     """Steps done: all of the data state."""
     tokens: int = 0
@@ -93,6 +96,8 @@ class TrainState:
     def resume(self, found: Restored) -> None:
         """Continue where ``found`` was saved; its tensors are in the model and the optimizer already."""
         meta = found.meta
+        if self.anchor:
+            self.anchor.check_unchanged(meta)
         self.step, self.tokens, self.chain, self.skipped_updates = (
             meta.step,
             meta.tokens,
@@ -119,6 +124,7 @@ class TrainState:
         metrics = {"loss": sum(losses) / len(losses)} if losses else {}
         if self.step in self.heldout_losses:
             metrics["heldout_loss"] = self.heldout_losses[self.step]
+        anchor = self.anchor.components if self.anchor else {}
         meta = Meta(
             step=self.step,
             tokens=self.tokens,
@@ -131,7 +137,10 @@ class TrainState:
             tokenizer_digest=data.tokenizer_digest,
             saved_s=time.time(),
             metrics=metrics,
-            components=self.guard.state() | components_of(self.agreed_step) | branch.components_of(self.tokens_before),
+            components=self.guard.state()
+            | components_of(self.agreed_step)
+            | branch.components_of(self.tokens_before)
+            | anchor,
             labels=labels,
         )
         return named_tensors(self.model, self.optimizer), meta
