@@ -122,6 +122,7 @@ def resolved(
         check_resources,
         cluster,
     )
+    from springtide.training.forgetting import with_old_sets
     from springtide.training.parameter_groups import check_groups
     from springtide.training.start_check import check_adapter
 
@@ -142,13 +143,13 @@ def resolved(
         yield ResolvedRun(run, config, run.checkpoints[-1], (remark,), finished=True)
         return
     leases.check_free(run.folder)
-    config = prepare(config, progress)
+    config, unmeasured = with_old_sets(prepare(config, progress))
     data = open_data(config.data)
     data.check_epochs(config.num_steps)
     if not config.model.source:
         make(config.model, data.vocab_size)  # refuses a vocabulary that has no room for the ids
     start, remarks = _start(config, run, data, accept_changes, from_scratch)
-    remarks += [*data.leaks, *data.repeats(config.num_steps)]
+    remarks += [*unmeasured, *data.leaks, *data.repeats(config.num_steps)]
     with cluster(config, dashboard=dashboard) as address:
         check_resources(config)
         config, fitting = fitted(config, data)

@@ -140,8 +140,10 @@ class Run:
         """
         if not self.finished or (step_of((self.checkpoints or [""])[-1]) or 0) < config.num_steps:
             return False
-        # if a stream setting changed, ``check_order`` decides whether the order is still the same
-        return not any(name.startswith("stream.") for name in configs.difference(self.config, config))
+        # if a stream setting changed, ``check_order`` decides whether the order is still the same; a start adds datasets to
+        # evaluate on
+        changed = configs.difference(self.config, config)
+        return not any(name.startswith("stream.") and name != "stream.eval_datasets" for name in changed)
 
     @property
     def last_step(self) -> int:

@@ -41,6 +41,7 @@ from springtide.training.checkpoint_schedule import CheckpointSchedule
 from springtide.training.device import peak_memory, to_device
 from springtide.training.device_check import StragglerDetector
 from springtide.training.evaluate import evaluate
+from springtide.training.forgetting import FirstLosses
 from springtide.training.group_lease import GroupLease
 from springtide.training.hooks import StepContext, StepHooks
 from springtide.training.micro_batches import largest_micro_batch, micro_batches
@@ -316,6 +317,9 @@ class TrainLoop:
             how = int(train.eval_tokens), rows, padded, self.placement.heartbeat
             found = evaluate(state.model, self.data, self.world, state.step, *how)
             state.heldout_losses[state.step] = found.heldout_loss
+            if not state.step:
+                state.first_losses = on_first(lambda: FirstLosses.of(self.config, self.data, found))
+            found = state.first_losses.compared(found)
             with averaged_weights(state.model, state.optimizer) as exist:
                 if exist:
                     averaged = evaluate(state.model, self.data, self.world, state.step, *how)

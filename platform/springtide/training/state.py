@@ -21,6 +21,7 @@ from springtide.model import flops_per_token, hardware_flops_per_token, num_para
 from springtide.stream import Data
 from springtide.stream.chain import next_chain, with_skipped_update
 from springtide.training.anchor import Anchor
+from springtide.training.forgetting import FirstLosses
 from springtide.training.objective import Objective
 from springtide.training.peak_flops import peak_flops
 from springtide.training.source_figures import SourceFigures
@@ -81,6 +82,8 @@ class TrainState:
     agreed_step: StepsDone | None = None
     """Steps done when all devices last agreed (``training/recheck.py``); None if they are not checked."""
     losses_since_save: list[float] = dataclasses.field(default_factory=list)
+    first_losses: FirstLosses = dataclasses.field(default_factory=FirstLosses)
+    """Those at step 0 of the held-out sets of the run whose weights this one started from."""
     heldout_losses: dict[StepsDone, float] = dataclasses.field(default_factory=dict)
     """Step -> held-out loss."""
     sources: SourceFigures = dataclasses.field(default_factory=SourceFigures)
@@ -105,6 +108,8 @@ class TrainState:
             meta.skipped_updates,
         )
         self.agreed_step, self.tokens_before = found.agreed_step, branch.tokens_before(meta)
+        first = FirstLosses.in_state(meta)
+        self.first_losses = first if first.losses else self.first_losses
         if "heldout_loss" in meta.metrics:
             self.heldout_losses[meta.step] = meta.metrics["heldout_loss"]
         self.guard.load(meta.components)
@@ -124,7 +129,8 @@ class TrainState:
         metrics = {"loss": sum(losses) / len(losses)} if losses else {}
         if self.step in self.heldout_losses:
             metrics["heldout_loss"] = self.heldout_losses[self.step]
-        anchor = self.anchor.components if self.anchor else {}
+        others = branch.components_of(self.tokens_before) | self.first_losses.components
+        others |= self.anchor.components if self.anchor else {}
         meta = Meta(
             step=self.step,
             tokens=self.tokens,
@@ -137,10 +143,7 @@ class TrainState:
             tokenizer_digest=data.tokenizer_digest,
             saved_s=time.time(),
             metrics=metrics,
-            components=self.guard.state()
-            | components_of(self.agreed_step)
-            | branch.components_of(self.tokens_before)
-            | anchor,
+            components=self.guard.state() | components_of(self.agreed_step) | others,
             labels=labels,
         )
         return named_tensors(self.model, self.optimizer), meta
