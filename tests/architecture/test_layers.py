@@ -224,6 +224,7 @@ def test_metrics_are_those_of_the_events_and_their_names_agree_with_their_units(
             "rows",
             "corpora",
             "losses",
+            "forgetting",
             "asynchronous",
             "digest",
             "updated",

@@ -20,6 +20,10 @@ CLAIMS = {
         *("save_stall_vs_sync", "save_step_slowdown", "save_peak_memory_vs_shard"),
         *("save_vs_raw_put", "load_vs_raw_get", "memory_vs_store_load"),
     },
+    "continual": {
+        *(f"forgetting_{way}_vs_alone" for way in ("replay", "l2sp", "ewc")),
+        *(f"new_loss_{way}_vs_alone" for way in ("replay", "l2sp", "ewc")),
+    },
     "control_plane": {"waiting_share_of_a_core", "chain_and_journal_share_of_a_step"},
     "finetune": {"lora_vs_peft", "lora_memory_vs_peft", "packed_vs_padded"},
     "growth": {"growth_layers_over_flops", "growth_width_over_flops", "growth_length_over_flops"},

@@ -28,7 +28,7 @@ NOT_RUN = {
     ".venv/bin/python -m": "pytest and pip",
 }
 """The beginning of a command -> what it would need, or who runs it."""
-RUN, NOT_RUN_COUNT = 47, 25
+RUN, NOT_RUN_COUNT = 52, 25
 """How many there are of each: whoever adds a command to a page sees here whether it is run."""
 REPLACED = {
     ".venv/bin/springtide": "springtide",
@@ -93,9 +93,9 @@ def folder(tiny: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
         Path("folder", f"{number}.txt").write_text(f"{number} is a number.\n" * 300)
 
 
-def words_of(command: str, dataset: str, dry: bool) -> list[str]:
+def words_of(command: str, dataset: str, new: str, dry: bool) -> list[str]:
     """The arguments of ``springtide``."""
-    for named, ours in {**REPLACED, "DATASET": dataset}.items():
+    for named, ours in {**REPLACED, "datasets/NEW": new, "DATASET": dataset}.items():
         command = command.replace(named, ours)
     if dry and command.startswith("springtide train") and "--help" not in command:
         command += " --dry-run"
@@ -104,12 +104,14 @@ def words_of(command: str, dataset: str, dry: bool) -> list[str]:
 
 @pytest.mark.parametrize("dry", [True, pytest.param(False, marks=pytest.mark.full)], ids=["trains_once", "trains"])
 @pytest.mark.usefixtures("ray_cluster", "folder")
-def test_every_command_of_the_pages_ends_well(dry: bool, tiny: Config, capsys: pytest.CaptureFixture[str]) -> None:
+def test_every_command_of_the_pages_ends_well(
+    dry: bool, tiny: Config, poems: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main(["train", "--config", "tiny.yaml", "--run.id", "mine"]) == 0
     for page, command in commands():
         if not is_run(command):
             continue
-        words = words_of(command, tiny.shards.dataset, dry)
+        words = words_of(command, tiny.shards.dataset, poems, dry)
         try:
             status = main(words)
         except SystemExit as ended:  # --help

@@ -86,6 +86,11 @@ def train_each(world: World, configs: Sequence[Config]) -> list[list[Event]]:
     return [train(world, config) for config in configs]
 
 
+def train_each_until(world: World, configs: Sequence[Config], stop_at: int) -> list[list[Event]]:
+    """Train the runs of ``configs``, each in its layout; stop those with checkpoints on the way at ``stop_at``."""
+    return [train_laid_out(world, config, stop_at * bool(config.checkpoint.every_steps)) for config in configs]
+
+
 def evaluate_new_model(world: World, config: Config) -> Evaluated:
     """Evaluate the model as it is before training."""
     run = open_run(world, config)

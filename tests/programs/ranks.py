@@ -13,6 +13,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch.distributed import TCPStore
 
 from springtide.dist import process_group, world
@@ -43,6 +44,15 @@ def _rank(
         results.put((rank, value, None))
     except BaseException:
         results.put((rank, None, traceback.format_exc()))
+
+
+def run_here(function: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
+    """What ``function(world, *arguments)`` returns on the one rank of a group in this process, which starts no other."""
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        return function(world("cpu"), *arguments, **options)
+    finally:
+        dist.destroy_process_group()
 
 
 def run_ranks(world_size: int, function: Callable[..., Any], *arguments: Any) -> list[Any]:

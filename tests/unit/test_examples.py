@@ -29,6 +29,8 @@ MODULES = (
     *("springtide.config.files", "springtide.config.schema", "springtide.config.recipes", "springtide.errors"),
     *(
         "springtide.run.exchange",
+        "springtide.run.fisher",
+        "springtide.training.anchor",
         "springtide.objective.distill",
         "springtide.objective.preference",
         "springtide.run.labeller",
@@ -50,6 +52,7 @@ PUBLIC = {
         "export_model",
         "import_model",
         "label",
+        "write_fisher",
     ),
 }
 

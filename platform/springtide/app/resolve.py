@@ -23,6 +23,7 @@ from springtide.checkpoint.fresh_start import check_fresh_start
 from springtide.checkpoint.other_orders import newer_of_other_orders
 from springtide.config import Config
 from springtide.config.code import find_code
+from springtide.config.engine import L2SP
 from springtide.config.steps import StepsDone
 from springtide.dataset import Progress
 from springtide.errors import CheckpointError, ConfigError, explain
@@ -121,6 +122,7 @@ def resolved(
         check_resources,
         cluster,
     )
+    from springtide.training.forgetting import with_old_sets
     from springtide.training.parameter_groups import check_groups
     from springtide.training.start_check import check_adapter, check_objective
 
@@ -141,14 +143,14 @@ def resolved(
         yield ResolvedRun(run, config, run.checkpoints[-1], (remark,), finished=True)
         return
     leases.check_free(run.folder)
-    config = prepare(config, progress)
+    config, unmeasured = with_old_sets(prepare(config, progress))
     data = open_data(config.data)
     data.check_epochs(config.num_steps)
     check_objective(config, data)
     if not config.model.source:
         make(config.model, data.vocab_size)  # refuses a vocabulary that has no room for the ids
     start, remarks = _start(config, run, data, accept_changes, from_scratch)
-    remarks += [*data.leaks, *data.repeats(config.num_steps)]
+    remarks += [*unmeasured, *data.leaks, *data.repeats(config.num_steps)]
     with cluster(config, dashboard=dashboard) as address:
         check_resources(config)
         config, fitting = fitted(config, data)
@@ -232,6 +234,8 @@ def absolute(config: Config) -> Config:
     }
     if config.objective.labels:
         changes["objective.labels"] = Folder(config.objective.labels).url
+    if config.objective.anchor not in ("", L2SP):
+        changes["objective.anchor"] = Folder(config.objective.anchor).url
     if config.shards.dataset:
         changes["shards.dataset"] = Folder(config.shards.dataset).url
     return config.override(changes)

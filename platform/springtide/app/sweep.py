@@ -97,7 +97,7 @@ def sweep(
     from springtide.on_ray.tune.worker_pool import open_worker_pool
 
     table = read_file(space, base) if isinstance(space, str) else read(space, base)
-    _check(base, name)
+    _check(base, name, scheduler)
     base = absolute(base)  # trials have their drivers in other processes
     judges = scheduler_of(scheduler, table)
     root = Folder(base.run.root)
@@ -275,13 +275,20 @@ def _report(run: Folder) -> None:
     Run(run).write_report()
 
 
-def _check(base: Config, name: str) -> None:
+def _check(base: Config, name: str, scheduler: str) -> None:
+    from springtide.on_ray.tune.schedulers import POPULATIONS
+
     if not re.fullmatch(NAME, name):
         limit = "is not the name of a folder below run.root"
         raise ConfigError(explain("--name", name, limit, "begin with a letter or digit; use these, '.', '_' and '-'"))
     if not base.train.eval_tokens:
         problem = "evaluates nothing, but trials are compared on held-out rows"
         raise ConfigError(explain("train.eval_tokens", 0, problem, "set it to 100k or so"))
+    if base.objective.anchor and scheduler in POPULATIONS:
+        problem = (
+            f"pulls to the weights that a run starts from, and with --scheduler {scheduler} trials start from others"
+        )
+        raise ConfigError(explain("objective.anchor", base.objective.anchor, problem, "leave it empty, or use asha"))
 
 
 def _started_points(folder: SweepFolder, plan: dict[str, Any], resume: bool) -> dict[int, Point]:

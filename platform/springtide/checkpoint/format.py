@@ -38,6 +38,8 @@ AVERAGED = "averaged"
 """Label of a checkpoint that holds averaged weights only: the names of those that they are of."""
 IMPORTED = "imported"
 """Label of a checkpoint that holds imported weights only: where they come from."""
+FISHER = "fisher"
+"""Label of a checkpoint that holds a Fisher information: the digest of the manifest of the checkpoint that it is of."""
 BLOCK_BYTES = 4 * 2**20
 """Bytes that one digest covers: a reader of part of a tensor verifies the blocks that it touches."""
 FORMAT = 6

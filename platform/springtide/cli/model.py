@@ -1,4 +1,4 @@
-"""``springtide model evaluate``, ``average``, ``export`` and ``import``; ``generate`` is in ``text``."""
+"""``springtide model evaluate``, ``average``, ``fisher``, ``export`` and ``import``; ``generate`` is in ``text``."""
 
 from __future__ import annotations
 
@@ -16,6 +16,10 @@ _EVALUATE = """  springtide model evaluate runs/RUN                     # the ne
 _AVERAGE = """  springtide model average runs/RUN --last 3 --to runs/RUN-average
   springtide model average runs/RUN --ema --to runs/RUN-ema
   springtide model evaluate runs/RUN-average"""
+
+_FISHER = """  springtide model fisher runs/RUN --tokens 1M --out runs/RUN-fisher
+  springtide train --config new.yaml --train.start-from runs/RUN --train.start-with weights \\
+    --objective.anchor runs/RUN-fisher"""
 
 _EXPORT = """  springtide model export runs/RUN --to hf --out exports/RUN      # the newest checkpoint
   springtide model export runs/RUN --step 400 --to hf --out s3://bucket/RUN --dtype bf16
@@ -36,6 +40,8 @@ def add(commands: Commands) -> None:
     text.add(group)
     help = "Write the mean of the weights of a run's newest checkpoints as a checkpoint of its own."
     group.command("average", _average, help, _average_options, _AVERAGE)
+    help = "Write how much each weight matters for a text, to start a run that forgets less of it (EWC)."
+    group.command("fisher", _fisher, help, _fisher_options, _FISHER)
     help = "Write a checkpoint as a folder that transformers, llama.cpp or PEFT loads."
     group.command("export", _export, help, _export_options, _EXPORT)
     help = "Write a model of transformers as a run's folder of weights only, to start a run from."
@@ -107,6 +113,36 @@ def _average(options: argparse.Namespace) -> int:
 
     found = open_run(options.run).average(options.to, options.last, options.ema)
     print(f"wrote {found.folder.url}/checkpoints/{found.checkpoints[-1]}: weights only")
+    return 0
+
+
+def _fisher_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("run", help="the run's folder")
+    parser.add_argument("--out", metavar="FOLDER", required=True, help="folder or URL to create")
+    parser.add_argument(
+        "--tokens", metavar="N", type=_tokens, required=True, help="tokens of training text, such as 1M"
+    )
+    help = "prepared dataset with the text to remember; default: what the run trained on"
+    parser.add_argument("--dataset", metavar="FOLDER", default="", help=help)
+    parser.add_argument(
+        "--step", metavar="N", type=int, default=None, help="step of the checkpoint; default: the newest"
+    )
+    add_trust(parser)
+    add_json(parser)
+
+
+def _fisher(options: argparse.Namespace) -> int:
+    from springtide.run.fisher import write_fisher
+    from springtide.run.folder import open_run
+
+    run = open_run(options.run)
+    found = write_fisher(run, options.out, options.tokens, options.dataset, options.step, options.trust_code)
+    if options.json:
+        print_json(found._asdict())
+        return 0
+    print(f"wrote {found.url}: Fisher information of {found.checkpoint}, on {found.tokens:,} tokens")
+    print("start a run that forgets less with these settings:")
+    print(f"  --train.start-from {found.checkpoint} --train.start-with weights --objective.anchor {found.url}")
     return 0
 
 

@@ -261,6 +261,8 @@ class ParameterGroup(Section):
 
 OBJECTIVES = ("distill", "dpo")
 """Values of objective.source that are built in."""
+L2SP = "l2sp"
+"""Value of ``objective.anchor``."""
 
 
 class ObjectiveConfig(Section):
@@ -275,6 +277,12 @@ class ObjectiveConfig(Section):
     """Share of the cross-entropy of next tokens in distill; the rest is the divergence from the teacher [ratio]."""
     beta: float = Field(0.1, gt=0)
     """What a departure from the reference costs in dpo [1]."""
+    anchor: str = ""
+    """What keeps the weights near those that the run starts from, so that it forgets less: ``l2sp`` pulls them all alike; the
+    URL of a Fisher, see ``springtide model fisher``, by how much each one matters (EWC); empty nothing [url]."""
+    anchor_weight: float = Field(1.0, gt=0)
+    """Weight of the squared distance to them in the loss per token; of a Fisher, 1 counts the text that it was computed on as
+    much as the new one [1]."""
 
     @property
     def code(self) -> str:

@@ -116,10 +116,8 @@ def _find(corpus: CorpusConfig, shards: ShardsConfig) -> tuple[list[CorpusReader
     if not corpus.source and not corpus.sources:
         limit = "names no text, and this recipe has none of its own"
         made = f" and its tokenizer with corpus.tokenizer (else a BPE of {corpus.vocab_size:,} ids is trained on it)"
-        remedy = (
-            f"name your text with corpus.source or corpus.sources{made if corpus.tokenizer == 'bpe' else ''}, or a prepared "
-            "dataset with shards.dataset"
-        )
+        made = made if corpus.tokenizer == "bpe" else ""
+        remedy = f"name your text with corpus.source or corpus.sources{made}, or a prepared dataset with shards.dataset"
         raise ConfigError(explain("corpus.source", corpus.source, limit, remedy))
     each = corpus.each().values()
     for one in each:

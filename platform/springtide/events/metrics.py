@@ -33,6 +33,7 @@ EXTRA_METRICS: dict[str, Metric] = {
         "gradient noise scale, averaged over about the last 30 steps, with train.metrics; not told where one "
         "worker computes a step in one piece",
     ),
+    "anchor_penalty": Metric("nats/token", "penalty for the distance from the first weights, with objective.anchor"),
     "objective/NAME": Metric("1", "part NAME of the objective, over its weight"),
     "loss/NAME": Metric("nats/token", "training loss over the valid tokens of source NAME in the step"),
     "step_tokens/NAME": Metric("tokens", "valid tokens of source NAME in the step"),

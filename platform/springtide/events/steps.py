@@ -177,6 +177,8 @@ class Evaluated(Event):
     """Bits per byte of each held-out set."""
     losses: dict[str, float] = dataclasses.field(default_factory=dict)
     """Nats per token of each held-out set."""
+    forgetting: dict[str, float] = dataclasses.field(default_factory=dict)
+    """Held-out set of the run whose weights this one started from -> its loss now minus its loss at step 0 [nats/token]."""
     asynchronous: bool = False
     """Whether training continued meanwhile."""
 
@@ -191,7 +193,9 @@ class Evaluated(Event):
         figure = f"{self.heldout_bits_per_byte:.3f} bits per byte, loss {self.heldout_loss:.3f}"
         if self.ema_heldout_loss is not None:
             figure += f", of the averaged weights {self.ema_heldout_loss:.3f}"
-        return f"step {self.step}: held-out {figure}" + (f" ({each})" if each else "")
+        worse = ", ".join(f"{name} {loss:+.3f}" for name, loss in self.forgetting.items())
+        forgotten = f"; loss since step 0: {worse}" if worse and self.step else ""
+        return f"step {self.step}: held-out {figure}" + (f" ({each})" if each else "") + forgotten
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -15,7 +15,7 @@ from springtide.report.charts import Chart, Series, draw, smooth
 from springtide.report.html import cards, grid, page, table, text
 from springtide.track.journal import last_steps
 
-_SOURCES_DRAWN = 4
+_SOURCES_DRAWN, _SETS_DRAWN = 4, 4
 _OF_SOURCE = "step_tokens/"
 
 
@@ -37,11 +37,14 @@ def render(
     shown = [loss_chart, throughput_chart, world_size_chart, norm_chart, rate_chart, wait_chart]
     if tokens := _tokens(last_steps(list(events))):
         shown.insert(1, source_chart)
+    if any(event.forgetting for event in events if isinstance(event, Evaluated)):
+        shown.insert(1, forgetting_chart)
     sections = [
         f"<p>{html.escape(_when(events))}</p>",
         cards(figures(events)),
         draw([chart(events) for chart in shown]),
         _sources(last_steps(list(events))) if tokens else "",
+        _forgetting(events),
     ]
     if scores:
         columns = [("step", True), ("task", False), ("metric", False), ("score", True), ("documents", True)]
@@ -108,6 +111,35 @@ def loss_chart(events: Sequence[Event]) -> Chart:
     held_out = [(float(event.step), event.heldout_loss) for event in events if isinstance(event, Evaluated)]
     lines = [Series("training", smooth(raw)), Series("each step", raw, "faint"), Series("held-out", held_out, "points")]
     return Chart("Loss", "step", STEP_METRICS["loss"].unit, [line for line in lines if line.points])
+
+
+def forgetting_chart(events: Sequence[Event]) -> Chart:
+    """Return how much worse the held-out sets of the run before are than at step 0, against the step."""
+    found: dict[str, list[tuple[float, float]]] = {}
+    for event in events:
+        if isinstance(event, Evaluated):
+            for name, worse in list(event.forgetting.items())[:_SETS_DRAWN]:
+                found.setdefault(name, []).append((float(event.step), worse))
+    lines = [Series(name, points) for name, points in found.items()]
+    return Chart("Forgetting", "step", "held-out loss since step 0, nats/token", lines)
+
+
+def _forgetting(events: Sequence[Event]) -> str:
+    """Return the table of the held-out sets of the run before; empty without."""
+    compared = [event for event in events if isinstance(event, Evaluated) and event.forgetting]
+    if not compared:
+        return ""
+    last, most = (
+        compared[-1],
+        {name: max(one.forgetting.get(name, 0.0) for one in compared) for name in compared[-1].forgetting},
+    )
+    columns = [("held-out set of the run before", False), ("loss at step 0", True), (f"at step {last.step}", True)]
+    columns += [("forgetting", True), ("most", True)]
+    rows = []
+    for name, worse in last.forgetting.items():
+        now = last.losses.get(name, worse)
+        rows.append(((name, f"{now - worse:.3f}", f"{now:.3f}", f"{worse:+.3f}", f"{most[name]:+.3f}"), False))
+    return grid("Forgetting", columns, rows)
 
 
 def source_chart(events: Sequence[Event]) -> Chart:

@@ -146,8 +146,9 @@ class Run:
         """
         if not self.finished or (step_of((self.checkpoints or [""])[-1]) or 0) < config.num_steps:
             return False
-        # if a stream setting changed, ``check_order`` decides whether the order is still the same
-        return not any(name.startswith("stream.") for name in configs.difference(self.config, config))
+        # ``check_order`` decides whether the order is still the same; a start adds datasets to evaluate on
+        changed = configs.difference(self.config, config)
+        return not any(name.startswith("stream.") and name != "stream.eval_datasets" for name in changed)
 
     @property
     def last_step(self) -> int:
@@ -191,10 +192,8 @@ class Run:
         names = self.checkpoints
         name = name_of(step) if step is not None else (names or [""])[-1]
         if name not in names:
-            steps = ", ".join(str(step_of(one)) for one in names) or "none"
-            raise ConfigError(
-                explain("step", step, f"has no checkpoint that counts in {self.folder.url}", f"one of: {steps}")
-            )
+            remedy = f"one of: {', '.join(str(step_of(one)) for one in names) or 'none'}"
+            raise ConfigError(explain("step", step, f"has no checkpoint that counts in {self.folder.url}", remedy))
         return name
 
     def evaluate(self, step: int | None = None, tokens: int = 0, trust_code: bool = False) -> Evaluated:

@@ -254,6 +254,9 @@ class MlflowSink:
                 metrics += [Metric(f"heldout_bits_per_byte/{name}", bits, at_ms, event.step) for name, bits in each]
                 each = event.losses.items()
                 metrics += [Metric(f"heldout_loss/{name}", loss, at_ms, event.step) for name, loss in each]
+            if isinstance(event, Evaluated):
+                each = event.forgetting.items()
+                metrics += [Metric(f"forgetting/{name}", worse, at_ms, event.step) for name, worse in each]
             if len(metrics) + len(STEP_METRICS) + _MOST_EXTRA > _BATCH_METRICS:
                 self._log(metrics, marks, RunTag)
                 metrics = []

@@ -10,7 +10,7 @@ import os
 import secrets
 import socket
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import torch
 
@@ -29,6 +29,7 @@ from springtide.stream import Batch, RankReader, load, open_data
 from springtide.track.console import Console
 from springtide.track.journal import Journal
 from springtide.training import Placement, TrainLoop
+from springtide.training.forgetting import with_old_sets
 from springtide.training.leave_request import LEFT, LeaveRequest
 from springtide.training.start_check import check_objective, check_start, check_tensors
 
@@ -88,6 +89,8 @@ def train(
     ``request``: listens to signals, in the main thread; None listens to nothing. Raises RunExists, with nothing written, if
     another process holds the run."""
     here, owner = world(device, local_rank, config.parallel.shards), secrets.token_hex(8)
+    as_given = config
+    config, remarks = on_first(lambda: with_old_sets(as_given))
     watch = HangWatchdog(config.num_steps, float(config.elastic.hang))
     data = open_data(config.data)
     data.check_epochs(config.num_steps)
@@ -100,7 +103,7 @@ def train(
     if from_scratch:
         on_first(lambda: begin_from_scratch(folder, term))
     try:
-        return _train(run, watch, term, local_rank, request)
+        return _train(run, watch, term, local_rank, request, remarks)
     finally:
         if here.is_first:
             leases.end(folder, term)
@@ -117,8 +120,15 @@ def check_begin(run: TrainLoop) -> None:
     branch.keep(config.train.start_from, config.run.id)
 
 
-def _train(run: TrainLoop, watch: HangWatchdog, term: int, local_rank: int, request: LeaveRequest | None) -> bool:
-    """As ``train``, under lease ``term``."""
+def _train(
+    run: TrainLoop,
+    watch: HangWatchdog,
+    term: int,
+    local_rank: int,
+    request: LeaveRequest | None,
+    remarks: Sequence[str],
+) -> bool:
+    """As ``train``, under lease ``term``. ``remarks``: for the user."""
     config, folder, is_first = run.config, run.folder, run.world.is_first
 
     def feed(reader: RankReader, step: StepsDone) -> Iterator[Batch]:
@@ -133,7 +143,7 @@ def _train(run: TrainLoop, watch: HangWatchdog, term: int, local_rank: int, requ
         journal = stack.enter_context(Journal(folder, enabled=is_first, term=term))
         console = stack.enter_context(Console(config.num_steps, is_first))
         listeners = Listeners([journal, console, watch])
-        for remark in (*run.data.leaks, *run.data.repeats(config.num_steps)):
+        for remark in (*remarks, *run.data.leaks, *run.data.repeats(config.num_steps)):
             console.say(remark)
         if request:
             peers = Connections()

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from springtide.checkpoint.averages import MissingAverage
-from springtide.checkpoint.format import step_of
+from springtide.checkpoint.format import read_manifest, step_of
 from springtide.checkpoint.load import load
 from springtide.checkpoint.retention import note_reader
 from springtide.config import Config
@@ -24,6 +24,7 @@ from springtide.parallel import in_precision
 from springtide.shards import HELDOUT, signed
 from springtide.store import Folder
 from springtide.stream import Data, open_data
+from springtide.training.forgetting import FirstLosses
 from springtide.training.step import loss_mask, row_nats
 
 
@@ -129,7 +130,7 @@ def evaluate_checkpoint(run: Folder, config: Config, name: str, device_type: str
         model, step = in_precision(model, config.parallel).to(world.device), step_of(name) or StepsDone(0)
         return evaluate(model, data, world, step, int(train.eval_tokens), train.rows_at_once)
 
-    found = evaluated()
+    found = FirstLosses.in_state(read_manifest(run, name).meta).compared(evaluated())
     with contextlib.suppress(MissingAverage):
         found = dataclasses.replace(found, ema_heldout_loss=evaluated(averaged=True).heldout_loss)
     return found

@@ -37,10 +37,12 @@ from springtide.parallel import parallelize
 from springtide.store import Folder
 from springtide.stream import Batch, Data, RankReader, check, digest
 from springtide.training import source_figures
+from springtide.training.anchor import Anchor
 from springtide.training.checkpoint_schedule import CheckpointSchedule
 from springtide.training.device import peak_memory, to_device
 from springtide.training.device_check import StragglerDetector
 from springtide.training.evaluate import evaluate
+from springtide.training.forgetting import FirstLosses
 from springtide.training.group_lease import GroupLease
 from springtide.training.hooks import StepContext, StepHooks
 from springtide.training.micro_batches import largest_micro_batch, micro_batches
@@ -120,7 +122,8 @@ class TrainLoop:
             objective = Objective(config.objective.source, self.data.vocab_size, self.world.device, *given)
         names = config.train.metrics
         metrics = StepMetrics(names, model, self.world) if names else None
-        self.state = TrainState(model, optimizer, StepGuard(config), fingerprint(config), objective, metrics)
+        anchor = Anchor(model, config.objective) if config.objective.anchor else None
+        self.state = TrainState(model, optimizer, StepGuard(config), fingerprint(config), objective, metrics, anchor)
         nodes = self.placement.nodes
         node = nodes[self.world.rank] if nodes else ""
         self.lease = GroupLease(self.folder, self.placement.owner, node, config.sources)
@@ -269,6 +272,7 @@ class TrainLoop:
             clip_norm=config.optim.clip_norm,
             z_weight=config.optim.z_loss,
             objective=state.objective,
+            anchor=state.anchor,
             metrics=state.metrics,
             loss_scale=state.guard.scale.value,
             signals=signals,
@@ -317,6 +321,9 @@ class TrainLoop:
             how = int(train.eval_tokens), rows, padded, self.placement.heartbeat
             found = evaluate(state.model, self.data, self.world, state.step, *how)
             state.heldout_losses[state.step] = found.heldout_loss
+            if not state.step:
+                state.first_losses = on_first(lambda: FirstLosses.of(self.config, self.data, found))
+            found = state.first_losses.compared(found)
             with averaged_weights(state.model, state.optimizer) as exist:
                 if exist:
                     averaged = evaluate(state.model, self.data, self.world, state.step, *how)
@@ -344,6 +351,8 @@ class TrainLoop:
     def _restore(self, from_memory: bool = True) -> Iterator[Event]:
         reach("restore", "before")
         begin, identity, state, found = time.perf_counter(), self.data.order.identity_at, self.state, None
+        if state.anchor:
+            state.anchor.load(self.config)
         if self.snapshot_store and from_memory and on_first(lambda: leases.has_trained(self.folder, self.lease.term)):
             found = restore_from_snapshots(self.folder, self.snapshot_store, state.model, state.optimizer, identity)
         if found is None:

@@ -32,6 +32,7 @@ from springtide.objective import Objective, next_token, zeros
 from springtide.parallel import parallelize
 from springtide.shards import load_labels
 from springtide.store import Folder
+from springtide.training.anchor import Anchor
 from springtide.training.optim import local_gradients, optimizer_of, square_norm
 from springtide.training.parameter_groups import blocks_freeze_alike, freeze
 from springtide.training.step import accumulate
@@ -101,6 +102,7 @@ def _peak(config: Config, vocab_size: int, eos_id: int | None, world_size: int) 
             model = parallelize(model, layout, here)
             optimizer = optimizer_of(model, config.optim)
             materialize(optimizer)
+            anchor = Anchor(model, config.objective) if config.objective.anchor else None
             rows_NL = torch.zeros(min(rows, 2 * size), config.shards.sequence_length + 1, dtype=torch.int64)
             parts = [slice(begin, begin + size) for begin in range(0, len(rows_NL), size)]
             columns = zeros(labels, len(rows_NL), torch.device("cpu"))
@@ -109,7 +111,11 @@ def _peak(config: Config, vocab_size: int, eos_id: int | None, world_size: int) 
             )
             gradients = local_gradients(model)
             square_norm(gradients)
+            if anchor:
+                anchor.sums(here.copies)
             torch._foreach_mul_(gradients, 0.5)
+            if anchor:
+                anchor.add(0.5)
             set_newest_share(optimizer, 0.5)
             optimizer.step()
             del sums

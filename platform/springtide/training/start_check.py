@@ -8,7 +8,7 @@ from springtide import config as configs
 from springtide.checkpoint.adapters import has_adapter, without_adapter
 from springtide.checkpoint.averages import match_averages
 from springtide.checkpoint.branch import FIELD, split
-from springtide.checkpoint.format import AVERAGED, IMPORTED, Identity, read_manifest
+from springtide.checkpoint.format import AVERAGED, FISHER, IMPORTED, Identity, read_manifest
 from springtide.checkpoint.load import Mismatch, by_tensor, check_names, read_pieces
 from springtide.checkpoint.other_orders import of_another_order
 from springtide.checkpoint.tensors import materialize, named_tensors
@@ -17,6 +17,7 @@ from springtide.errors import CheckpointError, ConfigError, explain
 from springtide.model import make
 from springtide.objective import Objective
 from springtide.stream import Data
+from springtide.training.anchor import check_fisher, check_settings
 from springtide.training.optim import optimizer_of
 from springtide.training.parameter_groups import freeze
 
@@ -40,6 +41,8 @@ def check_start(config: Config, identity: Identity, tokenizer_digest: str) -> Co
         of = f"the averaged weights of {meta.labels[AVERAGED]}" if AVERAGED in meta.labels else "imported weights"
         holds = f"holds {of} and no state of an optimizer"
         raise ConfigError(explain(FIELD, url, holds, "set train.start_with = weights"))
+    if FISHER in meta.labels:
+        raise ConfigError(explain(FIELD, url, "holds a Fisher and no weights", "name it in objective.anchor"))
     if same_order and (problem := of_another_order(run, meta, identity)):
         remedy = "or train.start_with = optimizer or weights, to begin at step 0 of this order"
         raise ConfigError(explain(FIELD, url, problem, remedy))
@@ -56,7 +59,8 @@ def check_start(config: Config, identity: Identity, tokenizer_digest: str) -> Co
 
 
 def check_adapter(config: Config) -> None:
-    """Raise ConfigError for an adapter of weights that nothing gives."""
+    """Raise ConfigError for an adapter of weights that nothing gives, or an anchor to them."""
+    check_settings(config)
     if config.model.adapter != "none" and not config.train.start_from:
         problem = "keeps the weights that a run starts from, and train.start_from names none"
         remedy = "name a checkpoint there, with train.start_with = weights, or use none"
@@ -92,9 +96,10 @@ def check_tensors(config: Config, data: Data) -> None:
     if config.model.source:
         return
     model = make(config.model, data.vocab_size, data.eos_id, data.bos_id)
+    freeze(model, config.optim)
+    check_fisher(config, model)
     optimizer = None
     if takes_optimizer:
-        freeze(model, config.optim)
         optimizer = optimizer_of(model, config.optim, fused=False)
         materialize(optimizer)  # of tensors without memory
     else:

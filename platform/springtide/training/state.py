@@ -21,6 +21,8 @@ from springtide.model import flops_per_token, hardware_flops_per_token, num_para
 from springtide.objective import Objective
 from springtide.stream import Data
 from springtide.stream.chain import next_chain, with_skipped_update
+from springtide.training.anchor import Anchor
+from springtide.training.forgetting import FirstLosses
 from springtide.training.peak_flops import peak_flops
 from springtide.training.source_figures import SourceFigures
 from springtide.training.step import StepResult
@@ -66,6 +68,8 @@ class TrainState:
     """What is minimised, if not the cross-entropy of next tokens."""
     metrics: StepMetrics | None = None
     """What is told with each step on request."""
+    anchor: Anchor | None = None
+    """What keeps the weights near those that the run starts from."""
     step: StepsDone = dataclasses.field(default=StepsDone(0))
     """Steps done: all of the data state."""
     tokens: int = 0
@@ -78,6 +82,8 @@ class TrainState:
     agreed_step: StepsDone | None = None
     """Steps done when all devices last agreed (``training/recheck.py``); None if they are not checked."""
     losses_since_save: list[float] = dataclasses.field(default_factory=list)
+    first_losses: FirstLosses = dataclasses.field(default_factory=FirstLosses)
+    """Those at step 0 of the held-out sets of the run whose weights this one started from."""
     heldout_losses: dict[StepsDone, float] = dataclasses.field(default_factory=dict)
     """Step -> held-out loss."""
     sources: SourceFigures = dataclasses.field(default_factory=SourceFigures)
@@ -93,6 +99,8 @@ class TrainState:
     def resume(self, found: Restored) -> None:
         """Continue where ``found`` was saved; its tensors are in the model and the optimizer already."""
         meta = found.meta
+        if self.anchor:
+            self.anchor.check_unchanged(meta)
         self.step, self.tokens, self.chain, self.skipped_updates = (
             meta.step,
             meta.tokens,
@@ -100,6 +108,8 @@ class TrainState:
             meta.skipped_updates,
         )
         self.agreed_step, self.tokens_before = found.agreed_step, branch.tokens_before(meta)
+        first = FirstLosses.in_state(meta)
+        self.first_losses = first if first.losses else self.first_losses
         if "heldout_loss" in meta.metrics:
             self.heldout_losses[meta.step] = meta.metrics["heldout_loss"]
         self.guard.load(meta.components)
@@ -119,6 +129,8 @@ class TrainState:
         metrics = {"loss": sum(losses) / len(losses)} if losses else {}
         if self.step in self.heldout_losses:
             metrics["heldout_loss"] = self.heldout_losses[self.step]
+        others = branch.components_of(self.tokens_before) | self.first_losses.components
+        others |= self.anchor.components if self.anchor else {}
         meta = Meta(
             step=self.step,
             tokens=self.tokens,
@@ -131,7 +143,7 @@ class TrainState:
             tokenizer_digest=data.tokenizer_digest,
             saved_s=time.time(),
             metrics=metrics,
-            components=self.guard.state() | components_of(self.agreed_step) | branch.components_of(self.tokens_before),
+            components=self.guard.state() | components_of(self.agreed_step) | others,
             labels=labels,
         )
         return named_tensors(self.model, self.optimizer), meta

@@ -21,6 +21,7 @@ from springtide.errors import TrainingFailed
 from springtide.model import IGNORE_INDEX, LargestLogit
 from springtide.objective import Columns, Objective
 from springtide.parallel import set_gradient_sync
+from springtide.training.anchor import NUM_SUMS, Anchor
 from springtide.training.optim import local_gradients, square_norm
 from springtide.training.step_metrics import StepMetrics
 
@@ -143,6 +144,7 @@ def train_step(
     clip_norm: float,
     z_weight: float = 0.0,
     objective: Objective | None = None,
+    anchor: Anchor | None = None,
     metrics: StepMetrics | None = None,
     loss_scale: float = 1.0,
     signals: StepSignals = _NOTHING,
@@ -161,9 +163,9 @@ def train_step(
     ``allows_update`` gets the step's loss and gradient norm, the same on every rank, and returns whether the weights are to
     change. ``before_update`` is called before they may: it waits for copies of them. ``compute_first`` computes the first
     micro-batch. ``objective`` is minimised in place of the cross-entropy, and its gradient is divided by its weight in the
-    whole step. ``metrics`` are told with the result. ``sources_N``: number of the source of each row, int64 (n,), if
-    figures are wanted by source. ``columns``: labels of the rows, (n, ...) each, for the objective.
-    Raises TrainingFailed if the weight of the objective is not above 0.
+    whole step; the penalty of ``anchor`` is added to either. ``metrics`` are told with the result. ``sources_N``: number of the
+    source of each row, int64 (n,), if figures are wanted by source. ``columns``: labels of the rows, (n, ...) each, for the
+    objective. Raises TrainingFailed if the weight of the objective is not above 0.
     """
     # divided by the tokens of a full step, known in advance; the true count corrects it below
     weight = loss_scale / tokens_per_step
@@ -183,6 +185,8 @@ def train_step(
     gradients, num_tokens = local_gradients(model), tokens_N.sum()
     # an objective adds its weight and its parts, and tells no loss of a row
     loss_sum, *more = found if objective else (found.sum(),)
+    others = 3 + len(more)
+    more += anchor.sums(world.copies) if anchor else ()
     more += metrics.sums(num_tokens) if metrics else ()
     square = square_norm(gradients).to(world.device) / world.copies
     by_source = tokens_N.new_zeros(2, num_sources)
@@ -195,9 +199,14 @@ def train_step(
     extra |= metrics.told(sums, agreed.grad_norm**2, agreed.tokens, weight) if metrics else {}
     correction = tokens_per_step / weighed / loss_scale
     grad_norm, loss = agreed.grad_norm * correction, sums[0] / weighed
+    if anchor:
+        grad_norm, penalty = anchor.told(sums[others : others + NUM_SUMS], grad_norm, correction)
+        extra |= penalty
     clip = min(1.0, clip_norm / (grad_norm + 1e-6)) if clip_norm else 1.0
     if clip * correction != 1.0:
         torch._foreach_mul_(gradients, clip * correction)
+    if anchor:
+        anchor.add(clip)
     before_update()
     if updated := allows_update(loss, grad_norm):
         optimizer.step()

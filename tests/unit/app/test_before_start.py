@@ -79,3 +79,16 @@ def test_a_sweep_whose_name_leads_out_of_its_root_is_refused(tiny: Config, name:
     with pytest.raises(ConfigError, match=r"--name = .*not the name of a folder below run\.root"):
         st.sweep(tiny, space, name=name)
     assert not Path(tiny.run.root).exists()
+
+
+def test_a_population_of_runs_that_are_kept_near_their_start_is_refused(tmp_path: Path) -> None:
+    """Its trials start from each other: each start would pull elsewhere."""
+    table = {
+        "SPACE": {"optim.peak_lr": ("log_uniform", 1e-4, 1e-1)},
+        "OBJECTIVE": {"metric": "heldout_loss", "mode": "min"},
+        "BUDGET": {"trials": 4, "tokens_per_trial": 100_000, "rungs": 4},
+    }
+    changes = {"objective.anchor": "l2sp", "train.start_from": "runs/a", "run.root": str(tmp_path)}
+    with pytest.raises(ConfigError, match=r"objective.anchor = 'l2sp'.*--scheduler pbt trials start from others"):
+        st.sweep(configs.recipes.tiny().override(changes), table, scheduler="pbt")
+    assert list(tmp_path.iterdir()) == []

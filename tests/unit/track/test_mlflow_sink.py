@@ -56,9 +56,11 @@ def test_restarts_are_one_run_and_steps_never_go_back(config: Config, tmp_path: 
 
     uri, run = f"sqlite:///{tmp_path}/mlflow.db", Folder(tmp_path / "run")
     told = dataclasses.replace(step(1, 5.0), extra={"largest_logit": 9.0, "objective/kl": 0.5})
-    first: list[Event] = [evaluated(0), told, *(step(number, 5.0) for number in range(2, 8))]
+    compared = dataclasses.replace(evaluated(0), forgetting={"old": 0.25})
+    first: list[Event] = [compared, told, *(step(number, 5.0) for number in range(2, 8))]
     send(config, run, uri, [], first)
     assert (history(uri, run, "largest_logit"), history(uri, run, "objective/kl")) == ([(1, 9.0)], [(1, 0.5)])
+    assert history(uri, run, "forgetting/old") == [(0, 0.25)]
     # killed at 7, resumed from 5: 6 and 7 are trained again, and what was sent once is not sent again
     again: list[Event] = [
         Rejected(step=5, name="step-0000000006", reason="a bit flipped"),

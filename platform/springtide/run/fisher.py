@@ -1,0 +1,92 @@
+"""The Fisher information of a run's weights, as a checkpoint of its own (``springtide model fisher``)."""
+
+from __future__ import annotations
+
+import time
+from typing import Any, NamedTuple
+
+from springtide import config as configs
+from springtide.checkpoint import leases
+from springtide.checkpoint.format import StagedPiece, read_manifest
+from springtide.config import RUN_CONFIG
+from springtide.errors import ConfigError, explain
+from springtide.run.folder import Run
+from springtide.store import Folder
+
+_OF_ANOTHER: dict[str, Any] = {
+    "stream.mixture": {},
+    "stream.eval_datasets": {},
+    "stream.weights": (),
+    "stream.epoch_caps": {},
+}
+"""What to change in the settings of a run for one other dataset."""
+
+
+class Fisher(NamedTuple):
+    """A Fisher information that was written."""
+
+    url: str
+    """What ``objective.anchor`` of another run names."""
+    checkpoint: str
+    """The checkpoint that it is of, and that the other run starts from."""
+    tokens: int
+    """Tokens that it was computed on."""
+
+
+def write_fisher(
+    run: Run, to: str, tokens: int, dataset: str = "", step: int | None = None, trust_code: bool = False
+) -> Fisher:
+    """Compute the diagonal empirical Fisher information of a checkpoint in this process, on a text that it should not forget.
+    Needs three times the memory of the weights in fp32.
+
+    Args:
+        run: whose checkpoint it is.
+        to: folder or URL to create.
+        tokens: number of tokens of training text, in whole rows; some 100 rows are a start.
+        dataset: prepared dataset with the text; empty: what the run trained on, weighed as in its last step.
+        step: step of the checkpoint; None: the newest.
+        trust_code: as for ``Run.evaluate``.
+
+    Returns:
+        Where it is, of which checkpoint, and the number of tokens.
+
+    Raises:
+        ConfigError: there is no such checkpoint, ``to`` is not empty, the dataset has another tokenizer, or a gradient is not
+            finite; nothing is written then.
+        CheckpointError: bytes of the checkpoint are bad.
+
+    Examples:
+        >>> from springtide.run.fisher import write_fisher
+        >>> found = write_fisher(st.open_run("runs/mine"), "runs/mine-fisher", tokens=512)
+        >>> found.tokens, found.checkpoint.rpartition("/")[2]
+        (512, 'step-0000000008')
+    """
+    from springtide.checkpoint.tensors import raw, type_name
+    from springtide.checkpoint.weights_only import write_weights
+    from springtide.training.anchor import labels_of_fisher
+    from springtide.training.fisher import fisher_of_checkpoint
+
+    if tokens < 1:
+        raise ConfigError(explain("tokens", tokens, "is not a number of tokens", "give at least one row's"))
+    target, config = Folder(to), run.config
+    if target.names():
+        raise ConfigError(explain("out", to, "is not empty", "name another folder"))
+    sources = config.sources if config.model.source else {}  # it runs the model only
+    claimed = leases.trusted_code(run.folder, sources)
+    configs.check_trusted(sources, run.folder.where(RUN_CONFIG), trust_code, claimed)
+    name = run.checkpoint_at(step)
+    if dataset:
+        config = config.override({**_OF_ANOTHER, "shards.dataset": Folder(dataset).url})
+    found, counted = fisher_of_checkpoint(run.folder, name, config, tokens, "dataset")
+    kinds = {f"model/{key}": (type_name(one.dtype), tuple(one.shape)) for key, one in found.items()}
+    changes = {"chain": "", "skipped_updates": (), "metrics": {}, "components": {}, "saved_s": time.time()}
+    meta = read_manifest(run.folder, name).meta.model_copy(
+        update={**changes, "labels": labels_of_fisher(run.folder, name)}
+    )
+
+    def bytes_of(piece: StagedPiece) -> Any:
+        part = tuple(slice(begin, begin + size) for begin, size in zip(piece.offsets, piece.sizes, strict=True))
+        return raw(found[piece.tensor.removeprefix("model/")][part])
+
+    write_weights(target, meta, configs.redact(run.config).model_dump(mode="json"), kinds, bytes_of)
+    return Fisher(target.url, f"{run.folder.url}/checkpoints/{name}", counted)

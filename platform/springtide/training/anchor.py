@@ -1,0 +1,240 @@
+"""Penalties that keep weights near those that a run starts from (``objective.anchor``), so that it forgets less.
+
+    l2sp              (weight / 2) sum of     (w - w0)^2     Li, Grandvalet and Davoine, "Explicit inductive bias for transfer
+                                                             learning with convolutional networks", 2018
+    a Fisher's URL    (weight / 2) sum of F * (w - w0)^2     EWC: Kirkpatrick et al., "Overcoming catastrophic forgetting in
+                                                             neural networks", 2017
+
+The penalty is a term of the loss per token. Its gradient, weight * p with p = F (w - w0), is elementwise: each rank adds it to
+its own shards, at any world size and in any layout. It is added before clipping, so that what is clipped is the gradient of the
+whole sum. That of the tokens, g, is off by a factor c (``correction``), which the ranks know only after they have agreed. So
+the norm comes from sums that travel in the all-reduce that each step has:
+
+    |c g + weight p|^2 = c^2 |g|^2 + 2 c weight <g, p> + weight^2 |p|^2
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from springtide.checkpoint.branch import FIELD as START
+from springtide.checkpoint.branch import split
+from springtide.checkpoint.format import FISHER, Manifest, Meta, checkpoints, committed, read_manifest
+from springtide.checkpoint.load import Mismatch, by_tensor, check_names, read_into, read_pieces
+from springtide.checkpoint.tensors import local, plain_name
+from springtide.config import Config
+from springtide.config.engine import L2SP, ObjectiveConfig
+from springtide.dist import gathered, rank_here
+from springtide.errors import CheckpointError, ConfigError, SpringtideError, explain, redacted
+from springtide.store import Folder, digest
+
+NUM_SUMS = 3
+"""Scalars of ``Anchor.sums``."""
+_FIELD, _COMPONENT, _METRIC = "objective.anchor", "anchor", "anchor_penalty"
+_AGAIN = "compute it for that checkpoint: springtide model fisher"
+
+
+class Anchor:
+    """The penalty on the weights of a model that train: this rank's part of w0, and of F if there is one."""
+
+    def __init__(self, model: nn.Module, config: ObjectiveConfig) -> None:
+        """Make room for them; ``load`` fills it. ``model`` is laid out."""
+        self._weight = config.anchor_weight
+        self._parameters = {f"model/{name}": parameter for name, parameter in trained(model).items()}
+        self._origins = {name: torch.empty_like(one.detach()) for name, one in self._parameters.items()}
+        has_fisher = config.anchor != L2SP
+        self._fishers = {name: torch.empty_like(one) for name, one in self._origins.items() if has_fisher}
+        self._digests: dict[str, str] = {}
+        """URL of each checkpoint that was read -> digest of its manifest."""
+
+    def load(self, config: Config) -> None:
+        """Read w0 from the checkpoint that the run started from, and F; all ranks call it together, at each start: neither is
+        in the run's own checkpoints.
+
+        Raises:
+            ConfigError: one of them has vanished, is of another model or checkpoint, or F is negative or not finite.
+            OSError: the store cannot be reached.
+        """
+        fatal: Exception | None = None
+        try:
+            self._load(config)
+        except (SpringtideError, OSError) as error:
+            fatal = error
+        except Exception as error:  # no memory, a bug: the others wait below
+            fatal = RuntimeError(f"rank {rank_here()} cannot read the anchor: {type(error).__name__}: {error}")
+        for found in gathered(fatal):
+            if found is not None:
+                raise found
+
+    def check_unchanged(self, meta: Meta) -> None:
+        """Raise CheckpointError if the state of ``meta`` was trained with other bytes of w0 or F."""
+        known = meta.components.get(_COMPONENT)
+        for url, found in self._digests.items():
+            if isinstance(known, dict) and known.get(url, found) != found:
+                raise CheckpointError(
+                    f"{url} was {known[url]!r:.40} until step {meta.step} and is {found} now: {_FIELD} would pull elsewhere. "
+                    "Bring it back"
+                )
+
+    @property
+    def components(self) -> dict[str, Any]:
+        """``Meta.components`` of a checkpoint."""
+        return {_COMPONENT: self._digests}
+
+    @torch.no_grad()
+    def sums(self, copies: int) -> list[Tensor]:
+        """Return this rank's float64 scalars to be summed over ranks: <g, p>, |p|^2 and sum of p (w - w0), after backward.
+        ``copies``: of the model, each of which has them."""
+        device = next(iter(self._parameters.values())).device
+        found = torch.zeros(NUM_SUMS, dtype=torch.float64, device=device)
+        for gradient, pull, away in self._pulls():
+            square = torch.linalg.vector_norm(pull, dtype=torch.float64).square()
+            # fp32 products of elements, float64 sums: where shards are cut does not show
+            found += torch.stack([_sum(gradient * pull), square, _sum(pull * away)])
+        return list((found / copies).unbind())
+
+    def told(self, sums: Sequence[float], grad_norm: float, correction: float) -> tuple[float, dict[str, float]]:
+        """Return the norm of the whole gradient, and the figures of the step. ``sums``: over all ranks; ``grad_norm``: of the
+        tokens' gradient, corrected."""
+        inner, square, value = sums
+        whole = grad_norm**2 + 2 * self._weight * correction * inner + self._weight**2 * square
+        return 0.0 if whole < 0 else math.sqrt(whole), {_METRIC: self._weight / 2 * value}
+
+    @torch.no_grad()
+    def add(self, clip: float) -> None:
+        """Add the penalty's gradient, times ``clip``, to the gradients."""
+        for gradient, pull, _ in self._pulls():
+            # two roundings per element, whether or not it fills a vector register
+            gradient.add_(pull.mul_(self._weight * clip))
+
+    def _pulls(self) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+        """Yield this rank's shards of each gradient, of p and of w - w0."""
+        for name, parameter in self._parameters.items():
+            if parameter.grad is not None:
+                away = local(parameter.detach()) - local(self._origins[name])
+                yield local(parameter.grad), local(self._fishers[name]) * away if self._fishers else away, away
+
+    def _load(self, config: Config) -> None:
+        url = config.train.start_from
+        run, name = split(url)
+        manifest = _manifest(run, name, START, url)
+        _read(run, name, manifest, self._origins, START, url)
+        self._digests = {redacted(url): _digest(run, name, manifest)}
+        if not self._fishers:
+            return
+        there, newest, fisher = fisher_of(config)
+        _read(there, newest, fisher, self._fishers, _FIELD, config.objective.anchor)
+        self._digests[redacted(config.objective.anchor)] = _digest(there, newest, fisher)
+        for name, tensor in self._fishers.items():
+            if bad := what_is_bad(local(tensor)):
+                raise ConfigError(explain(_FIELD, config.objective.anchor, f"holds {bad} for {name}", _AGAIN))
+
+
+def trained(model: nn.Module) -> dict[str, nn.Parameter]:
+    """Return the parameters that train, by name."""
+    return {plain_name(name): one for name, one in model.named_parameters() if one.requires_grad}
+
+
+def what_is_bad(fisher: Tensor) -> str:
+    """Return what no Fisher information can be, as text; empty for a good one.
+
+    Examples:
+        >>> what_is_bad(torch.tensor([0.0, 1.0])), what_is_bad(torch.tensor([1.0, -1.0]))
+        ('', 'a negative value')
+    """
+    if not bool(torch.isfinite(fisher).all()):
+        return "a value that is not finite"
+    return "a negative value" if bool((fisher < 0).any()) else ""
+
+
+def check_settings(config: Config) -> None:
+    """Raise ConfigError for an anchor that cannot be, whatever the checkpoints are."""
+    anchor, problem = config.objective.anchor, ""
+    if anchor and not config.train.start_from:
+        problem = "pulls to the weights that a run starts from, and train.start_from names none"
+        remedy = "name a checkpoint there, or leave it empty"
+    elif anchor and config.model.adapter != "none":
+        problem = f"pulls weights that model.adapter = {config.model.adapter!r} keeps as they are"
+        remedy = "leave it empty, or train all weights with adapter none"
+    if problem:
+        raise ConfigError(explain(_FIELD, anchor, problem, remedy))
+
+
+def check_fisher(config: Config, model: nn.Module) -> None:
+    """Check, before the run begins, that what ``objective.anchor`` names is a Fisher of the checkpoint that the run starts
+    from, with each weight of ``model`` that trains. Reads indexes, and no data. Raises ConfigError."""
+    if config.objective.anchor in ("", L2SP):
+        return
+    run, name, manifest = fisher_of(config)
+    wanted = {f"model/{name}": parameter for name, parameter in trained(model).items()}
+    _check(run, name, manifest, wanted, _FIELD, config.objective.anchor)
+
+
+def fisher_of(config: Config) -> tuple[Folder, str, Manifest]:
+    """Return the folder, the name and the manifest of the Fisher that ``config`` names. Raises ConfigError if there is none, or
+    if it is of another checkpoint than the run starts from."""
+    url, start = config.objective.anchor, config.train.start_from
+    run, name = split(url)
+    name = name or (committed(run) or [""])[-1]
+    if not name:
+        raise ConfigError(explain(_FIELD, url, "holds no Fisher: nothing is committed there", f"use l2sp, or {_AGAIN}"))
+    manifest = _manifest(run, name, _FIELD, url)
+    if FISHER not in manifest.meta.labels:
+        raise ConfigError(explain(_FIELD, url, "is a checkpoint, and no Fisher of one", f"use l2sp, or {_AGAIN}"))
+    origin, step = split(start)
+    if manifest.meta.labels[FISHER] != _digest(origin, step, _manifest(origin, step, START, start)):
+        of = manifest.meta.labels.get(f"{FISHER}_of", "another one")
+        raise ConfigError(explain(_FIELD, url, f"is of {of}, and the run starts from {start}", _AGAIN))
+    return run, name, manifest
+
+
+def labels_of_fisher(run: Folder, name: str) -> dict[str, str]:
+    """Return the labels of a Fisher of checkpoint ``name``."""
+    url = redacted(f"{run.url}/checkpoints/{name}")
+    return {FISHER: _digest(run, name, read_manifest(run, name)), f"{FISHER}_of": url}
+
+
+def _sum(tensor: Tensor) -> Tensor:
+    return tensor.sum(dtype=torch.float64)
+
+
+def _digest(run: Folder, name: str, manifest: Manifest) -> str:
+    return digest.of_bytes((checkpoints(run) / name).read(manifest.name))
+
+
+def _manifest(run: Folder, name: str, field: str, url: str) -> Manifest:
+    try:
+        return read_manifest(run, name)
+    except CheckpointError as error:
+        raise _unreadable(field, url, error) from None
+
+
+def _unreadable(field: str, url: str, error: CheckpointError) -> ConfigError:
+    what = f"is read at every start while {_FIELD} is set, and cannot be: {error}"
+    return ConfigError(explain(field, url, what, "bring it back; each checkpoint of this run needs it"))
+
+
+def _read(run: Folder, name: str, manifest: Manifest, into: Mapping[str, Tensor], field: str, url: str) -> None:
+    """Fill this rank's part of each tensor."""
+    try:
+        pieces = [one for one in read_pieces(run, name, manifest) if one.tensor in into]
+        read_into(checkpoints(run), pieces, into)
+    except Mismatch as error:
+        raise ConfigError(explain(field, url, str(error), _AGAIN if field == _FIELD else "name another one")) from None
+    except CheckpointError as error:
+        raise _unreadable(field, url, error) from None
+
+
+def _check(run: Folder, name: str, manifest: Manifest, wanted: Mapping[str, Tensor], field: str, url: str) -> None:
+    """Check names, shapes and types as ``_read`` does, without data."""
+    try:
+        check_names(by_tensor(one for one in read_pieces(run, name, manifest) if one.tensor in wanted), wanted)
+    except Mismatch as error:
+        raise ConfigError(explain(field, url, str(error), _AGAIN)) from None
+    except CheckpointError as error:
+        raise _unreadable(field, url, error) from None
