@@ -153,7 +153,7 @@ def _unreached(model: Mapping[str, Any], text: str) -> list[str]:
     spec = json.loads(text)
     spec["model"] = {**spec["model"], "ignore_merges": False}
     spec |= {"pre_tokenizer": None, "added_tokens": [], "post_processor": None, "normalizer": None}
-    merging = Tokenizer.from_json(json.dumps(spec), TOKENIZER, 0).tokenizer
+    merging = Tokenizer.from_json(json.dumps(spec, allow_nan=False), TOKENIZER, 0).tokenizer
     special = {one["content"] for one in json.loads(text).get("added_tokens") or []}
     words = [one for one in model["vocab"] if one not in special]
     found = merging.encode_batch_fast(words, add_special_tokens=False)

@@ -106,7 +106,7 @@ class LabelLayout(NamedTuple):
             end = begin + _size(kind, shape)
             found[name] = {"dtype": _TYPES[kind], "shape": shape, "data_offsets": [begin, end]}
             begin = end
-        text = json.dumps(found, separators=(",", ":")).encode()
+        text = json.dumps(found, separators=(",", ":"), allow_nan=False).encode()
         text += b" " * (-len(text) % 8)  # so that values are aligned
         return len(text).to_bytes(8, "little") + text
 
