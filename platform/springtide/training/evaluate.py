@@ -130,7 +130,8 @@ def evaluate_checkpoint(run: Folder, config: Config, name: str, device_type: str
         model, step = in_precision(model, config.parallel).to(world.device), step_of(name) or StepsDone(0)
         return evaluate(model, data, world, step, int(train.eval_tokens), train.rows_at_once)
 
-    found = FirstLosses.in_state(read_manifest(run, name).meta).compared(evaluated())
+    now = evaluated()
+    found = FirstLosses.in_state(read_manifest(run, name).meta).compared(now)
     with contextlib.suppress(MissingAverage):
         found = dataclasses.replace(found, ema_heldout_loss=evaluated(averaged=True).heldout_loss)
     return found
