@@ -27,7 +27,7 @@ import numpy as np
 
 WARM_UP_STEPS = 4
 TOLERANCE = 1e-3
-"""Of the loss of a step [nats]."""
+"""Most that the losses of a step may differ by [nats]."""
 TASKS = ("text", "chats")
 GOALS = {"lora_vs_peft": (1.0, "higher"), "lora_memory_vs_peft": (0.8, "lower"), "packed_vs_padded": (2.0, "higher")}
 MODEL = {"num_layers": 4, "dim": 256, "ffn_dim": 704, "num_heads": 8, "num_kv_heads": 4, "vocab_size": 4096}

@@ -77,7 +77,7 @@ def test_a_student_learns_the_same_bits_through_resizes(taught: Config, ranks: R
 
 
 def test_the_loss_is_what_plain_torch_says(taught: Config, ranks: Ranks) -> None:
-    """Of the teacher itself the divergence is that of rounding; of another model it is computed over all ids, binned."""
+    """A model diverges from its own labels by rounding only; from those of another model by what all ids, binned, give."""
     itself = {
         "train__start_from": f"{taught.run.root}/teacher/checkpoints/step-0000000003",
         "train__start_with": "weights",

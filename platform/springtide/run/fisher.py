@@ -6,11 +6,10 @@ import time
 from typing import Any, NamedTuple
 
 from springtide import config as configs
-from springtide.checkpoint import leases
 from springtide.checkpoint.format import StagedPiece, read_manifest
-from springtide.config import RUN_CONFIG
 from springtide.errors import ConfigError, explain
 from springtide.run.folder import Run
+from springtide.run.trust import check_model_code
 from springtide.store import Folder
 
 _OF_ANOTHER: dict[str, Any] = {
@@ -71,9 +70,7 @@ def write_fisher(
     target, config = Folder(to), run.config
     if target.names():
         raise ConfigError(explain("out", to, "is not empty", "name another folder"))
-    sources = config.sources if config.model.source else {}  # it runs the model only
-    claimed = leases.trusted_code(run.folder, sources)
-    configs.check_trusted(sources, run.folder.where(RUN_CONFIG), trust_code, claimed)
+    check_model_code(run.folder, config, trust_code)
     name = run.checkpoint_at(step)
     if dataset:
         config = config.override({**_OF_ANOTHER, "shards.dataset": Folder(dataset).url})

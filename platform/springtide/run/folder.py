@@ -18,7 +18,6 @@ import sys
 from typing import TYPE_CHECKING
 
 from springtide import config as configs
-from springtide.checkpoint import leases
 from springtide.checkpoint.format import committed, name_of, step_of
 from springtide.checkpoint.retention import note_reader
 from springtide.config import RUN_CONFIG, Config
@@ -27,6 +26,7 @@ from springtide.errors import ConfigError, DamagedFile, explain, redacted
 from springtide.events import Evaluated, Event, Sampled, Started, StepDone, Stopped
 from springtide.report.run_page import charts, render
 from springtide.run.task_scores import TaskScores, read_task_scores
+from springtide.run.trust import check_model_code
 from springtide.store import Folder
 from springtide.track.journal import frame, last_steps, read_journal
 from springtide.track.ledger import Ledger, Prices, ledger
@@ -219,9 +219,7 @@ class Run:
         """
         from springtide.training.evaluate import evaluate_checkpoint
 
-        sources = self.config.sources if self.config.model.source else {}  # it runs the model only
-        claimed = leases.trusted_code(self.folder, sources)
-        configs.check_trusted(sources, self.folder.where(RUN_CONFIG), trust_code, claimed)
+        check_model_code(self.folder, self.config, trust_code)
         changed = self.config.override({"train.eval_tokens": tokens or sys.maxsize})
         return evaluate_checkpoint(self.folder, changed, self.checkpoint_at(step))
 

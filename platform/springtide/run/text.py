@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from springtide import config as configs
-from springtide.checkpoint import leases
 from springtide.config import RUN_CONFIG
 from springtide.errors import ConfigError, explain
 from springtide.generation import TextModel, open_checkpoint, open_export
 from springtide.interop.hf_config import FILE
 from springtide.run.folder import Run
+from springtide.run.trust import check_model_code
 from springtide.store import Folder
 
 
@@ -41,8 +40,6 @@ def open_text(path: str, step: int | None = None, trust_code: bool = False) -> T
 def text_model(run: Run, step: int | None = None, trust_code: bool = False) -> TextModel:
     """Load the model of a checkpoint of ``run``; as ``open_text``."""
     config = run.config
-    sources = config.sources if config.model.source else {}  # it runs the model only
-    claimed = leases.trusted_code(run.folder, sources)
-    configs.check_trusted(sources, run.folder.where(RUN_CONFIG), trust_code, claimed)
+    check_model_code(run.folder, config, trust_code)
     datasets = [url for url in (*config.stream.mixture.values(), config.shards.dataset) if url]
     return open_checkpoint(run.folder, run.checkpoint_at(step), config.model, datasets)
