@@ -31,7 +31,7 @@ from springtide.elastic import Interrupt
 from springtide.errors import TrainingFailed
 from springtide.events import Evaluated, Event, Left, Rejected, RolledBack, Started, StepDone, Stopped, Waited
 from springtide.faults import reach
-from springtide.model import make
+from springtide.model import as_held, make
 from springtide.objective import Columns, Objective
 from springtide.parallel import parallelize
 from springtide.store import Folder
@@ -359,9 +359,9 @@ class TrainLoop:
             here = (self.lease.node, self.lease.term, self.placement.read_elsewhere)
             found = restore(self.folder, state.model, state.optimizer, identity, *here)
         if found is None:
-            found = begin_from(
-                self.config.train, state.model, state.optimizer, identity, self.config.model.adapter != "none"
-            )
+            adapted = self.config.model.adapter != "none"
+            convert = as_held if adapted else None
+            found = begin_from(self.config.train, state.model, state.optimizer, identity, adapted, convert)
         if found is None:
             state.begin(self.config, self.data)
         else:
