@@ -4,13 +4,15 @@ Models in the shapes of Qwen 2.5 0.5B and 1.5B, whose frozen weights are held in
 in 4 bits (``model.base_precision``). Weights are random: they take the same memory, and nobody uses the model. An adapter of
 rank 8 on every matrix of the blocks; products in fp32, blocks recomputed in backward. The peak is that of the whole process,
 Python and torch included, over filling the weights and some steps. A run reads its weights a part at a time, as they are filled
-here. It also saves; with ``checkpoint.stage`` empty no copy is made for that.
+here. It also saves; with ``checkpoint.stage`` empty no copy is made for that. glibc returns large tensors to the system as soon
+as they are freed (MALLOC_MMAP_THRESHOLD_), as docs/how-to/small-devices.md advises.
 
     python benchmarks/small_devices.py [--quick] [--json] [--steps 2] [--only lora_0_5b]
 """
 
 from __future__ import annotations
 
+import os
 import time
 from typing import Any
 
@@ -117,6 +119,7 @@ def each(shapes: dict[str, dict[str, Any]], length: int, steps: int) -> dict[str
 def main() -> None:
     options = claims.options(__doc__, 1, "only", steps=(2, 1))
     shapes = {name: shape for name, shape in SHAPES.items() if options.only in ("", name)}
+    os.environ["MALLOC_MMAP_THRESHOLD_"] = str(2**20)  # for the processes that are measured
     if options.quick:
         small = {name: {**shape, **QUICK, "max_sequence_length": 32} for name, shape in shapes.items()}
         together = claims.alone(each, small, 32, int(options.steps))
@@ -128,8 +131,8 @@ def main() -> None:
         peak = found["peak_mib"] / 1024
         print(
             f"{name}: {found['parameters'] / 1e9:.3f}B parameters, peak {peak:.2f} GiB"
-            f" ({found['filled_mib'] / 1024:.2f} when the weights are there, {found['imports_mib'] / 1024:.2f} before), filled in"
-            f" {found['fill_s']} s, steps of {found['step_s']} s, losses {[round(one, 3) for one in found['losses']]}"
+            f" ({found['filled_mib'] / 1024:.2f} when the weights are there, {found['imports_mib'] / 1024:.2f} before),"
+            f" filled in {found['fill_s']} s, steps of {found['step_s']} s, losses {[round(one, 3) for one in found['losses']]}"
         )
         told.append(claims.claim(f"{name}_peak_gib", peak, GOALS[name], "lower", found))
     claims.show(options, told)

@@ -171,7 +171,7 @@ class Resumed(Event):
 
     def describe(self) -> str:
         why = ", because of a request" if self.asked else ""
-        return f"step {self.step}: goes on after a pause of {self.paused_s:.0f} s{why}"
+        return f"step {self.step}: resumes after a pause of {self.paused_s:.0f} s{why}"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

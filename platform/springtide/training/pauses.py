@@ -36,7 +36,7 @@ class Sensors(NamedTuple):
     battery: Callable[[], tuple[float, bool] | None]
     """Charge [%], and whether it is plugged in."""
     temperature: Callable[[], float | None]
-    """Of the hottest sensor [degrees Celsius]."""
+    """Temperature of the hottest sensor [degrees Celsius]."""
 
 
 def sensors() -> Sensors:

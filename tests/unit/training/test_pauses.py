@@ -162,7 +162,7 @@ def test_other_ranks_do_what_rank_0_says(monkeypatch: pytest.MonkeyPatch) -> Non
     assert not hook.signals(StepSignals(), StepsDone(3)).pause
     assert [one.describe() for one in after(hook, True)] == [
         "step 3: PAUSED, hot; until it is cool",
-        "step 3: goes on after a pause of 4 s",
+        "step 3: resumes after a pause of 4 s",
     ]
 
 
