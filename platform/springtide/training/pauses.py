@@ -9,6 +9,7 @@ A condition that has failed holds again only with some room, so that a run at th
 from __future__ import annotations
 
 import datetime
+import importlib
 import time
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
@@ -56,7 +57,7 @@ def _temperature() -> float | None:
 
 def _ask_psutil(name: str) -> Any:
     try:
-        import psutil  # optional
+        psutil = importlib.import_module("psutil")  # optional
     except ImportError:
         return None
     function = getattr(psutil, name, None)  # not on every system
