@@ -10,7 +10,7 @@ from __future__ import annotations
 import itertools
 import logging
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple, Protocol
 
@@ -21,13 +21,17 @@ from torch import Tensor, nn
 from springtide.checkpoint.adapters import without_adapter
 from springtide.checkpoint.averages import as_weights, begin_averages, match_averages
 from springtide.checkpoint.format import BLOCK_BYTES, BadFile, Manifest, Piece, checkpoints, read_index, read_manifest
-from springtide.checkpoint.tensors import Box, box, local, materialize, named_tensors, raw, type_name
+from springtide.checkpoint.tensors import Box, box, local, materialize, named_tensors, raw, type_name, type_of
 from springtide.errors import CheckpointError
 from springtide.store import Folder, digest
 
 _READ_BYTES = 16 * 2**20
 _READERS = 6
 _NAMES_SHOWN = 5
+_CONVERTED_BYTES = 64 * 2**20
+"""Most bytes that are converted to another type at a time, unless one row is larger."""
+Convert = Callable[[Tensor, torch.dtype], Tensor]
+"""Makes rows of a tensor as a model holds them from rows as they are stored: in another type, or packed, if that is uint8."""
 
 _log = logging.getLogger(__name__)
 
@@ -48,9 +52,11 @@ def load(
     manifest: Manifest | None = None,
     averaged: bool = False,
     new_adapter: bool = False,
+    convert: Convert | None = None,
 ) -> Manifest:
     """Load this rank's part of checkpoint ``name`` in place, at any world size and layout. Returns its manifest. ``averaged``:
     load the averaged weights into ``model``, without an optimizer. ``new_adapter``: leave the model's adapter as it is.
+    ``convert``: how tensors that are stored in a wider type than the model's become those of the model; None: not at all.
 
     Raises CheckpointError with the bad file, or with the tensors that are missing, unexpected or of another shape. A
     single process needs no process group.
@@ -64,8 +70,53 @@ def load(
         wanted = without_adapter(wanted)
     if optimizer is None:
         pieces = as_weights(pieces) if averaged else [piece for piece in pieces if piece.tensor.startswith("model/")]
+    if convert is not None:
+        wider = wider_tensors(pieces, wanted, convert)
+        for name, found in wider.items():
+            _read_converted(checkpoints(run), found, wanted[name], convert)
+        pieces, wanted = without(wider, pieces, wanted)
     read_state(checkpoints(run), pieces, wanted)
     return manifest
+
+
+def wider_tensors(pieces: Iterable[Piece], wanted: Mapping[str, Tensor], convert: Convert) -> dict[str, list[Piece]]:
+    """Return the pieces of the tensors that are stored as floating-point numbers of another type than ``wanted``, and become
+    these by ``convert``."""
+    found = {}
+    for name, some in by_tensor(pieces).items():
+        stored, tensor = type_of(some[0].dtype), wanted.get(name)
+        if (
+            tensor is None
+            or not stored.is_floating_point
+            or stored == tensor.dtype
+            or len(some[0].shape) != tensor.dim()
+        ):
+            continue
+        one_row = convert(torch.zeros(1, *some[0].shape[1:], dtype=stored), tensor.dtype)
+        if (one_row.dtype, some[0].shape[0], one_row.shape[1:]) == (tensor.dtype, tensor.shape[0], tensor.shape[1:]):
+            found[name] = some
+    return found
+
+
+def without(
+    names: Collection[str], pieces: Iterable[Piece], wanted: Mapping[str, Tensor]
+) -> tuple[list[Piece], dict[str, Tensor]]:
+    """Return all pieces and tensors but those of ``names``."""
+    left = {name: tensor for name, tensor in wanted.items() if name not in names}
+    return [piece for piece in pieces if piece.tensor not in names], left
+
+
+@torch.no_grad()
+def _read_converted(source: PieceSource, pieces: Sequence[Piece], tensor: Tensor, convert: Convert) -> None:
+    """Fill this rank's rows of ``tensor``, some at a time: what is stored may not fit into memory."""
+    shape, stored = pieces[0].shape, type_of(pieces[0].dtype)
+    first, target = box(tensor).offsets[0], local(tensor)
+    at_once = max(1, _CONVERTED_BYTES // (stored.itemsize * math.prod(shape[1:])))
+    for begin in range(0, len(target), at_once):
+        rows = torch.empty(min(at_once, len(target) - begin), *shape[1:], dtype=stored)
+        held = Box((first + begin, *(0 for _ in shape[1:])), tuple(rows.shape))
+        read_boxes(source, pieces, rows, held)
+        target[begin : begin + len(rows)].copy_(convert(rows, target.dtype))
 
 
 def read_pieces(run: Folder, name: str, manifest: Manifest) -> list[Piece]:

@@ -31,7 +31,7 @@ from springtide.checkpoint.format import (
     read_manifest,
 )
 from springtide.checkpoint.fresh_start import check_fresh_start
-from springtide.checkpoint.load import Mismatch, load
+from springtide.checkpoint.load import Convert, Mismatch, load
 from springtide.checkpoint.other_orders import of_another_order
 from springtide.checkpoint.retention import note_reader
 from springtide.checkpoint.second_reader import BadFileReport, ReadElsewhere, read_again, second_readers
@@ -104,18 +104,26 @@ def restore(
 
 
 def begin(
-    config: TrainConfig, model: nn.Module, optimizer: torch.optim.Optimizer, identity: Identity, adapted: bool = False
+    config: TrainConfig,
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    identity: Identity,
+    adapted: bool = False,
+    convert: Convert | None = None,
 ) -> Restored | None:
     """Load the checkpoint of another run that ``config`` begins with; all ranks call it together. Returns None if it
-    names none. ``adapted``: the model has an adapter, which begins anew if only weights are taken, and these have none. Raises
-    as ``restore``, and CheckpointError if its bytes are bad: its owner has to choose another."""
+    names none. ``adapted``: the model has an adapter, which begins anew if only weights are taken, and these have none.
+    ``convert``: as for ``load``, if only weights are taken. Raises as ``restore``, and CheckpointError if its bytes are bad:
+    its owner has to choose another."""
     if not config.start_from:
         return None
     run, name = branch.split(config.start_from)
     takes_optimizer, same_order = config.start_with != "weights", config.start_with == "state"
     here = optimizer if takes_optimizer else None
     may_begin_adapter = adapted and not takes_optimizer
-    loaded = _try_load(run, name, model, here, identity if same_order else None, may_begin_adapter=may_begin_adapter)
+    order = identity if same_order else None
+    wider = None if takes_optimizer else convert
+    loaded = _try_load(run, name, model, here, order, may_begin_adapter=may_begin_adapter, convert=wider)
     manifest, problem = loaded
     if manifest is None:
         raise CheckpointError(f"{config.start_from}, which {branch.FIELD} names: {problem}")
@@ -134,6 +142,7 @@ def _try_load(
     node: str = "",
     elsewhere: ReadElsewhere | None = None,
     may_begin_adapter: bool = False,
+    convert: Convert | None = None,
 ) -> tuple[Manifest | None, str]:
     """Return the manifest if every rank loaded its part, else None and what is wrong with the bytes. All ranks call it
     together. Without ``optimizer`` only weights are loaded; without ``identity`` the data order is not checked. Raises
@@ -149,7 +158,7 @@ def _try_load(
             if identity is not None and (mismatch := of_another_order(run, manifest.meta, identity)):
                 raise Mismatch(mismatch)
             new_adapter = may_begin_adapter and not has_adapter(manifest)
-            load(run, name, model, optimizer, manifest, new_adapter=new_adapter)
+            load(run, name, model, optimizer, manifest, new_adapter=new_adapter, convert=convert)
     except (Mismatch, OtherFormat, PermissionError) as error:
         fatal = CheckpointError(f"{name} of {run.url}: {error}")
     except CheckpointError as error:

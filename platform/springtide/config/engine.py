@@ -100,6 +100,9 @@ class ModelConfig(Section):
     """What an adapter adds is multiplied by this over adapter_rank, so that a rate that fits one rank fits others [1]."""
     adapter_targets: tuple[str, ...] = Field(("*",), min_length=1)
     """Patterns of the names of the blocks' matrices that get an adapter, such as ``*.attention.*``; ``*`` is all [name]."""
+    base_precision: Literal["fp32", "bf16", "nf4"] = "fp32"
+    """Type that the frozen weights under an adapter are held in: bf16; or nf4, 4 bits a weight of the blocks' matrices, as in
+    QLoRA, and bf16 for embedding and head. Products are computed in parallel.precision [type]."""
 
     @property
     def head_width(self) -> int:
@@ -146,6 +149,11 @@ class ModelConfig(Section):
             problem = f"is of the decoder, and model.source = {self.source!r} names a model of your own"
             raise ValueError(
                 explain("model.adapter", self.adapter, problem, "make the adapter in that model, and use none")
+            )
+        if self.base_precision != "fp32" and self.adapter == "none":
+            problem = "is the type of weights that are frozen, and model.adapter = 'none' trains them"
+            raise ValueError(
+                explain("model.base_precision", self.base_precision, problem, "set model.adapter, or use fp32")
             )
         if not self.head_dim and self.dim % (2 * self.num_heads):
             raise ValueError(

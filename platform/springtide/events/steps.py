@@ -145,6 +145,36 @@ class Waited(Event):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+class Paused(Event):
+    """Training waits after a step, because the machine does not fulfil ``train.only_when``."""
+
+    kind: ClassVar[str] = "paused"
+    step: StepsDone
+    reason: str
+    until: str
+    """What ends the pause."""
+
+    def describe(self) -> str:
+        return f"step {self.step}: PAUSED, {self.reason}; until {self.until}"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Resumed(Event):
+    """A pause has ended."""
+
+    kind: ClassVar[str] = "resumed"
+    step: StepsDone
+    paused_s: float
+    """How long it lasted [s]."""
+    asked: bool = False
+    """Whether it ended because the run was asked to save, stop or leave."""
+
+    def describe(self) -> str:
+        why = ", because of a request" if self.asked else ""
+        return f"step {self.step}: resumes after a pause of {self.paused_s:.0f} s{why}"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class Straggling(Event):
     """A rank's device was far slower than the others, twice in a row: all ranks wait for it."""
 

@@ -28,13 +28,19 @@ from springtide.interop.export_files import (
 from springtide.interop.families import Family, Match
 from springtide.interop.hf_card import card
 from springtide.interop.hf_config import choose_family
-from springtide.model import merged, skeleton
+from springtide.model import Decoder, merged, packed_shapes, skeleton
 from springtide.store import Folder, to_json
 
 PEFT_WEIGHTS, PEFT_CONFIG = "adapter_model.safetensors", "adapter_config.json"
 PEFT_NAMES = {LORA_A: "lora_A.weight", LORA_B: "lora_B.weight", MAGNITUDE: "lora_magnitude_vector"}
 """Last part of the name of a tensor of ours -> of theirs."""
 _MODEL, _WEIGHT = "model/", ".weight"
+BASE_TYPE = "base_precision"
+"""Fact that says how the weights under an adapter are held."""
+_BASE_TYPES = {
+    "bf16": "bf16",
+    "nf4": "nf4 in blocks of 64 with fp32 magnitudes, not quantised twice; embedding and head bf16",
+}
 
 
 def with_merged_adapter(source: Source, model: ModelConfig, name: str) -> Source:
@@ -43,9 +49,12 @@ def with_merged_adapter(source: Source, model: ModelConfig, name: str) -> Source
     if model.adapter == "none":
         return source
     adapter = {one: pieces for one, pieces in source.tensors.items() if is_adapter(one)}
-    _check(adapter, source, model, name)
+    packed = packed_shapes(_check(adapter, source, model, name))
     left = {one: pieces for one, pieces in source.tensors.items() if one not in adapter}
-    return source._replace(tensors=left, merge=_Merge(source.folder, adapter, model.adapter_alpha / model.adapter_rank))
+    merge = _Merge(source.folder, adapter, model.adapter_alpha / model.adapter_rank)
+    if source.dtype is None and model.base_precision != "fp32":
+        source = source._replace(dtype=torch.float32)  # rounded again, small changes by the adapter would be lost
+    return source._replace(tensors=left, merge=merge, packed=packed)
 
 
 def export_adapter(
@@ -86,6 +95,7 @@ def export_adapter(
         entries = entries_of(source, _matches(adapter, places), name, "its adapter")
         types = str(type_of(min(one.dtype for one in entries))).removeprefix("torch.")
         facts = {**facts, **facts_of(manifest, name, family, types, ema), "base": base}
+        facts |= base_facts(model)
         adapted = {places[_matrix(one)] for one in adapter}
         small = {
             "README.md": card(facts, has_end=True),
@@ -98,6 +108,8 @@ def export_adapter(
         written[file] = len(text.encode())
     to.write_json(MARKER, {**facts, "complete": True, "files": written})
     remark = f"load it on the model that it was trained from: {base}"
+    if model.base_precision != "fp32":
+        remark += f", held as {facts[BASE_TYPE]}"
     return Exported(
         to.url, f"an adapter of {family.architecture}", name, sum(one.size_bytes for one in entries), (remark,)
     )
@@ -120,7 +132,7 @@ class _Merge:
         here = box.offsets[0], box.sizes[0]
         b, magnitude = self._read(f"{prefix}.{LORA_B}", here), f"{prefix}.{MAGNITUDE}"
         found = self._read(magnitude, here) if magnitude in self._adapter else None
-        return merged(rows_OI, self._a[1], b, self._scale, found).to(rows_OI.dtype)
+        return merged(rows_OI, self._a[1], b, self._scale, found)
 
     def _read(self, name: str, rows: tuple[int, int] | None = None) -> Tensor:
         pieces = self._adapter[name]
@@ -131,16 +143,24 @@ class _Merge:
         return tensor
 
 
-def _check(adapter: Mapping[str, list[Piece]], source: Source, model: ModelConfig, name: str) -> None:
-    """Raise CheckpointError if the tensors of an adapter are not those of ``model``, by name and shape."""
+def base_facts(model: ModelConfig) -> dict[str, str]:
+    """Return what a model card says of the weights under an adapter; nothing if they are fp32."""
+    return {BASE_TYPE: _BASE_TYPES[model.base_precision]} if model.base_precision in _BASE_TYPES else {}
+
+
+def _check(adapter: Mapping[str, list[Piece]], source: Source, model: ModelConfig, name: str) -> Decoder:
+    """Return the decoder of ``model``, without memory. Raises CheckpointError if the tensors of an adapter are not those of it,
+    by name and shape."""
     vocab = source.tensors.get(f"{_MODEL}embedding.weight")
-    shapes = skeleton(model, vocab[0].shape[0] if vocab else 1).named_parameters()
+    decoder = skeleton(model, vocab[0].shape[0] if vocab else 1)
+    shapes = decoder.named_parameters()
     wanted = {_MODEL + one: tuple(tensor.shape) for one, tensor in shapes if is_adapter(one)}
     found = {one: tuple(pieces[0].shape) for one, pieces in adapter.items()}
     if wanted != found:
         differs = sorted(one for one in wanted.keys() | found.keys() if wanted.get(one) != found.get(one))
         told = f"{differs[0]} is {found.get(differs[0], 'missing')} there and {wanted.get(differs[0], 'missing')} by it"
         raise CheckpointError(f"{name} holds another adapter than its config says: {told}")
+    return decoder
 
 
 def _modules(family: Family, model: ModelConfig) -> Iterator[tuple[str, str]]:

@@ -27,6 +27,7 @@ from springtide.checkpoint.weights_only import boxes
 from springtide.errors import CheckpointError, ConfigError, DamagedFile, explain
 from springtide.interop.families import Family, Match
 from springtide.interop.safetensors_header import Entry, header_of
+from springtide.model import converted as converted_rows
 from springtide.store import Folder
 
 MARKER = "springtide.json"
@@ -58,6 +59,9 @@ class Exported(NamedTuple):
     """What the user should know."""
 
 
+_NONE: dict[str, tuple[int, int]] = {}
+
+
 class Source(NamedTuple):
     """The pieces of a checkpoint's weights, and the type that they are written in."""
 
@@ -68,7 +72,14 @@ class Source(NamedTuple):
     buffers: list[Tensor]
     """Memory to read into, in turn, uint8; empty if whoever writes may still hold a part when it asks for the next."""
     merge: Callable[[str, Box, Tensor], Tensor]
-    """Returns the rows of a matrix with its adapter."""
+    """Returns the rows of a matrix with its adapter, fp32; without one as they are."""
+    packed: Mapping[str, tuple[int, int]] = _NONE
+    """Matrices that are stored in 4 bits a weight (``model.base_precision``), and the shape of each; they are read as fp32."""
+
+    def kind(self, ours: str) -> tuple[str, tuple[int, ...]]:
+        """Return the type and the shape that a tensor is read in."""
+        piece = self.tensors[f"model/{ours}"][0]
+        return ("F32", self.packed[ours]) if ours in self.packed else (piece.dtype, piece.shape)
 
     @classmethod
     def open(cls, run: Folder, name: str, manifest: Manifest, to: Folder, dtype: str, ema: bool) -> Source:
@@ -95,11 +106,11 @@ def entries_of(source: Source, matches: Iterable[Match], name: str, what: str) -
         raise CheckpointError(f"{name} is of another model than its config: it {' and '.join(told)}")
     found: dict[Entry, Match] = {}
     for match in matches:
-        parts = [source.tensors[f"model/{one}"][0] for one in match.ours]
-        shape = (sum(part.shape[0] for part in parts), *parts[0].shape[1:])
-        if any(part.shape[1:] != shape[1:] for part in parts):
+        types, shapes = zip(*map(source.kind, match.ours), strict=True)
+        shape = (sum(part[0] for part in shapes), *shapes[0][1:])
+        if any(part[1:] != shape[1:] for part in shapes):
             raise CheckpointError(f"{name}: the tensors of {match.theirs} have different widths")
-        dtype = type_name(source.dtype) if source.dtype is not None else parts[0].dtype
+        dtype = type_name(source.dtype) if source.dtype is not None else types[0]
         found[Entry(match.theirs, dtype, shape)] = match
     return found
 
@@ -151,9 +162,8 @@ def _reads(
     turn = itertools.cycle(source.buffers or [torch.empty(0, dtype=torch.uint8)])
     for entry in group:
         for ours in entries[entry].ours:
-            piece = source.tensors[f"model/{ours}"][0]
-            shape, item = piece.shape, ITEM_BYTES[piece.dtype]
-            for box in boxes(shape, item * math.prod(shape[1:]), PART_BYTES):
+            kind, shape = source.kind(ours)
+            for box in boxes(shape, ITEM_BYTES[kind] * math.prod(shape[1:]), PART_BYTES):
                 yield functools.partial(_read, source, ours, box, entry, next(turn))
 
 
@@ -164,8 +174,13 @@ def _read(source: Source, ours: str, box: Box, entry: Entry, buffer: Tensor) -> 
 
 
 def read_rows(source: Source, ours: str, box: Box, buffer: Tensor) -> Tensor:
-    """Return a box with its adapter, verified, in the stored type; in ``buffer``, if it fits into it."""
+    """Return a box, verified, in the stored type, in ``buffer``, if it fits into it; with its adapter in fp32."""
     pieces = source.tensors[f"model/{ours}"]
+    if ours in source.packed:
+        width = pieces[0].shape[1]
+        rows = torch.empty(box.sizes[0], width, dtype=torch.uint8)
+        read_boxes(source.folder, pieces, rows, Box(box.offsets, (box.sizes[0], width)))
+        return source.merge(ours, box, converted_rows(rows, box.sizes[1], torch.float32))
     stored = type_of(pieces[0].dtype)
     size = box.num_elements * stored.itemsize
     fits = size <= buffer.nbytes

@@ -24,7 +24,7 @@ from springtide.checkpoint.weights_only import boxes
 from springtide.config.engine import ModelConfig
 from springtide.errors import ConfigError, explain
 from springtide.interop import export_files
-from springtide.interop.adapters import with_merged_adapter
+from springtide.interop.adapters import base_facts, with_merged_adapter
 from springtide.interop.export_files import (
     DTYPES,
     GGUF,
@@ -128,6 +128,7 @@ def export_gguf(
             **words,
         }
         facts = {**facts, **facts_of(manifest, name, family, kind, ema), "library": "gguf", "architecture": gguf.name}
+        facts |= base_facts(model)
         factors = rope_factors(model) if model.rope_scaling == "llama3" else []
         extra = [GgufTensor(ROPE_FACTORS, "F32", (len(factors),))] if factors else []
         tensors = [*extra, *(one.tensor for one in rows)]
@@ -175,9 +176,9 @@ def _reads(source: Source, rows: Sequence[_Rows]) -> Iterator[Callable[[], memor
     for one in rows:
         unit = one.paired or 1  # a head is not cut
         for ours in one.match.ours:
-            piece = source.tensors[f"model/{ours}"][0]
-            size = unit * ITEM_BYTES[piece.dtype] * math.prod(piece.shape[1:])
-            for box in boxes((piece.shape[0] // unit, *piece.shape[1:]), size, export_files.PART_BYTES):
+            kind, shape = source.kind(ours)
+            size = unit * ITEM_BYTES[kind] * math.prod(shape[1:])
+            for box in boxes((shape[0] // unit, *shape[1:]), size, export_files.PART_BYTES):
                 held = Box((unit * box.offsets[0], *box.offsets[1:]), (unit * box.sizes[0], *box.sizes[1:]))
                 yield functools.partial(_read, source, ours, held, one, next(turn))
         if rest := padding(one.tensor.size_bytes):

@@ -10,6 +10,7 @@ from springtide.errors import printable, redacted
 _ROWS = {
     "run": "Run",
     "base": "Adapter of",
+    "base_precision": "Weights under the adapter",
     "checkpoint": "Checkpoint",
     "step": "Steps",
     "tokens": "Tokens",

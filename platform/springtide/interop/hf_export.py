@@ -13,7 +13,7 @@ from springtide.checkpoint.format import read_manifest
 from springtide.checkpoint.retention import note_reader
 from springtide.checkpoint.tensors import type_of
 from springtide.config.engine import ModelConfig
-from springtide.interop.adapters import with_merged_adapter
+from springtide.interop.adapters import base_facts, with_merged_adapter
 from springtide.interop.export_files import (
     MARKER,
     Exported,
@@ -72,7 +72,7 @@ def export_checkpoint(
         told, remarks = tokenizer_files(manifest.meta, tokenizer, vocab, model.max_sequence_length)
         names = str(type_of(sorted(stored)[0])).removeprefix("torch.")
         config = written_config(family, model, vocab, names, told.eos_id, told.bos_id)
-        facts = {**facts, **facts_of(manifest, name, family, names, ema)}
+        facts = {**facts, **facts_of(manifest, name, family, names, ema), **base_facts(model)}
         small = {**told.files, "README.md": card(facts, told.eos_id is not None)}
         total = sum(one.size_bytes for one in entries)
         if len(files) > 1:

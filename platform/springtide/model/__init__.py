@@ -2,8 +2,9 @@
 
 from springtide.model.adapter import AdaptedLinear, matrices, merged
 from springtide.model.attention import KVCache
-from springtide.model.decoder import Decoder, build, initial, skeleton
+from springtide.model.decoder import Decoder, build, fill, initial, skeleton
 from springtide.model.flops import flops_per_token, hardware_flops_per_token, num_parameters
+from springtide.model.frozen import as_held, converted, packed_shapes
 from springtide.model.loss import IGNORE_INDEX, LargestLogit
 from springtide.model.positions import document_begins, documents
 from springtide.model.source import make, whole
@@ -14,9 +15,12 @@ __all__ = [
     "Decoder",
     "KVCache",
     "LargestLogit",
+    "as_held",
     "build",
+    "converted",
     "document_begins",
     "documents",
+    "fill",
     "flops_per_token",
     "hardware_flops_per_token",
     "initial",
@@ -24,6 +28,7 @@ __all__ = [
     "matrices",
     "merged",
     "num_parameters",
+    "packed_shapes",
     "skeleton",
     "whole",
 ]

@@ -18,14 +18,15 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from springtide.config.engine import ModelConfig
+from springtide.model.frozen import FrozenLinear, converted, hold, product
 
 
-class AdaptedLinear(nn.Linear):
+class AdaptedLinear(FrozenLinear):
     """A linear layer and its adapter."""
 
     def __init__(self, base: nn.Linear, rank: int, scale: float, with_magnitude: bool) -> None:
         """Make a layer of the shape of ``base``, with weights that are uninitialized."""
-        super().__init__(base.in_features, base.out_features, base.bias is not None)
+        super().__init__(base)
         self.scale = scale
         self.lora_a = nn.Parameter(torch.empty(rank, base.in_features))
         self.lora_b = nn.Parameter(torch.empty(base.out_features, rank))
@@ -36,7 +37,8 @@ class AdaptedLinear(nn.Linear):
         """(..., I) -> (..., O)."""
         x_NI = x.flatten(0, -2)
         # the scale and the sum are part of the product: apart, each is a pass over all outputs, and backward has one more
-        y_NO = torch.addmm(F.linear(x_NI, self.weight), F.linear(x_NI, self.lora_a), self.lora_b.T, alpha=self.scale)
+        base_NO = product(x_NI, self.weight, self.in_features)
+        y_NO = torch.addmm(base_NO, F.linear(x_NI, self.lora_a), self.lora_b.T, alpha=self.scale)
         y = y_NO.unflatten(0, x.shape[:-1])
         if self.magnitude is not None:
             y = y * (self.magnitude / self._norms()).type_as(y)
@@ -45,7 +47,8 @@ class AdaptedLinear(nn.Linear):
     @torch.no_grad()
     def _norms(self) -> Tensor:
         """Return the norms of the rows of W + s B A, (O,). They count as constants in backward (DoRA, section 4.3)."""
-        return torch.linalg.vector_norm((self.weight + self.scale * (self.lora_b @ self.lora_a)).float(), dim=1)
+        W = converted(self.weight, self.in_features, self.lora_a.dtype)
+        return torch.linalg.vector_norm((W + self.scale * (self.lora_b @ self.lora_a)).float(), dim=1)
 
 
 @torch.no_grad()
@@ -71,15 +74,21 @@ def merged(W: Tensor, A: Tensor, B: Tensor, scale: float, magnitude: Tensor | No
 
 
 def adapt(blocks: nn.ModuleList, config: ModelConfig) -> None:
-    """Give the matrices of ``blocks`` that ``model.adapter_targets`` match their adapters, in place."""
+    """Give the matrices of ``blocks`` that ``model.adapter_targets`` match their adapters, in place, and hold all of them as
+    ``model.base_precision`` says."""
     if config.adapter == "none":
         return
     scale = config.adapter_alpha / config.adapter_rank
     for name, linear in list(matrices(blocks)):
-        if any(fnmatch.fnmatchcase(name, pattern) for pattern in config.adapter_targets):
-            parent, _, last = name.removeprefix("blocks.").removesuffix(".weight").rpartition(".")
-            adapted = AdaptedLinear(linear, config.adapter_rank, scale, config.adapter == "dora")
-            setattr(blocks.get_submodule(parent), last, adapted)
+        adapts = any(fnmatch.fnmatchcase(name, pattern) for pattern in config.adapter_targets)
+        if not adapts and config.base_precision == "fp32":
+            continue
+        parent, _, last = name.removeprefix("blocks.").removesuffix(".weight").rpartition(".")
+        kind = (linear, config.adapter_rank, scale, config.adapter == "dora")
+        layer = AdaptedLinear(*kind) if adapts else FrozenLinear(linear)
+        if config.base_precision != "fp32":
+            hold(layer, config.base_precision)
+        setattr(blocks.get_submodule(parent), last, layer)
 
 
 def matrices(blocks: nn.ModuleList) -> Iterator[tuple[str, nn.Linear]]:

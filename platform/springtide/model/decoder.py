@@ -18,7 +18,8 @@ from springtide.config.engine import ModelConfig
 from springtide.errors import ConfigError, explain
 from springtide.model.adapter import adapt
 from springtide.model.attention import Attention, KVCache, LayerKVCache, RMSNorm
-from springtide.model.loss import LargestLogit, capped, head_loss, token_nats
+from springtide.model.frozen import as_held, hold, packed_shapes
+from springtide.model.loss import LargestLogit, capped, head_loss, logits, token_nats
 from springtide.model.positions import documents, rotary_table
 
 VOCAB_MULTIPLE = 64
@@ -27,6 +28,8 @@ _STD = 0.02
 _RESIDUAL = ("attention.out.weight", "ffn.down.weight")
 _INIT_ROWS = 64
 """Rows that are drawn with one seed."""
+_FILL_AT_ONCE = 2**22
+"""Numbers that are drawn at a time."""
 
 
 class FeedForward(nn.Module):
@@ -90,6 +93,9 @@ class Decoder(nn.Module):
         adapt(self.blocks, config)
         self.norm = RMSNorm(config.dim, config.norm_eps, config.norm_unit_offset)
         self.head = nn.Linear(config.dim, self.padded_vocab_size, bias=False)
+        if config.base_precision != "fp32":
+            hold(self.embedding, "bf16")
+            hold(self.head, "bf16")
         self.tie()
         # computed from the config on the weights' device, so they are not part of a checkpoint
         self.cos: Tensor
@@ -111,7 +117,7 @@ class Decoder(nn.Module):
     ) -> Tensor | tuple[Tensor, Tensor]:
         """(B, L) ids -> (B, L, V) logits, or of the ``newest`` id of each row only, (B, 1, V); or, given ``targets_BL``, the
         result of ``head_loss``, or ``by_token`` that of ``token_nats``, (B, L). The ids follow those in ``past``."""
-        x_BLD = self.embedding(tokens_BL)
+        x_BLD = self.embedding(tokens_BL).type_as(self.norm.weight)
         if self.config.scaled_embedding:
             x_BLD = x_BLD * math.sqrt(self.config.base_width or self.config.dim)
         in_global, in_local, mask_B1LL = self._places(tokens_BL, past)
@@ -124,7 +130,7 @@ class Decoder(nn.Module):
         if self.config.width_multiplier != 1.0:
             x_BLD = x_BLD / self.config.width_multiplier  # the same as to divide the logits, on fewer numbers
         if targets_BL is None:
-            return capped(self.head(x_BLD), self.config.logit_cap)
+            return capped(logits(x_BLD, self.head.weight), self.config.logit_cap)
         hidden_ND, wanted_N = x_BLD.flatten(0, 1), targets_BL.flatten()
         if by_token:
             return token_nats(hidden_ND, self.head.weight, wanted_N, self.config.logit_cap).view_as(targets_BL)
@@ -177,10 +183,29 @@ def build(config: ModelConfig, vocab_size: int, eos_id: int | None = None, bos_i
     """Return the decoder with its initial weights, on the CPU."""
     model = skeleton(config, vocab_size, eos_id, bos_id)
     model.place(torch.device("cpu"))
-    with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            parameter.copy_(initial(config, name, tuple(parameter.shape), 0, parameter.shape[0]))
+    packed = packed_shapes(model)
+    for name, parameter in model.named_parameters():
+        fill(parameter, config, name, packed.get(name, tuple(parameter.shape)), 0)
     return model
+
+
+@torch.no_grad()
+def fill(held: Tensor, config: ModelConfig, name: str, shape: tuple[int, ...], begin: int) -> None:
+    """Fill rows of a parameter with their initial values, some at a time.
+
+    Args:
+        held: the rows, in the type that they are held in; packed if that is uint8.
+        config: of the model.
+        name: of the parameter.
+        shape: of the whole parameter, as it is before it is packed.
+        begin: first of the rows.
+    """
+    at_once = max(1, _FILL_AT_ONCE // math.prod(shape[1:]) // _INIT_ROWS) * _INIT_ROWS
+    first, end = begin, begin + len(held)
+    while first < end:
+        last = min(end, first - first % at_once + at_once)  # no draw is cut but the first and the last
+        held[first - begin : last - begin].copy_(as_held(initial(config, name, shape, first, last), held.dtype))
+        first = last
 
 
 def initial(config: ModelConfig, name: str, shape: tuple[int, ...], begin: int, end: int) -> Tensor:

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterator
+
 from torch import Tensor, nn
 
 from springtide.config.engine import ModelConfig
 from springtide.model.decoder import Decoder
+from springtide.model.frozen import packed_shapes
 
 
 def flops_per_token(model: nn.Module, sequence_length: int) -> float:
@@ -16,18 +20,26 @@ def flops_per_token(model: nn.Module, sequence_length: int) -> float:
     appendix B, less what the mask and windows spare). The attention of a user's own model is unknown, so it is not counted.
     """
     looked_up = {id(module.weight) for module in model.modules() if isinstance(module, nn.Embedding)}
-    matmul = sum(_flops(p) for p in model.parameters() if p.dim() >= 2 and id(p) not in looked_up)
+    matmul = sum(_flops(p, n) for p, n in _counted(model) if p.dim() >= 2 and id(p) not in looked_up)
     if not isinstance(model, Decoder):
         return matmul
     config = model.config
     if config.tied_head:
-        matmul += _flops(model.head.weight)
+        matmul += _flops(model.head.weight, model.head.weight.numel())
     return matmul + 12.0 * _attended(config, sequence_length) * config.num_heads * config.head_width
 
 
-def _flops(weight: Tensor) -> float:
-    """Return the FLOPs of a weight for a token: its product, the gradient of its input, and its own gradient if it trains."""
-    return (6.0 if weight.requires_grad else 4.0) * weight.numel()
+def _flops(weight: Tensor, count: int) -> float:
+    """Return the FLOPs of ``count`` weights for a token: their product, the gradient of its input, and their own gradient if
+    they train."""
+    return (6.0 if weight.requires_grad else 4.0) * count
+
+
+def _counted(model: nn.Module) -> Iterator[tuple[nn.Parameter, int]]:
+    """Yield each parameter and the number of its weights, which packed ones have more of than bytes."""
+    packed = packed_shapes(model)
+    for name, parameter in model.named_parameters():
+        yield parameter, math.prod(packed.get(name, parameter.shape))
 
 
 def _attended(config: ModelConfig, sequence_length: int) -> float:
@@ -44,7 +56,7 @@ def hardware_flops_per_token(model: nn.Module, sequence_length: int, recompute: 
     blocks = getattr(model, "blocks", None)
     if recompute != "full" or blocks is None:
         return flops
-    again = 2.0 * sum(p.numel() for p in blocks.parameters() if p.dim() >= 2)
+    again = 2.0 * sum(count for p, count in _counted(blocks) if p.dim() >= 2)
     if isinstance(model, Decoder):
         config = model.config
         again += 4.0 * _attended(config, sequence_length) * config.num_heads * config.head_width
@@ -53,4 +65,4 @@ def hardware_flops_per_token(model: nn.Module, sequence_length: int, recompute: 
 
 def num_parameters(model: nn.Module) -> int:
     """Return the number of parameters, shared ones counted once."""
-    return sum(parameter.numel() for parameter in model.parameters())
+    return sum(count for _, count in _counted(model))

@@ -22,6 +22,10 @@ _LOGITS_AT_ONCE = {"cpu": 2**22, "cuda": 2**27}
 """Logits computed at a time, per device. Fewer stay in a CPU's caches between passes, but make thin matrix products."""
 
 
+_CONVERTED_AT_ONCE = 2**22
+"""Numbers of a head that are converted to another type at a time."""
+
+
 class LargestLogit:
     """The largest logit so far, of tokens that count in the loss."""
 
@@ -58,7 +62,7 @@ class _HeadLoss(torch.autograd.Function):
         parts = (hidden_ND.split(_at_once(head_VD)), wanted_N.split(_at_once(head_VD)))
         begin = 0
         for part_ND, ids_N in zip(*parts, strict=True):
-            logits_NV = capped((part_ND @ head_VD.T).float(), cap)
+            logits_NV = capped(logits(part_ND, head_VD).float(), cap)
             counts_N = ids_N != IGNORE_INDEX
             if largest is not None:
                 largest.see(logits_NV, counts_N)
@@ -79,9 +83,9 @@ class _HeadLoss(torch.autograd.Function):
             grad_NV *= counts_N[:, None]
             if slope_NV is not None:
                 grad_NV *= slope_NV
-            grad_NV = grad_NV.type_as(head_VD)
+            grad_NV = grad_NV.type_as(part_ND)
             if grad_hidden_ND is not None:
-                torch.matmul(grad_NV, head_VD, out=grad_hidden_ND[begin : begin + len(part_ND)])
+                _through(grad_NV, head_VD, grad_hidden_ND[begin : begin + len(part_ND)])
             if grad_head_VD is not None:
                 of_part_VD = _product_in_range(grad_NV, part_ND)
                 grad_head_VD = grad_head_VD.add_(of_part_VD) if begin else grad_head_VD.copy_(of_part_VD)
@@ -119,6 +123,29 @@ def capped(logits: Tensor, cap: float) -> Tensor:
     return cap * torch.tanh(logits / cap) if cap else logits
 
 
+def logits(hidden: Tensor, head_VD: Tensor) -> Tensor:
+    """Return the logits (..., V) of hidden states (..., D), in their type. A head of another type is converted a part at a
+    time: it is the largest tensor of a small model."""
+    if hidden.dtype == head_VD.dtype:
+        return F.linear(hidden, head_VD)
+    return torch.cat([F.linear(hidden, rows.to(hidden.dtype)) for rows in _parts(head_VD)], -1)
+
+
+def _through(grad_NV: Tensor, head_VD: Tensor, out_ND: Tensor) -> None:
+    """Write the gradient of hidden states to ``out_ND``, given that of their logits."""
+    if grad_NV.dtype == head_VD.dtype:
+        torch.matmul(grad_NV, head_VD, out=out_ND)
+        return
+    out_ND.zero_()
+    parts = _parts(head_VD)
+    for of_rows, rows in zip(grad_NV.split([len(one) for one in parts], 1), parts, strict=True):
+        out_ND.addmm_(of_rows, rows.to(grad_NV.dtype))
+
+
+def _parts(head_VD: Tensor) -> tuple[Tensor, ...]:
+    return head_VD.split(max(1, _CONVERTED_AT_ONCE // head_VD.shape[1]))
+
+
 def head_loss(
     hidden_ND: Tensor,
     head_VD: Tensor,
@@ -144,7 +171,9 @@ def token_nats(hidden_ND: Tensor, head_VD: Tensor, wanted_N: Tensor, cap: float 
     for ``capped``."""
     parts = zip(hidden_ND.split(_at_once(head_VD)), wanted_N.split(_at_once(head_VD)), strict=True)
     found = [
-        F.cross_entropy(capped((part_ND @ head_VD.T).float(), cap), ids_N, ignore_index=IGNORE_INDEX, reduction="none")
+        F.cross_entropy(
+            capped(logits(part_ND, head_VD).float(), cap), ids_N, ignore_index=IGNORE_INDEX, reduction="none"
+        )
         for part_ND, ids_N in parts
     ]
     return torch.cat(found)

@@ -57,7 +57,8 @@ def in_precision(model: nn.Module, config: ParallelConfig) -> nn.Module:
     """Convert the weights of ``model``, in place, to the type that a sharded one computes in: buffers keep theirs, as in FSDP.
     For a single process that does not train."""
     for parameter in model.parameters():
-        parameter.data = parameter.data.to(_TYPES[config.precision])
+        if parameter.is_floating_point():  # packed ones are converted as they are used
+            parameter.data = parameter.data.to(_TYPES[config.precision])
     return model
 
 

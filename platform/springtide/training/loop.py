@@ -31,7 +31,7 @@ from springtide.elastic import Interrupt
 from springtide.errors import TrainingFailed
 from springtide.events import Evaluated, Event, Left, Rejected, RolledBack, Started, StepDone, Stopped, Waited
 from springtide.faults import reach
-from springtide.model import make
+from springtide.model import as_held, make
 from springtide.objective import Columns, Objective
 from springtide.parallel import parallelize
 from springtide.store import Folder
@@ -48,6 +48,7 @@ from springtide.training.hooks import StepContext, StepHooks
 from springtide.training.micro_batches import largest_micro_batch, micro_batches
 from springtide.training.optim import optimizer_of, rate_after, set_learning_rate
 from springtide.training.parameter_groups import check_groups, freeze
+from springtide.training.pauses import Pauses, check_can_tell, sensors
 from springtide.training.profile import Profile
 from springtide.training.recheck import Recheck
 from springtide.training.recompiles import Recompiles
@@ -109,6 +110,8 @@ class TrainLoop:
             torch.set_num_threads(config.parallel.threads)
         model = make(config.model, self.data.vocab_size, self.data.eos_id, self.data.bos_id)
         check_adapter(config)
+        if config.train.only_when:
+            on_first(lambda: check_can_tell(config.train.only_when, sensors()))
         check_groups(model, config.optim)
         freeze(model, config.optim)
         figures = ModelFigures.of(model, self.data.sequence_length, config.parallel.recompute)
@@ -150,7 +153,7 @@ class TrainLoop:
         with contextlib.ExitStack() as stack:
             saves = stack.enter_context(self._checkpoint_schedule())
             snapshots = self._snapshot_schedule()
-            hooks = self._hooks(saves, snapshots)
+            hooks = self._hooks(saves, snapshots, interrupt)
             stack.callback(hooks.close)
             stopped = False
             reader = self.data.reader(self.world.rank, self.world.size)
@@ -201,8 +204,10 @@ class TrainLoop:
         yield from write_sample(self.state.model, self.data, self.world, self.config, step)
         yield Stopped(step=step, status="finished")
 
-    def _hooks(self, saves: CheckpointSchedule, snapshots: SnapshotSchedule) -> StepHooks:
-        config, nodes = self.config, self.placement.nodes
+    def _hooks(
+        self, saves: CheckpointSchedule, snapshots: SnapshotSchedule, interrupt: Callable[[], Interrupt | None]
+    ) -> StepHooks:
+        config, nodes, only_when = self.config, self.placement.nodes, self.config.train.only_when
         return StepHooks(
             [
                 Recheck(config, self.world, self.state, nodes, saves, self.lease),
@@ -212,6 +217,7 @@ class TrainLoop:
                 saves,
                 snapshots,
                 StragglerDetector(self.world, nodes, float(config.elastic.compare)),
+                *([Pauses(only_when, self.world, interrupt, self.placement.heartbeat)] if only_when else ()),
             ]
         )
 
@@ -359,9 +365,9 @@ class TrainLoop:
             here = (self.lease.node, self.lease.term, self.placement.read_elsewhere)
             found = restore(self.folder, state.model, state.optimizer, identity, *here)
         if found is None:
-            found = begin_from(
-                self.config.train, state.model, state.optimizer, identity, self.config.model.adapter != "none"
-            )
+            adapted = self.config.model.adapter != "none"
+            convert = as_held if adapted else None
+            found = begin_from(self.config.train, state.model, state.optimizer, identity, adapted, convert)
         if found is None:
             state.begin(self.config, self.data)
         else:

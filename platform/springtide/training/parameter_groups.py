@@ -75,7 +75,7 @@ def _check_adapter(model: Decoder) -> None:
             field = f"model.adapter_targets.{index}"
             raise ConfigError(explain(field, pattern, "matches no matrix of the blocks", _near(pattern, list(found))))
         for name in matched:
-            if rank > (side := min(found[name].weight.shape)):
+            if rank > (side := min(found[name].in_features, found[name].out_features)):
                 problem = f"is more than the smaller side of {name}, which is {side}"
                 raise ConfigError(
                     explain("model.adapter_rank", rank, problem, "lower it; an adapter saves nothing then")

@@ -9,12 +9,12 @@ from springtide.checkpoint.adapters import has_adapter, without_adapter
 from springtide.checkpoint.averages import match_averages
 from springtide.checkpoint.branch import FIELD, split
 from springtide.checkpoint.format import AVERAGED, FISHER, IMPORTED, Identity, read_manifest
-from springtide.checkpoint.load import Mismatch, by_tensor, check_names, read_pieces
+from springtide.checkpoint.load import Mismatch, by_tensor, check_names, read_pieces, wider_tensors, without
 from springtide.checkpoint.other_orders import of_another_order
 from springtide.checkpoint.tensors import materialize, named_tensors
 from springtide.config import Config
 from springtide.errors import CheckpointError, ConfigError, explain
-from springtide.model import make
+from springtide.model import as_held, make
 from springtide.objective import Objective
 from springtide.stream import Data
 from springtide.training.anchor import check_fisher, check_settings
@@ -107,6 +107,8 @@ def check_tensors(config: Config, data: Data) -> None:
     tensors = named_tensors(model, optimizer)
     if not takes_optimizer and not has_adapter(manifest):
         tensors = without_adapter(tensors)
+    if not takes_optimizer and config.model.adapter != "none":
+        pieces, tensors = without(wider_tensors(pieces, tensors, as_held), pieces, tensors)
     pieces, wanted, _ = match_averages(pieces, tensors)
     try:
         check_names(by_tensor(pieces), wanted)

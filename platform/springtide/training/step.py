@@ -52,6 +52,8 @@ class StepSignals(NamedTuple):
     """Speed of this rank's device, if measured since the last step, else 0 [FLOP/s]."""
     recheck: bool = False
     """Rank 0: the first micro-batches of the next step are to be computed again."""
+    pause: bool = False
+    """Rank 0: the machine may not train after this step."""
 
 
 _NOTHING = StepSignals()
@@ -86,6 +88,7 @@ class StepResult(NamedTuple):
     turned_off: bool = False
     """Whether some rank can keep no more snapshots, and the others did not know it yet."""
     recheck: bool = False
+    pause: bool = False
     extra: dict[str, float] = _NO_FIGURES
     """Figures that are told only in some runs (``events.metrics.EXTRA_METRICS``)."""
     sources: tuple[tuple[float | None, int], ...] = ()
@@ -347,6 +350,7 @@ def _agree(
         signals.snapshot,
         signals.examine,
         signals.recheck,
+        signals.pause,
     ]
     mine = [[0.0] * world.size, [0.0] * world.size]
     mine[0][world.rank], mine[1][world.rank] = signals.data_wait_s, signals.speed
@@ -358,7 +362,7 @@ def _agree(
     source_nats, source_tokens, rest = rest[:num_sources], rest[num_sources : 2 * num_sources], rest[2 * num_sources :]
     limbs, by_rank = rest[:_LIMBS], rest[-2 * world.size :]
     said = map(bool, rest[_LIMBS : -2 * world.size])
-    *asked, saving, save_failed, keeping, turned_off, snapshot, examine, recheck = said
+    *asked, saving, save_failed, keeping, turned_off, snapshot, examine, recheck, pause = said
     result = StepResult(
         loss=loss / tokens,
         grad_norm=square_sum**0.5,
@@ -372,6 +376,7 @@ def _agree(
         snapshot=snapshot,
         examine=examine,
         recheck=recheck,
+        pause=pause,
         data_waits_s=tuple(by_rank[: world.size]),
         speeds=tuple(by_rank[world.size :]),
         sources=tuple(

@@ -6,9 +6,9 @@ import torch
 from torch import nn
 
 from springtide.checkpoint.adapters import is_adapter
-from springtide.checkpoint.tensors import box, local, named_tensors
+from springtide.checkpoint.tensors import box, local, named_tensors, plain_name
 from springtide.config.engine import ModelConfig
-from springtide.model import AdaptedLinear, Decoder, initial, make
+from springtide.model import AdaptedLinear, Decoder, converted, fill, make, packed_shapes
 
 
 @torch.no_grad()
@@ -33,13 +33,13 @@ def initialize_adapter(model: nn.Module, config: ModelConfig) -> None:
 
 
 def _draw(model: nn.Module, config: ModelConfig, only_adapter: bool = False) -> None:
+    packed = {plain_name(name): shape for name, shape in packed_shapes(model).items()}
     for name, tensor in named_tensors(model).items():
         if is_adapter(name) or not only_adapter:
-            offsets, sizes = box(tensor)
-            whole, begin = tuple(tensor.shape), offsets[0]
-            local(tensor).copy_(initial(config, name.removeprefix("model/"), whole, begin, begin + sizes[0]))
+            own = name.removeprefix("model/")
+            fill(local(tensor), config, own, packed.get(own, tuple(tensor.shape)), box(tensor).offsets[0])
     for module in model.modules():
         if isinstance(module, AdaptedLinear) and module.magnitude is not None:
             # rows are whole on each rank; in fp64, so that how many it has does not show in the sum
-            squares = local(module.weight).double().square().sum(dim=1)
+            squares = converted(local(module.weight), module.in_features, torch.float64).square().sum(dim=1)
             local(module.magnitude).copy_(squares.sqrt())

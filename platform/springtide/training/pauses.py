@@ -1,0 +1,147 @@
+"""Pauses between steps (``train.only_when``): by hour, battery or temperature of the machine of rank 0.
+
+    rank 0 reads its sensors, every few seconds -> the step's all-reduce -> all ranks wait after the step, and ask each other
+    every few seconds whether rank 0 may go on, or somebody was asked to save, stop or leave
+
+A condition that has failed holds again only with some room, so that a run at the limit does not begin and pause in turn.
+"""
+
+from __future__ import annotations
+
+import datetime
+import importlib
+import time
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+from springtide.config.only_when import OnlyWhen, only_when
+from springtide.config.steps import StepsDone
+from springtide.dist import World, gathered
+from springtide.elastic import Interrupt
+from springtide.errors import ConfigError, explain
+from springtide.events import Event, Paused, Resumed
+from springtide.training.hooks import StepContext, StepHook
+from springtide.training.step import StepSignals
+
+_LOOK_S = 2.0
+"""Time between looks at sensors, and between questions in a pause [s]."""
+_ROOM = 5
+"""Degrees below the limit, or percent above it, at which a pause ends."""
+
+
+class Sensors(NamedTuple):
+    """What a machine says of itself; a function returns None where it cannot tell."""
+
+    hour: Callable[[], int]
+    """Hour of the day, 0 to 23."""
+    battery: Callable[[], tuple[float, bool] | None]
+    """Charge [%], and whether it is plugged in."""
+    temperature: Callable[[], float | None]
+    """Temperature of the hottest sensor [degrees Celsius]."""
+
+
+def sensors() -> Sensors:
+    """Return the sensors of this machine: those that psutil finds."""
+    return Sensors(lambda: datetime.datetime.now().hour, _battery, _temperature)
+
+
+def _battery() -> tuple[float, bool] | None:
+    found = _ask_psutil("sensors_battery")
+    return None if found is None else (float(found.percent), bool(found.power_plugged))
+
+
+def _temperature() -> float | None:
+    found = _ask_psutil("sensors_temperatures") or {}
+    return max((float(one.current) for some in found.values() for one in some), default=None)
+
+
+def _ask_psutil(name: str) -> Any:
+    try:
+        psutil = importlib.import_module("psutil")  # optional
+    except ImportError:
+        return None
+    function = getattr(psutil, name, None)  # not on every system
+    return None if function is None else function()
+
+
+def check_can_tell(text: str, machine: Sensors) -> None:
+    """Raise ConfigError for a condition of ``text`` that ``machine`` cannot tell."""
+    wanted = only_when(text)
+    for name, asked, known in (
+        ("battery", wanted.battery, machine.battery),
+        ("temperature", wanted.temperature, machine.temperature),
+    ):
+        if asked is not None and known() is None:
+            problem = (
+                f"this machine tells no {name}: it has no such sensor that psutil can read, or psutil is not installed"
+            )
+            raise ConfigError(explain("train.only_when", text, problem, f"omit {name}, or install psutil"))
+
+
+def why_not(wanted: OnlyWhen, machine: Sensors, paused: bool = False) -> tuple[str, str] | None:
+    """Return why ``machine`` may not train now and until when; None if it may. ``paused``: limits have some room."""
+    room = _ROOM if paused else 0
+    if wanted.hours is not None:
+        (begin, end), hour = wanted.hours, machine.hour()
+        if not (begin <= hour < end if begin < end else hour >= begin or hour < end):
+            return f"hour {hour} of the day is outside of {begin} to {end}", f"{begin % 24}:00"
+    if wanted.battery is not None and (charge := machine.battery()) is not None:
+        percent, plugged = charge
+        if not plugged and percent < wanted.battery + room:
+            until = f"it is plugged in, or has {wanted.battery + _ROOM} %"
+            return f"the battery has {percent:.0f} %, the least is {wanted.battery} %", until
+    degrees = None if wanted.temperature is None else machine.temperature()
+    if wanted.temperature is not None and degrees is not None and degrees >= wanted.temperature - room:
+        until = f"all sensors are below {wanted.temperature - _ROOM} degrees"
+        return f"a sensor has {degrees:.0f} degrees, the limit is {wanted.temperature}", until
+    return None
+
+
+class Pauses(StepHook):
+    """The pauses of one worker group."""
+
+    def __init__(
+        self,
+        text: str,
+        world: World,
+        interrupt: Callable[[], Interrupt | None],
+        heartbeat: Callable[[], None] = lambda: None,
+        machine: Sensors | None = None,
+        clock: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
+        """``text``: as train.only_when; ``interrupt`` returns the request to this rank; ``heartbeat`` is called in a pause."""
+        self._wanted, self._world, self._machine = only_when(text), world, machine or sensors()
+        self._interrupt, self._heartbeat, self._clock, self._sleep = interrupt, heartbeat, clock, sleep
+        self._looked_s = -_LOOK_S
+        self._heard: frozenset[Interrupt] = frozenset()
+        """What this rank was asked in a pause; the next step tells it."""
+
+    def signals(self, signals: StepSignals, step: StepsDone) -> StepSignals:
+        """Add, on rank 0, whether to pause after this step, and what was asked in a pause."""
+        asked, self._heard, pause = signals.interrupts | self._heard, frozenset(), False
+        if self._world.is_first and self._clock() - self._looked_s >= _LOOK_S:
+            self._looked_s = self._clock()
+            pause = why_not(self._wanted, self._machine) is not None
+        return signals._replace(interrupts=asked, pause=pause)
+
+    def between_steps(self, done: StepContext) -> Iterator[Event]:
+        """Wait, if rank 0 found that it has to, until it has not, or any rank is asked for something."""
+        if not done.result.pause:
+            return
+        begin, told = self._clock(), False
+        while True:
+            mine = why_not(self._wanted, self._machine, paused=told) if self._world.is_first else None
+            asked = self._interrupt()
+            everyone = gathered((mine, asked))
+            self._heard |= frozenset(filter(None, [asked]))
+            reason = everyone[0][0]
+            if reason is None or any(one for _, one in everyone):
+                break
+            if not told:
+                yield Paused(step=done.step, reason=reason[0], until=reason[1])
+            told = True
+            self._heartbeat()
+            self._sleep(_LOOK_S)
+        if told:
+            yield Resumed(step=done.step, paused_s=round(self._clock() - begin, 3), asked=reason is not None)
