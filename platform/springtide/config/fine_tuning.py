@@ -31,7 +31,8 @@ def sft(run: Config, start_from: str) -> Config:
 
     Returns:
         The run's model, tokenizer, layout and workers, with a low learning rate (Touvron et al., "Llama 2", 2023, section 3.1:
-        2e-5). ``corpus.source`` is yours to name, and ``corpus.chat_template`` where the run has none.
+        2e-5). ``corpus.source`` is yours to name, and ``corpus.chat_template`` where the run has none: ``model`` for that of an
+        imported model, which the command line takes by itself.
 
     Examples:
         >>> found = st.recipes.sft(st.open_run("runs/mine").config, "runs/mine")

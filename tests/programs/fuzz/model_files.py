@@ -11,15 +11,21 @@ import yaml
 from fuzz.target import Target, must
 from springtide.checkpoint.tensors import type_of
 from springtide.config.engine import ModelConfig
+from springtide.corpus import TEMPLATE_BYTES, BadChat, ChatTemplate, Tokenizer, open_tokenizer
+from springtide.corpus.chat_template import BUILT_IN
+from springtide.corpus.chats import Turn
+from springtide.errors import ConfigError
 from springtide.generation.task_files import check_task_files
 from springtide.interop import HF_CONFIG, open_model, read_weights, with_adapter
 from springtide.interop.adapters import PEFT_CONFIG, PEFT_WEIGHTS
 from springtide.interop.hf_config import choose_family, written_config
+from springtide.interop.hf_tokenizer import SETTINGS
 from springtide.interop.safetensors_header import SINGLE, Entry, header_of
 from springtide.model import skeleton
+from springtide.shards import TOKENIZER
 from springtide.store import Folder
 
-VOCABULARY, RANK = 64, 2
+VOCABULARY, RANK = 264, 2
 TASKS = {
     "one.yaml": "task: one\ndataset_path: json\nmetric_list:\n  - metric: acc\n    aggregation: mean\n",
     "deep/two.yaml": "include: ../common.yaml\ntask: two\ndoc_to_text: '{{question}}'\n",
@@ -57,6 +63,8 @@ class Models(Target):
         files = {
             HF_CONFIG: json.dumps(written_config(family, model, VOCABULARY, "float32", 1, 0)).encode(),
             SINGLE: tensors_of(entries),
+            TOKENIZER: open_tokenizer("bytes", (), 0).to_json().encode(),
+            SETTINGS: json.dumps({"eos_token": "<|endoftext|>", "chat_template": BUILT_IN["plain"]}).encode(),
             f"adapter/{PEFT_CONFIG}": json.dumps(told).encode(),
             f"adapter/{PEFT_WEIGHTS}": tensors_of(adapter),
         }
@@ -69,7 +77,8 @@ class Models(Target):
 
     def names(self) -> tuple[str, ...]:
         """Tensors that do not fit a config are in the one file or the other."""
-        return (HF_CONFIG, SINGLE) if "/" not in self.changed else (PEFT_CONFIG, PEFT_WEIGHTS)
+        both = (HF_CONFIG, SINGLE) if "/" not in self.changed else (PEFT_CONFIG, PEFT_WEIGHTS)
+        return (*super().names(), *both) if self.changed in (TOKENIZER, SETTINGS) else both
 
     def read(self, random: Random) -> None:
         found = with_adapter(open_model(Folder(self.root)), Folder(self.root / "adapter"))
@@ -79,6 +88,14 @@ class Models(Target):
             type_of(place.stored.dtype)
         for name, tensor in read_weights(found):
             must(bool(tensor.isfinite().all()), f"{name} is not finite")
+        if found.template and self.changed in (TOKENIZER, SETTINGS):
+            must(len(found.template.encode()) <= TEMPLATE_BYTES, "a large template")
+            end = found.eos_id or 0
+            vocabulary = Tokenizer.from_json(found.tokenizer, TOKENIZER, end)
+            try:
+                ChatTemplate(SETTINGS, found.template, vocabulary, found.bos_id).prompt([Turn("user", "Sing the sea")])
+            except BadChat as error:
+                raise ConfigError(f"{SETTINGS}: {error.problem}") from None
 
 
 class TaskFiles(Target):
