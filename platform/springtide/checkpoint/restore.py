@@ -115,8 +115,8 @@ def begin(
     takes_optimizer, same_order = config.start_with != "weights", config.start_with == "state"
     here = optimizer if takes_optimizer else None
     may_begin_adapter = adapted and not takes_optimizer
-    loaded = _try_load(run, name, model, here, identity if same_order else None, may_begin_adapter=may_begin_adapter)
-    manifest, problem = loaded
+    anew = {"may_begin_adapter": may_begin_adapter, "new_blocks": () if takes_optimizer else config.new_blocks}
+    manifest, problem = _try_load(run, name, model, here, identity if same_order else None, **anew)
     if manifest is None:
         raise CheckpointError(f"{config.start_from}, which {branch.FIELD} names: {problem}")
     if not takes_optimizer:
@@ -134,6 +134,7 @@ def _try_load(
     node: str = "",
     elsewhere: ReadElsewhere | None = None,
     may_begin_adapter: bool = False,
+    new_blocks: Sequence[int] = (),
 ) -> tuple[Manifest | None, str]:
     """Return the manifest if every rank loaded its part, else None and what is wrong with the bytes. All ranks call it
     together. Without ``optimizer`` only weights are loaded; without ``identity`` the data order is not checked. Raises
@@ -149,7 +150,7 @@ def _try_load(
             if identity is not None and (mismatch := of_another_order(run, manifest.meta, identity)):
                 raise Mismatch(mismatch)
             new_adapter = may_begin_adapter and not has_adapter(manifest)
-            load(run, name, model, optimizer, manifest, new_adapter=new_adapter)
+            load(run, name, model, optimizer, manifest, new_adapter=new_adapter, new_blocks=new_blocks)
     except (Mismatch, OtherFormat, PermissionError) as error:
         fatal = CheckpointError(f"{name} of {run.url}: {error}")
     except CheckpointError as error:

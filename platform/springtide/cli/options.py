@@ -35,6 +35,8 @@ COMMON = frozenset(
 )
 """Fields that ``--help`` shows."""
 _START_FROM = "train.start_from"
+_OF_CHATS = ("sft", "lora")
+"""Recipes that take the chat template of an imported model."""
 
 
 def add_config(parser: argparse.ArgumentParser, show_all: bool) -> None:
@@ -131,7 +133,7 @@ def _base(options: argparse.Namespace) -> tuple[Config, str]:
         remedy = "name the folder of a run, or of an imported model"
         raise ConfigError(explain(_START_FROM, start_from, f"has no {configs.RUN_CONFIG}", remedy))
     config = configs.recipes.FINE_TUNING[options.recipe](Run(folder).config, start_from)
-    if not config.corpus.chat_template and folder.exists(CHAT_TEMPLATE):
+    if options.recipe in _OF_CHATS and not config.corpus.chat_template and folder.exists(CHAT_TEMPLATE):
         config = config.override({"corpus.chat_template": MODEL_TEMPLATE})
     return config, folder.where(configs.RUN_CONFIG)
 
