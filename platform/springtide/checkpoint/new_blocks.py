@@ -21,7 +21,7 @@ _BLOCKS = "model/blocks."
 
 
 def with_new_blocks(pieces: Sequence[Piece], new_blocks: Sequence[int]) -> list[Piece]:
-    """Return the pieces of a checkpoint as those of the deeper model: blocks have their numbers there, and the pieces of a block
+    """Return the pieces of a checkpoint as those of the deeper model: blocks have their numbers there, and those of a block
     count for a new one after it too, but for those of its outputs. ``new_blocks``: as ``train.new_blocks``."""
     stored = {_number(piece.tensor) for piece in pieces} - {-1}
     sources, taken = dict[int, list[int]](), 0

@@ -115,8 +115,12 @@ def begin(
     takes_optimizer, same_order = config.start_with != "weights", config.start_with == "state"
     here = optimizer if takes_optimizer else None
     may_begin_adapter = adapted and not takes_optimizer
-    anew = {"may_begin_adapter": may_begin_adapter, "new_blocks": () if takes_optimizer else config.new_blocks}
-    manifest, problem = _try_load(run, name, model, here, identity if same_order else None, **anew)
+    loaded = _try_load(
+        *(run, name, model, here, identity if same_order else None),
+        may_begin_adapter=may_begin_adapter,
+        new_blocks=() if takes_optimizer else config.new_blocks,
+    )
+    manifest, problem = loaded
     if manifest is None:
         raise CheckpointError(f"{config.start_from}, which {branch.FIELD} names: {problem}")
     if not takes_optimizer:
