@@ -27,7 +27,7 @@ def follow(
     Args:
         config: settings; ``corpus`` and ``shards`` decide what the datasets hold. All have the tokenizer of the first.
         every_s: time between two looks [s]. A file is taken if its size and its last change are the same at both.
-        at_least_bytes: complete files wait for others until they have so many bytes together [bytes].
+        at_least_bytes: complete files wait for others until they have this number of bytes together [bytes].
         once: end after two looks, and a batch if there is one; otherwise go on for ever.
         progress: as for ``prepare``.
         wait: sleeps between two looks.

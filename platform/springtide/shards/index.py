@@ -28,7 +28,7 @@ class IndexEntry(BaseModel):
     dataset: str = Field(pattern=_NAME)
     """Name of its folder, beside the index."""
     digest: str = Field(pattern=_DIGEST)
-    """Of its manifest."""
+    """Digest of its manifest."""
     files: dict[str, Annotated[str, Field(max_length=1000)]]
     """Name of a file below the source -> its size and last change, as they were."""
     before: Annotated[str, Field(pattern=_DIGEST)] | None = None
