@@ -21,6 +21,7 @@ from springtide.events import Event, Sampled, Started, StepDone, Stopped
 from springtide.events.listeners import Listeners
 from springtide.run.folder import Run
 from springtide.run.start_from import lineage
+from springtide.run.take_up import write_take_up
 from springtide.store import Folder
 from springtide.track.console import Console
 from springtide.track.journal import Journal, stream_journal
@@ -108,6 +109,8 @@ def _begin(found: ResolvedRun, lease: int) -> None:
         check_order(run.folder, found.data.order.identity_at, found.accept_changes, lease)
     if config.train.start_from:
         branch.keep(config.train.start_from, run.id)
+    if found.take_up:
+        write_take_up(run.folder, found.take_up)
     run.write_config(config)
 
 

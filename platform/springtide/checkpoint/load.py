@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from springtide.checkpoint.adapters import without_adapter
 from springtide.checkpoint.averages import as_weights, begin_averages, match_averages
 from springtide.checkpoint.format import BLOCK_BYTES, BadFile, Manifest, Piece, checkpoints, read_index, read_manifest
+from springtide.checkpoint.new_blocks import with_new_blocks, without_new_outputs
 from springtide.checkpoint.tensors import Box, box, local, materialize, named_tensors, raw, type_name, type_of
 from springtide.errors import CheckpointError
 from springtide.store import Folder, digest
@@ -53,10 +54,12 @@ def load(
     averaged: bool = False,
     new_adapter: bool = False,
     convert: Convert | None = None,
+    new_blocks: Sequence[int] = (),
 ) -> Manifest:
     """Load this rank's part of checkpoint ``name`` in place, at any world size and layout. Returns its manifest. ``averaged``:
     load the averaged weights into ``model``, without an optimizer. ``new_adapter``: leave the model's adapter as it is.
     ``convert``: how tensors that are stored in a wider type than the model's become those of the model; None: not at all.
+    ``new_blocks``: as ``train.new_blocks``; without an optimizer.
 
     Raises CheckpointError with the bad file, or with the tensors that are missing, unexpected or of another shape. A
     single process needs no process group.
@@ -68,6 +71,8 @@ def load(
     wanted = named_tensors(model, optimizer)
     if new_adapter:
         wanted = without_adapter(wanted)
+    if new_blocks:
+        pieces, wanted = with_new_blocks(pieces, new_blocks), without_new_outputs(wanted, new_blocks)
     if optimizer is None:
         pieces = as_weights(pieces) if averaged else [piece for piece in pieces if piece.tensor.startswith("model/")]
     if convert is not None:

@@ -123,7 +123,10 @@ def begin(
     may_begin_adapter = adapted and not takes_optimizer
     order = identity if same_order else None
     wider = None if takes_optimizer else convert
-    loaded = _try_load(run, name, model, here, order, may_begin_adapter=may_begin_adapter, convert=wider)
+    blocks = () if takes_optimizer else config.new_blocks
+    loaded = _try_load(
+        *(run, name, model, here, order), may_begin_adapter=may_begin_adapter, convert=wider, new_blocks=blocks
+    )
     manifest, problem = loaded
     if manifest is None:
         raise CheckpointError(f"{config.start_from}, which {branch.FIELD} names: {problem}")
@@ -143,6 +146,7 @@ def _try_load(
     elsewhere: ReadElsewhere | None = None,
     may_begin_adapter: bool = False,
     convert: Convert | None = None,
+    new_blocks: Sequence[int] = (),
 ) -> tuple[Manifest | None, str]:
     """Return the manifest if every rank loaded its part, else None and what is wrong with the bytes. All ranks call it
     together. Without ``optimizer`` only weights are loaded; without ``identity`` the data order is not checked. Raises
@@ -158,7 +162,8 @@ def _try_load(
             if identity is not None and (mismatch := of_another_order(run, manifest.meta, identity)):
                 raise Mismatch(mismatch)
             new_adapter = may_begin_adapter and not has_adapter(manifest)
-            load(run, name, model, optimizer, manifest, new_adapter=new_adapter, convert=convert)
+            given = {"new_adapter": new_adapter, "convert": convert, "new_blocks": new_blocks}
+            load(run, name, model, optimizer, manifest, **given)
     except (Mismatch, OtherFormat, PermissionError) as error:
         fatal = CheckpointError(f"{name} of {run.url}: {error}")
     except CheckpointError as error:

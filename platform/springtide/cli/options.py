@@ -35,6 +35,8 @@ COMMON = frozenset(
 )
 """Fields that ``--help`` shows."""
 _START_FROM = "train.start_from"
+_OF_CHATS = ("sft", "lora")
+"""Recipes that take the chat template of an imported model."""
 
 
 def add_config(parser: argparse.ArgumentParser, show_all: bool) -> None:
@@ -122,13 +124,18 @@ def _base(options: argparse.Namespace) -> tuple[Config, str]:
     if options.recipe not in configs.recipes.FINE_TUNING or not start_from:
         return configs.recipe(options.recipe), ""
     from springtide.checkpoint.branch import split
+    from springtide.config.data import MODEL_TEMPLATE
     from springtide.run.folder import Run
+    from springtide.shards import CHAT_TEMPLATE
 
     folder, _ = split(start_from)
     if not folder.exists(configs.RUN_CONFIG):
         remedy = "name the folder of a run, or of an imported model"
         raise ConfigError(explain(_START_FROM, start_from, f"has no {configs.RUN_CONFIG}", remedy))
-    return configs.recipes.FINE_TUNING[options.recipe](Run(folder).config, start_from), folder.where(configs.RUN_CONFIG)
+    config = configs.recipes.FINE_TUNING[options.recipe](Run(folder).config, start_from)
+    if options.recipe in _OF_CHATS and not config.corpus.chat_template and folder.exists(CHAT_TEMPLATE):
+        config = config.override({"corpus.chat_template": MODEL_TEMPLATE})
+    return config, folder.where(configs.RUN_CONFIG)
 
 
 def program() -> str:

@@ -27,6 +27,9 @@ CHAT_TOKENS = {
 }
 """Chat template that is built in -> its special tokens, which a tokenizer that is made here gets."""
 
+MODEL_TEMPLATE = "model"
+"""Value of ``corpus.chat_template``: the template that came with the model."""
+
 LanguageCode = Annotated[str, Field(pattern="^[a-z]{2}$")]
 
 Weight = Annotated[float, Field(ge=0)]
@@ -114,9 +117,10 @@ class CorpusConfig(Section):
     """Text between the documents of a text file, such as ``<|endoftext|>``, or ``blank_line`` for empty lines; empty: a file is
     a document [name]."""
     chat_template: str = ""
-    """How chats are laid out: ``chatml``, ``llama3``, ``plain``, or the path of a Jinja file; empty: documents are text. A
-    record of JSON lines or Parquet then has ``messages`` (or corpus.field), a list of {role, content}, or ``prompt`` and
-    ``completion``, or ``instruction``, ``input`` and ``output``. Only the assistant's answers are trained on [name or path]."""
+    """How chats are laid out: ``chatml``, ``llama3``, ``plain``, the path of a Jinja file, or ``model``: the template of an
+    imported model, beside the ``tokenizer.json`` that corpus.tokenizer names; empty: documents are text. A record of JSON
+    lines or Parquet then has ``messages`` (or corpus.field), a list of {role, content}, or ``prompt`` and ``completion``, or
+    ``instruction``, ``input`` and ``output``. Only the assistant's answers are trained on [name or path]."""
     normalization: Literal["none", "NFC", "NFKC"] = "NFC"
     """Unicode normal form that texts are converted to [name]."""
     broken_text: Literal["replace", "drop"] = "replace"
@@ -301,6 +305,8 @@ class StreamConfig(Section):
     """Rows to exclude; their batches get smaller [table]."""
     mixture: dict[str, str] = free(default={})
     """Prepared datasets to mix, by name; empty trains on shards.dataset alone [urls]."""
+    follow: str = free(default="")
+    """Root of ``springtide data prepare --follow`` whose new datasets each start of the run takes up; empty for none [url]."""
     eval_datasets: dict[str, str] = free(default={})
     """Prepared datasets whose held-out text is evaluated on, too, and never trained on, by name [urls]."""
     weights: tuple[Weights, ...] = ahead(default=())

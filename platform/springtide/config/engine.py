@@ -16,6 +16,10 @@ _BF16_BETA = 0.99
 """bf16 has 8 bits: half a unit in the last place is up to 1 / 256 of a number."""
 
 
+BLOCK_OUTPUTS = ("attention.out.weight", "ffn.down.weight")
+"""Ends of the names of the matrices by which a block adds to the residual stream."""
+
+
 class ModelConfig(Section):
     """A decoder; its options span Llama, Mistral, Qwen, Gemma, OLMo and Phi."""
 

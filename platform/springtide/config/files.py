@@ -101,14 +101,19 @@ def parse(text: bytes, name: str = RUN_CONFIG) -> Config:
 
 
 def read_yaml(text: str | bytes) -> Any:
-    """Parse YAML of plain data. Raises yaml.YAMLError, ValueError or RecursionError: also where brackets nest so deeply that
-    PyYAML, whose time grows with the square of their depth, would take minutes to say so."""
+    """Parse YAML of plain data. Raises yaml.YAMLError, ValueError or RecursionError, as ``check_depth``."""
+    check_depth(text)
+    return yaml.safe_load(text)
+
+
+def check_depth(text: str | bytes) -> None:
+    """Raise RecursionError where brackets of YAML nest so deeply that PyYAML, whose time grows with the square of their depth,
+    would take minutes to say so."""
     depth = 0
     for bracket in _BRACKETS.findall(text if isinstance(text, str) else text.decode("latin-1")):
         depth += 1 if bracket in "[{" else -1
         if depth > _MOST_DEPTH:
             raise RecursionError(f"brackets nest deeper than {_MOST_DEPTH}")
-    return yaml.safe_load(text)
 
 
 def _short(error: Exception) -> str:

@@ -31,7 +31,8 @@ def sft(run: Config, start_from: str) -> Config:
 
     Returns:
         The run's model, tokenizer, layout and workers, with a low learning rate (Touvron et al., "Llama 2", 2023, section 3.1:
-        2e-5). ``corpus.source`` is yours to name, and ``corpus.chat_template`` where the run has none.
+        2e-5). ``corpus.source`` is yours to name, and ``corpus.chat_template`` where the run has none: ``model`` for that of an
+        imported model, which the command line takes by itself.
 
     Examples:
         >>> found = st.recipes.sft(st.open_run("runs/mine").config, "runs/mine")
@@ -63,7 +64,40 @@ def lora(run: Config, start_from: str) -> Config:
     return tuned.override({f"model.{name}": value for name, value in adapter.items()})
 
 
-FINE_TUNING: dict[str, Callable[[Config, str], Config]] = {"sft": sft, "lora": lora}
+def grow(run: Config, start_from: str) -> Config:
+    """Return settings that train new blocks between those of a model, which stay as they are (Wu et al., "LLaMA Pro", 2024).
+
+    Args:
+        run: settings of the model's run, as ``import_model`` or training wrote them.
+        start_from: that run's folder, or one of its checkpoints.
+
+    Returns:
+        As ``sft``, with a new block after every four (``train.new_blocks``), all else frozen (``optim.groups``), and ten times
+        the learning rate. ``new_blocks_of`` gives the numbers of other counts.
+
+    Examples:
+        >>> found = st.recipes.grow(st.open_run("runs/mine").config, "runs/mine")
+        >>> found.train.new_blocks, found.model.num_layers, [group.match for group in found.optim.groups]
+        ((2,), 3, ['blocks.2.*', '*'])
+    """
+    layers = run.model.num_layers
+    new = new_blocks_of(layers, max(1, layers // 4))
+    groups = [{"match": f"blocks.{number}.*"} for number in new] + [{"match": "*", "frozen": True}]
+    changes = {"model.num_layers": layers + len(new), "train.new_blocks": new, "optim.groups": groups}
+    return _tuned(run, start_from, peak_lr=2e-4).override(changes)
+
+
+def new_blocks_of(layers: int, count: int) -> tuple[int, ...]:
+    """Return the numbers of ``count`` new blocks that stand evenly among the ``layers`` blocks of a model, the last at its end.
+
+    Examples:
+        >>> new_blocks_of(32, 8)
+        (4, 9, 14, 19, 24, 29, 34, 39)
+    """
+    return tuple(-(-number * layers // count) + number - 1 for number in range(1, count + 1))
+
+
+FINE_TUNING: dict[str, Callable[[Config, str], Config]] = {"sft": sft, "lora": lora, "grow": grow}
 """Name -> recipe that takes the settings of the run that it goes on from."""
 
 

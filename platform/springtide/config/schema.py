@@ -48,6 +48,9 @@ class TrainConfig(Section):
     """What to take from it: its whole state, so that this run branches off at its step and trains on the rows that follow; its
     weights and the state of its optimizer, averaged weights included, at step 0 of other rows of the same vocabulary, as in
     a second stage with longer ones; or only its weights, at step 0 [name]."""
+    new_blocks: tuple[int, ...] = ()
+    """Blocks of this model that the other run's has not, from 0: each begins as a copy of the block before it, with outputs of
+    zero, so that nothing changes at step 0; needs weights alone [blocks]."""
     eval_tokens: Tokens = free(default=Tokens(131_072))
     """Held-out tokens to evaluate on, before and after training, in whole rows, as many from each held-out set; 0 evaluates
     nothing [tokens]."""

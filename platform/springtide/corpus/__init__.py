@@ -1,7 +1,7 @@
 """Raw text -> documents -> token ids. Layer rule: a document's identity is the digest of its text, never its location."""
 
 from springtide.corpus.benchmark import Quotes, quotes, quotes_of
-from springtide.corpus.chat_template import ChatTemplate, read_template
+from springtide.corpus.chat_template import TEMPLATE_BYTES, ChatTemplate, read_template
 from springtide.corpus.chats import BadChat
 from springtide.corpus.clean import check_clean, clean, clean_turns
 from springtide.corpus.documents import Broken, Document
@@ -26,6 +26,7 @@ __all__ = [
     "BANDS",
     "BINS",
     "SIMILAR",
+    "TEMPLATE_BYTES",
     "BadChat",
     "Broken",
     "ChatTemplate",

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from springtide.config.data import CHAT_TOKENS
+from springtide.config.data import CHAT_TOKENS, MODEL_TEMPLATE
 from springtide.corpus.chats import ANSWERS, BadChat, Turn
 from springtide.corpus.infilling import check_pieces
 from springtide.corpus.tokenizer import Tokenizer
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from springtide.corpus.chat_sandbox import Sandbox
 
 _FIELD = "corpus.chat_template"
+_OF_MODEL = "chat_template.jinja"
 _LAYOUT = """\
 {%- for message in messages -%}
 {{ HEAD }}
@@ -63,26 +64,30 @@ BUILT_IN = {
 }
 """Name -> template. Sources: Qwen's ChatML; Llama 3's model card, without the begin-of-text (``corpus.begin_of_text``).
 ``plain`` needs no special tokens, for models that have none; its turns are text, which a content may imitate."""
-_MOST_BYTES = 2**20
+TEMPLATE_BYTES = 2**20
+"""Most bytes of a template."""
 _PROBE = (Turn("user", "Question"), Turn(ANSWERS, "Answer"))
 _SPECIAL = re.compile(r"<\|[^\s<>|]{1,64}\|>")
 """What only a special token looks like."""
 _MARK_REMEDY = "put {% generation %} and {% endgeneration %} around the answer in the template"
 
 
-def read_template(name: str) -> str:
-    """Return the text of the template that ``corpus.chat_template`` names, built in or a file. ConfigError if there is none, or
-    none that can be compiled."""
+def read_template(name: str, tokenizer: str = "") -> str:
+    """Return the text of the template that ``corpus.chat_template`` names: built in, a file, or as ``model`` the one beside the
+    file ``tokenizer``, as ``corpus.tokenizer``. ConfigError if there is none, or none that can be compiled."""
     if name in BUILT_IN:
         return BUILT_IN[name]
-    path = Path(name)
+    path = Path(tokenizer).parent / _OF_MODEL if name == MODEL_TEMPLATE else Path(name)
+    if name == MODEL_TEMPLATE and not (Path(tokenizer).is_file() and path.is_file()):
+        problem = f"is the {_OF_MODEL} beside the tokenizer, and corpus.tokenizer = {tokenizer!r} has none there"
+        raise ConfigError(explain(_FIELD, name, problem, f"use {', '.join(BUILT_IN)} or a file of Jinja"))
     if not path.is_file():
-        problem = f"is neither one of {', '.join(BUILT_IN)} nor a file"
+        problem = f"is neither {MODEL_TEMPLATE} nor one of {', '.join(BUILT_IN)} nor a file"
         raise ConfigError(explain(_FIELD, name, problem, "name one of them, or a file of Jinja"))
     with path.open("rb") as file:
-        data = file.read(_MOST_BYTES + 1)
-    if len(data) > _MOST_BYTES:
-        raise ConfigError(explain(_FIELD, name, f"has more than {_MOST_BYTES:,} bytes", "name a template"))
+        data = file.read(TEMPLATE_BYTES + 1)
+    if len(data) > TEMPLATE_BYTES:
+        raise ConfigError(explain(_FIELD, name, f"has more than {TEMPLATE_BYTES:,} bytes", "name a template"))
     try:
         text = data.decode()
     except UnicodeDecodeError as error:

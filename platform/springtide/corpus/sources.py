@@ -82,12 +82,23 @@ class CorpusReader:
     def fingerprint(self) -> str:
         """Return a hash that changes when a file is added, removed or rewritten; does not read file contents."""
         state = hashlib.blake2b(digest_size=16)
-        for name in (*self.names, *self.beside):
-            info = self.folder.fs.info(self.folder.where(name))
-            changed = next((info[name] for name in _CHANGES if info.get(name)), "")
-            line = f"{redacted(name)}\0{info['size']}\0{changed}\n"
+        for name, look in self.looks().items():
+            line = f"{redacted(name)}\0{look.replace(' ', chr(0), 1)}\n"
             state.update(line.encode("utf-8", "surrogatepass"))  # names are bytes, and need not be UTF-8
         return state.hexdigest()
+
+    def looks(self) -> dict[str, str]:
+        """Return the size and the last change of each file, by name."""
+        found = {}
+        for name in (*self.names, *self.beside):
+            info = self.folder.fs.info(self.folder.where(name))
+            found[name] = f"{info['size']} {next((info[one] for one in _CHANGES if info.get(one)), '')}"
+        return found
+
+    def only(self, names: frozenset[str]) -> CorpusReader:
+        """Return the reader of these of its files; of all if ``names`` is empty."""
+        kept = [tuple(one for one in some if one in names) for some in (self.names, self.beside)]
+        return dataclasses.replace(self, names=kept[0], beside=kept[1]) if names else self
 
     def units(self) -> list[Unit]:
         """Return the source as units of about four megabytes, in the order of names."""

@@ -5,28 +5,26 @@ processes, and the bytes are the same.
     units  -> repeats              find lines or paragraphs that occurred before           repeats.py
     parts  -> plan                 drop duplicates, shuffle globally, split, cut shards     near.py, plan.py
     plan   -> shards -> manifest   per shard: pack and write; the manifest last             make.py, statistics.py
+
+    files as they arrive -> a dataset of each batch -> index                                follow.py
 """
 
-from springtide.dataset.make import (
-    Map,
-    Progress,
-    fingerprint,
-    in_process,
-    make_dataset,
-    open_dataset,
-    rows_text,
-    silent,
-    units_to_make,
-)
+from springtide.dataset.follow import check_followed, complete, new_files, seal
+from springtide.dataset.make import fingerprint, make_dataset, open_dataset, rows_text, units_to_make
+from springtide.dataset.stages import Map, Progress, in_process, silent
 
 __all__ = [
     "Map",
     "Progress",
+    "check_followed",
+    "complete",
     "fingerprint",
     "in_process",
     "make_dataset",
+    "new_files",
     "open_dataset",
     "rows_text",
+    "seal",
     "silent",
     "units_to_make",
 ]

@@ -16,7 +16,7 @@ def templates(corpus: CorpusConfig) -> dict[str, str]:
     """Return the text of each template by its name in ``corpus.chat_template``; empty for that of texts. ConfigError if one
     cannot be used."""
     names = dict.fromkeys(each.chat_template for each in corpus.each().values())
-    return {name: read_template(name) if name else "" for name in names}
+    return {name: read_template(name, corpus.tokenizer) if name else "" for name in names}
 
 
 def check_chats(texts: Mapping[str, str], shards: ShardsConfig) -> None:

@@ -43,6 +43,7 @@ from springtide.dataset.plan import Plan, ShardPlan, check_plan, make_plan
 from springtide.dataset.repeats import buckets, find_repeats
 from springtide.dataset.sample import sample
 from springtide.dataset.signatures import SIGNATURES, write_signatures
+from springtide.dataset.stages import Map, Progress, in_process, silent
 from springtide.dataset.statistics import statistics
 from springtide.errors import ConfigError, CorpusError, explain, redacted
 from springtide.shards import (
@@ -73,28 +74,20 @@ _MADE_HERE = ("bpe", "bytes")
 _CHECKED, _CHECKED_A_UNIT, _CHECKED_CHARACTERS = 256, 64, 10_000
 """Documents in all, documents per unit, and characters per document on which a tokenizer's byte counts are checked."""
 
-Progress = Callable[[str, int, int], None]
-"""Called with the name of the stage, the number of jobs done, and the number of jobs in all."""
 
-Map = Callable[[Callable[[Any], Any], Sequence[Any]], Iterator[Any]]
-"""Runs a function on every item, in any process and any order, and yields the results."""
-
-
-def in_process(function: Callable[[Any], Any], items: Sequence[Any]) -> Iterator[Any]:
-    """Run the function on each item in turn, in this process."""
-    return (function(item) for item in items)
-
-
-def silent(stage: str, done: int, total: int) -> None:
-    """Report no progress."""
-
-
-def make_dataset(corpus: CorpusConfig, shards: ShardsConfig, progress: Progress = silent, run: Map = in_process) -> str:
-    """Find the dataset of a corpus by its fingerprint, or make it below ``shards.root``; returns its URL.
+def make_dataset(
+    corpus: CorpusConfig,
+    shards: ShardsConfig,
+    progress: Progress = silent,
+    run: Map = in_process,
+    only: frozenset[str] = frozenset(),
+) -> str:
+    """Find the dataset of a corpus by its fingerprint, or make it below ``shards.root``; returns its URL. ``only``: the files
+    of the source that it is made of; empty for all.
 
     Resumes a call that was killed. ConfigError or CorpusError if the settings or the corpus cannot be used.
     """
-    sources, apart, texts, dataset = _find(corpus, shards)
+    sources, apart, texts, dataset = _find(corpus, shards, only)
     if not dataset.exists(MANIFEST):
         try:
             with _explained(dataset):
@@ -111,7 +104,9 @@ def units_to_make(corpus: CorpusConfig, shards: ShardsConfig) -> int:
     return 0 if dataset.exists(MANIFEST) else sum(len(source.units()) for source in sources)
 
 
-def _find(corpus: CorpusConfig, shards: ShardsConfig) -> tuple[list[CorpusReader], ApartFrom, dict[str, str], Folder]:
+def _find(
+    corpus: CorpusConfig, shards: ShardsConfig, only: frozenset[str] = frozenset()
+) -> tuple[list[CorpusReader], ApartFrom, dict[str, str], Folder]:
     """Return the sources, what they stay apart from, their chat templates, and the folder of their dataset."""
     if not corpus.source and not corpus.sources:
         limit = "names no text, and this recipe has none of its own"
@@ -125,7 +120,7 @@ def _find(corpus: CorpusConfig, shards: ShardsConfig) -> tuple[list[CorpusReader
     texts = templates(corpus)
     check_chats(texts, shards)
     sources = [
-        open_source(one.source, one.max_files, one.field, one.separator, is_chat=bool(one.chat_template))
+        open_source(one.source, one.max_files, one.field, one.separator, is_chat=bool(one.chat_template)).only(only)
         for one in each
     ]
     apart = open_apart(corpus)

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import yaml
 
+from springtide.config.files import check_depth
 from springtide.errors import ConfigError, explain
 
 _MOST_BYTES = 2**20
@@ -27,33 +28,36 @@ def check_task_files(folder: str, trust_code: bool = False) -> None:
     root = Path(folder)
     if not root.is_dir():
         raise ConfigError(explain(_FIELD, folder, "is not a folder", "name the folder of the tasks' YAML files"))
-    waiting, seen = sorted(root.rglob("*.yaml")), set[Path]()
+    waiting: list[tuple[Path, str]] = [(one, "") for one in sorted(root.rglob("*.yaml"))]
+    seen = set[Path]()
     while waiting:
-        path = waiting.pop()
+        path, includer = waiting.pop()
         if path in seen:
             continue
         seen.add(path)
-        for what, included in _found(path):
+        for what, included in _found(path, includer):
             if what and not trust_code:
                 remedy = "read it, then pass --trust-code, in Python trust_code=True"
                 raise ConfigError(explain(_FIELD, str(path), f"names code to run: {what}", remedy))
             if included is not None:
-                waiting.append(included)
+                waiting.append((included, str(path)))
 
 
-def _found(path: Path) -> Iterator[tuple[str, Path | None]]:
-    """Yield what a file names of code, and each file that it includes."""
+def _found(path: Path, includer: str) -> Iterator[tuple[str, Path | None]]:
+    """Yield what a file names of code, and each file that it includes. ``includer``: the file that includes it, if any."""
     try:
         if path.exists() and not path.is_file():  # a pipe would wait for its writer
             raise OSError("it is no regular file")
         with path.open("rb") as file:
             data = file.read(_MOST_BYTES + 1)
-    except OSError as error:
-        reason = error.strerror or str(error)
-        raise ConfigError(explain(_FIELD, str(path), f"cannot be read ({reason})", "correct the path")) from None
+    except (OSError, ValueError) as error:  # ValueError: a zero in the name of a file that is included
+        reason = getattr(error, "strerror", None) or str(error)
+        remedy = f"correct the include of {includer}" if includer else "correct the path"
+        raise ConfigError(explain(_FIELD, str(path), f"cannot be read ({reason})", remedy)) from None
     if len(data) > _MOST_BYTES:
         raise ConfigError(explain(_FIELD, str(path), f"has more than {_MOST_BYTES:,} bytes", "name task files only"))
     try:
+        check_depth(data)
         node = yaml.compose(data, Loader=yaml.SafeLoader)
     except (yaml.YAMLError, ValueError, RecursionError) as error:
         problem = f"is not YAML ({' '.join(str(error).split())[:300]})"

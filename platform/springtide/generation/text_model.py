@@ -24,7 +24,7 @@ from springtide.errors import CheckpointError, ConfigError, explain
 from springtide.generation.growing_text import GrowingText
 from springtide.generation.sampling import Sampling
 from springtide.generation.writer import write
-from springtide.interop import open_model, read_weights
+from springtide.interop import open_model, read_weights, their_template
 from springtide.interop.export_files import MARKER
 from springtide.interop.hf_tokenizer import tokenizer_files
 from springtide.model import make, num_parameters, skeleton, whole
@@ -342,9 +342,8 @@ def _placed(model: nn.Module) -> nn.Module:
 
 
 def _template(folder: Folder) -> tuple[str, str] | None:
-    if not folder.exists(CHAT_TEMPLATE):
-        return None
-    return folder.where(CHAT_TEMPLATE), folder.read(CHAT_TEMPLATE).decode("utf-8", "replace")
+    text = their_template(folder)
+    return (folder.where(CHAT_TEMPLATE), text) if text else None
 
 
 def _from(on_text: Callable[[int, str], None] | None, first: int) -> Callable[[int, str], None] | None:

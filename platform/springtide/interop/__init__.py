@@ -10,6 +10,7 @@ from springtide.interop.gguf_export import export_gguf
 from springtide.interop.hf_config import FILE as HF_CONFIG
 from springtide.interop.hf_export import export_checkpoint
 from springtide.interop.hf_import import ImportedModel, model_folder, open_model, read_weights, write_checkpoint
+from springtide.interop.hf_template import their_template
 from springtide.interop.peft_import import with_adapter
 
 __all__ = [
@@ -22,6 +23,7 @@ __all__ = [
     "model_folder",
     "open_model",
     "read_weights",
+    "their_template",
     "with_adapter",
     "write_checkpoint",
 ]

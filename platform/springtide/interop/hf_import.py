@@ -28,6 +28,7 @@ from springtide.corpus.tokenizer import Tokenizer
 from springtide.errors import ConfigError, explain, redacted
 from springtide.interop.families import Family
 from springtide.interop.hf_config import FILE, read_config
+from springtide.interop.hf_template import their_template
 from springtide.interop.hf_tokenizer import BOS_LABEL, EOS_LABEL, token_of
 from springtide.interop.safetensors_header import Stored, read_tensors
 from springtide.model import skeleton
@@ -69,6 +70,8 @@ class ImportedModel:
     bos_id: int | None
     adapter: str = ""
     """URL of the adapter that came with it."""
+    template: str = ""
+    """Text of its chat template; empty if there is none, or no tokenizer."""
 
     @property
     def end_of_text(self) -> str:
@@ -102,7 +105,7 @@ def open_model(folder: Folder) -> ImportedModel:
     stored = read_tensors(folder)
     places = _matched(folder, family, model, stored)
     eos_id, bos_id = (_id(config.get(key), model.vocab_size) for key in ("eos_token_id", "bos_token_id"))
-    text = ""
+    text = template = ""
     if folder.exists(TOKENIZER):
         data = folder.read(TOKENIZER).decode("utf-8", "replace")
         # any id will do: it is not asked for here
@@ -111,8 +114,8 @@ def open_model(folder: Folder) -> ImportedModel:
             problem = f"has more ids than the {model.vocab_size} rows of the embedding"
             remedy = "resize the embedding by transformers' resize_token_embeddings, and save the model again"
             raise ConfigError(explain(folder.where(TOKENIZER), vocabulary.size, problem, remedy))
-        text = vocabulary.to_json()
-    return ImportedModel(folder, family, model, places, text, eos_id, bos_id)
+        text, template = vocabulary.to_json(), their_template(folder)
+    return ImportedModel(folder, family, model, places, text, eos_id, bos_id, template=template)
 
 
 def write_checkpoint(

@@ -28,7 +28,7 @@ def tokenizer_files(
     meta: Meta, folders: Sequence[Folder], vocab_size: int, max_length: int
 ) -> tuple[TokenizerFiles, list[str]]:
     """Return the tokenizer of a checkpoint, and remarks for the user. ``folders``: datasets, or folders with a
-    ``tokenizer.json``; the one counts whose digest the checkpoint has."""
+    ``tokenizer.json``; the first counts whose digest the checkpoint has, and the first of them that has a chat template."""
     eos_id, bos_id = _label(meta, EOS_LABEL, vocab_size), _label(meta, BOS_LABEL, vocab_size)
     if not meta.tokenizer_digest:
         return TokenizerFiles({}, eos_id, bos_id), ["no tokenizer is known for this checkpoint: none is written"]
@@ -48,8 +48,9 @@ def tokenizer_files(
             if (token := token_of(text, index)) is not None:
                 settings[key] = token
         files = {TOKENIZER: text, SETTINGS: to_json(settings, indent=1)}
-        if folder.exists(CHAT_TEMPLATE):
-            files[CHAT_TEMPLATE] = folder.read(CHAT_TEMPLATE).decode()
+        with_it = (one for one in folders if _text(one, meta.tokenizer_digest) and one.exists(CHAT_TEMPLATE))
+        if (named := next(with_it, None)) is not None:
+            files[CHAT_TEMPLATE] = named.read(CHAT_TEMPLATE).decode("utf-8", "replace")
         return TokenizerFiles(files, eos_id, bos_id), []
     looked = ", ".join(folder.url for folder in folders) or "nowhere"
     remark = f"the tokenizer {meta.tokenizer_digest} was not found, and is not written; looked in {looked}"

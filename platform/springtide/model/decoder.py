@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from springtide.config.engine import ModelConfig
+from springtide.config.engine import BLOCK_OUTPUTS, ModelConfig
 from springtide.errors import ConfigError, explain
 from springtide.model.adapter import adapt
 from springtide.model.attention import Attention, KVCache, LayerKVCache, RMSNorm
@@ -25,7 +25,6 @@ from springtide.model.positions import documents, rotary_table
 VOCAB_MULTIPLE = 64
 """The embedding is padded to a multiple of this, so that it shards evenly and its matmuls are fast."""
 _STD = 0.02
-_RESIDUAL = ("attention.out.weight", "ffn.down.weight")
 _INIT_ROWS = 64
 """Rows that are drawn with one seed."""
 _FILL_AT_ONCE = 2**22
@@ -220,7 +219,7 @@ def initial(config: ModelConfig, name: str, shape: tuple[int, ...], begin: int, 
     if len(shape) == 1:
         scale = 0.0 if name.endswith("bias") or config.norm_unit_offset else 1.0
         return torch.full((end - begin,), scale)
-    std = _STD / math.sqrt(2 * config.num_layers) if name.endswith(_RESIDUAL) else _STD
+    std = _STD / math.sqrt(2 * config.num_layers) if name.endswith(BLOCK_OUTPUTS) else _STD
     if name.startswith("blocks."):
         std /= math.sqrt(config.width_multiplier)
     first, last = begin // _INIT_ROWS, -(-end // _INIT_ROWS)

@@ -22,13 +22,13 @@ from springtide.interop import (
 )
 from springtide.run.folder import Run
 from springtide.run.start_from import lineage
-from springtide.shards import TOKENIZER, load_manifest
+from springtide.shards import CHAT_TEMPLATE, TOKENIZER, load_manifest
 from springtide.store import Folder
 
 _FORMATS = ("hf", "peft", "gguf")
 _UNFINISHED = "importing.json"
 """In the folder of an import until all is there."""
-_WRITTEN = frozenset({"checkpoints", "leases", TOKENIZER, configs.RUN_CONFIG, _UNFINISHED})
+_WRITTEN = frozenset({"checkpoints", "leases", TOKENIZER, CHAT_TEMPLATE, configs.RUN_CONFIG, _UNFINISHED})
 """All that an import writes."""
 
 
@@ -67,11 +67,13 @@ def export_model(
     config = configs.build(manifest.config) if manifest.config else run.config
     urls = [*config.stream.mixture.values(), config.shards.dataset]
     datasets = {redacted(url): _dataset_digest(url) for url in urls if url}
-    facts = {"run": run.id, "datasets": datasets, "descends_from": [redacted(url) for url in lineage(config)]}
+    ancestors = lineage(config)
+    facts = {"run": run.id, "datasets": datasets, "descends_from": [redacted(url) for url in ancestors]}
     if format == "peft":
         base = manifest.meta.labels.get(IMPORTED) or _base_of(config)
         return export_adapter(run.folder, name, config.model, Folder(to), facts, base, dtype, ema)
-    folders = [*(Folder(url) for url in urls if url), run.folder]
+    # the template of an imported model lies in its folder, not in a dataset of plain text that it was trained on
+    folders = [*(Folder(url) for url in urls if url), run.folder, *(split(url)[0] for url in ancestors)]
     write = export_gguf if format == "gguf" else export_checkpoint
     return write(run.folder, name, config.model, Folder(to), facts, folders, dtype=dtype, ema=ema)
 
@@ -88,7 +90,8 @@ def import_model(folder: str, to: str, adapter: str = "") -> Run:
         adapter: folder or URL of a LoRA or DoRA adapter of that model, as PEFT saves it; empty for none.
 
     Returns:
-        A handle on the new folder. Its config has the ``model`` section, and the tokenizer as ``corpus.tokenizer``.
+        A handle on the new folder. Its config has the ``model`` section, and the tokenizer as ``corpus.tokenizer``. Its chat
+        template lies beside that: ``corpus.chat_template = model``.
 
     Raises:
         ConfigError: the model or its adapter cannot be imported, with the key, tensor or file and the remedy, or ``to`` is
@@ -125,6 +128,8 @@ def import_model(folder: str, to: str, adapter: str = "") -> Run:
         write_checkpoint(found, target, config.model_dump(mode="json"), configs.fingerprint(config))
         if found.tokenizer:
             target.write(TOKENIZER, found.tokenizer)
+        if found.template:
+            target.write(CHAT_TEMPLATE, found.template)
         run = Run(target)
         run.write_config(config)
     except BaseException:

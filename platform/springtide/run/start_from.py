@@ -14,12 +14,13 @@ _ADAPTER = "model.adapter"
 def remarks_on(saved: Config, config: Config) -> list[str]:
     """Return remarks for the user of a run of ``config`` that begins with a checkpoint saved with ``saved``: one for
     each model setting that makes its weights compute something else. Loading refuses settings that change a shape. A new
-    adapter adds nothing before it is trained."""
+    adapter adds nothing before it is trained, and neither do new blocks."""
     adds = saved.model.adapter == "none"
+    known = {*_SAME_FUNCTION, *(("model.num_layers",) if config.train.new_blocks else ())}
     return [
         f"{name} was {before!r} in {config.train.start_from} and is {after!r} here: its weights compute something else"
         for name, (before, after) in configs.difference(saved, config).items()
-        if name.startswith("model.") and name not in _SAME_FUNCTION and not (adds and name.startswith(_ADAPTER))
+        if name.startswith("model.") and name not in known and not (adds and name.startswith(_ADAPTER))
     ]
 
 

@@ -1,6 +1,7 @@
 """Token ids -> Parquet shards with a checksummed manifest. Layer rule: a dataset without a manifest does not exist, and a
 dataset with a manifest is sealed: it never changes."""
 
+from springtide.shards.index import INDEX, IndexEntry, append_entry, read_index
 from springtide.shards.labels import (
     LABELS,
     Columns,
@@ -34,11 +35,13 @@ from springtide.shards.write import write_shard
 __all__ = [
     "CHAT_TEMPLATE",
     "HELDOUT",
+    "INDEX",
     "LABELS",
     "MANIFEST",
     "TOKENIZER",
     "TRAIN",
     "Columns",
+    "IndexEntry",
     "LabelLayout",
     "LabelReader",
     "Labels",
@@ -47,6 +50,7 @@ __all__ = [
     "Shard",
     "Split",
     "SplitReader",
+    "append_entry",
     "best_fit",
     "check_labels",
     "check_shard",
@@ -59,6 +63,7 @@ __all__ = [
     "masked",
     "memory_type",
     "most_ids",
+    "read_index",
     "shuffle_rows",
     "signed",
     "write_labels",

@@ -10,6 +10,7 @@ from springtide.checkpoint.averages import match_averages
 from springtide.checkpoint.branch import FIELD, split
 from springtide.checkpoint.format import AVERAGED, FISHER, IMPORTED, Identity, read_manifest
 from springtide.checkpoint.load import Mismatch, by_tensor, check_names, read_pieces, wider_tensors, without
+from springtide.checkpoint.new_blocks import new_outputs, with_new_blocks
 from springtide.checkpoint.other_orders import of_another_order
 from springtide.checkpoint.tensors import materialize, named_tensors
 from springtide.config import Config
@@ -59,12 +60,36 @@ def check_start(config: Config, identity: Identity, tokenizer_digest: str) -> Co
 
 
 def check_adapter(config: Config) -> None:
-    """Raise ConfigError for an adapter of weights that nothing gives, or an anchor to them."""
+    """Raise ConfigError for an adapter of weights that nothing gives, an anchor to them, or new blocks between them."""
     check_settings(config)
+    _check_new_blocks(config)
     if config.model.adapter != "none" and not config.train.start_from:
         problem = "keeps the weights that a run starts from, and train.start_from names none"
         remedy = "name a checkpoint there, with train.start_with = weights, or use none"
         raise ConfigError(explain("model.adapter", config.model.adapter, problem, remedy))
+
+
+def _check_new_blocks(config: Config) -> None:
+    """Raise ConfigError for new blocks that the run cannot begin with."""
+    new, model, problem, remedy = config.train.new_blocks, config.model, "", ""
+    if not new:
+        return
+    old = [number for number in range(model.num_layers) if number not in new]
+    if not config.train.start_from or config.train.start_with != "weights":
+        problem, remedy = "are put between weights of another run", "name it, with train.start_with = weights"
+    elif model.source or model.adapter != "none":
+        other = f"model.source = {model.source!r}" if model.source else f"model.adapter = {model.adapter!r}"
+        problem, remedy = f"are for the decoder's own blocks, and not for {other}", "leave one of them out"
+    elif config.objective.anchor:
+        problem, remedy = "have no weights to be kept near to", "leave objective.anchor empty; freeze the old blocks"
+    elif sorted({*new}) != [*new] or new[0] < 0 or new[-1] >= model.num_layers or not old:
+        limit = f"are not some of the {model.num_layers} blocks of model.num_layers, each once and in order"
+        problem, remedy = limit, "count the new blocks in model.num_layers, too, and number all from 0"
+    elif moved := [here for before, here in enumerate(old) if model.window_of(here) != model.window_of(before)]:
+        problem = f"make block {moved[0]} another kind of layer than it was (model.global_every = {model.global_every})"
+        remedy = "put whole periods of global_every blocks between those of the model"
+    if problem:
+        raise ConfigError(explain("train.new_blocks", list(new), problem, remedy))
 
 
 def check_objective(config: Config, data: Data) -> None:
@@ -107,6 +132,9 @@ def check_tensors(config: Config, data: Data) -> None:
     tensors = named_tensors(model, optimizer)
     if not takes_optimizer and not has_adapter(manifest):
         tensors = without_adapter(tensors)
+    if new := config.train.new_blocks:
+        pieces, outputs = with_new_blocks(pieces, new), new_outputs(tensors, new)
+        tensors = {name: tensor for name, tensor in tensors.items() if name not in outputs}
     if not takes_optimizer and config.model.adapter != "none":
         pieces, tensors = without(wider_tensors(pieces, tensors, as_held), pieces, tensors)
     pieces, wanted, _ = match_averages(pieces, tensors)

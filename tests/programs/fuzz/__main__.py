@@ -23,11 +23,16 @@ from pathlib import Path
 
 os.environ.update(OMP_NUM_THREADS="1", TOKENIZERS_PARALLELISM="false", RAYON_NUM_THREADS="1")
 
-from fuzz import data_files, defects, run_files, sweep_files
+from fuzz import data_files, defects, model_files, run_files, sweep_files
 from fuzz.child import Outcome, play
 from fuzz.target import TOLD, Target
 
-TARGETS: tuple[type[Target], ...] = (*run_files.TARGETS, *data_files.TARGETS, *sweep_files.TARGETS)
+TARGETS: tuple[type[Target], ...] = (
+    *run_files.TARGETS,
+    *data_files.TARGETS,
+    *sweep_files.TARGETS,
+    *model_files.TARGETS,
+)
 _CHUNK = 12_500
 """Inputs of one process with ``--jobs``."""
 

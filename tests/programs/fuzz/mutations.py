@@ -290,6 +290,24 @@ def change_parquet(random: Random, data: bytes) -> bytes:
     return _other_table(random)
 
 
+def change_safetensors(random: Random, data: bytes) -> bytes:
+    """Change values of its header, the length of that, or bytes of the file."""
+    begin = 8 + int.from_bytes(data[:8], "little")
+    match random.randrange(6):
+        case 0:
+            return change_bytes(random, data)
+        case 1:
+            length = random.choice((0, 1, begin, len(data), 2**31, 2**63, 2**64 - 1))
+            return length.to_bytes(8, "little") + data[8:]
+        case 2:
+            return data[:begin] + change_bytes(random, data[begin:])
+        case 3:
+            header = json.dumps(nudge(random, json.loads(data[8:begin]))).encode()
+        case _:
+            header = dumped(random, change_value(random, json.loads(data[8:begin])))
+    return len(header).to_bytes(8, "little") + header + data[begin:]
+
+
 def _other_table(random: Random) -> bytes:
     bad = pa.Array.from_buffers(pa.string(), 1, [None, pa.py_buffer(b"\0\0\0\0\2\0\0\0"), pa.py_buffer(b"\xff\xfe")])
     column = random.choice(
@@ -322,6 +340,7 @@ CHANGES: dict[str, Callable[[Random, bytes], bytes]] = {
     "bzip2": _inside(bz2.decompress, lambda data: bz2.compress(data, 1)),
     "zstd": _inside(_unzst, zst),
     "parquet": change_parquet,
+    "safetensors": change_safetensors,
 }
 """Kind of a file -> how it is changed."""
 

@@ -57,7 +57,7 @@ def test_it_takes_the_model_its_tokenizer_and_workers_and_nothing_of_its_data(na
     assert (found.train.start_from, found.train.start_with) == (model.folder.url, "weights")
     assert (found.run.id, found.run.root, found.optim.ema_half_life) == ("tuned", before.run.root, 0)
     assert found.shards.sequence_length == before.shards.sequence_length
-    assert (found.model.adapter == "none") == (name == "sft")
+    assert (found.model.adapter == "none") == (name != "lora")
     assert found == configs.parse(configs.dump(found).encode())
 
 

@@ -178,6 +178,9 @@ def test_what_cannot_be_evaluated_is_refused_by_name(
         ("a: &a [*a]\nb: !!python/object:os.x 1\n", "names code to run: .*python/object:os.x"),
         ("[" * 400, "is not YAML"),
         ("#" * (2**20 + 1), "has more than 1,048,576 bytes"),
+        ("a: " + "[" * 5000, "brackets nest deeper than 200"),
+        ("include: none.yaml", r"none\.yaml.*cannot be read .*; correct the include of .*one\.yaml"),
+        ('include: "a\\0"', r"cannot be read \(.*null byte.*; correct the include of .*one\.yaml"),
     ],
 )
 def test_code_is_found_without_running_it(text: str, said: str, tmp_path: Path) -> None:

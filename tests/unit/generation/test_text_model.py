@@ -18,6 +18,7 @@ from springtide.generation import Sampling, write
 from springtide.run.exchange import export_model, import_model
 from springtide.run.folder import Run
 from springtide.run.text import open_text
+from springtide.shards import CHAT_TEMPLATE
 
 GREEDY = Sampling(temperature=0)
 
@@ -109,15 +110,23 @@ def test_what_does_not_fit_is_refused_by_name(run: Run, export: str, tmp_path: P
             call()
 
 
-def test_an_import_is_a_model_of_text_and_has_no_chat_template(run: Run, export: str, tmp_path: Path) -> None:
+def test_an_import_is_a_model_of_text_and_keeps_its_chat_template(run: Run, export: str, tmp_path: Path) -> None:
     imported = open_text(import_model(export, str(tmp_path / "imported")).folder.url)
     expected = [one.text for one in open_text(run.folder.url).generate(["<s>"], 6, GREEDY)]
     imported_model = imported.model.state_dict()
     for name, tensor in open_text(export).model.state_dict().items():
         assert torch.equal(tensor, imported_model[name])
     assert len(imported.generate(["<s>"], 6, GREEDY)) == len(expected)
+    assert imported.template is not None
+    assert imported.template[1] == (Path(export) / CHAT_TEMPLATE).read_text()
+    assert imported.generate(["Hi"], 6, GREEDY, chat=True)[0].text
+    (Path(export) / CHAT_TEMPLATE).rename(tmp_path / "template")
+    try:
+        without = open_text(import_model(export, str(tmp_path / "without")).folder.url)
+    finally:
+        (tmp_path / "template").rename(Path(export) / CHAT_TEMPLATE)
     with pytest.raises(ConfigError, match="needs a chat template"):
-        imported.generate(["Hi"], 6, GREEDY, chat=True)
+        without.generate(["Hi"], 6, GREEDY, chat=True)
 
 
 def test_another_tokenizer_than_that_of_training_is_refused(run: Run, tmp_path: Path) -> None:
