@@ -1,11 +1,11 @@
-"""``springtide model evaluate``, ``average``, ``fisher``, ``export`` and ``import``; ``generate`` is in ``text``."""
+"""``springtide model evaluate``, ``average``, ``fisher``, ``export`` and ``import``; others are in ``text`` and ``serve``."""
 
 from __future__ import annotations
 
 import argparse
 import dataclasses
 
-from springtide.cli import text
+from springtide.cli import serve, text
 from springtide.cli.commands import Commands
 from springtide.cli.options import add_json, add_trust, print_json
 
@@ -38,6 +38,7 @@ def add(commands: Commands) -> None:
     help = "Print the held-out loss and bits per byte of a checkpoint, or its scores on tasks of lm-evaluation-harness."
     group.command("evaluate", _evaluate, help, _evaluate_options, _EVALUATE)
     text.add(group)
+    serve.add(group)
     help = "Write the mean of the weights of a run's newest checkpoints as a checkpoint of its own."
     group.command("average", _average, help, _average_options, _AVERAGE)
     help = "Write how much each weight matters for a text, to start a run that forgets less of it (EWC)."
