@@ -237,8 +237,9 @@ def event(value: Json) -> bytes:
     return f"data: {to_json(value)}\n\n".encode()
 
 
-def models(name: str, checkpoint: str, step: int | None, since_s: float, problem: str) -> Json:
-    """Return the answer of ``/v1/models``: one model, which checkpoint serves, and why a newer one does not."""
-    about = {"checkpoint": checkpoint, "step": step, "problem": problem or None}
+def models(name: str, checkpoint: str, step: int | None, since_s: float, problem: str, counts: dict[str, int]) -> Json:
+    """Return the answer of ``/v1/models``: one model, which checkpoint serves, why a newer one does not, and how many requests
+    of this replica there are of each kind."""
+    about = {"checkpoint": checkpoint, "step": step, "problem": problem or None, **counts}
     one = {"id": name, "object": "model", "created": int(since_s), "owned_by": "springtide", "springtide": about}
     return {"object": "list", "data": [one]}

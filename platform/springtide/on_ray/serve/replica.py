@@ -97,6 +97,7 @@ class Replica:
 
     def __init__(self, source: Source, max_batch: int, batch_wait_s: float, max_waiting: int) -> None:
         self._name, self._max_waiting, self._num_waiting = source.name, max_waiting, 0
+        self._num_answered = self._num_abandoned = 0
         self._follower = Follower(source)
         self._executor = ThreadPoolExecutor(1, "springtide-write")
         self._batched.set_max_batch_size(max_batch)
@@ -123,7 +124,8 @@ class Replica:
         """Return what ``/v1/models`` tells of the model."""
         served = self._follower.served
         since_s, step = served.since_s, step_of(served.checkpoint)
-        return protocol.models(self._name, served.checkpoint, step, since_s, self._follower.problem)
+        counts = {"waiting": self._num_waiting, "answered": self._num_answered, "abandoned": self._num_abandoned}
+        return protocol.models(self._name, served.checkpoint, step, since_s, self._follower.problem, counts)
 
     async def _answered(self, request: Request) -> Response:
         path = request.scope["path"].removeprefix(request.scope.get("root_path", ""))
@@ -170,6 +172,10 @@ class Replica:
             async for part in self._batched(waiting):
                 if part is not _NOTHING:
                     yield part
+            self._num_answered += 1
+        except (asyncio.CancelledError, GeneratorExit):
+            self._num_abandoned += 1
+            raise
         finally:
             self._num_waiting -= 1
             waiting.is_gone = True
