@@ -157,6 +157,7 @@ def training(config: Config, folder: Path) -> Iterator[subprocess.Popen[bytes]]:
     """A process that trains a run without Ray."""
     (folder / "training.yaml").write_text(dump(config))
     command = [sys.executable, "-m", "springtide.training", "--config", str(folder / "training.yaml")]
+    command.append("--accept-changes")  # it trains on from what is served first, to another end
     here = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "MASTER_ADDR": "127.0.0.1", "OMP_NUM_THREADS": "1"}
     here["MASTER_PORT"] = str(reserve(1)[0])
     with (folder / "training.log").open("wb") as log:
@@ -178,7 +179,8 @@ def experiment(config: Config, folder: Path, requests: int, swaps: int, clients:
         stop_s = time.monotonic() + 600
 
         def goes_on(answered: int) -> bool:
-            return time.monotonic() < stop_s and (answered < requests or len(names) <= swaps)
+            trains = process.poll() is None and time.monotonic() < stop_s
+            return trains and (answered < requests or len(names) <= swaps)
 
         watcher = threading.Thread(target=_watch, args=(found, names, goes_on), daemon=True)
         watcher.start()
@@ -214,7 +216,8 @@ def usual(folder: Path, **changes: Any) -> Config:
         "run.root": str(folder / "runs"),
         "shards.root": str(folder / "datasets"),
         "optim.warmup": 0,
-        "checkpoint.every_steps": 400,
+        "stream.max_epochs": 1000,
+        "checkpoint.every_steps": 100,
         "checkpoint.keep_last": 1000,
         "track.mlflow_uri": "off",
         **changes,
