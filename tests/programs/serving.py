@@ -187,12 +187,11 @@ def experiment(config: Config, folder: Path, requests: int, swaps: int, clients:
         begin = time.monotonic()
         got = ask_all(found.url, clients, goes_on)
         seconds, trains = time.monotonic() - begin, process.poll() is None
-        names |= {one.checkpoint for one in got if one.status == 200}
         times = sorted(one.seconds for one in got)
     return {
         "requests": len(got),
         "dropped": len([one for one in got if one.status != 200]),
-        "swaps": len(names) - 1,
+        "swaps": len({one.checkpoint for one in got}) - 1,
         "by_checkpoint": dict(sorted(collections.Counter(one.checkpoint for one in got).items())),
         "other_texts": len(different_texts(run, [one for one in got if one.status == 200])),
         "training_still_ran": trains,

@@ -9,10 +9,11 @@ from typing import Any
 import pytest
 from chatting import chat_run
 
-from springtide.errors import CheckpointError
+from springtide.errors import CheckpointError, ConfigError
 from springtide.generation import Part, Sampling, TextModel, TextRequest
 from springtide.on_ray.serve.follow import Follower, Source
 from springtide.on_ray.serve.replica import Waiting, written
+from springtide.on_ray.serve.server import Serving
 from springtide.run.text import open_text
 
 
@@ -120,3 +121,20 @@ def test_a_server_that_has_nothing_to_serve_does_not_start() -> None:
     store.bad["a"] = CheckpointError("bytes are bad")
     with pytest.raises(CheckpointError):
         Follower(Source("run", store.name, store.open))
+
+
+@pytest.mark.parametrize(
+    ("how", "told"),
+    [
+        ({"replicas": (2, 1)}, "replicas = '2:1'"),
+        ({"replicas": (0, 1)}, "replicas"),
+        ({"max_batch": 0}, "max_batch = 0: must be at least 1"),
+        ({"port": 0}, "port = 0"),
+        ({"gpus": -1.0}, "gpus = -1"),
+        ({"route": "x y"}, "route = 'x y'"),
+    ],
+)
+def test_how_a_model_cannot_be_served_is_refused(how: dict[str, Any], told: str) -> None:
+    with pytest.raises(ConfigError, match=told):
+        Serving(**how)
+    assert Serving(route="/a/b").host == "127.0.0.1"  # this machine only, unless another is asked for

@@ -123,6 +123,7 @@ def _bound(source: Source, how: Serving) -> Any:
         scaling = {"min_replicas": least, "max_replicas": most, "target_ongoing_requests": how.max_batch}
         size = {"autoscaling_config": scaling}
     gpus = float(bool(ray.cluster_resources().get("GPU"))) if how.gpus is None else how.gpus
+    _check_room({"CPU": how.cpus, "GPU": gpus})
     deployment = serve.deployment(
         Replica,
         name="model",
@@ -134,6 +135,16 @@ def _bound(source: Source, how: Serving) -> Any:
         **size,
     )
     return deployment.bind(source, how.max_batch, how.batch_wait_s, how.max_waiting)
+
+
+def _check_room(wanted: dict[str, float]) -> None:
+    """Raise ConfigError if no node can hold a replica: Serve would wait for one without a word."""
+    nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
+    if not any(all(node.get(kind, 0) >= amount for kind, amount in wanted.items()) for node in nodes):
+        most = {kind: max((node.get(kind, 0) for node in nodes), default=0) for kind in wanted}
+        kind = "GPU" if most["GPU"] < wanted["GPU"] else "CPU"
+        name, limit = f"{kind.lower()}s", f"no node of the cluster has as many {kind}s: the largest has {most[kind]:g}"
+        raise ConfigError(explain(name, wanted[kind], limit, f"give less with --{name}-per-replica"))
 
 
 def _delete(application: str) -> None:
