@@ -28,7 +28,7 @@ import springtide as st
 from springtide.app.serve import server
 from springtide.config import Config, dump
 from springtide.dist import world
-from springtide.on_ray.serve.server import Server, Serving
+from springtide.on_ray.serve.server import Serving
 from springtide.run.folder import Run
 from springtide.store import Folder
 from springtide.stream import load, open_data
@@ -104,13 +104,13 @@ class Got:
     seconds: float
 
 
-def ask_all(url: str, clients: int, goes_on: Callable[[int], bool], tokens: int = 12) -> list[Got]:
-    """Clients that ask one request after the other, greedily, as long as ``goes_on`` of the number of answers."""
+def ask_all(url: str, clients: int, goes_on: Callable[[list[Got]], bool], tokens: int = 12) -> list[Got]:
+    """Clients that ask one request after the other, greedily, as long as ``goes_on`` of what they have got."""
     found: list[Got] = []
 
     def ask(number: int) -> None:
         client = Client(url)
-        while goes_on(len(found)):
+        while goes_on(found):
             number += 1
             prompt, begin = PROMPTS[number % len(PROMPTS)], time.perf_counter()
             body = {"prompt": prompt, "max_tokens": tokens - number % 4, "temperature": 0}
@@ -174,16 +174,13 @@ def experiment(config: Config, folder: Path, requests: int, swaps: int, clients:
     run = train_to(config, 2)
     config = run.config.override({"train.total": 4000 * config.tokens_per_step})
     how = Serving(port=reserve(1)[0], max_batch=clients, gpus=0.0)
-    names: set[str] = set()
     with server(run.folder.url, how, poll_s=1.0) as found, training(config, folder) as process:
         stop_s = time.monotonic() + 600
 
-        def goes_on(answered: int) -> bool:
+        def goes_on(got: list[Got]) -> bool:
             trains = process.poll() is None and time.monotonic() < stop_s
-            return trains and (answered < requests or len(names) <= swaps)
+            return trains and (len(got) < requests or _swaps(got) < swaps)
 
-        watcher = threading.Thread(target=_watch, args=(found, names, goes_on), daemon=True)
-        watcher.start()
         begin = time.monotonic()
         got = ask_all(found.url, clients, goes_on)
         seconds, trains = time.monotonic() - begin, process.poll() is None
@@ -191,7 +188,7 @@ def experiment(config: Config, folder: Path, requests: int, swaps: int, clients:
     return {
         "requests": len(got),
         "dropped": len([one for one in got if one.status != 200]),
-        "swaps": len({one.checkpoint for one in got}) - 1,
+        "swaps": _swaps(got),
         "by_checkpoint": dict(sorted(collections.Counter(one.checkpoint for one in got).items())),
         "other_texts": len(different_texts(run, [one for one in got if one.status == 200])),
         "training_still_ran": trains,
@@ -201,11 +198,8 @@ def experiment(config: Config, folder: Path, requests: int, swaps: int, clients:
     }
 
 
-def _watch(found: Server, names: set[str], goes_on: Callable[[int], bool]) -> None:
-    while goes_on(0):
-        names.add(found.state().get("checkpoint", ""))
-        names.discard("")
-        time.sleep(0.5)
+def _swaps(got: list[Got]) -> int:
+    return len({one.checkpoint for one in got if one.status == 200}) - 1
 
 
 def usual(folder: Path, **changes: Any) -> Config:
