@@ -1,8 +1,8 @@
 """What it is worth that requests share a batch: tokens per second of one server at 16 clients, with batches of 16 against 1.
 
-Both servers are replicas of one Serve on a machine of two cores, one core each, of the same model, and are asked in alternation;
-who is not asked computes nothing. Each client asks one request after the other over its own connection, so that the servers answer whole rounds. Weights
-are random, texts end at their length or, as seldom, by chance: what counts is the tokens that were written.
+Both servers are replicas of one Serve on a machine of two cores, one core each, of the same model, and are asked in
+alternation; who is not asked computes nothing. Each client asks over its own connection, one request after the other. Weights
+are random, and texts end at their length or, seldom, by chance: what counts is the tokens that were written.
 """
 
 from __future__ import annotations
