@@ -42,6 +42,7 @@ bench: .venv/.ready .venv-peers
 	$(BIN)/python benchmarks/checkpoint.py
 	$(BIN)/python benchmarks/recovery.py
 	$(BIN)/python benchmarks/goodput.py --traces "$(TRACES)"
+	$(BIN)/python benchmarks/serving.py
 	$(BIN)/python benchmarks/sweep.py --traces "$(TRACES)"
 
 # the commands of README and docs, every run trained to its end; `make test` trains one of them and resolves the others

@@ -38,7 +38,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     },
     "on_ray": {
         *("config", "store", "events", "faults", "dist", "shards", "stream", "model", "parallel", "checkpoint"),
-        *("elastic", "preemption", "tuning", "track", "training"),
+        *("generation", "elastic", "preemption", "tuning", "track", "training"),
     },
     "app": {
         *("config", "store", "events", "faults", "dist", "corpus", "shards", "dataset", "stream", "model", "parallel"),
@@ -64,6 +64,8 @@ MAY_IMPORT: dict[str, set[str]] = {
 
 ONLY_IN: dict[str, tuple[str, ...]] = {
     "ray": ("on_ray/",),
+    "starlette": ("on_ray/serve/",),
+    "fastapi": ("on_ray/serve/",),
     "mlflow": ("track/mlflow_sink.py",),
     "torch": (
         "dist/",

@@ -35,6 +35,7 @@ BANNED = {
 OLD_NAMES = r"\b(vaults?|the house|rooms? of|attempts/|separate_documents|eval_beside)\b"
 NOT_HERE = (
     "ray job submit",
+    "serve run",
     "ray get-auth-token",
     "duckdb",
     "torchrun",

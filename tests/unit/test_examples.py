@@ -35,6 +35,8 @@ MODULES = (
         "springtide.objective.preference",
         "springtide.run.labeller",
         "springtide.app.label",
+        "springtide.generation.requests",
+        "springtide.interop.ray_llm",
     ),
 )
 """Where the public API is defined."""

@@ -4,7 +4,7 @@ springtide data prepare | inspect            text to a sealed dataset
            train, sweep                      a run; many runs
            run inspect                       what a run's folder holds
            model evaluate | average          a checkpoint as a model
-           model generate                    text from a checkpoint
+           model generate | serve            text from a checkpoint, here or over HTTP
            model export | import             a model in and out of the format of transformers
            verify, report                    proof and costs of a run
            estimate, simulate, drill         before paying: memory, spot capacity, faults

@@ -1,13 +1,15 @@
-"""``springtide model evaluate``, ``average``, ``fisher``, ``export`` and ``import``; ``generate`` is in ``text``."""
+"""``springtide model evaluate``, ``average``, ``fisher``, ``export`` and ``import``; others are in ``text`` and ``serve``."""
 
 from __future__ import annotations
 
 import argparse
 import dataclasses
+from pathlib import Path
 
-from springtide.cli import text
+from springtide.cli import serve, text
 from springtide.cli.commands import Commands
 from springtide.cli.options import add_json, add_trust, print_json
+from springtide.errors import ConfigError, explain
 
 _EVALUATE = """  springtide model evaluate runs/RUN                     # the newest checkpoint, on all held-out text
   springtide model evaluate runs/RUN --step 400 --tokens 1M --json
@@ -24,7 +26,8 @@ _FISHER = """  springtide model fisher runs/RUN --tokens 1M --out runs/RUN-fishe
 _EXPORT = """  springtide model export runs/RUN --to hf --out exports/RUN      # the newest checkpoint
   springtide model export runs/RUN --step 400 --to hf --out s3://bucket/RUN --dtype bf16
   springtide model export runs/RUN --to gguf --out exports/RUN-gguf --dtype q8_0
-  springtide model export runs/RUN --to peft --out exports/RUN-adapter"""
+  springtide model export runs/RUN --to peft --out exports/RUN-adapter
+  springtide model export runs/RUN --out exports/RUN --serve RUN.yaml && serve run RUN.yaml"""
 
 _IMPORT = """  springtide model import downloads/MODEL --out runs/MODEL        # or hf://OWNER/NAME, of the Hugging Face Hub
   springtide model import downloads/MODEL --adapter downloads/ADAPTER --out runs/ADAPTED
@@ -38,6 +41,7 @@ def add(commands: Commands) -> None:
     help = "Print the held-out loss and bits per byte of a checkpoint, or its scores on tasks of lm-evaluation-harness."
     group.command("evaluate", _evaluate, help, _evaluate_options, _EVALUATE)
     text.add(group)
+    serve.add(group)
     help = "Write the mean of the weights of a run's newest checkpoints as a checkpoint of its own."
     group.command("average", _average, help, _average_options, _AVERAGE)
     help = "Write how much each weight matters for a text, to start a run that forgets less of it (EWC)."
@@ -62,14 +66,22 @@ def _export_options(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--dtype", default="", help="fp32, bf16, fp16, or q8_0 with gguf; default: as stored")
     parser.add_argument("--ema", action="store_true", help="the averaged weights (optim.ema_half_life)")
+    help = "with hf: also write the configuration of ray.serve.llm for the export, for `serve run FILE` where vLLM is"
+    parser.add_argument("--serve", metavar="FILE", default="", help=help)
     add_json(parser)
 
 
 def _export(options: argparse.Namespace) -> int:
-    from springtide.run.exchange import export_model
+    from springtide.run.exchange import export_model, serve_config_of
     from springtide.run.folder import open_run
 
-    found = export_model(open_run(options.run), options.out, options.step, options.dtype, options.ema, options.to)
+    run, file = open_run(options.run), options.serve
+    if file and options.to != "hf":
+        raise ConfigError(explain("serve", file, f"is for --to hf, not {options.to}", "leave it out, or export to hf"))
+    text = serve_config_of(run, options.out, options.step) if file else ""  # refused before anything is written
+    found = export_model(run, options.out, options.step, options.dtype, options.ema, options.to)
+    if file:
+        Path(file).write_text(text)
     if options.json:
         print_json(found._asdict())
         return 0
@@ -78,6 +90,8 @@ def _export(options: argparse.Namespace) -> int:
     print(
         f"wrote {found.url}: {found.checkpoint} as {found.architecture}, {found.size_bytes / 2**20:.1f} MiB of weights"
     )
+    if file:
+        print(f"wrote {file}: `serve run {file}` serves it with vLLM")
     return 0
 
 

@@ -107,3 +107,10 @@ def read_authentication() -> None:
     raylet: Any = importlib.import_module("ray._raylet")
     raylet.Config.initialize("")
     raylet.AuthenticationTokenLoader.instance().reset_cache()
+
+
+def serve_address() -> tuple[str, int] | None:
+    """Return the host and port on which the connected cluster's Serve listens; None if it does not run."""
+    context = importlib.import_module("ray.serve.context")
+    client = context._get_global_client(raise_if_no_controller_running=False)
+    return (client.http_config.host, client.http_config.port) if client is not None else None

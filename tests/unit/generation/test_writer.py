@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import pytest
@@ -45,7 +46,9 @@ def prompts_of(*lengths: int) -> list[list[int]]:
     return found
 
 
-def written(model: nn.Module, prompts: list[list[int]], sampling: Sampling = GREEDY, **more: Any) -> list[list[int]]:
+def written(
+    model: nn.Module, prompts: list[list[int]], sampling: Sampling | list[Sampling] = GREEDY, **more: Any
+) -> list[list[int]]:
     given = {"max_context": 64, "vocab_size": VOCABULARY, **more}
     return write(model, prompts, given.pop("length", LENGTH), sampling=sampling, **given)
 
@@ -78,6 +81,35 @@ def test_what_is_drawn_depends_on_the_seed_and_on_no_other_row() -> None:
             alone = Sampling(sampling.temperature, sampling.top_k, sampling.top_p, 5 + row)
             assert together[row] == written(model, [prompt], alone)[0]
     assert len({tuple(written(model, prompts[:1], Sampling(1.3, seed=seed))[0]) for seed in range(8)}) == 8
+
+
+def test_requests_that_differ_share_a_batch_and_each_is_answered_as_alone() -> None:
+    model, prompts, lengths = model_of(), prompts_of(4, 20, 9, 1, 13), [3, 16, 0, 9, 1]
+    samplings = [
+        Sampling(1.3, seed=7),
+        GREEDY,
+        Sampling(1.3, seed=1),
+        Sampling(1.3, 9, seed=2**63 - 1),
+        Sampling(1.3, seed=7),
+    ]
+    together = written(model, prompts, samplings, length=lengths)
+    assert [len(ids) for ids in together] == lengths
+    for ids, prompt, sampling, length in zip(together, prompts, samplings, lengths, strict=True):
+        assert ids == written(model, [prompt], sampling, length=length)[0]
+    others = written(model, prompts[::-1], samplings[::-1], length=lengths[::-1])
+    assert others[::-1] == together
+
+
+@pytest.mark.parametrize("kinds", [[0], [0, 1], [0, 1, 2, 3]])
+def test_the_same_logits_and_seed_give_the_same_id_whatever_the_other_rows_are(kinds: list[int]) -> None:
+    different = [Sampling(0.7), GREEDY, Sampling(1.3, 9), Sampling(1.3, 0, 0.8)]
+    torch.manual_seed(3)
+    logits = torch.randn(8, 50)
+    samplings = [dataclasses.replace(different[kinds[row % len(kinds)]], seed=row) for row in range(8)]
+    together = draw(logits, samplings, [one.generator() for one in samplings])
+    alone = [draw(logits[row : row + 1], [one], [one.generator()])[0] for row, one in enumerate(samplings)]
+    assert together == alone
+    assert len(set(together)) > 3
 
 
 def test_a_text_that_outgrows_the_context_goes_on_from_its_later_half() -> None:
@@ -149,8 +181,8 @@ def test_draws_come_from_the_likeliest() -> None:
 
     def drawn(**how: Any) -> list[float]:
         sampling = Sampling(seed=0, **how)
-        [generator] = sampling.generators(1)
-        found = [draw(logits, sampling, [generator])[0] for _ in range(1000)]
+        generator = sampling.generator()
+        found = [draw(logits, [sampling], [generator])[0] for _ in range(1000)]
         return [found.count(index) / len(found) for index in range(4)]
 
     assert drawn() == pytest.approx([0.1, 0.4, 0.2, 0.3], abs=0.05)
@@ -177,4 +209,4 @@ def test_what_cannot_be_drawn_is_refused(how: dict[str, Any], message: str) -> N
         Sampling(**how)
     nothing = Sampling()
     with pytest.raises(CheckpointError, match="logits are not numbers"):
-        draw(torch.full((1, 3), float("nan")), nothing, nothing.generators(1))
+        draw(torch.full((1, 3), float("nan")), [nothing], [nothing.generator()])

@@ -137,3 +137,11 @@ def test_the_installed_version_is_supported_and_another_is_refused_with_both() -
 if __name__ == "__main__":
     for each in SIGNATURES:
         print(f'    "{each}": {arguments(each)},'.replace("'", '"'))
+
+
+def test_serve_still_tells_where_it_listens() -> None:
+    from ray.serve import context
+    from ray.serve._private.client import ServeControllerClient
+
+    assert [*inspect.signature(context._get_global_client).parameters] == ["raise_if_no_controller_running"]
+    assert isinstance(ServeControllerClient.http_config, property)

@@ -1,0 +1,18 @@
+"""A model behind HTTP on Ray Serve. Rule: what a client sends is checked before a model sees it, and no request waits for the
+loading of a checkpoint.
+
+    protocol    OpenAI's JSON: a body -> what is asked, or an error with its status; parts of a text -> answers
+    follow      the newest checkpoint, loaded beside the one that serves
+    replica     the deployment: HTTP requests -> batches that a thread writes
+    server      start it on the cluster, look after it, end it
+"""
+
+import importlib.util
+
+from springtide.errors import ConfigError, explain
+
+REMEDY = "pip install 'springtide[serve]'"
+_NEEDED = ("fastapi", "starlette", "uvicorn", "grpc_reflection")
+
+if missing := [name for name in _NEEDED if importlib.util.find_spec(name) is None]:
+    raise ConfigError(explain("ray[serve]", "none", f"is needed to serve, and lacks {', '.join(missing)}", REMEDY))
