@@ -1,8 +1,8 @@
 """The objective that a config names: what is minimised in place of the cross-entropy of next tokens.
 
-``objective.source`` names one that is built in (``distill``, ``dpo``), or a user's function, ``package.module:function``. It is
-called for each micro-batch as ``function(outputs, rows, labels)``, or, if the config names labels, with a fourth argument,
-``columns``:
+``objective.source`` names one that is built in (``distill``, ``dpo``, ``orpo``), or a user's function,
+``package.module:function``. It is called for each micro-batch as ``function(outputs, rows, labels)``, or, if the config names
+labels, with a fourth argument, ``columns``:
 
     outputs   what the model returns for the rows: logits (B, L, V) in the type that it computes in
     rows      the ids that it was given, int64 (B, L)
@@ -32,7 +32,7 @@ from springtide.config.code import find_code
 from springtide.config.engine import OBJECTIVES, ObjectiveConfig
 from springtide.errors import ConfigError, SpringtideError, TrainingFailed, explain
 from springtide.objective.distill import distillation
-from springtide.objective.preference import dpo
+from springtide.objective.preference import dpo, orpo
 from springtide.shards import LabelLayout
 
 Columns = Mapping[str, Tensor]
@@ -166,7 +166,8 @@ def _built_in(settings: ObjectiveConfig, source: str, eos_id: int | None, bos_id
     if eos_id is None:
         problem = "learns from pairs of answers, and documents of a row are not masked from each other here"
         raise ConfigError(explain(_FIELD, source, problem, "prepare a dataset of pairs"))
-    return dpo(settings.beta, eos_id, eos_id if bos_id is None else bos_id)
+    of_pairs = orpo if source == "orpo" else dpo
+    return of_pairs(settings.beta, eos_id, eos_id if bos_id is None else bos_id)
 
 
 def _takes_columns(source: str, function: Callable[..., Any], layout: LabelLayout | None) -> bool:

@@ -13,6 +13,7 @@ from springtide.checkpoint.load import Mismatch, by_tensor, check_names, read_pi
 from springtide.checkpoint.other_orders import of_another_order
 from springtide.checkpoint.tensors import materialize, named_tensors
 from springtide.config import Config
+from springtide.config.engine import OF_PAIRS
 from springtide.errors import CheckpointError, ConfigError, explain
 from springtide.model import make
 from springtide.objective import Objective
@@ -70,13 +71,13 @@ def check_adapter(config: Config) -> None:
 def check_objective(config: Config, data: Data) -> None:
     """Raise ConfigError if the objective does not go with its labels, or learns from pairs that the dataset does not hold."""
     one, manifest = config.objective, data.corpora[0].whole
-    if one.source == "dpo" and not manifest.holds_pairs:
+    if one.source in OF_PAIRS and not manifest.holds_pairs:
         problem = f"learns from pairs of answers, and {data.corpora[0].url} holds none"
         remedy = "prepare records of prompt, chosen and rejected, with corpus.chat_template"
         raise ConfigError(explain("objective.source", one.source, problem, remedy))
-    if data.labels is not None:
-        ids = data.eos_id, data.bos_id
-        Objective(one.source, data.vocab_size, torch.device("cpu"), data.labels.layout, one, *ids)
+    if data.labels is not None or one.source in OF_PAIRS:
+        given = data.labels.layout if data.labels else None, one, data.eos_id, data.bos_id
+        Objective(one.source, data.vocab_size, torch.device("cpu"), *given)
 
 
 def check_tensors(config: Config, data: Data) -> None:
