@@ -23,7 +23,7 @@ from springtide.checkpoint.fresh_start import check_fresh_start
 from springtide.checkpoint.other_orders import newer_of_other_orders
 from springtide.config import Config
 from springtide.config.code import find_code
-from springtide.config.engine import L2SP
+from springtide.config.objective import L2SP
 from springtide.config.steps import StepsDone
 from springtide.dataset import Progress
 from springtide.errors import CheckpointError, ConfigError, explain

@@ -108,6 +108,8 @@ def _begin(found: ResolvedRun, lease: int) -> None:
         check_order(run.folder, found.data.order.identity_at, found.accept_changes, lease)
     if config.train.start_from:
         branch.keep(config.train.start_from, run.id)
+    if config.objective.teacher:
+        branch.keep(config.objective.teacher, run.id, "objective.teacher")
     run.write_config(config)
 
 

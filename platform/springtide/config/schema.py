@@ -15,7 +15,8 @@ from pydantic import Field, model_validator
 from springtide.config.batch_schedule import Ramp
 from springtide.config.code import CODE_FIELDS
 from springtide.config.data import CorpusConfig, DataConfig, FeedConfig, ShardsConfig, StreamConfig
-from springtide.config.engine import ModelConfig, ObjectiveConfig, OptimConfig, ParallelConfig
+from springtide.config.engine import ModelConfig, OptimConfig, ParallelConfig
+from springtide.config.objective import ObjectiveConfig
 from springtide.config.quantities import Bytes, Seconds, Tokens
 from springtide.config.section import Section, free
 from springtide.config.steps import StepsDone

@@ -8,7 +8,8 @@ labels, with a fourth argument, ``columns``:
     rows      the ids that it was given, int64 (B, L)
     labels    the ids that follow them, int64 (B, L); -100 where nothing is predicted
     columns   what a model has said about the rows (``objective.labels``): ``logprobs``, fp16 (B, L, k), and ``ids``, int64
-              (B, L, k), of its most likely next ids; or ``logprobs`` alone, fp32 (B, L), of the ids that do follow
+              (B, L, k), of its most likely next ids; or ``logprobs`` alone, fp32 (B, L), of the ids that do follow. Of a
+              model that computes them in the step (``objective.teacher``) the first two, ``logprobs`` in fp32
 
 It returns ``(sum, weight, parts)``. A step minimises the sum of all ``sum`` over the sum of all ``weight``, over all
 micro-batches and ranks. ``parts`` maps names to scalars, such as terms of the sum; each is summed and divided likewise, and
@@ -29,7 +30,7 @@ import torch
 from torch import Tensor
 
 from springtide.config.code import find_code
-from springtide.config.engine import OBJECTIVES, ObjectiveConfig
+from springtide.config.objective import OBJECTIVES, ObjectiveConfig
 from springtide.errors import ConfigError, SpringtideError, TrainingFailed, explain
 from springtide.objective.distill import distillation
 from springtide.objective.preference import dpo, orpo
@@ -57,16 +58,18 @@ class Objective:
         settings: ObjectiveConfig | None = None,
         eos_id: int | None = None,
         bos_id: int | None = None,
+        teacher: Callable[[Tensor], Columns] | None = None,
     ) -> None:
         """``layout``: of the labels, if there are any; ``settings``: for what is built in; ``eos_id``, ``bos_id``: as for the
-        model. Raises ConfigError if ``source`` cannot be found, does not return what it should, or does not go with the
-        labels."""
+        model; ``teacher``: computes columns of ``layout`` from ids (B, L), in place of labels. Raises ConfigError if ``source``
+        cannot be found, does not return what it should, or does not go with the labels."""
         self.source, self._is_built_in = source, source in OBJECTIVES
         self._function: Callable[..., Any] = (
             _built_in(settings or ObjectiveConfig(), source, eos_id, bos_id)
             if self._is_built_in
             else find_code(_FIELD, source)
         )
+        self._teacher = teacher
         self._takes_columns = _takes_columns(source, self._function, layout)
         ids_BL = torch.zeros(_ROWS, _LENGTH, dtype=torch.int64, device=device)
         outputs_BLV = torch.zeros(_ROWS, _LENGTH, vocab_size, device=device, requires_grad=True)
@@ -99,6 +102,7 @@ class Objective:
         if not len(rows_BL):
             # a rank without rows runs the model all the same
             return outputs_BLV.sum() * 0.0, torch.zeros(self.size, dtype=torch.float64, device=outputs_BLV.device)
+        columns = self._teacher(rows_BL) if self._teacher else columns
         total, weight, parts = self._call(outputs_BLV, rows_BL, labels_BL, columns)
         if parts.keys() != set(self.names):
             raise TrainingFailed(f"{self.source} returned the parts {sorted(parts)}, before: {list(self.names)}")

@@ -13,7 +13,7 @@ from springtide.checkpoint.load import Mismatch, by_tensor, check_names, read_pi
 from springtide.checkpoint.other_orders import of_another_order
 from springtide.checkpoint.tensors import materialize, named_tensors
 from springtide.config import Config
-from springtide.config.engine import OF_PAIRS
+from springtide.config.objective import OF_PAIRS
 from springtide.errors import CheckpointError, ConfigError, explain
 from springtide.model import make
 from springtide.objective import Objective
@@ -21,6 +21,7 @@ from springtide.stream import Data
 from springtide.training.anchor import check_fisher, check_settings
 from springtide.training.optim import optimizer_of
 from springtide.training.parameter_groups import freeze
+from springtide.training.teacher import check_teacher
 
 
 def check_start(config: Config, identity: Identity, tokenizer_digest: str) -> Config:
@@ -69,8 +70,11 @@ def check_adapter(config: Config) -> None:
 
 
 def check_objective(config: Config, data: Data) -> None:
-    """Raise ConfigError if the objective does not go with its labels, or learns from pairs that the dataset does not hold."""
+    """Raise ConfigError if the objective does not go with its labels or its teacher, or learns from pairs that the dataset does
+    not hold."""
     one, manifest = config.objective, data.corpora[0].whole
+    if one.teacher:
+        check_teacher(config, manifest)
     if one.source in OF_PAIRS and not manifest.holds_pairs:
         problem = f"learns from pairs of answers, and {data.corpora[0].url} holds none"
         remedy = "prepare records of prompt, chosen and rejected, with corpus.chat_template"

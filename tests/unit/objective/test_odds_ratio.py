@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from springtide.config.engine import ObjectiveConfig
+from springtide.config.objective import ObjectiveConfig
 from springtide.errors import ConfigError
 from springtide.model import IGNORE_INDEX
 from springtide.objective import Objective
