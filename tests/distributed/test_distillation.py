@@ -156,9 +156,11 @@ def test_labels_of_something_else_are_refused(taught: Config, tiny: Config, rank
         resolve(student(taught, "second", objective__labels=str(tmp_path / "none")))
     with pytest.raises(ConfigError, match=r"learns from topk, and objective\.labels holds logprob"):
         check_objective(config, open_data(student(taught, "x", objective__labels=labels(taught, "logprob")).data))
+    unlabelled = student(taught, "x", objective__labels="")
+    with pytest.raises(ConfigError, match=r"learns from topk, and objective\.labels names none"):
+        check_objective(unlabelled, open_data(unlabelled.data))
     for changes, problem in (
         ({"objective__source": "", "objective__cross_entropy": 0.0}, "objective.source is the cross-entropy of next"),
-        ({"objective__labels": ""}, "learns from labels, and objective.labels names none"),
         ({"stream__mixture": {"one": "a", "two": "b"}}, "are labels of one dataset, and stream.mixture names several"),
         ({"objective__source": "own_training:entropy"}, "is for objective.source = distill"),
     ):

@@ -225,7 +225,7 @@ def fitted(config: Config, data: Data) -> tuple[Config, list[str]]:
 
 def absolute(config: Config) -> Config:
     """Return ``config`` with absolute paths: relative ones are relative to the driver's folder, on every node."""
-    mixture = {name: Folder(url).url for name, url in config.stream.mixture.items()}
+    mixture = {name: url and Folder(url).url for name, url in config.stream.mixture.items()}  # one may be prepared yet
     eval_datasets = {name: Folder(url).url for name, url in config.stream.eval_datasets.items()}
     changes: dict[str, Any] = {
         "shards.root": Folder(config.shards.root).url,

@@ -63,11 +63,6 @@ class ObjectiveConfig(Section):
             raise ValueError(
                 explain("objective.teacher", self.teacher, problem, "leave it empty, or use distill alone")
             )
-        if self.source in OBJECTIVES and self.source != _WITHOUT_LABELS and not (self.labels or self.teacher):
-            problem = "learns from labels, and objective.labels names none"
-            remedy = "write them with `springtide data label`"
-            remedy += ", or name an objective.teacher" * (self.source == "distill")
-            raise ValueError(explain("objective.source", self.source, problem, remedy))
         if self.cross_entropy and self.source != "distill":
             raise ValueError(
                 explain("objective.cross_entropy", self.cross_entropy, "is for objective.source = distill", "use 0")

@@ -13,7 +13,7 @@ from springtide.checkpoint.load import Mismatch, by_tensor, check_names, read_pi
 from springtide.checkpoint.other_orders import of_another_order
 from springtide.checkpoint.tensors import materialize, named_tensors
 from springtide.config import Config
-from springtide.config.objective import OF_PAIRS
+from springtide.config.objective import OBJECTIVES, OF_PAIRS
 from springtide.errors import CheckpointError, ConfigError, explain
 from springtide.model import make
 from springtide.objective import Objective
@@ -79,7 +79,7 @@ def check_objective(config: Config, data: Data) -> None:
         problem = f"learns from pairs of answers, and {data.corpora[0].url} holds none"
         remedy = "prepare records of prompt, chosen and rejected, with corpus.chat_template"
         raise ConfigError(explain("objective.source", one.source, problem, remedy))
-    if data.labels is not None or one.source in OF_PAIRS:
+    if (data.labels is not None or one.source in OBJECTIVES) and not one.teacher:
         given = data.labels.layout if data.labels else None, one, data.eos_id, data.bos_id
         Objective(one.source, data.vocab_size, torch.device("cpu"), *given)
 
