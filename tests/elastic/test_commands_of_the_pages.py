@@ -90,7 +90,7 @@ def folder(tiny: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
         "".join(f'{{"prompt": "{n} + 1?", "completion": "{n + 1}."}}\n' for n in range(3000))
     )
     Path("pairs.jsonl").write_text(
-        "".join(f'{{"prompt": "{n} + 1?", "chosen": "{n + 1}.", "rejected": "No."}}\n' for n in range(3000))
+        "".join(f'{{"prompt": "{n}", "chosen": "{n + 1}", "rejected": "0"}}\n' for n in range(3000))
     )
     Path("folder").mkdir()
     for number in range(200):
