@@ -39,6 +39,8 @@ bench: .venv/.ready .venv-peers
 	$(BIN)/python benchmarks/growth.py
 	$(BIN)/python benchmarks/throughput.py
 	$(BIN)/python benchmarks/finetune.py
+	$(BIN)/python benchmarks/continual.py
+	$(BIN)/python benchmarks/distill.py
 	$(BIN)/python benchmarks/checkpoint.py
 	$(BIN)/python benchmarks/recovery.py
 	$(BIN)/python benchmarks/goodput.py --traces "$(TRACES)"

@@ -25,6 +25,10 @@ CLAIMS = {
         *(f"new_loss_{way}_vs_alone" for way in ("replay", "l2sp", "ewc")),
     },
     "control_plane": {"waiting_share_of_a_core", "chain_and_journal_share_of_a_step"},
+    "distill": {
+        *("distilled_vs_alone_loss", "stored_vs_online_loss", "stored_vs_online_all_loss"),
+        "stored_vs_online_tokens_per_s",
+    },
     "finetune": {"lora_vs_peft", "lora_memory_vs_peft", "packed_vs_padded"},
     "growth": {"growth_layers_over_flops", "growth_width_over_flops", "growth_length_over_flops"},
     "order": {*(f"order_lag1_{recipe}" for recipe in RECIPES), "order_seek_1000_s", "order_verify_minutes"},

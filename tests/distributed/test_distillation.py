@@ -12,21 +12,26 @@ import pytest
 import torch
 from labelled import plain_log_probabilities, teacher
 from loops import every_tensor, train
+from ranks import run_here
 
 from springtide.app.label import label
 from springtide.app.resolve import resolve
+from springtide.checkpoint.format import Meta, read_manifest
+from springtide.checkpoint.load import read_pieces
 from springtide.checkpoint.other_orders import newer_of_other_orders
 from springtide.config import Config
 from springtide.errors import CheckpointError, ConfigError, CorpusError, CorruptShard
 from springtide.events import Event, StepDone
 from springtide.objective import Objective
 from springtide.objective.distill import divergence
-from springtide.shards import LabelLayout, load_labels
+from springtide.run.find import find_run
+from springtide.shards import LabelLayout, ids_of, load_labels
 from springtide.store import Folder
 from springtide.stream import load, open_data
 from springtide.training.evaluate import evaluate_checkpoint
 from springtide.training.memory_estimate import predicted_bytes
 from springtide.training.start_check import check_objective
+from springtide.training.teacher import Teacher
 
 pytestmark = pytest.mark.distributed
 Ranks = Callable[..., list[Any]]
@@ -151,14 +156,84 @@ def test_labels_of_something_else_are_refused(taught: Config, tiny: Config, rank
         resolve(student(taught, "second", objective__labels=str(tmp_path / "none")))
     with pytest.raises(ConfigError, match=r"learns from topk, and objective\.labels holds logprob"):
         check_objective(config, open_data(student(taught, "x", objective__labels=labels(taught, "logprob")).data))
+    unlabelled = student(taught, "x", objective__labels="")
+    with pytest.raises(ConfigError, match=r"learns from topk, and objective\.labels names none"):
+        check_objective(unlabelled, open_data(unlabelled.data))
     for changes, problem in (
         ({"objective__source": "", "objective__cross_entropy": 0.0}, "objective.source is the cross-entropy of next"),
-        ({"objective__labels": ""}, "learns from labels, and objective.labels names none"),
         ({"stream__mixture": {"one": "a", "two": "b"}}, "are labels of one dataset, and stream.mixture names several"),
         ({"objective__source": "own_training:entropy"}, "is for objective.source = distill"),
     ):
         with pytest.raises(ConfigError, match=re.escape(problem)):
             student(taught, "wrong", **changes)
+
+
+def online(taught: Config, name: str, **changes: Any) -> Config:
+    """A student whose teacher computes in the step."""
+    of = {"objective__labels": "", "objective__teacher": f"{taught.run.root}/teacher", "objective__teacher_k": 8}
+    return student(taught, name, **{**of, "train__total": 2 * taught.tokens_per_step, **changes})
+
+
+def test_a_teacher_in_the_step_says_what_its_labels_say(taught: Config) -> None:
+    """Labels are rounded to fp16; all else is the same."""
+    data = open_data(student(taught, "x").data)
+    [batch] = load(data.reader(0, 1), data.reader(0, 1).plan(0, 1, 2**20))
+    rows_BL = torch.from_numpy(ids_of(batch.tokens).astype(np.int64))[:, :-1]
+    some, every = (teacher_of(online(taught, "x", objective__teacher_k=k)) for k in (8, 0))
+    found = some(rows_BL)
+    stored = torch.from_numpy(batch.columns["logprobs"].astype(np.float32))
+    assert torch.allclose(found["logprobs"], stored, rtol=2**-11, atol=1e-6)
+    differ = found["ids"] != torch.from_numpy(batch.columns["ids"].astype(np.int64))
+    assert differ.float().mean() < 0.01, "of equally likely ids any may come first"
+    assert every(rows_BL)["ids"].shape[-1] == 257
+    assert torch.equal(every(rows_BL)["logprobs"].gather(-1, found["ids"]), found["logprobs"])
+    assert not found["logprobs"].requires_grad
+
+
+def test_a_student_learns_the_same_bits_beside_its_teacher_at_any_world_size(taught: Config, ranks: Ranks) -> None:
+    expected = told(run_here(train, online(taught, "beside")))
+    assert expected[2][1]["objective/kl"] < expected[1][1]["objective/kl"]
+    assert told(ranks(3, train, online(taught, "beside_too"))[0]) == expected
+
+
+def teacher_of(config: Config) -> Teacher:
+    """The teacher of a config, loaded."""
+    teacher = Teacher(config, 257, 256, None, torch.device("cpu"))
+    teacher.load()
+    return teacher
+
+
+def test_a_teacher_that_cannot_be_is_told_before_the_run_begins(taught: Config, tmp_path: Path) -> None:
+    run = Folder(taught.run.root) / "teacher"
+    pinned, _ = find_run(online(taught, "pinned"), False, False)
+    assert pinned.objective.teacher == f"{run.url}/checkpoints/step-0000000003"
+    data = open_data(taught.data)
+    check_objective(pinned, data)
+    with pytest.raises(ConfigError, match=r"objective\.teacher = .* names no checkpoint that counts"):
+        find_run(online(taught, "gone", objective__teacher=str(tmp_path)), False, False)
+    for changes, problem in (
+        ({"objective__labels": labels(taught)}, "says what labels would say, and objective.labels are there"),
+        (
+            {"objective__source": "dpo", "objective__cross_entropy": 0.0},
+            "is for distillation, and objective.source = 'dpo'",
+        ),
+    ):
+        with pytest.raises(ConfigError, match=re.escape(problem)):
+            online(taught, "wrong", **changes)
+    plain = student(taught, "plain", objective__source="", objective__labels="", objective__cross_entropy=0.0)
+    sizes = [predicted_bytes(one, 257, 256, 2) for one in (plain, pinned)]
+    weights = sum(
+        piece.size_bytes for piece in read_pieces(run, "step-0000000003", read_manifest(run, "step-0000000003"))
+    )
+    assert sizes[1] > sizes[0] + weights / 3, "a model more, without optimizer state"
+
+
+def test_another_teacher_does_not_teach_on(taught: Config) -> None:
+    teacher, url = teacher_of(online(taught, "x")), f"{taught.run.root}/teacher"
+    teacher.check_unchanged(Meta.model_construct(step=1, components=teacher.components))
+    other = {"teacher": dict.fromkeys(teacher.components["teacher"], "0" * 32)}
+    with pytest.raises(CheckpointError, match=re.escape(f"{url}/checkpoints/step-0000000003 was '000")):
+        teacher.check_unchanged(Meta.model_construct(step=1, components=other))
 
 
 def test_a_damaged_group_ends_training_by_name(taught: Config, tmp_path: Path) -> None:

@@ -110,3 +110,7 @@ def test_what_it_cannot_learn_from_is_told(paired: Config, tiny: Config) -> None
     with pytest.raises(ConfigError, match=r"learns from pairs of answers, and .* holds none"):
         check_objective(chats, plain)
     check_objective(paired, open_data(paired.data))
+    alone = {"objective.source": "orpo", "objective.labels": ""}
+    with pytest.raises(ConfigError, match=r"learns from pairs of answers, and .* holds none"):
+        check_objective(tiny.override(alone), plain)
+    check_objective(paired.override(alone), open_data(paired.override(alone).data))

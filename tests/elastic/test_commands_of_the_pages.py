@@ -31,12 +31,14 @@ NOT_RUN = {
 }
 """The beginning of a command -> what it would need, or who runs it."""
 RUN, NOT_RUN_COUNT = 53, 27
+RUN, NOT_RUN_COUNT = 55, 25
 """How many there are of each: whoever adds a command to a page sees here whether it is run."""
 REPLACED = {
     ".venv/bin/springtide": "springtide",
     "--recipe demo": "--config tiny.yaml",
     "runs/RUN": "runs/mine",
     "runs/TRUNK": "runs/mine",
+    "runs/TEACHER": "runs/mine",
     "runs/FIRST": "runs/mine",
     "step-0000000100": "step-0000000060",
     "--step 400": "--step 60",
@@ -89,6 +91,9 @@ def folder(tiny: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
         Path("tasks", name).write_text(page.split(f"```{kind}\n")[1].split("```")[0])
     Path("chats.jsonl").write_text(
         "".join(f'{{"prompt": "{n} + 1?", "completion": "{n + 1}."}}\n' for n in range(3000))
+    )
+    Path("pairs.jsonl").write_text(
+        "".join(f'{{"prompt": "{n}", "chosen": "{n + 1}", "rejected": "0"}}\n' for n in range(3000))
     )
     Path("folder").mkdir()
     for number in range(200):

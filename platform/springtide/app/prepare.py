@@ -28,7 +28,8 @@ def prepare(config: Config, progress: Progress | None = None) -> Config:
         progress: receives the name of a stage, the number of its jobs done, and the number of its jobs in all.
 
     Returns:
-        The config with ``shards.dataset`` filled in; unchanged if it names its datasets.
+        The config with ``shards.dataset``, or what ``stream.mixture`` leaves empty, filled in; unchanged if it names its
+        datasets.
 
     Raises:
         ConfigError: a setting cannot work, such as a folder that cannot be written.
@@ -38,7 +39,8 @@ def prepare(config: Config, progress: Progress | None = None) -> Config:
         >>> st.prepare(st.recipes.tiny()).shards.dataset
         '/.../datasets/...'
     """
-    if config.shards.dataset or config.stream.mixture:
+    mixture = config.stream.mixture
+    if config.shards.dataset or (mixture and "" not in mixture.values()):
         return config
     corpus, shards, progress = config.corpus, config.shards, progress or silent
     units = units_to_make(corpus, shards)
@@ -52,6 +54,8 @@ def prepare(config: Config, progress: Progress | None = None) -> Config:
             url = make_dataset(corpus, shards, progress, ray_map)
     if units:
         write_card(url)
+    if mixture:
+        return config.override({"stream.mixture": {name: known or url for name, known in mixture.items()}})
     return config.override({"shards.dataset": url})
 
 

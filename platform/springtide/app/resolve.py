@@ -23,7 +23,7 @@ from springtide.checkpoint.fresh_start import check_fresh_start
 from springtide.checkpoint.other_orders import newer_of_other_orders
 from springtide.config import Config
 from springtide.config.code import find_code
-from springtide.config.engine import L2SP
+from springtide.config.objective import L2SP
 from springtide.config.steps import StepsDone
 from springtide.dataset import Progress
 from springtide.errors import CheckpointError, ConfigError, explain
@@ -233,7 +233,7 @@ def fitted(config: Config, data: Data) -> tuple[Config, list[str]]:
 
 def absolute(config: Config) -> Config:
     """Return ``config`` with absolute paths: relative ones are relative to the driver's folder, on every node."""
-    mixture = {name: Folder(url).url for name, url in config.stream.mixture.items()}
+    mixture = {name: url and Folder(url).url for name, url in config.stream.mixture.items()}  # one may be prepared yet
     eval_datasets = {name: Folder(url).url for name, url in config.stream.eval_datasets.items()}
     changes: dict[str, Any] = {
         "shards.root": Folder(config.shards.root).url,

@@ -111,6 +111,8 @@ def _begin(found: ResolvedRun, lease: int) -> None:
         branch.keep(config.train.start_from, run.id)
     if found.take_up:
         write_take_up(run.folder, found.take_up)
+    if config.objective.teacher:
+        branch.keep(config.objective.teacher, run.id, "objective.teacher")
     run.write_config(config)
 
 

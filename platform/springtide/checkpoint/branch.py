@@ -21,10 +21,10 @@ FIELD = "train.start_from"
 _COMPONENT, _TOKENS, _LOSS_SCALE = "stages_before", "tokens", "loss_scale"
 
 
-def resolve(url: str, known: str) -> str:
+def resolve(url: str, known: str, field: str = FIELD) -> str:
     """Return the URL of the checkpoint that ``url`` means: itself, or the newest of the run that it names. ``known``,
-    the checkpoint that this run began with, is returned instead if it is of that run. Raises ConfigError if there is
-    none."""
+    the checkpoint that this run began with, is returned instead if it is of that run. ``field`` names it. Raises ConfigError if
+    there is none."""
     run, name = split(url)
     if not name and known and split(known)[0] == run:
         return known
@@ -32,18 +32,18 @@ def resolve(url: str, known: str) -> str:
     name = name or (names or [""])[-1]
     if name not in names:
         there = ", ".join(names[-3:]) or "none"
-        raise ConfigError(explain(FIELD, url, f"names no checkpoint that counts; {run.url} has {there}", "name one"))
+        raise ConfigError(explain(field, url, f"names no checkpoint that counts; {run.url} has {there}", "name one"))
     return f"{run.url}/checkpoints/{name}"
 
 
-def keep(url: str, run_id: str) -> None:
-    """Have the other run keep the checkpoint ``url``, with which the run ``run_id`` begins. Raises ConfigError if that run has
-    removed it meanwhile."""
+def keep(url: str, run_id: str, field: str = FIELD) -> None:
+    """Have the other run keep the checkpoint ``url``, which the run ``run_id`` names in ``field``. Raises ConfigError if that
+    run has removed it meanwhile."""
     run, name = split(url)
     hold(run, name, run_id)
     if name not in committed(run):  # it looks for such notes once more after it has taken a mark away
         gone = "names a checkpoint that its run has removed since"
-        raise ConfigError(explain(FIELD, url, gone, "name a newer one"))
+        raise ConfigError(explain(field, url, gone, "name a newer one"))
 
 
 def first_step(config: TrainConfig) -> StepsDone:

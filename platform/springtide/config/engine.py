@@ -271,55 +271,6 @@ class ParameterGroup(Section):
     """Whether they keep their values: they have no gradients and no state in the optimizer [flag]."""
 
 
-OBJECTIVES = ("distill", "dpo")
-"""Values of objective.source that are built in."""
-L2SP = "l2sp"
-"""Value of ``objective.anchor``."""
-
-
-class ObjectiveConfig(Section):
-    """What is minimised."""
-
-    source: str = ""
-    """``distill``, from labels of a teacher; ``dpo``, from pairs of answers and labels of a reference; or your own
-    function, ``package.module:function``, see ``springtide.objective``; empty is the cross-entropy of next tokens [name]."""
-    labels: str = free(default="")
-    """What a model says about each row of shards.dataset, for the objective, as ``springtide data label`` writes it [url]."""
-    cross_entropy: float = Field(0.0, ge=0, lt=1)
-    """Share of the cross-entropy of next tokens in distill; the rest is the divergence from the teacher [ratio]."""
-    beta: float = Field(0.1, gt=0)
-    """What a departure from the reference costs in dpo [1]."""
-    anchor: str = ""
-    """What keeps the weights near those that the run starts from, so that it forgets less: ``l2sp`` pulls them all alike; the
-    URL of a Fisher, see ``springtide model fisher``, by how much each one matters (EWC); empty nothing [url]."""
-    anchor_weight: float = Field(1.0, gt=0)
-    """Weight of the squared distance to them in the loss per token; of a Fisher, 1 counts the text that it was computed on as
-    much as the new one [1]."""
-
-    @property
-    def code(self) -> str:
-        """The user's function; empty if the objective is built in."""
-        return "" if self.source in OBJECTIVES else self.source
-
-    @model_validator(mode="after")
-    def _check(self) -> ObjectiveConfig:
-        if self.labels and not self.source:
-            problem = "are read by an objective, and objective.source is the cross-entropy of next tokens"
-            raise ValueError(
-                explain("objective.labels", self.labels, problem, "name one, such as distill, or no labels")
-            )
-        if self.source in OBJECTIVES and not self.labels:
-            problem = "learns from labels, and objective.labels names none"
-            raise ValueError(
-                explain("objective.source", self.source, problem, "write them with `springtide data label`")
-            )
-        if self.cross_entropy and self.source != "distill":
-            raise ValueError(
-                explain("objective.cross_entropy", self.cross_entropy, "is for objective.source = distill", "use 0")
-            )
-        return self
-
-
 class OptimConfig(Section):
     """The optimizer, its schedule in tokens, and clipping."""
 

@@ -16,10 +16,12 @@ from springtide.config.data import CorpusConfig, ShardsConfig, StreamConfig
 from springtide.config.engine import OptimConfig
 from springtide.config.quantities import Tokens
 from springtide.config.schema import Config, RunConfig, TrainConfig
+from springtide.errors import ConfigError, explain
 
 _MADE_HERE = ("bpe", "bytes")
 """Tokenizers that are written into the dataset."""
 _TOKENIZER = "tokenizer.json"
+_ROWS = ("packing", "mask_across_documents", "rows_per_group", "groups_per_shard", "heldout_fraction")
 
 
 def sft(run: Config, start_from: str) -> Config:
@@ -66,6 +68,8 @@ def lora(run: Config, start_from: str) -> Config:
 
 def grow(run: Config, start_from: str) -> Config:
     """Return settings that train new blocks between those of a model, which stay as they are (Wu et al., "LLaMA Pro", 2024).
+def dpo(run: Config, start_from: str) -> Config:
+    """Return settings that train a model to prefer the chosen answers of pairs, with the model itself as the reference.
 
     Args:
         run: settings of the model's run, as ``import_model`` or training wrote them.
@@ -98,6 +102,72 @@ def new_blocks_of(layers: int, count: int) -> tuple[int, ...]:
 
 
 FINE_TUNING: dict[str, Callable[[Config, str], Config]] = {"sft": sft, "lora": lora, "grow": grow}
+        As ``sft``, with direct preference optimization at a learning rate of 1e-6 (Rafailov et al., 2023, appendix B).
+        ``objective.labels``, what the reference says of the dataset, are yours to name too; with ``objective.source`` orpo
+        none are needed.
+
+    Examples:
+        >>> found = st.recipes.dpo(st.open_run("runs/mine").config, "runs/mine")
+        >>> found.objective.source, found.optim.peak_lr
+        ('dpo', 1e-06)
+    """
+    return _tuned(run, start_from, peak_lr=1e-6).override({"objective.source": "dpo"})
+
+
+def distill(run: Config, start_from: str) -> Config:
+    """Return settings that train a model, the student, on what a teacher says comes next.
+
+    Args:
+        run: settings of the student's run, as ``import_model`` or training wrote them.
+        start_from: that run's folder, or one of its checkpoints.
+
+    Returns:
+        The run's model, tokenizer, layout, rows and workers, with a third of its learning rate. The text is yours to name
+        (``corpus.source`` or ``shards.dataset``), and the teacher: ``objective.teacher``, or its ``objective.labels``.
+
+    Examples:
+        >>> found = st.recipes.distill(st.open_run("runs/mine").config, "runs/mine")
+        >>> found.objective.source, found.train.start_with, found.shards.packing
+        ('distill', 'weights', 'concat')
+    """
+    return _trained_on(run, start_from).override({"objective.source": "distill"})
+
+
+def continued(run: Config, start_from: str) -> Config:
+    """Return settings that train a model on with new text, a quarter of each batch being replay of the text that it knows; on
+    the command line, ``continue``.
+
+    Args:
+        run: settings of the model's run, which names its dataset.
+        start_from: that run's folder, or one of its checkpoints.
+
+    Returns:
+        The run's model, tokenizer, layout, rows and workers. A third of its learning rate is reached anew, and falls to a tenth
+        of that (Ibrahim et al., "Simple and scalable strategies to continually pre-train large language models", 2024).
+        ``corpus.source``, the new text, is yours to name; it is prepared as ``new`` beside ``old``.
+
+    Examples:
+        >>> found = st.recipes.continued(st.open_run("runs/mine").config, "runs/mine")
+        >>> sorted(found.stream.mixture), found.stream.weights[0].shares, found.train.start_with
+        (['new', 'old'], {'new': 3.0, 'old': 1.0}, 'weights')
+    """
+    known = {f"old-{name}": url for name, url in run.stream.mixture.items()} or {"old": run.shards.dataset}
+    if "" in known.values():
+        problem = "has no dataset to replay: its run was imported, or prepares its text yet"
+        remedy = "name datasets and weights yourself: docs/how-to/continue.md"
+        raise ConfigError(explain("train.start_from", start_from, problem, remedy))
+    shares = {"new": 3.0, **dict.fromkeys(known, 1.0 / len(known))}
+    mixture = {"new": "", **known}
+    return _trained_on(run, start_from).override({"stream.mixture": mixture, "stream.weights": [{"shares": shares}]})
+
+
+FINE_TUNING: dict[str, Callable[[Config, str], Config]] = {
+    "sft": sft,
+    "lora": lora,
+    "dpo": dpo,
+    "distill": distill,
+    "continue": continued,
+}
 """Name -> recipe that takes the settings of the run that it goes on from."""
 
 
@@ -123,6 +193,18 @@ def _tuned(run: Config, start_from: str, peak_lr: float) -> Config:
         elastic=run.elastic,
         track=run.track,
     )
+
+
+def _trained_on(run: Config, start_from: str) -> Config:
+    """Return the settings that training on with texts shares: rows as those of ``run``, and a rate that rises again."""
+    tuned = _tuned(run, start_from, peak_lr=run.optim.peak_lr / 3)
+    same = {f"shards.{name}": getattr(run.shards, name) for name in _ROWS}
+    optim = {
+        "optim.warmup": run.optim.warmup,
+        "optim.weight_decay": run.optim.weight_decay,
+        "optim.final_lr_ratio": 0.1,
+    }
+    return tuned.override({**same, **optim})
 
 
 def _corpus(run: Config) -> CorpusConfig:

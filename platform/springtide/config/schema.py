@@ -17,6 +17,8 @@ from springtide.config.code import CODE_FIELDS
 from springtide.config.data import CorpusConfig, DataConfig, FeedConfig, ShardsConfig, StreamConfig
 from springtide.config.engine import ModelConfig, ObjectiveConfig, OptimConfig, ParallelConfig
 from springtide.config.only_when import OnlyWhenText
+from springtide.config.engine import ModelConfig, OptimConfig, ParallelConfig
+from springtide.config.objective import ObjectiveConfig
 from springtide.config.quantities import Bytes, Seconds, Tokens
 from springtide.config.section import Section, free
 from springtide.config.steps import StepsDone

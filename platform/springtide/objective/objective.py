@@ -1,14 +1,15 @@
 """The objective that a config names: what is minimised in place of the cross-entropy of next tokens.
 
-``objective.source`` names one that is built in (``distill``, ``dpo``), or a user's function, ``package.module:function``. It is
-called for each micro-batch as ``function(outputs, rows, labels)``, or, if the config names labels, with a fourth argument,
-``columns``:
+``objective.source`` names one that is built in (``distill``, ``dpo``, ``orpo``), or a user's function,
+``package.module:function``. It is called for each micro-batch as ``function(outputs, rows, labels)``, or, if the config names
+labels, with a fourth argument, ``columns``:
 
     outputs   what the model returns for the rows: logits (B, L, V) in the type that it computes in
     rows      the ids that it was given, int64 (B, L)
     labels    the ids that follow them, int64 (B, L); -100 where nothing is predicted
     columns   what a model has said about the rows (``objective.labels``): ``logprobs``, fp16 (B, L, k), and ``ids``, int64
-              (B, L, k), of its most likely next ids; or ``logprobs`` alone, fp32 (B, L), of the ids that do follow
+              (B, L, k), of its most likely next ids; or ``logprobs`` alone, fp32 (B, L), of the ids that do follow. Of a
+              model that computes them in the step (``objective.teacher``) the first two, ``logprobs`` in fp32
 
 It returns ``(sum, weight, parts)``. A step minimises the sum of all ``sum`` over the sum of all ``weight``, over all
 micro-batches and ranks. ``parts`` maps names to scalars, such as terms of the sum; each is summed and divided likewise, and
@@ -29,10 +30,10 @@ import torch
 from torch import Tensor
 
 from springtide.config.code import find_code
-from springtide.config.engine import OBJECTIVES, ObjectiveConfig
+from springtide.config.objective import OBJECTIVES, ObjectiveConfig
 from springtide.errors import ConfigError, SpringtideError, TrainingFailed, explain
 from springtide.objective.distill import distillation
-from springtide.objective.preference import dpo
+from springtide.objective.preference import dpo, orpo
 from springtide.shards import LabelLayout
 
 Columns = Mapping[str, Tensor]
@@ -57,16 +58,18 @@ class Objective:
         settings: ObjectiveConfig | None = None,
         eos_id: int | None = None,
         bos_id: int | None = None,
+        teacher: Callable[[Tensor], Columns] | None = None,
     ) -> None:
         """``layout``: of the labels, if there are any; ``settings``: for what is built in; ``eos_id``, ``bos_id``: as for the
-        model. Raises ConfigError if ``source`` cannot be found, does not return what it should, or does not go with the
-        labels."""
+        model; ``teacher``: computes columns of ``layout`` from ids (B, L), in place of labels. Raises ConfigError if ``source``
+        cannot be found, does not return what it should, or does not go with the labels."""
         self.source, self._is_built_in = source, source in OBJECTIVES
         self._function: Callable[..., Any] = (
             _built_in(settings or ObjectiveConfig(), source, eos_id, bos_id)
             if self._is_built_in
             else find_code(_FIELD, source)
         )
+        self._teacher = teacher
         self._takes_columns = _takes_columns(source, self._function, layout)
         ids_BL = torch.zeros(_ROWS, _LENGTH, dtype=torch.int64, device=device)
         outputs_BLV = torch.zeros(_ROWS, _LENGTH, vocab_size, device=device, requires_grad=True)
@@ -99,6 +102,7 @@ class Objective:
         if not len(rows_BL):
             # a rank without rows runs the model all the same
             return outputs_BLV.sum() * 0.0, torch.zeros(self.size, dtype=torch.float64, device=outputs_BLV.device)
+        columns = self._teacher(rows_BL) if self._teacher else columns
         total, weight, parts = self._call(outputs_BLV, rows_BL, labels_BL, columns)
         if parts.keys() != set(self.names):
             raise TrainingFailed(f"{self.source} returned the parts {sorted(parts)}, before: {list(self.names)}")
@@ -166,7 +170,8 @@ def _built_in(settings: ObjectiveConfig, source: str, eos_id: int | None, bos_id
     if eos_id is None:
         problem = "learns from pairs of answers, and documents of a row are not masked from each other here"
         raise ConfigError(explain(_FIELD, source, problem, "prepare a dataset of pairs"))
-    return dpo(settings.beta, eos_id, eos_id if bos_id is None else bos_id)
+    of_pairs = orpo if source == "orpo" else dpo
+    return of_pairs(settings.beta, eos_id, eos_id if bos_id is None else bos_id)
 
 
 def _takes_columns(source: str, function: Callable[..., Any], layout: LabelLayout | None) -> bool:
@@ -176,6 +181,7 @@ def _takes_columns(source: str, function: Callable[..., Any], layout: LabelLayou
     if wanted and (layout is None or layout.what != wanted):
         holds = "names none" if layout is None else f"holds {layout.what}"
         remedy = f"write labels with `springtide data label --what {wanted}`"
+        remedy += ", or name an objective.teacher" * (source == "distill")
         raise ConfigError(explain(_FIELD, source, f"learns from {wanted}, and {field} {holds}", remedy))
     try:
         names = list(inspect.signature(function).parameters.values())

@@ -23,6 +23,10 @@ Found = tuple[Tensor, Tensor, dict[str, Tensor]]
 Columns = Mapping[str, Tensor]
 
 
+_NO_MORE = -(2.0**-24)
+"""Largest log-probability whose odds are computed: those of a certain answer, or of one without tokens, are infinite."""
+
+
 class Pairs(NamedTuple):
     """Sums over the predicted tokens of each answer."""
 
@@ -30,8 +34,15 @@ class Pairs(NamedTuple):
     """(B, P)."""
     rejected: Tensor
     """(B, P)."""
-    exist: Tensor
-    """Whether both answers have a token that is predicted, bool (B, P)."""
+    chosen_tokens: Tensor
+    """Number of these tokens, (B, P)."""
+    rejected_tokens: Tensor
+    """(B, P)."""
+
+    @property
+    def exist(self) -> Tensor:
+        """Whether both answers have a token that is predicted, bool (B, P)."""
+        return (self.chosen_tokens > 0) & (self.rejected_tokens > 0)
 
 
 def dpo(beta: float, eos_id: int, bos_id: int) -> Callable[[Tensor, Tensor, Tensor, Columns], Found]:
@@ -45,16 +56,50 @@ def dpo(beta: float, eos_id: int, bos_id: int) -> Callable[[Tensor, Tensor, Tens
         pairs = by_pair(gain_BL, rows_BL, labels_BL, eos_id, bos_id)
         chosen_BP, rejected_BP = beta * pairs.chosen, beta * pairs.rejected
         margin_BP = chosen_BP - rejected_BP
-        nats_BP = -F.logsigmoid(margin_BP)
-
-        def total(values_BP: Tensor) -> Tensor:
-            return values_BP.masked_fill(~pairs.exist, 0.0).sum()
-
         parts = {"accuracy": (margin_BP > 0).float(), "margin": margin_BP}
         parts |= {"chosen": chosen_BP, "rejected": rejected_BP}
-        return total(nats_BP), pairs.exist.sum(), {name: total(one.detach()) for name, one in parts.items()}
+        return _summed(-F.logsigmoid(margin_BP), parts, pairs.exist)
 
     return of_pairs
+
+
+def orpo(beta: float, eos_id: int, bos_id: int) -> Callable[[Tensor, Tensor, Tensor], Found]:
+    """Return the objective of odds ratio preference optimization (Hong et al., 2024, equations 3 to 7), summed over pairs: the
+    mean cross-entropy of the chosen answer's tokens, plus ``beta``, the paper's lambda, times that of the odds of both
+    answers. The probability of an answer is the geometric mean of those of its tokens; there is no reference."""
+
+    def of_pairs(outputs_BLV: Tensor, rows_BL: Tensor, labels_BL: Tensor) -> Found:
+        pairs = by_pair(token_log_probabilities(outputs_BLV, labels_BL), rows_BL, labels_BL, eos_id, bos_id)
+        chosen_BP = pairs.chosen / pairs.chosen_tokens.clamp_min(1.0)
+        rejected_BP = pairs.rejected / pairs.rejected_tokens.clamp_min(1.0)
+        ratio_BP = log_odds(chosen_BP) - log_odds(rejected_BP)
+        odds_BP = -F.logsigmoid(ratio_BP)
+        parts = {"accuracy": (ratio_BP > 0).float(), "log_odds_ratio": ratio_BP}
+        parts |= {"cross_entropy": -chosen_BP, "odds": odds_BP}
+        return _summed(beta * odds_BP - chosen_BP, parts, pairs.exist)
+
+    return of_pairs
+
+
+def log_odds(log_probabilities: Tensor) -> Tensor:
+    """Return log(p / (1 - p)) of probabilities that are given as logarithms.
+
+    Examples:
+        >>> import torch
+        >>> [f"{one:.4f}" for one in log_odds(torch.tensor([0.5, 0.8]).log()).tolist()]
+        ['0.0000', '1.3863']
+    """
+    log_probabilities = log_probabilities.clamp_max(_NO_MORE)
+    return log_probabilities - torch.log(-torch.expm1(log_probabilities))
+
+
+def _summed(nats_BP: Tensor, parts: Mapping[str, Tensor], exist_BP: Tensor) -> Found:
+    """Return the sums over pairs, and their number."""
+
+    def total(values_BP: Tensor) -> Tensor:
+        return values_BP.masked_fill(~exist_BP, 0.0).sum()
+
+    return total(nats_BP), exist_BP.sum(), {name: total(one.detach()) for name, one in parts.items()}
 
 
 def token_log_probabilities(outputs_BLV: Tensor, labels_BL: Tensor) -> Tensor:
@@ -81,4 +126,4 @@ def by_pair(values_BL: Tensor, rows_BL: Tensor, labels_BL: Tensor, eos_id: int, 
     counts_BL = labels_BL != IGNORE_INDEX
     sums_BD = values_BL.new_zeros(B, L + L % 2).scatter_add(1, document_BL, values_BL.masked_fill(~counts_BL, 0.0))
     tokens_BD = torch.zeros_like(sums_BD).scatter_add(1, document_BL, counts_BL.to(sums_BD.dtype))
-    return Pairs(sums_BD[:, 0::2], sums_BD[:, 1::2], (tokens_BD[:, 0::2] > 0) & (tokens_BD[:, 1::2] > 0))
+    return Pairs(sums_BD[:, 0::2], sums_BD[:, 1::2], tokens_BD[:, 0::2], tokens_BD[:, 1::2])

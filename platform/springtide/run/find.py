@@ -32,6 +32,10 @@ def find_run(config: Config, resume: bool | Literal["auto"], accept_changes: boo
     if config.train.start_from:
         known = run.config.train.start_from if exists else ""
         config = config.override({"train.start_from": branch.resolve(config.train.start_from, known)})
+    if config.objective.teacher:
+        known = run.config.objective.teacher if exists else ""
+        teacher = branch.resolve(config.objective.teacher, known, "objective.teacher")
+        config = config.override({"objective.teacher": teacher})
     if exists:
         _check_resume(run, config, bool(resume), accept_changes)
         # steps that the run has skipped stay skipped

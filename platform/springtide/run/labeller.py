@@ -18,7 +18,7 @@ from springtide.run.exchange import import_model
 from springtide.run.folder import Run
 from springtide.shards import TOKENIZER, Manifest
 from springtide.store import Folder, digest
-from springtide.training.label import LabelModel
+from springtide.training.label import LabelModel, check_reads
 
 FIELD = "by"
 
@@ -75,17 +75,7 @@ def open_labeller(by: str, manifest: Manifest, trust_code: bool = False) -> Labe
         found, tokenizer = _of_transformers(run)
     else:
         found, tokenizer = _of_run(run, name, by, trust_code)
-    if tokenizer not in ("", manifest.tokenizer_digest):
-        problem = f"has the tokenizer {tokenizer}, the dataset has {manifest.tokenizer_digest}: their ids differ"
-        remedy = "prepare the text with corpus.tokenizer = the model's tokenizer.json"
-        raise ConfigError(explain(FIELD, by, problem, remedy))
-    if found.model.vocab_size and found.model.vocab_size < manifest.vocab_size:
-        problem = f"has {found.model.vocab_size} ids, the dataset {manifest.vocab_size}: another vocabulary"
-        raise ConfigError(explain(FIELD, by, problem, "name a model of the dataset's vocabulary"))
-    if found.model.max_sequence_length < manifest.sequence_length:
-        problem = f"reads at most {found.model.max_sequence_length} tokens, a row has {manifest.sequence_length}"
-        remedy = "name a model of a longer context, or prepare shorter rows (shards.sequence_length)"
-        raise ConfigError(explain(FIELD, by, problem, remedy))
+    check_reads(FIELD, by, found.model, tokenizer, manifest)
     return found
 
 

@@ -32,6 +32,7 @@ from springtide.training import Placement, TrainLoop
 from springtide.training.forgetting import with_old_sets
 from springtide.training.leave_request import LEFT, LeaveRequest
 from springtide.training.start_check import check_objective, check_start, check_tensors
+from springtide.training.teacher import FIELD as TEACHER
 
 
 def main() -> None:
@@ -64,6 +65,9 @@ def main() -> None:
     if config.train.start_from:
         known = before.train.start_from if before else ""
         config = config.override({"train.start_from": branch.resolve(config.train.start_from, known)})
+    if config.objective.teacher:
+        known = before.objective.teacher if before else ""
+        config = config.override({TEACHER: branch.resolve(config.objective.teacher, known, TEACHER)})
     if before:
         configs.check_same_run(before, config, options.accept_changes)
     device = "cuda" if torch.cuda.is_available() and config.elastic.gpus_per_worker else "cpu"
@@ -98,6 +102,8 @@ def train(
     run = TrainLoop(config, here, data, folder, placement=Placement(owner, heartbeat=watch.heartbeat))
     if config.train.start_from:
         on_first(lambda: check_begin(run))
+    if config.objective.teacher:
+        on_first(lambda: branch.keep(config.objective.teacher, config.run.id, TEACHER))
     claim = functools.partial(leases.claim, folder, owner, trains=False, sources=config.sources)
     term = on_first(lambda: claim().term)  # first: whoever is refused writes nothing
     if from_scratch:

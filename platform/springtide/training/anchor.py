@@ -28,7 +28,7 @@ from springtide.checkpoint.format import FISHER, Manifest, Meta, checkpoints, co
 from springtide.checkpoint.load import Mismatch, by_tensor, check_names, read_into, read_pieces
 from springtide.checkpoint.tensors import local, plain_name
 from springtide.config import Config
-from springtide.config.engine import L2SP, ObjectiveConfig
+from springtide.config.objective import L2SP, ObjectiveConfig
 from springtide.dist import gathered, rank_here
 from springtide.errors import CheckpointError, ConfigError, SpringtideError, explain, redacted
 from springtide.store import Folder, digest
@@ -73,13 +73,7 @@ class Anchor:
 
     def check_unchanged(self, meta: Meta) -> None:
         """Raise CheckpointError if the state of ``meta`` was trained with other bytes of w0 or F."""
-        known = meta.components.get(_COMPONENT)
-        for url, found in self._digests.items():
-            if isinstance(known, dict) and known.get(url, found) != found:
-                raise CheckpointError(
-                    f"{url} was {known[url]!r:.40} until step {meta.step} and is {found} now: {_FIELD} would pull elsewhere. "
-                    "Bring it back"
-                )
+        check_digests(meta, _COMPONENT, self._digests, f"{_FIELD} would pull elsewhere")
 
     @property
     def components(self) -> dict[str, Any]:
@@ -124,15 +118,25 @@ class Anchor:
         run, name = split(url)
         manifest = _manifest(run, name, START, url)
         _read(run, name, manifest, self._origins, START, url)
-        self._digests = {redacted(url): _digest(run, name, manifest)}
+        self._digests = {redacted(url): digest_of(run, name, manifest)}
         if not self._fishers:
             return
         there, newest, fisher = fisher_of(config)
         _read(there, newest, fisher, self._fishers, _FIELD, config.objective.anchor)
-        self._digests[redacted(config.objective.anchor)] = _digest(there, newest, fisher)
+        self._digests[redacted(config.objective.anchor)] = digest_of(there, newest, fisher)
         for name, tensor in self._fishers.items():
             if bad := what_is_bad(local(tensor)):
                 raise ConfigError(explain(_FIELD, config.objective.anchor, f"holds {bad} for {name}", _AGAIN))
+
+
+def check_digests(meta: Meta, component: str, digests: Mapping[str, str], problem: str) -> None:
+    """Raise CheckpointError if the state of ``meta`` was trained beside other checkpoints than those of ``digests`` (URL ->
+    ``digest_of``), which are read at every start; its ``component`` knows them."""
+    known = meta.components.get(component)
+    for url, found in digests.items():
+        if isinstance(known, dict) and known.get(url, found) != found:
+            was = f"{known[url]!r:.40} until step {meta.step}"
+            raise CheckpointError(f"{url} was {was} and is {found} now: {problem}. Bring it back")
 
 
 def trained(model: nn.Module) -> dict[str, nn.Parameter]:
@@ -187,7 +191,7 @@ def fisher_of(config: Config) -> tuple[Folder, str, Manifest]:
     if FISHER not in manifest.meta.labels:
         raise ConfigError(explain(_FIELD, url, "is a checkpoint, and no Fisher of one", f"use l2sp, or {_AGAIN}"))
     origin, step = split(start)
-    if manifest.meta.labels[FISHER] != _digest(origin, step, _manifest(origin, step, START, start)):
+    if manifest.meta.labels[FISHER] != digest_of(origin, step, _manifest(origin, step, START, start)):
         of = manifest.meta.labels.get(f"{FISHER}_of", "another one")
         raise ConfigError(explain(_FIELD, url, f"is of {of}, and the run starts from {start}", _AGAIN))
     return run, name, manifest
@@ -196,14 +200,15 @@ def fisher_of(config: Config) -> tuple[Folder, str, Manifest]:
 def labels_of_fisher(run: Folder, name: str) -> dict[str, str]:
     """Return the labels of a Fisher of checkpoint ``name``."""
     url = redacted(f"{run.url}/checkpoints/{name}")
-    return {FISHER: _digest(run, name, read_manifest(run, name)), f"{FISHER}_of": url}
+    return {FISHER: digest_of(run, name, read_manifest(run, name)), f"{FISHER}_of": url}
 
 
 def _sum(tensor: Tensor) -> Tensor:
     return tensor.sum(dtype=torch.float64)
 
 
-def _digest(run: Folder, name: str, manifest: Manifest) -> str:
+def digest_of(run: Folder, name: str, manifest: Manifest) -> str:
+    """Return the digest of a checkpoint's manifest, and so of all that is in it."""
     return digest.of_bytes((checkpoints(run) / name).read(manifest.name))
 
 

@@ -16,9 +16,10 @@ from torch import Tensor, nn
 
 from springtide.checkpoint.load import load
 from springtide.config.engine import ModelConfig, ParallelConfig
+from springtide.errors import ConfigError, explain
 from springtide.model import whole
 from springtide.parallel import in_precision
-from springtide.shards import LabelLayout, SplitReader, ids_of, label_file, load_manifest
+from springtide.shards import LabelLayout, Manifest, SplitReader, ids_of, label_file, load_manifest
 from springtide.store import Folder, digest
 
 _LOGITS_AT_ONCE = {"cpu": 2**22, "cuda": 2**28}
@@ -108,12 +109,44 @@ def columns_of(model: nn.Module, tokens: np.ndarray, layout: LabelLayout, vocab_
     log_BLV: Tensor = model(rows_BL[:, :-1]).float().log_softmax(-1)
     if layout.what == "logprob":
         return {"logprobs": log_BLV.gather(-1, rows_BL[:, 1:, None])[..., 0].cpu().numpy()}
-    best = log_BLV[..., :vocab_size].topk(layout.k, dim=-1)
+    logprobs_BLK, ids_BLK = most_likely(log_BLV, layout.k, vocab_size)
     least = torch.finfo(torch.float16).min  # a probability of zero
     return {
-        "logprobs": best.values.clamp_min(least).half().cpu().numpy(),
-        "ids": best.indices.cpu().numpy().astype(layout.id_type),
+        "logprobs": logprobs_BLK.clamp_min(least).half().cpu().numpy(),
+        "ids": ids_BLK.cpu().numpy().astype(layout.id_type),
     }
+
+
+def most_likely(log_BLV: Tensor, k: int, vocab_size: int) -> tuple[Tensor, Tensor]:
+    """Return the log-probabilities of the ``k`` most likely ids below ``vocab_size``, and these ids, int64, (B, L, k) each; all
+    ids in their order if that is all.
+
+    Examples:
+        >>> logprobs, ids = most_likely(torch.tensor([[[0.1, 0.6, 0.3]]]).log(), 2, 3)
+        >>> ids.tolist(), [f"{one:.1f}" for one in logprobs.exp().flatten()]
+        ([[[1, 2]]], ['0.6', '0.3'])
+    """
+    log_BLV = log_BLV[..., :vocab_size]
+    if k == vocab_size:
+        return log_BLV, torch.arange(k, device=log_BLV.device).expand(log_BLV.shape)  # a view: the ids take no memory
+    best = log_BLV.topk(k, dim=-1)
+    return best.values, best.indices
+
+
+def check_reads(field: str, by: str, model: ModelConfig, tokenizer: str, manifest: Manifest) -> None:
+    """Check that the model ``by``, which ``field`` names, can read the rows of a dataset. ``tokenizer``: digest of its own;
+    empty if it is not known. Raises ConfigError."""
+    if tokenizer not in ("", manifest.tokenizer_digest):
+        problem = f"has the tokenizer {tokenizer}, the dataset has {manifest.tokenizer_digest}: their ids differ"
+        remedy = "prepare the text with corpus.tokenizer = the model's tokenizer.json"
+        raise ConfigError(explain(field, by, problem, remedy))
+    if model.vocab_size and model.vocab_size < manifest.vocab_size:
+        problem = f"has {model.vocab_size} ids, the dataset {manifest.vocab_size}: another vocabulary"
+        raise ConfigError(explain(field, by, problem, "name a model of the dataset's vocabulary"))
+    if model.max_sequence_length < manifest.sequence_length:
+        problem = f"reads at most {model.max_sequence_length} tokens, a row has {manifest.sequence_length}"
+        remedy = "name a model of a longer context, or prepare shorter rows (shards.sequence_length)"
+        raise ConfigError(explain(field, by, problem, remedy))
 
 
 def _parts(model: nn.Module, shape: tuple[int, ...]) -> Iterator[slice]:

@@ -33,6 +33,8 @@ from springtide.events import Evaluated, Event, Left, Rejected, RolledBack, Star
 from springtide.faults import reach
 from springtide.model import as_held, make
 from springtide.objective import Columns, Objective
+from springtide.model import make
+from springtide.objective import Columns
 from springtide.parallel import parallelize
 from springtide.store import Folder
 from springtide.stream import Batch, Data, RankReader, check, digest
@@ -60,6 +62,7 @@ from springtide.training.state import ModelFigures, TrainState
 from springtide.training.step import StepResult, StepSignals, compute, train_step
 from springtide.training.step_guard import StepGuard
 from springtide.training.step_metrics import StepMetrics
+from springtide.training.teacher import objective_of
 from springtide.training.weight_average import averaged_weights, newest_share, set_newest_share
 from springtide.training.weights import initialize_adapter
 
@@ -119,14 +122,12 @@ class TrainLoop:
         optimizer = optimizer_of(
             model, config.optim, fused=not (config.parallel.exact and self.world.device.type == "cpu")
         )
-        objective, labels = None, self.data.labels
-        if config.objective.source:
-            given = labels.layout if labels else None, config.objective, self.data.eos_id, self.data.bos_id
-            objective = Objective(config.objective.source, self.data.vocab_size, self.world.device, *given)
+        objective, teacher = objective_of(config, self.data, self.world.device)
         names = config.train.metrics
         metrics = StepMetrics(names, model, self.world) if names else None
         anchor = Anchor(model, config.objective) if config.objective.anchor else None
-        self.state = TrainState(model, optimizer, StepGuard(config), fingerprint(config), objective, metrics, anchor)
+        beside = objective, metrics, anchor, teacher
+        self.state = TrainState(model, optimizer, StepGuard(config), fingerprint(config), *beside)
         nodes = self.placement.nodes
         node = nodes[self.world.rank] if nodes else ""
         self.lease = GroupLease(self.folder, self.placement.owner, node, config.sources)
@@ -359,6 +360,8 @@ class TrainLoop:
         begin, identity, state, found = time.perf_counter(), self.data.order.identity_at, self.state, None
         if state.anchor:
             state.anchor.load(self.config)
+        if state.teacher:
+            state.teacher.load()
         if self.snapshot_store and from_memory and on_first(lambda: leases.has_trained(self.folder, self.lease.term)):
             found = restore_from_snapshots(self.folder, self.snapshot_store, state.model, state.optimizer, identity)
         if found is None:

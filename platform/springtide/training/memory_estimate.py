@@ -36,6 +36,7 @@ from springtide.training.anchor import Anchor
 from springtide.training.optim import local_gradients, optimizer_of, square_norm
 from springtide.training.parameter_groups import blocks_freeze_alike, freeze
 from springtide.training.step import accumulate
+from springtide.training.teacher import Teacher
 from springtide.training.weight_average import set_newest_share
 
 _STAND_IN = f"{next_token.__module__}:{next_token.__name__}"
@@ -57,7 +58,7 @@ def predicted_bytes(config: Config, vocab_size: int, eos_id: int | None, world_s
             raise
         # shapes in a user's function depend on values: in place of it, one that takes about as much
         changes = {"optim.source": "", "objective.source": _STAND_IN if config.objective.source else ""}
-        changes |= {"objective.labels": ""}
+        changes |= {"objective.labels": "", "objective.teacher": ""}
         return _predicted(config.override(changes), vocab_size, eos_id, world_size)
 
 
@@ -88,8 +89,6 @@ def _peak(config: Config, vocab_size: int, eos_id: int | None, world_size: int) 
     size = min(config.train.rows_at_once, rows)
     settings, objective = config.objective, None
     labels = load_labels(Folder(settings.labels)).layout if settings.labels else None
-    if settings.source:
-        objective = Objective(settings.source, vocab_size, torch.device("cpu"), labels, settings, eos_id)
     with _no_peers(world_size):
         # before the fake tensors: the mesh needs real ones
         here = world("cpu", 0, config.parallel.shards)
@@ -103,6 +102,11 @@ def _peak(config: Config, vocab_size: int, eos_id: int | None, world_size: int) 
             optimizer = optimizer_of(model, config.optim)
             materialize(optimizer)
             anchor = Anchor(model, config.objective) if config.objective.anchor else None
+            if settings.source:
+                teacher = Teacher(config, vocab_size, eos_id, None, torch.device("cpu")) if settings.teacher else None
+                columns_of = teacher.layout if teacher else labels
+                given = vocab_size, torch.device("cpu"), columns_of, settings, eos_id, None, teacher
+                objective = Objective(settings.source, *given)
             rows_NL = torch.zeros(min(rows, 2 * size), config.shards.sequence_length + 1, dtype=torch.int64)
             parts = [slice(begin, begin + size) for begin in range(0, len(rows_NL), size)]
             columns = zeros(labels, len(rows_NL), torch.device("cpu"))

@@ -14,6 +14,7 @@ from springtide.checkpoint.new_blocks import new_outputs, with_new_blocks
 from springtide.checkpoint.other_orders import of_another_order
 from springtide.checkpoint.tensors import materialize, named_tensors
 from springtide.config import Config
+from springtide.config.objective import OBJECTIVES, OF_PAIRS
 from springtide.errors import CheckpointError, ConfigError, explain
 from springtide.model import as_held, make
 from springtide.objective import Objective
@@ -21,6 +22,7 @@ from springtide.stream import Data
 from springtide.training.anchor import check_fisher, check_settings
 from springtide.training.optim import optimizer_of
 from springtide.training.parameter_groups import freeze
+from springtide.training.teacher import check_teacher
 
 
 def check_start(config: Config, identity: Identity, tokenizer_digest: str) -> Config:
@@ -93,15 +95,18 @@ def _check_new_blocks(config: Config) -> None:
 
 
 def check_objective(config: Config, data: Data) -> None:
-    """Raise ConfigError if the objective does not go with its labels, or learns from pairs that the dataset does not hold."""
+    """Raise ConfigError if the objective does not go with its labels or its teacher, or learns from pairs that the dataset does
+    not hold."""
     one, manifest = config.objective, data.corpora[0].whole
-    if one.source == "dpo" and not manifest.holds_pairs:
+    if one.teacher:
+        check_teacher(config, manifest)
+    if one.source in OF_PAIRS and not manifest.holds_pairs:
         problem = f"learns from pairs of answers, and {data.corpora[0].url} holds none"
         remedy = "prepare records of prompt, chosen and rejected, with corpus.chat_template"
         raise ConfigError(explain("objective.source", one.source, problem, remedy))
-    if data.labels is not None:
-        ids = data.eos_id, data.bos_id
-        Objective(one.source, data.vocab_size, torch.device("cpu"), data.labels.layout, one, *ids)
+    if (data.labels is not None or one.source in OBJECTIVES) and not one.teacher:
+        given = data.labels.layout if data.labels else None, one, data.eos_id, data.bos_id
+        Objective(one.source, data.vocab_size, torch.device("cpu"), *given)
 
 
 def check_tensors(config: Config, data: Data) -> None:

@@ -28,6 +28,7 @@ from springtide.training.source_figures import SourceFigures
 from springtide.training.step import StepResult
 from springtide.training.step_guard import StepGuard
 from springtide.training.step_metrics import StepMetrics
+from springtide.training.teacher import Teacher
 from springtide.training.weights import initialize
 
 
@@ -70,6 +71,8 @@ class TrainState:
     """What is told with each step on request."""
     anchor: Anchor | None = None
     """What keeps the weights near those that the run starts from."""
+    teacher: Teacher | None = None
+    """What computes labels in each step."""
     step: StepsDone = dataclasses.field(default=StepsDone(0))
     """Steps done: all of the data state."""
     tokens: int = 0
@@ -99,8 +102,8 @@ class TrainState:
     def resume(self, found: Restored) -> None:
         """Continue where ``found`` was saved; its tensors are in the model and the optimizer already."""
         meta = found.meta
-        if self.anchor:
-            self.anchor.check_unchanged(meta)
+        for one in self._read_at_start:
+            one.check_unchanged(meta)
         self.step, self.tokens, self.chain, self.skipped_updates = (
             meta.step,
             meta.tokens,
@@ -113,6 +116,11 @@ class TrainState:
         if "heldout_loss" in meta.metrics:
             self.heldout_losses[meta.step] = meta.metrics["heldout_loss"]
         self.guard.load(meta.components)
+
+    @property
+    def _read_at_start(self) -> list[Anchor | Teacher]:
+        """What comes from checkpoints of other runs, whose digests every checkpoint has."""
+        return [one for one in (self.anchor, self.teacher) if one is not None]
 
     def advance(self, step: OrderStep, result: StepResult) -> None:
         """Count a step: ``step`` of the order is trained."""
@@ -130,7 +138,8 @@ class TrainState:
         if self.step in self.heldout_losses:
             metrics["heldout_loss"] = self.heldout_losses[self.step]
         others = branch.components_of(self.tokens_before) | self.first_losses.components
-        others |= self.anchor.components if self.anchor else {}
+        for one in self._read_at_start:
+            others |= one.components
         meta = Meta(
             step=self.step,
             tokens=self.tokens,

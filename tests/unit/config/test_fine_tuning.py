@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 
 from springtide import config as configs
+from springtide.app.prepare import prepare
+from springtide.app.resolve import absolute
 from springtide.cli.main import main
 from springtide.cli.options import add_config, config_of
 from springtide.config import Config
@@ -65,6 +67,33 @@ def test_what_is_given_wins(model: Run) -> None:
     given = ("--model.adapter-rank", "4", "--corpus.tokenizer", "t.json")
     found = parsed("--recipe", "lora", "--train.start-from", model.folder.url, *given)
     assert (found.model.adapter_rank, found.corpus.tokenizer) == (4, "t.json")
+
+
+def test_texts_are_packed_as_the_runs_and_the_old_ones_are_replayed(model: Run) -> None:
+    """Two generations: what a continued run has learned is replayed by the next one."""
+    before = model.config
+    for name in ("distill", "continue"):
+        found = parsed("--recipe", name, "--train.start-from", model.folder.url)
+        assert (found.shards.packing, found.shards.rows_per_group) == ("concat", before.shards.rows_per_group)
+        assert found.optim.peak_lr == pytest.approx(before.optim.peak_lr / 3)
+        assert found.optim.warmup == before.optim.warmup
+    assert found.stream.mixture == {"new": "", "old": "s3://bucket/data"}
+    model.write_config(found.override({"stream.mixture": {**found.stream.mixture, "new": "s3://bucket/new"}}))
+    again = parsed("--recipe", "continue", "--train.start-from", model.folder.url)
+    assert again.stream.mixture == {"new": "", "old-new": "s3://bucket/new", "old-old": "s3://bucket/data"}
+    assert again.stream.weights[0].shares == {"new": 3, "old-new": 0.5, "old-old": 0.5}
+    model.write_config(before.override({"shards.dataset": ""}))
+    with pytest.raises(ConfigError, match="has no dataset to replay"):
+        parsed("--recipe", "continue", "--train.start-from", model.folder.url)
+
+
+def test_the_new_text_is_prepared_beside_the_old_one(tiny: Config) -> None:
+    mixed = {"shards.dataset": "", "stream.mixture": {"new": "", "old": "s3://bucket/data"}}
+    found = prepare(tiny.override(mixed))
+    assert found.stream.mixture == {"new": tiny.shards.dataset, "old": "s3://bucket/data"}
+    assert found.shards.dataset == ""
+    assert prepare(found) == found
+    assert absolute(tiny.override(mixed)).stream.mixture["new"] == ""
 
 
 def test_an_adapter_that_is_there_is_trained_on(model: Run) -> None:

@@ -11,7 +11,7 @@ from ranks import run_here
 
 from springtide.checkpoint.tensors import plain_name
 from springtide.config import Config
-from springtide.config.engine import ObjectiveConfig
+from springtide.config.objective import ObjectiveConfig
 from springtide.dist import World
 from springtide.errors import ConfigError
 from springtide.model import build

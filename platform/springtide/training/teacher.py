@@ -1,0 +1,134 @@
+"""A teacher that computes in the step what stored labels would hold (``objective.teacher``): a second model, whole on each
+rank.
+
+    ids of a micro-batch -> the teacher, without gradient -> its most likely next ids -> the objective, as columns of labels
+
+What it says of a row depends on nothing but the row, and micro-batches are those of the student: with exact sums a run has the
+same bits at any world size. Its weights are read from its run at each start, and are in no checkpoint of this one.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from springtide import config as configs
+from springtide.checkpoint.branch import resolve, split
+from springtide.checkpoint.format import FISHER, Manifest, Meta, read_manifest
+from springtide.checkpoint.load import load
+from springtide.config import Config
+from springtide.dist import gathered, rank_here
+from springtide.errors import CheckpointError, ConfigError, SpringtideError, explain, redacted
+from springtide.model import Decoder, make
+from springtide.objective import Columns, Objective
+from springtide.parallel import in_precision
+from springtide.shards import LabelLayout, id_type
+from springtide.shards import Manifest as Dataset
+from springtide.stream import Data
+from springtide.training.anchor import check_digests, digest_of
+from springtide.training.label import check_reads, most_likely
+
+FIELD = "objective.teacher"
+_COMPONENT = "teacher"
+
+
+class Teacher:
+    """The model that a config names as teacher. Its weights are not read before ``load``."""
+
+    def __init__(
+        self, config: Config, vocab_size: int, eos_id: int | None, bos_id: int | None, device: torch.device
+    ) -> None:
+        """``vocab_size``, ``eos_id``, ``bos_id``: of the data. Raises ConfigError if there is no such checkpoint."""
+        self._url, self._manifest, saved = _read(config.objective.teacher)
+        self._vocab_size, self._digest = vocab_size, ""
+        k = min(config.objective.teacher_k, vocab_size) or vocab_size
+        self.layout = LabelLayout("topk", k, id_type(vocab_size), config.shards.sequence_length)
+        """The columns that it computes."""
+        model = make(saved.model, vocab_size, eos_id, bos_id)
+        if isinstance(model, Decoder):
+            model.place(device)
+        else:
+            model.to(device)
+        self._model: nn.Module = in_precision(model.eval().requires_grad_(False), saved.parallel)
+
+    def load(self) -> None:
+        """Read its weights, unless that was done; all ranks call it together.
+
+        Raises:
+            ConfigError: the checkpoint has vanished or is damaged.
+            OSError: the store cannot be reached.
+        """
+        if self._digest:
+            return
+        fatal: Exception | None = None
+        try:
+            load(*split(self._url), self._model, manifest=self._manifest)
+        except CheckpointError as error:
+            what = f"is read at every start, and cannot be: {error}"
+            fatal = ConfigError(explain(FIELD, self._url, what, "bring it back; each checkpoint of this run needs it"))
+        except (SpringtideError, OSError) as error:
+            fatal = error
+        except Exception as error:  # no memory, a bug: the others wait below
+            fatal = RuntimeError(f"rank {rank_here()} cannot read the teacher: {type(error).__name__}: {error}")
+        for found in gathered(fatal):
+            if found is not None:
+                raise found
+        self._digest = digest_of(*split(self._url), self._manifest)
+
+    def check_unchanged(self, meta: Meta) -> None:
+        """Raise CheckpointError if the state of ``meta`` was trained with another teacher."""
+        check_digests(meta, _COMPONENT, self._digests, f"{FIELD} would teach something else")
+
+    @property
+    def components(self) -> dict[str, Any]:
+        """``Meta.components`` of a checkpoint."""
+        return {_COMPONENT: self._digests}
+
+    @torch.no_grad()
+    def __call__(self, rows_BL: Tensor) -> Columns:
+        """Return what it says about rows of ids, int64 (B, L): ``logprobs``, fp32 (B, L, k), and ``ids``, int64 (B, L, k)."""
+        log_BLV = self._model(rows_BL).float().log_softmax(-1)
+        logprobs_BLK, ids_BLK = most_likely(log_BLV, self.layout.k, self._vocab_size)
+        return {"logprobs": logprobs_BLK, "ids": ids_BLK}
+
+    @property
+    def _digests(self) -> dict[str, str]:
+        return {redacted(self._url): self._digest}
+
+
+def objective_of(config: Config, data: Data, device: torch.device) -> tuple[Objective | None, Teacher | None]:
+    """Return what a run of ``config`` minimises, None for the cross-entropy of next tokens, and the teacher in it, if any."""
+    one, ids = config.objective, (data.eos_id, data.bos_id)
+    if not one.source:
+        return None, None
+    teacher = Teacher(config, data.vocab_size, *ids, device) if one.teacher else None
+    layout = teacher.layout if teacher else data.labels.layout if data.labels else None
+    return Objective(one.source, data.vocab_size, device, layout, one, *ids, teacher), teacher
+
+
+def check_teacher(config: Config, dataset: Dataset) -> None:
+    """Check, before a run of ``config`` begins, that its teacher can read the rows of ``dataset``. Raises ConfigError."""
+    url, manifest, saved = _read(config.objective.teacher)
+    if saved.model.source and saved.model.source != config.model.source:
+        problem = f"is a model of {saved.model.source!r}, and only code that this run's settings name is run"
+        remedy = "write its labels with `springtide data label --trust-code`, and name them in objective.labels"
+        raise ConfigError(explain(FIELD, url, problem, remedy))
+    check_reads(FIELD, url, saved.model, manifest.meta.tokenizer_digest, dataset)
+
+
+def _read(url: str) -> tuple[str, Manifest, Config]:
+    """Return the URL of the checkpoint that ``url`` means, its manifest, and the config that it was saved with. Raises
+    ConfigError."""
+    url = resolve(url, "", FIELD)
+    try:
+        manifest = read_manifest(*split(url))
+    except CheckpointError as error:
+        raise ConfigError(explain(FIELD, url, f"cannot be used: {error}", "name another checkpoint")) from None
+    if FISHER in manifest.meta.labels:
+        raise ConfigError(explain(FIELD, url, "holds a Fisher and no weights", "name the run that it is of"))
+    if not manifest.config:
+        problem = "was saved by a training loop of your own, without the settings of its model"
+        raise ConfigError(explain(FIELD, url, problem, "name a run of springtide train, or an imported model"))
+    return url, manifest, configs.build(manifest.config)
