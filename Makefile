@@ -4,7 +4,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 DEMO_ROOT ?= runs
 
-.PHONY: demo test flaky soak lint bench commands drills sweeps gpu gpu-wheels clean
+.PHONY: demo test long flaky soak lint bench commands drills sweeps gpu gpu-wheels clean
 
 demo: .venv/.ready
 	$(BIN)/springtide train --recipe demo --run.root $(DEMO_ROOT) --demo
@@ -12,6 +12,10 @@ demo: .venv/.ready
 test: .venv/.ready lint
 	$(BIN)/python -m pytest -n 2 tests/architecture tests/unit tests/distributed tests/benchmarks
 	$(BIN)/python -m pytest tests/elastic
+
+# what `make test` leaves out of its first half: more sizes, layouts, recipes and optimizers of the same tests, 15 minutes
+long: .venv/.ready
+	$(BIN)/python -m pytest -n 2 --full -m full tests/unit tests/distributed tests/benchmarks
 
 # the tests of real processes, ten times on busy cores: hours; a second call goes on where the first was
 flaky: .venv/.ready

@@ -65,7 +65,13 @@ def expected(config: Config) -> list[float]:
 
 @pytest.mark.parametrize(
     ("world_size", "strategy", "shard_workers"),
-    [(2, "ddp", 0), (3, "zero1", 0), (3, "zero2", 0), (2, "zero3", 0), (4, "zero3", 2)],
+    [
+        (2, "ddp", 0),
+        (3, "zero1", 0),
+        (3, "zero2", 0),
+        pytest.param(2, "zero3", 0, marks=pytest.mark.full),
+        (4, "zero3", 2),
+    ],
 )
 def test_every_layout_has_the_losses_of_one_worker(
     config: Config, expected: list[float], ranks: Ranks, world_size: int, strategy: str, shard_workers: int
@@ -77,7 +83,13 @@ def test_every_layout_has_the_losses_of_one_worker(
 
 
 @pytest.mark.parametrize(
-    ("precision", "recompute"), [("fp32", "full"), ("fp32", "selective"), ("bf16", "selective"), ("fp16", "full")]
+    ("precision", "recompute"),
+    [
+        ("fp32", "full"),
+        pytest.param("fp32", "selective", marks=pytest.mark.full),
+        ("bf16", "selective"),
+        ("fp16", "full"),
+    ],
 )
 def test_types_stay_near_float32_and_computing_again_changes_nothing(
     config: Config, expected: list[float], ranks: Ranks, precision: str, recompute: str
@@ -140,7 +152,7 @@ def test_a_run_whose_gradients_stay_infinite_ends_and_says_why(config: Config, r
         ranks(2, train, config.override(changes))
 
 
-@pytest.mark.parametrize("how", ["skip", "warn"])
+@pytest.mark.parametrize("how", ["skip", pytest.param("warn", marks=pytest.mark.full)])
 def test_steps_of_noise_are_found_before_they_count(config: Config, ranks: Ranks, how: str) -> None:
     poisoned = {22, 23}
     clean = losses(ranks(2, train, config.override({"run.id": f"clean-{how}"}))[0])
@@ -157,7 +169,7 @@ def test_steps_of_noise_are_found_before_they_count(config: Config, ranks: Ranks
     assert how == "warn" or apart < 0.15  # two steps behind; led astray by noise it may be anywhere
 
 
-@pytest.mark.parametrize("before", [0, 1])
+@pytest.mark.parametrize("before", [pytest.param(0, marks=pytest.mark.full), 1])
 def test_a_run_goes_back_before_steps_of_noise_and_ends_as_if_they_had_never_been(
     config: Config, ranks: Ranks, before: int
 ) -> None:

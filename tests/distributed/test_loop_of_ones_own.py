@@ -30,7 +30,10 @@ def losses(example: Path, size: int, dataset: str, folder: Path, steps: int) -> 
     return {int(step): float(loss) for step, loss in re.findall(r"^step (\d+) loss (\S+)$", done.stdout, re.MULTILINE)}
 
 
-@pytest.mark.parametrize("example", EXAMPLES, ids=lambda example: example.stem)
+@pytest.mark.parametrize(
+    "example",
+    [pytest.param(one, marks=[pytest.mark.full] * (one.stem == "lightning_loop"), id=one.stem) for one in EXAMPLES],
+)
 def test_resumed_with_other_ranks_it_has_the_same_losses(example: Path, tiny: Config, tmp_path: Path) -> None:
     before = losses(example, 1, tiny.shards.dataset, tmp_path, steps=17)
     after = losses(example, 3, tiny.shards.dataset, tmp_path, steps=24)  # 10 rows a step: 4, 3 and 3

@@ -28,7 +28,7 @@ def laid_out(layers: int = 8, **changes: Any) -> Config:
     [
         ("ddp", "fp32", "none", "adamw"),
         ("zero1", "bf16", "full", "adamw"),
-        ("zero3", "bf16", "selective", "muon"),
+        pytest.param("zero3", "bf16", "selective", "muon", marks=pytest.mark.full),
     ],
 )
 def test_what_is_predicted_is_what_ranks_hold(

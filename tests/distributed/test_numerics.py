@@ -93,7 +93,9 @@ def uninterrupted(tiny: Config, ranks: Ranks, baseline: dict[str, dict[int, Step
     return baseline["steps"]
 
 
-@pytest.mark.parametrize(("world_size", "micro_batch"), [(2, 8), (3, 4), (4, 1), (5, 2)])
+@pytest.mark.parametrize(
+    ("world_size", "micro_batch"), [(2, 8), (3, 4), (4, 1), pytest.param(5, 2, marks=pytest.mark.full)]
+)
 def test_losses_are_equal_at_any_world_size(
     tiny: Config, ranks: Ranks, baseline: Any, world_size: int, micro_batch: int
 ) -> None:
@@ -196,7 +198,15 @@ def test_a_rank_that_holds_up_the_others_is_named_once_with_its_node(tiny: Confi
         assert straggler.share < 0.6
 
 
-@pytest.mark.parametrize("load_on", [1, 2, 3, 8])
+@pytest.mark.parametrize(
+    "load_on",
+    [
+        pytest.param(1, marks=pytest.mark.full),
+        pytest.param(2, marks=pytest.mark.full),
+        3,
+        pytest.param(8, marks=pytest.mark.full),
+    ],
+)
 def test_a_checkpoint_of_four_ranks_is_bit_equal_on_any_number(tiny: Config, ranks: Ranks, load_on: int) -> None:
     config = named(tiny, "reshard", train__total=12 * 64 * 3, optim__warmup=0, train__eval_tokens=0)
     ranks(4, train, config)
@@ -207,7 +217,9 @@ def test_a_checkpoint_of_four_ranks_is_bit_equal_on_any_number(tiny: Config, ran
             assert torch.equal(found[name], tensor), name
 
 
-@pytest.mark.parametrize("point", ["before staging", "one of two", "staging", "handed over"])
+@pytest.mark.parametrize(
+    "point", ["before staging", "one of two", "staging", pytest.param("handed over", marks=pytest.mark.full)]
+)
 def test_trainers_killed_at_any_point_of_a_save_go_on_from_a_good_checkpoint(
     tiny: Config, ranks: Ranks, point: str
 ) -> None:

@@ -38,7 +38,7 @@ def losses(events: list[Event]) -> dict[int, float]:
     return {event.step: event.loss for event in events if isinstance(event, StepDone)}
 
 
-@pytest.mark.parametrize("kind", ["muon", "lamb"])
+@pytest.mark.parametrize("kind", ["muon", pytest.param("lamb", marks=pytest.mark.full)])
 def test_averages_frozen_weights_and_every_optimizer_are_bit_equal_through_resizes(
     tiny: Config, ranks: Ranks, kind: str
 ) -> None:
@@ -96,7 +96,11 @@ def test_sharded_layouts_with_groups_learn_what_one_worker_does(tiny: Config, ra
         assert not any(name.endswith("/ema") for name in names)
 
 
-@pytest.mark.parametrize("changes", [{"optimizer": "adafactor"}, {"moments": "bf16"}, {"moments": "int8"}], ids=str)
+@pytest.mark.parametrize(
+    "changes",
+    [{"optimizer": "adafactor"}, pytest.param({"moments": "bf16"}, marks=pytest.mark.full), {"moments": "int8"}],
+    ids=str,
+)
 def test_small_states_saved_by_two_workers_go_on_with_three(
     tiny: Config, ranks: Ranks, changes: dict[str, str]
 ) -> None:

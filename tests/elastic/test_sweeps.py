@@ -113,7 +113,9 @@ def begun_and_killed(root: Path) -> None:
         process.communicate()
 
 
-@pytest.mark.parametrize("killed", [False, pytest.param(True, marks=pytest.mark.full)])
+@pytest.mark.parametrize(
+    "killed", [pytest.param(False, marks=pytest.mark.full), pytest.param(True, marks=pytest.mark.full)]
+)
 def test_the_worst_of_a_population_goes_on_from_the_state_of_the_best(
     ray_cluster: str, tmp_path: Path, killed: bool
 ) -> None:

@@ -1,4 +1,4 @@
-"""The control plane in simulated time (``tests/programs/simulation``): three hundred schedules of faults, each one integer."""
+"""The control plane in simulated time (``tests/programs/simulation``): a hundred schedules of faults, each one integer."""
 
 from __future__ import annotations
 
@@ -6,8 +6,6 @@ import os
 import subprocess
 import sys
 from pathlib import Path
-
-import pytest
 
 PROGRAMS = Path(__file__).parents[1] / "programs"
 
@@ -21,11 +19,10 @@ def simulate(*arguments: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-@pytest.mark.parametrize("first", [0, 150])
-def test_whatever_goes_wrong_a_run_comes_to_its_end_with_every_step_once(first: int) -> None:
-    done = simulate("--seeds", str(first), str(first + 150))
+def test_whatever_goes_wrong_a_run_comes_to_its_end_with_every_step_once() -> None:
+    done = simulate("--seeds", "0", "100")
     assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-2000:]
-    assert "150 seeds, 0 found something" in done.stdout
+    assert "100 seeds, 0 found something" in done.stdout
 
 
 def test_a_defect_that_is_planted_back_is_found() -> None:

@@ -162,8 +162,12 @@ def _try_load(
             if identity is not None and (mismatch := of_another_order(run, manifest.meta, identity)):
                 raise Mismatch(mismatch)
             new_adapter = may_begin_adapter and not has_adapter(manifest)
-            given = {"new_adapter": new_adapter, "convert": convert, "new_blocks": new_blocks}
-            load(run, name, model, optimizer, manifest, **given)
+            load(
+                *(run, name, model, optimizer, manifest),
+                new_adapter=new_adapter,
+                convert=convert,
+                new_blocks=new_blocks,
+            )
     except (Mismatch, OtherFormat, PermissionError) as error:
         fatal = CheckpointError(f"{name} of {run.url}: {error}")
     except CheckpointError as error:

@@ -304,11 +304,10 @@ class StreamConfig(Section):
     skip_samples: tuple[SkippedSamples, ...] = ahead(default=())
     """Rows to exclude; their batches get smaller [table]."""
     mixture: dict[str, str] = free(default={})
-    """Prepared datasets to mix, by name; empty trains on shards.dataset alone [urls]."""
-    follow: str = free(default="")
-    """Root of ``springtide data prepare --follow`` whose new datasets each start of the run takes up; empty for none [url]."""
     """Prepared datasets to mix, by name; one whose URL is empty is prepared from the corpus; empty trains on shards.dataset
     alone [urls]."""
+    follow: str = free(default="")
+    """Root of ``springtide data prepare --follow`` whose new datasets each start of the run takes up; empty for none [url]."""
     eval_datasets: dict[str, str] = free(default={})
     """Prepared datasets whose held-out text is evaluated on, too, and never trained on, by name [urls]."""
     weights: tuple[Weights, ...] = ahead(default=())

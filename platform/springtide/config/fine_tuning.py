@@ -68,8 +68,6 @@ def lora(run: Config, start_from: str) -> Config:
 
 def grow(run: Config, start_from: str) -> Config:
     """Return settings that train new blocks between those of a model, which stay as they are (Wu et al., "LLaMA Pro", 2024).
-def dpo(run: Config, start_from: str) -> Config:
-    """Return settings that train a model to prefer the chosen answers of pairs, with the model itself as the reference.
 
     Args:
         run: settings of the model's run, as ``import_model`` or training wrote them.
@@ -101,7 +99,14 @@ def new_blocks_of(layers: int, count: int) -> tuple[int, ...]:
     return tuple(-(-number * layers // count) + number - 1 for number in range(1, count + 1))
 
 
-FINE_TUNING: dict[str, Callable[[Config, str], Config]] = {"sft": sft, "lora": lora, "grow": grow}
+def dpo(run: Config, start_from: str) -> Config:
+    """Return settings that train a model to prefer the chosen answers of pairs, with the model itself as the reference.
+
+    Args:
+        run: settings of the model's run, as ``import_model`` or training wrote them.
+        start_from: that run's folder, or one of its checkpoints.
+
+    Returns:
         As ``sft``, with direct preference optimization at a learning rate of 1e-6 (Rafailov et al., 2023, appendix B).
         ``objective.labels``, what the reference says of the dataset, are yours to name too; with ``objective.source`` orpo
         none are needed.
@@ -164,6 +169,7 @@ def continued(run: Config, start_from: str) -> Config:
 FINE_TUNING: dict[str, Callable[[Config, str], Config]] = {
     "sft": sft,
     "lora": lora,
+    "grow": grow,
     "dpo": dpo,
     "distill": distill,
     "continue": continued,

@@ -15,10 +15,10 @@ from typing import Any, Literal
 from springtide.config.data import CorpusConfig, ShardsConfig, StreamConfig
 from springtide.config.engine import ModelConfig, OptimConfig, ParallelConfig
 from springtide.config.fine_tuning import FINE_TUNING as FINE_TUNING
-from springtide.config.fine_tuning import grow as grow
 from springtide.config.fine_tuning import continued as continued
 from springtide.config.fine_tuning import distill as distill
 from springtide.config.fine_tuning import dpo as dpo
+from springtide.config.fine_tuning import grow as grow
 from springtide.config.fine_tuning import lora as lora
 from springtide.config.fine_tuning import sft as sft
 from springtide.config.quantities import Tokens

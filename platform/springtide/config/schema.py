@@ -15,10 +15,9 @@ from pydantic import Field, model_validator
 from springtide.config.batch_schedule import Ramp
 from springtide.config.code import CODE_FIELDS
 from springtide.config.data import CorpusConfig, DataConfig, FeedConfig, ShardsConfig, StreamConfig
-from springtide.config.engine import ModelConfig, ObjectiveConfig, OptimConfig, ParallelConfig
-from springtide.config.only_when import OnlyWhenText
 from springtide.config.engine import ModelConfig, OptimConfig, ParallelConfig
 from springtide.config.objective import ObjectiveConfig
+from springtide.config.only_when import OnlyWhenText
 from springtide.config.quantities import Bytes, Seconds, Tokens
 from springtide.config.section import Section, free
 from springtide.config.steps import StepsDone
@@ -65,11 +64,9 @@ class TrainConfig(Section):
     """GPUs that this process reserves in Ray; with 0 it computes on the driver's node [gpus]."""
     sample_tokens: int = free(default=96, ge=0)
     """Length of the text generated after training; 0 generates none [tokens]."""
-
     only_when: OnlyWhenText = free(default="")
-    """When to train, by the machine of rank 0, such as ``hours 22-6, battery 30, temperature 80``: from one full hour to
-    another; with at least 30 % of charge, or plugged in; below 80 degrees Celsius. Else the run pauses between steps; empty
-    never pauses [name]."""
+    """When to train, by rank 0's machine: ``hours 22-6, battery 30, temperature 80`` means from 22 to 6 o'clock, at 30 % of
+    charge or plugged in, below 80 degrees Celsius; else the run pauses between steps. Empty never pauses [name]."""
 
     @property
     def rows_at_once(self) -> int:

@@ -32,8 +32,6 @@ from springtide.errors import TrainingFailed
 from springtide.events import Evaluated, Event, Left, Rejected, RolledBack, Started, StepDone, Stopped, Waited
 from springtide.faults import reach
 from springtide.model import as_held, make
-from springtide.objective import Columns, Objective
-from springtide.model import make
 from springtide.objective import Columns
 from springtide.parallel import parallelize
 from springtide.store import Folder

@@ -102,7 +102,13 @@ DEVICE_BYTES = 80 * 10**9
 """Of an A100 or H100."""
 
 
-@pytest.mark.parametrize("recipe", configs.recipes.RECIPES)
+EVERY_DAY = ("tiny", "demo", "gpu_125m", "gemma2_2b", "llama3_70b")
+
+
+@pytest.mark.parametrize(
+    "recipe",
+    [pytest.param(one, marks=[pytest.mark.full] * (one not in EVERY_DAY)) for one in configs.recipes.RECIPES],
+)
 def test_each_recipe_fits_the_devices_it_is_meant_for(recipe: str) -> None:
     vocab_size, workers = MEANT_FOR[recipe]
     assert recipe == "tiny" or configs.recipe(recipe).corpus.vocab_size == vocab_size

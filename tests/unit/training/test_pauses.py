@@ -61,7 +61,7 @@ def test_a_text_that_names_none_is_refused(text: str) -> None:
         (machine(battery=(3.0, True)), None),
         (machine(degrees=80.0), ("a sensor has 80 degrees, the limit is 80", "all sensors are below 75 degrees")),
     ],
-    ids=str,
+    ids=["all hold", "night", "day", "low", "plugged in", "hot"],
 )
 def test_each_condition_has_to_hold(now: Sensors, told: tuple[str, str] | None) -> None:
     assert why_not(only_when(ALL), now) == told
