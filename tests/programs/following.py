@@ -30,4 +30,4 @@ if __name__ == "__main__":
         if place == PLACE:
             os.kill(os.getpid(), signal.SIGKILL)
 
-    list(follow(config_of(Path(SOURCE), Path(ROOT)), once=True, at_least_bytes=1, wait=lambda _: None, reach=kill))
+    list(follow(config_of(Path(SOURCE), Path(ROOT)), once=True, at_least_bytes=1, wait=lambda _: None, listen=kill))

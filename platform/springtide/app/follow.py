@@ -19,7 +19,7 @@ def follow(
     once: bool = False,
     progress: Progress | None = None,
     wait: Callable[[float], None] = time.sleep,
-    reach: Callable[[str], None] = lambda place: None,
+    listen: Callable[[str], None] = lambda place: None,
 ) -> Iterator[IndexEntry]:
     """Make a sealed dataset of each batch of new files of ``corpus.source``, below ``shards.root``, and yield its entry in the
     index there.
@@ -31,7 +31,7 @@ def follow(
         once: end after two looks, and a batch if there is one; otherwise go on for ever.
         progress: as for ``prepare``.
         wait: sleeps between two looks.
-        reach: called at the places where a kill matters, by name.
+        listen: called at the places where a kill matters, by name.
 
     Raises:
         ConfigError: a setting cannot work.
@@ -42,11 +42,11 @@ def follow(
     last: dict[str, str] = {}
     looks = 0
     while True:
-        entry = seal(config.corpus, config.shards, {}, done, in_process, reach)  # what a killed call has left
+        entry = seal(config.corpus, config.shards, {}, done, in_process, listen)  # what a killed call has left
         now = new_files(config.corpus, read_index(root))
         files, last, looks = complete(last, now), now, looks + 1
         if entry is None and files and sum(int(look.partition(" ")[0]) for look in files.values()) >= at_least_bytes:
-            entry = seal(config.corpus, config.shards, files, done, in_process, reach)
+            entry = seal(config.corpus, config.shards, files, done, in_process, listen)
         if entry is not None:
             write_card(f"{root.url}/{entry.dataset}")
             yield entry

@@ -72,7 +72,7 @@ def seal(
     files: Mapping[str, str],
     progress: Progress,
     run: Map,
-    reach: Callable[[str], None] = lambda place: None,
+    listen: Callable[[str], None] = lambda place: None,
 ) -> IndexEntry | None:
     """End the plan that a killed call has left, or make a dataset of ``files`` and append it to the index below
     ``shards.root``; return its entry. None if there is nothing to do, or the files of the plan have changed meanwhile.
@@ -82,7 +82,7 @@ def seal(
         shards: where and how the datasets are written; all have the tokenizer of the first.
         files: as from ``complete``; not read if there is a plan.
         progress: as for ``make_dataset``, and so is ``run``.
-        reach: called at the places where a kill matters, by name.
+        listen: called at the places where a kill matters, by name.
     """
     root = Folder(shards.root)
     index, entries = root / INDEX, read_index(root)
@@ -95,16 +95,16 @@ def seal(
     if not files:
         return None
     index.write_json(_PLAN, dict(files))
-    reach("planned")
+    listen("planned")
     url = make_dataset(_like_the_first(corpus, root, entries), shards, progress, run, frozenset(files))
-    reach("made")
+    listen("made")
     if not _unchanged(files, new_files(corpus, entries)):
         Folder(url).remove()
         index.remove(_PLAN)
         _log.warning("%s: files changed while they were read; they are taken when they are complete", corpus.source)
         return None
     entry = append_entry(root, entries, Folder(url).name, load_manifest(Folder(url)).digest, dict(files))
-    reach("appended")
+    listen("appended")
     index.remove(_PLAN)
     return entry
 

@@ -229,7 +229,7 @@ def test_a_hostile_template_ends_soon_and_small(text: str) -> None:
 
 
 def test_a_name_that_is_no_template_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"is neither one of chatml, llama3, plain nor a file"):
+    with pytest.raises(ConfigError, match=r"is neither model nor one of chatml, llama3, plain nor a file"):
         read_template("chatmll")
     (tmp_path / "broken.jinja").write_text("fine\n\n{{ oh no }}")
     with pytest.raises(ConfigError, match=r"broken\.jinja': line 3: "):

@@ -213,7 +213,7 @@ def test_a_changed_template_makes_another_dataset(tmp_path: Path) -> None:
         ({"shards__packing": "concat"}, r"shards\.packing = 'concat': cuts chats where a row is full"),
         (
             {"corpus__chat_template": "chatmll"},
-            r"corpus\.chat_template = 'chatmll': is neither one of chatml, llama3, plain",
+            r"corpus\.chat_template = 'chatmll': is neither model nor one of chatml, llama3, plain",
         ),
         ({"corpus__fim": 0.5}, r"corpus\.fim = 0\.5: is for texts, and corpus\.chat_template = 'chatml' says"),
         ({"corpus__quality": ["c4"]}, r"corpus\.quality"),

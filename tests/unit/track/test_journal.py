@@ -45,6 +45,8 @@ def test_an_event_survives_its_record() -> None:
         "rolled_back",
         "miscomputed",
         "waited",
+        "paused",
+        "resumed",
         "straggling",
         "evaluated",
         "sampled",
