@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import signal
-import threading
 from collections.abc import Callable, Iterator, Mapping
-from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from springtide.checkpoint.format import step_of
@@ -101,28 +98,11 @@ def serve_until_stopped(path: str, how: Mapping[str, Any], say: Callable[[str], 
     Raises:
         ConfigError, SpringtideError: as ``server``.
     """
+    from springtide.on_ray.cluster.stop_signals import stop_signals
     from springtide.on_ray.serve.server import Serving, watch
 
     # in this order: Ray has handlers of its own, which come with the cluster
-    with contextlib.suppress(KeyboardInterrupt), server(path, Serving(**how), **more) as found, _stopping() as asked:
+    with contextlib.suppress(KeyboardInterrupt), server(path, Serving(**how), **more) as found, stop_signals() as asked:
         say(f"{found.url} (Ctrl-C ends it)")
         watch(found, say, lambda: asked.wait(_LOOK_S))
         say("ending; requests that have begun are answered")
-
-
-@contextlib.contextmanager
-def _stopping() -> Iterator[threading.Event]:
-    """Yield an event that the first SIGINT or SIGTERM sets; the second one raises KeyboardInterrupt."""
-    asked = threading.Event()
-
-    def handle(number: int, frame: FrameType | None) -> None:
-        if asked.is_set():
-            raise KeyboardInterrupt
-        asked.set()
-
-    before = {number: signal.signal(number, handle) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield asked
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import logging
 import math
-import signal
 import threading
-from collections.abc import Callable, Iterator
-from types import FrameType
+from collections.abc import Callable
 from typing import TypeVar
 
 import pyarrow.fs
@@ -27,6 +24,7 @@ from springtide.events import Event
 from springtide.faults import armed
 from springtide.on_ray.cluster.nodes import may_be_taken_away
 from springtide.on_ray.cluster.notices import PreemptionWatchers
+from springtide.on_ray.cluster.stop_signals import stop_signals
 from springtide.on_ray.train.async_eval import async_evaluations
 from springtide.on_ray.train.failure_policy import fatal
 from springtide.on_ray.train.mailbox import MailboxClient, Reply
@@ -81,7 +79,7 @@ def train(
 
     thread = threading.Thread(target=fit, name="springtide-fit", daemon=True)
     follows = snapshot_servers_follow(run, mailbox, OrphanedRun(for_workers(config), run.url, owner))
-    with follows, async_evaluations(config, run, listen) as on_event, _signals() as asked:
+    with follows, async_evaluations(config, run, listen) as on_event, stop_signals() as asked:
         thread.start()
         try:
             while thread.is_alive():
@@ -179,31 +177,6 @@ def _watches(config: Config, mailbox: MailboxClient) -> PreemptionWatchers | Non
         return None
     where = elastic.metadata_url, elastic.notice_file, elastic.leave_on_rebalance
     return PreemptionWatchers(elastic.notices, *where, mailbox.notice)
-
-
-@contextlib.contextmanager
-def _signals() -> Iterator[threading.Event]:
-    """Yield an event that the first SIGINT or SIGTERM sets; the second one raises KeyboardInterrupt. Does nothing outside the
-    main thread."""
-    asked = threading.Event()
-    if threading.current_thread() is not threading.main_thread():
-        yield asked
-        return
-    received = 0
-
-    def handle(number: int, frame: FrameType | None) -> None:
-        nonlocal received
-        received += 1
-        if received > 1:
-            raise KeyboardInterrupt
-        asked.set()
-
-    before = {number: signal.signal(number, handle) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield asked
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 def _explain(error: BaseException) -> BaseException:
