@@ -2,25 +2,22 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+import paired as pairs
 import pytest
 import torch
 import torch.nn.functional as F
 from labelled import plain_log_probabilities
 from loops import every_tensor, train
-from prepared import prepare, small
-from ranks import run_ranks
+from paired import STEPS
 
-from springtide.app.label import label
 from springtide.config import Config
 from springtide.errors import ConfigError
 from springtide.events import Event, StepDone
-from springtide.run.folder import Run
 from springtide.shards import SplitReader, is_predicted, load_manifest
 from springtide.store import Folder
 from springtide.stream import load, open_data
@@ -28,32 +25,11 @@ from springtide.training.start_check import check_objective
 
 pytestmark = pytest.mark.distributed
 Ranks = Callable[..., list[Any]]
-STEPS = 4
 
 
 @pytest.fixture(scope="module")
 def paired(tmp_path_factory: pytest.TempPathFactory) -> Config:
-    """A dataset of pairs, a run on its answers, ``reference``, and its log-probabilities in ``labels``."""
-    root = tmp_path_factory.mktemp("paired")
-    pairs = [{"prompt": f"Is {n} odd?", "chosen": "yes" * (n % 5 + 1), "rejected": f"no{n}"} for n in range(90)]
-    (root / "pairs.jsonl").write_text("".join(f"{json.dumps(record)}\n" for record in pairs))
-    packed = {"shards__packing": "best_fit", "shards__mask_across_documents": True, "shards__sequence_length": 300}
-    config = small(
-        root / "data", root / "pairs.jsonl", **packed, corpus__tokenizer="bytes", corpus__chat_template="chatml"
-    )
-    config = prepare(
-        config.override({"stream.max_epochs": 100, "run.root": str(root / "runs"), "track.mlflow_uri": "off"})
-    )
-    step = config.tokens_per_step
-    fixed = {"run.id": "reference", "train.total": 2 * step, "optim.warmup": 0, "train.eval_tokens": 0}
-    fixed |= {"parallel.reduction": "fp64", "stream.lanes": 6, "train.micro_batch": 2, "track.progress": False}
-    config = config.override(fixed)
-    run_ranks(1, train, config)
-    Run(Folder(config.run.root) / "reference").write_config(config)
-    label(config.shards.dataset, f"{config.run.root}/reference", "logprob", str(root / "labels"))
-    learns = {"objective.source": "dpo", "objective.labels": str(root / "labels"), "objective.beta": 0.5}
-    start = {"train.start_from": f"{config.run.root}/reference/checkpoints/step-0000000002"}
-    return config.override({**learns, **start, "train.start_with": "weights", "train.total": STEPS * step})
+    return pairs.paired(tmp_path_factory.mktemp("paired"))
 
 
 def told(events: list[Event]) -> dict[int, tuple[float, dict[str, float]]]:

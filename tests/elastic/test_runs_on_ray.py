@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 import pytest
 import ray
+from worker_kill import kill_a_worker
 
 import springtide as st
 from springtide import config as configs
@@ -296,8 +297,6 @@ def test_a_mixture_whose_weights_change_is_exact_through_resizes_and_a_kill(
 ) -> None:
     """2 -> 3 workers, a worker killed and its group started again, -> 1; weights change at 20 and 50, announced on the way.
     Until a group hears that it is to stop it trains on, so it is asked long before the next change."""
-    from ray.util.state import list_actors
-
     tables: list[dict[str, Any]] = [{"shares": {"code": 3, "poems": 1}}]
     corpora = {"code": tiny.shards.dataset, "poems": poems}
     starts: list[Started] = []
@@ -312,10 +311,7 @@ def test_a_mixture_whose_weights_change_is_exact_through_resizes_and_a_kill(
                 return
             if len(starts) == group_to_kill and event.step > starts[-1].step + 1 and "kill" not in done:
                 done.add("kill")
-                workers_alive = [("class_name", "=", "RayTrainWorker"), ("state", "=", "ALIVE")]
-                here = ray.get_runtime_context().gcs_address  # and no other cluster of this machine
-                alive = list_actors(here, filters=workers_alive, detail=True)
-                os.kill(alive[0].pid, signal.SIGKILL)
+                kill_a_worker()
             if len(starts) == group_to_stop and event.step >= stop_at and "stop" not in done:
                 done.add("stop")
                 os.kill(os.getpid(), signal.SIGINT)
