@@ -11,11 +11,11 @@ import torch
 from loops import every_tensor, train
 from paired import paired
 from ranks import run_ranks
-from worker_kill import kill_a_worker
 
 import springtide as st
 from springtide.config import Config
 from springtide.events import Event, Started, StepDone
+from springtide.on_ray.cluster.local import kill_worker
 
 pytestmark = pytest.mark.cluster
 STEPS = 24
@@ -44,7 +44,7 @@ def test_a_killed_and_resized_run_has_the_bits_of_the_undisturbed_one(
         if isinstance(event, Started):
             starts.append(event)
         elif isinstance(event, StepDone) and event.step == starts[-1].step + 2 and len(starts) < 3:
-            kill_a_worker() if len(starts) == 1 else os.kill(os.getpid(), signal.SIGINT)
+            kill_worker() if len(starts) == 1 else os.kill(os.getpid(), signal.SIGINT)
 
     for workers in (2, 3):
         size = {"elastic.min_workers": workers, "elastic.max_workers": workers}

@@ -18,7 +18,6 @@ from typing import Any
 import numpy as np
 import pytest
 import ray
-from worker_kill import kill_a_worker
 
 import springtide as st
 from springtide import config as configs
@@ -27,6 +26,7 @@ from springtide.config import Config
 from springtide.elastic import Interrupt
 from springtide.errors import CheckpointError, ConfigError, CorruptShard, RunExists, TrainingFailed
 from springtide.events import Decided, Evaluated, Event, Started, StepDone, Stopped
+from springtide.on_ray.cluster.local import kill_worker
 from springtide.on_ray.cluster.nodes import leftovers
 from springtide.on_ray.cluster.session import check_resources
 from springtide.on_ray.data import feed as feed_module
@@ -311,7 +311,7 @@ def test_a_mixture_whose_weights_change_is_exact_through_resizes_and_a_kill(
                 return
             if len(starts) == group_to_kill and event.step > starts[-1].step + 1 and "kill" not in done:
                 done.add("kill")
-                kill_a_worker()
+                kill_worker()
             if len(starts) == group_to_stop and event.step >= stop_at and "stop" not in done:
                 done.add("stop")
                 os.kill(os.getpid(), signal.SIGINT)

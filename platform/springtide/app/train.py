@@ -7,7 +7,7 @@ import functools
 import os
 import secrets
 from collections.abc import Callable, Iterator
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from springtide import config as configs
 from springtide.app.resolve import ResolvedRun, resolved
@@ -26,6 +26,9 @@ from springtide.store import Folder
 from springtide.track.console import Console
 from springtide.track.journal import Journal, stream_journal
 from springtide.track.mlflow_sink import OFF, MlflowSink, default_uri
+
+if TYPE_CHECKING:
+    from springtide.app.take_up import TakeUps
 
 
 def train(
@@ -84,10 +87,46 @@ def train(
             with Console(found.config.num_steps, found.config.track.progress) as console:
                 console.say(*found.remarks)
             return found.run
-        with _lease(found) as lease:  # a refused driver has written nothing
-            _begin(found, lease.term)
-            _train(found, lease, mlflow_uri(found.config, tracking_uri), listen, workers)
+        uri = mlflow_uri(found.config, tracking_uri)
+        if workers is not None or not found.config.stream.follow:
+            _claim_and_train(found, uri, listen, workers)
+            return found.run
+        from springtide.app.take_up import TakeUps  # Ray loads only when needed
+
+        given = config.override({"run.id": found.run.id})
+        with TakeUps() as take_ups:
+            while _claim_and_train(found, uri, listen, None, take_ups):
+                again = resolved(
+                    given,
+                    resume=True,
+                    accept_changes=accept_changes,
+                    from_scratch=False,
+                    progress=progress,
+                    dashboard=dashboard,
+                )
+                with again as found:
+                    pass  # the cluster stays connected: it is the outer block's
+                if found.finished:
+                    break
     return found.run
+
+
+def _claim_and_train(
+    found: ResolvedRun,
+    uri: str,
+    listen: Callable[[Event], None] | None,
+    workers: Any,
+    take_ups: TakeUps | None = None,
+) -> bool:
+    """Hold the run and train it to its end, or until it is stopped. Returns True if it was stopped for new datasets."""
+    with _lease(found) as lease:  # a refused driver has written nothing
+        _begin(found, lease.term)
+        if take_ups is None:
+            _train(found, lease, uri, listen, workers, reports=workers is None)
+            return False
+        with take_ups.looking(found.config, found.run) as asked:
+            signalled = _train(found, lease, uri, listen, take_ups.workers, reports=True)
+        return asked.is_set() and not signalled
 
 
 @contextlib.contextmanager
@@ -122,8 +161,10 @@ def _train(
     uri: str,
     listen: Callable[[Event], None] | None,
     workers: Any,
-) -> None:
-    """Train a claimed run to its end, with all listeners; the report is written even after an error."""
+    reports: bool,
+) -> bool:
+    """Train a claimed run to its end, with all listeners; if it ``reports``, the report is written even after an error. Returns
+    True if a signal stopped it."""
     from springtide.on_ray.cluster.session import dashboard_hint  # Ray and torch load only when needed
     from springtide.on_ray.train.trainer import train as train_on_ray
 
@@ -156,7 +197,7 @@ def _train(
                 journal.flush()
 
         try:
-            train_on_ray(config, run.folder, journal.term, {"run": run.id}, lease.owner, on_event, workers)
+            return train_on_ray(config, run.folder, journal.term, {"run": run.id}, lease.owner, on_event, workers)
         except BaseException as error:
             if not tell_all.finished:  # later errors do not change how the run ended
                 status = "stopped" if isinstance(error, KeyboardInterrupt) else "failed"
@@ -164,7 +205,7 @@ def _train(
                 on_event(Stopped(step=max(before, tell_all.last_step), status=status, reason=reason))
             raise
         finally:
-            if workers is None:
+            if reports:
                 _report(run, console.say)
 
 

@@ -19,7 +19,7 @@ from springtide.config.data import WHOLE
 from springtide.config.steps import OrderStep, StepsDone, step_after
 from springtide.errors import ConfigError, damaged, explain
 from springtide.run.folder import Run
-from springtide.shards import TRAIN, load_manifest, read_index
+from springtide.shards import TRAIN, has_more, load_manifest, read_index
 from springtide.store import Folder, to_json
 
 _FIELD, _RECORDS = "stream.follow", "followed"
@@ -54,12 +54,20 @@ _TAKE_UP: TypeAdapter[TakeUp] = TypeAdapter(TakeUp)
 def read_take_ups(run: Folder) -> list[TakeUp]:
     """Return the records of a run, in order. Raises DamagedFile for one that is damaged."""
     folder, found = run / _RECORDS, list[TakeUp]()
-    for name in folder.names():
+    for name in sorted(folder.names(), key=len):  # 10000.json is after 9999.json
         record = folder.read_as(name, _TAKE_UP)
         if (record.number, _file(record)) != (len(found), name):
             raise damaged(folder.where(name), f"is record {record.number}, and {len(found)} stand before it")
         found.append(record)
     return found
+
+
+def has_new(config: Config, run: Run) -> bool:
+    """Return whether the index has datasets that the run has not taken up: False without ``stream.follow``."""
+    if not config.stream.follow:
+        return False
+    known = sum(len(record.datasets) for record in read_take_ups(run.folder))
+    return has_more(Folder(config.stream.follow), known)
 
 
 def write_take_up(run: Folder, record: TakeUp) -> None:

@@ -37,7 +37,7 @@ class IndexEntry(BaseModel):
     @property
     def file(self) -> str:
         """Its name in the index."""
-        return f"{self.number:04d}.json"
+        return _file(self.number)
 
     @property
     def data(self) -> bytes:
@@ -48,6 +48,15 @@ class IndexEntry(BaseModel):
 _ENTRY: TypeAdapter[IndexEntry] = TypeAdapter(IndexEntry)
 
 
+def _file(number: int) -> str:
+    return f"{number:04d}.json"
+
+
+def has_more(root: Folder, known: int) -> bool:
+    """Return whether the index below ``root`` has more than ``known`` entries. Reads none: one request."""
+    return (root / INDEX).exists(_file(known))
+
+
 def read_index(root: Folder) -> list[IndexEntry]:
     """Return the entries of the index below ``root``, in order; none if there is no index.
 
@@ -56,7 +65,8 @@ def read_index(root: Folder) -> list[IndexEntry]:
         CorpusError: an entry is missing, or is not the one that the next one follows.
     """
     folder, found = root / INDEX, list[IndexEntry]()
-    for name in (one for one in folder.names() if one.endswith(".json") and one[:-5].isdecimal()):
+    entries = (one for one in folder.names() if one.endswith(".json") and one[:-5].isdecimal())
+    for name in sorted(entries, key=lambda one: int(one[:-5])):  # 10000.json is after 9999.json
         entry = folder.read_as(name, _ENTRY)
         before = digest.of_bytes(found[-1].data) if found else None
         if (entry.file, entry.number, entry.before) != (name, len(found), before):

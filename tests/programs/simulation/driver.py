@@ -216,9 +216,9 @@ class Simulated:
 
     def train(
         self, config: Config, run: Folder, term: int, labels: Any, owner: str, listen: Any, workers: Any = None
-    ) -> None:
+    ) -> bool:
         """In place of ``on_ray.train.trainer.train``."""
-        clock, me = self.clock, self.clock.current
+        clock, me, signalled = self.clock, self.clock.current, False
         assert me is not None
         mailbox = MailboxClient(clock, Mailbox("run", config.num_steps, float(config.elastic.hang)), "run")
         controller = Controller(self, config, owner, mailbox)
@@ -241,7 +241,7 @@ class Simulated:
                 self.show(event)
                 listen(event)
             if self.asked[me.host]:
-                self.asked[me.host] = False
+                self.asked[me.host], signalled = False, True
                 mailbox.ask(Interrupt.STOP)
         for event in mailbox.taken():
             listen(event)
@@ -251,6 +251,7 @@ class Simulated:
         if failure is not None and failure_policy.fatal(failure) is None:
             raise trainer._explain(failure) from failure
         self.cluster.end_servers()
+        return signalled
 
     def _end_servers(self, driver: int, orphaned: snapshot_saver.OrphanedRun) -> None:
         """The snapshot servers have had no driver for a while, if none has followed this one."""

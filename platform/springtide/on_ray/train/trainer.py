@@ -51,9 +51,10 @@ def train(
     owner: str,
     listen: Callable[[Event], None],
     workers: WorkerLender | None = None,
-) -> None:
+) -> bool:
     """Train ``config`` to its end on the cluster that this process is connected to. ``listen`` receives every event; ``owner``
-    has claimed the run. ``workers`` of an earlier run train this one, and are kept for the next.
+    has claimed the run. ``workers`` of an earlier run train this one, and are kept for the next. Returns True if a signal asked
+    it to stop.
 
     SIGINT and SIGTERM ask for a checkpoint and stop; a second one raises KeyboardInterrupt at once. A worker's
     SpringtideError is raised as itself, any other error as TrainingFailed with its rank and trace.
@@ -68,6 +69,7 @@ def train(
     mailbox = workers.open_mailbox(config)
     trainer = _trainer(run, term, TrainJob(for_workers(config), mailbox, labels, owner, armed()), workers)
     failure: list[BaseException] = []
+    signalled = False
 
     def fit() -> None:
         try:
@@ -86,6 +88,7 @@ def train(
                 _pass_on(mailbox, on_event)
                 if asked.is_set():
                     asked.clear()
+                    signalled = True
                     _answer(mailbox.ask(Interrupt.STOP))
         except BaseException:
             workers.processes.close()
@@ -98,6 +101,7 @@ def train(
             workers.end()
         if failure and not isinstance(fatal(failure[0]), StoppedWaiting):
             raise _explain(failure[0]) from failure[0]
+        return signalled
 
 
 def _pass_on(mailbox: MailboxClient, on_event: Callable[[Event], None], wait_s: float = _POLL_S) -> None:

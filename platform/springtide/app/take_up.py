@@ -1,0 +1,62 @@
+"""Take up new datasets while a run trains: it saves and stops at a step that its workers agree on, and goes on with them.
+
+index has an entry that the run has not -> ask for a stop -> saved at step N -> record from step N on -> the same workers
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import threading
+from collections.abc import Iterator
+
+from springtide.config import Config
+from springtide.elastic import Interrupt
+from springtide.errors import SpringtideError
+from springtide.on_ray.train.worker_lender import WorkerLender
+from springtide.run.folder import Run
+from springtide.run.take_up import has_new
+
+LOOK_S = 60.0
+"""Time between two looks at the index, one request each [s]. A take-up costs a restart, so it comes no more often than this."""
+_END_S = 5.0
+_log = logging.getLogger(__name__)
+
+
+class TakeUps:
+    """Stops a run whose index has new datasets, as often as there are some. Its workers train on after each stop."""
+
+    def __init__(self) -> None:
+        self.workers = WorkerLender()
+
+    def __enter__(self) -> TakeUps:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.workers.end()
+
+    @contextlib.contextmanager
+    def looking(self, config: Config, run: Run) -> Iterator[threading.Event]:
+        """Look at the index for the block, in a thread. Yields an event that is set when the run is asked to stop. Warns of an
+        index that cannot be read; the run trains on."""
+        asked, ended = threading.Event(), threading.Event()
+
+        def look() -> None:
+            warned = False
+            while not ended.wait(LOOK_S):
+                try:
+                    if has_new(config, run) and not ended.is_set():
+                        asked.set()
+                        self.workers.ask(Interrupt.STOP)  # again at the next look: the run may just be starting
+                except (OSError, SpringtideError) as error:
+                    if not warned:
+                        _log.warning("%s: no new datasets are taken up for now (%s)", config.stream.follow, error)
+                    warned = True
+
+        thread = threading.Thread(target=look, name="springtide-take-up", daemon=True)
+        thread.start()
+        try:
+            yield asked
+        finally:
+            ended.set()
+            thread.join(_END_S)  # a store that answers no one holds up no end
