@@ -50,6 +50,7 @@ def test_goodput_is_simulated_on_every_record_there_is(tmp_path: Path) -> None:
     assert all(0 < claim["value"] <= 1 for claim in found.values())
 
 
+@pytest.mark.full
 def test_throughput_says_who_is_left_out() -> None:
     found = claims("throughput")
     assert found.keys() >= {"vs_bare_loop", "vs_best"}

@@ -95,6 +95,7 @@ def test_the_trainer_killed_anywhere(tmp_path: Path) -> None:
     sweep(str(tmp_path), tmp_path / "told", "trainer", 8)
 
 
+@pytest.mark.full
 def test_the_writing_process_killed_anywhere_on_object_storage(s3: str, tmp_path: Path) -> None:
     sweep(f"{s3}/faults", tmp_path / "told", "writer", 8)
 

@@ -88,7 +88,7 @@ def test_every_layout_has_the_losses_of_one_worker(
         ("fp32", "full"),
         pytest.param("fp32", "selective", marks=pytest.mark.full),
         ("bf16", "selective"),
-        ("fp16", "full"),
+        pytest.param("fp16", "full", marks=pytest.mark.full),
     ],
 )
 def test_types_stay_near_float32_and_computing_again_changes_nothing(
@@ -206,6 +206,7 @@ def test_a_run_that_goes_back_again_and_again_ends(config: Config, ranks: Ranks)
         ranks(2, train_poisoned, config.override(changes), set(range(22, STEPS)))
 
 
+@pytest.mark.full
 def test_muon_is_the_same_at_any_world_size_in_any_layout(config: Config, ranks: Ranks) -> None:
     muon = laid_out(config, "muon").override({"optim.optimizer": "muon"})
     exact = laid_out(muon, "exact", reduction="fp64")

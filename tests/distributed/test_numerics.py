@@ -94,7 +94,8 @@ def uninterrupted(tiny: Config, ranks: Ranks, baseline: dict[str, dict[int, Step
 
 
 @pytest.mark.parametrize(
-    ("world_size", "micro_batch"), [(2, 8), (3, 4), (4, 1), pytest.param(5, 2, marks=pytest.mark.full)]
+    ("world_size", "micro_batch"),
+    [(2, 8), (3, 4), pytest.param(4, 1, marks=pytest.mark.full), pytest.param(5, 2, marks=pytest.mark.full)],
 )
 def test_losses_are_equal_at_any_world_size(
     tiny: Config, ranks: Ranks, baseline: Any, world_size: int, micro_batch: int

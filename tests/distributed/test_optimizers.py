@@ -98,7 +98,11 @@ def test_sharded_layouts_with_groups_learn_what_one_worker_does(tiny: Config, ra
 
 @pytest.mark.parametrize(
     "changes",
-    [{"optimizer": "adafactor"}, pytest.param({"moments": "bf16"}, marks=pytest.mark.full), {"moments": "int8"}],
+    [
+        pytest.param({"optimizer": "adafactor"}, marks=pytest.mark.full),
+        pytest.param({"moments": "bf16"}, marks=pytest.mark.full),
+        {"moments": "int8"},
+    ],
     ids=str,
 )
 def test_small_states_saved_by_two_workers_go_on_with_three(

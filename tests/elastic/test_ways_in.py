@@ -41,6 +41,22 @@ def test_the_quickstart_runs_from_top_to_bottom(
     assert run.verify().world_sizes == (1, 2)
 
 
+def test_a_model_comes_in_learns_to_answer_and_goes_out(
+    ray_cluster: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("transformers")
+    monkeypatch.setenv("RAY_ADDRESS", ray.get_runtime_context().gcs_address)
+    notebook = nbformat.read(REPOSITORY / "notebooks" / "fine_tuning.ipynb", as_version=4)
+    NotebookClient(notebook, timeout=300, resources={"metadata": {"path": str(tmp_path)}}).execute()
+    said = [
+        output["data"]["text/plain"]
+        for cell in notebook.cells
+        for output in cell.get("outputs", ())
+        if output.output_type == "execute_result"
+    ]
+    assert said[-3:] == ["'Tokyo.'", "'the Glomma.'", "'the Glomma.'"]
+
+
 def options(config: Config, name: str) -> list[str]:
     settings = {
         "run.id": name,

@@ -3,16 +3,23 @@
 from __future__ import annotations
 
 import contextlib
+import functools
+import logging
 import os
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 from springtide.app.train import mlflow_uri
-from springtide.errors import ConfigError, explain
+from springtide.checkpoint.format import step_of
+from springtide.errors import CheckpointError, ConfigError, explain
 from springtide.run.folder import Run
 from springtide.run.task_scores import TaskScore, TaskScores, write_task_scores
 from springtide.track.mlflow_sink import send_scores
 
+_LOOK_S = 5.0
+"""Time between two looks at a run that trains [s]."""
+_log = logging.getLogger(__name__)
 _OFFLINE = {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1", "HF_EVALUATE_OFFLINE": "1"}
 
 
@@ -25,8 +32,9 @@ def evaluate_tasks(
     batch_size: int = 8,
     trust_code: bool = False,
     tracking_uri: str = "",
+    processes: int = 1,
 ) -> tuple[TaskScores, list[str]]:
-    """Evaluate a checkpoint on tasks of lm-evaluation-harness, in this process, in fp32. Nothing is fetched.
+    """Evaluate a checkpoint on tasks of lm-evaluation-harness, in fp32. Nothing is fetched.
 
     The scores go to ``<run>/tasks/step-<step>.json``, into the run's report, and to its MLflow run.
 
@@ -39,6 +47,7 @@ def evaluate_tasks(
         batch_size: requests that are computed together.
         trust_code: run the code that task files name, and that of the user's own model.
         tracking_uri: MLflow URI; if empty: the config's, else the environment's.
+        processes: number of processes that share the batches, each with a copy of the model; 1: this process computes.
 
     Returns:
         The scores of this evaluation, and remarks for the user.
@@ -48,23 +57,100 @@ def evaluate_tasks(
             a number is not positive, or as ``Run.generate``.
         CheckpointError: bytes of the checkpoint are bad.
     """
+    _check(tasks, limit, batch_size, processes)
+    checkpoint = run.checkpoint_at(step)
+    return _score(
+        run, checkpoint, _tasks(tasks, task_files, trust_code), limit, batch_size, trust_code, tracking_uri, processes
+    )
+
+
+def follow_tasks(
+    run: Run,
+    tasks: Sequence[str],
+    task_files: str = "",
+    limit: int = 0,
+    batch_size: int = 8,
+    trust_code: bool = False,
+    tracking_uri: str = "",
+    processes: int = 1,
+    wait: Callable[[float], None] = time.sleep,
+) -> Iterator[tuple[TaskScores, list[str]]]:
+    """Evaluate each new checkpoint of a run while it trains, and yield as ``evaluate_tasks`` returns. Of several new ones the
+    newest is taken. Ends with the run; a run that was stopped may go on, and is waited for.
+
+    Args:
+        run: the run; its first checkpoint is waited for.
+        tasks: as for ``evaluate_tasks``, and so are the arguments that follow.
+        wait: sleeps between two looks at the run [s].
+
+    Raises:
+        ConfigError: as ``evaluate_tasks``.
+    """
+    _check(tasks, limit, batch_size, processes)
+    ready, done = _tasks(tasks, task_files, trust_code), -1
+    while True:
+        finished = run.finished  # before its last checkpoint is looked for
+        newest = max((step_of(name) or 0 for name in run.checkpoints), default=-1)
+        if newest > done:
+            done = newest
+            try:
+                yield _score(
+                    run, run.checkpoint_at(newest), ready, limit, batch_size, trust_code, tracking_uri, processes
+                )
+            except CheckpointError as error:
+                _log.warning("step %d is not evaluated: %s", newest, error)
+            except (ConfigError, FileNotFoundError) as error:
+                if newest in [step_of(name) for name in run.checkpoints]:
+                    raise
+                _log.warning("step %d is not evaluated, it was removed meanwhile: %s", newest, error)
+        elif finished:
+            return
+        else:
+            wait(_LOOK_S)
+
+
+def _check(tasks: Sequence[str], limit: int, batch_size: int, processes: int) -> None:
     if not tasks:
         raise ConfigError(explain("tasks", "", "names no task", "give names, with commas between them"))
-    for name, value, least in (("limit", limit, 0), ("batch_size", batch_size, 1)):
+    for name, value, least in (("limit", limit, 0), ("batch_size", batch_size, 1), ("processes", processes, 1)):
         if value < least:
             raise ConfigError(explain(name, value, f"must be at least {least}", "give a positive number"))
-    checkpoint = run.checkpoint_at(step)
+
+
+def _tasks(names: Sequence[str], task_files: str, trust_code: bool) -> Any:
+    """Load the tasks. ConfigError if lm-evaluation-harness is missing, or as ``harness.Tasks``."""
     with _offline():
         try:
             from springtide.generation import harness
         except ImportError as error:
             problem = f"needs lm-evaluation-harness, which cannot be imported ({error})"
             remedy = "pip install 'springtide[evaluate]'"
-            raise ConfigError(explain("tasks", ",".join(tasks), problem, remedy)) from None
-        from springtide.run.text import text_model
+            raise ConfigError(explain("tasks", ",".join(names), problem, remedy)) from None
+        return harness.Tasks(names, task_files, trust_code)
 
-        ready = harness.Tasks(tasks, task_files, trust_code)
-        scored = ready.score(text_model(run, step, trust_code), limit, batch_size)
+
+def _score(
+    run: Run,
+    checkpoint: str,
+    ready: Any,
+    limit: int,
+    batch_size: int,
+    trust_code: bool,
+    tracking_uri: str,
+    processes: int,
+) -> tuple[TaskScores, list[str]]:
+    """Evaluate a checkpoint on loaded tasks, and keep the scores."""
+    with _offline(), contextlib.ExitStack() as stack:
+        from springtide.generation import harness
+        from springtide.generation.model_pool import model_pool
+        from springtide.run.text import open_text, text_model
+
+        step = step_of(checkpoint)
+        model, share = text_model(run, step, trust_code), None
+        if processes > 1:
+            open_copy = functools.partial(open_text, run.folder.url, step, trust_code)
+            share = stack.enter_context(model_pool(open_copy, processes))
+        scored = ready.score(model, limit, batch_size, share)
     now_s = time.time()
     found = TaskScores(
         checkpoint=checkpoint,

@@ -5,11 +5,15 @@ from __future__ import annotations
 import argparse
 import dataclasses
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from springtide.cli import serve, text
 from springtide.cli.commands import Commands
 from springtide.cli.options import add_json, add_trust, print_json
 from springtide.errors import ConfigError, explain
+
+if TYPE_CHECKING:
+    from springtide.run.task_scores import TaskScores
 
 _EVALUATE = """  springtide model evaluate runs/RUN                     # the newest checkpoint, on all held-out text
   springtide model evaluate runs/RUN --step 400 --tokens 1M --json
@@ -178,6 +182,10 @@ def _evaluate_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--batch-size", metavar="N", type=int, default=8, help="with --tasks: requests at once (default 8)"
     )
+    help = "with --tasks: processes that share the work, each with a copy of the model (default 1)"
+    parser.add_argument("--processes", metavar="N", type=int, default=1, help=help)
+    help = "with --tasks: each new checkpoint, until the run has finished"
+    parser.add_argument("--follow", action="store_true", help=help)
     add_trust(parser)
     add_json(parser)
 
@@ -199,19 +207,30 @@ def _evaluate(options: argparse.Namespace) -> int:
 
 
 def _evaluate_tasks(options: argparse.Namespace) -> int:
-    from springtide.app.tasks import evaluate_tasks
+    from springtide.app.tasks import evaluate_tasks, follow_tasks
     from springtide.run.folder import open_run
 
-    names = [name for name in map(str.strip, options.tasks.split(",")) if name]
-    files, size = options.task_files, options.batch_size
-    found, remarks = evaluate_tasks(
-        open_run(options.run), names, files, options.step, options.limit, size, options.trust_code
-    )
-    if options.json:
-        print_json({**found.model_dump(mode="json"), "remarks": remarks})
+    run, step = open_run(options.run), options.step
+    how: dict[str, Any] = {"tasks": [name for name in map(str.strip, options.tasks.split(",")) if name]}
+    how |= {key: getattr(options, key) for key in ("task_files", "limit", "batch_size", "trust_code", "processes")}
+    if not options.follow:
+        _print_scores(*evaluate_tasks(run, step=step, **how), options.json)
         return 0
+    if step is not None:
+        problem = "names one checkpoint, and --follow evaluates those that come"
+        raise ConfigError(explain("step", step, problem, "leave one of them out"))
+    for found, remarks in follow_tasks(run, **how):
+        if not options.json:
+            print(found.checkpoint)
+        _print_scores(found, remarks, options.json)
+    return 0
+
+
+def _print_scores(found: TaskScores, remarks: list[str], json: bool) -> None:
+    if json:
+        print_json({**found.model_dump(mode="json"), "remarks": remarks})
+        return
     for _, task, metric, score, documents in found.rows():
         print(f"{task:32} {metric:24} {score:>18}{f'  of {documents} documents' if documents else ''}")
     for remark in remarks:
         print(f"note: {remark}")
-    return 0

@@ -28,6 +28,7 @@ from lm_eval.evaluator import evaluate
 from lm_eval.tasks import TaskManager
 
 from springtide.errors import ConfigError, explain
+from springtide.generation.model_pool import MapBatches, in_process
 from springtide.generation.sampling import Sampling
 from springtide.generation.task_files import check_task_files
 from springtide.generation.text_model import TextModel
@@ -98,13 +99,15 @@ class Tasks:
             task.set_fewshot_seed(seed=DEFAULT_OTHER_SEED)
         return found
 
-    def score(self, model: TextModel, limit: int = 0, batch_size: int = 8) -> dict[str, Scored]:
-        """Return the scores of each task and group. ``limit``: documents of each task; 0: all. ConfigError if one cannot be
-        evaluated."""
+    def score(
+        self, model: TextModel, limit: int = 0, batch_size: int = 8, map_batches: MapBatches | None = None
+    ) -> dict[str, Scored]:
+        """Return the scores of each task and group. ``limit``: documents of each task; 0: all; ``map_batches``: computes the
+        batches, as of ``model_pool``. ConfigError if a task cannot be evaluated."""
         with _sandboxed(), _offline(), _seeded():
             try:
                 found = evaluate(
-                    lm=Harness(model, batch_size),
+                    lm=Harness(model, batch_size, map_batches),
                     task_dict=self._loaded,
                     limit=limit or None,
                     log_samples=False,
@@ -124,9 +127,9 @@ class Tasks:
 class Harness(TemplateLM):
     """Answers the requests of lm-evaluation-harness."""
 
-    def __init__(self, model: TextModel, batch_size: int) -> None:
+    def __init__(self, model: TextModel, batch_size: int, map_batches: MapBatches | None = None) -> None:
         super().__init__()
-        self._model, self._batch_size = model, batch_size
+        self._model, self._batch_size, self._map = model, batch_size, map_batches or in_process(model)
 
     @property
     def eot_token_id(self) -> int:
@@ -164,7 +167,7 @@ class Harness(TemplateLM):
                 pairs.append(window)
                 owners.append(number)
         totals = [0.0] * len(requests)
-        for owner, (logprob, _) in zip(owners, self._model.logprobs(pairs, self._batch_size), strict=True):
+        for owner, (logprob, _) in zip(owners, self._logprobs(pairs), strict=True):
             totals[owner] += logprob
         return totals
 
@@ -179,13 +182,24 @@ class Harness(TemplateLM):
                 raise ConfigError(explain("continuation", "...", limit, "leave the task out"))
             kept = most + 1 - len(continuation)  # what does not fit is cut at the beginning
             pairs.append((context[-kept:] or [self.prefix_token_id], continuation))
-        return self._model.logprobs(pairs, self._batch_size)
+        return self._logprobs(pairs)
+
+    def _logprobs(self, pairs: Sequence[tuple[list[int], list[int]]]) -> list[tuple[float, bool]]:
+        found: list[tuple[float, bool]] = [(0.0, True)] * len(pairs)
+        batches = list(self._model.batches(pairs, self._batch_size))
+        asked = [([pairs[number] for number in batch], self._batch_size) for batch in batches]
+        for batch, scores in zip(batches, self._map("logprobs", asked), strict=True):
+            for number, score in zip(batch, scores, strict=True):
+                found[number] = score
+        return found
 
     def generate_until(self, requests: Sequence[Any], disable_tqdm: bool = True) -> list[str]:
         """Return the text after each context, up to its first stop string."""
         asked = [(self.tok_encode(request.args[0]), _Until.of(request.args[1])) for request in requests]
         order = sorted(range(len(asked)), key=lambda number: (asked[number][1], -len(asked[number][0]), number))
         found = [""] * len(asked)
+        batches: list[list[int]] = []
+        arguments: list[tuple[Any, ...]] = []
         while order:
             until = asked[order[0]][1]
             same = [number for number in order[: self._batch_size] if asked[number][1] == until]
@@ -197,8 +211,10 @@ class Harness(TemplateLM):
                     explain("max_gen_toks", until.tokens, limit, "set it in the task's generation_kwargs")
                 )
             prompts = [asked[number][0][-room:] or [self.prefix_token_id] for number in same]
-            texts = self._model.continued(prompts, until.tokens, until.sampling(len(found) - len(order)), until.stop)
-            for number, text in zip(same, texts, strict=True):
+            batches.append(same)
+            arguments.append((prompts, until.tokens, until.sampling(len(found) - len(order)), until.stop))
+        for batch, texts in zip(batches, self._map("continued", arguments), strict=True):
+            for number, text in zip(batch, texts, strict=True):
                 found[number] = text
         return found
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,12 +11,17 @@ from pathlib import Path
 import pytest
 from chatting import ANSWER, CHOICE, chat_run, choices, write_task
 
+from springtide.app.tasks import evaluate_tasks, follow_tasks
 from springtide.cli.main import main
+from springtide.config.steps import StepsDone
 from springtide.errors import ConfigError, DamagedFile
+from springtide.events import Stopped
 from springtide.generation.task_files import check_task_files
 from springtide.run.exchange import export_model
 from springtide.run.folder import Run, open_run
 from springtide.run.text import open_text
+from springtide.store import Folder
+from springtide.track.journal import Journal
 
 lm_eval = pytest.importorskip("lm_eval")
 
@@ -130,9 +136,41 @@ def test_the_command_keeps_scores_beside_their_checkpoint_and_in_the_report(
     run.folder.write(file, text)
 
 
+def test_processes_share_the_batches_and_find_the_same_scores(run: Run, files: Path) -> None:
+    names = ["choose", "answer", "read"]
+    alone, shared = (
+        evaluate_tasks(run, names, str(files), batch_size=3, processes=number)[0].tasks for number in (1, 2)
+    )
+    for name in names:
+        assert shared[name].metrics == pytest.approx(alone[name].metrics, abs=1e-6)
+        assert shared[name].samples == alone[name].samples
+
+
+def test_checkpoints_that_come_are_evaluated_until_the_run_ends(run: Run, files: Path, tmp_path: Path) -> None:
+    folder = Folder(tmp_path / "run")
+    shutil.copytree(run.folder.path, folder.path)
+    for name in ("checkpoints", "tasks"):
+        (tmp_path / "run" / name).rename(tmp_path / name)
+    growing, waited = Run(folder), []
+
+    def wait(seconds: float) -> None:
+        waited.append(seconds)
+        if len(waited) == 1:  # nothing is there at first
+            (tmp_path / "checkpoints").rename(tmp_path / "run/checkpoints")
+        else:
+            with Journal(folder) as journal:
+                journal(Stopped(step=StepsDone(7), status="finished", reason=""))
+
+    found = [scores.step for scores, _ in follow_tasks(growing, ["choose"], str(files), wait=wait)]
+    assert (found, len(waited)) == ([7], 2)
+    assert [one.step for one in growing.task_scores] == [7]
+
+
 @pytest.mark.parametrize(
     ("options", "said"),
     [
+        (["--tasks", "choose", "--processes", "0"], "processes = 0: must be at least 1"),
+        (["--tasks", "choose", "--step", "7", "--follow"], "step = 7: names one checkpoint, and --follow"),
         (["--tasks", ","], "tasks = '': names no task"),
         (["--tasks", "choose", "--limit", "-1"], "limit = -1: must be at least 0"),
         (["--tasks", "choose", "--batch-size", "0"], "batch_size = 0: must be at least 1"),
