@@ -37,7 +37,7 @@ def told(events: list[Event]) -> dict[int, tuple[float, dict[str, float]]]:
 
 
 def test_it_begins_at_the_reference_and_learns(paired: Config, ranks: Ranks) -> None:
-    """Through a kill and a resize: tests/elastic/test_fine_tuning.py."""
+    """Through a kill and a resize: tests/elastic/test_fine_tuning_killed.py."""
     expected = told(ranks(1, train, paired.override({"run.id": "whole"}))[0])
     first, last = expected[1], expected[STEPS]
     assert first[0] == pytest.approx(math.log(2), abs=1e-5), "the reference itself"
