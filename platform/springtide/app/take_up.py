@@ -1,4 +1,4 @@
-"""Take up new datasets while a run trains: it saves and stops at a step that its workers agree on, and goes on with them.
+"""Take up new datasets while a run trains: it saves and stops at a step that its workers agree on, and resumes with them.
 
 index has an entry that the run has not -> ask for a stop -> saved at step N -> record from step N on -> the same workers
 """
