@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import functools
 import logging
 import os
@@ -59,9 +60,8 @@ def evaluate_tasks(
     """
     _check(tasks, limit, batch_size, processes)
     checkpoint = run.checkpoint_at(step)
-    return _score(
-        run, checkpoint, _tasks(tasks, task_files, trust_code), limit, batch_size, trust_code, tracking_uri, processes
-    )
+    ready = _tasks(tasks, task_files, trust_code)
+    return _Evaluation(run, ready, limit, batch_size, trust_code, tracking_uri, processes).score(checkpoint)
 
 
 def follow_tasks(
@@ -87,26 +87,28 @@ def follow_tasks(
         ConfigError: as ``evaluate_tasks``.
     """
     _check(tasks, limit, batch_size, processes)
-    ready, done = _tasks(tasks, task_files, trust_code), -1
+    ready = _tasks(tasks, task_files, trust_code)
+    evaluation = _Evaluation(run, ready, limit, batch_size, trust_code, tracking_uri, processes)
+    done = ""
     while True:
         finished = run.finished  # before its last checkpoint is looked for
-        newest = max((step_of(name) or 0 for name in run.checkpoints), default=-1)
-        if newest > done:
-            done = newest
-            try:
-                yield _score(
-                    run, run.checkpoint_at(newest), ready, limit, batch_size, trust_code, tracking_uri, processes
-                )
-            except CheckpointError as error:
-                _log.warning("step %d is not evaluated: %s", newest, error)
-            except (ConfigError, FileNotFoundError) as error:
-                if newest in [step_of(name) for name in run.checkpoints]:
-                    raise
-                _log.warning("step %d is not evaluated, it was removed meanwhile: %s", newest, error)
-        elif finished:
-            return
-        else:
+        newest = (run.checkpoints or [""])[-1]
+        if newest == done:
+            if finished:
+                return
             wait(_LOOK_S)
+            continue
+        done = newest
+        try:
+            found = evaluation.score(newest)
+        except CheckpointError as error:
+            _log.warning("%s is not evaluated: %s", newest, error)
+        except (ConfigError, FileNotFoundError) as error:
+            if newest in run.checkpoints:
+                raise
+            _log.warning("%s is not evaluated, it was removed meanwhile: %s", newest, error)
+        else:
+            yield found
 
 
 def _check(tasks: Sequence[str], limit: int, batch_size: int, processes: int) -> None:
@@ -129,40 +131,43 @@ def _tasks(names: Sequence[str], task_files: str, trust_code: bool) -> Any:
         return harness.Tasks(names, task_files, trust_code)
 
 
-def _score(
-    run: Run,
-    checkpoint: str,
-    ready: Any,
-    limit: int,
-    batch_size: int,
-    trust_code: bool,
-    tracking_uri: str,
-    processes: int,
-) -> tuple[TaskScores, list[str]]:
-    """Evaluate a checkpoint on loaded tasks, and keep the scores."""
-    with _offline(), contextlib.ExitStack() as stack:
-        from springtide.generation import harness
-        from springtide.generation.model_pool import model_pool
-        from springtide.run.text import open_text, text_model
+@dataclasses.dataclass(frozen=True)
+class _Evaluation:
+    """How the checkpoints of a run are evaluated on loaded tasks; the fields are as for ``evaluate_tasks``."""
 
-        step = step_of(checkpoint)
-        model, share = text_model(run, step, trust_code), None
-        if processes > 1:
-            open_copy = functools.partial(open_text, run.folder.url, step, trust_code)
-            share = stack.enter_context(model_pool(open_copy, processes))
-        scored = ready.score(model, limit, batch_size, share)
-    now_s = time.time()
-    found = TaskScores(
-        checkpoint=checkpoint,
-        tasks={
-            task: TaskScore(**one._asdict(), limit=limit, harness=harness.VERSION, time_s=now_s)
-            for task, one in scored.items()
-        },
-    )
-    write_task_scores(run.folder, found)
-    run.write_report()
-    problem = send_scores(run.folder, mlflow_uri(run.config, tracking_uri), found.figures(), found.step, now_s)
-    return found, [problem] if problem else []
+    run: Run
+    ready: Any
+    limit: int
+    batch_size: int
+    trust_code: bool
+    tracking_uri: str
+    processes: int
+
+    def score(self, checkpoint: str) -> tuple[TaskScores, list[str]]:
+        """Evaluate a checkpoint, and keep its scores."""
+        run, step, share = self.run, step_of(checkpoint), None
+        with _offline(), contextlib.ExitStack() as stack:
+            from springtide.generation import harness
+            from springtide.generation.model_pool import model_pool
+            from springtide.run.text import open_text, text_model
+
+            model = text_model(run, step, self.trust_code)
+            if self.processes > 1:
+                open_copy = functools.partial(open_text, run.folder.url, step, self.trust_code)
+                share = stack.enter_context(model_pool(open_copy, self.processes))
+            scored = self.ready.score(model, self.limit, self.batch_size, share)
+        now_s = time.time()
+        found = TaskScores(
+            checkpoint=checkpoint,
+            tasks={
+                task: TaskScore(**one._asdict(), limit=self.limit, harness=harness.VERSION, time_s=now_s)
+                for task, one in scored.items()
+            },
+        )
+        write_task_scores(run.folder, found)
+        run.write_report()
+        problem = send_scores(run.folder, mlflow_uri(run.config, self.tracking_uri), found.figures(), found.step, now_s)
+        return found, [problem] if problem else []
 
 
 @contextlib.contextmanager

@@ -28,7 +28,7 @@ from springtide.track.journal import Journal, stream_journal
 from springtide.track.mlflow_sink import OFF, MlflowSink, default_uri
 
 if TYPE_CHECKING:
-    from springtide.app.take_up import TakeUps
+    from springtide.app.take_up import DatasetWatcher
 
 
 def train(
@@ -75,14 +75,8 @@ def train(
         >>> run.finished  # doctest: +SKIP
         True
     """
-    with resolved(
-        config,
-        resume=resume,
-        accept_changes=accept_changes,
-        from_scratch=from_scratch,
-        progress=progress,
-        dashboard=dashboard,
-    ) as found:
+    decide = functools.partial(resolved, accept_changes=accept_changes, progress=progress, dashboard=dashboard)
+    with decide(config, resume=resume, from_scratch=from_scratch) as found:
         if found.finished:
             with Console(found.config.num_steps, found.config.track.progress) as console:
                 console.say(*found.remarks)
@@ -91,20 +85,12 @@ def train(
         if workers is not None or not found.config.stream.follow:
             _claim_and_train(found, uri, listen, workers)
             return found.run
-        from springtide.app.take_up import TakeUps  # Ray loads only when needed
+        from springtide.app.take_up import DatasetWatcher  # Ray loads only when needed
 
         given = config.override({"run.id": found.run.id})
-        with TakeUps() as take_ups:
-            while _claim_and_train(found, uri, listen, None, take_ups):
-                again = resolved(
-                    given,
-                    resume=True,
-                    accept_changes=accept_changes,
-                    from_scratch=False,
-                    progress=progress,
-                    dashboard=dashboard,
-                )
-                with again as found:
+        with DatasetWatcher() as watcher:
+            while _claim_and_train(found, uri, listen, None, watcher):
+                with decide(given, resume=True, from_scratch=False) as found:
                     pass  # the cluster stays connected: it is the outer block's
                 if found.finished:
                     break
@@ -116,16 +102,16 @@ def _claim_and_train(
     uri: str,
     listen: Callable[[Event], None] | None,
     workers: Any,
-    take_ups: TakeUps | None = None,
+    watcher: DatasetWatcher | None = None,
 ) -> bool:
     """Hold the run and train it to its end, or until it is stopped. Returns True if it was stopped for new datasets."""
     with _lease(found) as lease:  # a refused driver has written nothing
         _begin(found, lease.term)
-        if take_ups is None:
+        if watcher is None:
             _train(found, lease, uri, listen, workers, reports=workers is None)
             return False
-        with take_ups.looking(found.config, found.run) as asked:
-            signalled = _train(found, lease, uri, listen, take_ups.workers, reports=True)
+        with watcher.watching(found.config, found.run) as asked:
+            signalled = _train(found, lease, uri, listen, watcher.workers, reports=True)
         return asked.is_set() and not signalled
 
 

@@ -28,7 +28,7 @@ from lm_eval.evaluator import evaluate
 from lm_eval.tasks import TaskManager
 
 from springtide.errors import ConfigError, explain
-from springtide.generation.model_pool import MapBatches, in_process
+from springtide.generation.model_pool import MapBatches
 from springtide.generation.sampling import Sampling
 from springtide.generation.task_files import check_task_files
 from springtide.generation.text_model import TextModel
@@ -129,7 +129,11 @@ class Harness(TemplateLM):
 
     def __init__(self, model: TextModel, batch_size: int, map_batches: MapBatches | None = None) -> None:
         super().__init__()
-        self._model, self._batch_size, self._map = model, batch_size, map_batches or in_process(model)
+        self._model, self._batch_size, self._map = model, batch_size, map_batches or self._map_here
+
+    def _map_here(self, method: str, batches: Sequence[tuple[Any, ...]]) -> Iterator[Any]:
+        """Compute one batch after another in this process."""
+        return (getattr(self._model, method)(*batch) for batch in batches)
 
     @property
     def eot_token_id(self) -> int:

@@ -48,16 +48,6 @@ def model_pool(open_model: Callable[[], TextModel], processes: int) -> Iterator[
         yield map_batches
 
 
-def in_process(model: TextModel) -> MapBatches:
-    """Return a function that computes one batch after another in this process."""
-
-    def map_batches(method: str, batches: Sequence[tuple[Any, ...]]) -> Iterator[Any]:
-        for batch in batches:
-            yield getattr(model, method)(*batch)
-
-    return map_batches
-
-
 def _open(open_model: Callable[[], TextModel], threads: int) -> None:
     global _model
     torch.set_num_threads(threads)

@@ -19,7 +19,7 @@ from springtide.config.data import WHOLE
 from springtide.config.steps import OrderStep, StepsDone, step_after
 from springtide.errors import ConfigError, damaged, explain
 from springtide.run.folder import Run
-from springtide.shards import TRAIN, has_more, load_manifest, read_index
+from springtide.shards import TRAIN, load_manifest, read_index
 from springtide.store import Folder, to_json
 
 _FIELD, _RECORDS = "stream.follow", "followed"
@@ -60,14 +60,6 @@ def read_take_ups(run: Folder) -> list[TakeUp]:
             raise damaged(folder.where(name), f"is record {record.number}, and {len(found)} stand before it")
         found.append(record)
     return found
-
-
-def has_new(config: Config, run: Run) -> bool:
-    """Return whether the index has datasets that the run has not taken up: False without ``stream.follow``."""
-    if not config.stream.follow:
-        return False
-    known = sum(len(record.datasets) for record in read_take_ups(run.folder))
-    return has_more(Folder(config.stream.follow), known)
 
 
 def write_take_up(run: Folder, record: TakeUp) -> None:

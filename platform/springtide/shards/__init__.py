@@ -1,7 +1,7 @@
 """Token ids -> Parquet shards with a checksummed manifest. Layer rule: a dataset without a manifest does not exist, and a
 dataset with a manifest is sealed: it never changes."""
 
-from springtide.shards.index import INDEX, IndexEntry, append_entry, has_more, read_index
+from springtide.shards.index import INDEX, IndexEntry, append_entry, has_more_entries, read_index
 from springtide.shards.labels import (
     LABELS,
     Columns,
@@ -54,7 +54,7 @@ __all__ = [
     "best_fit",
     "check_labels",
     "check_shard",
-    "has_more",
+    "has_more_entries",
     "id_type",
     "ids_of",
     "is_predicted",

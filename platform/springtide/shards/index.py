@@ -52,7 +52,7 @@ def _file(number: int) -> str:
     return f"{number:04d}.json"
 
 
-def has_more(root: Folder, known: int) -> bool:
+def has_more_entries(root: Folder, known: int) -> bool:
     """Return whether the index below ``root`` has more than ``known`` entries. Reads none: one request."""
     return (root / INDEX).exists(_file(known))
 
