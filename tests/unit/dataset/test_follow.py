@@ -17,8 +17,8 @@ from springtide.cli.main import main
 from springtide.config import Config
 from springtide.dataset import new_files
 from springtide.errors import ConfigError, CorpusError, DamagedFile
-from springtide.shards import IndexEntry, load_manifest, read_index
-from springtide.store import Folder
+from springtide.shards import INDEX, IndexEntry, load_manifest, read_index
+from springtide.store import Folder, digest
 
 PROGRAM = Path(__file__).parents[2] / "programs" / "following.py"
 
@@ -125,3 +125,14 @@ def test_what_cannot_be_followed_is_refused_by_name(tmp_path: Path) -> None:
 
 def environment() -> dict[str, str]:
     return {**os.environ, "PYTHONPATH": os.pathsep.join([str(PROGRAM.parent), os.environ.get("PYTHONPATH", "")])}
+
+
+def test_entries_beyond_four_digits_stay_in_order(tmp_path: Path) -> None:
+    root, entries = Folder(tmp_path), list[IndexEntry]()
+    (tmp_path / INDEX).mkdir()
+    for number in range(10_002):
+        before = digest.of_bytes(entries[-1].data) if entries else None
+        entry = IndexEntry(number=number, dataset="0" * 16, digest="0" * 32, files={}, before=before)
+        (tmp_path / INDEX / entry.file).write_bytes(entry.data)
+        entries.append(entry)
+    assert read_index(root) == entries
