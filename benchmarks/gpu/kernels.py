@@ -47,12 +47,13 @@ def measure(book: Book) -> list[dict[str, Any]]:
         book.cell(f"head loss/parts of 2^{logits.bit_length() - 1} logits", lambda logits=logits: head_loss(logits))
     book.cell("head loss/F.cross_entropy of all logits", lambda: whole_loss(False))
     book.cell("head loss/F.cross_entropy of all logits, compiled", lambda: whole_loss(True), NO_GPU)
+    book.cell("logits/bf16, then fp32", lambda: logits_as_fp32(False))
+    book.cell("logits/fp32 from the product", lambda: logits_as_fp32(True), NO_GPU)
     norm = RMSNorm(DIM, 1e-5)
     norm.weight.data = torch.ones(DIM)
     norm.to(DEVICE)
     book.cell("norm/RMSNorm", lambda: norms(norm))
     book.cell("norm/RMSNorm, compiled", lambda: norms(torch.compile(norm)), NO_GPU)
-    book.cell("norm/F.rms_norm", lambda: norms(lambda x: F.rms_norm(x, (DIM,), norm.weight.to(x.dtype), 1e-5)))
     return comparisons(book)
 
 
@@ -230,6 +231,14 @@ def whole_loss(compiled: bool) -> dict[str, Any]:
 
     forward = torch.compile(plain) if compiled else plain
     return both_ways(forward, [hidden, head], 6.0 * TOKENS * DIM * IDS) | {"parts": 1}
+
+
+def logits_as_fp32(at_once: bool) -> dict[str, Any]:
+    """Logits as the loss reads them: converted after the product, or written so by it."""
+    hidden, head, _ = _head()
+    part, rows = hidden.detach()[: max(1, 2**27 // IDS)], head.detach()
+    product = (lambda: torch.mm(part, rows.T, out_dtype=torch.float32)) if at_once else (lambda: (part @ rows.T).float())
+    return {"ms": median_ms(product, SECONDS), "tokens": len(part)}
 
 
 def norms(function: Callable[[Tensor], Tensor]) -> dict[str, Any]:

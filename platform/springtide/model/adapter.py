@@ -38,17 +38,18 @@ class AdaptedLinear(FrozenLinear):
         x_NI = x.flatten(0, -2)
         # the scale and the sum are part of the product: apart, each is a pass over all outputs, and backward has one more
         base_NO = product(x_NI, self.weight, self.in_features)
-        y_NO = torch.addmm(base_NO, F.linear(x_NI, self.lora_a), self.lora_b.T, alpha=self.scale)
+        lora_a, lora_b = self.lora_a.to(x.dtype), self.lora_b.to(x.dtype)
+        y_NO = torch.addmm(base_NO, F.linear(x_NI, lora_a), lora_b.T, alpha=self.scale)
         y = y_NO.unflatten(0, x.shape[:-1])
         if self.magnitude is not None:
-            y = y * (self.magnitude / self._norms()).type_as(y)
-        return y if self.bias is None else y + self.bias
+            y = y * (self.magnitude.to(x.dtype) / self._norms(lora_a, lora_b)).type_as(y)
+        return y if self.bias is None else y + self.bias.to(x.dtype)
 
     @torch.no_grad()
-    def _norms(self) -> Tensor:
+    def _norms(self, A_RI: Tensor, B_OR: Tensor) -> Tensor:
         """Return the norms of the rows of W + s B A, (O,). They count as constants in backward (DoRA, section 4.3)."""
-        W = converted(self.weight, self.in_features, self.lora_a.dtype)
-        return torch.linalg.vector_norm((W + self.scale * (self.lora_b @ self.lora_a)).float(), dim=1)
+        W = converted(self.weight, self.in_features, A_RI.dtype)
+        return torch.linalg.vector_norm((W + self.scale * (B_OR @ A_RI)).float(), dim=1)
 
 
 @torch.no_grad()

@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from springtide.config.engine import ModelConfig
+from springtide.model.linear import Linear
 from springtide.model.positions import rotate
 
 _REPEATS_HEADS = {"cpu": False, "cuda": True}
@@ -33,9 +34,9 @@ class RMSNorm(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """(..., D) -> (..., D) of the same dtype."""
-        x32, weight = x.float(), self.weight.float()
-        scaled = x32 * torch.rsqrt(x32.pow(2).mean(-1, keepdim=True) + self.eps)
-        return (scaled * (1.0 + weight if self.around_one else weight)).type_as(x)
+        if self.around_one:  # in fp32: half a type's digits of 1 + weight are those of the 1
+            return F.rms_norm(x.float(), self.weight.shape, 1.0 + self.weight.float(), self.eps).type_as(x)
+        return F.rms_norm(x, self.weight.shape, self.weight.to(x.dtype), self.eps)
 
 
 class LayerKVCache:
@@ -110,10 +111,10 @@ class Attention(nn.Module):
         width, kv_width = self.num_heads * self.head_width, self.num_kv_heads * self.head_width
         self.scale, self.cap, self.window = config.attention_scale, config.attention_cap, window
         self.norm_of = config.qk_norm
-        self.query = nn.Linear(config.dim, width, bias=config.qkv_bias)
-        self.key = nn.Linear(config.dim, kv_width, bias=config.qkv_bias)
-        self.value = nn.Linear(config.dim, kv_width, bias=config.qkv_bias)
-        self.out = nn.Linear(width, config.dim, bias=False)
+        self.query = Linear(config.dim, width, bias=config.qkv_bias)
+        self.key = Linear(config.dim, kv_width, bias=config.qkv_bias)
+        self.value = Linear(config.dim, kv_width, bias=config.qkv_bias)
+        self.out = Linear(width, config.dim, bias=False)
         widths = {"none": (0, 0), "head": (self.head_width, self.head_width), "all_heads": (width, kv_width)}
         self.query_norm, self.key_norm = (
             RMSNorm(one, config.norm_eps, config.norm_unit_offset) if one else nn.Identity()

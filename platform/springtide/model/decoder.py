@@ -19,6 +19,7 @@ from springtide.errors import ConfigError, explain
 from springtide.model.adapter import adapt
 from springtide.model.attention import Attention, KVCache, LayerKVCache, RMSNorm
 from springtide.model.frozen import as_held, hold, packed_shapes
+from springtide.model.linear import Linear
 from springtide.model.loss import LargestLogit, capped, head_loss, logits, token_nats
 from springtide.model.positions import documents, rotary_table
 
@@ -37,9 +38,9 @@ class FeedForward(nn.Module):
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
         self.activation = config.activation
-        self.gate = nn.Linear(config.dim, config.ffn_dim, bias=False)
-        self.up = nn.Linear(config.dim, config.ffn_dim, bias=False)
-        self.down = nn.Linear(config.ffn_dim, config.dim, bias=False)
+        self.gate = Linear(config.dim, config.ffn_dim, bias=False)
+        self.up = Linear(config.dim, config.ffn_dim, bias=False)
+        self.down = Linear(config.ffn_dim, config.dim, bias=False)
 
     def forward(self, x_BLD: Tensor) -> Tensor:
         gate_BLF = self.gate(x_BLD)
@@ -87,6 +88,8 @@ class Decoder(nn.Module):
         self.config, self.vocab_size, self.eos_id = config, vocab_size, eos_id
         self.bos_id = eos_id if bos_id is None else bos_id
         self.padded_vocab_size = config.vocab_size or -(-vocab_size // VOCAB_MULTIPLE) * VOCAB_MULTIPLE
+        self.computes_in: torch.dtype | None = None
+        """The type of activations and products; None is that of the weights."""
         self.embedding = nn.Embedding(self.padded_vocab_size, config.dim)
         self.blocks = nn.ModuleList(Block(config, config.window_of(layer)) for layer in range(config.num_layers))
         adapt(self.blocks, config)
@@ -116,7 +119,8 @@ class Decoder(nn.Module):
     ) -> Tensor | tuple[Tensor, Tensor]:
         """(B, L) ids -> (B, L, V) logits, or of the ``newest`` id of each row only, (B, 1, V); or, given ``targets_BL``, the
         result of ``head_loss``, or ``by_token`` that of ``token_nats``, (B, L). The ids follow those in ``past``."""
-        x_BLD = self.embedding(tokens_BL).type_as(self.norm.weight)
+        embedding_VD, head_VD = self._tables()
+        x_BLD = F.embedding(tokens_BL, embedding_VD).to(self.computes_in or self.norm.weight.dtype)
         if self.config.scaled_embedding:
             x_BLD = x_BLD * math.sqrt(self.config.base_width or self.config.dim)
         in_global, in_local, mask_B1LL = self._places(tokens_BL, past)
@@ -129,11 +133,21 @@ class Decoder(nn.Module):
         if self.config.width_multiplier != 1.0:
             x_BLD = x_BLD / self.config.width_multiplier  # the same as to divide the logits, on fewer numbers
         if targets_BL is None:
-            return capped(logits(x_BLD, self.head.weight), self.config.logit_cap)
+            return capped(logits(x_BLD, head_VD), self.config.logit_cap)
         hidden_ND, wanted_N = x_BLD.flatten(0, 1), targets_BL.flatten()
         if by_token:
-            return token_nats(hidden_ND, self.head.weight, wanted_N, self.config.logit_cap).view_as(targets_BL)
-        return head_loss(hidden_ND, self.head.weight, wanted_N, z_weight, self.config.logit_cap, largest)
+            return token_nats(hidden_ND, head_VD, wanted_N, self.config.logit_cap).view_as(targets_BL)
+        return head_loss(hidden_ND, head_VD, wanted_N, z_weight, self.config.logit_cap, largest)
+
+    def _tables(self) -> tuple[Tensor, Tensor]:
+        """Return the weights of embedding and head in the type that is computed in. Tied ones are converted once, so that both
+        gradients add up in that type, as under FSDP."""
+        embedding_VD, head_VD = self.embedding.weight, self.head.weight
+        if self.computes_in is None:
+            return embedding_VD, head_VD
+        tied = embedding_VD is head_VD
+        embedding_VD = embedding_VD.to(self.computes_in)
+        return embedding_VD, embedding_VD if tied else head_VD.to(self.computes_in)
 
     def _places(
         self, tokens_BL: Tensor, past: KVCache | None

@@ -30,7 +30,7 @@ class FrozenLinear(nn.Linear):
     def forward(self, x: Tensor) -> Tensor:
         """(..., I) -> (..., O)."""
         y = product(x.flatten(0, -2), self.weight, self.in_features).unflatten(0, x.shape[:-1])
-        return y if self.bias is None else y + self.bias
+        return y if self.bias is None else y + self.bias.to(x.dtype)
 
 
 class _Product(torch.autograd.Function):

@@ -20,8 +20,8 @@ _FP16_RANGE = 2.0**15
 """Half of the largest number of fp16: z-loss makes gradients of logits a little larger than 1."""
 _LOGITS_AT_ONCE = {"cpu": 2**22, "cuda": 2**27}
 """Logits computed at a time, per device. Fewer stay in a CPU's caches between passes, but make thin matrix products."""
-
-
+_TILE = 128
+"""Tokens: products of other numbers of them are slower on a GPU, by half where 8 does not divide it."""
 _CONVERTED_AT_ONCE = 2**22
 """Numbers of a head that are converted to another type at a time."""
 
@@ -62,33 +62,47 @@ class _HeadLoss(torch.autograd.Function):
         parts = (hidden_ND.split(_at_once(head_VD)), wanted_N.split(_at_once(head_VD)))
         begin = 0
         for part_ND, ids_N in zip(*parts, strict=True):
-            logits_NV = capped(logits(part_ND, head_VD).float(), cap)
-            counts_N = ids_N != IGNORE_INDEX
+            logits_NV = logits(part_ND, head_VD)
+            if cap:
+                logits_NV = capped(logits_NV.float(), cap)
+            counts_N, ids_N1 = ids_N != IGNORE_INDEX, ids_N.clamp_min(0)[:, None]
             if largest is not None:
                 largest.see(logits_NV, counts_N)
-            ids_N = ids_N.clamp_min(0)[:, None]
-            log_sum_N = logits_NV.logsumexp(-1)
+            wanted_logit_N1 = logits_NV.gather(-1, ids_N1).float()
+            log_p_NV = F.log_softmax(logits_NV, -1, dtype=torch.float32)
+            wanted_log_p_N1 = log_p_NV.gather(-1, ids_N1)
+            log_sum_N1 = wanted_logit_N1 - wanted_log_p_N1
             of_part_N = nats_N[begin : begin + len(part_ND)]
-            torch.mul(log_sum_N - logits_NV.gather(-1, ids_N)[:, 0], counts_N, out=of_part_N)
+            torch.mul(-wanted_log_p_N1[:, 0], counts_N, out=of_part_N)
             if z_weight:
-                extra += z_weight * (log_sum_N.square() * counts_N).sum()
+                extra += z_weight * (log_sum_N1[:, 0].square() * counts_N).sum()
             if grad_hidden_ND is None and grad_head_VD is None:
                 begin += len(part_ND)
                 continue
-            slope_NV = 1.0 - (logits_NV / cap).square() if cap else None
-            grad_NV = logits_NV.sub_(log_sum_N[:, None]).exp_()
-            if z_weight:
-                grad_NV *= 1.0 + 2.0 * z_weight * log_sum_N[:, None]
-            grad_NV.scatter_add_(-1, ids_N, grad_NV.new_full(ids_N.shape, -1.0))
-            grad_NV *= counts_N[:, None]
-            if slope_NV is not None:
-                grad_NV *= slope_NV
-            grad_NV = grad_NV.type_as(part_ND)
+            # of the logits: (p f - [wanted]) s, where f is that of z-loss and s the slope of the cap
+            wanted_grad_N1 = wanted_log_p_N1.exp()
+            if z_weight or cap:
+                grad_NV = log_p_NV.exp_()
+                if z_weight:
+                    factor_N1 = 1.0 + 2.0 * z_weight * log_sum_N1
+                    grad_NV *= factor_N1
+                    wanted_grad_N1 *= factor_N1
+                wanted_grad_N1 -= 1.0
+                if cap:
+                    grad_NV *= 1.0 - (logits_NV / cap).square()
+                    wanted_grad_N1 *= 1.0 - (wanted_logit_N1 / cap).square()
+                grad_NV = grad_NV.type_as(part_ND)
+            else:
+                wanted_grad_N1 -= 1.0
+                grad_NV = torch.exp(log_p_NV, out=logits_NV)  # in the logits' memory, rounded once
+            grad_NV.scatter_(-1, ids_N1, wanted_grad_N1.type_as(grad_NV))
+            # tokens that do not count become zero in the narrow factors of the products: the gradient of all logits is long
             if grad_hidden_ND is not None:
-                _through(grad_NV, head_VD, grad_hidden_ND[begin : begin + len(part_ND)])
+                of_hidden_ND = grad_hidden_ND[begin : begin + len(part_ND)]
+                _through(grad_NV, head_VD, of_hidden_ND)
+                of_hidden_ND *= counts_N[:, None]
             if grad_head_VD is not None:
-                of_part_VD = _product_in_range(grad_NV, part_ND)
-                grad_head_VD = grad_head_VD.add_(of_part_VD) if begin else grad_head_VD.copy_(of_part_VD)
+                _add_product(grad_head_VD, grad_NV, part_ND * counts_N[:, None], is_first=begin == 0)
             begin += len(part_ND)
         ctx.save_for_backward(grad_hidden_ND, grad_head_VD)
         ctx.head_dtype = head_VD.dtype
@@ -104,6 +118,17 @@ class _HeadLoss(torch.autograd.Function):
         if grad_head_VD is not None:
             grad_head_VD = grad_head_VD.mul_(grads[0]).to(ctx.head_dtype)
         return grad_hidden_ND, grad_head_VD, None, None, None, None
+
+
+def _add_product(total_VD: Tensor, grad_NV: Tensor, part_ND: Tensor, is_first: bool) -> None:
+    """Add ``grad_NV.T @ part_ND`` to ``total_VD``, fp32; the ``is_first`` replaces what is in it."""
+    if grad_NV.is_cuda and grad_NV.dtype in (torch.bfloat16, torch.float16):
+        # the product is added in fp32 as it is made: a sum of many parts is as exact as one, and is passed over once
+        beta = 0.0 if is_first else 1.0
+        torch.addmm(total_VD, grad_NV.T, part_ND, beta=beta, out_dtype=torch.float32, out=total_VD)
+        return
+    of_part_VD = _product_in_range(grad_NV, part_ND)
+    _ = total_VD.copy_(of_part_VD) if is_first else total_VD.add_(of_part_VD)
 
 
 def _product_in_range(grad_NV: Tensor, part_ND: Tensor) -> Tensor:
@@ -191,5 +216,6 @@ def logits_as_on(device_type: str) -> Iterator[None]:
 
 
 def _at_once(head_VD: Tensor) -> int:
-    """Return the number of tokens whose logits are computed at a time."""
-    return max(1, _LOGITS_AT_ONCE[head_VD.device.type] // len(head_VD))
+    """Return the number of tokens whose logits are computed at a time, in whole tiles of a matrix product if they are many."""
+    most = max(1, _LOGITS_AT_ONCE[head_VD.device.type] // len(head_VD))
+    return most - most % _TILE if most > _TILE else most

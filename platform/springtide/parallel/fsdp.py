@@ -41,9 +41,11 @@ def parallelize(model: nn.Module, config: ParallelConfig, world: World) -> nn.Mo
             blocks[index] = recomputed(block, config.recompute)
         if config.compile:
             compile_block(blocks[index])
-    # a single process has nothing to shard, and FSDP's copies take a sixth of a small model's step; but FSDP also makes the
-    # other types of weights and sums
+    # a single process has nothing to shard, and FSDP's copies take a sixth of a small model's step; but FSDP also makes fp64
+    # sums, and for a user's model the other types of weights
     sharded = world.size > 1 or {config.precision, config.reduction} != {"fp32"}
+    if sharded and world.size == 1 and config.reduction == "fp32" and isinstance(model, Decoder):
+        sharded, model.computes_in = False, _TYPES[config.precision]
     if sharded:
         _shard(model, blocks, config, world)
     if isinstance(model, Decoder):

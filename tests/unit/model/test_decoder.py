@@ -11,7 +11,6 @@ import torch.nn.functional as F
 from hypothesis import given
 from hypothesis import strategies as st
 from summed_loss import token_loss
-from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.overrides import TorchFunctionMode
@@ -21,6 +20,7 @@ from springtide.config.engine import ModelConfig
 from springtide.errors import ConfigError
 from springtide.model import KVCache, build, flops_per_token, hardware_flops_per_token, initial, num_parameters
 from springtide.model.attention import Attention, RMSNorm, attention_as_on
+from springtide.model.linear import Linear
 from springtide.model.positions import rotary_table, rotate
 from springtide.parallel.recompute import recomputed
 from springtide.training.step import loss_mask
@@ -95,7 +95,7 @@ class Seen(TorchFunctionMode):
 def test_grouped_heads_go_to_no_kernel_that_makes_score_matrices(
     device: str, dtype: torch.dtype, masked: bool, expected: tuple[int, int, bool], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(nn.Linear, "forward", lambda layer, x: x.new_empty(*x.shape[:-1], layer.out_features))
+    monkeypatch.setattr(Linear, "forward", lambda layer, x: x.new_empty(*x.shape[:-1], layer.out_features))
     with torch.device("meta"):
         block = Attention(CONFIG)
     with FakeTensorMode(), torch.device(device), torch.no_grad():

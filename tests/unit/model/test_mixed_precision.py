@@ -1,0 +1,67 @@
+"""A process that trains alone converts weights where they are used: it computes what FSDP computes, without FSDP."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from springtide import config as configs
+from springtide.checkpoint.tensors import local, plain_name
+from springtide.config import Config
+from springtide.dist import World, world
+from springtide.model import skeleton
+from springtide.parallel import fsdp, parallelize
+
+
+@pytest.fixture
+def one() -> Iterator[World]:
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield world("cpu")
+    dist.destroy_process_group()
+
+
+def gradients(config: Config, one: World, sharded: bool) -> tuple[float, dict[str, Tensor]]:
+    """The loss of one batch, and the gradients, fp32."""
+    model = skeleton(config.model, 256)
+    for name, parameter in model.named_parameters():
+        parameter.requires_grad_(config.model.adapter == "none" or ".lora_" in name or name.endswith("magnitude"))
+    if sharded:
+        fsdp._shard(model, model.blocks, config.parallel, one)
+        model.place(one.device)
+    else:
+        parallelize(model, config.parallel, one)
+    generator = torch.Generator().manual_seed(3)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            local(parameter).normal_(0.0, 0.1, generator=generator)
+    ids = torch.randint(256, (3, 33), generator=generator)
+    total, _ = model(ids[:, :-1], ids[:, 1:])
+    (total / 96).backward()
+    named = {plain_name(name): parameter.grad for name, parameter in model.named_parameters()}
+    return total.item(), {name: local(grad) for name, grad in named.items() if grad is not None}
+
+
+@pytest.mark.parametrize("precision", ["bf16", "fp16"])
+@pytest.mark.parametrize("adapter", ["none", "lora", "dora"])
+@pytest.mark.parametrize("tied", [True, False])
+def test_it_computes_the_bits_of_fsdp(precision: str, adapter: str, tied: bool, one: World) -> None:
+    changes = {"parallel.precision": precision, "model.adapter": adapter, "model.tied_head": tied}
+    config = configs.recipes.tiny().override(changes | {"model.qkv_bias": True, "model.qk_norm": "head"})
+    (loss, found), (expected_loss, expected) = (gradients(config, one, sharded) for sharded in (False, True))
+    assert loss == expected_loss
+    assert found.keys() == expected.keys()
+    assert all(one.dtype == torch.float32 for one in found.values())
+    assert not [name for name in found if not torch.equal(found[name], expected[name])]
+
+
+def test_weights_moments_and_loss_stay_in_fp32(one: World) -> None:
+    config = configs.recipes.tiny().override({"parallel.precision": "bf16"})
+    model = parallelize(skeleton(config.model, 256), config.parallel, one)
+    assert {parameter.dtype for parameter in model.parameters()} == {torch.float32}
+    ids = torch.zeros(1, 8, dtype=torch.int64)
+    assert model(ids).dtype == torch.bfloat16
+    assert model(ids, ids)[0].dtype == torch.float32
