@@ -13,6 +13,7 @@ import math
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.func import functional_call
 
 from springtide.config.engine import BLOCK_OUTPUTS, ModelConfig
 from springtide.errors import ConfigError, explain
@@ -119,8 +120,7 @@ class Decoder(nn.Module):
     ) -> Tensor | tuple[Tensor, Tensor]:
         """(B, L) ids -> (B, L, V) logits, or of the ``newest`` id of each row only, (B, 1, V); or, given ``targets_BL``, the
         result of ``head_loss``, or ``by_token`` that of ``token_nats``, (B, L). The ids follow those in ``past``."""
-        embedding_VD, head_VD = self._tables()
-        x_BLD = F.embedding(tokens_BL, embedding_VD).to(self.computes_in or self.norm.weight.dtype)
+        x_BLD, head_VD = self._embedded(tokens_BL)
         if self.config.scaled_embedding:
             x_BLD = x_BLD * math.sqrt(self.config.base_width or self.config.dim)
         in_global, in_local, mask_B1LL = self._places(tokens_BL, past)
@@ -139,15 +139,16 @@ class Decoder(nn.Module):
             return token_nats(hidden_ND, head_VD, wanted_N, self.config.logit_cap).view_as(targets_BL)
         return head_loss(hidden_ND, head_VD, wanted_N, z_weight, self.config.logit_cap, largest)
 
-    def _tables(self) -> tuple[Tensor, Tensor]:
-        """Return the weights of embedding and head in the type that is computed in. Tied ones are converted once, so that both
-        gradients add up in that type, as under FSDP."""
-        embedding_VD, head_VD = self.embedding.weight, self.head.weight
+    def _embedded(self, tokens_BL: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the embeddings of ids, (B, L, D), and the head's weight, in the type that is computed in. Tied weights are
+        converted once, so that both gradients add up in that type, as under FSDP."""
         if self.computes_in is None:
-            return embedding_VD, head_VD
-        tied = embedding_VD is head_VD
-        embedding_VD = embedding_VD.to(self.computes_in)
-        return embedding_VD, embedding_VD if tied else head_VD.to(self.computes_in)
+            return self.embedding(tokens_BL).type_as(self.norm.weight), self.head.weight
+        table_VD = self.embedding.weight.to(self.computes_in)
+        tied = self.head.weight is self.embedding.weight
+        # a call of the module, so that a user's hooks on it run
+        x_BLD: Tensor = functional_call(self.embedding, {"weight": table_VD}, (tokens_BL,))
+        return x_BLD, table_VD if tied else self.head.weight.to(self.computes_in)
 
     def _places(
         self, tokens_BL: Tensor, past: KVCache | None

@@ -65,3 +65,11 @@ def test_weights_moments_and_loss_stay_in_fp32(one: World) -> None:
     ids = torch.zeros(1, 8, dtype=torch.int64)
     assert model(ids).dtype == torch.bfloat16
     assert model(ids, ids)[0].dtype == torch.float32
+
+
+def test_a_hook_on_the_embedding_runs(one: World) -> None:
+    config = configs.recipes.tiny().override({"parallel.precision": "bf16"})
+    model, seen = parallelize(skeleton(config.model, 256), config.parallel, one), list[torch.dtype]()
+    model.get_submodule("embedding").register_forward_hook(lambda module, inputs, found: seen.append(found.dtype))
+    model(torch.zeros(1, 8, dtype=torch.int64))
+    assert seen == [torch.bfloat16]
