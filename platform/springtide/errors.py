@@ -88,6 +88,10 @@ class TrainingFailed(SpringtideError):
     """Training stopped on an error in the training code; the message has the rank and the stack trace."""
 
 
+class CommandFailed(SpringtideError):
+    """A command to a run was refused, failed, or nobody carried it out."""
+
+
 class StoppedWaiting(SpringtideError):
     """Training was asked to stop while it waited for capacity; handled like any other requested stop."""
 

@@ -6,7 +6,8 @@ import contextlib
 import functools
 import os
 import secrets
-from collections.abc import Callable, Iterator
+import threading
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
 from springtide import config as configs
@@ -105,14 +106,23 @@ def _claim_and_train(
     watcher: DatasetWatcher | None = None,
 ) -> bool:
     """Hold the run and train it to its end, or until it is stopped. Returns True if it was stopped for new datasets."""
-    with _lease(found) as lease:  # a refused driver has written nothing
+    hears = [listen] if listen else []
+    with _lease(found) as lease, contextlib.ExitStack() as stack:  # a refused driver has written nothing
         _begin(found, lease.term)
-        if watcher is None:
-            _train(found, lease, uri, listen, workers, reports=workers is None)
+        if workers is not None:  # a trial: commands go to its sweep
+            _train(found, lease, uri, hears, workers, reports=False)
             return False
-        with watcher.watching(found.config, found.run) as asked:
-            signalled = _train(found, lease, uri, listen, watcher.workers, reports=True)
-        return asked.is_set() and not signalled
+        from springtide.app.control import Controls  # Ray loads only when needed
+        from springtide.on_ray.train.worker_lender import WorkerLender
+
+        own = WorkerLender() if watcher is None else watcher.workers
+        if watcher is None:
+            stack.callback(own.end)
+        controls = Controls(found.config, found.run, own)
+        stack.enter_context(controls.carried_out())
+        asked = stack.enter_context(watcher.watching(found.config, found.run)) if watcher else threading.Event()
+        signalled = _train(found, lease, uri, [controls, *hears], own, True, controls.remarks)
+        return asked.is_set() and not signalled and not controls.stops
 
 
 @contextlib.contextmanager
@@ -145,12 +155,13 @@ def _train(
     found: ResolvedRun,
     lease: leases.Lease,
     uri: str,
-    listen: Callable[[Event], None] | None,
+    hears: Sequence[Callable[[Event], None]],
     workers: Any,
     reports: bool,
+    remarks: Sequence[str] = (),
 ) -> bool:
-    """Train a claimed run to its end, with all listeners; if it ``reports``, the report is written even after an error. Returns
-    True if a signal stopped it."""
+    """Train a claimed run to its end, with all listeners, ``hears`` too; if it ``reports``, the report is written even after an
+    error. ``remarks`` are printed. Returns True if a signal stopped it."""
     from springtide.on_ray.cluster.session import dashboard_hint  # Ray and torch load only when needed
     from springtide.on_ray.train.trainer import train as train_on_ray
 
@@ -159,11 +170,11 @@ def _train(
     with contextlib.ExitStack() as stack:
         console = stack.enter_context(Console(config.num_steps, config.track.progress))
         journal = stack.enter_context(Journal(run.folder, term=lease.term, say=console.say))
-        for remark in found.remarks:
+        for remark in (*found.remarks, *remarks):
             console.say(remark)
         if found.dashboard:
             console.say(f"run {run.id}; Ray dashboard: http://{found.dashboard}{dashboard_hint()}")
-        listeners: list[Callable[[Event], None]] = [journal, console, *([listen] if listen else [])]
+        listeners: list[Callable[[Event], None]] = [journal, console, *hears]
         if uri != OFF:
             settings = configs.flatten(configs.redact(config))
             earlier = functools.partial(stream_journal, run.folder)

@@ -206,6 +206,20 @@ def check_free(run: Folder) -> None:
         raise _held_by(run, last)
 
 
+def why_over(run: Folder) -> str | None:
+    """Return why nobody trains the run, as far as its leases say; None if somebody may. A driver that was killed has not said
+    that it ended."""
+    last = _last(run)
+    if last is None:
+        return "it has never been trained"
+    driver = last.driver or last.term
+    if (run / "leases").exists(f"{driver:04d}.ended"):
+        return f"its last driver has ended (lease {driver}); start it again with --resume"
+    if last.trains and not last.driver:
+        return "it is trained under torchrun, which hears no commands"
+    return None
+
+
 def check(run: Folder, mine: int, owner: str = "") -> None:
     """Raise RunExists if a newer lease has claimed the run, or, with ``owner``, if another owner has the same term: a store
     without conditional puts lets two claim it."""

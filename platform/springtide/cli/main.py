@@ -3,6 +3,8 @@
 springtide data prepare | inspect            text to a sealed dataset
            train, sweep                      a run; many runs
            run inspect                       what a run's folder holds
+           run save | pause | continue       steer a run that trains
+               resize | stop | note
            model evaluate | average          a checkpoint as a model
            model generate | serve            text from a checkpoint, here or over HTTP
            model export | import             a model in and out of the format of transformers

@@ -1,11 +1,16 @@
-"""``springtide run inspect``, ``springtide verify``, ``springtide report``: the contents, proof and costs of a run."""
+"""``springtide run``: look at a run, and steer one that trains. ``springtide verify``, ``springtide report``: proof, costs."""
 
 from __future__ import annotations
 
 import argparse
+import functools
+from typing import TYPE_CHECKING
 
 from springtide.cli.commands import Commands
 from springtide.cli.options import add_json, print_json
+
+if TYPE_CHECKING:
+    from springtide.run.control import Verb
 
 _INSPECT = """  springtide run inspect runs/RUN                # starts and checkpoints, which are valid and why others are not
   springtide run inspect runs/RUN/checkpoints/step-0000000100 --verify   # read every byte of it"""
@@ -13,12 +18,28 @@ _VERIFY = """  springtide verify runs/RUN
   springtide verify runs/RUN --json"""
 _REPORT = """  springtide report runs/RUN          # where the time went, and every restart
   springtide report runs/RUN --json"""
+_STEER: dict[Verb, tuple[str, str]] = {
+    "save": ("Make a run write a checkpoint now.", "  springtide run save runs/RUN"),
+    "pause": (
+        "Make a run save and give its workers back, until `run continue`.",
+        "  springtide run pause s3://bucket/runs/RUN --wait 300",
+    ),
+    "continue": ("Let a paused run train on.", "  springtide run continue runs/RUN"),
+    "resize": (
+        "Set the most workers of a run, also after restarts.",
+        "  springtide run resize runs/RUN 2\n  springtide run resize runs/RUN 0   # as many as the config allows",
+    ),
+    "stop": ("Make a run save and end, as Ctrl-C does.", "  springtide run stop runs/RUN"),
+    "note": ("Write a note into a run's journal.", '  springtide run note runs/RUN "moved to the new cluster"'),
+}
 
 
 def add(commands: Commands) -> None:
     """Add the commands."""
-    group = commands.group("run", "Look at a run.")
+    group = commands.group("run", "Look at a run, and steer it while it trains.")
     group.command("inspect", _inspect, "Show what a run or a checkpoint holds.", _inspect_options, _INSPECT)
+    for verb, (help, example) in _STEER.items():
+        group.command(verb, functools.partial(_steer, verb), help, functools.partial(_steer_options, verb), example)
     help = "Prove that a run trained on exactly the samples it should have."
     commands.command("verify", _verify, help, _run_options, _VERIFY)
     help = "Print where the time of a run went, and what restarts cost."
@@ -34,6 +55,30 @@ def _inspect_options(parser: argparse.ArgumentParser) -> None:
 def _run_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("run", help="the run's folder")
     add_json(parser)
+
+
+def _steer_options(verb: str, parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("run", help="the run's folder")
+    if verb == "resize":
+        parser.add_argument("workers", type=int, help="most workers; 0 lifts the limit")
+    elif verb == "note":
+        parser.add_argument("text", help="the note, in quotes")
+    parser.add_argument("--wait", type=float, default=60.0, metavar="SECONDS", help="how long to wait for the effect")
+    add_json(parser)
+
+
+def _steer(verb: Verb, options: argparse.Namespace) -> int:
+    from springtide.run.control import await_result, give
+    from springtide.run.folder import open_run
+
+    folder = open_run(options.run).folder
+    command = give(folder, verb, getattr(options, "workers", 0), getattr(options, "text", ""))
+    found = await_result(folder, command, options.wait)
+    if options.json:
+        print_json({"verb": verb, **found.model_dump(mode="json", exclude={"format"})})
+    else:
+        print(f"{verb}: at step {found.step}: {found.text}")
+    return 0
 
 
 def _inspect(options: argparse.Namespace) -> int:

@@ -49,6 +49,8 @@ class Bounds:
     """Whether places on a node that stays may be given to other runs."""
     fits: int = 1
     """Fewest workers that have enough memory for a step, as far as known."""
+    paused_by: str = ""
+    """Who has paused the run; empty if nobody."""
 
     def feasible(self, places: int) -> int:
         """Return the most workers for ``places``; 0 if there are too few."""
@@ -229,6 +231,8 @@ def _without_group(
     bounds: Bounds, nodes: Sequence[Node], usable: Sequence[Node], room: _Room, memory: PolicyState, now: float
 ) -> tuple[Decision, PolicyState]:
     size = room.size
+    if bounds.paused_by:
+        return Stay(f"paused by {bounds.paused_by}, and holds no workers", save=True), memory._replace(lacking_s=None)
     if not size:
         lacking_s = now if memory.lacking_s is None else memory.lacking_s
         memory, lack = memory._replace(lacking_s=lacking_s), _lack(bounds, nodes, usable)
@@ -260,6 +264,8 @@ def _with_group(
     workers, mine = len(group.nodes), dict.fromkeys(group.nodes)
     if lost := [name for name in mine if name not in alive]:
         return Replace(f"lost nodes: {_names(lost)}")
+    if bounds.paused_by:
+        return Leave(f"paused by {bounds.paused_by}", durable=True)
     if leaving := [alive[name] for name in mine if alive[name].leaves_at is not None]:
         first = min(node.leaves_at for node in leaving if node.leaves_at is not None)
         what = f"notice: {_names([node.id for node in leaving])} will be taken away in {max(0.0, first - now):.0f} s"
@@ -270,6 +276,8 @@ def _with_group(
     if bad := [alive[name] for name in mine if alive[name].problem]:
         reason = "; ".join(f"{node.id[:8]} {node.problem}" for node in bad)
         return Leave(reason) if room.size else Stay(f"{reason}; there is nowhere else to go")
+    if workers > bounds.max_workers:
+        return Leave(f"resize from {workers} to {bounds.max_workers} workers", durable=not room.size)
     owed = sum(max(0, number - alive[name].places) for name, number in Counter(group.nodes).items())
     if bounds.shares and owed:
         return Leave(f"{_count(owed, 'worker')} for other runs", durable=not room.size)

@@ -3,7 +3,7 @@
 The training loop yields events; whatever prints, stores or plots is a listener.
 """
 
-from springtide.events.controller import Decided, Failed, Ready
+from springtide.events.controller import Commanded, Decided, Failed, Ready
 from springtide.events.event import Event
 from springtide.events.record import EVENTS, event, record
 from springtide.events.saves import (
@@ -34,6 +34,7 @@ from springtide.events.steps import (
 
 __all__ = [
     "EVENTS",
+    "Commanded",
     "Decided",
     "Evaluated",
     "Event",

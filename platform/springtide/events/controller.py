@@ -41,6 +41,25 @@ class Failed(Event):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+class Commanded(Event):
+    """Somebody gave the run a command (``run.control``)."""
+
+    kind: ClassVar[str] = "commanded"
+    from_controller: ClassVar[bool] = True
+    step: int
+    verb: str
+    caller: str
+    """User and host, as the caller says."""
+    text: str = ""
+    """The note, the number of workers, or why it is refused."""
+    refused: bool = False
+
+    def describe(self) -> str:
+        what = f"{self.verb}{' REFUSED' if self.refused else ''}, by {self.caller}"
+        return f"{what}: {self.text}" if self.text else what
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class Ready(Event):
     """A new worker process on a node is ready for the next worker group."""
 

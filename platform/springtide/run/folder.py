@@ -4,6 +4,7 @@
                 journal/       every event
                 checkpoints/   committed steps
                 tasks/         scores of checkpoints on tasks
+                control/       commands to it, and their results
                 mlflow.json    the one MLflow run
                 report.html    written when training ends
 """
@@ -25,6 +26,7 @@ from springtide.config.schema import SAMPLE_TEMPERATURE
 from springtide.errors import ConfigError, DamagedFile, explain, redacted
 from springtide.events import Evaluated, Event, Sampled, Started, StepDone, Stopped
 from springtide.report.run_page import charts, render
+from springtide.run.control import RunControl
 from springtide.run.task_scores import TaskScores, read_task_scores
 from springtide.run.trust import check_model_code
 from springtide.store import Folder
@@ -45,7 +47,7 @@ _log = logging.getLogger(__name__)
 
 
 @dataclasses.dataclass(frozen=True)
-class Run:
+class Run(RunControl):
     """A handle on a run, live or ended; every property is read from the folder on access.
 
     Examples:

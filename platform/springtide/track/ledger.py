@@ -40,6 +40,8 @@ KINDS = (
     "waiting",
     "other",
 )
+_NOT_HELD = "paused"
+"""Time of a paused run: it holds no workers."""
 SPOT = ("spot", "preemptible")
 """Market labels of nodes that may be preempted."""
 
@@ -187,9 +189,11 @@ class _LedgerBuilder:
             passed_s = max(0.0, event.time_s - self._now)
             self._now += passed_s
             self._spend(self._phase, passed_s)
-            if event.decision == "stay" and "waiting" in event.reason:
+            if event.decision == "stay" and event.reason.startswith("paused by"):
+                self._phase = _NOT_HELD
+            elif event.decision == "stay" and "waiting" in event.reason:
                 self._phase = "waiting"
-            elif self._phase == "waiting":
+            elif self._phase in ("waiting", _NOT_HELD):
                 self._phase = "resize" if self._last else "start_up"
 
     def _leave(self, cause: str) -> None:
@@ -225,7 +229,7 @@ class _LedgerBuilder:
     def _spend(self, kind: str, seconds: float) -> None:
         if self._workers:
             self._charge(kind, seconds)
-        else:
+        elif kind != _NOT_HELD:
             self._pending[kind] = self._pending.get(kind, 0.0) + seconds
 
     def _close(self) -> None:

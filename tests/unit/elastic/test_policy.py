@@ -60,6 +60,30 @@ def test_it_starts_at_once_with_all_it_may_have_and_waits_a_moment_for_more() ->
     assert isinstance(again, Start)  # after a loss nobody waits
 
 
+def test_a_paused_run_leaves_for_the_store_and_starts_nothing_until_it_may() -> None:
+    group, paused = WorkerGroup(("a", "b", "c")), dataclasses.replace(BOUNDS, paused_by="me@here", wait_s=10.0)
+    leaves = after_quiet(THREE, group, bounds=paused)
+    assert leaves == Leave("paused by me@here", durable=True)
+    assert isinstance(after_quiet(THREE[:2], group, bounds=paused), Replace)  # it cannot leave: it has lost a worker
+    rests = after_quiet(THREE, None, bounds=paused)
+    assert isinstance(rests, Stay)
+    assert rests.save
+    assert isinstance(after_quiet([], None, bounds=paused), Stay)  # elastic.wait does not end it
+    _, memory = decide(paused, [], None, PAYS, PolicyState(held=frozenset("a")), 0.0)
+    waits, _ = decide(dataclasses.replace(paused, paused_by=""), [], None, PAYS, memory, 100.0)
+    assert isinstance(waits, Stay)  # the wait begins now
+    assert isinstance(after_quiet(THREE, None), Start)
+
+
+def test_a_group_above_the_limit_leaves_and_the_next_one_keeps_to_it() -> None:
+    group, fewer = WorkerGroup(("a", "b", "c")), dataclasses.replace(BOUNDS, max_workers=2)
+    assert after_quiet(THREE, group, bounds=fewer) == Leave("resize from 3 to 2 workers")
+    starts = after_quiet(THREE, None, bounds=fewer)
+    assert isinstance(starts, Start)
+    assert starts.workers == 2
+    assert isinstance(after_quiet(THREE, WorkerGroup(("a", "b")), bounds=fewer), Stay)
+
+
 def test_it_says_what_it_waits_for() -> None:
     nodes = [Node("aaaaaaaaaaaa", 1), Node("b", 1, leaves_at=9.0), Node("c", 1, problem="is slow")]
     waits = after_quiet(nodes, None)

@@ -23,7 +23,7 @@ from springtide.store import Folder, digest
 transformers = pytest.importorskip("transformers")
 pytest.importorskip("gguf")
 SPECIAL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
-TEXTS = 1000
+TEXTS = 10_000
 POOLS = (
     "etaoinshrdlu",
     "ETAOINSHRDLU",

@@ -149,3 +149,18 @@ def test_stragglers_are_named() -> None:
 
 def test_a_run_without_events_held_nothing() -> None:
     assert ledger([]).goodput == 0.0
+
+
+def test_a_paused_run_is_charged_nothing_until_it_trains_on() -> None:
+    history: list[Event] = [
+        decided("start", "2 of 2 workers on 2 nodes", 0.0),
+        started(0, 1.0, 2),
+        step(1, 2.0, 2),
+        decided("leave", "paused by me@here", 2.5),
+        Left(step=1, kept_in="store", time_s=3.0, term=1),
+        decided("stay", "paused by me@here, and holds no workers", 4.0),
+        decided("start", "2 of 2 workers on 2 nodes", 1004.0),
+        started(1, 1006.0, 2),
+        step(2, 1007.0, 2),
+    ]
+    assert ledger(history).held == 2 * (4.0 + 3.0)

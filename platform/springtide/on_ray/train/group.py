@@ -23,9 +23,12 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from springtide.faults import reach
 from springtide.on_ray._ray_private import (
+    InitializingState,
     PlacementGroupHandle,
     RayTrainWorker,
+    ResizeDecision,
     TrainController,
+    TrainControllerLoopIterationResult,
     Worker,
     WorkerGroup,
     WorkerGroupCallback,
@@ -224,6 +227,18 @@ class Controller(TrainController):
             processes = pool
 
         self.worker_group_cls = Group
+
+    def _execute_resize_decision(self, decision: ResizeDecision) -> TrainControllerLoopIterationResult:
+        """Resize the group. To no worker, which Ray does not know: end the group and all free processes, and wait for the next
+        decision."""
+        if decision.num_workers:
+            return super()._execute_resize_decision(decision)
+        if self._worker_group is not None:
+            self._shutdown_worker_group()
+        self.worker_group_cls.processes.end()
+        return TrainControllerLoopIterationResult(
+            run_attempt_id=self._get_run_attempt_id(), previous_state=self._state, next_state=InitializingState()
+        )
 
     def _start_worker_group(self, num_workers: int, resources_per_worker: dict[str, float]) -> None:
         """Ask large groups less often how they are: each time costs a call to every worker, from one thread."""

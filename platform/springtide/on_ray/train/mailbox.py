@@ -17,7 +17,7 @@ import math
 import secrets
 import time
 from collections.abc import Sequence
-from typing import Generic, TypeVar
+from typing import Generic, NamedTuple, TypeVar
 
 import numpy as np
 import ray
@@ -39,6 +39,15 @@ _LEAVING = (Interrupt.LEAVE, Interrupt.EVACUATE)
 T = TypeVar("T")
 
 
+class WorkerLimit(NamedTuple):
+    """What commands to the run say of its workers (``run.control``)."""
+
+    workers: int = 0
+    """Most workers; 0: as many as the config allows."""
+    paused_by: str = ""
+    """Who has paused the run; empty if nobody."""
+
+
 @dataclasses.dataclass(frozen=True)
 class Progress:
     """The state of training that the controller needs."""
@@ -53,6 +62,7 @@ class Progress:
     longest_s: float = math.inf
     """How long it may be silent [s]."""
     prospects: RestartForecast = dataclasses.field(default_factory=RestartForecast)
+    limit: WorkerLimit = dataclasses.field(default_factory=WorkerLimit)
 
 
 class _RunState:
@@ -69,6 +79,7 @@ class _RunState:
         self.last_event_s = math.inf
         self.history = RunHistory(num_steps)
         self.micro_batch: int | None = None
+        self.limit = WorkerLimit()
         self.notices: dict[str, tuple[int, float]] = {}
         """Node that leaves -> its deadline as announced to Ray [ms], and when that is, of ``time.monotonic`` [s]."""
 
@@ -118,7 +129,9 @@ class Mailbox:
     async def ask(self, key: str, interrupt: Interrupt, left_s: float = math.inf) -> None:
         """See ``MailboxClient.ask``."""
         run = self._run
-        if key == run.key and not (run.asked is Interrupt.STOP and interrupt is not Interrupt.STOP):
+        weaker = run.asked is Interrupt.STOP and interrupt is not Interrupt.STOP
+        weaker |= run.asked in _LEAVING and interrupt is Interrupt.SAVE  # what leaves brings its state to safety
+        if key == run.key and not weaker:
             run.asked, run.leave_by_s = interrupt, time.monotonic() + left_s
 
     async def leave_left_s(self, key: str) -> float | None:
@@ -179,7 +192,12 @@ class Mailbox:
         longest_s = run.history.longest_s(run.hang_s) if run.hang_s else math.inf
         silent_s = max(0.0, time.monotonic() - run.last_event_s)
         stop = run.asked is Interrupt.STOP
-        return Progress(run.history.step, run.left, stop, silent_s, longest_s, run.history.prospects())
+        return Progress(run.history.step, run.left, stop, silent_s, longest_s, run.history.prospects(), run.limit)
+
+    async def limit_workers(self, key: str, limit: WorkerLimit) -> None:
+        """See ``MailboxClient.limit_workers``."""
+        if key == self._run.key:
+            self._run.limit = limit
 
     async def limit_micro_batch(self, key: str, rows: int) -> None:
         """See ``MailboxClient.limit_micro_batch``."""
@@ -232,8 +250,8 @@ class MailboxClient:
         return Reply(self.actor.take.remote(self.key, wait_s))
 
     def ask(self, interrupt: Interrupt, left_s: float = math.inf) -> Reply[None]:
-        """Ask the workers for ``interrupt`` until the next call; no request replaces one to stop. ``left_s``: time until a copy
-        in memory must be safe [s]."""
+        """Ask the workers for ``interrupt`` until the next call; none replaces one to stop, and to save none to leave.
+        ``left_s``: time until a copy in memory must be safe [s]."""
         return Reply(self.actor.ask.remote(self.key, interrupt, left_s))
 
     def leave_left_s(self) -> Reply[float | None]:
@@ -273,6 +291,10 @@ class MailboxClient:
     def progress(self) -> Reply[Progress | None]:
         """Reply with the run's progress."""
         return Reply(self.actor.progress.remote(self.key))
+
+    def limit_workers(self, limit: WorkerLimit) -> Reply[None]:
+        """Set the most workers of this group and later ones, and whether the run is paused."""
+        return Reply(self.actor.limit_workers.remote(self.key, limit))
 
     def limit_micro_batch(self, rows: int) -> Reply[None]:
         """Set the largest micro-batch allowed for later groups, because more did not fit [rows]."""

@@ -54,7 +54,7 @@ from springtide.on_ray.train.actor_context import run_as_actor
 from springtide.on_ray.train.failure_policy import SpringtideFailurePolicy
 from springtide.on_ray.train.group import Controller
 from springtide.on_ray.train.hang import diagnose
-from springtide.on_ray.train.mailbox import Progress
+from springtide.on_ray.train.mailbox import Progress, WorkerLimit
 from springtide.on_ray.train.snapshot_saver import SnapshotSaver
 from springtide.on_ray.train.worker import TrainJob
 from springtide.on_ray.train.worker_lender import WorkerLender
@@ -113,11 +113,15 @@ class SpringtideScalingPolicy(ElasticScalingPolicy):
         """Nodes that Ray takes for alive and that did not answer."""
         self._probed_s = float("-inf")
         self._failed_looks = 0
+        self._limit, self._holds = WorkerLimit(), True
+        """What commands say of the workers, and whether the cluster is asked for any."""
         self._saver = SnapshotSaver(job)
 
     @property
     def _bounds(self) -> Bounds:
-        return dataclasses.replace(self._asked_for, fits=self._limits.least_workers)
+        asked, limit = self._asked_for, self._limit
+        most = min(asked.max_workers, limit.workers or asked.max_workers)
+        return dataclasses.replace(asked, fits=self._limits.least_workers, max_workers=most, paused_by=limit.paused_by)
 
     def make_decision_for_non_running_worker_group(self) -> ScalingDecision:
         """Start a group if there is room, else wait a moment. Raises StoppedWaiting when asked to stop, TrainingFailed when
@@ -139,9 +143,9 @@ class SpringtideScalingPolicy(ElasticScalingPolicy):
     def _look(self) -> ScalingDecision:
         if self._processes.closed:
             raise StoppedWaiting("its driver has ended")
-        self._maybe_send_resource_request()
         self._asked = None
         progress = self._progress()
+        self._ask_for_capacity()
         if progress.stop:
             self._end_waiting(progress)
         if time.monotonic() < self._processes.not_before_s:
@@ -178,7 +182,7 @@ class SpringtideScalingPolicy(ElasticScalingPolicy):
         self, worker_group_state: WorkerGroupState, worker_group_status: object
     ) -> ScalingDecision:
         """Ask the group to leave when it should, and start the next one when it has left."""
-        self._maybe_send_resource_request()
+        self._ask_for_capacity()
         busy = tuple(worker.metadata.node_id for worker in worker_group_state.workers)
         if not self._runs:
             self._runs = True
@@ -243,6 +247,9 @@ class SpringtideScalingPolicy(ElasticScalingPolicy):
         if not isinstance(decision, Start):
             if isinstance(decision, Stay) and decision.save:
                 self._saver.begin()
+            if self._limit.paused_by:
+                self._processes.end()
+                return self._get_resize_decision(0) if busy else NoopDecision()
             return NoopDecision()
         self._saver.cancel()
         self._processes.prepare(decision.nodes, self._job)
@@ -307,8 +314,19 @@ class SpringtideScalingPolicy(ElasticScalingPolicy):
 
     def _progress(self) -> Progress:
         with contextlib.suppress(RayError):  # the mailbox is slow, or ends with its driver
-            return self._mailbox.progress().get(_ANSWER_S) or Progress()
+            if (found := self._mailbox.progress().get(_ANSWER_S)) is not None:
+                self._limit = found.limit
+                return found
         return Progress()
+
+    def _ask_for_capacity(self) -> None:
+        """Keep asking the cluster for workers; for none while the run is paused."""
+        if not self._limit.paused_by:
+            _ = self._maybe_send_resource_request() if self._holds else self._send_resource_request()
+            self._holds = True
+        elif self._holds:
+            self._cancel_resource_request()
+            self._holds = False
 
     def _reserved(self, alive: set[str]) -> dict[str, dict[str, float]]:
         """Return node -> resources of this run. Ray looks for new nodes every 20 s; if the nodes that are ``alive`` have
@@ -329,7 +347,7 @@ class SpringtideScalingPolicy(ElasticScalingPolicy):
 
     def _get_num_workers_for_resource_request(self) -> int:
         """Add what leaving nodes hold: it is requested again before they are gone."""
-        return self.scaling_config.max_workers + self._leaving
+        return self._bounds.max_workers + self._leaving
 
     def _ask_for_what_leaves(self, nodes: list[Node]) -> None:
         leaving = sum(node.places for node in nodes if node.leaves_at is not None)

@@ -12,7 +12,8 @@ from ray.exceptions import RayError
 from springtide.config import Config
 from springtide.elastic import Interrupt
 from springtide.errors import RunExists
-from springtide.on_ray.train.mailbox import MailboxClient, open_mailbox
+from springtide.events import Event
+from springtide.on_ray.train.mailbox import MailboxClient, WorkerLimit, open_mailbox
 from springtide.on_ray.train.process_pool import WorkerProcessPool
 from springtide.on_ray.tune.worker_pool import WorkerPoolClient
 
@@ -28,6 +29,7 @@ class WorkerLender:
         self.share = share
         self.processes = WorkerProcessPool()
         self._mailbox: MailboxClient | None = None
+        self._limit = WorkerLimit()
         self._waits: threading.Timer | None = None
         self._lock = threading.Lock()
 
@@ -40,6 +42,7 @@ class WorkerLender:
             raise RunExists(
                 f"run {config.run.id!r} is being trained on this cluster by another driver; wait for it or stop it"
             ) from None
+        self._mailbox.limit_workers(self._limit)
         return self._mailbox
 
     def ask(self, interrupt: Interrupt) -> None:
@@ -48,6 +51,20 @@ class WorkerLender:
         if mailbox is not None:
             with contextlib.suppress(RayError):  # it has just ended
                 mailbox.ask(interrupt).get()
+
+    def limit(self, limit: WorkerLimit) -> None:
+        """Limit the workers of the current run and of later ones."""
+        self._limit, mailbox = limit, self._mailbox
+        if mailbox is not None:
+            with contextlib.suppress(RayError):  # it has just ended
+                mailbox.limit_workers(limit).get()
+
+    def post(self, event: Event) -> None:
+        """Post an event of the driver to the listeners of the current run, if there is one."""
+        mailbox = self._mailbox
+        if mailbox is not None:
+            with contextlib.suppress(RayError):
+                mailbox.post([event]).get()
 
     def claim(self, config: Config) -> None:
         """Claim workers for a new run."""

@@ -1,0 +1,292 @@
+"""Commands to a run that trains: whoever steers it writes them, its driver carries them out.
+
+    RUN/control/0000.json         a command, written once by its caller
+                0000.done.json    its result, written once: by the driver when it has taken effect, or by a caller that gave up
+
+Who may write to the run's folder may steer the run: there is no other permission. A command is found wherever the folder is
+read, also while the workers are restarted. A limit of workers and a pause hold until the next command, for later drivers too.
+"""
+
+from __future__ import annotations
+
+import getpass
+import os
+import re
+import socket
+import time
+from typing import Annotated, Literal, NamedTuple, get_args
+
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
+
+from springtide.checkpoint import leases
+from springtide.errors import CommandFailed, ConfigError, DamagedFile, explain, redacted
+from springtide.store import Folder, to_json
+
+Verb = Literal["save", "pause", "continue", "resize", "stop", "note"]
+VERBS: tuple[Verb, ...] = get_args(Verb)
+_FOLDER = "control"
+_NAME = re.compile(r"(\d{4,9})(\.done)?\.json")
+_TRIES = 100
+_MOST = 10**9
+"""Numbers of commands that a file's name can have."""
+_LOOK_S, _LOOK_AT_STORE_S = 0.2, 2.0
+"""Time between looks for a result, in a local folder and at an object store [s]."""
+_NOTE = 2000
+"""Most characters of a note."""
+
+
+class Command(BaseModel):
+    """What a caller asks of a run."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+    format: Literal[1] = 1
+    number: int = Field(ge=0)
+    verb: Verb
+    workers: int = Field(default=0, ge=0, le=10**6)
+    """Most workers, of ``resize``; 0: as many as the config allows."""
+    text: str = Field(default="", max_length=_NOTE)
+    """Of ``note``."""
+    caller: str = Field(max_length=200)
+    """User and host, as the caller says."""
+    time_s: float = Field(ge=0, le=1e11, allow_inf_nan=False)
+    """Seconds since 1970, by the caller's clock."""
+
+
+class CommandResult(BaseModel):
+    """What became of a command."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+    format: Literal[1] = 1
+    number: int = Field(ge=0)
+    done: bool
+    """False if it was refused, failed or was withdrawn."""
+    step: int = Field(ge=0)
+    """The step at which it took effect [steps]."""
+    text: Annotated[str, Field(max_length=2000)]
+
+
+class Standing(NamedTuple):
+    """What the commands of a run come to when a driver begins."""
+
+    workers: int
+    """Most workers; 0: as many as the config allows."""
+    paused_by: str
+    """Who paused the run; empty if it is not paused."""
+    unanswered: tuple[int, ...]
+    following: int
+    """Number of the next command."""
+
+
+_COMMAND: TypeAdapter[Command] = TypeAdapter(Command)
+_RESULT: TypeAdapter[CommandResult] = TypeAdapter(CommandResult)
+
+
+def has_command(run: Folder, number: int) -> bool:
+    """Return whether command ``number`` has been given: one request."""
+    return (run / _FOLDER).exists(_file(number))
+
+
+def read_command(run: Folder, number: int) -> Command:
+    """Return a command. Raises DamagedFile if its file holds something else."""
+    return (run / _FOLDER).read_as(_file(number), _COMMAND)
+
+
+def read_result(run: Folder, number: int) -> CommandResult | None:
+    """Return what became of a command; None if it has no result yet. Raises DamagedFile."""
+    try:
+        return (run / _FOLDER).read_as(_file(number, done=True), _RESULT)
+    except FileNotFoundError:
+        return None
+
+
+def write_result(run: Folder, result: CommandResult) -> bool:
+    """Write what became of a command. Returns False if somebody has already."""
+    try:
+        (run / _FOLDER).create(_file(result.number, done=True), to_json(result.model_dump(mode="json")).encode())
+    except FileExistsError:
+        return False
+    return True
+
+
+def standing(run: Folder) -> Standing:
+    """Return what the commands given so far come to. Those that were refused, and damaged ones, count for nothing."""
+    numbers, answered = _numbers(run)
+    workers: int | None = None
+    paused_by: str | None = None
+    for number in reversed(numbers):
+        if workers is not None and paused_by is not None:
+            break  # older commands are overruled, however many there are
+        try:
+            one, result = read_command(run, number), read_result(run, number) if number in answered else None
+        except DamagedFile:
+            continue
+        if result is not None and not result.done:
+            continue
+        if one.verb == "resize" and workers is None:
+            workers = one.workers
+        elif one.verb in ("pause", "continue") and paused_by is None:
+            paused_by = one.caller if one.verb == "pause" else ""
+    unanswered = tuple(number for number in numbers if number not in answered)
+    return Standing(workers or 0, paused_by or "", unanswered, numbers[-1] + 1 if numbers else 0)
+
+
+def give(run: Folder, verb: Verb, workers: int = 0, text: str = "") -> Command:
+    """Give a run a command, and return it as it was written.
+
+    Raises:
+        ConfigError: a value is out of its limits.
+        CommandFailed: the run is not being trained.
+    """
+    if verb not in VERBS:
+        raise ConfigError(explain("verb", verb, "is not a command", f"one of: {', '.join(VERBS)}"))
+    if not 0 <= workers <= 10**6:
+        raise ConfigError(
+            explain("workers", workers, "is not a number of workers", "at least 1, or 0 to lift the limit")
+        )
+    if len(text) > _NOTE or (verb == "note" and not text.strip()):
+        raise ConfigError(explain("note", f"{len(text)} characters", f"must have 1 to {_NOTE}", "shorten it"))
+    if (over := leases.why_over(run)) is not None:
+        raise CommandFailed(f"{run.url}: nobody can {verb} it: {over}")
+    given = _numbers(run)[0]
+    first = given[-1] + 1 if given else 0
+    for number in range(first, min(first + _TRIES, _MOST)):
+        one = Command(
+            number=number, verb=verb, workers=workers, text=redacted(text), caller=_caller(), time_s=time.time()
+        )
+        try:
+            (run / _FOLDER).create(_file(number), to_json(one.model_dump(mode="json")).encode())
+            return one
+        except FileExistsError:
+            continue  # another caller was first
+    raise CommandFailed(
+        f"{run.url}: no command can be written after number {first} of its folder {_FOLDER}; look at it"
+    )
+
+
+def await_result(run: Folder, command: Command, wait_s: float) -> CommandResult:
+    """Wait for the result of a command. If none comes in time, withdraw it: a later driver does not carry it out.
+
+    Raises:
+        CommandFailed: it was refused or failed, or nobody answers.
+    """
+    look_s, until_s = _LOOK_S if run.is_local else _LOOK_AT_STORE_S, time.monotonic() + wait_s
+    while (result := read_result(run, command.number)) is None:
+        left_s = until_s - time.monotonic()
+        if left_s <= 0:
+            why = f"no answer in {wait_s:g} s, so it is withdrawn: a driver looks every few seconds, and a step or a save "
+            why += "may take longer (--wait); or the driver is gone"
+            if write_result(run, CommandResult(number=command.number, done=False, step=0, text=why)):
+                raise CommandFailed(f"{command.verb}: {why}")
+            continue  # it came at the last moment
+        time.sleep(min(look_s, left_s))
+    if not result.done:
+        raise CommandFailed(f"{command.verb}: {result.text}")
+    return result
+
+
+class RunControl:
+    """What can be asked of a run that trains on Ray, by anyone who may write to its folder. Each method waits until it has
+    taken effect and returns at which step; given twice, it does no more than given once.
+
+    Every method raises CommandFailed if the run is not being trained, refuses, or does not answer within ``wait_s``.
+    """
+
+    folder: Folder
+
+    def save(self, wait_s: float = 60.0) -> CommandResult:
+        """Write a checkpoint now, and train on.
+
+        Args:
+            wait_s: how long to wait for it [s].
+
+        Examples:
+            >>> st.open_run("runs/live").save().text  # doctest: +SKIP
+            'step-0000000040 is committed'
+        """
+        return self._ask("save", wait_s)
+
+    def pause(self, wait_s: float = 60.0) -> CommandResult:
+        """Save, and give all workers back, until ``unpause``; also a driver that is started again waits.
+
+        Args:
+            wait_s: how long to wait for it [s].
+
+        Examples:
+            >>> st.open_run("runs/live").pause().done  # doctest: +SKIP
+            True
+        """
+        return self._ask("pause", wait_s)
+
+    def unpause(self, wait_s: float = 60.0) -> CommandResult:
+        """Train on after ``pause``.
+
+        Args:
+            wait_s: how long to wait for it [s].
+
+        Examples:
+            >>> st.open_run("runs/live").unpause().done  # doctest: +SKIP
+            True
+        """
+        return self._ask("continue", wait_s)
+
+    def resize(self, workers: int, wait_s: float = 60.0) -> CommandResult:
+        """Set the most workers from now on, also after restarts. The run grows to them when that pays, as
+        ``elastic.grow`` says.
+
+        Args:
+            workers: within elastic.min_workers and max_workers; 0 lifts the limit.
+            wait_s: how long to wait for it [s].
+
+        Examples:
+            >>> st.open_run("runs/live").resize(2).done  # doctest: +SKIP
+            True
+        """
+        return self._ask("resize", wait_s, workers)
+
+    def stop(self, wait_s: float = 60.0) -> CommandResult:
+        """Save, and end the run's driver, as Ctrl-C does; it can be resumed.
+
+        Args:
+            wait_s: how long to wait for it [s].
+
+        Examples:
+            >>> st.open_run("runs/live").stop().done  # doctest: +SKIP
+            True
+        """
+        return self._ask("stop", wait_s)
+
+    def note(self, text: str, wait_s: float = 60.0) -> CommandResult:
+        """Write a note into the run's journal, at the step it is at.
+
+        Args:
+            text: at most 2000 characters.
+            wait_s: how long to wait for it [s].
+
+        Examples:
+            >>> st.open_run("runs/live").note("the new cluster").done  # doctest: +SKIP
+            True
+        """
+        return self._ask("note", wait_s, text=text)
+
+    def _ask(self, verb: Verb, wait_s: float, workers: int = 0, text: str = "") -> CommandResult:
+        return await_result(self.folder, give(self.folder, verb, workers, text), wait_s)
+
+
+def _numbers(run: Folder) -> tuple[list[int], set[int]]:
+    """Return the numbers of the commands, ascending, and of those with a result."""
+    found = [match for name in (run / _FOLDER).names() if (match := _NAME.fullmatch(name))]
+    return sorted(int(one[1]) for one in found if not one[2]), {int(one[1]) for one in found if one[2]}
+
+
+def _file(number: int, done: bool = False) -> str:
+    return f"{number:04d}{'.done' if done else ''}.json"
+
+
+def _caller() -> str:
+    try:
+        user = getpass.getuser()
+    except (KeyError, OSError):  # a container's user without a name
+        user = str(os.getuid())
+    return f"{user}@{socket.gethostname()}"[:200]

@@ -1,0 +1,155 @@
+"""Commands to a run: written once, answered once, found by any driver, refused where nobody can carry them out."""
+
+from __future__ import annotations
+
+import json
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as some
+
+from springtide.checkpoint import leases
+from springtide.errors import CommandFailed, ConfigError, DamagedFile
+from springtide.run.control import (
+    CommandResult,
+    RunControl,
+    Verb,
+    await_result,
+    give,
+    has_command,
+    read_command,
+    read_result,
+    standing,
+    write_result,
+)
+from springtide.store import Folder
+
+DONE: dict[str, Any] = {"done": True, "step": 3, "text": "done"}
+
+
+def trained(path: Path) -> Folder:
+    """A run whose driver holds it."""
+    run = Folder(path / "run")
+    leases.claim(run, "driver", trains=False)
+    return run
+
+
+def test_a_command_is_written_once_and_answered_once(tmp_path: Path) -> None:
+    run = trained(tmp_path)
+    assert not has_command(run, 0)
+    one = give(run, "resize", 3)
+    assert has_command(run, 0)
+    assert read_command(run, 0) == one
+    assert (one.number, one.verb, one.workers) == (0, "resize", 3)
+    assert "@" in one.caller
+    assert read_result(run, 0) is None
+    assert write_result(run, CommandResult(number=0, **DONE))
+    assert not write_result(run, CommandResult(number=0, done=False, step=9, text="too late"))
+    assert await_result(run, one, 0.0).step == 3
+
+
+def test_callers_at_the_same_moment_get_numbers_of_their_own(tmp_path: Path) -> None:
+    run, found = trained(tmp_path), list[int]()
+    threads = [threading.Thread(target=lambda: found.append(give(run, "note", text="x").number)) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(found) == list(range(8))
+
+
+def test_who_gets_no_answer_withdraws_the_command(tmp_path: Path) -> None:
+    run = trained(tmp_path)
+    one = give(run, "pause")
+    with pytest.raises(CommandFailed, match=r"pause: no answer in 0\.01 s, so it is withdrawn"):
+        await_result(run, one, 0.01)
+    assert not write_result(run, CommandResult(number=0, **DONE))
+    assert standing(run).paused_by == ""
+
+
+def test_nobody_commands_a_run_that_no_driver_trains(tmp_path: Path) -> None:
+    run = Folder(tmp_path / "run")
+    with pytest.raises(CommandFailed, match="it has never been trained"):
+        give(run, "save")
+    lease = leases.claim(run, "driver", trains=False)
+    give(run, "save")
+    leases.claim(run, "driver")  # its worker group
+    give(run, "save")
+    leases.end(run, lease.term)
+    with pytest.raises(CommandFailed, match=r"nobody can stop it: its last driver has ended \(lease 1\)"):
+        give(run, "stop")
+    alone = Folder(tmp_path / "torchrun")
+    leases.claim(alone, "rank 0")
+    with pytest.raises(CommandFailed, match="trained under torchrun"):
+        give(alone, "save")
+    assert not (alone / "control").names()
+
+
+@pytest.mark.parametrize(
+    ("verb", "workers", "text", "problem"),
+    [
+        ("leave", 0, "", "is not a command"),
+        ("resize", -1, "", "is not a number of workers"),
+        ("note", 0, " ", "must have 1 to 2000"),
+        ("note", 0, "x" * 2001, "must have 1 to 2000"),
+    ],
+)
+def test_a_bad_command_is_refused_before_it_is_written(
+    verb: Verb, workers: int, text: str, problem: str, tmp_path: Path
+) -> None:
+    run = trained(tmp_path)
+    with pytest.raises(ConfigError, match=problem):
+        give(run, verb, workers, text)
+    assert not (run / "control").names()
+
+
+def test_a_note_keeps_no_password(tmp_path: Path) -> None:
+    assert "geheim" not in give(trained(tmp_path), "note", text="see https://me:geheim@host/x").text
+
+
+@given(
+    some.lists(
+        some.tuples(some.sampled_from(["pause", "continue", "resize", "note"]), some.integers(0, 9), some.booleans())
+    )
+)
+def test_the_newest_limit_and_the_newest_pause_hold(
+    tmp_path_factory: pytest.TempPathFactory, given_before: list[tuple[Verb, int, bool]]
+) -> None:
+    run, workers, paused = trained(tmp_path_factory.mktemp("run")), 0, False
+    for verb, number, done in given_before:
+        one = give(run, verb, number, "text")
+        write_result(run, CommandResult(number=one.number, done=done, step=0, text=""))
+        workers = number if done and verb == "resize" else workers
+        paused = verb == "pause" if done and verb in ("pause", "continue") else paused
+    found = standing(run)
+    assert (found.workers, bool(found.paused_by)) == (workers, paused)
+    assert (found.unanswered, found.following) == ((), len(given_before))
+
+
+def test_what_is_not_answered_yet_counts_and_what_is_damaged_does_not(tmp_path: Path) -> None:
+    run = trained(tmp_path)
+    give(run, "resize", 5)
+    give(run, "pause")
+    (run / "control").write("0002.json", json.dumps({"verb": "resize", "workers": 1}))
+    (run / "control").write("README.md", "not a command")
+    with pytest.raises(DamagedFile, match=r"0002\.json"):
+        read_command(run, 2)
+    found = standing(run)
+    assert (found.workers, bool(found.paused_by), found.unanswered, found.following) == (5, True, (0, 1, 2), 3)
+
+
+def test_a_run_passes_commands_on_and_fails_as_they_do(tmp_path: Path) -> None:
+    control = RunControl()
+    control.folder = trained(tmp_path)
+    refused = CommandResult(number=0, done=False, step=2, text="9 workers: elastic.max_workers is 4")
+    write_result(control.folder, refused)  # as a driver would
+    with pytest.raises(CommandFailed, match=r"resize: 9 workers: elastic\.max_workers is 4"):
+        control.resize(9)
+    for number, act in enumerate((control.save, control.pause, control.unpause, control.stop), start=1):
+        write_result(control.folder, CommandResult(number=number, **DONE))
+        assert act().done
+    verbs = [read_command(control.folder, number).verb for number in range(5)]
+    assert verbs == ["resize", "save", "pause", "continue", "stop"]
