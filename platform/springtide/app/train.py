@@ -113,6 +113,7 @@ def _claim_and_train(
             _train(found, lease, uri, hears, workers, reports=False)
             return False
         from springtide.app.control import Controls  # Ray loads only when needed
+        from springtide.on_ray.train.ray_metrics import RayMetrics
         from springtide.on_ray.train.worker_lender import WorkerLender
 
         own = WorkerLender() if watcher is None else watcher.workers
@@ -121,7 +122,8 @@ def _claim_and_train(
         controls = Controls(found.config, found.run, own)
         stack.enter_context(controls.carried_out())
         asked = stack.enter_context(watcher.watching(found.config, found.run)) if watcher else threading.Event()
-        signalled = _train(found, lease, uri, [controls, *hears], own, True, controls.remarks)
+        metrics = RayMetrics(found.run.id)
+        signalled = _train(found, lease, uri, [controls, metrics, *hears], own, True, controls.remarks)
         return asked.is_set() and not signalled and not controls.stops
 
 

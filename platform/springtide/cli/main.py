@@ -9,6 +9,7 @@ springtide data prepare | inspect            text to a sealed dataset
            model generate | serve            text from a checkpoint, here or over HTTP
            model export | import             a model in and out of the format of transformers
            verify, report                    proof and costs of a run
+           metrics                           what Prometheus finds; a dashboard and alerts
            estimate, simulate, drill         before paying: memory, spot capacity, faults
            notice                            announce that this node goes away
 """
@@ -19,7 +20,7 @@ import argparse
 import sys
 from collections.abc import Sequence
 
-from springtide.cli import data, elastic, model, run, sweep, train
+from springtide.cli import data, elastic, metrics, model, run, sweep, train
 from springtide.cli.commands import Commands
 from springtide.errors import ConfigError, SpringtideError, explain, printable, redacted
 
@@ -69,7 +70,7 @@ def parser(show_all: bool) -> argparse.ArgumentParser:
     """Return the parser of the command line; ``show_all``: --help shows every setting, not only the common ones."""
     whole = argparse.ArgumentParser(prog="springtide", description="Elastic training of language models on Ray.")
     commands = Commands(whole, show_all)
-    for part in (data, train, sweep, run, model, elastic):
+    for part in (data, train, sweep, run, model, metrics, elastic):
         part.add(commands)
     return whole
 

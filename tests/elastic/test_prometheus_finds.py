@@ -1,0 +1,127 @@
+"""Prometheus finds the metrics of a real run where Ray exports them, and every query of the dashboard runs there."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import re
+import shutil
+import socket
+import subprocess
+import time
+import urllib.error
+import urllib.parse
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import ray
+
+import springtide as st
+from springtide.config import Config
+from springtide.track.dashboard import ALERTS, EXPORTED, alert_rules, dashboard
+
+pytestmark = pytest.mark.cluster
+WAIT_S = 120.0
+PROMETHEUS, PROMTOOL = shutil.which("prometheus"), shutil.which("promtool")
+
+
+def scraped(run: str) -> dict[str, float]:
+    """What Ray exports of a run on this machine: name -> value, labels but the run left out."""
+    node = ray.nodes()[0]
+    with urllib.request.urlopen(f"http://{node['NodeManagerAddress']}:{node['MetricsExportPort']}/metrics") as answer:
+        text = answer.read().decode()
+    found = re.findall(rf'^{EXPORTED}(\w+){{[^}}]*\brun="{run}"[^}}]*}} (\S+)$', text, re.MULTILINE)
+    return {name: float(value) for name, value in found}
+
+
+def until(found: Any, wanted: Any) -> None:
+    """Ask until the answer is the one that is wanted: Ray and Prometheus pass values on in their own time."""
+    end_s = time.monotonic() + WAIT_S
+    while (last := found()) != wanted:
+        assert time.monotonic() < end_s, last
+        time.sleep(0.5)
+
+
+def free_port() -> int:
+    """A port of this machine that nobody listens on."""
+    with socket.socket() as listening:
+        listening.bind(("127.0.0.1", 0))
+        return int(listening.getsockname()[1])
+
+
+@contextlib.contextmanager
+def prometheus(folder: Path) -> Iterator[str]:
+    """A server that scrapes this machine's Ray; yields its address."""
+    node, port = ray.nodes()[0], free_port()
+    target = f"{node['NodeManagerAddress']}:{node['MetricsExportPort']}"
+    jobs = [{"job_name": "ray", "static_configs": [{"targets": [target]}]}]
+    (folder / "alerts.yml").write_text(alert_rules())
+    config = {"global": {"scrape_interval": "1s", "evaluation_interval": "1s"}, "scrape_configs": jobs}
+    (folder / "prometheus.yml").write_text(json.dumps(config | {"rule_files": ["alerts.yml"]}))
+    assert PROMETHEUS
+    command = [PROMETHEUS, f"--config.file={folder}/prometheus.yml", f"--storage.tsdb.path={folder}/data"]
+    with (folder / "log").open("w") as log:
+        process = subprocess.Popen([*command, f"--web.listen-address=127.0.0.1:{port}"], stdout=log, stderr=log)
+        try:
+            yield f"http://127.0.0.1:{port}"
+        finally:
+            process.terminate()
+            process.wait(30)
+
+
+def ask(server: str, query: str) -> list[Any]:
+    """The result of an instant query."""
+    address = f"{server}/api/v1/query?{urllib.parse.urlencode({'query': query})}"
+    try:
+        with urllib.request.urlopen(address) as answer:
+            found = json.loads(answer.read())
+    except urllib.error.HTTPError as error:
+        pytest.fail(f"{query}: {error.read().decode()}")
+    except urllib.error.URLError:  # it is starting
+        return []
+    assert found["status"] == "success"
+    result: list[Any] = found["data"]["result"]
+    return result
+
+
+@pytest.fixture
+def run(ray_cluster: str, tiny: Config) -> st.Run:
+    return st.train(tiny.override({"run.id": "scraped", "elastic.max_workers": 1, "checkpoint.every_steps": 20}))
+
+
+def test_ray_exports_what_the_run_told(run: st.Run) -> None:
+    until(lambda: scraped("scraped").get("step"), float(run.last_step))
+    found = scraped("scraped")
+    last = run.steps[-1]
+    assert found["loss"] == pytest.approx(last.loss)
+    assert found["tokens"] == last.tokens
+    assert found["workers"] == 0
+    assert found["saves_total"] == found["checkpoint_step"] / 20 == len(run.checkpoints)
+    assert found["starts_total"] == 1
+
+
+@pytest.mark.skipif(not PROMETHEUS or not PROMTOOL, reason="needs prometheus and promtool, Debian's package prometheus")
+def test_every_query_of_the_dashboard_and_every_alert_runs_in_prometheus(run: st.Run, tmp_path: Path) -> None:
+    with prometheus(tmp_path) as server:
+        until(lambda: [one["value"][1] for one in ask(server, f"{EXPORTED}step")], [str(run.last_step)])
+        for panel in dashboard()["panels"]:
+            query = panel["targets"][0]["expr"].replace("$run", ".+").replace("$__rate_interval", "1m")
+            found = ask(server, query)
+            told = scraped("scraped").get(panel["title"].replace(" ", "_")) is not None
+            assert bool(found) == told, query
+        until(lambda: {rule["health"] for rule in rules(server)}, {"ok"})
+        assert len(rules(server)) == len(ALERTS)
+    assert PROMTOOL
+    done = subprocess.run([PROMTOOL, "check", "rules", str(tmp_path / "alerts.yml")], capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def rules(server: str) -> list[Any]:
+    """The alert rules as the server holds them."""
+    with urllib.request.urlopen(f"{server}/api/v1/rules") as answer:
+        [group] = json.loads(answer.read())["data"]["groups"]
+    found: list[Any] = group["rules"]
+    return found
