@@ -30,7 +30,7 @@ def inspect_run(path: str, verify: bool, as_json: bool) -> int:
         return _show_run(path, "", verify, as_json)
     if step_of(folder.name) is not None:
         return _show_run(folder.url.rsplit("/", 2)[0], folder.name, verify, as_json)
-    remedy = f"give one of their folders, or try: springtide data inspect {path}"
+    remedy = f"give one of their folders, or try: springtide run list {path}, springtide data inspect {path}"
     raise ConfigError(explain("path", path, "is neither a run nor a checkpoint", remedy))
 
 

@@ -2,7 +2,7 @@
 
 springtide data prepare | inspect            text to a sealed dataset
            train, sweep                      a run; many runs
-           run inspect                       what a run's folder holds
+           run inspect | list | compare      what a run's folder holds; many runs; two
            run save | pause | continue       steer a run that trains
                resize | stop | note
            model evaluate | average          a checkpoint as a model
@@ -19,6 +19,7 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Sequence
+from typing import Any
 
 from springtide.cli import data, elastic, metrics, model, run, sweep, train
 from springtide.cli.commands import Commands
@@ -66,9 +67,23 @@ def _complain(error: BaseException) -> None:
     print(f"springtide: {printable(redacted(str(error)))}", file=sys.stderr)
 
 
+class _Version(argparse.Action):
+    """Prints the installed version; looked up only then, because it reads files."""
+
+    def __init__(self, option_strings: Sequence[str], dest: str, **named: Any) -> None:
+        super().__init__(option_strings, dest, nargs=0, **named)
+
+    def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
+        from importlib import metadata
+
+        print(f"springtide {metadata.version('springtide')}")
+        parser.exit()
+
+
 def parser(show_all: bool) -> argparse.ArgumentParser:
     """Return the parser of the command line; ``show_all``: --help shows every setting, not only the common ones."""
     whole = argparse.ArgumentParser(prog="springtide", description="Elastic training of language models on Ray.")
+    whole.add_argument("--version", action=_Version, help="print the version and exit")
     commands = Commands(whole, show_all)
     for part in (data, train, sweep, run, model, metrics, elastic):
         part.add(commands)

@@ -6,6 +6,7 @@ import argparse
 import functools
 from typing import TYPE_CHECKING
 
+from springtide.cli import runs
 from springtide.cli.commands import Commands
 from springtide.cli.options import add_json, print_json
 
@@ -38,6 +39,7 @@ def add(commands: Commands) -> None:
     """Add the commands."""
     group = commands.group("run", "Look at a run, and steer it while it trains.")
     group.command("inspect", _inspect, "Show what a run or a checkpoint holds.", _inspect_options, _INSPECT)
+    runs.add(group)
     for verb, (help, example) in _STEER.items():
         group.command(verb, functools.partial(_steer, verb), help, functools.partial(_steer_options, verb), example)
     help = "Prove that a run trained on exactly the samples it should have."

@@ -32,7 +32,8 @@ th { text-align: left; font-weight: 600; font-size: .8rem; padding: .25rem .5rem
 
 def page(title: str, sections: Iterable[str]) -> str:
     """Return the whole page; ``sections`` are HTML."""
-    head = f'<meta charset="utf-8"><title>{html.escape(title)}</title><style>{_STYLE}</style>'
+    meta = '<meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">'
+    head = f"{meta}<title>{html.escape(title)}</title><style>{_STYLE}</style>"
     heading = f"<h1>{html.escape(title)}</h1>"
     body = f"<body>{heading}{''.join(sections)}</body>"
     return legible(f'<!doctype html>\n<html lang="en"><head>{head}</head>{body}</html>\n')

@@ -14,7 +14,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import logging
-import math
 import sys
 from typing import TYPE_CHECKING
 
@@ -30,7 +29,7 @@ from springtide.run.control import RunControl
 from springtide.run.task_scores import TaskScores, read_task_scores
 from springtide.run.trust import check_model_code
 from springtide.store import Folder
-from springtide.track.journal import frame, last_steps, read_journal
+from springtide.track.journal import frame, last_steps, read_journal, state_of
 from springtide.track.ledger import Ledger, Prices, ledger
 
 if TYPE_CHECKING:
@@ -124,10 +123,7 @@ class Run(RunControl):
     def status(self) -> str:
         """How the run last ended: ``finished``, ``stopped`` or ``failed``; ``running or killed`` if it has not ended since its
         last start."""
-        events = self.events
-        started_s = max((event.time_s for event in events if isinstance(event, Started)), default=-math.inf)
-        ends = [event for event in events if isinstance(event, Stopped)]
-        return ends[-1].status if ends and ends[-1].time_s >= started_s else "running or killed"
+        return state_of(self.events)
 
     @property
     def finished(self) -> bool:

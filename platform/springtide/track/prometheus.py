@@ -45,7 +45,7 @@ class PrometheusMetric(NamedTuple):
     meaning: str
     event: type[Event]
     value: Callable[[Any], float]
-    """Of an event: a gauge's value, or what a counter grows by."""
+    """A gauge's value, or what a counter grows by, given the event."""
     label: str = ""
     """A further label; empty for none."""
     label_of: Callable[[Any], str] = lambda event: ""

@@ -1,0 +1,149 @@
+"""Compare two runs: their settings, samples, losses and costs.
+
+samples    the digest of each step: equal if both read the same rows
+losses     of each step, bit for bit; and both curves at equal numbers of tokens
+"""
+
+from __future__ import annotations
+
+import bisect
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+from springtide import config as configs
+from springtide.config.files import changes_the_run
+from springtide.errors import redacted
+from springtide.events import Evaluated, StepDone
+from springtide.run.folder import Run
+from springtide.track.journal import last_steps
+from springtide.track.ledger import Prices, ledger
+
+_PLACES = 10
+"""Numbers of tokens at which the losses are shown."""
+_AROUND = 50
+"""A loss shown is the mean of the last 1/50 of the steps until then."""
+
+
+@dataclasses.dataclass(frozen=True)
+class RunSummary:
+    """One side of a comparison."""
+
+    id: str
+    last_step: int
+    tokens: int
+    """Tokens trained on [tokens]."""
+    loss: float | None
+    """Training loss of the last step [nats/token]."""
+    heldout_loss: float | None
+    """Loss on held-out rows, of the newest evaluation [nats/token]."""
+    worker_seconds: float
+    goodput: float
+    dollars: float
+    starts: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Comparison:
+    """What two runs have in common, and where they part."""
+
+    runs: tuple[RunSummary, RunSummary]
+    settings: dict[str, tuple[Any, Any]]
+    """Settings that differ, name -> both values."""
+    changes_training: list[str]
+    """Those of them that change what is learned."""
+    common_steps: int
+    """Steps that both have trained."""
+    first_other_samples: int | None
+    """The first step that read other samples; None if there is none."""
+    first_other_loss: int | None
+    """The first step whose loss has other bits; None if there is none."""
+    curves: list[tuple[int, float, float]]
+    """Tokens, and the loss of each run there."""
+
+    @property
+    def identical(self) -> bool:
+        """Whether both trained the same steps on the same samples, with the same losses bit for bit."""
+        same_length = self.runs[0].last_step == self.runs[1].last_step == self.common_steps
+        return same_length and self.first_other_samples is None and self.first_other_loss is None
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the comparison as plain data, as ``springtide run compare --json`` prints it."""
+        return {"identical": self.identical, **dataclasses.asdict(self)}
+
+
+def compare_runs(one: Run, other: Run) -> Comparison:
+    """Compare two runs. Reads both journals once.
+
+    Args:
+        one: a run.
+        other: another one.
+
+    Raises:
+        DamagedFile: a config or a journal cannot be read.
+
+    Examples:
+        >>> run = st.open_run("runs/mine")
+        >>> found = compare_runs(run, run)
+        >>> found.identical, found.common_steps, found.settings
+        (True, 8, {})
+    """
+    events = (one.events, other.events)
+    steps = (last_steps(events[0]), last_steps(events[1]))
+    changed = configs.difference(one.config, other.config)
+    settings = {name: (_shown(a), _shown(b)) for name, (a, b) in changed.items()}
+    by_step = ({step.step: step for step in steps[0]}, {step.step: step for step in steps[1]})
+    common = sorted(by_step[0].keys() & by_step[1].keys())
+    pairs = [(by_step[0][step], by_step[1][step]) for step in common]
+    samples = next((a.step for a, b in pairs if (a.digest, a.step_tokens) != (b.digest, b.step_tokens)), None)
+    losses = next((a.step for a, b in pairs if a.loss != b.loss and not (a.loss != a.loss and b.loss != b.loss)), None)
+    return Comparison(
+        runs=(_summary(one, events[0], steps[0]), _summary(other, events[1], steps[1])),
+        settings=settings,
+        changes_training=sorted(changes_the_run(changed)),
+        common_steps=len(common),
+        first_other_samples=samples,
+        first_other_loss=losses,
+        curves=_curves(steps[0], steps[1]),
+    )
+
+
+def _shown(value: Any) -> Any:
+    return redacted(value) if isinstance(value, str) else value
+
+
+def _summary(run: Run, events: Sequence[Any], steps: Sequence[StepDone]) -> RunSummary:
+    prices = run.config.track
+    book = ledger(events, Prices(prices.price, prices.spot_price))
+    evaluated = [event for event in events if isinstance(event, Evaluated)]
+    return RunSummary(
+        id=run.id,
+        last_step=steps[-1].step if steps else 0,
+        tokens=steps[-1].tokens if steps else 0,
+        loss=steps[-1].loss if steps else None,
+        heldout_loss=evaluated[-1].heldout_loss if evaluated else None,
+        worker_seconds=round(book.held, 3),
+        goodput=round(book.goodput, 6),
+        dollars=round(book.total_dollars, 6),
+        starts=sum(event.kind == "started" for event in events),
+    )
+
+
+def _curves(one: Sequence[StepDone], other: Sequence[StepDone]) -> list[tuple[int, float, float]]:
+    """Return the losses of both at the same numbers of tokens, up to where the shorter one ends."""
+    if not one or not other:
+        return []
+    end = min(one[-1].tokens, other[-1].tokens)
+    tokens = ([step.tokens for step in one], [step.tokens for step in other])
+    found = []
+    for place in range(1, _PLACES + 1):
+        at = end * place // _PLACES
+        ends = [bisect.bisect_right(of, at) for of in tokens]
+        if all(ends):
+            found.append((at, _mean(one[: ends[0]]), _mean(other[: ends[1]])))
+    return found
+
+
+def _mean(steps: Sequence[StepDone]) -> float:
+    late = steps[-max(1, len(steps) // _AROUND) :]
+    return sum(step.loss for step in late) / len(late)
