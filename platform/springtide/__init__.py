@@ -53,6 +53,7 @@ if TYPE_CHECKING:
     from springtide.config import Config, load_config, recipes
     from springtide.errors import (
         CheckpointError,
+        CommandFailed,
         ConfigError,
         CorpusError,
         CorruptShard,
@@ -74,8 +75,8 @@ _DEFINED_IN = {
     **dict.fromkeys(("Run", "open_run"), "springtide.run.folder"),
     **dict.fromkeys(
         (
-            *("CheckpointError", "ConfigError", "CorpusError", "CorruptShard", "OrderError", "RunExists"),
-            *("SpringtideError", "TrainingFailed"),
+            *("CheckpointError", "CommandFailed", "ConfigError", "CorpusError", "CorruptShard", "OrderError"),
+            *("RunExists", "SpringtideError", "TrainingFailed"),
         ),
         "springtide.errors",
     ),
@@ -83,6 +84,7 @@ _DEFINED_IN = {
 
 __all__ = [
     "CheckpointError",
+    "CommandFailed",
     "Config",
     "ConfigError",
     "CorpusError",

@@ -40,6 +40,7 @@ from springtide.config.steps import StepsDone
 from springtide.errors import CheckpointError
 from springtide.events import EVENTS, Evaluated, Event, Sampled, Saved, Started, StepDone, Stopped, record
 from springtide.report.run_page import render
+from springtide.run import control
 from springtide.run.folder import Run
 from springtide.run.history import read_history
 from springtide.run.task_scores import TaskScore, TaskScores, read_task_scores, write_task_scores
@@ -243,6 +244,31 @@ class Leases(Target):
         must(leases.newest(run) == found, "another lease is the newest")
 
 
+class Controls(Target):
+    """Commands to a run and their results."""
+
+    name = "control"
+
+    def make(self) -> None:
+        run = Folder(self.root)
+        leases.claim(run, "me", trains=False)
+        for number, (verb, workers) in enumerate((("resize", 3), ("pause", 0), ("note", 0))):
+            control.give(run, verb, workers, "text")  # type: ignore[arg-type]
+            control.write_result(run, control.CommandResult(number=number, done=True, step=number, text="done"))
+
+    def kinds(self) -> Mapping[str, str]:
+        return {name: "json" for name in self.of(".json") if name.startswith("control/")}
+
+    def read(self, random: Random) -> None:
+        run = Folder(self.root)
+        found = control.standing(run)
+        must(found.following == 3, "the next command would have the number of another")
+        must(found.workers in range(10**6 + 1), "a limit that is no number of workers")
+        for number in range(3):
+            control.read_command(run, number)
+            control.read_result(run, number)
+
+
 class Notes(Target):
     """Notes of quarantined and abandoned checkpoints, of readers and branches; scores on tasks."""
 
@@ -394,4 +420,4 @@ class Configs(Target):
         config.tokens_after(config.num_steps)
 
 
-TARGETS: tuple[type[Target], ...] = (Checkpoints, Leases, Notes, JournalFiles, Configs)
+TARGETS: tuple[type[Target], ...] = (Checkpoints, Leases, Controls, Notes, JournalFiles, Configs)
