@@ -129,7 +129,7 @@ def standing(run: Folder) -> Standing:
         elif one.verb in ("pause", "continue") and paused_by is None:
             paused_by = one.caller if one.verb == "pause" else ""
     unanswered = tuple(number for number in numbers if number not in answered)
-    return Standing(workers or 0, paused_by or "", unanswered, numbers[-1] + 1 if numbers else 0)
+    return Standing(workers or 0, paused_by or "", unanswered, _following(numbers, answered))
 
 
 def give(run: Folder, verb: Verb, workers: int = 0, text: str = "") -> Command:
@@ -149,8 +149,7 @@ def give(run: Folder, verb: Verb, workers: int = 0, text: str = "") -> Command:
         raise ConfigError(explain("note", f"{len(text)} characters", f"must have 1 to {_NOTE}", "shorten it"))
     if (over := leases.why_over(run)) is not None:
         raise CommandFailed(f"{run.url}: nobody can {verb} it: {over}")
-    given = _numbers(run)[0]
-    first = given[-1] + 1 if given else 0
+    first = _following(*_numbers(run))
     for number in range(first, min(first + _TRIES, _MOST)):
         one = Command(
             number=number, verb=verb, workers=workers, text=redacted(text), caller=_caller(), time_s=time.time()
@@ -278,6 +277,11 @@ def _numbers(run: Folder) -> tuple[list[int], set[int]]:
     """Return the numbers of the commands, ascending, and of those with a result."""
     found = [match for name in (run / _FOLDER).names() if (match := _NAME.fullmatch(name))]
     return sorted(int(one[1]) for one in found if not one[2]), {int(one[1]) for one in found if one[2]}
+
+
+def _following(numbers: list[int], answered: set[int]) -> int:
+    """Return the number of the next command: one that no result has, even if its command is gone."""
+    return max([*numbers, *answered], default=-1) + 1
 
 
 def _file(number: int, done: bool = False) -> str:

@@ -141,7 +141,7 @@ class LabelFiles(Target):
 
     def sign(self, random: Random) -> None:
         if self.changed == LABELS and random.random() < 0.7:
-            with contextlib.suppress(ValueError, RecursionError, TypeError):
+            with contextlib.suppress(ValueError, RecursionError, TypeError, AttributeError):
                 record = json.loads((self.root / LABELS).read_bytes())
                 record.pop("digest", None)
                 write_labels(Folder(self.root), Labels.model_validate(record))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -142,14 +143,33 @@ def test_what_is_not_answered_yet_counts_and_what_is_damaged_does_not(tmp_path: 
 
 
 def test_a_run_passes_commands_on_and_fails_as_they_do(tmp_path: Path) -> None:
-    control = RunControl()
-    control.folder = trained(tmp_path)
-    refused = CommandResult(number=0, done=False, step=2, text="9 workers: elastic.max_workers is 4")
-    write_result(control.folder, refused)  # as a driver would
-    with pytest.raises(CommandFailed, match=r"resize: 9 workers: elastic\.max_workers is 4"):
+    control, refusal = RunControl(), "9 workers: elastic.max_workers is 4"
+    control.folder = run = trained(tmp_path)
+    verbs = list[str]()
+
+    def answer() -> None:
+        """As a driver would."""
+        for number in range(5):
+            while not has_command(run, number):
+                time.sleep(0.01)
+            verbs.append(read_command(run, number).verb)
+            text = refusal if number == 0 else "done"
+            write_result(run, CommandResult(number=number, done=number > 0, step=3, text=text))
+
+    driver = threading.Thread(target=answer)
+    driver.start()
+    with pytest.raises(CommandFailed, match=f"resize: {refusal}"):
         control.resize(9)
-    for number, act in enumerate((control.save, control.pause, control.unpause, control.stop), start=1):
-        write_result(control.folder, CommandResult(number=number, **DONE))
-        assert act().done
-    verbs = [read_command(control.folder, number).verb for number in range(5)]
+    assert all(act().done for act in (control.save, control.pause, control.unpause, control.stop))
+    driver.join()
     assert verbs == ["resize", "save", "pause", "continue", "stop"]
+
+
+def test_a_new_command_takes_no_result_of_one_that_is_gone(tmp_path: Path) -> None:
+    run = trained(tmp_path)
+    for _ in range(2):
+        one = give(run, "save")
+        write_result(run, CommandResult(number=one.number, **DONE))
+    (run / "control").remove("0001.json")
+    assert standing(run).following == 2
+    assert give(run, "stop").number == 2
