@@ -115,7 +115,11 @@ def saved_apart(through: str, url: str, steps: list[int], **options: Any) -> lis
 
 @pytest.mark.parametrize(
     ("kind", "requests"),
-    [("slowdown", 9), ("reset", 6), ("slow", 3)],
+    [
+        ("slowdown", 9),
+        pytest.param("reset", 6, marks=pytest.mark.full),
+        pytest.param("slow", 3, marks=pytest.mark.full),
+    ],
     ids=["503 storm", "connections reset", "slow server"],
 )
 def test_a_store_that_misbehaves_for_a_while_costs_time_only(

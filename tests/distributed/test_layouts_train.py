@@ -119,6 +119,7 @@ def test_a_run_goes_on_in_another_layout(config: Config, expected: list[float], 
     assert found == pytest.approx(expected, abs=TOLERANCES["fp32"])
 
 
+@pytest.mark.full
 def test_a_run_in_fp16_that_is_stopped_goes_on_with_its_loss_scale(config: Config, ranks: Ranks) -> None:
     def run(name: str, stop_at: int, scale: float = 0.0) -> list[StepDone]:
         events = ranks(2, train, laid_out(config, name, precision="fp16"), stop_at, Interrupt.STOP, scale)[0]
