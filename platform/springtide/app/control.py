@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Protocol
 
 from springtide.config import Config
@@ -19,11 +19,24 @@ from springtide.elastic import Interrupt
 from springtide.errors import DamagedFile, SpringtideError
 from springtide.events import Commanded, Decided, Event, Saved, SaveFailed, SaveSkipped, Started, StepDone, Stopped
 from springtide.on_ray.train.mailbox import WorkerLimit
-from springtide.run.control import Command, CommandResult, has_command, read_command, standing, write_result
+from springtide.run.control import (
+    Command,
+    CommandResult,
+    Limits,
+    has_command,
+    numbers_from,
+    read_command,
+    read_result,
+    standing,
+    write_limits,
+    write_result,
+)
 from springtide.run.folder import Run
 
 _LOOK_S, _LOOK_AT_STORE_S = 1.0, 10.0
 """Time between looks for a command, in a local folder and at an object store [s]."""
+_LIST_EVERY = 20
+"""Looks after which the folder is listed, in case that numbers are missing."""
 _END_S = 10.0
 _log = logging.getLogger(__name__)
 
@@ -97,7 +110,9 @@ class Controls:
                 case StepDone():
                     self._step = event.step
                 case Started():
-                    self._step, self._workers_now = event.step, event.world_size
+                    self._step, self._workers_now, self._rests = event.step, event.world_size, False
+                    # a save that was asked for before a loss is of a step that this group may not reach soon
+                    self._pending = [(one, min(at, event.step)) for one, at in self._pending]
                     self._settle("resize", f"{event.world_size} workers train", self._is_small_enough)
                     self._unheard = True  # the group before may not have heard of a save
                 case Saved():
@@ -106,12 +121,15 @@ class Controls:
                 case SaveSkipped():
                     self._unheard = True
                 case SaveFailed():
-                    self._settle("save", f"the save failed: {event.reason}", step=event.step, done=False)
-                case Decided() if event.decision == "stay" and event.reason.startswith("paused by"):
+                    failed = f"the save failed: {event.reason}"
+                    self._settle("save", failed, lambda _, at: event.step >= at, event.step, done=False)
+                case Decided() if self._limit.paused_by and _is_pause(event):
                     self._rests, self._workers_now = True, 0
                     self._settle("pause", "saved; its workers are given back")
                 case Stopped():
-                    self._settle("stop", f"the run has {event.status}", step=event.step)
+                    ended = event.status in ("stopped", "finished")
+                    text = f"the run has {event.status}{f': {event.reason}' if event.reason else ''}"
+                    self._settle("stop", text, step=event.step, done=ended)
 
     def _settle(
         self,
@@ -135,11 +153,13 @@ class Controls:
         self._changed.notify()
 
     def _look_out(self) -> None:
-        look_s, warned = _LOOK_S if self._run.folder.is_local else _LOOK_AT_STORE_S, False
+        look_s, warned, looks = _LOOK_S if self._run.folder.is_local else _LOOK_AT_STORE_S, False, 0
         while True:
             try:
                 self._answer_old()
-                self._take_new()
+                looks += 1
+                self._take_new(numbers_from(self._run.folder, self._next) if looks % _LIST_EVERY == 0 else ())
+                self._drop_withdrawn()
                 self._ask_again()
             except (OSError, SpringtideError) as error:
                 if not warned:
@@ -155,6 +175,7 @@ class Controls:
             for result in results:
                 self._result(result)
             if ended:
+                self._write_limits()
                 return
 
     def _result(self, result: CommandResult) -> None:
@@ -162,6 +183,23 @@ class Controls:
             write_result(self._run.folder, result)
         except OSError as error:
             _log.warning("the result of command %d could not be written: %s (%s)", result.number, result.text, error)
+
+    def _drop_withdrawn(self) -> None:
+        """Undo what callers have withdrawn before it took effect; a save or a stop that is on its way happens yet."""
+        with self._changed:
+            waiting = [one for one, _ in self._pending]
+        gone = [one.number for one in waiting if read_result(self._run.folder, one.number) is not None]
+        if not gone:
+            return
+        with self._changed:
+            self._pending = [(one, at) for one, at in self._pending if one.number not in gone]
+        before = standing(self._run.folder)
+        self._set(self._limit._replace(workers=before.workers, paused_by=before.paused_by))
+
+    def _set(self, limit: WorkerLimit) -> None:
+        """Limit the workers from now on; written down, so that a later driver does not read all commands again."""
+        self._limit = limit._replace(serial=self._limit.serial + 1)
+        self._workers.limit(self._limit)
 
     def _answer_old(self) -> None:
         """Answer what was given while no driver trained the run: limits hold, the rest is for those who wait."""
@@ -181,8 +219,21 @@ class Controls:
             self._result(CommandResult(number=number, done=False, step=self._step, text=str(error)[:2000]))
             return None
 
-    def _take_new(self) -> None:
-        while has_command(self._run.folder, self._next):
+    def _write_limits(self) -> None:
+        if not self._next:
+            return
+        try:
+            found = standing(self._run.folder)
+            limits = Limits(workers=found.workers, paused_by=found.paused_by, before=self._next)
+            write_limits(self._run.folder, limits)
+        except OSError as error:
+            _log.warning("the limits of %s could not be written: %s", self._run.folder.url, error)
+
+    def _take_new(self, listed: Sequence[int]) -> None:
+        """Take up the next command and those after it. ``listed``: numbers that are there, if some in between are not."""
+        waiting = list(listed)
+        while waiting or has_command(self._run.folder, self._next):
+            self._next = max(self._next, waiting.pop(0) if waiting else 0)
             one = self._read(self._next)
             self._next += 1
             if one is None:
@@ -213,7 +264,7 @@ class Controls:
         return ""
 
     def _carry_out(self, one: Command) -> None:
-        limit = self._limit
+        limit = before = self._limit
         match one.verb:
             case "save":
                 self._workers.ask(Interrupt.SAVE)
@@ -226,9 +277,8 @@ class Controls:
                 limit = limit._replace(paused_by="")
             case "resize":
                 limit = limit._replace(workers=one.workers)
-        if limit != self._limit:
-            self._limit = limit
-            self._workers.limit(limit)
+        if limit != before or one.verb == "pause":
+            self._set(limit)
         with self._changed:
             now = f"{self._workers_now} workers train"
             if one.verb == "note":
@@ -250,3 +300,7 @@ class Controls:
             self._workers.ask(Interrupt.STOP)
         elif unheard and "save" in verbs:
             self._workers.ask(Interrupt.SAVE)
+
+
+def _is_pause(event: Decided) -> bool:
+    return event.decision == "stay" and event.reason.startswith("paused by")

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from springtide.cli import runs
 from springtide.cli.commands import Commands
 from springtide.cli.options import add_json, print_json
+from springtide.errors import printable
 
 if TYPE_CHECKING:
     from springtide.run.control import Verb
@@ -79,7 +80,7 @@ def _steer(verb: Verb, options: argparse.Namespace) -> int:
     if options.json:
         print_json({"verb": verb, **found.model_dump(mode="json", exclude={"format"})})
     else:
-        print(f"{verb}: at step {found.step}: {found.text}")
+        print(printable(f"{verb}: at step {found.step}: {found.text}"))
     return 0
 
 

@@ -76,6 +76,8 @@ class RunHistory:
             self._is_starting = False
             self._steps_s.append(step_s)
             self._step_s = statistics.median(self._steps_s)
+        elif kind == "decided" and record["decision"] == "stay" and record["reason"].startswith("paused by"):
+            self._last_s = None  # how long a pause lasts says nothing about restarts
         elif kind == "saved":
             self._saves_s.append(record["save_time_s"])
         elif kind == "left" and record["kept_in"] == "memory" and self._last_s is not None:

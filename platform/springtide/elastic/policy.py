@@ -277,7 +277,9 @@ def _with_group(
         reason = "; ".join(f"{node.id[:8]} {node.problem}" for node in bad)
         return Leave(reason) if room.size else Stay(f"{reason}; there is nowhere else to go")
     if workers > bounds.max_workers:
-        return Leave(f"resize from {workers} to {bounds.max_workers} workers", durable=not room.size)
+        if not room.size:
+            return Stay(f"{bounds.max_workers} workers are too few for a step; {workers} train")
+        return Leave(f"resize from {workers} to {bounds.max_workers} workers")
     owed = sum(max(0, number - alive[name].places) for name, number in Counter(group.nodes).items())
     if bounds.shares and owed:
         return Leave(f"{_count(owed, 'worker')} for other runs", durable=not room.size)

@@ -65,7 +65,12 @@ class Comparison:
     def identical(self) -> bool:
         """Whether both trained the same steps on the same samples, with the same losses bit for bit."""
         same_length = self.runs[0].last_step == self.runs[1].last_step == self.common_steps
-        return same_length and self.first_other_samples is None and self.first_other_loss is None
+        return (
+            bool(self.common_steps)
+            and same_length
+            and self.first_other_samples is None
+            and self.first_other_loss is None
+        )
 
     def as_dict(self) -> dict[str, Any]:
         """Return the comparison as plain data, as ``springtide run compare --json`` prints it."""

@@ -2,6 +2,7 @@
 
     RUN/control/0000.json         a command, written once by its caller
                 0000.done.json    its result, written once: by the driver when it has taken effect, or by a caller that gave up
+                limits.json       what the commands before a number come to, so that a driver does not read them all again
 
 Who may write to the run's folder may steer the run: there is no other permission. A command is found wherever the folder is
 read, also while the workers are restarted. A limit of workers and a pause hold until the next command, for later drivers too.
@@ -19,13 +20,15 @@ from typing import Annotated, Literal, NamedTuple, get_args
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
 
 from springtide.checkpoint import leases
-from springtide.errors import CommandFailed, ConfigError, DamagedFile, explain, redacted
+from springtide.errors import CommandFailed, ConfigError, DamagedFile, damaged, explain, redacted
 from springtide.store import Folder, to_json
 
 Verb = Literal["save", "pause", "continue", "resize", "stop", "note"]
 VERBS: tuple[Verb, ...] = get_args(Verb)
 _FOLDER = "control"
-_NAME = re.compile(r"(\d{4,9})(\.done)?\.json")
+_NAME = re.compile(r"([0-9]{4,9})(\.done)?\.json")
+_LIMITS = "limits.json"
+_UNREADABLE = (DamagedFile, FileNotFoundError, IsADirectoryError, PermissionError)
 _TRIES = 100
 _MOST = 10**9
 """Numbers of commands that a file's name can have."""
@@ -67,6 +70,17 @@ class CommandResult(BaseModel):
     text: Annotated[str, Field(max_length=2000)]
 
 
+class Limits(BaseModel):
+    """What the commands before a number come to."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+    format: Literal[1] = 1
+    workers: int = Field(ge=0, le=10**6)
+    paused_by: str = Field(max_length=200)
+    before: int = Field(ge=0, le=_MOST)
+
+
 class Standing(NamedTuple):
     """What the commands of a run come to when a driver begins."""
 
@@ -81,6 +95,7 @@ class Standing(NamedTuple):
 
 _COMMAND: TypeAdapter[Command] = TypeAdapter(Command)
 _RESULT: TypeAdapter[CommandResult] = TypeAdapter(CommandResult)
+_LIMITS_OF: TypeAdapter[Limits] = TypeAdapter(Limits)
 
 
 def has_command(run: Folder, number: int) -> bool:
@@ -89,8 +104,25 @@ def has_command(run: Folder, number: int) -> bool:
 
 
 def read_command(run: Folder, number: int) -> Command:
-    """Return a command. Raises DamagedFile if its file holds something else."""
-    return (run / _FOLDER).read_as(_file(number), _COMMAND)
+    """Return a command. Raises DamagedFile if its file holds something else, or cannot be read."""
+    folder = run / _FOLDER
+    try:
+        found = folder.read_as(_file(number), _COMMAND)
+    except (FileNotFoundError, IsADirectoryError, PermissionError) as error:
+        raise damaged(folder.where(_file(number)), f"cannot be read ({error})") from None
+    if found.number != number:
+        raise damaged(folder.where(_file(number)), f"has command {found.number} in the place of {number}")
+    return found
+
+
+def numbers_from(run: Folder, first: int) -> list[int]:
+    """Return the numbers of the commands from ``first`` on, ascending: one listing."""
+    return [number for number in _numbers(run)[0] if number >= first]
+
+
+def write_limits(run: Folder, limits: Limits) -> None:
+    """Write what the commands before a number come to."""
+    (run / _FOLDER).write_json(_LIMITS, limits.model_dump(mode="json"))
 
 
 def read_result(run: Folder, number: int) -> CommandResult | None:
@@ -115,12 +147,16 @@ def standing(run: Folder) -> Standing:
     numbers, answered = _numbers(run)
     workers: int | None = None
     paused_by: str | None = None
+    try:
+        known = (run / _FOLDER).read_as(_LIMITS, _LIMITS_OF)
+    except _UNREADABLE:
+        known = Limits(workers=0, paused_by="", before=0)
     for number in reversed(numbers):
-        if workers is not None and paused_by is not None:
+        if number < known.before or (workers is not None and paused_by is not None):
             break  # older commands are overruled, however many there are
         try:
             one, result = read_command(run, number), read_result(run, number) if number in answered else None
-        except DamagedFile:
+        except _UNREADABLE:
             continue
         if result is not None and not result.done:
             continue
@@ -129,7 +165,9 @@ def standing(run: Folder) -> Standing:
         elif one.verb in ("pause", "continue") and paused_by is None:
             paused_by = one.caller if one.verb == "pause" else ""
     unanswered = tuple(number for number in numbers if number not in answered)
-    return Standing(workers or 0, paused_by or "", unanswered, _following(numbers, answered))
+    limit = known.workers if workers is None else workers
+    paused = known.paused_by if paused_by is None else paused_by
+    return Standing(limit, paused, unanswered, _following(numbers, answered))
 
 
 def give(run: Folder, verb: Verb, workers: int = 0, text: str = "") -> Command:
@@ -175,13 +213,15 @@ def await_result(run: Folder, command: Command, wait_s: float) -> CommandResult:
         left_s = until_s - time.monotonic()
         if left_s <= 0:
             why = f"no answer in {wait_s:g} s, so it is withdrawn: a driver looks every few seconds, and a step or a save "
-            why += "may take longer (--wait); or the driver is gone"
+            why += "may take longer (--wait), and happens yet if it has begun; or the driver is gone"
             if write_result(run, CommandResult(number=command.number, done=False, step=0, text=why)):
                 raise CommandFailed(f"{command.verb}: {why}")
             continue  # it came at the last moment
         time.sleep(min(look_s, left_s))
     if not result.done:
         raise CommandFailed(f"{command.verb}: {result.text}")
+    while command.verb == "stop" and leases.why_over(run) is None and time.monotonic() < until_s:
+        time.sleep(look_s)  # the driver writes its report, and only then may the next one begin
     return result
 
 
@@ -275,8 +315,9 @@ class RunControl:
 
 def _numbers(run: Folder) -> tuple[list[int], set[int]]:
     """Return the numbers of the commands, ascending, and of those with a result."""
-    found = [match for name in (run / _FOLDER).names() if (match := _NAME.fullmatch(name))]
-    return sorted(int(one[1]) for one in found if not one[2]), {int(one[1]) for one in found if one[2]}
+    matches = [match for name in (run / _FOLDER).names() if (match := _NAME.fullmatch(name))]
+    found = [(int(one[1]), bool(one[2])) for one in matches if one[0] == _file(int(one[1]), bool(one[2]))]
+    return sorted(number for number, done in found if not done), {number for number, done in found if done}
 
 
 def _following(numbers: list[int], answered: set[int]) -> int:

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from springtide.config import RUN_CONFIG
 from springtide.errors import SpringtideError
-from springtide.events import Started, StepDone, Stopped
+from springtide.events import Decided, Started, StepDone, Stopped
 from springtide.run.folder import Run
 from springtide.store import Folder
 from springtide.track.journal import state_of
@@ -22,7 +22,7 @@ class RunRow(NamedTuple):
 
     id: str
     state: str
-    """``finished``, ``stopped``, ``failed``, ``running or killed``, ``not started``, or why it cannot be read."""
+    """``finished``, ``stopped``, ``failed``, ``running or killed``, ``paused``, ``not started``, or why it cannot be read."""
     step: int
     num_steps: int
     loss: float | None
@@ -61,14 +61,16 @@ def _row(folder: Folder) -> RunRow | None:
     prices = config.track
     book = ledger(events, Prices(prices.price, prices.spot_price))
     last = max((event for event in events if isinstance(event, StepDone)), key=lambda event: event.time_s, default=None)
+    last_said = [event for event in events if isinstance(event, Decided | Started)][-1:]
+    is_paused = any(isinstance(one, Decided) and one.reason.startswith("paused by") for one in last_said)
     state = state_of(events) if any(isinstance(event, Started | Stopped) for event in events) else "not started"
     return RunRow(
         id=run.id,
-        state=state,
+        state="paused" if is_paused and state == "running or killed" else state,
         step=last.step if last else 0,
         num_steps=config.num_steps,
         loss=last.loss if last else None,
-        workers=last.world_size if last and state == "running or killed" else 0,
+        workers=last.world_size if last and state == "running or killed" and not is_paused else 0,
         goodput=round(book.goodput, 6),
         dollars=round(book.total_dollars, 6),
         seen_s=max((event.time_s for event in events), default=0.0),

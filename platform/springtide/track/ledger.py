@@ -143,6 +143,8 @@ class _LedgerBuilder:
         self._newest = 0
         self._last: StepDone | None = None
         self._started: tuple[Started, int] | None = None
+        self._not_held_s = 0.0
+        """Time of pauses since the last step [s]."""
 
     def term(self, now: float) -> None:
         """Begin a new lease of the driver at ``now``; the time since the previous lease is not charged."""
@@ -212,7 +214,7 @@ class _LedgerBuilder:
         before_s = passed_s - step_s
         if self._started and self._last:
             started, workers = self._started
-            gap_s = max(0.0, event.time_s - event.step_time_s - self._last.time_s)
+            gap_s = max(0.0, event.time_s - event.step_time_s - self._last.time_s - self._not_held_s)
             lost = self._last.step - started.step
             self.restarts.append(
                 Restart(started.time_s, self._cause, workers, started.world_size, gap_s, started.step, lost)
@@ -224,12 +226,14 @@ class _LedgerBuilder:
         self._started, self._phase = None, "resize"
         self._spend("productive" if event.step > self._newest else "recomputed", step_s - stall_s)
         self._spend("data_stall", stall_s)
-        self._newest, self._last = max(self._newest, event.step), event
+        self._newest, self._last, self._not_held_s = max(self._newest, event.step), event, 0.0
 
     def _spend(self, kind: str, seconds: float) -> None:
         if self._workers:
             self._charge(kind, seconds)
-        elif kind != _NOT_HELD:
+        elif kind == _NOT_HELD:
+            self._not_held_s += seconds
+        else:
             self._pending[kind] = self._pending.get(kind, 0.0) + seconds
 
     def _close(self) -> None:

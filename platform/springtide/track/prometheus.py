@@ -16,6 +16,7 @@ from springtide.events import (
     Evaluated,
     Event,
     Failed,
+    Left,
     RolledBack,
     Saved,
     SaveFailed,
@@ -83,6 +84,7 @@ PROMETHEUS: tuple[PrometheusMetric, ...] = (
         "workers", "gauge", "workers", "workers in the step; 0 when the run has ended", StepDone, lambda e: e.world_size
     ),
     _Row("workers", "gauge", "workers", "", Started, lambda e: e.world_size),
+    _Row("workers", "gauge", "workers", "", Left, lambda e: 0.0),
     _Row("workers", "gauge", "workers", "", Stopped, lambda e: 0.0),
     _Row("heldout_loss", "gauge", "nats/token", "loss on held-out rows", Evaluated, lambda e: e.heldout_loss),
     _Row(

@@ -82,6 +82,8 @@ def test_a_group_above_the_limit_leaves_and_the_next_one_keeps_to_it() -> None:
     assert isinstance(starts, Start)
     assert starts.workers == 2
     assert isinstance(after_quiet(THREE, WorkerGroup(("a", "b")), bounds=fewer), Stay)
+    too_few = after_quiet(THREE, group, bounds=dataclasses.replace(fewer, fits=3))
+    assert too_few == Stay("2 workers are too few for a step; 3 train")
 
 
 def test_it_says_what_it_waits_for() -> None:

@@ -163,4 +163,6 @@ def test_a_paused_run_is_charged_nothing_until_it_trains_on() -> None:
         started(1, 1006.0, 2),
         step(2, 1007.0, 2),
     ]
-    assert ledger(history).held == 2 * (4.0 + 3.0)
+    book = ledger(history)
+    assert book.held == 2 * (4.0 + 3.0)
+    assert [one.gap_s for one in book.restarts] == [4.0]

@@ -11,7 +11,7 @@ import yaml
 from journal_events import step
 
 from springtide.cli.main import main
-from springtide.events import Commanded, Evaluated, Event, Failed, Saved, Started, Stopped
+from springtide.events import Commanded, Evaluated, Event, Failed, Left, Saved, Started, Stopped
 from springtide.track.dashboard import ALERTS, EXPORTED, alert_rules, dashboard, expression, rows
 from springtide.track.prometheus import CAUSES, PROMETHEUS, RUN, observed
 
@@ -37,6 +37,7 @@ def test_each_event_tells_its_metrics() -> None:
     assert "skipped_updates_total" not in trained
     assert told(Started(step=0, world_size=4)) == {"workers": 4, "starts_total": 1}
     assert told(Stopped(step=4, status="finished")) == {"workers": 0}
+    assert told(Left(step=4, kept_in="store")) == {"workers": 0}  # and a paused run is not one that stalls
     assert told(Saved(step=4, name="x", size_bytes=1, save_time_s=2.0, stall_s=0.5)) == {
         "checkpoint_step": 4,
         "save_seconds": 2.0,

@@ -46,6 +46,8 @@ class WorkerLimit(NamedTuple):
     """Most workers; 0: as many as the config allows."""
     paused_by: str = ""
     """Who has paused the run; empty if nobody."""
+    serial: int = 0
+    """Number of the change: a limit that is set again is told again."""
 
 
 @dataclasses.dataclass(frozen=True)

@@ -240,6 +240,11 @@ class SpringtideScalingPolicy(ElasticScalingPolicy):
         while probe and isinstance(decision, Start) and (silent := self._unanswering(set(decision.nodes))):
             self._silent |= silent
             decision = self._decide(nodes, None, progress, self._silent)
+        if self._limit.paused_by:  # told when its workers are given back and the store has its state
+            self._processes.end()
+            self._saver.begin()
+            if busy or not self._saver.is_safe:
+                return self._get_resize_decision(0) if busy else NoopDecision()
         self._report(decision, progress.step)
         if isinstance(decision, GiveUp):
             self._saver.finish(lambda: self._processes.closed)
@@ -247,9 +252,6 @@ class SpringtideScalingPolicy(ElasticScalingPolicy):
         if not isinstance(decision, Start):
             if isinstance(decision, Stay) and decision.save:
                 self._saver.begin()
-            if self._limit.paused_by:
-                self._processes.end()
-                return self._get_resize_decision(0) if busy else NoopDecision()
             return NoopDecision()
         self._saver.cancel()
         self._processes.prepare(decision.nodes, self._job)
@@ -314,19 +316,19 @@ class SpringtideScalingPolicy(ElasticScalingPolicy):
 
     def _progress(self) -> Progress:
         with contextlib.suppress(RayError):  # the mailbox is slow, or ends with its driver
-            if (found := self._mailbox.progress().get(_ANSWER_S)) is not None:
-                self._limit = found.limit
-                return found
+            found = self._mailbox.progress().get(_ANSWER_S) or Progress(limit=self._limit)
+            self._reported = self._reported if found.limit == self._limit else ""
+            self._limit = found.limit
+            return found
         return Progress()
 
     def _ask_for_capacity(self) -> None:
         """Keep asking the cluster for workers; for none while the run is paused."""
-        if not self._limit.paused_by:
-            _ = self._maybe_send_resource_request() if self._holds else self._send_resource_request()
-            self._holds = True
-        elif self._holds:
+        held, self._holds = self._holds, not self._limit.paused_by
+        if self._holds:
+            _ = self._maybe_send_resource_request() if held else self._send_resource_request()
+        elif held:
             self._cancel_resource_request()
-            self._holds = False
 
     def _reserved(self, alive: set[str]) -> dict[str, dict[str, float]]:
         """Return node -> resources of this run. Ray looks for new nodes every 20 s; if the nodes that are ``alive`` have
@@ -353,7 +355,8 @@ class SpringtideScalingPolicy(ElasticScalingPolicy):
         leaving = sum(node.places for node in nodes if node.leaves_at is not None)
         if leaving != self._leaving:
             self._leaving = leaving
-            self._send_resource_request()
+            if self._holds:
+                self._send_resource_request()
 
     def _report(self, decision: Decision, step: int) -> None:
         words = re.sub(r"\d+", "", decision.reason)

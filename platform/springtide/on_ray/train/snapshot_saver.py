@@ -129,6 +129,11 @@ class SnapshotSaver:
         return self._problem
 
     @property
+    def is_safe(self) -> bool:
+        """Whether the store has the newest state, as far as known."""
+        return self._safe
+
+    @property
     def _is_busy(self) -> bool:
         return self._thread is not None and self._thread.is_alive()
 

@@ -54,7 +54,8 @@ class WorkerLender:
 
     def limit(self, limit: WorkerLimit) -> None:
         """Limit the workers of the current run and of later ones."""
-        self._limit, mailbox = limit, self._mailbox
+        self._limit = limit
+        mailbox = self._mailbox  # after that: a mailbox that opens meanwhile has the limit
         if mailbox is not None:
             with contextlib.suppress(RayError):  # it has just ended
                 mailbox.limit_workers(limit).get()
