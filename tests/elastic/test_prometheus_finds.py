@@ -106,9 +106,11 @@ def test_ray_exports_what_the_run_told(run: st.Run) -> None:
 @pytest.mark.skipif(not PROMETHEUS or not PROMTOOL, reason="needs prometheus and promtool, Debian's package prometheus")
 def test_every_query_of_the_dashboard_and_every_alert_runs_in_prometheus(run: st.Run, tmp_path: Path) -> None:
     with prometheus(tmp_path) as server:
-        until(lambda: [one["value"][1] for one in ask(server, f"{EXPORTED}step")], [str(run.last_step)])
+        until(
+            lambda: [one["value"][1] for one in ask(server, f'{EXPORTED}step{{run="scraped"}}')], [str(run.last_step)]
+        )
         for panel in dashboard()["panels"]:
-            query = panel["targets"][0]["expr"].replace("$run", ".+").replace("$__rate_interval", "1m")
+            query = panel["targets"][0]["expr"].replace("$run", "scraped").replace("$__rate_interval", "1m")
             found = ask(server, query)
             told = scraped("scraped").get(panel["title"].replace(" ", "_")) is not None
             assert bool(found) == told, query
