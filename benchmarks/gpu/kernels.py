@@ -237,7 +237,9 @@ def logits_as_fp32(at_once: bool) -> dict[str, Any]:
     """Logits as the loss reads them: converted after the product, or written so by it."""
     hidden, head, _ = _head()
     part, rows = hidden.detach()[: max(1, 2**27 // IDS)], head.detach()
-    product = (lambda: torch.mm(part, rows.T, out_dtype=torch.float32)) if at_once else (lambda: (part @ rows.T).float())
+    product = (
+        (lambda: torch.mm(part, rows.T, out_dtype=torch.float32)) if at_once else (lambda: (part @ rows.T).float())
+    )
     return {"ms": median_ms(product, SECONDS), "tokens": len(part)}
 
 

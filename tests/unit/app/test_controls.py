@@ -58,7 +58,8 @@ class Driver:
 
     def give(self, verb: Verb, workers: int = 0) -> int:
         """Give a command, and wait until the driver has taken it."""
-        number, before = give(self.run.folder, verb, workers, "text").number, len(self.workers.posted)
+        before = len(self.workers.posted)
+        number = give(self.run.folder, verb, workers, "text").number
         until(lambda: len(self.workers.posted) > before)
         return number
 
