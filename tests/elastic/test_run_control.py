@@ -41,7 +41,7 @@ class Steered:
             return len(self.events)
 
     def steps(self, number: int) -> None:
-        """Wait for so many more steps."""
+        """Wait until this many more steps are done."""
         with self._came:
             done = sum(isinstance(one, StepDone) for one in self.events)
             enough = lambda: sum(isinstance(one, StepDone) for one in self.events) >= done + number  # noqa: E731

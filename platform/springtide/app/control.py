@@ -57,8 +57,8 @@ class Workers(Protocol):
 class Controls:
     """The commands to one run. Also a listener of its events, which show when a command has taken effect."""
 
-    def __init__(self, config: Config, run: Run, workers: Workers) -> None:
-        """Take up the limits that commands before have set."""
+    def __init__(self, config: Config, run: Run, workers: Workers, step: int = 0) -> None:
+        """Take up the limits that commands before have set. ``step``: the last one that was trained."""
         before = standing(run.folder)
         self._config, self._run, self._workers = config, run, workers
         self.stops = False
@@ -71,7 +71,7 @@ class Controls:
         """Those that have not taken effect yet, oldest first, and the step at which each was taken up."""
         self._results: list[CommandResult] = []
         """Those to write."""
-        self._step, self._workers_now = run.last_step, 0
+        self._step, self._workers_now = step, 0
         self._rests = False
         """Whether the run is paused and its workers are given back."""
         self._unheard = self._ended = False
@@ -185,7 +185,7 @@ class Controls:
             _log.warning("the result of command %d could not be written: %s (%s)", result.number, result.text, error)
 
     def _drop_withdrawn(self) -> None:
-        """Undo what callers have withdrawn before it took effect; a save or a stop that is on its way happens yet."""
+        """Undo what callers have withdrawn before it took effect; a save or a stop that is on its way still happens."""
         with self._changed:
             waiting = [one for one, _ in self._pending]
         gone = [one.number for one in waiting if read_result(self._run.folder, one.number) is not None]
@@ -197,7 +197,7 @@ class Controls:
         self._set(self._limit._replace(workers=before.workers, paused_by=before.paused_by))
 
     def _set(self, limit: WorkerLimit) -> None:
-        """Limit the workers from now on; written down, so that a later driver does not read all commands again."""
+        """Limit the workers from now on; the serial number makes the controller tell a pause again."""
         self._limit = limit._replace(serial=self._limit.serial + 1)
         self._workers.limit(self._limit)
 
@@ -285,7 +285,7 @@ class Controls:
                 self._settle("note", "written")
             elif one.verb == "continue":
                 self._rests = False
-                self._settle("continue", "it trains on as soon as there are workers")
+                self._settle("continue", "training continues as soon as there are workers")
                 self._settle("pause", "somebody let it continue", done=False)
             elif one.verb == "resize":
                 self._settle("resize", now, self._is_small_enough)
@@ -303,4 +303,4 @@ class Controls:
 
 
 def _is_pause(event: Decided) -> bool:
-    return event.decision == "stay" and event.reason.startswith("paused by")
+    return event.decision == "stay" and event.is_about_pause

@@ -109,8 +109,11 @@ def _claim_and_train(
     hears = [listen] if listen else []
     with _lease(found) as lease, contextlib.ExitStack() as stack:  # a refused driver has written nothing
         _begin(found, lease.term)
+        before = max(
+            (event.step for event in stream_journal(found.run.folder) if isinstance(event, StepDone)), default=0
+        )
         if workers is not None:  # a trial: commands go to its sweep
-            _train(found, lease, uri, hears, workers, reports=False)
+            _train(found, lease, uri, hears, workers, before, reports=False)
             return False
         from springtide.app.control import Controls  # Ray loads only when needed
         from springtide.on_ray.train.ray_metrics import RayMetrics
@@ -119,11 +122,11 @@ def _claim_and_train(
         own = WorkerLender() if watcher is None else watcher.workers
         if watcher is None:
             stack.callback(own.end)
-        controls = Controls(found.config, found.run, own)
+        controls = Controls(found.config, found.run, own, before)
         stack.enter_context(controls.carried_out())
         asked = stack.enter_context(watcher.watching(found.config, found.run)) if watcher else threading.Event()
         metrics = RayMetrics(found.run.id)
-        signalled = _train(found, lease, uri, [controls, metrics, *hears], own, True, controls.remarks)
+        signalled = _train(found, lease, uri, [controls, metrics, *hears], own, before, True, controls.remarks)
         return asked.is_set() and not signalled and not controls.stops
 
 
@@ -159,16 +162,16 @@ def _train(
     uri: str,
     hears: Sequence[Callable[[Event], None]],
     workers: Any,
+    before: int,
     reports: bool,
     remarks: Sequence[str] = (),
 ) -> bool:
     """Train a claimed run to its end, with all listeners, ``hears`` too; if it ``reports``, the report is written even after an
-    error. ``remarks`` are printed. Returns True if a signal stopped it."""
+    error. ``before``: the last step that was trained; ``remarks`` are printed. Returns True if a signal stopped it."""
     from springtide.on_ray.cluster.session import dashboard_hint  # Ray and torch load only when needed
     from springtide.on_ray.train.trainer import train as train_on_ray
 
     run, config = found.run, found.config
-    before = max((event.step for event in stream_journal(run.folder) if isinstance(event, StepDone)), default=0)
     with contextlib.ExitStack() as stack:
         console = stack.enter_context(Console(config.num_steps, config.track.progress))
         journal = stack.enter_context(Journal(run.folder, term=lease.term, say=console.say))

@@ -50,7 +50,7 @@ class Bounds:
     fits: int = 1
     """Fewest workers that have enough memory for a step, as far as known."""
     paused_by: str = ""
-    """Who has paused the run; empty if nobody."""
+    """Who paused the run; empty if it is not paused."""
 
     def feasible(self, places: int) -> int:
         """Return the most workers for ``places``; 0 if there are too few."""

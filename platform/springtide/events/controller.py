@@ -18,6 +18,11 @@ class Decided(Event):
     decision: str
     reason: str
 
+    @property
+    def is_about_pause(self) -> bool:
+        """Whether somebody's pause is the reason."""
+        return self.reason.startswith("paused by")
+
     def describe(self) -> str:
         return f"{self.decision}: {self.reason}"
 

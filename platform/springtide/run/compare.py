@@ -13,6 +13,7 @@ from typing import Any
 
 from springtide import config as configs
 from springtide.config.files import changes_the_run
+from springtide.config.schema import TrackConfig
 from springtide.errors import redacted
 from springtide.events import Evaluated, StepDone
 from springtide.run.folder import Run
@@ -95,7 +96,8 @@ def compare_runs(one: Run, other: Run) -> Comparison:
     """
     events = (one.events, other.events)
     steps = (last_steps(events[0]), last_steps(events[1]))
-    changed = configs.difference(one.config, other.config)
+    settings_of = (one.config, other.config)
+    changed = configs.difference(*settings_of)
     settings = {name: (_shown(a), _shown(b)) for name, (a, b) in changed.items()}
     by_step = ({step.step: step for step in steps[0]}, {step.step: step for step in steps[1]})
     common = sorted(by_step[0].keys() & by_step[1].keys())
@@ -103,7 +105,10 @@ def compare_runs(one: Run, other: Run) -> Comparison:
     samples = next((a.step for a, b in pairs if (a.digest, a.step_tokens) != (b.digest, b.step_tokens)), None)
     losses = next((a.step for a, b in pairs if a.loss != b.loss and not (a.loss != a.loss and b.loss != b.loss)), None)
     return Comparison(
-        runs=(_summary(one, events[0], steps[0]), _summary(other, events[1], steps[1])),
+        runs=(
+            _summary(one.id, settings_of[0].track, events[0], steps[0]),
+            _summary(other.id, settings_of[1].track, events[1], steps[1]),
+        ),
         settings=settings,
         changes_training=sorted(changes_the_run(changed)),
         common_steps=len(common),
@@ -117,12 +122,11 @@ def _shown(value: Any) -> Any:
     return redacted(value) if isinstance(value, str) else value
 
 
-def _summary(run: Run, events: Sequence[Any], steps: Sequence[StepDone]) -> RunSummary:
-    prices = run.config.track
+def _summary(name: str, prices: TrackConfig, events: Sequence[Any], steps: Sequence[StepDone]) -> RunSummary:
     book = ledger(events, Prices(prices.price, prices.spot_price))
     evaluated = [event for event in events if isinstance(event, Evaluated)]
     return RunSummary(
-        id=run.id,
+        id=name,
         last_step=steps[-1].step if steps else 0,
         tokens=steps[-1].tokens if steps else 0,
         loss=steps[-1].loss if steps else None,

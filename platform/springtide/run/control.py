@@ -49,7 +49,7 @@ class Command(BaseModel):
     workers: int = Field(default=0, ge=0, le=10**6)
     """Most workers, of ``resize``; 0: as many as the config allows."""
     text: str = Field(default="", max_length=_NOTE)
-    """Of ``note``."""
+    """The note, of ``note``."""
     caller: str = Field(max_length=200)
     """User and host, as the caller says."""
     time_s: float = Field(ge=0, le=1e11, allow_inf_nan=False)
@@ -213,7 +213,7 @@ def await_result(run: Folder, command: Command, wait_s: float) -> CommandResult:
         left_s = until_s - time.monotonic()
         if left_s <= 0:
             why = f"no answer in {wait_s:g} s, so it is withdrawn: a driver looks every few seconds, and a step or a save "
-            why += "may take longer (--wait), and happens yet if it has begun; or the driver is gone"
+            why += "may take longer (--wait), and still happens if it has begun; or the driver is gone"
             if write_result(run, CommandResult(number=command.number, done=False, step=0, text=why)):
                 raise CommandFailed(f"{command.verb}: {why}")
             continue  # it came at the last moment

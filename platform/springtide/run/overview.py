@@ -62,7 +62,7 @@ def _row(folder: Folder) -> RunRow | None:
     book = ledger(events, Prices(prices.price, prices.spot_price))
     last = max((event for event in events if isinstance(event, StepDone)), key=lambda event: event.time_s, default=None)
     last_said = [event for event in events if isinstance(event, Decided | Started)][-1:]
-    is_paused = any(isinstance(one, Decided) and one.reason.startswith("paused by") for one in last_said)
+    is_paused = any(isinstance(one, Decided) and one.is_about_pause for one in last_said)
     state = state_of(events) if any(isinstance(event, Started | Stopped) for event in events) else "not started"
     return RunRow(
         id=run.id,

@@ -191,7 +191,7 @@ class _LedgerBuilder:
             passed_s = max(0.0, event.time_s - self._now)
             self._now += passed_s
             self._spend(self._phase, passed_s)
-            if event.decision == "stay" and event.reason.startswith("paused by"):
+            if event.decision == "stay" and event.is_about_pause:
                 self._phase = _NOT_HELD
             elif event.decision == "stay" and "waiting" in event.reason:
                 self._phase = "waiting"

@@ -263,7 +263,7 @@ class Controls(Target):
         run = Folder(self.root)
         found = control.standing(run)
         must(found.following == 3, "the next command would have the number of another")
-        must(found.workers in range(10**6 + 1), "a limit that is no number of workers")
+        must(found.workers in range(10**6 + 1), "a limit that is not a number of workers")
         for number in range(3):
             control.read_command(run, number)
             control.read_result(run, number)

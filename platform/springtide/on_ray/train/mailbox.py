@@ -45,7 +45,7 @@ class WorkerLimit(NamedTuple):
     workers: int = 0
     """Most workers; 0: as many as the config allows."""
     paused_by: str = ""
-    """Who has paused the run; empty if nobody."""
+    """Who paused the run; empty if it is not paused."""
     serial: int = 0
     """Number of the change: a limit that is set again is told again."""
 
