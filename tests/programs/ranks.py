@@ -10,8 +10,11 @@ import queue
 import time
 import traceback
 from collections.abc import Callable
+from multiprocessing import forkserver
+from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 import torch.distributed as dist
 from torch.distributed import TCPStore
@@ -55,11 +58,20 @@ def run_here(function: Callable[..., Any], *arguments: Any, **options: Any) -> A
         dist.destroy_process_group()
 
 
-def run_ranks(world_size: int, function: Callable[..., Any], *arguments: Any) -> list[Any]:
-    """What ``function(world, *arguments)`` returns on each rank."""
-    # a server that has imported everything forks the ranks: importing torch takes longer than most tests
+def _forking() -> Any:
+    """Processes forked by a server that has imported everything: importing torch and springtide takes longer than most tests."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["ranks", "loops", "torch._dynamo", "torch.distributed.checkpoint"])
+    # Python 3.11's server hears of no sys.path, and passes over in silence what it does not find
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", os.pathsep.join(filter(None, (str(Path(__file__).parent), os.environ.get("PYTHONPATH")))))
+        forkserver.ensure_running()
+    return context
+
+
+def run_ranks(world_size: int, function: Callable[..., Any], *arguments: Any) -> list[Any]:
+    """What ``function(world, *arguments)`` returns on each rank."""
+    context = _forking()
     results = context.Queue()
     store, where = meeting_place()
     environment = {**os.environ, **where, "WORLD_SIZE": str(world_size)}
