@@ -1,11 +1,17 @@
-"""A run that trains is saved, resized, paused and stopped by commands from outside, and trains what it would have trained."""
+"""A run that trains is saved, resized, paused and stopped by commands from outside, and trains what it would have trained.
+Meanwhile Ray's dashboard shows it as it is."""
 
 from __future__ import annotations
 
+import json
+import os
 import threading
 import time
+import urllib.request
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import ray
@@ -54,23 +60,66 @@ def workers_alive() -> int:
     return round(whole - free)
 
 
+class Dashboard:
+    """What Ray's dashboard tells of the run ``steered``."""
+
+    def __init__(self, url: str) -> None:
+        self._url = url
+
+    def _get(self, path: str) -> Any:
+        asked = urllib.request.Request(
+            f"{self._url}{path}", headers={"Authorization": f"Bearer {os.environ['RAY_AUTH_TOKEN']}"}
+        )
+        with urllib.request.urlopen(asked, timeout=30) as answer:
+            return json.loads(answer.read())
+
+    def train_run(self) -> tuple[str, str | None, list[list[int]]]:
+        """The run's status and its detail, and the ranks of each worker group that lives or lived."""
+        [run] = [one for one in self._get("/api/train/v2/runs/v1")["train_runs"] if one["name"].startswith("steered-")]
+        return (
+            run["status"],
+            run["status_detail"],
+            [sorted(w["world_rank"] for w in one["workers"]) for one in run["attempts"]],
+        )
+
+    def logs(self) -> dict[int, str]:
+        """Rank -> log file of the worker, of the newest group."""
+        [run] = [one for one in self._get("/api/train/v2/runs/v1")["train_runs"] if one["name"].startswith("steered-")]
+        newest = max(run["attempts"], key=lambda one: one["start_time_ns"])
+        return {worker["world_rank"]: worker["log_file_path"] for worker in newest["workers"]}
+
+    def actors(self) -> Counter[str]:
+        """Role -> number of live actors that bear the run's name."""
+        found = self._get("/api/v0/actors?filter_keys=state&filter_predicates=%3D&filter_values=ALIVE")["data"][
+            "result"
+        ]
+        return Counter(one["name"].split("/")[1] for one in found["result"] if one["name"].startswith("steered/"))
+
+
 def test_a_run_is_saved_resized_paused_and_stopped_from_outside(tiny: Config, ray_cluster: str, tmp_path: Path) -> None:
     changes = {"train.total": "1B", "stream.max_epochs": 1e6, "optim.warmup": 0, "parallel.reduction": "fp64"}
     changes |= {"run.id": "steered", "stream.lanes": 6, "train.eval_tokens": 0, "checkpoint.every_steps": 10**6}
     config = tiny.override(changes | {"elastic.min_workers": 1, "elastic.max_workers": 2, "elastic.grow": "always"})
     steered, results = Steered(), dict[str, CommandResult]()
+    board = Dashboard(ray_cluster)
     problems: list[BaseException] = []
 
     def steer() -> None:
         try:
             steered.wait_for(lambda one: isinstance(one, StepDone))
             run = st.open_run(f"{config.run.root}/steered")
+            status, _, groups = board.train_run()
+            assert (status, groups) == ("RUNNING", [[0, 1]])
+            assert board.actors() == {"mailbox": 1, "worker": 2, "snapshots": 1}
+            assert all(Path(log).exists() for log in board.logs().values())
             results["save"] = run.save(WAIT_S)
             results["note"] = run.note("halfway", WAIT_S)
             with pytest.raises(CommandFailed, match=r"3 workers: elastic.min_workers is 1 and max_workers 2"):
                 run.resize(3, WAIT_S)
             results["resize"] = run.resize(1, WAIT_S)
             steered.steps(2)
+            assert board.train_run()[2][-1] == [0]
+            assert board.logs().keys() == {0}
             results["lifted"] = run.resize(0, WAIT_S)
             steered.wait_for(
                 lambda one: isinstance(one, Started) and one.world_size == 2, after=len(steered.events) - 1
@@ -81,6 +130,9 @@ def test_a_run_is_saved_resized_paused_and_stopped_from_outside(tiny: Config, ra
             while workers_alive() and time.monotonic() < until_s:
                 time.sleep(0.1)  # Ray counts what a killed process held a moment later
             assert not workers_alive()
+            status, detail, _ = board.train_run()
+            assert (status, str(detail).split(",")[0]) == ("SCHEDULING", "Scheduling 0 workers")
+            assert board.actors()["worker"] == 0
             results["again"] = run.pause(WAIT_S)
             before = len(steered.events)
             results["continue"] = run.unpause(WAIT_S)
@@ -96,6 +148,8 @@ def test_a_run_is_saved_resized_paused_and_stopped_from_outside(tiny: Config, ra
     run = st.train(config, listen=steered)
     thread.join()
     assert not problems, problems
+    assert board.train_run()[0] == "FINISHED"
+    assert not board.actors()
     assert run.status == "stopped"
     assert all(one.done for one in results.values())
     assert results["save"].text == f"step-{results['save'].step:010d} is committed"

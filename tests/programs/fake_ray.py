@@ -67,8 +67,8 @@ class FakeRay:
         """As Ray's."""
         return SimpleNamespace(node_id=actor.node, node_ip=actor.node, pid=1, accelerator_ids={})
 
-    def start(self, node: str) -> Any:
-        """Start a process on a node."""
+    def start(self, node: str, name: str = "") -> Any:
+        """Start a process on a node, under a name."""
         self.started.append(Actor(self, node))
         return self.started[-1]
 

@@ -119,7 +119,13 @@ def sweep(
         driver = SweepDriver(held, table, base, root.url, uri, concurrent, say)
         say(driver.plan())
 
-        with cluster(base, dashboard=dashboard), open_worker_pool(_worker(base)) as pool:
+        about = {
+            "springtide.sweep": folder.root.name,
+            "springtide.folder": folder.root.url,
+            "springtide.report": folder.page,
+        }
+        shared = cluster(base, dashboard=dashboard, metadata=about)
+        with shared, open_worker_pool(_worker(base), folder.root.name) as pool:
             check_resources(base)
             if (base.track.price or base.track.spot_price) and base.shards.dataset and not base.sources:
                 say(driver.projected_cost(worker_speed(base, open_data(base.data).vocab_size)))

@@ -185,7 +185,7 @@ def test_a_process_that_starts_while_all_are_ended_is_ended_too(ray: FakeRay) ->
     """The driver ends everything in one thread while the controller starts a process in another."""
     processes = pool()
 
-    def start(node: str) -> Any:
+    def start(node: str, name: str) -> Any:
         actor = ray.start(node)
         processes.close()  # before it knows of this one
         return actor

@@ -23,6 +23,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from springtide.elastic.notices import Notice, TimeLeft
 from springtide.on_ray.cluster.nodes import drain
+from springtide.on_ray.names import name_of
 from springtide.preemption import open_sources, poll
 
 _log = logging.getLogger(__name__)
@@ -84,8 +85,11 @@ class PreemptionWatcher:
 class PreemptionWatchers:
     """A run's watchers: one on each node."""
 
-    def __init__(self, cloud: str, metadata_url: str, file: str, rebalance: bool, tell: Tell) -> None:
-        """As ``PreemptionWatcher``."""
+    def __init__(
+        self, cloud: str, metadata_url: str, file: str, rebalance: bool, tell: Tell, owner: str = "springtide"
+    ) -> None:
+        """As ``PreemptionWatcher``; ``owner`` is the run's id."""
+        self._owner = owner
         self._arguments = (cloud, metadata_url, file, rebalance, tell)
         self._actors: dict[str, ActorHandle[PreemptionWatcher]] = {}
         self._asked: dict[str, ObjectRef[str]] = {}
@@ -98,7 +102,9 @@ class PreemptionWatchers:
         """Keep a watcher on each of ``nodes``, and warn of nodes with a silent source. Does not wait."""
         for node in nodes - self._actors.keys():
             here = NodeAffinitySchedulingStrategy(node, soft=False)
-            actor = ray.remote(PreemptionWatcher).options(num_cpus=0, max_restarts=-1, scheduling_strategy=here)
+            actor = ray.remote(PreemptionWatcher).options(
+                name=name_of(self._owner, "notices"), num_cpus=0, max_restarts=-1, scheduling_strategy=here
+            )
             self._actors[node] = actor.remote(*self._arguments)
         for node in self._actors.keys() - nodes:
             del self._actors[node]

@@ -14,9 +14,11 @@ import subprocess
 import sys
 import tempfile
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 import ray
+from ray.job_config import JobConfig
 
 from springtide.config import Config
 from springtide.errors import ConfigError, explain
@@ -29,6 +31,7 @@ from springtide.on_ray._ray_private import (
     stay_on_loopback,
 )
 from springtide.on_ray.cluster import reaper
+from springtide.on_ray.names import job_metadata
 
 _DEVICE_GB = {"V100": 32, "T4": 16, "L4": 24, "A10G": 24, "L40S": 48, "A100": 80, "H100": 80, "H200": 141, "B200": 180}
 """Largest memory of each device by Ray's name for it, from the makers' data sheets [GB]."""
@@ -83,15 +86,17 @@ def has_cluster() -> bool:
 
 
 @contextlib.contextmanager
-def cluster(config: Config, *, dashboard: bool = True) -> Iterator[str]:
+def cluster(config: Config, *, dashboard: bool = True, metadata: Mapping[str, str] | None = None) -> Iterator[str]:
     """Connect, and disconnect at the end; yields the dashboard's URL, empty without one.
 
     Uses the caller's connection if there is one; else the cluster that ``RAY_ADDRESS`` names, as under ``ray job submit``;
-    else starts a private one with at least the logical CPUs that the workers need, and this machine's GPUs.
+    else starts a private one with at least the logical CPUs that the workers need, and this machine's GPUs. ``metadata`` of
+    the job, for Ray's Jobs page, is about the config's run unless it is given; a connection that is there keeps its own.
     """
     check_version(ray.__version__)
     set_environment()
-    quiet = {"namespace": NAMESPACE, "log_to_driver": False, "logging_level": logging.ERROR}
+    quiet: dict[str, Any] = {"namespace": NAMESPACE, "log_to_driver": False, "logging_level": logging.ERROR}
+    quiet["job_config"] = JobConfig(metadata=dict(metadata or job_metadata(config)))
     if ray.is_initialized():
         yield ""
     elif address := os.environ.get("RAY_ADDRESS"):
@@ -212,7 +217,8 @@ def device_bytes(config: Config) -> int:
 def worker_speed(config: Config, vocab_size: int) -> float:
     """Measure the speed of one worker of the cluster, with a few training steps [tokens/s]."""
     elastic = config.elastic
-    measure = ray.remote(_speed).options(num_cpus=elastic.cpus_per_worker, num_gpus=elastic.gpus_per_worker)
+    name = f"{config.run.id or 'springtide'}/measure-speed"
+    measure = ray.remote(_speed).options(name=name, num_cpus=elastic.cpus_per_worker, num_gpus=elastic.gpus_per_worker)
     found: float = ray.get(measure.remote(config, vocab_size))
     return found
 

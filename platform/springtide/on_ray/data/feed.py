@@ -32,10 +32,10 @@ _READS_PER_PIPELINE = 256
 """Reads per leg of a plan, each leg a pipeline: every read costs the scheduler an object, and a run has millions."""
 
 
-def feed(reader: RankReader, plan: list[Read], config: FeedConfig) -> Iterator[Batch]:
+def feed(reader: RankReader, plan: list[Read], config: FeedConfig, name: str = "") -> Iterator[Batch]:
     """Yield the batches of ``plan``. This process makes the first read itself, without a start-up, while Ray starts the rest:
-    a new worker group trains at once."""
-    rest = ahead(_by_tasks(reader, plan[1:], config))
+    a new worker group trains at once. ``name`` is what Ray's dashboard calls the pipelines."""
+    rest = ahead(_by_tasks(reader, plan[1:], config, name))
     try:
         for read in plan[:1]:
             yield from reader.batches(read)
@@ -44,7 +44,7 @@ def feed(reader: RankReader, plan: list[Read], config: FeedConfig) -> Iterator[B
         rest.close()
 
 
-def _by_tasks(reader: RankReader, plan: list[Read], config: FeedConfig) -> Iterator[Batch]:
+def _by_tasks(reader: RankReader, plan: list[Read], config: FeedConfig, name: str) -> Iterator[Batch]:
     """Yield the batches of ``plan``, read ahead by Ray tasks.
 
     A read that fails in its task is repeated once in this process: it succeeds, or raises its own error, which Ray's
@@ -55,7 +55,7 @@ def _by_tasks(reader: RankReader, plan: list[Read], config: FeedConfig) -> Itera
         leg = list(itertools.islice(left, _READS_PER_PIPELINE))
         due = leg[0].first
         try:
-            for batch in _batches(_pipeline(reader, leg, config), config, reader.nothing(due)):
+            for batch in _batches(_pipeline(reader, leg, config, name), config, reader.nothing(due)):
                 # a rank may have no batch of a step: all its samples may be skipped
                 yield from map(reader.nothing, Read(due, batch.step).steps)
                 yield batch
@@ -71,7 +71,7 @@ def _by_tasks(reader: RankReader, plan: list[Read], config: FeedConfig) -> Itera
             left.popleft()
 
 
-def _pipeline(reader: RankReader, leg: list[Read], config: FeedConfig) -> ray.data.Dataset:
+def _pipeline(reader: RankReader, leg: list[Read], config: FeedConfig, name: str) -> ray.data.Dataset:
     context = DataContext.get_current()
     context.enable_progress_bars = False
     reads = ray.data.from_items([read._asdict() for read in leg], override_num_blocks=len(leg))
@@ -87,6 +87,7 @@ def _pipeline(reader: RankReader, leg: list[Read], config: FeedConfig) -> ray.da
     batches.context.execution_options = ExecutionOptions(
         preserve_order=True, resource_limits=ExecutionResources(object_store_memory=store_bytes)
     )
+    batches.set_name(name or None)
     return batches
 
 

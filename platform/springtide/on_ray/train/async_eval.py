@@ -16,6 +16,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from springtide.config import Config
 from springtide.events import Evaluated, Event, Saved, Stopped
+from springtide.on_ray.names import name_of
 from springtide.store import Folder
 from springtide.training.evaluate import evaluate_checkpoint
 
@@ -113,6 +114,7 @@ class AsyncEvaluations:
         config, gpus = self._config, self._config.train.eval_gpus
         here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=True)
         threads = {"env_vars": {"OMP_NUM_THREADS": str(config.parallel.threads)}} if config.parallel.threads else None
-        options = {"num_cpus": 0, "num_gpus": gpus, "runtime_env": threads}
+        name = name_of(config.run.id, "evaluator")
+        options = {"name": name, "num_cpus": 0, "num_gpus": gpus, "runtime_env": threads}
         actor = ray.remote(AsyncEvaluator).options(**options, scheduling_strategy="DEFAULT" if gpus else here)
         return actor.remote(config, self._run)

@@ -192,14 +192,14 @@ class PooledWorkerGroup(WorkerGroup):
 
 
 def _starter(resources: dict[str, float], environment: Mapping[str, object]) -> Start:
-    """Return a function that starts a worker process on a node."""
+    """Return a function that starts a worker process on a node, under a name."""
     others = {kind: amount for kind, amount in resources.items() if kind not in ("CPU", "GPU", "memory")}
     options = {"num_cpus": resources.get("CPU", 0), "num_gpus": resources.get("GPU", 0), "resources": others}
     cls = ray.remote(RayTrainWorker)
 
-    def start(node: str) -> ActorHandle:
+    def start(node: str, name: str) -> ActorHandle:
         there = NodeAffinitySchedulingStrategy(node, soft=False)
-        return cls.options(runtime_env=environment, scheduling_strategy=there, **options).remote()
+        return cls.options(name=name, runtime_env=environment, scheduling_strategy=there, **options).remote()
 
     return start
 

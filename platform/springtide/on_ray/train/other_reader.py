@@ -40,6 +40,7 @@ def read_elsewhere(mailbox: MailboxClient, run: Folder, name: str, file: str, no
     silent = []
     for node in others[:_CANDIDATES]:
         there = {
+            "name": f"{run.name}/read-again",
             "num_cpus": 0,
             "max_retries": 0,
             "scheduling_strategy": NodeAffinitySchedulingStrategy(node, soft=False),

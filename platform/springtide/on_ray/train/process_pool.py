@@ -20,6 +20,7 @@ from springtide.elastic.patience import StartTimes, ban_s
 from springtide.elastic.policy import Node
 from springtide.on_ray._ray_private import Worker, WorkerGroupStartupFailedError
 from springtide.on_ray.cluster.nodes import unanswering
+from springtide.on_ray.names import name_of
 from springtide.on_ray.train.worker import TrainJob, let_go, warm_up
 
 _log = logging.getLogger(__name__)
@@ -33,8 +34,8 @@ _LEAST_START_S = 20.0
 _MEASURE_S = 5.0
 """How long a second measurement of a node's network may take [s]."""
 
-Start = Callable[[str], ActorHandle]
-"""Function that starts a worker's actor on a node."""
+Start = Callable[[str, str], ActorHandle]
+"""Function that starts a worker's actor on a node, under a name."""
 
 
 class UnfitNodesError(WorkerGroupStartupFailedError):
@@ -59,6 +60,8 @@ class WorkerProcessPool:
     """The worker processes of one run, or of several in turn, and which of them are free: in no group."""
 
     def __init__(self) -> None:
+        self.owner = "springtide"
+        """Whose the processes are, as ``names.owner_of`` says."""
         self.plan: tuple[str, ...] = ()
         """The node of each worker of the next group."""
         self.not_before_s = 0.0
@@ -184,7 +187,7 @@ class WorkerProcessPool:
         assert self._start is not None, "processes are started from the first group on"
         if self.closed:
             raise WorkerGroupStartupFailedError("the run's driver has ended all processes")
-        actor = self._start(node)
+        actor = self._start(node, name_of(self.owner, "worker"))
         self._all.add(actor)
         if self.closed:  # meanwhile, in another thread, which may not have seen this one
             self._end(actor)

@@ -25,7 +25,7 @@ _PROMPT_S = 0.2
 
 def name_prefix(run: Folder) -> str:
     """Return the prefix of the names of a run's servers."""
-    return f"snapshots-{digest.of_bytes(run.url.encode())[:12]}-"
+    return f"{run.name}/snapshots/{digest.of_bytes(run.url.encode())[:12]}-"
 
 
 def servers_named(name: str) -> Iterator[ActorHandle]:

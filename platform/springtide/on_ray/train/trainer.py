@@ -180,7 +180,7 @@ def _watches(config: Config, mailbox: MailboxClient) -> PreemptionWatchers | Non
     if elastic.notices == "off":
         return None
     where = elastic.metadata_url, elastic.notice_file, elastic.leave_on_rebalance
-    return PreemptionWatchers(elastic.notices, *where, mailbox.notice)
+    return PreemptionWatchers(elastic.notices, *where, mailbox.notice, config.run.id)
 
 
 def _explain(error: BaseException) -> BaseException:

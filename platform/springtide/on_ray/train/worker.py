@@ -153,9 +153,10 @@ def _train(job: TrainJob) -> bool:
     global _links
     _links = Connections()
     phases_s = {"data": time.perf_counter() - begin}
+    name = f"{config.run.id}/rank-{here.rank}/feed"
 
     def batches(reader: RankReader, step: StepsDone) -> Iterator[Batch]:
-        return feed(reader, reader.plan(step, config.num_steps, int(config.feed.read_bytes)), config.feed)
+        return feed(reader, reader.plan(step, config.num_steps, int(config.feed.read_bytes)), config.feed, name)
 
     servers = None
     reach("first_collective", "before")

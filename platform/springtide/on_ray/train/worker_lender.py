@@ -13,6 +13,7 @@ from springtide.config import Config
 from springtide.elastic import Interrupt
 from springtide.errors import RunExists
 from springtide.events import Event
+from springtide.on_ray.names import name_of, owner_of
 from springtide.on_ray.train.mailbox import MailboxClient, WorkerLimit, open_mailbox
 from springtide.on_ray.train.process_pool import WorkerProcessPool
 from springtide.on_ray.tune.worker_pool import WorkerPoolClient
@@ -35,7 +36,10 @@ class WorkerLender:
 
     def open_mailbox(self, config: Config) -> MailboxClient:
         """Open the mailbox of a new run. Raises RunExists if another driver of this cluster trains it."""
-        name = f"run-{config.run.id}" if self.share is None else None  # trials are guarded by their sweep
+        is_trial = self.share is not None  # trials are guarded by their sweep
+        owner = owner_of(config, is_trial)
+        self.processes.owner = owner
+        name = name_of(owner, "mailbox") if is_trial else f"{owner}/mailbox"
         try:
             self._mailbox = open_mailbox(name, config.num_steps, float(config.elastic.hang), self._mailbox)
         except ValueError:

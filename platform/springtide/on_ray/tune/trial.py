@@ -17,6 +17,7 @@ from springtide.config import Config
 from springtide.elastic.scaling import speeds
 from springtide.errors import RunExists, SpringtideError
 from springtide.events import Evaluated
+from springtide.on_ray.names import owner_of
 from springtide.on_ray.train.worker_lender import WorkerLender
 from springtide.on_ray.tune.messages import TrialJob, TrialParameters, TrialResult, at_worst, value_of
 from springtide.on_ray.tune.trial_runner import Failed, Finished, ReportWriter, TrialRunner
@@ -32,6 +33,10 @@ _log = logging.getLogger(__name__)
 
 class Trial(tune.Trainable):
     """A trial as Tune's Trainable: a step of Tune's is from one evaluation to the next."""
+
+    def __repr__(self) -> str:
+        """Return what Ray's dashboard calls this process; it asks once, and the process drives one trial after the other."""
+        return f"{owner_of(self._job.base, is_trial=True)}/trials"
 
     def setup(self, config: TrialParameters, job: TrialJob) -> None:
         """Prepare the trial; Tune calls this in the trial's process."""

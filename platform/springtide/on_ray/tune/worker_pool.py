@@ -16,6 +16,7 @@ from springtide.config import Config
 from springtide.elastic.allocation import Allocation, ResourceRequest, allocate
 from springtide.elastic.scaling import useful
 from springtide.on_ray.cluster.nodes import live, observed
+from springtide.on_ray.names import name_of
 
 _LOOK_S = 0.3
 _SILENT_S = 120.0
@@ -126,10 +127,11 @@ class WorkerPoolClient:
 
 
 @contextlib.contextmanager
-def open_worker_pool(resources: dict[str, float]) -> Iterator[WorkerPoolHandle]:
-    """Yield a new pool, which ends with the block."""
+def open_worker_pool(resources: dict[str, float], owner: str = "springtide") -> Iterator[WorkerPoolHandle]:
+    """Yield a new pool, which ends with the block. ``owner`` is the sweep's name."""
     here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
-    pool = ray.remote(WorkerPool).options(num_cpus=0, scheduling_strategy=here).remote(resources)
+    name = name_of(owner, "worker-pool")
+    pool = ray.remote(WorkerPool).options(name=name, num_cpus=0, scheduling_strategy=here).remote(resources)
     try:
         yield pool
     finally:
