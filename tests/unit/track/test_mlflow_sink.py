@@ -23,7 +23,8 @@ from springtide.errors import DamagedFile
 from springtide.events import Evaluated, Event, Rejected, Stopped
 from springtide.store import Folder
 from springtide.track import mlflow_sink
-from springtide.track.mlflow_sink import RUN_FILE, MlflowSink, read_run_note, send_scores, write_run_note
+from springtide.track.mlflow_results import send_scores
+from springtide.track.mlflow_sink import RUN_FILE, MlflowSink, read_run_note, write_run_note
 
 
 def send(config: Config, run: Folder, uri: str, earlier: list[Event], now: list[Event], grace_s: float = 60.0) -> None:
@@ -59,7 +60,7 @@ def test_restarts_are_one_run_and_steps_never_go_back(config: Config, tmp_path: 
     compared = dataclasses.replace(evaluated(0), forgetting={"old": 0.25})
     first: list[Event] = [compared, told, *(step(number, 5.0) for number in range(2, 8))]
     send(config, run, uri, [], first)
-    assert (history(uri, run, "largest_logit"), history(uri, run, "objective/kl")) == ([(1, 9.0)], [(1, 0.5)])
+    assert (history(uri, run, "train/largest_logit"), history(uri, run, "objective/kl")) == ([(1, 9.0)], [(1, 0.5)])
     assert history(uri, run, "forgetting/old") == [(0, 0.25)]
     # killed at 7, resumed from 5: 6 and 7 are trained again, and what was sent once is not sent again
     again: list[Event] = [
@@ -69,8 +70,8 @@ def test_restarts_are_one_run_and_steps_never_go_back(config: Config, tmp_path: 
         Stopped(step=9, status="finished"),
     ]
     send(config, run, uri, first, again)
-    assert history(uri, run, "loss") == [(number, 5.0) for number in range(1, 8)] + [(8, 4.0), (9, 4.0)]
-    assert [number for number, _ in history(uri, run, "heldout_loss")] == [0, 9]
+    assert history(uri, run, "train/loss") == [(number, 5.0) for number in range(1, 8)] + [(8, 4.0), (9, 4.0)]
+    assert [number for number, _ in history(uri, run, "heldout/loss")] == [0, 9]
     scores = {"task/a b/acc": 0.5, "task/x@y/f1": 0.25}
     assert send_scores(run, uri, scores, 9, 1.0) == ""
     assert (history(uri, run, "task/a b/acc"), history(uri, run, "task/x_y/f1")) == ([(9, 0.5)], [(9, 0.25)])
@@ -91,15 +92,15 @@ def test_a_run_that_is_moved_keeps_its_mlflow_run_and_a_copy_gets_one_of_its_own
     send(config, run, uri, [], [step(1)])
     shutil.move(run.path, moved.path)
     send(config, moved, uri, [step(1)], [step(2)])
-    assert [number for number, _ in history(uri, moved, "loss")] == [1, 2]
+    assert [number for number, _ in history(uri, moved, "train/loss")] == [1, 2]
     assert caplog.text == ""
     shutil.copytree(moved.path, copy.path)
     send(config, copy, uri, [step(1), step(2)], [step(3)])
     send(config, moved, uri, [step(1), step(2)], [step(3, 9.0)])
     send(config, copy, uri, [step(number) for number in (1, 2, 3)], [step(4)])
     assert f"{copy.url} is a copy of {moved.url}" in caplog.text
-    assert [number for number, _ in history(uri, copy, "loss")] == [1, 2, 3, 4]
-    assert history(uri, moved, "loss")[2:] == [(3, 9.0)]
+    assert [number for number, _ in history(uri, copy, "train/loss")] == [1, 2, 3, 4]
+    assert history(uri, moved, "train/loss")[2:] == [(3, 9.0)]
 
 
 def test_a_quote_in_a_path_hides_no_run(config: Config, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -112,7 +113,7 @@ def test_a_quote_in_a_path_hides_no_run(config: Config, tmp_path: Path, caplog: 
     (Path(run.path) / "mlflow.json").unlink()  # killed before it was written down
     send(config, run, uri, [], [step(1), step(2)])
     assert caplog.text == ""
-    assert [number for number, _ in history(uri, run, "loss")] == [1, 2]
+    assert [number for number, _ in history(uri, run, "train/loss")] == [1, 2]
     found = MlflowClient(uri).search_runs([run.read_json("mlflow.json")["experiment_id"]])
     assert {one.data.tags["springtide.run"] for one in found} == {run.url, other.url}
     assert len(found) == 2
@@ -134,7 +135,7 @@ def test_a_server_that_is_down_holds_up_nothing_and_gets_all_when_it_is_back(
 
     with _server(tmp_path, port):
         send(config, run, uri, first, [step(4)])
-        assert [number for number, _ in history(uri, run, "loss")] == [1, 2, 3, 4]
+        assert [number for number, _ in history(uri, run, "train/loss")] == [1, 2, 3, 4]
 
 
 def test_a_server_that_is_down_for_hours_costs_no_memory_and_gets_the_rest_from_the_journal(
@@ -166,7 +167,7 @@ def test_a_server_that_is_down_for_hours_costs_no_memory_and_gets_the_rest_from_
             tried.acquire(timeout=30)
         back.set()
     assert max(kept) <= 10
-    assert [number for number, _ in history(uri, run, "loss")] == list(range(1, 101))
+    assert [number for number, _ in history(uri, run, "train/loss")] == list(range(1, 101))
 
 
 @contextlib.contextmanager
