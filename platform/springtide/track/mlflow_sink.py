@@ -207,6 +207,9 @@ class MlflowSink:
         from mlflow import MlflowClient  # the import takes seconds; training does not wait for it
 
         logging.getLogger("mlflow").setLevel(logging.WARNING)  # it logs every table it creates
+        logging.getLogger("mlflow.store").setLevel(
+            logging.CRITICAL
+        )  # and a traceback at every try, of what is said here once
         client = MlflowClient(tracking_uri=self._uri)
         self._run_id = self._noted(client) or self._create(client)
         found = client.get_run(self._run_id).data
