@@ -315,7 +315,7 @@ class MlflowSink:
             tags.setdefault(NOTE, description(self._settings, self._folder, event))
 
     def _log(self, metrics: list[Any], marks: dict[str, int], tags: dict[str, str]) -> None:
-        """Send one request. A batch that the server refuses for what it holds is left out: waiting does not mend it."""
+        """Send one request. A batch that the server refuses for what it holds is skipped: waiting does not mend it."""
         from mlflow import MlflowException
         from mlflow.entities import RunTag
 
