@@ -14,7 +14,7 @@ from springtide.run.start_from import lineage
 from springtide.shards.manifest import HELDOUT, TRAIN
 from springtide.track.mlflow_run import TrackedDataset
 
-_SOURCE = "mlflow.source"
+_SOURCE, _COMMAND = "mlflow.source", "springtide.command"
 _GIT_PATIENCE_S = 5.0
 _OURS = "springtide"
 _RAY_WORKER = "default_worker.py"
@@ -53,7 +53,7 @@ def source_tags(command: Sequence[str], directory: str) -> dict[str, str]:
 
     Examples:
         >>> from springtide.app.provenance import source_tags
-        >>> source_tags(["bin/springtide", "train", "--run.root", "s3://id:key@bucket/runs"], "/")["mlflow.source.name"]
+        >>> source_tags(["bin/springtide", "train", "--run.root", "s3://id:key@bucket/runs"], "/")["springtide.command"]
         "springtide train --run.root 's3://id:***@bucket/runs'"
         >>> source_tags(["mine.py", "--token", "secret"], "/")["mlflow.source.name"]
         'mine.py'
@@ -66,7 +66,9 @@ def source_tags(command: Sequence[str], directory: str) -> dict[str, str]:
     else:
         said = redacted(program)
         directory = os.path.dirname(os.path.abspath(os.path.join(directory, program)))
-    return {f"{_SOURCE}.name": said, f"{_SOURCE}.type": "LOCAL", **_checkout(directory)}
+    # MLflow's pages show what follows the last slash of the name
+    shown = " ".join([_OURS, *command[1:2]]) if said.startswith(f"{_OURS} ") else said
+    return {f"{_SOURCE}.name": shown, _COMMAND: said, f"{_SOURCE}.type": "LOCAL", **_checkout(directory)}
 
 
 def _checkout(directory: str) -> dict[str, str]:

@@ -36,6 +36,7 @@ def test_the_commit_of_the_checkout_is_shown_and_no_password(checkout: Path, tmp
     found = source_tags(["/bin/springtide", "train"], str(checkout))
     assert found == {
         "mlflow.source.name": "springtide train",
+        "springtide.command": "springtide train",
         "mlflow.source.type": "LOCAL",
         "mlflow.source.git.commit": git(checkout, "rev-parse", "HEAD"),
         "mlflow.source.git.branch": "work",
@@ -63,7 +64,10 @@ def test_the_commit_of_the_checkout_is_shown_and_no_password(checkout: Path, tmp
     ],
 )
 def test_only_our_own_arguments_are_shown(tmp_path: Path, command: list[str], shown: str) -> None:
-    assert source_tags(command, str(tmp_path)) == {"mlflow.source.name": shown, "mlflow.source.type": "LOCAL"}
+    found = source_tags(command, str(tmp_path))
+    assert found["springtide.command"] == shown
+    assert found["mlflow.source.name"] == " ".join(shown.split()[:2])
+    assert found.keys() == {"springtide.command", "mlflow.source.name", "mlflow.source.type"}
 
 
 def test_no_git_and_a_hostile_checkout_are_no_commit(
@@ -73,7 +77,11 @@ def test_no_git_and_a_hostile_checkout_are_no_commit(
     assert "mlflow.source.git.commit" in source_tags(["springtide"], str(checkout))
     assert not (tmp_path / "ran").exists()
     monkeypatch.setenv("PATH", str(tmp_path))
-    assert source_tags(["springtide"], str(checkout)).keys() == {"mlflow.source.name", "mlflow.source.type"}
+    assert source_tags(["springtide"], str(checkout)).keys() == {
+        "springtide.command",
+        "mlflow.source.name",
+        "mlflow.source.type",
+    }
 
 
 def test_a_run_names_its_datasets_with_their_sizes(tiny: Config, tmp_path: Path) -> None:
