@@ -71,8 +71,8 @@ def tag_text(value: object) -> str:
 
 
 def experiment_of(client: Any, settings: Settings, uri: str) -> str:
-    """Return the id of the experiment that the settings name; create it if there is none. It opens as one of model training,
-    unless its users chose another kind."""
+    """Return the id of the experiment that the settings name; create it if there is none. Its kind is model training,
+    unless its users chose another."""
     name, root = settings["track.experiment"], Folder(settings["run.root"])
     if experiment := client.get_experiment_by_name(name):
         if _KIND not in experiment.tags:
