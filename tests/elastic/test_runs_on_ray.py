@@ -142,7 +142,7 @@ def test_mlflow_has_one_run_with_every_step_and_its_links(uninterrupted: st.Run)
     found = client.search_runs([notes["experiment_id"]])
     assert [run.info.run_id for run in found] == [notes["run_id"]]
     assert found[0].info.status == "FINISHED"
-    history = client.get_metric_history(notes["run_id"], "loss")
+    history = client.get_metric_history(notes["run_id"], "train/loss")
     assert [(metric.step, metric.value) for metric in history] == [(one.step, one.loss) for one in uninterrupted.steps]
     assert found[0].data.params["optim.peak_lr"] == str(uninterrupted.config.optim.peak_lr)
     assert found[0].data.tags["springtide.dataset"] == uninterrupted.config.shards.dataset

@@ -21,7 +21,8 @@ from springtide.run.folder import REPORT, Run
 from springtide.store import Folder, to_json
 from springtide.stream import open_data
 from springtide.track.ledger import Prices
-from springtide.track.mlflow_sink import OFF, SweepSink, default_uri
+from springtide.track.mlflow_results import SweepSink
+from springtide.track.mlflow_sink import OFF, default_uri
 from springtide.tuning import (
     Point,
     PointList,

@@ -16,7 +16,7 @@ from springtide.checkpoint.format import step_of
 from springtide.errors import CheckpointError, ConfigError, explain
 from springtide.run.folder import Run
 from springtide.run.task_scores import TaskScore, TaskScores, write_task_scores
-from springtide.track.mlflow_sink import send_scores
+from springtide.track.mlflow_results import send_scores
 
 _LOOK_S = 5.0
 """Time between two looks at a run that trains [s]."""

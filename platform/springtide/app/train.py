@@ -6,11 +6,13 @@ import contextlib
 import functools
 import os
 import secrets
+import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
 from springtide import config as configs
+from springtide.app import provenance
 from springtide.app.resolve import ResolvedRun, resolved
 from springtide.checkpoint import branch, leases
 from springtide.checkpoint.fresh_start import begin_from_scratch
@@ -21,7 +23,6 @@ from springtide.dataset import Progress
 from springtide.events import Event, Sampled, Started, StepDone, Stopped
 from springtide.events.listeners import Listeners
 from springtide.run.folder import Run
-from springtide.run.start_from import lineage
 from springtide.run.take_up import write_take_up
 from springtide.store import Folder
 from springtide.track.console import Console
@@ -183,7 +184,9 @@ def _train(
         if uri != OFF:
             settings = configs.flatten(configs.redact(config))
             earlier = functools.partial(stream_journal, run.folder)
-            listeners.append(stack.enter_context(MlflowSink(settings, run.folder, uri, earlier, _tags(found))))
+            tags, datasets = provenance.tags_of(found, sys.argv, os.getcwd()), provenance.datasets_of(found)
+            sink = MlflowSink(settings, run.folder, uri, earlier, tags, datasets=datasets)
+            listeners.append(stack.enter_context(sink))
 
         tell_all = Listeners(listeners)
 
@@ -217,19 +220,6 @@ def _report(run: Run, say: Callable[[str], None]) -> None:
         run.write_report()
     except OSError as error:
         say(f"the report could not be written ({error})")
-
-
-def _tags(found: ResolvedRun) -> dict[str, str]:
-    """Return the MLflow tags of a run, in addition to its settings."""
-    data = found.data
-    return {
-        "springtide.fingerprint": configs.fingerprint(found.config),
-        "springtide.order": data.order.identity,
-        "springtide.dataset": " ".join(data.datasets),
-        "springtide.dataset_digest": " ".join(data.datasets.values()),
-        "springtide.checkpoints": (found.run.folder / "checkpoints").url,
-        "springtide.lineage": " <- ".join(lineage(found.config)),
-    }
 
 
 def sample(

@@ -13,6 +13,8 @@ from springtide.cli.options import add_json, add_trust, print_json
 from springtide.errors import ConfigError, explain
 
 if TYPE_CHECKING:
+    from springtide.run.exchange import Exported
+    from springtide.run.folder import Run
     from springtide.run.task_scores import TaskScores
 
 _EVALUATE = """  springtide model evaluate runs/RUN                     # the newest checkpoint, on all held-out text
@@ -31,7 +33,8 @@ _EXPORT = """  springtide model export runs/RUN --to hf --out exports/RUN      #
   springtide model export runs/RUN --step 400 --to hf --out s3://bucket/RUN --dtype bf16
   springtide model export runs/RUN --to gguf --out exports/RUN-gguf --dtype q8_0
   springtide model export runs/RUN --to peft --out exports/RUN-adapter
-  springtide model export runs/RUN --out exports/RUN --serve RUN.yaml && serve run RUN.yaml"""
+  springtide model export runs/RUN --out exports/RUN --serve RUN.yaml && serve run RUN.yaml
+  springtide model export runs/RUN --out exports/RUN --register MODEL"""
 
 _IMPORT = """  springtide model import downloads/MODEL --out runs/MODEL        # or hf://OWNER/NAME, of the Hugging Face Hub
   springtide model import downloads/MODEL --adapter downloads/ADAPTER --out runs/ADAPTED
@@ -72,6 +75,8 @@ def _export_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--ema", action="store_true", help="the averaged weights (optim.ema_half_life)")
     help = "with hf: also write the configuration of ray.serve.llm for the export, for `serve run FILE` where vLLM is"
     parser.add_argument("--serve", metavar="FILE", default="", help=help)
+    help = "also register the export in MLflow, as the next version of this model; its weights stay where they are"
+    parser.add_argument("--register", metavar="NAME", default=None, help=help)
     add_json(parser)
 
 
@@ -83,11 +88,13 @@ def _export(options: argparse.Namespace) -> int:
     if file and options.to != "hf":
         raise ConfigError(explain("serve", file, f"is for --to hf, not {options.to}", "leave it out, or export to hf"))
     text = serve_config_of(run, options.out, options.step) if file else ""  # refused before anything is written
+    uri = _registry(run, options.register)
     found = export_model(run, options.out, options.step, options.dtype, options.ema, options.to)
     if file:
         Path(file).write_text(text)
+    version = _register(run, uri, options.register, found) if options.register else ""
     if options.json:
-        print_json(found._asdict())
+        print_json({**found._asdict(), **({"version": version} if version else {})})
         return 0
     for remark in found.remarks:
         print(f"note: {remark}")
@@ -96,7 +103,35 @@ def _export(options: argparse.Namespace) -> int:
     )
     if file:
         print(f"wrote {file}: `serve run {file}` serves it with vLLM")
+    if version:
+        print(f"registered {options.register} version {version} in MLflow")
     return 0
+
+
+def _registry(run: Run, name: str | None) -> str:
+    """Return the URI of the MLflow server that a model is registered at; empty without a name."""
+    if name is None:
+        return ""
+    from springtide.app.train import mlflow_uri
+    from springtide.track.mlflow_results import check_registry
+
+    uri = mlflow_uri(run.config)
+    check_registry(uri, name)
+    return uri
+
+
+def _register(run: Run, uri: str, name: str, found: Exported) -> str:
+    """Register an export; return the number of the version."""
+    from springtide import config as configs
+    from springtide.track.mlflow_results import register_export
+
+    facts = {
+        "checkpoint": found.checkpoint,
+        "architecture": found.architecture,
+        "bytes": found.size_bytes,
+        "run": run.id,
+    }
+    return register_export(uri, name, run.folder, found.url, configs.flatten(configs.redact(run.config)), facts)
 
 
 def _import_options(parser: argparse.ArgumentParser) -> None:

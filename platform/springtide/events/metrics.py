@@ -1,4 +1,4 @@
-"""The table of metrics: names, units and meanings. MLflow, the report and the tests read it."""
+"""The table of metrics: names, units, meanings, and names in MLflow. MLflow, the report and the tests read it."""
 
 from __future__ import annotations
 
@@ -10,42 +10,71 @@ class Metric(NamedTuple):
 
     unit: str
     meaning: str
+    tracked: str
+    """Name in MLflow, whose pages draw the metrics before a ``/`` together."""
 
 
 STEP_METRICS: dict[str, Metric] = {
-    "loss": Metric("nats/token", "training loss over the valid tokens of the step, all workers"),
-    "grad_norm": Metric("1", "global gradient norm before clipping"),
-    "learning_rate": Metric("1", "learning rate of the step"),
-    "tokens": Metric("tokens", "tokens trained on since the run began"),
-    "tokens_per_s": Metric("tokens/s", "step tokens over step time, all workers"),
-    "step_time_s": Metric("s", "time from one optimizer step to the next, including the wait for data"),
-    "data_wait_s": Metric("s", "part of the step spent waiting for the feed, on the rank that waits longest"),
-    "mfu": Metric("ratio", "model FLOPs over the peak of all workers' devices; above 1 if that peak is unknown"),
-    "memory_bytes": Metric("bytes", "peak memory of rank 0: device memory on a GPU, resident set on a CPU"),
-    "world_size": Metric("workers", "workers in the step"),
-    "loss_scale": Metric("1", "factor that the loss is multiplied by before backward"),
+    "loss": Metric("nats/token", "training loss over the valid tokens of the step, all workers", "train/loss"),
+    "grad_norm": Metric("1", "global gradient norm before clipping", "train/grad_norm"),
+    "learning_rate": Metric("1", "learning rate of the step", "train/learning_rate"),
+    "tokens": Metric("tokens", "tokens trained on since the run began", "train/tokens"),
+    "tokens_per_s": Metric("tokens/s", "step tokens over step time, all workers", "throughput/tokens_per_s"),
+    "step_time_s": Metric(
+        "s", "time from one optimizer step to the next, including the wait for data", "throughput/step_time_s"
+    ),
+    "data_wait_s": Metric(
+        "s", "part of the step spent waiting for the feed, on the rank that waits longest", "throughput/data_wait_s"
+    ),
+    "mfu": Metric(
+        "ratio", "model FLOPs over the peak of all workers' devices; above 1 if that peak is unknown", "throughput/mfu"
+    ),
+    "memory_bytes": Metric(
+        "bytes", "peak memory of rank 0: device memory on a GPU, resident set on a CPU", "throughput/memory_bytes"
+    ),
+    "world_size": Metric("workers", "workers in the step", "elastic/world_size"),
+    "loss_scale": Metric("1", "factor that the loss is multiplied by before backward", "train/loss_scale"),
 }
 
 EXTRA_METRICS: dict[str, Metric] = {
-    "largest_logit": Metric("1", "largest logit of the tokens that count in the loss, with train.metrics"),
+    "largest_logit": Metric(
+        "1", "largest logit of the tokens that count in the loss, with train.metrics", "train/largest_logit"
+    ),
     "noise_scale": Metric(
         "tokens",
         "gradient noise scale, averaged over about the last 30 steps, with train.metrics; not told where one "
         "worker computes a step in one piece",
+        "train/noise_scale",
     ),
-    "anchor_penalty": Metric("nats/token", "penalty for the distance from the first weights, with objective.anchor"),
-    "objective/NAME": Metric("1", "part NAME of the objective, over its weight"),
-    "loss/NAME": Metric("nats/token", "training loss over the valid tokens of source NAME in the step"),
-    "step_tokens/NAME": Metric("tokens", "valid tokens of source NAME in the step"),
-    "epochs/NAME": Metric("epochs", "how many times the run has read source NAME"),
+    "anchor_penalty": Metric(
+        "nats/token", "penalty for the distance from the first weights, with objective.anchor", "train/anchor_penalty"
+    ),
+    "objective/NAME": Metric("1", "part NAME of the objective, over its weight", "objective/NAME"),
+    "loss/NAME": Metric("nats/token", "training loss over the valid tokens of source NAME in the step", "loss/NAME"),
+    "step_tokens/NAME": Metric("tokens", "valid tokens of source NAME in the step", "step_tokens/NAME"),
+    "epochs/NAME": Metric("epochs", "how many times the run has read source NAME", "epochs/NAME"),
 }
 """Figures in ``StepDone.extra``; those of sources in runs on 2 to 32 of them."""
 
 EVAL_METRICS: dict[str, Metric] = {
-    "heldout_loss": Metric("nats/token", "loss on held-out rows"),
-    "ema_heldout_loss": Metric("nats/token", "loss of the averaged weights on held-out rows, with optim.ema_half_life"),
-    "heldout_bits_per_byte": Metric("bits/byte", "held-out loss per byte of the text that its tokens stand for"),
+    "heldout_loss": Metric("nats/token", "loss on held-out rows", "heldout/loss"),
+    "ema_heldout_loss": Metric(
+        "nats/token", "loss of the averaged weights on held-out rows, with optim.ema_half_life", "heldout/ema_loss"
+    ),
+    "heldout_bits_per_byte": Metric(
+        "bits/byte", "held-out loss per byte of the text that its tokens stand for", "heldout/bits_per_byte"
+    ),
 }
+
+
+def tracked_name(name: str) -> str:
+    """Return the name in MLflow of a figure of an event; one that the table lacks, such as ``loss/wiki``, keeps its own.
+
+    >>> tracked_name("heldout_loss"), tracked_name("loss/wiki")
+    ('heldout/loss', 'loss/wiki')
+    """
+    found = STEP_METRICS.get(name) or EXTRA_METRICS.get(name) or EVAL_METRICS.get(name)
+    return found.tracked if found else name
 
 
 def utilisation(mfu: float) -> str:

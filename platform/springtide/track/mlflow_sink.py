@@ -1,4 +1,4 @@
-"""Sends events to MLflow, from a thread of the driver. The only file that imports ``mlflow``.
+"""Sends events to MLflow, from a thread of the driver.
 
 A server that is down delays nothing: events wait here and are retried. Events unsent when the driver ends are in the
 journal, and the next start sends them. One tag, written in the same request as the metrics, records the last step sent;
@@ -12,18 +12,30 @@ import contextlib
 import hashlib
 import logging
 import queue
-import re
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Sequence
 from typing import Annotated, Any, Self
 
 from pydantic import BaseModel, Field, TypeAdapter
 
 from springtide.errors import SpringtideError, redacted
-from springtide.events import Evaluated, Event, Rejected, StepDone, Stopped
+from springtide.events import Evaluated, Event, Rejected, Saved, Started, StepDone, Stopped
 from springtide.events.metrics import EVAL_METRICS, STEP_METRICS
 from springtide.store import Folder
+from springtide.track.mlflow_run import (
+    NOTE,
+    SYSTEM_NODE,
+    NodeMetrics,
+    Settings,
+    TrackedDataset,
+    description,
+    experiment_of,
+    log_datasets,
+    metric_name,
+    tag_text,
+    valid_name,
+)
 
 RUN_FILE = "mlflow.json"
 OFF = "off"
@@ -31,14 +43,18 @@ _STEP_MARK, _EVAL_MARK = "springtide.step_sent", "springtide.eval_sent"
 _RUN = "springtide.run"
 _PARENT = "mlflow.parentRunId"
 _FOLDER_MARK = "springtide.folder_digest"
-_TAG_LENGTH = 2000
+_NAMES, _GROUPED = "springtide.metric_names", "grouped"
+"""Tag of a run whose metrics have the names of ``events.metrics``; an earlier run keeps the names that it began with."""
+_CHECKPOINT = "springtide.newest_checkpoint"
 _PARAM_LENGTH = 500
+_PARAMS_PER_REQUEST = 100
 _MOST_UNSENT = 20_000
 """Events that wait here at most, about 20 MB."""
 _MOST_EXTRA = 130
-_BATCH_METRICS = 900  # MLflow accepts 1000 per request
-_NOT_A_METRIC = re.compile(r"[^\w\-. :/]", re.ASCII)
-"""Characters that MLflow refuses in the name of a metric."""
+_MOST_TAGS = 80  # MLflow accepts 100 per request
+PER_REQUEST = 900
+"""Metrics per request; MLflow accepts 1000."""
+_MOST_SAID = 500
 _STATUS = {"finished": "FINISHED", "stopped": "KILLED", "failed": "FAILED"}
 
 _log = logging.getLogger(__name__)
@@ -52,8 +68,6 @@ class _RunNote(BaseModel):
 
 
 _NOTE = TypeAdapter(_RunNote)
-Settings = Mapping[str, Any]
-"""Dotted name -> value of every setting, without passwords: others can read the server."""
 
 
 def _params(settings: Settings) -> dict[str, str]:
@@ -98,15 +112,22 @@ class MlflowSink:
         earlier: Callable[[], Iterable[Event]],
         tags: dict[str, str],
         grace_s: float = 15.0,
+        datasets: Sequence[TrackedDataset] = (),
     ) -> None:
         """``earlier`` reads the run's journal: MLflow may lack events of earlier starts. ``tags`` link data, code and
-        checkpoints."""
+        checkpoints; ``datasets`` are listed as the run's inputs."""
         self._settings, self._folder, self._uri, self._tags, self._grace_s = settings, run, uri, tags, grace_s
+        self._datasets = datasets
         self._inbox: queue.SimpleQueue[Event | None] = queue.SimpleQueue()
         self._earlier, self._lacks_earlier = earlier, True
         self._marks = {_STEP_MARK: 0, _EVAL_MARK: -1}
         self._client: Any = None
         self._run_id = ""
+        self._known: dict[str, str] = {}
+        """Tags that the server has."""
+        self._names: Callable[[str], str] = valid_name
+        """From the name of a figure to that in MLflow."""
+        self._node: NodeMetrics | None = None
         self._leaving = threading.Event()
         self._warned = False
         self._delivered = False
@@ -161,15 +182,24 @@ class MlflowSink:
                 self._last = self._send(events) or self._last
                 if isinstance(self._last, Stopped) and (events or until_sent):
                     self._client.set_terminated(self._run_id, _STATUS[self._last.status])
+                with contextlib.suppress(Exception):  # a measurement of the node is not sent again
+                    self._send_node_metrics()
                 return []
             except Exception as error:  # no error of a server or its client may stop training
-                if not self._warned:
-                    problem = redacted(f"MLflow at {self._uri} cannot be reached ({error})")
-                    _log.warning("%s; training continues, metrics are kept", problem)
-                    self._warned = True
+                self._warn("cannot be reached", error, "training continues, metrics are kept")
             self._leaving.wait(float(self._settings["track.retry"]))
             if not until_sent or time.monotonic() > deadline:
                 return events
+
+    def _warn(self, what: str, error: Exception, then: str) -> None:
+        """Log the first problem with the server; the same one comes back every few seconds."""
+        if self._warned:
+            return
+        self._warned = True
+        said = " ".join(str(error).split())
+        if any(code in said for code in ("error code 401", "error code 403")):
+            then = f"set MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD, or MLFLOW_TRACKING_TOKEN; {then}"
+        _log.warning("%s; %s", redacted(f"MLflow at {self._uri} {what} ({said})"[:_MOST_SAID]), then)
 
     def _connect(self) -> None:
         if self._client is not None:
@@ -177,15 +207,32 @@ class MlflowSink:
         from mlflow import MlflowClient  # the import takes seconds; training does not wait for it
 
         logging.getLogger("mlflow").setLevel(logging.WARNING)  # it logs every table it creates
+        logging.getLogger("mlflow.store").setLevel(
+            logging.CRITICAL
+        )  # and a traceback at every try, of what is said here once
         client = MlflowClient(tracking_uri=self._uri)
         self._run_id = self._noted(client) or self._create(client)
         found = client.get_run(self._run_id).data
         self._marks = {mark: int(found.tags.get(mark, start)) for mark, start in self._marks.items()}
-        for name, value in self._now(found.params).items():
-            if found.tags.get(name) != value:
-                client.set_tag(self._run_id, name, value)
+        self._known = dict(found.tags)
+        self._names = metric_name if found.tags.get(_NAMES) == _GROUPED else valid_name
+        self._log_settings(client, found.params)
+        log_datasets(client, self._run_id, self._datasets)
         client.update_run(self._run_id, status="RUNNING")
+        self._node = self._node or NodeMetrics()
         self._client = client
+
+    def _log_settings(self, client: Any, known: dict[str, str]) -> None:
+        """Send the settings that the run lacks, as a run does that was just created, and the tags that differ."""
+        from mlflow.entities import Param, RunTag
+
+        params = [Param(name, value) for name, value in _params(self._settings).items() if name not in known]
+        now = self._now(known)
+        tags = [RunTag(name, value) for name, value in now.items() if self._known.get(name) != value]
+        for begin in range(0, max(len(params), len(tags)), _PARAMS_PER_REQUEST):
+            part = slice(begin, begin + _PARAMS_PER_REQUEST)
+            client.log_batch(self._run_id, params=params[part], tags=tags[part])
+        self._known |= now
 
     def _noted(self, client: Any) -> str:
         """Return the id of the run that the folder reports to; empty if it has none, or is a copy of a folder that reports to
@@ -205,139 +252,105 @@ class MlflowSink:
     def _now(self, params: dict[str, str]) -> dict[str, str]:
         """Return the tags as they should be: the links, and the settings that changed since MLflow got its params."""
         settings = _params(self._settings)
-        changed = {f"springtide.now.{key}": value for key, value in settings.items() if params.get(key, value) != value}
+        names = {key: f"springtide.now.{key}" for key in settings}
+        changed = {
+            names[key]: value
+            for key, value in settings.items()
+            if params.get(key, value) != value or names[key] in self._known
+        }
         now = {**self._tags, _RUN: self._folder.url, **changed}
-        return {name: redacted(value)[:_TAG_LENGTH] for name, value in now.items()}
+        return {valid_name(name): tag_text(value) for name, value in now.items()}
 
     def _create(self, client: Any) -> str:
-        experiment_id = _experiment(client, self._settings, self._uri)
+        experiment_id = experiment_of(client, self._settings, self._uri)
         # a start that died after creating the run, before writing down its id, left a run with our tag
         mark = _mark_of(self._folder)
         same = client.search_runs([experiment_id], f"tags.`{_FOLDER_MARK}` = '{mark}'", max_results=1)
         if same:
             run_id = same[0].info.run_id
         else:
-            tags = {**self._now({}), _FOLDER_MARK: mark}
+            tags = {**self._now({}), _FOLDER_MARK: mark, _NAMES: _GROUPED}
             if parent := self._settings["track.parent"]:
                 tags[_PARENT] = parent
             run_id = client.create_run(experiment_id, tags=tags, run_name=self._settings["run.id"]).info.run_id
-            for key, value in _params(self._settings).items():
-                client.log_param(run_id, key, value)
         write_run_note(self._folder, run_id, experiment_id)
         return str(run_id)
 
     def _send(self, events: Iterable[Event]) -> Event | None:
         """Send what the server does not have yet; return the last event."""
-        from mlflow.entities import Metric, RunTag
+        from mlflow.entities import Metric
 
         metrics: list[Any] = []
-        marks, event = dict(self._marks), None
+        marks, tags, event, of = dict(self._marks), dict[str, str](), None, self._names
+        names: Iterable[str]
         for event in events:
-            if isinstance(event, Rejected):
-                self._client.set_tag(
-                    self._run_id, f"springtide.rejected.{event.name}", redacted(event.reason)[:_TAG_LENGTH]
-                )
             if isinstance(event, StepDone) and event.step > marks[_STEP_MARK]:
                 mark, names = _STEP_MARK, STEP_METRICS
             elif isinstance(event, Evaluated) and event.step > marks[_EVAL_MARK]:
                 mark, names = _EVAL_MARK, EVAL_METRICS
             else:
+                self._note(event, tags)
                 continue
             marks[mark] = event.step
             at_ms = int(event.time_s * 1000)
             figures = {name: getattr(event, name) for name in names if getattr(event, name) is not None}
-            metrics += [Metric(name, float(figure), at_ms, event.step) for name, figure in figures.items()]
-            if isinstance(event, StepDone):
-                metrics += [Metric(name, figure, at_ms, event.step) for name, figure in event.extra.items()]
-            if isinstance(event, Evaluated) and len(event.corpora) > 1:
-                each = event.corpora.items()
-                metrics += [Metric(f"heldout_bits_per_byte/{name}", bits, at_ms, event.step) for name, bits in each]
-                each = event.losses.items()
-                metrics += [Metric(f"heldout_loss/{name}", loss, at_ms, event.step) for name, loss in each]
-            if isinstance(event, Evaluated):
-                each = event.forgetting.items()
-                metrics += [Metric(f"forgetting/{name}", worse, at_ms, event.step) for name, worse in each]
-            if len(metrics) + len(STEP_METRICS) + _MOST_EXTRA > _BATCH_METRICS:
-                self._log(metrics, marks, RunTag)
-                metrics = []
-        if metrics:
-            self._log(metrics, marks, RunTag)
+            figures |= _figures_by_name(event)
+            metrics += [Metric(of(name), float(figure), at_ms, event.step) for name, figure in figures.items()]
+            if len(metrics) + len(STEP_METRICS) + _MOST_EXTRA > PER_REQUEST:
+                self._log(metrics, marks, tags)
+                metrics, tags = [], {}
+        if metrics or tags:
+            self._log(metrics, marks, tags)
         return event
 
-    def _log(self, metrics: list[Any], marks: dict[str, int], tag: Any) -> None:
-        self._client.log_batch(self._run_id, metrics, tags=[tag(name, str(mark)) for name, mark in marks.items()])
+    def _note(self, event: Event, tags: dict[str, str]) -> None:
+        """Put what an event says of the whole run into ``tags``: what trains, where its newest checkpoint is."""
+        if isinstance(event, Rejected):
+            tags[valid_name(f"springtide.rejected.{event.name}")] = tag_text(event.reason)
+            if tags.get(_CHECKPOINT, self._known.get(_CHECKPOINT, "")).endswith(f"/{event.name}"):
+                tags[_CHECKPOINT] = "none: the newest was rejected"
+        elif isinstance(event, Saved):
+            tags[_CHECKPOINT] = tag_text((self._folder / "checkpoints" / event.name).url)
+        elif isinstance(event, Started) and NOTE not in self._known:  # a text of the user's own stays
+            tags.setdefault(NOTE, description(self._settings, self._folder, event))
+
+    def _log(self, metrics: list[Any], marks: dict[str, int], tags: dict[str, str]) -> None:
+        """Send one request. A batch that the server refuses for what it holds is skipped: waiting does not mend it."""
+        from mlflow import MlflowException
+        from mlflow.entities import RunTag
+
+        new = {name: value for name, value in tags.items() if self._known.get(name) != value}
+        new = dict(list(new.items())[-_MOST_TAGS:]) | {name: str(mark) for name, mark in marks.items()}
+        sent = [RunTag(name, value) for name, value in new.items()]
+        try:
+            self._client.log_batch(self._run_id, metrics, tags=sent)
+        except MlflowException as error:
+            if error.error_code != "INVALID_PARAMETER_VALUE":
+                raise
+            self._client.log_batch(self._run_id, tags=sent[-len(marks) :])
+            steps = f"from step {self._marks[_STEP_MARK] + 1} to {marks[_STEP_MARK]}"
+            self._warn(f"refuses metrics {steps}", error, "they are in the journal; later ones are sent")
         self._marks = dict(marks)
+        self._known |= new
 
+    def _send_node_metrics(self) -> None:
+        """Send the load of this node, at the step that was sent last."""
+        from mlflow.entities import Metric, RunTag
 
-def send_scores(folder: Folder, uri: str, scores: Mapping[str, float], step: int, time_s: float) -> str:
-    """Send scores of a checkpoint to the MLflow run that the run of ``folder`` reports to.
-
-    Args:
-        scores: by their names.
-        step: of the checkpoint.
-        time_s: seconds since 1970.
-
-    Returns:
-        Why they were not sent; empty if they were, or if MLflow is off.
-    """
-    if uri == OFF:
-        return ""
-    try:
-        from mlflow import MlflowClient
-        from mlflow.entities import Metric
-
-        if not (run_id := read_run_note(folder)):
-            return f"{folder.url} reports to no MLflow run: the scores are not in MLflow"
-        logging.getLogger("mlflow").setLevel(logging.WARNING)
-        metrics = [Metric(_NOT_A_METRIC.sub("_", name), one, int(time_s * 1000), step) for name, one in scores.items()]
-        client = MlflowClient(tracking_uri=uri)
-        for begin in range(0, len(metrics), _BATCH_METRICS):
-            client.log_batch(run_id, metrics[begin : begin + _BATCH_METRICS])
-    except Exception as error:  # no error of a server or its client may lose the scores, which are in the run's folder
-        return redacted(f"MLflow at {uri} did not receive the scores ({error})")
-    return ""
-
-
-class SweepSink:
-    """The one MLflow run of a sweep, the parent of its trials' runs. If the server is down there is none, and the sweep
-    continues."""
-
-    def __init__(self, settings: Settings, folder: Folder, uri: str) -> None:
-        """Find or create the run; ``id`` is empty if that failed."""
-        self.id, self._client = "", None
-        try:
-            from mlflow import MlflowClient
-
-            client = MlflowClient(tracking_uri=uri)
-            self.id = read_run_note(folder)
-            if not self.id:
-                tags = {"springtide.tuning": redacted(folder.url)}
-                experiment_id = _experiment(client, settings, uri)
-                self.id = str(client.create_run(experiment_id, tags=tags, run_name=folder.name).info.run_id)
-                write_run_note(folder, self.id, experiment_id)
-            client.update_run(self.id, status="RUNNING")
-            self._client = client
-        except Exception as error:  # no error of a server or its client may stop the sweep
-            _log.warning("%s; the sweep continues without it", redacted(f"MLflow at {uri} cannot be reached ({error})"))
-
-    def end(self, best: dict[str, Any], figures: dict[str, float]) -> None:
-        """Record the best trial's point and the sweep's figures."""
-        if self._client is None:
+        step = self._marks[_STEP_MARK]
+        if self._node is None or not (found := self._node.due(step)):
             return
-        try:
-            for name, value in best.items():
-                self._client.set_tag(self.id, f"springtide.best.{name}", redacted(str(value))[:_TAG_LENGTH])
-            for name, figure in figures.items():
-                self._client.log_metric(self.id, name, figure)
-            self._client.set_terminated(self.id, "FINISHED")
-        except Exception as error:
-            _log.warning("MLflow did not receive the end of the sweep: %s", redacted(str(error)))
+        at_ms = int(time.time() * 1000)
+        metrics = [Metric(name, value, at_ms, step) for name, value in found.items()]
+        self._client.log_batch(self._run_id, metrics, tags=[RunTag(SYSTEM_NODE, tag_text(self._node.node))])
 
 
-def _experiment(client: Any, settings: Settings, uri: str) -> str:
-    """Return the id of the experiment that the settings name; create it if there is none."""
-    name, root = settings["track.experiment"], Folder(settings["run.root"])
-    if experiment := client.get_experiment_by_name(name):
-        return str(experiment.experiment_id)
-    artifacts = root.where("mlartifacts") if uri.startswith("sqlite") and root.is_local else None
-    return str(client.create_experiment(name, artifacts))
+def _figures_by_name(event: StepDone | Evaluated) -> dict[str, float]:
+    """Return the figures that only some runs tell, such as those of each source."""
+    if isinstance(event, StepDone):
+        return event.extra
+    found = {f"forgetting/{name}": worse for name, worse in event.forgetting.items()}
+    if len(event.corpora) > 1:
+        found |= {f"heldout_bits_per_byte/{name}": bits for name, bits in event.corpora.items()}
+        found |= {f"heldout_loss/{name}": loss for name, loss in event.losses.items()}
+    return found

@@ -1,29 +1,30 @@
-"""MLflow may be late, down or gone: one run, every step once, never backwards."""
+"""MLflow may be late, down, full or closed: one run, every step once, never backwards, one warning each."""
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
+import http.server
+import math
+import resource
 import shutil
-import subprocess
-import sys
 import threading
 import time
-import urllib.request
-from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from journal_events import step
-from ports import reserve
+from mlflow_server import history
 
 from springtide import config as configs
 from springtide.config import Config
 from springtide.errors import DamagedFile
-from springtide.events import Evaluated, Event, Rejected, Stopped
+from springtide.events import Evaluated, Event, Rejected, Started, Stopped
 from springtide.store import Folder
 from springtide.track import mlflow_sink
-from springtide.track.mlflow_sink import RUN_FILE, MlflowSink, read_run_note, send_scores, write_run_note
+from springtide.track.mlflow_results import send_scores
+from springtide.track.mlflow_run import NodeMetrics
+from springtide.track.mlflow_sink import RUN_FILE, MlflowSink, read_run_note, write_run_note
 
 
 def send(config: Config, run: Folder, uri: str, earlier: list[Event], now: list[Event], grace_s: float = 60.0) -> None:
@@ -34,11 +35,21 @@ def send(config: Config, run: Folder, uri: str, earlier: list[Event], now: list[
             sink(event)
 
 
-def history(uri: str, run: Folder, name: str) -> list[tuple[int, float]]:
+@pytest.fixture(scope="module")
+def empty_database(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A sqlite file with MLflow's tables, which take seconds to create."""
     from mlflow import MlflowClient
 
-    found = MlflowClient(uri).get_metric_history(run.read_json("mlflow.json")["run_id"], name)
-    return [(metric.step, metric.value) for metric in found]
+    file = tmp_path_factory.mktemp("mlflow") / "empty.db"
+    MlflowClient(f"sqlite:///{file}").search_experiments()
+    return file
+
+
+@pytest.fixture
+def uri(empty_database: Path, tmp_path: Path) -> str:
+    """The URI of a store that no run has reported to."""
+    shutil.copy(empty_database, tmp_path / "mlflow.db")
+    return f"sqlite:///{tmp_path}/mlflow.db"
 
 
 @pytest.fixture
@@ -51,15 +62,15 @@ def evaluated(number: int) -> Evaluated:
     return Evaluated(step=number, heldout_loss=2.0, heldout_bits_per_byte=1.0, rows=4)
 
 
-def test_restarts_are_one_run_and_steps_never_go_back(config: Config, tmp_path: Path) -> None:
+def test_restarts_are_one_run_and_steps_never_go_back(config: Config, uri: str, tmp_path: Path) -> None:
     from mlflow import MlflowClient
 
-    uri, run = f"sqlite:///{tmp_path}/mlflow.db", Folder(tmp_path / "run")
+    run = Folder(tmp_path / "run")
     told = dataclasses.replace(step(1, 5.0), extra={"largest_logit": 9.0, "objective/kl": 0.5})
     compared = dataclasses.replace(evaluated(0), forgetting={"old": 0.25})
     first: list[Event] = [compared, told, *(step(number, 5.0) for number in range(2, 8))]
     send(config, run, uri, [], first)
-    assert (history(uri, run, "largest_logit"), history(uri, run, "objective/kl")) == ([(1, 9.0)], [(1, 0.5)])
+    assert (history(uri, run, "train/largest_logit"), history(uri, run, "objective/kl")) == ([(1, 9.0)], [(1, 0.5)])
     assert history(uri, run, "forgetting/old") == [(0, 0.25)]
     # killed at 7, resumed from 5: 6 and 7 are trained again, and what was sent once is not sent again
     again: list[Event] = [
@@ -69,8 +80,8 @@ def test_restarts_are_one_run_and_steps_never_go_back(config: Config, tmp_path: 
         Stopped(step=9, status="finished"),
     ]
     send(config, run, uri, first, again)
-    assert history(uri, run, "loss") == [(number, 5.0) for number in range(1, 8)] + [(8, 4.0), (9, 4.0)]
-    assert [number for number, _ in history(uri, run, "heldout_loss")] == [0, 9]
+    assert history(uri, run, "train/loss") == [(number, 5.0) for number in range(1, 8)] + [(8, 4.0), (9, 4.0)]
+    assert [number for number, _ in history(uri, run, "heldout/loss")] == [0, 9]
     scores = {"task/a b/acc": 0.5, "task/x@y/f1": 0.25}
     assert send_scores(run, uri, scores, 9, 1.0) == ""
     assert (history(uri, run, "task/a b/acc"), history(uri, run, "task/x_y/f1")) == ([(9, 0.5)], [(9, 0.25)])
@@ -85,60 +96,42 @@ def test_restarts_are_one_run_and_steps_never_go_back(config: Config, tmp_path: 
 
 
 def test_a_run_that_is_moved_keeps_its_mlflow_run_and_a_copy_gets_one_of_its_own(
-    config: Config, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    config: Config, uri: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    uri, run, moved, copy = f"sqlite:///{tmp_path}/mlflow.db", *(Folder(tmp_path / name) for name in ("a", "b", "c"))
+    run, moved, copy = (Folder(tmp_path / name) for name in ("a", "b", "c"))
     send(config, run, uri, [], [step(1)])
     shutil.move(run.path, moved.path)
     send(config, moved, uri, [step(1)], [step(2)])
-    assert [number for number, _ in history(uri, moved, "loss")] == [1, 2]
+    assert [number for number, _ in history(uri, moved, "train/loss")] == [1, 2]
     assert caplog.text == ""
     shutil.copytree(moved.path, copy.path)
     send(config, copy, uri, [step(1), step(2)], [step(3)])
     send(config, moved, uri, [step(1), step(2)], [step(3, 9.0)])
     send(config, copy, uri, [step(number) for number in (1, 2, 3)], [step(4)])
     assert f"{copy.url} is a copy of {moved.url}" in caplog.text
-    assert [number for number, _ in history(uri, copy, "loss")] == [1, 2, 3, 4]
-    assert history(uri, moved, "loss")[2:] == [(3, 9.0)]
+    assert [number for number, _ in history(uri, copy, "train/loss")] == [1, 2, 3, 4]
+    assert history(uri, moved, "train/loss")[2:] == [(3, 9.0)]
 
 
-def test_a_quote_in_a_path_hides_no_run(config: Config, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_quote_in_a_path_hides_no_run(
+    config: Config, uri: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     from mlflow import MlflowClient
 
-    uri = f"sqlite:///{tmp_path}/mlflow.db"
     run, other = Folder(tmp_path / """o'brien "x" `y` %""" / "run"), Folder(tmp_path / "run")
     send(config, other, uri, [], [step(1)])
     send(config, run, uri, [], [step(1)])
     (Path(run.path) / "mlflow.json").unlink()  # killed before it was written down
     send(config, run, uri, [], [step(1), step(2)])
     assert caplog.text == ""
-    assert [number for number, _ in history(uri, run, "loss")] == [1, 2]
+    assert [number for number, _ in history(uri, run, "train/loss")] == [1, 2]
     found = MlflowClient(uri).search_runs([run.read_json("mlflow.json")["experiment_id"]])
     assert {one.data.tags["springtide.run"] for one in found} == {run.url, other.url}
     assert len(found) == 2
 
 
-def test_a_server_that_is_down_holds_up_nothing_and_gets_all_when_it_is_back(
-    config: Config, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    import mlflow  # noqa: F401  -- seconds, the first time; the patience below is for the server
-
-    [port] = reserve(1)
-    uri, run = f"http://127.0.0.1:{port}", Folder(tmp_path / "run")
-    first: list[Event] = [step(number) for number in range(1, 4)]
-    begin = time.monotonic()
-    send(config, run, uri, [], first, grace_s=5.0)
-    assert time.monotonic() - begin < 30
-    assert "cannot be reached" in caplog.text
-    assert "the next --resume sends the rest" in caplog.text
-
-    with _server(tmp_path, port):
-        send(config, run, uri, first, [step(4)])
-        assert [number for number, _ in history(uri, run, "loss")] == [1, 2, 3, 4]
-
-
 def test_a_server_that_is_down_for_hours_costs_no_memory_and_gets_the_rest_from_the_journal(
-    config: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    config: Config, uri: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(mlflow_sink, "_MOST_UNSENT", 10)
     connect, attempt, kept = MlflowSink._connect, MlflowSink._try, list[int]()
@@ -157,7 +150,7 @@ def test_a_server_that_is_down_for_hours_costs_no_memory_and_gets_the_rest_from_
 
     monkeypatch.setattr(MlflowSink, "_connect", away)
     monkeypatch.setattr(MlflowSink, "_try", counted)
-    uri, run, journal = f"sqlite:///{tmp_path}/mlflow.db", Folder(tmp_path / "run"), list[Event]()
+    run, journal = Folder(tmp_path / "run"), list[Event]()
     settings = configs.flatten(configs.redact(config.override({"track.retry": "1ms"})))
     with MlflowSink(settings, run, uri, lambda: iter(journal), {}, 60.0) as sink:
         for number in range(1, 101):
@@ -166,43 +159,7 @@ def test_a_server_that_is_down_for_hours_costs_no_memory_and_gets_the_rest_from_
             tried.acquire(timeout=30)
         back.set()
     assert max(kept) <= 10
-    assert [number for number, _ in history(uri, run, "loss")] == list(range(1, 101))
-
-
-@contextlib.contextmanager
-def _server(folder: Path, port: int) -> Iterator[None]:
-    import psutil
-
-    command = [sys.executable, "-m", "mlflow", "server", "--host", "127.0.0.1", "--port", str(port), "--workers", "1"]
-    command += ["--backend-store-uri", f"sqlite:///{folder}/server.db", "--default-artifact-root", str(folder / "art")]
-    with (
-        (folder / "server.log").open("wb") as log,
-        subprocess.Popen(command, stdout=log, stderr=log, start_new_session=True) as server,
-    ):
-        try:
-            _wait_for(server, port, folder / "server.log")
-            yield
-        finally:
-            family = [*psutil.Process(server.pid).children(recursive=True), server]
-            for process in family:
-                process.terminate()
-            _, alive = psutil.wait_procs(family, timeout=20)
-            for process in alive:
-                process.kill()
-
-
-def _wait_for(server: subprocess.Popen[bytes], port: int, log: Path) -> None:
-    deadline = time.monotonic() + 90
-    while True:
-        with (
-            contextlib.suppress(OSError),  # its socket may be open before it can answer
-            urllib.request.urlopen(f"http://127.0.0.1:{port}/health", timeout=10) as answer,
-        ):
-            if answer.status == 200:
-                return
-        assert server.poll() is None, log.read_text()[-2000:]
-        assert time.monotonic() < deadline, "the MLflow server did not answer within ninety seconds"
-        time.sleep(0.1)  # until the server answers
+    assert [number for number, _ in history(uri, run, "train/loss")] == list(range(1, 101))
 
 
 @pytest.mark.parametrize(
@@ -216,3 +173,160 @@ def test_a_damaged_note_is_named_and_is_no_reason_for_a_second_run(tmp_path: Pat
         read_run_note(folder)
     write_run_note(folder, "abc", "1")
     assert read_run_note(folder) == "abc"
+
+
+def test_a_run_of_earlier_names_keeps_them(config: Config, uri: str, tmp_path: Path) -> None:
+    from mlflow import MlflowClient
+
+    run = Folder(tmp_path / "run")
+    send(config, run, uri, [], [step(1)])
+    MlflowClient(uri).delete_tag(read_run_note(run), "springtide.metric_names")  # as an earlier version created it
+    send(config, run, uri, [step(1)], [step(2)])
+    assert history(uri, run, "train/loss") == [(1, 1.0)]
+    assert history(uri, run, "loss") == [(2, 1.0)]
+
+
+def test_what_a_user_chose_in_mlflow_stays(config: Config, uri: str, tmp_path: Path) -> None:
+    from mlflow import MlflowClient
+
+    client, run = MlflowClient(uri), Folder(tmp_path / "run")
+    experiment = client.create_experiment("springtide", tags={"mlflow.experimentKind": "finetuning"})
+    begun = Started(step=0, world_size=2)
+    send(config, run, uri, [], [begun, step(1)])
+    client.set_tag(read_run_note(run), "mlflow.note.content", "mine")
+    changed = config.override({"train.sample_tokens": 8})
+    send(changed, run, uri, [begun, step(1)], [begun, step(2)])
+    send(config, run, uri, [begun, step(1), step(2)], [step(3)])
+    tags = client.get_run(read_run_note(run)).data.tags
+    assert tags["mlflow.note.content"] == "mine"
+    assert client.get_experiment(experiment).tags["mlflow.experimentKind"] == "finetuning"
+    assert tags["springtide.now.train.sample_tokens"] == "32", "set back to what the run began with"
+
+
+def test_ten_thousand_restarts_and_rejections_are_a_few_requests(
+    config: Config, uri: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from mlflow import MlflowClient
+
+    requests, log_batch = [], MlflowClient.log_batch
+
+    def counted(client: MlflowClient, run_id: str, *batch: Any, **named: Any) -> None:
+        requests.append(run_id)
+        log_batch(client, run_id, *batch, **named)
+
+    monkeypatch.setattr(MlflowClient, "log_batch", counted)
+    run, journal = Folder(tmp_path / "run"), list[Event]()
+    for number in range(10_000):
+        journal += [Started(step=0, world_size=2), Rejected(step=0, name=f"step-{number:010d}", reason="a bit flipped")]
+    send(config, run, uri, [*journal, step(1)], [step(2)])
+    assert len(requests) < 10
+    assert [number for number, _ in history(uri, run, "train/loss")] == [1, 2]
+    tags = MlflowClient(uri).get_run(read_run_note(run)).data.tags
+    assert tags["springtide.rejected.step-0000009999"] == "a bit flipped"
+    assert len(tags) < 150
+
+
+def test_values_beyond_the_limits_of_mlflow_are_cut_and_hold_up_nothing(
+    config: Config, uri: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    run = Folder(tmp_path / "run")
+    long = config.override({"corpus.source": "/" + "x" * 10_000, "track.experiment": "e" * 400})
+    odd = {"loss/" + "n" * 400: 1.0, "loss/../x": 2.0, "loss/#\u00e9\n": 3.0, "objective/nan": math.nan, "/": 4.0}
+    said = [Rejected(step=1, name="../" + "k" * 400, reason="v" * 100_000), Started(step=0, world_size=2)]
+    send(
+        long,
+        run,
+        uri,
+        [],
+        [*said, dataclasses.replace(step(1), extra=odd), step(2), Stopped(step=2, status="finished")],
+    )
+    assert [record.getMessage() for record in caplog.records] == []
+    assert history(uri, run, "loss/_/x") == [(1, 2.0)]
+    assert history(uri, run, "loss/___") == [(1, 3.0)]
+    assert [number for number, _ in history(uri, run, "train/loss")] == [1, 2]
+
+
+def test_a_batch_that_is_refused_is_skipped_and_the_next_is_sent(
+    config: Config, uri: str, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(mlflow_sink, "metric_name", lambda name: name)  # a name that MLflow refuses gets through
+    run = Folder(tmp_path / "run")
+    send(config, run, uri, [], [dataclasses.replace(step(1), extra={"loss/#": 1.0})])
+    send(config, run, uri, [step(1)], [step(2)])
+    assert [number for number, _ in history(uri, run, "loss")] == [2]
+    [warning] = [record.getMessage() for record in caplog.records]
+    assert "refuses metrics from step 1 to 1 (" in warning
+    assert warning.endswith("; they are in the journal; later ones are sent")
+
+
+def test_a_full_disk_is_one_warning_and_the_rest_comes_when_there_is_room(
+    config: Config, uri: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    run, before = Folder(tmp_path / "run"), resource.getrlimit(resource.RLIMIT_FSIZE)
+    send(config, run, uri, [], [step(1)])
+    size = (tmp_path / "mlflow.db").stat().st_size
+    many: list[Event] = [step(number) for number in range(2, 300)]
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))  # the file can grow no more
+    try:
+        send(config, run, uri, [step(1)], many, grace_s=0.5)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    warned = [record.getMessage() for record in caplog.records]
+    assert [message.split(" (")[0] for message in warned] == [
+        f"MLflow at {uri} cannot be reached",
+        f"MLflow at {uri} did not receive everything; the next --resume sends the rest",
+    ]
+    assert len(warned[0]) < 700
+    send(config, run, uri, [step(1), *many], [])
+    assert [number for number, _ in history(uri, run, "train/loss")] == list(range(1, 300))
+
+
+@pytest.mark.parametrize("status", [401, 403])
+def test_a_server_that_wants_a_password_is_one_warning_that_says_how_to_give_it(
+    config: Config, tmp_path: Path, caplog: pytest.LogCaptureFixture, status: int
+) -> None:
+    class Closed(http.server.BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_error(status)
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Closed) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        uri = f"http://me:hunter2@127.0.0.1:{server.server_port}"
+        send(config, Folder(tmp_path / "run"), uri, [], [step(1), step(2)], grace_s=0.5)
+        server.shutdown()
+        thread.join()
+    first, last = (record.getMessage() for record in caplog.records)
+    remedy = "set MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD, or MLFLOW_TRACKING_TOKEN"
+    assert first.endswith(f"; {remedy}; training continues, metrics are kept")
+    assert "did not receive everything" in last
+    assert "hunter2" not in caplog.text
+
+
+@pytest.mark.parametrize("uri", ["nonsense://x", "http://", "sqlite:////proc/none/mlflow.db"])
+def test_a_wrong_uri_is_one_warning(config: Config, tmp_path: Path, caplog: pytest.LogCaptureFixture, uri: str) -> None:
+    send(config, Folder(tmp_path / "run"), uri, [], [step(1), step(2)], grace_s=0.3)
+    ours = [record.getMessage() for record in caplog.records if record.name.startswith("springtide")]
+    assert [message.split(" (")[0] for message in ours] == [
+        f"MLflow at {uri} cannot be reached",
+        f"MLflow at {uri} did not receive everything; the next --resume sends the rest",
+    ]
+
+
+def test_the_load_of_the_node_is_measured_once_a_minute_and_at_rising_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 1000.0
+    monkeypatch.setattr(time, "monotonic", lambda: now)
+    node = NodeMetrics()
+    assert node.due(1) == {}
+    now += 61.0
+    found = node.due(2)
+    assert 0 < found["system/system_memory_usage_percentage"] <= 100
+    assert found["system/disk_available_megabytes"] > 0
+    assert 0 <= found["system/cpu_utilization_percentage"] <= 100
+    now += 61.0
+    assert node.due(2) == {}, "the step has one"
+    assert node.due(3).keys() == found.keys()
+    assert node.due(4) == {}
