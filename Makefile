@@ -60,7 +60,8 @@ drills: .venv/.ready
 	for scenario in kill drain regrow hang all resize points; do $(BIN)/springtide drill --scenario $$scenario || exit 1; done
 	for seed in 1 2 3; do $(BIN)/springtide drill --scenario storm --seed $$seed || exit 1; done
 
-# a sweep of sixteen trials that loses six nodes and its driver; a population that loses its driver
+# a sweep of sixteen trials that loses six nodes and its driver; what `make test` leaves out of its second half: a population
+# that loses its driver, the demo, the notebook of fine-tuning, a killed DPO run
 sweeps: .venv/.ready
 	$(BIN)/python tests/programs/swept.py 16 6 60
 	$(BIN)/python -m pytest --full -m full tests/elastic

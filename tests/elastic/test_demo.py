@@ -11,7 +11,8 @@ import pytest
 
 import springtide as st
 
-pytestmark = [pytest.mark.cluster, pytest.mark.slow]
+# every day `make demo` runs the whole of it, and fails where it does not end well
+pytestmark = [pytest.mark.cluster, pytest.mark.slow, pytest.mark.full]
 
 
 def test_the_demo_learns_loses_two_workers_and_says_what_that_cost(tmp_path: Path, datasets: Path) -> None:

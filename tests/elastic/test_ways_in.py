@@ -41,6 +41,7 @@ def test_the_quickstart_runs_from_top_to_bottom(
     assert run.verify().world_sizes == (1, 2)
 
 
+@pytest.mark.full
 def test_a_model_comes_in_learns_to_answer_and_goes_out(
     ray_cluster: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
