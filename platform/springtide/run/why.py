@@ -57,7 +57,7 @@ _PAUSED = 0.03
 _SKIPPED = 0.01
 """Share of steps whose update was skipped. A loss scale that finds its size skips a few steps at the start."""
 _SLOW_READER = 2.0
-"""Wait of the rank that waits longest over the median rank's, from which that rank is named."""
+"""Wait of the rank that waits longest over the median of the others, from which that rank is named."""
 _MOST_NAMED = 5
 """Ranks and causes that are named one by one."""
 _SHOWN = 120
@@ -169,10 +169,14 @@ class DiagnosisBuilder:
         }
         text = f"the median step waits {waits:.3g} s of {times:.3g} s for its batch (last {len(self.recent)} steps)"
         each = self._waited.data_waits_s if self._waited else []
-        if len(each) > 1 and (longest := max(each)) > _SLOW_READER * statistics.median(each):
-            rank = each.index(longest)
-            text += f"; rank {rank}{self._node_of(rank)} waits longest, {longest:.3g} s in all"
-            evidence |= {"rank": rank, "rank_wait_s": longest, "median_rank_wait_s": statistics.median(each)}
+        if len(each) > 1 and all(map(math.isfinite, each)):
+            longest, usual = max(each), statistics.median(sorted(each)[:-1])
+            if longest > _SLOW_READER * usual:
+                rank = each.index(longest)
+                text += (
+                    f"; rank {rank}{self._node_of(rank)} waits longest, {longest:.3g} s in all, others {usual:.3g} s"
+                )
+                evidence |= {"rank": rank, "rank_wait_s": longest, "median_wait_of_others_s": usual}
         return [_finding("data", share, text, evidence)]
 
     def _profiled(self, book: Ledger) -> list[Finding]:
@@ -307,7 +311,7 @@ class DiagnosisBuilder:
     def _device(self, book: Ledger) -> Finding:
         mfu = self._mfu()
         shown = f"MFU {mfu:.0%} while it computes" if mfu == mfu else "MFU unknown: the device's peak is not known"
-        text = f"the device is the limit: new steps take {book.goodput:.1%} of the time, {shown}"
+        text = f"nothing else holds it up, {shown}"
         return _finding("device", book.goodput, text, {"goodput": book.goodput} | ({"mfu": mfu} if mfu == mfu else {}))
 
     def _not_measured(self) -> list[str]:
