@@ -156,6 +156,7 @@ def span(seconds: float) -> str:
     """Return a duration for people, in its largest unit that is at least 1.
 
     Examples:
+        >>> from springtide.run.watch import span
         >>> span(7.4), span(90.0), span(7200.0), span(200_000.0)
         ('7 s', '2 min', '2.0 h', '2.3 d')
     """
