@@ -29,6 +29,8 @@ MODULES = (
     *("springtide.config.files", "springtide.config.schema", "springtide.config.recipes", "springtide.errors"),
     *(
         "springtide.run.exchange",
+        "springtide.run.why",
+        "springtide.run.watch",
         "springtide.run.fisher",
         "springtide.training.anchor",
         "springtide.objective.distill",

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from springtide import config as configs
 from springtide.cli.options import print_json
 from springtide.errors import ConfigError, explain
+
+if TYPE_CHECKING:
+    from springtide.store import Folder
+
+_MOST_LOOKED_AT = 100
+"""Names in a folder that are looked at for a run: each is a request at an object store."""
 
 
 def inspect_dataset(path: str, verify: bool, as_json: bool) -> int:
@@ -30,8 +36,26 @@ def inspect_run(path: str, verify: bool, as_json: bool) -> int:
         return _show_run(path, "", verify, as_json)
     if step_of(folder.name) is not None:
         return _show_run(folder.url.rsplit("/", 2)[0], folder.name, verify, as_json)
-    remedy = f"give one of their folders, or try: springtide run list {path}, springtide data inspect {path}"
-    raise ConfigError(explain("path", path, "is neither a run nor a checkpoint", remedy))
+    what, remedy = _other(folder, path)
+    raise ConfigError(explain("path", path, f"{what}, neither a run nor a checkpoint", remedy))
+
+
+def _other(folder: Folder, path: str) -> tuple[str, str]:
+    """Return what a folder is that is neither a run nor a checkpoint, and the command for it."""
+    from springtide.shards import MANIFEST
+    from springtide.tuning.folder import PLAN
+
+    if folder.exists(PLAN):
+        return "is a sweep", f"its trials: springtide run list {path}/trials; its page: {path}/sweep.html"
+    if folder.exists(MANIFEST):
+        return "is a dataset", f"springtide data inspect {path}"
+    names = folder.names()
+    runs = [name for name in names[:_MOST_LOOKED_AT] if folder.exists(f"{name}/{configs.RUN_CONFIG}")]
+    if runs:
+        return "is a folder of runs", f"springtide run list {path}, or springtide run inspect {path}/{runs[-1]}"
+    if not names:
+        return "is empty or does not exist", "give the folder of a run, <root>/<run id>, or of one of its checkpoints"
+    return "is a folder", f"give <root>/<run id> or a checkpoint below it; springtide run list {path} lists runs"
 
 
 def show_dataset(url: str, verify: bool, as_json: bool) -> int:

@@ -11,7 +11,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import logging
 import sys
@@ -19,7 +18,6 @@ from typing import TYPE_CHECKING
 
 from springtide import config as configs
 from springtide.checkpoint.format import committed, name_of, step_of
-from springtide.checkpoint.retention import note_reader
 from springtide.config import RUN_CONFIG, Config
 from springtide.config.schema import SAMPLE_TEMPERATURE
 from springtide.errors import ConfigError, DamagedFile, explain, redacted
@@ -38,6 +36,7 @@ if TYPE_CHECKING:
     from pandas import DataFrame
 
     from springtide.generation import Answer
+    from springtide.run.finding import Diagnosis
     from springtide.run.verify import Verification
 
 REPORT = "report.html"
@@ -295,23 +294,24 @@ class Run(RunControl):
             >>> found.evaluate(tokens=512).heldout_loss < run.evaluate(step=4, tokens=512).heldout_loss
             True
         """
-        from springtide.checkpoint.average import average_checkpoints
+        from springtide.run.average import average
 
-        names, folder = self.checkpoints, Folder(to)
-        if not 0 < last <= len(names):
-            limit = f"{self.folder.url} has {len(names)} checkpoints that count"
-            raise ConfigError(explain("last", last, limit, "keep more of them: checkpoint.keep_last, keep_every"))
-        if folder.exists(RUN_CONFIG) or committed(folder):
-            raise ConfigError(explain("to", to, "is a run's folder already", "name another one"))
-        root, _, name = folder.url.rstrip("/").rpartition("/")
-        found = Run(folder)
-        config = self.config.override({"run.id": name, "run.root": root})
-        with contextlib.ExitStack() as stack:
-            for one in names[-last:]:
-                stack.enter_context(note_reader(self.folder, one))
-            average_checkpoints(self.folder, names[-last:], folder, configs.redact(config).model_dump(mode="json"), ema)
-        found.write_config(config)
-        return found
+        return average(self, to, last, ema)
+
+    def why(self) -> Diagnosis:
+        """Return what limits the run, from its journal.
+
+        Returns:
+            Findings, the most costly first, each with its share of the worker-time, its numbers and a remedy.
+
+        Examples:
+            >>> found = st.open_run("runs/mine").why()
+            >>> found.step, found.findings[0].share > 0, found.not_measured[0][:13]
+            (8, True, 'communication')
+        """
+        from springtide.run.why import why
+
+        return why(self.events)
 
     def verify(self) -> Verification:
         """Check that the run trained on exactly the samples of its order.

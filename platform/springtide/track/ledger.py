@@ -27,7 +27,6 @@ from springtide.events import (
     StepDone,
     Straggling,
 )
-from springtide.track.journal import last_steps
 
 KINDS = (
     "productive",
@@ -128,8 +127,10 @@ class Prices(NamedTuple):
 _FREE = Prices()
 
 
-class _LedgerBuilder:
-    def __init__(self, prices: Prices) -> None:
+class LedgerBuilder:
+    """A ledger that grows with a run: takes its events one by one, by term and in order of time, and keeps none of them."""
+
+    def __init__(self, prices: Prices = _FREE) -> None:
         self.spent = dict.fromkeys(KINDS, 0.0)
         self.dollars = dict.fromkeys(KINDS, 0.0)
         self.stragglers: list[Straggling] = []
@@ -141,19 +142,24 @@ class _LedgerBuilder:
         self._phase = "start_up"
         self._cause = ""
         self._newest = 0
+        self._tokens = 0
+        self._term = -1
         self._last: StepDone | None = None
         self._started: tuple[Started, int] | None = None
         self._not_held_s = 0.0
         """Time of pauses since the last step [s]."""
 
-    def term(self, now: float) -> None:
+    def _begin_term(self, now: float) -> None:
         """Begin a new lease of the driver at ``now``; the time since the previous lease is not charged."""
         self._close()
         self._now, self._phase, self._workers = now, "start_up", 0
         self._cause = "the driver was started again" if self._last else ""
 
     def add(self, event: Event) -> None:
-        """Take one event, in order of time."""
+        """Take one event. The time of an event that comes late, after one that is newer, counts as 0."""
+        if event.term > self._term:
+            self._term = event.term
+            self._begin_term(event.time_s)
         if isinstance(event, Evaluated) and event.asynchronous:
             return
         if event.from_controller:
@@ -177,6 +183,11 @@ class _LedgerBuilder:
             self._leave(f"wrong results: {event.reason}")
         elif isinstance(event, Straggling):
             self.stragglers.append(event)
+
+    def ledger(self) -> Ledger:
+        """Return the ledger of the events so far."""
+        spent, dollars = dict(self.spent), dict(self.dollars)
+        return Ledger(sum(spent.values()), spent, list(self.restarts), list(self.stragglers), dollars, self._tokens)
 
     def _add_controller(self, event: Event) -> None:
         if isinstance(event, Failed):
@@ -226,7 +237,9 @@ class _LedgerBuilder:
         self._started, self._phase = None, "resize"
         self._spend("productive" if event.step > self._newest else "recomputed", step_s - stall_s)
         self._spend("data_stall", stall_s)
-        self._newest, self._last, self._not_held_s = max(self._newest, event.step), event, 0.0
+        if event.step >= self._newest:
+            self._newest, self._tokens = event.step, event.tokens
+        self._last, self._not_held_s = event, 0.0
 
     def _spend(self, kind: str, seconds: float) -> None:
         if self._workers:
@@ -263,13 +276,7 @@ def ledger(events: Iterable[Event], prices: Prices = _FREE) -> Ledger:
         >>> round(book.total_dollars - book.held, 6), book.restarts
         (0.0, [])
     """
-    book = _LedgerBuilder(prices)
-    term = -1
-    ordered = sorted(events, key=lambda event: (event.term, event.time_s))
-    for event in ordered:
-        if event.term != term:
-            term = event.term
-            book.term(event.time_s)
+    book = LedgerBuilder(prices)
+    for event in sorted(events, key=lambda event: (event.term, event.time_s)):
         book.add(event)
-    tokens = max((step.tokens for step in last_steps(ordered)), default=0)
-    return Ledger(sum(book.spent.values()), book.spent, book.restarts, book.stragglers, book.dollars, tokens)
+    return book.ledger()

@@ -33,7 +33,8 @@ from springtide.tuning.rank import SweepResult
 from springtide.tuning.space import Point
 from springtide.tuning.trial import name_of, number_of
 
-_PLAN = "sweep.json"
+PLAN = "sweep.json"
+"""The file that makes a folder a sweep."""
 _FINALISTS = "finalists.json"
 _RESULT = "result.json"
 _PAGE = "sweep.html"
@@ -92,18 +93,18 @@ class SweepFolder:
     def plan(self) -> dict[str, Any] | None:
         """Return the space and how points are chosen from it; None if no sweep was started here. Raises ConfigError if the
         folder is in another format."""
-        if not self.root.exists(_PLAN):
+        if not self.root.exists(PLAN):
             return None
-        plan = self.root.read_as(_PLAN, _PLAN_OF)
+        plan = self.root.read_as(PLAN, _PLAN_OF)
         if (written := plan.pop("format", FORMAT)) != FORMAT:
             limit = f"is in format {written!r:.40}, this version of springtide reads {FORMAT}"
             raise ConfigError(
-                explain("--name", self.root.where(_PLAN), limit, "use the version that wrote it, or another name")
+                explain("--name", self.root.where(PLAN), limit, "use the version that wrote it, or another name")
             )
         return plan
 
     def write_plan(self, plan: dict[str, Any]) -> None:
-        self.root.write_json(_PLAN, {"format": FORMAT, **plan})
+        self.root.write_json(PLAN, {"format": FORMAT, **plan})
 
     def points(self) -> dict[int, Point]:
         """Return number -> point of the trials that were started, by number."""

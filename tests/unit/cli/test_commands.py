@@ -113,6 +113,24 @@ def test_inspect_shows_a_dataset_and_finds_a_changed_byte(
     assert "neither a run nor a checkpoint" in capsys.readouterr().err
 
 
+def test_inspect_says_what_a_folder_is_and_which_command_shows_it(
+    tiny: Config, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "root" / "first").mkdir(parents=True)
+    (tmp_path / "root" / "first" / "config.yaml").write_text("")
+    (tmp_path / "sweep").mkdir()
+    (tmp_path / "sweep" / "sweep.json").write_text("{}")
+    for path, parts in {
+        tmp_path / "root": ("is a folder of runs", "springtide run list", "run inspect", "root/first"),
+        tmp_path / "sweep": ("is a sweep", "sweep/trials", "sweep.html"),
+        Path(tiny.shards.dataset): ("is a dataset", "springtide data inspect"),
+        tmp_path / "nothing": ("is empty or does not exist", "<root>/<run id>"),
+    }.items():
+        assert main(["run", "inspect", str(path)]) == 2
+        said = capsys.readouterr().err
+        assert all(part in said for part in parts), said
+
+
 def test_the_cluster_file_is_valid_for_ray() -> None:
     import jsonschema
     import ray.autoscaler

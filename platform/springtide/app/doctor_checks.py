@@ -1,0 +1,283 @@
+"""The checks of ``springtide doctor`` that concern this machine, a function each."""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import shutil
+import stat
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping
+from importlib import metadata
+from pathlib import Path
+
+from packaging.requirements import Requirement
+
+from springtide.app.doctor import Check, Status
+from springtide.store.free_memory import free_bytes
+
+_GIB = 2**30
+_NAMED = ("torch", "ray", "mlflow", "pyarrow", "obstore", "pydantic")
+"""Packages whose versions are shown; all requirements are checked."""
+_EXTRAS = ("", "ray")
+_LEAST_SHM = 512 * 2**20
+"""What a private cluster's object store takes."""
+_RAY_SHARE = 0.3
+"""Share of the memory that Ray's object store takes on a cluster by default, if /dev/shm has it."""
+_LEAST_FILES, _USUAL_FILES = 1024, 65_536
+"""Open files: Ray's own start warns below the second one."""
+_LEAST_DISK, _USUAL_DISK = _GIB, 10 * _GIB
+_FULL = 0.95
+"""Share of a disk above which Ray spills no more."""
+_LEAST_MEMORY = 2 * _GIB
+"""A driver, Ray's processes and one worker take about this much."""
+_GLOO_BYTES_PER_S = 100 * 2**20
+"""Slower, the gradient of a model of 100M parameters (fp32) takes more than four seconds per step."""
+_THROTTLED = {0x8: "hardware slowdown", 0x20: "thermal (software)", 0x40: "thermal (hardware)", 0x80: "power brake"}
+"""Bits of NVML's clock event reasons that cost speed and are not wanted; a power cap is usual under load."""
+_BITE = {
+    "CUDA_LAUNCH_BLOCKING": ("1", "unset it: each kernel waits for the one before"),
+    "PYTORCH_NO_CUDA_MEMORY_CACHING": ("1", "unset it: each tensor is allocated by the driver"),
+    "TORCH_DISTRIBUTED_DEBUG": ("DETAIL", "unset it: each collective is checked by another one"),
+    "NCCL_DEBUG": ("TRACE", "set it to WARN: each call is logged"),
+    "CUDA_VISIBLE_DEVICES": ("", "unset it: it is empty, so no GPU is seen"),
+}
+"""Variable -> the value that bites, and the remedy."""
+
+
+def versions() -> list[Check]:
+    """Check the installed versions against the requirements of springtide."""
+    known = {name: _version(name) for name in _NAMED}
+    shown = ", ".join(f"{name} {version or 'not installed'}" for name, version in known.items())
+    python = ".".join(map(str, sys.version_info[:3]))
+    own = f"springtide {_version('springtide') or 'not installed'}, Python {python}, {shown}"
+    wrong = []
+    for text in metadata.requires("springtide") or []:
+        one = Requirement(text)
+        if one.marker and not any(one.marker.evaluate({"extra": extra}) for extra in _EXTRAS):
+            continue
+        version = _version(one.name)
+        is_optional = one.marker is not None and "extra" in str(one.marker)
+        if version and not one.specifier.contains(version, prereleases=True):
+            wrong.append(f"{one.name} {version}, needed {one.specifier}")
+        elif not version and not is_optional:
+            wrong.append(f"{one.name} is missing, needed {one.specifier}")
+    found = [
+        Check("versions", "fail" if wrong else "ok", own, "; ".join(wrong), "pip install -U springtide" * bool(wrong))
+    ]
+    if not known["ray"]:
+        remedy = "pip install 'springtide[ray]'"
+        found.append(Check("Ray", "warn", "not installed: runs train under torchrun only", "", remedy))
+    return found
+
+
+def _version(name: str) -> str:
+    try:
+        return metadata.version(name)
+    except metadata.PackageNotFoundError:
+        return ""
+
+
+def gpus(environment: Mapping[str, str]) -> list[Check]:
+    """Check the NVIDIA devices of this machine by their driver: memory in use, ECC errors, reasons to run slowly."""
+    program = shutil.which("nvidia-smi", path=environment.get("PATH"))
+    if program is None:
+        return [Check("devices", "ok", f"no NVIDIA driver; {os.cpu_count() or 1} CPUs")]
+    fields = "name,driver_version,memory.total,memory.used,ecc.errors.uncorrected.volatile.total,clocks_throttle_reasons.active"
+    command = [program, f"--query-gpu={fields}", "--format=csv,noheader,nounits"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=15)
+    if done.returncode:
+        said = (done.stderr or done.stdout).strip()[:200]
+        return [
+            Check("devices", "fail", f"nvidia-smi ended with status {done.returncode}: {said}", "", "repair the driver")
+        ]
+    return [gpu(number, line) for number, line in enumerate(done.stdout.strip().splitlines())]
+
+
+def gpu(number: int, line: str) -> Check:
+    """Return the check of one line of nvidia-smi.
+
+    Args:
+        number: of the device.
+        line: name, driver, memory and memory in use [MiB], ECC errors, throttle reasons (hexadecimal), by commas.
+    """
+    cells = [cell.strip() for cell in line.split(",")]
+    if len(cells) != 6:
+        return Check(f"GPU {number}", "fail", f"nvidia-smi said {line[:100]!r}", "", "repair the driver")
+    name, driver, total, used, errors, reasons = cells
+    figure = f"{name}, driver {driver}, {used} of {total} MiB in use, ECC errors {errors}"
+    why = [text for bit, text in _THROTTLED.items() if reasons.startswith("0x") and int(reasons, 16) & bit]
+    if errors.isdigit() and int(errors):
+        return Check(f"GPU {number}", "fail", figure, "no uncorrected errors", "reset or replace the device")
+    if why:
+        remedy = "look at cooling and power; a slow rank holds up all others"
+        return Check(f"GPU {number}", "warn", f"{figure}, slowed down: {', '.join(why)}", "full clocks", remedy)
+    if used.isdigit() and total.isdigit() and int(used) > 0.1 * int(total):
+        return Check(f"GPU {number}", "warn", figure, "under 10% in use", "end the other programs on this device")
+    return Check(f"GPU {number}", "ok", figure)
+
+
+def memory(proc: str = "/proc", cgroup: str = "/sys/fs/cgroup") -> list[Check]:
+    """Check the free memory of this machine or container, and whether it swaps."""
+    if not Path(proc, "meminfo").exists():
+        return [Check("memory", "ok", "not known on this system")]
+    kib = {name: int(rest.split()[0]) for name, _, rest in (line.partition(":") for line in _lines(proc, "meminfo"))}
+    limit = "".join(_lines(cgroup, "memory.max")).strip()
+    shown = f", container limit {int(limit) / _GIB:.1f} GiB" if limit.isdigit() else ", no container limit"
+    free = free_bytes(proc, cgroup)
+    figure = f"{free / _GIB:.1f} GiB free of {kib['MemTotal'] / 2**20:.1f} GiB{shown}"
+    poor = free < _LEAST_MEMORY
+    remedy = "end other programs, or give the container more" if poor else ""
+    found = [Check("memory", "warn" if poor else "ok", figure, f"{_LEAST_MEMORY / _GIB:g} GiB free", remedy)]
+    swapped = (kib.get("SwapTotal", 0) - kib.get("SwapFree", 0)) * 1024
+    if swapped > _GIB:
+        remedy = "swapoff -a where you train: a swapped worker is a slow rank"
+        found.append(Check("swap", "warn", f"{swapped / _GIB:.1f} GiB in use", "none", remedy))
+    return found
+
+
+def _lines(folder: str, name: str) -> list[str]:
+    try:
+        return Path(folder, name).read_text().splitlines()
+    except OSError:  # not a container
+        return []
+
+
+def shared_memory(path: str = "/dev/shm", proc: str = "/proc") -> list[Check]:
+    """Check that /dev/shm has room for Ray's object store and for staged checkpoints."""
+    if not os.path.isdir(path):
+        return [Check("shared memory", "warn", f"no {path}", "", "checkpoint.stage names another memory file system")]
+    usage = shutil.disk_usage(path)
+    kib = next((int(line.split()[1]) for line in _lines(proc, "meminfo") if line.startswith("MemTotal")), 0)
+    wanted = max(_LEAST_SHM, round(_RAY_SHARE * kib * 1024))
+    status: Status = "fail" if usage.free < _LEAST_SHM else "warn" if usage.total < wanted else "ok"
+    limit = f"{wanted / _GIB:.1f} GiB for Ray's object store, and what a checkpoint's state takes on this node"
+    remedy = f"docker run --shm-size={wanted // _GIB + 1}g, or remove old files in {path}" if status != "ok" else ""
+    return [
+        Check(
+            "shared memory",
+            status,
+            f"{usage.free / _GIB:.1f} of {usage.total / _GIB:.1f} GiB free in {path}",
+            limit,
+            remedy,
+        )
+    ]
+
+
+def open_files() -> list[Check]:
+    """Check how many files a process may open: each connection is one."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    most = float("inf") if soft == resource.RLIM_INFINITY else soft
+    status: Status = "fail" if most < _LEAST_FILES else "warn" if most < _USUAL_FILES else "ok"
+    remedy = f"ulimit -n {_USUAL_FILES}" if status != "ok" else ""
+    return [Check("open files", status, f"{soft} (most allowed: {hard})", f"{_USUAL_FILES}", remedy)]
+
+
+def disks(root: str) -> list[Check]:
+    """Check the free disk of the runs' folder, if it is local, and of the temporary folder, where Ray keeps its files.
+
+    Args:
+        root: as ``run.root``.
+    """
+    found = []
+    for name, path in (("disk of runs", root), ("disk of Ray", tempfile.gettempdir())):
+        if "://" in path:
+            continue
+        there = next(one for one in (Path(path).absolute(), *Path(path).absolute().parents) if one.exists())
+        usage = shutil.disk_usage(there)
+        is_full = usage.used > _FULL * usage.total
+        status: Status = "fail" if usage.free < _LEAST_DISK else "warn" if usage.free < _USUAL_DISK or is_full else "ok"
+        figure = f"{usage.free / _GIB:.1f} GiB free, {usage.used / usage.total:.0%} in use, at {there}"
+        remedy = "another run.root or TMPDIR, fewer checkpoints (checkpoint.keep_last)" if status != "ok" else ""
+        found.append(Check(name, status, figure, f"{_USUAL_DISK / _GIB:g} GiB free, under {_FULL:.0%} in use", remedy))
+    return found
+
+
+def variables(environment: Mapping[str, str]) -> list[Check]:
+    """Check the environment variables that make training slow or blind.
+
+    Args:
+        environment: name -> value.
+    """
+    found = []
+    cores = os.cpu_count() or 1
+    threads = environment.get("OMP_NUM_THREADS", "")
+    if not threads and cores > 1:
+        remedy = "parallel.threads = cores / workers per node, or OMP_NUM_THREADS; under Ray each worker has its CPUs' number"
+        found.append(Check("OMP_NUM_THREADS", "warn", f"unset: each process takes all {cores} cores", "", remedy))
+    elif threads.isdigit() and int(threads) > cores:
+        found.append(Check("OMP_NUM_THREADS", "warn", threads, f"at most {cores} cores", "lower it"))
+    for name, (bad, remedy) in _BITE.items():
+        if environment.get(name) == bad:
+            found.append(Check(name, "warn", f"{bad!r}", "", remedy))
+    return found or [Check("environment", "ok", "no variable that slows training is set")]
+
+
+def ray_access(environment: Mapping[str, str]) -> list[Check]:
+    """Check that a named Ray cluster asks for a token and that this process has one. The token is never shown.
+
+    Args:
+        environment: name -> value.
+    """
+    if not environment.get("RAY_ADDRESS"):
+        return [
+            Check("Ray", "ok", "RAY_ADDRESS is unset: a private cluster with a token of its own; no nodes to check")
+        ]
+    mode = environment.get("RAY_AUTH_MODE", "disabled").lower()
+    if mode != "token":
+        figure, remedy = f"RAY_AUTH_MODE is {mode[:20]}", "RAY_AUTH_MODE=token on all nodes, see docs/how-to/aws.md"
+        return [Check("Ray", "warn", figure, "token: whoever reaches the cluster runs code on it", remedy)]
+    file = Path(
+        environment.get("RAY_AUTH_TOKEN_PATH") or Path(environment.get("HOME", "~")).expanduser() / ".ray/auth_token"
+    )
+    if environment.get("RAY_AUTH_TOKEN"):
+        return [Check("Ray", "ok", "RAY_AUTH_MODE is token, and a token is set")]
+    if not file.is_file():
+        remedy = "copy the cluster's token there, or name its file in RAY_AUTH_TOKEN_PATH"
+        return [Check("Ray", "fail", f"RAY_AUTH_MODE is token, and there is none in {file}", "a token", remedy)]
+    if file.stat().st_mode & (stat.S_IRGRP | stat.S_IROTH):
+        return [Check("Ray", "warn", f"others may read {file}", "mode 600", f"chmod 600 {file}")]
+    return [Check("Ray", "ok", f"RAY_AUTH_MODE is token, and there is one in {file}")]
+
+
+def torch_and_gloo(environment: Mapping[str, str], timeout_s: float = 80.0) -> list[Check]:
+    """Measure an all-reduce between two processes of this machine, and compare torch's devices with the driver's.
+
+    Args:
+        environment: of both processes.
+        timeout_s: after which they are ended [s].
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        command = [sys.executable, "-m", "springtide.dist.link_speed", f"{folder}/meet"]
+        local = {"OMP_NUM_THREADS": "1", **({"GLOO_SOCKET_IFNAME": "lo"} if sys.platform == "linux" else {})}
+        options = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "env": {**environment, **local}}
+        ranks = [subprocess.Popen([*command, str(rank)], **options) for rank in (0, 1)]  # type: ignore[call-overload]
+        try:
+            said, errors = ranks[0].communicate(timeout=timeout_s)
+        finally:
+            for one in ranks:
+                one.kill()
+                one.communicate()
+    if ranks[0].returncode:
+        last = errors.decode(errors="replace").strip().splitlines()[-1:] or ["no message"]
+        return [
+            Check("gloo", "fail", f"two local processes cannot talk: {last[0][:200]}", "", "look at firewall and torch")
+        ]
+    facts = json.loads(said)
+    speed = facts["bytes_per_s"]
+    slow = speed < _GLOO_BYTES_PER_S
+    limit, remedy = f"{_GLOO_BYTES_PER_S / 2**20:g} MiB/s", "free CPU cores; on GPUs NCCL is used" if slow else ""
+    found = [
+        Check(
+            "gloo", "warn" if slow else "ok", f"{speed / 2**20:.0f} MiB/s summed by two local processes", limit, remedy
+        )
+    ]
+    build = f"CUDA {facts['cuda']}, NCCL {facts['nccl'] or 'none'}" if facts["cuda"] else "without CUDA"
+    has_driver = shutil.which("nvidia-smi", path=environment.get("PATH")) is not None
+    blind = has_driver and not facts["num_gpus"]
+    remedy = "install a torch built for this driver's CUDA, or look at CUDA_VISIBLE_DEVICES" if blind else ""
+    figure = f"built {build}, sees {facts['num_gpus']} GPUs"
+    return [*found, Check("torch", "fail" if blind else "ok", figure, "the driver's devices" if blind else "", remedy)]

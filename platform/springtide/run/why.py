@@ -1,0 +1,354 @@
+"""What limits a run, in words and numbers, from its journal: findings, the most costly first, each with a remedy.
+
+The shares are of the worker-time that the run held (``track/ledger.py``). They may overlap: a slow rank lowers MFU, too. Pure.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections import Counter, deque
+from collections.abc import Iterable
+from typing import Any
+
+from springtide.events import (
+    Decided,
+    Event,
+    Failed,
+    Profiled,
+    Resumed,
+    RolledBack,
+    Saved,
+    SaveFailed,
+    SaveSkipped,
+    Spiked,
+    Started,
+    StepDone,
+    Straggling,
+    Waited,
+)
+from springtide.run.finding import REMEDIES, Diagnosis, Finding
+from springtide.track.ledger import Ledger, LedgerBuilder, Prices
+
+_RECENT_STEPS = 200
+"""Steps that medians are taken over: enough to be steady, few enough to be what the run does now."""
+_DATA = 0.05
+"""Share of time. A feed that keeps ahead waits below 1 %; the rest is room for one slow read."""
+_COMMUNICATION = 0.30
+"""Share of a profiled step. Communication that overlaps with computation stays below it in published runs of dense models."""
+_IDLE = 0.30
+"""Share of a profiled step in which the device had nothing to do."""
+_REACHED_MFU = 0.40
+"""What large dense models reach in bf16 by published figures (PaLM 46 %, Llama 3 38 to 43 %)."""
+_LOW_MFU = 0.25
+"""Below it more than a third of the computation's time could be won."""
+_RESTARTS = 0.05
+"""Share of time of restarts and of steps that are trained again."""
+_START_UP = 0.10
+"""Share of time. It is the same time for a short and a long run, so a short run always shows it."""
+_SAVES = 0.03
+"""Share of time. Saves are written in the background; what stalls is the copy."""
+_WAITING = 0.03
+"""Share of time without capacity."""
+_EVALUATION = 0.05
+"""Share of time of evaluations that training waits for."""
+_PAUSED = 0.03
+"""Share of time of pauses by ``train.only_when``."""
+_SKIPPED = 0.01
+"""Share of steps whose update was skipped. A loss scale that finds its size skips a few steps at the start."""
+_SLOW_READER = 2.0
+"""Wait of the rank that waits longest over the median of the others, from which that rank is named."""
+_MOST_NAMED = 5
+"""Ranks and causes that are named one by one."""
+_SHOWN = 120
+"""Characters of a cause that are shown."""
+
+
+class DiagnosisBuilder:
+    """A diagnosis that grows with a run: takes its events one by one, in the journal's order, and keeps a bounded number."""
+
+    def __init__(self, prices: Prices | None = None) -> None:
+        self.book = LedgerBuilder(prices or Prices())
+        self.last: StepDone | None = None
+        """The step last trained."""
+        self.started: Started | None = None
+        """The last start."""
+        self.recent: deque[StepDone] = deque(maxlen=_RECENT_STEPS)
+        """The last steps."""
+        self._num_steps = self._num_skipped = 0
+        self._skipped_s = self._paused_s = self._stall_s = self._longest_stall_s = 0.0
+        self._counts: Counter[str] = Counter()
+        """Kind of event -> how many there were."""
+        self._failures: Counter[str] = Counter()
+        self._failed_save: SaveFailed | None = None
+        self._profile: Profiled | None = None
+        self._waited: Waited | None = None
+        self._slow: dict[tuple[int, str], float] = {}
+        """(rank, node) of the group that trains now -> its speed over the others'."""
+        self._slow_s: dict[tuple[int, str], float] = {}
+        """(rank, node) -> what all workers have waited for it [worker-seconds]."""
+        self._out_of_room = ""
+
+    def add(self, event: Event) -> None:
+        """Take one event."""
+        self.book.add(event)
+        match event:
+            case StepDone():
+                self._step(event)
+                return
+            case Started():
+                self.started, self._waited, self._slow = event, None, {}
+            case Straggling():
+                self._slow[event.rank, event.node] = min(1.0, max(0.0, event.share))
+            case Saved():
+                self._stall_s += event.stall_s
+                self._longest_stall_s = max(self._longest_stall_s, event.stall_s)
+            case SaveFailed():
+                self._failed_save = event
+            case Failed():
+                self._failures[event.cause] += 1
+            case Profiled():
+                self._profile = event
+            case Waited():
+                self._waited = event
+            case Resumed():
+                self._paused_s += event.paused_s * (self.last.world_size if self.last else 0)
+            case Decided() if event.decision == "stay" and "waiting" in event.reason:
+                self._out_of_room = event.reason
+        self._counts[event.kind] += 1
+
+    def _step(self, event: StepDone) -> None:
+        self._num_steps += 1
+        if not event.updated:
+            self._num_skipped += 1
+            self._skipped_s += event.step_time_s * event.world_size
+        self.last = event
+        self.recent.append(event)
+        slowest = min(self._slow.items(), key=lambda item: item[1], default=None)
+        if slowest is not None:  # the group waits for its slowest rank only
+            lost_s = (event.step_time_s - event.data_wait_s) * event.world_size * (1.0 - slowest[1])
+            self._slow_s[slowest[0]] = self._slow_s.get(slowest[0], 0.0) + max(0.0, lost_s)
+
+    def diagnosis(self) -> Diagnosis:
+        """Return what limits the run, by the events so far."""
+        book = self.book.ledger()
+        step = self.last.step if self.last else 0
+        if not book.held > 0:
+            return Diagnosis(step, 0.0, 0.0, self._before_steps(), [])
+        found = [
+            *self._data(book),
+            *self._profiled(book),
+            *self._compute(book),
+            *self._restarts(book),
+            *self._stragglers(book),
+            *self._saves(book),
+            *self._skipped(book),
+            *self._shares(book),
+        ]
+        found.sort(key=lambda one: (-one.share, one.name))
+        if not any(one.share > 0 for one in found) and self.last:
+            found.append(self._device(book))
+        return Diagnosis(step, book.held, book.goodput, found, self._not_measured())
+
+    def _before_steps(self) -> list[Finding]:
+        if not self._out_of_room:
+            return []
+        text = f"no step yet: {self._out_of_room[:_SHOWN]}"
+        return [Finding("capacity", 1.0, text, {"reason": self._out_of_room[:_SHOWN]}, REMEDIES["capacity"])]
+
+    def _data(self, book: Ledger) -> list[Finding]:
+        share = book.spent["data_stall"] / book.held
+        waits, times = _median(one.data_wait_s for one in self.recent), _median(one.step_time_s for one in self.recent)
+        now = waits / times if times else 0.0
+        if share < _DATA and now < _DATA:
+            return []
+        evidence: dict[str, float | int | str] = {
+            "data_wait_s": waits,
+            "step_time_s": times,
+            "share_of_recent_step": now,
+        }
+        text = f"the median step waits {waits:.3g} s of {times:.3g} s for its batch (last {len(self.recent)} steps)"
+        each = self._waited.data_waits_s if self._waited else []
+        if len(each) > 1 and all(map(math.isfinite, each)):
+            longest, usual = max(each), statistics.median(sorted(each)[:-1])
+            if longest > _SLOW_READER * usual:
+                rank = each.index(longest)
+                text += (
+                    f"; rank {rank}{self._node_of(rank)} waits longest, {longest:.3g} s in all, others {usual:.3g} s"
+                )
+                evidence |= {"rank": rank, "rank_wait_s": longest, "median_wait_of_others_s": usual}
+        return [_finding("data", share, text, evidence)]
+
+    def _profiled(self, book: Ledger) -> list[Finding]:
+        if self._profile is None:
+            return []
+        computing = (book.spent["productive"] + book.spent["recomputed"]) / book.held
+        found = []
+        for name, kind, limit, what in (
+            ("communication", "communication", _COMMUNICATION, "ranks exchange data and compute nothing"),
+            ("idle device", "waiting", _IDLE, "the device has nothing to do"),
+        ):
+            part = self._profile.shares.get(kind, 0.0)
+            if part > limit:
+                text = f"{what} in {part:.0%} of a profiled step; {limit:.0%} is usual at most"
+                evidence = {"share_of_step": part, "limit": limit, "profiled_step": self._profile.step}
+                found.append(_finding(name, part * computing, text, evidence))
+        return found
+
+    def _compute(self, book: Ledger) -> list[Finding]:
+        mfu = self._mfu()
+        if not 0 < mfu < _LOW_MFU:
+            return []
+        computing = (book.spent["productive"] + book.spent["recomputed"]) / book.held
+        share = computing * (1 - mfu / _REACHED_MFU)
+        source = self.started.peak_source if self.started else ""
+        text = (
+            f"MFU is {mfu:.1%} while it computes, waits for data excluded; large dense models reach {_REACHED_MFU:.0%}, a "
+            f"small one does not fill a device (peak: {source[:_SHOWN] or 'source unknown'})"
+        )
+        return [
+            _finding("compute", share, text, {"mfu": mfu, "reached_mfu": _REACHED_MFU, "peak_source": source[:_SHOWN]})
+        ]
+
+    def _mfu(self) -> float:
+        """Return the median MFU of the recent steps without their waits for data; NaN if the peak is not known."""
+        each = (
+            one.mfu * one.step_time_s / (one.step_time_s - one.data_wait_s)
+            for one in self.recent
+            if one.mfu <= 1.0 and one.step_time_s > one.data_wait_s
+        )
+        return _median(each) or math.nan
+
+    def _restarts(self, book: Ledger) -> list[Finding]:
+        lost = book.spent["resize"] + book.spent["recomputed"]
+        found = []
+        if book.restarts and lost / book.held >= _RESTARTS:
+            gaps: Counter[str] = Counter()
+            for one in book.restarts:
+                gaps[one.cause.partition(":")[0][:_SHOWN] or "unknown"] += max(1, round(one.gap_s))
+            [(cause, gap_s), *_] = gaps.most_common(1)
+            again = sum(one.steps_lost for one in book.restarts if one.steps_lost > 0)
+            text = (
+                f"{len(book.restarts)} restarts cost {lost:.0f} worker-seconds, {again} steps trained again; most time went "
+                f"to {cause!r}, about {gap_s} s without a step"
+            )
+            evidence: dict[str, float | int | str] = {
+                "restarts": len(book.restarts),
+                "steps_lost": again,
+                "cause": cause,
+            }
+            evidence |= {"cause_s": gap_s, "recomputed_worker_s": book.spent["recomputed"]}
+            found.append(_finding("restarts", lost / book.held, text, evidence))
+        if times := self._failures["out of memory"]:
+            share = sum(one.gap_s * one.workers_after for one in book.restarts if one.cause.startswith("out of memory"))
+            most = max((one.memory_bytes for one in self.recent), default=0)
+            text = f"{times} worker group{'s' * (times > 1)} ended out of memory; rank 0 now peaks at {most / 2**30:.2f} GiB"
+            found.append(_finding("memory", share / book.held, text, {"failures": times, "memory_bytes": most}))
+        return found
+
+    def _stragglers(self, book: Ledger) -> list[Finding]:
+        speeds = {(one.rank, one.node): one.share for one in book.stragglers}
+        slowest = sorted(self._slow_s.items(), key=lambda item: -item[1])[:_MOST_NAMED]
+        return [
+            _finding(
+                "straggler",
+                lost_s / book.held,
+                f"rank {rank}{f' on node {node[:8]}' if node else ''} had {speeds[rank, node]:.0%} of the others' speed, and "
+                f"all waited for it, {lost_s:.0f} worker-seconds",
+                {"rank": rank, "node": node, "speed": speeds[rank, node], "lost_worker_s": lost_s},
+            )
+            for (rank, node), lost_s in slowest
+        ]
+
+    def _saves(self, book: Ledger) -> list[Finding]:
+        share, saves, found = book.spent["checkpoint_stall"] / book.held, self._counts[Saved.kind], []
+        if share >= _SAVES and saves:
+            text = (
+                f"training stood still {book.spent['checkpoint_stall']:.0f} worker-seconds between steps, around {saves} "
+                f"saves; the longest wait for one was {self._longest_stall_s:.2f} s"
+            )
+            evidence = {"saves": saves, "stall_s": self._stall_s, "longest_stall_s": self._longest_stall_s}
+            found.append(_finding("saves", share, text, {**evidence, "skipped": self._counts[SaveSkipped.kind]}))
+        if self._failed_save is not None:
+            failed = self._counts[SaveFailed.kind]
+            reason = self._failed_save.reason[:_SHOWN]
+            text = f"{failed} of {failed + saves} saves failed, the last at step {self._failed_save.step}: {reason}"
+            found.append(_finding("failed saves", 0.0, text, {"failed": failed, "saves": saves, "reason": reason}))
+        return found
+
+    def _skipped(self, book: Ledger) -> list[Finding]:
+        if not self._num_steps or self._num_skipped / self._num_steps < _SKIPPED:
+            return []
+        counts = {"skipped": self._num_skipped, "steps": self._num_steps, "spikes": self._counts[Spiked.kind]}
+        text = f"{self._num_skipped} of {self._num_steps} steps changed no weight: their gradient was not finite, or a spike"
+        evidence = {**counts, "rollbacks": self._counts[RolledBack.kind]}
+        return [_finding("skipped updates", self._skipped_s / book.held, text, evidence)]
+
+    def _shares(self, book: Ledger) -> list[Finding]:
+        """Return the findings that a share of the time alone tells."""
+        phases = self.started.phases_s if self.started else {}
+        longest = max(phases, key=lambda name: phases[name], default="")
+        phase = f"; the longest phase of the last one was {longest[:40]}, {phases[longest]:.1f} s" if longest else ""
+        room = f": {self._out_of_room[:_SHOWN]}" if self._out_of_room else ""
+        evaluations = self._counts["evaluated"]
+        rows = (
+            ("start-up", book.spent["start_up"], _START_UP, f"before the first step of each driver{phase}"),
+            ("capacity", book.spent["waiting"], _WAITING, f"no worker group, for want of capacity{room}"),
+            (
+                "evaluation",
+                book.spent["evaluation"],
+                _EVALUATION,
+                f"{evaluations} evaluations that training waited for",
+            ),
+            ("pauses", self._paused_s, _PAUSED, f"{self._counts[Resumed.kind]} pauses by train.only_when"),
+        )
+        return [
+            _finding(name, spent / book.held, f"{spent:.0f} worker-seconds {text}", {"worker_s": spent})
+            for name, spent, limit, text in rows
+            if spent / book.held >= limit
+        ]
+
+    def _device(self, book: Ledger) -> Finding:
+        mfu = self._mfu()
+        shown = f"MFU {mfu:.0%} while it computes" if mfu == mfu else "MFU unknown: the device's peak is not known"
+        text = f"nothing else holds it up, {shown}"
+        return _finding("device", book.goodput, text, {"goodput": book.goodput} | ({"mfu": mfu} if mfu == mfu else {}))
+
+    def _not_measured(self) -> list[str]:
+        found = []
+        if self._profile is None and self.last:
+            found.append("communication: no profile in the journal; train.profile = 5 measures it")
+        if self.recent and math.isnan(self._mfu()):
+            found.append("compute: the peak of this device is not known")
+        return found
+
+    def _node_of(self, rank: int) -> str:
+        nodes = self.started.nodes if self.started else []
+        return f" on node {nodes[rank][:8]}" if rank < len(nodes) else ""
+
+
+def why(events: Iterable[Event]) -> Diagnosis:
+    """Return what limits a run.
+
+    Args:
+        events: all events of the run, in any order.
+
+    Examples:
+        >>> from springtide.run.why import why
+        >>> why([]).findings
+        []
+    """
+    builder = DiagnosisBuilder()
+    for event in sorted(events, key=lambda event: (event.term, event.time_s)):
+        builder.add(event)
+    return builder.diagnosis()
+
+
+def _finding(name: str, share: float, text: str, evidence: dict[str, Any]) -> Finding:
+    return Finding(name, min(1.0, max(0.0, share)), text, evidence, REMEDIES[name])
+
+
+def _median(values: Iterable[float]) -> float:
+    """Return the median of the finite ``values``; 0 without any."""
+    finite = [one for one in values if math.isfinite(one)]
+    return statistics.median(finite) if finite else 0.0

@@ -1,0 +1,144 @@
+"""Every check has a figure, a limit and a remedy; one that fails or hangs does not take the others with it."""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+import uuid
+from pathlib import Path
+
+import pytest
+
+from springtide.app import doctor_checks as checks
+from springtide.app.doctor import CheckPlan, carry_out, doctor
+from springtide.app.doctor_store import StoreCheck
+from springtide.cli.main import main
+from springtide.errors import ConfigError
+from springtide.store import Folder
+
+
+def test_the_command_checks_this_machine_and_a_store_and_leaves_nothing(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    status = main(["doctor", "--store", str(tmp_path / "store"), "--root", str(tmp_path), "--json"])
+    shown = json.loads(capsys.readouterr().out)
+    found = {one["name"]: one for one in shown["checks"]}
+    assert status == (0 if shown["ok"] else 1)
+    assert {
+        "versions",
+        "devices",
+        "memory",
+        "shared memory",
+        "open files",
+        "disk of runs",
+        "Ray",
+        "torch",
+    } <= found.keys()
+    assert found["versions"]["status"] == "ok"
+    assert found["store, conditional put"]["status"] == "ok"
+    assert found["gloo"]["figure"].endswith("MiB/s summed by two local processes")
+    assert all(one["remedy"] for one in shown["checks"] if one["status"] != "ok")
+    assert not any(file.is_file() for file in (tmp_path / "store").rglob("*"))
+
+
+def test_a_store_is_measured_and_cleaned(s3: str, tmp_path: Path) -> None:
+    url = f"{s3}/doctor-{uuid.uuid4().hex}"
+    found = {one.name: one for one in StoreCheck(url).make()}
+    assert {
+        f"store, {what}" for what in ("write", "read", "list", "delete", "write 64 MiB", "read 64 MiB")
+    } < found.keys()
+    assert found["store, conditional put"].status == "ok"
+    assert Folder(url).files() == []
+    (tmp_path / "file").write_text("")
+    [one] = StoreCheck(str(tmp_path / "file")).make()
+    assert one.status == "fail"
+    assert one.remedy
+    with pytest.raises(ConfigError, match="protocol"):
+        list(doctor("ftp://host/x"))
+
+
+def test_a_store_that_creates_a_file_twice_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Folder, "create", lambda self, name, data: self.write(name, data))
+    found = {one.name: one for one in StoreCheck(str(tmp_path)).make()}
+    assert found["store, conditional put"].status == "warn"
+
+
+def test_a_check_that_hangs_is_cut_off_and_one_that_raises_has_failed() -> None:
+    for_ever = threading.Event()
+    try:
+        [one] = carry_out(CheckPlan("slow", lambda: [][: for_ever.wait()], 0.05))
+    finally:
+        for_ever.set()
+    assert (one.status, "cut off" in one.figure) == ("fail", True)
+
+    def broken() -> list[checks.Check]:
+        raise OSError("s3://user:secret@host is away")
+
+    [one] = carry_out(CheckPlan("broken", broken))
+    assert one.status == "fail"
+    assert "is away" in one.figure
+    assert "secret" not in one.figure
+
+
+@pytest.mark.parametrize(
+    ("line", "status", "part"),
+    [
+        ("NVIDIA H100, 570.1, 81559, 4, 0, 0x0000000000000000", "ok", "driver 570.1"),
+        ("NVIDIA H100, 570.1, 81559, 4, 0, 0x0000000000000004", "ok", "4 of 81559 MiB"),  # a power cap
+        ("NVIDIA H100, 570.1, 81559, 4, 0, 0x0000000000000040", "warn", "thermal (hardware)"),
+        ("NVIDIA H100, 570.1, 81559, 40000, 0, 0x0", "warn", "40000 of 81559"),
+        ("NVIDIA H100, 570.1, 81559, 4, 2, 0x0", "fail", "ECC errors 2"),
+        ("NVIDIA RTX, 570.1, 24564, 4, [N/A], [N/A]", "ok", "ECC errors [N/A]"),
+        ("no devices were found", "fail", "no devices"),
+    ],
+)
+def test_a_gpu_is_judged_by_what_its_driver_says(line: str, status: str, part: str) -> None:
+    found = checks.gpu(0, line)
+    assert found.status == status
+    assert part in found.figure
+    assert bool(found.remedy) == (status != "ok")
+
+
+def test_a_driver_that_fails_is_told(tmp_path: Path) -> None:
+    program = tmp_path / "nvidia-smi"
+    program.write_text("#!/bin/sh\necho Driver/library version mismatch >&2\nexit 18\n")
+    program.chmod(0o755)
+    [found] = checks.gpus({"PATH": str(tmp_path)})
+    assert found.status == "fail"
+    assert "status 18: Driver/library version mismatch" in found.figure
+    program.write_text("#!/bin/sh\necho NVIDIA H100, 570.1, 81559, 4, 0, 0x0\n")
+    [found] = checks.gpus({"PATH": f"{tmp_path}:{os.defpath}"})
+    assert (found.name, found.status) == ("GPU 0", "ok")
+
+
+def test_memory_limits_and_swap_are_read(tmp_path: Path) -> None:
+    text = "MemTotal: 16777216 kB\nMemAvailable: 1048576 kB\nSwapTotal: 8388608 kB\nSwapFree: 4194304 kB\n"
+    (tmp_path / "meminfo").write_text(text)
+    (tmp_path / "memory.max").write_text("8589934592\n")
+    low, swap = checks.memory(str(tmp_path), str(tmp_path))
+    assert (low.status, swap.status) == ("warn", "warn")
+    assert "1.0 GiB free of 16.0 GiB, container limit 8.0 GiB" in low.figure
+    assert "4.0 GiB in use" in swap.figure
+
+
+def test_variables_that_bite_are_named_and_no_token_is_shown(tmp_path: Path) -> None:
+    [one] = checks.variables({"OMP_NUM_THREADS": "1"})
+    assert one.status == "ok"
+    bad = {"OMP_NUM_THREADS": "100000", "CUDA_LAUNCH_BLOCKING": "1", "CUDA_VISIBLE_DEVICES": ""}
+    assert [one.name for one in checks.variables(bad)] == list(bad)
+    cluster = {"RAY_ADDRESS": "10.0.0.1:6379", "HOME": str(tmp_path)}
+    assert checks.ray_access({})[0].status == "ok"
+    assert checks.ray_access(cluster)[0].status == "warn"
+    with_token = {**cluster, "RAY_AUTH_MODE": "token"}
+    assert checks.ray_access(with_token)[0].status == "fail"
+    file = tmp_path / ".ray" / "auth_token"
+    file.parent.mkdir()
+    file.write_text("hunter2")
+    file.chmod(0o644)
+    assert "chmod 600" in checks.ray_access(with_token)[0].remedy
+    file.chmod(0o600)
+    for environment in (with_token, {**with_token, "RAY_AUTH_TOKEN": "hunter2"}):
+        [one] = checks.ray_access(environment)
+        assert one.status == "ok"
+        assert "hunter2" not in one.describe()
