@@ -59,7 +59,7 @@ def run_here(function: Callable[..., Any], *arguments: Any, **options: Any) -> A
 
 
 def _forking() -> Any:
-    """Processes forked by a server that has imported everything: importing torch and springtide takes longer than most tests."""
+    """A server that has imported everything forks the ranks: importing torch and springtide takes longer than most tests."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["ranks", "loops", "torch._dynamo", "torch.distributed.checkpoint"])
     # Python 3.11's server hears of no sys.path, and passes over in silence what it does not find
