@@ -64,7 +64,9 @@ def _forking() -> Any:
     context.set_forkserver_preload(["ranks", "loops", "torch._dynamo", "torch.distributed.checkpoint"])
     # Python 3.11's server hears of no sys.path, and passes over in silence what it does not find
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("PYTHONPATH", os.pathsep.join(filter(None, (str(Path(__file__).parent), os.environ.get("PYTHONPATH")))))
+        patch.setenv(
+            "PYTHONPATH", os.pathsep.join(filter(None, (str(Path(__file__).parent), os.environ.get("PYTHONPATH"))))
+        )
         forkserver.ensure_running()
     return context
 
