@@ -23,6 +23,8 @@ STEP_METRICS: dict[str, Metric] = {
     "mfu": Metric("ratio", "model FLOPs over the peak of all workers' devices; above 1 if that peak is unknown"),
     "memory_bytes": Metric("bytes", "peak memory of rank 0: device memory on a GPU, resident set on a CPU"),
     "world_size": Metric("workers", "workers in the step"),
+    "energy_j": Metric("J", "energy of all workers since the step before (docs/how-to/monitor.md)"),
+    "energy_between_j": Metric("J", "part of it used between the steps: evaluations, saves, waits for data"),
     "loss_scale": Metric("1", "factor that the loss is multiplied by before backward"),
 }
 
