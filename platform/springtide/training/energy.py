@@ -31,7 +31,7 @@ _CORE_W = 3.5
 """Power of a busy CPU as a cloud counts them (a hyperthread). Source: Cloud Carbon Footprint, methodology, "average max watts"
 of AWS; GCP's is 4.26, Azure's 3.76."""
 _MOST_W = 10_000.0
-"""No device or host of today uses as much: what is above it is no use of energy, but a counter that was set back."""
+"""No device or host of today uses as much: a counter that moves faster was set back."""
 _POWERCAP = Path("/sys/class/powercap")
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
@@ -159,7 +159,7 @@ class EnergyMeter(StepHook):
         passed_s, self._read_s = now_s - self._read_s, now_s
         grown_j, self._last_j = now_j - self._last_j, now_j
         if not 0 <= grown_j <= _MOST_W * (passed_s + 1.0):  # counters move in jumps
-            self._warn(f"moved by {grown_j:,.0f} J in {passed_s:.1f} s, which is left out")
+            self._warn(f"moved by {grown_j:,.0f} J in {passed_s:.1f} s, which is skipped")
             return
         self._counted_j += grown_j
         if self._counter.every_s:

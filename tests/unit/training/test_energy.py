@@ -99,7 +99,7 @@ def test_a_falling_power_is_made_up_for_and_never_counts_below_0() -> None:
 
 
 @pytest.mark.parametrize("jump", [-1000.0, 1e9])
-def test_a_jump_of_a_counter_is_left_out_and_said_once(jump: float, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_jump_of_a_counter_is_skipped_and_said_once(jump: float, caplog: pytest.LogCaptureFixture) -> None:
     machine = Machine()
     meter = machine.meter()
     for _ in range(2):
