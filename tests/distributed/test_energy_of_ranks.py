@@ -27,7 +27,7 @@ def source(events: list[Event]) -> str:
 def test_steps_carry_the_joules_of_all_ranks_and_are_bit_equal_to_steps_without(
     tiny: Config, ranks: Callable[..., list[Any]]
 ) -> None:
-    def run(name: str, *counters: str) -> list[tuple[list[Event], int]]:
+    def run(name: str, *counters: str) -> list[tuple[list[Event], list[int]]]:
         return ranks(2, train_and_count, tiny.override({"run.id": name, "train.eval_every": 2}), counters)
 
     counted, silent = run("counted", "", "another"), run("silent", "still", "still")
@@ -46,4 +46,4 @@ def test_steps_carry_the_joules_of_all_ranks_and_are_bit_equal_to_steps_without(
     assert {step.energy_j for step in steps(nothing)} == {0.0}
     trained = [[(step.loss, step.grad_norm, step.digest) for step in steps(one)] for one in (events, nothing)]
     assert trained[0] == trained[1]
-    assert len(here) == messages == tiny.num_steps
+    assert messages == [len(here)] == [tiny.num_steps]

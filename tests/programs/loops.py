@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import os
 import random
 import signal
@@ -136,9 +137,9 @@ def train_with_a_slow_feed(world: World, config: Config, slow: int, seconds: flo
     return list(run.events(slowly, lambda: None))
 
 
-def train_and_count(world: World, config: Config, names: Sequence[str]) -> tuple[list[Event], int]:
+def train_and_count(world: World, config: Config, names: Sequence[str]) -> tuple[list[Event], list[int]]:
     """Train where the counter of joules of each rank is the machine's own, if its name is empty, else one of that name: of CPU
-    time, or ``still``. Returns the events, and how many of the longest sums of float64 over ranks there were."""
+    time, or ``still``. Returns the events, and how often each sum over ranks was made that each step makes, by its length."""
     counter_of, all_reduce, lengths = energy.counter_of, torch.distributed.all_reduce, list[int]()
     if name := names[world.rank]:
         joules = (lambda: 0.0) if name == "still" else time.process_time
@@ -151,7 +152,8 @@ def train_and_count(world: World, config: Config, names: Sequence[str]) -> tuple
 
     torch.distributed.all_reduce = count
     try:
-        return train(world, config), lengths.count(max(lengths))
+        events = train(world, config)
+        return events, [times for times in collections.Counter(lengths).values() if times >= config.num_steps]
     finally:
         energy.counter_of, torch.distributed.all_reduce = counter_of, all_reduce
 
