@@ -28,7 +28,7 @@ def test_steps_carry_the_joules_of_all_ranks_and_are_bit_equal_to_steps_without(
     tiny: Config, ranks: Callable[..., list[Any]]
 ) -> None:
     def run(name: str, *counters: str) -> list[tuple[list[Event], list[int]]]:
-        return ranks(2, train_and_count, tiny.override({"run.id": name, "train.eval_every": 2}), counters)
+        return ranks(2, train_and_count, tiny.override({"run.id": name, "train.eval_every": 20}), counters)
 
     counted, silent = run("counted", "", "another"), run("silent", "still", "still")
     (events, messages), (same, _) = counted
