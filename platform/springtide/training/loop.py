@@ -132,7 +132,7 @@ class TrainLoop:
         self.lease = GroupLease(self.folder, self.placement.owner, node, config.sources)
         self.data_waits_s = [0.0] * self.world.size
         """How long each rank has waited for its feed since this worker group began [s]."""
-        self.energy = energy_meter(self.world)
+        self.state.energy = energy_meter(self.world)
         self.phases_s["model"] = time.perf_counter() - begin
         self.figures = figures.on(self.world.device)
         self.phases_s["peak"] = time.perf_counter() - begin - self.phases_s["model"]
@@ -211,7 +211,7 @@ class TrainLoop:
         config, nodes, only_when = self.config, self.placement.nodes, self.config.train.only_when
         return StepHooks(
             [
-                self.energy,
+                self.state.energy,
                 Recheck(config, self.world, self.state, nodes, saves, self.lease),
                 Recompiles(config.parallel.compile),
                 self.state.guard,
@@ -395,6 +395,6 @@ class TrainLoop:
             remark=found.remark if found else "",
             nodes=list(self.placement.nodes),
             markets=list(self.placement.markets),
-            energy_source=self.energy.source,
+            energy_source=state.energy.source,
             phases_s={phase: round(seconds, 3) for phase, seconds in self.phases_s.items()},
         )
