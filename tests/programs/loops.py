@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import os
 import random
 import signal
@@ -34,7 +35,7 @@ from springtide.run.folder import Run
 from springtide.store import Folder
 from springtide.stream import Batch, RankReader, load, open_data
 from springtide.track.journal import Journal
-from springtide.training import Placement, TrainLoop, train_step
+from springtide.training import Placement, TrainLoop, energy, train_step
 from springtide.training.__main__ import train as run_alone
 from springtide.training.memory_estimate import Meter
 from springtide.training.micro_batches import micro_batches
@@ -134,6 +135,27 @@ def train_with_a_slow_feed(world: World, config: Config, slow: int, seconds: flo
             yield batch
 
     return list(run.events(slowly, lambda: None))
+
+
+def train_and_count(world: World, config: Config, names: Sequence[str]) -> tuple[list[Event], list[int]]:
+    """Train where the counter of joules of each rank is the machine's own, if its name is empty, else one of that name: of CPU
+    time, or ``still``. Returns the events, and how often each sum over ranks was made that each step makes, by its length."""
+    counter_of, all_reduce, lengths = energy.counter_of, torch.distributed.all_reduce, list[int]()
+    if name := names[world.rank]:
+        joules = (lambda: 0.0) if name == "still" else time.process_time
+        energy.counter_of = lambda *_: energy.Counter(name, joules, every_s=0.0)
+
+    def count(values: torch.Tensor, *arguments: Any, **named: Any) -> Any:
+        if values.dtype == torch.float64 and values.dim() == 2:
+            lengths.append(len(values))
+        return all_reduce(values, *arguments, **named)
+
+    torch.distributed.all_reduce = count
+    try:
+        events = train(world, config)
+        return events, [times for times in collections.Counter(lengths).values() if times >= config.num_steps]
+    finally:
+        energy.counter_of, torch.distributed.all_reduce = counter_of, all_reduce
 
 
 _THROTTLE = """

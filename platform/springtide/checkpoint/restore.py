@@ -35,6 +35,7 @@ from springtide.checkpoint.load import Convert, Mismatch, load
 from springtide.checkpoint.other_orders import of_another_order
 from springtide.checkpoint.retention import note_reader
 from springtide.checkpoint.second_reader import BadFileReport, ReadElsewhere, read_again, second_readers
+from springtide.config import code_fingerprint
 from springtide.config.schema import TrainConfig
 from springtide.config.steps import StepsDone
 from springtide.dist import gathered, on_first, rank_here
@@ -56,6 +57,12 @@ class Restored:
     """Steps done when all devices last agreed, as far as this state was checked; None if they were not."""
     new_adapter: bool = False
     """Whether the model's adapter is not of the checkpoint, and has no values yet."""
+
+    @property
+    def remark(self) -> str:
+        """What the user should know of it; empty if nothing."""
+        saved_by, here = self.meta.code_fingerprint, code_fingerprint()
+        return "" if saved_by == here else f"saved by springtide's code {saved_by}, this is {here}"
 
 
 def restore(

@@ -139,10 +139,16 @@ def _report(options: argparse.Namespace) -> int:
         print(
             f"  {book.total_dollars:.2f} $ for {book.tokens / 1e6:.2f} million tokens, {per_million:.4f} $ per million"
         )
+    if book.total_kwh:
+        sources = printable("; ".join(book.energy_sources)) or "unknown"
+        print(f"  {book.total_kwh:.3g} kWh in {book.energy_counted / book.held:.1%} of that time ({sources})")
+        if again := book.energy_kwh["recomputed"]:
+            print(f"  recomputed steps cost {again:.3g} kWh")
     for kind, seconds in book.spent.items():
         if seconds:
             money = f"  {book.dollars[kind]:10.2f} $" if book.total_dollars else ""
-            print(f"  {kind.replace('_', ' '):16} {seconds:10.1f}  {seconds / book.held:6.1%}{money}")
+            energy = f"  {book.energy_kwh[kind]:10.3g} kWh" if book.total_kwh else ""
+            print(f"  {kind.replace('_', ' '):16} {seconds:10.1f}  {seconds / book.held:6.1%}{money}{energy}")
     for one in book.restarts:
         print(
             f"  step {one.step}: {one.workers_before} -> {one.workers_after} workers, {one.gap_s:.1f} s without a step, "

@@ -48,7 +48,8 @@ def _list(options: argparse.Namespace) -> int:
         print(f"no runs below {options.root}")
         return 0
     width = max(len(row.id) for row in rows)
-    heads = (f"{'state':17}", f"{'step':>15}", f"{'loss':>8}", "workers", "goodput", f"{'$':>9}", "last event (UTC)")
+    figures = (f"{'step':>15}", f"{'loss':>8}", "workers", "goodput", f"{'$':>9}", f"{'kWh':>9}")
+    heads = (f"{'state':17}", *figures, "last event (UTC)")
     print("  ".join((f"{'run':{width}}", *heads)))
     for row in rows:
         seen = time.strftime("%Y-%m-%d %H:%M", time.gmtime(row.seen_s)) if row.seen_s else "none"
@@ -57,7 +58,7 @@ def _list(options: argparse.Namespace) -> int:
         print(
             printable(
                 f"{row.id:{width}}  {row.state:17}  {step:>15}  {loss:>8}  {row.workers:>7}  {row.goodput:>7.1%}  "
-                f"{row.dollars:>9.2f}  {seen}"
+                f"{row.dollars:>9.2f}  {row.energy_kwh:>9.3g}  {seen}"
             )
         )
     return 0
@@ -84,7 +85,17 @@ def _print(found: Comparison) -> None:
             where = "none" if step is None else f"step {step}"
             print(f"first step with other {what}: {where}, of {found.common_steps} that both have")
     rows: list[tuple[str, str, str]] = [("", one.id, other.id)]
-    for name in ("last_step", "tokens", "loss", "heldout_loss", "worker_seconds", "goodput", "dollars", "starts"):
+    for name in (
+        "last_step",
+        "tokens",
+        "loss",
+        "heldout_loss",
+        "worker_seconds",
+        "goodput",
+        "dollars",
+        "energy_kwh",
+        "starts",
+    ):
         shown = [_figure(getattr(run, name)) for run in found.runs]
         rows.append((name.replace("_", " "), shown[0], shown[1]))
     rows += [(f"loss at {tokens:,} tokens", f"{a:.4f}", f"{b:.4f}") for tokens, a, b in found.curves]

@@ -18,6 +18,7 @@ from springtide.events.saves import (
 from springtide.events.steps import (
     Evaluated,
     Miscomputed,
+    Monitored,
     Paused,
     Profiled,
     Resumed,
@@ -41,6 +42,7 @@ __all__ = [
     "Failed",
     "Left",
     "Miscomputed",
+    "Monitored",
     "Paused",
     "Profiled",
     "Ready",

@@ -33,6 +33,10 @@ STEP_METRICS: dict[str, Metric] = {
         "bytes", "peak memory of rank 0: device memory on a GPU, resident set on a CPU", "throughput/memory_bytes"
     ),
     "world_size": Metric("workers", "workers in the step", "elastic/world_size"),
+    "energy_j": Metric("J", "energy of all workers since the step before (docs/how-to/monitor.md)", "energy/energy_j"),
+    "energy_between_j": Metric(
+        "J", "part of it used between the steps: evaluations, saves, waits for data", "energy/energy_between_j"
+    ),
     "loss_scale": Metric("1", "factor that the loss is multiplied by before backward", "train/loss_scale"),
 }
 

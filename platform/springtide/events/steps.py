@@ -41,6 +41,8 @@ class Started(Event):
     """Market type of each rank's node according to its labels, such as ``spot``; empty if there is no label."""
     phases_s: dict[str, float] = dataclasses.field(default_factory=dict)
     """Time of each phase of rank 0's start-up [s]."""
+    energy_source: str = ""
+    """How the joules of its steps are counted, as text (``training/energy.py``); empty if they are not."""
 
     def describe(self) -> str:
         where = f"from step {self.step} ({self.resumed_from})" if self.resumed_from else "from the beginning"
@@ -71,8 +73,39 @@ class StepDone(Event):
     updated: bool = True
     """Whether the weights were updated; not if a gradient was infinite or NaN, or the step was skipped as a spike."""
     loss_scale: float = 1.0
+    energy_j: float = 0.0
+    """What all ranks used since the step before, or since their group began; 0 if it is not counted [J]."""
+    energy_between_j: float = 0.0
+    """The part of it used between the two steps: evaluations, saves, waits for data [J]."""
     extra: dict[str, float] = dataclasses.field(default_factory=dict)
     """Figures that only some runs tell, see ``events.metrics.EXTRA_METRICS``."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Monitored(Event):
+    """The state of rank 0's GPU, from time to time; a figure that NVML does not tell is None."""
+
+    kind: ClassVar[str] = "monitored"
+    step: StepsDone
+    utilisation: float | None = None
+    """Part of the last second or less in which a kernel ran, 0 to 1."""
+    memory_used_bytes: int | None = None
+    power_w: float | None = None
+    temperature_c: float | None = None
+    """Degrees Celsius."""
+    clock_mhz: float | None = None
+    """Clock of its multiprocessors [MHz]."""
+
+    def describe(self) -> str:
+        figures = (
+            ("busy", self.utilisation, "{:.0%}"),
+            ("memory", self.memory_used_bytes and self.memory_used_bytes / 2**30, "{:.1f} GiB"),
+            ("power", self.power_w, "{:.0f} W"),
+            ("temperature", self.temperature_c, "{:.0f} degrees"),
+            ("clock", self.clock_mhz, "{:.0f} MHz"),
+        )
+        told = ", ".join(f"{name} {form.format(value)}" for name, value, form in figures if value is not None)
+        return f"step {self.step}: GPU of rank 0: {told}"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

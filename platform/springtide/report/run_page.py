@@ -9,7 +9,7 @@ import statistics
 import time
 from collections.abc import Iterable, Mapping, Sequence
 
-from springtide.events import Evaluated, Event, Sampled, Saved, SaveFailed, Started, StepDone, Waited
+from springtide.events import Evaluated, Event, Monitored, Sampled, Saved, SaveFailed, Started, StepDone, Waited
 from springtide.events.metrics import STEP_METRICS, utilisation
 from springtide.report.charts import Chart, Series, draw, smooth
 from springtide.report.html import cards, grid, page, table, text
@@ -230,5 +230,5 @@ def _when(events: Sequence[Event]) -> str:
 
 def _rows(events: Sequence[Event]) -> Iterable[tuple[str, str]]:
     for event in events:
-        if not isinstance(event, StepDone | Sampled | Waited):
+        if not isinstance(event, StepDone | Sampled | Waited | Monitored):
             yield time.strftime("%H:%M:%S", time.gmtime(event.time_s)), event.describe()

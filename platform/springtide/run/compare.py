@@ -41,6 +41,8 @@ class RunSummary:
     worker_seconds: float
     goodput: float
     dollars: float
+    energy_kwh: float
+    """Energy that the workers counted [kWh]; 0 if they did not."""
     starts: int
 
 
@@ -134,6 +136,7 @@ def _summary(name: str, prices: TrackConfig, events: Sequence[Any], steps: Seque
         worker_seconds=round(book.held, 3),
         goodput=round(book.goodput, 6),
         dollars=round(book.total_dollars, 6),
+        energy_kwh=round(book.total_kwh, 9),
         starts=sum(event.kind == "started" for event in events),
     )
 

@@ -30,6 +30,8 @@ class RunRow(NamedTuple):
     workers: int
     goodput: float
     dollars: float
+    energy_kwh: float
+    """Energy that its workers counted [kWh]; 0 if they did not."""
     seen_s: float
     """When its last event was, seconds since 1970; 0 without one."""
 
@@ -57,7 +59,7 @@ def _row(folder: Folder) -> RunRow | None:
             return None
         config, events = run.config, run.events
     except (SpringtideError, OSError) as error:
-        return RunRow(run.id, f"cannot be read: {error}", 0, 0, None, 0, 0.0, 0.0, 0.0)
+        return RunRow(run.id, f"cannot be read: {error}", 0, 0, None, 0, 0.0, 0.0, 0.0, 0.0)
     prices = config.track
     book = ledger(events, Prices(prices.price, prices.spot_price))
     last = max((event for event in events if isinstance(event, StepDone)), key=lambda event: event.time_s, default=None)
@@ -73,5 +75,6 @@ def _row(folder: Folder) -> RunRow | None:
         workers=last.world_size if last and state == "running or killed" and not is_paused else 0,
         goodput=round(book.goodput, 6),
         dollars=round(book.total_dollars, 6),
+        energy_kwh=round(book.total_kwh, 9),
         seen_s=max((event.time_s for event in events), default=0.0),
     )

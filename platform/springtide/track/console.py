@@ -13,7 +13,7 @@ from rich.progress import BarColumn, Progress, TextColumn
 from rich.text import Text
 
 from springtide.errors import printable, redacted
-from springtide.events import Event, Sampled, Started, StepDone, Waited
+from springtide.events import Event, Monitored, Sampled, Started, StepDone, Waited
 from springtide.events.metrics import utilisation
 
 _PLAIN_EVERY_S = 10.0
@@ -64,7 +64,7 @@ class Console:
             self._step(event)
         elif isinstance(event, Sampled):
             self._console.print(Panel(Text(printable(event.prompt + event.text)), title=f"sample at step {event.step}"))
-        elif not isinstance(event, Waited):
+        elif not isinstance(event, Waited | Monitored):
             self.say(event.describe())
 
     def say(self, text: str) -> None:

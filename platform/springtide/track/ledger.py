@@ -5,6 +5,8 @@ data_stall        waiting for batches              checkpoint_stall  waiting for
 evaluation        on held-out rows                 start_up          until the first worker group trains
 resize            from one group to the next       waiting           for capacity, without a worker group
 other             a profile, a sample, a comparison of ranks
+
+The energy of a step has the step's kind; what was used between two steps is shared among the kinds of that time, by time.
 """
 
 from __future__ import annotations
@@ -43,6 +45,8 @@ _NOT_HELD = "paused"
 """Time of a paused run: it holds no workers."""
 SPOT = ("spot", "preemptible")
 """Market labels of nodes that may be preempted."""
+_KWH_J = 3.6e6
+"""Joules in a kilowatt-hour."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -76,6 +80,12 @@ class Ledger:
     """Kind -> price of ``spent`` [dollars]."""
     tokens: int = 0
     """Tokens that the run has trained on [tokens]."""
+    energy_kwh: dict[str, float] = dataclasses.field(default_factory=dict)
+    """Kind -> energy that its workers counted [kWh]."""
+    energy_counted: float = 0.0
+    """Time in which it was counted [worker-seconds]; the rest of ``held`` is start-up, and what follows a group's last step."""
+    energy_sources: list[str] = dataclasses.field(default_factory=list)
+    """How the worker groups counted it, each way once."""
 
     @property
     def goodput(self) -> float:
@@ -86,6 +96,11 @@ class Ledger:
     def total_dollars(self) -> float:
         """Price of the time held [dollars]."""
         return sum(self.dollars.values())
+
+    @property
+    def total_kwh(self) -> float:
+        """Energy that was counted, the sum of all kinds [kWh]."""
+        return sum(self.energy_kwh.values())
 
     @property
     def dollars_per_million_tokens(self) -> float:
@@ -127,12 +142,50 @@ class Prices(NamedTuple):
 _FREE = Prices()
 
 
+class _EnergyBuilder:
+    """Joules by kind."""
+
+    def __init__(self) -> None:
+        self.joules = dict.fromkeys(KINDS, 0.0)
+        self.counted = 0.0
+        """Time in which they were counted [worker-seconds]."""
+        self.sources: list[str] = []
+        self._between: dict[str, float] = {}
+        """Kind -> time since the last step [s]."""
+        self._since_s = 0.0
+
+    def start(self, event: Started) -> None:
+        """Begin a worker group: its counters begin, too."""
+        self._between, self._since_s = {}, event.time_s
+        if event.energy_source and event.energy_source not in self.sources:
+            self.sources.append(event.energy_source)
+
+    def pass_time(self, kind: str, seconds: float) -> None:
+        """Note time since the last step."""
+        self._between[kind] = self._between.get(kind, 0.0) + seconds
+
+    def step(self, event: StepDone, kind: str) -> None:
+        """Take what a step of ``kind`` counted."""
+        between, self._between = self._between, {}
+        between.pop(kind, None)  # the step itself
+        passed_s, self._since_s = max(0.0, event.time_s - self._since_s), event.time_s
+        if not (math.isfinite(event.energy_j) and event.energy_j > 0):  # an older journal, or a damaged one
+            return
+        between_j = min(event.energy_between_j, event.energy_j) if event.energy_between_j > 0 else 0.0
+        total_s = sum(between.values())
+        self.counted += passed_s * event.world_size
+        self.joules[kind] += event.energy_j - between_j
+        for cause, seconds in between.items() if total_s else [("other", 1.0)]:
+            self.joules[cause] += between_j * (seconds / (total_s or 1.0))
+
+
 class LedgerBuilder:
     """A ledger that grows with a run: takes its events one by one, by term and in order of time, and keeps none of them."""
 
     def __init__(self, prices: Prices = _FREE) -> None:
         self.spent = dict.fromkeys(KINDS, 0.0)
         self.dollars = dict.fromkeys(KINDS, 0.0)
+        self.energy = _EnergyBuilder()
         self.stragglers: list[Straggling] = []
         self._prices, self._dollars_per_s = prices, 0.0
         self.restarts: list[Restart] = []
@@ -187,7 +240,17 @@ class LedgerBuilder:
     def ledger(self) -> Ledger:
         """Return the ledger of the events so far."""
         spent, dollars = dict(self.spent), dict(self.dollars)
-        return Ledger(sum(spent.values()), spent, list(self.restarts), list(self.stragglers), dollars, self._tokens)
+        return Ledger(
+            held=sum(spent.values()),
+            spent=spent,
+            restarts=list(self.restarts),
+            stragglers=list(self.stragglers),
+            dollars=dollars,
+            tokens=self._tokens,
+            energy_kwh={kind: joules / _KWH_J for kind, joules in self.energy.joules.items()},
+            energy_counted=self.energy.counted,
+            energy_sources=list(self.energy.sources),
+        )
 
     def _add_controller(self, event: Event) -> None:
         if isinstance(event, Failed):
@@ -218,6 +281,7 @@ class LedgerBuilder:
         self._workers, self._dollars_per_s = event.world_size, self._prices.of(event)
         self._started = (event, self._last.world_size if self._last else 0)
         self._close()
+        self.energy.start(event)
 
     def _step(self, event: StepDone, passed_s: float) -> None:
         step_s = min(event.step_time_s, passed_s)
@@ -235,8 +299,10 @@ class LedgerBuilder:
         else:
             self._spend("start_up" if self._started else "checkpoint_stall", before_s)
         self._started, self._phase = None, "resize"
-        self._spend("productive" if event.step > self._newest else "recomputed", step_s - stall_s)
+        kind = "productive" if event.step > self._newest else "recomputed"
+        self._spend(kind, step_s - stall_s)
         self._spend("data_stall", stall_s)
+        self.energy.step(event, kind)
         if event.step >= self._newest:
             self._newest, self._tokens = event.step, event.tokens
         self._last, self._not_held_s = event, 0.0
@@ -244,6 +310,7 @@ class LedgerBuilder:
     def _spend(self, kind: str, seconds: float) -> None:
         if self._workers:
             self._charge(kind, seconds)
+            self.energy.pass_time(kind, seconds)
         elif kind == _NOT_HELD:
             self._not_held_s += seconds
         else:

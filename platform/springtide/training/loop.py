@@ -20,11 +20,11 @@ from torch import Tensor
 from springtide import config as configs
 from springtide.checkpoint import branch, leases
 from springtide.checkpoint.format import Meta
-from springtide.checkpoint.restore import Restored, restore
 from springtide.checkpoint.restore import begin as begin_from
+from springtide.checkpoint.restore import restore
 from springtide.checkpoint.second_reader import ReadElsewhere
 from springtide.checkpoint.snapshots import SnapshotStore, Snapshotter, restore_from_snapshots
-from springtide.config import Config, code_fingerprint, fingerprint
+from springtide.config import Config, fingerprint
 from springtide.config.steps import OrderStep, StepsDone, one_more
 from springtide.dist import World, on_first
 from springtide.elastic import Interrupt
@@ -41,6 +41,7 @@ from springtide.training.anchor import Anchor
 from springtide.training.checkpoint_schedule import CheckpointSchedule
 from springtide.training.device import peak_memory, to_device
 from springtide.training.device_check import StragglerDetector
+from springtide.training.energy import energy_meter
 from springtide.training.evaluate import evaluate
 from springtide.training.forgetting import FirstLosses
 from springtide.training.group_lease import GroupLease
@@ -131,6 +132,7 @@ class TrainLoop:
         self.lease = GroupLease(self.folder, self.placement.owner, node, config.sources)
         self.data_waits_s = [0.0] * self.world.size
         """How long each rank has waited for its feed since this worker group began [s]."""
+        self.state.energy = energy_meter(self.world)
         self.phases_s["model"] = time.perf_counter() - begin
         self.figures = figures.on(self.world.device)
         self.phases_s["peak"] = time.perf_counter() - begin - self.phases_s["model"]
@@ -209,6 +211,7 @@ class TrainLoop:
         config, nodes, only_when = self.config, self.placement.nodes, self.config.train.only_when
         return StepHooks(
             [
+                self.state.energy,
                 Recheck(config, self.world, self.state, nodes, saves, self.lease),
                 Recompiles(config.parallel.compile),
                 self.state.guard,
@@ -309,6 +312,8 @@ class TrainLoop:
             memory_bytes=peak_memory(world.device),
             world_size=world.size,
             digest=f"{result.digest:016x}",
+            energy_j=round(result.energy_j, 6),
+            energy_between_j=round(result.energy_between_j, 6),
             updated=result.updated,
             loss_scale=self.state.guard.scale.value,
             extra={**result.extra, **self.state.sources.of_step(self.data, done.step, result)},
@@ -387,14 +392,9 @@ class TrainLoop:
             chain=state.chain,
             skipped_updates=list(state.skipped_updates),
             **dataclasses.asdict(self.figures),
-            remark=_remark(found),
+            remark=found.remark if found else "",
             nodes=list(self.placement.nodes),
             markets=list(self.placement.markets),
+            energy_source=state.energy.source,
             phases_s={phase: round(seconds, 3) for phase, seconds in self.phases_s.items()},
         )
-
-
-def _remark(found: Restored | None) -> str:
-    if found is None or found.meta.code_fingerprint == code_fingerprint():
-        return ""
-    return f"saved by springtide's code {found.meta.code_fingerprint}, this is {code_fingerprint()}"

@@ -22,6 +22,7 @@ from springtide.objective import Objective
 from springtide.stream import Data
 from springtide.stream.chain import next_chain, with_skipped_update
 from springtide.training.anchor import Anchor
+from springtide.training.energy import Counter, EnergyMeter
 from springtide.training.forgetting import FirstLosses
 from springtide.training.peak_flops import peak_flops
 from springtide.training.source_figures import SourceFigures
@@ -91,6 +92,8 @@ class TrainState:
     """Step -> held-out loss."""
     sources: SourceFigures = dataclasses.field(default_factory=SourceFigures)
     """What is told of each source; not part of a checkpoint, because it follows from the step."""
+    energy: EnergyMeter = dataclasses.field(default_factory=lambda: EnergyMeter(Counter("", lambda: 0.0)))
+    """Counts this rank's joules; at first, one that counts none."""
 
     def begin(self, config: Config, data: Data) -> None:
         """Begin at step 0 with new weights."""

@@ -2,7 +2,7 @@
 
 The loss is a sum over tokens divided by the number of valid tokens of the whole step, and gradients are summed over
 ranks: neither the world size nor the micro-batch appears in the maths. Everything the ranks must agree on travels in one
-all-reduce: loss, tokens, gradient norm, digest of the samples, requests to stop or save.
+all-reduce: loss, tokens, gradient norm, digest of the samples, requests to stop or save, joules.
 """
 
 from __future__ import annotations
@@ -54,6 +54,8 @@ class StepSignals(NamedTuple):
     """Rank 0: the first micro-batches of the next step are to be computed again."""
     pause: bool = False
     """Rank 0: the machine may not train after this step."""
+    joules: Callable[[], tuple[float, float]] = lambda: (0.0, 0.0)
+    """Called when all else of the step's message is known: what this rank has used since, and that between steps [J]."""
 
 
 _NOTHING = StepSignals()
@@ -89,6 +91,9 @@ class StepResult(NamedTuple):
     """Whether some rank can keep no more snapshots, and the others did not know it yet."""
     recheck: bool = False
     pause: bool = False
+    energy_j: float = 0.0
+    """What all ranks used, as in ``events.StepDone``; the next field likewise [J]."""
+    energy_between_j: float = 0.0
     extra: dict[str, float] = _NO_FIGURES
     """Figures that are told only in some runs (``events.metrics.EXTRA_METRICS``)."""
     sources: tuple[tuple[float | None, int], ...] = ()
@@ -354,12 +359,13 @@ def _agree(
     ]
     mine = [[0.0] * world.size, [0.0] * world.size]
     mine[0][world.rank], mine[1][world.rank] = signals.data_wait_s, signals.speed
-    figures = [*limbs, *flags, *mine[0], *mine[1]]
+    figures = [*limbs, *flags, *mine[0], *mine[1], *signals.joules()]
     message = torch.cat([sums, by_source.flatten(), torch.tensor(figures, dtype=torch.float64, device=world.device)])
     found = sum_over_ranks(message, world)
     (loss, tokens, square_sum), rest = found[:3], found[len(sums) :]
     num_sources = by_source.shape[1]
     source_nats, source_tokens, rest = rest[:num_sources], rest[num_sources : 2 * num_sources], rest[2 * num_sources :]
+    rest, (energy_j, energy_between_j) = rest[:-2], rest[-2:]
     limbs, by_rank = rest[:_LIMBS], rest[-2 * world.size :]
     said = map(bool, rest[_LIMBS : -2 * world.size])
     *asked, saving, save_failed, keeping, turned_off, snapshot, examine, recheck, pause = said
@@ -377,6 +383,8 @@ def _agree(
         examine=examine,
         recheck=recheck,
         pause=pause,
+        energy_j=energy_j,
+        energy_between_j=energy_between_j,
         data_waits_s=tuple(by_rank[: world.size]),
         speeds=tuple(by_rank[world.size :]),
         sources=tuple(

@@ -44,6 +44,7 @@ def test_an_event_survives_its_record() -> None:
         "spiked",
         "rolled_back",
         "miscomputed",
+        "monitored",
         "waited",
         "paused",
         "resumed",

@@ -56,11 +56,14 @@ HISTORY: list[Event] = [
 ]
 
 
+ENERGY = ("energy_kwh", "energy_counted", "energy_sources")
+
+
 def test_a_ledger_as_plain_data_has_the_keys_of_the_report() -> None:
     book = ledger(HISTORY, Prices(other=3600.0))
     shown = book.as_dict()
     figures = ["goodput", "tokens", "dollars_per_million_tokens"]
-    assert list(shown) == [*figures, "held", "spent", "restarts", "stragglers", "dollars"]
+    assert list(shown) == [*figures, "held", "spent", "restarts", "stragglers", "dollars", *ENERGY]
     assert (shown["tokens"], shown["dollars_per_million_tokens"]) == (5, 1e6 * book.total_dollars / 5)
     assert shown["restarts"][0]["steps_lost"] == 1
     assert ledger([]).as_dict()["dollars_per_million_tokens"] == 0.0

@@ -1,0 +1,196 @@
+"""What a run's ranks use, in joules. Each rank counts its own; the sum over ranks travels in the step's one all-reduce.
+
+    nvml      the energy counter of the rank's GPU: of the card alone, not of its host
+    rapl      the counters of the host's CPU packages and memory, shared equally by the host's ranks; root reads them
+    estimate  CPU time of the rank's process x a constant: what it computes, not what the machine uses while it waits
+
+The first that can be read counts. A step's message leaves before the step ends: what a rank uses after it has left counts in
+the next step, and what it uses after its group's last message is not counted. Neither is what a process used before its loop.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from springtide.config.steps import StepsDone
+from springtide.dist import World, gathered
+from springtide.events import Event
+from springtide.training.hooks import StepContext, StepHook
+from springtide.training.nvml import Gpu, gpu_of
+from springtide.training.step import StepSignals
+
+_EVERY_S = 1.0
+"""Least time between two reads of a counter of the machine [s]: a read can take milliseconds. Between two, joules grow as
+they did between the two before, and the next read makes up for the difference."""
+_MONITOR_EVERY_S = 30.0
+_CORE_W = 3.5
+"""Power of a busy CPU as a cloud counts them (a hyperthread). Source: Cloud Carbon Footprint, methodology, "average max watts"
+of AWS; GCP's is 4.26, Azure's 3.76."""
+_MOST_W = 10_000.0
+"""No device or host of today uses as much: a counter that moves faster was set back."""
+_POWERCAP = Path("/sys/class/powercap")
+_BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+
+_log = logging.getLogger(__name__)
+
+
+class Counter(NamedTuple):
+    """A counter of joules."""
+
+    name: str
+    joules: Callable[[], float]
+    """What was used since some moment [J]; raises OSError if it cannot be read."""
+    every_s: float = _EVERY_S
+    """Least time between two reads [s]."""
+    host: str = ""
+    """The host whose ranks share these joules; empty if they are this rank's alone."""
+
+
+class Rapl:
+    """The RAPL counters of this host's CPU packages, and of their memory where it has one of its own."""
+
+    def __init__(self, powercap: Path = _POWERCAP) -> None:
+        """``powercap``: folder of the zones. Raises OSError if there is none that this user may read."""
+        self._zones: list[tuple[Path, float]] = []
+        self._last: list[float] = []
+        self._joules = 0.0
+        for zone in sorted(powercap.glob("intel-rapl:*")):
+            # a zone "core" is a part of its package, and "psys" contains the packages
+            if (zone / "name").read_text().strip().startswith(("package", "dram")):
+                self._zones.append((zone / "energy_uj", _microjoules(zone / "max_energy_range_uj")))
+        if not self._zones:
+            raise FileNotFoundError(f"no RAPL zones in {powercap}")
+        self._last = [_microjoules(zone) for zone, _ in self._zones]
+
+    def joules(self) -> float:
+        """Return what the host has used since this object was made [J]. A counter that has wrapped twice since the last call,
+        which takes a quarter of an hour or more, is seen as wrapped once."""
+        for number, (zone, most) in enumerate(self._zones):
+            now = _microjoules(zone)
+            passed, self._last[number] = now - self._last[number], now
+            self._joules += (passed if passed >= 0 else passed + most) / 1e6
+        return self._joules
+
+
+def _microjoules(file: Path) -> float:
+    try:
+        return float(file.read_text())
+    except ValueError as error:
+        raise OSError(f"{file} holds no number") from error
+
+
+def counter_of(gpu: Gpu | None, device_type: str = "cpu", powercap: Path = _POWERCAP) -> Counter:
+    """Return the best counter that can be read here. ``gpu``: this rank's, None if NVML cannot be asked; ``device_type``:
+    what it trains on, ``cpu`` or ``cuda``; ``powercap``: folder of the RAPL zones."""
+    if gpu is not None:
+        try:
+            gpu.joules()
+            return Counter("nvml", gpu.joules)
+        except OSError as error:
+            _log.info("this GPU's energy is not counted: %s", error)
+    without = ", without the GPU" * (device_type == "cuda")
+    try:
+        return Counter(f"rapl{without}", Rapl(powercap).joules, host=_BOOT_ID.read_text().strip())
+    except OSError:
+        name = f"estimate: {_CORE_W} W x CPU time{without}"
+        return Counter(name, lambda: _CORE_W * time.process_time(), every_s=0.0)
+
+
+class EnergyMeter(StepHook):
+    """Counts this rank's joules, those in steps apart from those between them, and on rank 0 looks at its GPU now and then."""
+
+    def __init__(
+        self,
+        counter: Counter,
+        share: float = 1.0,
+        source: str = "",
+        gpu: Gpu | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """``share``: this rank's share of what is counted, above 0 and at most 1; ``source``: of all ranks' joules, as text;
+        ``gpu``: the one to look at, None for none; ``clock``: returns seconds."""
+        self.source = source or counter.name
+        self._counter, self._share, self._gpu, self._clock = counter, share, gpu, clock
+        self._read_s = self._looked_s = clock()
+        self._last_j, self._counted_j, self._told_j, self._power_w = counter.joules(), 0.0, 0.0, 0.0
+        self._in_step_j = self._between_j = 0.0
+        self._has_warned = False
+
+    def signals(self, signals: StepSignals, step: StepsDone) -> StepSignals:
+        """Add what reads this rank's joules when the step's message is made."""
+        self._between_j += self._passed()
+        return signals._replace(joules=self.take)
+
+    def take(self) -> tuple[float, float]:
+        """Return the joules since the last call, and how many of them were used between steps [J]."""
+        in_step_j, between_j = self._in_step_j + self._passed(), self._between_j
+        self._in_step_j = self._between_j = 0.0
+        return in_step_j + between_j, between_j
+
+    def after_step(self, done: StepContext) -> Iterator[Event]:
+        """Yield the figures of the GPU, every 30 s."""
+        self._in_step_j += self._passed()
+        if self._gpu is not None and self._clock() - self._looked_s >= _MONITOR_EVERY_S:
+            self._looked_s = self._clock()
+            yield self._gpu.figures(done.step)
+
+    def _passed(self) -> float:
+        """Return this rank's joules since the last call."""
+        now_s = self._clock()
+        if now_s - self._read_s >= self._counter.every_s:
+            self._read(now_s)
+        grown_j = self._counted_j + self._power_w * (now_s - self._read_s) - self._told_j
+        if grown_j <= 0:  # it has grown faster than it went on
+            return 0.0
+        self._told_j += grown_j
+        return grown_j * self._share
+
+    def _read(self, now_s: float) -> None:
+        self._power_w = 0.0
+        try:
+            now_j = self._counter.joules()
+        except OSError as error:
+            self._warn(f"cannot be read: {error}")
+            return
+        passed_s, self._read_s = now_s - self._read_s, now_s
+        grown_j, self._last_j = now_j - self._last_j, now_j
+        if not 0 <= grown_j <= _MOST_W * (passed_s + 1.0):  # counters move in jumps
+            self._warn(f"moved by {grown_j:,.0f} J in {passed_s:.1f} s, which is skipped")
+            return
+        self._counted_j += grown_j
+        if self._counter.every_s:
+            self._power_w = grown_j / passed_s
+
+    def _warn(self, what: str) -> None:
+        if not self._has_warned:
+            _log.warning("the counter of joules (%s) %s", self._counter.name, what)
+        self._has_warned = True
+
+
+def energy_meter(world: World) -> EnergyMeter:
+    """Return this rank's meter, from the best counter there is; all ranks call it together."""
+    gpu = gpu_of(world.device)
+    counter = counter_of(gpu, world.device.type)
+    share, source = shared(counter, gathered((counter.name, counter.host)))
+    return EnergyMeter(counter, share, source, gpu if world.is_first else None)
+
+
+def shared(counter: Counter, everyone: Sequence[tuple[str, str]]) -> tuple[float, str]:
+    """Return a rank's share of what its ``counter`` counts, and the source of all ranks' joules.
+
+    Args:
+        counter: the rank's.
+        everyone: name and host of every rank's counter, this rank's included.
+
+    Examples:
+        >>> mine = Counter("rapl", lambda: 0.0, host="a")
+        >>> shared(mine, [("rapl", "a"), ("rapl", "a"), ("nvml", "")])
+        (0.5, 'mixed: nvml; rapl')
+    """
+    share = 1.0 / sum(host == counter.host for _, host in everyone) if counter.host else 1.0
+    names = sorted({name for name, _ in everyone})
+    return share, names[0] if len(names) == 1 else f"mixed: {'; '.join(names)}"
