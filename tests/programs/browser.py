@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import json
 import os
 import shutil
@@ -35,6 +34,11 @@ class Tab:
         for domain in ("Page", "Runtime", "Log", "Network"):
             self.send(f"{domain}.enable")
 
+    def close(self) -> None:
+        """Close both pipes, after the browser's end."""
+        self._to.close()
+        self._from.close()
+
     def send(self, method: str, **parameters: Any) -> dict[str, Any]:
         """Call a method and return its result."""
         self._last += 1
@@ -50,7 +54,9 @@ class Tab:
 
     def open(self, url: str, width: int = 1000, scripts: bool = True) -> Self:
         """Open a page and wait until it is loaded."""
-        self.send("Emulation.setDeviceMetricsOverride", width=width, height=800, deviceScaleFactor=1, mobile=width < 500)
+        self.send(
+            "Emulation.setDeviceMetricsOverride", width=width, height=800, deviceScaleFactor=1, mobile=width < 500
+        )
         self.send("Emulation.setScriptExecutionDisabled", value=not scripts)
         self.requests.clear()
         self._loaded = 0
@@ -73,13 +79,6 @@ class Tab:
     def point(self, x: float, y: float) -> None:
         """Move the mouse."""
         self.send("Input.dispatchMouseEvent", type="mouseMoved", x=x, y=y)
-
-    def picture(self, path: str) -> None:
-        """Write the page as it looks, all of it."""
-        size = self.send("Page.getLayoutMetrics")["cssContentSize"]
-        clip = {"x": 0, "y": 0, "width": size["width"], "height": size["height"], "scale": 1}
-        found = self.send("Page.captureScreenshot", clip=clip, captureBeyondViewport=True)
-        Path(path).write_bytes(base64.b64decode(found["data"]))
 
     def _receive(self) -> dict[str, Any]:
         data = bytearray()
@@ -107,7 +106,12 @@ def tab(program: str, profile: Path) -> Iterator[Tab]:
     """A tab of a browser that ends with the block. ``profile``: a folder for what it writes."""
     (its_input, to_browser), (from_browser, its_output) = os.pipe(), os.pipe()
     options = ["--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--remote-debugging-pipe"]
-    options += ["--no-first-run", "--disable-background-networking", "--disable-extensions", f"--user-data-dir={profile}"]
+    options += [
+        "--no-first-run",
+        "--disable-background-networking",
+        "--disable-extensions",
+        f"--user-data-dir={profile}",
+    ]
     script = f'exec "$@" 3<&{its_input} 4>&{its_output}'
     process = subprocess.Popen(
         ["bash", "-c", script, "bash", program, *options],
@@ -117,8 +121,10 @@ def tab(program: str, profile: Path) -> Iterator[Tab]:
     )
     os.close(its_input)
     os.close(its_output)
+    tab = None
     try:
-        yield Tab(to_browser, from_browser)
+        tab = Tab(to_browser, from_browser)
+        yield tab
     finally:
         process.terminate()
         try:
@@ -126,3 +132,5 @@ def tab(program: str, profile: Path) -> Iterator[Tab]:
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()
+        if tab is not None:
+            tab.close()

@@ -195,8 +195,10 @@ def _marks(events: Sequence[Event], bucket: int) -> list[list[Any]]:
     starts = 0
     for event in events:
         starts += isinstance(event, Started)
-        is_restart = isinstance(event, Started) and starts > 1
-        if not isinstance(event, Started | SaveFailed | RolledBack | Failed) or starts == 1 == isinstance(event, Started):
+        if not isinstance(event, Started | SaveFailed | RolledBack | Failed):
+            continue
+        is_restart = isinstance(event, Started)
+        if is_restart and starts == 1:  # the first group
             continue
         at = int(event.step) // bucket
         if at in found:

@@ -57,7 +57,10 @@ class JournalReader:
         self.changed_from = math.inf
         for one in wanted:
             part, (steps, events) = self._parts[one], before.get(one, (0, 0))
-            new = [*part.steps["step"][steps:].tolist(), *(getattr(each, "step", 0) for _, each in part.placed[events:])]
+            new = [
+                *part.steps["step"][steps:].tolist(),
+                *(getattr(each, "step", 0) for _, each in part.placed[events:]),
+            ]
             self.changed_from = min([self.changed_from, *new])
         return any(is_new)
 

@@ -118,11 +118,15 @@ class Timeline:
     def condensed(self) -> list[Event]:
         """Return events with the same ledger, but few of them: steps in a row without another event in between are one
         ``StepDone``, with the sums of their times, tokens and ``extra`` figures."""
-        rows, term, time_s = self.tries, self.tries["term"], self.tries["time_s"]
-        if (np.diff(term) < 0).any() or (np.diff(time_s) < 0).any():
-            rows = rows.take(np.lexsort((time_s, term)))
-        found = [*self.events, *_merged(rows, _cuts(rows, self.events))]
-        return sorted(found, key=lambda event: (event.term, event.time_s))
+        term, time_s = self.tries["term"], self.tries["time_s"]
+        order = np.lexsort((time_s, term)) if (np.diff(term) < 0).any() or (np.diff(time_s) < 0).any() else None
+        rows = self.tries if order is None else self.tries.take(order)
+        ends = _cuts(rows, self.events)
+        written = ends - 1 if order is None else order[ends - 1]
+        # of events at the same time, those that were written first come first
+        found: list[tuple[float, Event]] = [(float(at), event) for at, event in self.placed]
+        found += [(at + 0.5, event) for at, event in zip(written.tolist(), _merged(rows, ends), strict=True)]
+        return [event for _, event in sorted(found, key=lambda one: (one[1].term, one[1].time_s, one[0]))]
 
 
 def timeline_of(events: Iterable[Event]) -> Timeline:
