@@ -40,7 +40,8 @@ figure { margin: 0; } figcaption { font-size: .85rem; }
   margin: .5rem 0; }
 #note { flex-basis: 100%; white-space: nowrap; overflow: hidden; text-overflow: ellipsis; }
 .wide { overflow-x: auto; overflow-wrap: normal; } .wide table { font-size: .85rem; }
-.number { text-align: right; white-space: nowrap; font-variant-numeric: tabular-nums; } tr.best td { font-weight: 600; color: var(--fg); }
+.number { text-align: right; white-space: nowrap; font-variant-numeric: tabular-nums; }
+tr.best td { font-weight: 600; color: var(--fg); }
 .noted:hover path + path { stroke-width: 3.5 !important; opacity: 1 !important; stroke-opacity: 1 !important; }
 """
 

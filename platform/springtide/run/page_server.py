@@ -78,6 +78,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
     server: PageServer
 
     def do_GET(self) -> None:
+        """Answer with the page, with what is new in it, or with why not."""
         if not self._is_from_here():
             self._answer(403, "text/plain", "this server answers to 127.0.0.1 and localhost only")
             return
