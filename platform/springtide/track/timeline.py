@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import itertools
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
@@ -177,18 +178,21 @@ def _merged(rows: StepColumns, ends: np.ndarray) -> Iterator[StepDone]:
         "step_tokens": np.add.reduceat(rows["step_tokens"], begins),
     }
     extra = {name: np.add.reduceat(np.nan_to_num(column), begins) for name, column in rows.extra.items()}
-    last = rows.take(ends - 1)
-    for at in range(len(ends)):
-        values = {name: column[at].item() for name, column in {**last.columns, **sums}.items()}
-        whole = {name: int(values.pop(name)) for name in ("tokens", "step_tokens", "world_size", "term")}
+    last = {name: column[ends - 1] for name, column in rows.columns.items()}
+    names = list(rows.columns)
+    values = zip(*(sums.get(name, last[name]).tolist() for name in names), strict=True)
+    extras = zip(*(column.tolist() for column in extra.values()), strict=True) if extra else itertools.repeat(())
+    for row, figures in zip(values, extras, strict=False):
+        found = dict(zip(names, row, strict=True))
+        whole = {name: int(found.pop(name)) for name in ("tokens", "step_tokens", "world_size", "term")}
         yield StepDone(
-            step=StepsDone(int(values.pop("step"))),
-            updated=bool(values.pop("updated")),
-            extra={name: column[at].item() for name, column in extra.items()},
+            step=StepsDone(int(found.pop("step"))),
+            updated=bool(found.pop("updated")),
+            extra=dict(zip(extra, figures, strict=True)),
             digest="",
             memory_bytes=0,
             **whole,
-            **values,
+            **found,
         )
 
 

@@ -82,7 +82,6 @@ def test_without_the_token_there_is_nothing(server: PageServer) -> None:
         "/wrong/",
         "/wrong/data",
         f"/{server.token[:-1]}/",
-        f"//{server.token}/",
         "/data?token=TOKEN",
         "/%00/",
     ):
