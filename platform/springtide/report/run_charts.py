@@ -16,7 +16,7 @@ from springtide.track.timeline import StepColumns, Timeline
 
 _SOURCES_DRAWN, _SETS_DRAWN = 4, 4
 _OF_SOURCE = "step_tokens/"
-_MARKS, _MARKED_RESTARTS, _POINTS = 300, 200, 1000
+_MARKS, _MARKED_RESTARTS, _POINTS = 150, 200, 1000
 _MARK_CHARACTERS = 200
 
 

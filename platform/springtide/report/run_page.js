@@ -78,7 +78,7 @@
       picture.append(element("line", { class: "rule", x1: LEFT, x2: width - RIGHT, y1: Y(at), y2: Y(at) }));
       picture.append(element("text", { x: LEFT - 6, y: Y(at) + 4, "text-anchor": "end" }, number(at)));
     }
-    for (const at of ticks(low, high, width / 110)) {
+    for (const at of ticks(low, high, width / 75)) {
       const x = LEFT + (at - low) / (high - low || 1) * (width - LEFT - RIGHT);
       picture.append(element("text", { x, y: HEIGHT - 5, "text-anchor": "middle" }, number(at) + (shows.time ? " min" : "")));
     }

@@ -25,6 +25,7 @@ from springtide.track.timeline import StepColumns, Timeline
 _ROWS, _SAMPLES, _SAMPLE_CHARACTERS = 200, 10, 2000
 """Most rows of a table, most samples, and most characters of one."""
 _CELL_CHARACTERS = 500
+_MARGINS = {"left": 0.15, "right": 0.98, "bottom": 0.15, "top": 0.86}
 _UNITS = {"spent": "worker-seconds"}
 """Field of the ledger -> heading of its column, where they differ."""
 
@@ -56,7 +57,7 @@ def render(run_id: str, timeline: Timeline, facts: RunFacts = RunFacts(), versio
     """
     live = version is not None
     data = {**curves(timeline), "live": live, "version": version or 0, "over": is_over(timeline)}
-    shown = "".join(f"<figure>{draw([chart], columns=1)}</figure>" for chart in pictures(timeline))
+    shown = "".join(f"<figure>{draw([chart], columns=1, margins=_MARGINS)}</figure>" for chart in pictures(timeline))
     found = parts(timeline, facts)
     sections = [
         '<p id="status"></p>',

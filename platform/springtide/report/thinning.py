@@ -40,7 +40,7 @@ def thin(x: np.ndarray, y: np.ndarray, bucket: int) -> Points:
     kept = []
     for limits in (np.minimum.reduceat(y, begins), np.maximum.reduceat(y, begins)):
         hits = np.flatnonzero(y == np.repeat(limits, counts))
-        kept.append(hits[np.unique(number[hits], return_index=True)[1]])
+        kept.append(hits[np.diff(number[hits], prepend=-1) > 0])  # the first of each bucket
     at = np.unique(np.concatenate(kept))
     return list(zip(x[at].tolist(), y[at].tolist(), strict=True))
 
@@ -65,5 +65,5 @@ def _buckets(x: np.ndarray, y: np.ndarray, bucket: int) -> tuple[np.ndarray, np.
     """Return the finite points, and where each bucket begins among them."""
     known = np.isfinite(y) & (np.abs(y) < 1e300)  # sums of a bucket stay finite
     x, y = x[known], y[known]
-    keys = x // bucket
+    keys = np.floor(x / bucket)
     return x, y, np.flatnonzero(np.diff(keys, prepend=-1.0))
