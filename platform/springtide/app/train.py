@@ -6,6 +6,7 @@ import contextlib
 import functools
 import os
 import secrets
+import shlex
 import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -180,6 +181,8 @@ def _train(
             console.say(remark)
         if found.dashboard:
             console.say(f"run {run.id}; Ray dashboard: http://{found.dashboard}{dashboard_hint()}")
+        if reports:
+            console.say(f"its page, live: springtide report {shlex.quote(run.folder.url)} --serve")
         listeners: list[Callable[[Event], None]] = [journal, console, *hears]
         if uri != OFF:
             settings = configs.flatten(configs.redact(config))

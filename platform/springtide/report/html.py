@@ -1,7 +1,9 @@
-"""The frame of a self-contained HTML page: no script, no server; light or dark follows the reader's system."""
+"""The frame of a self-contained HTML page: light or dark follows the reader's system, and nothing is fetched from elsewhere."""
 
 from __future__ import annotations
 
+import base64
+import hashlib
 import html
 from collections.abc import Iterable, Sequence
 
@@ -13,7 +15,7 @@ _STYLE = """
   :root { --bg: #0f1319; --fg: #e5e7eb; --soft: #9aa3b2; --grid: #2b3340; --card: #171d26; }
 }
 body { background: var(--bg); color: var(--fg); font: 15px/1.5 system-ui, sans-serif; margin: 2rem auto;
-  max-width: 1000px; padding: 0 1rem; }
+  max-width: 1000px; padding: 0 1rem; overflow-wrap: anywhere; }
 h1 { font-size: 1.5rem; margin: 0; } h2 { font-size: 1.05rem; margin: 2rem 0 .5rem; }
 p, dt, .soft { color: var(--soft); } svg { width: 100%; height: auto; }
 dl { display: grid; grid-template-columns: repeat(auto-fit, minmax(126px, 1fr)); gap: .75rem; }
@@ -24,19 +26,59 @@ pre { background: var(--card); border-radius: 8px; padding: .8rem; overflow: aut
 table { border-collapse: collapse; width: 100%; } td { border-top: 1px solid var(--grid); padding: .25rem .5rem .25rem 0; }
 td:first-child { color: var(--soft); white-space: nowrap; }
 th { text-align: left; font-weight: 600; font-size: .8rem; padding: .25rem .5rem .25rem 0; }
-.wide { overflow-x: auto; } .wide table { font-size: .85rem; } .number { text-align: right; white-space: nowrap;
-  font-variant-numeric: tabular-nums; } tr.best td { font-weight: 600; color: var(--fg); }
+figure { margin: 0; } figcaption { font-size: .85rem; }
+.charts { display: grid; gap: 1rem; grid-template-columns: repeat(auto-fit, minmax(min(100%, 400px), 1fr)); }
+.charts.drawn { grid-template-columns: 100%; gap: .25rem; }
+.charts.drawn svg { touch-action: pan-y; display: block; } .charts.drawn text { fill: var(--soft); font-size: 11px; }
+.rule { stroke: var(--grid); } .hair { stroke: var(--fg); stroke-width: 1; } .curve { fill: none; stroke-width: 1.6; }
+.curve.faint { stroke-width: .8; opacity: .6; }
+.mark { stroke: #dc6803; stroke-dasharray: 2 3; opacity: .5; } .mark.bad { stroke: #dc2626; }
+.key { margin-left: .8rem; white-space: nowrap; } output { font-variant-numeric: tabular-nums; }
+.key::before { content: ""; display: inline-block; width: .6rem; height: .6rem; margin-right: .3rem; border-radius: 2px;
+  background: var(--key); }
+#controls { display: flex; flex-wrap: wrap; gap: .3rem 1.2rem; position: sticky; top: 0; background: var(--bg);
+  margin: .5rem 0; }
+#note { flex-basis: 100%; white-space: nowrap; overflow: hidden; text-overflow: ellipsis; }
+.wide { overflow-x: auto; overflow-wrap: normal; } .wide table { font-size: .85rem; }
+.number { text-align: right; white-space: nowrap; font-variant-numeric: tabular-nums; }
+tr.best td { font-weight: 600; color: var(--fg); }
 .noted:hover path + path { stroke-width: 3.5 !important; opacity: 1 !important; stroke-opacity: 1 !important; }
 """
 
 
-def page(title: str, sections: Iterable[str]) -> str:
-    """Return the whole page; ``sections`` are HTML."""
+def page(title: str, sections: Iterable[str], script: str = "", connects: bool = False) -> str:
+    """Return the whole page.
+
+    Args:
+        title: of the page.
+        sections: HTML.
+        script: the only script that a browser runs in it; ASCII.
+        connects: whether the script may ask the page's own server.
+    """
+    policy = "default-src 'none'; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'"
+    if script:
+        policy += f"; script-src 'sha256-{base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()}'"
+    if connects:
+        policy += "; connect-src 'self'"
     meta = '<meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">'
-    head = f"{meta}<title>{html.escape(title)}</title><style>{_STYLE}</style>"
+    meta += f'<meta http-equiv="Content-Security-Policy" content="{policy}">'
+    run = f"<script>{script}</script>" if script else ""
+    head = f"{meta}<title>{html.escape(title)}</title><style>{_STYLE}</style>{run}"
     heading = f"<h1>{html.escape(title)}</h1>"
     body = f"<body>{heading}{''.join(sections)}</body>"
     return legible(f'<!doctype html>\n<html lang="en"><head>{head}</head>{body}</html>\n')
+
+
+def data_block(json: str) -> str:
+    """Return JSON for the page's script, which is shown nowhere; ``json`` has ASCII only."""
+    for character in "<>&":  # nothing in it ends the block
+        json = json.replace(character, f"\\u{ord(character):04x}")
+    return f'<script type="application/json" id="data">{json}</script>'
+
+
+def more(hidden: int) -> str:
+    """Return a line that says how many rows of a table are not shown; empty if none."""
+    return f'<p class="soft">and {hidden:,} more</p>' if hidden > 0 else ""
 
 
 def cards(figures: Iterable[tuple[str, str, str]]) -> str:
@@ -48,7 +90,7 @@ def cards(figures: Iterable[tuple[str, str, str]]) -> str:
 def table(title: str, rows: Iterable[tuple[str, str]]) -> str:
     """Return a heading and a table of (key, value) rows."""
     lines = (f"<tr><td>{html.escape(key)}</td><td>{html.escape(value)}</td></tr>" for key, value in rows)
-    return f"<h2>{html.escape(title)}</h2><table>{''.join(lines)}</table>"
+    return f'<h2>{html.escape(title)}</h2><div class="wide"><table>{"".join(lines)}</table></div>'
 
 
 def grid(title: str, columns: Sequence[tuple[str, bool]], rows: Iterable[tuple[Sequence[str], bool]]) -> str:

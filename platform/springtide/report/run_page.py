@@ -1,95 +1,134 @@
-"""The report of a run: one self-contained HTML page, and a picture for a README."""
+"""The report of a run: one self-contained HTML page, live or not, and a picture for a README."""
 
 from __future__ import annotations
 
-import collections
+import dataclasses
 import html
+import json
 import math
-import statistics
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
 
-from springtide.events import Evaluated, Event, Monitored, Sampled, Saved, SaveFailed, Started, StepDone, Waited
+import numpy as np
+
+from springtide.events import Evaluated, Event, Monitored, Sampled, Saved, SaveFailed, Started, Stopped, Waited
 from springtide.events.metrics import STEP_METRICS, utilisation
-from springtide.report.charts import Chart, Series, draw, smooth
-from springtide.report.html import cards, grid, page, table, text
-from springtide.track.journal import last_steps
+from springtide.report.charts import draw
+from springtide.report.html import cards, data_block, grid, more, page, table, text
+from springtide.report.run_charts import curves, loss_chart, pictures, source_tokens, world_size_chart
+from springtide.track.journal import state_of
+from springtide.track.ledger import Ledger, Prices, Restart, ledger
+from springtide.track.timeline import StepColumns, Timeline
 
-_SOURCES_DRAWN, _SETS_DRAWN = 4, 4
-_OF_SOURCE = "step_tokens/"
+_ROWS, _SAMPLES, _SAMPLE_CHARACTERS = 200, 10, 2000
+"""Most rows of a table, most samples, and most characters of one."""
+_CELL_CHARACTERS = 500
+_MARGINS = {"left": 0.15, "right": 0.98, "bottom": 0.15, "top": 0.86}
+_UNITS = {"spent": "worker-seconds"}
+"""Field of the ledger -> heading of its column, where they differ."""
 
 
-def render(
-    run_id: str,
-    events: Sequence[Event],
-    config_yaml: str = "",
-    links: Mapping[str, str] | None = None,
-    scores: Sequence[Sequence[str]] = (),
-) -> str:
+class RunFacts(NamedTuple):
+    """What a page shows that is not in the journal."""
+
+    config_yaml: str = ""
+    """The resolved config."""
+    about: Sequence[tuple[str, str]] = ()
+    """(label, text) for the top of the page."""
+    links: Mapping[str, str] = {}
+    """Label -> URL or path of things that belong to the run."""
+    scores: Sequence[Sequence[str]] = ()
+    """Scores on tasks: step, task, metric, score and number of documents of each."""
+    checkpoints: Sequence[str] = ()
+    """Names of the checkpoints that count, oldest first."""
+    prices: Prices = Prices()
+
+
+def render(run_id: str, timeline: Timeline, facts: RunFacts = RunFacts(), version: int | None = None) -> str:  # noqa: B008
     """Return the page.
 
     Args:
-        config_yaml: the resolved config.
-        links: label -> URL or path of things that belong to the run.
-        scores: on tasks; step, task, metric, score and number of documents of each.
+        run_id: the heading.
+        timeline: what happened.
+        facts: what is not in the journal.
+        version: of the data, for a page that asks its server for newer data; None: a file.
     """
-    samples = [event for event in events if isinstance(event, Sampled)]
-    shown = [loss_chart, throughput_chart, world_size_chart, norm_chart, rate_chart, wait_chart]
-    if tokens := _tokens(last_steps(list(events))):
-        shown.insert(1, source_chart)
-    if any(event.forgetting for event in events if isinstance(event, Evaluated)):
-        shown.insert(1, forgetting_chart)
+    live = version is not None
+    data = {**curves(timeline), "live": live, "version": version or 0, "over": is_over(timeline)}
+    shown = "".join(f"<figure>{draw([chart], columns=1, margins=_MARGINS)}</figure>" for chart in pictures(timeline))
+    found = parts(timeline, facts)
     sections = [
-        f"<p>{html.escape(_when(events))}</p>",
-        cards(figures(events)),
-        draw([chart(events) for chart in shown]),
-        _sources(last_steps(list(events))) if tokens else "",
-        _forgetting(events),
+        '<p id="status"></p>',
+        *(f'<section id="{name}">{found.pop(name)}</section>' for name in ("about", "figures")),
+        f'<div id="charts" class="charts">{shown}</div>',
+        *(f'<section id="{name}">{section}</section>' for name, section in found.items()),
+        data_block(json.dumps(data, allow_nan=False)),
     ]
-    if scores:
-        columns = [("step", True), ("task", False), ("metric", False), ("score", True), ("documents", True)]
-        sections.append(grid("Tasks", columns, [(row, False) for row in scores]))
-    if samples:
-        sections.append(text(f"Sample at step {samples[-1].step}", samples[-1].prompt + samples[-1].text))
-    sections.append(table("Events", _rows(events)))
-    if links:
-        sections.append(table("Links", links.items()))
-    if config_yaml:
-        sections.append(
-            f"<details><summary>The resolved config</summary><pre>{html.escape(config_yaml)}</pre></details>"
-        )
-    return page(run_id, sections)
+    script = Path(__file__).with_suffix(".js").read_text()
+    return page(run_id, sections, script, connects=live)
 
 
-def charts(events: Sequence[Event]) -> str:
+def parts(timeline: Timeline, facts: RunFacts) -> dict[str, str]:
+    """Return name -> HTML of the sections, apart from the charts."""
+    events, steps = timeline.events, timeline.steps
+    columns = [("step", True), ("task", False), ("metric", False), ("score", True), ("documents", True)]
+    scores = grid("Tasks", columns, [(row, False) for row in facts.scores]) if facts.scores else ""
+    config = f"<details><summary>The resolved config</summary><pre>{html.escape(facts.config_yaml)}</pre></details>"
+    return {
+        "about": f"<p>{html.escape(_when(timeline))}</p>" + _about(events, facts),
+        "figures": cards(figures(timeline)),
+        "sources": _sources(steps),
+        "evaluations": _evaluations(events) + _forgetting(events),
+        "tasks": scores,
+        "ledger": _ledger(ledger(timeline.condensed(), facts.prices)) if events else "",
+        "checkpoints": _checkpoints(events, facts.checkpoints),
+        "samples": _samples(events),
+        "events": _events(events),
+        "links": table("Links", facts.links.items()) if facts.links else "",
+        "config": config if facts.config_yaml else "",
+    }
+
+
+def is_over(timeline: Timeline) -> bool:
+    """Return whether the run has ended since its last start."""
+    return any(isinstance(event, Stopped) for event in timeline.events) and state_of(timeline.events) in (
+        "finished",
+        "stopped",
+        "failed",
+    )
+
+
+def charts(timeline: Timeline) -> str:
     """Return loss and world size, next to each other in one SVG on white."""
-    return draw([loss_chart(events), world_size_chart(events)], css_colors=False)
+    return draw([loss_chart(timeline), world_size_chart(timeline)], css_colors=False)
 
 
-def figures(events: Sequence[Event]) -> list[tuple[str, str, str]]:
+def figures(timeline: Timeline) -> list[tuple[str, str, str]]:
     """Return (label, figure, remark) of each headline card."""
-    steps = last_steps(list(events))
+    steps, events = timeline.steps, timeline.events
     starts = [event for event in events if isinstance(event, Started)]
     evaluations = [event for event in events if isinstance(event, Evaluated)]
     found = []
-    if steps:
-        found.append(("steps", f"{steps[-1].step:,}", f"{steps[-1].tokens:,} tokens"))
-        found.append(("final loss", f"{steps[-1].loss:.3f}", STEP_METRICS["loss"].unit))
+    if len(steps):
+        found.append(("steps", f"{steps['step'][-1]:,.0f}", f"{steps['tokens'][-1]:,.0f} tokens"))
+        name = "final loss" if is_over(timeline) else "loss"
+        found.append((name, f"{steps['loss'][-1]:.3f}", STEP_METRICS["loss"].unit))
     if len(evaluations) > 1:
         before, after = evaluations[0].heldout_bits_per_byte, evaluations[-1].heldout_bits_per_byte
-        found.append(("held-out bits per byte", f"{before:.2f} → {after:.2f}", f"{1 - after / before:.0%} less"))
-    if steps:
-        found.append(
-            ("throughput", f"{statistics.median(step.tokens_per_s for step in steps):,.0f}", "tokens/s, median")
-        )
-        mfu, source = statistics.median(step.mfu for step in steps), starts[-1].peak_source if starts else ""
+        less = f"{1 - after / before:.0%} less" if before else ""
+        found.append(("held-out bits per byte", f"{before:.2f} → {after:.2f}", less))
+    if len(steps):
+        found.append(("throughput", f"{_median(steps['tokens_per_s']):,.0f}", "tokens/s, median"))
+        mfu, source = _median(steps["mfu"]), starts[-1].peak_source if starts else ""
         found.append(("MFU", utilisation(mfu), f"of {source}"))
-        if starts and starts[-1].hardware_flops_per_token > starts[-1].flops_per_token:
+        if starts and starts[-1].hardware_flops_per_token > starts[-1].flops_per_token > 0:
             again = starts[-1].hardware_flops_per_token / starts[-1].flops_per_token
             found.append(("HFU", utilisation(mfu * again), "includes recomputation in backward"))
-    if left_out := sum(not step.updated for step in steps):
-        found.append(("steps skipped", f"{left_out:,}", "gradients not finite, or spikes"))
-    waits = [event.data_waits_s for event in events if isinstance(event, Waited)]
+        if excluded := int((steps["updated"] == 0).sum()):
+            found.append(("steps skipped", f"{excluded:,}", "gradients not finite, or spikes"))
+    waits = [event.data_waits_s for event in events if isinstance(event, Waited) and event.data_waits_s]
     if waits:
         longest = max(waits[-1])
         found.append(("waited for data", f"{longest:.1f} s", f"rank {waits[-1].index(longest)}, since the last start"))
@@ -100,28 +139,47 @@ def figures(events: Sequence[Event]) -> list[tuple[str, str, str]]:
         found.append(("waited for saves", f"{stall_s:.1f} s", f"{len(saves)} checkpoints, {failed} failed"))
     if starts:
         found.append(("starts", str(len(starts)), f"{max(start.world_size for start in starts)} workers at most"))
-        seconds = events[-1].time_s - events[0].time_s
-        found.append(("time", f"{seconds / 60:.1f} min", "from the first start to the last event"))
+        begin, end = timeline.spans()
+        found.append(("time", f"{(end - begin) / 60:.1f} min", "from the first start to the last event"))
     return found
 
 
-def loss_chart(events: Sequence[Event]) -> Chart:
-    """Return training loss, smoothed and raw, and held-out loss, against the step."""
-    raw = [(float(step.step), step.loss) for step in last_steps(list(events))]
-    held_out = [(float(event.step), event.heldout_loss) for event in events if isinstance(event, Evaluated)]
-    lines = [Series("training", smooth(raw)), Series("each step", raw, "faint"), Series("held-out", held_out, "points")]
-    return Chart("Loss", "step", STEP_METRICS["loss"].unit, [line for line in lines if line.points])
+def _median(values: np.ndarray) -> float:
+    known = values[np.isfinite(values)]
+    return float(np.median(known)) if len(known) else math.nan
 
 
-def forgetting_chart(events: Sequence[Event]) -> Chart:
-    """Return how much worse the held-out sets of the run before are than at step 0, against the step."""
-    found: dict[str, list[tuple[float, float]]] = {}
-    for event in events:
-        if isinstance(event, Evaluated):
-            for name, worse in list(event.forgetting.items())[:_SETS_DRAWN]:
-                found.setdefault(name, []).append((float(event.step), worse))
-    lines = [Series(name, points) for name, points in found.items()]
-    return Chart("Forgetting", "step", "held-out loss since step 0, nats/token", lines)
+def _about(events: Sequence[Event], facts: RunFacts) -> str:
+    """Return the table at the top: state, model, hardware, and what the config says."""
+    rows = [("state", state_of(events))] if events else []
+    starts = [event for event in events if isinstance(event, Started)]
+    if starts:
+        last = starts[-1]
+        nodes, markets = len(set(last.nodes)), ", ".join(sorted({one for one in last.markets if one}))
+        on_nodes = f" on {nodes} node{'s' * (nodes != 1)}" if nodes else ""
+        rows += [("model", f"{last.num_parameters:,} parameters")] if last.num_parameters else []
+        rows.append(("workers", f"{last.world_size}{on_nodes}" + (f", {markets}" if markets else "")))
+        rows += [("hardware", last.peak_source)] if last.peak_source else []
+    rows += facts.about
+    lines = "".join(f"<tr><td>{html.escape(key)}</td><td>{html.escape(_cut(value))}</td></tr>" for key, value in rows)
+    return f'<div class="wide"><table>{lines}</table></div>' if rows else ""
+
+
+def _evaluations(events: Sequence[Event]) -> str:
+    """Return the table of evaluations, newest first."""
+    found = [event for event in events if isinstance(event, Evaluated)][::-1]
+    if not found:
+        return ""
+    columns = [("step", True), ("held-out loss", True), ("bits per byte", True), ("of the averaged weights", True)]
+    sets = list(dict.fromkeys(name for one in found[:_ROWS] for name in one.corpora))[:8]
+    columns += [(name, True) for name in sets]
+    rows = []
+    for one in found[:_ROWS]:
+        averaged = "" if one.ema_heldout_loss is None else f"{one.ema_heldout_loss:.4f}"
+        each = [f"{one.corpora[name]:.4f}" if name in one.corpora else "" for name in sets]
+        figures = [f"{one.step:,}", f"{one.heldout_loss:.4f}", f"{one.heldout_bits_per_byte:.4f}", averaged, *each]
+        rows.append((figures, False))
+    return grid("Evaluations", columns, rows) + more(len(found) - _ROWS)
 
 
 def _forgetting(events: Sequence[Event]) -> str:
@@ -142,93 +200,118 @@ def _forgetting(events: Sequence[Event]) -> str:
     return grid("Forgetting", columns, rows)
 
 
-def source_chart(events: Sequence[Event]) -> Chart:
-    """Return the smoothed training loss of the sources with most tokens, against the step."""
-    steps = last_steps(list(events))
-    lines = []
-    for name in list(_tokens(steps))[:_SOURCES_DRAWN]:
-        key = f"loss/{name}"
-        points = [(float(step.step), step.extra[key]) for step in steps if key in step.extra]
-        lines += [Series(name, smooth(points))] if points else []
-    return Chart("Training loss by source", "step", STEP_METRICS["loss"].unit, lines)
-
-
-def _tokens(steps: Sequence[StepDone]) -> dict[str, int]:
-    """Return the tokens of each source, most first; empty if steps do not tell of sources."""
-    found: collections.Counter[str] = collections.Counter()
-    for step in steps:
-        for key, tokens in step.extra.items():
-            if key.startswith(_OF_SOURCE):
-                found[key.removeprefix(_OF_SOURCE)] += int(tokens)
-    return dict(found.most_common())
-
-
-def _sources(steps: Sequence[StepDone]) -> str:
-    """Return the table of the sources; losses are means by tokens over the last tenth of the steps."""
+def _sources(steps: StepColumns) -> str:
+    """Return the table of the sources; losses are means by tokens over the last tenth of the steps. Empty without sources."""
     columns = [("source", False), ("loss", True), ("tokens", True), ("share", True), ("times read", True)]
-    tokens, late = _tokens(steps), steps[-(-len(steps) * 9 // 10) - 1 :]
+    tokens, late = source_tokens(steps), slice(-(-len(steps) * 9 // 10) - 1, None)
     rows = []
     for name, count in tokens.items():
-        keys = f"loss/{name}", f"{_OF_SOURCE}{name}"
-        parts = [(step.extra[keys[0]], step.extra[keys[1]]) for step in late if keys[0] in step.extra]
-        counted = sum(many for _, many in parts)
-        loss = f"{sum(one * many for one, many in parts) / counted:.3f}" if counted else "none yet"
-        share, epochs = count / max(1, sum(tokens.values())), steps[-1].extra.get(f"epochs/{name}", 0.0)
+        loss, weight = "none yet", steps.extra[f"step_tokens/{name}"][late]
+        if (losses := steps.extra.get(f"loss/{name}")) is not None:
+            known = np.isfinite(losses[late]) & np.isfinite(weight) & (weight > 0)
+            counted = weight[known].sum()
+            loss = f"{(losses[late][known] * weight[known]).sum() / counted:.3f}" if counted else loss
+        share, read = count / max(1, sum(tokens.values())), steps.extra.get(f"epochs/{name}")
+        epochs = float(np.nan_to_num(read[-1])) if read is not None else 0.0
         rows.append(((name, loss, f"{count:,}", f"{share:.1%}", f"{epochs:.2f}"), False))
-    return grid("Sources", columns, rows)
+    return grid("Sources", columns, rows) if rows else ""
 
 
-def throughput_chart(events: Sequence[Event]) -> Chart:
-    """Return tokens per second of all workers, against the step."""
-    points = [(float(step.step), step.tokens_per_s) for step in last_steps(list(events))]
-    return Chart("Throughput", "step", STEP_METRICS["tokens_per_s"].unit, [Series("tokens/s", points)], from_zero=True)
+def _ledger(book: Ledger) -> str:
+    """Return where the time went, and every restart: all amounts per kind of time that the ledger has."""
+    amounts = {
+        field.name: value
+        for field in dataclasses.fields(book)
+        if isinstance(value := getattr(book, field.name), dict)
+        and value.keys() <= book.spent.keys()
+        and any(value.values())
+    }
+    if not amounts:
+        return ""
+    heads = [(_UNITS.get(name, name.replace("_", " ")), True) for name in amounts]
+    rows = []
+    for kind, seconds in book.spent.items():
+        figures = [f"{each.get(kind, 0.0):,.2f}" for each in amounts.values()]
+        if seconds:
+            rows.append(((kind.replace("_", " "), f"{seconds / book.held:.1%}", *figures), False))
+    sums = [f"{sum(each.values()):,.2f}" for each in amounts.values()]
+    rows.append((("all", f"{book.goodput:.1%} in new steps", *sums), True))
+    spent = grid("Where the time went", [("kind", False), ("share", True), *heads], rows)
+    if not book.restarts:
+        return spent
+    names = [field.name for field in dataclasses.fields(Restart) if field.name not in ("time_s", "cause", "step")]
+    columns = [
+        ("time (UTC)", False),
+        ("from step", True),
+        *((_heading(name), True) for name in names),
+        ("cause", False),
+    ]
+    lines = []
+    for one in book.restarts[::-1][:_ROWS]:
+        figures = [_amount(getattr(one, name)) for name in names]
+        lines.append(((_clock(one.time_s), f"{one.step:,}", *figures, _cut(one.cause)), False))
+    return spent + grid("Restarts", columns, lines) + more(len(book.restarts) - _ROWS)
 
 
-def world_size_chart(events: Sequence[Event]) -> Chart:
-    """Return workers over wall time: the group's size from each start to its last step, 0 in the gaps."""
-    begin = events[0].time_s if events else 0.0
-    points: list[tuple[float, float]] = []
-    last = begin
-    for event in events:
-        if isinstance(event, Started):
-            points += [((last - begin) / 60, 0.0)] if points else []
-            points.append(((event.time_s - begin) / 60, float(event.world_size)))
-        last = event.time_s if isinstance(event, StepDone | Started) else last
-    if points:
-        points.append(((last - begin) / 60, points[-1][1]))
-    restarts = [point for point in points if point[1] > 0][1:-1]
-    lines = [Series("workers", points, "step"), Series("restart", restarts, "points")]
-    return Chart(
-        "World size", "minutes", STEP_METRICS["world_size"].unit, [line for line in lines if line.points], True, True
+def _heading(name: str) -> str:
+    """Return a field's name as a heading, with its unit."""
+    return f"{name.removesuffix('_s').replace('_', ' ')} [s]" if name.endswith("_s") else name.replace("_", " ")
+
+
+def _amount(value: Any) -> str:
+    return f"{value:,.1f}" if isinstance(value, float) else f"{value:,}" if isinstance(value, int) else _cut(str(value))
+
+
+def _checkpoints(events: Sequence[Event], kept: Sequence[str]) -> str:
+    """Return the table of checkpoints, newest first; ``kept``: those that are still there and count."""
+    saves = {event.name: event for event in events if isinstance(event, Saved)}
+    names = list(dict.fromkeys([*kept[::-1], *reversed(saves)]))
+    if not names:
+        return ""
+    columns = [
+        ("checkpoint", False),
+        ("kept", False),
+        ("MiB", True),
+        ("MiB written", True),
+        ("time to write [s]", True),
+    ]
+    rows = []
+    for name in sorted(names, reverse=True)[:_ROWS]:
+        save, is_kept = saves.get(name), "yes" if name in kept else "no"
+        sizes = [f"{size / 2**20:,.1f}" for size in (save.size_bytes, save.written_bytes)] if save else ["", ""]
+        rows.append(((name, is_kept, *sizes, f"{save.save_time_s:.2f}" if save else ""), False))
+    return grid("Checkpoints", columns, rows) + more(len(names) - _ROWS)
+
+
+def _samples(events: Sequence[Event]) -> str:
+    """Return the samples, newest first."""
+    found = [event for event in events if isinstance(event, Sampled)][::-1]
+    shown = (
+        text(f"Sample at step {one.step}", _cut(one.prompt + one.text, _SAMPLE_CHARACTERS)) for one in found[:_SAMPLES]
     )
+    return "".join(shown) + more(len(found) - _SAMPLES)
 
 
-def norm_chart(events: Sequence[Event]) -> Chart:
-    """Return gradient norm before clipping, against the step."""
-    points = [(float(step.step), step.grad_norm) for step in last_steps(list(events)) if math.isfinite(step.grad_norm)]
-    return Chart("Gradient norm", "step", "before clipping", [Series("gradient norm", points)], from_zero=True)
+def _events(events: Sequence[Event]) -> str:
+    """Return the table of events, newest first."""
+    found = [event for event in events if not isinstance(event, Sampled | Waited | Monitored)][::-1]
+    return table("Events", _rows(found[:_ROWS])) + more(len(found) - _ROWS)
 
 
-def rate_chart(events: Sequence[Event]) -> Chart:
-    """Return learning rate, against the step."""
-    points = [(float(step.step), step.learning_rate) for step in last_steps(list(events))]
-    return Chart("Learning rate", "step", "", [Series("learning rate", points)], from_zero=True)
-
-
-def wait_chart(events: Sequence[Event]) -> Chart:
-    """Return the part of each step spent waiting for data, on the rank that waited longest, against the step."""
-    steps = [step for step in last_steps(list(events)) if step.step_time_s > 0]  # 0 is what no run writes
-    points = [(float(step.step), min(1.0, step.data_wait_s / step.step_time_s)) for step in steps]
-    return Chart("Waiting for data", "step", "part of the step", [Series("slowest rank", points)], from_zero=True)
-
-
-def _when(events: Sequence[Event]) -> str:
-    return (
-        time.strftime("Begun %Y-%m-%d %H:%M UTC", time.gmtime(events[0].time_s)) if events else "Nothing happened yet"
-    )
-
-
-def _rows(events: Sequence[Event]) -> Iterable[tuple[str, str]]:
+def _rows(events: Iterable[Event]) -> Iterator[tuple[str, str]]:
     for event in events:
-        if not isinstance(event, StepDone | Sampled | Waited | Monitored):
-            yield time.strftime("%H:%M:%S", time.gmtime(event.time_s)), event.describe()
+        yield _clock(event.time_s), _cut(event.describe())
+
+
+def _cut(value: str, most: int = _CELL_CHARACTERS) -> str:
+    return value if len(value) <= most else f"{value[:most]}…"
+
+
+def _clock(time_s: float) -> str:
+    return time.strftime("%m-%d %H:%M:%S", time.gmtime(time_s))
+
+
+def _when(timeline: Timeline) -> str:
+    if not timeline.events and not len(timeline.tries):
+        return "Nothing happened yet"
+    return time.strftime("Begun %Y-%m-%d %H:%M UTC", time.gmtime(timeline.spans()[0]))

@@ -20,15 +20,18 @@ from springtide import config as configs
 from springtide.checkpoint.format import committed, name_of, step_of
 from springtide.config import RUN_CONFIG, Config
 from springtide.config.schema import SAMPLE_TEMPERATURE
-from springtide.errors import ConfigError, DamagedFile, explain, redacted
+from springtide.errors import ConfigError, explain, redacted
 from springtide.events import Evaluated, Event, Sampled, Started, StepDone, Stopped
 from springtide.report.run_page import charts, render
 from springtide.run.control import RunControl
+from springtide.run.page_facts import facts_of
 from springtide.run.task_scores import TaskScores, read_task_scores
 from springtide.run.trust import check_model_code
 from springtide.store import Folder
 from springtide.track.journal import frame, last_steps, read_journal, state_of
+from springtide.track.journal_reader import JournalReader
 from springtide.track.ledger import Ledger, Prices, ledger
+from springtide.track.timeline import Timeline
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -70,6 +73,13 @@ class Run(RunControl):
     def events(self) -> list[Event]:
         """All events, in order."""
         return read_journal(self.folder)
+
+    @property
+    def timeline(self) -> Timeline:
+        """All events, the steps among them as arrays: a long run takes seconds and little memory."""
+        reader = JournalReader(self.folder)
+        reader.read()
+        return reader.timeline
 
     @property
     def metrics(self) -> DataFrame:
@@ -362,18 +372,12 @@ class Run(RunControl):
             >>> run.report
             '/.../runs/mine/report.html'
         """
-        events, config = self.events, configs.redact(self.config)
-        links = {"dataset": config.shards.dataset, "checkpoints": redacted((self.folder / "checkpoints").url)}
-        try:
-            scores = [row for one in self.task_scores for row in one.rows()]
-        except DamagedFile as error:  # the rest of the report is right
-            _log.warning("%s; the report shows no scores on tasks", error)
-            scores = []
-        self.folder.write(REPORT, render(self.id, events, configs.dump(config), links, scores))
-        self.folder.write(CHARTS, charts(events))
+        timeline = self.timeline
+        self.folder.write(REPORT, render(self.id, timeline, facts_of(self)))
+        self.folder.write(CHARTS, charts(timeline))
 
     def _repr_html_(self) -> str:
-        return charts(self.events)
+        return charts(self.timeline)
 
 
 def open_run(path: str) -> Run:

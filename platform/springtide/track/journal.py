@@ -265,23 +265,38 @@ _TOLD: set[tuple[str, int]] = set()
 def _events(folder: Folder) -> Iterator[Event]:
     for term, number in listed(folder):
         name = name_of(term, number)
-        try:
-            lines = folder.read(name).split(b"\n")
-        except (DamagedFile, FileNotFoundError, IsADirectoryError) as error:
-            _warn(folder.where(name), "it is skipped", 0, error)
-            continue
-        damaged = 0
+        lines = read_segment(folder, name).split(b"\n")
         # the part after the last newline is empty, or the writer died while writing it
-        for at, line in enumerate(lines[:-1], 1):
-            try:
-                yield event(json.loads(line))
-            except (ValueError, RecursionError) as error:
-                damaged += 1
-                if damaged <= _LINES_NAMED:
-                    _warn(folder.where(name), f"line {at} is skipped", at, error)
-        if damaged > _LINES_NAMED:
-            rest = ValueError("as above")
-            _warn(folder.where(name), f"{damaged - _LINES_NAMED} more lines are skipped", -damaged, rest)
+        yield from (one for _, one in parse_lines(folder.where(name), enumerate(lines[:-1], 1)))
+
+
+def read_segment(folder: Folder, name: str) -> bytes:
+    """Return the bytes of a segment; none, with a warning in the log, if it cannot be read."""
+    try:
+        return folder.read(name)
+    except (DamagedFile, FileNotFoundError, IsADirectoryError) as error:
+        _warn(folder.where(name), "it is skipped", 0, error)
+        return b""
+
+
+def parse_lines(segment: str, lines: Iterable[tuple[int, bytes]]) -> Iterator[tuple[int, Event]]:
+    """Yield (number, event) of each line that holds one; the log names the others.
+
+    Args:
+        segment: path, for the log.
+        lines: (number in the segment, from 1, text) of each.
+    """
+    damaged = 0
+    for at, line in lines:
+        try:
+            yield at, event(json.loads(line))
+        except (ValueError, RecursionError) as error:
+            damaged += 1
+            if damaged <= _LINES_NAMED:
+                _warn(segment, f"line {at} is skipped", at, error)
+    if damaged > _LINES_NAMED:
+        rest = ValueError("as above")
+        _warn(segment, f"{damaged - _LINES_NAMED} more lines are skipped", -damaged, rest)
 
 
 def _warn(segment: str, skipped: str, line: int, error: Exception) -> None:

@@ -27,8 +27,10 @@ from springtide.events import (
     Stopped,
 )
 from springtide.report.charts import Chart, Series, draw, smooth
-from springtide.report.run_page import charts, loss_chart, render, wait_chart, world_size_chart
+from springtide.report.run_charts import loss_chart, wait_chart, world_size_chart
+from springtide.report.run_page import RunFacts, charts, render
 from springtide.track.console import Console
+from springtide.track.timeline import timeline_of
 
 HOSTILE = "</pre><script>alert('x')</script>&"
 
@@ -66,8 +68,8 @@ RESIZED: list[Event] = [
 
 @pytest.mark.parametrize("events", [[], RESIZED], ids=["nothing yet", "resized twice"])
 def test_pages_and_pictures_are_well_formed(events: list[Event]) -> None:
-    ET.fromstring(charts(events))
-    page = render("a <run>", events, "key: <value>", {"checkpoints": "s3://a&b"})
+    ET.fromstring(charts(timeline_of(events)))
+    page = render("a <run>", timeline_of(events), RunFacts("key: <value>", links={"checkpoints": "s3://a&b"}))
     body = page.split("</head>")[1].removesuffix("</html>\n")
     ET.fromstring(body)
     assert "a &lt;run&gt;" in page
@@ -75,22 +77,22 @@ def test_pages_and_pictures_are_well_formed(events: list[Event]) -> None:
 
 def test_sources_have_their_losses_and_how_often_they_were_read() -> None:
     names = ("wiki", "a<b>", "web")
-    page = render("run", [RESIZED[0], *(step(number, 5.0, names) for number in range(1, 9)), RESIZED[-1]])
+    page = render("run", timeline_of([RESIZED[0], *(step(number, 5.0, names) for number in range(1, 9)), RESIZED[-1]]))
     ET.fromstring(page.split("</head>")[1].removesuffix("</html>\n"))
     assert "Training loss by source" in page
     for told in ("<td>wiki</td>", "<td>a&lt;b&gt;</td>", "6.000", "33.3%", "2.00", ">24<"):
         assert told in page, told
-    assert "by source" not in render("run", RESIZED)
+    assert "by source" not in render("run", timeline_of(RESIZED))
 
 
 def test_text_of_a_model_is_shown_and_never_run() -> None:
-    page = render("run", RESIZED)
+    page = render("run", timeline_of(RESIZED))
     assert HOSTILE not in page
     assert "&lt;script&gt;" in page
 
 
 def test_figures_are_those_of_the_run() -> None:
-    page = render("run", RESIZED)
+    page = render("run", timeline_of(RESIZED))
     assert "4.00 → 1.00" in page
     assert "75% less" in page
     assert "a &lt;source&gt;" in page
@@ -102,7 +104,10 @@ def test_no_device_is_said_to_do_more_than_its_peak() -> None:
     with Console(1, console=rich.console.Console(file=out, width=200)) as console:
         console(next(one for one in RESIZED if isinstance(one, StepDone)))
         console(next(one for one in fast if isinstance(one, StepDone)))
-    for known, unknown in [(render("run", RESIZED), render("run", fast)), out.getvalue().splitlines()]:
+    for known, unknown in [
+        (render("run", timeline_of(RESIZED)), render("run", timeline_of(fast))),
+        out.getvalue().splitlines(),
+    ]:
         assert "50%" in known
         assert "unknown (peak not known)" in unknown
         assert "202%" not in unknown
@@ -110,10 +115,10 @@ def test_no_device_is_said_to_do_more_than_its_peak() -> None:
 
 def test_a_step_that_was_left_out_is_counted_said_and_drawn_without_its_norm() -> None:
     wild = dataclasses.replace(step(11, 2.0), grad_norm=math.inf, updated=False, loss_scale=32768.0)
-    page = render("run", [*RESIZED, wild])
+    page = render("run", timeline_of([*RESIZED, wild]))
     ET.fromstring(page.split("</head>")[1].removesuffix("</html>\n"))
     assert "steps skipped" in page
-    assert "steps skipped" not in render("run", RESIZED)
+    assert "steps skipped" not in render("run", timeline_of(RESIZED))
     out = io.StringIO()
     with Console(20, console=rich.console.Console(file=out, width=200)) as console:
         console(step(10, 2.0))
@@ -135,18 +140,18 @@ def test_a_step_of_no_time_is_drawn_nowhere_it_would_divide() -> None:
     """No run writes it; a journal from elsewhere may."""
     none = dataclasses.replace(step(1), step_time_s=0.0)
     half = dataclasses.replace(step(2), step_time_s=2.0, data_wait_s=1.0)
-    assert wait_chart([none, half]).lines[0].points == [(2.0, 0.5)]
+    assert wait_chart(timeline_of([none, half])).lines[0].points == [(2.0, 0.5)]
 
 
 def test_a_step_trained_twice_is_drawn_once() -> None:
-    [_, raw, held_out] = loss_chart(RESIZED).lines
+    [_, raw, held_out] = loss_chart(timeline_of(RESIZED)).lines
     assert raw.points[3:5] == [(4.0, 5.0), (5.0, 4.0)]  # of the second try
     assert len(raw.points) == 10
     assert held_out.points == [(0.0, 4.0), (10.0, 1.0)]
 
 
 def test_the_world_size_over_time_shows_every_resize() -> None:
-    lines = world_size_chart(RESIZED).lines
+    lines = world_size_chart(timeline_of(RESIZED)).lines
     assert [workers for _, workers in lines[0].points if workers] == [2, 3, 1, 1]
     assert [workers for _, workers in lines[1].points] == [3, 1]
 
@@ -170,7 +175,7 @@ def test_a_single_spike_of_a_long_curve_is_seen() -> None:
 
 
 def test_the_same_run_gives_the_same_picture() -> None:
-    assert charts(RESIZED) == charts(RESIZED)
+    assert charts(timeline_of(RESIZED)) == charts(timeline_of(RESIZED))
 
 
 def test_without_a_terminal_a_plain_line_comes_now_and_then() -> None:

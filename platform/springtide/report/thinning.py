@@ -1,0 +1,69 @@
+"""Curves with fewer points: the least and the greatest value of every bucket of steps, so that no peak is lost."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+BUCKETS = 1000
+"""Most buckets of a curve: about the width of a page in pixels."""
+
+Points = list[tuple[float, float]]
+
+
+def bucket_steps(last_step: float) -> int:
+    """Return the steps of a bucket, a power of two: buckets stay where they are while a run grows, until they double.
+
+    >>> bucket_steps(1000), bucket_steps(1001), bucket_steps(1_000_000)
+    (1, 2, 1024)
+    """
+    bucket = 1
+    while last_step > BUCKETS * bucket:
+        bucket *= 2
+    return bucket
+
+
+def thin(x: np.ndarray, y: np.ndarray, bucket: int) -> Points:
+    """Return the points with the least and the greatest value of each bucket.
+
+    Args:
+        x: steps, ascending, of shape (T,).
+        y: values of the same shape; those that are not finite are not drawn.
+        bucket: steps of a bucket.
+    """
+    x, y, begins = _buckets(x, y, bucket)
+    if not len(x) or bucket == 1:
+        return list(zip(x.tolist(), y.tolist(), strict=True))
+    counts = np.diff(begins, append=len(x))
+    number = np.repeat(np.arange(len(begins)), counts)
+    kept = []
+    for limits in (np.minimum.reduceat(y, begins), np.maximum.reduceat(y, begins)):
+        hits = np.flatnonzero(y == np.repeat(limits, counts))
+        kept.append(hits[np.diff(number[hits], prepend=-1) > 0])  # the first of each bucket
+    at = np.unique(np.concatenate(kept))
+    return list(zip(x[at].tolist(), y[at].tolist(), strict=True))
+
+
+def mean(x: np.ndarray, y: np.ndarray, bucket: int) -> Points:
+    """Return the mean of each bucket, at the mean of its steps; arguments as for ``thin``."""
+    x, y, begins = _buckets(x, y, bucket)
+    if not len(x):
+        return []
+    counts = np.diff(begins, append=len(x))
+    middles, values = np.add.reduceat(x, begins) / counts, np.add.reduceat(y, begins) / counts
+    return list(zip(middles.tolist(), values.tolist(), strict=True))
+
+
+def some(items: Sequence[tuple[float, float]], most: int) -> Points:
+    """Return at most ``most`` items at even distances, the last among them."""
+    every = -(-len(items) // most) or 1
+    return list(items[::-1][::every][::-1])
+
+
+def _buckets(x: np.ndarray, y: np.ndarray, bucket: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Return the finite points, and where each bucket begins among them."""
+    known = np.isfinite(y) & (np.abs(y) < 1e300)  # sums of a bucket stay finite
+    x, y = x[known], y[known]
+    keys = np.floor(x / bucket)
+    return x, y, np.flatnonzero(np.diff(keys, prepend=-1.0))

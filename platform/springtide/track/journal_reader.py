@@ -1,0 +1,128 @@
+"""Reads a journal while it is written: each read takes only the bytes that are new, and the whole lines among them."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import dataclasses
+import functools
+import math
+import os
+
+from springtide.events import Event, StepDone
+from springtide.store import Folder
+from springtide.track.journal import parse_lines, read_segment
+from springtide.track.segments import listed, name_of
+from springtide.track.timeline import STEP, StepColumns, Timeline, columns_of, joined, parse_steps
+
+_GROWING_TERMS = 8
+"""Newest leases whose last segment is read again: an older driver may still hand in what its store had refused."""
+_PART_BYTES = 64 * 2**20
+"""Most new bytes of one segment that one read takes."""
+_THREADS = min(8, os.cpu_count() or 1)
+
+
+@dataclasses.dataclass
+class _Part:
+    """What was read of a segment."""
+
+    size_bytes: int = 0
+    """The part of the file that was read: whole lines."""
+    num_lines: int = 0
+    steps: StepColumns = dataclasses.field(default_factory=lambda: columns_of([]))
+    placed: list[tuple[int, Event]] = dataclasses.field(default_factory=list)
+    """(number of the segment's steps before it, event)."""
+
+
+class JournalReader:
+    """A run's journal, read in parts."""
+
+    def __init__(self, run: Folder) -> None:
+        """Read nothing yet. ``run``: the run's folder."""
+        self._folder = run / "journal"
+        self._parts: dict[tuple[int, int], _Part] = {}
+        self._closed: set[tuple[int, int]] = set()
+        self.changed_from = math.inf
+        """The lowest step that an event of the last read is about; infinite if it brought none."""
+
+    def read(self) -> bool:
+        """Read what is new, and return whether anything is. OSError if the store cannot be reached."""
+        there = listed(self._folder)
+        last = dict(there)  # of each term: they are sorted
+        growing = set(sorted(last)[-_GROWING_TERMS:])
+        wanted = [one for one in there if one not in self._closed]
+        before = {one: (len(part.steps), len(part.placed)) for one, part in self._parts.items()}
+        with concurrent.futures.ThreadPoolExecutor(_THREADS) as threads:
+            is_new = list(threads.map(self._take, wanted))
+        self._closed |= {(term, number) for term, number in wanted if number != last[term] or term not in growing}
+        self.changed_from = math.inf
+        for one in wanted:
+            part, (steps, events) = self._parts[one], before.get(one, (0, 0))
+            new = [
+                *part.steps["step"][steps:].tolist(),
+                *(getattr(each, "step", 0) for _, each in part.placed[events:]),
+            ]
+            self.changed_from = min([self.changed_from, *new])
+        return any(is_new)
+
+    @functools.cached_property
+    def timeline(self) -> Timeline:
+        """What was read so far."""
+        parts = [part for _, part in sorted(self._parts.items())]
+        placed, before = [], 0
+        for part in parts:
+            placed += [(before + at, event) for at, event in part.placed]
+            before += len(part.steps)
+        return Timeline(joined([part.steps for part in parts]), placed)
+
+    def _take(self, segment: tuple[int, int]) -> bool:
+        """Read what is new in one segment; runs in a thread."""
+        name, part = name_of(*segment), self._parts.setdefault(segment, _Part())
+        data = self._new_bytes(name, part)
+        whole = data.rfind(b"\n") + 1  # the rest is a line that is still being written
+        if not whole:
+            return False
+        lines = data[:whole].split(b"\n")[:-1]
+        steps, placed = _parsed(self._folder.where(name), part.num_lines, lines)
+        part.placed += [(len(part.steps) + at, event) for at, event in placed]
+        part.steps = joined([part.steps, steps]) if len(part.steps) else steps
+        part.size_bytes += whole
+        part.num_lines += len(lines)
+        self.__dict__.pop("timeline", None)
+        return True
+
+    def _new_bytes(self, name: str, part: _Part) -> bytes:
+        if not part.size_bytes:
+            return read_segment(self._folder, name)
+        try:
+            size = self._folder.size(name)
+            if size <= part.size_bytes:
+                return b""
+            end = min(size, part.size_bytes + _PART_BYTES)
+            return bytes(self._folder.read_range(name, part.size_bytes, end))
+        except FileNotFoundError:  # removed meanwhile: what was read of it stays
+            return b""
+
+
+def _parsed(segment: str, before: int, lines: list[bytes]) -> tuple[StepColumns, list[tuple[int, Event]]]:
+    """Return the steps of lines, and (number of steps before it, event) of every other event; ``before``: lines of the
+    segment that were read before."""
+    steps, others = [], []
+    for at, line in enumerate(lines, before + 1):
+        if STEP in line:
+            steps.append(line)
+        else:
+            others.append((at, line, len(steps)))
+    found = parse_steps(steps)
+    if found is not None:
+        positions = {at: num_steps for at, _, num_steps in others}
+        events = list(parse_lines(segment, ((at, line) for at, line, _ in others)))
+        if not any(isinstance(event, StepDone) for _, event in events):
+            return found, [(positions[at], event) for at, event in events]
+    values: list[StepDone] = []
+    placed: list[tuple[int, Event]] = []
+    for _, event in parse_lines(segment, enumerate(lines, before + 1)):
+        if isinstance(event, StepDone):
+            values.append(event)
+        else:
+            placed.append((len(values), event))
+    return columns_of(values), placed

@@ -1,0 +1,257 @@
+"""What a journal says, in columns: its steps as arrays, every other event as a value. A million steps take seconds.
+
+lines of a segment --pyarrow--> columns     the steps, if every line of them is as a run writes it
+                   --event()--> values      other events, and all lines of a segment that pyarrow does not take
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import itertools
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.json
+
+from springtide.config.steps import StepsDone
+from springtide.events import Event, StepDone
+from springtide.events.record import FORMAT
+
+COLUMNS = (
+    *("step", "tokens", "step_tokens", "world_size", "term", "updated", "loss", "grad_norm", "learning_rate"),
+    *("step_time_s", "data_wait_s", "tokens_per_s", "mfu", "time_s", "energy_j", "energy_between_j"),
+)
+"""Fields of ``StepDone`` that are kept."""
+_MOST_EXTRAS = 128
+"""Figures of ``StepDone.extra`` that are kept; a run on 32 sources tells 96 of them."""
+STEP = b'"kind": "step"'
+"""What a step's line has; where text says so, its quotes are escaped."""
+_ARROW = {"int": pa.int64(), "float": pa.float64(), "str": pa.string(), "bool": pa.bool_(), "StepsDone": pa.int64()}
+_FIELDS = {field.name: field for field in dataclasses.fields(StepDone)}
+_SCHEMA = pa.schema(
+    [("kind", pa.string()), ("format", pa.int64())]
+    + [(name, _ARROW[str(kind.type)]) for name, kind in _FIELDS.items() if name not in ("extra", "time_s")]
+    + [("time_s", pa.float64())]
+)
+_DEFAULTS = {name: field.default for name, field in _FIELDS.items() if field.default is not dataclasses.MISSING}
+_LATEST_S = 1e11
+"""Limit of ``Event.time_s``."""
+
+
+@dataclasses.dataclass(frozen=True)
+class StepColumns:
+    """Steps as arrays (T,) of float64."""
+
+    columns: Mapping[str, np.ndarray]
+    """One array per name in ``COLUMNS``."""
+    extra: Mapping[str, np.ndarray]
+    """Name -> array; NaN at steps that do not tell it."""
+
+    def __len__(self) -> int:
+        return len(self.columns["step"])
+
+    def __getitem__(self, name: str) -> np.ndarray:
+        return self.columns[name]
+
+    def take(self, which: np.ndarray | slice) -> StepColumns:
+        """Return the rows at ``which``, indices or a slice."""
+        extra = {name: column[which] for name, column in self.extra.items()}
+        return StepColumns({name: column[which] for name, column in self.columns.items()}, extra)
+
+
+def joined(parts: Sequence[StepColumns]) -> StepColumns:
+    """Return the rows of ``parts``, one part after the other."""
+    if len(parts) == 1:
+        return parts[0]
+    names = list(dict.fromkeys(name for part in parts for name in part.extra))[:_MOST_EXTRAS]
+    columns = {name: _concatenated([part[name] for part in parts]) for name in COLUMNS}
+    unknown = [np.full(len(part), np.nan) for part in parts] if names else []
+    extra = {
+        name: _concatenated([part.extra.get(name, none) for part, none in zip(parts, unknown, strict=True)])
+        for name in names
+    }
+    return StepColumns(columns, extra)
+
+
+def _concatenated(parts: Sequence[np.ndarray]) -> np.ndarray:
+    return np.concatenate(parts) if parts else np.empty(0)
+
+
+def columns_of(steps: Sequence[StepDone]) -> StepColumns:
+    """Return events as columns."""
+    columns = {name: np.array([getattr(step, name) for step in steps], np.float64) for name in COLUMNS}
+    names = list(dict.fromkeys(name for step in steps for name in step.extra))[:_MOST_EXTRAS]
+    extra = {name: np.array([step.extra.get(name, math.nan) for step in steps], np.float64) for name in names}
+    return StepColumns(columns, extra)
+
+
+@dataclasses.dataclass(frozen=True)
+class Timeline:
+    """What happened in a run."""
+
+    tries: StepColumns
+    """Every time that a step was trained, in the order of writing."""
+    placed: Sequence[tuple[int, Event]]
+    """(number of tries before it, event) of every event that is not a step."""
+
+    @functools.cached_property
+    def events(self) -> list[Event]:
+        """The events that are not steps, in the order of writing."""
+        return [event for _, event in self.placed]
+
+    @functools.cached_property
+    def steps(self) -> StepColumns:
+        """The trained steps, each once and in order; for a step that was trained more than once, the last try."""
+        numbers = self.tries["step"]
+        if (np.diff(numbers) > 0).all():
+            return self.tries
+        _, last = np.unique(numbers[::-1], return_index=True)
+        return self.tries.take(len(numbers) - 1 - last)
+
+    def spans(self) -> tuple[float, float]:
+        """Return the times of the first and the last event [seconds since 1970]; (0, 0) without events."""
+        times = [event.time_s for event in self.events]
+        times += [float(self.tries["time_s"][at]) for at in ((0, -1) if len(self.tries) else ())]
+        return (min(times), max(times)) if times else (0.0, 0.0)
+
+    def condensed(self) -> list[Event]:
+        """Return events with the same ledger, but few of them: steps in a row without another event in between are one
+        ``StepDone``, with the sums of their times, tokens and ``extra`` figures."""
+        term, time_s = self.tries["term"], self.tries["time_s"]
+        order = np.lexsort((time_s, term)) if (np.diff(term) < 0).any() or (np.diff(time_s) < 0).any() else None
+        rows = self.tries if order is None else self.tries.take(order)
+        ends = _cuts(rows, self.events)
+        written = ends - 1 if order is None else order[ends - 1]
+        # of events at the same time, those that were written first come first
+        found: list[tuple[float, Event]] = [(float(at), event) for at, event in self.placed]
+        found += [(at + 0.5, event) for at, event in zip(written.tolist(), _merged(rows, ends), strict=True)]
+        return [event for _, event in sorted(found, key=lambda one: (one[1].term, one[1].time_s, one[0]))]
+
+
+def timeline_of(events: Iterable[Event]) -> Timeline:
+    """Return events in the order of writing as a timeline."""
+    steps: list[StepDone] = []
+    placed: list[tuple[int, Event]] = []
+    for event in events:
+        if isinstance(event, StepDone):
+            steps.append(event)
+        else:
+            placed.append((len(steps), event))
+    return Timeline(columns_of(steps), placed)
+
+
+def _cuts(rows: StepColumns, events: Sequence[Event]) -> np.ndarray:
+    """Return the ends of the parts of ``rows`` that the ledger may take as one step each; rows are in order of time."""
+    if not len(rows):
+        return np.empty(0, np.int64)
+    term, time_s, step = rows["term"], rows["time_s"], rows["step"]
+    keys = np.array([(event.term, event.time_s) for event in events]).reshape(-1, 2)
+    at = [np.flatnonzero(np.diff(term)) + 1]
+    for one in np.unique(keys[:, 0]) if len(keys) else ():
+        begin, end = np.searchsorted(term, (one, one + 1))
+        times = keys[keys[:, 0] == one, 1]
+        for side in ("left", "right"):  # an event at a step's own time stands on either side
+            at.append(begin + np.searchsorted(time_s[begin:end], times, side))
+    newest = np.maximum.accumulate(step)
+    is_new = np.concatenate([[True], step[1:] > newest[:-1]])
+    at.append(np.flatnonzero(np.diff(is_new)) + 1)
+    begins = np.unique(np.concatenate([[0], *at]))
+    # the first step after another event ends a gap: it stays as it is
+    return np.unique(np.concatenate([begins, begins + 1, [len(rows)]]).clip(1, len(rows)))
+
+
+def _merged(rows: StepColumns, ends: np.ndarray) -> Iterator[StepDone]:
+    """Yield one event per part of ``rows`` that ends at ``ends``."""
+    if not len(ends):
+        return
+    begins = np.concatenate([[0], ends[:-1]])
+    passed = np.diff(rows["time_s"], prepend=rows["time_s"][:1])
+    alone = begins[ends - begins == 1]
+    passed[alone] = np.inf  # a step that stays alone keeps its own times
+    step_time_s = np.minimum(rows["step_time_s"], passed.clip(0))
+    wait_s = np.minimum(rows["data_wait_s"], step_time_s)
+    sums = {
+        "step_time_s": np.add.reduceat(step_time_s, begins),
+        "data_wait_s": np.add.reduceat(wait_s, begins),
+        "step_tokens": np.add.reduceat(rows["step_tokens"], begins),
+        "energy_j": np.add.reduceat(_counted(rows["energy_j"]), begins),
+        "energy_between_j": np.add.reduceat(
+            np.minimum(*map(_counted, (rows["energy_between_j"], rows["energy_j"]))), begins
+        ),
+    }
+    extra = {name: np.add.reduceat(np.nan_to_num(column), begins) for name, column in rows.extra.items()}
+    last = {name: column[ends - 1] for name, column in rows.columns.items()}
+    names = list(rows.columns)
+    values = zip(*(sums.get(name, last[name]).tolist() for name in names), strict=True)
+    extras = zip(*(column.tolist() for column in extra.values()), strict=True) if extra else itertools.repeat(())
+    for row, figures in zip(values, extras, strict=False):
+        found = dict(zip(names, row, strict=True))
+        whole = {name: int(found.pop(name)) for name in ("tokens", "step_tokens", "world_size", "term")}
+        yield StepDone(
+            step=StepsDone(int(found.pop("step"))),
+            updated=bool(found.pop("updated")),
+            extra=dict(zip(extra, figures, strict=True)),
+            digest="",
+            memory_bytes=0,
+            **whole,
+            **found,
+        )
+
+
+def _counted(joules: np.ndarray) -> np.ndarray:
+    """Return joules with 0 for what the ledger does not count: not finite, or negative."""
+    return np.where(np.isfinite(joules) & (joules > 0), joules, 0.0)
+
+
+def parse_steps(lines: Sequence[bytes]) -> StepColumns | None:
+    """Return lines of steps as columns; None if one of them is not as a run writes it, which ``event`` must judge.
+
+    Args:
+        lines: JSON without newlines, each with ``"kind": "step"`` in it.
+    """
+    if not lines:
+        return columns_of([])
+    options = pyarrow.json.ParseOptions(explicit_schema=_SCHEMA, unexpected_field_behavior="infer")
+    data = pa.py_buffer(b"\n".join(lines))
+    try:
+        # one block: types of figures in ``extra`` are inferred from all lines
+        reading = pyarrow.json.ReadOptions(use_threads=False, block_size=data.size + 1)
+        table = pyarrow.json.read_json(data, reading, options)
+    except (pa.ArrowInvalid, pa.ArrowNotImplementedError, OverflowError):
+        return None
+    if table.num_rows != len(lines) or not set(table.column_names) <= {*_SCHEMA.names, "extra"}:
+        return None
+    return _checked(table)
+
+
+def _checked(table: pa.Table) -> StepColumns | None:
+    """Return a table's columns; None if a value is not one that ``event`` takes."""
+    required = [
+        name for name, field in _FIELDS.items() if field.default is field.default_factory is dataclasses.MISSING
+    ]
+    whole = [name for name in required if _ARROW[str(_FIELDS[name].type)] != pa.float64()]
+    if any(table[name].null_count for name in ("kind", "time_s", *whole)):
+        return None
+    if table["kind"].unique().to_pylist() != ["step"] or not {*table["format"].unique().to_pylist()} <= {None, FORMAT}:
+        return None
+    columns = {}
+    for name in COLUMNS:
+        column = table[name].combine_chunks()
+        if column.null_count:
+            column = column.fill_null(_DEFAULTS.get(name, math.nan))
+        columns[name] = column.cast(pa.float64(), safe=False).to_numpy(zero_copy_only=False)
+    if not ((columns["time_s"] >= 0) & (columns["time_s"] <= _LATEST_S)).all():
+        return None
+    found: dict[str, np.ndarray] = {}
+    if "extra" in table.column_names:
+        extra = table["extra"].combine_chunks()
+        if not pa.types.is_struct(extra.type):
+            return None
+        for field, column in zip(extra.type, extra.flatten(), strict=True):
+            if field.type not in (pa.int64(), pa.float64(), pa.null()):
+                return None
+            found[field.name] = column.cast(pa.float64()).to_numpy(zero_copy_only=False)
+    return StepColumns(columns, dict(list(found.items())[:_MOST_EXTRAS]))

@@ -1,0 +1,182 @@
+"""A journal in columns says what its events say, and is read in parts while it grows."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import logging
+import math
+import random
+from pathlib import Path
+
+import numpy as np
+import pytest
+from journal_events import step
+
+from springtide.events import Decided, Evaluated, Event, Failed, Left, Saved, Started, StepDone, Stopped
+from springtide.store import Folder
+from springtide.track.journal import Journal, last_steps, read_journal
+from springtide.track.journal_reader import JournalReader
+from springtide.track.ledger import Prices, ledger
+from springtide.track.timeline import COLUMNS, Timeline, parse_steps, timeline_of
+
+
+def assert_same(found: Timeline, events: list[Event]) -> None:
+    """The timeline has the events, and the last try of each step."""
+    expected = timeline_of(events)
+    assert found.placed == expected.placed
+    steps = last_steps(events)
+    for name in COLUMNS:
+        np.testing.assert_array_equal(found.steps[name], np.array([getattr(one, name) for one in steps], float))
+    for name in expected.steps.extra:
+        known = np.array([one.extra.get(name, math.nan) for one in steps])
+        np.testing.assert_array_equal(found.steps.extra[name], known)
+
+
+def life(seed: int, starts: int = 12) -> list[Event]:
+    """The events of a run with restarts, evaluations, saves and words of the controller, as they arrive."""
+    chance, now, at, events = random.Random(seed), 1000.0, 0, list[Event]()
+    for start in range(starts):
+        term = 1 + start // 3
+        now += chance.random() * 20
+        workers = chance.randint(1, 4)
+        at = max(0, at - chance.randint(0, 6))
+        events.append(Started(step=at, world_size=workers, time_s=now, term=term, markets=["spot"] * workers))
+        for _ in range(chance.randint(0, 40)):
+            took = chance.random()
+            now += took * chance.choice([1.0, 1.0, 1.0, 1.5])
+            at += 1
+            extra = {"loss/wiki": chance.random()} if chance.random() < 0.5 else {}
+            loss = math.nan if chance.random() < 0.05 else chance.random()
+            one = dataclasses.replace(step(at, loss), time_s=now, term=term, step_time_s=took, extra=extra)
+            used = {"energy_j": chance.random() * 10, "energy_between_j": chance.choice([0.0, 1.0, 20.0, math.nan])}
+            events.append(dataclasses.replace(one, data_wait_s=chance.random() * 0.3, world_size=workers, **used))
+            if chance.random() < 0.1:
+                now += chance.random()
+                events.append(
+                    Evaluated(step=at, heldout_loss=1.0, heldout_bits_per_byte=1.0, rows=1, time_s=now, term=term)
+                )
+            if chance.random() < 0.1:
+                events.append(Saved(step=at, name="s", size_bytes=1, save_time_s=0.1, time_s=now, term=term))
+            if chance.random() < 0.1:  # of another thread: its time is before that of the step that was written first
+                events.append(Decided(step=at, decision="stay", reason="waiting", time_s=now - took / 2, term=term))
+        if chance.random() < 0.5:
+            events.append(Left(step=at, kept_in="memory", time_s=now, term=term))
+        elif chance.random() < 0.5:
+            events.append(Failed(step=at, cause="lost nodes", reason="x", again=True, time_s=now, term=term))
+    return [*events, Stopped(step=at, status="finished", time_s=now, term=1 + (starts - 1) // 3)]
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_the_ledger_of_few_events_is_that_of_all(seed: int) -> None:
+    events = life(seed)
+    timeline = timeline_of(events)
+    few = timeline.condensed()
+    assert len(few) < len(events)
+    prices = Prices(1.0, 3.0)
+    found, expected = ledger(few, prices), ledger(events, prices)
+    assert found.restarts == expected.restarts
+    assert (found.tokens, found.stragglers) == (expected.tokens, expected.stragglers)
+    for name in ("spent", "dollars"):
+        assert getattr(found, name) == pytest.approx(getattr(expected, name), rel=1e-9, abs=1e-9)
+    # what was used between steps is shared by time among the kinds of a longer span
+    for name in ("total_kwh", "energy_counted"):
+        assert getattr(found, name) == pytest.approx(getattr(expected, name), rel=1e-9)
+    assert found.energy_kwh["recomputed"] == pytest.approx(expected.energy_kwh["recomputed"], rel=1e-9, abs=1e-12)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_columns_are_the_events(tmp_path: Path, seed: int) -> None:
+    with Journal(Folder(tmp_path)) as journal:
+        for event in life(seed):
+            journal(event)
+    reader = JournalReader(Folder(tmp_path))
+    assert reader.read()
+    assert_same(reader.timeline, read_journal(Folder(tmp_path)))
+
+
+def test_a_journal_that_grows_is_read_in_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run, events = Folder(tmp_path), life(1)
+    monkeypatch.setattr("springtide.track.journal._SEGMENT_LINES", 25)
+    reader, counted = JournalReader(run), list[int]()
+    take = reader._new_bytes
+    monkeypatch.setattr(reader, "_new_bytes", lambda *given: counted.append(len(data := take(*given))) or data)
+    assert not reader.read()
+    with Journal(run) as journal:
+        for event in events:
+            journal(event)
+            assert reader.read()
+            assert reader.changed_from == event.step  # type: ignore[attr-defined]
+            assert not reader.read()
+    assert_same(reader.timeline, read_journal(run))
+    size = sum(path.stat().st_size for path in (tmp_path / "journal").iterdir())
+    assert sum(counted) == size, "no byte is read twice"
+
+
+def test_an_older_lease_that_hands_in_late_stands_before_the_newer(tmp_path: Path) -> None:
+    run = Folder(tmp_path)
+    reader = JournalReader(run)
+    with Journal(run) as older, Journal(run) as newer:
+        older(step(1, 1.0))
+        newer(step(2, 2.0))
+        reader.read()
+        older(step(2, 3.0))
+        reader.read()
+    assert reader.timeline.steps["loss"].tolist() == [1.0, 2.0]
+
+
+BROKEN = [
+    '{"kind": "step", nonsense',
+    '{"kind": "step", "step": 1}',
+    "WITH extra 5",
+    'WITH loss "a"',
+    "WITH step null",
+    "WITH time_s -1",
+    "WITH format 2",
+    "WITH unknown 1",
+    'WITH extra {"a": "b"}',
+    'WITH extra {"a": {"kind": "step"}}',
+    'WITH kind "saved"',
+]
+
+
+@pytest.mark.parametrize("broken", BROKEN)
+def test_a_damaged_line_is_skipped_as_ever(tmp_path: Path, broken: str, caplog: pytest.LogCaptureFixture) -> None:
+    with Journal(Folder(tmp_path)) as journal:
+        journal(step(1, sources=("wiki",)))
+        journal(step(2, sources=("wiki",)))
+    segment = tmp_path / "journal" / "0001-0000.jsonl"
+    lines = segment.read_text().splitlines()
+    if broken.startswith("WITH "):
+        _, name, value = broken.split(" ", 2)
+        broken = json.dumps({**json.loads(lines[0]), name: json.loads(value)})
+    segment.write_text("\n".join([lines[0], broken, lines[1], ""]))
+    reader = JournalReader(Folder(tmp_path))
+    with caplog.at_level(logging.WARNING):
+        reader.read()
+    assert reader.timeline.steps["step"].tolist() == [1.0, 2.0]
+    assert "line 2 is skipped" in caplog.text
+    assert_same(reader.timeline, read_journal(Folder(tmp_path)))
+
+
+def test_lines_as_a_run_writes_them_take_the_fast_way(tmp_path: Path) -> None:
+    with Journal(Folder(tmp_path)) as journal:
+        for event in life(2):
+            journal(event)
+        journal(dataclasses.replace(step(900), loss=math.nan, extra={"noise_scale": math.inf, "new": 1.0}))
+    lines = (tmp_path / "journal" / "0001-0000.jsonl").read_bytes().splitlines()
+    steps = [line for line in lines if b'"kind": "step"' in line]
+    found = parse_steps(steps)
+    assert found is not None
+    assert len(found) == len(steps)
+    assert math.isnan(found["loss"][-1])
+    assert math.isnan(found.extra["noise_scale"][-1])
+    assert found.extra["new"][-1] == 1.0
+
+
+def test_nothing_is_read_of_nothing(tmp_path: Path) -> None:
+    reader = JournalReader(Folder(tmp_path))
+    assert not reader.read()
+    assert len(reader.timeline.steps) == 0
+    assert reader.timeline.condensed() == []
+    assert isinstance(step(1), StepDone)
