@@ -36,7 +36,8 @@ _SCHEMA = pa.schema(
     + [(name, _ARROW[str(kind.type)]) for name, kind in _FIELDS.items() if name not in ("extra", "time_s")]
     + [("time_s", pa.float64())]
 )
-_DEFAULTS = {name: field.default for name, field in _FIELDS.items() if field.default is not dataclasses.MISSING}
+_DEFAULTS = {"term": 0, "updated": True, "energy_j": 0.0, "energy_between_j": 0.0}
+"""Fields that older journals lack, and their values there."""
 _LATEST_S = 1e11
 """Limit of ``Event.time_s``."""
 

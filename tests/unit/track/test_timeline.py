@@ -49,7 +49,7 @@ def life(seed: int, starts: int = 12) -> list[Event]:
             extra = {"loss/wiki": chance.random()} if chance.random() < 0.5 else {}
             loss = math.nan if chance.random() < 0.05 else chance.random()
             one = dataclasses.replace(step(at, loss), time_s=now, term=term, step_time_s=took, extra=extra)
-            used = {"energy_j": chance.random() * 10, "energy_between_j": chance.choice([0.0, 1.0, 20.0, math.nan])}
+            used = {"energy_j": chance.random() * 10, "energy_between_j": chance.choice([0.0, 1.0, 20.0, -1.0])}
             events.append(dataclasses.replace(one, data_wait_s=chance.random() * 0.3, world_size=workers, **used))
             if chance.random() < 0.1:
                 now += chance.random()
