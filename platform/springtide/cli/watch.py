@@ -100,12 +100,12 @@ class _Watcher:
 
     def __init__(self, run: Run) -> None:
         from springtide.run.watch import WatchedRun
-        from springtide.track.follow import JournalFollower
+        from springtide.track.journal_reader import JournalReader
         from springtide.track.ledger import Prices
 
         config = run.config
         self.run = run
-        self._journal = JournalFollower(run.folder)
+        self._journal = JournalReader(run.folder)
         self._watched: WatchedRun = WatchedRun(config.num_steps, Prices(config.track.price, config.track.spot_price))
         self._trouble = ""
         self._looked_at_lease_s = time.monotonic()
@@ -114,11 +114,10 @@ class _Watcher:
 
     def look(self, patient: bool = False) -> list[str]:
         """Read what is new; returns its events as lines. ``patient``: keep a storage error for the next picture."""
-        said = []
+        said = list[str]()
         try:
-            for event in self._journal.events():
-                said.append(self._watched.add(event))
-            if said:
+            if self._journal.read():
+                said = self._watched.take(self._journal.news)
                 self._looked_at_lease_s, self._ended = time.monotonic(), ""
             elif time.monotonic() - self._looked_at_lease_s > _LOOK_AT_LEASE_S:
                 self._look_at_lease()
@@ -127,7 +126,7 @@ class _Watcher:
             if not patient:
                 raise
             self._trouble = f"the run's folder cannot be read, trying again: {error}"
-        return [line for line in said if line]
+        return said
 
     def _look_at_lease(self) -> None:
         from springtide.checkpoint import leases

@@ -121,7 +121,7 @@ class Run(RunControl):
             (6144, 0.0, True)
         """
         prices = self.config.track
-        return ledger(self.events, Prices(prices.price, prices.spot_price))
+        return ledger(self.timeline.condensed(), Prices(prices.price, prices.spot_price))
 
     @property
     def starts(self) -> list[Started]:
@@ -321,7 +321,7 @@ class Run(RunControl):
         """
         from springtide.run.why import why
 
-        return why(self.events)
+        return why(self.timeline)
 
     def verify(self) -> Verification:
         """Check that the run trained on exactly the samples of its order.

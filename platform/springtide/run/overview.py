@@ -57,12 +57,13 @@ def _row(folder: Folder) -> RunRow | None:
     try:
         if not folder.exists(RUN_CONFIG):
             return None
-        config, events = run.config, run.events
+        config, timeline = run.config, run.timeline
     except (SpringtideError, OSError) as error:
         return RunRow(run.id, f"cannot be read: {error}", 0, 0, None, 0, 0.0, 0.0, 0.0, 0.0)
     prices = config.track
-    book = ledger(events, Prices(prices.price, prices.spot_price))
-    last = max((event for event in events if isinstance(event, StepDone)), key=lambda event: event.time_s, default=None)
+    told, events = timeline.condensed(whole=1), timeline.events
+    book = ledger(told, Prices(prices.price, prices.spot_price))
+    last = max((event for event in told if isinstance(event, StepDone)), key=lambda event: event.time_s, default=None)
     last_said = [event for event in events if isinstance(event, Decided | Started)][-1:]
     is_paused = any(isinstance(one, Decided) and one.is_about_pause for one in last_said)
     state = state_of(events) if any(isinstance(event, Started | Stopped) for event in events) else "not started"
@@ -76,5 +77,5 @@ def _row(folder: Folder) -> RunRow | None:
         goodput=round(book.goodput, 6),
         dollars=round(book.total_dollars, 6),
         energy_kwh=round(book.total_kwh, 9),
-        seen_s=max((event.time_s for event in events), default=0.0),
+        seen_s=max((event.time_s for event in told), default=0.0),
     )

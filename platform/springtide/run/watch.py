@@ -10,6 +10,7 @@ from typing import NamedTuple
 from springtide.events import Decided, Event, Ready, Saved, Started, StepDone, Stopped, Waited
 from springtide.run.why import DiagnosisBuilder
 from springtide.track.ledger import Prices
+from springtide.track.timeline import Timeline
 
 _POINTS = 64
 """Points of the loss curve: when there are twice as many, each two become one."""
@@ -57,7 +58,7 @@ class Picture(NamedTuple):
 
 
 class WatchedRun:
-    """Takes the events of a run one by one, in the journal's order."""
+    """Takes the journal of a run part by part."""
 
     def __init__(self, num_steps: int, prices: Prices | None = None) -> None:
         self._num_steps = num_steps
@@ -70,16 +71,20 @@ class WatchedRun:
         self._stopped: Stopped | None = None
         self._state, self._seen_s, self._trains = "not started", 0.0, False
 
-    def add(self, event: Event) -> str:
-        """Take one event. Returns it as a line for people; empty for one that is not told, such as a step."""
-        self._why.add(event)
+    def take(self, news: Timeline) -> list[str]:
+        """Take a part of the journal. Returns its events as lines for people, but those that are not told, such as steps."""
+        self._why.take(news)
+        for loss in news.tries["loss"].tolist():
+            self._add_loss(loss)
+        return [line for event in news.condensed(whole=1) if (line := self._add(event))]
+
+    def _add(self, event: Event) -> str:
         self._seen_s = max(self._seen_s, event.time_s)
         if self._stopped is not None and event.term > self._stopped.term:
             self._stopped, self._state = None, "starting"  # another driver takes the run up
         match event:
             case StepDone():
                 self._state, self._trains = "training", True
-                self._add_loss(event.loss)
                 return ""
             case Started():
                 self._state, self._trains = "starting", True

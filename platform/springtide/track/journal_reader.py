@@ -7,12 +7,13 @@ import dataclasses
 import functools
 import math
 import os
+from collections.abc import Sequence
 
 from springtide.events import Event, StepDone
 from springtide.store import Folder
 from springtide.track.journal import parse_lines, read_segment
 from springtide.track.segments import listed, name_of
-from springtide.track.timeline import STEP, StepColumns, Timeline, columns_of, joined, parse_steps
+from springtide.track.timeline import STEP, StepColumns, Timeline, columns_of, joined, parse_steps, timeline_of
 
 _GROWING_TERMS = 8
 """Newest leases whose last segment is read again: an older driver may still hand in what its store had refused."""
@@ -43,6 +44,8 @@ class JournalReader:
         self._closed: set[tuple[int, int]] = set()
         self.changed_from = math.inf
         """The lowest step that an event of the last read is about; infinite if it brought none."""
+        self.news = timeline_of([])
+        """What the last read brought."""
 
     def read(self) -> bool:
         """Read what is new, and return whether anything is. OSError if the store cannot be reached."""
@@ -54,25 +57,20 @@ class JournalReader:
         with concurrent.futures.ThreadPoolExecutor(_THREADS) as threads:
             is_new = list(threads.map(self._take, wanted))
         self._closed |= {(term, number) for term, number in wanted if number != last[term] or term not in growing}
-        self.changed_from = math.inf
+        news = []
         for one in wanted:
             part, (steps, events) = self._parts[one], before.get(one, (0, 0))
-            new = [
-                *part.steps["step"][steps:].tolist(),
-                *(getattr(each, "step", 0) for _, each in part.placed[events:]),
-            ]
-            self.changed_from = min([self.changed_from, *new])
+            placed = [(at - steps, event) for at, event in part.placed[events:]]
+            news.append(_Part(steps=part.steps.take(slice(steps, None)), placed=placed))
+        self.news = _timeline(news)
+        about = [*self.news.tries["step"].tolist(), *(getattr(event, "step", 0) for event in self.news.events)]
+        self.changed_from = min(about, default=math.inf)
         return any(is_new)
 
     @functools.cached_property
     def timeline(self) -> Timeline:
         """What was read so far."""
-        parts = [part for _, part in sorted(self._parts.items())]
-        placed, before = [], 0
-        for part in parts:
-            placed += [(before + at, event) for at, event in part.placed]
-            before += len(part.steps)
-        return Timeline(joined([part.steps for part in parts]), placed)
+        return _timeline([part for _, part in sorted(self._parts.items())])
 
     def _take(self, segment: tuple[int, int]) -> bool:
         """Read what is new in one segment; runs in a thread."""
@@ -101,6 +99,14 @@ class JournalReader:
             return bytes(self._folder.read_range(name, part.size_bytes, end))
         except FileNotFoundError:  # removed meanwhile: what was read of it stays
             return b""
+
+
+def _timeline(parts: Sequence[_Part]) -> Timeline:
+    placed, before = [], 0
+    for part in parts:
+        placed += [(before + at, event) for at, event in part.placed]
+        before += len(part.steps)
+    return Timeline(joined([part.steps for part in parts]), placed)
 
 
 def _parsed(segment: str, before: int, lines: list[bytes]) -> tuple[StepColumns, list[tuple[int, Event]]]:

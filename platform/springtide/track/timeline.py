@@ -21,7 +21,8 @@ from springtide.events import Event, StepDone
 from springtide.events.record import FORMAT
 
 COLUMNS = (
-    *("step", "tokens", "step_tokens", "world_size", "term", "updated", "loss", "grad_norm", "learning_rate"),
+    *("step", "tokens", "step_tokens", "world_size", "term", "updated", "memory_bytes", "loss", "grad_norm"),
+    *("learning_rate",),
     *("step_time_s", "data_wait_s", "tokens_per_s", "mfu", "time_s", "energy_j", "energy_between_j"),
 )
 """Fields of ``StepDone`` that are kept."""
@@ -118,13 +119,18 @@ class Timeline:
         times += [float(self.tries["time_s"][at]) for at in ((0, -1) if len(self.tries) else ())]
         return (min(times), max(times)) if times else (0.0, 0.0)
 
-    def condensed(self) -> list[Event]:
+    def condensed(self, whole: int = 0) -> list[Event]:
         """Return events with the same ledger, but few of them: steps in a row without another event in between are one
-        ``StepDone``, with the sums of their times, tokens and ``extra`` figures."""
+        ``StepDone``, with the sums of their times, tokens, joules and ``extra`` figures. A step whose update was skipped stays
+        alone.
+
+        Args:
+            whole: number of the last steps that stay alone, too.
+        """
         term, time_s = self.tries["term"], self.tries["time_s"]
         order = np.lexsort((time_s, term)) if (np.diff(term) < 0).any() or (np.diff(time_s) < 0).any() else None
         rows = self.tries if order is None else self.tries.take(order)
-        ends = _cuts(rows, self.events)
+        ends = _cuts(rows, self.events, whole)
         written = ends - 1 if order is None else order[ends - 1]
         # of events at the same time, those that were written first come first
         found: list[tuple[float, Event]] = [(float(at), event) for at, event in self.placed]
@@ -144,7 +150,7 @@ def timeline_of(events: Iterable[Event]) -> Timeline:
     return Timeline(columns_of(steps), placed)
 
 
-def _cuts(rows: StepColumns, events: Sequence[Event]) -> np.ndarray:
+def _cuts(rows: StepColumns, events: Sequence[Event], whole: int) -> np.ndarray:
     """Return the ends of the parts of ``rows`` that the ledger may take as one step each; rows are in order of time."""
     if not len(rows):
         return np.empty(0, np.int64)
@@ -159,6 +165,9 @@ def _cuts(rows: StepColumns, events: Sequence[Event]) -> np.ndarray:
     newest = np.maximum.accumulate(step)
     is_new = np.concatenate([[True], step[1:] > newest[:-1]])
     at.append(np.flatnonzero(np.diff(is_new)) + 1)
+    at.append(np.arange(max(0, len(rows) - whole), len(rows)))
+    skipped = np.flatnonzero(rows["updated"] == 0)
+    at += [skipped, skipped + 1]
     begins = np.unique(np.concatenate([[0], *at]))
     # the first step after another event ends a gap: it stays as it is
     return np.unique(np.concatenate([begins, begins + 1, [len(rows)]]).clip(1, len(rows)))
@@ -190,13 +199,12 @@ def _merged(rows: StepColumns, ends: np.ndarray) -> Iterator[StepDone]:
     extras = zip(*(column.tolist() for column in extra.values()), strict=True) if extra else itertools.repeat(())
     for row, figures in zip(values, extras, strict=False):
         found = dict(zip(names, row, strict=True))
-        whole = {name: int(found.pop(name)) for name in ("tokens", "step_tokens", "world_size", "term")}
+        whole = {name: int(found.pop(name)) for name in ("tokens", "step_tokens", "world_size", "term", "memory_bytes")}
         yield StepDone(
             step=StepsDone(int(found.pop("step"))),
             updated=bool(found.pop("updated")),
             extra=dict(zip(extra, figures, strict=True)),
             digest="",
-            memory_bytes=0,
             **whole,
             **found,
         )

@@ -28,6 +28,7 @@ from springtide.run.watch import WatchedRun, span
 from springtide.store import Folder
 from springtide.track.journal import Journal
 from springtide.track.ledger import Prices
+from springtide.track.timeline import timeline_of
 
 TIMEOUT_S = 60
 
@@ -53,20 +54,21 @@ def test_states_follow_the_events() -> None:
         (dataclasses.replace(step(2), time_s=5.0, term=1, world_size=4), "training"),
         (Stopped(step=2, status="stopped", time_s=5.0, term=1), "stopped"),
     ):
-        watched.add(event)
+        watched.take(timeline_of([event]))
         assert state(watched) == expected
     assert watched.picture(5.0).is_over
     assert watched.picture(5.0).sizes == [(0, 2), (1, 4)]
-    watched.add(decided("start", "2 of 2", term=2))  # --resume
+    watched.take(timeline_of([decided("start", "2 of 2", term=2)]))  # --resume
     assert (state(watched), watched.picture(5.0).is_over) == ("starting", False)
 
 
 def test_a_picture_has_costs_speed_and_the_age_of_the_checkpoint() -> None:
     watched = WatchedRun(10, Prices(other=3600.0))
-    watched.add(Started(step=0, world_size=2, time_s=10.0, term=1))
+    watched.take(timeline_of([Started(step=0, world_size=2, time_s=10.0, term=1)]))
     for number in (1, 2, 3):
-        watched.add(dataclasses.replace(step(number), time_s=10.0 + 0.5 * number, term=1))
-    said = watched.add(Saved(step=3, name="step-0000000003", size_bytes=1, save_time_s=1, time_s=11.5, term=1))
+        watched.take(timeline_of([dataclasses.replace(step(number), time_s=10.0 + 0.5 * number, term=1)]))
+    saved = Saved(step=3, name="step-0000000003", size_bytes=1, save_time_s=1, time_s=11.5, term=1)
+    [said] = watched.take(timeline_of([saved]))
     assert "saved step-0000000003" in said
     found = watched.picture(31.5)
     assert (found.step, found.num_steps, found.workers, found.left_s) == (3, 10, 2, 3.5)
@@ -79,8 +81,9 @@ def test_a_picture_has_costs_speed_and_the_age_of_the_checkpoint() -> None:
 
 def test_the_curve_of_a_long_run_has_a_bounded_number_of_points() -> None:
     watched = WatchedRun(10_000)
-    for number in range(1, 5001):
-        watched.add(step(number, loss=5.0 - number / 1000))
+    for first in (1, 2, 2501):  # a journal is read in parts
+        last = {1: 1, 2: 2500, 2501: 5000}[first]
+        watched.take(timeline_of([step(number, loss=5.0 - number / 1000) for number in range(first, last + 1)]))
     losses = watched.picture(0.0).losses
     assert 64 <= len(losses) <= 129
     assert losses == sorted(losses, reverse=True)

@@ -27,13 +27,19 @@ from springtide.events import (
     Straggling,
     Waited,
 )
-from springtide.run.finding import REMEDIES
+from springtide.run.finding import REMEDIES, Diagnosis
 from springtide.run.folder import Run
-from springtide.run.why import why
+from springtide.run.why import why as why_of
 from springtide.store import Folder
 from springtide.track.journal import Journal
+from springtide.track.timeline import timeline_of
 
 REPOSITORY = Path(__file__).parents[3]
+
+
+def why(events: list[Event]) -> Diagnosis:
+    """What limits a run with these events."""
+    return why_of(timeline_of(events))
 
 
 def steps(first: int, last: int, at_s: float, **changes: object) -> list[Event]:

@@ -1,0 +1,91 @@
+"""A journal that grows is read once, byte by byte, wherever it lies, and each look tells what is new."""
+
+from __future__ import annotations
+
+import uuid
+from pathlib import Path
+
+import pytest
+from journal_events import step
+
+from springtide.events import Saved
+from springtide.store import Folder
+from springtide.track.journal import Journal, read_journal
+from springtide.track.journal_reader import JournalReader
+from springtide.track.timeline import timeline_of
+
+
+@pytest.fixture(params=["local", "memory"])
+def run(request: pytest.FixtureRequest, tmp_path: Path) -> Folder:
+    return Folder(tmp_path / "run" if request.param == "local" else f"memory://follow-{uuid.uuid4().hex}")
+
+
+def look(reader: JournalReader) -> list[int]:
+    """The steps that a look finds new."""
+    is_new = reader.read()
+    found = [int(number) for number in reader.news.tries["step"]]
+    assert is_new == bool(found or reader.news.events)
+    assert reader.changed_from == min(found, default=float("inf"))
+    return found
+
+
+def test_each_look_tells_what_is_new_over_segments_and_terms(run: Folder, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("springtide.track.journal._SEGMENT_LINES", 10)
+    reader = JournalReader(run)
+    assert look(reader) == []
+    found = []
+    for term, until in enumerate((7, 25, 26), 1):
+        with Journal(run) as journal:
+            for number in range(1, until + 1):
+                journal(step(100 * term + number))
+                if number % 6 == 0:
+                    journal.flush()
+                    found += look(reader)
+    assert len(found) == 6 + 24 + 24 + 1 + 1  # the last steps of a term come with the next look
+    found += look(reader)
+    assert found == [int(one) for one in timeline_of(read_journal(run)).tries["step"]]
+    assert look(reader) == []
+
+
+def test_only_new_bytes_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run, ranges = Folder(tmp_path), []
+    read_range = Folder.read_range
+
+    def counted(self: Folder, name: str, begin: int, end: int) -> bytes | memoryview:
+        ranges.append((begin, end))
+        return read_range(self, name, begin, end)
+
+    reader = JournalReader(run)
+    with Journal(run) as journal:
+        journal(step(1))
+        assert look(reader) == [1]
+        size = Path(tmp_path / "journal" / "0001-0000.jsonl").stat().st_size
+        monkeypatch.setattr(Folder, "read_range", counted)
+        for number in range(2, 5):
+            journal(step(number))
+            assert look(reader) == [number]
+            assert look(reader) == []
+    assert [begin for begin, _ in ranges] == [size, *(end for _, end in ranges[:-1])]
+    assert len(ranges) == 3
+
+
+def test_events_between_new_steps_keep_their_place(tmp_path: Path) -> None:
+    reader = JournalReader(Folder(tmp_path))
+    with Journal(Folder(tmp_path)) as journal:
+        journal(step(1))
+        assert look(reader) == [1]
+        for event in (step(2), Saved(step=2, name="step-0000000002", size_bytes=1, save_time_s=1.0), step(3)):
+            journal(event)
+    assert look(reader) == [2, 3]
+    assert [(at, event.kind) for at, event in reader.news.placed] == [(1, "saved")]
+    assert [(at, event.kind) for at, event in reader.timeline.placed] == [(2, "saved")]
+
+
+def test_a_segment_that_goes_on_is_read_on_at_an_object_store(s3: str) -> None:
+    run = Folder(f"{s3}/follow-{uuid.uuid4().hex}")
+    reader = JournalReader(run)
+    with Journal(run) as journal:
+        for number in range(1, 4):
+            journal(step(number))
+            assert journal.flush()
+            assert look(reader) == [number]
