@@ -1,9 +1,11 @@
-"""What a run's page costs on a long journal: a million steps of two sources, with restarts, saves and evaluations.
+"""What a run's page and the commands about a run cost on a long journal: a million steps of two sources, with restarts, saves
+and evaluations.
 
     read      the journal, from the page cache of the system, by the reader that the page and its server use
     build     the page from what was read: charts, ledger, tables
     refresh   what the server computes when ten steps are new, and what a browser fetches for them
     size      of the page
+    why, watch --once, list    as `springtide run` does them, with what they read
 
 The journal is generated: lines as a run writes them, with other numbers. Each measurement is a fresh process; the best of all
 rounds counts.
@@ -126,12 +128,43 @@ def page(root: str) -> dict[str, Any]:
     }
 
 
+def why(root: str) -> dict[str, Any]:
+    """Seconds of ``springtide run why``."""
+    from springtide.run.folder import open_run
+
+    begin = time.perf_counter()
+    open_run(f"{root}/long").why()
+    return {"why_s": time.perf_counter() - begin}
+
+
+def watch(root: str) -> dict[str, Any]:
+    """Seconds of ``springtide run watch --once``."""
+    from springtide.cli.watch import _Watcher
+    from springtide.run.folder import open_run
+
+    begin = time.perf_counter()
+    watcher = _Watcher(open_run(f"{root}/long"))
+    watcher.look()
+    watcher.table()
+    return {"watch_s": time.perf_counter() - begin}
+
+
+def listed(root: str) -> dict[str, Any]:
+    """Seconds of ``springtide run list``."""
+    from springtide.run.overview import overview
+
+    begin = time.perf_counter()
+    overview(root)
+    return {"list_s": time.perf_counter() - begin}
+
+
 def main() -> None:
     """Measure, and print the claims."""
     options = claims.options(__doc__, rounds=3, steps=(1_000_000, 20_000), restarts=(10_000, 200))
     with tempfile.TemporaryDirectory() as root:
         size = written(root, int(options.steps), int(options.restarts))
-        rounds = [claims.alone(page, root) for _ in range(options.rounds)]
+        each = (why, watch, listed, page)
+        rounds = [{k: v for one in each for k, v in claims.alone(one, root).items()} for _ in range(options.rounds)]
     best = {name: min(one[name] for one in rounds) for name in rounds[0]}
     detail = {"steps": int(options.steps), "restarts": int(options.restarts), "journal_mib": round(size / 2**20)}
     cpu = {name: round(best[f"{name}_cpu"], 2) for name in ("read_s", "build_s", "refresh_s")}
@@ -142,6 +175,7 @@ def main() -> None:
         claims.claim("page_mb", best["page_bytes"] / 1e6, 5.0, "lower", detail),
         claims.claim("page_refresh_s", best["refresh_s"], 1.0, "lower", detail),
         claims.claim("page_refresh_kb", best["refresh_bytes"] / 1e3, 100.0, "lower", detail),
+        *(claims.claim(f"run_{name}", best[name], 3.0, "lower", detail) for name in ("why_s", "watch_s", "list_s")),
     ]
     claims.show(options, shown)
 

@@ -34,7 +34,10 @@ CLAIMS = {
     "order": {*(f"order_lag1_{recipe}" for recipe in RECIPES), "order_seek_1000_s", "order_verify_minutes"},
     "layouts": {"layouts_loss_over_tolerance", "bytes_predicted_off"},
     "export": {"export_memory_vs_largest_tensor", "export_vs_copy"},
-    "page": {"page_build_s", "page_read_and_build_s", "page_mb", "page_refresh_s", "page_refresh_kb"},
+    "page": {
+        *("page_build_s", "page_read_and_build_s", "page_mb", "page_refresh_s", "page_refresh_kb"),
+        *("run_why_s", "run_watch_s", "run_list_s"),
+    },
     "small_devices": {"lora_0_5b_peak_gib", "lora_1_5b_peak_gib", "qlora_4b_peak_gib"},
 }
 PEERS = (BENCHMARKS.parent / ".venv-peers").exists()
