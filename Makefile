@@ -4,7 +4,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 DEMO_ROOT ?= runs
 
-.PHONY: demo test long flaky soak lint bench commands drills sweeps gpu gpu-wheels clean
+.PHONY: demo test long flaky soak lint bench commands drills sweeps screenshots gpu gpu-wheels clean
 
 demo: .venv/.ready
 	$(BIN)/springtide train --recipe demo --run.root $(DEMO_ROOT) --demo
@@ -55,16 +55,21 @@ bench: .venv/.ready .venv-peers
 commands: .venv/.ready
 	$(BIN)/python -m pytest --full tests/elastic/test_commands_of_the_pages.py
 
-# each drill in full: an hour; `make test` runs two of them
+# each drill in full, and what is told of a run with five faults: an hour; `make test` runs two of them
 drills: .venv/.ready
 	for scenario in kill drain regrow hang all resize points; do $(BIN)/springtide drill --scenario $$scenario || exit 1; done
 	for seed in 1 2 3; do $(BIN)/springtide drill --scenario storm --seed $$seed || exit 1; done
+	cd tests/programs && ../../$(BIN)/python five_faults.py
 
 # a sweep of sixteen trials that loses six nodes and its driver; what `make test` leaves out of its second half: a population
 # that loses its driver, the demo, the notebook of fine-tuning, a killed DPO run
 sweeps: .venv/.ready
 	$(BIN)/python tests/programs/swept.py 16 6 60
 	$(BIN)/python -m pytest --full -m full tests/elastic
+
+# the pictures of docs/how-to/monitor.md, of a real run; needs Chromium on the path or in $CHROMIUM
+screenshots: .venv/.ready
+	cd tests/programs && ../../$(BIN)/python screenshots.py
 
 # what one GPU says, in 25 minutes; without Ray: benchmarks/gpu/README.md. GPU="--quick" runs it anywhere
 GPU_PYTHON ?= $(if $(wildcard .venv/.ready),$(BIN)/python,$(PYTHON))
