@@ -6,7 +6,8 @@ evaluation        on held-out rows                 start_up          until the f
 resize            from one group to the next       waiting           for capacity, without a worker group
 other             a profile, a sample, a comparison of ranks
 
-The energy of a step has the step's kind; what was used between two steps is shared among the kinds of that time, by time.
+Between two groups the workers of the next one count; until it is known that a group has failed, its own do: one that hangs holds
+them. The energy of a step has the step's kind; what was used between two steps is shared among the kinds of that time, by time.
 """
 
 from __future__ import annotations
@@ -256,10 +257,12 @@ class LedgerBuilder:
         if isinstance(event, Failed):
             self._cause = f"{event.cause}: {event.reason}"
             if self._workers:
+                self._hold(event.time_s)
                 self._leave(self._cause)
         elif isinstance(event, Decided) and event.decision in ("leave", "replace"):
             self._cause = event.reason
-            if event.decision == "replace" and self._workers:  # its group is already gone
+            if event.decision == "replace" and self._workers:
+                self._hold(event.time_s)
                 self._leave(self._cause)
         if not self._workers and isinstance(event, Decided):
             passed_s = max(0.0, event.time_s - self._now)
@@ -271,6 +274,12 @@ class LedgerBuilder:
                 self._phase = "waiting"
             elif self._phase in ("waiting", _NOT_HELD):
                 self._phase = "resize" if self._last else "start_up"
+
+    def _hold(self, until_s: float) -> None:
+        """Charge a group that has failed for the time until that was known: one that hangs holds its workers."""
+        passed_s = max(0.0, until_s - self._now)
+        self._now += passed_s
+        self._spend("resize", passed_s)
 
     def _leave(self, cause: str) -> None:
         self._workers, self._phase, self._cause = 0, "resize", cause

@@ -92,14 +92,14 @@ def test_every_second_is_of_one_kind() -> None:
             "data_stall": 0.75,
             "checkpoint_stall": 0.5 * 3,
             "recomputed": 2,
-            "resize": 2.5 * 2 + 0.25 * 2 + (0.25 + 0.5 + 0.5) * 3,
+            "resize": 0.5 * 3 + 2 * 2 + 0.25 * 2 + (0.25 + 0.5 + 0.5) * 3,
             "waiting": 10 * 3,
             "evaluation": 0,
             "other": 0,
         }
     )
-    # 3 workers until the loss, 2 until they left, then those of the next group
-    assert found.held == pytest.approx(13.5 * 3 + 4.75 * 2 + 12.25 * 3)
+    # 3 workers until the loss is known, 2 until they left, then those of the next group
+    assert found.held == pytest.approx(14 * 3 + 4.25 * 2 + 12.25 * 3)
     assert found.goodput == pytest.approx((9 - 0.75 + 5) / found.held)
 
 
@@ -124,7 +124,7 @@ def test_seconds_have_the_price_of_the_market_they_were_bought_on() -> None:
     ]
     found = ledger(history, Prices(other=7200.0, spot=3600.0))
     assert {kind: dollars for kind, dollars in found.dollars.items() if dollars} == pytest.approx(
-        {"start_up": 10 * 3, "productive": 3 + 2, "resize": 3 * 2}
+        {"start_up": 10 * 3, "productive": 3 + 2, "resize": 1 * 3 + 2 * 2}
     )
     assert sum(ledger(history).dollars.values()) == 0.0
     unlabelled = [started(0, 0.0, 3), step(1, 1.0, 3)]
