@@ -6,8 +6,9 @@ evaluation        on held-out rows                 start_up          until the f
 resize            from one group to the next       waiting           for capacity, without a worker group
 other             a profile, a sample, a comparison of ranks
 
-Between two groups the workers of the next one count; until it is known that a group has failed, its own do: one that hangs holds
-them. The energy of a step has the step's kind; what was used between two steps is shared among the kinds of that time, by time.
+Between two groups the workers of the next one count; until it is known that a group has failed, its own do: one that hangs
+holds them. The energy of a step has the step's kind; what was used between two steps is shared among the kinds of that time, by
+time.
 """
 
 from __future__ import annotations
