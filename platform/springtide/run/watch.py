@@ -71,12 +71,12 @@ class WatchedRun:
         self._stopped: Stopped | None = None
         self._state, self._seen_s, self._trains = "not started", 0.0, False
 
-    def take(self, news: Timeline) -> list[str]:
+    def take(self, timeline: Timeline) -> list[str]:
         """Take a part of the journal. Returns its events as lines for people, but those that are not told, such as steps."""
-        self._why.take(news)
-        for loss in news.tries["loss"].tolist():
+        self._why.take(timeline)
+        for loss in timeline.tries["loss"].tolist():
             self._add_loss(loss)
-        return [line for event in news.condensed(whole=1) if (line := self._add(event))]
+        return [line for event in timeline.condensed(whole=1) if (line := self._add(event))]
 
     def _add(self, event: Event) -> str:
         self._seen_s = max(self._seen_s, event.time_s)
