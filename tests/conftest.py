@@ -6,6 +6,7 @@ import itertools
 import os
 import secrets
 import shutil
+import signal
 import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -27,6 +28,9 @@ os.environ.update(
     MLFLOW_HTTP_REQUEST_MAX_RETRIES="0",
     MLFLOW_HTTP_REQUEST_TIMEOUT="5",
 )
+# a shell ignores Ctrl-C for what it runs in the background, and that holds for all processes that the tests start
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 os.environ.pop("RAY_ADDRESS", None)
 os.environ.pop("MLFLOW_TRACKING_URI", None)
 
