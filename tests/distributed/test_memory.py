@@ -27,7 +27,9 @@ def laid_out(layers: int = 8, **changes: Any) -> Config:
     ("strategy", "precision", "recompute", "optimizer"),
     [
         ("ddp", "fp32", "none", "adamw"),
-        ("zero1", "bf16", "full", "adamw"),
+        ("zero1", "fp32", "full", "adamw"),
+        # processors without bf16 arithmetic take minutes
+        pytest.param("zero1", "bf16", "full", "adamw", marks=pytest.mark.full),
         pytest.param("zero3", "bf16", "selective", "muon", marks=pytest.mark.full),
     ],
 )
