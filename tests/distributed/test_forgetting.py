@@ -15,6 +15,7 @@ from springtide.report.run_page import render
 from springtide.run.folder import open_run
 from springtide.store import Folder
 from springtide.stream import open_data
+from springtide.track.timeline import timeline_of
 from springtide.training.evaluate import evaluate_checkpoint
 from springtide.training.forgetting import FirstLosses, old_names, with_old_sets
 
@@ -65,10 +66,10 @@ def test_the_sets_of_the_run_before_are_evaluated_and_compared_with_step_0(trunk
     again = evaluate_checkpoint(there, config, committed(there)[-1])
     assert again.forgetting["trunk"] == pytest.approx(second[-1].forgetting["trunk"], abs=1e-5)
     assert evaluate_checkpoint(there, config.override({"train.eval_tokens": 64}), committed(there)[-1]).forgetting == {}
-    page = render("continued", [*first, *second])
+    page = render("continued", timeline_of([*first, *second]))
     assert "<h2>Forgetting</h2>" in page
     assert f'<td class="number">{second[-1].forgetting["trunk"]:+.3f}</td>' in page
-    assert "Forgetting" not in render("trunk", [origin])
+    assert "Forgetting" not in render("trunk", timeline_of([origin]))
 
 
 def test_replay_compares_the_old_corpus_of_the_mixture(trunk: Config, poems: str) -> None:

@@ -339,8 +339,11 @@ class JournalFiles(Target):
         for look in ("status", "finished", "last_step", "sample", "evaluations", "starts"):
             getattr(run, look)
         read_history(run.folder)
+        timeline = run.timeline
+        must(len(timeline.tries) + len(timeline.events) == len(events), "columns and events differ")
+        run.why().as_dict()
         if random.random() < 0.02:  # it draws charts
-            render(run.id, events, "", {})
+            render(run.id, timeline)
 
     def _check_kept(self, events: list[Event]) -> None:
         """Each line that is as it was written is an event; where one is not, the log names the segment."""

@@ -428,7 +428,7 @@ class Controller:
 
     def _begin(self) -> None:
         self.begins()
-        taken = self.pool.take(lambda node: Actor(self.simulated, node))
+        taken = self.pool.take(lambda node, name: Actor(self.simulated, node))
         simulated = self.simulated
         if lost := [one.node for one in taken if not simulated.cluster.machines[one.node].alive]:
             self.pool.give_back([one for one in taken if one.node not in lost])

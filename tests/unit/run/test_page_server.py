@@ -205,5 +205,8 @@ def test_ctrl_c_ends_it_well(tmp_path: Path) -> None:
         assert b"Nothing happened yet" in connection.getresponse().read()
         connection.close()
         serving.send_signal(signal.SIGINT)
-        assert serving.wait(60) == 0
+        try:
+            assert serving.wait(60) == 0
+        finally:
+            serving.kill()  # or the block would wait for it
         assert serving.stderr.read() == ""
