@@ -233,17 +233,21 @@ def parse_steps(lines: Sequence[bytes]) -> StepColumns | None:
         return None
     if table.num_rows != len(lines) or not set(table.column_names) <= {*_SCHEMA.names, "extra"}:
         return None
-    return _checked(table)
+    return _checked(table, data.to_pybytes())
 
 
-def _checked(table: pa.Table) -> StepColumns | None:
-    """Return a table's columns; None if a value is not one that ``event`` takes."""
+def _checked(table: pa.Table, lines: bytes) -> StepColumns | None:
+    """Return a table's columns; None if a value is not one that ``event`` takes. ``lines``: what was read."""
     required = [
         name for name, field in _FIELDS.items() if field.default is field.default_factory is dataclasses.MISSING
     ]
     whole = [name for name in required if _ARROW[str(_FIELDS[name].type)] != pa.float64()]
     if any(table[name].null_count for name in ("kind", "time_s", *whole)):
         return None
+    for name in set(required) - {*whole, "kind", "time_s"}:
+        missing = table[name].null_count  # or null, for a number that was not finite
+        if missing and lines.count(f'"{name}": null'.encode()) != missing:
+            return None
     if table["kind"].unique().to_pylist() != ["step"] or not {*table["format"].unique().to_pylist()} <= {None, FORMAT}:
         return None
     columns = {}

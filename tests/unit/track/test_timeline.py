@@ -126,6 +126,8 @@ def test_an_older_lease_that_hands_in_late_stands_before_the_newer(tmp_path: Pat
 
 
 BROKEN = [
+    "WITHOUT mfu",
+    "WITHOUT step",
     '{"kind": "step", nonsense',
     '{"kind": "step", "step": 1}',
     "WITH extra 5",
@@ -150,6 +152,8 @@ def test_a_damaged_line_is_skipped_as_ever(tmp_path: Path, broken: str, caplog: 
     if broken.startswith("WITH "):
         _, name, value = broken.split(" ", 2)
         broken = json.dumps({**json.loads(lines[0]), name: json.loads(value)})
+    elif broken.startswith("WITHOUT "):
+        broken = json.dumps({name: value for name, value in json.loads(lines[0]).items() if name != broken.split()[1]})
     segment.write_text("\n".join([lines[0], broken, lines[1], ""]))
     reader = JournalReader(Folder(tmp_path))
     with caplog.at_level(logging.WARNING):
