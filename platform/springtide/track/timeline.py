@@ -224,16 +224,18 @@ def parse_steps(lines: Sequence[bytes]) -> StepColumns | None:
     if not lines:
         return columns_of([])
     options = pyarrow.json.ParseOptions(explicit_schema=_SCHEMA, unexpected_field_behavior="infer")
-    data = pa.py_buffer(b"\n".join(lines))
+    text = b"\n".join(lines)
+    data = pa.py_buffer(text)
     try:
+        text.decode()  # pyarrow takes other bytes, too
         # one block: types of figures in ``extra`` are inferred from all lines
         reading = pyarrow.json.ReadOptions(use_threads=False, block_size=data.size + 1)
         table = pyarrow.json.read_json(data, reading, options)
-    except (pa.ArrowInvalid, pa.ArrowNotImplementedError, OverflowError):
+    except (pa.ArrowInvalid, pa.ArrowNotImplementedError, OverflowError, UnicodeDecodeError):
         return None
     if table.num_rows != len(lines) or not set(table.column_names) <= {*_SCHEMA.names, "extra"}:
         return None
-    return _checked(table, data.to_pybytes())
+    return _checked(table, text)
 
 
 def _checked(table: pa.Table, lines: bytes) -> StepColumns | None:
