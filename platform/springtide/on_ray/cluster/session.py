@@ -43,6 +43,8 @@ _AUTH_MODE, _TOKEN, _TOKEN_FILE = "RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_AUTH_T
 _PREFIX = "springtide-ray-"
 _STORE_BYTES = 512 * 2**20
 NAMESPACE = "springtide"
+_SUBMITTED = "RAY_JOB_CONFIG_JSON_ENV_VAR"
+"""What Ray sets for a driver that `ray job submit` starts."""
 
 # Ray Train reads the first one in the driver: without it the dashboard's Train page is empty
 _ENVIRONMENT = {
@@ -96,7 +98,8 @@ def cluster(config: Config, *, dashboard: bool = True, metadata: Mapping[str, st
     check_version(ray.__version__)
     set_environment()
     quiet: dict[str, Any] = {"namespace": NAMESPACE, "log_to_driver": False, "logging_level": logging.ERROR}
-    quiet["job_config"] = JobConfig(metadata=dict(metadata or job_metadata(config)))
+    if _SUBMITTED not in os.environ:  # a submitted job has the metadata that it was submitted with
+        quiet["job_config"] = JobConfig(metadata=dict(metadata or job_metadata(config)))
     if ray.is_initialized():
         yield ""
     elif address := os.environ.get("RAY_ADDRESS"):
