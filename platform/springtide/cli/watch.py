@@ -117,7 +117,7 @@ class _Watcher:
         said = list[str]()
         try:
             if self._journal.read():
-                said = self._watched.take(self._journal.news)
+                said = self._watched.take(self._journal.new)
                 self._looked_at_lease_s, self._ended = time.monotonic(), ""
             elif time.monotonic() - self._looked_at_lease_s > _LOOK_AT_LEASE_S:
                 self._look_at_lease()

@@ -73,10 +73,9 @@ class WatchedRun:
 
     def take(self, timeline: Timeline) -> list[str]:
         """Take a part of the journal. Returns its events as lines for people, but those that are not told, such as steps."""
-        self._why.take(timeline)
         for loss in timeline.tries["loss"].tolist():
             self._add_loss(loss)
-        return [line for event in timeline.condensed(whole=1) if (line := self._add(event))]
+        return [line for event in self._why.take(timeline) if (line := self._add(event))]
 
     def _add(self, event: Event) -> str:
         self._seen_s = max(self._seen_s, event.time_s)

@@ -90,12 +90,13 @@ class DiagnosisBuilder:
         """(rank, node) -> what all workers have waited for it [worker-seconds]."""
         self._out_of_room = ""
 
-    def take(self, timeline: Timeline) -> None:
-        """Take the events of a part of a journal; a million steps take no longer than its other events."""
+    def take(self, timeline: Timeline) -> list[Event]:
+        """Take the events of a part of a journal, and return them condensed: a million steps take no longer than the others."""
         events = timeline.condensed(whole=_RECENT_STEPS)
         self._num_steps += len(timeline.tries) - sum(isinstance(event, StepDone) for event in events)
         for event in events:
             self.add(event)
+        return events
 
     def add(self, event: Event) -> None:
         """Take one event."""

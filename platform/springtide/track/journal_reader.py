@@ -13,7 +13,7 @@ from springtide.events import Event, StepDone
 from springtide.store import Folder
 from springtide.track.journal import parse_lines, read_segment
 from springtide.track.segments import listed, name_of
-from springtide.track.timeline import STEP, StepColumns, Timeline, columns_of, joined, parse_steps, timeline_of
+from springtide.track.timeline import STEP, StepColumns, Timeline, columns_of, joined, parse_steps
 
 _GROWING_TERMS = 8
 """Newest leases whose last segment is read again: an older driver may still hand in what its store had refused."""
@@ -44,8 +44,8 @@ class JournalReader:
         self._closed: set[tuple[int, int]] = set()
         self.changed_from = math.inf
         """The lowest step that an event of the last read is about; infinite if it brought none."""
-        self.news = timeline_of([])
-        """What the last read brought."""
+        self._fresh: list[_Part] = []
+        """What the last read brought of each segment."""
 
     def read(self) -> bool:
         """Read what is new, and return whether anything is. OSError if the store cannot be reached."""
@@ -57,15 +57,20 @@ class JournalReader:
         with concurrent.futures.ThreadPoolExecutor(_THREADS) as threads:
             is_new = list(threads.map(self._take, wanted))
         self._closed |= {(term, number) for term, number in wanted if number != last[term] or term not in growing}
-        news = []
+        self._fresh = []
         for one in wanted:
             part, (steps, events) = self._parts[one], before.get(one, (0, 0))
             placed = [(at - steps, event) for at, event in part.placed[events:]]
-            news.append(_Part(steps=part.steps.take(slice(steps, None)), placed=placed))
-        self.news = _timeline(news)
-        about = [*self.news.tries["step"].tolist(), *(getattr(event, "step", 0) for event in self.news.events)]
+            self._fresh.append(_Part(steps=part.steps.take(slice(steps, None)), placed=placed))
+        about = [float(part.steps["step"].min()) for part in self._fresh if len(part.steps)]
+        about += [getattr(event, "step", 0) for part in self._fresh for _, event in part.placed]
         self.changed_from = min(about, default=math.inf)
         return any(is_new)
+
+    @property
+    def new(self) -> Timeline:
+        """What the last read brought."""
+        return _timeline(self._fresh)
 
     @functools.cached_property
     def timeline(self) -> Timeline:

@@ -23,8 +23,8 @@ def run(request: pytest.FixtureRequest, tmp_path: Path) -> Folder:
 def look(reader: JournalReader) -> list[int]:
     """The steps that a look finds new."""
     is_new = reader.read()
-    found = [int(number) for number in reader.news.tries["step"]]
-    assert is_new == bool(found or reader.news.events)
+    found = [int(number) for number in reader.new.tries["step"]]
+    assert is_new == bool(found or reader.new.events)
     assert reader.changed_from == min(found, default=float("inf"))
     return found
 
@@ -77,7 +77,7 @@ def test_events_between_new_steps_keep_their_place(tmp_path: Path) -> None:
         for event in (step(2), Saved(step=2, name="step-0000000002", size_bytes=1, save_time_s=1.0), step(3)):
             journal(event)
     assert look(reader) == [2, 3]
-    assert [(at, event.kind) for at, event in reader.news.placed] == [(1, "saved")]
+    assert [(at, event.kind) for at, event in reader.new.placed] == [(1, "saved")]
     assert [(at, event.kind) for at, event in reader.timeline.placed] == [(2, "saved")]
 
 
