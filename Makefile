@@ -4,6 +4,9 @@ PYTHON ?= python3
 BIN := .venv/bin
 DEMO_ROOT ?= runs
 
+# modules are compiled once, not in each of the hundreds of processes of a run of the tests
+unexport PYTHONDONTWRITEBYTECODE
+
 .PHONY: demo test long flaky soak lint bench commands drills sweeps screenshots gpu gpu-wheels clean
 
 demo: .venv/.ready
@@ -55,14 +58,14 @@ bench: .venv/.ready .venv-peers
 commands: .venv/.ready
 	$(BIN)/python -m pytest --full tests/elastic/test_commands_of_the_pages.py
 
-# each drill in full, and what is told of a run with five faults: an hour; `make test` runs two of them
+# each drill in full, and what is told of a run with five faults: an hour; `make test` runs one of them
 drills: .venv/.ready
 	for scenario in kill drain regrow hang all resize points; do $(BIN)/springtide drill --scenario $$scenario || exit 1; done
 	for seed in 1 2 3; do $(BIN)/springtide drill --scenario storm --seed $$seed || exit 1; done
 	cd tests/programs && ../../$(BIN)/python five_faults.py
 
 # a sweep of sixteen trials that loses six nodes and its driver; what `make test` leaves out of its second half: a population
-# that loses its driver, the demo, the notebook of fine-tuning, a killed DPO run
+# that loses its driver, the demo, the notebook of fine-tuning, killed runs of an adapter, of pairs and of a mixture
 sweeps: .venv/.ready
 	$(BIN)/python tests/programs/swept.py 16 6 60
 	$(BIN)/python -m pytest --full -m full tests/elastic

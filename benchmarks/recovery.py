@@ -414,6 +414,9 @@ def main() -> None:
     for peer in set(CLIENTS) - {only} if only else ():
         del CLIENTS[peer]
     pace = QUICK if options.quick else Pace()
+    if options.quick:  # the drill of the tests has the others
+        EVENTS.clear()
+        EVENTS["kill"] = NODES - 1
     with tempfile.TemporaryDirectory() as root:
         found = measure(root, options.rounds, pace)
         steps = measure_steady(root, int(options.steady), pace)

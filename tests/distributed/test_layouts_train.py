@@ -85,7 +85,7 @@ def test_every_layout_has_the_losses_of_one_worker(
 @pytest.mark.parametrize(
     ("precision", "recompute"),
     [
-        ("fp32", "full"),
+        pytest.param("fp32", "full", marks=pytest.mark.full),
         pytest.param("fp32", "selective", marks=pytest.mark.full),
         ("bf16", "selective"),
         pytest.param("fp16", "full", marks=pytest.mark.full),
@@ -236,6 +236,7 @@ def test_a_model_wider_than_its_base_is_the_same_in_any_layout_and_goes_on_in_an
 
 
 @pytest.mark.skipif(shutil.which("g++") is None, reason="torch.compile needs a C++ compiler")
+@pytest.mark.full
 def test_compiled_blocks_learn_the_same(config: Config, expected: list[float], ranks: Ranks) -> None:
     compiled = laid_out(config, "compiled", compile=True)
     found = losses(ranks(1, train_laid_out, compiled, 4)[0])

@@ -27,7 +27,8 @@ def preferences(tmp_path_factory: pytest.TempPathFactory) -> Config:
     return paired(tmp_path_factory.mktemp("paired"), STEPS)
 
 
-@pytest.mark.parametrize("kind", ["lora", pytest.param("dpo", marks=pytest.mark.full)])
+@pytest.mark.full
+@pytest.mark.parametrize("kind", ["lora", "dpo"])
 def test_a_killed_and_resized_run_has_the_bits_of_the_undisturbed_one(
     kind: str, preferences: Config, ray_cluster: str
 ) -> None:

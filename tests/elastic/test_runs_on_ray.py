@@ -292,6 +292,7 @@ def test_an_interrupt_is_no_failure_and_after_the_last_step_it_undoes_nothing(ti
     ]
 
 
+@pytest.mark.full
 def test_a_mixture_whose_weights_change_is_exact_through_resizes_and_a_kill(
     tiny: Config, poems: str, ray_cluster: str
 ) -> None:

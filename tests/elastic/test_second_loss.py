@@ -15,6 +15,7 @@ from springtide.faults import POINTS
 
 @pytest.mark.cluster
 @pytest.mark.slow
+@pytest.mark.full  # `make drills` has all cases
 def test_a_second_loss_while_a_group_forms_costs_seconds() -> None:
     options = ["--scenario", "points", "--only", "rendezvous-before-kill", "--json"]
     command = [sys.executable, "-m", "springtide.cli.main", "drill", *options]

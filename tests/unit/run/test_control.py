@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as some
 
 from springtide.checkpoint import leases
@@ -111,6 +111,7 @@ def test_a_note_keeps_no_password(tmp_path: Path) -> None:
     assert "geheim" not in give(trained(tmp_path), "note", text="see https://me:geheim@host/x").text
 
 
+@settings(max_examples=40)
 @given(
     some.lists(
         some.tuples(some.sampled_from(["pause", "continue", "resize", "note"]), some.integers(0, 9), some.booleans())
@@ -155,6 +156,7 @@ def test_a_run_passes_commands_on_and_fails_as_they_do(tmp_path: Path) -> None:
             verbs.append(read_command(run, number).verb)
             text = refusal if number == 0 else "done"
             write_result(run, CommandResult(number=number, done=number > 0, step=3, text=text))
+        leases.end(run, 1)  # whoever stops a run waits until its driver has let go
 
     driver = threading.Thread(target=answer)
     driver.start()
