@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from springtide import config as configs
 from springtide.app.sweep_reader import SweepReader
 from springtide.config import Config
+from springtide.config.code import LISTENER, find_code
 from springtide.config.schema import NAME
 from springtide.errors import ConfigError, RunExists, explain
 from springtide.on_ray.tune.held_sweep import HeldSweep, hold_sweep
@@ -128,7 +129,8 @@ def sweep(
         shared = cluster(base, dashboard=dashboard, metadata=about)
         with shared, open_worker_pool(_worker(base), folder.root.name) as pool:
             check_resources(base)
-            if (base.track.price or base.track.spot_price) and base.shards.dataset and not base.sources:
+            priced = base.track.price or base.track.spot_price
+            if priced and base.shards.dataset and not base.sources.keys() - {LISTENER}:
                 say(driver.projected_cost(worker_speed(base, open_data(base.data).vocab_size)))
             limit = driver.try_all(pool, asked, judges, members)
         held.check()
@@ -285,6 +287,8 @@ def _report(run: Folder) -> None:
 def _check(base: Config, name: str, scheduler: str) -> None:
     from springtide.on_ray.tune.schedulers import POPULATIONS
 
+    if listener := base.sources.get(LISTENER):  # each trial would fail
+        find_code(LISTENER, listener)
     if not re.fullmatch(NAME, name):
         limit = "is not the name of a folder below run.root"
         raise ConfigError(explain("--name", name, limit, "begin with a letter or digit; use these, '.', '_' and '-'"))

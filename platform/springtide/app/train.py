@@ -19,6 +19,7 @@ from springtide.checkpoint import branch, leases
 from springtide.checkpoint.fresh_start import begin_from_scratch
 from springtide.checkpoint.other_orders import check_order
 from springtide.config import Config
+from springtide.config.code import LISTENER, find_code
 from springtide.config.schema import SAMPLE_PROMPT, SAMPLE_TEMPERATURE
 from springtide.dataset import Progress
 from springtide.events import Event, Sampled, Started, StepDone, Stopped
@@ -29,6 +30,7 @@ from springtide.store import Folder
 from springtide.track.console import Console
 from springtide.track.journal import Journal, stream_journal
 from springtide.track.mlflow_sink import OFF, MlflowSink, default_uri
+from springtide.track.own_listener import OwnListener
 
 if TYPE_CHECKING:
     from springtide.app.take_up import DatasetWatcher
@@ -190,6 +192,9 @@ def _train(
             tags, datasets = provenance.tags_of(found, sys.argv, os.getcwd()), provenance.datasets_of(found)
             sink = MlflowSink(settings, run.folder, uri, earlier, tags, datasets=datasets)
             listeners.append(stack.enter_context(sink))
+        if source := config.track.listener:
+            make: Callable[..., Any] = find_code(LISTENER, source)
+            listeners.append(stack.enter_context(OwnListener(source, functools.partial(make, run))))
 
         tell_all = Listeners(listeners)
 
