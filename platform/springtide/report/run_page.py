@@ -13,13 +13,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from springtide.events import Evaluated, Event, Monitored, Sampled, Saved, SaveFailed, Started, Stopped, Waited
+from springtide.events import Evaluated, Event, Monitored, Sampled, Saved, SaveFailed, Started, Waited
 from springtide.events.metrics import STEP_METRICS, utilisation
 from springtide.report.charts import draw
 from springtide.report.html import cards, data_block, grid, more, page, table, text
 from springtide.report.run_charts import curves, loss_chart, pictures, source_tokens, world_size_chart
-from springtide.track.journal import state_of
 from springtide.track.ledger import Ledger, Prices, Restart, ledger
+from springtide.track.run_state import run_state
 from springtide.track.timeline import StepColumns, Timeline
 
 _ROWS, _SAMPLES, _SAMPLE_CHARACTERS = 200, 10, 2000
@@ -93,11 +93,7 @@ def parts(timeline: Timeline, facts: RunFacts) -> dict[str, str]:
 
 def is_over(timeline: Timeline) -> bool:
     """Return whether the run has ended since its last start."""
-    return any(isinstance(event, Stopped) for event in timeline.events) and state_of(timeline.events) in (
-        "finished",
-        "stopped",
-        "failed",
-    )
+    return run_state(timeline.events).is_over
 
 
 def charts(timeline: Timeline) -> str:
@@ -151,7 +147,7 @@ def _median(values: np.ndarray) -> float:
 
 def _about(events: Sequence[Event], facts: RunFacts) -> str:
     """Return the table at the top: state, model, hardware, and what the config says."""
-    rows = [("state", state_of(events))] if events else []
+    rows = [("state", run_state(events).describe())] if events else []
     starts = [event for event in events if isinstance(event, Started)]
     if starts:
         last = starts[-1]

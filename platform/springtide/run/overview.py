@@ -7,11 +7,11 @@ from typing import NamedTuple
 
 from springtide.config import RUN_CONFIG
 from springtide.errors import SpringtideError
-from springtide.events import Decided, Started, StepDone, Stopped
+from springtide.events import StepDone
 from springtide.run.folder import Run
 from springtide.store import Folder
-from springtide.track.journal import state_of
 from springtide.track.ledger import Prices, ledger
+from springtide.track.run_state import UNKNOWN, run_state
 
 _AT_ONCE = 16
 """Runs that are read at the same time: the store's answers are waited for together."""
@@ -22,7 +22,7 @@ class RunRow(NamedTuple):
 
     id: str
     state: str
-    """``finished``, ``stopped``, ``failed``, ``running or killed``, ``paused``, ``not started``, or why it cannot be read."""
+    """As ``Run.status``, or why it cannot be read."""
     step: int
     num_steps: int
     loss: float | None
@@ -60,20 +60,17 @@ def _row(folder: Folder) -> RunRow | None:
         config, timeline = run.config, run.timeline
     except (SpringtideError, OSError) as error:
         return RunRow(run.id, f"cannot be read: {error}", 0, 0, None, 0, 0.0, 0.0, 0.0, 0.0)
-    prices = config.track
-    told, events = timeline.condensed(whole=1), timeline.events
-    book = ledger(told, Prices(prices.price, prices.spot_price))
+    told = timeline.condensed(whole=1)
+    book = ledger(told, Prices.in_config(config))
     last = max((event for event in told if isinstance(event, StepDone)), key=lambda event: event.time_s, default=None)
-    last_said = [event for event in events if isinstance(event, Decided | Started)][-1:]
-    is_paused = any(isinstance(one, Decided) and one.is_about_pause for one in last_said)
-    state = state_of(events) if any(isinstance(event, Started | Stopped) for event in events) else "not started"
+    state = run_state(timeline.events).known
     return RunRow(
         id=run.id,
-        state="paused" if is_paused and state == "running or killed" else state,
+        state=state,
         step=last.step if last else 0,
         num_steps=config.num_steps,
         loss=last.loss if last else None,
-        workers=last.world_size if last and state == "running or killed" and not is_paused else 0,
+        workers=last.world_size if last and state == UNKNOWN else 0,
         goodput=round(book.goodput, 6),
         dollars=round(book.total_dollars, 6),
         energy_kwh=round(book.total_kwh, 9),

@@ -38,5 +38,5 @@ def facts_of(run: Run) -> RunFacts:
         links={"dataset": config.shards.dataset, "checkpoints": redacted((run.folder / "checkpoints").url)},
         scores=scores,
         checkpoints=run.checkpoints,
-        prices=Prices(given.track.price, given.track.spot_price),
+        prices=Prices.in_config(given),
     )
