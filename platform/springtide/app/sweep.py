@@ -268,11 +268,13 @@ class SweepDriver:
 
         self.folder.write_result(verdict)
         mattered = importance(self.table, [one for one in verdict.outcomes if one.repeats < 0])
+        pages = {}
         for one in verdict.outcomes:  # a killed driver may not have written all reports
             for run in self.reader.runs(one.number, one.point):
+                pages[one.number] = f"{self.folder.trials.name}/{run.id}/{REPORT}"
                 if not run.folder.exists(REPORT):
                     run.write_report()
-        self.folder.write_page(render(self.folder.name, self.table, verdict, mattered))
+        self.folder.write_page(render(self.folder.name, self.table, verdict, mattered, pages))
         if (best := verdict.best) is not None:
             alone = {"run.id": "", "run.root": self.root, "track.parent": "", "track.progress": True}
             config = trial_config(self.base, self.table.budget, best.name, best.point)

@@ -25,6 +25,7 @@ from springtide.dataset import Progress
 from springtide.events import Event, Sampled, Started, StepDone, Stopped
 from springtide.events.listeners import Listeners
 from springtide.run.folder import Run
+from springtide.run.origin import write_origin
 from springtide.run.take_up import write_take_up
 from springtide.store import Folder
 from springtide.track.console import Console
@@ -158,6 +159,7 @@ def _begin(found: ResolvedRun, lease: int) -> None:
     if config.objective.teacher:
         branch.keep(config.objective.teacher, run.id, "objective.teacher")
     run.write_config(config)
+    write_origin(run.folder, provenance.origin_of(sys.argv, os.getcwd()))
 
 
 def _train(

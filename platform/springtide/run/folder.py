@@ -6,6 +6,7 @@
                 tasks/         scores of checkpoints on tasks
                 control/       commands to it, and their results
                 mlflow.json    the one MLflow run
+                origin.json    command and commit of the newest start
                 report.html    written when training ends
 """
 

@@ -7,8 +7,8 @@ from typing import NamedTuple
 
 from springtide.config import RUN_CONFIG
 from springtide.errors import SpringtideError
-from springtide.events import StepDone
-from springtide.run.folder import Run
+from springtide.events import Started, StepDone
+from springtide.run.folder import REPORT, Run
 from springtide.store import Folder
 from springtide.track.ledger import Prices, ledger
 from springtide.track.run_state import UNKNOWN, run_state
@@ -34,10 +34,17 @@ class RunRow(NamedTuple):
     """Energy that its workers counted [kWh]; 0 if they did not."""
     seen_s: float
     """When its last event was, seconds since 1970; 0 without one."""
+    where: str = ""
+    """Workers, nodes and market types of its last worker group; empty before the first."""
+    has_page: bool = False
+    """Whether its report is in its folder."""
 
 
 def overview(root: str) -> list[RunRow]:
     """Return a row for each run directly below ``root``, the newest event first. A run that cannot be read has a row, too.
+
+    Lists ``root`` once, and each folder in it once; a run costs one more listing, its config and its journal's files. Sixteen
+    runs are read at a time. One listing of everything would page through the files of all checkpoints.
 
     Args:
         root: folder or URL, as ``run.root``.
@@ -55,7 +62,8 @@ def overview(root: str) -> list[RunRow]:
 def _row(folder: Folder) -> RunRow | None:
     run = Run(folder)
     try:
-        if not folder.exists(RUN_CONFIG):
+        names = folder.names()
+        if RUN_CONFIG not in names:
             return None
         config, timeline = run.config, run.timeline
     except (SpringtideError, OSError) as error:
@@ -64,6 +72,7 @@ def _row(folder: Folder) -> RunRow | None:
     book = ledger(told, Prices.in_config(config))
     last = max((event for event in told if isinstance(event, StepDone)), key=lambda event: event.time_s, default=None)
     state = run_state(timeline.events).known
+    starts = [event for event in timeline.events if isinstance(event, Started)]
     return RunRow(
         id=run.id,
         state=state,
@@ -75,4 +84,6 @@ def _row(folder: Folder) -> RunRow | None:
         dollars=round(book.total_dollars, 6),
         energy_kwh=round(book.total_kwh, 9),
         seen_s=max((event.time_s for event in told), default=0.0),
+        where=starts[-1].where if starts else "",
+        has_page=REPORT in names,
     )
