@@ -250,8 +250,10 @@ def _fill_strands(axes: Axes, chart: Strands, notes: list[str]) -> None:
         axes.set_ylim(low - room, high + room)
     axes.set_xlim(left=0)
     axes.xaxis.set_major_locator(MaxNLocator(6))
-    is_wide = chart.is_log and high >= 20 * low  # else round values are too few: there may be no power of ten
-    axes.yaxis.set_major_locator(LogLocator(10, (1.0, 2.0, 5.0), numticks=8) if is_wide else MaxNLocator(5))
+    if chart.is_log and high >= 20 * low:  # below that there may be no power of ten to show
+        axes.yaxis.set_major_locator(LogLocator(10, (1.0,) if high >= 1000 * low else (1.0, 2.0, 5.0), numticks=8))
+    else:
+        axes.yaxis.set_major_locator(MaxNLocator(5))
     _abbreviate(axes)
 
 

@@ -101,7 +101,7 @@ def test_what_users_wrote_is_shown_and_never_run_nor_read_as_a_formula() -> None
     assert page.findtext("h1") == HOSTILE
     drawn = ["".join(one.itertext()) for one in page.iter(f"{SVG}text")]
     assert drawn.count(HOSTILE) == 3  # the axis, and the bar beside the curves on each scale
-    assert sum(one.startswith(HOSTILE[:25]) for one in drawn) == 3  # the choice, which leaves room to the next axis
+    assert sum(one.startswith(HOSTILE[:25]) for one in drawn) == 4  # the choice, which leaves room to the next axis
     assert any(HOSTILE in cell for row in page.iter("tr") for cell in row.itertext())
 
 
