@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import json
+import math
 import os
 import posixpath
 import stat
@@ -245,6 +246,15 @@ class Folder:
         """Return the size of ``name`` in bytes."""
         with as_os_errors(self.where(name)):
             return int(self.fs.size(self.where(name)))
+
+    def written_s(self, name: str) -> float:
+        """Return when a file was written, by the store's clock, as seconds since 1970; object stores tell whole seconds. NaN
+        where the store does not tell it."""
+        try:
+            with as_os_errors(self.where(name)):
+                return float(self.fs.modified(self.where(name)).timestamp())
+        except NotImplementedError:
+            return math.nan
 
     def names(self) -> list[str]:
         """Return the names directly in the folder, sorted; none if the folder does not exist. Unfinished writes are not

@@ -12,7 +12,7 @@ import pytest
 
 from springtide.app import doctor_checks as checks
 from springtide.app.doctor import CheckPlan, carry_out, doctor
-from springtide.app.doctor_store import StoreCheck
+from springtide.app.doctor_store import StoreCheck, clock_check
 from springtide.cli.main import main
 from springtide.errors import ConfigError
 from springtide.store import Folder
@@ -49,6 +49,7 @@ def test_a_store_is_measured_and_cleaned(s3: str, tmp_path: Path) -> None:
         f"store, {what}" for what in ("write", "read", "list", "delete", "write 64 MiB", "read 64 MiB")
     } < found.keys()
     assert found["store, conditional put"].status == "ok"
+    assert (found["store, clock"].status, found["store, clock"].limit) == ("ok", "")
     assert Folder(url).files() == []
     (tmp_path / "file").write_text("")
     [one] = StoreCheck(str(tmp_path / "file")).make()
@@ -56,6 +57,24 @@ def test_a_store_is_measured_and_cleaned(s3: str, tmp_path: Path) -> None:
     assert one.remedy
     with pytest.raises(ConfigError, match="protocol"):
         list(doctor("ftp://host/x"))
+
+
+@pytest.mark.parametrize(
+    ("told_s", "status", "figure"),
+    [
+        (1000.0, "ok", "differs by less than 2 s"),
+        (999.0, "ok", "differs by less than 2 s"),
+        (1002.5, "ok", "differs by less than 4 s"),
+        (1010.0, "warn", "is 9 s ahead of this machine"),
+        (940.0, "warn", "is 59 s behind this machine"),
+        (-5e9, "warn", "is 5000000999 s behind this machine"),
+        (float("nan"), "", ""),
+    ],
+)
+def test_a_clock_that_disagrees_with_the_stores_is_told(told_s: float, status: str, figure: str) -> None:
+    assert [(one.status, one.figure, bool(one.remedy)) for one in clock_check(told_s, 1000.2, 1000.9)] == [
+        (status, figure, status == "warn")
+    ] * bool(status)
 
 
 def test_a_store_that_creates_a_file_twice_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
