@@ -285,6 +285,12 @@ class Folder:
         with contextlib.suppress(FileNotFoundError), as_os_errors(path):
             self.fs.rm(path, recursive=True)
 
+    def remove_if_empty(self) -> None:
+        """Remove a local folder in which nothing lies."""
+        if self.is_local:
+            with contextlib.suppress(OSError):
+                os.rmdir(self.path)
+
     def sweep(self) -> None:
         """Remove temporary files that killed writes left directly in the folder. Only if no other process writes to it any
         more."""
