@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -191,7 +192,7 @@ def _forgotten(timeline: Timeline) -> list[tuple[str, Points]]:
     for event in timeline.events:
         if isinstance(event, Evaluated):
             for name, worse in list(event.forgetting.items())[:_SETS_DRAWN]:
-                found.setdefault(name, []).append((float(event.step), worse))
+                found.setdefault(name, []).extend([(float(event.step), worse)] * math.isfinite(worse))
     return [(name, some(points, _POINTS)) for name, points in found.items()]
 
 

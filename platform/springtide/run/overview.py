@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from springtide.config import RUN_CONFIG
 from springtide.errors import SpringtideError
-from springtide.events import Started, StepDone
+from springtide.events import Started
 from springtide.run.folder import REPORT, Run
 from springtide.store import Folder
 from springtide.track.ledger import Prices, ledger
@@ -68,18 +68,19 @@ def _row(folder: Folder) -> RunRow | None:
         config, timeline = run.config, run.timeline
     except (SpringtideError, OSError) as error:
         return RunRow(run.id, f"cannot be read: {error}", 0, 0, None, 0, 0.0, 0.0, 0.0, 0.0)
-    told = timeline.condensed(whole=1)
+    told = timeline.condensed()
     book = ledger(told, Prices.in_config(config))
-    last = max((event for event in told if isinstance(event, StepDone)), key=lambda event: event.time_s, default=None)
+    tries = timeline.tries  # in the order of writing, whatever clocks say
+    last = {name: tries[name][-1].item() for name in ("step", "loss", "world_size")} if len(tries) else {}
     state = run_state(timeline.events).known
     starts = [event for event in timeline.events if isinstance(event, Started)]
     return RunRow(
         id=run.id,
         state=state,
-        step=last.step if last else 0,
+        step=int(last.get("step", 0)),
         num_steps=config.num_steps,
-        loss=last.loss if last else None,
-        workers=last.world_size if last and state == UNKNOWN else 0,
+        loss=last.get("loss"),
+        workers=int(last.get("world_size", 0)) if state == UNKNOWN else 0,
         goodput=round(book.goodput, 6),
         dollars=round(book.total_dollars, 6),
         energy_kwh=round(book.total_kwh, 9),

@@ -34,6 +34,12 @@ AGAIN = Started(step=3, world_size=1, time_s=4.0)
         ([BEGUN, STOP, FAILED], "failed", "failed", "failed at step 3: OSError: gone"),
         ([BEGUN, STOPPED, PAUSED], "stopped", "stopped", "stopped at step 3"),
         ([BEGUN, STOP, STOPPED, AGAIN], "starting", "running or killed", "running or killed"),
+        (
+            [BEGUN, STOPPED, dataclasses.replace(AGAIN, time_s=-9e3, term=2)],
+            "starting",
+            "running or killed",
+            "running or killed",
+        ),
         ([BEGUN, STOPPED, dataclasses.replace(PAUSED, term=2)], "paused", "paused", "paused"),
         (
             [BEGUN, STOP, STOPPED, AGAIN, dataclasses.replace(STOPPED, term=2)],
