@@ -129,7 +129,7 @@ def sweep(
         shared = cluster(base, dashboard=dashboard, metadata=about)
         with shared, open_worker_pool(_worker(base), folder.root.name) as pool:
             check_resources(base)
-            if any(Prices.in_config(base)) and base.shards.dataset and not base.sources.keys() - {LISTENER}:
+            if any(Prices.set_in(base.track)) and base.shards.dataset and not base.sources.keys() - {LISTENER}:
                 say(driver.projected_cost(worker_speed(base, open_data(base.data).vocab_size)))
             limit = driver.try_all(pool, asked, judges, members)
         held.check()
@@ -160,7 +160,7 @@ class SweepDriver:
 
     @property
     def reader(self) -> SweepReader:
-        return SweepReader(self.folder, self.table, Prices.in_config(self.base))
+        return SweepReader(self.folder, self.table, Prices.set_in(self.base.track))
 
     def plan(self) -> str:
         """Return, as text, how much is tried at most."""

@@ -125,7 +125,7 @@ def _shown(value: Any) -> Any:
 
 
 def _summary(name: str, config: Config, events: Sequence[Any], steps: Sequence[StepDone]) -> RunSummary:
-    book = ledger(events, Prices.in_config(config))
+    book = ledger(events, Prices.set_in(config.track))
     evaluated = [event for event in events if isinstance(event, Evaluated)]
     return RunSummary(
         id=name,

@@ -122,7 +122,7 @@ class Run(RunControl):
             >>> book.tokens, book.total_dollars, 0 < book.goodput < 1
             (6144, 0.0, True)
         """
-        return ledger(self.timeline.condensed(), Prices.in_config(self.config))
+        return ledger(self.timeline.condensed(), Prices.set_in(self.config.track))
 
     @property
     def starts(self) -> list[Started]:

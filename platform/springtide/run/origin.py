@@ -20,7 +20,7 @@ class Origin:
     command: _Text = ""
     """Without secrets."""
     commit: _Text = ""
-    """Of the git checkout that it ran in; empty without one."""
+    """The git checkout that it ran in; empty without one."""
     branch: _Text = ""
     repository: _Text = ""
     """URL of the remote ``origin``."""

@@ -69,7 +69,7 @@ def _row(folder: Folder) -> RunRow | None:
     except (SpringtideError, OSError) as error:
         return RunRow(run.id, f"cannot be read: {error}", 0, 0, None, 0, 0.0, 0.0, 0.0, 0.0)
     told = timeline.condensed()
-    book = ledger(told, Prices.in_config(config))
+    book = ledger(told, Prices.set_in(config.track))
     tries = timeline.tries  # in the order of writing, whatever clocks say
     last = {name: tries[name][-1].item() for name in ("step", "loss", "world_size")} if len(tries) else {}
     state = run_state(timeline.events).known

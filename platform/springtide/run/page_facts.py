@@ -61,7 +61,7 @@ def facts_of(run: Run, is_file: bool = True) -> RunFacts:
         links={"dataset": config.shards.dataset, "checkpoints": redacted((run.folder / "checkpoints").url)},
         scores=scores,
         checkpoints=run.checkpoints,
-        prices=Prices.in_config(given),
+        prices=Prices.set_in(given.track),
     )
 
 

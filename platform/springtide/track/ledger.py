@@ -33,7 +33,7 @@ from springtide.events import (
 )
 
 if TYPE_CHECKING:
-    from springtide.config import Config
+    from springtide.config.schema import TrackConfig
 
 KINDS = (
     "productive",
@@ -139,9 +139,9 @@ class Prices(NamedTuple):
     spot: float = 0.0
 
     @classmethod
-    def in_config(cls, config: Config) -> Prices:
-        """Return the prices that a config names."""
-        return cls(config.track.price, config.track.spot_price)
+    def set_in(cls, track: TrackConfig) -> Prices:
+        """Return the prices of a config's section."""
+        return cls(track.price, track.spot_price)
 
     def of(self, event: Started) -> float:
         """Return the price of a worker group [dollars/s]."""

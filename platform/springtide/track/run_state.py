@@ -77,7 +77,7 @@ class RunState:
 
 
 def run_state(events: Iterable[Event]) -> RunState:
-    """Return the state after ``events``; the steps among them may be left out.
+    """Return the state after ``events``; the steps among them may be missing.
 
     Args:
         events: of a run, oldest first.
