@@ -33,7 +33,7 @@ def write_list_page(root: str, rows: Sequence[RunRow], out: str) -> None:
     Examples:
         >>> from springtide.run.overview import overview
         >>> write_list_page("runs", overview("runs"), "runs/index.html")
-        >>> 'href="./mine/report.html"' in open("runs/index.html").read()
+        >>> b"<td>finished</td>" in Folder("runs").read("index.html")
         True
     """
     folder, _, name = out.rpartition("/")
