@@ -43,7 +43,7 @@ def measure(store: dist.Store, rank: int) -> dict[str, Any]:
         store: as ``meeting`` returns it.
         rank: 0 or 1.
     """
-    group = dist.ProcessGroupGloo(store, rank, 2, _TIMEOUT)
+    group: Any = dist.ProcessGroupGloo(store, rank, 2, _TIMEOUT)
     gradient, times = torch.zeros(_SIZE // 4), []
     for _ in range(1 + _ROUNDS):  # the first one connects
         group.barrier().wait()
