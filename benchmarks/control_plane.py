@@ -1,4 +1,4 @@
-"""What the control plane costs: waiting for capacity at 1,000 nodes, and the chain and the journal in each step.
+"""What the control plane costs: waiting for capacity at 1,000 nodes, and the chain, the journal and all observers in each step.
 
 Waiting: the real scaling policy looks at 1,000 nodes that are one short of what the run needs, for a while of real time; its
 thread's processor time over that time. Ray's table of the nodes is made here as Ray makes it, one dict a node; the request to
@@ -6,7 +6,9 @@ Ray's control store and its answer's way are not in the figure.
 
 A step: processor time of a link of the chain and of the journal's part of a step, over that of one training step of a
 4M-parameter model on one thread. The journal is measured on a local disk, on an object store in memory (its thread's puts
-included), and with a store that is away, where events are kept and closed segments go to files.
+included), and with a store that is away, where events are kept and closed segments go to files. The observers are measured with
+all of them on: the meter of energy on each rank; in the driver the metrics for Ray, the commands to the run, the console, and a
+listener of the user's own that does nothing, its thread included. What threads of MLflow and Ray send is not in the figure.
 
     python benchmarks/control_plane.py [--quick] [--json] [--nodes 1000] [--wait 60] [--steps 20000]
 """
@@ -16,6 +18,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import logging
+import os
 import statistics
 import tempfile
 import time
@@ -24,6 +27,7 @@ from typing import Any
 from unittest import mock
 
 import claims
+import rich.console
 from fsspec.implementations.memory import MemoryFileSystem
 
 from springtide import config as configs
@@ -137,6 +141,44 @@ def journal_cpu(steps: int, where: str) -> dict[str, Any]:
     return {"cpu_s": cpu_s / steps, "where": where}
 
 
+def observers_cpu(steps: int) -> dict[str, Any]:
+    """Processor time of each observer for one step, of all its threads [s]."""
+    from springtide.app.control import Controls
+    from springtide.on_ray.train.ray_metrics import RayMetrics
+    from springtide.on_ray.train.worker_lender import WorkerLender
+    from springtide.run.folder import Run
+    from springtide.track.console import Console
+    from springtide.track.own_listener import OwnListener
+    from springtide.training.energy import EnergyMeter, counter_of
+    from springtide.training.step import StepSignals
+
+    events, found, signals = [_event(step) for step in range(1, steps + 1)], dict[str, float](), StepSignals()
+    meter, here = EnergyMeter(counter_of(None)), SimpleNamespace(step=0)
+
+    def count_energy(event: StepDone) -> None:
+        meter.signals(signals, event.step)
+        meter.take()
+        list(meter.after_step(here))
+
+    with tempfile.TemporaryDirectory(prefix="springtide-observers-") as root:
+        config = configs.recipes.tiny().override({"run.root": root})
+        controls = Controls(config, Run(Folder(f"{root}/run")), WorkerLender(), 0)
+        with open(os.devnull, "w") as nowhere:
+            console = Console(steps, console=rich.console.Console(file=nowhere))
+            each = {"energy": count_energy, "metrics": RayMetrics("run"), "commands": controls, "console": console}
+            for name, hear in each.items():
+                begin_s = time.process_time()
+                for event in events:
+                    hear(event)
+                found[name] = (time.process_time() - begin_s) / steps
+        begin_s = time.process_time()
+        with OwnListener("none", lambda: lambda event: None, most_waiting=steps) as own:
+            for event in events:
+                own(event)
+        found["own listener"] = (time.process_time() - begin_s) / steps  # its thread has told all
+    return {"cpu_s": found}
+
+
 def _event(step: int) -> StepDone:
     return StepDone(
         step=StepsDone(step),
@@ -180,6 +222,12 @@ def main() -> None:
         worst_s = max(worst_s, cpu_s)
     share = (link_s + worst_s) / step["step_s"]
     found.append(claims.claim("chain_and_journal_share_of_a_step", share, GOAL_OF_A_STEP, "lower", [step, *details]))
+    rounds = [claims.alone(observers_cpu, steps)["cpu_s"] for _ in range(int(options.rounds))]
+    observers = {name: statistics.median(one[name] for one in rounds) for name in rounds[0]}
+    told = ", ".join(f"{name} {cpu_s * 1e6:.1f}" for name, cpu_s in observers.items())
+    share = sum(observers.values()) / step["step_s"]
+    print(f"observers: {sum(observers.values()) * 1e6:.1f} us a step ({told}), {share:.4%} of the step")
+    found.append(claims.claim("observers_share_of_a_step", share, GOAL_OF_A_STEP, "lower", [step, observers]))
     claims.show(options, found)
 
 

@@ -33,8 +33,8 @@ MAY_IMPORT: dict[str, set[str]] = {
         *("model", "parallel", "objective", "checkpoint", "generation", "elastic", "preemption", "track"),
     },
     "run": {
-        *("config", "store", "events", "shards", "stream", "checkpoint", "interop", "generation", "track", "report"),
-        "training",
+        *("config", "store", "events", "shards", "stream", "checkpoint", "interop", "generation", "tuning", "track"),
+        *("report", "training"),
     },
     "on_ray": {
         *("config", "store", "events", "faults", "dist", "shards", "stream", "model", "parallel", "checkpoint"),

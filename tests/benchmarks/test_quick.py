@@ -24,7 +24,9 @@ CLAIMS = {
         *(f"forgetting_{way}_vs_alone" for way in ("replay", "l2sp", "ewc")),
         *(f"new_loss_{way}_vs_alone" for way in ("replay", "l2sp", "ewc")),
     },
-    "control_plane": {"waiting_share_of_a_core", "chain_and_journal_share_of_a_step"},
+    "control_plane": {
+        *("waiting_share_of_a_core", "chain_and_journal_share_of_a_step", "observers_share_of_a_step"),
+    },
     "distill": {
         *("distilled_vs_alone_loss", "stored_vs_online_loss", "stored_vs_online_all_loss"),
         "stored_vs_online_tokens_per_s",

@@ -55,7 +55,7 @@ REPLACED = {
     "runs/FIRST": "runs/mine",
     "runs/A runs/B": "runs/mine runs/mine",
     "step-0000000100": "step-0000000060",
-    "--step 400": "--step 60",
+    "--step 100": "--step 60",
     "--trace FILE": "--trace trace.csv",
     "--train.total 2M": "--train.total 92160",
     "--train.total 4B --optim.decay 500M": "--train.total 92160 --optim.decay 15360",

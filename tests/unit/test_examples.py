@@ -39,6 +39,13 @@ MODULES = (
         "springtide.app.label",
         "springtide.generation.requests",
         "springtide.interop.ray_llm",
+        "springtide.run.overview",
+        "springtide.run.list_page",
+        "springtide.run.page_facts",
+        "springtide.track.run_state",
+        "springtide.app.doctor_store",
+        "springtide.app.doctor_peer",
+        "springtide.config.problems",
     ),
 )
 """Where the public API is defined."""

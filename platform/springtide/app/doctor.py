@@ -42,16 +42,19 @@ class CheckPlan(NamedTuple):
     timeout_s: float = _USUAL_S
 
 
-def doctor(store: str = "", root: str = "runs", environment: Mapping[str, str] | None = None) -> Iterator[Check]:
+def doctor(
+    store: str = "", root: str = "runs", environment: Mapping[str, str] | None = None, peer: str = ""
+) -> Iterator[Check]:
     """Check this machine, and yield what each check found, as soon as it has.
 
     Args:
         store: folder or URL to measure, as ``run.root``; empty measures none. What is written there is removed.
         root: local folder of runs, whose disk must have room.
         environment: variables to check; None: those of this process.
+        peer: HOST:PORT of this machine or of another one, where the same check runs; empty measures no network.
 
     Raises:
-        ConfigError: ``store`` is not a URL that is opened here.
+        ConfigError: ``store`` is not a URL that is opened here, or ``peer`` is not HOST:PORT.
     """
     from springtide.app import doctor_checks as checks
 
@@ -71,6 +74,10 @@ def doctor(store: str = "", root: str = "runs", environment: Mapping[str, str] |
         from springtide.app.doctor_store import StoreCheck
 
         plans.append(CheckPlan("store", StoreCheck(store).make, 180.0))
+    if peer:
+        from springtide.app.doctor_peer import WAIT_S, PeerCheck
+
+        plans.append(CheckPlan("peer", PeerCheck(peer, variables).make, WAIT_S))
     for plan in plans:
         yield from carry_out(plan)
 

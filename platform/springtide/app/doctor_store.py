@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import secrets
 import time
 from collections.abc import Callable
@@ -15,6 +16,7 @@ _T = TypeVar("_T")
 _LARGE_BYTES = 64 * 2**20
 _LEAST_BYTES_PER_S = 20 * 2**20
 """Slower, a checkpoint of a model of 1B parameters (12 GB with its optimizer) takes more than ten minutes."""
+_CLOCKS_APART_S = 2.0
 _LONGEST_S = 1.0
 """Time of one small request: a commit makes a few in a row."""
 
@@ -30,9 +32,9 @@ class StoreCheck:
         """Write, read, list and remove a small object and one of 64 MiB, and try a conditional put."""
         where = redacted(self._folder.url)
         try:
-            found = [*self._small(), *self._large(), self._conditional()]
+            found = [*self._small(), *self._large(), self._conditional(), *self._clock()]
         except OSError as error:
-            remedy = "credentials, the URL, quota, the network"
+            remedy = "credentials, the URL, quota, the network, this machine's clock"
             found = [
                 Check("store", "fail", redacted(f"{where}: {error}")[:400], "a folder that can be written", remedy)
             ]
@@ -79,6 +81,11 @@ class StoreCheck:
             found.append(Check(f"store, {name} 64 MiB", "warn" if slow else "ok", figure, limit, remedy))
         return found
 
+    def _clock(self) -> list[Check]:
+        before_s = time.time()
+        self._folder.write("clock", b"1")
+        return clock_check(self._folder.written_s("clock"), before_s, time.time())
+
     def _conditional(self) -> Check:
         name = "store, conditional put"
         self._folder.create("once", b"1")
@@ -88,6 +95,37 @@ class StoreCheck:
             return Check(name, "ok", "a file that exists is not created again")
         remedy = "never start two drivers of one run; the slower is refused only at its first commit"
         return Check(name, "warn", "a file that exists is created again", "If-None-Match, which leases use", remedy)
+
+
+def clock_check(told_s: float, before_s: float, after_s: float) -> list[Check]:
+    """Return how far the store's clock is from this machine's, at least; nothing if the store tells no time.
+
+    Args:
+        told_s: when the store says that a file was written; it may have cut the fraction of a second.
+        before_s: before the write, by this machine's clock.
+        after_s: after it.
+
+    Examples:
+        >>> from springtide.app.doctor_store import clock_check
+        >>> clock_check(1000.0, 1000.2, 1000.9)[0].figure
+        'differs by less than 2 s'
+        >>> [one] = clock_check(1090.0, 1000.2, 1000.9)
+        >>> one.status, one.figure
+        ('warn', 'is 89 s ahead of this machine')
+    """
+    if not math.isfinite(told_s):
+        return []
+    ahead, behind = told_s - after_s, before_s - (told_s + 1.0)
+    apart = max(ahead, behind)
+    if apart <= _CLOCKS_APART_S:
+        return [
+            Check(
+                "store, clock", "ok", f"differs by less than {math.ceil(max(apart, 0.0) + after_s - before_s + 1.0)} s"
+            )
+        ]
+    figure = f"is {apart:.0f} s {'ahead of' if ahead > 0 else 'behind'} this machine"
+    remedy = "chrony or ntpd on this machine; times in the journal are its own, and S3 refuses requests 15 min off"
+    return [Check("store, clock", "warn", figure, f"{_CLOCKS_APART_S:g} s", remedy)]
 
 
 def _timed(call: Callable[[], _T]) -> tuple[float, _T]:

@@ -1,4 +1,4 @@
-"""What MLflow is told of a run's origin: command, source commit, datasets, checkpoints."""
+"""What MLflow and the run's folder are told of its origin: command, source commit, datasets, checkpoints."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 from springtide import config as configs
 from springtide.app.resolve import ResolvedRun
 from springtide.errors import redacted
+from springtide.run.origin import Origin
 from springtide.run.start_from import lineage
 from springtide.shards.manifest import HELDOUT, TRAIN
 from springtide.track.mlflow_run import TrackedDataset
@@ -39,6 +40,15 @@ def tags_of(found: ResolvedRun, command: Sequence[str], directory: str) -> dict[
         "springtide.checkpoints": (found.run.folder / "checkpoints").url,
         "springtide.lineage": " <- ".join(lineage(found.config)),
     }
+
+
+def origin_of(command: Sequence[str], directory: str) -> Origin:
+    """Return the same as ``source_tags``, for the run's folder."""
+    tags = source_tags(command, directory)
+    commit, branch, url, dirty = (
+        tags.get(f"{_SOURCE}.git.{name}", "") for name in ("commit", "branch", "repoURL", "dirty")
+    )
+    return Origin(tags[_COMMAND], commit, branch, url, dirty == "true")
 
 
 def source_tags(command: Sequence[str], directory: str) -> dict[str, str]:

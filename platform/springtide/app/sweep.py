@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from springtide import config as configs
 from springtide.app.sweep_reader import SweepReader
 from springtide.config import Config
+from springtide.config.code import LISTENER, find_code
 from springtide.config.schema import NAME
 from springtide.errors import ConfigError, RunExists, explain
 from springtide.on_ray.tune.held_sweep import HeldSweep, hold_sweep
@@ -128,7 +129,7 @@ def sweep(
         shared = cluster(base, dashboard=dashboard, metadata=about)
         with shared, open_worker_pool(_worker(base), folder.root.name) as pool:
             check_resources(base)
-            if (base.track.price or base.track.spot_price) and base.shards.dataset and not base.sources:
+            if any(Prices.set_in(base.track)) and base.shards.dataset and not base.sources.keys() - {LISTENER}:
                 say(driver.projected_cost(worker_speed(base, open_data(base.data).vocab_size)))
             limit = driver.try_all(pool, asked, judges, members)
         held.check()
@@ -159,7 +160,7 @@ class SweepDriver:
 
     @property
     def reader(self) -> SweepReader:
-        return SweepReader(self.folder, self.table, Prices(self.base.track.price, self.base.track.spot_price))
+        return SweepReader(self.folder, self.table, Prices.set_in(self.base.track))
 
     def plan(self) -> str:
         """Return, as text, how much is tried at most."""
@@ -267,11 +268,13 @@ class SweepDriver:
 
         self.folder.write_result(verdict)
         mattered = importance(self.table, [one for one in verdict.outcomes if one.repeats < 0])
+        pages = {}
         for one in verdict.outcomes:  # a killed driver may not have written all reports
             for run in self.reader.runs(one.number, one.point):
+                pages[one.number] = f"{self.folder.trials.name}/{run.id}/{REPORT}"
                 if not run.folder.exists(REPORT):
                     run.write_report()
-        self.folder.write_page(render(self.folder.name, self.table, verdict, mattered))
+        self.folder.write_page(render(self.folder.name, self.table, verdict, mattered, pages))
         if (best := verdict.best) is not None:
             alone = {"run.id": "", "run.root": self.root, "track.parent": "", "track.progress": True}
             config = trial_config(self.base, self.table.budget, best.name, best.point)
@@ -285,6 +288,8 @@ def _report(run: Folder) -> None:
 def _check(base: Config, name: str, scheduler: str) -> None:
     from springtide.on_ray.tune.schedulers import POPULATIONS
 
+    if listener := base.sources.get(LISTENER):  # each trial would fail
+        find_code(LISTENER, listener)
     if not re.fullmatch(NAME, name):
         limit = "is not the name of a folder below run.root"
         raise ConfigError(explain("--name", name, limit, "begin with a letter or digit; use these, '.', '_' and '-'"))

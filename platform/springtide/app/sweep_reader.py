@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from springtide import config as configs
 from springtide.checkpoint.branch import first_step
 from springtide.checkpoint.format import name_of as step_name
-from springtide.events import Started, Stopped
+from springtide.events import Event, Started, StepDone, Stopped
 from springtide.run.folder import Run
 from springtide.track.ledger import Prices, costs, ledger
 from springtide.tuning import Generation, Point, Rung, Sweep, SweepFolder, TrialOutcome
@@ -56,13 +56,7 @@ class SweepReader:
         if not runs:
             return TrialOutcome(number, point, "waiting", repeats=self._repeats(number))
         books = [ledger(run.events, self.prices) for run in runs]
-        status, reason = "stopped", ""
-        if (end := self.folder.end_of(number)) is not None:
-            status, reason = end
-        elif runs[-1].finished:
-            status = "finished"
-        elif isinstance(last := runs[-1].events[-1], Stopped) and last.status == "failed":
-            status, reason = "failed", last.reason
+        status, reason = self.folder.end_of(number) or _end(runs[-1].events)
         second = self.table.secondary
         return TrialOutcome(
             number,
@@ -102,3 +96,12 @@ class SweepReader:
                     if value is not None:
                         rungs[one.step] = Rung(one.step, config.tokens_after(one.step), value)
         return [rungs[step] for step in sorted(rungs)]
+
+
+def _end(events: Sequence[Event]) -> tuple[str, str]:
+    """Return the status of a trial that nobody has ended, and the reason, from the events of its newest run."""
+    last = events[-1] if events else None
+    if isinstance(last, Stopped) and last.status in ("finished", "failed"):
+        return last.status, last.reason
+    step = max((event.step for event in events if isinstance(event, StepDone | Started)), default=0)
+    return "stopped", f"interrupted at step {step:,}, can be resumed"

@@ -19,16 +19,19 @@ from springtide.checkpoint import branch, leases
 from springtide.checkpoint.fresh_start import begin_from_scratch
 from springtide.checkpoint.other_orders import check_order
 from springtide.config import Config
+from springtide.config.code import LISTENER, find_code
 from springtide.config.schema import SAMPLE_PROMPT, SAMPLE_TEMPERATURE
 from springtide.dataset import Progress
 from springtide.events import Event, Sampled, Started, StepDone, Stopped
 from springtide.events.listeners import Listeners
 from springtide.run.folder import Run
+from springtide.run.origin import write_origin
 from springtide.run.take_up import write_take_up
 from springtide.store import Folder
 from springtide.track.console import Console
 from springtide.track.journal import Journal, stream_journal
 from springtide.track.mlflow_sink import OFF, MlflowSink, default_uri
+from springtide.track.own_listener import OwnListener
 
 if TYPE_CHECKING:
     from springtide.app.take_up import DatasetWatcher
@@ -156,6 +159,7 @@ def _begin(found: ResolvedRun, lease: int) -> None:
     if config.objective.teacher:
         branch.keep(config.objective.teacher, run.id, "objective.teacher")
     run.write_config(config)
+    write_origin(run.folder, provenance.origin_of(sys.argv, os.getcwd()))
 
 
 def _train(
@@ -190,6 +194,9 @@ def _train(
             tags, datasets = provenance.tags_of(found, sys.argv, os.getcwd()), provenance.datasets_of(found)
             sink = MlflowSink(settings, run.folder, uri, earlier, tags, datasets=datasets)
             listeners.append(stack.enter_context(sink))
+        if source := config.track.listener:
+            make: Callable[..., Any] = find_code(LISTENER, source)
+            listeners.append(stack.enter_context(OwnListener(source, functools.partial(make, run))))
 
         tell_all = Listeners(listeners)
 

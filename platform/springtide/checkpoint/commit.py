@@ -39,6 +39,7 @@ from springtide.checkpoint.format import (
     name_of,
     read_index,
     read_manifest,
+    step_of,
 )
 from springtide.errors import CheckpointError, RunExists
 from springtide.faults import reach
@@ -299,6 +300,9 @@ def _tidy(run: Folder, job: CommitJob) -> None:
     for file in retention.garbage(found, job.retention, reading, job.term):
         if not file.endswith(COMMITTED):
             folder.remove(file)
+    for name in folder.names() if folder.is_local else []:  # object stores have no empty folders
+        if step_of(name) is not None and name < job.name:
+            (folder / name).remove_if_empty()
 
 
 def header_of(pieces: Sequence[StagedPiece]) -> tuple[bytes, dict[str, int]]:

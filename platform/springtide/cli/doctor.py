@@ -9,7 +9,8 @@ from springtide.cli.options import add_json, print_json
 from springtide.errors import printable, redacted
 
 _DOCTOR = """  springtide doctor                          # versions, devices, memory, disk, environment, gloo
-  springtide doctor --store s3://bucket/runs   # the store, too: latency, speed, conditional puts"""
+  springtide doctor --store s3://bucket/runs   # the store, too: latency, speed, conditional puts, its clock
+  springtide doctor --peer 10.0.0.5:29400    # on two machines, one of which has this address: their network and clocks"""
 
 
 def add(commands: Commands) -> None:
@@ -22,6 +23,8 @@ def _options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--store", default="", metavar="URL", help="folder or URL to measure; what is written is removed"
     )
+    help = "address of one of two machines, on both of which this runs: the network and the clocks between them"
+    parser.add_argument("--peer", default="", metavar="HOST:PORT", help=help)
     parser.add_argument("--root", default="runs", metavar="FOLDER", help="local folder of runs; its disk is checked")
     add_json(parser)
 
@@ -30,7 +33,7 @@ def _doctor(options: argparse.Namespace) -> int:
     from springtide.app.doctor import doctor
 
     found = []
-    for one in doctor(options.store, options.root):
+    for one in doctor(options.store, options.root, peer=options.peer):
         found.append(one)
         if not options.json:
             print(printable(redacted(one.describe())), flush=True)

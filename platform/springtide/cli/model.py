@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from springtide.run.task_scores import TaskScores
 
 _EVALUATE = """  springtide model evaluate runs/RUN                     # the newest checkpoint, on all held-out text
-  springtide model evaluate runs/RUN --step 400 --tokens 1M --json
+  springtide model evaluate runs/RUN --step 100 --tokens 16k --json
   springtide model evaluate runs/RUN --tasks capitals,sums --task-files tasks --limit 100"""
 
 _AVERAGE = """  springtide model average runs/RUN --last 3 --to runs/RUN-average
@@ -30,7 +30,7 @@ _FISHER = """  springtide model fisher runs/RUN --tokens 1M --out runs/RUN-fishe
     --objective.anchor runs/RUN-fisher"""
 
 _EXPORT = """  springtide model export runs/RUN --to hf --out exports/RUN      # the newest checkpoint
-  springtide model export runs/RUN --step 400 --to hf --out s3://bucket/RUN --dtype bf16
+  springtide model export runs/RUN --step 100 --to hf --out s3://bucket/RUN --dtype bf16
   springtide model export runs/RUN --to gguf --out exports/RUN-gguf --dtype q8_0
   springtide model export runs/RUN --to peft --out exports/RUN-adapter
   springtide model export runs/RUN --out exports/RUN --serve RUN.yaml && serve run RUN.yaml
@@ -228,7 +228,10 @@ def _evaluate_options(parser: argparse.ArgumentParser) -> None:
 def _tokens(text: str) -> int:
     from springtide.config.quantities import Tokens  # pydantic loads only when needed
 
-    return int(Tokens.parse(text))
+    try:
+        return int(Tokens.parse(text))
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(f"{text!r} {error}") from None
 
 
 def _evaluate(options: argparse.Namespace) -> int:

@@ -14,7 +14,8 @@ if TYPE_CHECKING:
     from springtide.run.compare import Comparison
 
 _LIST = """  springtide run list runs
-  springtide run list s3://bucket/runs --json"""
+  springtide run list s3://bucket/runs --json
+  springtide run list runs --out runs/index.html     # the same as a page, which leads to the page of each run"""
 _COMPARE = """  springtide run compare runs/A runs/B       # settings, first step that differs, losses at equal tokens, costs
   springtide run compare runs/A runs/B --json"""
 
@@ -28,6 +29,7 @@ def add(group: Commands) -> None:
 
 def _list_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("root", help="folder or URL that holds runs")
+    parser.add_argument("--out", metavar="FILE", help="write them as a page, to a path or URL")
     add_json(parser)
 
 
@@ -41,15 +43,22 @@ def _list(options: argparse.Namespace) -> int:
     from springtide.run.overview import overview
 
     rows = overview(options.root)
+    if options.out:
+        from springtide.run.list_page import write_list_page
+
+        write_list_page(options.root, rows, options.out)
     if options.json:
         print_json([row._asdict() for row in rows])
+        return 0
+    if options.out:
+        print(f"{len(rows)} runs: {options.out}")
         return 0
     if not rows:
         print(f"no runs below {options.root}")
         return 0
     width = max(len(row.id) for row in rows)
     figures = (f"{'step':>15}", f"{'loss':>8}", "workers", "goodput", f"{'$':>9}", f"{'kWh':>9}")
-    heads = (f"{'state':17}", *figures, "last event (UTC)")
+    heads = (f"{'state':17}", *figures, "last event (UTC)", "where")
     print("  ".join((f"{'run':{width}}", *heads)))
     for row in rows:
         seen = time.strftime("%Y-%m-%d %H:%M", time.gmtime(row.seen_s)) if row.seen_s else "none"
@@ -58,7 +67,7 @@ def _list(options: argparse.Namespace) -> int:
         print(
             printable(
                 f"{row.id:{width}}  {row.state:17}  {step:>15}  {loss:>8}  {row.workers:>7}  {row.goodput:>7.1%}  "
-                f"{row.dollars:>9.2f}  {row.energy_kwh:>9.3g}  {seen}"
+                f"{row.dollars:>9.2f}  {row.energy_kwh:>9.3g}  {seen:16}  {row.where}".rstrip()
             )
         )
     return 0

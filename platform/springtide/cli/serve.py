@@ -9,7 +9,7 @@ from springtide.cli.options import add_trust
 from springtide.errors import printable
 
 _SERVE = """  springtide model serve runs/RUN                            # and each newer checkpoint, while the run trains
-  springtide model serve runs/RUN --step 400 --port 8080
+  springtide model serve runs/RUN --step 100 --port 8080
   springtide model serve exports/RUN --replicas 1:4 --max-batch 32 --batch-wait 20ms
   curl http://127.0.0.1:8000/v1/completions -d '{"prompt": "def ", "max_tokens": 64}'"""
 
@@ -83,4 +83,7 @@ def _replicas(text: str) -> tuple[int, int]:
 def _seconds(text: str) -> float:
     from springtide.config.quantities import Seconds  # pydantic loads only when needed
 
-    return float(Seconds.parse(text))
+    try:
+        return float(Seconds.parse(text))
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(f"{text!r} {error}") from None

@@ -106,7 +106,7 @@ class _Watcher:
         config = run.config
         self.run = run
         self._journal = JournalReader(run.folder)
-        self._watched: WatchedRun = WatchedRun(config.num_steps, Prices(config.track.price, config.track.spot_price))
+        self._watched: WatchedRun = WatchedRun(config.num_steps, Prices.set_in(config.track))
         self._trouble = ""
         self._looked_at_lease_s = time.monotonic()
         self._ended = ""

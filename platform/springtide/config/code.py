@@ -21,12 +21,15 @@ from pathlib import Path
 
 from springtide.errors import ConfigError, explain
 
-CODE_FIELDS = ("model.source", "optim.source", "objective.source")
-"""Fields that name a function of the user's own that a run calls, ``package.module:function``."""
+LISTENER = "track.listener"
+CODE_FIELDS = ("model.source", "optim.source", "objective.source", LISTENER)
+"""Fields that name a function of the user's own that a run calls, ``package.module:function``. A lease's seal has them in this
+order: new ones come last."""
 _RETURNS = {
     "model.source": "an nn.Module",
     "optim.source": "a torch.optim.Optimizer",
     "objective.source": "(sum, weight, parts)",
+    LISTENER: "a listener of events",
     "corpus.filter": "the text or None",
 }
 _KEY = "~/.springtide/trust.key"
@@ -81,6 +84,9 @@ def find_code(field: str, source: str) -> Callable[..., object]:
     except (ImportError, AttributeError) as error:
         problem, remedy = f"cannot be imported ({error})", "start in the folder that contains it, or install it"
         raise ConfigError(explain(field, source, problem, remedy)) from None
+    except Exception as error:  # whatever the module does when it is imported
+        problem = f"cannot be imported: it raises {type(error).__name__} ({error})"
+        raise ConfigError(explain(field, source, problem, "import it in Python to see where")) from error
     if not callable(function):
         raise ConfigError(explain(field, source, "is not a function", f"name one that returns {returns}"))
     found: Callable[..., object] = function

@@ -17,6 +17,7 @@ from pydantic import ValidationError
 
 from springtide.config.code import check_trusted
 from springtide.config.fields import fields, is_free
+from springtide.config.problems import in_words
 from springtide.config.recipes import FINE_TUNING, RECIPES
 from springtide.config.schema import Config
 from springtide.errors import ConfigError, RunExists, explain, redacted
@@ -189,7 +190,7 @@ def describe(error: ValidationError) -> str:
     """Return pydantic's findings in the form of ``explain``, one line each."""
     lines, messages = [], collections.defaultdict(list)
     for item in error.errors():
-        messages[_field(item["loc"])].append(item["msg"])
+        messages[_field(item["loc"])].append(in_words(item))
     for item in error.errors():
         name = _field(item["loc"])
         if item["type"] == "extra_forbidden":
@@ -200,7 +201,9 @@ def describe(error: ValidationError) -> str:
         else:
             field = fields().get(name)
             remedy = f"it is: {field.description}" if field is not None else "see --help"
-            lines.append(explain(name, item["input"], " or: ".join(messages[name]), remedy))
+            said = ", and ".join(messages[name])
+            is_missing = item["type"] == "missing"  # its input is what lacks it
+            lines.append(f"{name}: {said}; {remedy}" if is_missing else explain(name, item["input"], said, remedy))
     lines = list(dict.fromkeys(lines))
     more = [f"and {len(lines) - _PROBLEMS_SHOWN} more"] if len(lines) > _PROBLEMS_SHOWN else []
     return "\n".join(lines[:_PROBLEMS_SHOWN] + more)

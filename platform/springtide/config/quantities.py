@@ -23,23 +23,21 @@ class _Amount:
     def parse(cls, value: Any) -> Self:
         """Parse a number or a text such as ``1.5B``; ValueError names the known suffixes."""
         if isinstance(value, bool) or not isinstance(value, (int, float, str)):
-            raise ValueError(f"not an amount of {cls.unit}: {value!r}")
+            raise ValueError(f"is not an amount of {cls.unit}")
         if isinstance(value, str):
             match = re.fullmatch(r"\s*([0-9][0-9_]*\.?[0-9]*(?:e[+-]?[0-9]+)?)\s*([A-Za-z]*)\s*", value)
             if match is None or match[2] not in cls.suffixes:
                 known = ", ".join(suffix for suffix in cls.suffixes if suffix)
-                raise ValueError(
-                    f"not an amount of {cls.unit}: {value!r} (a number, optionally followed by one of {known})"
-                )
+                raise ValueError(f"is not an amount of {cls.unit}: a number, optionally followed by one of {known}")
             value = float(match[1]) * cls.suffixes[match[2]]
         try:
             is_finite = math.isfinite(value)
         except OverflowError:  # an integer that no float reaches
             is_finite = False
         if not is_finite:
-            raise ValueError(f"not a finite amount of {cls.unit}: {value!r:.100}")
+            raise ValueError(f"is not a finite amount of {cls.unit}")
         if issubclass(cls, int) and value != int(value):
-            raise ValueError(f"not a whole number of {cls.unit}: {value!r}")
+            raise ValueError(f"is not a whole number of {cls.unit}")
         return cls(value)  # type: ignore[call-arg]
 
     @classmethod

@@ -121,14 +121,9 @@ class CheckpointConfig(Section):
     @model_validator(mode="after")
     def _check(self) -> CheckpointConfig:
         if self.min_every > self.max_every:
-            raise ValueError(
-                explain(
-                    "checkpoint.min_every",
-                    float(self.min_every),
-                    f"must be at most checkpoint.max_every = {float(self.max_every):g} s",
-                    "lower it or raise max_every",
-                )
-            )
+            problem = f"must be at most checkpoint.max_every = {float(self.max_every):g} s"
+            remedy = "lower it or raise max_every"
+            raise ValueError(explain("checkpoint.min_every", float(self.min_every), problem, remedy))
         return self
 
 
@@ -205,6 +200,9 @@ class TrackConfig(Section):
     """The same on nodes whose label ``ray.io/market-type`` is ``spot`` [dollars/h]."""
     retry: Seconds = free(default=Seconds(5.0))
     """Pause before a failed tracking server is tried again [s]."""
+    listener: str = free(default="")
+    """Your own function, ``package.module:function``, that the driver on Ray calls with the run's handle: what it returns is
+    called with every event, in a thread; empty for none [name]."""
 
 
 NAME = r"^([A-Za-z0-9][A-Za-z0-9._-]{0,127})?$"
@@ -284,7 +282,7 @@ class Config(Section):
     @property
     def sources(self) -> dict[str, str]:
         """The functions of the user's own that it names: field -> ``package.module:function``."""
-        values = (self.model.source, self.optim.source, self.objective.code)
+        values = (self.model.source, self.optim.source, self.objective.code, self.track.listener)
         return {field: value for field, value in zip(CODE_FIELDS, values, strict=True) if value}
 
     @property

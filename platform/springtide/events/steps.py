@@ -44,6 +44,13 @@ class Started(Event):
     energy_source: str = ""
     """How the joules of its steps are counted, as text (``training/energy.py``); empty if they are not."""
 
+    @property
+    def where(self) -> str:
+        """Its workers, nodes and market types, as text."""
+        nodes, markets = len(set(self.nodes)), sorted({one for one in self.markets if one})
+        on_nodes = f"{_workers(self.world_size)}" + (f" on {nodes} node{'s' * (nodes != 1)}" if nodes else "")
+        return ", ".join((on_nodes, *markets))
+
     def describe(self) -> str:
         where = f"from step {self.step} ({self.resumed_from})" if self.resumed_from else "from the beginning"
         size = f"{self.num_parameters / 1e6:.1f}M parameters"

@@ -1,7 +1,9 @@
 """The only package that imports Ray. Rule: other packages decide, Ray executes; each private part of Ray is used in one
 file only."""
 
+import contextlib
 import importlib.util
+import warnings
 
 from springtide.errors import ConfigError, explain
 
@@ -14,3 +16,8 @@ if importlib.util.find_spec("ray") is None:
             "pip install 'springtide[ray]', or train without it: torchrun -m springtide.training --config FILE",
         )
     )
+
+with contextlib.suppress(ImportError), warnings.catch_warnings():
+    # Ray imports it, and in a notebook without ipywidgets it warns of progress bars, of which none is drawn here
+    warnings.filterwarnings("ignore", message="IProgress not found")
+    importlib.import_module("tqdm.auto")

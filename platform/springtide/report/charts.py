@@ -76,6 +76,8 @@ class Strands:
     y_label: str
     strands: Sequence[Strand]
     y_limits: tuple[float, float]
+    is_log: bool = False
+    """Whether the vertical axis is logarithmic: all its values are positive."""
 
 
 @dataclasses.dataclass(frozen=True)

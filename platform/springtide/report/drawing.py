@@ -15,7 +15,7 @@ import matplotlib
 from matplotlib.axes import Axes
 from matplotlib.colors import LinearSegmentedColormap, to_hex
 from matplotlib.figure import Figure
-from matplotlib.ticker import EngFormatter, MaxNLocator
+from matplotlib.ticker import EngFormatter, LogLocator, MaxNLocator, NullLocator, StrMethodFormatter
 
 from springtide.errors import legible
 from springtide.report.charts import AnyChart, Bars, Chart, Columns, Parallel, Strand, Strands
@@ -142,11 +142,21 @@ def _fill_strands(axes: Axes, chart: Strands, notes: list[str]) -> None:
     axes.set(title=chart.title, xlabel=chart.x_label, ylabel=chart.y_label)
     _plot(axes, chart.strands, notes)
     low, high = chart.y_limits
-    room = 0.04 * (high - low) or 0.5
-    axes.set_ylim(low - room, high + room)
+    if chart.is_log:
+        room = (high / low) ** 0.04 if high > low else 1.1
+        axes.set_yscale("log")
+        axes.set_ylim(low / room, high * room)
+        axes.yaxis.set_minor_locator(NullLocator())
+        axes.yaxis.set_major_formatter(StrMethodFormatter("{x:.4g}"))
+    else:
+        room = 0.04 * (high - low) or 0.5
+        axes.set_ylim(low - room, high + room)
     axes.set_xlim(left=0)
     axes.xaxis.set_major_locator(MaxNLocator(6))
-    axes.yaxis.set_major_locator(MaxNLocator(5))
+    if chart.is_log and high >= 20 * low:  # below that there may be no power of ten to show
+        axes.yaxis.set_major_locator(LogLocator(10, (1.0,) if high >= 1000 * low else (1.0, 2.0, 5.0), numticks=8))
+    else:
+        axes.yaxis.set_major_locator(MaxNLocator(5))
     _abbreviate(axes)
 
 

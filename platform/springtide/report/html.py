@@ -6,6 +6,8 @@ import base64
 import hashlib
 import html
 from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+from urllib.parse import quote
 
 from springtide.errors import legible
 
@@ -41,9 +43,28 @@ figure { margin: 0; } figcaption { font-size: .85rem; }
 #note { flex-basis: 100%; white-space: nowrap; overflow: hidden; text-overflow: ellipsis; }
 .wide { overflow-x: auto; overflow-wrap: normal; } .wide table { font-size: .85rem; }
 .number { text-align: right; white-space: nowrap; font-variant-numeric: tabular-nums; }
-tr.best td { font-weight: 600; color: var(--fg); }
+tr.best td { font-weight: 600; color: var(--fg); } a { color: inherit; }
+.switch > .on, .switch > input:checked ~ .off { display: none; } .switch > input:checked ~ .on { display: block; }
 .noted:hover path + path { stroke-width: 3.5 !important; opacity: 1 !important; stroke-opacity: 1 !important; }
 """
+
+
+class Link(NamedTuple):
+    """A cell of a table that leads to another page."""
+
+    text: str
+    path: str
+    """Relative to the page that has it."""
+
+
+Cell = str | Link
+
+
+def _cell(cell: Cell) -> str:
+    if isinstance(cell, str):
+        return html.escape(cell)
+    # "./": a name with a colon is not a URL's scheme
+    return f'<a href="./{html.escape(quote(cell.path))}">{html.escape(cell.text)}</a>'
 
 
 def page(title: str, sections: Iterable[str], script: str = "", connects: bool = False) -> str:
@@ -87,20 +108,34 @@ def cards(figures: Iterable[tuple[str, str, str]]) -> str:
     return f"<dl>{''.join(f'<div><dt>{a}</dt><dd>{b}<small>{c}</small></dd></div>' for a, b, c in texts)}</dl>"
 
 
-def table(title: str, rows: Iterable[tuple[str, str]]) -> str:
-    """Return a heading and a table of (key, value) rows."""
-    lines = (f"<tr><td>{html.escape(key)}</td><td>{html.escape(value)}</td></tr>" for key, value in rows)
-    return f'<h2>{html.escape(title)}</h2><div class="wide"><table>{"".join(lines)}</table></div>'
+def table(title: str, rows: Iterable[tuple[str, Cell]]) -> str:
+    """Return a table of (key, value) rows, below a heading if ``title`` is not empty."""
+    lines = (f"<tr><td>{html.escape(key)}</td><td>{_cell(value)}</td></tr>" for key, value in rows)
+    heading = f"<h2>{html.escape(title)}</h2>" if title else ""
+    return f'{heading}<div class="wide"><table>{"".join(lines)}</table></div>'
 
 
-def grid(title: str, columns: Sequence[tuple[str, bool]], rows: Iterable[tuple[Sequence[str], bool]]) -> str:
-    """Return a heading and a table. ``columns``: (heading, whether it holds numbers); ``rows``: (one text per column, whether
+def switch(name: str, label: str, off: str, on: str) -> str:
+    """Return two sections, of which a check box shows one. It needs no script.
+
+    Args:
+        name: of the box; once in a page.
+        label: beside it.
+        off: HTML that is shown first.
+        on: HTML that is shown while the box is checked.
+    """
+    box = f'<input type="checkbox" id="{name}" /><label for="{name}"> {html.escape(label)}</label>'
+    return f'<div class="switch">{box}<div class="off">{off}</div><div class="on">{on}</div></div>'
+
+
+def grid(title: str, columns: Sequence[tuple[str, bool]], rows: Iterable[tuple[Sequence[Cell], bool]]) -> str:
+    """Return a heading and a table. ``columns``: (heading, whether it holds numbers); ``rows``: (one cell per column, whether
     the row is the best)."""
     kinds = [' class="number"' if is_number else "" for _, is_number in columns]
     heads = "".join(f"<th{kind}>{html.escape(name)}</th>" for kind, (name, _) in zip(kinds, columns, strict=True))
     lines = []
     for row, is_best in rows:
-        cells = "".join(f"<td{kind}>{html.escape(cell)}</td>" for kind, cell in zip(kinds, row, strict=True))
+        cells = "".join(f"<td{kind}>{_cell(cell)}</td>" for kind, cell in zip(kinds, row, strict=True))
         lines.append(f'<tr class="best">{cells}</tr>' if is_best else f"<tr>{cells}</tr>")
     body = f"<thead><tr>{heads}</tr></thead><tbody>{''.join(lines)}</tbody>"
     return f'<h2>{html.escape(title)}</h2><div class="wide"><table>{body}</table></div>'

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -85,6 +86,12 @@ def world_size_chart(timeline: Timeline) -> Chart:
     )
 
 
+def energy_chart(timeline: Timeline) -> Chart:
+    """Return the energy used until each step, by cause; no lines if none was counted."""
+    lines = [Series(name, mean(x, joules, _bucket(timeline.steps))) for name, x, joules in _energy(timeline)]
+    return Chart("Energy", "step", "J, since the run began", lines, from_zero=True)
+
+
 def pictures(timeline: Timeline) -> list[Chart]:
     """Return the charts of a page, for a reader without scripts."""
     shown = [loss_chart, throughput_chart, world_size_chart, norm_chart, rate_chart, wait_chart]
@@ -92,6 +99,8 @@ def pictures(timeline: Timeline) -> list[Chart]:
         shown.insert(1, source_chart)
     if _forgotten(timeline):
         shown.insert(1, forgetting_chart)
+    if _energy(timeline):
+        shown.append(energy_chart)
     return [chart(timeline) for chart in shown]
 
 
@@ -126,6 +135,10 @@ def curves(timeline: Timeline, begin: float = 0.0) -> dict[str, Any]:
         ("rate", "Learning rate", "", True, [of("learning rate", late["learning_rate"])]),
         ("wait", "Waiting for data", "part of the step", True, [of("slowest rank", _wait(late))]),
     ]
+    if energy := _energy(timeline):
+        first = int(np.searchsorted(steps["step"], begin))
+        lines = [_flat(name, "line", mean(axis[first:], joules[first:], bucket)) for name, axis, joules in energy]
+        charts.append(("energy", "Energy", "J, since the run began", True, lines))
     names = ("id", "title", "unit", "zero", "series")
     begun_s = timeline.spans()[0]
     return {
@@ -179,8 +192,24 @@ def _forgotten(timeline: Timeline) -> list[tuple[str, Points]]:
     for event in timeline.events:
         if isinstance(event, Evaluated):
             for name, worse in list(event.forgetting.items())[:_SETS_DRAWN]:
-                found.setdefault(name, []).append((float(event.step), worse))
+                found.setdefault(name, []).extend([(float(event.step), worse)] * math.isfinite(worse))
     return [(name, some(points, _POINTS)) for name, points in found.items()]
+
+
+def _energy(timeline: Timeline) -> list[tuple[str, np.ndarray, np.ndarray]]:
+    """Return (cause, steps, joules until each step): a step's own energy when it was trained first, when it was trained again,
+    and what was used between steps. Empty if none was counted."""
+    tries, steps = timeline.tries, timeline.steps["step"]
+    counted = np.where(np.isfinite(tries["energy_j"]), np.maximum(tries["energy_j"], 0.0), 0.0)
+    if not counted.any():
+        return []
+    between = np.minimum(np.nan_to_num(np.maximum(tries["energy_between_j"], 0.0), posinf=0.0), counted)
+    newest = np.maximum.accumulate(tries["step"])
+    again = np.concatenate([[False], tries["step"][1:] <= newest[:-1]])
+    at = np.minimum(np.searchsorted(steps, tries["step"]), len(steps) - 1)
+    own = counted - between
+    parts = (("new steps", own * ~again), ("recomputed steps", own * again), ("between steps", between))
+    return [(name, steps, np.bincount(at, joules, len(steps)).cumsum()) for name, joules in parts if joules.any()]
 
 
 def _flat(name: str, style: str, points: Points) -> dict[str, Any]:

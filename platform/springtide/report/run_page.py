@@ -13,13 +13,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from springtide.events import Evaluated, Event, Monitored, Sampled, Saved, SaveFailed, Started, Stopped, Waited
+from springtide.events import Evaluated, Event, Monitored, Sampled, Saved, SaveFailed, Started, Waited
 from springtide.events.metrics import STEP_METRICS, utilisation
 from springtide.report.charts import draw
-from springtide.report.html import cards, data_block, grid, more, page, table, text
+from springtide.report.html import Cell, cards, data_block, grid, more, page, table, text
 from springtide.report.run_charts import curves, loss_chart, pictures, source_tokens, world_size_chart
-from springtide.track.journal import state_of
 from springtide.track.ledger import Ledger, Prices, Restart, ledger
+from springtide.track.run_state import run_state
 from springtide.track.timeline import StepColumns, Timeline
 
 _ROWS, _SAMPLES, _SAMPLE_CHARACTERS = 200, 10, 2000
@@ -35,8 +35,8 @@ class RunFacts(NamedTuple):
 
     config_yaml: str = ""
     """The resolved config."""
-    about: Sequence[tuple[str, str]] = ()
-    """(label, text) for the top of the page."""
+    about: Sequence[tuple[str, Cell]] = ()
+    """(label, text or link) for the top of the page."""
     links: Mapping[str, str] = {}
     """Label -> URL or path of things that belong to the run."""
     scores: Sequence[Sequence[str]] = ()
@@ -93,11 +93,7 @@ def parts(timeline: Timeline, facts: RunFacts) -> dict[str, str]:
 
 def is_over(timeline: Timeline) -> bool:
     """Return whether the run has ended since its last start."""
-    return any(isinstance(event, Stopped) for event in timeline.events) and state_of(timeline.events) in (
-        "finished",
-        "stopped",
-        "failed",
-    )
+    return run_state(timeline.events).is_over
 
 
 def charts(timeline: Timeline) -> str:
@@ -151,18 +147,15 @@ def _median(values: np.ndarray) -> float:
 
 def _about(events: Sequence[Event], facts: RunFacts) -> str:
     """Return the table at the top: state, model, hardware, and what the config says."""
-    rows = [("state", state_of(events))] if events else []
+    rows: list[tuple[str, Cell]] = [("state", _cut(run_state(events).describe()))] if events else []
     starts = [event for event in events if isinstance(event, Started)]
     if starts:
         last = starts[-1]
-        nodes, markets = len(set(last.nodes)), ", ".join(sorted({one for one in last.markets if one}))
-        on_nodes = f" on {nodes} node{'s' * (nodes != 1)}" if nodes else ""
         rows += [("model", f"{last.num_parameters:,} parameters")] if last.num_parameters else []
-        rows.append(("workers", f"{last.world_size}{on_nodes}" + (f", {markets}" if markets else "")))
+        rows.append(("workers", last.where))
         rows += [("hardware", last.peak_source)] if last.peak_source else []
-    rows += facts.about
-    lines = "".join(f"<tr><td>{html.escape(key)}</td><td>{html.escape(_cut(value))}</td></tr>" for key, value in rows)
-    return f'<div class="wide"><table>{lines}</table></div>' if rows else ""
+    rows += [(key, _cut(value) if isinstance(value, str) else value) for key, value in facts.about]
+    return table("", rows) if rows else ""
 
 
 def _evaluations(events: Sequence[Event]) -> str:

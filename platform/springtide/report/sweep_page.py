@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import html
 import math
 from collections import Counter
@@ -12,7 +13,7 @@ from matplotlib.ticker import MaxNLocator
 from springtide.events.metrics import EVAL_METRICS, STEP_METRICS
 from springtide.report.axis import label, ticks
 from springtide.report.charts import Bars, Columns, Parallel, Strand, Strands, draw
-from springtide.report.html import cards, grid, page, table
+from springtide.report.html import Cell, Link, cards, grid, page, switch, table
 from springtide.tuning.importance import fences
 from springtide.tuning.rank import SweepResult
 from springtide.tuning.space import Point, Sweep
@@ -21,14 +22,22 @@ from springtide.tuning.trial import TrialOutcome
 _STATUSES = ("finished", "stopped", "failed", "waiting")
 _WIDE = 9.6  # inches
 _WORDS = {"min": "least", "max": "greatest"}
+_NO_PAGES: Mapping[int, str] = {}
 _HEADINGS = (
     *(("trial", False), ("status", False), ("point", False), ("value", True), ("tokens", True)),
     *(("worker-s", True), ("$", True), ("restarts", True)),
 )
 
 
-def render(title: str, sweep: Sweep, verdict: SweepResult, importance: Mapping[str, float]) -> str:
-    """Return the page. ``importance``: field -> share of the objective's variance, from 0 to 1; empty if unknown."""
+def render(
+    title: str,
+    sweep: Sweep,
+    verdict: SweepResult,
+    importance: Mapping[str, float],
+    pages: Mapping[int, str] = _NO_PAGES,
+) -> str:
+    """Return the page. ``importance``: field -> share of the objective's variance, from 0 to 1; empty if unknown. ``pages``:
+    number of a trial -> path of its page, relative to this one."""
     sections = [f"<p>{html.escape(_searched(sweep))}</p>", cards(figures(sweep, verdict))]
     if verdict.best is not None:
         sections.append(table(f"The best, {verdict.best.name}", _shown(verdict.best.point)))
@@ -43,7 +52,10 @@ def render(title: str, sweep: Sweep, verdict: SweepResult, importance: Mapping[s
     curves = curves_chart(sweep, verdict)
     beside = [importance_chart(importance)] if importance else []
     if curves.strands or beside:
-        sections.append(draw([curves, *beside], columns=1 + len(beside), size=(_WIDE / (1 + len(beside)), 3.2)))
+        shown = [
+            draw([one, *beside], 1 + len(beside), size=(_WIDE / (1 + len(beside)), 3.2)) for one in _scales(curves)
+        ]
+        sections.append(switch("log", "log scale of the curves", *shown) if len(shown) == 2 else shown[0])
     if not importance:
         sections.append('<p class="soft">These trials do not show which field mattered.</p>')
     if verdict.worker_s or verdict.dollars:
@@ -51,7 +63,7 @@ def render(title: str, sweep: Sweep, verdict: SweepResult, importance: Mapping[s
     best_first = sorted(
         verdict.outcomes, key=lambda one: (not _is_best(verdict, one), -one.tokens, -_promise(sweep, one))
     )
-    rows = [(_row(sweep, verdict, one), _is_best(verdict, one)) for one in best_first]
+    rows = [(_row(sweep, verdict, one, pages.get(one.number, "")), _is_best(verdict, one)) for one in best_first]
     sections.append(grid("All trials", [each for each in _HEADINGS if each[0] != "$" or verdict.dollars], rows))
     return page(title, sections)
 
@@ -107,6 +119,12 @@ def curves_chart(sweep: Sweep, verdict: SweepResult) -> Strands:
     return Strands("Learning curves", "tokens", _unit(sweep), strands, limits)
 
 
+def _scales(curves: Strands) -> list[Strands]:
+    """Return the chart, and again with a logarithmic axis if all its values are positive."""
+    positive = all(value > 0 for strand in curves.strands for _, value in strand.points)
+    return [curves, dataclasses.replace(curves, is_log=True)] if curves.strands and positive else [curves]
+
+
 def importance_chart(importance: Mapping[str, float]) -> Bars:
     """Return the share of each field, the greatest on top."""
     ranked = sorted(importance.items(), key=lambda each: -each[1])
@@ -146,7 +164,7 @@ def _strand(
     shades: Mapping[int, float],
 ) -> Strand:
     is_best = _is_best(verdict, one)
-    note = f"{one.name}, {one.status}: {label(one.value)} after {one.tokens:,} tokens; {_point(one.point)}"
+    note = f"{one.name}, {one.state}: {label(one.value)} after {one.tokens:,} tokens; {_point(one.point)}"
     return Strand(points, note, shades.get(one.number), one.status != "finished" and not is_best, is_best)
 
 
@@ -208,11 +226,10 @@ def _point(point: Point) -> str:
     return ", ".join(f"{field} {text}" for field, text in _shown(point))
 
 
-def _row(sweep: Sweep, verdict: SweepResult, one: TrialOutcome) -> list[str]:
+def _row(sweep: Sweep, verdict: SweepResult, one: TrialOutcome, path: str) -> list[Cell]:
     names = _names(sweep)
     point = ", ".join(f"{names.get(field, field)} {text}" for field, text in _shown(one.point))
     value = f"{one.value:.4f}" if one.rungs else ""
-    state = f"{one.status}: {one.reason}" if one.reason else one.status
     dollars = [f"{one.dollars:,.2f}"] if verdict.dollars else []
     cost = [f"{one.tokens:,}", f"{one.worker_s:,.0f}", *dollars, str(one.restarts)]
-    return [one.name, state, point, value, *cost]
+    return [Link(one.name, path) if path else one.name, one.state, point, value, *cost]

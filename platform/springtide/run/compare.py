@@ -12,8 +12,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from springtide import config as configs
+from springtide.config import Config
 from springtide.config.files import changes_the_run
-from springtide.config.schema import TrackConfig
 from springtide.errors import redacted
 from springtide.events import Evaluated, StepDone
 from springtide.run.folder import Run
@@ -108,8 +108,8 @@ def compare_runs(one: Run, other: Run) -> Comparison:
     losses = next((a.step for a, b in pairs if a.loss != b.loss and not (a.loss != a.loss and b.loss != b.loss)), None)
     return Comparison(
         runs=(
-            _summary(one.id, settings_of[0].track, events[0], steps[0]),
-            _summary(other.id, settings_of[1].track, events[1], steps[1]),
+            _summary(one.id, settings_of[0], events[0], steps[0]),
+            _summary(other.id, settings_of[1], events[1], steps[1]),
         ),
         settings=settings,
         changes_training=sorted(changes_the_run(changed)),
@@ -124,8 +124,8 @@ def _shown(value: Any) -> Any:
     return redacted(value) if isinstance(value, str) else value
 
 
-def _summary(name: str, prices: TrackConfig, events: Sequence[Any], steps: Sequence[StepDone]) -> RunSummary:
-    book = ledger(events, Prices(prices.price, prices.spot_price))
+def _summary(name: str, config: Config, events: Sequence[Any], steps: Sequence[StepDone]) -> RunSummary:
+    book = ledger(events, Prices.set_in(config.track))
     evaluated = [event for event in events if isinstance(event, Evaluated)]
     return RunSummary(
         id=name,

@@ -6,6 +6,7 @@
                 tasks/         scores of checkpoints on tasks
                 control/       commands to it, and their results
                 mlflow.json    the one MLflow run
+                origin.json    command and commit of the newest start
                 report.html    written when training ends
 """
 
@@ -28,9 +29,10 @@ from springtide.run.page_facts import facts_of
 from springtide.run.task_scores import TaskScores, read_task_scores
 from springtide.run.trust import check_model_code
 from springtide.store import Folder
-from springtide.track.journal import frame, last_steps, read_journal, state_of
+from springtide.track.journal import frame, last_steps, read_journal
 from springtide.track.journal_reader import JournalReader
 from springtide.track.ledger import Ledger, Prices, ledger
+from springtide.track.run_state import run_state
 from springtide.track.timeline import Timeline
 
 if TYPE_CHECKING:
@@ -120,8 +122,7 @@ class Run(RunControl):
             >>> book.tokens, book.total_dollars, 0 < book.goodput < 1
             (6144, 0.0, True)
         """
-        prices = self.config.track
-        return ledger(self.timeline.condensed(), Prices(prices.price, prices.spot_price))
+        return ledger(self.timeline.condensed(), Prices.set_in(self.config.track))
 
     @property
     def starts(self) -> list[Started]:
@@ -130,9 +131,9 @@ class Run(RunControl):
 
     @property
     def status(self) -> str:
-        """How the run last ended: ``finished``, ``stopped`` or ``failed``; ``running or killed`` if it has not ended since its
-        last start."""
-        return state_of(self.events)
+        """How the run last ended: ``finished``, ``stopped`` or ``failed``; if it has not ended since its last start ``paused``,
+        ``waiting`` for nodes, or ``running or killed``; ``not started`` before its first."""
+        return run_state(self.events).known
 
     @property
     def finished(self) -> bool:

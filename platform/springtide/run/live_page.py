@@ -83,7 +83,7 @@ class LivePage:
         if is_new or not self._versions:
             timeline = self._reader.timeline
             if len(timeline.events) != self._num_events:  # a start, a save, an evaluation: what else changes with it
-                self._facts, self._num_events = facts_of(self._run), len(timeline.events)
+                self._facts, self._num_events = facts_of(self._run, is_file=False), len(timeline.events)
             number = self._version + 1
             for name, text in parts(timeline, self._facts).items():
                 if self._parts.get(name, (0, ""))[1] != text:

@@ -7,11 +7,11 @@ from typing import NamedTuple
 
 from springtide.config import RUN_CONFIG
 from springtide.errors import SpringtideError
-from springtide.events import Decided, Started, StepDone, Stopped
-from springtide.run.folder import Run
+from springtide.events import Started
+from springtide.run.folder import REPORT, Run
 from springtide.store import Folder
-from springtide.track.journal import state_of
 from springtide.track.ledger import Prices, ledger
+from springtide.track.run_state import UNKNOWN, run_state
 
 _AT_ONCE = 16
 """Runs that are read at the same time: the store's answers are waited for together."""
@@ -22,7 +22,7 @@ class RunRow(NamedTuple):
 
     id: str
     state: str
-    """``finished``, ``stopped``, ``failed``, ``running or killed``, ``paused``, ``not started``, or why it cannot be read."""
+    """As ``Run.status``, or why it cannot be read."""
     step: int
     num_steps: int
     loss: float | None
@@ -34,10 +34,17 @@ class RunRow(NamedTuple):
     """Energy that its workers counted [kWh]; 0 if they did not."""
     seen_s: float
     """When its last event was, seconds since 1970; 0 without one."""
+    where: str = ""
+    """Workers, nodes and market types of its last worker group; empty before the first."""
+    has_page: bool = False
+    """Whether its report is in its folder."""
 
 
 def overview(root: str) -> list[RunRow]:
     """Return a row for each run directly below ``root``, the newest event first. A run that cannot be read has a row, too.
+
+    Lists ``root`` once, and each folder in it once; a run costs one more listing, its config and its journal's files. Sixteen
+    runs are read at a time. One listing of everything would page through the files of all checkpoints.
 
     Args:
         root: folder or URL, as ``run.root``.
@@ -55,27 +62,29 @@ def overview(root: str) -> list[RunRow]:
 def _row(folder: Folder) -> RunRow | None:
     run = Run(folder)
     try:
-        if not folder.exists(RUN_CONFIG):
+        names = folder.names()
+        if RUN_CONFIG not in names:
             return None
         config, timeline = run.config, run.timeline
     except (SpringtideError, OSError) as error:
         return RunRow(run.id, f"cannot be read: {error}", 0, 0, None, 0, 0.0, 0.0, 0.0, 0.0)
-    prices = config.track
-    told, events = timeline.condensed(whole=1), timeline.events
-    book = ledger(told, Prices(prices.price, prices.spot_price))
-    last = max((event for event in told if isinstance(event, StepDone)), key=lambda event: event.time_s, default=None)
-    last_said = [event for event in events if isinstance(event, Decided | Started)][-1:]
-    is_paused = any(isinstance(one, Decided) and one.is_about_pause for one in last_said)
-    state = state_of(events) if any(isinstance(event, Started | Stopped) for event in events) else "not started"
+    told = timeline.condensed()
+    book = ledger(told, Prices.set_in(config.track))
+    tries = timeline.tries  # in the order of writing, whatever clocks say
+    last = {name: tries[name][-1].item() for name in ("step", "loss", "world_size")} if len(tries) else {}
+    state = run_state(timeline.events).known
+    starts = [event for event in timeline.events if isinstance(event, Started)]
     return RunRow(
         id=run.id,
-        state="paused" if is_paused and state == "running or killed" else state,
-        step=last.step if last else 0,
+        state=state,
+        step=int(last.get("step", 0)),
         num_steps=config.num_steps,
-        loss=last.loss if last else None,
-        workers=last.world_size if last and state == "running or killed" and not is_paused else 0,
+        loss=last.get("loss"),
+        workers=int(last.get("world_size", 0)) if state == UNKNOWN else 0,
         goodput=round(book.goodput, 6),
         dollars=round(book.total_dollars, 6),
         energy_kwh=round(book.total_kwh, 9),
         seen_s=max((event.time_s for event in told), default=0.0),
+        where=starts[-1].where if starts else "",
+        has_page=REPORT in names,
     )

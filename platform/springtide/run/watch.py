@@ -7,9 +7,10 @@ import time
 from collections import deque
 from typing import NamedTuple
 
-from springtide.events import Decided, Event, Ready, Saved, Started, StepDone, Stopped, Waited
+from springtide.events import Event, Ready, Saved, Started, StepDone, Waited
 from springtide.run.why import DiagnosisBuilder
 from springtide.track.ledger import Prices
+from springtide.track.run_state import RunState
 from springtide.track.timeline import Timeline
 
 _POINTS = 64
@@ -68,8 +69,7 @@ class WatchedRun:
         self._sizes: deque[tuple[int, int]] = deque(maxlen=_SIZES)
         self._messages: deque[str] = deque(maxlen=_MESSAGES)
         self._saved: Saved | None = None
-        self._stopped: Stopped | None = None
-        self._state, self._seen_s, self._trains = "not started", 0.0, False
+        self._state, self._seen_s = RunState(), 0.0
 
     def take(self, timeline: Timeline) -> list[str]:
         """Take a part of the journal. Returns its events as lines for people, but those that are not told, such as steps."""
@@ -79,38 +79,18 @@ class WatchedRun:
 
     def _add(self, event: Event) -> str:
         self._seen_s = max(self._seen_s, event.time_s)
-        if self._stopped is not None and event.term > self._stopped.term:
-            self._stopped, self._state = None, "starting"  # another driver takes the run up
+        self._state.add(event)
         match event:
-            case StepDone():
-                self._state, self._trains = "training", True
-                return ""
             case Started():
-                self._state, self._trains = "starting", True
                 if not self._sizes or self._sizes[-1][1] != event.world_size:
                     self._sizes.append((event.step, event.world_size))
-            case Decided():
-                self._decided(event)
             case Saved():
                 self._saved = event
-            case Stopped():
-                self._stopped, self._state, self._trains = event, event.status, False
-            case Waited() | Ready():
+            case StepDone() | Waited() | Ready():
                 return ""
         clock = time.strftime("%H:%M:%S", time.gmtime(event.time_s))
         self._messages.append(f"{clock}  {event.describe()}")
         return self._messages[-1]
-
-    def _decided(self, event: Decided) -> None:
-        if self._stopped is not None:
-            return
-        if event.decision == "stay":
-            if event.is_about_pause:
-                self._state, self._trains = "paused", False
-            elif "waiting" in event.reason:
-                self._state, self._trains = "waiting", False
-        elif event.decision == "start" and not self._trains:
-            self._state = "starting"
 
     def picture(self, now_s: float) -> Picture:
         """Return the run at ``now_s``, seconds since 1970."""
@@ -118,20 +98,20 @@ class WatchedRun:
         times = sorted(one.step_time_s for one in self._why.recent if math.isfinite(one.step_time_s))
         step_s = times[len(times) // 2] if times else 0.0
         step = last.step if last else 0
-        silent_s = now_s - self._seen_s if self._seen_s and self._stopped is None else 0.0
-        is_silent = silent_s > max(_SILENT_S, _SILENT_STEPS * step_s) and self._trains
+        silent_s = now_s - self._seen_s if self._seen_s and not self._state.is_over else 0.0
+        is_silent = silent_s > max(_SILENT_S, _SILENT_STEPS * step_s) and self._state.trains
         remark = f", no event for {span(silent_s)}: it saves or evaluates, hangs, or was killed" if is_silent else ""
         return Picture(
-            state=self._state + remark,
-            is_over=self._stopped is not None,
+            state=self._state.word + remark,
+            is_over=self._state.is_over,
             step=step,
             num_steps=self._num_steps,
             loss=last.loss if last else None,
             losses=[*self._losses, *([self._sum / self._summed] if self._summed else [])],
             tokens_per_s=last.tokens_per_s if last else 0.0,
             mfu=last.mfu if last else 0.0,
-            left_s=max(0, self._num_steps - step) * step_s if self._trains else 0.0,
-            workers=self._sizes[-1][1] if self._trains and self._sizes else 0,
+            left_s=max(0, self._num_steps - step) * step_s if self._state.trains else 0.0,
+            workers=self._sizes[-1][1] if self._state.trains and self._sizes else 0,
             sizes=list(self._sizes),
             checkpoint=self._saved.name if self._saved else "",
             checkpoint_age_s=max(0.0, now_s - self._saved.time_s) if self._saved else 0.0,

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import json
+import math
 import os
 import posixpath
 import stat
@@ -246,6 +247,15 @@ class Folder:
         with as_os_errors(self.where(name)):
             return int(self.fs.size(self.where(name)))
 
+    def written_s(self, name: str) -> float:
+        """Return when a file was written, by the store's clock, as seconds since 1970; object stores tell whole seconds. NaN
+        where the store does not tell it."""
+        try:
+            with as_os_errors(self.where(name)):
+                return float(self.fs.modified(self.where(name)).timestamp())
+        except NotImplementedError:
+            return math.nan
+
     def names(self) -> list[str]:
         """Return the names directly in the folder, sorted; none if the folder does not exist. Unfinished writes are not
         listed."""
@@ -274,6 +284,12 @@ class Folder:
         path = self.where(name) if name else self.path
         with contextlib.suppress(FileNotFoundError), as_os_errors(path):
             self.fs.rm(path, recursive=True)
+
+    def remove_if_empty(self) -> None:
+        """Remove a local folder in which nothing lies."""
+        if self.is_local:
+            with contextlib.suppress(OSError):
+                os.rmdir(self.path)
 
     def sweep(self) -> None:
         """Remove temporary files that killed writes left directly in the folder. Only if no other process writes to it any

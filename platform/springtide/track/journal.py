@@ -17,15 +17,14 @@ import contextlib
 import dataclasses
 import json
 import logging
-import math
 import random
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Self
 
 from springtide.errors import DamagedFile, redacted
-from springtide.events import Event, Started, StepDone, Stopped, event, record
+from springtide.events import Event, StepDone, event, record
 from springtide.events.record import FORMAT
 from springtide.store import Folder, to_json
 from springtide.track.segments import Segment, Segments, Spool, listed, name_of
@@ -316,14 +315,6 @@ def last_steps(events: Iterable[Event]) -> list[StepDone]:
     """Return one event per step, in order; for a step that was trained more than once, the last one."""
     steps: dict[int, StepDone] = {one.step: one for one in events if isinstance(one, StepDone)}
     return [steps[step] for step in sorted(steps)]
-
-
-def state_of(events: Sequence[Event]) -> str:
-    """Return how a run last ended: ``finished``, ``stopped`` or ``failed``; ``running or killed`` if it has not ended since its
-    last start."""
-    started_s = max((event.time_s for event in events if isinstance(event, Started)), default=-math.inf)
-    ends = [event for event in events if isinstance(event, Stopped)]
-    return ends[-1].status if ends and ends[-1].time_s >= started_s else "running or killed"
 
 
 def frame(events: Iterable[Event]) -> DataFrame:

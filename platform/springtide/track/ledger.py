@@ -17,7 +17,7 @@ import dataclasses
 import math
 import statistics
 from collections.abc import Iterable
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from springtide.events import (
     Decided,
@@ -31,6 +31,9 @@ from springtide.events import (
     StepDone,
     Straggling,
 )
+
+if TYPE_CHECKING:
+    from springtide.config.schema import TrackConfig
 
 KINDS = (
     "productive",
@@ -134,6 +137,11 @@ class Prices(NamedTuple):
 
     other: float = 0.0
     spot: float = 0.0
+
+    @classmethod
+    def set_in(cls, track: TrackConfig) -> Prices:
+        """Return the prices of a config's section."""
+        return cls(track.price, track.spot_price)
 
     def of(self, event: Started) -> float:
         """Return the price of a worker group [dollars/s]."""

@@ -37,7 +37,7 @@ PLAN = "sweep.json"
 """The file that makes a folder a sweep."""
 _FINALISTS = "finalists.json"
 _RESULT = "result.json"
-_PAGE = "sweep.html"
+PAGE = "sweep.html"
 _BEST = "best.yaml"
 FORMAT = 1
 """Format of all files of the folder; ``sweep.json`` has its number. Increase it when a reader of the previous format would
@@ -83,7 +83,7 @@ class SweepFolder:
     @property
     def page(self) -> str:
         """Path or URL of the HTML page."""
-        return self.root.where(_PAGE)
+        return self.root.where(PAGE)
 
     @property
     def tune_path(self) -> str:
@@ -153,7 +153,7 @@ class SweepFolder:
         self.root.write_json(_RESULT, result.as_dict())
 
     def write_page(self, page: str) -> None:
-        self.root.write(_PAGE, page)
+        self.root.write(PAGE, page)
 
     def write_best(self, config: Config) -> None:
         """Write the best trial's config; if it has a password, a local file is readable only by its owner."""

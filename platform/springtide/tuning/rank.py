@@ -114,11 +114,10 @@ def words(sweep: Sweep, verdict: SweepResult) -> str:
         lines[0] += f", {verdict.dollars:.2f} $"
     for one in rows:
         point = ", ".join(f"{field.rpartition('.')[2]} {_short(value)}" for field, value in one.point.items())
-        state = f"{one.status}: {one.reason}" if one.reason else one.status
         mark = "*" if verdict.best is not None and one.number == verdict.best.number else " "
         mark = "+" if mark == " " and one in verdict.front else mark
         lines.append(
-            f"{mark} {one.name}  {one.value:8.4f}  {one.tokens:>12,} tokens  {one.worker_s:7.0f} s  {point}  {state}"
+            f"{mark} {one.name}  {one.value:8.4f}  {one.tokens:>12,} tokens  {one.worker_s:7.0f} s  {point}  {one.state}"
         )
     for final in verdict.finals:
         lines.append(

@@ -63,7 +63,7 @@ class TrialOutcome:
     """finished, stopped (by a scheduler or the budget), failed, or waiting (never started)."""
     rungs: tuple[Rung, ...] = ()
     reason: str = ""
-    """Why it failed."""
+    """Why it failed, or by whom and at which step it was stopped."""
     worker_s: float = 0.0
     """Worker-seconds held."""
     dollars: float = 0.0
@@ -78,6 +78,11 @@ class TrialOutcome:
     @property
     def name(self) -> str:
         return name_of(self.number)
+
+    @property
+    def state(self) -> str:
+        """The status with its reason, as text."""
+        return f"{self.status}: {self.reason}" if self.reason else self.status
 
     @property
     def value(self) -> float:

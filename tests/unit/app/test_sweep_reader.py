@@ -73,6 +73,7 @@ def test_an_outcome_is_that_of_the_folder(reader: SweepReader) -> None:
     running, waiting = reader.outcomes()
     assert (running.status, running.value, running.tokens) == ("stopped", 2.0, 10 * STEP)
     assert (waiting.status, waiting.tokens, waiting.repeats) == ("waiting", 0, -1)
+    assert (running.reason, waiting.reason) == ("interrupted at step 0, can be resumed", "")
     assert math.isnan(waiting.value)
     assert reader.interrupted([running, waiting]) == ["trial-0000", "trial-0001"]
     reader.folder.write_end(0, TrialEnd("stopped", ""))

@@ -65,6 +65,20 @@ def test_the_state_that_an_earlier_lease_has_committed_is_not_written_again(run:
     assert term_of(run, 5) == 1
 
 
+def test_a_checkpoint_that_is_removed_leaves_no_folder_and_what_is_not_ours_keeps_it(run: Folder) -> None:
+    writer, folder = Writer(run), Path(run.url) / "checkpoints"
+    (folder / "step-0000000001").mkdir(parents=True)  # a save that was killed before its first file
+    (folder / "step-0000000009").mkdir()  # a save that has begun
+    (folder / "mine").mkdir()
+    writer.save(2, value=1, frozen=1, keep=1)
+    (folder / "step-0000000002" / "notes.txt").write_text("the user's")
+    for step in (3, 4, 5):
+        writer.save(step, frozen=step, keep=1)
+    assert {name.name for name in folder.iterdir() if name.is_dir()} - {"readers"} == {
+        *("mine", "step-0000000002", "step-0000000005", "step-0000000009"),
+    }
+
+
 def test_the_same_step_with_other_settings_is_another_state_and_is_written(run: Folder) -> None:
     """A lease that was fenced off commits late; the one that holds the run has another learning rate."""
     Writer(run).save(5)

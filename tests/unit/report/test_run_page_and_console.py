@@ -27,7 +27,7 @@ from springtide.events import (
     Stopped,
 )
 from springtide.report.charts import Chart, Series, draw, smooth
-from springtide.report.run_charts import loss_chart, wait_chart, world_size_chart
+from springtide.report.run_charts import curves, energy_chart, loss_chart, wait_chart, world_size_chart
 from springtide.report.run_page import RunFacts, charts, render
 from springtide.track.console import Console
 from springtide.track.timeline import timeline_of
@@ -83,6 +83,23 @@ def test_sources_have_their_losses_and_how_often_they_were_read() -> None:
     for told in ("<td>wiki</td>", "<td>a&lt;b&gt;</td>", "6.000", "33.3%", "2.00", ">24<"):
         assert told in page, told
     assert "by source" not in render("run", timeline_of(RESIZED))
+
+
+def test_energy_adds_up_by_cause_and_without_any_there_is_no_chart() -> None:
+    counted = [
+        dataclasses.replace(one, energy_j=10.0, energy_between_j=4.0) if isinstance(one, StepDone) else one
+        for one in RESIZED
+    ]
+    energy = [one for one in curves(timeline_of(counted))["charts"] if one["id"] == "energy"]
+    [found] = [{line["name"]: line["y"][-1] for line in one["series"]} for one in energy]
+    assert found == {"new steps": 60.0, "recomputed steps": 12.0, "between steps": 48.0}, "steps 4 and 5 came twice"
+    assert [one.label for one in energy_chart(timeline_of(counted)).lines] == list(found)
+    late = next(one for one in curves(timeline_of(counted), 9.0)["charts"] if one["id"] == "energy")
+    assert late["series"][0] == {"name": "new steps", "style": "line", "x": [9.0, 10.0], "y": [54.0, 60.0]}
+    odd = [dataclasses.replace(one, energy_j=math.nan) if isinstance(one, StepDone) else one for one in RESIZED]
+    for events in (RESIZED, odd, []):
+        assert "energy" not in [one["id"] for one in curves(timeline_of(events))["charts"]]
+        assert energy_chart(timeline_of(events)).lines == []
 
 
 def test_text_of_a_model_is_shown_and_never_run() -> None:

@@ -100,18 +100,18 @@ def test_what_users_wrote_is_shown_and_never_run_nor_read_as_a_formula() -> None
     page = body(text)
     assert page.findtext("h1") == HOSTILE
     drawn = ["".join(one.itertext()) for one in page.iter(f"{SVG}text")]
-    assert drawn.count(HOSTILE) == 2  # the axis and the bar
-    assert sum(one.startswith(HOSTILE[:25]) for one in drawn) == 3  # the choice, which leaves room to the next axis
+    assert drawn.count(HOSTILE) == 3  # the axis, and the bar beside the curves on each scale
+    assert sum(one.startswith(HOSTILE[:25]) for one in drawn) == 4  # the choice, which leaves room to the next axis
     assert any(HOSTILE in cell for row in page.iter("tr") for cell in row.itertext())
 
 
 def test_the_lines_name_their_trials_and_the_best_is_drawn_last_and_strongest() -> None:
     page = body(shown(SWEEP, TRIALS))
     notes = [title.text or "" for title in page.iter(f"{SVG}title")]
-    assert len(notes) == 6 + 4  # every point, and every curve that has a value
+    assert len(notes) == 6 + 2 * 4  # every point, and every curve that has a value, on each scale
     assert notes[5].startswith("trial-0001, finished: 2 after 4,000 tokens; optim.peak_lr 0.001, model.num_layers 3")
     curves = [group.findall(f"{SVG}path")[1].get("style", "") for group in page.iter(f"{SVG}g") if group.get("class")]
-    assert ["var(--fg)" in style for style in curves] == [False] * 5 + [True] + [False] * 3 + [True]
+    assert ["var(--fg)" in style for style in curves] == [False] * 5 + [True] + 2 * ([False] * 3 + [True])
     strands = points_chart(SWEEP, rank_trials(SWEEP, TRIALS)).strands
     assert [one.number for one, strand in zip(TRIALS, strands, strict=True) if strand.best] == [1]
     assert [strand.faint for strand in strands] == [False, False, True, True, True, True]
@@ -193,7 +193,7 @@ def test_the_table_has_the_best_first_and_all_that_became_of_each() -> None:
 
 
 def test_what_there_is_nothing_to_show_of_is_not_drawn() -> None:
-    assert len(list(body(shown(SWEEP, TRIALS)).iter(f"{SVG}svg"))) == 3
+    assert len(list(body(shown(SWEEP, TRIALS)).iter(f"{SVG}svg"))) == 4
     assert len(list(body(shown(SWEEP, [trial(5, status="waiting")])).iter(f"{SVG}svg"))) == 1
 
 
@@ -201,6 +201,35 @@ def test_many_long_labels_are_slanted_and_few_are_not() -> None:
     many = sweep_of(*(Range(f"model.a_field_of_many_{number}", "uniform", (0, 1)) for number in range(8)))
     assert "rotate(-18)" in shown(many, [])
     assert "rotate(-18)" not in shown(SWEEP, [])
+
+
+def test_a_box_shows_the_curves_on_a_log_scale_without_a_script() -> None:
+    text = shown(SWEEP, TRIALS)
+    [box] = [one for one in body(text).iter("input") if one.get("type") == "checkbox"]
+    assert box.get("id") == "log"
+    assert "<script" not in text
+    below = [trial(number, 0.5, -0.5 * number) for number in range(2)]
+    assert "checkbox" not in shown(SWEEP, below), "a value that is not positive has no logarithm"
+    flat = [trial(number, 2.0, 2.0) for number in range(3)]
+    wide = [trial(number, 10.0 ** (number - 3)) for number in range(7)]
+    for outcomes in (flat, wide):
+        assert len(list(body(shown(SWEEP, outcomes)).iter("input"))) == 1
+
+
+def test_trials_lead_to_their_pages_and_say_who_stopped_them() -> None:
+    stopped = dataclasses.replace(TRIALS[2], reason="by asha at step 1,200")
+    verdict = rank_trials(SWEEP, [*TRIALS[:2], stopped, *TRIALS[3:]])
+    pages = {1: "trials/trial-0001/report.html", 2: "trials/trial 2:#?/report.html"}
+    page = body(render("a sweep", SWEEP, verdict, {}, pages))
+    links = {link.text: link.get("href") for link in page.iter("a")}
+    assert links == {
+        "trial-0001": "./trials/trial-0001/report.html",
+        "trial-0002": "./trials/trial%202%3A%23%3F/report.html",
+    }
+    *_, rows = page.iter("tbody")
+    assert "stopped: by asha at step 1,200" in ["".join(cell.itertext()) for row in rows for cell in row]
+    notes = [title.text or "" for title in page.iter(f"{SVG}title")]
+    assert any(note.startswith("trial-0002, stopped: by asha at step 1,200: 6 after") for note in notes)
 
 
 def test_what_mattered_is_ranked_or_said_not_to_be_known() -> None:

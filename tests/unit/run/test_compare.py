@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+import xml.etree.ElementTree as ET
 from pathlib import Path
 
 import pytest
@@ -93,6 +94,40 @@ def test_all_runs_below_a_root_are_listed_the_newest_first_and_damaged_ones_too(
         "rests": ("paused", 10, 0),
     }
     assert rows["broken"].state.startswith("cannot be read")
+    assert (rows["done"].where, rows["new"].where) == ("2 workers", "")
+
+
+def test_the_list_as_a_page_leads_to_the_page_of_each_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    done = [*TRAINED, Stopped(step=40, status="finished")]
+    written(tmp_path / "runs", "done", done, **{"track.price": 3600.0}).folder.write("report.html", "")
+    written(tmp_path / "runs", "live", TRAINED[:11])
+    for out, href in (("runs/index.html", "./done/report.html"), ("page.html", "./runs/done/report.html")):
+        assert main(["run", "list", str(tmp_path / "runs"), "--out", str(tmp_path / out)]) == 0
+        assert "2 runs" in capsys.readouterr().out
+        page = (tmp_path / out).read_text()
+        body = ET.fromstring(page.split("</head>")[1].removesuffix("</html>\n"))
+        [link] = body.iter("a")
+        assert (link.text, link.get("href")) == ("done", href)
+        rows = [["".join(cell.itertext()) for cell in row] for row in body.iter("tr")]
+        assert {row[0]: row[1:5] for row in rows[1:]} == {
+            "done": ["finished", "40/60", "0.0250", "2 workers"],
+            "live": ["running or killed", "10/60", "0.1000", "2 workers"],
+        }
+        assert "1 finished, 1 running or killed" in page
+    for out in (f"{tmp_path}/", str(tmp_path / "runs")):
+        assert main(["run", "list", str(tmp_path / "runs"), "--out", out]) == 2
+        assert f"--out = {out!r}: cannot be written" in capsys.readouterr().err
+
+
+def test_a_list_reads_each_folder_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    written(tmp_path, "one", TRAINED)
+    (tmp_path / "no run").mkdir()
+    asked: list[str] = []
+    names, exists = Folder.names, Folder.exists
+    monkeypatch.setattr(Folder, "names", lambda folder: (asked.append(f"list {folder.name}"), names(folder))[1])
+    monkeypatch.setattr(Folder, "exists", lambda folder, name="": (asked.append(name), exists(folder, name))[1])
+    assert [row.id for row in overview(str(tmp_path))] == ["one"]
+    assert sorted(asked) == ["list journal", "list no run", "list one", f"list {tmp_path.name}"]
 
 
 def test_the_commands_print_what_was_found(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -20,7 +20,7 @@ def run_of(config: Config, events: list[Event]) -> Run:
 
 def test_status_is_how_the_last_start_ended(tiny: Config) -> None:
     run = run_of(tiny, [])
-    assert (run.status, run.starts) == ("running or killed", [])
+    assert (run.status, run.starts) == ("not started", [])
     run_of(tiny, [Started(step=0, world_size=1, time_s=1.0), Stopped(step=3, status="stopped", time_s=2.0)])
     assert run.status == "stopped"
     run_of(tiny, [Started(step=3, world_size=2, time_s=3.0)])

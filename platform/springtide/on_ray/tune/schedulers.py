@@ -30,6 +30,11 @@ POPULATIONS = ("pbt", "pb2")
 """Schedulers under which trials take over each other's state."""
 
 
+def known_as(scheduler: TrialScheduler) -> str:
+    """Return the name of one of ``scheduler_of``'s, or that of its class."""
+    return _NAMES.get(type(scheduler), type(scheduler).__name__)
+
+
 def scheduler_of(name: str, sweep: Sweep) -> TrialScheduler:
     """Return Tune's scheduler ``name``, in rungs of the budget. Raises ConfigError for an unknown one."""
     if name not in SCHEDULERS:
@@ -110,3 +115,13 @@ def _population(name: str, sweep: Sweep, asked: dict[str, object]) -> TrialSched
     return _SynchronousPBT(
         hyperparam_mutations={"trial": {"point": near}}, custom_explore_fn=explore_near, log_config=False, **asked
     )
+
+
+_NAMES = {
+    FIFOScheduler: "none",
+    ASHAScheduler: "asha",
+    HyperBandScheduler: "hyperband",
+    MedianStoppingRule: "median",
+    _SynchronousPBT: "pbt",
+    _SynchronousPB2: "pb2",
+}

@@ -139,7 +139,7 @@ class Trial(tune.Trainable):
 
     def _result(self, runner: TrialRunner, found: Evaluated) -> TrialResult:
         config, steps = runner.config, runner.steps
-        prices = Prices(config.track.price, config.track.spot_price)
+        prices = Prices.set_in(config.track)
         root = Folder(config.run.root)
         books = [ledger(read_journal(root / one.run), prices) for one in self._lineage]
         cost = costs(steps)

@@ -17,6 +17,7 @@ from ray.tune.search import Searcher
 
 from springtide.errors import RunExists
 from springtide.on_ray.tune.messages import TrialJob, TrialParameters, TrialResult, TrialSpec, value_of
+from springtide.on_ray.tune.schedulers import known_as
 from springtide.on_ray.tune.trial import Trial
 from springtide.on_ray.tune.worker_pool import WorkerPoolHandle
 from springtide.tuning import (
@@ -121,8 +122,17 @@ class SearchAdapter(Searcher):
 class ProgressCallback(tune.Callback):
     """A callback that reports the progress of trials, and records which ones a scheduler has stopped."""
 
-    def __init__(self, sweep: Sweep, points: SearchAdapter, spent: BudgetStopper, say: Say, end: EndTrial) -> None:
-        self._sweep, self._points, self._spent, self._say, self._end = sweep, points, spent, say, end
+    def __init__(
+        self,
+        sweep: Sweep,
+        points: SearchAdapter,
+        spent: BudgetStopper,
+        say: Say,
+        end: EndTrial,
+        by: str = "the scheduler",
+    ) -> None:
+        """``by``: name of the scheduler."""
+        self._by, self._sweep, self._points, self._spent, self._say, self._end = by, sweep, points, spent, say, end
         self._trials = sweep.budget.trials
         self._over: set[str] = set()
         self._best: tuple[float, str] | None = None
@@ -161,9 +171,10 @@ class ProgressCallback(tune.Callback):
             self._end(number_of(name), "failed", result["failed"])
             self._say(f"{name}: FAILED, {result['failed']}")
         elif not result.get("over") and not self._spent.over:
-            self._end(number_of(name), "stopped", "")
+            reason = f"by {self._by} at step {result.get('step', 0):,}"
+            self._end(number_of(name), "stopped", reason)
             value = value_of(result, self._sweep.metric) if self._sweep.metric in result else math.nan
-            self._say(f"{name}: stopped, {self._sweep.metric} {value:.4f}")
+            self._say(f"{name}: stopped {reason}, {self._sweep.metric} {value:.4f}")
 
     def on_trial_error(self, iteration: int, trials: list[TuneTrial], trial: TuneTrial, **info: object) -> None:
         """Report a trial with a process that failed too often."""
@@ -247,7 +258,7 @@ class TrialTuner:
         knows_all = bool(population) or isinstance(scheduler, HyperBandScheduler)
         most = (lambda: sweep.budget.trials) if knows_all else room
         points = SearchAdapter(search, sweep, spent.unless_lost(held.begin_trial), most)
-        progress = ProgressCallback(sweep, points, spent, say, spent.unless_lost(held.end_trial))
+        progress = ProgressCallback(sweep, points, spent, say, spent.unless_lost(held.end_trial), known_as(scheduler))
         here = tune.PlacementGroupFactory([{"CPU": 0, _HEAD: round(0.99 / room(), 3) if knows_all else 0.001}])
         tuner = tune.Tuner(
             tune.with_resources(tune.with_parameters(Trial, job=self.job), here),

@@ -1,0 +1,102 @@
+"""A listener of the user's own, in a thread of the driver: it may be slow, raise or hang, and training does not notice.
+
+Events wait in a queue of bounded length. When it is full the oldest is dropped, so that the end of the run is heard; drops are
+counted and told. An event is told once: what one start did not tell, a later one does not repeat.
+"""
+
+from __future__ import annotations
+
+import collections
+import logging
+import threading
+import time
+from collections.abc import Callable
+from typing import Self
+
+from springtide.events import Event
+
+_MOST_WAITING = 10_000
+"""Events that wait at most, about 10 MB."""
+_GRACE_S = 15.0
+_WARN_EVERY_S = 60.0
+_log = logging.getLogger(__name__)
+
+
+class OwnListener:
+    """Calls ``make`` once, and what it returns with every event, both in a thread. Use it as a context manager: on exit it
+    waits up to ``grace_s`` until all events are told."""
+
+    def __init__(
+        self,
+        source: str,
+        make: Callable[[], Callable[[Event], object]],
+        most_waiting: int = _MOST_WAITING,
+        grace_s: float = _GRACE_S,
+    ) -> None:
+        """``source``: value of ``track.listener``, for messages."""
+        self._source, self._make, self._grace_s = source, make, grace_s
+        self._waiting: collections.deque[Event] = collections.deque(maxlen=most_waiting)
+        self._changed = threading.Condition()
+        self._ends = False
+        self._num_dropped = self._num_failed = 0
+        self._warned_s = -_WARN_EVERY_S
+        self._thread = threading.Thread(target=self._work, name="springtide-listener", daemon=True)
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        with self._changed:
+            self._ends = True
+            self._changed.notify()
+        self._thread.join(self._grace_s)
+        with self._changed:
+            num_left = len(self._waiting)
+            self._waiting.clear()  # a call that hangs may return one day: the run is over
+        if self._thread.is_alive() or self._num_dropped or self._num_failed:
+            end = f"it has not returned {self._grace_s:g} s after the last event" if self._thread.is_alive() else ""
+            counts = f"{self._num_dropped} dropped, {num_left} not told, {self._num_failed} at which it raised"
+            _log.warning("track.listener = %r missed events: %s", self._source, "; ".join(filter(None, (counts, end))))
+
+    def __call__(self, event: Event) -> None:
+        """Queue one event; returns at once."""
+        with self._changed:
+            if not self._thread.is_alive():  # its start failed, which was said
+                return
+            is_full = len(self._waiting) == self._waiting.maxlen
+            self._num_dropped += is_full
+            self._waiting.append(event)
+            self._changed.notify()
+        if is_full and time.monotonic() - self._warned_s >= _WARN_EVERY_S:
+            self._warned_s = time.monotonic()
+            _log.warning(
+                "track.listener = %r is slower than the run: %d events dropped so far, the oldest first; training continues",
+                self._source,
+                self._num_dropped,
+            )
+
+    def _work(self) -> None:
+        try:
+            hear = self._make()
+            if not callable(hear):
+                raise TypeError(f"it returned a {type(hear).__name__} in place of a function that takes an event")
+        except (Exception, SystemExit):
+            _log.warning("track.listener = %r did not start; the run trains without it", self._source, exc_info=True)
+            return
+        is_failing = False
+        while (event := self._next()) is not None:
+            try:
+                hear(event)
+                is_failing = False
+            except (Exception, SystemExit):
+                self._num_failed += 1
+                if not is_failing:  # once, until it works again
+                    _log.warning("track.listener = %r raised; training continues", self._source, exc_info=True)
+                is_failing = True
+
+    def _next(self) -> Event | None:
+        """Wait for the oldest event; None when the run has ended and all are told."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._waiting or self._ends)
+            return self._waiting.popleft() if self._waiting else None
