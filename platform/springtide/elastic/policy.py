@@ -2,7 +2,8 @@
 
     observation (nodes, the group that trains) + state + now -> a decision with its reason
 
-``on_ray/train/policy.py`` observes a cluster and carries decisions out. All times are seconds of one monotonic clock.
+``restart_forecast.py`` says what a restart costs, ``on_ray/train/policy.py`` observes a cluster and carries decisions out. All
+times are seconds of one monotonic clock.
 """
 
 from __future__ import annotations
@@ -13,19 +14,15 @@ from collections import Counter
 from collections.abc import Collection, Sequence
 from typing import Literal, NamedTuple
 
+from springtide.elastic.restart_forecast import RestartForecast
 from springtide.elastic.save_interval import mean_time_to_loss
 
-_LIKELY = 0.2
-"""Probability that another node is lost before this one; above it, a group waits, so that one restart serves both."""
 _ENOUGH = 0.5
 """Least share of the possible workers that starts without waiting for the processes of the others."""
-_STEPS_TO_LEAVE = 3
-"""A request is made during one step, known to rank 0 after the next one, and agreed on in the one after that."""
-_MARGIN = 1.5
-_SAVES = 2.5
-"""A save may be under way when the last one is to begin: two saves, and a margin."""
 _GATHER_S = 30.0
 """How long ready nodes wait for nodes that are not ready yet, so that the group grows once [s]."""
+_FAR_S = 3600.0
+"""A node whose loss is announced for later than this is used like any other until then [s]."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -84,34 +81,6 @@ class WorkerGroup(NamedTuple):
     """Node of each worker, by rank."""
 
 
-class RestartForecast(NamedTuple):
-    """Cost of a restart, and how long its gain can last."""
-
-    restart_s: float = 10.0
-    left_s: float = math.inf
-    """Training time left at the current group size [s]."""
-    step_s: float = 0.0
-    """Time of a step, after which a group can leave; infinite while none is measured [s]."""
-    save_s: float = 0.0
-    """Time of a save to the store; 0 while none is measured [s]."""
-    copy_s: float = 0.0
-    """Time to copy the state to the memory of nodes that stay; 0 while none is measured [s]."""
-
-    def copied_by(self, lost_s: float, reserve_s: float, now: float) -> float:
-        """Return when the copy of a group that is asked to leave ``now`` must be safe in memory, so that there is still time
-        for a save to the store before ``lost_s``; ``lost_s`` itself if there is no time for both, because a save takes
-        longer than a copy [s]."""
-        by_s = lost_s - max(reserve_s, _MARGIN * self.save_s)
-        return by_s if now + _STEPS_TO_LEAVE * self.step_s + _MARGIN * self.copy_s <= by_s else lost_s
-
-    def leaving_s(self, reserve_s: float, durable: bool) -> float:
-        """Return how long before a node's loss its group must be asked to leave: the steps until it leaves, and the time to
-        bring its state to safety. ``durable``: to the store. ``reserve_s`` is the least for the latter [s]."""
-        copy_s = self.copy_s or self.save_s  # memory is at least as fast as a store
-        safe_s = _SAVES * self.save_s if durable else _MARGIN * copy_s
-        return _STEPS_TO_LEAVE * self.step_s + max(reserve_s, safe_s)
-
-
 class PolicyState(NamedTuple):
     """State from one decision to the next."""
 
@@ -128,11 +97,25 @@ class PolicyState(NamedTuple):
     """When the first decision was made."""
     losses: int = 0
     """Number of times that nodes were lost, or their loss was announced."""
+    joins: int = 0
+    """Number of times that nodes joined, after the first decision."""
+    missing: float = 0.0
+    """What the ready nodes would add that the group does not have [workers]."""
+    missed: float = 0.0
+    """What they would have added since there are any [worker-seconds]."""
+    looked_s: float = 0.0
+    """When the last decision was made [s]."""
 
     def loss_s(self, bounds: Bounds, now: float) -> float:
         """Return the estimated mean time to the next loss [s]."""
-        observed_s = 0.0 if self.begin_s is None else now - self.begin_s
-        return mean_time_to_loss(bounds.expected_loss_s, observed_s, self.losses)
+        return mean_time_to_loss(bounds.expected_loss_s, self._observed_s(now), self.losses)
+
+    def change_s(self, bounds: Bounds, now: float) -> float:
+        """Return the estimated mean time to the next loss or join [s]."""
+        return mean_time_to_loss(bounds.expected_loss_s, self._observed_s(now), self.losses + self.joins)
+
+    def _observed_s(self, now: float) -> float:
+        return 0.0 if self.begin_s is None else now - self.begin_s
 
 
 class Stay(NamedTuple):
@@ -189,18 +172,24 @@ def decide(
 ) -> tuple[Decision, PolicyState]:
     """Decide who trains; no other place does. ``nodes``: the live ones; ``group``: None if no group trains; ``memory``:
     the state that the last decision returned. Returns the decision and the new state."""
+    nodes = [node._replace(leaves_at=None) if (node.leaves_at or 0.0) - now > _FAR_S else node for node in nodes]
     usable = _usable(nodes)
     here = frozenset([(node.id, node.places) for node in usable])
     if here != memory.usable:
         gone = {name for name, _ in memory.usable} - {node.id for node in nodes if node.leaves_at is None}
+        joined = memory.begin_s is not None and bool(here - memory.usable)
         begin_s = now if memory.begin_s is None else memory.begin_s
-        memory = memory._replace(usable=here, since_s=now, begin_s=begin_s, losses=memory.losses + bool(gone))
+        losses, joins = memory.losses + bool(gone), memory.joins + joined
+        memory = memory._replace(usable=here, since_s=now, begin_s=begin_s, losses=losses, joins=joins)
     room = _room(bounds, usable)
     if group is None:
         return _without_group(bounds, nodes, usable, room, memory, now)
     grows = room.ready > len(group.nodes)
     room_s = (now if memory.room_s is None else memory.room_s) if grows else None
-    memory = memory._replace(held=frozenset(group.nodes), lacking_s=None, room_s=room_s)
+    missed = memory.missed + memory.missing * (now - memory.looked_s) if grows else 0.0
+    missing = room.ready - len(group.nodes) if grows else 0.0
+    memory = memory._replace(room_s=room_s, missed=missed, missing=missing, looked_s=now, lacking_s=None)
+    memory = memory._replace(held=frozenset(group.nodes))
     return _with_group(bounds, nodes, group, room, prospects, memory, now), memory
 
 
@@ -270,7 +259,7 @@ def _with_group(
         first = min(node.leaves_at for node in leaving if node.leaves_at is not None)
         what = f"notice: {_names([node.id for node in leaving])} will be taken away in {max(0.0, first - now):.0f} s"
         by_s = first - prospects.leaving_s(bounds.reserve_s, durable=not room.size)
-        if now < by_s and (why := _not_yet(bounds, room, memory, by_s, now)):
+        if now < by_s and (why := _not_yet(bounds, workers, room, memory, by_s, now)):
             return why._replace(reason=f"{what}; {why.reason}")
         return Leave(what, durable=not room.size, by_s=prospects.copied_by(first, bounds.reserve_s, now))
     if bad := [alive[name] for name in mine if alive[name].problem]:
@@ -286,19 +275,25 @@ def _with_group(
     return _growth(bounds, workers, room, prospects, memory, now)
 
 
-def _not_yet(bounds: Bounds, room: _Room, memory: PolicyState, by_s: float, now: float) -> Stay | None:
-    """Return why not to leave yet nodes that must be left by ``by_s``; else None."""
-    loss_s = memory.loss_s(bounds, now)
+def _not_yet(bounds: Bounds, workers: int, room: _Room, memory: PolicyState, by_s: float, now: float) -> Stay | None:
+    """Return why not to leave yet nodes that must be left by ``by_s``; else None. Until then they train, and other losses need
+    no restart of their own; the group leaves earlier only to grow."""
     if not room.size:
         return Stay("too few nodes would stay to train on, so it trains until then", by_s, save=True)
+    if room.size <= workers or bounds.grow == "never":
+        return Stay("it trains on until it must leave", by_s)
     if not _quiet(bounds, memory, now):
-        return Stay("others may follow", by_s)
-    if by_s - now > _LIKELY * loss_s:
-        often = f"others may follow, a loss comes every {loss_s:.0f} s: one restart for all"
-        return Stay(often, by_s - _LIKELY * loss_s)
-    if room.ready < room.size:
+        return Stay("more nodes may be joining", by_s)
+    if room.ready <= workers:
         return Stay("the processes on others are getting ready", by_s)
+    if room.ready < room.size and now < _gathered_s(memory):
+        return Stay("the processes on others are getting ready", min(by_s, _gathered_s(memory)))
     return None
+
+
+def _gathered_s(memory: PolicyState) -> float:
+    """Return until when ready nodes wait for others [s]."""
+    return math.inf if memory.room_s is None else memory.room_s + _GATHER_S
 
 
 def _quiet(bounds: Bounds, memory: PolicyState, now: float) -> bool:
@@ -308,24 +303,28 @@ def _quiet(bounds: Bounds, memory: PolicyState, now: float) -> bool:
 def _growth(
     bounds: Bounds, workers: int, room: _Room, prospects: RestartForecast, memory: PolicyState, now: float
 ) -> Stay | Leave:
+    """Decide whether to restart for more workers: if the gain until the next change is worth it, which may need a restart
+    anyway; or, however often changes come, once waiting for them has cost as much as a restart."""
     if room.size <= workers:
         return Stay(f"{workers} workers train")
     more = f"room for {room.size} workers instead of {workers}"
     if not _quiet(bounds, memory, now):
         return Stay(f"{more}; more nodes may be joining")
-    until_s = math.inf if memory.room_s is None else memory.room_s + _GATHER_S
+    until_s = _gathered_s(memory)
     if room.ready < room.size and now < until_s:
         return Stay(f"{more}; their processes are getting ready", until_s)
-    size, loss_s = room.ready, memory.loss_s(bounds, now)
+    size = room.ready
     if bounds.grow == "never":
         return Stay(f"room for {size} workers instead of {workers}, elastic.grow is 'never'")
-    lasts_s = min(loss_s, prospects.left_s)
-    if bounds.grow != "always" and size * (lasts_s - prospects.restart_s) <= workers * lasts_s:
-        return Stay(
-            f"{size} workers instead of {workers} would not pay: a restart takes {prospects.restart_s:.0f} s, the gain "
-            f"lasts {lasts_s:.0f} s"
-        )
-    return Leave(f"grow from {workers} to {size} workers")
+    fast, faster = workers, size
+    restart_s, missing = prospects.restart_s, faster * prospects.restart_s - memory.missed
+    lasts_s = min(memory.change_s(bounds, now) if missing > 0 else memory.loss_s(bounds, now), prospects.left_s)
+    if bounds.grow == "always" or faster * (lasts_s - restart_s) > fast * lasts_s:
+        return Leave(f"grow from {workers} to {size} workers")
+    return Stay(
+        f"{size} workers instead of {workers} would not pay: a restart takes {restart_s:.0f} s, the gain lasts {lasts_s:.0f} s",
+        now + missing / (faster - fast) if missing > 0 else math.inf,
+    )
 
 
 def _choose(size: int, usable: Sequence[Node], held: Collection[str]) -> tuple[str, ...]:
