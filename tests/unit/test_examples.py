@@ -25,6 +25,7 @@ MODULES = (
     *("springtide.app.prepare", "springtide.app.resolve", "springtide.stream.batches"),
     *("springtide.checkpoint.checkpointer", "springtide.objective.next_token", "springtide.training.step_metrics"),
     *("springtide.app.train", "springtide.app.sweep", "springtide.app.drill", "springtide.app.simulate"),
+    *("springtide.elastic.evenness",),
     *("springtide.app.estimate", "springtide.run.folder", "springtide.run.verify", "springtide.track.ledger"),
     *("springtide.config.files", "springtide.config.schema", "springtide.config.recipes", "springtide.errors"),
     *(
@@ -51,6 +52,7 @@ PUBLIC = {
         "drill",
         "simulate_trace",
         "estimate_memory",
+        "estimate_evenness",
         "verify",
         "ledger",
         "export_model",

@@ -30,7 +30,7 @@ _NOTICE = """  springtide notice --in 25                     # in a preStop hook
 
 def add(commands: Commands) -> None:
     """Add the commands."""
-    help = "Print the memory that a step needs on each worker, and the settings that lower it."
+    help = "Print the memory that a step needs on each worker, the settings that lower it, and how even the batch is."
     commands.command("estimate", _estimate, help, partial(_estimate_options, commands.show_all), _ESTIMATE)
     help = "Print the goodput of a run on recorded spot capacity, simulated with the policy of real training."
     commands.command("simulate", _simulate, help, _simulate_options, _SIMULATE)
@@ -87,17 +87,19 @@ def _notice_options(parser: argparse.ArgumentParser) -> None:
 
 
 def _estimate(options: argparse.Namespace) -> int:
-    from springtide.app.estimate import estimate_memory, gigabytes
+    from springtide.app.estimate import estimate_evenness, estimate_memory, gigabytes
 
     config = config_of(options)
     eos_id = 0 if config.shards.mask_across_documents else None
     found = estimate_memory(config, options.vocabulary or config.corpus.vocab_size, eos_id, options.workers)
+    even = estimate_evenness(config)
     if options.json:
-        print_json(found.as_dict())
+        print_json({**found.as_dict(), "evenness": even.as_dict()})
         return 0
     print(f"tensors of a step, on each of {found.workers} workers:")
     for words, size in found.as_dict().items():
         print(f"  {gigabytes(size):>10}  {words}")
+    print(even.describe())
     return 0
 
 

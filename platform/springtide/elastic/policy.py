@@ -14,6 +14,7 @@ from collections import Counter
 from collections.abc import Collection, Sequence
 from typing import Literal, NamedTuple
 
+from springtide.elastic.evenness import most_lanes, speed
 from springtide.elastic.restart_forecast import RestartForecast
 from springtide.elastic.save_interval import mean_time_to_loss
 
@@ -42,12 +43,18 @@ class Bounds:
     """How long to wait for ``min_workers`` [s]."""
     expected_loss_s: float = 4 * 3600.0
     """Mean time between node losses, assumed before one is seen [s]."""
+    lanes: int = 0
+    """Parts of a step, dealt as a whole: a step takes what the worker with the most of them needs; 0: it has no parts."""
     shares: bool = False
     """Whether places on a node that stays may be given to other runs."""
     fits: int = 1
     """Fewest workers that have enough memory for a step, as far as known."""
     paused_by: str = ""
     """Who paused the run; empty if it is not paused."""
+
+    def speed(self, workers: int) -> float:
+        """Return how much so many workers train in a given time, in workers that are never idle."""
+        return speed(self.lanes, workers)
 
     def feasible(self, places: int) -> int:
         """Return the most workers for ``places``; 0 if there are too few."""
@@ -187,7 +194,7 @@ def decide(
     grows = room.ready > len(group.nodes)
     room_s = (now if memory.room_s is None else memory.room_s) if grows else None
     missed = memory.missed + memory.missing * (now - memory.looked_s) if grows else 0.0
-    missing = room.ready - len(group.nodes) if grows else 0.0
+    missing = bounds.speed(room.ready) - bounds.speed(len(group.nodes)) if grows else 0.0
     memory = memory._replace(room_s=room_s, missed=missed, missing=missing, looked_s=now, lacking_s=None)
     memory = memory._replace(held=frozenset(group.nodes))
     return _with_group(bounds, nodes, group, room, prospects, memory, now), memory
@@ -280,11 +287,11 @@ def _not_yet(bounds: Bounds, workers: int, room: _Room, memory: PolicyState, by_
     no restart of their own; the group leaves earlier only to grow."""
     if not room.size:
         return Stay("too few nodes would stay to train on, so it trains until then", by_s, save=True)
-    if room.size <= workers or bounds.grow == "never":
+    if bounds.speed(room.size) <= bounds.speed(workers) or bounds.grow == "never":
         return Stay("it trains on until it must leave", by_s)
     if not _quiet(bounds, memory, now):
         return Stay("more nodes may be joining", by_s)
-    if room.ready <= workers:
+    if bounds.speed(room.ready) <= bounds.speed(workers):
         return Stay("the processes on others are getting ready", by_s)
     if room.ready < room.size and now < _gathered_s(memory):
         return Stay("the processes on others are getting ready", min(by_s, _gathered_s(memory)))
@@ -316,7 +323,12 @@ def _growth(
     size = room.ready
     if bounds.grow == "never":
         return Stay(f"room for {size} workers instead of {workers}, elastic.grow is 'never'")
-    fast, faster = workers, size
+    fast, faster = bounds.speed(workers), bounds.speed(size)
+    if faster <= fast and bounds.grow != "always":
+        most = most_lanes(bounds.lanes, size)
+        return Stay(
+            f"{size} workers instead of {workers} would be no faster: one would still have {most} lanes of a step"
+        )
     restart_s, missing = prospects.restart_s, faster * prospects.restart_s - memory.missed
     lasts_s = min(memory.change_s(bounds, now) if missing > 0 else memory.loss_s(bounds, now), prospects.left_s)
     if bounds.grow == "always" or faster * (lasts_s - restart_s) > fast * lasts_s:
