@@ -11,7 +11,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Literal, NamedTuple
 
 from springtide.elastic.evenness import most_lanes, speed
@@ -22,6 +22,8 @@ _ENOUGH = 0.5
 """Least share of the possible workers that starts without waiting for the processes of the others."""
 _GATHER_S = 30.0
 """How long ready nodes wait for nodes that are not ready yet, so that the group grows once [s]."""
+_FORMING_S = 600.0
+"""Joins within less time from the beginning say less of how often nodes join [s]."""
 _FAR_S = 3600.0
 """A node whose loss is announced for later than this is used like any other until then [s]."""
 
@@ -53,7 +55,7 @@ class Bounds:
     """Who paused the run; empty if it is not paused."""
 
     def speed(self, workers: int) -> float:
-        """Return how much so many workers train in a given time, in workers that are never idle."""
+        """Return how much a group of ``workers`` trains in a given time, in workers that are never idle."""
         return speed(self.lanes, workers)
 
     def feasible(self, places: int) -> int:
@@ -119,7 +121,8 @@ class PolicyState(NamedTuple):
 
     def change_s(self, bounds: Bounds, now: float) -> float:
         """Return the estimated mean time to the next loss or join [s]."""
-        return mean_time_to_loss(bounds.expected_loss_s, self._observed_s(now), self.losses + self.joins)
+        joins_per_s = self.joins / (self._observed_s(now) + _FORMING_S)
+        return 1 / (1 / self.loss_s(bounds, now) + joins_per_s)
 
     def _observed_s(self, now: float) -> float:
         return 0.0 if self.begin_s is None else now - self.begin_s
@@ -179,7 +182,9 @@ def decide(
 ) -> tuple[Decision, PolicyState]:
     """Decide who trains; no other place does. ``nodes``: the live ones; ``group``: None if no group trains; ``memory``:
     the state that the last decision returned. Returns the decision and the new state."""
-    nodes = [node._replace(leaves_at=None) if (node.leaves_at or 0.0) - now > _FAR_S else node for node in nodes]
+    far_s = now + _FAR_S
+    if any(node.leaves_at is not None and node.leaves_at > far_s for node in nodes):
+        nodes = [node if (node.leaves_at or 0.0) <= far_s else node._replace(leaves_at=None) for node in nodes]
     usable = _usable(nodes)
     here = frozenset([(node.id, node.places) for node in usable])
     if here != memory.usable:
@@ -215,7 +220,8 @@ class _Room(NamedTuple):
 
 
 def _room(bounds: Bounds, usable: Sequence[Node]) -> _Room:
-    places, standing = sum([node.places for node in usable]), sum([node.standing for node in usable])
+    places = sum([node.places for node in usable])
+    standing = places - sum([node.places - node.standing for node in usable if node.ready is not None])
     return _Room(bounds.feasible(places), bounds.feasible(standing))
 
 
@@ -276,10 +282,14 @@ def _with_group(
         if not room.size:
             return Stay(f"{bounds.max_workers} workers are too few for a step; {workers} train")
         return Leave(f"resize from {workers} to {bounds.max_workers} workers")
-    owed = sum(max(0, number - alive[name].places) for name, number in Counter(group.nodes).items())
-    if bounds.shares and owed:
+    if bounds.shares and (owed := _owed(group, alive)):
         return Leave(f"{_count(owed, 'worker')} for other runs", durable=not room.size)
     return _growth(bounds, workers, room, prospects, memory, now)
+
+
+def _owed(group: WorkerGroup, alive: Mapping[str, Node]) -> int:
+    """Return how many workers are where no places are left for them."""
+    return sum(max(0, number - alive[name].places) for name, number in Counter(group.nodes).items())
 
 
 def _not_yet(bounds: Bounds, workers: int, room: _Room, memory: PolicyState, by_s: float, now: float) -> Stay | None:
