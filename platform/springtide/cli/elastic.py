@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import functools
 import math
 import os
 import secrets
-import sys
-from functools import partial
 from pathlib import Path
 
 from springtide.cli.commands import Commands
-from springtide.cli.options import add_config, add_json, add_trust, config_of, print_json
+from springtide.cli.options import add_config, add_json, add_trust, config_of, print_json, stdout_for_json
 from springtide.errors import ConfigError, explain
 
 _ESTIMATE = """  springtide estimate --recipe llama3_8b --workers 16 --vocabulary 128256
@@ -32,7 +31,7 @@ _NOTICE = """  springtide notice --in 25                     # in a preStop hook
 def add(commands: Commands) -> None:
     """Add the commands."""
     help = "Print the memory that a step needs on each worker, the settings that lower it, and how even the batch is."
-    commands.command("estimate", _estimate, help, partial(_estimate_options, commands.show_all), _ESTIMATE)
+    commands.command("estimate", _estimate, help, functools.partial(_estimate_options, commands.show_all), _ESTIMATE)
     help = "Print the goodput of a run on recorded spot capacity, simulated with the policy of real training."
     commands.command("simulate", _simulate, help, _simulate_options, _SIMULATE)
     help = "Train on a local cluster whose nodes are lost, and compare with an undisturbed twin."
@@ -165,13 +164,14 @@ def _drill(options: argparse.Namespace) -> int:
     from springtide.app.drill import DrillResult, drill
     from springtide.app.fault_cases import CrossingResult
 
-    say = (lambda text: print(text, file=sys.stderr, flush=True)) if options.json else print
     found: CrossingResult | DrillResult
-    if options.scenario == "points":
-        found = cross(say, options.only, options.keep)
-    else:
-        found = drill(options.scenario, say, options.seed, options.faults, options.trace, options.keep)
-    print_json(found.as_dict()) if options.json else print(f"\n{found.describe()}")
+    say = functools.partial(print, flush=True)
+    with stdout_for_json() if options.json else contextlib.nullcontext() as answer:
+        if options.scenario == "points":
+            found = cross(say, options.only, options.keep)
+        else:
+            found = drill(options.scenario, say, options.seed, options.faults, options.trace, options.keep)
+        answer(found.as_dict()) if answer else print(f"\n{found.describe()}")
     return 0 if found.ok else 1
 
 
