@@ -11,10 +11,12 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Literal, NamedTuple
 
 from springtide.elastic.evenness import most_lanes, speed
+from springtide.elastic.node_table import Node as Node  # the policy's own word for others
+from springtide.elastic.node_table import NodeTable
 from springtide.elastic.restart_forecast import RestartForecast
 from springtide.elastic.save_interval import mean_time_to_loss
 
@@ -64,25 +66,6 @@ class Bounds:
         return size if size >= max(self.min_workers, self.fits) else 0
 
 
-class Node(NamedTuple):
-    """A live node."""
-
-    id: str
-    places: int
-    """Number of workers that fit on it."""
-    leaves_at: float | None = None
-    """When it will be taken away; None if that is not announced [s]."""
-    problem: str = ""
-    """Why it must not be used; empty if it may."""
-    ready: int | None = None
-    """Number of ready worker processes on it; None: ``places``."""
-
-    @property
-    def standing(self) -> int:
-        """Workers whose process is ready."""
-        return self.places if self.ready is None else min(self.places, self.ready)
-
-
 class WorkerGroup(NamedTuple):
     """The worker group that trains."""
 
@@ -95,6 +78,8 @@ class PolicyState(NamedTuple):
 
     usable: frozenset[tuple[str, int]] = frozenset()
     """Usable nodes and their places, since ``since_s``."""
+    key: int = 0
+    """Their ``NodeTable.key``."""
     since_s: float = -math.inf
     lacking_s: float | None = None
     """Since when there is too little capacity to train; None while there is enough."""
@@ -174,7 +159,7 @@ Decision = Stay | Start | Leave | Replace | GiveUp
 
 def decide(
     bounds: Bounds,
-    nodes: Sequence[Node],
+    nodes: Sequence[Node] | NodeTable,
     group: WorkerGroup | None,
     prospects: RestartForecast,
     memory: PolicyState,
@@ -182,33 +167,39 @@ def decide(
 ) -> tuple[Decision, PolicyState]:
     """Decide who trains; no other place does. ``nodes``: the live ones; ``group``: None if no group trains; ``memory``:
     the state that the last decision returned. Returns the decision and the new state."""
+    table = nodes if isinstance(nodes, NodeTable) else NodeTable(nodes)
     far_s = now + _FAR_S
-    if any(node.leaves_at is not None and node.leaves_at > far_s for node in nodes):
-        nodes = [node if (node.leaves_at or 0.0) <= far_s else node._replace(leaves_at=None) for node in nodes]
-    usable = _usable(nodes)
-    here = frozenset([(node.id, node.places) for node in usable])
-    if here != memory.usable:
-        gone = {name for name, _ in memory.usable} - {node.id for node in nodes if node.leaves_at is None}
-        joined = memory.begin_s is not None and bool(here - memory.usable)
-        begin_s = now if memory.begin_s is None else memory.begin_s
-        losses, joins = memory.losses + bool(gone), memory.joins + joined
-        memory = memory._replace(usable=here, since_s=now, begin_s=begin_s, losses=losses, joins=joins)
-    room = _room(bounds, usable)
+    if far := [node for node in table.leaving.values() if node.leaves_at is not None and node.leaves_at > far_s]:
+        table = NodeTable((table.by_id | {node.id: node._replace(leaves_at=None) for node in far}).values())
+    if table.key != memory.key or memory.begin_s is None:
+        memory = _noted(table, memory, now)
+    room = _room(bounds, table)
     if group is None:
-        return _without_group(bounds, nodes, usable, room, memory, now)
+        return _without_group(bounds, table, room, memory._replace(missing=0.0), now)
     grows = room.ready > len(group.nodes)
     room_s = (now if memory.room_s is None else memory.room_s) if grows else None
     missed = memory.missed + memory.missing * (now - memory.looked_s) if grows else 0.0
     missing = bounds.speed(room.ready) - bounds.speed(len(group.nodes)) if grows else 0.0
     memory = memory._replace(room_s=room_s, missed=missed, missing=missing, looked_s=now, lacking_s=None)
     memory = memory._replace(held=frozenset(group.nodes))
-    return _with_group(bounds, nodes, group, room, prospects, memory, now), memory
+    return _with_group(bounds, table, group, room, prospects, memory, now), memory
 
 
-def following(bounds: Bounds, nodes: Sequence[Node], memory: PolicyState) -> tuple[str, ...]:
+def following(bounds: Bounds, nodes: Iterable[Node], memory: PolicyState) -> tuple[str, ...]:
     """Return the nodes of the next group if all were ready: one entry per worker."""
-    usable = _usable(nodes)
-    return _choose(_room(bounds, usable).size, usable, memory.held)
+    table = NodeTable(nodes)
+    return _choose(_room(bounds, table).size, table.usable, memory.held)
+
+
+def _noted(table: NodeTable, memory: PolicyState, now: float) -> PolicyState:
+    """Return the state after the usable nodes have changed, or of the first decision."""
+    here = frozenset(table.usable_places.items())
+    gone = any(name not in table.by_id or name in table.leaving for name, _ in memory.usable - here)
+    joined = memory.begin_s is not None and bool(here - memory.usable)
+    begin_s = now if memory.begin_s is None else memory.begin_s
+    losses, joins = memory.losses + gone, memory.joins + joined
+    since_s = now if here != memory.usable else memory.since_s
+    return memory._replace(usable=here, key=table.key, since_s=since_s, begin_s=begin_s, losses=losses, joins=joins)
 
 
 class _Room(NamedTuple):
@@ -219,35 +210,30 @@ class _Room(NamedTuple):
     """With the processes that are ready."""
 
 
-def _room(bounds: Bounds, usable: Sequence[Node]) -> _Room:
-    places = sum([node.places for node in usable])
-    standing = places - sum([node.places - node.standing for node in usable if node.ready is not None])
-    return _Room(bounds.feasible(places), bounds.feasible(standing))
-
-
-def _usable(nodes: Sequence[Node]) -> list[Node]:
-    return [node for node in nodes if node.leaves_at is None and not node.problem and node.places > 0]
+def _room(bounds: Bounds, table: NodeTable) -> _Room:
+    return _Room(bounds.feasible(table.places), bounds.feasible(table.standing))
 
 
 def _without_group(
-    bounds: Bounds, nodes: Sequence[Node], usable: Sequence[Node], room: _Room, memory: PolicyState, now: float
+    bounds: Bounds, table: NodeTable, room: _Room, memory: PolicyState, now: float
 ) -> tuple[Decision, PolicyState]:
     size = room.size
     if bounds.paused_by:
         return Stay(f"paused by {bounds.paused_by}, and holds no workers", save=True), memory._replace(lacking_s=None)
     if not size:
         lacking_s = now if memory.lacking_s is None else memory.lacking_s
-        memory, lack = memory._replace(lacking_s=lacking_s), _lack(bounds, nodes, usable)
+        memory, lack = memory._replace(lacking_s=lacking_s), _lack(bounds, table)
         if now - lacking_s >= bounds.wait_s:
             return GiveUp(f"waited for {bounds.wait_s:g} s, as elastic.wait says; {lack}"), memory
-        leaving = any(node.leaves_at is not None for node in nodes)
-        return Stay(lack, save=leaving or now - lacking_s >= bounds.settle_s), memory
+        return Stay(lack, save=bool(table.leaving) or now - lacking_s >= bounds.settle_s), memory
     memory = memory._replace(lacking_s=None)
     begins = not memory.held and not bounds.shares  # if runs share, the allocation is settled: nothing to wait for
     if size < bounds.feasible(bounds.max_workers) and begins and not _quiet(bounds, memory, now):
         return Stay(f"room for {size} of {bounds.max_workers} workers; more nodes may be joining"), memory
+    usable = table.usable
     if memory.held and bounds.grow != "never" and room.ready >= _ENOUGH * size:
-        size, usable = room.ready, [node._replace(places=node.standing) for node in usable]
+        size = room.ready
+        usable = [node if node.ready is None else node._replace(places=node.standing) for node in usable]
     chosen = _choose(size, usable, memory.held)
     reason = f"{size} of {bounds.max_workers} workers on {_count(len(set(chosen)), 'node')}"
     return Start(size, chosen, reason), memory
@@ -255,34 +241,33 @@ def _without_group(
 
 def _with_group(
     bounds: Bounds,
-    nodes: Sequence[Node],
+    table: NodeTable,
     group: WorkerGroup,
     room: _Room,
     prospects: RestartForecast,
     memory: PolicyState,
     now: float,
 ) -> Decision:
-    alive = {node.id: node for node in nodes}
-    workers, mine = len(group.nodes), dict.fromkeys(group.nodes)
-    if lost := [name for name in mine if name not in alive]:
-        return Replace(f"lost nodes: {_names(lost)}")
+    workers, mine = len(group.nodes), memory.held
+    if lost := mine - table.by_id.keys():
+        return Replace(f"lost nodes: {_names(_in_order(group, lost))}")
     if bounds.paused_by:
         return Leave(f"paused by {bounds.paused_by}", durable=True)
-    if leaving := [alive[name] for name in mine if alive[name].leaves_at is not None]:
-        first = min(node.leaves_at for node in leaving if node.leaves_at is not None)
-        what = f"notice: {_names([node.id for node in leaving])} will be taken away in {max(0.0, first - now):.0f} s"
+    if leaving := mine & table.leaving.keys():
+        first = min(table.leaving[name].leaves_at or 0.0 for name in leaving)
+        what = f"notice: {_names(_in_order(group, leaving))} will be taken away in {max(0.0, first - now):.0f} s"
         by_s = first - prospects.leaving_s(bounds.reserve_s, durable=not room.size)
         if now < by_s and (why := _not_yet(bounds, workers, room, memory, by_s, now)):
             return why._replace(reason=f"{what}; {why.reason}")
         return Leave(what, durable=not room.size, by_s=prospects.copied_by(first, bounds.reserve_s, now))
-    if bad := [alive[name] for name in mine if alive[name].problem]:
-        reason = "; ".join(f"{node.id[:8]} {node.problem}" for node in bad)
+    if bad := mine & table.unfit.keys():
+        reason = "; ".join(f"{name[:8]} {table.unfit[name].problem}" for name in _in_order(group, bad))
         return Leave(reason) if room.size else Stay(f"{reason}; there is nowhere else to go")
     if workers > bounds.max_workers:
         if not room.size:
             return Stay(f"{bounds.max_workers} workers are too few for a step; {workers} train")
         return Leave(f"resize from {workers} to {bounds.max_workers} workers")
-    if bounds.shares and (owed := _owed(group, alive)):
+    if bounds.shares and (owed := _owed(group, table.by_id)):
         return Leave(f"{_count(owed, 'worker')} for other runs", durable=not room.size)
     return _growth(bounds, workers, room, prospects, memory, now)
 
@@ -356,17 +341,19 @@ def _choose(size: int, usable: Sequence[Node], held: Collection[str]) -> tuple[s
     return tuple([node.id for node in ranked for _ in range(node.places)][:size])
 
 
-def _lack(bounds: Bounds, nodes: Sequence[Node], usable: Sequence[Node]) -> str:
-    places = sum(node.places for node in usable)
-    left_out = [f"{node.id[:8]} {node.problem}" for node in nodes if node.problem]
-    leaving = [node.id for node in nodes if node.leaves_at is not None]
+def _lack(bounds: Bounds, table: NodeTable) -> str:
+    left_out = [f"{node.id[:8]} {node.problem}" for node in table.unfit.values()]
     least = f"elastic.min_workers is {bounds.min_workers}"
     if bounds.fits > bounds.min_workers:
         least = f"a step needs the memory of {bounds.fits}"
-    reasons = [f"room for {places} workers, {least}"]
-    reasons += [f"leaving: {_names(leaving)}"] if leaving else []
+    reasons = [f"room for {table.places} workers, {least}"]
+    reasons += [f"leaving: {_names(table.leaving)}"] if table.leaving else []
     reasons += [f"excluded: {', '.join(left_out)}"] if left_out else []
     return "waiting for capacity: " + "; ".join(reasons)
+
+
+def _in_order(group: WorkerGroup, names: Collection[str]) -> list[str]:
+    return [name for name in dict.fromkeys(group.nodes) if name in names]
 
 
 def _names(ids: Collection[str]) -> str:

@@ -16,11 +16,11 @@ from typing import NamedTuple
 
 from springtide.elastic.copy_ring import Placement, copy_ring, replicas_lost
 from springtide.elastic.evenness import evenness, most_lanes
+from springtide.elastic.node_table import Node, NodeTable
 from springtide.elastic.policy import (
     Bounds,
     Decision,
     Leave,
-    Node,
     PolicyState,
     Replace,
     Start,
@@ -114,7 +114,7 @@ class Simulation:
         self._bounds, self._costs, self._warm_ups_s = bounds, costs, warm_ups_s
         self._events, self._domains, self._end_s = timeline(trace, costs.notice_s), trace.domains, trace.end_s
         self._now = 0.0
-        self._nodes: dict[str, Node] = {}
+        self._nodes = NodeTable()
         self._ready_at: dict[str, float] = {}
         """When the process is ready, for nodes on which it is not yet; in order of joining."""
         self._memory = PolicyState()
@@ -150,13 +150,13 @@ class Simulation:
             self._hung_until_s = self._now + self._costs.hang_s
         for node in nodes:
             if what == "join":
-                self._nodes[node] = Node(node, 1, ready=0)
+                self._nodes.set(Node(node, 1, ready=0))
                 self._ready_at[node] = self._now + self._warm_ups_s.get(node, self._costs.warm_up_s)
             elif what == "notice":
-                if node in self._nodes:
-                    self._nodes[node] = self._nodes[node]._replace(leaves_at=self._now + self._costs.notice_s)
+                if here := self._nodes.by_id.get(node):
+                    self._nodes.set(here._replace(leaves_at=self._now + self._costs.notice_s))
             else:
-                self._nodes.pop(node, None)
+                self._nodes.remove(node)
                 self._ready_at.pop(node, None)
         return list(nodes) if what == "go" else []
 
@@ -164,7 +164,7 @@ class Simulation:
         """Decide and carry the decision out. Returns the latest time of the next decision [s]."""
         for node in [node for node, ready_s in self._ready_at.items() if ready_s <= self._now]:
             del self._ready_at[node]
-            self._nodes[node] = self._nodes[node]._replace(ready=None)
+            self._nodes.set(self._nodes.by_id[node]._replace(ready=None))
         decision = self._decide(self._group)
         if isinstance(decision, Replace):
             self._lose(set(gone))
@@ -188,8 +188,7 @@ class Simulation:
         prospects = RestartForecast(
             costs.restart_s, left_s, self._step_s, copy_s=costs.copy_s, leave_steps=costs.leave_steps
         )
-        nodes = list(self._nodes.values())
-        decision, self._memory = decide(self._bounds, nodes, group, prospects, self._memory, self._now)
+        decision, self._memory = decide(self._bounds, self._nodes, group, prospects, self._memory, self._now)
         return decision
 
     def _start(self, decision: Start) -> None:
@@ -261,8 +260,8 @@ class Simulation:
         """End the group between two steps; its state is safe, unless a node is gone before it is copied."""
         assert self._group is not None
         safe_s = self._now + self._costs.copy_s
-        leaving = [self._nodes[node].leaves_at or math.inf for node in self._group.nodes]
-        early = {node for node, by_s in zip(self._group.nodes, leaving, strict=True) if by_s < safe_s}
+        early = {node.id for node in self._nodes.leaving.values() if (node.leaves_at or math.inf) < safe_s}
+        early.intersection_update(self._group.nodes)
         if early and not durable:
             self._lose(early)
             return
@@ -294,7 +293,7 @@ class Simulation:
         """Advance the clock to ``until_s`` and account for the time."""
         until_s = max(until_s, self._now + _SOON_S)
         passed_s = until_s - self._now
-        self.outcome.possible += self._bounds.feasible(len(self._nodes)) * passed_s
+        self.outcome.possible += self._bounds.feasible(len(self._nodes.by_id)) * passed_s
         if self._group is None:
             self.outcome.waiting_s += passed_s
         else:
