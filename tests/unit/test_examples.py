@@ -52,6 +52,7 @@ PUBLIC = {
         "batches",
         "drill",
         "simulate_trace",
+        "simulate_failures",
         "estimate_memory",
         "estimate_evenness",
         "verify",

@@ -149,7 +149,8 @@ def simulate_failures(
         al. (HPCA 2025), a failure every 7.9 h at 1,024 GPUs and, as projected, every 1.8 h at 16,384.
 
     Examples:
-        >>> from springtide.app.simulate import FailureRates, simulate_failures
+        >>> from springtide.app.simulate import simulate_failures
+        >>> from springtide.elastic.failures import FailureRates
         >>> found = simulate_failures(nodes=128, days=7, rates=FailureRates(mttf_s=7.9 * 3600))
         >>> found.springtide.restarts > 0, found.springtide.of_ideal > 0.99
         (True, True)

@@ -194,7 +194,8 @@ class Simulation:
     def _start(self, decision: Start) -> None:
         bounds, costs, workers = self._bounds, self._costs, decision.workers
         first = not self._memory.held
-        ready = max((self._ready_at.get(node, self._now) for node in decision.nodes), default=self._now)
+        late = self._ready_at.keys() & set(decision.nodes)
+        ready = max([self._now, *(self._ready_at[node] for node in late)])
         begin = self._now if first else ready
         self._trains_from = begin + (costs.first_start_s if first else costs.restart_s)
         self._group = WorkerGroup(decision.nodes)
