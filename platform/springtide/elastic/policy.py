@@ -93,6 +93,8 @@ class PolicyState(NamedTuple):
     """Number of times that nodes were lost, or their loss was announced."""
     joins: int = 0
     """Number of times that nodes joined, after the first decision."""
+    joined: int = 0
+    """Places on them."""
     missing: float = 0.0
     """What the ready nodes would add that the group does not have [workers]."""
     missed: float = 0.0
@@ -195,11 +197,13 @@ def _noted(table: NodeTable, memory: PolicyState, now: float) -> PolicyState:
     """Return the state after the usable nodes have changed, or of the first decision."""
     here = frozenset(table.usable_places.items())
     gone = any(name not in table.by_id or name in table.leaving for name, _ in memory.usable - here)
-    joined = memory.begin_s is not None and bool(here - memory.usable)
+    joined = sum(places for _, places in here - memory.usable) if memory.begin_s is not None else 0
     begin_s = now if memory.begin_s is None else memory.begin_s
-    losses, joins = memory.losses + gone, memory.joins + joined
+    losses, joins, joined = memory.losses + gone, memory.joins + bool(joined), memory.joined + joined
     since_s = now if here != memory.usable else memory.since_s
-    return memory._replace(usable=here, key=table.key, since_s=since_s, begin_s=begin_s, losses=losses, joins=joins)
+    return memory._replace(
+        usable=here, key=table.key, since_s=since_s, begin_s=begin_s, losses=losses, joins=joins, joined=joined
+    )
 
 
 class _Room(NamedTuple):
@@ -257,7 +261,7 @@ def _with_group(
         first = min(table.leaving[name].leaves_at or 0.0 for name in leaving)
         what = f"notice: {_names(_in_order(group, leaving))} will be taken away in {max(0.0, first - now):.0f} s"
         by_s = first - prospects.leaving_s(bounds.reserve_s, durable=not room.size)
-        if now < by_s and (why := _not_yet(bounds, workers, room, memory, by_s, now)):
+        if now < by_s and (why := _not_yet(bounds, workers, room, prospects, memory, by_s, now)):
             return why._replace(reason=f"{what}; {why.reason}")
         return Leave(what, durable=not room.size, by_s=prospects.copied_by(first, bounds.reserve_s, now))
     if bad := mine & table.unfit.keys():
@@ -277,17 +281,29 @@ def _owed(group: WorkerGroup, alive: Mapping[str, Node]) -> int:
     return sum(max(0, number - alive[name].places) for name, number in Counter(group.nodes).items())
 
 
-def _not_yet(bounds: Bounds, workers: int, room: _Room, memory: PolicyState, by_s: float, now: float) -> Stay | None:
-    """Return why not to leave yet nodes that must be left by ``by_s``; else None. Until then they train, and other losses need
-    no restart of their own; the group leaves earlier only to grow."""
+def _not_yet(
+    bounds: Bounds,
+    workers: int,
+    room: _Room,
+    prospects: RestartForecast,
+    memory: PolicyState,
+    by_s: float,
+    now: float,
+) -> Stay | None:
+    """Return why not to leave yet nodes that must be left by ``by_s``; else None. Until then they train, and what else changes
+    needs no restart of its own; the group leaves earlier only to grow, if that pays for what may follow."""
     if not room.size:
         return Stay("too few nodes would stay to train on, so it trains until then", by_s, save=True)
     if bounds.speed(room.size) <= bounds.speed(workers) or bounds.grow == "never":
         return Stay("it trains on until it must leave", by_s)
     if not _quiet(bounds, memory, now):
         return Stay("more nodes may be joining", by_s)
-    if bounds.speed(room.ready) <= bounds.speed(workers):
+    fast, faster, left_s = bounds.speed(workers), bounds.speed(room.ready), by_s - now
+    if faster <= fast:
         return Stay("the processes on others are getting ready", by_s)
+    another = faster * prospects.restart_s * min(1.0, left_s / memory.change_s(bounds, now))
+    if bounds.grow != "always" and (faster - fast) * left_s <= another:
+        return Stay("others may follow: one restart for all", by_s)
     if room.ready < room.size and now < _gathered_s(memory):
         return Stay("the processes on others are getting ready", min(by_s, _gathered_s(memory)))
     return None
@@ -305,8 +321,9 @@ def _quiet(bounds: Bounds, memory: PolicyState, now: float) -> bool:
 def _growth(
     bounds: Bounds, workers: int, room: _Room, prospects: RestartForecast, memory: PolicyState, now: float
 ) -> Stay | Leave:
-    """Decide whether to restart for more workers: if the gain until the next change is worth it, which may need a restart
-    anyway; or, however often changes come, once waiting for them has cost as much as a restart."""
+    """Decide whether to restart for more workers: if the gain until the next loss is worth it, which needs a restart anyway.
+    Where a usual join alone would be worth one, too, it waits for the next of either, until that has cost as much as a
+    restart."""
     if room.size <= workers:
         return Stay(f"{workers} workers train")
     more = f"room for {room.size} workers instead of {workers}"
@@ -324,13 +341,15 @@ def _growth(
         return Stay(
             f"{size} workers instead of {workers} would be no faster: one would still have {most} lanes of a step"
         )
-    restart_s, missing = prospects.restart_s, faster * prospects.restart_s - memory.missed
-    lasts_s = min(memory.change_s(bounds, now) if missing > 0 else memory.loss_s(bounds, now), prospects.left_s)
+    restart_s, loss_s = prospects.restart_s, memory.loss_s(bounds, now)
+    missing = faster * restart_s - memory.missed  # what waiting may still cost
+    alone = memory.joined / memory.joins * loss_s > faster * restart_s if memory.joins else True
+    lasts_s = min(memory.change_s(bounds, now) if alone and missing > 0 else loss_s, prospects.left_s)
     if bounds.grow == "always" or faster * (lasts_s - restart_s) > fast * lasts_s:
         return Leave(f"grow from {workers} to {size} workers")
     return Stay(
         f"{size} workers instead of {workers} would not pay: a restart takes {restart_s:.0f} s, the gain lasts {lasts_s:.0f} s",
-        now + missing / (faster - fast) if missing > 0 else math.inf,
+        now + missing / (faster - fast) if alone and missing > 0 else math.inf,
     )
 
 
