@@ -229,16 +229,23 @@ class Simulation:
         """End the group at once. Where a copy of its state is on devices, it loses the step under way; where one is in memory
         only, also the one before, the snapshot of which is not complete; else all since the newest checkpoint."""
         assert self._group is not None
-        shards, nodes, costs = self._costs.replica_shards, self._group.nodes, self._costs
+        shards, nodes = self._costs.replica_shards, self._group.nodes
         if shards and not replicas_lost(nodes, gone, shards):
             self._go_back(self._whole_steps_s())
-        elif not copy_ring(nodes, costs.copies, costs.placement, self._domains).is_lost(gone):
+        elif not self._memory_lost(nodes, gone):
             self._go_back(max(0.0, self._whole_steps_s() - self._step_s))
         else:
             self.outcome.lost_memory += 1
             self._return_to(self._stored)
             self._since_save_s, self._begun, self._trains_from = 0.0, self._stored, math.inf
         self._end_group()
+
+    def _memory_lost(self, nodes: Collection[str], gone: Collection[str]) -> bool:
+        costs = self._costs
+        lost, others = len({*nodes} & {*gone}), len({*nodes}) - 1
+        if lost <= min(costs.copies, others):  # too few to have all copies of anything
+            return False
+        return copy_ring(nodes, costs.copies, costs.placement, self._domains).is_lost(gone)
 
     def _go_back(self, kept_s: float) -> None:
         """Return to what the group had after ``kept_s`` of training [s]."""

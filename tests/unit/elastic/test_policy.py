@@ -268,6 +268,37 @@ def test_a_group_leaves_doomed_nodes_early_only_for_more_than_it_has_and_when_th
     assert isinstance(decide(never, both_ready, group, PAYS, memory, 10.0)[0], Stay)
 
 
+@pytest.mark.parametrize(("restart_s", "expected"), [(2.0, Leave), (90.0, Stay)])
+def test_where_losses_come_often_a_dear_restart_waits_for_those_that_may_follow(
+    restart_s: float, expected: type[Decision]
+) -> None:
+    group, more = WorkerGroup(("a", "b", "c")), [Node("d", 1), Node("e", 1)]
+    bounds, prospects = dataclasses.replace(BOUNDS, expected_loss_s=60.0), PAYS._replace(restart_s=restart_s)
+    memory = decide(bounds, [*THREE, *more], group, prospects, PolicyState(), 0.0)[1]
+    nodes = [THREE[0]._replace(leaves_at=130.0), *THREE[1:], *more]
+    memory = decide(bounds, nodes, group, prospects, memory, 10.0)[1]
+    decision, memory = decide(bounds, nodes, group, prospects, memory, 13.0)
+    assert isinstance(decision, expected), decision
+    assert isinstance(decide(bounds, nodes, group, prospects, memory, 126.0)[0], Leave)  # in any case
+
+
+def test_growth_waits_for_more_that_may_join_until_that_has_cost_a_restart() -> None:
+    """One node in ten minutes, restarts of 120 s: two nodes are worth one, or one that has waited for long enough."""
+    group, prospects, memory = WorkerGroup(tuple("abcdefg")), PAYS._replace(restart_s=120.0), PolicyState()
+    bounds, nodes = Bounds(1, 99), [Node(name, 1) for name in "abcdefg"]
+    for minute in range(0, 60, 10):  # how often nodes join, as seen so far; they do not stay
+        passing = [Node(f"passing{minute}", 1)] if minute else []
+        for now, here in ((60.0 * minute, [*nodes, *passing]), (60.0 * minute + 1.0, nodes)):
+            memory = decide(bounds, here, group, prospects, memory, now)[1]
+    bounds, nodes = dataclasses.replace(bounds, expected_loss_s=1e6), [*nodes, Node("h", 1)]
+    memory = decide(bounds, nodes, group, prospects, memory, 3600.0)[1]
+    waits, memory = decide(bounds, nodes, group, prospects, memory, 3602.0)
+    assert isinstance(waits, Stay)
+    assert waits.reason.startswith("8 workers instead of 7 would not pay: a restart takes 120 s")
+    assert 3602.0 < waits.until_s <= 3602.0 + 8 * 120.0  # a worker that is missed for 960 s
+    assert isinstance(decide(bounds, nodes, group, prospects, memory, waits.until_s + 0.1)[0], Leave)
+
+
 @pytest.mark.parametrize(("leaves_at", "expected"), [(5.0, Leave), (10.0, Leave), (365 * 24 * 3600.0, Stay)])
 def test_a_notice_in_the_past_is_followed_at_once_and_one_a_year_ahead_when_it_is_near(
     leaves_at: float, expected: type[Decision]
