@@ -1,9 +1,11 @@
 """What of an ideal run real spot capacity would leave: the policy that trains, on records of it, beside checkpoint-restart.
 
-Simulated by ``elastic/simulate.py``, a worker a node, at about 32, 256 and 2,048 nodes (many clusters, each at another place of
-the record). A restart takes what benchmarks/recovery.py measured, or more; a notice comes two minutes before a loss, as on AWS,
-or none at all. The ideal loses no second and uses every node at every moment. Checkpoint-restart saves every ten minutes for
-nothing, and takes bare Ray Train's 75 s to start again.
+Simulated by ``elastic/simulate.py``, a worker a node. The ideal loses no second and uses every node at every moment. Each
+record is played with notices of 120, 30 and 0 s, and with two costs: those of two cores (2.5 s a restart, as
+benchmarks/recovery.py measured, 15 s a new process), and such as GPUs may have (20 s, 90 s). Without notices it is played
+with snapshots in memory only, and with a state that is whole on each device, as with DDP. Beside it stands training with
+checkpoints only, as is usual (every ten minutes, bare Ray Train's 75 s a restart), and tuned (our time per restart, the best
+interval for that record); its saves and new processes cost nothing.
 
     python benchmarks/goodput.py --traces FOLDER [--quick] [--json]
 """
@@ -13,61 +15,104 @@ from __future__ import annotations
 import sys
 import time
 from pathlib import Path
-from typing import Any
 
 import claims
 
 from springtide.app.simulate import RESTART_S, SAVES_S, read_trace
+from springtide.elastic.checkpoint_only import checkpoint_restart, tuned_checkpoint_restart
+from springtide.elastic.failures import FailureRates, poisson_failures
 from springtide.elastic.policy import Bounds
-from springtide.elastic.simulate import Costs, checkpoint_restart, simulate
-from springtide.elastic.traces import larger
+from springtide.elastic.simulate import Costs, simulate
+from springtide.elastic.traces import Trace, larger
 
 TRACES = {
     "p3": "bamboo/traces/p3-trace.csv",
     "g4dn": "bamboo/traces/g4dn-trace.csv",
     "gcp_a100": "bamboo/traces/gcloud/a100x1-east1b.txt",
     "v100": "skypilot-spot-traces/availability/16-node/aws-08-27-2023/us-east-2b_v100_1.json",
+    "v100_4": "skypilot-spot-traces/preemption/4-node/aws-08-03-2023/us-west-2c_v100_1.json",
 }
-NODES = (32, 256, 2048)
-GOAL = 0.95
+COSTS = {"cpu": Costs(), "gpu": Costs(restart_s=20.0, warm_up_s=90.0)}
+NOTICES_S = (120.0, 30.0, 0.0)
+DDP = 1
+"""Workers that hold a whole copy of the state."""
+RELIABLE = (2048, 16, 54.0, 3.1)
+"""Nodes, lanes of each, days, hours between failures: about Llama 3's."""
+RELIABLE_QUICK = (64, 4, 2.0, 3.1)
 
 
-def measure(file: Path, nodes: int) -> dict[str, Any]:
-    """One record, at about so many nodes."""
-    trace = read_trace(str(file))
-    times = max(1, round(nodes / trace.most))
-    trace = larger(trace, times) if times > 1 else trace
+def measure(trace: Trace, costs: Costs) -> dict[str, float]:
+    """One record at one cost: parts of the ideal."""
     bounds, begin = Bounds(1, trace.most), time.perf_counter()
-    noticed = simulate(trace, bounds, Costs())
+    noticed = {notice_s: simulate(trace, bounds, costs._replace(notice_s=notice_s)) for notice_s in NOTICES_S}
     took_s = time.perf_counter() - begin
+    replicas = simulate(trace, bounds, costs._replace(notice_s=0.0, replica_shards=DDP))
+    tuned = tuned_checkpoint_restart(trace, bounds, costs.restart_s, costs.save_s)
     return {
         "nodes": trace.most,
-        "hours": trace.end_s / 3600,
         "changes": len(trace.changes),
-        "with_notice": noticed.of_ideal,
-        "restarts": noticed.restarts,
-        "without_notice": simulate(trace, bounds, Costs(notice_s=0.0)).of_ideal,
-        "checkpoint_restart": checkpoint_restart(trace, bounds, SAVES_S, RESTART_S).of_ideal,
+        "notice_120": noticed[120.0].of_ideal,
+        "restarts": noticed[120.0].restarts,
+        "notice_30": noticed[30.0].of_ideal,
+        "snapshots_0": noticed[0.0].of_ideal,
+        "replicas_0": replicas.of_ideal,
+        "usual": checkpoint_restart(trace, bounds, SAVES_S, RESTART_S).of_ideal,
+        "tuned": tuned.result.of_ideal,
+        "every_s": tuned.every_s,
         "took_s": took_s,
+    }
+
+
+def reliable(nodes: int, lanes: int, days: float, mttf_h: float) -> dict[str, float]:
+    """A cluster whose nodes fail now and then, at the dear costs, whole lanes included."""
+    trace = poisson_failures(nodes, days * 86400, FailureRates(mttf_h * 3600))
+    bounds, begin = Bounds(1, nodes, lanes=nodes * lanes), time.perf_counter()
+    found = simulate(trace, bounds, COSTS["gpu"]._replace(notice_s=0.0))
+    return {
+        "of_ideal": found.of_ideal,
+        "uneven": found.uneven / found.possible,
+        "restarting": found.restarting / found.possible,
+        "recomputed": found.recomputed / found.possible,
+        "restarts": found.restarts,
+        "lost_memory": found.lost_memory,
+        "took_s": time.perf_counter() - begin,
     }
 
 
 def main() -> None:
     """Measure, print, judge."""
     options = claims.options(__doc__, rounds=1, text="traces")
-    found = []
-    columns = ("nodes", "hours", "changes", "with_notice", "restarts", "without_notice", "checkpoint_restart", "took_s")
-    print("  ".join(["trace   ", *(f"{column:>18}" for column in columns)]))
+    found = dict[str, dict[str, float]]()
     for name, place in TRACES.items():
         file = Path(options.traces, place)
         if not options.traces or not file.is_file():
             print(f"{name:8}  is not there: --traces names the folder of the records", file=sys.stderr)
             continue
-        for nodes in NODES[:1] if options.quick else NODES:
-            row = measure(file, nodes)
-            print("  ".join([f"{name:8}", *(f"{row[column]:18.4g}" for column in columns)]), flush=True)
-            found.append(claims.claim(f"goodput_vs_ideal_{name}_{nodes}", row["with_notice"], GOAL, "higher", row))
-    claims.show(options, found)
+        trace = read_trace(str(file))
+        for times in (1,) if options.quick else (1, 8):
+            if times * trace.most > 600:
+                continue
+            for cost, costs in COSTS.items():
+                row = measure(larger(trace, times) if times > 1 else trace, costs)
+                if not found:
+                    print("  ".join(["record, costs ", *(f"{column:>11}" for column in row)]))
+                label = f"{name}{f'x{times}' if times > 1 else ''} {cost}"
+                print("  ".join([f"{label:14}", *(f"{value:11.4g}" for value in row.values())]), flush=True)
+                found[label] = row
+    goals = [
+        ("goodput_p3_notice", "p3 cpu", "notice_120", 0.98),
+        ("goodput_p3_gpu_costs", "p3 gpu", "notice_120", 0.93),
+        ("goodput_p3x8_no_notice", "p3x8 cpu", "replicas_0", 0.87),
+    ]
+    judged = [
+        claims.claim(name, found[label][column], goal, "higher", found[label])
+        for name, label, column, goal in goals
+        if label in found
+    ]
+    cluster = reliable(*(RELIABLE_QUICK if options.quick else RELIABLE))
+    print("reliable: " + ", ".join(f"{name} {value:.4g}" for name, value in cluster.items()))
+    judged.append(claims.claim("goodput_2048_reliable", cluster["of_ideal"], 0.99, "higher", cluster))
+    claims.show(options, judged)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Estimates the device memory that a step needs, and the settings that lower it."""
+"""Estimates the device memory that a step needs, the settings that lower it, and how evenly a step's work is dealt."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import Any
 from springtide import config as configs
 from springtide.config import Config
 from springtide.config.code import LISTENER
+from springtide.elastic.evenness import LaneEvenness, lane_evenness, more_even
 from springtide.errors import ConfigError, explain
 
 _REMEDIES: dict[str, dict[str, Any]] = {
@@ -22,6 +23,8 @@ _TOGETHER = "all of these"
 _MORE_WORKERS = (2, 4, 8)
 _PROBED = (2, 4)
 """Micro-batch sizes at which memory is predicted [rows]."""
+_BETTER = 0.005
+"""Another batch is worth a word if its evenness is better by this."""
 _KEPT_FREE = 0.9
 _PLENTY = 8
 """A device with this many times the upper bound needs no prediction."""
@@ -84,6 +87,60 @@ def estimate_memory(config: Config, vocab_size: int, eos_id: int | None, workers
         if workers * times <= config.stream.num_lanes and not config.parallel.shard_workers:
             found[f"{workers * times} workers"] = predicted_bytes(config, vocab_size, eos_id, workers * times)
     return MemoryEstimate(workers, predicted_bytes(config, vocab_size, eos_id, workers), found)
+
+
+@dataclasses.dataclass(frozen=True)
+class EvennessEstimate:
+    """How evenly whole lanes are dealt over the allowed numbers of workers: a worker with fewer waits for those with more."""
+
+    least_workers: int
+    most_workers: int
+    rows: int
+    """Rows in a step, ``stream.global_batch``."""
+    evenness: LaneEvenness
+    better_rows: int
+    """Rows of a more even step near it; ``rows`` if there is none."""
+    better_mean: float
+
+    def as_dict(self) -> dict[str, float]:
+        """Return the estimate as plain data, as ``springtide estimate --json`` prints it."""
+        found = {name: value for name, value in dataclasses.asdict(self).items() if name != "evenness"}
+        return {**found, **self.evenness._asdict()}
+
+    def describe(self) -> str:
+        """Return the estimate as one line of text."""
+        found, sizes = self.evenness, f"{self.least_workers} to {self.most_workers} workers"
+        text = f"{self.rows} rows in {found.lanes} lanes keep workers busy for {found.mean:.1%} of a step over {sizes}"
+        if found.worst < found.mean:
+            text += f", {found.worst:.1%} at {found.worst_workers}"
+        better = f"; more even: {self.better_rows} rows, {self.better_mean:.1%}"
+        return text + better * (self.better_rows != self.rows)
+
+
+def estimate_evenness(config: Config) -> EvennessEstimate:
+    """Return how evenly a step's lanes are dealt over the numbers of workers that ``config`` allows.
+
+    Args:
+        config: settings of the run.
+
+    Returns:
+        The mean and the worst evenness, and a batch near the chosen one that does better, if there is one.
+
+    Examples:
+        >>> from springtide.app.estimate import estimate_evenness
+        >>> config = st.Config().override({"stream.global_batch": 100, "elastic.min_workers": 8, "elastic.max_workers": 12})
+        >>> found = estimate_evenness(config)
+        >>> f"{found.evenness.mean:.3f} with {found.rows} rows, {found.better_mean:.3f} with {found.better_rows}"
+        '0.944 with 100 rows, 0.986 with 108'
+    """
+    elastic, lanes = config.elastic, config.stream.num_lanes
+    cell = max(1, config.parallel.shards)
+    sizes = [*range(-(-elastic.min_workers // cell) * cell, elastic.max_workers + 1, cell)] or [elastic.max_workers]
+    found, better = lane_evenness(lanes, sizes), more_even(lanes, sizes)
+    if better.mean < found.mean + _BETTER:
+        better = found
+    rows = better.lanes * (config.stream.global_batch // lanes)
+    return EvennessEstimate(sizes[0], sizes[-1], config.stream.global_batch, found, rows, better.mean)
 
 
 def choose_micro_batch(config: Config, vocab_size: int, eos_id: int | None, device_bytes: int) -> Config:

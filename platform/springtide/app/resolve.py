@@ -15,7 +15,13 @@ from collections.abc import Iterator
 from typing import Any, Literal
 
 from springtide import config as configs
-from springtide.app.estimate import check_fits, choose_micro_batch, gigabytes, least_workers
+from springtide.app.estimate import (
+    check_fits,
+    choose_micro_batch,
+    estimate_evenness,
+    gigabytes,
+    least_workers,
+)
 from springtide.app.prepare import prepare
 from springtide.checkpoint import branch, leases
 from springtide.checkpoint.format import step_of
@@ -157,6 +163,8 @@ def resolved(
     if take_up:
         remarks.append(f"from step {take_up.from_step} on it reads {', '.join(take_up.datasets.values())}, too")
     remarks += [*unmeasured, *data.leaks, *data.repeats(config.num_steps)]
+    if (even := estimate_evenness(config)).evenness.worst < 1:
+        remarks.append(even.describe())
     with cluster(config, dashboard=dashboard) as address:
         check_resources(config)
         config, fitting = fitted(config, data)

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import functools
 import math
 import os
 import secrets
-import sys
-from functools import partial
 from pathlib import Path
 
 from springtide.cli.commands import Commands
-from springtide.cli.options import add_config, add_json, add_trust, config_of, print_json
+from springtide.cli.options import add_config, add_json, add_trust, config_of, print_json, stdout_for_json
 from springtide.errors import ConfigError, explain
 
 _ESTIMATE = """  springtide estimate --recipe llama3_8b --workers 16 --vocabulary 128256
@@ -23,15 +22,16 @@ _DRILL = """  springtide drill --scenario kill    # kill a node during a step: s
   springtide drill --scenario points --only restore,claim   # a fault at each point of a restart; all: 15 minutes
   springtide drill --scenario trace --trace p3-trace.csv --faults 12   # and compare with the simulator"""
 _SIMULATE = """  springtide simulate --trace p3-trace.csv                        # goodput of a run on recorded spot capacity
-  springtide simulate --trace p3-trace.csv --times 8 --notice 0   # on eight times the nodes, without notices"""
+  springtide simulate --trace p3-trace.csv --times 8 --notice 0   # on eight times the nodes, without notices
+  springtide simulate --mttf 3.09 --nodes 2048 --restart 20 --lanes 32768   # Llama 3's rate of failures"""
 _NOTICE = """  springtide notice --in 25                     # in a preStop hook of Kubernetes
   trap 'springtide notice --in 60' TERM         # in an sbatch script with --signal=B:TERM@60"""
 
 
 def add(commands: Commands) -> None:
     """Add the commands."""
-    help = "Print the memory that a step needs on each worker, and the settings that lower it."
-    commands.command("estimate", _estimate, help, partial(_estimate_options, commands.show_all), _ESTIMATE)
+    help = "Print the memory that a step needs on each worker, the settings that lower it, and how even the batch is."
+    commands.command("estimate", _estimate, help, functools.partial(_estimate_options, commands.show_all), _ESTIMATE)
     help = "Print the goodput of a run on recorded spot capacity, simulated with the policy of real training."
     commands.command("simulate", _simulate, help, _simulate_options, _SIMULATE)
     help = "Train on a local cluster whose nodes are lost, and compare with an undisturbed twin."
@@ -52,7 +52,19 @@ def _estimate_options(show_all: bool, parser: argparse.ArgumentParser) -> None:
 
 def _simulate_options(parser: argparse.ArgumentParser) -> None:
     trace = "a trace of Bamboo or SkyPilot, dated numbers, or hours and numbers"
-    parser.add_argument("--trace", metavar="FILE", required=True, help=trace)
+    parser.add_argument("--trace", metavar="FILE", default="", help=trace)
+    mttf = "instead of a trace: mean time between failures of a cluster of --nodes that are replaced [h]"
+    parser.add_argument("--mttf", metavar="H", type=float, default=0.0, help=mttf)
+    parser.add_argument("--nodes", metavar="N", type=int, default=0, help="with --mttf: number of nodes")
+    parser.add_argument("--days", metavar="N", type=float, default=30.0, help="with --mttf: length of the run [days]")
+    parser.add_argument(
+        "--spare", metavar="S", type=float, default=120.0, help="with --mttf: time to replace a node [s]"
+    )
+    hangs = "with --mttf: share of the failures in which a process hangs and no node is lost"
+    parser.add_argument("--hangs", metavar="SHARE", type=float, default=0.0, help=hangs)
+    racks = "with --mttf: share of the failures in which sixteen neighbours are lost together"
+    parser.add_argument("--racks", metavar="SHARE", type=float, default=0.0, help=racks)
+    parser.add_argument("--seed", metavar="N", type=int, default=0, help="with --mttf: of the failures")
     times = "number of clusters, each at another offset of the trace"
     parser.add_argument("--times", metavar="N", type=int, default=1, help=times)
     parser.add_argument("--min-workers", metavar="N", type=int, default=1, help="the run waits below this")
@@ -63,6 +75,20 @@ def _simulate_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--warm-up", metavar="S", type=float, default=15.0, help=warm_up)
     notice = "time between a notice and the loss; 0: no notices [s]"
     parser.add_argument("--notice", metavar="S", type=float, default=120.0, help=notice)
+    lanes = "lanes of a step, as stream.lanes or stream.global_batch; 0: work is dealt in any parts"
+    parser.add_argument("--lanes", metavar="N", type=int, default=0, help=lanes)
+    copies = "copies of each snapshot in memory, as checkpoint.memory_copies"
+    parser.add_argument("--copies", metavar="N", type=int, default=1, help=copies)
+    placement = "where copies lie: on neighbours by name, at random, or in other zones and racks"
+    parser.add_argument("--copies-on", choices=["name", "random", "domain"], default="random", help=placement)
+    replicas = (
+        "workers that hold one copy of the state on their devices: 1 for DDP, the shards of HSDP; 0: none is used"
+    )
+    parser.add_argument("--replica-shards", metavar="N", type=int, default=0, help=replicas)
+    every = "save interval of checkpoints in the store [s]"
+    parser.add_argument("--store-every", metavar="S", type=float, default=600.0, help=every)
+    parser.add_argument("--save", metavar="S", type=float, default=0.0, help="training time that a save costs [s]")
+    parser.add_argument("--hang", metavar="S", type=float, default=300.0, help="time until a hang is found [s]")
     add_json(parser)
 
 
@@ -87,26 +113,48 @@ def _notice_options(parser: argparse.ArgumentParser) -> None:
 
 
 def _estimate(options: argparse.Namespace) -> int:
-    from springtide.app.estimate import estimate_memory, gigabytes
+    from springtide.app.estimate import estimate_evenness, estimate_memory, gigabytes
 
     config = config_of(options)
     eos_id = 0 if config.shards.mask_across_documents else None
     found = estimate_memory(config, options.vocabulary or config.corpus.vocab_size, eos_id, options.workers)
+    even = estimate_evenness(config)
     if options.json:
-        print_json(found.as_dict())
+        print_json({**found.as_dict(), "evenness": even.as_dict()})
         return 0
     print(f"tensors of a step, on each of {found.workers} workers:")
     for words, size in found.as_dict().items():
         print(f"  {gigabytes(size):>10}  {words}")
+    print(even.describe())
     return 0
 
 
 def _simulate(options: argparse.Namespace) -> int:
-    from springtide.app.simulate import simulate_trace
+    from springtide.app.simulate import simulate_failures, simulate_trace
+    from springtide.elastic.failures import FailureRates
     from springtide.elastic.simulate import Costs
 
-    costs = Costs(options.step, options.restart, warm_up_s=options.warm_up, notice_s=options.notice)
-    found = simulate_trace(options.trace, options.times, options.min_workers, costs)
+    costs = Costs(
+        options.step,
+        options.restart,
+        warm_up_s=options.warm_up,
+        notice_s=options.notice,
+        copies=options.copies,
+        placement=options.copies_on,
+        replica_shards=options.replica_shards,
+        store_every_s=options.store_every,
+        save_s=options.save,
+        hang_s=options.hang,
+    )
+    if bool(options.trace) == bool(options.mttf):
+        both = "is given, and --mttf, too" if options.trace else "is missing, and so is --mttf"
+        raise ConfigError(explain("--trace", options.trace, both, "give a record of capacity, or how often nodes fail"))
+    if options.trace:
+        found = simulate_trace(options.trace, options.times, options.min_workers, costs, options.lanes)
+    else:
+        rates = FailureRates(options.mttf * 3600, options.spare, options.hangs, options.racks)
+        least, seed = options.min_workers, options.seed
+        found = simulate_failures(options.nodes, options.days, rates, least, costs, options.lanes, seed)
     print_json(found.as_dict()) if options.json else print(found.describe())
     return 0
 
@@ -116,13 +164,14 @@ def _drill(options: argparse.Namespace) -> int:
     from springtide.app.drill import DrillResult, drill
     from springtide.app.fault_cases import CrossingResult
 
-    say = (lambda text: print(text, file=sys.stderr, flush=True)) if options.json else print
     found: CrossingResult | DrillResult
-    if options.scenario == "points":
-        found = cross(say, options.only, options.keep)
-    else:
-        found = drill(options.scenario, say, options.seed, options.faults, options.trace, options.keep)
-    print_json(found.as_dict()) if options.json else print(f"\n{found.describe()}")
+    say = functools.partial(print, flush=True)
+    with stdout_for_json() if options.json else contextlib.nullcontext() as answer:
+        if options.scenario == "points":
+            found = cross(say, options.only, options.keep)
+        else:
+            found = drill(options.scenario, say, options.seed, options.faults, options.trace, options.keep)
+        answer(found.as_dict()) if answer else print(f"\n{found.describe()}")
     return 0 if found.ok else 1
 
 

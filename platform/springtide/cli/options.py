@@ -7,10 +7,13 @@ time of ``springtide --help``.
 from __future__ import annotations
 
 import argparse
+import contextlib
+import functools
 import os
 import shutil
 import sys
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterator
+from typing import IO, TYPE_CHECKING, Any
 
 from springtide.errors import ConfigError, explain
 
@@ -74,11 +77,27 @@ def add_json(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="print one JSON object")
 
 
-def print_json(value: Any) -> None:
-    """Print ``value`` as the answer to --json."""
+def print_json(value: Any, file: IO[str] | None = None) -> None:
+    """Print ``value`` as the answer to --json, by default to standard output."""
     from springtide.store import to_json
 
-    print(to_json(value))
+    print(to_json(value), file=file)
+
+
+@contextlib.contextmanager
+def stdout_for_json() -> Iterator[Callable[[Any], None]]:
+    """Yield a ``print_json`` that alone writes to standard output. What else is printed there, by Ray's threads, libraries and
+    child processes, goes to standard error; in a process of its own for good, because Ray may speak up to its end."""
+    own = sys.__stdout__
+    if own is not None and sys.stdout is own:
+        own.flush()
+        with os.fdopen(os.dup(own.fileno()), "w") as answer:
+            os.dup2(sys.stderr.fileno(), own.fileno())
+            yield functools.partial(print_json, file=answer)
+    else:  # whoever called has replaced it
+        replaced = sys.stdout
+        with contextlib.redirect_stdout(sys.stderr):
+            yield functools.partial(print_json, file=replaced)
 
 
 def add_trust(parser: argparse.ArgumentParser) -> None:

@@ -9,11 +9,13 @@ from collections.abc import Mapping
 from typing import Any
 
 from springtide.elastic.patience import StartTimes
-from springtide.elastic.policy import RestartForecast
+from springtide.elastic.restart_forecast import STEPS_TO_LEAVE, RestartForecast
 
 _FIRST_RESTART_S = 10.0
 """Assumed time of a restart until one is measured [s]."""
 _REMEMBERED = 9
+_FEW_LEAVES, _MOST_LEAVE_STEPS = 3, 20
+"""Leaves that are too few to say that fewer steps suffice than assumed; most steps that a leave may have failed for."""
 _USUAL_STEPS = 20
 """No step takes longer than this number of median steps."""
 _FIRST_STEP = 12.0
@@ -34,6 +36,10 @@ class RunHistory:
         self._gaps_s: deque[float] = deque(maxlen=_REMEMBERED)
         self._saves_s: deque[float] = deque(maxlen=_REMEMBERED)
         self._copies_s: deque[float] = deque(maxlen=_REMEMBERED)
+        self._leaves: deque[int] = deque(maxlen=_REMEMBERED)
+        """Steps that each request to leave took to be followed."""
+        self._since_asked: int | None = None
+        """Steps that have ended since the group was asked to leave; None if it was not."""
         self._last_s: float | None = None
         self._restarted = False
         self._is_starting = True
@@ -66,6 +72,9 @@ class RunHistory:
         """Take in any event; irrelevant ones are ignored."""
         kind = record["kind"]
         if kind == "started":
+            if self._since_asked is not None:  # it was lost before it had left: it needs to be asked earlier
+                self._leaves.append(min(2 * max(self._leave_steps, self._since_asked), _MOST_LEAVE_STEPS))
+            self._since_asked = None
             self._restarted, self._is_starting = self._last_s is not None, True
             self._steps_s.clear()
         elif kind == "step":
@@ -75,13 +84,20 @@ class RunHistory:
             self._restarted, self._last_s, self.step = False, record["time_s"], record["step"]
             self._is_starting = False
             self._steps_s.append(step_s)
+            self._since_asked = None if self._since_asked is None else self._since_asked + 1
             self._step_s = statistics.median(self._steps_s)
         elif kind == "decided" and record["decision"] == "stay" and record["reason"].startswith("paused by"):
             self._last_s = None  # how long a pause lasts says nothing about restarts
+        elif kind == "decided" and record["decision"] == "leave" and self._since_asked is None:
+            self._since_asked = 0
         elif kind == "saved":
             self._saves_s.append(record["save_time_s"])
-        elif kind == "left" and record["kept_in"] == "memory" and self._last_s is not None:
-            self._copies_s.append(max(0.0, record["time_s"] - self._last_s))
+        elif kind == "left":
+            if record["kept_in"] == "memory" and self._last_s is not None:
+                self._copies_s.append(max(0.0, record["time_s"] - self._last_s))
+            if self._since_asked is not None:
+                self._leaves.append(self._since_asked)
+            self._since_asked = None
 
     def longest_s(self, least_s: float) -> float:
         """Return how long a worker group may be silent before it counts as hung: at least ``least_s``, much longer before its
@@ -100,4 +116,9 @@ class RunHistory:
         left_s = (self._num_steps - self.step) * self._step_s if self._num_steps else math.inf
         restart_s = statistics.median(self._gaps_s) if self._gaps_s else _FIRST_RESTART_S
         save_s, copy_s = max(self._saves_s, default=0.0), max(self._copies_s, default=0.0)
-        return RestartForecast(restart_s, left_s, self._step_s, save_s, copy_s)
+        return RestartForecast(restart_s, left_s, self._step_s, save_s, copy_s, self._leave_steps)
+
+    @property
+    def _leave_steps(self) -> int:
+        """Most steps that a request to leave has taken of late; what is assumed counts as long as few are known."""
+        return max(*self._leaves, STEPS_TO_LEAVE if len(self._leaves) < _FEW_LEAVES else 1, 1)

@@ -2,7 +2,8 @@
 
     observation (nodes, the group that trains) + state + now -> a decision with its reason
 
-``on_ray/train/policy.py`` observes a cluster and carries decisions out. All times are seconds of one monotonic clock.
+``restart_forecast.py`` says what a restart costs, ``on_ray/train/policy.py`` observes a cluster and carries decisions out. All
+times are seconds of one monotonic clock.
 """
 
 from __future__ import annotations
@@ -10,22 +11,23 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Literal, NamedTuple
 
+from springtide.elastic.evenness import most_lanes, speed
+from springtide.elastic.node_table import Node as Node  # the policy's own word for others
+from springtide.elastic.node_table import NodeTable
+from springtide.elastic.restart_forecast import RestartForecast
 from springtide.elastic.save_interval import mean_time_to_loss
 
-_LIKELY = 0.2
-"""Probability that another node is lost before this one; above it, a group waits, so that one restart serves both."""
 _ENOUGH = 0.5
 """Least share of the possible workers that starts without waiting for the processes of the others."""
-_STEPS_TO_LEAVE = 3
-"""A request is made during one step, known to rank 0 after the next one, and agreed on in the one after that."""
-_MARGIN = 1.5
-_SAVES = 2.5
-"""A save may be under way when the last one is to begin: two saves, and a margin."""
 _GATHER_S = 30.0
 """How long ready nodes wait for nodes that are not ready yet, so that the group grows once [s]."""
+_FORMING_S = 600.0
+"""Joins within less time from the beginning say less of how often nodes join [s]."""
+_FAR_S = 3600.0
+"""A node whose loss is announced for later than this is used like any other until then [s]."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,6 +47,8 @@ class Bounds:
     """How long to wait for ``min_workers`` [s]."""
     expected_loss_s: float = 4 * 3600.0
     """Mean time between node losses, assumed before one is seen [s]."""
+    lanes: int = 0
+    """Parts of a step, dealt as a whole: a step takes what the worker with the most of them needs; 0: it has no parts."""
     shares: bool = False
     """Whether places on a node that stays may be given to other runs."""
     fits: int = 1
@@ -52,29 +56,14 @@ class Bounds:
     paused_by: str = ""
     """Who paused the run; empty if it is not paused."""
 
+    def speed(self, workers: int) -> float:
+        """Return how much a group of ``workers`` trains in a given time, in workers that are never idle."""
+        return speed(self.lanes, workers)
+
     def feasible(self, places: int) -> int:
         """Return the most workers for ``places``; 0 if there are too few."""
         size = min(places, self.max_workers) // self.worker_multiple * self.worker_multiple
         return size if size >= max(self.min_workers, self.fits) else 0
-
-
-class Node(NamedTuple):
-    """A live node."""
-
-    id: str
-    places: int
-    """Number of workers that fit on it."""
-    leaves_at: float | None = None
-    """When it will be taken away; None if that is not announced [s]."""
-    problem: str = ""
-    """Why it must not be used; empty if it may."""
-    ready: int | None = None
-    """Number of ready worker processes on it; None: ``places``."""
-
-    @property
-    def standing(self) -> int:
-        """Workers whose process is ready."""
-        return self.places if self.ready is None else min(self.places, self.ready)
 
 
 class WorkerGroup(NamedTuple):
@@ -84,39 +73,13 @@ class WorkerGroup(NamedTuple):
     """Node of each worker, by rank."""
 
 
-class RestartForecast(NamedTuple):
-    """Cost of a restart, and how long its gain can last."""
-
-    restart_s: float = 10.0
-    left_s: float = math.inf
-    """Training time left at the current group size [s]."""
-    step_s: float = 0.0
-    """Time of a step, after which a group can leave; infinite while none is measured [s]."""
-    save_s: float = 0.0
-    """Time of a save to the store; 0 while none is measured [s]."""
-    copy_s: float = 0.0
-    """Time to copy the state to the memory of nodes that stay; 0 while none is measured [s]."""
-
-    def copied_by(self, lost_s: float, reserve_s: float, now: float) -> float:
-        """Return when the copy of a group that is asked to leave ``now`` must be safe in memory, so that there is still time
-        for a save to the store before ``lost_s``; ``lost_s`` itself if there is no time for both, because a save takes
-        longer than a copy [s]."""
-        by_s = lost_s - max(reserve_s, _MARGIN * self.save_s)
-        return by_s if now + _STEPS_TO_LEAVE * self.step_s + _MARGIN * self.copy_s <= by_s else lost_s
-
-    def leaving_s(self, reserve_s: float, durable: bool) -> float:
-        """Return how long before a node's loss its group must be asked to leave: the steps until it leaves, and the time to
-        bring its state to safety. ``durable``: to the store. ``reserve_s`` is the least for the latter [s]."""
-        copy_s = self.copy_s or self.save_s  # memory is at least as fast as a store
-        safe_s = _SAVES * self.save_s if durable else _MARGIN * copy_s
-        return _STEPS_TO_LEAVE * self.step_s + max(reserve_s, safe_s)
-
-
 class PolicyState(NamedTuple):
     """State from one decision to the next."""
 
     usable: frozenset[tuple[str, int]] = frozenset()
     """Usable nodes and their places, since ``since_s``."""
+    key: int = 0
+    """Their ``NodeTable.key``."""
     since_s: float = -math.inf
     lacking_s: float | None = None
     """Since when there is too little capacity to train; None while there is enough."""
@@ -128,11 +91,28 @@ class PolicyState(NamedTuple):
     """When the first decision was made."""
     losses: int = 0
     """Number of times that nodes were lost, or their loss was announced."""
+    joins: int = 0
+    """Number of times that nodes joined, after the first decision."""
+    joined: int = 0
+    """Places on them."""
+    missing: float = 0.0
+    """What the ready nodes would add that the group does not have [workers]."""
+    missed: float = 0.0
+    """What they would have added since there are any [worker-seconds]."""
+    looked_s: float = 0.0
+    """When the last decision was made [s]."""
 
     def loss_s(self, bounds: Bounds, now: float) -> float:
         """Return the estimated mean time to the next loss [s]."""
-        observed_s = 0.0 if self.begin_s is None else now - self.begin_s
-        return mean_time_to_loss(bounds.expected_loss_s, observed_s, self.losses)
+        return mean_time_to_loss(bounds.expected_loss_s, self._observed_s(now), self.losses)
+
+    def change_s(self, bounds: Bounds, now: float) -> float:
+        """Return the estimated mean time to the next loss or join [s]."""
+        joins_per_s = self.joins / (self._observed_s(now) + _FORMING_S)
+        return 1 / (1 / self.loss_s(bounds, now) + joins_per_s)
+
+    def _observed_s(self, now: float) -> float:
+        return 0.0 if self.begin_s is None else now - self.begin_s
 
 
 class Stay(NamedTuple):
@@ -181,7 +161,7 @@ Decision = Stay | Start | Leave | Replace | GiveUp
 
 def decide(
     bounds: Bounds,
-    nodes: Sequence[Node],
+    nodes: Sequence[Node] | NodeTable,
     group: WorkerGroup | None,
     prospects: RestartForecast,
     memory: PolicyState,
@@ -189,25 +169,41 @@ def decide(
 ) -> tuple[Decision, PolicyState]:
     """Decide who trains; no other place does. ``nodes``: the live ones; ``group``: None if no group trains; ``memory``:
     the state that the last decision returned. Returns the decision and the new state."""
-    usable = _usable(nodes)
-    here = frozenset([(node.id, node.places) for node in usable])
-    if here != memory.usable:
-        gone = {name for name, _ in memory.usable} - {node.id for node in nodes if node.leaves_at is None}
-        begin_s = now if memory.begin_s is None else memory.begin_s
-        memory = memory._replace(usable=here, since_s=now, begin_s=begin_s, losses=memory.losses + bool(gone))
-    room = _room(bounds, usable)
+    table = nodes if isinstance(nodes, NodeTable) else NodeTable(nodes)
+    far_s = now + _FAR_S
+    if far := [node for node in table.leaving.values() if node.leaves_at is not None and node.leaves_at > far_s]:
+        table = NodeTable((table.by_id | {node.id: node._replace(leaves_at=None) for node in far}).values())
+    if table.key != memory.key or memory.begin_s is None:
+        memory = _noted(table, memory, now)
+    room = _room(bounds, table)
     if group is None:
-        return _without_group(bounds, nodes, usable, room, memory, now)
+        return _without_group(bounds, table, room, memory._replace(missing=0.0), now)
     grows = room.ready > len(group.nodes)
     room_s = (now if memory.room_s is None else memory.room_s) if grows else None
-    memory = memory._replace(held=frozenset(group.nodes), lacking_s=None, room_s=room_s)
-    return _with_group(bounds, nodes, group, room, prospects, memory, now), memory
+    missed = memory.missed + memory.missing * (now - memory.looked_s) if grows else 0.0
+    missing = bounds.speed(room.ready) - bounds.speed(len(group.nodes)) if grows else 0.0
+    memory = memory._replace(room_s=room_s, missed=missed, missing=missing, looked_s=now, lacking_s=None)
+    memory = memory._replace(held=frozenset(group.nodes))
+    return _with_group(bounds, table, group, room, prospects, memory, now), memory
 
 
-def following(bounds: Bounds, nodes: Sequence[Node], memory: PolicyState) -> tuple[str, ...]:
+def following(bounds: Bounds, nodes: Iterable[Node], memory: PolicyState) -> tuple[str, ...]:
     """Return the nodes of the next group if all were ready: one entry per worker."""
-    usable = _usable(nodes)
-    return _choose(_room(bounds, usable).size, usable, memory.held)
+    table = NodeTable(nodes)
+    return _choose(_room(bounds, table).size, table.usable, memory.held)
+
+
+def _noted(table: NodeTable, memory: PolicyState, now: float) -> PolicyState:
+    """Return the state after the usable nodes have changed, or of the first decision."""
+    here = frozenset(table.usable_places.items())
+    gone = any(name not in table.by_id or name in table.leaving for name, _ in memory.usable - here)
+    joined = sum(places for _, places in here - memory.usable) if memory.begin_s is not None else 0
+    begin_s = now if memory.begin_s is None else memory.begin_s
+    losses, joins, joined = memory.losses + gone, memory.joins + bool(joined), memory.joined + joined
+    since_s = now if here != memory.usable else memory.since_s
+    return memory._replace(
+        usable=here, key=table.key, since_s=since_s, begin_s=begin_s, losses=losses, joins=joins, joined=joined
+    )
 
 
 class _Room(NamedTuple):
@@ -218,34 +214,30 @@ class _Room(NamedTuple):
     """With the processes that are ready."""
 
 
-def _room(bounds: Bounds, usable: Sequence[Node]) -> _Room:
-    places, standing = sum([node.places for node in usable]), sum([node.standing for node in usable])
-    return _Room(bounds.feasible(places), bounds.feasible(standing))
-
-
-def _usable(nodes: Sequence[Node]) -> list[Node]:
-    return [node for node in nodes if node.leaves_at is None and not node.problem and node.places > 0]
+def _room(bounds: Bounds, table: NodeTable) -> _Room:
+    return _Room(bounds.feasible(table.places), bounds.feasible(table.standing))
 
 
 def _without_group(
-    bounds: Bounds, nodes: Sequence[Node], usable: Sequence[Node], room: _Room, memory: PolicyState, now: float
+    bounds: Bounds, table: NodeTable, room: _Room, memory: PolicyState, now: float
 ) -> tuple[Decision, PolicyState]:
     size = room.size
     if bounds.paused_by:
         return Stay(f"paused by {bounds.paused_by}, and holds no workers", save=True), memory._replace(lacking_s=None)
     if not size:
         lacking_s = now if memory.lacking_s is None else memory.lacking_s
-        memory, lack = memory._replace(lacking_s=lacking_s), _lack(bounds, nodes, usable)
+        memory, lack = memory._replace(lacking_s=lacking_s), _lack(bounds, table)
         if now - lacking_s >= bounds.wait_s:
             return GiveUp(f"waited for {bounds.wait_s:g} s, as elastic.wait says; {lack}"), memory
-        leaving = any(node.leaves_at is not None for node in nodes)
-        return Stay(lack, save=leaving or now - lacking_s >= bounds.settle_s), memory
+        return Stay(lack, save=bool(table.leaving) or now - lacking_s >= bounds.settle_s), memory
     memory = memory._replace(lacking_s=None)
     begins = not memory.held and not bounds.shares  # if runs share, the allocation is settled: nothing to wait for
     if size < bounds.feasible(bounds.max_workers) and begins and not _quiet(bounds, memory, now):
         return Stay(f"room for {size} of {bounds.max_workers} workers; more nodes may be joining"), memory
+    usable = table.usable
     if memory.held and bounds.grow != "never" and room.ready >= _ENOUGH * size:
-        size, usable = room.ready, [node._replace(places=node.standing) for node in usable]
+        size = room.ready
+        usable = [node if node.ready is None else node._replace(places=node.standing) for node in usable]
     chosen = _choose(size, usable, memory.held)
     reason = f"{size} of {bounds.max_workers} workers on {_count(len(set(chosen)), 'node')}"
     return Start(size, chosen, reason), memory
@@ -253,52 +245,73 @@ def _without_group(
 
 def _with_group(
     bounds: Bounds,
-    nodes: Sequence[Node],
+    table: NodeTable,
     group: WorkerGroup,
     room: _Room,
     prospects: RestartForecast,
     memory: PolicyState,
     now: float,
 ) -> Decision:
-    alive = {node.id: node for node in nodes}
-    workers, mine = len(group.nodes), dict.fromkeys(group.nodes)
-    if lost := [name for name in mine if name not in alive]:
-        return Replace(f"lost nodes: {_names(lost)}")
+    workers, mine = len(group.nodes), memory.held
+    if lost := mine - table.by_id.keys():
+        return Replace(f"lost nodes: {_names(_in_order(group, lost))}")
     if bounds.paused_by:
         return Leave(f"paused by {bounds.paused_by}", durable=True)
-    if leaving := [alive[name] for name in mine if alive[name].leaves_at is not None]:
-        first = min(node.leaves_at for node in leaving if node.leaves_at is not None)
-        what = f"notice: {_names([node.id for node in leaving])} will be taken away in {max(0.0, first - now):.0f} s"
+    if leaving := mine & table.leaving.keys():
+        first = min(table.leaving[name].leaves_at or 0.0 for name in leaving)
+        what = f"notice: {_names(_in_order(group, leaving))} will be taken away in {max(0.0, first - now):.0f} s"
         by_s = first - prospects.leaving_s(bounds.reserve_s, durable=not room.size)
-        if now < by_s and (why := _not_yet(bounds, room, memory, by_s, now)):
+        if now < by_s and (why := _not_yet(bounds, workers, room, prospects, memory, by_s, now)):
             return why._replace(reason=f"{what}; {why.reason}")
         return Leave(what, durable=not room.size, by_s=prospects.copied_by(first, bounds.reserve_s, now))
-    if bad := [alive[name] for name in mine if alive[name].problem]:
-        reason = "; ".join(f"{node.id[:8]} {node.problem}" for node in bad)
+    if bad := mine & table.unfit.keys():
+        reason = "; ".join(f"{name[:8]} {table.unfit[name].problem}" for name in _in_order(group, bad))
         return Leave(reason) if room.size else Stay(f"{reason}; there is nowhere else to go")
     if workers > bounds.max_workers:
         if not room.size:
             return Stay(f"{bounds.max_workers} workers are too few for a step; {workers} train")
         return Leave(f"resize from {workers} to {bounds.max_workers} workers")
-    owed = sum(max(0, number - alive[name].places) for name, number in Counter(group.nodes).items())
-    if bounds.shares and owed:
+    if bounds.shares and (owed := _owed(group, table.by_id)):
         return Leave(f"{_count(owed, 'worker')} for other runs", durable=not room.size)
     return _growth(bounds, workers, room, prospects, memory, now)
 
 
-def _not_yet(bounds: Bounds, room: _Room, memory: PolicyState, by_s: float, now: float) -> Stay | None:
-    """Return why not to leave yet nodes that must be left by ``by_s``; else None."""
-    loss_s = memory.loss_s(bounds, now)
+def _owed(group: WorkerGroup, alive: Mapping[str, Node]) -> int:
+    """Return how many workers are where no places are left for them."""
+    return sum(max(0, number - alive[name].places) for name, number in Counter(group.nodes).items())
+
+
+def _not_yet(
+    bounds: Bounds,
+    workers: int,
+    room: _Room,
+    prospects: RestartForecast,
+    memory: PolicyState,
+    by_s: float,
+    now: float,
+) -> Stay | None:
+    """Return why not to leave yet nodes that must be left by ``by_s``; else None. Until then they train, and what else changes
+    needs no restart of its own; the group leaves earlier only to grow, if that pays for what may follow."""
     if not room.size:
         return Stay("too few nodes would stay to train on, so it trains until then", by_s, save=True)
+    if bounds.speed(room.size) <= bounds.speed(workers) or bounds.grow == "never":
+        return Stay("it trains on until it must leave", by_s)
     if not _quiet(bounds, memory, now):
-        return Stay("others may follow", by_s)
-    if by_s - now > _LIKELY * loss_s:
-        often = f"others may follow, a loss comes every {loss_s:.0f} s: one restart for all"
-        return Stay(often, by_s - _LIKELY * loss_s)
-    if room.ready < room.size:
+        return Stay("more nodes may be joining", by_s)
+    fast, faster, left_s = bounds.speed(workers), bounds.speed(room.ready), by_s - now
+    if faster <= fast:
         return Stay("the processes on others are getting ready", by_s)
+    another = faster * prospects.restart_s * min(1.0, left_s / memory.change_s(bounds, now))
+    if bounds.grow != "always" and (faster - fast) * left_s <= another:
+        return Stay("others may follow: one restart for all", by_s)
+    if room.ready < room.size and now < _gathered_s(memory):
+        return Stay("the processes on others are getting ready", min(by_s, _gathered_s(memory)))
     return None
+
+
+def _gathered_s(memory: PolicyState) -> float:
+    """Return until when ready nodes wait for others [s]."""
+    return math.inf if memory.room_s is None else memory.room_s + _GATHER_S
 
 
 def _quiet(bounds: Bounds, memory: PolicyState, now: float) -> bool:
@@ -308,24 +321,36 @@ def _quiet(bounds: Bounds, memory: PolicyState, now: float) -> bool:
 def _growth(
     bounds: Bounds, workers: int, room: _Room, prospects: RestartForecast, memory: PolicyState, now: float
 ) -> Stay | Leave:
+    """Decide whether to restart for more workers: if the gain until the next loss is worth it, which needs a restart anyway.
+    Where a usual join alone would be worth one, too, it waits for the next of either, until that has cost as much as a
+    restart."""
     if room.size <= workers:
         return Stay(f"{workers} workers train")
     more = f"room for {room.size} workers instead of {workers}"
     if not _quiet(bounds, memory, now):
         return Stay(f"{more}; more nodes may be joining")
-    until_s = math.inf if memory.room_s is None else memory.room_s + _GATHER_S
+    until_s = _gathered_s(memory)
     if room.ready < room.size and now < until_s:
         return Stay(f"{more}; their processes are getting ready", until_s)
-    size, loss_s = room.ready, memory.loss_s(bounds, now)
+    size = room.ready
     if bounds.grow == "never":
         return Stay(f"room for {size} workers instead of {workers}, elastic.grow is 'never'")
-    lasts_s = min(loss_s, prospects.left_s)
-    if bounds.grow != "always" and size * (lasts_s - prospects.restart_s) <= workers * lasts_s:
+    fast, faster = bounds.speed(workers), bounds.speed(size)
+    if faster <= fast and bounds.grow != "always":
+        most = most_lanes(bounds.lanes, size)
         return Stay(
-            f"{size} workers instead of {workers} would not pay: a restart takes {prospects.restart_s:.0f} s, the gain "
-            f"lasts {lasts_s:.0f} s"
+            f"{size} workers instead of {workers} would be no faster: one would still have {most} lanes of a step"
         )
-    return Leave(f"grow from {workers} to {size} workers")
+    restart_s, loss_s = prospects.restart_s, memory.loss_s(bounds, now)
+    missing = faster * restart_s - memory.missed  # what waiting may still cost
+    alone = memory.joined / memory.joins * loss_s > faster * restart_s if memory.joins else True
+    lasts_s = min(memory.change_s(bounds, now) if alone and missing > 0 else loss_s, prospects.left_s)
+    if bounds.grow == "always" or faster * (lasts_s - restart_s) > fast * lasts_s:
+        return Leave(f"grow from {workers} to {size} workers")
+    return Stay(
+        f"{size} workers instead of {workers} would not pay: a restart takes {restart_s:.0f} s, the gain lasts {lasts_s:.0f} s",
+        now + missing / (faster - fast) if alone and missing > 0 else math.inf,
+    )
 
 
 def _choose(size: int, usable: Sequence[Node], held: Collection[str]) -> tuple[str, ...]:
@@ -335,17 +360,19 @@ def _choose(size: int, usable: Sequence[Node], held: Collection[str]) -> tuple[s
     return tuple([node.id for node in ranked for _ in range(node.places)][:size])
 
 
-def _lack(bounds: Bounds, nodes: Sequence[Node], usable: Sequence[Node]) -> str:
-    places = sum(node.places for node in usable)
-    left_out = [f"{node.id[:8]} {node.problem}" for node in nodes if node.problem]
-    leaving = [node.id for node in nodes if node.leaves_at is not None]
+def _lack(bounds: Bounds, table: NodeTable) -> str:
+    left_out = [f"{node.id[:8]} {node.problem}" for node in table.unfit.values()]
     least = f"elastic.min_workers is {bounds.min_workers}"
     if bounds.fits > bounds.min_workers:
         least = f"a step needs the memory of {bounds.fits}"
-    reasons = [f"room for {places} workers, {least}"]
-    reasons += [f"leaving: {_names(leaving)}"] if leaving else []
+    reasons = [f"room for {table.places} workers, {least}"]
+    reasons += [f"leaving: {_names(table.leaving)}"] if table.leaving else []
     reasons += [f"excluded: {', '.join(left_out)}"] if left_out else []
     return "waiting for capacity: " + "; ".join(reasons)
+
+
+def _in_order(group: WorkerGroup, names: Collection[str]) -> list[str]:
+    return [name for name in dict.fromkeys(group.nodes) if name in names]
 
 
 def _names(ids: Collection[str]) -> str:

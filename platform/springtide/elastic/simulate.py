@@ -1,8 +1,9 @@
 """Simulate a run on a recorded cluster: the policy of real clusters, with a simulated clock.
 
-    trace -> joins, notices, losses --decide()--> groups that train, leave and start -> worker-seconds
+    trace -> joins, notices, losses, hangs --decide()--> groups that train, leave and start -> worker-seconds
 
-Durations that no decision sets (of a restart, of the loss of a node) are given as ``Costs``, measured by a drill.
+Durations that no decision sets (of a restart, of the loss of a node) are given as ``Costs``, measured by a drill. What is lost
+is taken back at once: training returns to the newest state that is left, in devices, memory or store.
 """
 
 from __future__ import annotations
@@ -13,19 +14,21 @@ from collections.abc import Collection, Mapping, Sequence
 from types import MappingProxyType
 from typing import NamedTuple
 
+from springtide.elastic.copy_ring import Placement, copy_ring, replicas_lost
+from springtide.elastic.evenness import evenness, most_lanes
+from springtide.elastic.node_table import Node, NodeTable
 from springtide.elastic.policy import (
     Bounds,
     Decision,
     Leave,
-    Node,
     PolicyState,
     Replace,
-    RestartForecast,
     Start,
     Stay,
     WorkerGroup,
     decide,
 )
+from springtide.elastic.restart_forecast import STEPS_TO_LEAVE, RestartForecast
 from springtide.elastic.traces import Trace
 
 _SOON_S = 1e-3
@@ -35,7 +38,7 @@ class Costs(NamedTuple):
     """Durations and copies that the simulation assumes."""
 
     step_s: float = 10.0
-    """Time of a step, at any number of workers [s]."""
+    """Time of a step; with lanes that of the most workers, else at any number of them [s]."""
     restart_s: float = 2.5
     """From one group to the next, if the processes are ready [s]."""
     first_start_s: float = 20.0
@@ -48,6 +51,19 @@ class Costs(NamedTuple):
     """Copies of each snapshot in memory, on the next nodes in a ring."""
     store_every_s: float = 600.0
     """Save interval of checkpoints in the store, used if the snapshots are lost, too [s]."""
+    save_s: float = 0.0
+    """Training time that a save in the store costs [s]."""
+    leave_steps: int = STEPS_TO_LEAVE
+    """Steps that begin or end between a request to leave and the last step before it is followed."""
+    copy_s: float = 0.5
+    """Part of a restart after a notice until the state is safe in memory [s]."""
+    replica_shards: int = 0
+    """Workers that hold one copy of the state on their devices: 1 for DDP, the shards of HSDP; a lost node then costs only the
+    step under way while a copy is left. 0: there is one copy, or none is used."""
+    placement: Placement = "random"
+    """Order of the ring of copies."""
+    hang_s: float = 300.0
+    """Time until a hang is found [s]."""
 
 
 @dataclasses.dataclass
@@ -58,18 +74,25 @@ class SimulationResult:
     """A run without any lost time, always at the size that the nodes allow."""
     productive: float = 0.0
     recomputed: float = 0.0
+    """Work that was lost, and the steps that a loss broke off."""
     restarting: float = 0.0
     waiting_s: float = 0.0
     """Time without enough nodes [s]."""
     restarts: int = 0
     lost_memory: int = 0
     """Number of times that snapshots in memory were lost with their nodes."""
+    uneven: float = 0.0
+    """Waits within a step for the workers that have a lane more."""
+    saving: float = 0.0
+    hanging: float = 0.0
+    """Until hangs were found."""
 
     @property
     def goodput(self) -> float:
-        """Productive time over all time that groups held workers, as in the ledger."""
-        held = self.productive + self.recomputed + self.restarting
-        return self.productive / held if held else 0.0
+        """Productive time over all time that groups held workers; as in the ledger, a step counts as a whole."""
+        steps = self.productive + self.uneven
+        held = steps + self.recomputed + self.restarting + self.saving + self.hanging
+        return steps / held if held else 0.0
 
     @property
     def of_ideal(self) -> float:
@@ -77,24 +100,34 @@ class SimulationResult:
         return self.productive / self.possible if self.possible else 0.0
 
 
+class _Work(NamedTuple):
+    """Work done; what a snapshot or a checkpoint remembers [worker-seconds]."""
+
+    productive: float = 0.0
+    uneven: float = 0.0
+
+
 class Simulation:
     """A simulation of one run on one trace."""
 
     def __init__(self, trace: Trace, bounds: Bounds, costs: Costs, warm_ups_s: Mapping[str, float]) -> None:
         self._bounds, self._costs, self._warm_ups_s = bounds, costs, warm_ups_s
-        self._events = _events(trace, costs.notice_s)
-        self._end_s = trace.end_s
+        self._events, self._domains, self._end_s = timeline(trace, costs.notice_s), trace.domains, trace.end_s
         self._now = 0.0
-        self._nodes: dict[str, Node] = {}
+        self._nodes = NodeTable()
         self._ready_at: dict[str, float] = {}
         """When the process is ready, for nodes on which it is not yet; in order of joining."""
         self._memory = PolicyState()
         self._group: WorkerGroup | None = None
         self._trains_from = math.inf
-        self._unsaved_s = 0.0
-        """Training time since the last checkpoint in the store."""
-        self._again_s = 0.0
-        """Time to train again [worker-seconds]."""
+        self._leaves_s = self._hung_until_s = math.inf
+        """When the group leaves as it was asked to, and when it is found to hang."""
+        self._step_s, self._even, self._trains = costs.step_s, 1.0, 1.0
+        """The group's time of a step with its part of a save [s], its evenness, and the share of that time without the save."""
+        self._begun = self._stored = _Work()
+        """At the beginning of the group, which is safe in memory, and at the newest checkpoint."""
+        self._since_save_s = self._next_save_s = 0.0
+        """Training time from the newest checkpoint to the group's beginning, and from that to the next one [s]."""
         self.outcome = SimulationResult()
 
     def run(self) -> SimulationResult:
@@ -112,15 +145,18 @@ class Simulation:
         return self.outcome
 
     def _change(self, what: str, nodes: Sequence[str]) -> list[str]:
+        if what == "hang" and self._group is not None and self._trained_s > 0:
+            self._go_back(self._whole_steps_s())
+            self._hung_until_s = self._now + self._costs.hang_s
         for node in nodes:
             if what == "join":
-                self._nodes[node] = Node(node, 1, ready=0)
+                self._nodes.set(Node(node, 1, ready=0))
                 self._ready_at[node] = self._now + self._warm_ups_s.get(node, self._costs.warm_up_s)
             elif what == "notice":
-                if node in self._nodes:
-                    self._nodes[node] = self._nodes[node]._replace(leaves_at=self._now + self._costs.notice_s)
+                if here := self._nodes.by_id.get(node):
+                    self._nodes.set(here._replace(leaves_at=self._now + self._costs.notice_s))
             else:
-                self._nodes.pop(node, None)
+                self._nodes.remove(node)
                 self._ready_at.pop(node, None)
         return list(nodes) if what == "go" else []
 
@@ -128,63 +164,130 @@ class Simulation:
         """Decide and carry the decision out. Returns the latest time of the next decision [s]."""
         for node in [node for node, ready_s in self._ready_at.items() if ready_s <= self._now]:
             del self._ready_at[node]
-            self._nodes[node] = self._nodes[node]._replace(ready=1)
+            self._nodes.set(self._nodes.by_id[node]._replace(ready=None))
         decision = self._decide(self._group)
         if isinstance(decision, Replace):
             self._lose(set(gone))
             decision = self._decide(None)
-        elif isinstance(decision, Leave) and self._group is not None:
-            if (leaves := self._boundary()) > self._now + _SOON_S:
-                return leaves
-            self._group = None
+        elif self._hung_until_s <= self._now + _SOON_S:
+            self._end_group()
+            decision = self._decide(None)
+        elif isinstance(decision, Leave) or self._leaves_s < math.inf:
+            self._leaves_s = min(self._leaves_s, self._asked_leaves_s())
+            if self._leaves_s > self._now + _SOON_S:
+                return min(self._leaves_s, self._hung_until_s)
+            self._leave(isinstance(decision, Leave) and decision.durable)
             decision = self._decide(None)
         if isinstance(decision, Start) and self._group is None:
             self._start(decision)
-        return self._next_look(decision)
+        return min(self._next_look(decision), self._hung_until_s)
 
     def _decide(self, group: WorkerGroup | None) -> Decision:
-        prospects = RestartForecast(self._costs.restart_s, self._end_s - self._now, self._costs.step_s)
-        nodes = list(self._nodes.values())
-        decision, self._memory = decide(self._bounds, nodes, group, prospects, self._memory, self._now)
+        costs = self._costs
+        left_s = self._end_s - self._now
+        prospects = RestartForecast(
+            costs.restart_s, left_s, self._step_s, copy_s=costs.copy_s, leave_steps=costs.leave_steps
+        )
+        decision, self._memory = decide(self._bounds, self._nodes, group, prospects, self._memory, self._now)
         return decision
 
     def _start(self, decision: Start) -> None:
+        bounds, costs, workers = self._bounds, self._costs, decision.workers
         first = not self._memory.held
-        ready = max((self._ready_at.get(node, self._now) for node in decision.nodes), default=self._now)
+        late = self._ready_at.keys() & set(decision.nodes)
+        ready = max([self._now, *(self._ready_at[node] for node in late)])
         begin = self._now if first else ready
-        self._trains_from = begin + (self._costs.first_start_s if first else self._costs.restart_s)
+        self._trains_from = begin + (costs.first_start_s if first else costs.restart_s)
         self._group = WorkerGroup(decision.nodes)
+        self._trains = costs.store_every_s / (costs.store_every_s + costs.save_s)
+        self._even = evenness(bounds.lanes, workers)
+        longer = (
+            most_lanes(bounds.lanes, workers) / most_lanes(bounds.lanes, bounds.max_workers) if bounds.lanes else 1.0
+        )
+        self._step_s = costs.step_s * longer / self._trains
+        self._begun = self._work
+        self._next_save_s = self._whole_s(max(0.0, costs.store_every_s - self._since_save_s))
         self.outcome.restarts += not first
 
+    @property
+    def _work(self) -> _Work:
+        return _Work(self.outcome.productive, self.outcome.uneven)
+
+    @property
+    def _trained_s(self) -> float:
+        return max(0.0, self._now - self._trains_from)
+
+    def _whole_steps_s(self) -> float:
+        """Return the training time of the group's steps that are done [s]."""
+        return math.floor(self._trained_s / self._step_s + 1e-9) * self._step_s
+
+    def _whole_s(self, time_s: float) -> float:
+        """Return the time of the fewest steps, at least one, that take ``time_s`` [s]."""
+        return max(1, math.ceil(time_s / self._step_s - 1e-9)) * self._step_s
+
     def _lose(self, gone: Collection[str]) -> None:
-        """End the group at once. It loses the current step and the one before, the snapshot of which is not complete."""
+        """End the group at once. Where a copy of its state is on devices, it loses the step under way; where one is in memory
+        only, also the one before, the snapshot of which is not complete; else all since the newest checkpoint."""
         assert self._group is not None
-        trained_s = max(0.0, self._now - self._trains_from)
-        step_s = self._costs.step_s
-        lost_s = min(trained_s, trained_s % step_s + step_s)
-        if not self._copied(gone):
+        shards, nodes = self._costs.replica_shards, self._group.nodes
+        if shards and not replicas_lost(nodes, gone, shards):
+            self._go_back(self._whole_steps_s())
+        elif not self._memory_lost(nodes, gone):
+            self._go_back(max(0.0, self._whole_steps_s() - self._step_s))
+        else:
             self.outcome.lost_memory += 1
-            lost_s = max(lost_s, min(self._unsaved_s, self._costs.store_every_s))
-        self._again_s += lost_s * len(self._group.nodes)
-        self._group = None
+            self._return_to(self._stored)
+            self._since_save_s, self._begun, self._trains_from = 0.0, self._stored, math.inf
+        self._end_group()
 
-    def _copied(self, gone: Collection[str]) -> bool:
-        """Return whether a copy of each node's snapshot is left."""
+    def _memory_lost(self, nodes: Collection[str], gone: Collection[str]) -> bool:
+        costs = self._costs
+        lost, others = len({*nodes} & {*gone}), len({*nodes}) - 1
+        if lost <= min(costs.copies, others):  # too few to have all copies of anything
+            return False
+        return copy_ring(nodes, costs.copies, costs.placement, self._domains).is_lost(gone)
+
+    def _go_back(self, kept_s: float) -> None:
+        """Return to what the group had after ``kept_s`` of training [s]."""
+        kept_s = max(kept_s, -self._since_save_s)  # a checkpoint may be newer than the newest snapshot
+        self._return_to(self._after(kept_s))
+        self._since_save_s += kept_s
+        self._begun, self._trains_from = self._work, math.inf
+
+    def _after(self, trained_s: float) -> _Work:
         assert self._group is not None
-        ring = sorted(set(self._group.nodes))
-        keepers = self._costs.copies + 1
-        return not any(
-            all(ring[(place + one) % len(ring)] in gone for one in range(min(keepers, len(ring))))
-            for place in range(len(ring))
-        )
+        work = trained_s * self._trains * len(self._group.nodes)
+        return _Work(self._begun.productive + work * self._even, self._begun.uneven + work * (1 - self._even))
 
-    def _boundary(self) -> float:
-        """Return when the current step ends [s]."""
-        trained_s = self._now - self._trains_from
-        if trained_s < 0:
-            return self._trains_from
-        steps = math.ceil(trained_s / self._costs.step_s - 1e-9)
-        return self._trains_from + steps * self._costs.step_s
+    def _return_to(self, work: _Work) -> None:
+        lost = sum(self._work) - sum(work)
+        self.outcome.recomputed += lost
+        self.outcome.productive, self.outcome.uneven = work
+
+    def _leave(self, durable: bool) -> None:
+        """End the group between two steps; its state is safe, unless a node is gone before it is copied."""
+        assert self._group is not None
+        safe_s = self._now + self._costs.copy_s
+        early = {node.id for node in self._nodes.leaving.values() if (node.leaves_at or math.inf) < safe_s}
+        early.intersection_update(self._group.nodes)
+        if early and not durable:
+            self._lose(early)
+            return
+        if durable:
+            self._stored, self._since_save_s = self._work, -self._trained_s
+        self._end_group()
+
+    def _end_group(self) -> None:
+        self._since_save_s += self._trained_s
+        self._group, self._leaves_s, self._hung_until_s = None, math.inf, math.inf
+
+    def _asked_leaves_s(self) -> float:
+        """Return when the group leaves if it is asked to now [s]."""
+        step_s, trained_s = self._step_s, self._now - self._trains_from
+        if trained_s <= 0:
+            return self._trains_from + (self._costs.leave_steps - 1) * step_s
+        steps = math.ceil(trained_s / step_s - 1e-9) + self._costs.leave_steps - 1
+        return self._trains_from + steps * step_s
 
     def _next_look(self, decision: Decision) -> float:
         """Return when a decision can change though no node joins or goes [s]."""
@@ -198,19 +301,31 @@ class Simulation:
         """Advance the clock to ``until_s`` and account for the time."""
         until_s = max(until_s, self._now + _SOON_S)
         passed_s = until_s - self._now
-        self.outcome.possible += self._bounds.feasible(len(self._nodes)) * passed_s
+        self.outcome.possible += self._bounds.feasible(len(self._nodes.by_id)) * passed_s
         if self._group is None:
             self.outcome.waiting_s += passed_s
         else:
             workers = len(self._group.nodes)
             trained_s = max(0.0, until_s - max(self._now, self._trains_from))
-            self.outcome.restarting += (passed_s - trained_s) * workers
-            again = min(self._again_s, trained_s * workers)
-            self._again_s -= again
-            self.outcome.recomputed += again
-            self.outcome.productive += trained_s * workers - again
-            self._unsaved_s = (self._unsaved_s + trained_s) % self._costs.store_every_s
+            idle = (passed_s - trained_s) * workers
+            if self._hung_until_s < math.inf:
+                self.outcome.hanging += idle
+            else:
+                self.outcome.restarting += idle
+            work = trained_s * self._trains * workers
+            self.outcome.productive += work * self._even
+            self.outcome.uneven += work * (1 - self._even)
+            self.outcome.saving += trained_s * (1 - self._trains) * workers
         self._now = until_s
+        if self._group is not None and self._trained_s >= self._next_save_s:
+            self._save()
+
+    def _save(self) -> None:
+        """Remember the newest checkpoint that the group has made."""
+        every_s = self._whole_s(self._costs.store_every_s)
+        saved_s = self._next_save_s + (self._trained_s - self._next_save_s) // every_s * every_s
+        self._stored, self._since_save_s = self._after(saved_s), -saved_s
+        self._next_save_s = saved_s + every_s
 
 
 def simulate(
@@ -221,43 +336,9 @@ def simulate(
     return Simulation(trace, bounds, costs, warm_ups_s).run()
 
 
-def checkpoint_restart(trace: Trace, bounds: Bounds, every_s: float, restart_s: float) -> SimulationResult:
-    """Simulate the same with checkpoints only, which cost nothing here: one every ``every_s``; restart on all nodes at
-    every loss, and at the next checkpoint if there are more nodes."""
-    outcome, now, here = SimulationResult(), 0.0, frozenset[str]()
-    group, trains_from = frozenset[str](), math.inf
-    for time_s, what, nodes in [*_events(trace, 0.0), (trace.end_s, "end", ())]:
-        while now < time_s:
-            grows = bool(group) and len(group) < bounds.feasible(len(here))
-            saved = trains_from + every_s * (math.floor(max(0.0, now - trains_from) / every_s + 1e-9) + 1)
-            until = min(time_s, saved) if grows else time_s
-            trained_s = max(0.0, until - max(now, trains_from))
-            outcome.possible += bounds.feasible(len(here)) * (until - now)
-            outcome.productive += trained_s * len(group)
-            outcome.restarting += (until - now - trained_s) * len(group)
-            outcome.waiting_s += (until - now) * (not group)
-            now = until
-            if grows and now == saved:
-                group, trains_from = _largest(bounds, here), now + restart_s
-                outcome.restarts += 1
-        here = here | {*nodes} if what == "join" else here - {*nodes}
-        if not group <= here or not group:
-            lost = max(0.0, now - trains_from) % every_s * len(group) if group else 0.0
-            outcome.productive -= lost
-            outcome.recomputed += lost
-            outcome.restarts += bool(group)
-            group = _largest(bounds, here)
-            trains_from = now + restart_s if group else math.inf
-    return outcome
-
-
-def _largest(bounds: Bounds, here: Collection[str]) -> frozenset[str]:
-    return frozenset(sorted(here)[: bounds.feasible(len(here))])
-
-
-def _events(trace: Trace, notice_s: float) -> list[tuple[float, str, tuple[str, ...]]]:
-    """Return joins, notices and losses in order of time; at equal times a loss comes before a join."""
-    found: list[tuple[float, str, tuple[str, ...]]] = []
+def timeline(trace: Trace, notice_s: float) -> list[tuple[float, str, tuple[str, ...]]]:
+    """Return joins, notices, losses and hangs in order of time; at equal times a loss comes before a join."""
+    found: list[tuple[float, str, tuple[str, ...]]] = [(time_s, "hang", ()) for time_s in trace.hangs_s]
     for change in trace.changes:
         if change.gone:
             found.append((change.time_s, "go", change.gone))
@@ -265,5 +346,5 @@ def _events(trace: Trace, notice_s: float) -> list[tuple[float, str, tuple[str, 
                 found.append((max(0.0, change.time_s - notice_s), "notice", change.gone))
         if change.joined:
             found.append((change.time_s, "join", change.joined))
-    order = {"go": 0, "join": 1, "notice": 2}
+    order = {"go": 0, "join": 1, "notice": 2, "hang": 3}
     return sorted(found, key=lambda event: (event[0], order[event[1]]))

@@ -17,7 +17,7 @@ import datetime as dt
 import json
 import math
 import random
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from springtide.errors import ConfigError, explain
@@ -37,6 +37,10 @@ class Trace:
 
     changes: tuple[Change, ...]
     end_s: float
+    domains: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    """Node -> what it shares with others that are lost together: a zone, a rack."""
+    hangs_s: tuple[float, ...] = ()
+    """When a process hangs though no node is lost [s]."""
 
     @property
     def numbers(self) -> list[tuple[float, int]]:
@@ -78,10 +82,12 @@ def read(text: str, name: str) -> Trace:
 
 
 def of_nodes(rows: Iterable[tuple[float, bool, str]]) -> Trace:
-    """Build a trace from (seconds, whether it joins, node); rows that change nothing are ignored."""
+    """Build a trace from (seconds, whether it joins, node); rows that change nothing are ignored. Raises ValueError for a time
+    that is not finite."""
     here: set[str] = set()
     by_time: dict[float, tuple[list[str], list[str]]] = {}
     for time_s, joins, node in sorted(rows, key=lambda row: row[0]):
+        _check_time(time_s)
         joined, gone = by_time.setdefault(time_s, ([], []))
         if joins != (node in here):
             here ^= {node}
@@ -91,10 +97,15 @@ def of_nodes(rows: Iterable[tuple[float, bool, str]]) -> Trace:
 
 
 def of_numbers(rows: Sequence[tuple[float, int]], last_s: float = 0.0) -> Trace:
-    """Build a trace from (seconds, number of nodes); the last number holds for ``last_s``."""
+    """Build a trace from (seconds, number of nodes); the last number holds for ``last_s``. Raises ValueError for a negative
+    number, and for times that are not finite and in order."""
     here: list[str] = []
-    changes, born = [], 0
+    changes, born, before_s = [], 0, 0.0
     for time_s, number in rows:
+        _check_time(time_s, before_s)
+        if number < 0:
+            raise ValueError(f"{number} nodes at {time_s:g} s")
+        before_s = time_s
         joined = tuple(f"node{born + one}" for one in range(max(0, number - len(here))))
         gone = tuple(here[number:])
         born += len(joined)
@@ -104,9 +115,14 @@ def of_numbers(rows: Sequence[tuple[float, int]], last_s: float = 0.0) -> Trace:
     return Trace(tuple(changes), (rows[-1][0] if rows else 0.0) + last_s)
 
 
+def _check_time(time_s: float, before_s: float = 0.0) -> None:
+    if not before_s <= time_s < math.inf:
+        raise ValueError(f"{time_s:g} s is no time after {before_s:g} s")
+
+
 def larger(trace: Trace, times: int, seed: int = 0) -> Trace:
     """Return a trace with ``times`` times the nodes: that many clusters, each from another place of the record, which
-    repeats from its start."""
+    repeats from its start. Each is a failure domain."""
     chance = random.Random(seed)
     rows: list[tuple[float, bool, str]] = []
     for copy in range(times):
@@ -118,7 +134,8 @@ def larger(trace: Trace, times: int, seed: int = 0) -> Trace:
             ended = _there(trace, trace.end_s) - _there(trace, 0.0)
             rows += [(again_s, False, f"{copy}-{node}") for node in ended]
             rows += _moved(trace, copy, again_s, -math.inf, begin_s)
-    return dataclasses.replace(of_nodes(rows), end_s=trace.end_s)
+    domains = {node: node.partition("-")[0] for _, _, node in rows}
+    return dataclasses.replace(of_nodes(rows), end_s=trace.end_s, domains=domains)
 
 
 def smaller(trace: Trace, most: int) -> list[tuple[float, int]]:

@@ -13,7 +13,7 @@ from unittest import mock
 from springtide.app import resolve as resolving
 from springtide.checkpoint import restore as restoring
 from springtide.checkpoint.other_orders import check_order
-from springtide.elastic.policy import RestartForecast
+from springtide.elastic.restart_forecast import RestartForecast
 from springtide.events import record
 from springtide.on_ray.train import process_pool, snapshot_saver
 from springtide.run import verify as verifying

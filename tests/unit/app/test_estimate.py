@@ -11,7 +11,14 @@ from typing import Any
 import pytest
 
 from springtide import config as configs
-from springtide.app.estimate import check_fits, choose_micro_batch, estimate_memory, gigabytes, least_workers
+from springtide.app.estimate import (
+    check_fits,
+    choose_micro_batch,
+    estimate_evenness,
+    estimate_memory,
+    gigabytes,
+    least_workers,
+)
 from springtide.app.resolve import fitted
 from springtide.cli.main import main
 from springtide.config import Config
@@ -144,8 +151,27 @@ def test_the_command_prints_the_table(capsys: pytest.CaptureFixture[str]) -> Non
     assert main(["estimate", "--recipe", "tiny", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert found["as configured"] > 0
+    assert (found["evenness"]["lanes"], found["evenness"]["mean"]) == (12, 1.0)
     assert main(["estimate", "--recipe", "tiny", "--workers", "2"]) == 0
-    assert "as configured" in capsys.readouterr().out
+    printed = capsys.readouterr().out
+    assert "as configured" in printed
+    assert printed.endswith("12 rows in 12 lanes keep workers busy for 100.0% of a step over 1 to 2 workers\n")
+
+
+def test_a_batch_that_is_dealt_unevenly_is_told_with_one_near_it_that_is_not() -> None:
+    wide = {"elastic.min_workers": 6, "elastic.max_workers": 24}
+    found = estimate_evenness(CONFIG.override({**wide, "stream.global_batch": 52, "stream.lanes": 26}))
+    assert (found.evenness.worst_workers, round(found.evenness.worst, 3)) == (24, 0.542)
+    assert (found.better_rows, found.better_rows % 2) == (56, 0)  # whole lanes of two rows
+    assert found.better_mean > found.evenness.mean
+    assert found.describe().endswith(f"54.2% at 24; more even: 56 rows, {found.better_mean:.1%}")
+    cells = CONFIG.override(
+        {**wide, "stream.global_batch": 48, "parallel.strategy": "zero3", "parallel.shard_workers": 6}
+    )
+    assert (estimate_evenness(cells).evenness.mean, estimate_evenness(cells).better_rows) == (
+        pytest.approx((1 + 1 + 8 / 9 + 1) / 4),
+        48,
+    )
 
 
 def test_a_type_that_a_device_lacks_is_refused_with_the_device_named() -> None:

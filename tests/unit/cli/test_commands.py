@@ -186,13 +186,49 @@ def test_plan_says_what_a_record_of_capacity_leaves(tmp_path: Path, capsys: pyte
     found = json.loads(capsys.readouterr().out)
     assert (found["hours"], found["most_nodes"], found["springtide"]["restarts"]) == (1.0, 2, 1)
     assert found["springtide"]["of_ideal"] > found["checkpoint_restart"]["of_ideal"]
-    trace.write_text("what is this")
-    for options in (
-        ["--trace", str(trace)],
-        ["--trace", str(tmp_path / "none")],
-        ["--trace", str(trace), "--times", "0"],
+    assert found["tuned"]["of_ideal"] > found["checkpoint_restart"]["of_ideal"]
+    dear = [
+        "--copies",
+        "2",
+        "--copies-on",
+        "domain",
+        "--store-every",
+        "60",
+        "--save",
+        "1",
+        "--lanes",
+        "3",
+        "--notice",
+        "0",
+    ]
+    assert main(["simulate", "--trace", str(trace), "--replica-shards", "1", *dear]) == 0
+    assert "at springtide's time per restart" in capsys.readouterr().out
+    given = ["--trace", str(trace)]
+    for options, said in (
+        ([*given, "--times", "0"], "--times = 0: is not a number of at least 1"),
+        ([*given, "--store-every", "nan"], "--store-every = nan: is not a number"),
+        ([*given, "--lanes", "1"], "--lanes = 1: is less than the 2 nodes"),
+        ([*given, "--mttf", "3"], "--mttf, too"),
+        ([], "--trace = '': is missing, and so is --mttf"),
+        (["--trace", str(tmp_path / "none")], "cannot be read"),
+        (["--mttf", "3"], "--nodes = 0: is not a number of at least 1"),
+        (["--mttf", "1e-9", "--nodes", "8"], "--mttf = 1e-09: is not a number of at least 0.001"),
+        (["--mttf", "0.01", "--nodes", "8", "--days", "1e9"], "--days over --mttf, in failures"),
+        (["--mttf", "3", "--nodes", "8", "--hangs", "0.6", "--racks", "0.6"], "--hangs and --racks together = 1.2"),
     ):
         assert main(["simulate", *options]) == 2
+        assert said in capsys.readouterr().err
+    trace.write_text("what is this")
+    assert main(["simulate", *given]) == 2
+
+
+def test_simulate_says_what_a_reliable_cluster_loses(capsys: pytest.CaptureFixture[str]) -> None:
+    cluster = ["--mttf", "8", "--nodes", "32", "--days", "10", "--lanes", "256", "--hangs", "0.2", "--racks", "0.1"]
+    assert main(["simulate", *cluster, "--restart", "20", "--hang", "60", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert (found["hours"], found["most_nodes"]) == (240.0, 32)
+    assert found["springtide"]["hanging"] > 0
+    assert found["springtide"]["of_ideal"] > 0.97
 
 
 def test_a_notice_is_left_where_nodes_look(tmp_path: Path) -> None:

@@ -15,18 +15,18 @@ def step(number: int, time_s: float, step_time_s: float = 2.0) -> dict[str, Any]
 def test_it_learns_gaps_and_what_is_left() -> None:
     history = RunHistory(100)
     before = history.prospects()
-    assert before == (10.0, math.inf, math.inf, 0.0, 0.0)  # a group leaves at once while its steps are unknown
+    assert before == (10.0, math.inf, math.inf, 0.0, 0.0, 3)  # a group leaves at once while its steps are unknown
     history.add({"kind": "started"})
     for number in range(1, 11):
         history.add(step(number, 2.0 * number))
     assert history.step == 10
-    assert history.prospects() == (10.0, 180.0, 2.0, 0.0, 0.0)
+    assert history.prospects() == (10.0, 180.0, 2.0, 0.0, 0.0, 3)
     history.add({"kind": "started"})
     history.add(step(10, 25.0))
-    assert history.prospects() == (3.0, 180.0, 2.0, 0.0, 0.0)
+    assert history.prospects() == (3.0, 180.0, 2.0, 0.0, 0.0, 3)
     history.add({"kind": "started"})
     history.add(step(11, 32.0))
-    assert history.prospects() == (4.0, 178.0, 2.0, 0.0, 0.0)
+    assert history.prospects() == (4.0, 178.0, 2.0, 0.0, 0.0, 3)
 
 
 def test_a_group_is_hung_after_many_usual_steps_and_much_later_before_its_first() -> None:
@@ -83,8 +83,31 @@ def test_it_learns_how_long_a_save_and_a_copy_in_memory_take() -> None:
     history.add({"kind": "saved", "save_time_s": 30.0})
     history.add({"kind": "saved", "save_time_s": 20.0})
     history.add({"kind": "left", "kept_in": "store", "time_s": 50.0})
-    assert history.prospects()[3:] == (30.0, 0.0)
+    assert history.prospects()[3:5] == (30.0, 0.0)
     history.add(step(2, 60.0))
     history.add({"kind": "left", "kept_in": "memory", "time_s": 66.0})
     history.add({"kind": "started"})
-    assert history.prospects()[2:] == (2.0, 30.0, 6.0)  # as before, until its first step
+    assert history.prospects()[2:5] == (2.0, 30.0, 6.0)  # as before, until its first step
+
+
+def test_how_many_steps_leaving_takes_is_counted_and_a_leave_that_failed_is_asked_for_earlier() -> None:
+    history, asked = RunHistory(1000), {"kind": "decided", "decision": "leave", "reason": "notice: a"}
+    number = 0
+
+    def leaves(after: int, left: bool = True) -> int:
+        nonlocal number
+        history.add({"kind": "started"})
+        for asking in (False, True):
+            _ = history.add(asked) if asking else None
+            for _ in range(after if asking else 2):
+                number += 1
+                history.add(step(number, 2.0 * number))
+        if left:
+            history.add({"kind": "left", "kept_in": "memory", "time_s": 2.0 * number + 0.1})
+        return history.prospects().leave_steps
+
+    assert [leaves(2), leaves(1), leaves(2)] == [3, 3, 2]  # three are enough to believe them
+    assert leaves(5) == 5  # short steps: many end until the driver's request is here
+    assert leaves(1, left=False) == 5
+    assert leaves(2) == 10  # the node was gone before the group had left
+    assert [leaves(2) for _ in range(9)][-1] == 2  # forgotten

@@ -18,12 +18,12 @@ from springtide.elastic.policy import (
     Node,
     PolicyState,
     Replace,
-    RestartForecast,
     Start,
     Stay,
     WorkerGroup,
     decide,
 )
+from springtide.elastic.restart_forecast import RestartForecast
 
 BOUNDS = Bounds(min_workers=2, max_workers=8, settle_s=2.0, reserve_s=5.0)
 PAYS = RestartForecast(restart_s=5.0)
@@ -95,15 +95,12 @@ def test_it_says_what_it_waits_for() -> None:
     )
 
 
-def test_a_notice_is_followed_at_once_when_no_other_follows() -> None:
+def test_doomed_nodes_train_until_the_group_must_leave() -> None:
     group = WorkerGroup(("a", "b", "c"))
-    _, memory = decide(BOUNDS, THREE, group, PAYS, PolicyState(), 0.0)
     told = [Node("a", 1, leaves_at=130.0), *THREE[1:]]
-    first, memory = decide(BOUNDS, told, group, PAYS, memory, 10.0)
-    assert isinstance(first, Stay)
-    second, _ = decide(BOUNDS, told, group, PAYS, memory, 12.0)
-    assert isinstance(second, Leave)
-    assert second.reason == "notice: a will be taken away in 118 s"
+    stays = after_quiet(told, group, after_s=124.0)
+    assert stays == Stay("notice: a will be taken away in 6 s; it trains on until it must leave", until_s=125.0)
+    assert after_quiet(told, group, after_s=125.0) == Leave("notice: a will be taken away in 5 s", by_s=125.0)
 
 
 @pytest.mark.parametrize(
@@ -111,8 +108,9 @@ def test_a_notice_is_followed_at_once_when_no_other_follows() -> None:
     [
         (RestartForecast(step_s=0.0), True, 5.0),  # the reserve
         (RestartForecast(step_s=10.0), True, 35.0),  # asked in one step, known in the next, agreed on in the third
-        (RestartForecast(step_s=10.0, save_s=20.0), True, 60.0),  # no copy is measured: one takes no longer than a save
+        (RestartForecast(step_s=10.0, save_s=20.0), True, 65.0),  # no copy is measured: a save has to fit, too
         (RestartForecast(step_s=10.0, save_s=20.0, copy_s=4.0), True, 36.0),
+        (RestartForecast(step_s=10.0, copy_s=4.0, leave_steps=2), True, 26.0),  # as measured
         (RestartForecast(step_s=10.0, save_s=20.0, copy_s=4.0), False, 80.0),  # after a save that is under way
         (RestartForecast(step_s=math.inf), True, math.inf),  # no step is measured: at once
     ],
@@ -140,13 +138,20 @@ def test_a_group_leaves_in_time_for_its_steps_and_for_what_it_has_to_copy(
         (RestartForecast(step_s=1.0, save_s=20.0, copy_s=4.0), 94.0, 130.0),  # no time for both: memory is faster
         (RestartForecast(step_s=1.0, save_s=100.0, copy_s=4.0), 12.0, 130.0),
         (RestartForecast(step_s=math.inf, save_s=20.0), 12.0, 130.0),
+        (RestartForecast(step_s=1.0, save_s=20.0, copy_s=4.0), 121.0, 130.0),  # late
+        (
+            RestartForecast(step_s=1.0, save_s=20.0),
+            92.0,
+            100.0,
+        ),  # no copy is measured: it has the reserve, then a save follows
     ],
 )
 def test_a_group_that_leaves_into_memory_has_until_the_store_is_the_only_way(
     prospects: RestartForecast, at_s: float, by_s: float
 ) -> None:
-    group, told = WorkerGroup(("a", "b", "c")), [Node("a", 1, leaves_at=130.0), *THREE[1:]]
-    memory = decide(BOUNDS, THREE, group, prospects, PolicyState(), 0.0)[1]
+    group, more = WorkerGroup(("a", "b", "c")), [Node("d", 1), Node("e", 1)]  # for more than it has it leaves at once
+    told = [Node("a", 1, leaves_at=130.0), *THREE[1:], *more]
+    memory = decide(BOUNDS, [*THREE, *more], group, prospects, PolicyState(), 0.0)[1]
     memory = decide(BOUNDS, told, group, prospects, memory, 10.0)[1]
     leaves, _ = decide(BOUNDS, told, group, prospects, memory, at_s)
     assert isinstance(leaves, Leave)
@@ -164,18 +169,21 @@ def test_while_nobody_can_train_the_state_is_saved_from_memory_when_a_node_leave
     assert told.save
 
 
-def test_two_notices_in_a_window_are_one_restart_and_a_short_deadline_waits_for_none() -> None:
+def test_all_that_is_lost_within_a_notice_is_one_restart_and_a_short_deadline_waits_for_none() -> None:
     nodes, group = [*THREE, Node("d", 1)], WorkerGroup(("a", "b", "c", "d"))
     _, memory = decide(BOUNDS, nodes, group, PAYS, PolicyState(), 0.0)
     nodes[0] = Node("a", 1, leaves_at=130.0)
     _, memory = decide(BOUNDS, nodes, group, PAYS, memory, 10.0)
-    nodes[1] = Node("b", 1, leaves_at=131.0)
-    other, memory = decide(BOUNDS, nodes, group, PAYS, memory, 11.5)
+    nodes[1] = Node("b", 1, leaves_at=210.0)
+    other, memory = decide(BOUNDS, nodes, group, PAYS, memory, 90.0)
     assert isinstance(other, Stay)
-    assert isinstance(decide(BOUNDS, nodes, group, PAYS, memory, 13.0)[0], Stay)
-    assert isinstance(decide(BOUNDS, nodes, group, PAYS, memory, 13.5)[0], Leave)
+    leaves, after = decide(BOUNDS, nodes, group, PAYS, memory, 125.0)
+    assert leaves == Leave("notice: a, b will be taken away in 5 s", by_s=125.0)
+    starts, _ = decide(BOUNDS, nodes, None, PAYS, after, 126.0)
+    assert isinstance(starts, Start)
+    assert starts.nodes == ("c", "d")
     nodes[2] = Node("c", 1, leaves_at=18.0)
-    assert isinstance(decide(BOUNDS, nodes, group, PAYS, memory, 13.5)[0], Leave)
+    assert isinstance(decide(dataclasses.replace(BOUNDS, min_workers=1), nodes, group, PAYS, memory, 13.5)[0], Leave)
 
 
 def test_with_nowhere_to_go_it_trains_until_the_last_moment_and_saves_to_the_store() -> None:
@@ -242,29 +250,70 @@ def test_a_group_is_never_kept_waiting_for_processes_and_grows_once_they_stand()
     assert decide(bounds, one_ready, group, PAYS, memory, 60.0)[0] == Leave("grow from 2 to 3 workers")
 
 
-def test_a_notice_waits_for_the_processes_of_a_node_that_joined_while_there_is_time() -> None:
-    nodes = [THREE[0]._replace(leaves_at=130.0), *THREE[1:], Node("d", 1, ready=0)]
-    group = WorkerGroup(("a", "b", "c"))
+def test_a_group_leaves_doomed_nodes_early_only_for_more_than_it_has_and_when_that_is_ready() -> None:
+    group, more = WorkerGroup(("a", "b", "c")), [Node("d", 1, ready=0), Node("e", 1, ready=0)]
+    nodes = [THREE[0]._replace(leaves_at=130.0), *THREE[1:], *more]
     _, memory = decide(BOUNDS, nodes, group, PAYS, PolicyState(), 0.0)
     decision, memory = decide(BOUNDS, nodes, group, PAYS, memory, 10.0)
     assert isinstance(decision, Stay)
     assert decision.reason.endswith("the processes on others are getting ready")
     assert isinstance(decide(BOUNDS, nodes, group, PAYS, memory, 125.0)[0], Leave)
-    slow = PAYS._replace(step_s=10.0)  # the step under way has to end before it
-    assert isinstance(decide(BOUNDS, nodes, group, slow, memory, 115.0)[0], Leave)
+    slow = PAYS._replace(step_s=10.0)  # three steps have to end before it
+    assert isinstance(decide(BOUNDS, nodes, group, slow, memory, 95.0)[0], Leave)
+    one_ready = [*nodes[:3], more[0]._replace(ready=1), more[1]]
+    assert isinstance(decide(BOUNDS, one_ready, group, PAYS, memory, 10.0)[0], Stay)  # as many as train
+    both_ready = [*nodes[:3], *(node._replace(ready=1) for node in more)]
+    assert isinstance(decide(BOUNDS, both_ready, group, PAYS, memory, 10.0)[0], Leave)
+    never = dataclasses.replace(BOUNDS, grow="never")
+    assert isinstance(decide(never, both_ready, group, PAYS, memory, 10.0)[0], Stay)
 
 
-def test_where_notices_come_one_after_the_other_those_of_one_deadline_are_one_restart() -> None:
-    group = WorkerGroup(("a", "b", "c"))
-    for expected_loss_s, gathers in ((40.0, True), (4000.0, False)):
-        bounds = dataclasses.replace(BOUNDS, expected_loss_s=expected_loss_s)
-        _, memory = decide(bounds, THREE, group, PAYS, PolicyState(), 0.0)
-        told = [Node("a", 1, leaves_at=140.0), *THREE[1:]]
-        _, memory = decide(bounds, told, group, PAYS, memory, 20.0)
-        decision, memory = decide(bounds, told, group, PAYS, memory, 60.0)
-        assert isinstance(decision, Stay if gathers else Leave)
-        decision, _ = decide(bounds, told, group, PAYS, memory, 125.0)
-        assert isinstance(decision, Leave)  # in time: another one every 80 s, ten are left until the reserve
+@pytest.mark.parametrize(("restart_s", "expected"), [(2.0, Leave), (90.0, Stay)])
+def test_where_losses_come_often_a_dear_restart_waits_for_those_that_may_follow(
+    restart_s: float, expected: type[Decision]
+) -> None:
+    group, more = WorkerGroup(("a", "b", "c")), [Node("d", 1), Node("e", 1)]
+    bounds, prospects = dataclasses.replace(BOUNDS, expected_loss_s=60.0), PAYS._replace(restart_s=restart_s)
+    memory = decide(bounds, [*THREE, *more], group, prospects, PolicyState(), 0.0)[1]
+    nodes = [THREE[0]._replace(leaves_at=130.0), *THREE[1:], *more]
+    memory = decide(bounds, nodes, group, prospects, memory, 10.0)[1]
+    decision, memory = decide(bounds, nodes, group, prospects, memory, 13.0)
+    assert isinstance(decision, expected), decision
+    assert isinstance(decide(bounds, nodes, group, prospects, memory, 126.0)[0], Leave)  # in any case
+
+
+def test_growth_waits_for_more_that_may_join_until_that_has_cost_a_restart() -> None:
+    """One node in ten minutes, restarts of 120 s: two nodes are worth one, or one that has waited for long enough."""
+    group, prospects, memory = WorkerGroup(tuple("abcdefg")), PAYS._replace(restart_s=120.0), PolicyState()
+    bounds, nodes = Bounds(1, 99), [Node(name, 1) for name in "abcdefg"]
+    for minute in range(0, 60, 10):  # how often nodes join, as seen so far; they do not stay
+        passing = [Node(f"passing{minute}", 1)] if minute else []
+        for now, here in ((60.0 * minute, [*nodes, *passing]), (60.0 * minute + 1.0, nodes)):
+            memory = decide(bounds, here, group, prospects, memory, now)[1]
+    bounds, nodes = dataclasses.replace(bounds, expected_loss_s=1e6), [*nodes, Node("h", 1)]
+    memory = decide(bounds, nodes, group, prospects, memory, 3600.0)[1]
+    waits, memory = decide(bounds, nodes, group, prospects, memory, 3602.0)
+    assert isinstance(waits, Stay)
+    assert waits.reason.startswith("8 workers instead of 7 would not pay: a restart takes 120 s")
+    assert 3602.0 < waits.until_s <= 3602.0 + 8 * 120.0  # a worker that is missed for 960 s
+    assert isinstance(decide(bounds, nodes, group, prospects, memory, waits.until_s + 0.1)[0], Leave)
+
+
+@pytest.mark.parametrize(("leaves_at", "expected"), [(5.0, Leave), (10.0, Leave), (365 * 24 * 3600.0, Stay)])
+def test_a_notice_in_the_past_is_followed_at_once_and_one_a_year_ahead_when_it_is_near(
+    leaves_at: float, expected: type[Decision]
+) -> None:
+    nodes, group = [Node("a", 1, leaves_at=leaves_at), *THREE[1:]], WorkerGroup(("a", "b", "c"))
+    _, memory = decide(BOUNDS, THREE, group, PAYS, PolicyState(), 0.0)
+    decision, memory = decide(BOUNDS, nodes, group, PAYS, memory, 10.0)
+    assert isinstance(decision, expected)
+    if expected is Stay:  # until then the node is used like any other
+        assert decision.reason == "3 workers train"
+        starts, _ = decide(BOUNDS, nodes, None, PAYS, memory, 20.0)
+        assert isinstance(starts, Start)
+        assert starts.workers == 3
+        later, _ = decide(BOUNDS, nodes, group, PAYS, memory, leaves_at - 60.0)
+        assert later.reason.startswith("notice: a will be taken away in 60 s")
 
 
 def test_it_waits_for_capacity_as_long_as_it_was_told_to_and_anew_each_time() -> None:

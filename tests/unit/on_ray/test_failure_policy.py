@@ -14,8 +14,9 @@ from ray.train.v2._internal.execution.failure_handling.failure_policy import Fai
 from springtide import config as configs
 from springtide.dist import CollectiveError, CutOff
 from springtide.elastic.limits import MemoryLimits
-from springtide.elastic.policy import Bounds, Leave, Node, RestartForecast, Start, Stay, WorkerGroup, decide
+from springtide.elastic.policy import Bounds, Leave, Node, Start, Stay, WorkerGroup, decide
 from springtide.elastic.policy import PolicyState as Remembered
+from springtide.elastic.restart_forecast import RestartForecast
 from springtide.errors import ConfigError, UnfitNode
 from springtide.on_ray._ray_private import WorkerGroupStartupFailedError
 from springtide.on_ray.train import failure_policy

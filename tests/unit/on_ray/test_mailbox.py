@@ -13,7 +13,7 @@ import pytest
 from springtide.config import recipes
 from springtide.elastic import Interrupt
 from springtide.elastic.notices import TimeLeft
-from springtide.elastic.policy import RestartForecast
+from springtide.elastic.restart_forecast import RestartForecast
 from springtide.events import Decided, Evaluated, Left
 from springtide.on_ray.train import mailbox as mailboxes
 from springtide.on_ray.train.mailbox import Mailbox, MailboxClient, Progress

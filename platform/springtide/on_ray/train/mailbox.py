@@ -29,7 +29,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from springtide.elastic import Interrupt
 from springtide.elastic.forecast import RunHistory
 from springtide.elastic.notices import TimeLeft
-from springtide.elastic.policy import RestartForecast
+from springtide.elastic.restart_forecast import RestartForecast
 from springtide.events import Event, Left, StepDone, record
 
 _BLOCK_BYTES = 8 * 2**20

@@ -142,6 +142,7 @@ def _trainer(run: Folder, term: int, job: TrainJob, workers: WorkerLender) -> Sp
         grow=elastic.grow,
         wait_s=float(elastic.wait) or math.inf,
         expected_loss_s=float(config.checkpoint.expected_loss),
+        lanes=config.stream.num_lanes,
         shares=workers.share is not None,
     )
     return SpringtideTrainer(

@@ -1,0 +1,77 @@
+"""How evenly whole lanes are dealt to workers: a step takes as long as the worker with the most lanes."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import NamedTuple
+
+_NEAR = 0.125
+"""A number of lanes is near another if it differs by at most this share."""
+_TRIED = 512
+"""About how many of those are tried."""
+_SIZES = 256
+"""About how many numbers of workers are looked at."""
+
+
+def most_lanes(lanes: int, workers: int) -> int:
+    """Return the most lanes that a worker owns, which is what a step takes.
+
+    >>> [most_lanes(12, workers) for workers in (6, 7, 8, 11, 12)]
+    [2, 2, 2, 2, 1]
+    """
+    return -(-lanes // workers)
+
+
+def speed(lanes: int, workers: int) -> float:
+    """Return how much a group trains in a given time, in workers that are never idle; ``lanes`` 0: work is dealt in any parts.
+
+    >>> speed(12, 8), speed(12, 12), speed(0, 8)
+    (6.0, 12.0, 8.0)
+    """
+    return lanes / most_lanes(lanes, workers) if lanes and workers else float(workers)
+
+
+def evenness(lanes: int, workers: int) -> float:
+    """Return the part of a step in which the mean worker computes; it waits for the worker with the most lanes in the rest.
+
+    >>> evenness(12, 8), evenness(12, 6)
+    (0.75, 1.0)
+    """
+    return speed(lanes, workers) / workers
+
+
+class LaneEvenness(NamedTuple):
+    """How evenly lanes are dealt over several numbers of workers."""
+
+    lanes: int
+    mean: float
+    """Mean over those numbers."""
+    worst: float
+    worst_workers: int
+    """The number of workers at which they are least even."""
+
+
+def lane_evenness(lanes: int, sizes: Sequence[int]) -> LaneEvenness:
+    """Return how evenly ``lanes`` are dealt over ``sizes``, numbers of workers of at most ``lanes``.
+
+    >>> found = lane_evenness(16, range(6, 9))
+    >>> round(found.mean, 3), round(found.worst, 3), found.worst_workers
+    (0.884, 0.762, 7)
+    """
+    found = {size: evenness(lanes, size) for size in sizes[:: max(1, len(sizes) // _SIZES)]}
+    worst_workers = min(found, key=lambda size: found[size])
+    return LaneEvenness(lanes, sum(found.values()) / len(found), found[worst_workers], worst_workers)
+
+
+def more_even(lanes: int, sizes: Sequence[int]) -> LaneEvenness:
+    """Return the most even number of lanes near ``lanes``, the nearest of those to a thousandth; ``lanes`` itself if none does
+    better.
+
+    >>> more_even(100, range(8, 13)).lanes
+    108
+    """
+    near = math.floor(lanes * _NEAR)
+    tried = {lanes, *range(max(lanes - near, *sizes), lanes + near + 1, max(1, 2 * near // _TRIED))}
+    found = [lane_evenness(one, sizes) for one in sorted(tried)]
+    return max(found, key=lambda one: (round(one.mean, 3), -abs(one.lanes - lanes)))

@@ -1,0 +1,66 @@
+"""Make records of reliable clusters: now and then nodes fail, and are replaced."""
+
+from __future__ import annotations
+
+import dataclasses
+import random
+from collections.abc import Iterator
+
+from springtide.elastic.traces import Trace, of_nodes
+
+
+@dataclasses.dataclass(frozen=True)
+class FailureRates:
+    """How often something fails in a cluster, and what."""
+
+    mttf_s: float
+    """Mean time between failures of the whole cluster [s]."""
+    spare_s: float = 120.0
+    """Time until a lost node is replaced [s]."""
+    hangs: float = 0.0
+    """Share of the failures in which a process hangs and no node is lost."""
+    racks: float = 0.0
+    """Share of the failures in which a whole rack is lost."""
+    rack_nodes: int = 16
+    """Nodes of a rack, which is a failure domain."""
+
+
+def poisson_failures(nodes: int, length_s: float, rates: FailureRates, seed: int = 0) -> Trace:
+    """Return a record of ``nodes`` nodes for ``length_s`` in which failures come as a Poisson process.
+
+    >>> found = poisson_failures(4, 100 * 3600.0, FailureRates(mttf_s=3600.0, hangs=0.5))
+    >>> found.most, len(found.changes) // 2, len(found.hangs_s)
+    (4, 48, 57)
+    """
+    rows = [(0.0, True, _name(place, 0)) for place in range(nodes)]
+    places, hangs, domains = list(range(nodes)), list[float](), dict[str, str]()
+    returns_s, lives = [0.0] * nodes, [0] * nodes
+    chance = random.Random(seed)
+    for time_s in _times(chance, rates.mttf_s, length_s):
+        kind, first = chance.random(), chance.choice(places)
+        if kind < rates.hangs:
+            hangs.append(time_s)
+            continue
+        rack = first // rates.rack_nodes * rates.rack_nodes
+        many = range(rack, min(rack + rates.rack_nodes, nodes))
+        for place in many if kind < rates.hangs + rates.racks else (first,):
+            if returns_s[place] <= time_s:  # else it is away already
+                rows.append((time_s, False, _name(place, lives[place])))
+                lives[place] += 1
+                returns_s[place] = time_s + rates.spare_s
+                if returns_s[place] < length_s:
+                    rows.append((returns_s[place], True, _name(place, lives[place])))
+    for place in places:
+        domains |= {_name(place, life): f"rack{place // rates.rack_nodes}" for life in range(lives[place] + 1)}
+    return dataclasses.replace(of_nodes(rows), end_s=length_s, domains=domains, hangs_s=tuple(hangs))
+
+
+def _times(chance: random.Random, mean_s: float, length_s: float) -> Iterator[float]:
+    time_s = chance.expovariate(1 / mean_s)
+    while time_s < length_s:
+        yield time_s
+        time_s += chance.expovariate(1 / mean_s)
+
+
+def _name(place: int, life: int) -> str:
+    return f"{place:05}.{life}"

@@ -1,0 +1,93 @@
+"""The live nodes of a cluster, with what the policy asks of them: a change costs the same at any number of nodes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import NamedTuple
+
+
+class Node(NamedTuple):
+    """A live node."""
+
+    id: str
+    places: int
+    """Number of workers that fit on it."""
+    leaves_at: float | None = None
+    """When it will be taken away; None if that is not announced [s]."""
+    problem: str = ""
+    """Why it must not be used; empty if it may."""
+    ready: int | None = None
+    """Number of ready worker processes on it; None: ``places``."""
+
+    @property
+    def standing(self) -> int:
+        """Workers whose process is ready."""
+        return self.places if self.ready is None else min(self.places, self.ready)
+
+    @property
+    def is_usable(self) -> bool:
+        """Whether it stays, and workers fit on it."""
+        return self.leaves_at is None and not self.problem and self.places > 0
+
+
+class NodeTable:
+    """Live nodes by id.
+
+    >>> table = NodeTable([Node("a", 2), Node("b", 1, leaves_at=9.0)])
+    >>> table.places, list(table.leaving)
+    (2, ['b'])
+    >>> table.set(Node("c", 1, ready=0))
+    >>> table.remove("b")
+    >>> table.places, table.standing, list(table.leaving), [node.id for node in table.usable]
+    (3, 2, [], ['a', 'c'])
+    """
+
+    def __init__(self, nodes: Iterable[Node] = ()) -> None:
+        self.by_id = {node.id: node for node in nodes}
+        usable = [
+            node for node in self.by_id.values() if node.leaves_at is None and not node.problem and node.places > 0
+        ]
+        self.usable_places = {node.id: node.places for node in usable}
+        """Nodes that stay and may be used."""
+        self.places = sum(self.usable_places.values())
+        self.standing = self.places - sum([node.places - node.standing for node in usable if node.ready is not None])
+        """Workers on them whose process is ready."""
+        self.leaving = {node.id: node for node in self.by_id.values() if node.leaves_at is not None}
+        self.unfit = {node.id: node for node in self.by_id.values() if node.problem}
+        """Nodes with a problem."""
+        self.key = 0
+        """Tells which nodes are usable, and their places: equal for equal ones, whatever their order."""
+        for item in self.usable_places.items():
+            self.key ^= hash(item)
+
+    @property
+    def usable(self) -> list[Node]:
+        """The nodes that stay and may be used."""
+        return [self.by_id[name] for name in self.usable_places]
+
+    def set(self, node: Node) -> None:
+        """Add a node, or replace the one with its id."""
+        if node.id in self.by_id:
+            self._count(self.by_id[node.id], -1)
+        self.by_id[node.id] = node
+        self._count(node, 1)
+
+    def remove(self, id: str) -> None:
+        """Remove a node; nothing happens if there is none of that id."""
+        if node := self.by_id.pop(id, None):
+            self._count(node, -1)
+
+    def _count(self, node: Node, sign: int) -> None:
+        if node.is_usable:
+            self.places += sign * node.places
+            self.standing += sign * node.standing
+            self.key ^= hash((node.id, node.places))
+            if sign > 0:
+                self.usable_places[node.id] = node.places
+            else:
+                del self.usable_places[node.id]
+        for kind, belongs in ((self.leaving, node.leaves_at is not None), (self.unfit, bool(node.problem))):
+            if belongs and sign > 0:
+                kind[node.id] = node
+            elif belongs:
+                del kind[node.id]
