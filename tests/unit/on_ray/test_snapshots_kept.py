@@ -62,7 +62,7 @@ def test_more_ranks_on_a_node_than_threads_do_not_wait_for_each_other(cluster: A
         stage.close()
 
 
-@pytest.mark.parametrize(("torn", "whole"), [("b", "ac"), ("bc", "ad")])
+@pytest.mark.parametrize(("torn", "whole"), [("b", "ad"), ("bd", "ac")])
 def test_with_two_copies_one_that_fails_in_the_middle_does_not_count(
     cluster: Any, monkeypatch: pytest.MonkeyPatch, torn: str, whole: str
 ) -> None:
@@ -210,3 +210,17 @@ def test_the_only_node_that_stays_starts_no_server_elsewhere_while_its_group_lea
     assert nodes.ray.handles["c"].calls == []
     assert nodes.clients["b"].evacuate()
     assert [*nodes.clients["b"]._peers] == ["a"]
+
+
+def test_copies_are_in_another_zone_and_a_node_without_ranks_in_another_zone_comes_first(cluster: Any) -> None:
+    nodes = cluster("abcd", zones="eeww")
+    for name, client in nodes.clients.items():
+        held(nodes, name, 1)
+        assert nodes.domains[name] not in [nodes.domains[peer] for peer in client._peers]
+        nodes.close()
+    nodes = cluster("abc", zones="eew", group="a")
+    client = nodes.clients["a"]
+    for asked in client._asked.values():
+        asked.exception(WAIT_S)  # they are up now
+    client.pair(["a"], [("e",)])
+    assert [*client._peers] == ["c"]

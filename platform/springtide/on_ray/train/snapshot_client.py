@@ -23,9 +23,10 @@ from springtide.checkpoint.format import Snapshot, file_of
 from springtide.checkpoint.shared_memory import MARK_BYTES, HeldAt
 from springtide.checkpoint.staging import StagingBuffer, in_thread
 from springtide.config import Config
+from springtide.elastic.copies import Domain, preferred, shared
 from springtide.elastic.patience import ban_s
 from springtide.faults import armed
-from springtide.on_ray.cluster.nodes import staying
+from springtide.on_ray.cluster.nodes import domains_of, staying
 from springtide.on_ray.cluster.session import NAMESPACE
 from springtide.on_ray.train.mailbox import MailboxClient
 from springtide.on_ray.train.snapshot_lookup import ANSWER_S, contents_of, name_prefix, servers_named
@@ -62,7 +63,8 @@ class SnapshotClient:
         self.node = ray.get_runtime_context().get_node_id()
         self._mine = self._server(self.node)
         self._copies = checkpoint.memory_copies
-        self._ring: list[str] = []
+        self._nodes: dict[str, Domain] = {}
+        """Nodes of the group, and their failure domains."""
         self._peers: dict[str, ActorHandle[SnapshotServer]] = {}
         """Node -> its server, of those that get copies."""
         self._stays: set[str] | None = None
@@ -80,19 +82,27 @@ class SnapshotClient:
         """Wait until the server of this node is up."""
         ray.get(self._mine.found.remote())
 
-    def pair(self, nodes: Sequence[str]) -> None:
-        """Choose peers among the nodes of all ranks: the next ones in a ring. If these are too few, other nodes with room for
-        workers are added as soon as there are some: the snapshots of a group on one node would be lost with it."""
-        self._ring = sorted(set(nodes))
+    def pair(self, nodes: Sequence[str], domains: Sequence[Domain] = ()) -> None:
+        """Choose peers among the nodes of all ranks, in other failure domains than this one if there are any
+        (``elastic.copies``). If these are too few, other nodes with room for workers are added as soon as there are some: the
+        snapshots of a group on one node would be lost with it. ``domains``: of the node of each rank."""
+        self._nodes = dict(zip(nodes, domains or [()] * len(nodes), strict=True))
         self._choose()
 
     def _choose(self) -> None:
-        found = self._following()
+        found = self._in_group()
         if len(found) < self._copies:
-            others = [node for node in staying(with_room=True) if node not in self._ring and self._may_hold(node)]
-            found += [node for node in others[: _CANDIDATES + self._copies] if self._stands(node)]
+            found += [node for node in self._beside(staying(with_room=True), self._copies) if self._stands(node)]
         self._peers = {node: self._server(node) for node in found[: self._copies]}
         self._chosen_s = time.monotonic()
+
+    def _beside(self, nodes: Sequence[str], copies: int) -> list[str]:
+        """Return those of ``nodes`` that may hold copies and have no rank, in other failure domains first; a few more than
+        ``copies``."""
+        others = [node for node in nodes if node not in self._nodes and self._may_hold(node)]
+        domains = {**domains_of(others), **self._nodes} if others else {}
+        others.sort(key=lambda node: shared(domains, self.node, node))
+        return others[: _CANDIDATES + copies]
 
     def _stands(self, node: str) -> bool:
         """Return whether the server of a node is up; if not, it is started. Does not wait: a new node may be busy."""
@@ -105,23 +115,25 @@ class SnapshotClient:
         snapshots kept from now on outlive the nodes that leave."""
         stay = staying()
         self._stays = set(stay)
-        found = self._following()
+        found = self._in_group()
         if (
             not found and self.node not in stay
         ):  # only then: the check starts servers, which a leaving group would wait for
-            found = [node for node in stay if node not in self._ring][: _CANDIDATES + self._copies]
+            found = self._beside(stay, self._copies)
             found.sort(key=lambda node: not self._stands(node))
         found = found[: max(1, self._copies)]
         self._peers = {node: self._server(node) for node in found}
         return bool(found) or self.node in stay
 
-    def _following(self) -> list[str]:
-        here = self._ring.index(self.node)
-        return [node for node in self._ring[here + 1 :] + self._ring[:here] if self._may_hold(node)]
+    def _in_group(self) -> list[str]:
+        """Return the nodes of the group that may hold copies of this one's snapshots, best first."""
+        leaving = set() if self._stays is None else self._nodes.keys() - self._stays
+        found = preferred(self.node, self._nodes, self._nodes, max(1, self._copies), leaving)
+        return [node for node in found if self._may_hold(node)]
 
     def _others(self) -> list[str]:
         """Return the other nodes of the group that copies may be on; a group on one node has none."""
-        return [node for node in self._ring if node != self.node and (self._stays is None or node in self._stays)]
+        return [node for node in self._nodes if node != self.node and (self._stays is None or node in self._stays)]
 
     def _may_hold(self, node: str) -> bool:
         stays = self._stays is None or node in self._stays
@@ -138,7 +150,7 @@ class SnapshotClient:
         until_s = time.monotonic() + _KEEP_S + snapshot.size_bytes / _SLOWEST_BYTES_PER_S
         problem, is_held = "", False
         for _ in range(_TRIES):
-            if self._ring and len(self._peers) < self._copies and time.monotonic() - self._chosen_s > _LOOK_S:
+            if self._nodes and len(self._peers) < self._copies and time.monotonic() - self._chosen_s > _LOOK_S:
                 self._choose()
             peers = dict(self._peers)
             arguments = (snapshot, snapshot.slot, os.getpid(), fd, list(peers.values()), needed_from)

@@ -160,13 +160,13 @@ def _train(job: TrainJob) -> bool:
 
     servers = None
     reach("first_collective", "before")
-    nodes, markets = zip(*gathered(where()), strict=True)
+    nodes, markets, domains = zip(*gathered(where()), strict=True)
     if here.is_first:
         job.mailbox.group_formed()
     reach("first_collective", "after")
     if job.keeps_snapshots:
         servers = SnapshotClient(config, job.folder, job.mailbox, owner=job.owner)
-        servers.pair(list(nodes))
+        servers.pair(nodes, domains)
     phases_s["snapshots"] = time.perf_counter() - begin - phases_s["data"]
     # one rank talks to the driver: what it receives reaches the others in the step's own all-reduce
     sender = EventSender(job.mailbox) if here.is_first else None
