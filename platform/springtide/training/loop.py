@@ -171,7 +171,7 @@ class TrainLoop:
                 yield self._done(done)
                 yield from hooks.after_step(done)
                 # when interrupted, only skip the step, and end
-                if state.guard.needs_rollback and not result.interrupts:
+                if state.guard.needs_rollback and not result.interrupts - {Interrupt.COPY}:
                     yield from saves.settle()
                     return True
                 stopped = Interrupt.STOP in result.interrupts

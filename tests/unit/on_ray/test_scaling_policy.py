@@ -182,6 +182,30 @@ def test_a_group_that_is_to_leave_into_memory_is_asked_again_where_no_room_is_le
     assert run.asked[4:] == [Interrupt.LEAVE]  # the next group
 
 
+def test_a_group_is_told_of_each_notice_at_once_and_trains_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    run = Run(monkeypatch, Bounds(1, 3), ["a", "b", "c"])
+    group: Any = SimpleNamespace(
+        workers=[SimpleNamespace(metadata=SimpleNamespace(node_id=name)) for name in run.names]
+    )
+    run.until_started()
+
+    def look() -> list[Interrupt]:
+        run.asked.clear()
+        assert isinstance(run.policy.make_decision_for_running_worker_group(group, None), NoopDecision)
+        return list(run.asked)
+
+    assert look() == []
+    run.leaving = {"b": 0}  # in 120 s
+    assert look() == [Interrupt.COPY]
+    assert look() == []
+    run.leaving = {"b": 0, "c": 0}
+    assert look()[0] is Interrupt.COPY
+    run.leaving = {}
+    assert look() == []
+    run.leaving = {"b": 0}
+    assert look()[0] is Interrupt.COPY
+
+
 def test_a_group_that_is_to_leave_learns_how_long_a_copy_may_take_and_when_that_becomes_less(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

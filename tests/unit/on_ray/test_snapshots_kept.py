@@ -224,3 +224,24 @@ def test_copies_are_in_another_zone_and_a_node_without_ranks_in_another_zone_com
         asked.exception(WAIT_S)  # they are up now
     client.pair(["a"], [("e",)])
     assert [*client._peers] == ["c"]
+
+
+def test_after_a_notice_copies_go_to_nodes_that_stay_and_to_those_that_join_later(
+    cluster: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    nodes = cluster("abcd", group="abc")
+    client = nodes.clients["a"]
+    assert [*client._peers] == ["b"]
+    monkeypatch.setattr(snapshot_client, "staying", lambda with_room=False: ["a", "c"])
+    assert client.evacuate()
+    held(nodes, "a", 1)
+    assert nodes.whole(1) == "ac"
+    monkeypatch.setattr(snapshot_client, "staying", lambda with_room=False: ["a", "d"])
+    for asked in client._asked.values():
+        asked.exception(WAIT_S)
+    assert client.evacuate()
+    client._choose()  # starts a server on the node that has joined
+    client._asked["d"].exception(WAIT_S)
+    client._choose()
+    held(nodes, "a", 2)
+    assert nodes.whole(2) == "ad"

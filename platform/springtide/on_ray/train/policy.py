@@ -101,6 +101,8 @@ class SpringtideScalingPolicy(ElasticScalingPolicy):
         """The newest request of this policy to the group that trains."""
         self._asked_by_s = math.inf
         """When the state must be safe in memory, as that request says."""
+        self._told_of: set[str] = set()
+        """Nodes that will be taken away, of which the group was told."""
         self._alive: set[str] = set()
         self._mine: dict[str, dict[str, float]] = {}
         self._looked_s = float("-inf")
@@ -201,12 +203,21 @@ class SpringtideScalingPolicy(ElasticScalingPolicy):
         except (RayError, OSError) as error:  # the group trains on meanwhile
             self._unseen(error)
             return NoopDecision()
+        self._ask_for_copies(nodes)
         decision = self._decide(nodes, WorkerGroup(busy), progress)
         self._report(decision, progress.step)
         if isinstance(decision, Replace):
             return self._start(progress, busy)
         self._ask(decision)
         return NoopDecision()
+
+    def _ask_for_copies(self, nodes: Sequence[Node]) -> None:
+        """Tell the group at once of nodes that will be taken away, long before it may have to leave: from now on none holds
+        copies of what others have, and what is on it is copied to nodes that stay."""
+        leaving = {node.id for node in nodes if node.leaves_at is not None}
+        if leaving - self._told_of and self._job.keeps_snapshots:
+            self._mailbox.ask(Interrupt.COPY)
+        self._told_of = leaving
 
     def _ask(self, decision: Decision) -> None:
         """Pass a decision on to the group, once. The room for a copy in memory may be gone since it was asked to leave."""
@@ -258,6 +269,7 @@ class SpringtideScalingPolicy(ElasticScalingPolicy):
         self._mailbox.limit_micro_batch(self._limits.rows_at_once(decision.workers))
         self._mailbox.reset_for_new_group()
         self._asked, self._began_at, self._hung, self._runs = None, progress.step, None, False
+        self._told_of = set()
         return self._get_resize_decision(decision.workers)
 
     def _unanswering(self, names: set[str]) -> set[str]:

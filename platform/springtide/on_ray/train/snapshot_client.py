@@ -67,8 +67,8 @@ class SnapshotClient:
         """Nodes of the group, and their failure domains."""
         self._peers: dict[str, ActorHandle[SnapshotServer]] = {}
         """Node -> its server, of those that get copies."""
-        self._stays: set[str] | None = None
-        """The nodes that copies may be on; None: any."""
+        self._leaving: set[str] = set()
+        """Nodes of the group that will be taken away: none gets a copy."""
         self._failures: Counter[str] = Counter()
         self._avoided: dict[str, float] = {}
         """Node that failed to hold a copy -> until when it gets none, of ``time.monotonic`` [s]."""
@@ -114,7 +114,7 @@ class SnapshotClient:
         """Choose peers again, among the nodes that stay: those of the ranks, or, for a rank that leaves, any. Returns whether
         snapshots kept from now on outlive the nodes that leave."""
         stay = staying()
-        self._stays = set(stay)
+        self._leaving = self._nodes.keys() - set(stay)
         found = self._in_group()
         if (
             not found and self.node not in stay
@@ -127,17 +127,15 @@ class SnapshotClient:
 
     def _in_group(self) -> list[str]:
         """Return the nodes of the group that may hold copies of this one's snapshots, best first."""
-        leaving = set() if self._stays is None else self._nodes.keys() - self._stays
-        found = preferred(self.node, self._nodes, self._nodes, max(1, self._copies), leaving)
+        found = preferred(self.node, self._nodes, self._nodes, max(1, self._copies), self._leaving)
         return [node for node in found if self._may_hold(node)]
 
     def _others(self) -> list[str]:
         """Return the other nodes of the group that copies may be on; a group on one node has none."""
-        return [node for node in self._nodes if node != self.node and (self._stays is None or node in self._stays)]
+        return [node for node in self._nodes if node != self.node and node not in self._leaving]
 
     def _may_hold(self, node: str) -> bool:
-        stays = self._stays is None or node in self._stays
-        return stays and self._avoided.get(node, 0.0) <= time.monotonic()
+        return node not in self._leaving and self._avoided.get(node, 0.0) <= time.monotonic()
 
     def keep(self, snapshot: Snapshot, stage: StagingBuffer, needed_from: int) -> Future[None]:
         """Have the server of this node hold the staging buffer; returns a handle for ``settled``."""
