@@ -14,7 +14,8 @@ import ray
 from ray.exceptions import ActorDiedError, GetTimeoutError, RayTaskError
 
 from springtide import config as configs
-from springtide.checkpoint.format import Meta, Snapshot, StagedPiece
+from springtide.checkpoint.format import Meta, StagedPiece
+from springtide.checkpoint.snapshot_parts import Snapshot
 from springtide.checkpoint.staging import StagingBuffer
 from springtide.on_ray.train import snapshot_client, snapshot_server
 from springtide.on_ray.train.snapshot_client import SnapshotClient

@@ -10,9 +10,8 @@ import contextlib
 import dataclasses
 import functools
 import itertools
-import math
 import time
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator
 
 import torch
 from torch import Tensor
@@ -22,7 +21,6 @@ from springtide.checkpoint import branch, leases
 from springtide.checkpoint.format import Meta
 from springtide.checkpoint.restore import begin as begin_from
 from springtide.checkpoint.restore import restore
-from springtide.checkpoint.second_reader import ReadElsewhere
 from springtide.checkpoint.snapshots import SnapshotStore, Snapshotter, restore_from_snapshots
 from springtide.config import Config, fingerprint
 from springtide.config.steps import OrderStep, StepsDone, one_more
@@ -46,10 +44,12 @@ from springtide.training.evaluate import evaluate
 from springtide.training.forgetting import FirstLosses
 from springtide.training.group_lease import GroupLease
 from springtide.training.hooks import StepContext, StepHooks
+from springtide.training.live_state import LiveState
 from springtide.training.micro_batches import largest_micro_batch, micro_batches
 from springtide.training.optim import optimizer_of, rate_after, set_learning_rate
 from springtide.training.parameter_groups import check_groups, freeze
 from springtide.training.pauses import Pauses, check_can_tell, sensors
+from springtide.training.placement import Placement
 from springtide.training.profile import Profile
 from springtide.training.recheck import Recheck
 from springtide.training.recompiles import Recompiles
@@ -68,24 +68,6 @@ from springtide.training.weights import initialize_adapter
 Feed = Callable[[RankReader, StepsDone], Iterator[Batch]]
 
 
-@dataclasses.dataclass(frozen=True)
-class Placement:
-    """Where a worker group runs, and who watches it there."""
-
-    owner: str = ""
-    """Owner id of the driver that has claimed the run; empty if there is no driver: the worker group claims the run itself."""
-    nodes: Sequence[str] = ()
-    """Node of each rank, if known."""
-    markets: Sequence[str] = ()
-    """Market of each rank's node, if known."""
-    read_elsewhere: ReadElsewhere | None = None
-    """Reads a file that this group's nodes found bad on another node; None: there is none."""
-    heartbeat: Callable[[], None] = lambda: None
-    """Called again and again while a save or an evaluation lasts: the group is alive, although it makes no step."""
-    leave_left_s: Callable[[], float] = lambda: math.inf
-    """Called on rank 0 of a group that was asked to leave: returns how long its copy in memory may take [s]."""
-
-
 @dataclasses.dataclass
 class TrainLoop:
     """A run as one worker group trains it, from restore to the last step."""
@@ -101,7 +83,7 @@ class TrainLoop:
     """The store of this rank's snapshots in memory; None takes none."""
     phases_s: dict[str, float] = dataclasses.field(default_factory=dict)
     """Duration of each phase of the start [s]."""
-    placement: Placement = Placement()
+    placement: Placement = dataclasses.field(default_factory=Placement)
 
     def __post_init__(self) -> None:
         begin, config = time.perf_counter(), self.config
@@ -130,6 +112,8 @@ class TrainLoop:
         nodes = self.placement.nodes
         node = nodes[self.world.rank] if nodes else ""
         self.lease = GroupLease(self.folder, self.placement.owner, node, config.sources)
+        self.live = LiveState(self.state, self.world, self._described, self.snapshot_store, config.checkpoint.stage)
+        """What this rank still has when its group is lost."""
         self.data_waits_s = [0.0] * self.world.size
         """How long each rank has waited for its feed since this worker group began [s]."""
         self.state.energy = energy_meter(self.world)
@@ -220,6 +204,7 @@ class TrainLoop:
                 snapshots,
                 StragglerDetector(self.world, nodes, float(config.elastic.compare)),
                 *([Pauses(only_when, self.world, interrupt, self.placement.heartbeat)] if only_when else ()),
+                self.live,
             ]
         )
 
@@ -341,7 +326,10 @@ class TrainLoop:
             yield found
 
     def _checkpoint(self) -> tuple[dict[str, Tensor], Meta]:
-        return self.state.checkpoint(self.data, self.world, self.labels)
+        return self.state.tensors(), self.state.meta(self.data, self.world, self.labels)
+
+    def _described(self) -> tuple[int, Meta]:
+        return self.lease.term, self.state.meta(self.data, self.world, self.labels)
 
     def _checkpoint_schedule(self) -> CheckpointSchedule:
         losses = leases.losses(self.folder) if self.world.is_first else 0

@@ -12,8 +12,9 @@ import pytest
 import torch
 from snapshot_pools import WAIT_S, Nodes, taken
 
-from springtide.checkpoint.format import BadFile, file_of
+from springtide.checkpoint.format import BadFile
 from springtide.checkpoint.load import read_into
+from springtide.checkpoint.snapshot_parts import file_of
 from springtide.checkpoint.snapshots import pieces_of
 from springtide.on_ray.train import snapshot_client, snapshot_server
 from springtide.on_ray.train.snapshot_server import SnapshotServer

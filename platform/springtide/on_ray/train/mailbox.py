@@ -77,8 +77,7 @@ class _RunState:
         self.events: list[Event] = []
         self.arrived = asyncio.Event()
         self.asked: Interrupt | None = None
-        self.copy = False
-        """Whether a copy is asked for, too."""
+        self.copy = False  # whether it is asked for, too
         self.leave_by_s = math.inf
         """When the state of a group that leaves must be safe in memory, of ``time.monotonic`` [s]."""
         self.left = False

@@ -3,7 +3,6 @@ policy; ``failure_policy.py`` decides which failures are retried."""
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import dataclasses
 import logging
@@ -11,13 +10,12 @@ import math
 import re
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 from typing import NoReturn
 
 import ray
 from ray.exceptions import RayError
-from ray.train import FailureConfig, Result, ScalingConfig
-from ray.train.torch import TorchTrainer
+from ray.train import ScalingConfig
 
 from springtide.elastic import Interrupt
 from springtide.elastic.limits import MemoryLimits
@@ -40,19 +38,14 @@ from springtide.elastic.policy import (
 from springtide.errors import StoppedWaiting, TrainingFailed
 from springtide.events import Decided, Failed, Ready, Stopped
 from springtide.on_ray._ray_private import (
-    DatasetsCallback,
     ElasticScalingPolicy,
     NoopDecision,
-    PlacementGroupCleanerCallback,
     ScalingDecision,
     Worker,
     WorkerGroupState,
 )
 from springtide.on_ray.cluster.nodes import live, observed, unanswering
 from springtide.on_ray.cluster.notices import PreemptionWatchers
-from springtide.on_ray.train.actor_context import run_as_actor
-from springtide.on_ray.train.failure_policy import SpringtideFailurePolicy
-from springtide.on_ray.train.group import Controller
 from springtide.on_ray.train.hang import diagnose
 from springtide.on_ray.train.mailbox import Progress, WorkerLimit
 from springtide.on_ray.train.snapshot_saver import SnapshotSaver
@@ -375,38 +368,3 @@ class SpringtideScalingPolicy(ElasticScalingPolicy):
         if words != self._reported:
             self._reported = words
             self._mailbox.post([Decided(step=step, decision=type(decision).__name__.lower(), reason=decision.reason)])
-
-
-class SpringtideTrainer(TorchTrainer):
-    """TorchTrainer with our policies and worker groups; its controller runs in the thread that calls ``fit``."""
-
-    def __init__(
-        self,
-        function: Callable[[], None],
-        *,
-        job: TrainJob,
-        bounds: Bounds,
-        watches: PreemptionWatchers | None,
-        workers: WorkerLender,
-        **named: object,
-    ) -> None:
-        super().__init__(function, **named)
-        self._bounds, self._watches, self._job, self._workers = bounds, watches, job, workers
-
-    def _initialize_and_run_controller(self, *, callbacks: list[object], **arguments: object) -> Result:
-        failures = self.run_config.failure_config or FailureConfig()
-        limits = MemoryLimits(self._job.config.train.rows_at_once, self._bounds.worker_multiple)
-        arguments["failure_policy"] = SpringtideFailurePolicy(failures, self._job, self._workers.processes, limits)
-        arguments["scaling_policy"] = SpringtideScalingPolicy(
-            self.scaling_config, self._bounds, self._job, self._watches, self._workers, limits
-        )
-        # unused without placement groups and Ray Train datasets, and each would cost a process
-        unused = PlacementGroupCleanerCallback | DatasetsCallback
-        used = [one for one in callbacks if not isinstance(one, unused)]
-        # not in its own actor, as in Ray: that is a process that takes four core-seconds to start
-        with run_as_actor(self._job.mailbox.actor), contextlib.ExitStack() as stack:
-            if self._watches is not None:
-                stack.callback(self._watches.end)
-            controller = Controller(self._workers.processes, callbacks=used, **arguments)
-            asyncio.run(controller.run())
-        return controller.get_result()

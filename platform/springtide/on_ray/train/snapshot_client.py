@@ -19,8 +19,8 @@ from ray.actor import ActorHandle
 from ray.exceptions import RayError, RayTaskError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from springtide.checkpoint.format import Snapshot, file_of
 from springtide.checkpoint.shared_memory import MARK_BYTES, HeldAt
+from springtide.checkpoint.snapshot_parts import Snapshot, SnapshotKey, file_of
 from springtide.checkpoint.staging import StagingBuffer, in_thread
 from springtide.config import Config
 from springtide.elastic.copies import Domain, preferred, shared
@@ -31,7 +31,7 @@ from springtide.on_ray.cluster.session import NAMESPACE
 from springtide.on_ray.train.mailbox import MailboxClient
 from springtide.on_ray.train.snapshot_lookup import ANSWER_S, contents_of, name_prefix, servers_named
 from springtide.on_ray.train.snapshot_saver import OrphanedRun
-from springtide.on_ray.train.snapshot_server import ASK_THREADS, THREADS, Key, SnapshotServer
+from springtide.on_ray.train.snapshot_server import ASK_THREADS, THREADS, SnapshotServer
 from springtide.store import Folder
 
 ALONE_S = 60.0
@@ -43,6 +43,8 @@ _TRIES = 3
 """Sets of other nodes that are tried for the copies of a snapshot."""
 _KEEP_S, _SLOWEST_BYTES_PER_S = 30.0, 20e6
 """How long a snapshot may take to be held and copied: this long, and longer by its size at the slowest speed [s]."""
+_HOLD_S = 5.0
+"""How long this node's server may take to hold what a lost group's rank still has [s]."""
 _READ_S = 30.0
 """How long a server may take to send a block [s]."""
 
@@ -142,6 +144,14 @@ class SnapshotClient:
         fd = stage.fd  # in a thread of its own: neither a step nor the end of a group waits for a server
         return in_thread("springtide-copies", lambda: self._hold(snapshot, fd, needed_from), daemon=True)
 
+    def hold(self, snapshot: Snapshot, stage: StagingBuffer) -> None:
+        """As ``SnapshotStore.hold``, in time for the next group: what is not held by then is given up."""
+        try:
+            asked = self._mine.keep.remote(snapshot, snapshot.slot, os.getpid(), stage.fd, [])
+            self._answer(asked, time.monotonic() + _HOLD_S)
+        except RayError as error:
+            raise OSError(str(error).splitlines()[0]) from None
+
     def _hold(self, snapshot: Snapshot, fd: int, needed_from: int) -> None:
         """Have it held here and copied to another node; a node that fails is replaced. Raises OSError if it cannot be, or has
         not been in time."""
@@ -209,8 +219,8 @@ class SnapshotClient:
         """Return the whole snapshots of the servers that answer, each with all its places; nodes that stay come first."""
         stay, contents = staying(), contents_of(servers_named(self._prefix))
         contents.sort(key=lambda one: one.where[0] not in stay)
-        known: dict[Key, Snapshot] = {}
-        places: dict[Key, tuple[HeldAt, ...]] = {}
+        known: dict[SnapshotKey, Snapshot] = {}
+        places: dict[SnapshotKey, tuple[HeldAt, ...]] = {}
         for (node, pid), held, _ in contents:
             for snapshot, fd in held:
                 known.setdefault(snapshot.key, snapshot)
@@ -253,7 +263,7 @@ class SnapshotClient:
 class _Origin(NamedTuple):
     """Where a snapshot is read from."""
 
-    key: Key
+    key: SnapshotKey
     place: HeldAt
     is_here: bool
     """Whether it is memory of this node."""
