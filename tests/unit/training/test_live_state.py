@@ -16,6 +16,7 @@ from torch import nn
 from springtide.checkpoint.format import Meta
 from springtide.checkpoint.snapshot_parts import Snapshot
 from springtide.checkpoint.staging import StagingBuffer
+from springtide.checkpoint.tensors import local
 from springtide.config import Config
 from springtide.dist import World
 from springtide.dist import world as world_of
@@ -53,7 +54,8 @@ def world() -> Iterator[World]:
     """A group of one process."""
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     yield world_of("cpu")
-    dist.destroy_process_group()
+    if dist.is_initialized():
+        dist.destroy_process_group()
 
 
 @pytest.fixture
@@ -134,19 +136,24 @@ def in_an_evaluation(run: TrainLoop, fail: Callable[[], None]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("point", "step"),
+    ("point", "step", "reduction"),
     [
-        (half_an_update, None),
-        (after_the_update, None),
-        (in_another_hook, None),
-        (in_the_forward, 3),
-        (in_an_evaluation, 3),
+        (half_an_update, None, "fp32"),
+        (after_the_update, None, "fp32"),
+        (in_another_hook, None, "fp32"),
+        (in_the_forward, 3, "fp32"),
+        (in_the_forward, 3, "fp64"),  # under FSDP, which has the weights whole then
+        (in_an_evaluation, 3, "fp32"),
     ],
 )
 def test_what_is_offered_is_the_state_after_a_whole_step_bit_for_bit(
-    world: World, config: Config, point: Callable[[TrainLoop, Callable[[], None]], None], step: int | None
+    world: World,
+    config: Config,
+    point: Callable[[TrainLoop, Callable[[], None]], None],
+    step: int | None,
+    reduction: str,
 ) -> None:
-    run, store = begin(world, config)
+    run, store = begin(world, config.override({"parallel.reduction": reduction}))
 
     def fail() -> None:
         raise ConnectionError(LOST)
@@ -160,13 +167,14 @@ def test_what_is_offered_is_the_state_after_a_whole_step_bit_for_bit(
     assert offer == (None if step is None else LiveShard(0, step, 0, 1))
     if step is None:
         return
+    dist.destroy_process_group()  # as the process has, to be ready for another one
     run.live.deposit([0])
     [(snapshot, data)] = store.held
     chain, tensors = left[step]
     assert (snapshot.meta.step, snapshot.meta.chain, snapshot.num_survivors) == (step, chain, 1)
     assert {piece.tensor for piece in snapshot.pieces} == tensors.keys()
     for piece in snapshot.pieces:
-        expected = tensors[piece.tensor].reshape(-1).view(torch.uint8).numpy().tobytes()
+        expected = local(tensors[piece.tensor]).reshape(-1).view(torch.uint8).numpy().tobytes()
         assert data[piece.begin : piece.begin + piece.size_bytes] == expected, piece.tensor
 
 
