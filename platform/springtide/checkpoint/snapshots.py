@@ -222,7 +222,7 @@ def restore_from_snapshots(
             if rank_here() == 0:
                 snapshot_store.forget(parts[0].term + 1, kept=parts[0])
             meta = parts[0].meta
-            whose = "live replicas" if parts[0].num_survivors else "memory"
+            whose = "live copy" if parts[0].num_survivors else "memory"
             return Restored(meta, f"{whose} of step {meta.step}", agreed_step=agreed_step(meta))
         reason = next(filter(None, problems))
         _log.warning("the snapshot of step %d in memory could not be read: %s", parts[0].meta.step, reason)

@@ -179,7 +179,7 @@ def test_survivors_of_a_lost_group_hold_its_state_in_as_many_parts_as_they_are(t
     ]
     found = restore_from_snapshots(Folder(str(tmp_path)), keeper, *fresh, lambda step: "o")
     assert found is not None
-    assert (found.meta.step, found.name) == (8, "live replicas of step 8")
+    assert (found.meta.step, found.name) == (8, "live copy of step 8")
     assert all(map(torch.equal, fresh[0].parameters(), later[0].parameters()))
     memory.close()
 

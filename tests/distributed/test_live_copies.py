@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from live_replicas import train_through_a_loss
+from live_copies import train_through_a_loss
 
 from springtide.config import Config
 from springtide.events import Started, StepDone
@@ -23,7 +23,7 @@ STEPS = 8
         pytest.param({"shard_workers": 2}, [0, 1], marks=pytest.mark.full),  # of each shard one copy is left
     ],
 )
-def test_a_run_that_loses_both_holders_of_a_snapshot_goes_on_from_a_live_replica_bit_for_bit(
+def test_a_run_that_loses_both_holders_of_a_snapshot_goes_on_from_a_live_copy_bit_for_bit(
     tiny: Config, ranks: Callable[..., list[Any]], tmp_path: Any, layout: dict[str, Any], lost: list[int]
 ) -> None:
     changes = {
@@ -49,7 +49,7 @@ def test_a_run_that_loses_both_holders_of_a_snapshot_goes_on_from_a_live_replica
         started = events[0]
         assert isinstance(started, Started)
         # the newest snapshot is of step 3, and a part of it is on lost nodes only; nothing was ever committed
-        assert (started.step, started.world_size, started.resumed_from) == (5, 2, "live replicas of step 5")
+        assert (started.step, started.world_size, started.resumed_from) == (5, 2, "live copy of step 5")
         losses = [event.loss for event in events if isinstance(event, StepDone)]
         assert losses == [event.loss for event in expected_events if isinstance(event, StepDone)][5:]
         assert state.keys() == expected.keys()
