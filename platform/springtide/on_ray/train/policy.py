@@ -46,7 +46,7 @@ from springtide.on_ray._ray_private import (
 )
 from springtide.on_ray.cluster.nodes import live, observed, unanswering
 from springtide.on_ray.cluster.notices import PreemptionWatchers
-from springtide.on_ray.train.hang import diagnose
+from springtide.on_ray.train.hang import Watch, diagnose
 from springtide.on_ray.train.mailbox import Progress, WorkerLimit
 from springtide.on_ray.train.snapshot_saver import SnapshotSaver
 from springtide.on_ray.train.worker import TrainJob
@@ -104,6 +104,7 @@ class SpringtideScalingPolicy(ElasticScalingPolicy):
         """Step, whether a process did not answer -> hangs."""
         self._hung: frozenset[int] | None = None
         """Ranks of the group that hangs which do not answer; None if none hangs."""
+        self._watch = Watch()
         self._silent: set[str] = set()
         """Nodes that Ray takes for alive and that did not answer."""
         self._probed_s = float("-inf")
@@ -187,8 +188,9 @@ class SpringtideScalingPolicy(ElasticScalingPolicy):
             self._limits.trained(len(busy))
         if progress.left:
             return self._start_or_stop(progress, busy, probe=False)
-        if progress.silent_s > progress.longest_s:
-            return self._end_hung(worker_group_state.workers, progress)
+        workers = worker_group_state.workers
+        if progress.silent_s > progress.longest_s or self._is_stalled(workers, progress):
+            return self._end_hung(workers, progress)
         self._hung = None
         try:
             nodes = self._nodes(busy, warm=True)
@@ -269,6 +271,12 @@ class SpringtideScalingPolicy(ElasticScalingPolicy):
         self._probed_s = time.monotonic()
         return unanswering(names)
 
+    def _is_stalled(self, workers: Sequence[Worker], progress: Progress) -> bool:
+        """Return whether some ranks of a group that has made a step keep all others waiting, long before the time limit."""
+        if progress.step == self._began_at or not self._watch.is_due(progress):
+            return False
+        return self._hung is not None or bool(self._watch.stalled(workers, progress))
+
     def _end_hung(self, workers: Sequence[Worker], progress: Progress) -> ScalingDecision:
         """Replace a group that sends no events any more; first write down what its ranks are doing."""
         if self._hung is None:  # diagnosed once: the group is still here while the next one waits for room
@@ -276,7 +284,9 @@ class SpringtideScalingPolicy(ElasticScalingPolicy):
             for worker in silent:  # it would not react to ``let_go``
                 ray.kill(worker.actor)
             self._hung = frozenset(rank for rank, worker in enumerate(workers) if worker in silent)
-            reason = f"no event for {progress.silent_s:.0f} s, {found}"
+            named = ", ".join(map(str, self._watch.named))
+            waits = f"all other ranks wait for {named}; " if named else ""
+            reason = f"no event for {progress.silent_s:.0f} s, {waits}{found}"
             self._hangs[progress.step, bool(silent)] += 1
             times, most = self._hangs[progress.step, bool(silent)], _MOST_SILENT if silent else _MOST_HANGS
             self._mailbox.post([Failed(step=progress.step, cause="hung", reason=reason, again=times < most)])
