@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from live_copies import train_through_a_loss
+from live_copies import train_beside_a_twin
 
 from springtide.config import Config
 from springtide.events import Started, StepDone
@@ -40,10 +40,8 @@ def test_a_run_that_loses_both_holders_of_a_snapshot_goes_on_from_a_live_copy_bi
         **{f"parallel.{name}": value for name, value in layout.items()},
     }
     config = tiny.override(changes)
-    undisturbed = ranks(4, train_through_a_loss, config.override({"run.id": "twin"}), str(tmp_path), [], 0)
-    found = ranks(4, train_through_a_loss, config.override({"run.id": "lost"}), str(tmp_path), lost, 5)
-    expected_events, expected = undisturbed[0]
-    for rank, (events, state) in enumerate(found):
+    found = ranks(4, train_beside_a_twin, config, str(tmp_path), lost, 5)
+    for rank, ((expected_events, expected), (events, state)) in enumerate(found):
         if rank in lost:
             continue
         started = events[0]

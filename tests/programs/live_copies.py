@@ -26,6 +26,7 @@ from springtide.events import Event
 from springtide.store import Folder
 from springtide.stream import open_data
 from springtide.training import Placement, TrainLoop
+from springtide.training.live_state import LiveState
 
 _WAIT_S = 60.0
 
@@ -85,11 +86,12 @@ class Nodes:
         return len(self._data[name])
 
 
-def _loop(world: World, config: Config, nodes: Nodes) -> TrainLoop:
+def _loop(world: World, config: Config, nodes: Nodes) -> tuple[TrainLoop, LiveState]:
     store: Any = nodes
     folder = Folder(config.run.root) / config.run.id
     placement = Placement(owner="a driver")
-    return TrainLoop(config, world, open_data(config.data), folder, snapshot_store=store, placement=placement)
+    run = TrainLoop(config, world, open_data(config.data), folder, snapshot_store=store, placement=placement)
+    return run, LiveState(run.state, world, run.described, store, config.checkpoint.stage)
 
 
 def _weights(run: TrainLoop) -> dict[str, torch.Tensor]:
@@ -111,7 +113,7 @@ def train_through_a_loss(
         leases.claim(Folder(config.run.root) / config.run.id, "a driver", trains=False)
     dist.barrier()
     world = world_of("cpu", 0, config.parallel.shards)
-    run = _loop(world, config, Nodes(place, range(world.size), rank))
+    run, live = _loop(world, config, Nodes(place, range(world.size), rank))
 
     def interrupt() -> Interrupt | None:
         if rank in lost and run.state.step == lost_at:
@@ -120,35 +122,40 @@ def train_through_a_loss(
 
     events: list[Event] = []
     try:
-        events.extend(run.events(feed, interrupt))
+        events.extend(run.events(feed, interrupt, [live]))
         return events, _weights(run)
     except Lost:
         # as a node that is taken away: its processes end, and with them its memory
         links.cut()
         shutil.rmtree(place / f"node-{rank}")
-        (place / f"lost-{rank}").touch()
+        (place / f"gone-{rank}").touch()
         end_group(clean=True)
         _meet(place / "lost", 1, rank)
         return [], {}
     except RuntimeError:  # gloo's: a peer is lost
-        run.live.freeze()
-        offer = run.live.offer(survivors)
+        live.freeze()
+        offer = live.offer(survivors)
         links.cut()
         end_group(clean=True)
-    _await([place / f"lost-{one}" for one in lost])
+    _await([place / f"gone-{one}" for one in lost])
     assert offer is not None, "the step before was whole"
     (place / "offer").with_suffix(f".{rank}").write_bytes(pickle.dumps(tuple(offer)))
     told = [place / f"offer.{one}" for one in survivors]
     _await(told)
-    time.sleep(0.0)
     holders = newest_whole([LiveShard(*pickle.loads(one.read_bytes())) for one in told])
     if rank in holders:
-        run.live.deposit(holders)
-    del run
+        live.deposit(holders)
+    del run, live
     _meet(place / "survivors", len(survivors), survivors.index(rank))
     world = world_of("cpu", 0, config.parallel.shards)
-    run = _loop(world, config, Nodes(place, survivors, rank))
-    return list(run.events(feed, lambda: None)), _weights(run)
+    run, live = _loop(world, config, Nodes(place, survivors, rank))
+    return list(run.events(feed, lambda: None, [live])), _weights(run)
+
+
+def train_beside_a_twin(world: World, config: Config, root: str, lost: Sequence[int], lost_at: int) -> list[Any]:
+    """Train a run that nothing happens to, and ``config`` as ``train_through_a_loss``; what that returns of both."""
+    twin = train_through_a_loss(world, config.override({"run.id": "twin"}), root, [], 0)
+    return [twin, train_through_a_loss(world, config, root, lost, lost_at)]
 
 
 def _meet(place: Path, number: int, rank: int) -> None:

@@ -17,7 +17,7 @@ Frames = tuple[str, ...]
 APART_S = 3.0
 """Time between two looks [s]."""
 _STEPS, _FIRST_S = 3.0, 3.0
-"""The first look comes after so many usual steps, and so much later [s]."""
+"""The first look comes after this many usual steps, and this much later [s]."""
 _INNER = 3
 """A thread that waits in a collective is in torch's code for it in one of its innermost frames."""
 _COLLECTIVE = ("/torch/distributed/", "/springtide/dist/collectives.py")

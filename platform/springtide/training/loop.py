@@ -11,7 +11,7 @@ import dataclasses
 import functools
 import itertools
 import time
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterator, Sequence
 
 import torch
 from torch import Tensor
@@ -43,8 +43,7 @@ from springtide.training.energy import energy_meter
 from springtide.training.evaluate import evaluate
 from springtide.training.forgetting import FirstLosses
 from springtide.training.group_lease import GroupLease
-from springtide.training.hooks import StepContext, StepHooks
-from springtide.training.live_state import LiveState
+from springtide.training.hooks import StepContext, StepHook, StepHooks
 from springtide.training.micro_batches import largest_micro_batch, micro_batches
 from springtide.training.optim import optimizer_of, rate_after, set_learning_rate
 from springtide.training.parameter_groups import check_groups, freeze
@@ -112,8 +111,6 @@ class TrainLoop:
         nodes = self.placement.nodes
         node = nodes[self.world.rank] if nodes else ""
         self.lease = GroupLease(self.folder, self.placement.owner, node, config.sources)
-        self.live = LiveState(self.state, self.world, self._described, self.snapshot_store, config.checkpoint.stage)
-        """What this rank still has when its group is lost."""
         self.data_waits_s = [0.0] * self.world.size
         """How long each rank has waited for its feed since this worker group began [s]."""
         self.state.energy = energy_meter(self.world)
@@ -121,24 +118,28 @@ class TrainLoop:
         self.figures = figures.on(self.world.device)
         self.phases_s["peak"] = time.perf_counter() - begin - self.phases_s["model"]
 
-    def events(self, feed: Feed, interrupt: Callable[[], Interrupt | None]) -> Iterator[Event]:
-        """Train to the end of the run, or until asked to stop; yield the events."""
+    def events(
+        self, feed: Feed, interrupt: Callable[[], Interrupt | None], others: Sequence[StepHook] = ()
+    ) -> Iterator[Event]:
+        """Train to the end of the run, or until asked to stop; yield the events. ``others``: hooks of the caller, the last."""
         begin = time.perf_counter()
         self.lease.term = on_first(self.lease.claim)
         self.phases_s["claim"] = time.perf_counter() - begin
         yield from self._restore()
         if self.state.step == branch.first_step(self.config.train) or self._evaluates_now:
             yield from self._evaluate()  # also where the group before had to leave at once
-        while (yield from self._train(feed, interrupt)):
+        while (yield from self._train(feed, interrupt, others)):
             yield from self._go_back()
 
-    def _train(self, feed: Feed, interrupt: Callable[[], Interrupt | None]) -> Generator[Event, None, bool]:
+    def _train(
+        self, feed: Feed, interrupt: Callable[[], Interrupt | None], others: Sequence[StepHook]
+    ) -> Generator[Event, None, bool]:
         """Train to the end of the run, or until asked to stop. Returns True if the last step must be rolled back."""
         state, last = self.state, self.config.num_steps
         with contextlib.ExitStack() as stack:
             saves = stack.enter_context(self._checkpoint_schedule())
             snapshots = self._snapshot_schedule()
-            hooks = self._hooks(saves, snapshots, interrupt)
+            hooks = StepHooks([*self._hooks(saves, snapshots, interrupt), *others])
             stack.callback(hooks.close)
             stopped = False
             reader = self.data.reader(self.world.rank, self.world.size)
@@ -191,22 +192,19 @@ class TrainLoop:
 
     def _hooks(
         self, saves: CheckpointSchedule, snapshots: SnapshotSchedule, interrupt: Callable[[], Interrupt | None]
-    ) -> StepHooks:
+    ) -> list[StepHook]:
         config, nodes, only_when = self.config, self.placement.nodes, self.config.train.only_when
-        return StepHooks(
-            [
-                self.state.energy,
-                Recheck(config, self.world, self.state, nodes, saves, self.lease),
-                Recompiles(config.parallel.compile),
-                self.state.guard,
-                Profile(config.train.profile, self.world, self.folder),
-                saves,
-                snapshots,
-                StragglerDetector(self.world, nodes, float(config.elastic.compare)),
-                *([Pauses(only_when, self.world, interrupt, self.placement.heartbeat)] if only_when else ()),
-                self.live,
-            ]
-        )
+        return [
+            self.state.energy,
+            Recheck(config, self.world, self.state, nodes, saves, self.lease),
+            Recompiles(config.parallel.compile),
+            self.state.guard,
+            Profile(config.train.profile, self.world, self.folder),
+            saves,
+            snapshots,
+            StragglerDetector(self.world, nodes, float(config.elastic.compare)),
+            *([Pauses(only_when, self.world, interrupt, self.placement.heartbeat)] if only_when else ()),
+        ]
 
     def _go_back(self) -> Iterator[Event]:
         """Roll back to the newest checkpoint before a spike. The spike's step, and those that may have led to it, are skipped
@@ -328,7 +326,8 @@ class TrainLoop:
     def _checkpoint(self) -> tuple[dict[str, Tensor], Meta]:
         return self.state.tensors(), self.state.meta(self.data, self.world, self.labels)
 
-    def _described(self) -> tuple[int, Meta]:
+    def described(self) -> tuple[int, Meta]:
+        """Return the term of the group's lease and the metadata of a checkpoint of the current step."""
         return self.lease.term, self.state.meta(self.data, self.world, self.labels)
 
     def _checkpoint_schedule(self) -> CheckpointSchedule:

@@ -202,6 +202,8 @@ class Rank:
             if any(failed for _, _, failed, _ in said):
                 self._give_up(send, trains_on=True)
             self._poll(send)
+            if Interrupt.COPY in interrupts:
+                snapshots.evacuate()
             if Interrupt.STOP in interrupts or step == last:
                 self._finish(step, state, term, send)
                 break

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from springtide.elastic.stalled import Frames, doing, first_look_s, stalled
 
 WAITS: Frames = ("/lib/torch/distributed/distributed_c10d.py:3157", "/springtide/training/step.py:20")
-STANDS: Frames = ("/home/user/model.py:12", "/springtide/training/step.py:80")
-LATER: Frames = ("/home/user/model.py:13", "/springtide/training/step.py:80")
+STANDS: Frames = ("/my_code/model.py:12", "/springtide/training/step.py:80")
+LATER: Frames = ("/my_code/model.py:13", "/springtide/training/step.py:80")
 COMPUTES: Frames = ("/lib/torch/autograd/graph.py:841", "/springtide/training/step.py:80")
 READS: Frames = ("/lib/threading.py:5", "/springtide/stream/load.py:9")
 ASKS: Frames = ("/lib/ray/_private/worker.py:990", "/springtide/on_ray/train/mailbox.py:380")
@@ -41,7 +41,7 @@ def test_what_moves_between_two_looks_is_not_named(before: list[Frames], now: li
 
 def test_a_block_that_is_computed_again_is_no_collective_although_torch_keeps_it_there() -> None:
     wrapper = "/lib/torch/distributed/algorithms/_checkpoint/checkpoint_wrapper.py:170"
-    assert doing(("/home/user/model.py:12", "/lib/nn/module.py:1", "/lib/nn/module.py:2", wrapper)) == "else"
+    assert doing(("/my_code/model.py:12", "/lib/nn/module.py:1", "/lib/nn/module.py:2", wrapper)) == "else"
 
 
 def test_a_stalled_rank_is_named_within_three_steps_and_ten_seconds() -> None:

@@ -23,7 +23,7 @@ from springtide.dist import world as world_of
 from springtide.elastic.survivors import LiveShard
 from springtide.store import Folder
 from springtide.stream import open_data
-from springtide.training import TrainLoop, loop
+from springtide.training import TrainLoop
 from springtide.training.hooks import StepHook
 from springtide.training.live_state import LiveState
 
@@ -65,15 +65,16 @@ def config(tiny: Config) -> Config:
     )
 
 
-def begin(world: World, config: Config) -> tuple[TrainLoop, Store]:
+def begin(world: World, config: Config) -> tuple[TrainLoop, LiveState, Store]:
     store: Any = Store()
     folder = Folder(config.run.root) / config.run.id
-    return TrainLoop(config, world, open_data(config.data), folder, snapshot_store=store), store
+    run = TrainLoop(config, world, open_data(config.data), folder, snapshot_store=store)
+    return run, LiveState(run.state, world, run.described, store, config.checkpoint.stage), store
 
 
-def watch(run: TrainLoop, left: dict[int, tuple[str, dict[str, torch.Tensor]]]) -> None:
+def watch(run: TrainLoop, live: LiveState, left: dict[int, tuple[str, dict[str, torch.Tensor]]]) -> None:
     """Train; add the chain and the tensors that each step leaves."""
-    for event in run.events(feed, lambda: None):
+    for event in run.events(feed, lambda: None, [live]):
         if event.kind == "step":
             left[event.step] = run.state.chain, {name: one.clone() for name, one in run.state.tensors().items()}
 
@@ -122,11 +123,7 @@ def in_another_hook(run: TrainLoop, fail: Callable[[], None]) -> None:
 
     hooks = run._hooks
 
-    def with_last(*arguments: Any) -> Any:
-        found = hooks(*arguments)
-        return loop.StepHooks([Last(), found])
-
-    run._hooks = with_last  # type: ignore[method-assign]
+    run._hooks = lambda *arguments: [Last(), *hooks(*arguments)]  # type: ignore[method-assign]
 
 
 def in_an_evaluation(run: TrainLoop, fail: Callable[[], None]) -> None:
@@ -153,7 +150,7 @@ def test_what_is_offered_is_the_state_after_a_whole_step_bit_for_bit(
     step: int | None,
     reduction: str,
 ) -> None:
-    run, store = begin(world, config.override({"parallel.reduction": reduction}))
+    run, live, store = begin(world, config.override({"parallel.reduction": reduction}))
 
     def fail() -> None:
         raise ConnectionError(LOST)
@@ -161,14 +158,14 @@ def test_what_is_offered_is_the_state_after_a_whole_step_bit_for_bit(
     point(run, fail)
     left: dict[int, tuple[str, dict[str, torch.Tensor]]] = {}
     with pytest.raises(ConnectionError, match=LOST):
-        watch(run, left)
-    run.live.freeze()
-    offer = run.live.offer([0])
+        watch(run, live, left)
+    live.freeze()
+    offer = live.offer([0])
     assert offer == (None if step is None else LiveShard(0, step, 0, 1))
     if step is None:
         return
     dist.destroy_process_group()  # as the process has, to be ready for another one
-    run.live.deposit([0])
+    live.deposit([0])
     [(snapshot, data)] = store.held
     chain, tensors = left[step]
     assert (snapshot.meta.step, snapshot.meta.chain, snapshot.num_survivors) == (step, chain, 1)

@@ -206,9 +206,9 @@ def _train(job: TrainJob) -> bool:
     left_s = sender.leave_left_s if sender else lambda: math.inf
     placement = Placement(job.owner, nodes, markets, functools.partial(read_elsewhere, job.mailbox), beat, left_s)
     run = TrainLoop(config, here, data, job.folder, job.labels, servers, phases_s, placement)
-    _live = run.live
+    _live = LiveState(run.state, here, run.described, servers, config.checkpoint.stage)
     left = False
-    for event in run.events(batches, sender.interrupt if sender else lambda: None):
+    for event in run.events(batches, sender.interrupt if sender else lambda: None, [_live]):
         left |= isinstance(event, Left)
         if sender:
             sender(event)
