@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 import ray
 
-from springtide.checkpoint.format import Meta, Snapshot
+from springtide.checkpoint.format import Meta
+from springtide.checkpoint.snapshot_parts import Snapshot
 from springtide.on_ray.train import snapshot_lookup
 
 pytestmark = pytest.mark.cluster

@@ -11,8 +11,9 @@ import pytest
 from ray.exceptions import ActorDiedError, GetTimeoutError
 
 from springtide.elastic.health import Health
+from springtide.elastic.survivors import LiveShard
 from springtide.on_ray.train import process_pool
-from springtide.on_ray.train.worker import let_go, warm_up
+from springtide.on_ray.train.worker import let_go, settle, warm_up
 
 FIT = Health(1e12, 1e11)
 
@@ -39,11 +40,14 @@ class Actor:
             return Ref(ActorDiedError())
         return Ref(value, self.ray.now_s + after_s)
 
-    def _execute(self, function: Callable[..., object], *_: object) -> Ref:
+    def _execute(self, function: Callable[..., object], *arguments: object) -> Ref:
         if function is warm_up:
             return self._answer(self.ray.health.get(self.node, FIT), self.ray.start_s.get(self.node, 5.0))
         if function is let_go:
-            return self._answer(True, self.ray.let_go_s.get(self.node, 0.1))
+            return self._answer(self.ray.offers.get(self.node, True), self.ray.let_go_s.get(self.node, 0.1))
+        if function is settle:
+            self.ray.settled[self.node] = arguments[0]
+            return self._answer(True, self.ray.settle_s.get(self.node, 0.1))
         return self._answer(function(self.node), 0.1)  # the network, measured again
 
 
@@ -55,6 +59,11 @@ class FakeRay:
         self.start_s: dict[str, float] = {}
         """How long a process on a node takes to start; 5 s on others."""
         self.let_go_s: dict[str, float] = {}
+        self.offers: dict[str, LiveShard] = {}
+        """What a process on a node still has of its group's state, if anything."""
+        self.settle_s: dict[str, float] = {}
+        self.settled: dict[str, object] = {}
+        """The ranks that hold the state, as each was told."""
         self.answer_s: dict[str, float] = {}
         self.health: dict[str, Any] = {}
         """What the check on a node finds, or the error that it ends with."""

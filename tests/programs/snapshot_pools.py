@@ -14,7 +14,8 @@ import ray
 from ray.exceptions import ActorDiedError, GetTimeoutError, RayTaskError
 
 from springtide import config as configs
-from springtide.checkpoint.format import Meta, Snapshot, StagedPiece
+from springtide.checkpoint.format import Meta, StagedPiece
+from springtide.checkpoint.snapshot_parts import Snapshot
 from springtide.checkpoint.staging import StagingBuffer
 from springtide.on_ray.train import snapshot_client, snapshot_server
 from springtide.on_ray.train.snapshot_client import SnapshotClient
@@ -93,22 +94,33 @@ class Nodes:
     """Nodes with a server each, and a rank's client on each."""
 
     def __init__(
-        self, monkeypatch: pytest.MonkeyPatch, names: str, run: Folder, copies: int = 1, **of_server: Any
+        self,
+        monkeypatch: pytest.MonkeyPatch,
+        names: str,
+        run: Folder,
+        copies: int = 1,
+        zones: str = "",
+        group: str = "",
+        **of_server: Any,
     ) -> None:
+        """``zones``: a letter for each node; ``group``: the nodes with ranks, if not all."""
         self.ray = PooledRay()
+        self.domains = {name: (zone,) for name, zone in zip(names, zones or " " * len(names), strict=True)}
         self.ray.handles = {name: Handle(name, **of_server) for name in names}
         monkeypatch.setattr(snapshot_server, "ray", self.ray)
         monkeypatch.setattr(snapshot_client, "ray", self.ray)
         monkeypatch.setattr(snapshot_client, "staying", lambda with_room=False: list(self.ray.handles))
+        monkeypatch.setattr(snapshot_client, "domains_of", lambda nodes: {node: self.domains[node] for node in nodes})
         monkeypatch.setattr(SnapshotClient, "_server", lambda client, node: self.ray.handles[node])
         monkeypatch.setattr(snapshot_client, "servers_named", lambda prefix: list(self.ray.handles.values()))
         monkeypatch.setattr(snapshot_client, "contents_of", self._contents)
         config = configs.recipes.tiny().override({"checkpoint.memory_copies": copies})
         self.clients = {}
-        for name in names:
+        group = group or names
+        for name in group:
             self.ray.node = name
             self.clients[name] = SnapshotClient(config, run, None)  # type: ignore[arg-type]  # nobody follows it
-            self.clients[name].pair(list(names))
+            self.clients[name].pair(list(group), [self.domains[one] for one in group])
         self.asked = 0
 
     def _contents(self, handles: list[Handle]) -> list[ServerContents]:

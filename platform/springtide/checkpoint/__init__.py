@@ -16,6 +16,7 @@
     retention    which checkpoints to keep, which files to remove (pure)
 
     snapshots    the state in the memory of nodes          snapshot_commit  from there to the store, while no group trains
+                                                           snapshot_parts   what each rank says of its part (pure)
 
     checkpointer  all of it for a training loop of your own
 

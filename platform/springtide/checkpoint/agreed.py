@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from springtide.checkpoint import leases
-from springtide.checkpoint.format import Meta, Snapshot, abandon, committed, step_of
+from springtide.checkpoint.format import Meta, abandon, committed, step_of
+from springtide.checkpoint.snapshot_parts import Snapshot
 from springtide.config.steps import StepsDone
 from springtide.store import Folder
 

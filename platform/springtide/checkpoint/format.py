@@ -14,18 +14,16 @@ checkpoint is not written again: the index refers to the file that has it. Data 
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import math
 import re
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, field_validator, model_validator
 
 from springtide.checkpoint import validate
-from springtide.checkpoint.shared_memory import GROUP_BYTES, HeldAt, mark
 from springtide.config.steps import OrderStep, StepsDone
 from springtide.errors import CheckpointError, DamagedFile
 from springtide.store import Folder, digest, to_json
@@ -136,35 +134,6 @@ class Piece(NamedTuple):
         return self[:5]
 
 
-@dataclasses.dataclass(frozen=True)
-class Snapshot:
-    """One rank's part of a snapshot, as described to its snapshot store."""
-
-    term: int
-    rank: int
-    meta: Meta
-    pieces: tuple[StagedPiece, ...]
-    size_bytes: int
-    digests: tuple[tuple[str, ...], ...] = ()
-    """Digests of the blocks of each piece, as in ``Piece``."""
-    group: bytes = bytes(GROUP_BYTES)
-    """A random id of the worker group, which its memory is marked with: other memory is never taken for it."""
-    slot: int = 0
-    """Which of the rank's two staging buffers has it."""
-    held_at: tuple[HeldAt, ...] = ()
-    """Where it can be read from; known for a snapshot that a snapshot store has found."""
-
-    @property
-    def mark(self) -> bytes:
-        """The mark of memory that holds it whole."""
-        return mark(self.meta.step, self.group)
-
-    @property
-    def key(self) -> tuple[int, int, int]:
-        """Term, step, rank."""
-        return self.term, self.meta.step, self.rank
-
-
 class Manifest(BaseModel):
     """The contents of a committed checkpoint."""
 
@@ -200,23 +169,6 @@ class Manifest(BaseModel):
     def written_bytes(self) -> int:
         """Size of its own files; less than ``size_bytes`` if some pieces did not change."""
         return sum(file["size_bytes"] for file in self.files.values())
-
-
-def newest_whole(found: Sequence[Snapshot]) -> list[Snapshot]:
-    """Return the parts of the newest snapshot that has a part of every rank, by rank; an empty list if none has."""
-    by_step: dict[tuple[int, int], dict[int, Snapshot]] = {}
-    for snapshot in found:
-        by_step.setdefault((snapshot.meta.step, snapshot.term), {})[snapshot.rank] = snapshot
-    for _, parts in sorted(by_step.items(), reverse=True):
-        if sorted(parts) == list(range(parts[min(parts)].meta.world_size)):
-            return [parts[rank] for rank in sorted(parts)]
-    return []
-
-
-def file_of(key: tuple[int, int, int]) -> str:
-    """Return the name of a snapshot in ``Piece.file``."""
-    term, step, rank = key
-    return f"{term}-{step}-{rank}"
 
 
 def name_of(step: int) -> str:

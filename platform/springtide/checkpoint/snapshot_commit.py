@@ -12,17 +12,9 @@ from typing import Any
 
 from springtide.checkpoint.agreed import counting
 from springtide.checkpoint.commit import CommitJob, Committed, PieceWriter, cut, tidy
-from springtide.checkpoint.format import (
-    BLOCK_BYTES,
-    BadFile,
-    Snapshot,
-    StagedPiece,
-    committed,
-    file_of,
-    name_of,
-    newest_whole,
-)
+from springtide.checkpoint.format import BLOCK_BYTES, BadFile, StagedPiece, committed, name_of
 from springtide.checkpoint.retention import Rule
+from springtide.checkpoint.snapshot_parts import Snapshot, file_of, newest_whole
 from springtide.checkpoint.writer_process import try_to_write
 from springtide.store import Folder, digest
 

@@ -19,21 +19,12 @@ import torch
 from torch import Tensor, nn
 
 from springtide.checkpoint.agreed import agreed_step, counting
-from springtide.checkpoint.format import (
-    BadFile,
-    Identity,
-    Meta,
-    Piece,
-    Snapshot,
-    committed,
-    file_of,
-    name_of,
-    newest_whole,
-)
+from springtide.checkpoint.format import BadFile, Identity, Meta, Piece, committed, name_of
 from springtide.checkpoint.load import PieceSource, read_state
 from springtide.checkpoint.other_orders import of_another_order
 from springtide.checkpoint.restore import Restored
 from springtide.checkpoint.shared_memory import GROUP_BYTES, NO_STEP
+from springtide.checkpoint.snapshot_parts import Snapshot, file_of, newest_whole
 from springtide.checkpoint.staging import StagingBuffer, StagingPlan, in_thread
 from springtide.checkpoint.tensors import materialize, named_tensors
 from springtide.dist import gathered, on_first, rank_here
@@ -53,6 +44,10 @@ class SnapshotStore(Protocol):
     def settled(self, handle: Any) -> bool:
         """Return whether it is held and copied. Does not wait. Raises OSError if it cannot be: then no more snapshots are
         kept for a while."""
+
+    def hold(self, snapshot: Snapshot, stage: StagingBuffer) -> None:
+        """Hold the staging buffer's memory, without copies elsewhere, and wait until that is done. Raises OSError if it cannot
+        be."""
 
     def evacuate(self) -> bool:
         """From now on, place copies on nodes that stay. Returns whether later snapshots survive the nodes that leave."""
@@ -161,6 +156,50 @@ class Snapshotter:
         self._stages = []
 
 
+def hold_live(
+    store: SnapshotStore,
+    tensors: Mapping[str, Tensor],
+    meta: Meta,
+    term: int,
+    rank: int,
+    survivors: Sequence[int],
+    stage_in: str,
+) -> None:
+    """Have ``store`` hold this rank's part of a state that the ``survivors`` of a lost group have together, each a part of it:
+    of those with the same box one has it. No rank may train. Raises OSError if there is too little memory.
+
+    Args:
+        store: the store of this rank.
+        tensors: the whole state, as ``named_tensors`` returns it.
+        meta: of the step that it is of, as the lost group would have written it.
+        term: the lost group's.
+        rank: this rank, in the lost group.
+        survivors: ranks in the lost group, ascending; all have the state after the same step.
+        stage_in: folder of a memory file system.
+    """
+    layout = StagingPlan(rank, meta.world_size, set(survivors))
+    mine = layout.of(tensors)
+    stage = StagingBuffer(stage_in, layout.size_bytes)
+    try:
+        stage.copy(mine, layout.pieces)
+        stage.settle()
+        snapshot = Snapshot(
+            term,
+            list(survivors).index(rank),
+            meta.model_copy(update={"world_size": len(survivors)}),  # as if they had been the whole group
+            tuple(layout.pieces),
+            layout.size_bytes,
+            stage.digests(layout.pieces),
+            secrets.token_bytes(GROUP_BYTES),
+            slot=2,
+            num_survivors=len(survivors),
+        )
+        stage.mark(meta.step, snapshot.group)
+        store.hold(snapshot, stage)
+    finally:
+        stage.close()
+
+
 def restore_from_snapshots(
     run: Folder, snapshot_store: SnapshotStore, model: nn.Module, optimizer: torch.optim.Optimizer, identity: Identity
 ) -> Restored | None:
@@ -183,7 +222,8 @@ def restore_from_snapshots(
             if rank_here() == 0:
                 snapshot_store.forget(parts[0].term + 1, kept=parts[0])
             meta = parts[0].meta
-            return Restored(meta, f"memory of step {meta.step}", agreed_step=agreed_step(meta))
+            whose = "live copy" if parts[0].num_survivors else "memory"
+            return Restored(meta, f"{whose} of step {meta.step}", agreed_step=agreed_step(meta))
         reason = next(filter(None, problems))
         _log.warning("the snapshot of step %d in memory could not be read: %s", parts[0].meta.step, reason)
     return None

@@ -11,7 +11,7 @@ import mmap
 import os
 import tempfile
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from concurrent.futures import Future, wait
 
 import numpy as np
@@ -46,8 +46,9 @@ class StagingPlan:
     """Places in the staging buffer of the boxes that this rank writes: in sequence, wide types first, so that each is
     aligned without gaps. Computed once: while a worker group trains, names and boxes do not change."""
 
-    def __init__(self, rank: int, world_size: int) -> None:
-        self._rank, self._world_size = rank, world_size
+    def __init__(self, rank: int, world_size: int, among: Collection[int] | None = None) -> None:
+        """``among``: as for ``writes``."""
+        self._rank, self._world_size, self._among = rank, world_size, among
         self._names: list[str] = []
         self.pieces: list[StagedPiece] = []
 
@@ -61,7 +62,7 @@ class StagingPlan:
         if self._names != list(tensors):
             self._names, self.pieces, begin = list(tensors), [], 0
             for name, tensor in sorted(tensors.items(), key=lambda item: (-item[1].element_size(), item[0])):
-                if writes(name, tensor, self._rank, self._world_size):
+                if writes(name, tensor, self._rank, self._world_size, self._among):
                     size, dtype = local(tensor).nbytes, type_name(tensor.dtype)
                     self.pieces.append(StagedPiece(name, dtype, tuple(tensor.shape), *box(tensor), begin, size))
                     begin += size

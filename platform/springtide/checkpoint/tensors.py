@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import zlib
+from collections.abc import Collection
 from typing import Any, NamedTuple
 
 import torch
@@ -38,8 +39,8 @@ def named_tensors(model: nn.Module, optimizer: torch.optim.Optimizer | None = No
     for module in model.modules():
         if isinstance(module, FSDPModule):
             module.reshard()  # a forward without a backward leaves the root's weights unsharded
+    kept = set(model.state_dict(keep_vars=True))  # first: it shards them also where a forward has ended in an error
     names = {id(parameter): plain_name(name) for name, parameter in model.named_parameters()}
-    kept = set(model.state_dict(keep_vars=True))
     found = {f"model/{plain_name(name)}": parameter.detach() for name, parameter in model.named_parameters()}
     found |= {f"model/{plain_name(name)}": buffer for name, buffer in model.named_buffers() if name in kept}
     if optimizer is None:
@@ -85,15 +86,22 @@ def box(tensor: Tensor) -> Box:
     return Box(tuple(chunk.offsets), tuple(chunk.sizes))
 
 
-def writes(name: str, tensor: Tensor, rank: int, world_size: int) -> bool:
-    """Return whether this rank writes its box. Of the ranks with the same box exactly one does, chosen by the name's hash."""
+def writes(name: str, tensor: Tensor, rank: int, world_size: int, among: Collection[int] | None = None) -> bool:
+    """Return whether this rank writes its box. Of the ranks with the same box exactly one does, chosen by the name's hash;
+    with ``among``, one of these ranks."""
     deal = zlib.crc32(name.encode())
     if not isinstance(tensor, DTensor):
-        return deal % world_size == rank
+        ranks = range(world_size) if among is None else sorted(among)
+        return ranks[deal % len(ranks)] == rank
     mesh = tensor.device_mesh
     place = mesh.get_coordinate()
     if place is None or not box(tensor).num_elements:
         return False
+    if among is not None:
+        sharded = [placement.is_shard() for placement in tensor.placements]
+        same = mesh.mesh[tuple(one if cut else slice(None) for one, cut in zip(place, sharded, strict=True))]
+        holders = [one for one in same.flatten().tolist() if one in among]
+        return holders[deal % len(holders)] == rank
     return all(
         place[axis] == deal % mesh.size(axis)
         for axis, placement in enumerate(tensor.placements)

@@ -8,6 +8,8 @@ import enum
 class Interrupt(enum.Enum):
     """A request; all ranks receive it in the same step."""
 
+    COPY = "copy"
+    """Copy the state to the memory of nodes that stay, keep no later copy on nodes that will be taken away, and continue."""
     SAVE = "save"
     """Write a checkpoint and continue."""
     STOP = "stop"

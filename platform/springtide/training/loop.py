@@ -10,7 +10,6 @@ import contextlib
 import dataclasses
 import functools
 import itertools
-import math
 import time
 from collections.abc import Callable, Generator, Iterator, Sequence
 
@@ -22,7 +21,6 @@ from springtide.checkpoint import branch, leases
 from springtide.checkpoint.format import Meta
 from springtide.checkpoint.restore import begin as begin_from
 from springtide.checkpoint.restore import restore
-from springtide.checkpoint.second_reader import ReadElsewhere
 from springtide.checkpoint.snapshots import SnapshotStore, Snapshotter, restore_from_snapshots
 from springtide.config import Config, fingerprint
 from springtide.config.steps import OrderStep, StepsDone, one_more
@@ -45,11 +43,12 @@ from springtide.training.energy import energy_meter
 from springtide.training.evaluate import evaluate
 from springtide.training.forgetting import FirstLosses
 from springtide.training.group_lease import GroupLease
-from springtide.training.hooks import StepContext, StepHooks
+from springtide.training.hooks import StepContext, StepHook, StepHooks
 from springtide.training.micro_batches import largest_micro_batch, micro_batches
 from springtide.training.optim import optimizer_of, rate_after, set_learning_rate
 from springtide.training.parameter_groups import check_groups, freeze
 from springtide.training.pauses import Pauses, check_can_tell, sensors
+from springtide.training.placement import Placement
 from springtide.training.profile import Profile
 from springtide.training.recheck import Recheck
 from springtide.training.recompiles import Recompiles
@@ -68,24 +67,6 @@ from springtide.training.weights import initialize_adapter
 Feed = Callable[[RankReader, StepsDone], Iterator[Batch]]
 
 
-@dataclasses.dataclass(frozen=True)
-class Placement:
-    """Where a worker group runs, and who watches it there."""
-
-    owner: str = ""
-    """Owner id of the driver that has claimed the run; empty if there is no driver: the worker group claims the run itself."""
-    nodes: Sequence[str] = ()
-    """Node of each rank, if known."""
-    markets: Sequence[str] = ()
-    """Market of each rank's node, if known."""
-    read_elsewhere: ReadElsewhere | None = None
-    """Reads a file that this group's nodes found bad on another node; None: there is none."""
-    heartbeat: Callable[[], None] = lambda: None
-    """Called again and again while a save or an evaluation lasts: the group is alive, although it makes no step."""
-    leave_left_s: Callable[[], float] = lambda: math.inf
-    """Called on rank 0 of a group that was asked to leave: returns how long its copy in memory may take [s]."""
-
-
 @dataclasses.dataclass
 class TrainLoop:
     """A run as one worker group trains it, from restore to the last step."""
@@ -101,7 +82,7 @@ class TrainLoop:
     """The store of this rank's snapshots in memory; None takes none."""
     phases_s: dict[str, float] = dataclasses.field(default_factory=dict)
     """Duration of each phase of the start [s]."""
-    placement: Placement = Placement()
+    placement: Placement = dataclasses.field(default_factory=Placement)
 
     def __post_init__(self) -> None:
         begin, config = time.perf_counter(), self.config
@@ -137,24 +118,28 @@ class TrainLoop:
         self.figures = figures.on(self.world.device)
         self.phases_s["peak"] = time.perf_counter() - begin - self.phases_s["model"]
 
-    def events(self, feed: Feed, interrupt: Callable[[], Interrupt | None]) -> Iterator[Event]:
-        """Train to the end of the run, or until asked to stop; yield the events."""
+    def events(
+        self, feed: Feed, interrupt: Callable[[], Interrupt | None], others: Sequence[StepHook] = ()
+    ) -> Iterator[Event]:
+        """Train to the end of the run, or until asked to stop; yield the events. ``others``: hooks of the caller, the last."""
         begin = time.perf_counter()
         self.lease.term = on_first(self.lease.claim)
         self.phases_s["claim"] = time.perf_counter() - begin
         yield from self._restore()
         if self.state.step == branch.first_step(self.config.train) or self._evaluates_now:
             yield from self._evaluate()  # also where the group before had to leave at once
-        while (yield from self._train(feed, interrupt)):
+        while (yield from self._train(feed, interrupt, others)):
             yield from self._go_back()
 
-    def _train(self, feed: Feed, interrupt: Callable[[], Interrupt | None]) -> Generator[Event, None, bool]:
+    def _train(
+        self, feed: Feed, interrupt: Callable[[], Interrupt | None], others: Sequence[StepHook]
+    ) -> Generator[Event, None, bool]:
         """Train to the end of the run, or until asked to stop. Returns True if the last step must be rolled back."""
         state, last = self.state, self.config.num_steps
         with contextlib.ExitStack() as stack:
             saves = stack.enter_context(self._checkpoint_schedule())
             snapshots = self._snapshot_schedule()
-            hooks = self._hooks(saves, snapshots, interrupt)
+            hooks = StepHooks([*self._hooks(saves, snapshots, interrupt), *others])
             stack.callback(hooks.close)
             stopped = False
             reader = self.data.reader(self.world.rank, self.world.size)
@@ -171,7 +156,7 @@ class TrainLoop:
                 yield self._done(done)
                 yield from hooks.after_step(done)
                 # when interrupted, only skip the step, and end
-                if state.guard.needs_rollback and not result.interrupts:
+                if state.guard.needs_rollback and not result.interrupts - {Interrupt.COPY}:
                     yield from saves.settle()
                     return True
                 stopped = Interrupt.STOP in result.interrupts
@@ -207,21 +192,19 @@ class TrainLoop:
 
     def _hooks(
         self, saves: CheckpointSchedule, snapshots: SnapshotSchedule, interrupt: Callable[[], Interrupt | None]
-    ) -> StepHooks:
+    ) -> list[StepHook]:
         config, nodes, only_when = self.config, self.placement.nodes, self.config.train.only_when
-        return StepHooks(
-            [
-                self.state.energy,
-                Recheck(config, self.world, self.state, nodes, saves, self.lease),
-                Recompiles(config.parallel.compile),
-                self.state.guard,
-                Profile(config.train.profile, self.world, self.folder),
-                saves,
-                snapshots,
-                StragglerDetector(self.world, nodes, float(config.elastic.compare)),
-                *([Pauses(only_when, self.world, interrupt, self.placement.heartbeat)] if only_when else ()),
-            ]
-        )
+        return [
+            self.state.energy,
+            Recheck(config, self.world, self.state, nodes, saves, self.lease),
+            Recompiles(config.parallel.compile),
+            self.state.guard,
+            Profile(config.train.profile, self.world, self.folder),
+            saves,
+            snapshots,
+            StragglerDetector(self.world, nodes, float(config.elastic.compare)),
+            *([Pauses(only_when, self.world, interrupt, self.placement.heartbeat)] if only_when else ()),
+        ]
 
     def _go_back(self) -> Iterator[Event]:
         """Roll back to the newest checkpoint before a spike. The spike's step, and those that may have led to it, are skipped
@@ -341,7 +324,11 @@ class TrainLoop:
             yield found
 
     def _checkpoint(self) -> tuple[dict[str, Tensor], Meta]:
-        return self.state.checkpoint(self.data, self.world, self.labels)
+        return self.state.tensors(), self.state.meta(self.data, self.world, self.labels)
+
+    def described(self) -> tuple[int, Meta]:
+        """Return the term of the group's lease and the metadata of a checkpoint of the current step."""
+        return self.lease.term, self.state.meta(self.data, self.world, self.labels)
 
     def _checkpoint_schedule(self) -> CheckpointSchedule:
         losses = leases.losses(self.folder) if self.world.is_first else 0

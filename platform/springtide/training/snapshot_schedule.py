@@ -12,7 +12,7 @@ from springtide.checkpoint.snapshots import Snapshotter
 from springtide.config.schema import CheckpointConfig
 from springtide.config.steps import StepsDone
 from springtide.dist import gathered
-from springtide.elastic import snapshot_every
+from springtide.elastic import Interrupt, snapshot_every
 from springtide.elastic.patience import ban_s
 from springtide.events import Event, SnapshotIntervalChanged
 from springtide.training.checkpoint_schedule import State
@@ -45,6 +45,8 @@ class SnapshotSchedule(StepHook):
         """When one is tried again then, of ``time.monotonic`` on rank 0 [s]."""
         self._stops = 0
         """How often they stopped since one was safe."""
+        self._is_urgent = False
+        """Whether one is due whatever the interval: nodes will be taken away, and the last one may have its copies there."""
         self._comes_back = False
         """Whether the snapshot under way is the first one since then."""
 
@@ -62,7 +64,8 @@ class SnapshotSchedule(StepHook):
     def signals(self, signals: StepSignals, step: StepsDone) -> StepSignals:
         """Add whether the last snapshot is safe, and on rank 0 whether one is due after ``step``."""
         keeping = self.keeping  # first: it may turn snapshots off
-        due = bool(self._is_first and self._memory and self._every and step - self._last >= self._every)
+        every = 1 if self._is_urgent else self._every
+        due = bool(self._is_first and self._memory and self._every and step - self._last >= every)
         due &= not self._is_off or time.monotonic() >= self._again_at_s
         return signals._replace(keeping=keeping, turned_off=bool(self._problem), snapshot=due)
 
@@ -85,11 +88,14 @@ class SnapshotSchedule(StepHook):
         if self._comes_back and not result.keeping:
             self._comes_back, self._stops = False, 0
             yield SnapshotIntervalChanged(step=step, every_steps=self._every, reason="they can be kept again")
+        if Interrupt.COPY in result.interrupts:
+            self._can_evacuate()
+            self._is_urgent = True
         if self._memory is None or not result.snapshot or result.keeping:
             return
         begin = time.perf_counter()
         self._last = step
-        self._comes_back, self._is_off = self._is_off or self._comes_back, False
+        self._comes_back, self._is_off, self._is_urgent = self._is_off or self._comes_back, False, False
         try:
             self._memory.begin(*self._state())
         except OSError as error:

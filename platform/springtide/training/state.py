@@ -134,8 +134,12 @@ class TrainState:
             self.skipped_updates = with_skipped_update(self.skipped_updates, step)
         self.losses_since_save.append(result.loss)
 
-    def checkpoint(self, data: Data, world: World, labels: dict[str, str]) -> tuple[dict[str, Tensor], Meta]:
-        """Return the tensors and the metadata of a checkpoint of the current step."""
+    def tensors(self) -> dict[str, Tensor]:
+        """Return the tensors of a checkpoint of the current step."""
+        return named_tensors(self.model, self.optimizer)
+
+    def meta(self, data: Data, world: World, labels: dict[str, str]) -> Meta:
+        """Return the metadata of a checkpoint of the current step."""
         losses = list(filter(math.isfinite, self.losses_since_save))
         metrics = {"loss": sum(losses) / len(losses)} if losses else {}
         if self.step in self.heldout_losses:
@@ -143,7 +147,7 @@ class TrainState:
         others = branch.components_of(self.tokens_before) | self.first_losses.components
         for one in self._read_at_start:
             others |= one.components
-        meta = Meta(
+        return Meta(
             step=self.step,
             tokens=self.tokens,
             chain=self.chain,
@@ -158,4 +162,3 @@ class TrainState:
             components=self.guard.state() | components_of(self.agreed_step) | others,
             labels=labels,
         )
-        return named_tensors(self.model, self.optimizer), meta

@@ -12,8 +12,8 @@ from ray.exceptions import RayActorError
 
 from simulation.clock import Clock, Process
 from springtide.checkpoint.commit import CommitJob, Committed
-from springtide.checkpoint.format import Snapshot, file_of
 from springtide.checkpoint.snapshot_commit import write_part
+from springtide.checkpoint.snapshot_parts import Snapshot, file_of
 from springtide.elastic.policy import Node
 from springtide.on_ray.train.snapshot_lookup import ServerContents
 
@@ -190,6 +190,9 @@ class Snapshots:
     def busy(self) -> bool:
         self._copies = [one for one in self._copies if one.alive]
         return bool(self._copies)
+
+    def hold(self, snapshot: Snapshot, stage: Any) -> None:
+        raise NotImplementedError("no model lives here")
 
     def evacuate(self) -> bool:
         self._stay = self.cluster.staying()

@@ -20,10 +20,11 @@ from simulation.clock import Clock, Process
 from simulation.cluster import Cluster, Snapshots
 from springtide.checkpoint import leases
 from springtide.checkpoint.commit import CommitJob, Committed, PieceWriter, tidy
-from springtide.checkpoint.format import Meta, Snapshot
+from springtide.checkpoint.format import Meta
 from springtide.checkpoint.restore import Restored, restore
 from springtide.checkpoint.retention import Rule
 from springtide.checkpoint.second_reader import still_bad
+from springtide.checkpoint.snapshot_parts import Snapshot
 from springtide.checkpoint.snapshots import restore_from_snapshots
 from springtide.checkpoint.staging import StagingPlan
 from springtide.checkpoint.tensors import named_tensors
@@ -201,6 +202,8 @@ class Rank:
             if any(failed for _, _, failed, _ in said):
                 self._give_up(send, trains_on=True)
             self._poll(send)
+            if Interrupt.COPY in interrupts:
+                snapshots.evacuate()
             if Interrupt.STOP in interrupts or step == last:
                 self._finish(step, state, term, send)
                 break

@@ -10,8 +10,9 @@ import torch
 from torch import nn
 
 from springtide.checkpoint import leases
-from springtide.checkpoint.format import Meta, Snapshot, file_of
-from springtide.checkpoint.snapshots import Snapshotter, restore_from_snapshots
+from springtide.checkpoint.format import Meta
+from springtide.checkpoint.snapshot_parts import Snapshot, file_of, newest_whole
+from springtide.checkpoint.snapshots import Snapshotter, hold_live, restore_from_snapshots
 from springtide.checkpoint.staging import StagingBuffer
 from springtide.checkpoint.tensors import named_tensors
 from springtide.store import Folder
@@ -30,6 +31,12 @@ class Here:
 
     def settled(self, handle: Any) -> bool:
         return True
+
+    def hold(self, snapshot: Snapshot, stage: StagingBuffer) -> None:
+        """Keeps a copy: the stage is closed then."""
+        copy = StagingBuffer("/dev/shm", snapshot.size_bytes)
+        copy._bytes.copy_(stage._bytes)
+        self.kept.append((snapshot, copy, 0))
 
     def evacuate(self) -> bool:
         return True
@@ -151,4 +158,41 @@ def test_a_copy_with_other_bytes_is_read_elsewhere_and_without_another_the_store
     memory._stages[0]._bytes[3] ^= 1
     assert restore_from_snapshots(Folder(str(tmp_path)), keeper, *trained(), lambda step: "o") is None
     assert excluded == ["3-7-0"] * 3
+    memory.close()
+
+
+def test_survivors_of_a_lost_group_hold_its_state_in_as_many_parts_as_they_are(tmp_path: Any) -> None:
+    """Of four ranks with a copy each, the first and the last are left; what they hold is newer than the last snapshot."""
+    keeper, state, fresh = Here(), trained(), trained()
+    memory = Snapshotter(keeper, term=3, rank=0, world_size=1, stage_in="/dev/shm")
+    take(memory, state, 7)
+    later = trained()
+    whole = meta(8).model_copy(update={"world_size": 4})
+    for rank in (0, 3):
+        hold_live(keeper, named_tensors(*later), whole, 3, rank, [0, 3], "/dev/shm")
+    parts = [snapshot for snapshot, _, _ in keeper.kept if snapshot.num_survivors]
+    names = [piece.tensor for part in parts for piece in part.pieces]
+    assert sorted(names) == sorted(named_tensors(*later))  # each once
+    assert [(part.rank, part.meta.world_size, file_of(part.key)) for part in parts] == [
+        (0, 2, "3-8-0-of-2"),
+        (1, 2, "3-8-1-of-2"),
+    ]
+    found = restore_from_snapshots(Folder(str(tmp_path)), keeper, *fresh, lambda step: "o")
+    assert found is not None
+    assert (found.meta.step, found.name) == (8, "live copy of step 8")
+    assert all(map(torch.equal, fresh[0].parameters(), later[0].parameters()))
+    memory.close()
+
+
+def test_a_part_of_survivors_that_is_missing_makes_their_step_no_snapshot(tmp_path: Any) -> None:
+    keeper, state = Here(), trained()
+    memory = Snapshotter(keeper, term=3, rank=0, world_size=1, stage_in="/dev/shm")
+    take(memory, state, 7)
+    hold_live(keeper, named_tensors(*state), meta(8), 3, 0, [0, 1], "/dev/shm")
+    hold_live(keeper, named_tensors(*state), meta(8), 2, 1, [0, 1], "/dev/shm")  # of another lease
+    take(memory, state, 6)
+    assert [part.key for part in newest_whole(keeper.found())] == [(3, 7, 0, 0)]
+    take(memory, state, 8)
+    hold_live(keeper, named_tensors(*state), meta(8), 3, 1, [0, 1], "/dev/shm")
+    assert [part.key for part in newest_whole(keeper.found())] == [(3, 8, 0, 0)]  # it has copies
     memory.close()

@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
+import math
 import threading
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from springtide.on_ray.train import hang
+from springtide.config import recipes
+from springtide.elastic.policy import RestartForecast
+from springtide.elastic.stalled import Frames
+from springtide.on_ray.train import hang, worker
+from springtide.on_ray.train.mailbox import Progress
+from springtide.on_ray.train.worker import TrainJob
 
 
 @pytest.fixture
@@ -64,3 +71,88 @@ def test_a_store_that_is_away_does_not_keep_a_hung_group_alive(
     monkeypatch.setattr(hang, "_WRITE_S", 0.05)
     assert "still being written" in hang.diagnose(workers, slow, 7)[0]
     slow.back.set()
+
+
+class Clock:
+    """Time that goes on when it is told."""
+
+    now_s = 1000.0
+
+    def monotonic(self) -> float:
+        return self.now_s
+
+
+def group(monkeypatch: pytest.MonkeyPatch, looks: list[list[Frames]]) -> tuple[hang.Watch, Clock, list[float]]:
+    """A watch on a group of which ``looks`` are what it sees; and when it looked."""
+    clock, seen, left = Clock(), list[float](), iter(looks)
+    monkeypatch.setattr(hang, "time", clock)
+
+    def look(workers: Any) -> list[Frames]:
+        seen.append(clock.now_s)
+        return next(left)
+
+    monkeypatch.setattr(hang, "look", look)
+    return hang.Watch(), clock, seen
+
+
+def silent(seconds: float, step: int = 7, step_s: float = 1.0, longest_s: float = 300.0) -> Progress:
+    return Progress(step=step, silent_s=seconds, longest_s=longest_s, prospects=RestartForecast(step_s=step_s))
+
+
+WAITS: Frames = ("/torch/distributed/distributed_c10d.py:1",)
+
+
+def test_a_rank_that_stops_is_named_by_two_looks_within_three_steps_and_ten_seconds(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    watch, clock, seen = group(monkeypatch, [[WAITS, ()]] * 3)
+    named_s = None
+    for tenth in range(200):  # the controller looks ten times a second
+        clock.now_s = 1000.0 + tenth / 10
+        if watch.stalled([], silent(tenth / 10)):
+            named_s = tenth / 10
+            break
+    assert named_s is not None
+    assert named_s + 2 * hang.LOOK_S <= 3 * 1.0 + 10.0
+    assert len(seen) == 2
+
+
+def test_a_group_that_goes_on_or_may_wait_for_ever_or_has_no_step_yet_is_not_looked_at(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    watch, clock, seen = group(monkeypatch, [[WAITS, ()]] * 9)
+    for progress in (silent(5.0), silent(50.0, longest_s=math.inf), silent(50.0, step_s=math.inf)):
+        assert watch.stalled([], progress) == []
+    assert seen == []
+    assert watch.stalled([], silent(50.0, step=7)) == []
+    clock.now_s += 10.0
+    assert watch.stalled([], silent(50.0, step=8)) == []  # another step: two looks at it
+    assert len(seen) == 2
+
+
+def test_a_look_finds_the_thread_that_trains_and_nothing_of_a_process_that_does_not_answer(
+    workers: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert hang.look(workers) == ["stacks", ()]
+    assert hang.frames() == ()  # nothing trains here
+    began, end = threading.Event(), threading.Event()
+
+    def train(job: Any) -> bool:
+        began.set()
+        assert end.wait(30)
+        raise ConnectionError
+
+    monkeypatch.setattr(worker, "_train", train)
+    thread = threading.Thread(target=lambda: _quiet(worker.work))
+    thread.start()
+    assert began.wait(30)
+    found = hang.frames()
+    end.set()
+    thread.join()
+    assert "threading.py" in found[0]
+    assert any("test_hang.py" in frame for frame in found)
+
+
+def _quiet(work: Any) -> None:
+    with contextlib.suppress(ConnectionError):
+        work(TrainJob(recipes.tiny(), mailbox=None))  # type: ignore[arg-type]  # it posts nothing

@@ -15,6 +15,7 @@ from torch._C._distributed_c10d import ErrorType
 
 from springtide.config import recipes
 from springtide.dist import CollectiveError, CutOff, World, collectives, process_group, sum_over_ranks, world
+from springtide.elastic.survivors import LiveShard
 from springtide.on_ray.train import worker
 from springtide.on_ray.train.worker import TrainJob
 
@@ -58,7 +59,7 @@ def nccl(monkeypatch: pytest.MonkeyPatch) -> Iterator[Nccl]:
         yield Nccl(monkeypatch)
     finally:
         monkeypatch.undo()
-        worker._clean = True
+        worker._clean, worker._live = True, None
         if dist.is_initialized():
             dist.destroy_process_group()
 
@@ -161,3 +162,76 @@ def test_a_process_whose_device_is_not_empty_is_not_used_again(
     monkeypatch.setattr(torch.cuda, "memory_allocated", lambda: held_mib << 20)
     assert worker.let_go(30.0) is free
     assert emptied == [True]
+
+
+class Live:
+    """What a rank still has of its group's state."""
+
+    def __init__(self, did: list[str], offer: LiveShard | None, problem: str = "") -> None:
+        self.did, self._offer, self._problem = did, offer, problem
+
+    def freeze(self) -> None:
+        self.did.append("freeze")
+
+    def offer(self, survivors: Any) -> LiveShard | None:
+        self.did.append(f"offer to {list(survivors)}")
+        return self._offer
+
+    def deposit(self, ranks: Any) -> None:
+        self.did.append(f"deposit among {list(ranks)}")
+        if self._problem:
+            raise OSError(self._problem)
+
+
+@pytest.mark.parametrize("problem", ["", "no room"])
+def test_a_rank_keeps_what_it_offers_until_it_is_settled_and_is_ready_then_whatever_happens(
+    monkeypatch: pytest.MonkeyPatch, nccl: Nccl, problem: str
+) -> None:
+    offer = LiveShard(1, 8, 0, 1)
+
+    def train(job: TrainJob) -> bool:
+        worker._live = Live(nccl.did, offer, problem)  # type: ignore[assignment]
+        nccl.waits.set()
+        raise ConnectionError("a peer is lost")
+
+    thread, _ = start(monkeypatch, train)
+    thread.join()
+    assert worker.let_go(30.0, [1, 2]) == offer
+    assert worker._live is not None
+    # no later step counts from before the abort on: what that releases is garbage
+    assert nccl.did == ["freeze", "abort, flag set", "offer to [1, 2]"]
+    assert worker.settle([1, 2])
+    assert nccl.did[3:] == ["deposit among [1, 2]"]
+    assert worker._live is None
+
+
+def test_a_rank_whose_state_is_not_whole_among_those_left_gives_it_up_at_once(
+    monkeypatch: pytest.MonkeyPatch, nccl: Nccl
+) -> None:
+    worker._live = Live(nccl.did, None)  # type: ignore[assignment]
+    assert worker.let_go(30.0, [1]) is True
+    assert worker._live is None
+    worker._live = Live(nccl.did, LiveShard(1, 8, 0, 1))  # type: ignore[assignment]
+    assert worker.settle(()) is True  # others have it
+    assert worker._live is None
+    assert "deposit" not in " ".join(nccl.did)
+
+
+def test_a_group_that_left_or_that_trains_anew_offers_nothing(monkeypatch: pytest.MonkeyPatch, nccl: Nccl) -> None:
+    worker._live = Live(nccl.did, LiveShard(1, 8, 0, 1))  # type: ignore[assignment]
+    seen: list[Any] = []
+    began = threading.Event()
+
+    def train(job: TrainJob) -> bool:
+        began.set()
+        seen.append(worker._live)
+        worker._live = Live(nccl.did, LiveShard(1, 9, 0, 1))  # type: ignore[assignment]
+        return True
+
+    thread, _ = start(monkeypatch, train)
+    assert began.wait(30)
+    while not worker._clean:  # until it has left
+        thread.join(0.01)
+    assert worker.let_go(30.0, [0]) is True
+    thread.join()
+    assert seen == [None]

@@ -80,6 +80,25 @@ def test_a_request_to_leave_ends_with_its_group_and_replaces_none_to_stop(leavin
     asyncio.run(run())
 
 
+def test_a_request_to_copy_comes_after_any_other_and_ends_with_its_group() -> None:
+    async def run() -> None:
+        mailbox = Mailbox("a", 10, 0.0)
+        await mailbox.ask("a", Interrupt.COPY)
+        await mailbox.ask("a", Interrupt.SAVE)
+        assert await mailbox.post("a", []) is Interrupt.SAVE
+        await mailbox.cancel("a", Interrupt.SAVE)
+        assert await mailbox.post("a", []) is Interrupt.COPY
+        await mailbox.cancel("a", Interrupt.COPY)
+        assert await mailbox.post("a", []) is None
+        await mailbox.ask("a", Interrupt.LEAVE)
+        await mailbox.ask("a", Interrupt.COPY)
+        assert await mailbox.post("a", []) is Interrupt.LEAVE
+        await mailbox.reset_for_new_group("a")
+        assert await mailbox.post("a", []) is None
+
+    asyncio.run(run())
+
+
 def test_a_group_that_leaves_asks_how_long_a_copy_may_take(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(mailboxes, "time", SimpleNamespace(monotonic=lambda: now_s))
 
@@ -197,9 +216,12 @@ def test_a_save_that_is_heard_does_not_take_back_a_request_to_stop() -> None:
     asyncio.run(run())
 
 
-def test_rank_0_cancels_the_save_that_it_has_heard_and_beats_once_a_second(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("asked", [Interrupt.SAVE, Interrupt.COPY])
+def test_rank_0_cancels_the_request_that_it_has_heard_and_beats_once_a_second(
+    monkeypatch: pytest.MonkeyPatch, asked: Interrupt
+) -> None:
     calls: list[tuple[str, object]] = []
-    reply = SimpleNamespace(has_come=lambda timeout_s: True, get=lambda: Interrupt.SAVE)
+    reply = SimpleNamespace(has_come=lambda timeout_s: True, get=lambda: asked)
     mailbox = SimpleNamespace(
         post=lambda events: reply,
         cancel=lambda interrupt: calls.append(("cancel", interrupt)),
@@ -209,9 +231,9 @@ def test_rank_0_cancels_the_save_that_it_has_heard_and_beats_once_a_second(monke
     monkeypatch.setattr(mailboxes, "time", SimpleNamespace(monotonic=lambda: now_s))
     sender = mailboxes.EventSender(mailbox)  # type: ignore[arg-type]  # what it calls
     sender(EVALUATED)
-    assert sender.interrupt() is Interrupt.SAVE
+    assert sender.interrupt() is asked
     assert sender.interrupt() is None
-    assert calls == [("cancel", Interrupt.SAVE)]
+    assert calls == [("cancel", asked)]
     for _ in range(40):
         sender.heartbeat()
         now_s += 0.05

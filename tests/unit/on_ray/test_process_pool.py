@@ -14,6 +14,7 @@ from ray.exceptions import RayError
 from springtide import config as configs
 from springtide.elastic.health import Health
 from springtide.elastic.policy import Node
+from springtide.elastic.survivors import LiveShard
 from springtide.on_ray._ray_private import WorkerGroupStartupFailedError
 from springtide.on_ray.train.process_pool import UnfitNodesError, WorkerProcess, WorkerProcessPool
 from springtide.on_ray.train.worker import TrainJob
@@ -162,6 +163,31 @@ def test_a_node_that_stays_silent_is_looked_at_less_and_less(ray: FakeRay) -> No
 def workers(ray: FakeRay, *taken: WorkerProcess) -> list[Any]:
     """The workers of a group, as Ray keeps them."""
     return [SimpleNamespace(actor=process.actor, metadata=ray.metadata(process.actor)) for process in taken]
+
+
+def test_survivors_that_have_the_newest_state_together_hold_it_before_they_train_again(ray: FakeRay) -> None:
+    processes = pool()
+    taken = group(processes, ray, *"abcdef")  # three copies of two shards
+    steps = {"c": 8, "d": 9, "e": 9, "f": 8}
+    ray.offers = {
+        node: LiveShard(rank, steps[node], rank % 2, 2) for rank, node in enumerate("abcdef") if node in steps
+    }
+    processes.reclaim(workers(ray, *taken), {"a", "b"})
+    assert ray.settled == {"c": (), "d": (3, 4), "e": (3, 4), "f": ()}
+    assert ray.alive == list("cdef")
+    assert [process.node for process in group(processes, ray, *"cdef")] == list("cdef")
+    assert len(ray.started) == 6  # nothing new
+
+
+def test_a_process_that_does_not_settle_its_state_in_time_is_ended(ray: FakeRay) -> None:
+    processes = pool()
+    taken = group(processes, ray, *"abc")
+    ray.offers = {node: LiveShard(rank, 8, 0, 1) for rank, node in enumerate("abc") if node != "a"}
+    ray.settle_s["b"] = math.inf
+    before_s = ray.now_s
+    processes.reclaim(workers(ray, *taken), {"a"})
+    assert ray.alive == ["c"]
+    assert ray.now_s - before_s < 60.0
 
 
 def test_what_is_gone_is_forgotten_and_all_that_is_left_ends_together(ray: FakeRay) -> None:

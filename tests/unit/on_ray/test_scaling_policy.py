@@ -14,12 +14,12 @@ from ray.train import ScalingConfig
 from springtide import config as configs
 from springtide.elastic import Interrupt
 from springtide.elastic.limits import MemoryLimits
-from springtide.elastic.policy import Bounds, Leave, Stay
+from springtide.elastic.policy import Bounds, Leave, RestartForecast, Stay
 from springtide.errors import StoppedWaiting, TrainingFailed
 from springtide.events import Decided, Failed
 from springtide.on_ray._ray_private import NoopDecision
 from springtide.on_ray.cluster import nodes
-from springtide.on_ray.train import policy
+from springtide.on_ray.train import hang, policy
 from springtide.on_ray.train.mailbox import Progress
 from springtide.on_ray.train.policy import SpringtideScalingPolicy
 from springtide.on_ray.train.process_pool import WorkerProcessPool
@@ -36,6 +36,7 @@ class Run:
         self.now_s, self.cpu_s = 1000.0, 0.0
         self.looks, self.probed, self.posted = 0, list[set[str]](), list[Any]()
         self.stop_at_s, self.left, self.silent_s = float("inf"), False, 0.0
+        self.trained, self.step_s = 0, 1.0
         self.leaving: dict[str, int] = {}
         self.asked, self.saves, self.problem = list[Any](), list[str](), ""
         self.ran, self.left_s = list[int](), list[float]()
@@ -67,7 +68,14 @@ class Run:
         reply = lambda value=None: SimpleNamespace(get=lambda timeout_s=None: value)  # noqa: E731
         mailbox: Any = SimpleNamespace(
             progress=lambda: reply(
-                Progress(left=self.left, stop=self.now_s >= self.stop_at_s, silent_s=self.silent_s, longest_s=60.0)
+                Progress(
+                    step=self.trained,
+                    left=self.left,
+                    stop=self.now_s >= self.stop_at_s,
+                    silent_s=self.silent_s,
+                    longest_s=60.0,
+                    prospects=RestartForecast(step_s=self.step_s),
+                )
             ),
             post=lambda events: reply(self.posted.extend(events)),
             limit_micro_batch=lambda rows: reply(),
@@ -180,6 +188,30 @@ def test_a_group_that_is_to_leave_into_memory_is_asked_again_where_no_room_is_le
     run.until_started()
     run.policy._ask(Leave("notice"))
     assert run.asked[4:] == [Interrupt.LEAVE]  # the next group
+
+
+def test_a_group_is_told_of_each_notice_at_once_and_trains_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    run = Run(monkeypatch, Bounds(1, 3), ["a", "b", "c"])
+    group: Any = SimpleNamespace(
+        workers=[SimpleNamespace(metadata=SimpleNamespace(node_id=name)) for name in run.names]
+    )
+    run.until_started()
+
+    def look() -> list[Interrupt]:
+        run.asked.clear()
+        assert isinstance(run.policy.make_decision_for_running_worker_group(group, None), NoopDecision)
+        return list(run.asked)
+
+    assert look() == []
+    run.leaving = {"b": 0}  # in 120 s
+    assert look() == [Interrupt.COPY]
+    assert look() == []
+    run.leaving = {"b": 0, "c": 0}
+    assert look()[0] is Interrupt.COPY
+    run.leaving = {}
+    assert look() == []
+    run.leaving = {"b": 0}
+    assert look()[0] is Interrupt.COPY
 
 
 def test_a_group_that_is_to_leave_learns_how_long_a_copy_may_take_and_when_that_becomes_less(
@@ -316,6 +348,36 @@ def test_a_run_whose_group_hangs_can_be_stopped_while_there_is_no_room_for_the_n
     run.silent_s, run.names, run.stop_at_s = 1e6, ["a"], run.now_s
     with pytest.raises(StoppedWaiting, match="no group trained"):
         run.policy.make_decision_for_running_worker_group(group, None)
+
+
+def test_a_group_that_waits_for_one_rank_is_ended_long_before_the_time_limit_but_not_before_its_first_step(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    run = Run(monkeypatch, Bounds(1, 2, settle_s=0.0), ["a", "b"])
+    run.until_started()
+    group: Any = SimpleNamespace(
+        workers=[SimpleNamespace(metadata=SimpleNamespace(node_id=name), actor=name) for name in ("a", "b")]
+    )
+    waits, killed = ("/torch/distributed/distributed_c10d.py:1",), list[str]()
+    monkeypatch.setattr(policy.ray, "kill", killed.append)
+    monkeypatch.setattr(policy, "diagnose", lambda workers, *_: ("rank 1 does not answer", [workers[1]]))
+    monkeypatch.setattr(hang, "look", lambda workers: [waits, ()])
+    monkeypatch.setattr(hang, "time", SimpleNamespace(monotonic=lambda: run.now_s))
+    run.silent_s = 20.0  # a step takes a second, and the limit is 60 s
+
+    def looks(number: int) -> list[bool]:
+        found = []
+        for _ in range(number):
+            run.now_s += 2.0
+            found.append(isinstance(run.policy.make_decision_for_running_worker_group(group, None), NoopDecision))
+        return found
+
+    assert looks(5) == [True] * 5  # it may compile
+    run.trained = 7
+    assert looks(3) == [True, True, False]
+    assert killed == ["b"]
+    [failed] = [event for event in run.posted if isinstance(event, Failed)]
+    assert failed.reason == "no event for 20 s, all other ranks wait for 1; rank 1 does not answer"
 
 
 def test_hangs_of_processes_that_do_not_answer_are_the_fault_of_their_nodes(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,9 +12,10 @@ import pytest
 
 from springtide import config as configs
 from springtide.checkpoint import leases
-from springtide.checkpoint.format import Meta, Snapshot, StagedPiece, committed
+from springtide.checkpoint.format import Meta, StagedPiece, committed
 from springtide.checkpoint.inspect import inspect
 from springtide.checkpoint.snapshot_commit import write_part
+from springtide.checkpoint.snapshot_parts import Snapshot
 from springtide.config import Config
 from springtide.events import Saved
 from springtide.on_ray.train import snapshot_saver
@@ -67,7 +68,7 @@ class Waiting:
         def save(job: Any, key: Any, tries: int) -> Any:
             self.asked.append((node, job.rank))
             [held] = [part for part in self.parts if part.key == key]
-            data = memoryview(bytes([99 if (node, *key[1:]) in self.rotten else key[1]] * 4))
+            data = memoryview(bytes([99 if (node, *key[1:3]) in self.rotten else key[1]] * 4))
             return functools.cache(lambda: self.answers.get(job.rank) or write_part(job, held, data, 1))
 
         return SimpleNamespace(save=SimpleNamespace(remote=save))

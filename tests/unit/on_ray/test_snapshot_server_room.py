@@ -10,8 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from springtide.checkpoint.format import Meta, Snapshot
+from springtide.checkpoint.format import Meta
 from springtide.checkpoint.shared_memory import MARK_BYTES
+from springtide.checkpoint.snapshot_parts import Snapshot
 from springtide.checkpoint.staging import StagingBuffer
 from springtide.on_ray.train.snapshot_server import SnapshotServer
 from springtide.store.free_memory import free_bytes

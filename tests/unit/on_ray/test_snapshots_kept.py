@@ -12,8 +12,9 @@ import pytest
 import torch
 from snapshot_pools import WAIT_S, Nodes, taken
 
-from springtide.checkpoint.format import BadFile, file_of
+from springtide.checkpoint.format import BadFile
 from springtide.checkpoint.load import read_into
+from springtide.checkpoint.snapshot_parts import file_of
 from springtide.checkpoint.snapshots import pieces_of
 from springtide.on_ray.train import snapshot_client, snapshot_server
 from springtide.on_ray.train.snapshot_server import SnapshotServer
@@ -62,7 +63,7 @@ def test_more_ranks_on_a_node_than_threads_do_not_wait_for_each_other(cluster: A
         stage.close()
 
 
-@pytest.mark.parametrize(("torn", "whole"), [("b", "ac"), ("bc", "ad")])
+@pytest.mark.parametrize(("torn", "whole"), [("b", "ad"), ("bd", "ac")])
 def test_with_two_copies_one_that_fails_in_the_middle_does_not_count(
     cluster: Any, monkeypatch: pytest.MonkeyPatch, torn: str, whole: str
 ) -> None:
@@ -210,3 +211,38 @@ def test_the_only_node_that_stays_starts_no_server_elsewhere_while_its_group_lea
     assert nodes.ray.handles["c"].calls == []
     assert nodes.clients["b"].evacuate()
     assert [*nodes.clients["b"]._peers] == ["a"]
+
+
+def test_copies_are_in_another_zone_and_a_node_without_ranks_in_another_zone_comes_first(cluster: Any) -> None:
+    nodes = cluster("abcd", zones="eeww")
+    for name, client in nodes.clients.items():
+        held(nodes, name, 1)
+        assert nodes.domains[name] not in [nodes.domains[peer] for peer in client._peers]
+        nodes.close()
+    nodes = cluster("abc", zones="eew", group="a")
+    client = nodes.clients["a"]
+    for asked in client._asked.values():
+        asked.exception(WAIT_S)  # they are up now
+    client.pair(["a"], [("e",)])
+    assert [*client._peers] == ["c"]
+
+
+def test_after_a_notice_copies_go_to_nodes_that_stay_and_to_those_that_join_later(
+    cluster: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    nodes = cluster("abcd", group="abc")
+    client = nodes.clients["a"]
+    assert [*client._peers] == ["b"]
+    monkeypatch.setattr(snapshot_client, "staying", lambda with_room=False: ["a", "c"])
+    assert client.evacuate()
+    held(nodes, "a", 1)
+    assert nodes.whole(1) == "ac"
+    monkeypatch.setattr(snapshot_client, "staying", lambda with_room=False: ["a", "d"])
+    for asked in client._asked.values():
+        asked.exception(WAIT_S)
+    assert client.evacuate()
+    client._choose()  # starts a server on the node that has joined
+    client._asked["d"].exception(WAIT_S)
+    client._choose()
+    held(nodes, "a", 2)
+    assert nodes.whole(2) == "ad"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from types import SimpleNamespace
 from typing import Any
 
@@ -10,7 +11,7 @@ import pytest
 from springtide.config import recipes
 from springtide.on_ray.cluster import notices
 from springtide.on_ray.cluster.notices import PreemptionWatchers
-from springtide.on_ray.train import policy
+from springtide.on_ray.train import trainer as trainers
 
 NODES = ("a" * 56, "b" * 56)
 
@@ -40,10 +41,10 @@ def test_the_watchers_of_a_run_end_with_it(monkeypatch: pytest.MonkeyPatch, erro
             return None
 
     for name in ("SpringtideFailurePolicy", "SpringtideScalingPolicy"):
-        monkeypatch.setattr(policy, name, lambda *_: None)
-    monkeypatch.setattr(policy, "Controller", Controller)
-    monkeypatch.setattr(policy, "run_as_actor", lambda _: policy.contextlib.nullcontext())
-    trainer: Any = object.__new__(policy.SpringtideTrainer)
+        monkeypatch.setattr(trainers, name, lambda *_: None)
+    monkeypatch.setattr(trainers, "Controller", Controller)
+    monkeypatch.setattr(trainers, "run_as_actor", lambda _: contextlib.nullcontext())
+    trainer: Any = object.__new__(trainers.SpringtideTrainer)
     trainer.__dict__.update(run_config=SimpleNamespace(failure_config=None), scaling_config=None)
     trainer._bounds, trainer._watches = SimpleNamespace(worker_multiple=1), watches
     trainer._job = SimpleNamespace(config=recipes.tiny(), mailbox=SimpleNamespace(actor=None))

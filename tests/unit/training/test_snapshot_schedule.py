@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from springtide import config as configs
+from springtide.elastic import Interrupt
 from springtide.events import SnapshotIntervalChanged
 from springtide.training import snapshot_schedule
 from springtide.training.hooks import StepContext
@@ -20,7 +21,7 @@ class Memory:
 
     def __init__(self) -> None:
         self.full, self.begun, self.under_way = False, 0, False
-        self.slow, self.stays = False, True
+        self.slow, self.stays, self.evacuated = False, True, 0
         """Whether copies never arrive; whether a node stays that can hold them."""
 
     def begin(self, *_: Any) -> None:
@@ -37,6 +38,7 @@ class Memory:
         return self.under_way
 
     def evacuate(self) -> bool:
+        self.evacuated += 1
         return self.stays
 
     def reset(self) -> None:
@@ -49,11 +51,11 @@ class Memory:
 class Training:
     """Steps of one rank, a second each, that take snapshots."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, every: int = 1) -> None:
         self.now_s, self.step, self.memory = 1000.0, 0, Memory()
         clock = SimpleNamespace(monotonic=lambda: self.now_s, perf_counter=lambda: self.now_s, sleep=self.sleep)
         monkeypatch.setattr(snapshot_schedule, "time", clock)
-        config = configs.recipes.tiny().override({"checkpoint.memory_every": 1}).checkpoint
+        config = configs.recipes.tiny().override({"checkpoint.memory_every": every}).checkpoint
         memory: Any = self.memory
         self.schedule = SnapshotSchedule(config, memory, lambda: ({}, None), 0, True)  # type: ignore[arg-type, return-value]
 
@@ -62,14 +64,14 @@ class Training:
         self.now_s += seconds
         assert self.now_s < 5000.0, "it waits for ever"
 
-    def steps(self, number: int) -> list[SnapshotIntervalChanged]:
+    def steps(self, number: int, asked: frozenset[Interrupt] = frozenset()) -> list[SnapshotIntervalChanged]:
         told: list[Any] = []
         for _ in range(number):
             self.now_s += 1.0
             self.step += 1
             said = self.schedule.signals(StepSignals(), self.step)
             result = StepResult(
-                *(2.0, 1.0, 1, 0, frozenset(), False, False, said.keeping, said.snapshot, False, (0.0,), (0.0,)),
+                *(2.0, 1.0, 1, 0, asked, False, False, said.keeping, said.snapshot, False, (0.0,), (0.0,)),
                 turned_off=said.turned_off,
             )
             told += self.schedule.between_steps(StepContext(self.step, result, 1e-3, 1.0, 0.0))
@@ -151,3 +153,23 @@ def test_a_group_of_which_no_node_stays_waits_for_no_copy(monkeypatch: pytest.Mo
     begin_s = run.now_s
     assert not run.schedule.leave(2, left_s=60.0)
     assert run.now_s == begin_s
+
+
+def test_at_a_notice_the_next_snapshot_goes_to_nodes_that_stay_and_does_not_wait_for_its_turn(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    run = Training(monkeypatch, every=50)
+    run.steps(10)
+    assert run.memory.begun == 0
+    run.memory.under_way = run.memory.slow = True  # the one before is not safe yet
+    run.steps(1, frozenset({Interrupt.COPY}))
+    assert (run.memory.evacuated, run.memory.begun) == (1, 0)
+    run.steps(3)
+    assert run.memory.begun == 0
+    run.memory.slow = False
+    run.steps(2)
+    assert (run.memory.evacuated, run.memory.begun) == (1, 1)
+    run.steps(48)
+    assert run.memory.begun == 1  # then as before
+    run.steps(3)
+    assert run.memory.begun == 2

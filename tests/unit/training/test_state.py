@@ -55,7 +55,7 @@ class Group:
 
     def saved(self) -> Meta:
         """What a checkpoint and a snapshot hold."""
-        _, meta = self.state.checkpoint(self.data, World(0, self.size, torch.device("cpu")), {})
+        meta = self.state.meta(self.data, World(0, self.size, torch.device("cpu")), {})
         written = Manifest(term=1, meta=meta, config={}, files={}, size_bytes=0).model_dump_json()
         read = Manifest.model_validate_json(written).meta
         assert pickle.loads(pickle.dumps(meta)) == read == meta

@@ -14,6 +14,7 @@ from typing import Any
 import ray
 from ray.actor import ActorHandle
 
+from springtide.elastic.copies import Domain
 from springtide.elastic.notices import TimeLeft
 from springtide.elastic.policy import Node
 from springtide.on_ray._ray_private import MARKET_LABEL, OWN_ACTORS, PREEMPTION, GcsClient, state
@@ -23,6 +24,14 @@ _ANSWER_S = 0.5
 """How long a raylet may take to accept a connection, before it is tried once more [s]."""
 _PROBES = 128
 """Connections that are tried at the same time."""
+DOMAIN_LABELS = (
+    ("ray.io/availability-region", "topology.kubernetes.io/region"),
+    ("ray.io/availability-zone", "topology.kubernetes.io/zone"),
+    ("cloud.google.com/gce-topology-block", "topology.k8s.aws/network-node-layer-2"),
+    ("rack", "cloud.google.com/gce-topology-subblock", "topology.k8s.aws/network-node-layer-3"),
+)
+"""Labels of a node that name what it fails together with, the widest first, and of one level the first that it has. KubeRay
+sets those of Ray; the others are set with ``ray start --labels``."""
 _OWN_LIMITS = {errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM, errno.EADDRNOTAVAIL}
 """Errors of a connection that say nothing about the other side: this machine has run out of something."""
 
@@ -107,10 +116,25 @@ def may_be_taken_away(node: str) -> str:
     return f"{node[:8]} ({MARKET_LABEL}={market})" if market.lower() in SPOT else ""
 
 
-def where() -> tuple[str, str]:
-    """Return the id of this process's node, and its market label in lower case, empty if it has none."""
+def where() -> tuple[str, str, Domain]:
+    """Return the id of this process's node, its market label in lower case, empty if it has none, and its failure domain."""
     context = ray.get_runtime_context()
-    return context.get_node_id(), context.get_node_labels().get(MARKET_LABEL, "").lower()
+    labels = context.get_node_labels()
+    return context.get_node_id(), labels.get(MARKET_LABEL, "").lower(), domain_of(labels)
+
+
+def domain_of(labels: Mapping[str, str]) -> Domain:
+    """Return the failure domain of a node with these labels: region, zone, block, rack; a level without a label is empty.
+
+    >>> domain_of({"ray.io/availability-zone": "us-east-1a", "rack": "r7"})
+    ('', 'us-east-1a', '', 'r7')
+    """
+    return tuple(next((labels[label] for label in level if label in labels), "") for level in DOMAIN_LABELS)
+
+
+def domains_of(nodes: Collection[str]) -> dict[str, Domain]:
+    """Return the failure domain of each of ``nodes`` that is in Ray's table."""
+    return {one["NodeID"]: domain_of(one.get("Labels", {})) for one in ray.nodes() if one["NodeID"] in nodes}
 
 
 def standing(servers: Iterable[ActorHandle]) -> set[ActorHandle]:

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 import threading
 import time
@@ -16,11 +17,17 @@ import ray
 from ray.exceptions import RayError
 
 from springtide.checkpoint.staging import in_thread
+from springtide.elastic.stalled import APART_S, Frames, first_look_s, stalled
 from springtide.on_ray._ray_private import Worker
+from springtide.on_ray.train.mailbox import Progress
 from springtide.store import Folder
 
+LOOK_S = 1.5
+"""How long a rank may take to say what it is doing [s]."""
 _ANSWER_S = 5.0
 _WRITE_S = 5.0
+_WORK, _WORKER = "work", "/on_ray/train/worker.py"
+"""The function that runs in a training thread, and its file."""
 
 
 def stacks() -> str:
@@ -30,6 +37,59 @@ def stacks() -> str:
         f"thread {names.get(ident, ident)}\n{''.join(traceback.format_stack(frame))}"
         for ident, frame in sys._current_frames().items()
     )
+
+
+def frames() -> Frames:
+    """Return the stack of this process's training thread, innermost first; called in a worker's process while ``work`` runs."""
+    for frame in sys._current_frames().values():
+        stack = [(one.f_code, line) for one, line in traceback.walk_stack(frame)]
+        if any(code.co_name == _WORK and code.co_filename.endswith(_WORKER) for code, _ in stack):
+            return tuple(f"{code.co_filename}:{line}" for code, line in stack)
+    return ()
+
+
+def look(workers: Sequence[Worker]) -> list[Frames]:
+    """Return what each of ``workers`` is doing now; nothing of one that does not answer."""
+    asked = [worker.actor.execute.remote(frames) for worker in workers]
+    done = set(ray.wait(asked, num_returns=len(asked), timeout=LOOK_S)[0])
+    found: list[Frames] = []
+    for answer in asked:
+        try:
+            found.append(ray.get(answer) if answer in done else ())
+        except RayError:
+            found.append(())
+    return found
+
+
+class Watch:
+    """Looks at the ranks of a group that is silent, and names those that the others wait for."""
+
+    def __init__(self) -> None:
+        self._before: tuple[int, float, list[Frames]] | None = None
+        """The step after which the group is silent, when it was looked at last [s], and what its ranks did."""
+        self.named: list[int] = []
+        """The ranks that were named last."""
+
+    def is_due(self, progress: Progress) -> bool:
+        """Return whether a group that has made a step is silent for so long that its ranks are looked at."""
+        step_s = progress.prospects.step_s
+        return first_look_s(step_s) < progress.silent_s and progress.longest_s < math.inf and step_s > 0
+
+    def stalled(self, workers: Sequence[Worker], progress: Progress) -> list[int]:
+        """Return the ranks that a silent group waits for, once two looks agree; else none. Looks seldom: a look costs a call to
+        every worker."""
+        before = self._before
+        if not self.is_due(progress):
+            self._before, self.named = None, []
+            return []
+        if before is None or before[0] != progress.step:
+            self._before, self.named = (progress.step, time.monotonic(), look(workers)), []
+            return []
+        if time.monotonic() - before[1] < APART_S:
+            return []
+        self._before = progress.step, time.monotonic(), look(workers)
+        self.named = stalled(before[2], self._before[2])
+        return self.named
 
 
 def diagnose(workers: Sequence[Worker], run: Folder, step: int) -> tuple[str, list[Worker]]:

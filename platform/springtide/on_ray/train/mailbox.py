@@ -36,6 +36,8 @@ _BLOCK_BYTES = 8 * 2**20
 _BEAT_S = 1.0
 _ANSWER_S = 2.0
 _LEAVING = (Interrupt.LEAVE, Interrupt.EVACUATE)
+_ONCE = (Interrupt.COPY, Interrupt.SAVE)
+"""Requests after which a group trains on: it is told each once."""
 T = TypeVar("T")
 
 
@@ -75,6 +77,7 @@ class _RunState:
         self.events: list[Event] = []
         self.arrived = asyncio.Event()
         self.asked: Interrupt | None = None
+        self.copy = False  # whether it is asked for, too
         self.leave_by_s = math.inf
         """When the state of a group that leaves must be safe in memory, of ``time.monotonic`` [s]."""
         self.left = False
@@ -112,7 +115,7 @@ class Mailbox:
             run.history.add(record(one))
         run.events += events
         run.arrived.set()
-        return run.asked
+        return run.asked or (Interrupt.COPY if run.copy else None)
 
     async def take(self, key: str, wait_s: float) -> list[Event] | None:
         """See ``MailboxClient.take``."""
@@ -131,6 +134,9 @@ class Mailbox:
     async def ask(self, key: str, interrupt: Interrupt, left_s: float = math.inf) -> None:
         """See ``MailboxClient.ask``."""
         run = self._run
+        if interrupt is Interrupt.COPY:
+            run.copy |= key == run.key
+            return
         weaker = run.asked is Interrupt.STOP and interrupt is not Interrupt.STOP
         weaker |= run.asked in _LEAVING and interrupt is Interrupt.SAVE  # what leaves brings its state to safety
         if key == run.key and not weaker:
@@ -144,8 +150,9 @@ class Mailbox:
     async def cancel(self, key: str, interrupt: Interrupt) -> None:
         """See ``MailboxClient.cancel``."""
         run = self._run
-        if key == run.key and run.asked is interrupt:
-            run.asked = None
+        if key == run.key:
+            run.copy &= interrupt is not Interrupt.COPY
+            run.asked = None if run.asked is interrupt else run.asked
 
     async def heartbeat(self, key: str) -> None:
         """See ``MailboxClient.heartbeat``."""
@@ -159,6 +166,7 @@ class Mailbox:
             run.left, run.last_event_s = False, time.monotonic()
             run.history.restart()
             run.asked, run.leave_by_s = None if run.asked in _LEAVING else run.asked, math.inf
+            run.copy = False
 
     async def group_runs(self, key: str, workers: int) -> None:
         """See ``MailboxClient.group_runs``."""
@@ -252,7 +260,8 @@ class MailboxClient:
         return Reply(self.actor.take.remote(self.key, wait_s))
 
     def ask(self, interrupt: Interrupt, left_s: float = math.inf) -> Reply[None]:
-        """Ask the workers for ``interrupt`` until the next call; none replaces one to stop, and to save none to leave.
+        """Ask the workers for ``interrupt`` until the next call; none replaces one to stop, and to save none to leave. One
+        to copy replaces none: it comes after the others.
         ``left_s``: time until a copy in memory must be safe [s]."""
         return Reply(self.actor.ask.remote(self.key, interrupt, left_s))
 
@@ -355,9 +364,9 @@ class EventSender:
             self._mailbox.heartbeat()
 
     def interrupt(self) -> Interrupt | None:
-        """Return the driver's request, as of the last post that was answered; a save is returned once."""
+        """Return the driver's request, as of the last post that was answered; a save or a copy is returned once."""
         asked = self._asked
-        if asked is Interrupt.SAVE:
+        if asked in _ONCE:
             self._asked = None
             self._mailbox.cancel(asked)
         return asked

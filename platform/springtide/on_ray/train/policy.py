@@ -3,7 +3,6 @@ policy; ``failure_policy.py`` decides which failures are retried."""
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import dataclasses
 import logging
@@ -11,13 +10,12 @@ import math
 import re
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 from typing import NoReturn
 
 import ray
 from ray.exceptions import RayError
-from ray.train import FailureConfig, Result, ScalingConfig
-from ray.train.torch import TorchTrainer
+from ray.train import ScalingConfig
 
 from springtide.elastic import Interrupt
 from springtide.elastic.limits import MemoryLimits
@@ -40,20 +38,15 @@ from springtide.elastic.policy import (
 from springtide.errors import StoppedWaiting, TrainingFailed
 from springtide.events import Decided, Failed, Ready, Stopped
 from springtide.on_ray._ray_private import (
-    DatasetsCallback,
     ElasticScalingPolicy,
     NoopDecision,
-    PlacementGroupCleanerCallback,
     ScalingDecision,
     Worker,
     WorkerGroupState,
 )
 from springtide.on_ray.cluster.nodes import live, observed, unanswering
 from springtide.on_ray.cluster.notices import PreemptionWatchers
-from springtide.on_ray.train.actor_context import run_as_actor
-from springtide.on_ray.train.failure_policy import SpringtideFailurePolicy
-from springtide.on_ray.train.group import Controller
-from springtide.on_ray.train.hang import diagnose
+from springtide.on_ray.train.hang import Watch, diagnose
 from springtide.on_ray.train.mailbox import Progress, WorkerLimit
 from springtide.on_ray.train.snapshot_saver import SnapshotSaver
 from springtide.on_ray.train.worker import TrainJob
@@ -101,6 +94,8 @@ class SpringtideScalingPolicy(ElasticScalingPolicy):
         """The newest request of this policy to the group that trains."""
         self._asked_by_s = math.inf
         """When the state must be safe in memory, as that request says."""
+        self._told_of: set[str] = set()
+        """Nodes that will be taken away, of which the group was told."""
         self._alive: set[str] = set()
         self._mine: dict[str, dict[str, float]] = {}
         self._looked_s = float("-inf")
@@ -109,6 +104,7 @@ class SpringtideScalingPolicy(ElasticScalingPolicy):
         """Step, whether a process did not answer -> hangs."""
         self._hung: frozenset[int] | None = None
         """Ranks of the group that hangs which do not answer; None if none hangs."""
+        self._watch = Watch()
         self._silent: set[str] = set()
         """Nodes that Ray takes for alive and that did not answer."""
         self._probed_s = float("-inf")
@@ -192,8 +188,9 @@ class SpringtideScalingPolicy(ElasticScalingPolicy):
             self._limits.trained(len(busy))
         if progress.left:
             return self._start_or_stop(progress, busy, probe=False)
-        if progress.silent_s > progress.longest_s:
-            return self._end_hung(worker_group_state.workers, progress)
+        workers = worker_group_state.workers
+        if progress.silent_s > progress.longest_s or self._is_stalled(workers, progress):
+            return self._end_hung(workers, progress)
         self._hung = None
         try:
             nodes = self._nodes(busy, warm=True)
@@ -201,12 +198,21 @@ class SpringtideScalingPolicy(ElasticScalingPolicy):
         except (RayError, OSError) as error:  # the group trains on meanwhile
             self._unseen(error)
             return NoopDecision()
+        self._ask_for_copies(nodes)
         decision = self._decide(nodes, WorkerGroup(busy), progress)
         self._report(decision, progress.step)
         if isinstance(decision, Replace):
             return self._start(progress, busy)
         self._ask(decision)
         return NoopDecision()
+
+    def _ask_for_copies(self, nodes: Sequence[Node]) -> None:
+        """Tell the group at once of nodes that will be taken away, long before it may have to leave: from now on none holds
+        copies of what others have, and what is on it is copied to nodes that stay."""
+        leaving = {node.id for node in nodes if node.leaves_at is not None}
+        if leaving - self._told_of and self._job.keeps_snapshots:
+            self._mailbox.ask(Interrupt.COPY)
+        self._told_of = leaving
 
     def _ask(self, decision: Decision) -> None:
         """Pass a decision on to the group, once. The room for a copy in memory may be gone since it was asked to leave."""
@@ -258,11 +264,18 @@ class SpringtideScalingPolicy(ElasticScalingPolicy):
         self._mailbox.limit_micro_batch(self._limits.rows_at_once(decision.workers))
         self._mailbox.reset_for_new_group()
         self._asked, self._began_at, self._hung, self._runs = None, progress.step, None, False
+        self._told_of = set()
         return self._get_resize_decision(decision.workers)
 
     def _unanswering(self, names: set[str]) -> set[str]:
         self._probed_s = time.monotonic()
         return unanswering(names)
+
+    def _is_stalled(self, workers: Sequence[Worker], progress: Progress) -> bool:
+        """Return whether some ranks of a group that has made a step keep all others waiting, long before the time limit."""
+        if progress.step == self._began_at or not self._watch.is_due(progress):
+            return False
+        return self._hung is not None or bool(self._watch.stalled(workers, progress))
 
     def _end_hung(self, workers: Sequence[Worker], progress: Progress) -> ScalingDecision:
         """Replace a group that sends no events any more; first write down what its ranks are doing."""
@@ -271,7 +284,9 @@ class SpringtideScalingPolicy(ElasticScalingPolicy):
             for worker in silent:  # it would not react to ``let_go``
                 ray.kill(worker.actor)
             self._hung = frozenset(rank for rank, worker in enumerate(workers) if worker in silent)
-            reason = f"no event for {progress.silent_s:.0f} s, {found}"
+            named = ", ".join(map(str, self._watch.named))
+            waits = f"all other ranks wait for {named}; " if named else ""
+            reason = f"no event for {progress.silent_s:.0f} s, {waits}{found}"
             self._hangs[progress.step, bool(silent)] += 1
             times, most = self._hangs[progress.step, bool(silent)], _MOST_SILENT if silent else _MOST_HANGS
             self._mailbox.post([Failed(step=progress.step, cause="hung", reason=reason, again=times < most)])
@@ -363,38 +378,3 @@ class SpringtideScalingPolicy(ElasticScalingPolicy):
         if words != self._reported:
             self._reported = words
             self._mailbox.post([Decided(step=step, decision=type(decision).__name__.lower(), reason=decision.reason)])
-
-
-class SpringtideTrainer(TorchTrainer):
-    """TorchTrainer with our policies and worker groups; its controller runs in the thread that calls ``fit``."""
-
-    def __init__(
-        self,
-        function: Callable[[], None],
-        *,
-        job: TrainJob,
-        bounds: Bounds,
-        watches: PreemptionWatchers | None,
-        workers: WorkerLender,
-        **named: object,
-    ) -> None:
-        super().__init__(function, **named)
-        self._bounds, self._watches, self._job, self._workers = bounds, watches, job, workers
-
-    def _initialize_and_run_controller(self, *, callbacks: list[object], **arguments: object) -> Result:
-        failures = self.run_config.failure_config or FailureConfig()
-        limits = MemoryLimits(self._job.config.train.rows_at_once, self._bounds.worker_multiple)
-        arguments["failure_policy"] = SpringtideFailurePolicy(failures, self._job, self._workers.processes, limits)
-        arguments["scaling_policy"] = SpringtideScalingPolicy(
-            self.scaling_config, self._bounds, self._job, self._watches, self._workers, limits
-        )
-        # unused without placement groups and Ray Train datasets, and each would cost a process
-        unused = PlacementGroupCleanerCallback | DatasetsCallback
-        used = [one for one in callbacks if not isinstance(one, unused)]
-        # not in its own actor, as in Ray: that is a process that takes four core-seconds to start
-        with run_as_actor(self._job.mailbox.actor), contextlib.ExitStack() as stack:
-            if self._watches is not None:
-                stack.callback(self._watches.end)
-            controller = Controller(self._workers.processes, callbacks=used, **arguments)
-            asyncio.run(controller.run())
-        return controller.get_result()

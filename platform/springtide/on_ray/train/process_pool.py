@@ -8,7 +8,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import ray
 from ray import ObjectRef
@@ -18,10 +18,11 @@ from ray.exceptions import RayError
 from springtide.elastic.health import Health, unfit
 from springtide.elastic.patience import StartTimes, ban_s
 from springtide.elastic.policy import Node
+from springtide.elastic.survivors import LiveShard, newest_whole
 from springtide.on_ray._ray_private import Worker, WorkerGroupStartupFailedError
 from springtide.on_ray.cluster.nodes import unanswering
 from springtide.on_ray.names import name_of
-from springtide.on_ray.train.worker import TrainJob, let_go, warm_up
+from springtide.on_ray.train.worker import TrainJob, let_go, settle, warm_up
 
 _log = logging.getLogger(__name__)
 
@@ -31,6 +32,8 @@ START_S = 180.0
 """How long a new process may take to come up, at most [s]."""
 _LEAST_START_S = 20.0
 """How long it may take, at least, however fast others were: its node may have to read Python and torch first [s]."""
+_SETTLE_S = 30.0
+"""How long a process may take to have its part of a lost group's state held [s]."""
 _MEASURE_S = 5.0
 """How long a second measurement of a node's network may take [s]."""
 
@@ -263,25 +266,22 @@ class WorkerProcessPool:
         _log.warning("node %s is excluded for %.0f s: %s", node, for_s, reason)
 
     def reclaim(self, workers: Sequence[Worker], gone: Collection[str], wait_s: float = 2 * PATIENCE_S) -> None:
-        """Keep the processes that let go of their group within ``wait_s``; end the others, those on ``gone`` nodes at once."""
-        asked = {}
+        """Keep the processes of ``workers``, by rank, that let go of their group within ``wait_s``; end the others, those on
+        ``gone`` nodes at once. If those that are kept have a whole copy of the state together, they first have it held."""
+        survivors = [rank for rank, worker in enumerate(workers) if worker.metadata.node_id not in gone]
         for worker in workers:
             if worker.metadata.node_id in gone:
                 self._end(worker.actor)
-            else:
-                asked[worker.actor.execute.remote(let_go, PATIENCE_S)] = worker
-        done = _done(list(asked), wait_s)
-        for answer, worker in asked.items():
+        asked = [
+            (workers[rank], workers[rank].actor.execute.remote(let_go, PATIENCE_S, survivors)) for rank in survivors
+        ]
+        for worker, outcome in _settled(_outcomes(asked, wait_s)):
             node = worker.metadata.node_id
-            try:
-                kept, why = answer in done and ray.get(answer), "did not let go of its group and is ended"
-            except RayError:
-                kept, why = False, "is lost"
-            if kept:
+            if outcome is True:
                 health = ray.put(self._health.get(node, Health(0.0, 0.0)))
                 self._free.append(WorkerProcess(node, worker.actor, health, time.monotonic(), is_new=False))
             else:
-                _log.warning("the worker on node %s %s", node[:8], why)
+                _log.warning("the worker on node %s %s", node[:8], outcome)
                 self._end(worker.actor)
 
     def drop_unready(self) -> None:
@@ -314,6 +314,35 @@ class WorkerProcessPool:
     def _end(self, actor: ActorHandle) -> None:
         self._all.discard(actor)
         ray.kill(actor)
+
+
+Outcome = LiveShard | str | Literal[True]
+"""Whether a process has let go of its group, or why not; or what it still has of the group's state."""
+
+
+def _outcomes(asked: Sequence[tuple[Worker, ObjectRef]], wait_s: float) -> list[tuple[Worker, Outcome]]:
+    """Return what each worker has answered."""
+    done = _done([answer for _, answer in asked], wait_s)
+    found: list[tuple[Worker, Outcome]] = []
+    for worker, answer in asked:
+        try:
+            outcome = answer in done and ray.get(answer)
+            found.append((worker, outcome or "did not let go of its group and is ended"))
+        except RayError:
+            found.append((worker, "is lost"))
+    return found
+
+
+def _settled(outcomes: Sequence[tuple[Worker, Outcome]]) -> list[tuple[Worker, Outcome]]:
+    """Have those that offer what they have of the newest whole state hold it; return the last outcome of each worker."""
+    offers = [(worker, offer) for worker, offer in outcomes if isinstance(offer, LiveShard)]
+    ranks = newest_whole([offer for _, offer in offers])
+    part = set(ranks)
+    asked = [
+        (worker, worker.actor.execute.remote(settle, ranks if offer.rank in part else ())) for worker, offer in offers
+    ]
+    others = [(worker, outcome) for worker, outcome in outcomes if not isinstance(outcome, LiveShard)]
+    return others + _outcomes(asked, _SETTLE_S)
 
 
 def last_line(error: BaseException) -> str:

@@ -19,18 +19,19 @@ from ray.actor import ActorHandle
 from ray.exceptions import RayError, RayTaskError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from springtide.checkpoint.format import Snapshot, file_of
 from springtide.checkpoint.shared_memory import MARK_BYTES, HeldAt
+from springtide.checkpoint.snapshot_parts import Snapshot, SnapshotKey, file_of
 from springtide.checkpoint.staging import StagingBuffer, in_thread
 from springtide.config import Config
+from springtide.elastic.copies import Domain, preferred, shared
 from springtide.elastic.patience import ban_s
 from springtide.faults import armed
-from springtide.on_ray.cluster.nodes import staying
+from springtide.on_ray.cluster.nodes import domains_of, staying
 from springtide.on_ray.cluster.session import NAMESPACE
 from springtide.on_ray.train.mailbox import MailboxClient
 from springtide.on_ray.train.snapshot_lookup import ANSWER_S, contents_of, name_prefix, servers_named
 from springtide.on_ray.train.snapshot_saver import OrphanedRun
-from springtide.on_ray.train.snapshot_server import ASK_THREADS, THREADS, Key, SnapshotServer
+from springtide.on_ray.train.snapshot_server import ASK_THREADS, THREADS, SnapshotServer
 from springtide.store import Folder
 
 ALONE_S = 60.0
@@ -42,6 +43,8 @@ _TRIES = 3
 """Sets of other nodes that are tried for the copies of a snapshot."""
 _KEEP_S, _SLOWEST_BYTES_PER_S = 30.0, 20e6
 """How long a snapshot may take to be held and copied: this long, and longer by its size at the slowest speed [s]."""
+_HOLD_S = 5.0
+"""How long this node's server may take to hold what a lost group's rank still has [s]."""
 _READ_S = 30.0
 """How long a server may take to send a block [s]."""
 
@@ -62,11 +65,12 @@ class SnapshotClient:
         self.node = ray.get_runtime_context().get_node_id()
         self._mine = self._server(self.node)
         self._copies = checkpoint.memory_copies
-        self._ring: list[str] = []
+        self._nodes: dict[str, Domain] = {}
+        """Nodes of the group, and their failure domains."""
         self._peers: dict[str, ActorHandle[SnapshotServer]] = {}
         """Node -> its server, of those that get copies."""
-        self._stays: set[str] | None = None
-        """The nodes that copies may be on; None: any."""
+        self._leaving: set[str] = set()
+        """Nodes of the group that will be taken away: none gets a copy."""
         self._failures: Counter[str] = Counter()
         self._avoided: dict[str, float] = {}
         """Node that failed to hold a copy -> until when it gets none, of ``time.monotonic`` [s]."""
@@ -80,19 +84,27 @@ class SnapshotClient:
         """Wait until the server of this node is up."""
         ray.get(self._mine.found.remote())
 
-    def pair(self, nodes: Sequence[str]) -> None:
-        """Choose peers among the nodes of all ranks: the next ones in a ring. If these are too few, other nodes with room for
-        workers are added as soon as there are some: the snapshots of a group on one node would be lost with it."""
-        self._ring = sorted(set(nodes))
+    def pair(self, nodes: Sequence[str], domains: Sequence[Domain] = ()) -> None:
+        """Choose peers among the nodes of all ranks, in other failure domains than this one if there are any
+        (``elastic.copies``). If these are too few, other nodes with room for workers are added as soon as there are some: the
+        snapshots of a group on one node would be lost with it. ``domains``: of the node of each rank."""
+        self._nodes = dict(zip(nodes, domains or [()] * len(nodes), strict=True))
         self._choose()
 
     def _choose(self) -> None:
-        found = self._following()
+        found = self._in_group()
         if len(found) < self._copies:
-            others = [node for node in staying(with_room=True) if node not in self._ring and self._may_hold(node)]
-            found += [node for node in others[: _CANDIDATES + self._copies] if self._stands(node)]
+            found += [node for node in self._beside(staying(with_room=True), self._copies) if self._stands(node)]
         self._peers = {node: self._server(node) for node in found[: self._copies]}
         self._chosen_s = time.monotonic()
+
+    def _beside(self, nodes: Sequence[str], copies: int) -> list[str]:
+        """Return those of ``nodes`` that may hold copies and have no rank, in other failure domains first; a few more than
+        ``copies``."""
+        others = [node for node in nodes if node not in self._nodes and self._may_hold(node)]
+        domains = {**domains_of(others), **self._nodes} if others else {}
+        others.sort(key=lambda node: shared(domains, self.node, node))
+        return others[: _CANDIDATES + copies]
 
     def _stands(self, node: str) -> bool:
         """Return whether the server of a node is up; if not, it is started. Does not wait: a new node may be busy."""
@@ -104,33 +116,41 @@ class SnapshotClient:
         """Choose peers again, among the nodes that stay: those of the ranks, or, for a rank that leaves, any. Returns whether
         snapshots kept from now on outlive the nodes that leave."""
         stay = staying()
-        self._stays = set(stay)
-        found = self._following()
+        self._leaving = self._nodes.keys() - set(stay)
+        found = self._in_group()
         if (
             not found and self.node not in stay
         ):  # only then: the check starts servers, which a leaving group would wait for
-            found = [node for node in stay if node not in self._ring][: _CANDIDATES + self._copies]
+            found = self._beside(stay, self._copies)
             found.sort(key=lambda node: not self._stands(node))
         found = found[: max(1, self._copies)]
         self._peers = {node: self._server(node) for node in found}
         return bool(found) or self.node in stay
 
-    def _following(self) -> list[str]:
-        here = self._ring.index(self.node)
-        return [node for node in self._ring[here + 1 :] + self._ring[:here] if self._may_hold(node)]
+    def _in_group(self) -> list[str]:
+        """Return the nodes of the group that may hold copies of this one's snapshots, best first."""
+        found = preferred(self.node, self._nodes, self._nodes, max(1, self._copies), self._leaving)
+        return [node for node in found if self._may_hold(node)]
 
     def _others(self) -> list[str]:
         """Return the other nodes of the group that copies may be on; a group on one node has none."""
-        return [node for node in self._ring if node != self.node and (self._stays is None or node in self._stays)]
+        return [node for node in self._nodes if node != self.node and node not in self._leaving]
 
     def _may_hold(self, node: str) -> bool:
-        stays = self._stays is None or node in self._stays
-        return stays and self._avoided.get(node, 0.0) <= time.monotonic()
+        return node not in self._leaving and self._avoided.get(node, 0.0) <= time.monotonic()
 
     def keep(self, snapshot: Snapshot, stage: StagingBuffer, needed_from: int) -> Future[None]:
         """Have the server of this node hold the staging buffer; returns a handle for ``settled``."""
         fd = stage.fd  # in a thread of its own: neither a step nor the end of a group waits for a server
         return in_thread("springtide-copies", lambda: self._hold(snapshot, fd, needed_from), daemon=True)
+
+    def hold(self, snapshot: Snapshot, stage: StagingBuffer) -> None:
+        """As ``SnapshotStore.hold``, in time for the next group: what is not held by then is given up."""
+        try:
+            asked = self._mine.keep.remote(snapshot, snapshot.slot, os.getpid(), stage.fd, [])
+            self._answer(asked, time.monotonic() + _HOLD_S)
+        except RayError as error:
+            raise OSError(str(error).splitlines()[0]) from None
 
     def _hold(self, snapshot: Snapshot, fd: int, needed_from: int) -> None:
         """Have it held here and copied to another node; a node that fails is replaced. Raises OSError if it cannot be, or has
@@ -138,7 +158,7 @@ class SnapshotClient:
         until_s = time.monotonic() + _KEEP_S + snapshot.size_bytes / _SLOWEST_BYTES_PER_S
         problem, is_held = "", False
         for _ in range(_TRIES):
-            if self._ring and len(self._peers) < self._copies and time.monotonic() - self._chosen_s > _LOOK_S:
+            if self._nodes and len(self._peers) < self._copies and time.monotonic() - self._chosen_s > _LOOK_S:
                 self._choose()
             peers = dict(self._peers)
             arguments = (snapshot, snapshot.slot, os.getpid(), fd, list(peers.values()), needed_from)
@@ -199,8 +219,8 @@ class SnapshotClient:
         """Return the whole snapshots of the servers that answer, each with all its places; nodes that stay come first."""
         stay, contents = staying(), contents_of(servers_named(self._prefix))
         contents.sort(key=lambda one: one.where[0] not in stay)
-        known: dict[Key, Snapshot] = {}
-        places: dict[Key, tuple[HeldAt, ...]] = {}
+        known: dict[SnapshotKey, Snapshot] = {}
+        places: dict[SnapshotKey, tuple[HeldAt, ...]] = {}
         for (node, pid), held, _ in contents:
             for snapshot, fd in held:
                 known.setdefault(snapshot.key, snapshot)
@@ -243,7 +263,7 @@ class SnapshotClient:
 class _Origin(NamedTuple):
     """Where a snapshot is read from."""
 
-    key: Key
+    key: SnapshotKey
     place: HeldAt
     is_here: bool
     """Whether it is memory of this node."""

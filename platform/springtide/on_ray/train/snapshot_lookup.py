@@ -10,7 +10,7 @@ from typing import NamedTuple
 import ray
 from ray.actor import ActorHandle
 
-from springtide.checkpoint.format import Snapshot, newest_whole
+from springtide.checkpoint.snapshot_parts import Snapshot, newest_whole
 from springtide.on_ray.cluster.nodes import standing
 from springtide.on_ray.cluster.session import NAMESPACE
 from springtide.store import Folder, digest

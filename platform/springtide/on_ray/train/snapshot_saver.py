@@ -24,15 +24,15 @@ from ray import ObjectRef
 from springtide import config as configs
 from springtide.checkpoint import leases
 from springtide.checkpoint.commit import Committed
-from springtide.checkpoint.format import BadFile, file_of
+from springtide.checkpoint.format import BadFile
 from springtide.checkpoint.retention import Rule
 from springtide.checkpoint.snapshot_commit import PARTS_S, jobs_for, to_commit
+from springtide.checkpoint.snapshot_parts import SnapshotKey, file_of
 from springtide.elastic.patience import store_pause_s
 from springtide.errors import RunExists
 from springtide.events import Saved
 from springtide.on_ray.cluster.nodes import staying
 from springtide.on_ray.train.snapshot_lookup import contents_of, name_prefix, servers_named
-from springtide.on_ray.train.snapshot_server import Key
 from springtide.store import Folder
 
 if TYPE_CHECKING:  # servers import this file, and need no torch
@@ -102,7 +102,7 @@ class SnapshotSaver:
         self._thread: threading.Thread | None = None
         self._may_claim, self._safe, self._problem = True, not job.keeps_snapshots, ""
         self._not_before_s, self._failures = float("-inf"), 0
-        self._excluded: set[tuple[tuple[str, int], Key]] = set()
+        self._excluded: set[tuple[tuple[str, int], SnapshotKey]] = set()
         """Server and snapshot of copies that are not what their rank copied."""
 
     def begin(self) -> None:

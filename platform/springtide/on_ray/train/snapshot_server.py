@@ -28,9 +28,9 @@ from ray import ObjectRef
 from ray.actor import ActorHandle
 
 from springtide.checkpoint.commit import CommitJob, Committed
-from springtide.checkpoint.format import Snapshot, file_of
 from springtide.checkpoint.shared_memory import MARK_BYTES, NO_STEP, mark
 from springtide.checkpoint.snapshot_commit import write_part
+from springtide.checkpoint.snapshot_parts import Snapshot, SnapshotKey, file_of
 from springtide.faults import arm, reach
 from springtide.on_ray.train.mailbox import MailboxClient
 from springtide.on_ray.train.snapshot_lookup import ANSWER_S
@@ -48,10 +48,8 @@ _COPY_S = 10.0
 """How long another server may take to store a chunk [s]."""
 _LOOK_S = 5.0
 
-Key = tuple[int, int, int]
-"""Term, step, rank."""
 Place = tuple[int, int, bool, int]
-"""Term, rank, whether it is a replica, and which of the rank's two staging buffers."""
+"""Term, rank, whether it is a replica, and which of the rank's staging buffers."""
 
 
 class _Segment:
@@ -190,14 +188,14 @@ class SnapshotServer:
         return (ray.get_runtime_context().get_node_id(), os.getpid()), whole
 
     @ray.method(concurrency_group="copy")
-    def read(self, key: Key, begin: int, end: int) -> np.ndarray:
+    def read(self, key: SnapshotKey, begin: int, end: int) -> np.ndarray:
         """Return bytes of a snapshot, for a process on another node."""
         with self._lock:
             [held, *_] = [held for held in self._held.values() if held.snapshot.key == key and held.is_whole]
         return np.frombuffer(held.map[MARK_BYTES + begin : MARK_BYTES + end], dtype=np.uint8)
 
     @ray.method(concurrency_group="keep")
-    def save(self, job: CommitJob, key: Key, tries: int) -> Committed | BaseException:
+    def save(self, job: CommitJob, key: SnapshotKey, tries: int) -> Committed | BaseException:
         """As ``write_part``, of a part that is held here."""
         with self._lock:
             held = next((held for held in self._held.values() if held.snapshot.key == key and held.is_whole), None)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import functools
 import logging
 import math
@@ -12,23 +14,27 @@ from typing import TypeVar
 import pyarrow.fs
 import ray
 from ray.exceptions import RayActorError
-from ray.train import FailureConfig, RunConfig, ScalingConfig
-from ray.train.torch import TorchConfig
+from ray.train import FailureConfig, Result, RunConfig, ScalingConfig
+from ray.train.torch import TorchConfig, TorchTrainer
 
 from springtide.config import Config, redact
 from springtide.dist import NCCL_ENVIRONMENT, backend
 from springtide.elastic import Interrupt
+from springtide.elastic.limits import MemoryLimits
 from springtide.elastic.policy import Bounds
 from springtide.errors import SpringtideError, StoppedWaiting, TrainingFailed
 from springtide.events import Event
 from springtide.faults import armed
+from springtide.on_ray._ray_private import DatasetsCallback, PlacementGroupCleanerCallback
 from springtide.on_ray.cluster.nodes import may_be_taken_away
 from springtide.on_ray.cluster.notices import PreemptionWatchers
 from springtide.on_ray.cluster.stop_signals import stop_signals
+from springtide.on_ray.train.actor_context import run_as_actor
 from springtide.on_ray.train.async_eval import async_evaluations
-from springtide.on_ray.train.failure_policy import fatal
+from springtide.on_ray.train.failure_policy import SpringtideFailurePolicy, fatal
+from springtide.on_ray.train.group import Controller
 from springtide.on_ray.train.mailbox import MailboxClient, Reply
-from springtide.on_ray.train.policy import SpringtideTrainer
+from springtide.on_ray.train.policy import SpringtideScalingPolicy
 from springtide.on_ray.train.process_pool import last_line
 from springtide.on_ray.train.snapshot_client import snapshot_servers_follow
 from springtide.on_ray.train.snapshot_saver import OrphanedRun
@@ -174,6 +180,41 @@ def worker_environment(config: Config) -> dict[str, dict[str, str]]:
     its own value would have NCCL's watchdog end them. Empty without GPUs: a process with its own environment starts
     slower."""
     return {"env_vars": dict(NCCL_ENVIRONMENT)} if config.elastic.gpus_per_worker else {}
+
+
+class SpringtideTrainer(TorchTrainer):
+    """TorchTrainer with our policies and worker groups; its controller runs in the thread that calls ``fit``."""
+
+    def __init__(
+        self,
+        function: Callable[[], None],
+        *,
+        job: TrainJob,
+        bounds: Bounds,
+        watches: PreemptionWatchers | None,
+        workers: WorkerLender,
+        **named: object,
+    ) -> None:
+        super().__init__(function, **named)
+        self._bounds, self._watches, self._job, self._workers = bounds, watches, job, workers
+
+    def _initialize_and_run_controller(self, *, callbacks: list[object], **arguments: object) -> Result:
+        failures = self.run_config.failure_config or FailureConfig()
+        limits = MemoryLimits(self._job.config.train.rows_at_once, self._bounds.worker_multiple)
+        arguments["failure_policy"] = SpringtideFailurePolicy(failures, self._job, self._workers.processes, limits)
+        arguments["scaling_policy"] = SpringtideScalingPolicy(
+            self.scaling_config, self._bounds, self._job, self._watches, self._workers, limits
+        )
+        # unused without placement groups and Ray Train datasets, and each would cost a process
+        unused = PlacementGroupCleanerCallback | DatasetsCallback
+        used = [one for one in callbacks if not isinstance(one, unused)]
+        # not in its own actor, as in Ray: that is a process that takes four core-seconds to start
+        with run_as_actor(self._job.mailbox.actor), contextlib.ExitStack() as stack:
+            if self._watches is not None:
+                stack.callback(self._watches.end)
+            controller = Controller(self._workers.processes, callbacks=used, **arguments)
+            asyncio.run(controller.run())
+        return controller.get_result()
 
 
 def _watches(config: Config, mailbox: MailboxClient) -> PreemptionWatchers | None:

@@ -16,7 +16,7 @@ import math
 import threading
 import time
 import traceback
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import ray.train
 import torch
@@ -25,6 +25,7 @@ from springtide.config import Config
 from springtide.config.steps import StepsDone
 from springtide.dist import Connections, abort, end_group, gathered, world
 from springtide.elastic.health import Health
+from springtide.elastic.survivors import LiveShard
 from springtide.events import Left
 from springtide.faults import arm, reach
 from springtide.on_ray.cluster.nodes import where
@@ -35,6 +36,7 @@ from springtide.on_ray.train.snapshot_client import SnapshotClient
 from springtide.store import Folder
 from springtide.stream import Batch, RankReader, open_data
 from springtide.training import Placement, TrainLoop
+from springtide.training.live_state import LiveState
 from springtide.training.preflight import preflight
 
 _log = logging.getLogger(__name__)
@@ -46,6 +48,8 @@ _links: Connections | None = None
 """The connections of this process's group."""
 _clean = True
 """Whether no collective of that group can be in flight."""
+_live: LiveState | None = None
+"""What this rank has of the state of a group that trains, or that was lost."""
 _LEFT_BYTES = 64 * 2**20
 """Device memory that a process may still hold after it let go of a group; with more it has no room for the next [bytes]."""
 
@@ -76,29 +80,34 @@ class TrainJob:
 
 def work(job: TrainJob) -> None:
     """Train as one rank."""
-    global _clean
+    global _clean, _live
     arm(job.fault_points)
     with _TRAINING:
         _LET_GO.clear()
-        _clean = False
+        _clean, _live = False, None
         try:
             left = _train(job)
-            _clean = True
+            _clean, _live = True, None
         except BaseException as error:
-            traceback.clear_frames(error.__traceback__)  # model, optimizer, feed: the next group needs the memory
+            # model, optimizer, feed: the next group needs the memory; what ``_live`` has goes when it is settled
+            traceback.clear_frames(error.__traceback__)
             raise
         if left:  # a return would mean that training is over
             _LET_GO.wait()
 
 
-def let_go(patience_s: float) -> bool:
-    """Make a worker's process ready for another group; called in it while ``work`` runs. Returns whether it is ready in time.
+def let_go(patience_s: float, survivors: Sequence[int] = ()) -> LiveShard | bool:
+    """Make a worker's process ready for another group; called in it while ``work`` runs. Returns whether it is ready in time;
+    or, if those of its group that may be left, the ranks ``survivors``, have a whole copy of the state together, what this
+    one has of it: then it is ready after ``settle``.
 
     The order matters: the flag first, because an aborted collective returns as if it had succeeded; then NCCL, then gloo's
     connections, which releases a rank that waits for a lost peer; then the wait for the training thread.
     """
-    global _clean
+    global _clean, _live
     _LET_GO.set()
+    if _live is not None:
+        _live.freeze()
     if not _clean:
         abort()
     if _links is not None:  # a collective that waits for a lost peer fails now
@@ -106,9 +115,32 @@ def let_go(patience_s: float) -> bool:
     if not _TRAINING.acquire(timeout=patience_s):
         return False
     _TRAINING.release()
+    offer = _live.offer(survivors) if _live is not None else None
+    if offer is None:
+        _live = None
     gc.collect()
     end_group(_clean)
     _clean = True
+    return _is_ready() if offer is None else offer
+
+
+def settle(ranks: Sequence[int]) -> bool:
+    """Settle what becomes of the state that this process offered when it was to let go: if ``ranks`` are not empty, have its
+    part of it held on this node. Returns whether the process is ready for another group."""
+    global _live
+    live, _live = _live, None
+    try:
+        if ranks and live is not None:
+            live.deposit(ranks)
+    except Exception:  # whatever it is, there are snapshots and checkpoints
+        _log.warning("the live state of a lost group could not be kept", exc_info=True)
+    del live
+    gc.collect()
+    return _is_ready()
+
+
+def _is_ready() -> bool:
+    """Give back memory; return whether there is enough for another group."""
     with contextlib.suppress(AttributeError):  # glibc only: each group's thread leaves an arena full of freed memory
         ctypes.CDLL(None).malloc_trim(0)
     return not torch.cuda.is_initialized() or _gave_memory_back()
@@ -150,7 +182,7 @@ def _train(job: TrainJob) -> bool:
     if here.device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(here.device)  # the peak that is reported is this group's
     data = open_data(config.data)
-    global _links
+    global _links, _live
     _links = Connections()
     phases_s = {"data": time.perf_counter() - begin}
     name = f"{config.run.id}/rank-{here.rank}/feed"
@@ -160,13 +192,13 @@ def _train(job: TrainJob) -> bool:
 
     servers = None
     reach("first_collective", "before")
-    nodes, markets = zip(*gathered(where()), strict=True)
+    nodes, markets, domains = zip(*gathered(where()), strict=True)
     if here.is_first:
         job.mailbox.group_formed()
     reach("first_collective", "after")
     if job.keeps_snapshots:
         servers = SnapshotClient(config, job.folder, job.mailbox, owner=job.owner)
-        servers.pair(list(nodes))
+        servers.pair(nodes, domains)
     phases_s["snapshots"] = time.perf_counter() - begin - phases_s["data"]
     # one rank talks to the driver: what it receives reaches the others in the step's own all-reduce
     sender = EventSender(job.mailbox) if here.is_first else None
@@ -174,8 +206,9 @@ def _train(job: TrainJob) -> bool:
     left_s = sender.leave_left_s if sender else lambda: math.inf
     placement = Placement(job.owner, nodes, markets, functools.partial(read_elsewhere, job.mailbox), beat, left_s)
     run = TrainLoop(config, here, data, job.folder, job.labels, servers, phases_s, placement)
+    _live = LiveState(run.state, here, run.described, servers, config.checkpoint.stage)
     left = False
-    for event in run.events(batches, sender.interrupt if sender else lambda: None):
+    for event in run.events(batches, sender.interrupt if sender else lambda: None, [_live]):
         left |= isinstance(event, Left)
         if sender:
             sender(event)

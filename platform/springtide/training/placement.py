@@ -1,0 +1,27 @@
+"""Where a worker group runs, and who watches it there."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable, Sequence
+
+from springtide.checkpoint.second_reader import ReadElsewhere
+
+
+@dataclasses.dataclass(frozen=True)
+class Placement:
+    """Where a worker group runs, and who watches it there."""
+
+    owner: str = ""
+    """Owner id of the driver that has claimed the run; empty if there is no driver: the worker group claims the run itself."""
+    nodes: Sequence[str] = ()
+    """Node of each rank, if known."""
+    markets: Sequence[str] = ()
+    """Market of each rank's node, if known."""
+    read_elsewhere: ReadElsewhere | None = None
+    """Reads a file that this group's nodes found bad on another node; None: there is none."""
+    heartbeat: Callable[[], None] = lambda: None
+    """Called again and again while a save or an evaluation lasts: the group is alive, although it makes no step."""
+    leave_left_s: Callable[[], float] = lambda: math.inf
+    """Called on rank 0 of a group that was asked to leave: returns how long its copy in memory may take [s]."""

@@ -1,0 +1,52 @@
+"""The rank that all others wait for is named, and none where it may have a good reason."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from springtide.elastic.stalled import Frames, doing, first_look_s, stalled
+
+WAITS: Frames = ("/lib/torch/distributed/distributed_c10d.py:3157", "/springtide/training/step.py:20")
+STANDS: Frames = ("/my_code/model.py:12", "/springtide/training/step.py:80")
+LATER: Frames = ("/my_code/model.py:13", "/springtide/training/step.py:80")
+COMPUTES: Frames = ("/lib/torch/autograd/graph.py:841", "/springtide/training/step.py:80")
+READS: Frames = ("/lib/threading.py:5", "/springtide/stream/load.py:9")
+ASKS: Frames = ("/lib/ray/_private/worker.py:990", "/springtide/on_ray/train/mailbox.py:380")
+COMPILES: Frames = ("/lib/subprocess.py:5", "/lib/torch/_inductor/compile_fx.py:9")
+
+
+@given(st.lists(st.sampled_from([WAITS, STANDS, COMPUTES, (), READS, ASKS, COMPILES]), min_size=1, max_size=6))
+def test_ranks_are_named_only_where_every_other_rank_waits_for_them(now: list[Frames]) -> None:
+    plain = WAITS in now and not {READS, ASKS, COMPILES, COMPUTES} & set(now)
+    assert stalled(now, now) == ([rank for rank, one in enumerate(now) if one in ((), STANDS)] if plain else [])
+
+
+@pytest.mark.parametrize(
+    ("before", "now"),
+    [
+        ([WAITS, STANDS], [WAITS, LATER]),  # it is slow
+        ([WAITS, COMPUTES], [WAITS, COMPUTES]),  # it may be slow
+        ([WAITS, ()], [WAITS, STANDS]),  # it was busy
+        ([WAITS, STANDS], [WAITS, WAITS]),  # it has come
+        ([WAITS, WAITS], [WAITS, WAITS]),  # all wait: a collective does not end
+        ([STANDS, WAITS], [LATER, WAITS]),
+        ([WAITS, STANDS], [WAITS]),
+    ],
+)
+def test_what_moves_between_two_looks_is_not_named(before: list[Frames], now: list[Frames]) -> None:
+    assert stalled(before, now) == []
+
+
+def test_a_block_that_is_computed_again_is_no_collective_although_torch_keeps_it_there() -> None:
+    wrapper = "/lib/torch/distributed/algorithms/_checkpoint/checkpoint_wrapper.py:170"
+    assert doing(("/my_code/model.py:12", "/lib/nn/module.py:1", "/lib/nn/module.py:2", wrapper)) == "else"
+
+
+def test_a_stalled_rank_is_named_within_three_steps_and_ten_seconds() -> None:
+    from springtide.elastic.stalled import APART_S
+    from springtide.on_ray.train.hang import LOOK_S
+
+    for step_s in (0.01, 1.0, 60.0):
+        assert first_look_s(step_s) + LOOK_S + APART_S + LOOK_S <= 3 * step_s + 10.0
