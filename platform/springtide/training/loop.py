@@ -171,7 +171,7 @@ class TrainLoop:
                 else:
                     yield from hooks.between_steps(done)
                 if saves.last_step == state.step:
-                    state.losses_since_save = []
+                    state.losses_since_save = 0.0, 0
                     yield Waited(step=state.step, data_waits_s=[round(wait, 3) for wait in self.data_waits_s])
                 clock = time.perf_counter()
             saves.end()
@@ -223,7 +223,7 @@ class TrainLoop:
         order, ended = self.data.order, self.lease.term
         go_back = functools.partial(self.lease.go_back, ended, self.config, order.identity_at, order.skip)
         self.lease.term = on_first(go_back)
-        self.state.guard, self.state.losses_since_save = StepGuard(self.config), []
+        self.state.guard, self.state.losses_since_save = StepGuard(self.config), (0.0, 0)
         yield from self._restore(from_memory=False)
 
     def _leave(self, evacuate: bool, saves: CheckpointSchedule, snapshots: SnapshotSchedule) -> Iterator[Event]:

@@ -85,7 +85,8 @@ class TrainState:
     """Tokens that the optimizer was trained on before step 0, in earlier stages; averaged weights count them."""
     agreed_step: StepsDone | None = None
     """Steps done when all devices last agreed (``training/recheck.py``); None if they are not checked."""
-    losses_since_save: list[float] = dataclasses.field(default_factory=list)
+    losses_since_save: tuple[float, int] = (0.0, 0)
+    """Sum and number of the finite ones."""
     first_losses: FirstLosses = dataclasses.field(default_factory=FirstLosses)
     """Those at step 0 of the held-out sets of the run whose weights this one started from."""
     heldout_losses: dict[StepsDone, float] = dataclasses.field(default_factory=dict)
@@ -132,7 +133,9 @@ class TrainState:
         self.chain = next_chain(self.chain, step, result.digest, result.tokens, result.updated)
         if not result.updated:
             self.skipped_updates = with_skipped_update(self.skipped_updates, step)
-        self.losses_since_save.append(result.loss)
+        if math.isfinite(result.loss):
+            total, number = self.losses_since_save
+            self.losses_since_save = total + result.loss, number + 1
 
     def tensors(self) -> dict[str, Tensor]:
         """Return the tensors of a checkpoint of the current step."""
@@ -140,8 +143,8 @@ class TrainState:
 
     def meta(self, data: Data, world: World, labels: dict[str, str]) -> Meta:
         """Return the metadata of a checkpoint of the current step."""
-        losses = list(filter(math.isfinite, self.losses_since_save))
-        metrics = {"loss": sum(losses) / len(losses)} if losses else {}
+        total, number = self.losses_since_save
+        metrics = {"loss": total / number} if number else {}
         if self.step in self.heldout_losses:
             metrics["heldout_loss"] = self.heldout_losses[self.step]
         others = branch.components_of(self.tokens_before) | self.first_losses.components
