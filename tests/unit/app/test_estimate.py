@@ -166,7 +166,13 @@ def test_a_batch_that_is_dealt_unevenly_is_told_with_one_near_it_that_is_not() -
     assert found.better_mean > found.evenness.mean
     assert found.describe().endswith(f"54.2% at 24; more even: 56 rows, {found.better_mean:.1%}")
     cells = CONFIG.override(
-        {**wide, "stream.global_batch": 48, "parallel.strategy": "zero3", "parallel.shard_workers": 6}
+        {
+            **wide,
+            "stream.global_batch": 48,
+            "stream.lanes": 48,
+            "parallel.strategy": "zero3",
+            "parallel.shard_workers": 6,
+        }
     )
     assert (estimate_evenness(cells).evenness.mean, estimate_evenness(cells).better_rows) == (
         pytest.approx((1 + 1 + 8 / 9 + 1) / 4),
