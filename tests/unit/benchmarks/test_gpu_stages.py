@@ -25,6 +25,7 @@ def run(out: Path, *flags: str, status: int = 0) -> tuple[str, dict[str, Any]]:
     return done.stdout, json.loads(done.stdout.splitlines()[-1])
 
 
+@pytest.mark.full
 @pytest.mark.slow
 @pytest.mark.distributed
 def test_every_stage_ends_without_a_gpu_and_says_what_it_skipped(tmp_path: Path) -> None:
