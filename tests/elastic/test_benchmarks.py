@@ -34,6 +34,7 @@ def test_a_node_is_lost_and_a_step_is_measured_without_all_that() -> None:
     assert claims("recovery").keys() >= {"steady_state_cost", "kill_steps_lost"}
 
 
+@pytest.mark.full
 def test_a_race_of_sweeps_has_its_end() -> None:
     assert claims("sweep", "--only", "race").keys() == {"worker_seconds_vs_fixed_asha", "trial_start_vs_bare_tune"}
 
