@@ -55,7 +55,7 @@ def dashboard(tab: browser.Tab, address: str) -> None:
         value=os.environ["RAY_AUTH_TOKEN"],
         url=f"http://{host}:{port}",
     )
-    for page, shows in (("jobs", "shown"), ("actors", "shown/worker")):
+    for page, shows in (("actors", "shown/worker"), ("jobs", "RUNNING")):
         tab.open(f"http://{address}/#/{page}", width=1400)
         tab.value("location.reload()")
         assert tab.becomes(f"document.body.innerText.includes('{shows}')"), f"Ray's {page} page does not show {shows}"
@@ -130,9 +130,9 @@ def main() -> None:
             ready.wait()
             try:
                 with browser.tab(program, Path(name) / "profile") as tab:
-                    dashboard(tab, address)
                     live(tab, f"{root}/shown")
                     tracked(tab, uri, f"{root}/shown")
+                    dashboard(tab, address)
             except BaseException as error:
                 problems.append(error)
             open_run(f"{root}/shown").stop()
