@@ -29,6 +29,7 @@ _MOST_BYTES = 2**20
 _MOST_DEPTH = 200
 """Brackets inside each other; a config has three."""
 _BRACKETS = re.compile(r"[\[\]{}]")
+_LISTS = re.compile(rf"^[ \t]*(?:-[ \t]+){{{_MOST_DEPTH + 1}}}", re.MULTILINE)
 _PROBLEMS_SHOWN = 30
 _SHOWN = 500
 """Characters of YAML's errors that are shown."""
@@ -109,9 +110,11 @@ def read_yaml(text: str | bytes) -> Any:
 
 def check_depth(text: str | bytes) -> None:
     """Raise RecursionError where brackets of YAML nest so deeply that PyYAML, whose time grows with the square of their depth,
-    would take minutes to say so."""
-    depth = 0
-    for bracket in _BRACKETS.findall(text if isinstance(text, str) else text.decode("latin-1")):
+    would take minutes to say so; or where the lists that begin in one line do, whatever depth this process may call to."""
+    depth, characters = 0, text if isinstance(text, str) else text.decode("latin-1")
+    if _LISTS.search(characters):
+        raise RecursionError(f"lists nest deeper than {_MOST_DEPTH}")
+    for bracket in _BRACKETS.findall(characters):
         depth += 1 if bracket in "[{" else -1
         if depth > _MOST_DEPTH:
             raise RecursionError(f"brackets nest deeper than {_MOST_DEPTH}")
