@@ -1,4 +1,4 @@
-"""What pydantic finds wrong with a value, in words for users."""
+"""Words for users in place of pydantic's messages about a bad value."""
 
 from __future__ import annotations
 

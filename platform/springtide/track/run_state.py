@@ -1,4 +1,4 @@
-"""Tells in words what a run does, from its events: the one place for handles, lists, pages and ``springtide run watch``."""
+"""The state of a run in words, derived from its events. Handles, lists, pages and ``springtide run watch`` all use it."""
 
 from __future__ import annotations
 
