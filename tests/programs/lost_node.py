@@ -26,6 +26,7 @@ from springtide.checkpoint.restore import restore
 from springtide.checkpoint.shared_memory import NO_STEP
 from springtide.checkpoint.snapshots import Snapshotter, restore_from_snapshots
 from springtide.checkpoint.tensors import named_tensors
+from springtide.elastic.copies import place
 from springtide.on_ray.cluster.notices import PreemptionWatchers
 from springtide.on_ray.cluster.session import NAMESPACE
 from springtide.on_ray.train import snapshot_saver
@@ -118,9 +119,12 @@ def main() -> None:
         return ray.get([getattr(rank, method).remote(*arguments) for rank in ranks], timeout=60)
 
     found: dict[str, Any] = {}
-    # each node's peer is the next in the ring of their ids: the first is lost, the second has a torn stage
-    nodes.sort(key=lambda node: node.node_id)
-    ids = [node.node_id for node in nodes]
+    # the copies of each lie on the next: the first is lost, the second has a torn stage
+    by_id = {node.node_id: node for node in nodes}
+    holds = place(by_id, {}, 1)
+    ids = [min(by_id)]
+    for _ in nodes[1:]:
+        ids += holds[ids[-1]]
     head = ray.get_runtime_context().get_node_id()
     ranks = [start(rank, node, 1) for rank, node in enumerate(ids)]
     everyone(ranks, "pair", everyone(ranks, "node"))
@@ -128,7 +132,7 @@ def main() -> None:
         found.setdefault("problems", []).extend(filter(None, everyone(ranks, "snapshot", step)))
     ray.get(ranks[2].snapshot.remote(5))  # which the others never ended
     ray.get(ranks[1].tear.remote())
-    cluster.remove_node(nodes[0], allow_graceful=False)
+    cluster.remove_node(by_id[ids[0]], allow_graceful=False)
     for rank in ranks[1:]:
         ray.kill(rank)
     heir = start(0, ids[1], 2)
