@@ -21,7 +21,7 @@ from springtide.config import Config
 from springtide.dist import Connections, World, end_group
 from springtide.dist import world as world_of
 from springtide.elastic import Interrupt
-from springtide.elastic.survivors import LiveShard, newest_whole
+from springtide.elastic.survivors import LiveShard, newest_holders
 from springtide.events import Event
 from springtide.store import Folder
 from springtide.stream import open_data
@@ -142,7 +142,7 @@ def train_through_a_loss(
     (place / "offer").with_suffix(f".{rank}").write_bytes(pickle.dumps(tuple(offer)))
     told = [place / f"offer.{one}" for one in survivors]
     _await(told)
-    holders = newest_whole([LiveShard(*pickle.loads(one.read_bytes())) for one in told])
+    holders = newest_holders([LiveShard(*pickle.loads(one.read_bytes())) for one in told])
     if rank in holders:
         live.deposit(holders)
     del run, live

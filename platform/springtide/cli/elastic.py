@@ -79,8 +79,6 @@ def _simulate_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--lanes", metavar="N", type=int, default=0, help=lanes)
     copies = "copies of each snapshot in memory, as checkpoint.memory_copies"
     parser.add_argument("--copies", metavar="N", type=int, default=1, help=copies)
-    placement = "where copies lie: on neighbours by name, at random, or in other zones and racks"
-    parser.add_argument("--copies-on", choices=["name", "random", "domain"], default="random", help=placement)
     replicas = (
         "workers that hold one copy of the state on their devices: 1 for DDP, the shards of HSDP; 0: none is used"
     )
@@ -140,7 +138,6 @@ def _simulate(options: argparse.Namespace) -> int:
         warm_up_s=options.warm_up,
         notice_s=options.notice,
         copies=options.copies,
-        placement=options.copies_on,
         replica_shards=options.replica_shards,
         store_every_s=options.store_every,
         save_s=options.save,

@@ -6,6 +6,7 @@ import dataclasses
 import random
 from collections.abc import Iterator
 
+from springtide.elastic.copies import Domain
 from springtide.elastic.traces import Trace, of_nodes
 
 
@@ -33,7 +34,7 @@ def poisson_failures(nodes: int, length_s: float, rates: FailureRates, seed: int
     (4, 48, 57)
     """
     rows = [(0.0, True, _name(place, 0)) for place in range(nodes)]
-    places, hangs, domains = list(range(nodes)), list[float](), dict[str, str]()
+    places, hangs, domains = list(range(nodes)), list[float](), dict[str, Domain]()
     returns_s, lives = [0.0] * nodes, [0] * nodes
     chance = random.Random(seed)
     for time_s in _times(chance, rates.mttf_s, length_s):
@@ -51,7 +52,7 @@ def poisson_failures(nodes: int, length_s: float, rates: FailureRates, seed: int
                 if returns_s[place] < length_s:
                     rows.append((returns_s[place], True, _name(place, lives[place])))
     for place in places:
-        domains |= {_name(place, life): f"rack{place // rates.rack_nodes}" for life in range(lives[place] + 1)}
+        domains |= {_name(place, life): (f"rack{place // rates.rack_nodes}",) for life in range(lives[place] + 1)}
     return dataclasses.replace(of_nodes(rows), end_s=length_s, domains=domains, hangs_s=tuple(hangs))
 
 

@@ -14,7 +14,7 @@ from collections.abc import Collection, Mapping, Sequence
 from types import MappingProxyType
 from typing import NamedTuple
 
-from springtide.elastic.copy_ring import Placement, copy_ring, replicas_lost
+from springtide.elastic.copies import place
 from springtide.elastic.evenness import evenness, most_lanes
 from springtide.elastic.node_table import Node, NodeTable
 from springtide.elastic.policy import (
@@ -29,6 +29,7 @@ from springtide.elastic.policy import (
     decide,
 )
 from springtide.elastic.restart_forecast import STEPS_TO_LEAVE, RestartForecast
+from springtide.elastic.survivors import replicas_lost
 from springtide.elastic.traces import Trace
 
 _SOON_S = 1e-3
@@ -48,7 +49,7 @@ class Costs(NamedTuple):
     notice_s: float = 120.0
     """Between a notice and the loss; 0 for no notice [s]."""
     copies: int = 1
-    """Copies of each snapshot in memory, on the next nodes in a ring."""
+    """Copies of each snapshot in memory, on other nodes, as ``copies.place`` has it."""
     store_every_s: float = 600.0
     """Save interval of checkpoints in the store, used if the snapshots are lost, too [s]."""
     save_s: float = 0.0
@@ -60,8 +61,6 @@ class Costs(NamedTuple):
     replica_shards: int = 0
     """Workers that hold one copy of the state on their devices: 1 for DDP, the shards of HSDP; a lost node then costs only the
     step under way while a copy is left. 0: there is one copy, or none is used."""
-    placement: Placement = "random"
-    """Order of the ring of copies."""
     hang_s: float = 300.0
     """Time until a hang is found [s]."""
 
@@ -241,11 +240,12 @@ class Simulation:
         self._end_group()
 
     def _memory_lost(self, nodes: Collection[str], gone: Collection[str]) -> bool:
-        costs = self._costs
-        lost, others = len({*nodes} & {*gone}), len({*nodes}) - 1
-        if lost <= min(costs.copies, others):  # too few to have all copies of anything
+        """Return whether a node and all that hold copies of its snapshots are gone."""
+        copies, lost = self._costs.copies, {*nodes} & {*gone}
+        if len(lost) <= min(copies, len({*nodes}) - 1):  # too few to have all copies of anything
             return False
-        return copy_ring(nodes, costs.copies, costs.placement, self._domains).is_lost(gone)
+        holders = place(nodes, self._domains, copies)
+        return any(lost.issuperset(holders[node]) for node in lost)
 
     def _go_back(self, kept_s: float) -> None:
         """Return to what the group had after ``kept_s`` of training [s]."""

@@ -20,6 +20,7 @@ import random
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
+from springtide.elastic.copies import Domain
 from springtide.errors import ConfigError, explain
 
 
@@ -37,8 +38,8 @@ class Trace:
 
     changes: tuple[Change, ...]
     end_s: float
-    domains: Mapping[str, str] = dataclasses.field(default_factory=dict)
-    """Node -> what it shares with others that are lost together: a zone, a rack."""
+    domains: Mapping[str, Domain] = dataclasses.field(default_factory=dict)
+    """Failure domains of the nodes for which they are known."""
     hangs_s: tuple[float, ...] = ()
     """When a process hangs though no node is lost [s]."""
 
@@ -134,7 +135,7 @@ def larger(trace: Trace, times: int, seed: int = 0) -> Trace:
             ended = _there(trace, trace.end_s) - _there(trace, 0.0)
             rows += [(again_s, False, f"{copy}-{node}") for node in ended]
             rows += _moved(trace, copy, again_s, -math.inf, begin_s)
-    domains = {node: node.partition("-")[0] for _, _, node in rows}
+    domains = {node: (node.partition("-")[0],) for _, _, node in rows}
     return dataclasses.replace(of_nodes(rows), end_s=trace.end_s, domains=domains)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from springtide.elastic.survivors import LiveShard, covers, newest_whole
+from springtide.elastic.survivors import LiveShard, covers, newest_holders
 
 
 @given(st.integers(1, 4), st.integers(1, 4), st.data())
@@ -20,9 +20,9 @@ def test_the_newest_step_of_which_every_shard_survives_is_found_and_all_that_hav
         have = tuple(offer.rank for offer in offers if offer.step == step)
         if {rank % num_shards for rank in have} == set(range(num_shards)):
             expected = have
-    assert newest_whole(data.draw(st.permutations(offers))) == expected
+    assert newest_holders(data.draw(st.permutations(offers))) == expected
 
 
 def test_one_copy_of_a_sharded_state_does_not_survive_the_loss_of_a_rank() -> None:
-    assert newest_whole([LiveShard(rank, 9, rank, 4) for rank in (0, 1, 3)]) == ()
+    assert newest_holders([LiveShard(rank, 9, rank, 4) for rank in (0, 1, 3)]) == ()
     assert not covers([], 1)

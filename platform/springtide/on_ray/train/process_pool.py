@@ -18,7 +18,7 @@ from ray.exceptions import RayError
 from springtide.elastic.health import Health, unfit
 from springtide.elastic.patience import StartTimes, ban_s
 from springtide.elastic.policy import Node
-from springtide.elastic.survivors import LiveShard, newest_whole
+from springtide.elastic.survivors import LiveShard, newest_holders
 from springtide.on_ray._ray_private import Worker, WorkerGroupStartupFailedError
 from springtide.on_ray.cluster.nodes import unanswering
 from springtide.on_ray.names import name_of
@@ -336,7 +336,7 @@ def _outcomes(asked: Sequence[tuple[Worker, ObjectRef]], wait_s: float) -> list[
 def _settled(outcomes: Sequence[tuple[Worker, Outcome]]) -> list[tuple[Worker, Outcome]]:
     """Have those that offer what they have of the newest whole state hold it; return the last outcome of each worker."""
     offers = [(worker, offer) for worker, offer in outcomes if isinstance(offer, LiveShard)]
-    ranks = newest_whole([offer for _, offer in offers])
+    ranks = newest_holders([offer for _, offer in offers])
     part = set(ranks)
     asked = [
         (worker, worker.actor.execute.remote(settle, ranks if offer.rank in part else ())) for worker, offer in offers
