@@ -25,8 +25,8 @@ MODULES = (
     *("springtide.app.prepare", "springtide.app.resolve", "springtide.stream.batches"),
     *("springtide.checkpoint.checkpointer", "springtide.objective.next_token", "springtide.training.step_metrics"),
     *("springtide.app.train", "springtide.app.sweep", "springtide.app.drill", "springtide.app.simulate"),
-    *("springtide.elastic.evenness", "springtide.elastic.survivors"),
-    *("springtide.elastic.failures", "springtide.elastic.node_table"),
+    *("springtide.elastic.evenness", "springtide.elastic.survivors", "springtide.elastic.copies"),
+    *("springtide.elastic.failures", "springtide.elastic.node_table", "springtide.elastic.restart_forecast"),
     *("springtide.app.estimate", "springtide.run.folder", "springtide.run.verify", "springtide.track.ledger"),
     *("springtide.config.files", "springtide.config.schema", "springtide.config.recipes", "springtide.errors"),
     *(

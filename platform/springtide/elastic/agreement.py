@@ -1,11 +1,11 @@
-"""Decide which devices compute wrong results: several ranks compute the same micro-batch, and their results are compared.
+"""Find devices that compute wrong results: several ranks compute the same micro-batch, and their results are compared.
 
     round 1   each rank computes again what the next rank computed in the step       all agree: done
     round 2   two more results for each: with three ranks or more, the rank's own once more and one by a third rank;
               with two, everything once more
 
-A rank is named if it contradicts itself, or if the majority of three ranks contradicts it. Of two ranks that each repeat their
-own result nobody can be named.
+A rank is named if it contradicts itself, or if two of three ranks contradict it. If two ranks disagree and each repeats its
+own result, neither can be named.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 TOLERANCES = {"fp32": 1e-3, "bf16": 0.05, "fp16": 0.02}
-"""Precision -> largest difference between two results that are equal but for rounding, as a share of the loss, or of the
-gradient's norm [ratio]."""
+"""Precision -> largest difference that rounding can make between two results, as a share of the loss or of the gradient's norm
+[ratio]."""
 COST_SHARE = 0.01
-"""Largest share of the time that checks take which are made earlier than they are asked for [ratio]."""
+"""Largest share of the time that checks may take when they are made earlier than ``every_s`` [ratio]."""
 
 
 class MicroBatchResult(NamedTuple):
@@ -45,7 +45,7 @@ class Verdict(NamedTuple):
     wrong: Mapping[int, str] = {}
     """Rank -> why it is named; empty if nobody can be."""
     is_random: bool = False
-    """Whether every rank contradicts itself: the model draws random numbers of its own, and the devices may be right."""
+    """Whether every rank contradicts itself. Then the model draws random numbers of its own, and the devices may be right."""
 
 
 def shifts(num_ranks: int) -> tuple[int, int]:

@@ -30,7 +30,7 @@ class ResourceRequest(NamedTuple):
     unknown, the lowest."""
 
     def limited(self, most: int | None) -> ResourceRequest:
-        """Return the request with at most ``most`` workers, but at least ``min_workers``; None: any number."""
+        """Return the request, limited to ``most`` workers but not below ``min_workers``; None sets no limit."""
         return self if most is None else self._replace(max_workers=max(self.min_workers, min(most, self.max_workers)))
 
 

@@ -1,4 +1,4 @@
-"""Simulate training with checkpoints only, for comparison: every loss costs the time since the last one, and a restart."""
+"""Simulate training with checkpoints only, for comparison: a loss costs all work since the last checkpoint, and a restart."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ class TunedBaseline(NamedTuple):
 def checkpoint_restart(
     trace: Trace, bounds: Bounds, every_s: float, restart_s: float, save_s: float = 0.0
 ) -> SimulationResult:
-    """Simulate training with checkpoints only: one every ``every_s``, which costs ``save_s`` of training; restart on all nodes
-    at every loss, and at the next checkpoint if there are more nodes. A new process costs nothing here."""
+    """Simulate training with checkpoints only. It saves every ``every_s``, and a save takes ``save_s`` of training. It restarts
+    on all nodes at every loss, and at the next checkpoint if there are more nodes. A new process costs nothing here."""
     outcome, now, here = SimulationResult(), 0.0, frozenset[str]()
     group, trains_from, trains = frozenset[str](), math.inf, every_s / (every_s + save_s)
     events = [event for event in timeline(trace, 0.0) if event[1] != "hang"]
@@ -61,7 +61,7 @@ def checkpoint_restart(
 
 
 def tuned_checkpoint_restart(trace: Trace, bounds: Bounds, restart_s: float, save_s: float) -> TunedBaseline:
-    """Simulate training with checkpoints only at the best of ``CADENCES_S`` for this trace, which no one knows before."""
+    """Simulate training with checkpoints only at the best of ``CADENCES_S`` for this trace. Nobody knows it in advance."""
     found = [
         TunedBaseline(every_s, checkpoint_restart(trace, bounds, every_s, restart_s, save_s)) for every_s in CADENCES_S
     ]

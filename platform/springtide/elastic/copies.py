@@ -1,15 +1,16 @@
-"""Place copies of what nodes hold in memory on other nodes, so that what fails together does not hold both.
+"""Place copies of what a node has in memory on other nodes, which should not fail together with it.
 
     nodes of zone a | zone b | zone c       sorted by failure domain; within one, by a hash
     a1 a2 a3 a4       b1 b2    c1 c2        the copies of a node lie half a circle further on: a1 -> b1, ..., c2 -> a4
 
-Half a circle further on is another domain wherever the domain has at most half of the nodes, at every level at once, and each
-node holds as many copies as any other.
+If a domain has at most half of the nodes, half a circle further on is always another domain. This holds at every level, and
+every node holds the same number of copies.
 """
 
 from __future__ import annotations
 
 import bisect
+import functools
 import hashlib
 from collections.abc import Collection, Iterable, Mapping
 
@@ -20,15 +21,14 @@ Domain = tuple[str, ...]
 def place(
     nodes: Iterable[str], domains: Mapping[str, Domain], copies: int, leaving: Collection[str] = ()
 ) -> dict[str, tuple[str, ...]]:
-    """Return the nodes that hold the copies of each of ``nodes``, those of other domains first: deterministic, and each node
-    holds equally many. Takes n log n time.
+    """Return the nodes that hold the copies of each node; those in other domains come first. The result depends on nothing but
+    the arguments, and every node holds the same number of copies. Takes n log n time.
 
     Args:
-        nodes: the nodes of which copies are held; each one may hold copies of others.
-        domains: the failure domain of each; a node without one is alone with the others of which none is known.
-        copies: how many of each; fewer if there are too few nodes.
-        leaving: those of the nodes that hold none, because they will be taken away. Their own copies are spread over the
-            others.
+        nodes: nodes whose memory is copied; each may hold copies of others.
+        domains: failure domain of each node. All nodes without one count as one domain.
+        copies: copies of each node's memory; fewer if there are too few nodes.
+        leaving: nodes that will be taken away, so that they hold no copies. Their own copies are spread over the others.
 
     Examples:
         >>> place(["a1", "a2", "b1", "b2"], {"a1": ("a",), "a2": ("a",), "b1": ("b",), "b2": ("b",)}, 1)
@@ -43,14 +43,17 @@ def place(
         if node in leaving:
             last = max(last + 1, bisect.bisect_left(keys, _key(node, domains)))  # neighbours do not share a holder
             found[node] = _ahead(held, last, min(copies, len(held)))
-    return {node: tuple(sorted(found[node], key=lambda one: shared(domains, node, one))) for node in circle}
+    if copies > 1:
+        for node, holders in found.items():
+            holders.sort(key=functools.partial(shared, domains, node))
+    return {node: tuple(found[node]) for node in circle}
 
 
 def preferred(
     node: str, nodes: Collection[str], domains: Mapping[str, Domain], copies: int, leaving: Collection[str] = ()
 ) -> list[str]:
-    """Return all nodes that may hold copies of ``node``, best first: those of ``place``, then the others, of other domains
-    first. The arguments are those of ``place``.
+    """Return all nodes that may hold copies of ``node``, best first: those that ``place`` returns, then the others, with those
+    in other domains first. The arguments are those of ``place``.
 
     Examples:
         >>> preferred("a1", ["a1", "a2", "b1", "b2"], {"a1": ("a",), "a2": ("a",), "b1": ("b",), "b2": ("b",)}, 1)
@@ -64,7 +67,7 @@ def preferred(
 
 
 def shared(domains: Mapping[str, Domain], one: str, other: str) -> int:
-    """Return how many levels of known failure domains two nodes share: 0 if they are in different ones of the widest level.
+    """Return how many levels of known failure domains two nodes share; 0 if they differ at the widest level.
 
     Examples:
         >>> shared({"a": ("east", "rack 1"), "b": ("east", "rack 2"), "c": ("west", "rack 1")}, "a", "b")
@@ -83,8 +86,13 @@ def _circle(nodes: Iterable[str], domains: Mapping[str, Domain]) -> list[str]:
 
 
 def _key(node: str, domains: Mapping[str, Domain]) -> tuple[Domain, bytes, str]:
-    """Names may tell neighbours, which are lost together: within a domain the order is that of a hash."""
-    return domains.get(node, ()), hashlib.blake2b(node.encode(), digest_size=8).digest(), node
+    """Nodes with neighbouring names may be lost together, so the order within a domain is that of a hash."""
+    return domains.get(node, ()), _hash(node), node
+
+
+@functools.lru_cache(maxsize=1 << 16)
+def _hash(node: str) -> bytes:
+    return hashlib.blake2b(node.encode(), digest_size=8).digest()
 
 
 def _ahead(circle: list[str], here: int, number: int) -> list[str]:

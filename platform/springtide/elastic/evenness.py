@@ -1,4 +1,4 @@
-"""How evenly whole lanes are dealt to workers: a step takes as long as the worker with the most lanes."""
+"""Compute how evenly whole lanes are dealt to workers. A step takes as long as the worker with the most lanes."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _SIZES = 256
 
 
 def most_lanes(lanes: int, workers: int) -> int:
-    """Return the most lanes that a worker owns, which is what a step takes.
+    """Return the most lanes that any worker owns, which decides how long a step takes.
 
     >>> [most_lanes(12, workers) for workers in (6, 7, 8, 11, 12)]
     [2, 2, 2, 2, 1]
@@ -24,7 +24,8 @@ def most_lanes(lanes: int, workers: int) -> int:
 
 
 def speed(lanes: int, workers: int) -> float:
-    """Return how much a group trains in a given time, in workers that are never idle; ``lanes`` 0: work is dealt in any parts.
+    """Return the speed of a group, as the number of workers that would be as fast without idling. ``lanes``: 0 if work is dealt
+    in parts of any size.
 
     >>> speed(12, 8), speed(12, 12), speed(0, 8)
     (6.0, 12.0, 8.0)
@@ -33,7 +34,7 @@ def speed(lanes: int, workers: int) -> float:
 
 
 def evenness(lanes: int, workers: int) -> float:
-    """Return the part of a step in which the mean worker computes; it waits for the worker with the most lanes in the rest.
+    """Return the share of a step in which workers compute, on average. In the rest they wait for the one with the most lanes.
 
     >>> evenness(12, 8), evenness(12, 6)
     (0.75, 1.0)
@@ -65,8 +66,8 @@ def lane_evenness(lanes: int, sizes: Sequence[int]) -> LaneEvenness:
 
 
 def more_even(lanes: int, sizes: Sequence[int]) -> LaneEvenness:
-    """Return the most even number of lanes near ``lanes``, the nearest of those to a thousandth; ``lanes`` itself if none does
-    better.
+    """Return the most even number of lanes near ``lanes``. Of those that are equally even to a thousandth, it is the nearest to
+    ``lanes``, or ``lanes`` itself.
 
     >>> more_even(100, range(8, 13)).lanes
     108

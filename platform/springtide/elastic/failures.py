@@ -1,4 +1,4 @@
-"""Make records of reliable clusters: now and then nodes fail, and are replaced."""
+"""Make records of reliable clusters, where a node fails now and then and is replaced."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from springtide.elastic.traces import Trace, of_nodes
 
 @dataclasses.dataclass(frozen=True)
 class FailureRates:
-    """How often something fails in a cluster, and what."""
+    """How often something fails in a cluster, and what fails."""
 
     mttf_s: float
     """Mean time between failures of the whole cluster [s]."""
@@ -27,7 +27,7 @@ class FailureRates:
 
 
 def poisson_failures(nodes: int, length_s: float, rates: FailureRates, seed: int = 0) -> Trace:
-    """Return a record of ``nodes`` nodes for ``length_s`` in which failures come as a Poisson process.
+    """Return a record of ``nodes`` nodes that lasts ``length_s``; failures are a Poisson process.
 
     >>> found = poisson_failures(4, 100 * 3600.0, FailureRates(mttf_s=3600.0, hangs=0.5))
     >>> found.most, len(found.changes) // 2, len(found.hangs_s)

@@ -15,11 +15,11 @@ _FIRST_RESTART_S = 10.0
 """Assumed time of a restart until one is measured [s]."""
 _REMEMBERED = 9
 _FEW_LEAVES, _MOST_LEAVE_STEPS = 3, 20
-"""Leaves that are too few to say that fewer steps suffice than assumed; most steps that a leave may have failed for."""
+"""With fewer leaves than this, no fewer steps are assumed than at first; after a failed leave, no more than this are."""
 _USUAL_STEPS = 20
 """No step takes longer than this number of median steps."""
 _FIRST_STEP = 12.0
-"""Before its first step a group may be silent this many times as long: it restores, and may compile."""
+"""Before its first step, a group may be silent this many times longer, because it restores and may compile."""
 _MOMENT_S = 1.0
 """Assumed time to the first collective of a group that was complete before its driver looked [s]."""
 

@@ -1,6 +1,6 @@
 """Learn which worker group sizes fit device memory, from groups that trained and groups that ran out of memory.
 
-The fewer workers share a state, the more each holds: what does not fit one group fits no smaller group, but may fit a
+With fewer workers, each holds a larger part of the state. What does not fit one group fits no smaller one, but may fit a
 larger one.
 """
 
@@ -34,8 +34,8 @@ class MemoryLimits:
         return rows // 2
 
     def wait_for_more(self, workers: int, is_over: bool) -> bool:
-        """Record that a group of ``workers`` ran out of memory with one row at once. Returns True if a larger group has
-        trained, and this size has not or is given up (``is_over``): then ``least_workers`` is larger from now on."""
+        """Record that a group of ``workers`` ran out of memory with one row at once. If a larger group has trained, and this
+        size has not or is given up (``is_over``), then ``least_workers`` grows, and the answer is True."""
         beyond = any(size > workers for size in self._trained)
         if not beyond or (workers in self._trained and not is_over):
             return False

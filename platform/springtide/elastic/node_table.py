@@ -1,4 +1,4 @@
-"""The live nodes of a cluster, with what the policy asks of them: a change costs the same at any number of nodes."""
+"""Keep the live nodes of a cluster, with the sums that the policy needs. A change costs the same at any number of nodes."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ class Node(NamedTuple):
     places: int
     """Number of workers that fit on it."""
     leaves_at: float | None = None
-    """When it will be taken away; None if that is not announced [s]."""
+    """When it will be taken away; None if no notice has come [s]."""
     problem: str = ""
     """Why it must not be used; empty if it may."""
     ready: int | None = None
@@ -56,7 +56,7 @@ class NodeTable:
         self.unfit = {node.id: node for node in self.by_id.values() if node.problem}
         """Nodes with a problem."""
         self.key = 0
-        """Tells which nodes are usable, and their places: equal for equal ones, whatever their order."""
+        """Hash of the usable nodes and their places; it does not depend on their order."""
         for item in self.usable_places.items():
             self.key ^= hash(item)
 

@@ -21,13 +21,13 @@ from springtide.elastic.restart_forecast import RestartForecast
 from springtide.elastic.save_interval import mean_time_to_loss
 
 _ENOUGH = 0.5
-"""Least share of the possible workers that starts without waiting for the processes of the others."""
+"""If at least this share of the possible workers is ready, they start without waiting for the others."""
 _GATHER_S = 30.0
-"""How long ready nodes wait for nodes that are not ready yet, so that the group grows once [s]."""
+"""How long ready nodes wait for others, so that the group grows only once [s]."""
 _FORMING_S = 600.0
-"""Joins within less time from the beginning say less of how often nodes join [s]."""
+"""Joins are counted as if the run had lasted this much longer: the first ones say little about how often nodes join [s]."""
 _FAR_S = 3600.0
-"""A node whose loss is announced for later than this is used like any other until then [s]."""
+"""A node that will be taken away later than this is used like any other for now [s]."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,23 +41,23 @@ class Bounds:
     settle_s: float = 2.0
     """Changes within less than this time of each other are one change [s]."""
     reserve_s: float = 5.0
-    """Least time before a node's loss to bring the state to safety after the step; what is measured may need more [s]."""
+    """Least time to bring the state to safety before a node is lost; more is taken if the run has measured more [s]."""
     grow: Literal["when_it_pays", "always", "never"] = "when_it_pays"
     wait_s: float = math.inf
     """How long to wait for ``min_workers`` [s]."""
     expected_loss_s: float = 4 * 3600.0
     """Mean time between node losses, assumed before one is seen [s]."""
     lanes: int = 0
-    """Parts of a step, dealt as a whole: a step takes what the worker with the most of them needs; 0: it has no parts."""
+    """Parts of a step that are never divided: a step takes as long as the worker with the most of them. 0: there are none."""
     shares: bool = False
-    """Whether places on a node that stays may be given to other runs."""
+    """Whether other runs may be given places on a node of this run."""
     fits: int = 1
-    """Fewest workers that have enough memory for a step, as far as known."""
+    """Fewest workers that have enough memory for a step, as far as is known."""
     paused_by: str = ""
     """Who paused the run; empty if it is not paused."""
 
     def speed(self, workers: int) -> float:
-        """Return how much a group of ``workers`` trains in a given time, in workers that are never idle."""
+        """Return the speed of a group of ``workers``, as the number of workers that would be as fast without idling."""
         return speed(self.lanes, workers)
 
     def feasible(self, places: int) -> int:
@@ -96,9 +96,9 @@ class PolicyState(NamedTuple):
     joined: int = 0
     """Places on them."""
     missing: float = 0.0
-    """What the ready nodes would add that the group does not have [workers]."""
+    """Speed that the group would gain by growing to all ready nodes [workers]."""
     missed: float = 0.0
-    """What they would have added since there are any [worker-seconds]."""
+    """Work that it has forgone since it could grow [worker-seconds]."""
     looked_s: float = 0.0
     """When the last decision was made [s]."""
 
@@ -122,7 +122,7 @@ class Stay(NamedTuple):
     until_s: float = math.inf
     """When to decide again even if nothing has changed [s]."""
     save: bool = False
-    """Whether the newest state must come to the store meanwhile: it may be in memory only."""
+    """Whether the newest state, which may be in memory only, must be saved to the store meanwhile."""
 
 
 class Start(NamedTuple):
@@ -167,7 +167,7 @@ def decide(
     memory: PolicyState,
     now: float,
 ) -> tuple[Decision, PolicyState]:
-    """Decide who trains; no other place does. ``nodes``: the live ones; ``group``: None if no group trains; ``memory``:
+    """Decide who trains. This function alone does. ``nodes``: the live nodes; ``group``: None if no group trains; ``memory``:
     the state that the last decision returned. Returns the decision and the new state."""
     table = nodes if isinstance(nodes, NodeTable) else NodeTable(nodes)
     far_s = now + _FAR_S
@@ -290,8 +290,9 @@ def _not_yet(
     by_s: float,
     now: float,
 ) -> Stay | None:
-    """Return why not to leave yet nodes that must be left by ``by_s``; else None. Until then they train, and what else changes
-    needs no restart of its own; the group leaves earlier only to grow, if that pays for what may follow."""
+    """Return why the group should not leave yet, though it must leave some of its nodes by ``by_s``; None if it should leave.
+    Until then these nodes train, and other changes can share the restart. The group leaves earlier only to grow, if the
+    gain also pays for a restart that may follow."""
     if not room.size:
         return Stay("too few nodes would stay to train on, so it trains until then", by_s, save=True)
     if bounds.speed(room.size) <= bounds.speed(workers) or bounds.grow == "never":
@@ -321,9 +322,9 @@ def _quiet(bounds: Bounds, memory: PolicyState, now: float) -> bool:
 def _growth(
     bounds: Bounds, workers: int, room: _Room, prospects: RestartForecast, memory: PolicyState, now: float
 ) -> Stay | Leave:
-    """Decide whether to restart for more workers: if the gain until the next loss is worth it, which needs a restart anyway.
-    Where a usual join alone would be worth one, too, it waits for the next of either, until that has cost as much as a
-    restart."""
+    """Decide whether to restart for more workers. It pays if the gain until the next loss, which forces a restart anyway, is
+    larger than the cost. If the nodes that usually join at once would pay for a restart of their own, the group waits for
+    the next join or loss, until waiting has cost as much as a restart."""
     if room.size <= workers:
         return Stay(f"{workers} workers train")
     more = f"room for {room.size} workers instead of {workers}"

@@ -1,4 +1,4 @@
-"""What a restart costs, and how long before a node's loss its group must be asked to leave."""
+"""Forecast what a restart costs, and how long before the loss of a node its group must be asked to leave."""
 
 from __future__ import annotations
 
@@ -6,39 +6,58 @@ import math
 from typing import NamedTuple
 
 STEPS_TO_LEAVE = 3
-"""A request is made during one step, known to rank 0 after the next one, and agreed on in the one after that; until a run has
-measured how many it takes."""
+"""Steps that a request to leave takes, until a run has measured it: it is made in one step, rank 0 reads it after the next, and
+all ranks agree on it in the third."""
 _MARGIN = 1.5
 _SAVES = 2.5
-"""A save may be under way when the last one is to begin: two saves, and a margin."""
+"""When the last save should begin, another one may be under way. So there is time for two, and a margin."""
 
 
 class RestartForecast(NamedTuple):
-    """Cost of a restart, and how long its gain can last."""
+    """What a restart costs, and how long a larger group can make use of it."""
 
     restart_s: float = 10.0
     left_s: float = math.inf
-    """Training time left at the current group size [s]."""
+    """Training time that the run still needs at the current group size [s]."""
     step_s: float = 0.0
-    """Time of a step, after which a group can leave; infinite while none is measured [s]."""
+    """Time of a step. A group leaves only between two steps. Infinite until one is measured [s]."""
     save_s: float = 0.0
-    """Time of a save to the store; 0 while none is measured [s]."""
+    """Time of a save to the store; 0 until one is measured [s]."""
     copy_s: float = 0.0
-    """Time to copy the state to the memory of nodes that stay; 0 while none is measured [s]."""
+    """Time to copy the state into the memory of nodes that stay; 0 until one is measured [s]."""
     leave_steps: int = STEPS_TO_LEAVE
-    """Steps that begin or end between a request to leave and the last step before it is followed, the most of late."""
+    """Steps from a request to leave until the group leaves, both ends counted: the most of the recent requests."""
 
     def copied_by(self, lost_s: float, reserve_s: float, now: float) -> float:
-        """Return when the copy of a group that is asked to leave ``now`` must be safe in memory, so that there is still time
-        for a save to the store before ``lost_s``; ``lost_s`` itself if there is no time for both, because a save takes
-        longer than a copy [s]."""
+        """Return by when a copy in memory must be complete. If it is late, the group saves to the store instead, and that save
+        must end before the node is lost. If there is no time for a copy and then a save, the answer is ``lost_s``.
+
+        Args:
+            lost_s: when the node is lost [s].
+            reserve_s: least time to leave for the save [s].
+            now: when the group is asked to leave [s].
+
+        Examples:
+            >>> forecast = RestartForecast(step_s=2.0, save_s=20.0, copy_s=1.0)
+            >>> forecast.copied_by(120.0, 5.0, now=60.0), forecast.copied_by(120.0, 5.0, now=90.0)
+            (90.0, 120.0)
+        """
         by_s = lost_s - max(reserve_s, _MARGIN * self.save_s)
         return by_s if now + self.leave_steps * self.step_s + _MARGIN * self.copy_s <= by_s else lost_s
 
     def leaving_s(self, reserve_s: float, durable: bool) -> float:
-        """Return how long before a node's loss its group must be asked to leave: the steps until it leaves, and the time to
-        bring its state to safety. ``durable``: to the store. ``reserve_s`` is the least for the latter [s]. Before a copy is
-        measured there is time for a save as well, should it take long."""
+        """Return how long before the loss of a node its group must be asked to leave: the steps until it leaves, and the time
+        to bring its state to safety [s]. Until a copy has been measured, a save must fit as well, in case the copy is slow.
+
+        Args:
+            reserve_s: least time to bring the state to safety [s].
+            durable: whether the state goes to the store; else to the memory of other nodes.
+
+        Examples:
+            >>> forecast = RestartForecast(step_s=2.0, save_s=20.0, copy_s=1.0)
+            >>> forecast.leaving_s(5.0, durable=False), forecast.leaving_s(5.0, durable=True)
+            (11.0, 56.0)
+        """
         if durable:
             safe_s = max(reserve_s, _SAVES * self.save_s)
         elif self.copy_s:

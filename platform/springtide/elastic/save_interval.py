@@ -15,9 +15,9 @@ class SaveInterval(NamedTuple):
 
 
 def mean_time_to_loss(expected_s: float, observed_s: float, losses: int) -> float:
-    """Return the training time between losses of workers [s]. The expected time counts as one loss seen, so that the
-    first hours of a run do not decide alone (the mean of a Gamma prior of shape 1 over the rate of a Poisson
-    process)."""
+    """Return the mean training time between losses of workers [s]. What was expected counts as one loss that was seen, so
+    that the first hours of a run do not decide alone. (This is a Gamma prior of shape 1 over the rate of a Poisson
+    process.)"""
     return (expected_s + observed_s) / (1 + losses)
 
 

@@ -2,8 +2,8 @@
 
     trace -> joins, notices, losses, hangs --decide()--> groups that train, leave and start -> worker-seconds
 
-Durations that no decision sets (of a restart, of the loss of a node) are given as ``Costs``, measured by a drill. What is lost
-is taken back at once: training returns to the newest state that is left, in devices, memory or store.
+``Costs`` gives the durations that no decision sets, such as that of a restart; a drill measures them. At a loss, training
+returns at once to the newest state that is left, on devices, in memory or in the store, and the work since then is taken back.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Costs(NamedTuple):
     """Durations and copies that the simulation assumes."""
 
     step_s: float = 10.0
-    """Time of a step; with lanes that of the most workers, else at any number of them [s]."""
+    """Time of a step [s]. With lanes, it is that of the largest group, and fewer workers take longer."""
     restart_s: float = 2.5
     """From one group to the next, if the processes are ready [s]."""
     first_start_s: float = 20.0
@@ -51,16 +51,16 @@ class Costs(NamedTuple):
     copies: int = 1
     """Copies of each snapshot in memory, on other nodes, as ``copies.place`` has it."""
     store_every_s: float = 600.0
-    """Save interval of checkpoints in the store, used if the snapshots are lost, too [s]."""
+    """Save interval of checkpoints in the store, which are used if the snapshots are lost, too [s]."""
     save_s: float = 0.0
     """Training time that a save in the store costs [s]."""
     leave_steps: int = STEPS_TO_LEAVE
-    """Steps that begin or end between a request to leave and the last step before it is followed."""
+    """Steps from a request to leave until the group leaves, both ends counted."""
     copy_s: float = 0.5
     """Part of a restart after a notice until the state is safe in memory [s]."""
     replica_shards: int = 0
-    """Workers that hold one copy of the state on their devices: 1 for DDP, the shards of HSDP; a lost node then costs only the
-    step under way while a copy is left. 0: there is one copy, or none is used."""
+    """Workers that together hold one copy of the state on their devices: 1 for DDP, the number of shards for HSDP. While a
+    whole copy is left, a lost node costs only the step under way. 0: copies on devices are not used."""
     hang_s: float = 300.0
     """Time until a hang is found [s]."""
 
@@ -70,10 +70,10 @@ class SimulationResult:
     """Result of a simulated run; times in worker-seconds unless they end in ``_s``."""
 
     possible: float = 0.0
-    """A run without any lost time, always at the size that the nodes allow."""
+    """Worker time of a run that loses no time and always has the size that the nodes allow."""
     productive: float = 0.0
     recomputed: float = 0.0
-    """Work that was lost, and the steps that a loss broke off."""
+    """Work that was lost, with the steps that a loss broke off."""
     restarting: float = 0.0
     waiting_s: float = 0.0
     """Time without enough nodes [s]."""
@@ -81,14 +81,15 @@ class SimulationResult:
     lost_memory: int = 0
     """Number of times that snapshots in memory were lost with their nodes."""
     uneven: float = 0.0
-    """Waits within a step for the workers that have a lane more."""
+    """Waiting within steps for the workers that have one lane more."""
     saving: float = 0.0
     hanging: float = 0.0
-    """Until hangs were found."""
+    """Time until hangs were found."""
 
     @property
     def goodput(self) -> float:
-        """Productive time over all time that groups held workers; as in the ledger, a step counts as a whole."""
+        """Productive time over all time that groups held workers. Waiting within a step counts as productive, as in the
+        ledger."""
         steps = self.productive + self.uneven
         held = steps + self.recomputed + self.restarting + self.saving + self.hanging
         return steps / held if held else 0.0
@@ -120,11 +121,11 @@ class Simulation:
         self._group: WorkerGroup | None = None
         self._trains_from = math.inf
         self._leaves_s = self._hung_until_s = math.inf
-        """When the group leaves as it was asked to, and when it is found to hang."""
+        """When the group leaves because it was asked to, and when its hang is found."""
         self._step_s, self._even, self._trains = costs.step_s, 1.0, 1.0
         """The group's time of a step with its part of a save [s], its evenness, and the share of that time without the save."""
         self._begun = self._stored = _Work()
-        """At the beginning of the group, which is safe in memory, and at the newest checkpoint."""
+        """Work done at the beginning of the group, which is safe in memory, and at the newest checkpoint."""
         self._since_save_s = self._next_save_s = 0.0
         """Training time from the newest checkpoint to the group's beginning, and from that to the next one [s]."""
         self.outcome = SimulationResult()
@@ -225,8 +226,8 @@ class Simulation:
         return max(1, math.ceil(time_s / self._step_s - 1e-9)) * self._step_s
 
     def _lose(self, gone: Collection[str]) -> None:
-        """End the group at once. Where a copy of its state is on devices, it loses the step under way; where one is in memory
-        only, also the one before, the snapshot of which is not complete; else all since the newest checkpoint."""
+        """End the group at once. If devices still have its state, the step under way is lost. If only memory has it, the step
+        before is lost, too, because its snapshot is not complete. Else all work since the newest checkpoint is lost."""
         assert self._group is not None
         shards, nodes = self._costs.replica_shards, self._group.nodes
         if shards and not replicas_lost(nodes, gone, shards):
@@ -331,8 +332,8 @@ class Simulation:
 def simulate(
     trace: Trace, bounds: Bounds, costs: Costs, warm_ups_s: Mapping[str, float] = MappingProxyType({})
 ) -> SimulationResult:
-    """Simulate a run of endless work from the start of ``trace`` to its end, with one worker per node. ``warm_ups_s``:
-    of the nodes for which it was measured."""
+    """Simulate a run that trains from the start of ``trace`` to its end, with one worker per node. ``warm_ups_s``: time until
+    the process of a node is ready, for the nodes where it was measured [s]."""
     return Simulation(trace, bounds, costs, warm_ups_s).run()
 
 

@@ -1,4 +1,4 @@
-"""Read records of spot capacity: which nodes existed, and when.
+"""Read records of spot capacity, which say what nodes existed, and when.
 
     Bamboo         time_ms,add|remove,node             of each node
     SkyPilot       {"metadata": {"gap_seconds"}, "data": [number of nodes at each tick]}
@@ -83,8 +83,8 @@ def read(text: str, name: str) -> Trace:
 
 
 def of_nodes(rows: Iterable[tuple[float, bool, str]]) -> Trace:
-    """Build a trace from (seconds, whether it joins, node); rows that change nothing are ignored. Raises ValueError for a time
-    that is not finite."""
+    """Build a trace from rows of (seconds, whether the node joins, node). Rows that change nothing are ignored. Raises
+    ValueError if a time is not finite."""
     here: set[str] = set()
     by_time: dict[float, tuple[list[str], list[str]]] = {}
     for time_s, joins, node in sorted(rows, key=lambda row: row[0]):
@@ -98,8 +98,8 @@ def of_nodes(rows: Iterable[tuple[float, bool, str]]) -> Trace:
 
 
 def of_numbers(rows: Sequence[tuple[float, int]], last_s: float = 0.0) -> Trace:
-    """Build a trace from (seconds, number of nodes); the last number holds for ``last_s``. Raises ValueError for a negative
-    number, and for times that are not finite and in order."""
+    """Build a trace from rows of (seconds, number of nodes); the last number holds for ``last_s``. Raises ValueError if a
+    number is negative, or if times are not finite and in order."""
     here: list[str] = []
     changes, born, before_s = [], 0, 0.0
     for time_s, number in rows:
@@ -122,8 +122,8 @@ def _check_time(time_s: float, before_s: float = 0.0) -> None:
 
 
 def larger(trace: Trace, times: int, seed: int = 0) -> Trace:
-    """Return a trace with ``times`` times the nodes: that many clusters, each from another place of the record, which
-    repeats from its start. Each is a failure domain."""
+    """Return the trace of ``times`` clusters. Each cluster begins at another place of the record, continues at its start after
+    its end, and is a failure domain."""
     chance = random.Random(seed)
     rows: list[tuple[float, bool, str]] = []
     for copy in range(times):
@@ -140,7 +140,7 @@ def larger(trace: Trace, times: int, seed: int = 0) -> Trace:
 
 
 def smaller(trace: Trace, most: int) -> list[tuple[float, int]]:
-    """Return its (seconds, number of nodes), scaled to 1 to ``most`` nodes; only where the number changes."""
+    """Return rows of (seconds, number of nodes), scaled to 1 to ``most`` nodes, where that number changes."""
     found: list[tuple[float, int]] = []
     for time_s, number in trace.numbers:
         scaled = max(1, math.ceil(number * most / max(1, trace.most)))

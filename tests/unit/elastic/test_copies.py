@@ -1,4 +1,4 @@
-"""Copies lie in other failure domains, equally many on each node, however nodes are spread over domains."""
+"""Copies lie in other failure domains, and each node holds the same number, however nodes are spread over domains."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def zoned(**sizes: int) -> Domains:
 
 
 def racked(zones: int, racks: int, size: int) -> Domains:
-    """Nodes in racks of ``size``, so many a zone."""
+    """Nodes in ``zones`` zones. Each zone has ``racks`` racks, each rack ``size`` nodes."""
     every = itertools.product(range(zones), range(racks), range(size))
     return {f"{zone}-{rack}-{node}": (f"zone {zone}", f"rack {zone}-{rack}") for zone, rack, node in every}
 

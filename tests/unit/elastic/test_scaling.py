@@ -1,4 +1,4 @@
-"""Of how many workers the last still did enough."""
+"""How many workers pay off."""
 
 from __future__ import annotations
 
