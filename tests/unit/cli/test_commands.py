@@ -187,20 +187,7 @@ def test_plan_says_what_a_record_of_capacity_leaves(tmp_path: Path, capsys: pyte
     assert (found["hours"], found["most_nodes"], found["springtide"]["restarts"]) == (1.0, 2, 1)
     assert found["springtide"]["of_ideal"] > found["checkpoint_restart"]["of_ideal"]
     assert found["tuned"]["of_ideal"] > found["checkpoint_restart"]["of_ideal"]
-    dear = [
-        "--copies",
-        "2",
-        "--copies-on",
-        "domain",
-        "--store-every",
-        "60",
-        "--save",
-        "1",
-        "--lanes",
-        "3",
-        "--notice",
-        "0",
-    ]
+    dear = ["--copies", "2", "--store-every", "60", "--save", "1", "--lanes", "3", "--notice", "0"]
     assert main(["simulate", "--trace", str(trace), "--replica-shards", "1", *dear]) == 0
     assert "at springtide's time per restart" in capsys.readouterr().out
     given = ["--trace", str(trace)]
