@@ -52,7 +52,10 @@ def test_a_benchmark_runs_and_ends_with_its_claims(benchmark: str) -> None:
 
 def test_goodput_is_simulated_on_every_record_there_is(tmp_path: Path) -> None:
     found = claims("goodput", "--traces", str(traces(tmp_path)))
-    assert found.keys() == {"goodput_p3_notice", "goodput_p3_gpu_costs", "goodput_2048_reliable"}
+    assert found.keys() == {
+        *("goodput_p3_notice", "goodput_p3_gpu_costs", "goodput_2048_reliable"),
+        *("deadline_met_by_h", "deadline_cost_vs_on_demand"),
+    }
     assert all(0 < claim["value"] <= 1 for claim in found.values())
 
 

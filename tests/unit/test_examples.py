@@ -24,9 +24,20 @@ from springtide.training import TrainLoop
 MODULES = (
     *("springtide.app.prepare", "springtide.app.resolve", "springtide.stream.batches"),
     *("springtide.checkpoint.checkpointer", "springtide.objective.next_token", "springtide.training.step_metrics"),
-    *("springtide.app.train", "springtide.app.sweep", "springtide.app.drill", "springtide.app.simulate"),
+    *(
+        "springtide.app.train",
+        "springtide.app.sweep",
+        "springtide.app.drill",
+        "springtide.app.simulate",
+        "springtide.app.simulate_market",
+    ),
     *("springtide.elastic.evenness", "springtide.elastic.survivors", "springtide.elastic.copies"),
-    *("springtide.elastic.failures", "springtide.elastic.node_table", "springtide.elastic.restart_forecast"),
+    *(
+        "springtide.elastic.failures",
+        "springtide.elastic.market",
+        "springtide.elastic.node_table",
+        "springtide.elastic.restart_forecast",
+    ),
     *("springtide.app.estimate", "springtide.run.folder", "springtide.run.verify", "springtide.track.ledger"),
     *("springtide.config.files", "springtide.config.schema", "springtide.config.recipes", "springtide.errors"),
     *(
@@ -60,6 +71,7 @@ PUBLIC = {
         "drill",
         "simulate_trace",
         "simulate_failures",
+        "simulate_deadline",
         "estimate_memory",
         "estimate_evenness",
         "verify",

@@ -114,7 +114,7 @@ def simulate_trace(
         True
     """
     record = read_trace(trace)
-    _check(costs, ("--times", times, 1, math.inf))
+    check(costs, ("--times", times, 1, math.inf))
     return _simulate(larger(record, times) if times > 1 else record, min_workers, costs, lanes)
 
 
@@ -156,7 +156,7 @@ def simulate_failures(
         (True, True)
     """
     shares = rates.hangs + rates.racks
-    _check(
+    check(
         costs,
         ("--nodes", nodes, 1, math.inf),
         ("--days", days, 1e-3, math.inf),
@@ -171,7 +171,21 @@ def simulate_failures(
     return _simulate(record, min_workers, costs._replace(notice_s=0.0), lanes)
 
 
-def _check(costs: Costs, *more: tuple[str, float, float, float]) -> None:
+def check(costs: Costs, *more: tuple[str, float, float, float]) -> None:
+    """Check that costs are in range, and more options.
+
+    Args:
+        costs: durations and copies.
+        more: for each further option its name, value, and the least and the most that it may be.
+
+    Raises:
+        ConfigError: a value is out of range.
+
+    Examples:
+        >>> check(Costs(), ("--times", 0, 1, math.inf))
+        Traceback (most recent call last):
+        springtide.errors.ConfigError: --times = 0: is not a number of at least 1; give another
+    """
     limits = [(option, getattr(costs, field), least, math.inf) for field, (option, least) in _LEAST.items()]
     for option, value, least, most in (*limits, *more):
         if not (math.isfinite(value) and least <= value <= most):

@@ -9,10 +9,14 @@ import math
 import os
 import secrets
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from springtide.cli.commands import Commands
 from springtide.cli.options import add_config, add_json, add_trust, config_of, print_json, stdout_for_json
 from springtide.errors import ConfigError, explain
+
+if TYPE_CHECKING:
+    from springtide.elastic.simulate import Costs
 
 _ESTIMATE = """  springtide estimate --recipe llama3_8b --workers 16 --vocabulary 128256
   springtide estimate --recipe gpu_1b --workers 8 --parallel.recompute full --json"""
@@ -23,6 +27,7 @@ _DRILL = """  springtide drill --scenario kill    # kill a node during a step: s
   springtide drill --scenario trace --trace p3-trace.csv --faults 12   # and compare with the simulator"""
 _SIMULATE = """  springtide simulate --trace p3-trace.csv                        # goodput of a run on recorded spot capacity
   springtide simulate --trace p3-trace.csv --times 8 --notice 0   # on eight times the nodes, without notices
+  springtide simulate --trace p3-trace.csv --deadline 8 --work 180 --price 3.06 --spot-price 0.92   # and on demand
   springtide simulate --mttf 3.09 --nodes 2048 --restart 20 --lanes 32768   # Llama 3's rate of failures"""
 _NOTICE = """  springtide notice --in 25                     # in a preStop hook of Kubernetes
   trap 'springtide notice --in 60' TERM         # in an sbatch script with --signal=B:TERM@60"""
@@ -55,7 +60,8 @@ def _simulate_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--trace", metavar="FILE", default="", help=trace)
     mttf = "instead of a trace: mean time between failures of a cluster of --nodes that are replaced [h]"
     parser.add_argument("--mttf", metavar="H", type=float, default=0.0, help=mttf)
-    parser.add_argument("--nodes", metavar="N", type=int, default=0, help="with --mttf: number of nodes")
+    nodes = "with --mttf: number of nodes; with --deadline: most workers, 0: the most nodes of the trace"
+    parser.add_argument("--nodes", metavar="N", type=int, default=0, help=nodes)
     parser.add_argument("--days", metavar="N", type=float, default=30.0, help="with --mttf: length of the run [days]")
     parser.add_argument(
         "--spare", metavar="S", type=float, default=120.0, help="with --mttf: time to replace a node [s]"
@@ -87,6 +93,16 @@ def _simulate_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--store-every", metavar="S", type=float, default=600.0, help=every)
     parser.add_argument("--save", metavar="S", type=float, default=0.0, help="training time that a save costs [s]")
     parser.add_argument("--hang", metavar="S", type=float, default=300.0, help="time until a hang is found [s]")
+    deadline = "rent on-demand nodes as well, so that --work is done by then, and print the cost [h]"
+    parser.add_argument("--deadline", metavar="H", type=float, default=0.0, help=deadline)
+    work = "with --deadline: training that the run needs [worker-hours]"
+    parser.add_argument("--work", metavar="N", type=float, default=0.0, help=work)
+    price = "with --deadline: price of an on-demand node, as track.price [dollars/h]"
+    parser.add_argument("--price", metavar="N", type=float, default=0.0, help=price)
+    spot_price = "with --deadline: price of a spot node, as track.spot_price [dollars/h]"
+    parser.add_argument("--spot-price", metavar="N", type=float, default=0.0, help=spot_price)
+    order = "with --deadline: time from the order of an on-demand node until it is there [s]"
+    parser.add_argument("--order", metavar="S", type=float, default=180.0, help=order)
     add_json(parser)
 
 
@@ -146,12 +162,36 @@ def _simulate(options: argparse.Namespace) -> int:
     if bool(options.trace) == bool(options.mttf):
         both = "is given, and --mttf, too" if options.trace else "is missing, and so is --mttf"
         raise ConfigError(explain("--trace", options.trace, both, "give a record of capacity, or how often nodes fail"))
+    if options.deadline:
+        return _simulate_deadline(options, costs)
     if options.trace:
         found = simulate_trace(options.trace, options.times, options.min_workers, costs, options.lanes)
     else:
         rates = FailureRates(options.mttf * 3600, options.spare, options.hangs, options.racks)
         least, seed = options.min_workers, options.seed
         found = simulate_failures(options.nodes, options.days, rates, least, costs, options.lanes, seed)
+    print_json(found.as_dict()) if options.json else print(found.describe())
+    return 0
+
+
+def _simulate_deadline(options: argparse.Namespace, costs: Costs) -> int:
+    from springtide.app.simulate_market import simulate_deadline
+    from springtide.track.ledger import Prices
+
+    if not options.trace:
+        raise ConfigError(explain("--deadline", options.deadline, "needs a record of spot capacity", "give --trace"))
+    found = simulate_deadline(
+        options.trace,
+        options.deadline,
+        options.work,
+        Prices(options.price, options.spot_price),
+        options.nodes,
+        options.order,
+        options.times,
+        options.min_workers,
+        costs,
+        options.lanes,
+    )
     print_json(found.as_dict()) if options.json else print(found.describe())
     return 0
 

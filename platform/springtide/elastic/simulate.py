@@ -32,7 +32,8 @@ from springtide.elastic.restart_forecast import STEPS_TO_LEAVE, RestartForecast
 from springtide.elastic.survivors import replicas_lost
 from springtide.elastic.traces import Trace
 
-_SOON_S = 1e-3
+SOON_S = 1e-3
+"""Shortest time that the clock advances [s]."""
 
 
 class Costs(NamedTuple):
@@ -113,7 +114,8 @@ class Simulation:
     def __init__(self, trace: Trace, bounds: Bounds, costs: Costs, warm_ups_s: Mapping[str, float]) -> None:
         self._bounds, self._costs, self._warm_ups_s = bounds, costs, warm_ups_s
         self._events, self._domains, self._end_s = timeline(trace, costs.notice_s), trace.domains, trace.end_s
-        self._now = 0.0
+        self._now, self._next = 0.0, 0
+        """The time, and the index of the next event."""
         self._nodes = NodeTable()
         self._ready_at: dict[str, float] = {}
         """When the process is ready, for nodes on which it is not yet; in order of joining."""
@@ -132,17 +134,25 @@ class Simulation:
 
     def run(self) -> SimulationResult:
         """Simulate from the start of the trace to its end."""
-        index = 0
         while self._now < self._end_s:
             gone: list[str] = []
-            while index < len(self._events) and self._events[index][0] <= self._now:
-                _, what, nodes = self._events[index]
+            while self._next < len(self._events) and self._events[self._next][0] <= self._now:
+                _, what, nodes = self._events[self._next]
                 gone += self._change(what, nodes)
-                index += 1
-            upcoming = self._events[index][0] if index < len(self._events) else self._end_s
-            wake = self._act(gone)
+                self._next += 1
+            wake = min(self._act(gone), self._look())
+            upcoming = self._events[self._next][0] if self._next < len(self._events) else self._end_s
             self._pass(min(upcoming, wake, self._end_s))
         return self.outcome
+
+    def _look(self) -> float:
+        """Look at the progress between two decisions. Returns when to look again; here there is nothing to look at [s]."""
+        return math.inf
+
+    @property
+    def _left_s(self) -> float:
+        """Training time that is left [s]."""
+        return self._end_s - self._now
 
     def _change(self, what: str, nodes: Sequence[str]) -> list[str]:
         if what == "hang" and self._group is not None and self._trained_s > 0:
@@ -169,12 +179,12 @@ class Simulation:
         if isinstance(decision, Replace):
             self._lose(set(gone))
             decision = self._decide(None)
-        elif self._hung_until_s <= self._now + _SOON_S:
+        elif self._hung_until_s <= self._now + SOON_S:
             self._end_group()
             decision = self._decide(None)
         elif isinstance(decision, Leave) or self._leaves_s < math.inf:
             self._leaves_s = min(self._leaves_s, self._asked_leaves_s())
-            if self._leaves_s > self._now + _SOON_S:
+            if self._leaves_s > self._now + SOON_S:
                 return min(self._leaves_s, self._hung_until_s)
             self._leave(isinstance(decision, Leave) and decision.durable)
             decision = self._decide(None)
@@ -184,9 +194,8 @@ class Simulation:
 
     def _decide(self, group: WorkerGroup | None) -> Decision:
         costs = self._costs
-        left_s = self._end_s - self._now
         prospects = RestartForecast(
-            costs.restart_s, left_s, self._step_s, copy_s=costs.copy_s, leave_steps=costs.leave_steps
+            costs.restart_s, self._left_s, self._step_s, copy_s=costs.copy_s, leave_steps=costs.leave_steps
         )
         decision, self._memory = decide(self._bounds, self._nodes, group, prospects, self._memory, self._now)
         return decision
@@ -296,11 +305,11 @@ class Simulation:
         look_s = min((look for look in looks if look > self._now), default=math.inf)
         if isinstance(decision, Stay):
             look_s = min(look_s, decision.until_s)
-        return max(look_s, self._now + _SOON_S)
+        return max(look_s, self._now + SOON_S)
 
     def _pass(self, until_s: float) -> None:
         """Advance the clock to ``until_s`` and account for the time."""
-        until_s = max(until_s, self._now + _SOON_S)
+        until_s = max(until_s, self._now + SOON_S)
         passed_s = until_s - self._now
         self.outcome.possible += self._bounds.feasible(len(self._nodes.by_id)) * passed_s
         if self._group is None:

@@ -209,6 +209,35 @@ def test_plan_says_what_a_record_of_capacity_leaves(tmp_path: Path, capsys: pyte
     assert main(["simulate", *given]) == 2
 
 
+def test_simulate_says_what_a_deadline_costs_and_refuses_one_that_cannot_be_met(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    trace = tmp_path / "trace.csv"
+    trace.write_text("0,add,a\n0,add,b\n3600000,remove,a\n7200000\n")
+    market = ["simulate", "--trace", str(trace), "--work", "2.9", "--price", "3", "--spot-price", "1"]
+    assert main([*market, "--deadline", "1.9", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert (found["workers"], found["spot"]["in_time"], found["uniform_progress"]["in_time"]) == (2, False, True)
+    assert found["spot"]["dollars"] < found["uniform_progress"]["dollars"] < found["on_demand"]["dollars"]
+    assert main([*market, "--deadline", "1.9"]) == 0
+    assert "TOO LATE" in capsys.readouterr().out
+    for options, said in (
+        (["--deadline", "1.2"], "take 1.51 h; give at least 1.51 (9.03 dollars), or --nodes 3 (10.80 dollars)"),
+        (["--deadline", "3"], "--deadline = 3.0: is later than the end of the record, after 2 h"),
+        (["--deadline", "nan"], "--deadline = nan: is not a number"),
+        (["--deadline", "1.9", "--price", "0"], "--price = 0.0: is missing"),
+        (["--deadline", "1.9", "--spot-price", "4"], "--spot-price = 4.0: is not less than --price (3)"),
+        (
+            ["--deadline", "1.9", "--nodes", "8", "--lanes", "4"],
+            "--nodes = 8: is not from --min-workers (1) to --lanes (4)",
+        ),
+    ):
+        assert main([*market, *options]) == 2
+        assert said in capsys.readouterr().err
+    assert main(["simulate", "--mttf", "3", "--nodes", "8", "--deadline", "3"]) == 2
+    assert "needs a record of spot capacity" in capsys.readouterr().err
+
+
 def test_simulate_says_what_a_reliable_cluster_loses(capsys: pytest.CaptureFixture[str]) -> None:
     cluster = ["--mttf", "8", "--nodes", "32", "--days", "10", "--lanes", "256", "--hangs", "0.2", "--racks", "0.1"]
     assert main(["simulate", *cluster, "--restart", "20", "--hang", "60", "--json"]) == 0
