@@ -42,6 +42,8 @@ class TraceResult:
     """Length of the record [h]."""
     most_nodes: int
     """Largest number of nodes at one time."""
+    unknown_h: float
+    """Time in gaps of the record, where the number of nodes before the gap is assumed [h]."""
     springtide: SimulationResult
     """The run with the policy of real training."""
     checkpoint_restart: SimulationResult
@@ -58,7 +60,7 @@ class TraceResult:
         }
         rows = {name: {"of_ideal": one.of_ideal, **dataclasses.asdict(one)} for name, one in runs.items()}
         rows["tuned"]["every_s"] = self.tuned.every_s
-        return {"hours": self.hours, "most_nodes": self.most_nodes, **rows}
+        return {"hours": self.hours, "most_nodes": self.most_nodes, "unknown_h": self.unknown_h, **rows}
 
     def describe(self) -> str:
         """Return the result as text of a few lines."""
@@ -72,7 +74,21 @@ class TraceResult:
   {theirs.of_ideal:6.1%}  {usual}: {theirs.restarts} restarts
   {tuned.result.of_ideal:6.1%}  {best}: {tuned.result.restarts} restarts
 what springtide's workers did else: {spent}
-{ours.waiting_s / 3600:.1f} hours had too few nodes"""
+{ours.waiting_s / 3600:.1f} hours had too few nodes{gaps(self.unknown_h)}"""
+
+
+def gaps(unknown_h: float) -> str:
+    """Return a line about the gaps of a record; empty if there are none.
+
+    Args:
+        unknown_h: time in gaps [h].
+
+    Examples:
+        >>> gaps(0.0), gaps(2.0)
+        ('', '\\nthe record says nothing about 2.0 hours: the number of nodes before each gap is assumed')
+    """
+    line = f"\nthe record says nothing about {unknown_h:.1f} hours: the number of nodes before each gap is assumed"
+    return line if unknown_h else ""
 
 
 def read_trace(path: str) -> Trace:
@@ -206,6 +222,7 @@ def _simulate(record: Trace, min_workers: int, costs: Costs, lanes: int) -> Trac
     return TraceResult(
         hours=record.end_s / 3600,
         most_nodes=record.most,
+        unknown_h=record.unknown_s / 3600,
         springtide=simulate(record, bounds, costs),
         checkpoint_restart=checkpoint_restart(record, bounds, SAVES_S, RESTART_S),
         tuned=tuned_checkpoint_restart(record, bounds, costs.restart_s, costs.save_s),

@@ -6,7 +6,7 @@ import dataclasses
 import math
 from typing import Any, NamedTuple
 
-from springtide.app.simulate import check, read_trace
+from springtide.app.simulate import check, gaps, read_trace
 from springtide.elastic.evenness import speed
 from springtide.elastic.market import Deadline, always_full, never, uniform_progress, until_the_last
 from springtide.elastic.policy import Bounds
@@ -51,6 +51,8 @@ class MarketResult:
     """Most workers."""
     deadline_h: float
     """Deadline [h]."""
+    unknown_h: float
+    """Time in gaps of the record, where the number of nodes before the gap is assumed [h]."""
     runs: dict[str, MarketRun]
     """Rule -> run."""
 
@@ -67,7 +69,7 @@ class MarketResult:
             }
             for name, run in self.runs.items()
         }
-        return {"workers": self.workers, "deadline_h": self.deadline_h, **rows}
+        return {"workers": self.workers, "deadline_h": self.deadline_h, "unknown_h": self.unknown_h, **rows}
 
     def describe(self) -> str:
         """Return the result as text, a line for each rule."""
@@ -77,7 +79,7 @@ class MarketResult:
             done = f"done after {run.finish_h:.1f} h" if math.isfinite(run.finish_h) else "not done"
             rented = f"{run.outcome.on_demand_s / 3600:.0f} node-hours on demand, {run.outcome.restarts} restarts"
             lines.append(f"  {run.dollars:10.2f} dollars  {_WORDS[name]}: {done}, {rented}{late}")
-        return "\n".join(lines)
+        return "\n".join(lines) + gaps(self.unknown_h)
 
 
 def simulate_deadline(
@@ -151,7 +153,7 @@ def simulate_deadline(
         raise ConfigError(explain("--deadline", deadline_h, limit, "give less, or a longer record"))
     found = {name: simulate_market(record, bounds, costs, plan, rule, start_s) for name, rule in _RULES.items()}
     runs = {name: MarketRun(one, _dollars(one, prices)) for name, one in (found | {"on_demand": alone}).items()}
-    return MarketResult(workers, deadline_h, runs)
+    return MarketResult(workers, deadline_h, record.unknown_s / 3600, runs)
 
 
 def _forever(record: Trace) -> Trace:

@@ -14,14 +14,19 @@ from __future__ import annotations
 import csv
 import dataclasses
 import datetime as dt
+import itertools
 import json
 import math
 import random
+import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from springtide.elastic.copies import Domain
 from springtide.errors import ConfigError, explain
+
+_GAP = 10.0
+"""Samples that are this many usual times apart have a gap between them."""
 
 
 class Change(NamedTuple):
@@ -42,6 +47,8 @@ class Trace:
     """Failure domains of the nodes for which they are known."""
     hangs_s: tuple[float, ...] = ()
     """When a process hangs though no node is lost [s]."""
+    unknown_s: float = 0.0
+    """Time in gaps of a record of samples, where the number before the gap is assumed [s]."""
 
     @property
     def numbers(self) -> list[tuple[float, int]]:
@@ -73,7 +80,8 @@ def read(text: str, name: str) -> Trace:
             return dataclasses.replace(found, end_s=float(last[0]) / 1000)
         if len(rows[0]) == 3:
             times = sorted((dt.datetime.fromisoformat(f"{row[0]} {row[1]}"), int(row[2])) for row in rows)
-            return of_numbers([((time - times[0][0]).total_seconds(), number) for time, number in times])
+            samples = [((time - times[0][0]).total_seconds(), number) for time, number in times]
+            return dataclasses.replace(of_numbers(samples), unknown_s=_gaps_s([time_s for time_s, _ in samples]))
         return of_numbers([(float(row[0]) * 3600, round(float(row[1]))) for row in rows])
     except (ValueError, KeyError, IndexError, TypeError) as error:
         formats = "Bamboo's CSV, SkyPilot's JSON, dated numbers, or hours and numbers"
@@ -116,6 +124,13 @@ def of_numbers(rows: Sequence[tuple[float, int]], last_s: float = 0.0) -> Trace:
     return Trace(tuple(changes), (rows[-1][0] if rows else 0.0) + last_s)
 
 
+def _gaps_s(times_s: Sequence[float]) -> float:
+    """Return the time in gaps between samples, each much longer than the usual time between two samples [s]."""
+    apart_s = [after - before for before, after in itertools.pairwise(times_s)]
+    usual_s = statistics.median(apart_s) if apart_s else 0.0
+    return sum(each - usual_s for each in apart_s if each > _GAP * usual_s)
+
+
 def _check_time(time_s: float, before_s: float = 0.0) -> None:
     if not before_s <= time_s < math.inf:
         raise ValueError(f"{time_s:g} s is no time after {before_s:g} s")
@@ -136,7 +151,7 @@ def larger(trace: Trace, times: int, seed: int = 0) -> Trace:
             rows += [(again_s, False, f"{copy}-{node}") for node in ended]
             rows += _moved(trace, copy, again_s, -math.inf, begin_s)
     domains = {node: (node.partition("-")[0],) for _, _, node in rows}
-    return dataclasses.replace(of_nodes(rows), end_s=trace.end_s, domains=domains)
+    return dataclasses.replace(of_nodes(rows), end_s=trace.end_s, domains=domains, unknown_s=trace.unknown_s)
 
 
 def smaller(trace: Trace, most: int) -> list[tuple[float, int]]:

@@ -63,6 +63,14 @@ def test_another_file_is_refused_by_name(text: str) -> None:
         read(text, "mine")
 
 
+def test_a_record_of_samples_says_how_long_its_gaps_are() -> None:
+    minutes = [*range(10), 100, *range(101, 110)]
+    text = "".join(f"2021-12-11, {10 + minute // 60}:{minute % 60:02}:00, 4\n" for minute in minutes)
+    assert read(text, "file").unknown_s == 90 * 60.0
+    assert larger(read(text, "file"), 2).unknown_s == 90 * 60.0
+    assert read("0,add,a\n60000,add,b\n9000000,remove,a\n9000000\n", "file").unknown_s == 0.0  # changes, no samples
+
+
 @given(numbers, some.integers(1, 4), some.integers(0, 5))
 def test_a_larger_trace_is_as_many_at_once_and_no_node_is_twice(ticks: list[int], times: int, seed: int) -> None:
     trace = of_numbers([(60.0 * tick, number) for tick, number in enumerate(ticks)], 60.0)
