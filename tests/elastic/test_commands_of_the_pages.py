@@ -35,7 +35,7 @@ NOT_RUN = {
     ".venv/bin/python -m": "pytest and pip",
 }
 """The beginning of a command -> what it would need, or who runs it."""
-RUN, NOT_RUN_COUNT = 65, 34
+RUN, NOT_RUN_COUNT = 66, 34
 """How many there are of each: whoever adds a command to a page sees here whether it is run."""
 SLOW = (
     "springtide data label",
@@ -57,6 +57,7 @@ REPLACED = {
     "step-0000000100": "step-0000000060",
     "--step 100": "--step 60",
     "--trace FILE": "--trace trace.csv",
+    "--deadline 8 --work 180": "--deadline 0.9 --work 1.2",
     "--train.total 2M": "--train.total 92160",
     "--train.total 4B --optim.decay 500M": "--train.total 92160 --optim.decay 15360",
     "datasets/DATASET": "DATASET",
