@@ -77,7 +77,7 @@ class MarketResult:
         for name, run in self.runs.items():
             late = "" if run.finish_h <= self.deadline_h else "  TOO LATE"
             done = f"done after {run.finish_h:.1f} h" if math.isfinite(run.finish_h) else "not done"
-            rented = f"{run.outcome.on_demand_s / 3600:.0f} node-hours on demand, {run.outcome.restarts} restarts"
+            rented = f"{run.outcome.on_demand_s / 3600:.1f} node-hours on demand, {run.outcome.restarts} restarts"
             lines.append(f"  {run.dollars:10.2f} dollars  {_WORDS[name]}: {done}, {rented}{late}")
         return "\n".join(lines) + gaps(self.unknown_h)
 
