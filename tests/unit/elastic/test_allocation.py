@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import random
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -136,27 +137,26 @@ def test_no_node_and_no_quota_is_given_twice_and_a_higher_priority_does_not_feel
         assert all(alone[one.client_id] == along[one.client_id] for one in high)
 
 
-@given(NODES, queued(), queued())
+@given(NODES, st.lists(queued(), min_size=1, max_size=4), st.randoms(use_true_random=False))
 def test_what_another_run_still_holds_is_not_used_before_it_is_given_up(
-    nodes: dict[str, dict[str, float]], earlier: list[ResourceRequest], requests: list[ResourceRequest]
+    nodes: dict[str, dict[str, float]], changes: list[list[ResourceRequest]], chance: random.Random
 ) -> None:
-    """Turn by turn each run holds what it may; in the end each has its share, and no node ever had too much."""
-    runs = {one.client_id: one for one in [*earlier, *requests]}
-    holds = share_cluster(nodes, earlier, {})
-    kept = {
-        run: held
-        for run, held in holds.items()
-        if runs[run].resources == {e.client_id: e for e in earlier}[run].resources
-    }
-    known = list(runs.values())
-    shares = share_cluster(nodes, known, kept)
-    for _ in range(3):
-        for one in known:
-            allowed = free_of(nodes, known, shares, kept)[one.client_id]
-            kept[one.client_id] = allowed  # it gives up what it may not keep, and starts what it may use
+    """Runs come, change and look while others still give up what an earlier change took from them. In the end each has its
+    share, and no node ever had too much."""
+    known: dict[str, ResourceRequest] = {}
+    shares: Allocation = {}
+    holds: Allocation = {}
+    for requests in [*changes, [], [], []]:
+        for one in requests:
+            known[one.client_id] = one._replace(resources=KINDS[int(one.client_id[-1]) % 2])
+        all_runs = list(known.values())
+        shares = share_cluster(nodes, all_runs, shares)
+        for one in chance.sample(all_runs, len(all_runs) if not requests else chance.randint(0, len(all_runs))):
+            # it gives up what it may not keep, and starts what it may use
+            holds[one.client_id] = free_of(nodes, all_runs, shares, holds)[one.client_id]
             for node, resources in nodes.items():
-                assert all(used(kept, known, node, kind) <= amount for kind, amount in resources.items())
-    assert {run: held for run, held in kept.items() if held} == {run: held for run, held in shares.items() if held}
+                assert all(used(holds, all_runs, node, kind) <= amount for kind, amount in resources.items())
+    assert {run: held for run, held in holds.items() if held} == {run: held for run, held in shares.items() if held}
 
 
 def test_a_run_is_told_for_whom_it_leaves_and_what_it_waits_for() -> None:

@@ -78,7 +78,9 @@ class WorkerQueue:
         self._nodes: dict[str, dict[str, float]] = {}
         self._quotas = read_quotas()
         self._looked_s = float("-inf")
-        self._changed = True
+        self._changed = self._stale = True
+        """Whether the runs or the nodes have changed; whether what runs hold has, too."""
+        self._granted: Allocation = {}
         again = ray.get_runtime_context().was_current_actor_reconstructed
         self._settled_s = time.monotonic() + (_SETTLE_S if again else 0.0)
 
@@ -87,12 +89,16 @@ class WorkerQueue:
         run = request.client_id
         self._beat(run)
         self._changed |= self._requests.get(run) != request
+        self._stale |= self._holds.get(run) != holds
         self._requests[run], self._holds[run] = request, dict(holds)
         self._look()
         granted: Mapping[str, int] = holds
         if time.monotonic() >= self._settled_s:
-            requests = list(self._requests.values())
-            granted = free_of(self._nodes, requests, self._shares, self._holds)[run]
+            if self._stale:  # not at each call: a hundred runs on a thousand nodes call
+                requests = list(self._requests.values())
+                self._granted = free_of(self._nodes, requests, self._shares, self._holds)
+                self._stale = False
+            granted = self._granted[run]
         self._holds[run] = {n: max(holds.get(n, 0), granted.get(n, 0)) for n in {*holds, *granted}}
         nodes = {node: {kind: amount * n for kind, amount in request.resources} for node, n in granted.items()}
         return WorkerShare(nodes, self._others(run))
@@ -148,7 +154,7 @@ class WorkerQueue:
             self._nodes, self._looked_s = nodes, now
         if self._changed:
             self._shares = share_cluster(self._nodes, list(self._requests.values()), self._shares, self._quotas)
-            self._changed = False
+            self._changed, self._stale = False, True
 
 
 class QueueClient:
@@ -161,9 +167,10 @@ class QueueClient:
 
     def claim(self, config: Config) -> None:
         """Ask for workers for a run."""
-        self._request = request_of(config)
-        self._released.clear()
-        threading.Thread(target=self._beat, name="springtide-queue", daemon=True).start()
+        beats, self._request = self._request is not None, request_of(config)
+        if not beats:
+            self._released.clear()
+            threading.Thread(target=self._beat, name="springtide-queue", daemon=True).start()
 
     def release(self) -> None:
         """Withdraw the request. The last run ends the queue."""
