@@ -16,7 +16,7 @@ from springtide import config as configs
 from springtide.app.queue import queue
 from springtide.errors import ConfigError
 from springtide.on_ray.cluster.session import NAMESPACE
-from springtide.on_ray.cluster.worker_queue import ACTOR, QueueClient, check_quota
+from springtide.on_ray.cluster.worker_queue import ACTOR, QueueClient, check_quota, write_quotas
 
 
 class Run:
@@ -96,6 +96,7 @@ def test_a_higher_priority_gets_what_a_lower_one_gives_up_and_not_before(ray_clu
 
 @pytest.mark.cluster
 def test_a_quota_is_kept_by_all_runs_of_a_queue_and_one_that_excludes_a_run_refuses_it(ray_cluster: str) -> None:
+    write_quotas({})  # whatever tests before have set
     assert queue({"x": 3}).describe() == "no run is in the queue\nqueue x: at most 3 workers"
     one, two, other = Run("one", 1, 4), Run("two", 2, 4), Run("other", 1, 4, team="y")
     try:

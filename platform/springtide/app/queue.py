@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import logging
-import os
 from collections.abc import Mapping
 from typing import NamedTuple
 
 from springtide.errors import ConfigError, explain
+from springtide.on_ray.cluster.session import named_cluster
 from springtide.on_ray.cluster.worker_queue import QueueRow, queue_rows, read_quotas, write_quotas
 
 
@@ -54,27 +53,13 @@ def queue(quotas: Mapping[str, int | None] | None = None) -> QueueTable:
         no run is in the queue
         queue research: at most 8 workers
     """
-    import ray
-
-    from springtide.on_ray.cluster.session import NAMESPACE, set_environment
-
     for name, most in (quotas or {}).items():
         if most is not None and most < 0:
             raise ConfigError(
                 explain(f"the quota of queue {name!r}", most, "is not a number of workers", "give 0 or more")
             )
-    connected, address = ray.is_initialized(), os.environ.get("RAY_ADDRESS", "")
-    if not connected and not address:
-        remedy = "set it to the address of the cluster, such as 10.0.0.5:6379, or to auto on one of its nodes"
-        raise ConfigError(explain("RAY_ADDRESS", address, "names no cluster", remedy))
-    if not connected:
-        set_environment()
-        ray.init(address=address, namespace=NAMESPACE, log_to_driver=False, logging_level=logging.ERROR)
-    try:
+    with named_cluster():
         if quotas:
             kept = {**read_quotas(), **quotas}
             write_quotas({name: most for name, most in kept.items() if most is not None})
         return QueueTable(queue_rows(), read_quotas())
-    finally:
-        if not connected:
-            ray.shutdown()

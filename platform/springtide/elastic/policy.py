@@ -52,7 +52,7 @@ class Bounds:
     shares: bool = False
     """Whether places on a node that stays may be given to other runs."""
     others: str = ""
-    """Of a run that shares the cluster: what it waits for, or for whom it gives workers up, in words."""
+    """What a run that shares the cluster waits for, or for whom it gives workers up, in words."""
     fits: int = 1
     """Fewest workers that have enough memory for a step, as far as known."""
     paused_by: str = ""

@@ -35,8 +35,8 @@ class ClusterShare(Protocol):
         """Withdraw the request."""
 
     def mine(self, timeout_s: float, holds: Mapping[str, int], most: int) -> WorkerShare:
-        """Return what the run may use, if it ``holds`` workers on these nodes and can use at ``most`` so many now. Raises
-        RayError if there is no answer in time."""
+        """Return what the run may use. ``holds``: the workers that it has on each node; ``most``: the number that it can use
+        now, 0 while it is paused. Raises RayError if there is no answer in time."""
 
     def closed(self) -> bool:
         """Return whether the run may not continue."""
