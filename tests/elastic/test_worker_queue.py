@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import subprocess
 import sys
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -49,6 +51,22 @@ class Run:
         self.holds = self.nodes
 
 
+def settle(*runs: Run) -> None:
+    """Let all give up and start what they should: a run gives up what it sees in one look, and says so in the next."""
+    for _ in range(3):
+        for run in runs:
+            run.look()
+            run.obey()
+
+
+def until(run: Run, holds: Callable[[int], bool]) -> int:
+    """Look until ``holds`` is true of the answer, and return it; while Ray restarts the queue there is none."""
+    while True:
+        with contextlib.suppress(ray.exceptions.RayError):
+            if holds(may := run.look()):
+                return may
+
+
 @pytest.mark.cluster
 def test_a_higher_priority_gets_what_a_lower_one_gives_up_and_not_before(ray_cluster: str) -> None:
     low, high = Run("low", 1, 4), Run("high", 2, 2, priority=5, team="y")
@@ -79,15 +97,8 @@ def test_a_higher_priority_gets_what_a_lower_one_gives_up_and_not_before(ray_clu
         assert low.look() == 4
         # Ray restarts the queue: until all have reported, each keeps what it has
         ray.kill(ray.get_actor(ACTOR, namespace=NAMESPACE), no_restart=False)
-        while True:
-            try:
-                may = low.look()
-                break
-            except ray.exceptions.RayError:
-                continue
-        assert may == sum(low.holds.values()) == 2
-        while low.look() < 4:
-            pass  # until it knows that there are no others
+        assert until(low, lambda may: may != 4) == sum(low.holds.values()) == 2
+        assert until(low, lambda may: may != 2) == 4, "now it knows that there are no others"
     finally:
         low.client.release()
     with pytest.raises(ValueError, match="Failed to look up actor"):
@@ -102,15 +113,10 @@ def test_a_quota_is_kept_by_all_runs_of_a_queue_and_one_that_excludes_a_run_refu
     try:
         with pytest.raises(ConfigError, match=r"run.queue.*may have 3 workers, and this run needs 4"):
             check_quota(one.config.override({"elastic.min_workers": 4}))
-        for _ in range(2):
-            for run in (one, two, other):
-                run.look()
-                run.obey()
+        settle(one, two, other)
         assert [run.may for run in (one, two, other)] == [1, 2, 1]
         assert queue({"x": 1}).quotas == {"x": 1}
-        for run in (one, two, other, other):
-            run.look()
-            run.obey()
+        settle(one, two, other)
         assert [run.may for run in (one, two, other)] == [1, 0, 3]
         assert two.others.endswith("queue 'x' may have 1 worker")
         with pytest.raises(ConfigError, match="is not a number of workers"):
