@@ -47,6 +47,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from springtide.app.prepare import prepare
+    from springtide.app.queue import queue
     from springtide.app.resolve import ResolvedRun, resolve
     from springtide.app.sweep import sweep
     from springtide.app.train import sample, train
@@ -69,6 +70,7 @@ __version__ = "0.1.0"
 _DEFINED_IN = {
     **dict.fromkeys(("Config", "load_config", "recipes"), "springtide.config"),
     **dict.fromkeys(("prepare",), "springtide.app.prepare"),
+    **dict.fromkeys(("queue",), "springtide.app.queue"),
     **dict.fromkeys(("ResolvedRun", "resolve"), "springtide.app.resolve"),
     **dict.fromkeys(("sample", "train"), "springtide.app.train"),
     **dict.fromkeys(("sweep",), "springtide.app.sweep"),
@@ -98,6 +100,7 @@ __all__ = [
     "load_config",
     "open_run",
     "prepare",
+    "queue",
     "recipes",
     "resolve",
     "sample",

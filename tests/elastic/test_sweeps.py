@@ -245,13 +245,13 @@ def test_nobody_grows_to_what_was_seen_to_scale_badly(ray_cluster: str) -> None:
         share, other = WorkerPoolClient(pool), WorkerPoolClient(pool)
 
         def workers(of: WorkerPoolClient) -> float:
-            return sum(each["CPU"] for each in of.mine(10.0).values())
+            return sum(each["CPU"] for each in of.mine(10.0).nodes.values())
 
         share.claim(configs.recipes.tiny().override(elastic))
         assert workers(share) == 3
-        share.set_priority(0.0, {1: 100.0, 3: 290.0})
+        share.set_score(0.0, {1: 100.0, 3: 290.0})
         assert workers(share) == 3
-        share.set_priority(0.0, {1: 100.0, 2: 110.0})
+        share.set_score(0.0, {1: 100.0, 2: 110.0})
         assert workers(share) == 1
         other.claim(configs.recipes.tiny().override({**elastic, "elastic.min_workers": 2}))
         assert (workers(share), workers(other)) == (1, 2), "it has what it needs all the same"

@@ -293,6 +293,11 @@ def _check(base: Config, name: str, scheduler: str) -> None:
     if not re.fullmatch(NAME, name):
         limit = "is not the name of a folder below run.root"
         raise ConfigError(explain("--name", name, limit, "begin with a letter or digit; use these, '.', '_' and '-'"))
+    if base.run.queue:
+        problem = "a sweep has the whole cluster, and shares it between its trials"
+        raise ConfigError(
+            explain("run.queue", base.run.queue, problem, "leave it empty, and sweep on a cluster of its own")
+        )
     if not base.train.eval_tokens:
         problem = "evaluates nothing, but trials are compared on held-out rows"
         raise ConfigError(explain("train.eval_tokens", 0, problem, "set it to 100k or so"))

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from springtide.config import Config
 from springtide.elastic import Interrupt
 from springtide.errors import SpringtideError
-from springtide.on_ray.train.worker_lender import WorkerLender
+from springtide.on_ray.train.worker_lender import workers_of
 from springtide.run.folder import Run
 from springtide.run.take_up import read_take_ups
 from springtide.shards import has_more_entries
@@ -28,8 +28,8 @@ _log = logging.getLogger(__name__)
 class DatasetWatcher:
     """Asks a run to stop when its index has new datasets. The same workers then train on."""
 
-    def __init__(self) -> None:
-        self.workers = WorkerLender()
+    def __init__(self, config: Config) -> None:
+        self.workers = workers_of(config)
 
     def __enter__(self) -> DatasetWatcher:
         return self

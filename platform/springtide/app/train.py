@@ -94,7 +94,7 @@ def train(
         from springtide.app.take_up import DatasetWatcher  # Ray loads only when needed
 
         given = config.override({"run.id": found.run.id})
-        with DatasetWatcher() as watcher:
+        with DatasetWatcher(found.config) as watcher:
             while _claim_and_train(found, uri, listen, None, watcher):
                 with decide(given, resume=True, from_scratch=False) as found:
                     pass  # the cluster stays connected: it is the outer block's
@@ -112,6 +112,10 @@ def _claim_and_train(
 ) -> bool:
     """Hold the run and train it to its end, or until it is stopped. Returns True if it was stopped for new datasets."""
     hears = [listen] if listen else []
+    if found.config.run.queue:
+        from springtide.on_ray.cluster.worker_queue import check_quota
+
+        check_quota(found.config)
     with _lease(found) as lease, contextlib.ExitStack() as stack:  # a refused driver has written nothing
         _begin(found, lease.term)
         before = max(
@@ -122,11 +126,12 @@ def _claim_and_train(
             return False
         from springtide.app.control import Controls  # Ray loads only when needed
         from springtide.on_ray.train.ray_metrics import RayMetrics
-        from springtide.on_ray.train.worker_lender import WorkerLender
+        from springtide.on_ray.train.worker_lender import workers_of
 
-        own = WorkerLender() if watcher is None else watcher.workers
+        own = workers_of(found.config) if watcher is None else watcher.workers
         if watcher is None:
             stack.callback(own.end)
+        own.claim(found.config)
         controls = Controls(found.config, found.run, own, before)
         stack.enter_context(controls.carried_out())
         asked = stack.enter_context(watcher.watching(found.config, found.run)) if watcher else threading.Event()

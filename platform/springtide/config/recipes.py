@@ -13,6 +13,7 @@ from collections.abc import Callable
 from typing import Any, Literal
 
 from springtide.config.data import CorpusConfig, ShardsConfig, StreamConfig
+from springtide.config.elastic import ElasticConfig
 from springtide.config.engine import ModelConfig, OptimConfig, ParallelConfig
 from springtide.config.fine_tuning import FINE_TUNING as FINE_TUNING
 from springtide.config.fine_tuning import continued as continued
@@ -22,7 +23,7 @@ from springtide.config.fine_tuning import grow as grow
 from springtide.config.fine_tuning import lora as lora
 from springtide.config.fine_tuning import sft as sft
 from springtide.config.quantities import Tokens
-from springtide.config.schema import CheckpointConfig, Config, ElasticConfig, TrainConfig
+from springtide.config.schema import CheckpointConfig, Config, TrainConfig
 
 _EVAL = Tokens(2**20)
 """Held-out tokens of the recipes for GPUs: an evaluation takes less time than two steps [tokens]."""

@@ -15,6 +15,7 @@ from pydantic import Field, model_validator
 from springtide.config.batch_schedule import Ramp
 from springtide.config.code import CODE_FIELDS
 from springtide.config.data import CorpusConfig, DataConfig, FeedConfig, ShardsConfig, StreamConfig
+from springtide.config.elastic import ElasticConfig
 from springtide.config.engine import ModelConfig, OptimConfig, ParallelConfig
 from springtide.config.objective import ObjectiveConfig
 from springtide.config.only_when import OnlyWhenText
@@ -127,62 +128,6 @@ class CheckpointConfig(Section):
         return self
 
 
-class ElasticConfig(Section):
-    """How many workers, of which size, and how to handle failures and lost nodes."""
-
-    min_workers: int = free(default=1, ge=1)
-    """Fewest workers to train with; with fewer, the run waits [workers]."""
-    max_workers: int = free(default=2, ge=1)
-    """Most workers to use [workers]."""
-    cpus_per_worker: float = free(default=1.0, gt=0)
-    """Logical CPUs that a worker reserves in Ray [cpus]."""
-    gpus_per_worker: float = free(default=0.0, ge=0)
-    """GPUs that a worker reserves in Ray [gpus]."""
-    grow: Literal["when_it_pays", "always", "never"] = free(default="when_it_pays")
-    """Whether to use nodes that join: if they save more time than the restart takes, always, or never [name]."""
-    max_failures: int = free(default=3, ge=0)
-    """Worker failures to recover from before the run stops; lost nodes do not count [failures]."""
-    settle: Seconds = free(default=Seconds(2.0), ge=0)
-    """Cluster changes that follow each other faster than this cause one restart [s]."""
-    wait: Seconds = free(default=Seconds(0.0), ge=0)
-    """How long to wait for ``min_workers`` before the run ends; it can be resumed later; 0 waits forever [s]."""
-    reserve: Seconds = free(default=Seconds(5.0), ge=0)
-    """Least time before an announced loss that is reserved for saving the state; what was measured may need more [s]."""
-    hang: Seconds = free(default=Seconds(300.0), ge=0)
-    """Time without a step, and without progress of a save or an evaluation, after which workers count as hung and are
-    restarted; at least twenty usual steps; before their first step twelve times as long, before their first collective four
-    times as long as earlier groups took, if less; three usual steps and 10 s where all wait for one; 0 waits forever [s]."""
-    compare: Seconds = free(default=Seconds(60.0), ge=0)
-    """How often the devices of all workers are compared during training, to name slow ones; 0 never [s]."""
-    recheck: Seconds = free(default=Seconds(60.0), ge=0)
-    """How often a micro-batch of each worker is computed again by another one, to find devices that compute wrong results;
-    costs the time of one micro-batch; 0 never [s]."""
-    notices: Literal["auto", "aws", "gcp", "azure", "file", "off"] = free(default="auto")
-    """Where each node polls for preemption notices: ``auto`` the cloud that its firmware names, and ``notice_file``; a named
-    cloud and the file; ``file`` the file only; ``off`` nowhere [name]."""
-    notice_file: str = free(default="/tmp/springtide-notice-{uid}")
-    """File on each node in which a hook writes the seconds that are left, as `springtide notice` does; ``{uid}`` in it stands
-    for the number of the user, and of root, whose notice is for all; ``{node}`` for the node's id in Ray. A file of
-    another user is refused; empty reads none [name]."""
-    metadata_url: str = free(default="")
-    """URL of the cloud's metadata service; empty is the default address, which all clouds share [url]."""
-    leave_on_rebalance: bool = free(default=False)
-    """Whether to leave a node that AWS recommends to rebalance, before its loss is certain [flag]."""
-
-    @model_validator(mode="after")
-    def _check(self) -> ElasticConfig:
-        if self.min_workers > self.max_workers:
-            raise ValueError(
-                explain(
-                    "elastic.min_workers",
-                    self.min_workers,
-                    f"must be at most elastic.max_workers = {self.max_workers}",
-                    "lower it or raise max_workers",
-                )
-            )
-        return self
-
-
 class TrackConfig(Section):
     """Where a run reports to."""
 
@@ -216,6 +161,11 @@ class RunConfig(Section):
     """Name of the run and of its folder; empty generates one [name]."""
     root: str = free(default="runs")
     """Folder or fsspec URL that holds runs [url]."""
+    queue: str = free(default="", pattern=NAME)
+    """Queue of a cluster that several runs share: those of all queues get workers by ``priority``, those of one queue no more
+    than its quota. Empty takes what no other run has [name]."""
+    priority: int = free(default=0)
+    """Priority in the queue: a run with a higher one takes workers from those with lower ones after their steps [1]."""
 
 
 class Config(Section):
@@ -333,6 +283,9 @@ class Config(Section):
                     "raise stream.global_batch or lower max_workers",
                 )
             )
+        if self.run.priority and not self.run.queue:
+            problem, remedy = "is for runs in a queue, and run.queue is empty", "set run.queue, or leave this at 0"
+            found.append(explain("run.priority", self.run.priority, problem, remedy))
         if self.parallel.shards and self.elastic.min_workers % self.parallel.shards:
             found.append(
                 explain(

@@ -1,15 +1,17 @@
-"""Allocate the workers of a cluster that several runs share: the rule of the allocation ledger.
+"""Allocate the workers of a cluster that several runs share.
 
     places on each node + each run's request + what it holds -> each run's workers on each node
 
-Runs are served by priority. Each gets its minimum while there is capacity; the rest goes to the run with the fewest
-workers for its weight. A run keeps its workers and their nodes as long as that is equally fair.
+Requests of a higher priority are served in full first. Among equals each gets its minimum while there is capacity, by score and
+then by arrival; the rest goes to the run with the fewest workers for its weight. A run keeps its workers and their nodes as
+long as that is equally fair. All runs of a queue together get no more workers than its quota.
 """
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 Allocation = dict[str, dict[str, int]]
@@ -25,22 +27,53 @@ class ResourceRequest(NamedTuple):
     weight: float = 1.0
     worker_multiple: int = 1
     """Workers come in multiples of this."""
-    priority: float = -math.inf
-    """How well the client does; higher is better. Clients with the lowest priority lose workers first. Default:
-    unknown, the lowest."""
+    score: float = -math.inf
+    """How well the client does; higher is better. Clients with the lowest score lose workers first. Default: unknown, the
+    lowest."""
+    priority: int = 0
+    """Requests of a higher priority are served in full first."""
+    queue: str = ""
+    """The queue that the client is in, which may have a quota."""
+    resources: tuple[tuple[str, float], ...] = ()
+    """Resources of one worker, by kind; for ``share_cluster``."""
+
+    @property
+    def least(self) -> int:
+        """The fewest workers, as a multiple."""
+        return -(-self.min_workers // self.worker_multiple) * self.worker_multiple
 
     def limited(self, most: int | None) -> ResourceRequest:
         """Return the request, limited to ``most`` workers but not below ``min_workers``; None sets no limit."""
         return self if most is None else self._replace(max_workers=max(self.min_workers, min(most, self.max_workers)))
 
 
+class WorkerShare(NamedTuple):
+    """What a run may use of a cluster that it shares."""
+
+    nodes: dict[str, dict[str, float]]
+    """Node -> resources."""
+    others: str = ""
+    """What it waits for, or for whom it gives workers up, in words; empty if neither."""
+
+
 def allocate(
-    places: Mapping[str, int], claims: Sequence[ResourceRequest], held: Mapping[str, Mapping[str, int]]
+    places: Mapping[str, int],
+    claims: Sequence[ResourceRequest],
+    held: Mapping[str, Mapping[str, int]],
+    quotas: Mapping[str, int] | None = None,
 ) -> Allocation:
-    """Return what each run gets: no workers, or ``min_workers`` to ``max_workers``. ``places``: workers that fit on
-    each node; ``claims``: in order of arrival; ``held``: the previous allocation."""
-    ranked = sorted(claims, key=lambda claim: -claim.priority)
-    sizes = _sizes(sum(places.values()), ranked, {run: sum(nodes.values()) for run, nodes in held.items()})
+    """Return what each run gets: no workers, or ``min_workers`` to ``max_workers``.
+
+    Args:
+        places: workers that fit on each node, the same for all runs.
+        claims: in order of arrival.
+        held: the previous allocation.
+        quotas: queue -> workers that all its runs together may have; a queue without one is not limited.
+    """
+    ranked = ranking(claims)
+    sizes = _sizes(
+        sum(places.values()), ranked, {run: sum(nodes.values()) for run, nodes in held.items()}, quotas or {}
+    )
     left, shares = dict(places), {claim.client_id: dict[str, int]() for claim in claims}
     for claim in ranked:  # first what each keeps, so that no worker moves in favor of another run
         for node, number in held.get(claim.client_id, {}).items():
@@ -54,30 +87,175 @@ def allocate(
     return shares
 
 
-def _sizes(total: int, ranked: Sequence[ResourceRequest], held: Mapping[str, int]) -> dict[str, int]:
+def ranking(claims: Iterable[ResourceRequest]) -> list[ResourceRequest]:
+    """Return the claims in the order in which they are served; ``claims``: in order of arrival."""
+    return sorted(claims, key=lambda claim: (-claim.priority, -claim.score))
+
+
+def share_cluster(
+    nodes: Mapping[str, Mapping[str, float]],
+    claims: Sequence[ResourceRequest],
+    held: Mapping[str, Mapping[str, int]],
+    quotas: Mapping[str, int] | None = None,
+) -> Allocation:
+    """Return what each run gets if their workers may differ in what they need. Of one priority, workers that need the same are
+    dealt together, as ``allocate`` does, those of the first to arrive first.
+
+    Args:
+        nodes: node -> its resources.
+        claims: in order of arrival.
+        held: the previous allocation.
+        quotas: as for ``allocate``.
+
+    Examples:
+        >>> gpu = ResourceRequest("gpu", 1, 8, resources=(("CPU", 4.0), ("GPU", 1.0)))
+        >>> cpu = ResourceRequest("cpu", 1, 8, resources=(("CPU", 1.0),), priority=-1)
+        >>> share_cluster({"a": {"CPU": 8.0, "GPU": 1.0}, "b": {"CPU": 2.0}}, [cpu, gpu], {})
+        {'gpu': {'a': 1}, 'cpu': {'a': 4, 'b': 2}}
+    """
+    left = {node: dict(resources) for node, resources in nodes.items()}
+    allowed, found = dict(quotas or {}), Allocation()
+    alike: dict[tuple[int, tuple[tuple[str, float], ...]], list[ResourceRequest]] = {}
+    for claim in sorted(claims, key=lambda claim: -claim.priority):
+        alike.setdefault((claim.priority, claim.resources), []).append(claim)
+    for (_, worker), some in alike.items():
+        places = {node: fits(resources, worker) for node, resources in left.items()}
+        shares = allocate(places, some, {claim.client_id: held.get(claim.client_id, {}) for claim in some}, allowed)
+        for claim in some:
+            mine = found[claim.client_id] = shares[claim.client_id]
+            if claim.queue in allowed:
+                allowed[claim.queue] -= sum(mine.values())
+            for node, number in mine.items():
+                _use(left[node], worker, number)
+    return found
+
+
+def free_of(
+    nodes: Mapping[str, Mapping[str, float]],
+    claims: Sequence[ResourceRequest],
+    shares: Mapping[str, Mapping[str, int]],
+    holds: Mapping[str, Mapping[str, int]],
+) -> Allocation:
+    """Return what each run may use now of its share: what it holds of that, and what no run holds any more. A run that must
+    give workers up holds them until its step is done.
+
+    Args:
+        nodes: node -> its resources.
+        claims: in order of arrival.
+        shares: what ``share_cluster`` returned.
+        holds: the workers that each run has on each node.
+
+    Examples:
+        >>> one, two = (ResourceRequest(name, 1, 2, resources=(("CPU", 1.0),)) for name in ("one", "two"))
+        >>> free_of({"a": {"CPU": 2.0}}, [one, two], {"one": {"a": 1}, "two": {"a": 1}}, {"one": {"a": 2}})
+        {'one': {'a': 1}, 'two': {}}
+    """
+    left = {node: dict(resources) for node, resources in nodes.items()}
+    for claim in claims:
+        for node, number in holds.get(claim.client_id, {}).items():
+            if node in left:
+                _use(left[node], claim.resources, number)
+    found = Allocation()
+    for claim in ranking(claims):
+        mine, here = found.setdefault(claim.client_id, {}), holds.get(claim.client_id, {})
+        for node, number in shares.get(claim.client_id, {}).items():
+            kept = min(number, here.get(node, 0))
+            more = min(number - kept, fits(left[node], claim.resources)) if node in left else 0
+            if more > 0:
+                _use(left[node], claim.resources, more)
+            if kept + max(0, more):
+                mine[node] = kept + max(0, more)
+    return found
+
+
+def fits(resources: Mapping[str, float], worker: Sequence[tuple[str, float]]) -> int:
+    """Return how many workers fit into ``resources``; 0 if a worker needs nothing.
+
+    Examples:
+        >>> fits({"CPU": 8.0, "GPU": 2.0}, [("CPU", 2.0), ("GPU", 1.0)])
+        2
+    """
+    return max(
+        0, min((int(resources.get(kind, 0.0) / amount + 1e-9) for kind, amount in worker if amount > 0), default=0)
+    )
+
+
+def in_words(
+    run: str,
+    claims: Sequence[ResourceRequest],
+    shares: Mapping[str, Mapping[str, int]],
+    holds: Mapping[str, Mapping[str, int]],
+    quotas: Mapping[str, int],
+) -> str:
+    """Return what a run waits for, or for whom it gives workers up; empty if neither. The arguments are those of
+    ``share_cluster`` and ``free_of``.
+
+    Examples:
+        >>> small, big = ResourceRequest("small", 2, 2), ResourceRequest("big", 1, 4, priority=7)
+        >>> in_words("small", [small, big], {"big": {"a": 4}}, {"big": {"a": 4}}, {})
+        "'big' (priority 7) has 4 workers"
+    """
+    [mine] = [claim for claim in claims if claim.client_id == run]
+    has, should = (sum(table.get(run, {}).values()) for table in (holds, shares))
+    if not mine.max_workers or has == should > 0:
+        return ""
+    found = []
+    for claim in ranking(claims):
+        other, number = claim.client_id, sum(shares.get(claim.client_id, {}).values())
+        slow = sum(holds.get(other, {}).values()) - number
+        if other == run or not number:
+            continue
+        if has < should:
+            found += [f"{other!r} gives up {_workers(slow)} after its step"] if slow > 0 else []
+        else:
+            verb = "gets" if has else "has"
+            found.append(f"{other!r} (priority {claim.priority}) {verb} {_workers(number)}")
+    quota = quotas.get(mine.queue)
+    if quota is not None and (not should or has > should):
+        found.append(f"queue {mine.queue!r} may have {_workers(quota)}")
+    return ", ".join(found)
+
+
+def _workers(number: int) -> str:
+    return f"{number} worker" + ("" if number == 1 else "s")
+
+
+def _use(left: dict[str, float], worker: Sequence[tuple[str, float]], number: int) -> None:
+    for kind, amount in worker:
+        left[kind] = left.get(kind, 0.0) - number * amount
+
+
+def _sizes(
+    total: int, ranked: Sequence[ResourceRequest], held: Mapping[str, int], quotas: Mapping[str, int]
+) -> dict[str, int]:
     """Return the number of workers of each run."""
     sizes = dict.fromkeys((claim.client_id for claim in ranked), 0)
-    for claim in ranked:
-        least = -(-claim.min_workers // claim.worker_multiple) * claim.worker_multiple
-        if least <= total:
-            sizes[claim.client_id], total = least, total - least
-    while True:
-        growing = [
+    allowed = {claim.queue: quotas.get(claim.queue, total) for claim in ranked}
+
+    def give(claim: ResourceRequest, number: int) -> None:
+        nonlocal total
+        sizes[claim.client_id] += number
+        allowed[claim.queue] -= number
+        total -= number
+
+    def poverty(claim: ResourceRequest) -> tuple[float, bool]:
+        return sizes[claim.client_id] / claim.weight, held.get(claim.client_id, 0) <= sizes[claim.client_id]
+
+    for _, some in itertools.groupby(ranked, key=lambda claim: claim.priority):
+        equals = list(some)
+        for claim in equals:
+            if claim.least <= min(total, allowed[claim.queue], claim.max_workers):
+                give(claim, claim.least)
+        while growing := [
             claim
-            for claim in ranked
+            for claim in equals
             if sizes[claim.client_id]
-            and claim.worker_multiple <= total
+            and claim.worker_multiple <= min(total, allowed[claim.queue])
             and sizes[claim.client_id] + claim.worker_multiple <= claim.max_workers
-        ]
-        if not growing:
-            return sizes
-
-        def poverty(claim: ResourceRequest) -> tuple[float, bool]:
-            return sizes[claim.client_id] / claim.weight, held.get(claim.client_id, 0) <= sizes[claim.client_id]
-
-        poorest = min(growing, key=poverty)
-        sizes[poorest.client_id] += poorest.worker_multiple
-        total -= poorest.worker_multiple
+        ]:
+            poorest = min(growing, key=poverty)
+            give(poorest, poorest.worker_multiple)
+    return sizes
 
 
 def _take(share: dict[str, int], left: dict[str, int], node: str, number: int) -> None:

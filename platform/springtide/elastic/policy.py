@@ -51,6 +51,8 @@ class Bounds:
     """Parts of a step that are never divided: a step takes as long as the worker with the most of them. 0: there are none."""
     shares: bool = False
     """Whether other runs may be given places on a node of this run."""
+    others: str = ""
+    """What a run that shares the cluster waits for, or for whom it gives workers up, in words."""
     fits: int = 1
     """Fewest workers that have enough memory for a step, as far as is known."""
     paused_by: str = ""
@@ -272,7 +274,8 @@ def _with_group(
             return Stay(f"{bounds.max_workers} workers are too few for a step; {workers} train")
         return Leave(f"resize from {workers} to {bounds.max_workers} workers")
     if bounds.shares and (owed := _owed(group, table.by_id)):
-        return Leave(f"{_count(owed, 'worker')} for other runs", durable=not room.size)
+        whom = f": {bounds.others}" if bounds.others else ""
+        return Leave(f"{_count(owed, 'worker')} for other runs{whom}", durable=not room.size)
     return _growth(bounds, workers, room, prospects, memory, now)
 
 
@@ -369,6 +372,7 @@ def _lack(bounds: Bounds, table: NodeTable) -> str:
     reasons = [f"room for {table.places} workers, {least}"]
     reasons += [f"leaving: {_names(table.leaving)}"] if table.leaving else []
     reasons += [f"excluded: {', '.join(left_out)}"] if left_out else []
+    reasons += [bounds.others] if bounds.others else []
     return "waiting for capacity: " + "; ".join(reasons)
 
 

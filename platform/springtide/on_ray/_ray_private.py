@@ -117,3 +117,14 @@ def serve_address() -> tuple[str, int] | None:
     context = importlib.import_module("ray.serve.context")
     client = context._get_global_client(raise_if_no_controller_running=False)
     return (client.http_config.host, client.http_config.port) if client is not None else None
+
+
+def read_key(key: bytes) -> bytes | None:
+    """Return what the connected cluster's control store has under ``key``; None if nothing."""
+    found: bytes | None = importlib.import_module("ray.experimental.internal_kv")._internal_kv_get(key)
+    return found
+
+
+def write_key(key: bytes, value: bytes) -> None:
+    """Keep ``value`` under ``key`` in the connected cluster's control store; it lives as long as the cluster."""
+    importlib.import_module("ray.experimental.internal_kv")._internal_kv_put(key, value, overwrite=True)

@@ -20,7 +20,7 @@ import sys
 import threading
 import time
 
-from springtide.config.schema import ElasticConfig
+from springtide.config.elastic import ElasticConfig
 from springtide.dist import Connections
 from springtide.elastic import Interrupt
 from springtide.elastic.notices import Notice

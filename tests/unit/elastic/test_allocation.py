@@ -1,13 +1,14 @@
-"""The capacity book, over random clusters and claims."""
+"""How runs share a cluster's workers, over random clusters and requests."""
 
 from __future__ import annotations
 
 import math
+import random
 
 from hypothesis import given
 from hypothesis import strategies as st
 
-from springtide.elastic.allocation import ResourceRequest, allocate
+from springtide.elastic.allocation import Allocation, ResourceRequest, allocate, free_of, in_words, share_cluster
 
 PLACES = st.dictionaries(st.sampled_from("abcdefgh"), st.integers(0, 4), min_size=1)
 
@@ -17,9 +18,9 @@ def claims(draw: st.DrawFn) -> list[ResourceRequest]:
     found = []
     for number in range(draw(st.integers(1, 6))):
         least = draw(st.integers(1, 3))
-        priority = draw(st.one_of(st.just(-math.inf), st.integers(-3, 3).map(float)))
+        score = draw(st.one_of(st.just(-math.inf), st.integers(-3, 3).map(float)))
         weight = draw(st.sampled_from([0.5, 1.0, 2.0]))
-        found.append(ResourceRequest(f"run-{number}", least, least + draw(st.integers(0, 4)), weight, 1, priority))
+        found.append(ResourceRequest(f"run-{number}", least, least + draw(st.integers(0, 4)), weight, 1, score))
     return found
 
 
@@ -59,8 +60,8 @@ def test_a_lost_node_moves_nobody_who_was_not_on_it_to_another(
 
 def test_the_least_promising_give_way_first_and_survivors_grow() -> None:
     good, fair, unknown = (
-        ResourceRequest("good", 1, 4, priority=-1.0),
-        ResourceRequest("fair", 1, 4, priority=-2.0),
+        ResourceRequest("good", 1, 4, score=-1.0),
+        ResourceRequest("fair", 1, 4, score=-2.0),
         ResourceRequest("unknown", 1, 4),
     )
     places = dict.fromkeys("abcd", 1)
@@ -77,8 +78,104 @@ def test_weights_share_out_what_is_left() -> None:
 
 
 def test_a_worker_does_not_change_hands_because_promises_do() -> None:
-    one, other = ResourceRequest("one", 1, 3, priority=1.0), ResourceRequest("other", 1, 3, priority=0.0)
+    one, other = ResourceRequest("one", 1, 3, score=1.0), ResourceRequest("other", 1, 3, score=0.0)
     places = dict.fromkeys("abc", 1)
     shares = allocate(places, [one, other], {})
     assert sum(shares["one"].values()) == 2
-    assert allocate(places, [one._replace(priority=-1.0), other], shares) == shares
+    assert allocate(places, [one._replace(score=-1.0), other], shares) == shares
+
+
+KINDS = [(("CPU", 1.0),), (("CPU", 2.0), ("GPU", 1.0))]
+NODES = st.dictionaries(
+    st.sampled_from("abcde"),
+    st.fixed_dictionaries({"CPU": st.integers(0, 6).map(float), "GPU": st.integers(0, 3).map(float)}),
+    min_size=1,
+)
+QUOTAS = st.dictionaries(st.sampled_from(["x", "y"]), st.integers(0, 6))
+
+
+@st.composite
+def queued(draw: st.DrawFn) -> list[ResourceRequest]:
+    found = []
+    for number in range(draw(st.integers(1, 5))):
+        least = draw(st.integers(1, 3))
+        most = draw(st.one_of(st.just(0), st.integers(least, 6)))  # 0: it is paused
+        priority, queue = draw(st.integers(-1, 1)), draw(st.sampled_from(["x", "y", "z"]))
+        found.append(
+            ResourceRequest(
+                f"run-{number}", least, most, priority=priority, queue=queue, resources=draw(st.sampled_from(KINDS))
+            )
+        )
+    return found
+
+
+def number_of(shares: Allocation, run: str) -> int:
+    return sum(shares.get(run, {}).values())
+
+
+def used(shares: Allocation, requests: list[ResourceRequest], node: str, kind: str) -> float:
+    return sum(dict(one.resources).get(kind, 0.0) * shares.get(one.client_id, {}).get(node, 0) for one in requests)
+
+
+@given(NODES, queued(), QUOTAS, NODES)
+def test_no_node_and_no_quota_is_given_twice_and_a_higher_priority_does_not_feel_a_lower(
+    nodes: dict[str, dict[str, float]],
+    requests: list[ResourceRequest],
+    quotas: dict[str, int],
+    before: dict[str, dict[str, float]],
+) -> None:
+    shares = share_cluster(nodes, requests, share_cluster(before, requests, {}, quotas), quotas)
+    for node, resources in nodes.items():
+        assert all(used(shares, requests, node, kind) <= amount for kind, amount in resources.items())
+    for one in requests:
+        assert number_of(shares, one.client_id) in {0, *range(one.min_workers, one.max_workers + 1)}
+    for queue, most in quotas.items():
+        assert sum(number_of(shares, one.client_id) for one in requests if one.queue == queue) <= most
+    for level in {one.priority for one in requests}:
+        high = [one for one in requests if one.priority >= level]
+        alone, along = (share_cluster(nodes, some, {}, quotas) for some in (high, requests))
+        assert all(alone[one.client_id] == along[one.client_id] for one in high)
+
+
+@given(NODES, st.lists(queued(), min_size=1, max_size=4), st.randoms(use_true_random=False))
+def test_what_another_run_still_holds_is_not_used_before_it_is_given_up(
+    nodes: dict[str, dict[str, float]], changes: list[list[ResourceRequest]], chance: random.Random
+) -> None:
+    """Runs come, change and look while others still give up what an earlier change took from them. In the end each has its
+    share, and no node ever had too much."""
+    known: dict[str, ResourceRequest] = {}
+    shares: Allocation = {}
+    holds: Allocation = {}
+    for requests in [*changes, [], [], []]:
+        for one in requests:
+            known[one.client_id] = one._replace(resources=KINDS[int(one.client_id[-1]) % 2])
+        all_runs = list(known.values())
+        shares = share_cluster(nodes, all_runs, shares)
+        for one in chance.sample(all_runs, len(all_runs) if not requests else chance.randint(0, len(all_runs))):
+            # it gives up what it may not keep, and starts what it may use
+            holds[one.client_id] = free_of(nodes, all_runs, shares, holds)[one.client_id]
+            for node, resources in nodes.items():
+                assert all(used(holds, all_runs, node, kind) <= amount for kind, amount in resources.items())
+    assert {run: held for run, held in holds.items() if held} == {run: held for run, held in shares.items() if held}
+
+
+def test_a_run_is_told_for_whom_it_leaves_and_what_it_waits_for() -> None:
+    cpu = (("CPU", 1.0),)
+    low = ResourceRequest("low", 1, 3, queue="x", resources=cpu)
+    high = ResourceRequest("high", 2, 2, priority=10, queue="y", resources=cpu)
+    third = ResourceRequest("third", 2, 3, priority=-1, queue="x", resources=cpu)
+    nodes, requests, holds = (
+        {node: {"CPU": 1.0} for node in "abc"},
+        [low, high, third],
+        {"low": dict.fromkeys("abc", 1)},
+    )
+    shares = share_cluster(nodes, requests, holds)
+    assert {run: number_of(shares, run) for run in shares} == {"high": 2, "low": 1, "third": 0}
+    said = {one.client_id: in_words(one.client_id, requests, shares, holds, {}) for one in requests}
+    assert said == {
+        "low": "'high' (priority 10) gets 2 workers",
+        "high": "'low' gives up 2 workers after its step",
+        "third": "'high' (priority 10) has 2 workers, 'low' (priority 0) has 1 worker",
+    }
+    assert in_words("third", requests, {}, {}, {"x": 1}) == "queue 'x' may have 1 worker"
+    assert in_words("low", requests, shares, shares, {"x": 9}) == ""

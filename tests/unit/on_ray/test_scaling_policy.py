@@ -4,6 +4,7 @@ faked, the policies are real."""
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,6 +14,7 @@ from ray.train import ScalingConfig
 
 from springtide import config as configs
 from springtide.elastic import Interrupt
+from springtide.elastic.allocation import WorkerShare
 from springtide.elastic.limits import MemoryLimits
 from springtide.elastic.policy import Bounds, Leave, RestartForecast, Stay
 from springtide.errors import StoppedWaiting, TrainingFailed
@@ -38,6 +40,7 @@ class Run:
         self.stop_at_s, self.left, self.silent_s = float("inf"), False, 0.0
         self.trained, self.step_s = 0, 1.0
         self.leaving: dict[str, int] = {}
+        self.held, self.others, self.taken = dict[str, int](), "", set[str]()
         self.asked, self.saves, self.problem = list[Any](), list[str](), ""
         self.ran, self.left_s = list[int](), list[float]()
 
@@ -62,7 +65,7 @@ class Run:
         monkeypatch.setattr(policy, "SnapshotSaver", lambda job: self)
         clock = SimpleNamespace(monotonic=lambda: self.now_s, thread_time=lambda: self.cpu_s)
         monkeypatch.setattr(policy, "time", clock)
-        share: Any = SimpleNamespace(mine=lambda timeout_s: {name: {"CPU": 1.0} for name in self.names})
+        share: Any = SimpleNamespace(mine=self.mine)
         self.workers = WorkerLender(share)
         monkeypatch.setattr(WorkerProcessPool, "wait", lambda pool, timeout_s: wait(timeout_s))
         reply = lambda value=None: SimpleNamespace(get=lambda timeout_s=None: value)  # noqa: E731
@@ -89,6 +92,11 @@ class Run:
         self.policy = SpringtideScalingPolicy(scaling, bounds, job, None, self.workers, MemoryLimits(1))
         for name in ("_maybe_send_resource_request", "_send_resource_request"):
             monkeypatch.setattr(self.policy, name, lambda: None)
+
+    def mine(self, timeout_s: float, holds: Mapping[str, int], most: int) -> WorkerShare:
+        """As ``QueueClient``."""
+        self.held = dict(holds)
+        return WorkerShare({name: {"CPU": 1.0} for name in self.names if name not in self.taken}, self.others)
 
     def ask(self, interrupt: Interrupt, left_s: float = math.inf) -> None:
         """As ``MailboxClient``."""
@@ -285,6 +293,8 @@ def test_a_request_to_stop_is_heard_after_a_group_has_left_without_room_for_the_
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     run = Run(monkeypatch, Bounds(2, 2, settle_s=0.0), ["a"])
+    run.policy._share = None  # it is alone on the cluster
+    monkeypatch.setattr(run.policy, "_reserved", lambda *_: run.mine(0.0, {}, 2).nodes)
     group: Any = SimpleNamespace(workers=[SimpleNamespace(metadata=SimpleNamespace(node_id="a"))])
     run.left = True
     assert isinstance(run.policy.make_decision_for_running_worker_group(group, None), NoopDecision)
@@ -295,6 +305,28 @@ def test_a_request_to_stop_is_heard_after_a_group_has_left_without_room_for_the_
     # with room the next group starts: it hears the request, and saves what is in memory only
     run.names = ["a", "b"]
     assert not isinstance(run.policy.make_decision_for_running_worker_group(group, None), NoopDecision)
+
+
+def test_a_run_that_others_take_all_workers_from_gives_them_back_and_says_for_whom(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    run = Run(monkeypatch, Bounds(1, 2, settle_s=0.0, shares=True), ["a", "b"])
+    run.until_started()
+    group: Any = SimpleNamespace(workers=[SimpleNamespace(metadata=SimpleNamespace(node_id=name)) for name in "ab"])
+    assert isinstance(run.policy.make_decision_for_running_worker_group(group, None), NoopDecision)
+    assert run.held == {"a": 1, "b": 1}
+    run.taken, run.others = {"a", "b"}, "'big' (priority 7) gets 2 workers"
+    assert isinstance(run.policy.make_decision_for_running_worker_group(group, None), NoopDecision)
+    assert run.asked == [Interrupt.EVACUATE]  # nobody follows it yet: its state goes to the store
+    run.left = True
+    assert run.policy.make_decision_for_running_worker_group(group, None).num_workers == 0
+    said = [one.reason for one in run.posted if isinstance(one, Decided)]
+    assert said[-2] == "2 workers for other runs: 'big' (priority 7) gets 2 workers"
+    assert said[-1].endswith("room for 0 workers, elastic.min_workers is 1; 'big' (priority 7) gets 2 workers")
+    assert isinstance(run.step(), NoopDecision)
+    assert run.held == {}
+    run.taken = {"a"}
+    assert run.until_started() == ("b",)
 
 
 def test_no_group_starts_before_a_store_may_be_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -126,6 +126,25 @@ def cluster(config: Config, *, dashboard: bool = True, metadata: Mapping[str, st
                 ray.shutdown()
 
 
+@contextlib.contextmanager
+def named_cluster() -> Iterator[None]:
+    """Connect to the cluster that ``RAY_ADDRESS`` names for the block, or use the caller's connection. Raises ConfigError if it
+    names none."""
+    address = os.environ.get("RAY_ADDRESS", "")
+    if ray.is_initialized():
+        yield
+        return
+    if not address:
+        remedy = "set it to the address of the cluster, such as 10.0.0.5:6379, or to auto on one of its nodes"
+        raise ConfigError(explain("RAY_ADDRESS", address, "names no cluster", remedy))
+    set_environment()
+    ray.init(address=address, namespace=NAMESPACE, log_to_driver=False, logging_level=logging.ERROR)
+    try:
+        yield
+    finally:
+        ray.shutdown()
+
+
 def dashboard_hint() -> str:
     """Return a hint how to get the token of the cluster's dashboard; empty if it asks for none."""
     if not is_token_auth_enabled():

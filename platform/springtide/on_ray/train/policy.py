@@ -98,6 +98,8 @@ class SpringtideScalingPolicy(ElasticScalingPolicy):
         """Nodes that will be taken away, of which the group was told."""
         self._alive: set[str] = set()
         self._mine: dict[str, dict[str, float]] = {}
+        self._others = ""
+        """What ``WorkerShare.others`` says."""
         self._looked_s = float("-inf")
         self._leaving = 0
         self._hangs: Counter[tuple[int, bool]] = Counter()
@@ -117,7 +119,8 @@ class SpringtideScalingPolicy(ElasticScalingPolicy):
     def _bounds(self) -> Bounds:
         asked, limit = self._asked_for, self._limit
         most = min(asked.max_workers, limit.workers or asked.max_workers)
-        return dataclasses.replace(asked, fits=self._limits.least_workers, max_workers=most, paused_by=limit.paused_by)
+        fits, by, others = self._limits.least_workers, limit.paused_by, self._others
+        return dataclasses.replace(asked, fits=fits, max_workers=most, paused_by=by, others=others)
 
     def make_decision_for_non_running_worker_group(self) -> ScalingDecision:
         """Start a group if there is room, else wait a moment. Raises StoppedWaiting when asked to stop, TrainingFailed when
@@ -258,7 +261,8 @@ class SpringtideScalingPolicy(ElasticScalingPolicy):
         if not isinstance(decision, Start):
             if isinstance(decision, Stay) and decision.save:
                 self._saver.begin()
-            return NoopDecision()
+            gives_back = busy and progress.left and self._share is not None  # other runs wait for its workers
+            return self._get_resize_decision(0) if gives_back else NoopDecision()
         self._saver.cancel()
         self._processes.prepare(decision.nodes, self._job)
         self._mailbox.limit_micro_batch(self._limits.rows_at_once(decision.workers))
@@ -308,7 +312,7 @@ class SpringtideScalingPolicy(ElasticScalingPolicy):
     def _nodes(self, busy: tuple[str, ...] = (), warm: bool = False) -> list[Node]:
         """Return the nodes as observed. ``warm``: start processes where the next group would be and none are."""
         table = live()
-        reserved = self._reserved({node["NodeID"] for node in table})
+        reserved = self._reserved({node["NodeID"] for node in table}, busy)
         seen = observed(table, reserved, self.scaling_config._resources_per_worker_not_none, self._told)
         self._processes.observe(seen)
         problems = self._processes.problems()
@@ -345,13 +349,14 @@ class SpringtideScalingPolicy(ElasticScalingPolicy):
         elif held:
             self._cancel_resource_request()
 
-    def _reserved(self, alive: set[str]) -> dict[str, dict[str, float]]:
-        """Return node -> resources of this run. Ray looks for new nodes every 20 s; if the nodes that are ``alive`` have
-        changed, it looks at once."""
+    def _reserved(self, alive: set[str], busy: Sequence[str]) -> dict[str, dict[str, float]]:
+        """Return node -> resources of this run, whose group is on the ``busy`` nodes. Ray looks for new nodes every 20 s; if
+        the nodes that are ``alive`` have changed, it looks at once."""
         now = time.monotonic()
         if self._share is not None:
             with contextlib.suppress(RayError):
-                self._mine = self._share.mine(_ANSWER_S)
+                most = 0 if self._limit.paused_by else self._bounds.max_workers
+                self._mine, self._others = self._share.mine(_ANSWER_S, self._processes.held(busy), most)
         elif now - self._looked_s >= _LOOK_S:
             asked = self._autoscaling_coordinator.get_reserved_resources.remote(
                 self._requester_id, alive != self._alive

@@ -140,6 +140,10 @@ class WorkerProcessPool:
         done = _done([process.ready for process in self._free], 0.0)
         return Counter(busy) + Counter(process.node for process in self._free if process.ready in done)
 
+    def held(self, busy: Sequence[str]) -> Counter[str]:
+        """Return the number of processes on each node, those that start too; those of ``busy`` count."""
+        return Counter(busy) + Counter(process.node for process in self._free)
+
     def take(self, start: Start) -> list[WorkerProcess]:
         """Return processes for the plan, one per worker, as soon as they are ready; ``start`` starts those that lack, and later
         ones. Raises WorkerGroupStartupFailedError if one does not come up or is unfit, UnfitNodesError if others did: its

@@ -5,29 +5,50 @@ from __future__ import annotations
 
 import contextlib
 import threading
+from collections.abc import Mapping
+from typing import Protocol
 
 import ray
 from ray.exceptions import RayError
 
 from springtide.config import Config
 from springtide.elastic import Interrupt
+from springtide.elastic.allocation import WorkerShare
 from springtide.errors import RunExists
 from springtide.events import Event
+from springtide.on_ray.cluster.worker_queue import QueueClient
 from springtide.on_ray.names import name_of, owner_of
 from springtide.on_ray.train.mailbox import MailboxClient, WorkerLimit, open_mailbox
 from springtide.on_ray.train.process_pool import WorkerProcessPool
-from springtide.on_ray.tune.worker_pool import WorkerPoolClient
 
 _NEXT_S = 10.0
 """How long the workers of an ended trial wait for the next one [s]."""
 
 
+class ClusterShare(Protocol):
+    """A driver's client of what gives several runs their workers: ``WorkerPoolClient``, ``QueueClient``."""
+
+    def claim(self, config: Config) -> None:
+        """Ask for workers for a run."""
+
+    def release(self) -> None:
+        """Withdraw the request."""
+
+    def mine(self, timeout_s: float, holds: Mapping[str, int], most: int) -> WorkerShare:
+        """Return what the run may use. ``holds``: the workers that it has on each node; ``most``: the number that it can use
+        now, 0 while it is paused. Raises RayError if there is no answer in time."""
+
+    def closed(self) -> bool:
+        """Return whether the run may not continue."""
+
+
 class WorkerLender:
     """The workers and the mailbox that one driver lends to its runs."""
 
-    def __init__(self, share: WorkerPoolClient | None = None) -> None:
-        """``share``: the driver's client of a worker pool, if it shares the cluster's workers with other drivers."""
-        self.share = share
+    def __init__(self, share: ClusterShare | None = None, is_trial: bool = False) -> None:
+        """``share``: the driver's client of a sweep's pool or of the cluster's queue, if it shares workers with other
+        drivers."""
+        self.share, self._is_trial = share, is_trial
         self.processes = WorkerProcessPool()
         self._mailbox: MailboxClient | None = None
         self._limit = WorkerLimit()
@@ -36,10 +57,9 @@ class WorkerLender:
 
     def open_mailbox(self, config: Config) -> MailboxClient:
         """Open the mailbox of a new run. Raises RunExists if another driver of this cluster trains it."""
-        is_trial = self.share is not None  # trials are guarded by their sweep
-        owner = owner_of(config, is_trial)
+        owner = owner_of(config, self._is_trial)
         self.processes.owner = owner
-        name = name_of(owner, "mailbox") if is_trial else f"{owner}/mailbox"
+        name = name_of(owner, "mailbox") if self._is_trial else f"{owner}/mailbox"  # trials are guarded by their sweep
         try:
             self._mailbox = open_mailbox(name, config.num_steps, float(config.elastic.hang), self._mailbox)
         except ValueError:
@@ -107,3 +127,8 @@ class WorkerLender:
         self.processes.end()
         if self.share is not None:
             self.share.release()
+
+
+def workers_of(config: Config) -> WorkerLender:
+    """Return the workers of a driver of ``config``, which share the cluster's if the run is in a queue."""
+    return WorkerLender(QueueClient() if config.run.queue else None)

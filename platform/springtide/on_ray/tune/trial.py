@@ -42,7 +42,7 @@ class Trial(tune.Trainable):
         """Prepare the trial; Tune calls this in the trial's process."""
         self._job = job
         self._share = WorkerPoolClient(job.pool)
-        self._workers = WorkerLender(self._share)
+        self._workers = WorkerLender(self._share, is_trial=True)
         self._reports = ReportWriter(job.report)
         self._take_on(config)
 
@@ -160,5 +160,5 @@ class Trial(tune.Trainable):
             "state": f"{runner.folder.url}/checkpoints/{name_of(found.step)}",
         }
         promise = self._job.sweep.promise(value_of(self._last, self._job.sweep.metric))
-        self._share.set_priority(promise, speeds((one.world_size, one.tokens_per_s) for one in steps))
+        self._share.set_score(promise, speeds((one.world_size, one.tokens_per_s) for one in steps))
         return {**self._last, "done": False, "over": False}

@@ -13,7 +13,7 @@ from ray.actor import ActorHandle
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from springtide.config import Config
-from springtide.elastic.allocation import Allocation, ResourceRequest, allocate
+from springtide.elastic.allocation import Allocation, ResourceRequest, WorkerShare, allocate
 from springtide.elastic.scaling import useful
 from springtide.on_ray.cluster.nodes import live, observed
 from springtide.on_ray.names import name_of
@@ -43,10 +43,10 @@ class WorkerPool:
         self._claims[claim.client_id] = claim
         self._heard_s[claim.client_id] = time.monotonic()
 
-    def set_priority(self, client_id: str, priority: float, speeds: Mapping[int, float]) -> None:
-        """Set a client's priority, which is how well its run does, and use its speed at each world size [tokens/s]."""
+    def set_score(self, client_id: str, score: float, speeds: Mapping[int, float]) -> None:
+        """Set how well a client's run does, and use its speed at each world size [tokens/s]."""
         if client_id in self._claims:
-            self._claims[client_id] = self._claims[client_id]._replace(priority=priority)
+            self._claims[client_id] = self._claims[client_id]._replace(score=score)
         self._most = useful(speeds) or self._most
 
     def release(self, client_id: str) -> None:
@@ -108,18 +108,18 @@ class WorkerPoolClient:
             )
         )
 
-    def set_priority(self, priority: float, speeds: Mapping[int, float]) -> None:
+    def set_score(self, score: float, speeds: Mapping[int, float]) -> None:
         """Report how well the run does, and how fast at each world size [tokens/s]."""
-        self._pool.set_priority.remote(self._client_id, priority, speeds)
+        self._pool.set_score.remote(self._client_id, score, speeds)
 
     def release(self) -> None:
         """Withdraw the request."""
         self._pool.release.remote(self._client_id)
 
-    def mine(self, timeout_s: float) -> dict[str, dict[str, float]]:
-        """Return node -> resources. Raises RayError if the pool does not answer."""
-        found: dict[str, dict[str, float]] = ray.get(self._pool.mine.remote(self._client_id), timeout=timeout_s)
-        return found
+    def mine(self, timeout_s: float, holds: Mapping[str, int] | None = None, most: int = 0) -> WorkerShare:
+        """Return what the run may use; what it has and can use now does not count. Raises RayError if the pool does not
+        answer."""
+        return WorkerShare(ray.get(self._pool.mine.remote(self._client_id), timeout=timeout_s))
 
     def closed(self) -> bool:
         """Return whether the pool is closed: no client may continue."""

@@ -1,0 +1,67 @@
+"""The part of the config on workers: how many, of which size, and what happens when nodes come and go."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import model_validator
+
+from springtide.config.quantities import Seconds
+from springtide.config.section import Section, free
+from springtide.errors import explain
+
+
+class ElasticConfig(Section):
+    """How many workers, of which size, and how to handle failures and lost nodes."""
+
+    min_workers: int = free(default=1, ge=1)
+    """Fewest workers to train with; with fewer, the run waits [workers]."""
+    max_workers: int = free(default=2, ge=1)
+    """Most workers to use [workers]."""
+    cpus_per_worker: float = free(default=1.0, gt=0)
+    """Logical CPUs that a worker reserves in Ray [cpus]."""
+    gpus_per_worker: float = free(default=0.0, ge=0)
+    """GPUs that a worker reserves in Ray [gpus]."""
+    grow: Literal["when_it_pays", "always", "never"] = free(default="when_it_pays")
+    """Whether to use nodes that join: if they save more time than the restart takes, always, or never [name]."""
+    max_failures: int = free(default=3, ge=0)
+    """Worker failures to recover from before the run stops; lost nodes do not count [failures]."""
+    settle: Seconds = free(default=Seconds(2.0), ge=0)
+    """Cluster changes that follow each other faster than this cause one restart [s]."""
+    wait: Seconds = free(default=Seconds(0.0), ge=0)
+    """How long to wait for ``min_workers`` before the run ends; it can be resumed later; 0 waits forever [s]."""
+    reserve: Seconds = free(default=Seconds(5.0), ge=0)
+    """Least time before an announced loss that is reserved for saving the state; what was measured may need more [s]."""
+    hang: Seconds = free(default=Seconds(300.0), ge=0)
+    """Time without a step, and without progress of a save or an evaluation, after which workers count as hung and are
+    restarted; at least twenty usual steps; before their first step twelve times as long, before their first collective four
+    times as long as earlier groups took, if less; three usual steps and 10 s where all wait for one; 0 waits forever [s]."""
+    compare: Seconds = free(default=Seconds(60.0), ge=0)
+    """How often the devices of all workers are compared during training, to name slow ones; 0 never [s]."""
+    recheck: Seconds = free(default=Seconds(60.0), ge=0)
+    """How often a micro-batch of each worker is computed again by another one, to find devices that compute wrong results;
+    costs the time of one micro-batch; 0 never [s]."""
+    notices: Literal["auto", "aws", "gcp", "azure", "file", "off"] = free(default="auto")
+    """Where each node polls for preemption notices: ``auto`` the cloud that its firmware names, and ``notice_file``; a named
+    cloud and the file; ``file`` the file only; ``off`` nowhere [name]."""
+    notice_file: str = free(default="/tmp/springtide-notice-{uid}")
+    """File on each node in which a hook writes the seconds that are left, as `springtide notice` does; ``{uid}`` in it stands
+    for the number of the user, and of root, whose notice is for all; ``{node}`` for the node's id in Ray. A file of
+    another user is refused; empty reads none [name]."""
+    metadata_url: str = free(default="")
+    """URL of the cloud's metadata service; empty is the default address, which all clouds share [url]."""
+    leave_on_rebalance: bool = free(default=False)
+    """Whether to leave a node that AWS recommends to rebalance, before its loss is certain [flag]."""
+
+    @model_validator(mode="after")
+    def _check(self) -> ElasticConfig:
+        if self.min_workers > self.max_workers:
+            raise ValueError(
+                explain(
+                    "elastic.min_workers",
+                    self.min_workers,
+                    f"must be at most elastic.max_workers = {self.max_workers}",
+                    "lower it or raise max_workers",
+                )
+            )
+        return self
