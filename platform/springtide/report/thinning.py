@@ -34,7 +34,7 @@ def thin(x: np.ndarray, y: np.ndarray, bucket: int) -> Points:
         bucket: steps of a bucket.
     """
     x, y, begins = _buckets(x, y, bucket)
-    if not len(x) or bucket == 1:
+    if len(begins) == len(x):
         return list(zip(x.tolist(), y.tolist(), strict=True))
     parts = [(begin, y[begin:end]) for begin, end in itertools.pairwise([*begins.tolist(), len(y)])]
     at = np.unique([begin + place for begin, part in parts for place in (part.argmin(), part.argmax())])
@@ -64,5 +64,7 @@ def _buckets(x: np.ndarray, y: np.ndarray, bucket: int) -> tuple[np.ndarray, np.
         x, y = x[known], y[known]
     if not len(x):
         return x, y, np.empty(0, np.int64)
-    edges = np.arange(x[0] // bucket, x[-1] // bucket + 1) * bucket
-    return x, y, np.unique(np.searchsorted(x, edges))
+    first, last = x[0] // bucket, x[-1] // bucket
+    if last - first < len(x):
+        return x, y, np.unique(np.searchsorted(x, np.arange(first, last + 1) * bucket))
+    return x, y, np.flatnonzero(np.diff(x // bucket, prepend=first - 1))

@@ -201,7 +201,8 @@ def _merged(rows: StepColumns, ends: np.ndarray) -> Iterator[StepDone]:
         found = dict(zip(names, row, strict=True))
         step, updated = found.pop("step"), found.pop("updated")
         whole = {name: int(found.pop(name)) for name in ("tokens", "step_tokens", "world_size", "term", "memory_bytes")}
-        one = object.__new__(StepDone)  # a frozen dataclass sets each field by a call: 10,000 restarts make 40,000 events
+        # a frozen dataclass sets each field by a call, and 10,000 restarts make 40,000 events
+        one = object.__new__(StepDone)
         one.__dict__.update(
             loss_scale=1.0,
             **found,
