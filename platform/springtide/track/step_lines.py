@@ -196,7 +196,7 @@ def _bounds(
 
 def _is_like(pattern: _Pattern, data: bytes, bounds: np.ndarray) -> np.ndarray:
     """Return which lines have the pattern's text before, between and after their values."""
-    is_like = (bounds[:, 1:-1:2] < bounds[:, 2::2]).all(axis=1)  # no value is empty
+    is_like: np.ndarray = np.all(bounds[:, 1:-1:2] < bounds[:, 2::2], axis=1)  # no value is empty
     is_text = np.arange(bounds.shape[1]) % 2 == 0
     for begin in range(0, len(bounds), _ROWS_COMPARED):
         which = begin + np.flatnonzero(is_like[begin : begin + _ROWS_COMPARED])
