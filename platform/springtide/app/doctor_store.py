@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import secrets
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import TypeVar
 
 from springtide.app.doctor import Check, Status
@@ -30,7 +32,8 @@ class StoreCheck:
 
     def make(self) -> list[Check]:
         """Write, read, list and remove a small object and one of 64 MiB, and try a conditional put."""
-        where = redacted(self._folder.url)
+        where, path = redacted(self._folder.url), Path(self._folder.path)
+        made = [one for one in path.parents if not one.exists()] if self._folder.is_local else []
         try:
             found = [*self._small(), *self._large(), self._conditional(), *self._clock()]
         except OSError as error:
@@ -43,6 +46,9 @@ class StoreCheck:
             left = self._folder.names()
         except OSError as error:
             left = [str(error)[:100]] if found[0].status != "fail" else []  # then there may be nothing to remove
+        for one in made:  # the store's own folder, if it was not there before
+            with contextlib.suppress(OSError):
+                one.rmdir()
         if left:
             found.append(
                 Check("store, delete", "warn", f"{where} could not be removed", "", "remove it; allow deletes")

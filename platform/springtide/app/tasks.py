@@ -14,8 +14,10 @@ from typing import Any
 from springtide.app.train import mlflow_uri
 from springtide.checkpoint.format import step_of
 from springtide.errors import CheckpointError, ConfigError, explain
+from springtide.events import Stopped
 from springtide.run.folder import Run
 from springtide.run.task_scores import TaskScore, TaskScores, write_task_scores
+from springtide.track.journal_reader import JournalReader
 from springtide.track.mlflow_results import send_scores
 
 _LOOK_S = 5.0
@@ -76,7 +78,8 @@ def follow_tasks(
     wait: Callable[[float], None] = time.sleep,
 ) -> Iterator[tuple[TaskScores, list[str]]]:
     """Evaluate each new checkpoint of a run while it trains, and yield as ``evaluate_tasks`` returns. Of several new ones the
-    newest is taken. Ends with the run; a run that was stopped may go on, and is waited for.
+    newest is taken. Each look reads only what is new in the journal. Ends with the run; a run that was stopped may go on, and
+    is waited for.
 
     Args:
         run: the run; its first checkpoint is waited for.
@@ -89,9 +92,13 @@ def follow_tasks(
     _check(tasks, limit, batch_size, processes)
     ready = _tasks(tasks, task_files, trust_code)
     evaluation = _Evaluation(run, ready, limit, batch_size, trust_code, tracking_uri, processes)
-    done = ""
+    done, journal, end = "", JournalReader(run.folder), None
     while True:
-        finished = run.finished  # before its last checkpoint is looked for
+        journal.read()  # before the last checkpoint is looked for
+        for event in journal.new.events:
+            if isinstance(event, Stopped) and (end is None or event.term >= end.term):
+                end = event
+        finished = end is not None and end.status == "finished"
         newest = (run.checkpoints or [""])[-1]
         if newest == done:
             if finished:

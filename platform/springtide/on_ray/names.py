@@ -30,7 +30,7 @@ def owner_of(config: Config, is_trial: bool) -> str:
 
 
 def job_metadata(config: Config) -> dict[str, str]:
-    """Return what Ray's Jobs page and ``ray list jobs`` tell of a run: its id, its folder, its report, where it is tracked.
+    """Return what ``ray list jobs --detail`` tells of a run: its id, its folder, its report, where it is tracked.
     Empty for a job that trains no run."""
     if not config.run.id:
         return {}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -99,14 +99,12 @@ def draw(
     columns: int = 2,
     css_colors: bool = True,
     size: tuple[float, float] = (WIDTH, HEIGHT),
-    margins: Mapping[str, float] | None = None,
 ) -> str:
     """Return the charts in a grid as one SVG, each of ``size`` [inches]. Colors follow the page (``--fg``, ``--grid``,
-    ``--bg``), or are fixed, on white. ``margins``: of ``Figure.subplots_adjust``; without them texts are measured, which
-    takes half of the time."""
+    ``--bg``), or are fixed, on white. ``plot.plot`` draws one chart of curves much faster."""
     from springtide.report.drawing import svg  # matplotlib takes half a second, and most who import this draw nothing
 
-    return svg(charts, columns, css_colors, size, margins)
+    return svg(charts, columns, css_colors, size)
 
 
 def smooth(points: Sequence[tuple[float, float]], parts: int = 50) -> list[tuple[float, float]]:

@@ -8,7 +8,7 @@ import io
 import itertools
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import matplotlib
@@ -61,16 +61,13 @@ def svg(
     columns: int,
     css_colors: bool,
     size: tuple[float, float],
-    margins: Mapping[str, float] | None,
 ) -> str:
     """Return what ``charts.draw`` does."""
     rows = math.ceil(len(charts) / columns)
     out = io.StringIO()
     notes: list[str] = []
     with matplotlib.rc_context(_LOOK):
-        figure = Figure(figsize=(size[0] * columns, size[1] * rows), layout=None if margins else "constrained")
-        if margins:
-            figure.subplots_adjust(**margins)
+        figure = Figure(figsize=(size[0] * columns, size[1] * rows), layout="constrained")
         places = list(figure.subplots(rows, columns, squeeze=False).flat)
         for axes in places[len(charts) :]:
             axes.set_axis_off()

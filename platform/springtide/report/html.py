@@ -34,7 +34,7 @@ figure { margin: 0; } figcaption { font-size: .85rem; }
 .charts.drawn svg { touch-action: pan-y; display: block; } .charts.drawn text { fill: var(--soft); font-size: 11px; }
 .rule { stroke: var(--grid); } .hair { stroke: var(--fg); stroke-width: 1; } .curve { fill: none; stroke-width: 1.6; }
 .curve.faint { stroke-width: .8; opacity: .6; }
-.mark { stroke: #dc6803; stroke-dasharray: 2 3; opacity: .5; } .mark.bad { stroke: #dc2626; }
+.mark { stroke: #dc6803; stroke-dasharray: 2 3; opacity: .4; } .mark.bad { stroke: #dc2626; }
 .key { margin-left: .8rem; white-space: nowrap; } output { font-variant-numeric: tabular-nums; }
 .key::before { content: ""; display: inline-block; width: .6rem; height: .6rem; margin-right: .3rem; border-radius: 2px;
   background: var(--key); }

@@ -17,7 +17,7 @@ from springtide.track.timeline import StepColumns, Timeline
 
 _SOURCES_DRAWN, _SETS_DRAWN = 4, 4
 _OF_SOURCE = "step_tokens/"
-_MARKS, _MARKED_RESTARTS, _POINTS = 150, 200, 1000
+_MARKS, _MARKED_RESTARTS, _POINTS = 60, 200, 1000
 _MARK_CHARACTERS = 200
 
 
@@ -66,7 +66,8 @@ def wait_chart(timeline: Timeline) -> Chart:
 
 
 def world_size_chart(timeline: Timeline) -> Chart:
-    """Return workers over wall time: the group's size from each start to its last step, 0 in the gaps."""
+    """Return workers over wall time: the group's size from each start to its last step, 0 in the gaps; of many starts the
+    sizes alone, the least and the greatest of each time."""
     begin, times = timeline.spans()[0], timeline.tries["time_s"]
     points: Points = []
     last, seen = begin, 0
@@ -79,7 +80,11 @@ def world_size_chart(timeline: Timeline) -> Chart:
     if points:
         last = float(times[-1]) if len(times) > seen else last
         points.append(((last - begin) / 60, points[-1][1]))
-    restarts = some([point for point in points if point[1] > 0][1:-1], _MARKED_RESTARTS)
+    sizes = [point for point in points if point[1] > 0]
+    restarts = some(sizes[1:-1], _MARKED_RESTARTS)
+    if len(sizes) > _POINTS:
+        x, y = np.array(sorted(sizes)).T  # clocks may go back
+        points = thin(x, y, max(1, math.ceil(x[-1] / _POINTS)))
     lines = [Series("workers", points, "step"), Series("restart", restarts, "points")]
     return Chart(
         "World size", "minutes", STEP_METRICS["world_size"].unit, [line for line in lines if line.points], True, True
@@ -219,7 +224,11 @@ def _flat(name: str, style: str, points: Points) -> dict[str, Any]:
 
 
 def _marks(events: Sequence[Event], bucket: int) -> list[list[Any]]:
-    """Return [step, kind, text] of restarts and of what failed, at most one per bucket and the newest ``_MARKS``."""
+    """Return [step, kind, text] of restarts and of what failed, at most one per bucket of steps, in wider buckets if these
+    would be more than ``_MARKS``: the marks are all over the run."""
+    steps = {int(event.step) for event in events if isinstance(event, Started | SaveFailed | RolledBack | Failed)}
+    while len({step // bucket for step in steps}) > _MARKS:
+        bucket *= 2
     found: dict[int, list[Any]] = {}
     starts = 0
     for event in events:
@@ -235,5 +244,5 @@ def _marks(events: Sequence[Event], bucket: int) -> list[list[Any]]:
         else:
             kind, text = "restart" if is_restart else "bad", event.describe()[:_MARK_CHARACTERS]
             found[at] = [int(event.step), kind, f"restart: {text}" if is_restart else text, 0]
-    newest = list(found.values())[-_MARKS:]
-    return [[step, kind, f"{text} (and {more:,} more)" if more else text] for step, kind, text, more in newest]
+    marks = found.values()
+    return [[step, kind, f"{text} (and {more:,} more)" if more else text] for step, kind, text, more in marks]

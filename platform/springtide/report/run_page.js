@@ -23,7 +23,7 @@
   };
   const ticks = (low, high, most) => {
     const rough = (high - low) / most || 1, power = 10 ** Math.floor(Math.log10(rough));
-    const step = power * [1, 2, 5, 10].find(one => one * power >= rough);
+    const step = power * [1, 2, 2.5, 5, 10].find(one => one * power >= rough);
     const found = [];
     for (let at = Math.ceil(low / step) * step; at <= high + step / 1e6; at += step) found.push(at);
     return found;

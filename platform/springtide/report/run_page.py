@@ -17,6 +17,7 @@ from springtide.events import Evaluated, Event, Monitored, Sampled, Saved, SaveF
 from springtide.events.metrics import STEP_METRICS, utilisation
 from springtide.report.charts import draw
 from springtide.report.html import Cell, cards, data_block, grid, more, page, table, text
+from springtide.report.plot import plot
 from springtide.report.run_charts import curves, loss_chart, pictures, source_tokens, world_size_chart
 from springtide.track.ledger import Ledger, Prices, Restart, ledger
 from springtide.track.run_state import run_state
@@ -25,7 +26,6 @@ from springtide.track.timeline import StepColumns, Timeline
 _ROWS, _SAMPLES, _SAMPLE_CHARACTERS = 200, 10, 2000
 """Most rows of a table, most samples, and most characters of one."""
 _CELL_CHARACTERS = 500
-_MARGINS = {"left": 0.15, "right": 0.98, "bottom": 0.15, "top": 0.86}
 _UNITS = {"spent": "worker-seconds"}
 """Field of the ledger -> heading of its column, where they differ."""
 
@@ -57,7 +57,7 @@ def render(run_id: str, timeline: Timeline, facts: RunFacts = RunFacts(), versio
     """
     live = version is not None
     data = {**curves(timeline), "live": live, "version": version or 0, "over": is_over(timeline)}
-    shown = "".join(f"<figure>{draw([chart], columns=1, margins=_MARGINS)}</figure>" for chart in pictures(timeline))
+    shown = "".join(f"<figure>{plot(chart)}</figure>" for chart in pictures(timeline))
     found = parts(timeline, facts)
     sections = [
         '<p id="status"></p>',
@@ -132,12 +132,19 @@ def figures(timeline: Timeline) -> list[tuple[str, str, str]]:
     if saves:
         failed = sum(isinstance(event, SaveFailed) for event in events)
         stall_s = sum(event.stall_s for event in saves)
-        found.append(("waited for saves", f"{stall_s:.1f} s", f"{len(saves)} checkpoints, {failed} failed"))
+        found.append(("waited for saves", _duration(stall_s), f"{len(saves):,} checkpoints, {failed:,} failed"))
     if starts:
-        found.append(("starts", str(len(starts)), f"{max(start.world_size for start in starts)} workers at most"))
+        found.append(("starts", f"{len(starts):,}", f"{max(start.world_size for start in starts)} workers at most"))
         begin, end = timeline.spans()
-        found.append(("time", f"{(end - begin) / 60:.1f} min", "from the first start to the last event"))
+        found.append(("time", _duration(end - begin), "from the first start to the last event"))
     return found
+
+
+def _duration(seconds: float) -> str:
+    """Return a time in the largest unit of which it has at least two."""
+    sizes = ((86_400, "days"), (3600, "hours"), (60, "min"))
+    size, unit = next(((size, unit) for size, unit in sizes if seconds >= 2 * size), (1, "s"))
+    return f"{seconds / size:,.1f} {unit}"
 
 
 def _median(values: np.ndarray) -> float:

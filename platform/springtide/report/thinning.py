@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 
 import numpy as np
@@ -33,15 +34,10 @@ def thin(x: np.ndarray, y: np.ndarray, bucket: int) -> Points:
         bucket: steps of a bucket.
     """
     x, y, begins = _buckets(x, y, bucket)
-    if not len(x) or bucket == 1:
+    if len(begins) == len(x):
         return list(zip(x.tolist(), y.tolist(), strict=True))
-    counts = np.diff(begins, append=len(x))
-    number = np.repeat(np.arange(len(begins)), counts)
-    kept = []
-    for limits in (np.minimum.reduceat(y, begins), np.maximum.reduceat(y, begins)):
-        hits = np.flatnonzero(y == np.repeat(limits, counts))
-        kept.append(hits[np.diff(number[hits], prepend=-1) > 0])  # the first of each bucket
-    at = np.unique(np.concatenate(kept))
+    parts = [(begin, y[begin:end]) for begin, end in itertools.pairwise([*begins.tolist(), len(y)])]
+    at = np.unique([begin + place for begin, part in parts for place in (part.argmin(), part.argmax())])
     return list(zip(x[at].tolist(), y[at].tolist(), strict=True))
 
 
@@ -63,7 +59,12 @@ def some(items: Sequence[tuple[float, float]], most: int) -> Points:
 
 def _buckets(x: np.ndarray, y: np.ndarray, bucket: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Return the finite points, and where each bucket begins among them."""
-    known = np.isfinite(y) & (np.abs(y) < 1e300)  # sums of a bucket stay finite
-    x, y = x[known], y[known]
-    keys = np.floor(x / bucket)
-    return x, y, np.flatnonzero(np.diff(keys, prepend=-1.0))
+    known = np.abs(y) < 1e300  # sums of a bucket stay finite; NaN is not less
+    if not known.all():
+        x, y = x[known], y[known]
+    if not len(x):
+        return x, y, np.empty(0, np.int64)
+    first, last = x[0] // bucket, x[-1] // bucket
+    if last - first < len(x):
+        return x, y, np.unique(np.searchsorted(x, np.arange(first, last + 1) * bucket))
+    return x, y, np.flatnonzero(np.diff(x // bucket, prepend=first - 1))

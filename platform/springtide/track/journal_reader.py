@@ -13,7 +13,8 @@ from springtide.events import Event, StepDone
 from springtide.store import Folder
 from springtide.track.journal import parse_lines, read_segment
 from springtide.track.segments import listed, name_of
-from springtide.track.timeline import STEP, StepColumns, Timeline, columns_of, joined, parse_steps
+from springtide.track.step_lines import STEP, read_steps
+from springtide.track.timeline import StepColumns, Timeline, columns_of, columns_read, joined, parse_steps
 
 _GROWING_TERMS = 8
 """Newest leases whose last segment is read again: an older driver may still hand in what its store had refused."""
@@ -84,12 +85,11 @@ class JournalReader:
         whole = data.rfind(b"\n") + 1  # the rest is a line that is still being written
         if not whole:
             return False
-        lines = data[:whole].split(b"\n")[:-1]
-        steps, placed = _parsed(self._folder.where(name), part.num_lines, lines)
+        steps, placed, num_lines = _parsed(self._folder.where(name), part.num_lines, data[:whole])
         part.placed += [(len(part.steps) + at, event) for at, event in placed]
         part.steps = joined([part.steps, steps]) if len(part.steps) else steps
         part.size_bytes += whole
-        part.num_lines += len(lines)
+        part.num_lines += num_lines
         self.__dict__.pop("timeline", None)
         return True
 
@@ -114,9 +114,32 @@ def _timeline(parts: Sequence[_Part]) -> Timeline:
     return Timeline(joined([part.steps for part in parts]), placed)
 
 
-def _parsed(segment: str, before: int, lines: list[bytes]) -> tuple[StepColumns, list[tuple[int, Event]]]:
-    """Return the steps of lines, and (number of steps before it, event) of every other event; ``before``: lines of the
-    segment that were read before."""
+_Parsed = tuple[StepColumns, list[tuple[int, Event]], int]
+"""The steps of lines, (number of steps before it, event) of every other event, and the number of lines."""
+
+
+def _parsed(segment: str, before: int, data: bytes) -> _Parsed:
+    """Return what whole lines say; ``before``: lines of the segment that were read before."""
+    found = read_steps(data)
+    if found is not None and (steps := columns_read(found)) is not None:
+        others = [(before + 1 + at, line, num_steps) for at, line, num_steps in found.others]
+        placed = _placed(segment, others)
+        if placed is not None:
+            return steps, placed, found.num_lines
+    lines = data.split(b"\n")[:-1]
+    return *_parsed_lines(segment, before, lines), len(lines)
+
+
+def _placed(segment: str, others: list[tuple[int, bytes, int]]) -> list[tuple[int, Event]] | None:
+    """Return (number of steps before it, event) of lines, (number, text, steps before it) each; None if one is a step."""
+    positions = {at: num_steps for at, _, num_steps in others}
+    events = list(parse_lines(segment, ((at, line) for at, line, _ in others)))
+    if any(isinstance(event, StepDone) for _, event in events):
+        return None
+    return [(positions[at], event) for at, event in events]
+
+
+def _parsed_lines(segment: str, before: int, lines: list[bytes]) -> tuple[StepColumns, list[tuple[int, Event]]]:
     steps, others = [], []
     for at, line in enumerate(lines, before + 1):
         if STEP in line:
@@ -124,11 +147,8 @@ def _parsed(segment: str, before: int, lines: list[bytes]) -> tuple[StepColumns,
         else:
             others.append((at, line, len(steps)))
     found = parse_steps(steps)
-    if found is not None:
-        positions = {at: num_steps for at, _, num_steps in others}
-        events = list(parse_lines(segment, ((at, line) for at, line, _ in others)))
-        if not any(isinstance(event, StepDone) for _, event in events):
-            return found, [(positions[at], event) for at, event in events]
+    if found is not None and (told := _placed(segment, others)) is not None:
+        return found, told
     values: list[StepDone] = []
     placed: list[tuple[int, Event]] = []
     for _, event in parse_lines(segment, enumerate(lines, before + 1)):

@@ -1,7 +1,8 @@
 """What a journal says, in columns: its steps as arrays, every other event as a value. A million steps take seconds.
 
-lines of a segment --pyarrow--> columns     the steps, if every line of them is as a run writes it
-                   --event()--> values      other events, and all lines of a segment that pyarrow does not take
+lines of a segment --step_lines--> columns     the steps, if every line of them is as a run writes it
+                   --pyarrow-----> columns     if they are JSON of the same fields
+                   --event()-----> values      other events, and all lines of a segment that neither takes
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ import pyarrow.json
 from springtide.config.steps import StepsDone
 from springtide.events import Event, StepDone
 from springtide.events.record import FORMAT
+from springtide.track.step_lines import Steps
 
 COLUMNS = (
     *("step", "tokens", "step_tokens", "world_size", "term", "updated", "memory_bytes", "loss", "grad_norm"),
@@ -28,8 +30,6 @@ COLUMNS = (
 """Fields of ``StepDone`` that are kept."""
 _MOST_EXTRAS = 128
 """Figures of ``StepDone.extra`` that are kept; a run on 32 sources tells 96 of them."""
-STEP = b'"kind": "step"'
-"""What a step's line has; where text says so, its quotes are escaped."""
 _ARROW = {"int": pa.int64(), "float": pa.float64(), "str": pa.string(), "bool": pa.bool_(), "StepsDone": pa.int64()}
 _FIELDS = {field.name: field for field in dataclasses.fields(StepDone)}
 _SCHEMA = pa.schema(
@@ -199,20 +199,35 @@ def _merged(rows: StepColumns, ends: np.ndarray) -> Iterator[StepDone]:
     extras = zip(*(column.tolist() for column in extra.values()), strict=True) if extra else itertools.repeat(())
     for row, figures in zip(values, extras, strict=False):
         found = dict(zip(names, row, strict=True))
+        step, updated = found.pop("step"), found.pop("updated")
         whole = {name: int(found.pop(name)) for name in ("tokens", "step_tokens", "world_size", "term", "memory_bytes")}
-        yield StepDone(
-            step=StepsDone(int(found.pop("step"))),
-            updated=bool(found.pop("updated")),
+        # a frozen dataclass sets each field by a call, and 10,000 restarts make 40,000 events
+        one = object.__new__(StepDone)
+        one.__dict__.update(
+            loss_scale=1.0,
+            **found,
+            **whole,
+            step=StepsDone(int(step)),
+            updated=bool(updated),
             extra=dict(zip(extra, figures, strict=True)),
             digest="",
-            **whole,
-            **found,
         )
+        yield one
 
 
 def _counted(joules: np.ndarray) -> np.ndarray:
     """Return joules with 0 for what the ledger does not count: not finite, or negative."""
     return np.where(np.isfinite(joules) & (joules > 0), joules, 0.0)
+
+
+def columns_read(found: Steps) -> StepColumns | None:
+    """Return the steps of lines as columns; None if one has a time that no event has."""
+    columns, extra = found.columns, dict(list(found.extra.items())[:_MOST_EXTRAS])
+    if "time_s" not in columns or not ((columns["time_s"] >= 0) & (columns["time_s"] <= _LATEST_S)).all():
+        return None
+    size = len(columns["time_s"])
+    kept = {name: columns[name] if name in columns else np.full(size, float(_DEFAULTS[name])) for name in COLUMNS}
+    return StepColumns(kept, extra)
 
 
 def parse_steps(lines: Sequence[bytes]) -> StepColumns | None:

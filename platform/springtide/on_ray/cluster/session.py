@@ -93,7 +93,8 @@ def cluster(config: Config, *, dashboard: bool = True, metadata: Mapping[str, st
 
     Uses the caller's connection if there is one; else the cluster that ``RAY_ADDRESS`` names, as under ``ray job submit``;
     else starts a private one with at least the logical CPUs that the workers need, and this machine's GPUs. ``metadata`` of
-    the job, for Ray's Jobs page, is about the config's run unless it is given; a connection that is there keeps its own.
+    the job, for ``ray list jobs --detail``, is about the config's run unless it is given; a connection that is there keeps its
+    own.
     """
     check_version(ray.__version__)
     set_environment()
