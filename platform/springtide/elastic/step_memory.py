@@ -12,7 +12,6 @@ from typing import NamedTuple
 
 from springtide.config import Config
 from springtide.config.engine import ModelConfig, OptimConfig
-from springtide.elastic.evenness import most_lanes
 
 _VOCAB_MULTIPLE = 64
 _BYTES = {"fp32": 4, "bf16": 2, "fp16": 2}
@@ -128,7 +127,7 @@ def activations(model: ModelConfig, recompute: str, precision: str, gpu: bool) -
     results = 2 * width + 2 * kv_width + model.dim + 2 * model.ffn_dim  # of products and attention
     repeated = 2 * width if gpu and kv_width < width and (precision != "bf16" or model.attention_cap) else 0
     others = 2 * model.dim + 2 * width + 2 * model.ffn_dim + repeated
-    whole = float(size * (model.dim + results + others))
+    whole = float(size * (model.dim + results + others)) + (10.0 * model.dim if size < 4 else 0.0)  # norms are in fp32
     kept = {"none": whole, "selective": size * (model.dim + results + model.dim), "full": size * model.dim}[recompute]
     return Activations(kept, whole - kept, 3.0 * size * model.dim + 4.0 * model.dim)
 
@@ -149,13 +148,16 @@ def predicted_step_bytes(config: Config, size: ModelSize, world_size: int) -> in
     cast, summed = _BYTES[parallel.precision], 8 if parallel.exact else 4
     shards = parallel.shards or world_size
     kept = activations(config.model, parallel.recompute, parallel.precision, gpu)
-    logits = min(_LOGITS_AT_ONCE[gpu], tokens * size.table // config.model.dim)
-    head = (4 + 2 * cast) * logits + kept.around * tokens + 4 * size.table
+    logits = min(_LOGITS_AT_ONCE[gpu], all_logits := tokens * size.table // config.model.dim)
+    head = (4 + 2 * cast + cast * (all_logits > logits)) * logits + kept.around * tokens + 4 * size.table
     forward = kept.kept * size.num_layers * tokens + head
     backward = kept.kept * size.num_layers * tokens + kept.again * tokens
     states, weights = state_bytes(size, config.optim), size.num_parameters
     if world_size == 1 and not parallel.exact:
-        copies = cast * size.tables * size.table if cast < 4 else 0
+        copies = 0
+        if cast < 4:  # weights are converted where they are used, and backward of what is not recomputed keeps the copies
+            kept_blocks = size.num_layers * size.block_matrices if parallel.recompute == "none" else 0
+            copies = cast * (2 * size.table + kept_blocks)
         return round(states + 4 * weights + copies + max(forward, backward))
     blocks = size.block if parallel.strategy == "zero3" else size.num_layers * size.block
     whole = cast * (size.root + blocks)
