@@ -1,12 +1,12 @@
 """`springtide plan` beside real runs: memory and time of a step as it forecasts them, and as this machine has them.
 
-The node type is this machine, a core a worker: the FLOP/s of its matrix product, the speed of its memory and of gloo between two
-processes are measured at the start. One run, the first of each round, calibrates the roofline (`--measured`); five others, of
-other sizes, layouts and numbers of workers, are forecast and then trained. Rounds alternate. Wall time is what a plan is about, and
-processor time stands beside it, calibrated by itself: where others use the machine, wall time is theirs, too. Memory is the most
-that the C library had given out at once in the median of a few steps, as in benchmarks/layouts.py.
+The node type is this machine, a core a worker: the FLOP/s of its matrix product, the speed of its memory and of gloo between
+two processes are measured at the start. One run, the first of each round, calibrates the roofline (`--measured`); five others,
+of other sizes, layouts and numbers of workers, are forecast and then trained. Rounds alternate. Wall time is what a plan is
+about, and processor time stands beside it, calibrated by itself: where others use the machine, wall time is theirs, too. Memory
+is the most that the C library had given out at once in a second step, asked after each operation, as in benchmarks/layouts.py.
 
-    python benchmarks/plan.py [--quick] [--json] [--rounds 5] [--steps 15]
+    python benchmarks/plan.py [--quick] [--json] [--rounds 5] [--steps 8]
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import contextlib
 import json
 import os
 import statistics
+import subprocess
 import sys
 import tempfile
 import time
@@ -26,8 +27,8 @@ import claims
 import springtide as st
 from springtide.config import Config, build
 
-WARM_UP, METERED = 3, 4
-"""Steps."""
+WARM_UP = 3
+"""Steps that do not count, as in a plan's calibration."""
 SHAPES: dict[str, tuple[int, dict[str, Any]]] = {
     "calibration": (1, {"model.num_layers": 4, "model.dim": 256, "model.ffn_dim": 688}),
     "narrow": (1, {"model.num_layers": 6, "model.dim": 128, "model.ffn_dim": 384}),
@@ -59,21 +60,58 @@ node_types:
 """
 
 
-def rank(told: list[dict[str, Any]], workers: int) -> None:
-    """What each process of a group does; rank 0 prints a line for each."""
+class Group:
+    """Processes of one number of workers, which wait for what to do: no run pays for the start of another."""
+
+    def __init__(self, workers: int) -> None:
+        self._store, where = claims.meeting_place()
+        environment = os.environ | where | {"WORLD_SIZE": str(workers)}
+        self._ranks = [
+            subprocess.Popen(
+                [sys.executable, __file__, "--rank"],
+                env=environment | {"RANK": str(number)},
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                text=True,
+            )
+            for number in range(workers)
+        ]
+
+    def ask(self, what: str, config: dict[str, Any] | None = None) -> dict[str, Any]:
+        """Have it done; what rank 0 found."""
+        for process in self._ranks:
+            assert process.stdin is not None
+            process.stdin.write(json.dumps({"what": what, "config": config}) + "\n")
+            process.stdin.flush()
+        assert self._ranks[0].stdout is not None
+        for line in self._ranks[0].stdout:
+            if line.startswith("{"):
+                print(what, line.strip(), file=sys.stderr, flush=True)
+                return dict(json.loads(line))
+        raise RuntimeError("a rank has ended")
+
+    def end(self) -> None:
+        """Wait until its processes have ended."""
+        for process in self._ranks:
+            process.communicate()
+
+
+def rank() -> None:
+    """What each process of a group does, line by line; rank 0 answers with a line."""
     import torch
 
     from springtide.dist import process_group
 
     torch.set_num_threads(1)
     with process_group("cpu"):
-        for one in told:
-            found = facts(workers) if one["what"] == "facts" else trained(build(one["config"]), one["what"] == "memory")
+        for line in sys.stdin:
+            told = json.loads(line)
+            found = facts() if told["what"] == "facts" else trained(build(told["config"]), told["what"] == "memory")
             if int(os.environ["RANK"]) == 0:
-                print(json.dumps({"id": one["id"], **found}), flush=True)
+                print(json.dumps(found), flush=True)
 
 
-def facts(workers: int) -> dict[str, float]:
+def facts() -> dict[str, float]:
     """What this machine can do: the best of several tries."""
     import torch
     import torch.distributed as dist
@@ -93,12 +131,12 @@ def facts(workers: int) -> dict[str, float]:
         sums.append(time.perf_counter() - begin)
     flops, _ = peak_flops(torch.device("cpu"))
     # a ring of two moves the gradient once over each link
-    link = gradient.nbytes / min(sums) if workers > 1 else 1e9
+    link = gradient.nbytes / min(sums) if dist.get_world_size() > 1 else 1e9
     return {"flops": flops, "bandwidth": 2 * source.nbytes / min(copies), "link": link}
 
 
 def trained(config: Config, metered: bool) -> dict[str, Any]:
-    """Train as a rank; what a step took, or the most that it held."""
+    """Train some steps as a rank; what one took, or the most that the second one held."""
     import torch
 
     from springtide.dist import world
@@ -110,26 +148,37 @@ def trained(config: Config, metered: bool) -> dict[str, Any]:
     from springtide.training.memory_estimate import Meter
 
     run = st.Run(Folder(config.run.root) / config.run.id)
-    walls, cpus, most = [], [], []
+    walls, cpus, most = [], [], 0.0
     with contextlib.ExitStack() as stack:
-        meter = stack.enter_context(Meter(torch.device("cpu"))) if metered else None
+        meter = Meter(torch.device("cpu"))  # what there is before the model does not count
         loop = TrainLoop(config, world("cpu", 0, config.parallel.shards), open_data(config.data), run.folder)
         if loop.world.is_first:
             run.write_config(config)
         journal = stack.enter_context(Journal(run.folder, enabled=loop.world.is_first))
+        events = loop.events(
+            lambda reader, step: load(reader, reader.plan(step, config.num_steps, 2**16)), lambda: None
+        )
+        stack.callback(events.close)
         before = time.process_time()
-        for event in loop.events(lambda reader, step: load(reader, reader.plan(step, config.num_steps, 2**16)), lambda: None):
+        for event in events:
             journal(event)
-            if isinstance(event, StepDone):
-                now = time.process_time()
-                walls.append(event.step_time_s)
-                cpus.append(now - before)
-                before = now
-                if meter:
-                    most.append(meter.lap())
-    found = {"parameters": loop.figures.num_parameters, "vocabulary": loop.data.vocab_size}
+            if not isinstance(event, StepDone):
+                continue
+            now = time.process_time()
+            walls.append(event.step_time_s)
+            cpus.append(now - before)
+            before = now
+            if event.step == config.num_steps - 1:  # nobody needs what a run does at its end
+                break
+            if metered and event.step == 1:  # the first one makes the moments; to ask after each operation is slow
+                stack.enter_context(meter)
+                meter.lap()
+            if metered and event.step == 2:
+                most = meter.lap()
+                break
+        found = {"parameters": loop.figures.num_parameters, "vocabulary": loop.data.vocab_size}
     if metered:
-        return {**found, "bytes": statistics.median(most[1:])}
+        return {**found, "bytes": most}
     wall_s, cpu_s = (statistics.median(times[WARM_UP:]) for times in (walls, cpus))
     return {**found, "wall_s": wall_s, "cpu_s": cpu_s, "load": os.getloadavg()[0]}
 
@@ -141,7 +190,7 @@ def base(folder: str, steps: int, quick: bool) -> Config:
         "shards.root": f"{folder}/datasets",
         "corpus.max_files": 40,
         "stream.max_epochs": 1e6,  # nobody uses the model
-        "train.total": (WARM_UP + steps) * 8 * st.recipes.demo().shards.sequence_length,
+        "train.total": (WARM_UP + steps + 1) * 8 * st.recipes.demo().shards.sequence_length,
         "train.eval_tokens": 0,
         "train.sample_tokens": 0,
         "optim.warmup": 0,
@@ -156,26 +205,9 @@ def base(folder: str, steps: int, quick: bool) -> Config:
     return st.prepare(st.recipes.demo().override({**changes, **(QUICK if quick else {})}))
 
 
-def train_all(shapes: dict[str, tuple[int, dict[str, Any]]], common: Config, what: str, mark: str) -> dict[str, Any]:
-    """Train each of ``shapes``, those of one number of workers in one group of processes."""
-    found: dict[str, Any] = {}
-    for workers in sorted({workers for workers, _ in shapes.values()}):
-        told = []
-        if what == "memory":  # what libraries take for themselves at first is no run's
-            told = [{"id": f"warm-up-{workers}", "what": "memory", "config": config_of(common, "warm-up", shapes, mark)}]
-        told += [
-            {"id": name, "what": what, "config": config_of(common, name, shapes, mark)}
-            for name, (of, _) in shapes.items()
-            if of == workers
-        ]
-        found |= claims.together(__file__, told, workers)
-    return found
-
-
-def config_of(common: Config, name: str, shapes: dict[str, tuple[int, dict[str, Any]]], mark: str) -> dict[str, Any]:
+def config_of(common: Config, name: str, shape: dict[str, Any], mark: str) -> dict[str, Any]:
     """The whole config of a run, as plain data."""
-    changes = shapes["calibration" if name == "warm-up" else name][1]
-    return common.override({"run.id": f"{name}-{mark}", **changes}).model_dump(mode="json")
+    return common.override({"run.id": f"{name}-{mark}", **shape}).model_dump(mode="json")
 
 
 def forecast(common: Config, shape: tuple[int, dict[str, Any]], cluster: str, measured: str, vocabulary: int) -> Any:
@@ -187,20 +219,29 @@ def forecast(common: Config, shape: tuple[int, dict[str, Any]], cluster: str, me
 
 def main() -> None:
     """Print the table and the claims."""
-    options = claims.options(__doc__, rounds=5, steps=(15, 6))
+    options = claims.options(__doc__, rounds=5, steps=(8, 5))
     shapes = QUICK_SHAPES if options.quick else SHAPES
-    most = max(workers for workers, _ in shapes.values())
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as stack:
         common = base(folder, int(options.steps), options.quick)
-        here = claims.together(__file__, [{"id": "facts", "what": "facts"}], most)["facts"]
+        groups = {workers: Group(workers) for workers in sorted({workers for workers, _ in shapes.values()})}
+        for group in groups.values():
+            stack.callback(group.end)
+            # what libraries take for themselves at first is no run's
+            group.ask("memory", config_of(common, "first", shapes["calibration"][1], "memory"))
+        here = groups[max(groups)].ask("facts")
         figures = {name: int(value) for name, value in here.items()}
         cluster = Path(folder, "here.yaml")
         cluster.write_text(CLUSTER.format(memory=8 * 2**30, **figures))
-        short = common.override({"train.total": METERED * common.tokens_per_step})
-        held = train_all(shapes, short, "memory", "metered")
+        held = {
+            name: groups[workers].ask("memory", config_of(common, name, shape, "memory"))
+            for name, (workers, shape) in shapes.items()
+        }
         rounds = []
         for number in range(options.rounds):
-            took = train_all(shapes, common, "time", f"{number}")
+            took = {
+                name: groups[workers].ask("time", config_of(common, name, shape, f"{number}"))
+                for name, (workers, shape) in shapes.items()
+            }
             measured = f"{common.run.root}/calibration-{number}"
             rows = {
                 name: forecast(common, shape, str(cluster), measured, took[name]["vocabulary"])
@@ -210,14 +251,16 @@ def main() -> None:
         begin, cpu = time.perf_counter(), time.process_time()
         st.plan(common, str(cluster))
         answer = {"wall_s": time.perf_counter() - begin, "cpu_s": time.process_time() - cpu}
-    print(f"this machine: {here['flops'] / 1e9:.1f} GFLOP/s a core, {here['bandwidth'] / 1e9:.1f} GB/s, gloo "
-          f"{here['link'] / 1e9:.2f} GB/s; a plan takes {answer['wall_s']:.3f} s, {answer['cpu_s']:.3f} s of processor")  # fmt: skip
+    speeds = f"{here['flops'] / 1e9:.1f} GFLOP/s a core, {here['bandwidth'] / 1e9:.1f} GB/s, gloo {here['link'] / 1e9:.2f} GB/s"
+    print(f"this machine: {speeds}; a plan takes {answer['wall_s']:.3f} s, {answer['cpu_s']:.3f} s of processor")
     show(options, shapes, held, rounds)
 
 
 def show(options: Any, shapes: dict[str, Any], held: dict[str, Any], rounds: list[Any]) -> None:
     """Print the table, and the claims about what it shows."""
-    print("| run | workers | parameters | forecast | held | ratio | step, wall | forecast / wall | forecast / processor |")
+    print(
+        "| run | workers | parameters | forecast | held | ratio | step, wall | forecast / wall | forecast / processor |"
+    )
     print("|---|---|---|---|---|---|---|---|---|")
     memory, wall, cpu = {}, {}, {}
     for name, (workers, _) in shapes.items():
@@ -261,6 +304,6 @@ def spread(values: list[float], unit: str = "") -> str:
 
 if __name__ == "__main__":
     if sys.argv[1:] == ["--rank"]:
-        rank(json.load(sys.stdin), int(os.environ["WORLD_SIZE"]))
+        rank()
     else:
         main()

@@ -25,6 +25,8 @@ MODULES = (
     *("springtide.app.prepare", "springtide.app.resolve", "springtide.stream.batches"),
     *("springtide.checkpoint.checkpointer", "springtide.objective.next_token", "springtide.training.step_metrics"),
     *("springtide.app.train", "springtide.app.sweep", "springtide.app.drill", "springtide.app.simulate"),
+    *("springtide.app.plan", "springtide.app.plan_rows", "springtide.config.cluster_file"),
+    *("springtide.config.devices", "springtide.elastic.step_memory"),
     *("springtide.elastic.evenness", "springtide.elastic.copy_ring"),
     *("springtide.elastic.failures", "springtide.elastic.node_table"),
     *("springtide.app.estimate", "springtide.run.folder", "springtide.run.verify", "springtide.track.ledger"),
@@ -94,10 +96,13 @@ def functions() -> Iterator[tuple[str, Callable[..., Any]]]:
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory, datasets: Path) -> Path:
-    """A folder with ``runs/mine``, a run of 8 steps; ``datasets``; and ``trace.csv``, a record of spot capacity."""
+    """A folder with ``runs/mine``, a run of 8 steps; ``datasets``; ``trace.csv``, a record of spot capacity; and ``nodes.yaml``,
+    a cluster file."""
     here = tmp_path_factory.mktemp("examples")
     (here / "datasets").symlink_to(datasets)
     (here / "trace.csv").write_text("0,add,a\n0,add,b\n1800000,remove,a\n3600000\n")
+    page = Path(__file__).parents[2] / "docs/how-to/plan.md"
+    (here / "nodes.yaml").write_text(page.read_text().split("```yaml\n")[1].split("```")[0])
     tiny = st.recipes.tiny()
     changes = {
         "run.id": "mine",

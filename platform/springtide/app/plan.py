@@ -1,7 +1,7 @@
 """Plans a run before it is paid for: which nodes it fits, how long it takes there, and what that costs.
 
-    cluster file, config --step_memory--> fits?  --roofline--> step  --simulate--> days and dollars on spot
-                                                    ^ one calibration by a run that is finished
+cluster file, config --step_memory--> fits?  --roofline--> step  --simulate--> days and dollars on spot
+                                                ^ one calibration by a run that is finished
 """
 
 from __future__ import annotations
@@ -74,15 +74,15 @@ def plan(config: Config, cluster: str, measured: str = "", measured_on: str = ""
             node fits; then with the smallest change that would.
 
     Examples:
-        >>> found = st.plan(st.recipes.gpu_125m(), "cluster-file.yaml")
-        >>> [(row.node_type, row.world_size) for row in found.rows][:2]
-        [('l4', 2), ('l4', 1)]
+        >>> found = st.plan(st.recipes.llama3_8b(), "nodes.yaml")
+        >>> [(row.node_type, row.world_size, row.fits) for row in found.rows][-3:]
+        [('8xh100', 8, True), ('laptop', 1, False), ('laptop', 2, False)]
     """
     file = load_cluster(cluster)
     _check_known(config)
     size = model_size(config.model, vocab_size or config.corpus.vocab_size, config.shards.sequence_length)
     calibration = calibrate(measured, measured_on, file) if measured else None
-    markets = {node.name: Market.of(node) for node in file.node_types}
+    markets = {node.name: _market(node, cluster) for node in file.node_types}
     rows = [
         _row(config, size, file, node, nodes, markets[node.name], calibration)
         for node in file.node_types
@@ -90,8 +90,15 @@ def plan(config: Config, cluster: str, measured: str = "", measured_on: str = ""
     ]
     if not any(row.fits for row in rows):
         raise ConfigError(_nothing_fits(config, size, file, rows))
-    rows.sort(key=lambda row: (not row.fits, row.dollars, row.days, row.node_type, row.world_size))
+    rows.sort(key=lambda row: (not row.fits, row.dollars, row.days if row.fits else 0.0, row.node_type, row.world_size))
     return Plan(size.num_parameters, int(config.train.total), tuple(rows), _told(calibration))
+
+
+def _market(node: NodeType, cluster: str) -> Market:
+    try:
+        return Market.of(node)
+    except ConfigError as error:
+        raise ConfigError(f"{cluster}: trace of {node.name}: {error}") from None
 
 
 def _told(calibration: Calibration | None) -> str:
@@ -113,7 +120,9 @@ def _check_known(config: Config) -> None:
     ):
         if value != usual:
             remedy = "springtide estimate tells the memory of this one; a plan of the same without it is an upper bound"
-            raise ConfigError(explain(field, value, "is not known to a plan, which counts the decoder's weights", remedy))
+            raise ConfigError(
+                explain(field, value, "is not known to a plan, which counts the decoder's weights", remedy)
+            )
 
 
 def _sizes(most: int) -> Iterator[int]:
@@ -180,7 +189,7 @@ def _row(
     if why := _too_large(chosen, size, node, workers, needed, state):
         return PlanRow(why=why, **row)
     parts = step_time(chosen, size, node, workers)
-    exactly = calibration is not None and calibration.is_of(chosen, node.name, workers)
+    exactly = calibration is not None and calibration.is_of(chosen, size, node.name, workers)
     efficiency = calibration.efficiency if calibration else ASSUMED_EFFICIENCY
     step_s = calibration.step_s if exactly and calibration else parts.step_s(efficiency)
     saves = saves_of(chosen, step_s, state / workers, market, calibration)
@@ -192,13 +201,15 @@ def _row(
     if prices.spot is not None:
         least = _least_nodes(chosen, size, node, nodes)
         spot = spot_of(chosen, node, nodes, least, market, step_s, saves, calibration)
-        row["spot_days"] = stays_s / spot.speed / _DAY_S if spot.speed else None
+        row["spot_days"] = train_s / spot.speed / _DAY_S if spot.speed else None
         row["spot_dollars"] = row["spot_days"] and row["spot_days"] * 24 * spot.nodes * prices.spot
         row["of_ideal"], sources["spot"] = spot.of_ideal, spot.source
     if exactly:
         sources["tokens_per_s"] = f"{MEASURED} in run {calibration.run}" if calibration else ""
     else:
-        sources["tokens_per_s"] = f"roofline x {efficiency:.2f} " + (f"of {calibration.run}" if calibration else "assumed")
+        sources["tokens_per_s"] = f"roofline x {efficiency:.2f} " + (
+            f"of {calibration.run}" if calibration else "assumed"
+        )
     checkpoint = config.checkpoint
     kept = checkpoint.keep_last + checkpoint.keep_best
     if checkpoint.keep_every:
@@ -253,7 +264,9 @@ def _remedy(config: Config, size: ModelSize, node: NodeType, workers: int) -> st
         other = config.override(changes)
         needed = predicted_step_bytes(other, size, workers)
         if other != config and needed <= _KEPT_FREE * node.device.memory:
-            words = " and ".join(f"{name} = {value}" for name, value in changes.items() if name != "parallel.shard_workers")
+            words = " and ".join(
+                f"{name} = {value}" for name, value in changes.items() if name != "parallel.shard_workers"
+            )
             return f"{words} needs {gigabytes(needed)}"
     return ""
 

@@ -10,7 +10,7 @@ from springtide import config as configs
 from springtide.config import Config
 from springtide.config.cluster_file import ClusterFile, NodeType
 from springtide.elastic.roofline import step_time
-from springtide.elastic.step_memory import model_size
+from springtide.elastic.step_memory import ModelSize, model_size
 from springtide.errors import ConfigError, explain
 from springtide.events import Saved, Started
 
@@ -18,10 +18,12 @@ _WARM_UP = 3
 """First steps of a worker group that do not count: memory is allocated, blocks are compiled."""
 _LEAST = 5
 """Fewest steps that calibrate."""
-_SAME = ("model", "shards", "stream", "parallel", "objective", "optim")
-"""Sections whose settings a step's time depends on."""
-_NOT_TIME = ("optim.peak_lr", "optim.warmup", "optim.decay", "optim.final_lr_ratio", "optim.schedule")
-_NOT_TIME_EITHER = ("shards.root", "shards.dataset", "stream.seed", "model.init_seed", "stream.max_epochs")
+_SAME = (
+    *("shards.sequence_length", "shards.mask_across_documents", "stream.global_batch", "stream.lanes"),
+    *("optim.optimizer", "optim.moments", "optim.source", "optim.groups", "optim.ema_half_life", "train.micro_batch"),
+)
+"""Settings that the time of a step depends on, beside all of ``_SECTIONS``."""
+_SECTIONS = ("model", "parallel", "objective")
 
 
 class Calibration(NamedTuple):
@@ -31,6 +33,7 @@ class Calibration(NamedTuple):
     node_type: str
     config: Config
     world_size: int
+    num_parameters: int
     num_steps: int
     """Steps that were measured."""
     step_s: float
@@ -49,15 +52,15 @@ class Calibration(NamedTuple):
             f"{self.node_type}, median of {self.num_steps} steps: {self.step_s:.4g} s) comes out as measured"
         )
 
-    def is_of(self, config: Config, node_type: str, workers: int) -> bool:
+    def is_of(self, config: Config, size: ModelSize, node_type: str, workers: int) -> bool:
         """Return whether a run of ``config`` does the same steps on the same nodes: then its time was measured."""
         changed = [
             name
             for name in configs.difference(self.config, config)
-            if name.split(".")[0] in _SAME and name not in (*_NOT_TIME, *_NOT_TIME_EITHER)
+            if name in _SAME or (name.split(".")[0] in _SECTIONS and name != "model.init_seed")
         ]
-        same_rows = self.config.train.micro_batch == config.train.micro_batch
-        return (node_type, workers) == (self.node_type, self.world_size) and same_rows and not changed
+        same = (node_type, workers, size.num_parameters) == (self.node_type, self.world_size, self.num_parameters)
+        return same and not changed
 
 
 def calibrate(path: str, measured_on: str, file: ClusterFile) -> Calibration:
@@ -101,6 +104,7 @@ def calibrate(path: str, measured_on: str, file: ClusterFile) -> Calibration:
         node_type=node.name,
         config=config,
         world_size=world_size,
+        num_parameters=size.num_parameters,
         num_steps=len(times),
         step_s=step_s,
         efficiency=efficiency,

@@ -83,9 +83,9 @@ class Plan:
     """What a run would take on each node type of a cluster file, cheapest first.
 
     Examples:
-        >>> found = st.plan(st.recipes.gpu_1b(), "cluster-file.yaml")
-        >>> found.rows[0].node_type, found.rows[0].fits
-        ('h100', True)
+        >>> found = st.plan(st.recipes.gpu_1b(), "nodes.yaml")
+        >>> found.cheapest.node_type, found.cheapest.world_size, found.cheapest.layout
+        ('8xh100', 64, 'zero3, bf16, recompute selective')
     """
 
     num_parameters: int
@@ -116,14 +116,18 @@ class Plan:
         widths = {head: max(len(head), *(len(one[head]) for one in cells)) for head in heads}
         lines = [f"{self.num_parameters / 1e6:,.1f}M parameters, {self.tokens:,} tokens; the cheapest first"]
         for one in ({head: head for head in _HEADS}, *cells):
-            padded = (one[head].ljust(widths[head]) if head in _LEFT else one[head].rjust(widths[head]) for head in heads)
+            padded = (
+                one[head].ljust(widths[head]) if head in _LEFT else one[head].rjust(widths[head]) for head in heads
+            )
             lines.append("  ".join(padded).rstrip())
         lines += [f"{one.where} does not fit: {one.why}" for one in self.rows if not one.fits]
         return "\n".join([*lines, *self._legend()])
 
     def _legend(self) -> list[str]:
         fitting = [row for row in self.rows if row.fits]
-        found = ["a: by arithmetic; m: measured; R: roofline, not measured; r: simulated on a record; prices: the cluster file's"]
+        found = [
+            "a: by arithmetic; m: measured; R: roofline, not measured; r: simulated on a record; prices: the cluster file's"
+        ]
         found.append(f"tokens/s: {self.calibration}")
         spot = dict.fromkeys(row.sources["spot"] for row in fitting if "spot" in row.sources)
         saves = dict.fromkeys(row.sources["save_every_s"] for row in fitting[:1])
@@ -131,7 +135,9 @@ class Plan:
         found += [f"spot: {one}" for one in spot]
         found += [f"saves: {one}" for one in saves]
         if changed:
-            found.append("settings of the first row: " + " ".join(f"--{name} {value}" for name, value in changed.items()))
+            found.append(
+                "settings of the first row: " + " ".join(f"--{name} {value}" for name, value in changed.items())
+            )
         return found
 
     def _repr_html_(self) -> str:

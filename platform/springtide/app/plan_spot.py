@@ -11,6 +11,7 @@ from springtide.app.plan_calibration import Calibration
 from springtide.app.simulate import read_trace
 from springtide.config import Config
 from springtide.config.cluster_file import NodeType
+from springtide.elastic.evenness import evenness
 from springtide.elastic.policy import Bounds
 from springtide.elastic.save_interval import young_daly_interval
 from springtide.elastic.simulate import Costs, simulate
@@ -95,7 +96,9 @@ def saves_of(
         from_where = market.describe() if market.loss_s else "checkpoint.expected_loss"
         return Saves(found.every_s, cost_s, f"{found.reason} (its cost {told}, losses from {from_where})")
     every_s = checkpoint.every_steps * step_s if checkpoint.every_steps else math.inf
-    return Saves(every_s, cost_s, f"checkpoint.every_steps = {checkpoint.every_steps}; a save costs {cost_s:.2g} s ({told})")
+    return Saves(
+        every_s, cost_s, f"checkpoint.every_steps = {checkpoint.every_steps}; a save costs {cost_s:.2g} s ({told})"
+    )
 
 
 class Spot(NamedTuple):
@@ -155,5 +158,5 @@ def spot_of(
     told = f"restarts of {restart_s:.3g} s " + (
         f"measured in {calibration.run}" if calibration and calibration.restart_s is not None else "assumed"
     )
-    speed = (found.productive + found.uneven) / (record.end_s * nodes)
+    speed = found.productive / (record.end_s * nodes * evenness(bounds.lanes, nodes))
     return Spot(speed, found.possible / record.end_s, found.of_ideal, f"simulated on {market.describe()}, {told}")

@@ -22,7 +22,10 @@ def add(commands: Commands) -> None:
 def _options(show_all: bool, parser: argparse.ArgumentParser) -> None:
     add_config(parser, show_all)
     parser.add_argument(
-        "--cluster", metavar="FILE", required=True, help="node types with devices, prices and links: docs/how-to/plan.md"
+        "--cluster",
+        metavar="FILE",
+        required=True,
+        help="node types with devices, prices and links: docs/how-to/plan.md",
     )
     measured = "folder of a run whose step time calibrates the roofline, and which tells what saves and restarts cost"
     parser.add_argument("--measured", metavar="RUN", default="", help=measured)

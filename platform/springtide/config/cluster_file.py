@@ -175,7 +175,9 @@ def parse_cluster(text: bytes, name: str) -> ClusterFile:
     try:
         return ClusterFile.model_validate(data)
     except ValidationError as error:
-        found = [_described(item, lines, name) for item in error.errors()]
+        # a list without those that are wrong may be too short; it is not what is wrong
+        wrong = [item for item in error.errors() if not (item["type"] == "too_short" and item["input"])]
+        found = [_described(item, lines, name) for item in wrong]
         more = [f"and {len(found) - _PROBLEMS_SHOWN} more"] if len(found) > _PROBLEMS_SHOWN else []
         raise ConfigError("\n".join([*dict.fromkeys(found[:_PROBLEMS_SHOWN]), *more])) from None
 

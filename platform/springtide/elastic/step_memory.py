@@ -155,7 +155,9 @@ def predicted_step_bytes(config: Config, size: ModelSize, world_size: int) -> in
     states, weights = state_bytes(size, config.optim), size.num_parameters
     if world_size == 1 and not parallel.exact:
         copies = 0
-        if cast < 4:  # weights are converted where they are used, and backward of what is not recomputed keeps the copies
+        if (
+            cast < 4
+        ):  # weights are converted where they are used, and backward of what is not recomputed keeps the copies
             kept_blocks = size.num_layers * size.block_matrices if parallel.recompute == "none" else 0
             copies = cast * (2 * size.table + kept_blocks)
         return round(states + 4 * weights + copies + max(forward, backward))
