@@ -96,8 +96,8 @@ def functions() -> Iterator[tuple[str, Callable[..., Any]]]:
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory, datasets: Path) -> Path:
-    """A folder with ``runs/mine``, a run of 8 steps; ``datasets``; ``trace.csv``, a record of spot capacity; and ``nodes.yaml``,
-    a cluster file."""
+    """A folder with ``runs/mine``, a run of 8 steps; ``datasets``; ``trace.csv``, a record of spot capacity; and
+    ``nodes.yaml``, a cluster file."""
     here = tmp_path_factory.mktemp("examples")
     (here / "datasets").symlink_to(datasets)
     (here / "trace.csv").write_text("0,add,a\n0,add,b\n1800000,remove,a\n3600000\n")

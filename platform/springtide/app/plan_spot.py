@@ -1,4 +1,4 @@
-"""What spot nodes leave of a run, and how often it should save: the record of a cluster file, through the policy that trains."""
+"""What spot nodes leave of a run, and how often it should save: a record of capacity, through the policy that trains."""
 
 from __future__ import annotations
 

@@ -6,8 +6,8 @@
               behind; on CPUs, where the same cores do both, the sum
 
 A kernel is limited by arithmetic or by memory (Williams, Waterman and Patterson, "Roofline", CACM 2009), and kernels run one
-after the other: so their times add up. A ring of n moves (n - 1) / n of the bytes over each link (Patarasuk and Yuan, "Bandwidth
-optimal all-reduce", 2009), and the slowest link counts: between nodes that of a node, which its devices share.
+after the other: so their times add up. A ring of n moves (n - 1) / n of the bytes over each link (Patarasuk and Yuan,
+"Bandwidth optimal all-reduce", 2009), and the slowest link counts: between nodes that of a node, which its devices share.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ from springtide.elastic.evenness import most_lanes
 from springtide.elastic.step_memory import ModelSize, state_bytes
 
 ASSUMED_EFFICIENCY = 0.62
-"""Where nothing was measured: on one H200 models of 125M, of 1.3B and of 8B's shape had 0.59, 0.66 and 0.64 (benchmarks/RESULTS.md)."""
+"""Where nothing was measured: on one H200 models of 125M, of 1.3B and of 8B's shape had 0.59, 0.66 and 0.64, from the tokens/s
+in benchmarks/RESULTS.md."""
 _BYTES = {"fp32": 4, "bf16": 2, "fp16": 2}
 
 

@@ -1,4 +1,4 @@
-"""What a plan says: which nodes fit and why not, where each figure comes from, what a measured run changes, and what is refused."""
+"""What a plan says: which nodes fit, where each figure comes from, what a measured run changes, and what is refused."""
 
 from __future__ import annotations
 

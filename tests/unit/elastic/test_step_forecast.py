@@ -1,5 +1,5 @@
-"""Memory and time of a step by arithmetic: against the model itself, against the step on tensors without memory, and by what must
-hold of any roofline."""
+"""Memory and time of a step by arithmetic: against the model itself, against the step on tensors without memory, and by what
+must hold of any roofline."""
 
 from __future__ import annotations
 
