@@ -6,7 +6,7 @@ of other sizes, layouts and numbers of workers, are forecast and then trained. R
 about, and processor time stands beside it, calibrated by itself: where others use the machine, wall time is theirs, too. Memory
 is the most that the C library had given out at once in a second step, asked after each operation, as in benchmarks/layouts.py.
 
-    python benchmarks/plan.py [--quick] [--json] [--rounds 5] [--steps 8]
+    python benchmarks/plan.py [--quick] [--json] [--rounds 5] [--steps 6]
 """
 
 from __future__ import annotations
@@ -189,8 +189,9 @@ def base(folder: str, steps: int, quick: bool) -> Config:
         "run.root": f"{folder}/runs",
         "shards.root": f"{folder}/datasets",
         "corpus.max_files": 40,
+        "shards.sequence_length": 64,
         "stream.max_epochs": 1e6,  # nobody uses the model
-        "train.total": (WARM_UP + steps + 1) * 8 * st.recipes.demo().shards.sequence_length,
+        "train.total": (WARM_UP + steps + 1) * 8 * 64,
         "train.eval_tokens": 0,
         "train.sample_tokens": 0,
         "optim.warmup": 0,
@@ -219,7 +220,7 @@ def forecast(common: Config, shape: tuple[int, dict[str, Any]], cluster: str, me
 
 def main() -> None:
     """Print the table and the claims."""
-    options = claims.options(__doc__, rounds=5, steps=(8, 5))
+    options = claims.options(__doc__, rounds=5, steps=(6, 5))
     shapes = QUICK_SHAPES if options.quick else SHAPES
     with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as stack:
         common = base(folder, int(options.steps), options.quick)

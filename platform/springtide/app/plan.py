@@ -192,7 +192,7 @@ def _row(
     exactly = calibration is not None and calibration.is_of(chosen, size, node.name, workers)
     efficiency = calibration.efficiency if calibration else ASSUMED_EFFICIENCY
     step_s = calibration.step_s if exactly and calibration else parts.step_s(efficiency)
-    saves = saves_of(chosen, step_s, state / workers, market, calibration)
+    saves = saves_of(chosen, step_s, state / workers, market, nodes, calibration)
     train_s = int(config.train.total) / config.tokens_per_step * step_s
     stays_s = train_s * (1 + saves.cost_s / saves.every_s)
     prices, sources = node.prices, {"memory": "arithmetic", "prices": "cluster file", "save_every_s": saves.reason}

@@ -51,11 +51,11 @@ class Market(NamedTuple):
             )
         return cls(kept, Path(node.trace).name, whole.end_s / 3600)
 
-    @property
-    def loss_s(self) -> float | None:
-        """Mean time between losses of nodes; None if none is known [s]."""
+    def loss_s(self, nodes: int) -> float | None:
+        """Return the mean time between losses among ``nodes`` nodes, each of which is lost as often as one of the record; None
+        if none is lost there [s]."""
         losses = sum(1 for change in self.trace.changes if change.gone) if self.trace else 0
-        return self.trace.end_s / losses if self.trace and losses else None
+        return self.trace.end_s / losses * self.trace.most / nodes if self.trace and losses else None
 
     def describe(self) -> str:
         """Return its name, and the part of it that is played."""
@@ -75,7 +75,7 @@ class Saves(NamedTuple):
 
 
 def saves_of(
-    config: Config, step_s: float, worker_bytes: float, market: Market, calibration: Calibration | None
+    config: Config, step_s: float, worker_bytes: float, market: Market, nodes: int, calibration: Calibration | None
 ) -> Saves:
     """Return the save interval of a run.
 
@@ -84,6 +84,7 @@ def saves_of(
         step_s: duration of a step [s].
         worker_bytes: state that a worker saves [bytes].
         market: the record of spot capacity.
+        nodes: number of nodes.
         calibration: a measured run, which tells what a save costs.
     """
     checkpoint = config.checkpoint
@@ -91,9 +92,10 @@ def saves_of(
     cost_s = worker_bytes / _STAGED_PER_S if known is None else known
     told = "assumed" if calibration is None or known is None else f"measured in {calibration.run}"
     if checkpoint.every_steps == "auto":
-        loss_s = market.loss_s or float(checkpoint.expected_loss)
+        seen_s = market.loss_s(nodes)
+        loss_s = seen_s or float(checkpoint.expected_loss)
         found = young_daly_interval(cost_s, loss_s, float(checkpoint.min_every), float(checkpoint.max_every))
-        from_where = market.describe() if market.loss_s else "checkpoint.expected_loss"
+        from_where = market.describe() if seen_s else "checkpoint.expected_loss"
         return Saves(found.every_s, cost_s, f"{found.reason} (its cost {told}, losses from {from_where})")
     every_s = checkpoint.every_steps * step_s if checkpoint.every_steps else math.inf
     return Saves(
@@ -138,8 +140,9 @@ def spot_of(
     if market.trace is None or not market.trace.most:
         return Spot(1.0, float(nodes), None, f"no record for {node.name}: as if no spot node were ever lost")
     record = market.trace
-    if record.most < nodes:
-        record = larger(record, -(-nodes // record.most))
+    times = max(1, len(node.zones), -(-nodes // record.most))
+    if times > 1:
+        record = larger(record, times)
     lanes, checkpoint, shards = config.stream.num_lanes, config.checkpoint, config.parallel.shards
     assumed = _GPU_COSTS if config.elastic.gpus_per_worker else _CPU_COSTS
     restart_s = calibration.restart_s if calibration and calibration.restart_s is not None else assumed.restart_s
@@ -151,6 +154,7 @@ def spot_of(
         store_every_s=min(saves.every_s, 1e9),
         save_s=saves.cost_s,
         replica_shards=-(-shards // node.devices) if shards else 0,
+        placement="domain" if times > 1 else "random",
     )
     whole = lanes // node.devices
     bounds = Bounds(least, nodes, lanes=whole if whole >= nodes and lanes % node.devices == 0 else 0)
@@ -159,4 +163,7 @@ def spot_of(
         f"measured in {calibration.run}" if calibration and calibration.restart_s is not None else "assumed"
     )
     speed = found.productive / (record.end_s * nodes * evenness(bounds.lanes, nodes))
-    return Spot(speed, found.possible / record.end_s, found.of_ideal, f"simulated on {market.describe()}, {told}")
+    copies = f", {times} times from several places of it" if times > 1 else ""
+    return Spot(
+        speed, found.possible / record.end_s, found.of_ideal, f"simulated on {market.describe()}{copies}, {told}"
+    )

@@ -104,7 +104,7 @@ class NodeType(Section):
     max_nodes: int = Field(1, ge=1, le=_MOST_NODES)
     """Most nodes that one gets [nodes]."""
     zones: tuple[str, ...] = ()
-    """Zones in which there are such nodes; spot nodes of one zone are lost together [names]."""
+    """Zones in which there are such nodes; each plays the record from another place of it [names]."""
     trace: str = ""
     """Record of spot capacity, as for ``springtide simulate``; relative to the cluster file; empty if none is known [name]."""
     notice: Seconds = Seconds(120.0)

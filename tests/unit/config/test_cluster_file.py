@@ -55,7 +55,7 @@ def test_every_known_device_has_figures() -> None:
         ("device: H100", "device: A100", "is sold with A100 40GB and A100 80GB; give one, or a table"),
         ("inside: 450GB, ", "", "links.inside is missing, and a node has 8 devices; give links:"),
         (", between: 400GB", "", "links.between is missing, and there may be 4 nodes; give links:"),
-        ("    max_nodes: 4", "    max_nodes: 4\n    max_nodes: 5", "c.yaml:10: node_types.0.max_nodes: is given twice, first in"),
+        ("    max_nodes: 4", "    max_nodes: 4\n    max_nodes: 5", "c.yaml:10: node_types.0.max_nodes: is given twice"),
         ("node_types:", "node_type:", "c.yaml:2: node_types: is missing; list at least one node type"),
         ("spot: 39.5}", "}\n    trace: t.csv", "prices.spot is missing, and trace is a record of spot nodes; give prices:"),
         ("98.32", ".nan", "c.yaml:7: node_types.0.prices.on_demand = nan"),
