@@ -225,10 +225,10 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as stack:
         common = base(folder, int(options.steps), options.quick)
         groups = {workers: Group(workers) for workers in sorted({workers for workers, _ in shapes.values()})}
-        for group in groups.values():
+        for workers, group in groups.items():
             stack.callback(group.end)
             # what libraries take for themselves at first is no run's
-            group.ask("memory", config_of(common, "first", shapes["calibration"][1], "memory"))
+            group.ask("memory", config_of(common, f"first-{workers}", shapes["calibration"][1], "memory"))
         here = groups[max(groups)].ask("facts")
         figures = {name: int(value) for name, value in here.items()}
         cluster = Path(folder, "here.yaml")

@@ -137,6 +137,7 @@ class ClusterFile(Section):
         return self
 
 
+_Path = tuple[int | str, ...]
 _REMEDIES = {
     "prices": "give prices: {on_demand: DOLLARS_PER_HOUR, spot: DOLLARS_PER_HOUR}, or one of them",
     "node_types": "list at least one node type, each with a name of its own",
@@ -162,8 +163,9 @@ def parse_cluster(text: bytes, name: str) -> ClusterFile:
     """
     if len(text) > _MOST_BYTES:
         raise ConfigError(explain("cluster", name, f"is larger than {_MOST_BYTES:,} bytes", "is it a cluster file?"))
+    lines: dict[_Path, int] = {}
     try:
-        data, lines = read_yaml(text), {}
+        data = read_yaml(text)
         _mark(yaml.compose(text, yaml.SafeLoader), (), lines, name)
     except ConfigError:
         raise
@@ -180,9 +182,6 @@ def parse_cluster(text: bytes, name: str) -> ClusterFile:
         found = [_described(item, lines, name) for item in wrong]
         more = [f"and {len(found) - _PROBLEMS_SHOWN} more"] if len(found) > _PROBLEMS_SHOWN else []
         raise ConfigError("\n".join([*dict.fromkeys(found[:_PROBLEMS_SHOWN]), *more])) from None
-
-
-_Path = tuple[int | str, ...]
 
 
 def _mark(node: yaml.Node | None, path: _Path, lines: dict[_Path, int], name: str) -> None:

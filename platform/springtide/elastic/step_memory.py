@@ -164,9 +164,9 @@ def predicted_step_bytes(config: Config, size: ModelSize, world_size: int) -> in
     blocks = size.block if parallel.strategy == "zero3" else size.num_layers * size.block
     whole = cast * (size.root + blocks)
     if parallel.exact or parallel.strategy in ("ddp", "zero1"):
-        before = summed * weights if several else 0
+        before = float(summed * weights) if several else 0.0
     else:
-        before = 4 * weights / shards + summed * size.root if several else 0
+        before = 4 * weights / shards + summed * size.root if several else 0.0
     if cast < 4 or (shards > 1 and parallel.strategy != "zero3"):
         forward += cast * size.table
     step = whole + before + max(forward, backward)
