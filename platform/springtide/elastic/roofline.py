@@ -78,7 +78,7 @@ def step_time(config: Config, size: ModelSize, node: NodeType, world_size: int) 
     width = (2 * model.num_heads + 2 * model.num_kv_heads) * model.head_width
     per_token = cast * size.num_layers * (24 * model.dim + 8 * width + 12 * model.ffn_dim)
     per_token += (12 + 2 * cast) * (size.table // model.dim)  # the softmax, in fp32
-    moved = tokens * per_token + micro_steps * 3 * cast * size.num_parameters
+    moved = float(tokens * per_token + micro_steps * 3 * cast * size.num_parameters)
     shards = parallel.shards or world_size
     # gradients are clipped and read, moments and weights read and written
     moved += 2 * (state_bytes(size, config.optim) + 8 * size.num_parameters) / (1 if parallel.exact else shards)
