@@ -135,7 +135,7 @@ def _sizes(most: int) -> Iterator[int]:
 
 
 def _fitted(config: Config, size: ModelSize, node: NodeType, workers: int) -> Config:
-    """Return ``config`` for so many workers, with a number as micro-batch."""
+    """Return ``config`` for this number of workers, with a number as micro-batch."""
     elastic, changes = config.elastic, {"elastic.max_workers": max(workers, config.elastic.min_workers)}
     if elastic.min_workers > workers:
         changes = {"elastic.min_workers": workers, "elastic.max_workers": workers}

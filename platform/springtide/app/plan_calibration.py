@@ -39,7 +39,7 @@ class Calibration(NamedTuple):
     step_s: float
     """Median [s]."""
     efficiency: float
-    """Of the roofline of that node type."""
+    """Efficiency of the roofline of that node type."""
     restart_s: float | None
     """Median time from one worker group to the next; None without a restart [s]."""
     save_s: float | None

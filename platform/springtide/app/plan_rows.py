@@ -40,7 +40,7 @@ class PlanRow:
     step_s: float = math.nan
     tokens_per_s: float = math.nan
     efficiency: float = math.nan
-    """Of the roofline; NaN where the time was measured."""
+    """Efficiency of the roofline; NaN where the time was measured."""
     days: float = math.nan
     """Time to ``train.total`` on nodes that stay [days]."""
     on_demand_dollars: float | None = None
