@@ -26,7 +26,7 @@ MODULES = (
     *("springtide.checkpoint.checkpointer", "springtide.objective.next_token", "springtide.training.step_metrics"),
     *("springtide.app.train", "springtide.app.sweep", "springtide.app.drill", "springtide.app.simulate"),
     *("springtide.app.plan", "springtide.app.plan_rows", "springtide.config.cluster_file"),
-    *("springtide.config.devices", "springtide.elastic.step_memory"),
+    *("springtide.config.devices", "springtide.app.plan_memory"),
     *("springtide.elastic.evenness", "springtide.elastic.copy_ring"),
     *("springtide.elastic.failures", "springtide.elastic.node_table"),
     *("springtide.app.estimate", "springtide.run.folder", "springtide.run.verify", "springtide.track.ledger"),

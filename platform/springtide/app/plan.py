@@ -13,14 +13,14 @@ from typing import Any
 
 from springtide.app.estimate import gigabytes
 from springtide.app.plan_calibration import Calibration, calibrate
+from springtide.app.plan_memory import ModelSize, model_size, predicted_step_bytes, state_bytes
+from springtide.app.plan_roofline import ASSUMED_EFFICIENCY, step_time
 from springtide.app.plan_rows import MEASURED, Plan, PlanRow
 from springtide.app.plan_spot import Market, saves_of, spot_of
 from springtide.config import Config
 from springtide.config.cluster_file import ClusterFile, NodeType, parse_cluster
 from springtide.config.devices import figures_of, known_devices
 from springtide.elastic.evenness import evenness
-from springtide.elastic.roofline import ASSUMED_EFFICIENCY, step_time
-from springtide.elastic.step_memory import ModelSize, model_size, predicted_step_bytes, state_bytes
 from springtide.errors import ConfigError, explain
 
 _KEPT_FREE = 0.9

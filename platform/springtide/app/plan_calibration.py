@@ -7,10 +7,10 @@ import statistics
 from typing import NamedTuple
 
 from springtide import config as configs
+from springtide.app.plan_memory import ModelSize, model_size
+from springtide.app.plan_roofline import step_time
 from springtide.config import Config
 from springtide.config.cluster_file import ClusterFile, NodeType
-from springtide.elastic.roofline import step_time
-from springtide.elastic.step_memory import ModelSize, model_size
 from springtide.errors import ConfigError, explain
 from springtide.events import Saved, Started
 

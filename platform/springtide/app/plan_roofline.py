@@ -15,10 +15,10 @@ from __future__ import annotations
 import math
 from typing import NamedTuple
 
+from springtide.app.plan_memory import ModelSize, state_bytes
 from springtide.config import Config
 from springtide.config.cluster_file import NodeType
 from springtide.elastic.evenness import most_lanes
-from springtide.elastic.step_memory import ModelSize, state_bytes
 
 ASSUMED_EFFICIENCY = 0.62
 """Where nothing was measured: on one H200 models of 125M, of 1.3B and of 8B's shape had 0.59, 0.66 and 0.64, from the tokens/s

@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 
 from springtide import config as configs
+from springtide.app.plan_memory import model_size, predicted_step_bytes, state_bytes
+from springtide.app.plan_roofline import StepTime, step_time
 from springtide.config import Config
 from springtide.config.cluster_file import NodeType, parse_cluster
 from springtide.config.recipes import RECIPES
-from springtide.elastic.roofline import StepTime, step_time
-from springtide.elastic.step_memory import model_size, predicted_step_bytes, state_bytes
 from springtide.model import flops_per_token, hardware_flops_per_token, num_parameters, skeleton
 from springtide.training.memory_estimate import predicted_bytes
 

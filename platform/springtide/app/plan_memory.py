@@ -70,7 +70,7 @@ def model_size(model: ModelConfig, vocab_size: int, length: int) -> ModelSize:
         length: of a row [tokens].
 
     Examples:
-        >>> from springtide.elastic.step_memory import model_size
+        >>> from springtide.app.plan_memory import model_size
         >>> round(model_size(st.recipes.llama3_8b().model, 128_256, 8192).num_parameters / 1e9, 2)
         8.03
     """
