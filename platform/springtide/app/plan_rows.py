@@ -84,8 +84,8 @@ class Plan:
 
     Examples:
         >>> found = st.plan(st.recipes.gpu_1b(), "nodes.yaml")
-        >>> found.cheapest.node_type, found.cheapest.world_size, found.cheapest.layout
-        ('8xh100', 64, 'zero3, bf16, recompute selective')
+        >>> found.cheapest.node_type, found.cheapest.layout
+        ('8xh100', 'zero3, bf16, recompute selective')
     """
 
     num_parameters: int
