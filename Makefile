@@ -44,6 +44,7 @@ bench: .venv/.ready .venv-peers
 	$(BIN)/python benchmarks/stream.py
 	$(BIN)/python benchmarks/layouts.py
 	$(BIN)/python benchmarks/growth.py
+	$(BIN)/python benchmarks/plan.py
 	$(BIN)/python benchmarks/throughput.py
 	$(BIN)/python benchmarks/finetune.py
 	$(BIN)/python benchmarks/continual.py

@@ -35,7 +35,7 @@ The map, in the order the data takes:
       |
     on_ray/       the only package that imports Ray: cluster/ data/ train/ tune/ serve/
       |
-    app/          train, sweep, drill, simulate, estimate, serve: composes the packages       cli/   the same for the shell
+    app/          train, sweep, drill, simulate, estimate, plan, serve: composes the packages  cli/   the same for the shell
 
 ``import springtide`` is light: torch and Ray are imported when training starts.
 """
@@ -46,6 +46,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from springtide.app.plan import plan
     from springtide.app.prepare import prepare
     from springtide.app.queue import queue
     from springtide.app.resolve import ResolvedRun, resolve
@@ -69,6 +70,7 @@ __version__ = "0.1.0"
 
 _DEFINED_IN = {
     **dict.fromkeys(("Config", "load_config", "recipes"), "springtide.config"),
+    **dict.fromkeys(("plan",), "springtide.app.plan"),
     **dict.fromkeys(("prepare",), "springtide.app.prepare"),
     **dict.fromkeys(("queue",), "springtide.app.queue"),
     **dict.fromkeys(("ResolvedRun", "resolve"), "springtide.app.resolve"),
@@ -99,6 +101,7 @@ __all__ = [
     "TrainingFailed",
     "load_config",
     "open_run",
+    "plan",
     "prepare",
     "queue",
     "recipes",

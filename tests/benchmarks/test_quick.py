@@ -40,6 +40,7 @@ CLAIMS = {
         *("page_build_s", "page_read_and_build_s", "page_mb", "page_refresh_s", "page_refresh_kb"),
         *("run_why_s", "run_watch_s", "run_list_s"),
     },
+    "plan": {"plan_memory_off", "plan_time_off", "plan_time_off_processor"},
     "small_devices": {"lora_0_5b_peak_gib", "lora_1_5b_peak_gib", "qlora_4b_peak_gib"},
 }
 PEERS = (BENCHMARKS.parent / ".venv-peers").exists()

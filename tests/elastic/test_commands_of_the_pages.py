@@ -35,7 +35,7 @@ NOT_RUN = {
     ".venv/bin/python -m": "pytest and pip",
 }
 """The beginning of a command -> what it would need, or who runs it."""
-RUN, NOT_RUN_COUNT = 71, 34
+RUN, NOT_RUN_COUNT = 75, 34
 """How many there are of each: whoever adds a command to a page sees here whether it is run."""
 SLOW = (
     "springtide data label",
@@ -99,6 +99,9 @@ def folder(tiny: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
         Path(name).write_text(text)
     Path("trace.csv").write_text("0,2\n0.5,1\n0.6,2\n1,2\n")
     Path("prompts.txt").write_text("def \nimport \n")
+    Path("nodes.yaml").write_text(
+        (REPOSITORY / "docs/how-to/plan.md").read_text().split("```yaml\n")[1].split("```")[0]
+    )
     monkeypatch.setenv("HF_HOME", str(tmp_path / "cache"))  # where copies of a task's data go
     Path("tasks").mkdir()
     page = (REPOSITORY / "docs/how-to/evaluate.md").read_text()

@@ -38,6 +38,8 @@ MODULES = (
         "springtide.elastic.node_table",
         "springtide.elastic.restart_forecast",
     ),
+    *("springtide.app.plan", "springtide.app.plan_rows", "springtide.config.cluster_file"),
+    *("springtide.config.devices", "springtide.app.plan_memory", "springtide.elastic.allocation"),
     *("springtide.app.estimate", "springtide.run.folder", "springtide.run.verify", "springtide.track.ledger"),
     *("springtide.config.files", "springtide.config.schema", "springtide.config.recipes", "springtide.errors"),
     *(
@@ -106,10 +108,13 @@ def functions() -> Iterator[tuple[str, Callable[..., Any]]]:
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory, datasets: Path) -> Path:
-    """A folder with ``runs/mine``, a run of 8 steps; ``datasets``; and ``trace.csv``, a record of spot capacity."""
+    """A folder with ``runs/mine``, a run of 8 steps; ``datasets``; ``trace.csv``, a record of spot capacity; and
+    ``nodes.yaml``, a cluster file."""
     here = tmp_path_factory.mktemp("examples")
     (here / "datasets").symlink_to(datasets)
     (here / "trace.csv").write_text("0,add,a\n0,add,b\n1800000,remove,a\n3600000\n")
+    page = Path(__file__).parents[2] / "docs/how-to/plan.md"
+    (here / "nodes.yaml").write_text(page.read_text().split("```yaml\n")[1].split("```")[0])
     tiny = st.recipes.tiny()
     changes = {
         "run.id": "mine",

@@ -13,7 +13,8 @@ springtide data prepare | inspect            text to a sealed dataset
            metrics                           what Prometheus finds; a dashboard and alerts
            queue                             the runs that share a cluster
            doctor                            whether this machine and a store are fit
-           estimate, simulate, drill         before paying: memory, spot capacity, faults
+           plan                              before paying: which nodes, how long, for how much
+           estimate, simulate, drill         memory, spot capacity, faults
            notice                            announce that this node goes away
 """
 
@@ -24,7 +25,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-from springtide.cli import data, doctor, elastic, metrics, model, queue, run, sweep, train
+from springtide.cli import data, doctor, elastic, metrics, model, plan, queue, run, sweep, train
 from springtide.cli.commands import Commands
 from springtide.errors import ConfigError, SpringtideError, explain, printable, redacted
 
@@ -88,7 +89,7 @@ def parser(show_all: bool) -> argparse.ArgumentParser:
     whole = argparse.ArgumentParser(prog="springtide", description="Elastic training of language models on Ray.")
     whole.add_argument("--version", action=_Version, help="print the version and exit")
     commands = Commands(whole, show_all)
-    for part in (data, train, sweep, run, model, metrics, elastic, queue, doctor):
+    for part in (data, train, sweep, run, model, metrics, plan, elastic, queue, doctor):
         part.add(commands)
     return whole
 

@@ -70,3 +70,10 @@ class Seconds(_Amount, float):
 
     unit = "seconds"
     suffixes = _TIME
+
+
+class Flops(_Amount, float):
+    """Floating-point operations per second; ``989T`` is 989e12."""
+
+    unit = "FLOP/s"
+    suffixes = _DECIMAL

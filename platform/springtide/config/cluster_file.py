@@ -1,0 +1,236 @@
+"""The cluster file of ``springtide plan``: which nodes one may rent, what they have, and what they cost.
+
+    node_types:
+      - name: p5.48xlarge
+        devices: 8
+        device: H100
+        host_memory: 2TB
+        prices: {on_demand: 98.32, spot: 39.50}
+        links: {inside: 450GB, between: 400GB}
+        max_nodes: 8
+    storage_price: 0.023
+
+It is a schema of its own, and no part of a run's config.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import yaml
+from pydantic import BeforeValidator, Field, ValidationError, model_validator
+
+from springtide.config.devices import figures_of, known_devices
+from springtide.config.files import nearest, read_yaml
+from springtide.config.problems import in_words
+from springtide.config.quantities import Bytes, Flops, Seconds
+from springtide.config.section import Section
+from springtide.errors import ConfigError, explain
+
+_MOST_BYTES = 2**18
+_MOST_TYPES = 64
+_MOST_NODES = 65_536
+_PROBLEMS_SHOWN = 30
+
+
+class Device(Section):
+    """An accelerator of a node; for a node that trains on CPUs, the share of one worker."""
+
+    name: str = Field(min_length=1, max_length=64)
+    """Name, as its maker calls it [name]."""
+    memory: Bytes = Field(gt=0)
+    """Memory that a worker may use [bytes]."""
+    flops: Flops = Field(gt=0)
+    """Dense FLOP/s in the type of ``parallel.precision``, bf16 for most recipes [FLOP/s]."""
+    bandwidth: Bytes = Field(gt=0)
+    """Speed of that memory [bytes/s]."""
+
+
+def _known(value: Any) -> Any:
+    """Return the figures of a device that is only named."""
+    if not isinstance(value, str):
+        return value
+    if (found := figures_of(value)) is None:
+        sizes = [name for name in known_devices() if name.startswith(f"{value.upper()} ")]
+        hint = f"sold with {' and '.join(sizes)}" if sizes else f"not one of {', '.join(known_devices())}"
+        raise ValueError(f"is {hint}; give one, or a table of name, memory, flops, bandwidth")
+    return {
+        "name": value,
+        "memory": int(found.memory),
+        "flops": found.flops,
+        "bandwidth": int(found.bandwidth),
+    }
+
+
+class NodePrices(Section):
+    """Price of a node by market; at least one is given."""
+
+    on_demand: float | None = Field(None, ge=0)
+    """On demand [dollars/h]."""
+    spot: float | None = Field(None, ge=0)
+    """As a spot, or preemptible, node [dollars/h]."""
+
+    @model_validator(mode="after")
+    def _check(self) -> NodePrices:
+        if self.on_demand is None and self.spot is None:
+            raise ValueError("has neither on_demand nor spot")
+        return self
+
+
+class Links(Section):
+    """Speed of what connects workers, in one direction."""
+
+    inside: Bytes | None = Field(None, gt=0)
+    """From a device to the next one in its node, as with NVLink; needed where a node has several [bytes/s]."""
+    between: Bytes | None = Field(None, gt=0)
+    """From a node to the next one, all its network cards together; needed where there may be several nodes [bytes/s]."""
+
+
+class NodeType(Section):
+    """A kind of node that one may rent."""
+
+    name: str = Field(min_length=1, max_length=64)
+    """Name, as the cloud calls it [name]."""
+    devices: int = Field(1, ge=1, le=256)
+    """Workers that a node has devices for [workers]."""
+    device: Annotated[Device, BeforeValidator(_known)]
+    """Each of them: a known name such as ``H100``, or a table of name, memory, flops and bandwidth."""
+    host_memory: Bytes = Field(gt=0)
+    """Memory of the node's CPUs: saves are staged there, and snapshots kept [bytes]."""
+    prices: NodePrices
+    """Price of a node by market."""
+    links: Links = Links()
+    """Speed of what connects workers."""
+    max_nodes: int = Field(1, ge=1, le=_MOST_NODES)
+    """Most nodes that one gets [nodes]."""
+    zones: tuple[str, ...] = ()
+    """Zones in which there are such nodes; each plays the record from another place of it [names]."""
+    trace: str = ""
+    """Record of spot capacity, as for ``springtide simulate``; relative to the cluster file; empty if none is known [name]."""
+    notice: Seconds = Seconds(120.0)
+    """Time between a notice and the loss of a spot node; 0 for no notice [s]."""
+
+    @model_validator(mode="after")
+    def _check(self) -> NodeType:
+        if self.devices > 1 and self.links.inside is None:
+            raise ValueError(f"links.inside is missing, and a node has {self.devices} devices")
+        if self.max_nodes > 1 and self.links.between is None:
+            raise ValueError(f"links.between is missing, and there may be {self.max_nodes} nodes")
+        if self.trace and self.prices.spot is None:
+            raise ValueError("prices.spot is missing, and trace is a record of spot nodes")
+        return self
+
+
+class ClusterFile(Section):
+    """What one may rent."""
+
+    node_types: tuple[NodeType, ...] = Field(min_length=1, max_length=_MOST_TYPES)
+    """Kinds of nodes; a run uses nodes of one kind."""
+    storage_price: float | None = Field(None, ge=0)
+    """Price of a GB in the object store for a month [dollars/month]."""
+
+    @model_validator(mode="after")
+    def _check(self) -> ClusterFile:
+        names = [one.name for one in self.node_types]
+        if twice := sorted({name for name in names if names.count(name) > 1}):
+            raise ValueError(f"node_types has {twice[0]!r} twice")
+        return self
+
+
+_Path = tuple[int | str, ...]
+_REMEDIES = {
+    "prices": "give prices: {on_demand: DOLLARS_PER_HOUR, spot: DOLLARS_PER_HOUR}, or one of them",
+    "node_types": "list at least one node type, each with a name of its own",
+    "links": "give links: {inside: BYTES_PER_SECOND, between: BYTES_PER_SECOND}",
+}
+
+
+def parse_cluster(text: bytes, name: str) -> ClusterFile:
+    """Parse a cluster file.
+
+    Args:
+        text: YAML.
+        name: of the file, for errors.
+
+    Raises:
+        ConfigError: each problem with file, line, field, value and remedy.
+
+    Examples:
+        >>> from springtide.config.cluster_file import parse_cluster
+        >>> parse_cluster(b"node_types: [{name: a, device: H100, host_memory: 1TB}]", "c.yaml")
+        Traceback (most recent call last):
+        springtide.errors.ConfigError: c.yaml:1: node_types.0.prices: is missing; give prices: ...
+    """
+    if len(text) > _MOST_BYTES:
+        raise ConfigError(explain("cluster", name, f"is larger than {_MOST_BYTES:,} bytes", "is it a cluster file?"))
+    lines: dict[_Path, int] = {}
+    try:
+        data = read_yaml(text)
+        _mark(yaml.compose(text, yaml.SafeLoader), (), lines, name)
+    except ConfigError:
+        raise
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
+        raise ConfigError(explain("cluster", name, f"is not YAML ({str(error)[:500]})", "fix the file")) from None
+    if not isinstance(data, dict):
+        problem = f"is {type(data).__name__}, not a table with node_types"
+        raise ConfigError(explain("cluster", name, problem, "see docs/how-to/plan.md"))
+    try:
+        return ClusterFile.model_validate(data)
+    except ValidationError as error:
+        # a list without those that are wrong may be too short; it is not what is wrong
+        wrong = [item for item in error.errors() if not (item["type"] == "too_short" and item["input"])]
+        found = [_described(item, lines, name) for item in wrong]
+        more = [f"and {len(found) - _PROBLEMS_SHOWN} more"] if len(found) > _PROBLEMS_SHOWN else []
+        raise ConfigError("\n".join([*dict.fromkeys(found[:_PROBLEMS_SHOWN]), *more])) from None
+
+
+def _mark(node: yaml.Node | None, path: _Path, lines: dict[_Path, int], name: str) -> None:
+    """Fill ``lines`` with the line of each value. Raises ConfigError for a name that is given twice, of which YAML takes the
+    last."""
+    if node is None or path in lines:
+        return
+    lines[path] = node.start_mark.line + 1
+    if isinstance(node, yaml.SequenceNode):
+        for index, value in enumerate(node.value):
+            _mark(value, (*path, index), lines, name)
+    elif isinstance(node, yaml.MappingNode):
+        for key, value in node.value:
+            here = (*path, str(key.value))
+            if here in lines:
+                field, line = ".".join(map(str, here)), key.start_mark.line + 1
+                raise ConfigError(f"{name}:{line}: {field}: is given twice, first in line {lines[here]}; keep one")
+            _mark(value, here, lines, name)
+            lines[here] = key.start_mark.line + 1
+
+
+def _described(item: Any, lines: dict[_Path, int], name: str) -> str:
+    """Return one of pydantic's findings as ``file:line: field = value: problem; remedy``."""
+    path = tuple(item["loc"])
+    near = path
+    while near not in lines and near:
+        near = near[:-1]
+    field, where = ".".join(map(str, path)), f"{name}:{lines.get(near, 1)}: "
+    last, said = str(path[-1]) if path else "", in_words(item)
+    known = next((fields for fields in (_fields(path[:-1]),) if fields), {})
+    remedy = _REMEDIES.get(last) or next((_REMEDIES[one] for one in _REMEDIES if said.startswith(one)), "")
+    if item["type"] == "extra_forbidden":
+        return where + explain(field, item["input"], "is not a field here", nearest(last, known))
+    if not remedy:
+        about = known[last].description if last in known else "see docs/how-to/plan.md"
+        remedy = f"it is: {' '.join(about.split())}" if last in known else about
+    if item["type"] == "missing" or isinstance(item["input"], dict | Section):
+        return f"{where}{field + ': ' if field else ''}{said}; {remedy}"
+    return where + explain(field, item["input"], said, remedy)
+
+
+def _fields(path: _Path) -> dict[str, Any]:
+    """Return the fields of the table at ``path``."""
+    tables: dict[_Path, type[Section]] = {
+        (): ClusterFile,
+        ("node_types",): NodeType,
+        ("node_types", "device"): Device,
+        ("node_types", "prices"): NodePrices,
+        ("node_types", "links"): Links,
+    }
+    table = tables.get(tuple(one for one in path if isinstance(one, str)))
+    return dict(table.model_fields) if table else {}
