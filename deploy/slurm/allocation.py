@@ -2,11 +2,12 @@
 
     allocation.py train|sweep OPTIONS...    the options of `springtide train` and `springtide sweep`
 
-A job array is one cluster: its first task has the head and the driver, each other task is a node that joins, and joins again.
+A job array is one cluster: task 0 has the head and the driver, each other task is a node that joins, and joins again. Arrays
+that are submitted with the same SPRINGTIDE_CLUSTER are one cluster, too.
 
 What Slurm announces (SIGTERM to the batch script by ``--signal=B:TERM@120``, to the nodes' steps at a preemption):
 
-    first task, or no array     the driver saves a checkpoint and ends; then the job is requeued, and resumes
+    task 0, or no array         the driver saves a checkpoint and ends; then the job is requeued, and resumes
     another task of an array    its node is drained for as long as Slurm leaves it: training leaves it in time; then as above
 
 A job that Slurm itself requeues or kills finds what was saved; a job that the user cancels saves, and is not requeued.
@@ -229,7 +230,8 @@ def lend(cluster: Cluster, asked: threading.Event) -> None:
 
 def folder_of() -> Path:
     """Return this job's folder, which all nodes see; private, with a token for Ray. Raises Refused."""
-    home = Path.home() / ".springtide" / f"slurm-{os.environ.get('SLURM_ARRAY_JOB_ID', job())}"
+    own = f"slurm-{os.environ.get('SLURM_ARRAY_JOB_ID', job())}"
+    home = Path.home() / ".springtide" / os.environ.get("SPRINGTIDE_CLUSTER", own)
     try:
         home.mkdir(mode=0o700, parents=True, exist_ok=True)
         if not (home / "auth_token").exists():
@@ -251,8 +253,8 @@ def main() -> int:
     try:
         if "SLURM_JOB_ID" not in os.environ:
             raise Refused("SLURM_JOB_ID is not set: submit this with sbatch, as deploy/slurm/train.sbatch says")
-        task, first = (os.environ.get(f"SLURM_ARRAY_TASK_{name}", "") for name in ("ID", "MIN"))
-        is_head = task == first
+        task = os.environ.get("SLURM_ARRAY_TASK_ID", "")
+        is_head = task in ("", "0")
         command_of(options.arguments)
         folder = folder_of()
         os.environ.pop("RAY_AUTH_TOKEN", None)  # it would come before the file's

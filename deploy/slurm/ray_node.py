@@ -22,6 +22,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import zlib
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -51,17 +52,20 @@ def write(file: Path, text: str) -> None:
     temporary.replace(file)
 
 
-def free_port(taken: frozenset[int] = frozenset()) -> int:
-    """Return a port of this machine that nobody listens at; other jobs begin to look elsewhere."""
-    begin = int(os.environ.get("SLURM_JOB_ID", "0")) * 10 % _PORTS
+def free_ports(number: int) -> list[int]:
+    """Return ports of this node that nobody listens at, each job and node from a place of its own on."""
+    seed = f"{os.environ.get('SLURM_JOB_ID', '')}{os.environ.get('SLURMD_NODENAME', '')}"
+    begin, found = zlib.crc32(seed.encode()), []
     for at in range(_PORTS):
         port = _FIRST_PORT + (begin + at) % _PORTS
-        if port in taken:
-            continue
         with contextlib.suppress(OSError), socket.socket() as probe:
             probe.bind(("", port))
-            return port
-    raise SystemExit(f"no port from {_FIRST_PORT} to {_FIRST_PORT + _PORTS - 1} of this node is free")
+            found.append(port)
+        if len(found) == number:
+            return found
+    raise SystemExit(
+        f"fewer than {number} ports from {_FIRST_PORT} to {_FIRST_PORT + _PORTS - 1} of this node are free"
+    )
 
 
 def own_address() -> str:
@@ -97,15 +101,17 @@ def start(head: str, is_head: bool, name: str, folder: str) -> list[str]:
     """Return the command that starts Ray on this node and ends with it."""
     ray = str(Path(sys.executable).with_name("ray"))
     command = [ray, "start", "--block", "--disable-usage-stats", "--node-ip-address", own_address(), *resources()]
-    # any port that is free: other jobs, of other users too, may have a Ray on this node
-    command += ["--min-worker-port", "0", "--max-worker-port", "0", "--dashboard-agent-listen-port", "0"]
-    command += ["--temp-dir", folder, "--labels", f"{LABEL}={name}"]
+    # other jobs, of other users too, may have a Ray on this node. Ports that are given are not waited for: Ray's raylet ends
+    # if an agent on a busy machine takes more than 15 s to choose one
+    agent = ["dashboard-agent-listen", "dashboard-agent-grpc", "runtime-env-agent", "metrics-export"]
+    ports = free_ports(len(agent) + 2)
+    given = [word for kind, port in zip(agent, ports, strict=False) for word in (f"--{kind}-port", str(port))]
+    command += ["--min-worker-port", "0", "--max-worker-port", "0", *given, "--temp-dir", folder]
+    command += ["--labels", f"{LABEL}={name}"]
     if not is_head:
         return [*command, "--address", head]
-    port = int(head.rpartition(":")[2])
-    client = free_port(frozenset({port}))
-    command += ["--head", "--port", str(port), "--ray-client-server-port", str(client)]
-    command += ["--dashboard-host", "127.0.0.1", "--dashboard-port", str(free_port(frozenset({port, client})))]
+    command += ["--head", "--port", head.rpartition(":")[2], "--ray-client-server-port", str(ports[-1])]
+    command += ["--dashboard-host", "127.0.0.1", "--dashboard-port", str(ports[-2])]
     return [*command, "--include-dashboard", os.environ.get("SPRINGTIDE_DASHBOARD", "true")]
 
 
@@ -195,7 +201,7 @@ def stay(options: argparse.Namespace, name: str, is_head: bool) -> str:
     where, gone, alone_s, tries = options.cluster / "address", "", time.monotonic(), 0
     why = f"no head has written {where}: is the folder seen here, does a head run?"
     while not (options.cluster / "ended").exists() and time.monotonic() - alone_s < PATIENCE_S:
-        meeting = f"{own_address()}:{free_port()} {time.time_ns()}" if is_head else read(where)
+        meeting = f"{own_address()}:{free_ports(7)[-1]} {time.time_ns()}" if is_head else read(where)
         if not meeting or meeting == gone:
             time.sleep(_LOOK_S)  # between polls
             continue
