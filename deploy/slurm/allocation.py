@@ -35,6 +35,8 @@ JOINED_S = 600.0
 _LOOK_S = 0.5
 _LEAVE_S = 5.0
 """How long before Slurm kills it a drained node ends by itself [s]."""
+_INTERRUPTED = (130, -signal.SIGINT)
+"""Status of a driver that was asked to end before there was something to save."""
 _REPOSITORY = Path(__file__).parents[2]
 
 
@@ -185,6 +187,8 @@ def drive(cluster: Cluster, arguments: Sequence[str], asked: threading.Event, is
     """Run the driver to its end; returns its exit status."""
     command = command_of(arguments)
     cluster.wait(asked)
+    if asked.is_set():
+        return 0
     if arguments[0] == "train" and not is_array:
         check_room(cluster.nodes(), arguments)
     driver = subprocess.Popen(
@@ -271,7 +275,7 @@ def main() -> int:
             again = asked.is_set() and not (folder / "ended").exists()
             return 0
         status = drive(cluster, options.arguments, asked, bool(task))
-        again = asked.is_set() and status == 0
+        again = asked.is_set() and status in (0, *_INTERRUPTED)
         return status
     except Refused as why:
         say(f"refused: {why}")

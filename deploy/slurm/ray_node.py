@@ -14,8 +14,10 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import importlib.util
 import json
 import os
+import shlex
 import signal
 import socket
 import subprocess
@@ -29,7 +31,7 @@ from pathlib import Path
 PATIENCE_S = 600.0
 """How long a node waits for the head, which may itself be in the queue or on its way to start [s]."""
 _LOOK_S = 0.5
-_TRIES = 3
+_TRIES = 5
 """How often a head is started: one that was too slow, or found its port taken, may be up the next time."""
 _FIRST_PORT, _PORTS = 20000, 10000
 """Below what systems give out by themselves, from 32768 on."""
@@ -69,16 +71,16 @@ def free_ports(number: int) -> list[int]:
 
 
 def own_address() -> str:
-    """Return the address under which other nodes reach this one: that of its Slurm name, else the one that Ray finds."""
-    from ray.util import get_node_ip_address
-
+    """Return the address under which other nodes reach this one: that of its Slurm name, else that of its default route."""
     for name in (os.environ.get("SLURMD_NODENAME", ""), socket.gethostname()):
         with contextlib.suppress(OSError):
             address = socket.gethostbyname(name)
             if name and not address.startswith("127."):
                 return address
-    found: str = get_node_ip_address()
-    return found
+    with contextlib.suppress(OSError), socket.socket(type=socket.SOCK_DGRAM) as probe:
+        probe.connect(("192.0.2.1", 9))  # sends nothing: the system chooses a route
+        return str(probe.getsockname()[0])
+    return "127.0.0.1"
 
 
 def resources() -> list[str]:
@@ -101,13 +103,12 @@ def start(head: str, is_head: bool, name: str, folder: str) -> list[str]:
     """Return the command that starts Ray on this node and ends with it."""
     ray = str(Path(sys.executable).with_name("ray"))
     command = [ray, "start", "--block", "--disable-usage-stats", "--node-ip-address", own_address(), *resources()]
-    # other jobs, of other users too, may have a Ray on this node. Ports that are given are not waited for: Ray's raylet ends
-    # if an agent on a busy machine takes more than 15 s to choose one
+    # other jobs, of other users too, may have a Ray on this node
     agent = ["dashboard-agent-listen", "dashboard-agent-grpc", "runtime-env-agent", "metrics-export"]
     ports = free_ports(len(agent) + 2)
     given = [word for kind, port in zip(agent, ports, strict=False) for word in (f"--{kind}-port", str(port))]
     command += ["--min-worker-port", "0", "--max-worker-port", "0", *given, "--temp-dir", folder]
-    command += ["--labels", f"{LABEL}={name}"]
+    command += ["--labels", f"{LABEL}={name}", *shlex.split(os.environ.get("SPRINGTIDE_RAY_START", ""))]
     if not is_head:
         return [*command, "--address", head]
     command += ["--head", "--port", head.rpartition(":")[2], "--ray-client-server-port", str(ports[-1])]
@@ -229,9 +230,7 @@ def main() -> int:
         return 0
     first = os.environ.get("SLURM_PROCID", "0") == "0"
     name = f"{os.environ.get('SLURM_JOB_ID', '0')}-{os.environ.get('SLURMD_NODENAME', socket.gethostname())}"
-    try:
-        import ray  # noqa: F401
-    except ImportError:
+    if not importlib.util.find_spec("ray"):
         why = f"Ray is not installed for {sys.executable} on this node: pip install 'springtide[ray]' there"
         say(why)
         write(options.cluster / "failed" / name, why)
@@ -242,13 +241,10 @@ def main() -> int:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(options.batch, signal.SIGTERM)
 
-    signal.signal(signal.SIGTERM, pass_on)  # after Ray's import, which sets its own
+    signal.signal(signal.SIGTERM, pass_on)
     os.environ.pop("RAY_AUTH_TOKEN", None)  # it would come before the file's
     os.environ |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": str(options.cluster / "auth_token")}
     os.environ.setdefault("RAY_gcs_rpc_server_reconnect_timeout_s", "300")
-    # a busy machine, or a slow file system of many small files, takes longer to start a raylet and its agent than Ray's 30 s
-    os.environ.setdefault("RAY_raylet_start_wait_time_s", "150")
-    os.environ.setdefault("RAY_agent_register_timeout_ms", "120000")
     if why := stay(options, name, options.head and first):
         write(options.cluster / "failed" / name, why)
         return 1
