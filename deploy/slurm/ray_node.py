@@ -31,7 +31,7 @@ from pathlib import Path
 PATIENCE_S = 600.0
 """How long a node waits for the head, which may itself be in the queue or on its way to start [s]."""
 _LOOK_S = 0.5
-_TRIES = 5
+_TRIES = 8
 """How often a head is started: one that was too slow, or found its port taken, may be up the next time."""
 _FIRST_PORT, _PORTS = 20000, 10000
 """Below what systems give out by themselves, from 32768 on."""

@@ -6,6 +6,7 @@ Skipped where Slurm is not installed: `make slurm` runs it.
 from __future__ import annotations
 
 import os
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -25,7 +26,7 @@ REPOSITORY = Path(__file__).parents[2]
 pytestmark = [
     pytest.mark.full,
     pytest.mark.slow,
-    pytest.mark.timeout(900),
+    pytest.mark.timeout(2400),
     pytest.mark.skipif(bool(slurm_cluster.why_not()), reason=slurm_cluster.why_not() or "Slurm is here"),
 ]
 STEPS = 240
@@ -70,10 +71,12 @@ def urgent(running: Slurm, nodes: int) -> str:
 
 
 def twin(config: Config) -> Run:
-    """The same training without Slurm, undisturbed."""
-    return st.train(
-        config.override({"run.id": "twin", "elastic.min_workers": 1, "elastic.max_workers": 1}), dashboard=False
-    )
+    """The same training in one process, without Slurm and Ray, undisturbed."""
+    file = Path(config.run.root).with_name("twin.yaml")
+    file.write_text(dump(config.override({"run.id": "twin", "elastic.min_workers": 1, "elastic.max_workers": 1})))
+    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "1"]
+    subprocess.run([*launch, "-m", "springtide.training", "--config", str(file)], check=True)
+    return st.open_run(str(Path(config.run.root, "twin")))
 
 
 def same(run: Run, other: Run) -> None:
@@ -90,11 +93,11 @@ def test_a_preempted_job_is_requeued_and_goes_on_by_itself(
     file.write_text(dump(job))
     number = submit(running, "train", log, home, "--config", str(file))
     folder = Path(job.run.root, "mine")
-    running.wait(lambda: (folder / "checkpoints").exists() and _committed(job), 500, "the first checkpoint")
+    running.wait(lambda: (folder / "checkpoints").exists() and _committed(job), 900, "the first checkpoint")
     other = urgent(running, 1)
     running.wait(lambda: "back into the queue" in log.read_text(), slurm_cluster.GRACE_S, "the end of the save")
     running.wait(lambda: running.state(other) == "COMPLETED", 120, "the end of the other job")
-    running.wait(lambda: running.state(number) in ("COMPLETED", "FAILED"), 500, "the end of the requeued job")
+    running.wait(lambda: running.state(number) in ("COMPLETED", "FAILED"), 900, "the end of the requeued job")
     assert running.state(number) == "COMPLETED", log.read_text()
     assert "Restarts=1" in running("scontrol", "show", "job", number)
     run = st.open_run(str(folder))
@@ -116,7 +119,7 @@ def test_a_task_of_an_array_is_drained_and_joins_again(
     file.write_text(dump(job.override({"elastic.cpus_per_worker": 2.0, "feed.cpus_per_read": 0.0})))
     more = home | {"SPRINGTIDE_JOB": "train"}
     array = submit(running, "sweep", log, more, "--config", str(file), slurms="--array=0-1")
-    running.wait(lambda: _committed(job), 500, "the first checkpoint")
+    running.wait(lambda: _committed(job), 900, "the first checkpoint")
     where = running("squeue", "--noheader", f"--jobs={array}_1", "--format=%N")
     other = running.submit(
         "--partition=urgent", f"--nodelist={where}", "--exclusive", "--output=/dev/null", "--wrap=true"
@@ -139,11 +142,11 @@ def test_a_preempted_job_without_ray_goes_on_by_itself(
     file, log = tmp_path / "mine.yaml", tmp_path / "job.log"
     file.write_text(dump(job))
     number = submit(running, "torchrun", log, home, "--config", str(file))
-    running.wait(lambda: _committed(job), 300, "the first checkpoint")
+    running.wait(lambda: _committed(job), 900, "the first checkpoint")
     other = urgent(running, 1)
     running.wait(lambda: "back into the queue" in log.read_text(), slurm_cluster.GRACE_S, "the end of the save")
     running.wait(lambda: running.state(other) == "COMPLETED", 120, "the end of the other job")
-    running.wait(lambda: running.state(number) in ("COMPLETED", "FAILED"), 500, "the end of the requeued job")
+    running.wait(lambda: running.state(number) in ("COMPLETED", "FAILED"), 900, "the end of the requeued job")
     assert running.state(number) == "COMPLETED", log.read_text()
     run = st.open_run(str(Path(job.run.root, "mine")))
     assert len(run.starts) == 2
@@ -157,7 +160,7 @@ def test_a_job_that_cannot_work_says_why(running: Slurm, job: Config, home: dict
         submit(running, "train", log, home, slurms="--partition=nowhere")
     many = ["--elastic.min-workers", "9", "--elastic.max-workers", "9"]
     number = submit(running, "train", log, home, "--config", str(file), *many)
-    running.wait(lambda: running.state(number) in ("COMPLETED", "FAILED"), 500, "the end of the job")
+    running.wait(lambda: running.state(number) in ("COMPLETED", "FAILED"), 900, "the end of the job")
     assert running.state(number) == "FAILED"
     said = log.read_text()
     assert "refused: elastic.min_workers = 9: 2 node(s) of this allocation have room for 4 worker(s)" in said

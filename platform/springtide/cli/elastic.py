@@ -24,7 +24,7 @@ _DRILL = """  springtide drill --scenario kill    # kill a node during a step: s
 _SIMULATE = """  springtide simulate --trace p3-trace.csv                        # goodput of a run on recorded spot capacity
   springtide simulate --trace p3-trace.csv --times 8 --notice 0   # on eight times the nodes, without notices
   springtide simulate --mttf 3.09 --nodes 2048 --restart 20 --lanes 32768   # Llama 3's rate of failures"""
-_NOTICE = """  springtide notice --in 25                     # in a preStop hook of Kubernetes, which then holds the pod: && sleep 25
+_NOTICE = """  springtide notice --in 25                     # in a preStop hook of Kubernetes, before `sleep 25`
   trap 'springtide notice --in 60' TERM         # in an sbatch script with --signal=B:TERM@60"""
 
 
