@@ -16,6 +16,7 @@ A job that Slurm itself requeues or kills finds what was saved; a job that the u
 from __future__ import annotations
 
 import argparse
+import datetime
 import json
 import os
 import secrets
@@ -68,14 +69,31 @@ def seconds(left: str) -> float:
 
 
 def left_s() -> float:
-    """Return how long this job still has [s]: to its end, which a preemption with GraceTime brings nearer, or to the kill."""
-    state, _, left = slurm("squeue", "--noheader", "--jobs", job(), "--format=%T %L").partition(" ")
-    if state == "RUNNING":
-        return seconds(left)
+    """Return how long this job still has [s]: to the end of its grace time or time limit, else to its kill."""
+    found = told(slurm("scontrol", "show", "job", job()))
+    left = float("inf")
+    if found.get("JobState") == "RUNNING":
+        left = seconds(slurm("squeue", "--noheader", "--jobs", job(), "--format=%L"))
+        preempted = found.get("PreemptTime", "")
+        if preempted[:1].isdigit():  # a job without a time limit has no end that a preemption could bring nearer
+            grace = told(slurm("scontrol", "show", "partition", found["Partition"])).get("GraceTime", "0")
+            since_s = time.time() - datetime.datetime.fromisoformat(preempted).timestamp()
+            left = min(left, float(grace) - since_s)
+    if left < float("inf"):
+        return max(0.0, left)
     for line in slurm("scontrol", "show", "config").splitlines():
         if line.startswith("KillWait"):
             return float(line.split()[2])
     return 30.0  # Slurm's own KillWait
+
+
+def told(text: str) -> dict[str, str]:
+    """Return the fields of what scontrol prints.
+
+    >>> told("JobState=RUNNING Reason=None")["JobState"]
+    'RUNNING'
+    """
+    return {name: value for name, _, value in (part.partition("=") for part in text.split())}
 
 
 def job() -> str:
