@@ -7,7 +7,7 @@ DEMO_ROOT ?= runs
 # modules are compiled once, not in each of the hundreds of processes of a run of the tests
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test long flaky soak lint bench commands drills sweeps screenshots gpu gpu-wheels clean
+.PHONY: demo test long flaky soak lint bench commands drills sweeps slurm screenshots gpu gpu-wheels clean
 
 demo: .venv/.ready
 	$(BIN)/springtide train --recipe demo --run.root $(DEMO_ROOT) --demo
@@ -71,6 +71,11 @@ drills: .venv/.ready
 sweeps: .venv/.ready
 	$(BIN)/python tests/programs/swept.py 16 6 60
 	$(BIN)/python -m pytest --full -m full tests/elastic
+
+# jobs on a real Slurm of this machine: preempted, requeued, ended: half an hour; needs slurmctld, slurmd and munged on the path
+# (Debian: slurmctld slurmd slurm-client munge), and root
+slurm: .venv/.ready
+	$(BIN)/python -m pytest --full tests/elastic/test_slurm.py
 
 # the pictures of docs/how-to/monitor.md, of a real run; needs Chromium on the path or in $CHROMIUM
 screenshots: .venv/.ready

@@ -47,6 +47,7 @@ TOP_LEVEL = {
         ".ci",
         ".github",
         "examples",
+        "deploy",
     ),
     *("README.md", "LICENSE", "CHANGELOG.md", "CONTRIBUTING.md", "Makefile", "constraints.txt", ".gitignore"),
     *("SECURITY.md", "CITATION.cff", ".pre-commit-config.yaml", "mkdocs.yml"),

@@ -9,7 +9,7 @@ import re
 import secrets
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from springtide import config as configs
 from springtide.app.sweep_reader import SweepReader
@@ -58,7 +58,7 @@ def sweep(
     scheduler: str = "asha",
     seed: int = 0,
     concurrent: int = 0,
-    resume: bool = False,
+    resume: bool | Literal["auto"] = False,
     say: Callable[[str], None] = print,
     dashboard: bool = True,
 ) -> SweepResult:
@@ -75,7 +75,7 @@ def sweep(
         scheduler: which trials are stopped early: none, asha, hyperband, median, pbt or pb2.
         seed: seed of the points.
         concurrent: number of trials at a time; 0: all that fit the cluster.
-        resume: continue the sweep ``name``.
+        resume: continue the sweep ``name``; "auto" starts it if there is none.
         say: receives lines of text on the sweep's course.
         dashboard: start Ray's dashboard with a private cluster.
 
@@ -308,13 +308,13 @@ def _check(base: Config, name: str, scheduler: str) -> None:
         raise ConfigError(explain("objective.anchor", base.objective.anchor, problem, "leave it empty, or use asha"))
 
 
-def _started_points(folder: SweepFolder, plan: dict[str, Any], resume: bool) -> dict[int, Point]:
+def _started_points(folder: SweepFolder, plan: dict[str, Any], resume: bool | str) -> dict[int, Point]:
     """Return number -> point of the trials that an earlier start began. Raises RunExists if there was one but not ``resume``;
-    ConfigError if ``resume`` but there was none, or if it chose its points in another way than ``plan``."""
+    ConfigError if ``resume`` is True but there was none, or if it chose its points in another way than ``plan``."""
     earlier = folder.plan()
     if earlier is not None and not resume:
         raise RunExists(f"the sweep {folder.url} exists; continue it with --resume, or choose another --name")
-    if resume and earlier is None:
+    if resume is True and earlier is None:
         raise ConfigError(
             explain("--name", folder.name, f"is not a sweep in {folder.url.rpartition('/')[0]}", "omit --resume")
         )

@@ -29,7 +29,7 @@ _SIMULATE = """  springtide simulate --trace p3-trace.csv                       
   springtide simulate --trace p3-trace.csv --times 8 --notice 0   # on eight times the nodes, without notices
   springtide simulate --trace p3-trace.csv --deadline 8 --work 180 --price 3.06 --spot-price 0.92   # and on demand
   springtide simulate --mttf 3.09 --nodes 2048 --restart 20 --lanes 32768   # Llama 3's rate of failures"""
-_NOTICE = """  springtide notice --in 25                     # in a preStop hook of Kubernetes
+_NOTICE = """  springtide notice --in 25                     # in a preStop hook of Kubernetes, before `sleep 25`
   trap 'springtide notice --in 60' TERM         # in an sbatch script with --signal=B:TERM@60"""
 
 

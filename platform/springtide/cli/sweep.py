@@ -34,7 +34,15 @@ def _options(show_all: bool, parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--concurrent", metavar="N", type=int, default=0, help="number of trials at a time; 0: all that fit the cluster"
     )
-    parser.add_argument("--resume", action="store_true", help="continue the sweep --name")
+    parser.add_argument(
+        "--resume",
+        nargs="?",
+        const=True,
+        default=False,
+        choices=["auto"],
+        metavar="auto",
+        help="continue the sweep --name; auto starts it if there is none: for requeues and retries",
+    )
     add_json(parser)
 
 
