@@ -154,7 +154,6 @@ def spot_of(
         store_every_s=min(saves.every_s, 1e9),
         save_s=saves.cost_s,
         replica_shards=-(-shards // node.devices) if shards else 0,
-        placement="domain" if times > 1 else "random",
     )
     whole = lanes // node.devices
     bounds = Bounds(least, nodes, lanes=whole if whole >= nodes and lanes % node.devices == 0 else 0)
