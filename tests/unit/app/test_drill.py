@@ -7,7 +7,9 @@ from typing import Any
 
 import pytest
 
-from springtide.app.drill import ActDone, DrillResult, commits_lost
+from springtide.app.drill import DrillResult, commits_lost
+from springtide.app.promises import CopiesLost
+from springtide.app.stage import ActDone
 from springtide.events import Event, Saved, Started
 from springtide.track.ledger import KINDS, Ledger, Restart
 
@@ -35,6 +37,7 @@ GOOD = DrillResult(
         {"leftovers": {"Worker": 1}},
         {"commits_lost": 1},
         {"left_undone": ("a node is killed at step 40",)},
+        {"kept": (CopiesLost("step-0000000020", steps_lost=0),)},
     ],
     ids=lambda change: next(iter(change)),
 )
@@ -46,9 +49,11 @@ def test_a_drill_is_ok_if_nothing_is_wrong(change: dict[str, object]) -> None:
 def test_plain_data_has_the_keys_of_the_command_and_a_prediction_only_of_a_trace() -> None:
     shown = GOOD.as_dict()
     first = ["ok", "digests_match", "loss_max_abs_diff", "gaps_s", "steps_lost", "goodput", "restarts", "spent"]
-    assert list(shown) == [*first, "events", "commits_lost", "leftovers", "steps", "left_undone"]
+    assert list(shown) == [*first, "events", "commits_lost", "leftovers", "steps", "left_undone", "kept", "broken"]
     assert (shown["gaps_s"], shown["steps_lost"], shown["goodput"]) == ([1.23], [1], 0.6667)
-    assert shown["events"] == [{"step": 40, "what": "kill", "node": "01234567", "time_s": 9.0, "at": ""}]
+    assert shown["events"] == [
+        {"step": 40, "what": "kill", "node": "01234567", "time_s": 9.0, "at": "", "notice_s": 0.0}
+    ]
     traced = dataclasses.replace(GOOD, predicted_goodput=0.98764)
     assert traced.as_dict() == {**shown, "predicted_goodput": 0.9876}
 
