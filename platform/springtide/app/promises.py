@@ -107,7 +107,25 @@ class CopiesLost:
         return f"all copies of a snapshot lost: resumed from {self.resumed_from}; {self.steps_lost} steps lost"
 
 
-Kept = NoticeKept | HangFound | CopiesLost
+@dataclasses.dataclass(frozen=True)
+class NotSeen:
+    """An act to which the run shows no answer."""
+
+    act: str
+    node: str
+    """The first 8 characters of its id."""
+
+    @property
+    def broken(self) -> str:
+        """That there was none: a drill that hits a node without a worker shows nothing."""
+        return f"the run shows no answer to {self.act} of node {self.node}"
+
+    def describe(self) -> str:
+        """Return it as a line of text."""
+        return f"{self.act}: no answer"
+
+
+Kept = NoticeKept | HangFound | CopiesLost | NotSeen
 
 
 def kept_of(events: Sequence[Event], done: Sequence[ActDone], reserve_s: float, live: bool = False) -> tuple[Kept, ...]:
@@ -123,12 +141,12 @@ def kept_of(events: Sequence[Event], done: Sequence[ActDone], reserve_s: float, 
     found: list[Kept] = []
     for act in done:
         if act.what == "drain":
-            found += _notice(ordered, act, reserve_s)
+            found.append(next(_notice(ordered, act, reserve_s), NotSeen(act.what, act.node)))
         elif act.what == "hang":
-            found += _hang(ordered, act)
-    lost = [act.time_s for act in done if act.what == "kill-copies"]
+            found.append(next(_hang(ordered, act), NotSeen(act.what, act.node)))
+    lost = [act for act in done if act.what == "kill-copies"]
     if lost and live:
-        found += _copies(ordered, max(lost))
+        found.append(next(_copies(ordered, lost[-1].time_s), NotSeen(lost[-1].what, lost[-1].node)))
     return tuple(found)
 
 

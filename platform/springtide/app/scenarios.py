@@ -74,7 +74,7 @@ def announced(notice_s: float) -> Scenario:
         limits = f"is not from {_SHORTEST_NOTICE_S:g} to {_LONGEST_NOTICE_S:g} s"
         raise ConfigError(explain("--notice", notice_s, limits, "give what your cloud gives, as 30 or 120"))
     about = f"a node is announced to leave in {notice_s:g} s, and leaves"
-    return Scenario(3, (Act(40, "drain", notice_s=notice_s),), _ENDLESS, about, steps_after=40)
+    return Scenario(3, (Act(40, "drain", workers=3, notice_s=notice_s),), _ENDLESS, about, steps_after=40)
 
 
 def traced(_: int, changes: int, trace: str) -> Scenario:
@@ -104,7 +104,9 @@ SCENARIOS: dict[str, Callable[..., Scenario]] = {
         strategy="ddp",
     ),
     "regrow": lambda *_: Scenario(3, (Act(40, "kill"), Act(60, "add")), 260, "a node is killed, another one joins"),
-    "hang": lambda *_: Scenario(3, (Act(40, "hang"),), 60, "a worker's process is stopped and does not answer"),
+    "hang": lambda *_: Scenario(
+        3, (Act(40, "hang", workers=3),), 60, "a worker's process is stopped and does not answer"
+    ),
     "resize": lambda *_: Scenario(
         8,
         (Act(15, "drain", 3, 8), Act(35, "add", 2, 5), Act(60, "add", 1, 7), Act(80, "kill", 1, 8)),

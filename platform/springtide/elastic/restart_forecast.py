@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 from typing import NamedTuple
 
-STEPS_TO_LEAVE = 3
-"""A request is made during one step, known to rank 0 after the next one, and agreed on in the one after that; until a run has
-measured how many it takes."""
+STEPS_TO_LEAVE = 2
+"""A request that comes before the ranks of a step agree is followed after that step, any other one after the next; until a run
+has measured how many it takes."""
 _MARGIN = 1.5
 _SAVES = 2.5
 """A save may be under way when the last one is to begin: two saves, and a margin."""

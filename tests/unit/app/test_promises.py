@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from springtide.app.promises import CopiesLost, HangFound, NoticeKept, kept_of
+from springtide.app.promises import CopiesLost, HangFound, NoticeKept, NotSeen, kept_of
 from springtide.app.stage import ActDone
 from springtide.events import Decided, Event, Failed, Left, Saved, Started, StepDone
 
@@ -43,16 +43,16 @@ def noticed(asked_at_s: float, resumed_at: int) -> list[Event]:
 
 
 def test_a_notice_is_used_to_its_end_if_the_group_is_asked_to_leave_at_the_last_moment() -> None:
-    # three steps of 1 s until it leaves, 5 s of reserve, 1.5 times the save of 1 s: no copy has been measured
-    [kept] = kept_of(noticed(125.6, resumed_at=27), [DRAINED], reserve_s=5.0)
+    # two steps of 1 s until it leaves, 5 s of reserve, 1.5 times the save of 1 s: no copy has been measured
+    [kept] = kept_of(noticed(126.6, resumed_at=28), [DRAINED], reserve_s=5.0)
     assert isinstance(kept, NoticeKept)
-    assert (kept.margin_s, kept.asked_s, kept.left_s, kept.steps) == (9.5, 9.4, 8.0, 2)
+    assert (kept.margin_s, kept.asked_s, kept.left_s, kept.steps) == (8.5, 8.4, 7.0, 2)
     assert not kept.broken
-    assert "notice of 30 s: asked to leave 9.40 s before the loss, measured margin 9.50 s" in kept.describe()
+    assert "notice of 30 s: asked to leave 8.40 s before the loss, measured margin 8.50 s" in kept.describe()
 
 
 @pytest.mark.parametrize(
-    ("asked_at_s", "resumed_at", "problem"), [(115.6, 17, "9.5 s would do"), (125.6, 26, "cost 1 steps")]
+    ("asked_at_s", "resumed_at", "problem"), [(115.6, 17, "8.5 s would do"), (126.6, 27, "cost 1 steps")]
 )
 def test_a_promise_is_broken_by_leaving_early_and_by_a_lost_step(
     asked_at_s: float, resumed_at: int, problem: str
@@ -90,3 +90,10 @@ def test_a_loss_of_all_copies_costs_nothing_where_devices_have_the_state(
     assert isinstance(kept, CopiesLost)
     assert (not kept.broken) == holds
     assert kept_of(events, [LOST], reserve_s=5.0) == ()  # it is not promised where each device has a part
+
+
+@pytest.mark.parametrize("act", [DRAINED, HUNG, LOST], ids=lambda act: str(act.what))
+def test_an_act_to_which_the_run_shows_no_answer_is_a_broken_promise(act: ActDone) -> None:
+    [kept] = kept_of([begins(0, 100.0), *steps(1, 40)], [act], reserve_s=5.0, live=True)
+    assert kept == NotSeen(act.what, act.node)
+    assert kept.broken

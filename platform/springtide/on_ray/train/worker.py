@@ -30,7 +30,8 @@ from springtide.events import Left
 from springtide.faults import arm, reach
 from springtide.on_ray.cluster.nodes import where
 from springtide.on_ray.data.feed import feed
-from springtide.on_ray.train.mailbox import EventSender, MailboxClient
+from springtide.on_ray.train.event_sender import EventSender
+from springtide.on_ray.train.mailbox import MailboxClient
 from springtide.on_ray.train.other_reader import read_elsewhere
 from springtide.on_ray.train.snapshot_client import SnapshotClient
 from springtide.store import Folder
