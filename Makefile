@@ -51,6 +51,7 @@ bench: .venv/.ready .venv-peers
 	$(BIN)/python benchmarks/checkpoint.py
 	$(BIN)/python benchmarks/recovery.py
 	$(BIN)/python benchmarks/goodput.py --traces "$(TRACES)"
+	$(BIN)/python benchmarks/drilled.py --traces "$(TRACES)"
 	$(BIN)/python benchmarks/serving.py
 	$(BIN)/python benchmarks/sweep.py --traces "$(TRACES)"
 
