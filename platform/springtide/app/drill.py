@@ -13,7 +13,7 @@ from typing import Any
 
 from springtide.app.fault_watch import watch
 from springtide.app.promises import Kept, kept_of
-from springtide.app.scenarios import SCENARIOS, Scenario, announced, config_of
+from springtide.app.scenarios import SCENARIOS, Scenario, config_of, with_notice
 from springtide.app.stage import NOTICE_S, ActDone, Stage
 from springtide.config import Config
 from springtide.elastic.policy import Bounds
@@ -140,7 +140,7 @@ def drill(
         raise ConfigError(explain("scenario", name, "is not known", f"one of {', '.join(SCENARIOS)}"))
     if notice_s != NOTICE_S and name != "drain":
         raise ConfigError(explain("--notice", notice_s, f"is given for the scenario {name}", "it is for drain only"))
-    scenario = announced(notice_s) if name == "drain" else SCENARIOS[name](seed, faults, trace)
+    scenario = with_notice(notice_s) if name == "drain" else SCENARIOS[name](seed, faults, trace)
     root = keep or tempfile.mkdtemp(prefix="springtide-drill-")
     try:
         return _drill(scenario, config_of(scenario, root), say)
@@ -161,12 +161,12 @@ def _drill(scenario: Scenario, config: Config, say: Say) -> DrillResult:
     def progress(text: str) -> None:
         say(f"{time.time() - begin:6.1f} s  {text}")
 
-    def undisturbed(last: int) -> Run:
+    def train_twin(last: int) -> Run:
         """Train the twin to the step ``last``."""
         twin = config.override({"run.id": "twin", "elastic.max_workers": 1})
         return train(twin, listen=lambda event: _stop(twin, event, last))
 
-    def disturbed(stage: Stage) -> Run:
+    def train_drilled(stage: Stage) -> Run:
         """Train the run that the drill is about."""
         drilled = config.override({"run.id": "drilled"})
 
@@ -188,14 +188,14 @@ def _drill(scenario: Scenario, config: Config, say: Say) -> DrillResult:
         stage = Stage(cluster, scenario.acts, config.elastic.notice_file, progress)
         if scenario.steps_after:
             progress(f"the drill: {acts}")
-            run = disturbed(stage)
+            run = train_drilled(stage)
             progress("the twin trains")
-            twin = undisturbed(run.last_step)
+            twin = train_twin(run.last_step)
         else:
             progress("the twin trains")
-            twin = undisturbed(config.num_steps)
+            twin = train_twin(config.num_steps)
             progress(f"the twin is done; now the drill: {acts}")
-            run = disturbed(stage)
+            run = train_drilled(stage)
         stage.end()
         left = leftovers()
     found = dataclasses.replace(

@@ -68,8 +68,8 @@ def storm(seed: int, faults: int) -> Scenario:
     return Scenario(3, tuple(acts), step + 40, f"{faults} faults at random, seed {seed}")
 
 
-def announced(notice_s: float) -> Scenario:
-    """Return a notice of ``notice_s``, and the loss. Raises ConfigError if that is no notice."""
+def with_notice(notice_s: float) -> Scenario:
+    """Return a notice of ``notice_s``, and the loss. Raises ConfigError if that is too short or too long."""
     if not _SHORTEST_NOTICE_S <= notice_s <= _LONGEST_NOTICE_S:
         limits = f"is not from {_SHORTEST_NOTICE_S:g} to {_LONGEST_NOTICE_S:g} s"
         raise ConfigError(explain("--notice", notice_s, limits, "give what your cloud gives, as 30 or 120"))
@@ -95,7 +95,7 @@ def traced(_: int, changes: int, trace: str) -> Scenario:
 
 SCENARIOS: dict[str, Callable[..., Scenario]] = {
     "kill": lambda *_: Scenario(3, (Act(40, "kill"),), 100, "a node and all its processes are killed"),
-    "drain": lambda *_: announced(NOTICE_S),
+    "drain": lambda *_: with_notice(NOTICE_S),
     "copies": lambda *_: Scenario(
         4,
         (Act(40, "kill-copies", workers=4),),

@@ -132,11 +132,11 @@ class Mailbox:
         run.events += events
         run.arrived.set()
 
-    async def request(self, key: str, heard: Interrupt | None) -> Interrupt | None:
+    async def request(self, key: str, known: Interrupt | None) -> Interrupt | None:
         """See ``MailboxClient.request``."""
         run = self._run
         group = run.groups
-        while self._run is run and run.key == key and run.groups == group and run.request is heard:
+        while self._run is run and run.key == key and run.groups == group and run.request is known:
             await run.change()
         return run.request if self._run is run and run.key == key else None
 
@@ -283,9 +283,9 @@ class MailboxClient:
         """Post events to the driver."""
         return Reply(self.actor.post.remote(self.key, events))
 
-    def request(self, heard: Interrupt | None) -> Reply[Interrupt | None]:
-        """Reply with the request to the workers as soon as it is another than ``heard``, or the group is over."""
-        return Reply(self.actor.request.remote(self.key, heard))
+    def request(self, known: Interrupt | None) -> Reply[Interrupt | None]:
+        """Reply with the request to the workers as soon as it is another than ``known``, or the group is over."""
+        return Reply(self.actor.request.remote(self.key, known))
 
     def take(self, wait_s: float) -> Reply[list[Event]]:
         """Take everything posted since the last call; waits up to ``wait_s`` for the first event. For the current run only."""
