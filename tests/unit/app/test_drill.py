@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from typing import Any
 
 import pytest
 
-from springtide.app.drill import DrillResult, commits_lost
+from springtide.app.drill import DrillResult, commits_lost, drill
 from springtide.app.promises import CopiesLost
 from springtide.app.stage import ActDone
+from springtide.errors import ConfigError
 from springtide.events import Event, Saved, Started
 from springtide.track.ledger import KINDS, Ledger, Restart
 
@@ -44,6 +46,22 @@ GOOD = DrillResult(
 def test_a_drill_is_ok_if_nothing_is_wrong(change: dict[str, object]) -> None:
     assert GOOD.ok
     assert not dataclasses.replace(GOOD, **change).ok
+
+
+@pytest.mark.parametrize(
+    ("scenario", "notice_s", "problem"),
+    [
+        ("drain", 2.0, "is not from 8 to 600 s"),
+        ("drain", math.nan, "is not from 8 to 600 s"),
+        ("drain", 3e7, "is not from 8 to 600 s"),
+        ("kill", 30.0, "it is for drain only"),
+    ],
+)
+def test_a_notice_that_no_drill_can_give_is_refused_before_anything_starts(
+    scenario: str, notice_s: float, problem: str
+) -> None:
+    with pytest.raises(ConfigError, match=problem):
+        drill(scenario, print, notice_s=notice_s)
 
 
 def test_plain_data_has_the_keys_of_the_command_and_a_prediction_only_of_a_trace() -> None:
