@@ -33,7 +33,7 @@ from springtide.elastic.policy import Bounds
 from springtide.errors import StoppedWaiting
 from springtide.on_ray._ray_private import FailureDecision, WorkerGroupStartupFailedError
 from springtide.on_ray.cluster import session
-from springtide.on_ray.train import failure_policy, process_pool, snapshot_saver, trainer
+from springtide.on_ray.train import failure_policy, hang, process_pool, snapshot_saver, trainer
 from springtide.on_ray.train import policy as policies
 from springtide.on_ray.train.mailbox import Mailbox
 from springtide.on_ray.train.worker import let_go
@@ -320,7 +320,8 @@ class Simulated:
             mock.patch.object(policies, "ray", Ray(clock)),
             mock.patch.object(failure_policy, "lost", self._lost),
             mock.patch.object(failure_policy, "unanswering", cluster.unanswering),
-            mock.patch.object(policies, "diagnose", lambda workers, run, step: ("stacks", [])),
+            mock.patch.object(policies, "diagnose", lambda *_: ("stacks", [])),
+            mock.patch.object(hang, "look", lambda workers: [()] * len(workers)),
             mock.patch.object(process_pool, "ray", Ray(clock)),
             mock.patch.object(process_pool, "unanswering", cluster.unanswering),
             mock.patch.object(process_pool, "threading", event),
