@@ -52,6 +52,7 @@ bench: .venv/.ready .venv-peers
 	$(BIN)/python benchmarks/checkpoint.py
 	$(BIN)/python benchmarks/recovery.py
 	$(BIN)/python benchmarks/goodput.py --traces "$(TRACES)"
+	$(BIN)/python benchmarks/drilled.py --traces "$(TRACES)"
 	$(BIN)/python benchmarks/serving.py
 	$(BIN)/python benchmarks/sweep.py --traces "$(TRACES)"
 
@@ -61,7 +62,8 @@ commands: .venv/.ready
 
 # each drill in full, and what is told of a run with five faults: an hour; `make test` runs one of them
 drills: .venv/.ready
-	for scenario in kill drain regrow hang all resize points; do $(BIN)/springtide drill --scenario $$scenario || exit 1; done
+	for scenario in kill copies drain regrow hang all resize points; do $(BIN)/springtide drill --scenario $$scenario || exit 1; done
+	for notice in 30 120; do $(BIN)/springtide drill --scenario drain --notice $$notice || exit 1; done
 	for seed in 1 2 3; do $(BIN)/springtide drill --scenario storm --seed $$seed || exit 1; done
 	cd tests/programs && ../../$(BIN)/python five_faults.py
 

@@ -42,3 +42,8 @@ def test_a_race_of_sweeps_has_its_end() -> None:
 @pytest.mark.full
 def test_a_record_is_replayed_to_a_sweep(tmp_path: Path) -> None:
     assert claims("sweep", "--only", "trace", "--traces", str(traces(tmp_path))).keys() == {"preempted_work_lost"}
+
+
+@pytest.mark.full
+def test_a_record_is_drilled_and_simulated(tmp_path: Path) -> None:
+    assert claims("drilled", "--traces", str(traces(tmp_path))).keys() == {"simulated_minus_drilled"}

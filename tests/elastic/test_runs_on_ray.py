@@ -31,7 +31,8 @@ from springtide.on_ray.cluster.nodes import leftovers
 from springtide.on_ray.cluster.session import check_resources
 from springtide.on_ray.data import feed as feed_module
 from springtide.on_ray.train.actor_context import run_as_actor
-from springtide.on_ray.train.mailbox import EventSender, open_mailbox
+from springtide.on_ray.train.event_sender import EventSender
+from springtide.on_ray.train.mailbox import open_mailbox
 from springtide.on_ray.train.worker_lender import WorkerLender
 from springtide.shards import HELDOUT, TRAIN, load_manifest
 from springtide.store import Folder
@@ -405,18 +406,23 @@ def test_the_line_between_workers_and_driver_loses_nothing(ray_cluster: str) -> 
 
     mailbox = open_mailbox("line")
     line = EventSender(mailbox)
+
+    def heard() -> Interrupt | None:
+        assert line._request.has_come(30.0)
+        return line.interrupt()
+
     assert line.interrupt() is None
     sent = [Evaluated(step=step, heldout_loss=1.0, heldout_bits_per_byte=1.0, rows=1) for step in range(5)]
     line(sent[0])
     mailbox.ask(Interrupt.SAVE).get()
     for event in sent[1:]:
         line(event)
-    assert line.interrupt() is Interrupt.SAVE
+    assert heard() is Interrupt.SAVE
     assert line.interrupt() is None  # asked once
     mailbox.ask(Interrupt.STOP).get()
     line.flush()
     line(sent[0])
-    assert line.interrupt() is Interrupt.STOP
+    assert heard() is Interrupt.STOP
     assert line.interrupt() is Interrupt.STOP
     assert mailbox.take(1.0).get() == [*sent, sent[0]]
     assert mailbox.take(0.01).get() == []
@@ -431,13 +437,15 @@ def test_one_driver_trains_a_run_and_what_comes_late_for_it_does_not_reach_the_n
     with pytest.raises(RunExists, match="another driver"):
         WorkerLender().open_mailbox(config)
     first.ask(Interrupt.STOP).get()
-    assert first.post([]).get() is Interrupt.STOP
+    assert first.request(None).get() is Interrupt.STOP
     second = workers.open_mailbox(config)
     assert second.actor == first.actor
     late = Evaluated(step=1, heldout_loss=1.0, heldout_bits_per_byte=1.0, rows=1)
     assert [one.get() for one in (first.post([late]), first.ask(Interrupt.STOP), first.progress())] == [None] * 3
     first.limit_micro_batch(1)
-    assert second.post([]).get() is None
+    progress = second.progress().get()
+    assert progress is not None
+    assert not progress.stop
     assert second.take(0.01).get() == []
     assert second.largest_micro_batch().get() is None
     workers.end()

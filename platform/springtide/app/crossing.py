@@ -22,7 +22,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from springtide.app.drill import Scenario, config_of
 from springtide.app.fault_cases import (
     PROMISED,
     Case,
@@ -34,6 +33,7 @@ from springtide.app.fault_cases import (
     steps_lost,
 )
 from springtide.app.fault_watch import Reached, name_of, watch
+from springtide.app.scenarios import Scenario, config_of
 from springtide.config import Config
 from springtide.elastic import Interrupt
 from springtide.events import Event, Started, StepDone

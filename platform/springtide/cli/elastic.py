@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 _ESTIMATE = """  springtide estimate --recipe llama3_8b --workers 16 --vocabulary 128256
   springtide estimate --recipe gpu_1b --workers 8 --parallel.recompute full --json"""
 _DRILL = """  springtide drill --scenario kill    # kill a node during a step: steps since the last snapshot are trained again
-  springtide drill --scenario drain   # announce that a node leaves: no step is lost
+  springtide drill --scenario drain --notice 120   # announce that a node leaves: no step is lost
   springtide drill --scenario storm --seed 3 --json
   springtide drill --scenario points --only restore,claim   # a fault at each point of a restart; all: 15 minutes
   springtide drill --scenario trace --trace p3-trace.csv --faults 12   # and compare with the simulator"""
@@ -107,12 +107,16 @@ def _simulate_options(parser: argparse.ArgumentParser) -> None:
 
 
 def _drill_options(parser: argparse.ArgumentParser) -> None:
-    scenario = "kill, drain, regrow, hang, resize, all, storm, trace or points"
+    from springtide.app.stage import NOTICE_S
+
+    scenario = "kill, copies, drain, regrow, hang, resize, all, storm, trace or points"
     parser.add_argument("--scenario", metavar="NAME", default="kill", help=scenario)
     parser.add_argument("--seed", metavar="N", type=int, default=0, help="seed of the storm")
     faults = "number of faults of the storm, or of changes of the trace"
     parser.add_argument("--faults", metavar="N", type=int, default=20, help=faults)
     parser.add_argument("--trace", metavar="FILE", default="", help="a trace of spot capacity, as for simulate")
+    notice = "of drain: time between the notice and the loss [s]"
+    parser.add_argument("--notice", metavar="S", type=float, default=NOTICE_S, help=notice)
     only = "the cases of points whose names have one of these parts, as restore-before-kill or kill,stop"
     parser.add_argument("--only", metavar="PARTS", default="", help=only)
     parser.add_argument("--keep", metavar="FOLDER", default="", help="keep the runs there")
@@ -207,7 +211,8 @@ def _drill(options: argparse.Namespace) -> int:
         if options.scenario == "points":
             found = cross(say, options.only, options.keep)
         else:
-            found = drill(options.scenario, say, options.seed, options.faults, options.trace, options.keep)
+            how = options.seed, options.faults, options.trace, options.keep, options.notice
+            found = drill(options.scenario, say, *how)
         answer(found.as_dict()) if answer else print(f"\n{found.describe()}")
     return 0 if found.ok else 1
 

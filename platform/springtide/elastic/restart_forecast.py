@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 from typing import NamedTuple
 
-STEPS_TO_LEAVE = 3
-"""Steps that a request to leave takes, until a run has measured it: it is made in one step, rank 0 reads it after the next, and
-all ranks agree on it in the third."""
+STEPS_TO_LEAVE = 2
+"""A request that comes before the ranks of a step agree is followed after that step, any other one after the next; until a run
+has measured how many it takes."""
 _MARGIN = 1.5
 _SAVES = 2.5
 """When the last save should begin, another one may be under way. So there is time for two, and a margin."""

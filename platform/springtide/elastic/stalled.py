@@ -2,6 +2,7 @@
 
     no event for three usual steps and some seconds -> a look at every rank, and a second one
     all others wait in a collective, twice, and one does not answer, or stands at the same line -> the group waits for it
+    all wait in a collective, twice, after twenty usual steps and half a minute -> it does not end: the group hangs
 
 A rank may stand at the same line for good reasons: it reads rows from a store that is away, waits for Ray, compiles, or is
 slow in one of torch's functions. Then nobody is named, and the time limit decides.
@@ -18,6 +19,10 @@ APART_S = 3.0
 """Time between two looks [s]."""
 _STEPS, _FIRST_S = 3.0, 3.0
 """The first look comes after this many usual steps, and this much later [s]."""
+_FOUND_S = 10.0
+"""Ranks that all others wait for are named within three usual steps and this time [s]."""
+_DEAD_STEPS, _DEAD_S = 20.0, 30.0
+"""A collective that takes this many usual steps, and at least this time, does not end [s]."""
 _INNER = 3
 """A thread that waits in a collective is in torch's code for it in one of its innermost frames."""
 _COLLECTIVE = ("/torch/distributed/", "/springtide/dist/collectives.py")
@@ -34,6 +39,17 @@ def first_look_s(step_s: float) -> float:
         9.0
     """
     return _STEPS * step_s + _FIRST_S
+
+
+def found_by_s(step_s: float) -> float:
+    """Return how long after a group's last step the ranks that all others wait for are named at the latest, if a step takes
+    ``step_s`` [s].
+
+    Examples:
+        >>> found_by_s(2.0)
+        16.0
+    """
+    return _STEPS * step_s + _FOUND_S
 
 
 def stalled(before: Sequence[Frames], now: Sequence[Frames]) -> list[int]:
@@ -61,6 +77,19 @@ def stalled(before: Sequence[Frames], now: Sequence[Frames]) -> list[int]:
         else:
             return []
     return found if num_waiting else []
+
+
+def is_deadlock(before: Sequence[Frames], now: Sequence[Frames], silent_s: float, step_s: float) -> bool:
+    """Return whether a group that is silent for ``silent_s`` waits for itself: every rank is in a collective, as at the look
+    before. That never ends, but a network that is away for some seconds does the same.
+
+    Examples:
+        >>> wait = ("/torch/distributed/c10d.py:9",)
+        >>> [is_deadlock([wait, wait], [wait, wait], silent_s, step_s=0.1) for silent_s in (29.0, 31.0)]
+        [False, True]
+    """
+    same = bool(now) and before == now and all(doing(frames) == "waits" for frames in now)
+    return same and silent_s > max(_DEAD_S, _DEAD_STEPS * step_s)
 
 
 def doing(frames: Frames) -> Literal["nothing", "waits", "reads", "computes", "else"]:

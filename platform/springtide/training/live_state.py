@@ -1,5 +1,6 @@
 """The state that a rank still has when its worker group is lost: that after the last whole step, never one inside a step.
 
+    begin           the group has restored it: the step that it goes on from is offered
     before_update   from now on the weights may change: nothing is offered
     after_step      all has changed, and all that a checkpoint says of it: this step is offered
 
@@ -45,22 +46,32 @@ class LiveState(StepHook):
         """Whether the device has carried out that step's update."""
         self._lock = threading.Lock()
 
+    def begin(self) -> None:
+        """Offer the state that the group has restored: what survivors of the last one hold has no copies, and the first step
+        may take long. A run that begins has nothing to lose, and no state of its optimizer yet."""
+        if self._state.optimizer.state:
+            self._offer()
+
     def before_update(self) -> None:
         """Offer nothing: from now on the weights may change."""
         self._whole = None
 
     def after_step(self, done: StepContext) -> Iterator[Event]:
         """Offer the state after this step, unless it is to be rolled back, or the group was lost meanwhile."""
-        if self._store is not None and not self._state.guard.needs_rollback:
-            found = self._described()
-            updated = None
-            if self._world.device.type == "cuda":
-                updated = torch.cuda.Event()
-                updated.record()
-            with self._lock:
-                if not self._world.cut.is_set():
-                    self._whole, self._updated = found, updated
+        if not self._state.guard.needs_rollback:
+            self._offer()
         return iter(())
+
+    def _offer(self) -> None:
+        if self._store is None:
+            return
+        found, updated = self._described(), None
+        if self._world.device.type == "cuda":
+            updated = torch.cuda.Event()
+            updated.record()
+        with self._lock:
+            if not self._world.cut.is_set():
+                self._whole, self._updated = found, updated
 
     def freeze(self) -> None:
         """Accept no later step; called, in any thread, when ``World.cut`` is set and before anything is aborted. What the

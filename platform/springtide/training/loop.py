@@ -1,7 +1,7 @@
 """The training loop: an iterator of events. It knows nothing about Ray, consoles or trackers; they listen to the events.
 
 feed(reader, done) -> the batches after ``done`` steps
-interrupt()        -> the request to the loop, read once per step
+interrupt()        -> the request to the loop, read once per step, just before the step's all-reduce
 """
 
 from __future__ import annotations
@@ -149,7 +149,7 @@ class TrainLoop:
                 batch, tokens_NL, columns = next(batches)
                 data_wait_s = time.perf_counter() - clock
                 check(self.data.order, self.world.rank, self.world.size, state.step, batch)
-                asked = StepSignals(frozenset(filter(None, [interrupt()])), data_wait_s=data_wait_s)
+                asked = StepSignals(asked=interrupt, data_wait_s=data_wait_s)
                 signals = hooks.signals(asked, one_more(state.step))
                 result, rate = self._step(batch, tokens_NL, columns, signals, hooks)
                 done = StepContext(state.step, result, rate, time.perf_counter() - clock, data_wait_s)

@@ -54,6 +54,9 @@ class StepSignals(NamedTuple):
     """Rank 0: the first micro-batches of the next step are to be computed again."""
     pause: bool = False
     """Rank 0: the machine may not train after this step."""
+    asked: Callable[[], Interrupt | None] = lambda: None
+    """Called just before the ranks agree: what this rank is asked for, so that all know it after this very step. Does not
+    wait."""
     joules: Callable[[], tuple[float, float]] = lambda: (0.0, 0.0)
     """Called when all else of the step's message is known: what this rank has used since, and that between steps [J]."""
 
@@ -345,7 +348,8 @@ def _agree(
     each source, (2, sources). Raises CollectiveError if the sums over all ranks are garbage, before they are used."""
     # a float64 sum is exact below 2**53, so the 64-bit digest travels as four limbs of 16 bits
     limbs = [(digest >> (_LIMB_BITS * limb)) & (2**_LIMB_BITS - 1) for limb in range(_LIMBS)]
-    asked = [kind in signals.interrupts for kind in Interrupt]
+    interrupts = signals.interrupts | {signals.asked()}
+    asked = [kind in interrupts for kind in Interrupt]
     flags = [
         *asked,
         signals.saving,

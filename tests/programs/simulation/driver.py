@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import json
+import math
 import types
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -32,7 +33,7 @@ from springtide.elastic.policy import Bounds
 from springtide.errors import StoppedWaiting
 from springtide.on_ray._ray_private import FailureDecision, WorkerGroupStartupFailedError
 from springtide.on_ray.cluster import session
-from springtide.on_ray.train import failure_policy, process_pool, snapshot_saver, trainer
+from springtide.on_ray.train import failure_policy, hang, process_pool, snapshot_saver, trainer
 from springtide.on_ray.train import policy as policies
 from springtide.on_ray.train.mailbox import Mailbox
 from springtide.on_ray.train.worker import let_go
@@ -72,6 +73,25 @@ class Reference:
         return self.is_there
 
 
+class AwaitedRequest(Reference):
+    """The answer to a call that waits in the mailbox for another request, group or run, and is sent when that has come."""
+
+    def __init__(self, client: MailboxClient, heard: Any) -> None:
+        super().__init__(client.clock, math.inf)
+        self._client, self._heard, self._run = client, heard, client.mailbox._run
+        self._group = self._run.groups
+
+    @property
+    def is_there(self) -> bool:
+        client = self._client
+        over = client.mailbox._run is not self._run or self._run.groups != self._group
+        if self.at_s == math.inf and (over or not client.alive or self._run.request is not self._heard):
+            self.at_s = self.clock.now + self.clock.random.uniform(0.002, 0.02)
+            self.value = None if over else self._run.request
+            self.error = None if client.alive else RayActorError(error_msg="the mailbox is gone")
+        return super().is_there
+
+
 class MailboxClient:
     """A client of the real ``Mailbox``, whose coroutines are carried out at once."""
 
@@ -91,6 +111,10 @@ class MailboxClient:
 
     def __getattr__(self, method: str) -> Callable[..., Reference]:
         return functools.partial(self._call, method)
+
+    def request(self, heard: Any) -> Reference:
+        """As the real one's, which waits."""
+        return AwaitedRequest(self, heard)
 
     def taken(self) -> list[Any]:
         """All events that have come, without waiting."""
@@ -296,7 +320,8 @@ class Simulated:
             mock.patch.object(policies, "ray", Ray(clock)),
             mock.patch.object(failure_policy, "lost", self._lost),
             mock.patch.object(failure_policy, "unanswering", cluster.unanswering),
-            mock.patch.object(policies, "diagnose", lambda workers, run, step: ("stacks", [])),
+            mock.patch.object(policies, "diagnose", lambda *_: ("stacks", [])),
+            mock.patch.object(hang, "look", lambda workers: [()] * len(workers)),
             mock.patch.object(process_pool, "ray", Ray(clock)),
             mock.patch.object(process_pool, "unanswering", cluster.unanswering),
             mock.patch.object(process_pool, "threading", event),

@@ -34,7 +34,7 @@ from springtide.config.steps import StepsDone
 from springtide.elastic import Interrupt
 from springtide.errors import CheckpointError, SpringtideError
 from springtide.events import Left, Saved, SaveFailed, Started, StepDone, Stopped
-from springtide.on_ray.train.mailbox import EventSender
+from springtide.on_ray.train.event_sender import EventSender
 from springtide.store import Folder
 from springtide.store.digest import of_bytes as digest_of
 from springtide.store.errors import may_pass

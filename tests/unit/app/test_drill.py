@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from typing import Any
 
 import pytest
 
-from springtide.app.drill import ActDone, DrillResult, commits_lost
+from springtide.app.drill import DrillResult, commits_lost, drill
+from springtide.app.promises import CopiesLost
+from springtide.app.stage import ActDone
+from springtide.errors import ConfigError
 from springtide.events import Event, Saved, Started
 from springtide.track.ledger import KINDS, Ledger, Restart
 
@@ -35,6 +39,7 @@ GOOD = DrillResult(
         {"leftovers": {"Worker": 1}},
         {"commits_lost": 1},
         {"left_undone": ("a node is killed at step 40",)},
+        {"kept": (CopiesLost("step-0000000020", steps_lost=0),)},
     ],
     ids=lambda change: next(iter(change)),
 )
@@ -43,12 +48,30 @@ def test_a_drill_is_ok_if_nothing_is_wrong(change: dict[str, object]) -> None:
     assert not dataclasses.replace(GOOD, **change).ok
 
 
+@pytest.mark.parametrize(
+    ("scenario", "notice_s", "problem"),
+    [
+        ("drain", 2.0, "is not from 8 to 600 s"),
+        ("drain", math.nan, "is not from 8 to 600 s"),
+        ("drain", 3e7, "is not from 8 to 600 s"),
+        ("kill", 30.0, "it is for drain only"),
+    ],
+)
+def test_a_notice_that_no_drill_can_give_is_refused_before_anything_starts(
+    scenario: str, notice_s: float, problem: str
+) -> None:
+    with pytest.raises(ConfigError, match=problem):
+        drill(scenario, print, notice_s=notice_s)
+
+
 def test_plain_data_has_the_keys_of_the_command_and_a_prediction_only_of_a_trace() -> None:
     shown = GOOD.as_dict()
     first = ["ok", "digests_match", "loss_max_abs_diff", "gaps_s", "steps_lost", "goodput", "restarts", "spent"]
-    assert list(shown) == [*first, "events", "commits_lost", "leftovers", "steps", "left_undone"]
+    assert list(shown) == [*first, "events", "commits_lost", "leftovers", "steps", "left_undone", "kept", "broken"]
     assert (shown["gaps_s"], shown["steps_lost"], shown["goodput"]) == ([1.23], [1], 0.6667)
-    assert shown["events"] == [{"step": 40, "what": "kill", "node": "01234567", "time_s": 9.0, "at": ""}]
+    assert shown["events"] == [
+        {"step": 40, "what": "kill", "node": "01234567", "time_s": 9.0, "at": "", "notice_s": 0.0}
+    ]
     traced = dataclasses.replace(GOOD, predicted_goodput=0.98764)
     assert traced.as_dict() == {**shown, "predicted_goodput": 0.9876}
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from springtide.app.drill import storm
 from springtide.app.fault_watch import Reached
+from springtide.app.scenarios import storm
 from springtide.app.stage import Act, Stage
 
 

@@ -107,11 +107,11 @@ def test_doomed_nodes_train_until_the_group_must_leave() -> None:
     ("prospects", "room", "needs_s"),
     [
         (RestartForecast(step_s=0.0), True, 5.0),  # the reserve
-        (RestartForecast(step_s=10.0), True, 35.0),  # asked in one step, known in the next, agreed on in the third
-        (RestartForecast(step_s=10.0, save_s=20.0), True, 65.0),  # no copy is measured: a save has to fit, too
-        (RestartForecast(step_s=10.0, save_s=20.0, copy_s=4.0), True, 36.0),
-        (RestartForecast(step_s=10.0, copy_s=4.0, leave_steps=2), True, 26.0),  # as measured
-        (RestartForecast(step_s=10.0, save_s=20.0, copy_s=4.0), False, 80.0),  # after a save that is under way
+        (RestartForecast(step_s=10.0), True, 25.0),  # asked in one step, agreed on in it or in the next
+        (RestartForecast(step_s=10.0, save_s=20.0), True, 55.0),  # no copy is measured: a save has to fit, too
+        (RestartForecast(step_s=10.0, save_s=20.0, copy_s=4.0), True, 26.0),
+        (RestartForecast(step_s=10.0, copy_s=4.0, leave_steps=4), True, 46.0),  # as measured
+        (RestartForecast(step_s=10.0, save_s=20.0, copy_s=4.0), False, 70.0),  # after a save that is under way
         (RestartForecast(step_s=math.inf), True, math.inf),  # no step is measured: at once
     ],
 )
@@ -258,8 +258,8 @@ def test_a_group_leaves_doomed_nodes_early_only_for_more_than_it_has_and_when_th
     assert isinstance(decision, Stay)
     assert decision.reason.endswith("the processes on others are getting ready")
     assert isinstance(decide(BOUNDS, nodes, group, PAYS, memory, 125.0)[0], Leave)
-    slow = PAYS._replace(step_s=10.0)  # three steps have to end before it
-    assert isinstance(decide(BOUNDS, nodes, group, slow, memory, 95.0)[0], Leave)
+    slow = PAYS._replace(step_s=10.0)  # two steps have to end before it
+    assert isinstance(decide(BOUNDS, nodes, group, slow, memory, 105.0)[0], Leave)
     one_ready = [*nodes[:3], more[0]._replace(ready=1), more[1]]
     assert isinstance(decide(BOUNDS, one_ready, group, PAYS, memory, 10.0)[0], Stay)  # as many as train
     both_ready = [*nodes[:3], *(node._replace(ready=1) for node in more)]

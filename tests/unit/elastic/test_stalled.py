@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from springtide.elastic.stalled import Frames, doing, first_look_s, stalled
+from springtide.elastic.stalled import Frames, doing, first_look_s, found_by_s, is_deadlock, stalled
 
 WAITS: Frames = ("/lib/torch/distributed/distributed_c10d.py:3157", "/springtide/training/step.py:20")
 STANDS: Frames = ("/my_code/model.py:12", "/springtide/training/step.py:80")
@@ -49,4 +49,26 @@ def test_a_stalled_rank_is_named_within_three_steps_and_ten_seconds() -> None:
     from springtide.on_ray.train.hang import LOOK_S
 
     for step_s in (0.01, 1.0, 60.0):
-        assert first_look_s(step_s) + LOOK_S + APART_S + LOOK_S <= 3 * step_s + 10.0
+        assert first_look_s(step_s) + LOOK_S + APART_S + LOOK_S <= found_by_s(step_s) == 3 * step_s + 10.0
+
+
+@pytest.mark.parametrize(
+    ("before", "now", "found"),
+    [
+        ([WAITS, WAITS], [WAITS, WAITS], True),
+        ([WAITS], [WAITS], True),  # of itself, as NCCL does
+        ([WAITS, WAITS], [WAITS, READS], False),
+        ([WAITS, WAITS], [WAITS, WAITS[:1]], False),  # at another line: it goes on
+        ([WAITS, READS], [WAITS, READS], False),  # the store may come back
+        ([WAITS, COMPUTES], [WAITS, COMPUTES], False),
+        ([(), ()], [(), ()], False),  # the driver is cut off: they may train
+        ([], [], False),
+    ],
+)
+def test_a_group_whose_ranks_all_wait_for_each_other_is_found_by_the_steps_it_has_made(
+    before: list[Frames], now: list[Frames], found: bool
+) -> None:
+    assert is_deadlock(before, now, silent_s=40.0, step_s=0.01) == found  # half a minute where steps take milliseconds
+    assert is_deadlock(before, now, silent_s=1300.0, step_s=60.0) == found  # minutes only where steps take minutes
+    assert not is_deadlock(before, now, silent_s=1100.0, step_s=60.0)
+    assert not is_deadlock(before, now, silent_s=20.0, step_s=0.01)

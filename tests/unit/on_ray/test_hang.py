@@ -115,6 +115,32 @@ def test_a_rank_that_stops_is_named_by_two_looks_within_three_steps_and_ten_seco
     assert named_s is not None
     assert named_s + 2 * hang.LOOK_S <= 3 * 1.0 + 10.0
     assert len(seen) == 2
+    assert (watch.why, watch.silent) == ("all other ranks wait for 1", {1})
+    assert not watch.stalled([], silent(0.1, step=8))  # of the next group nothing is said
+    assert (watch.why, watch.silent) == ("", set())
+
+
+def test_a_group_that_waits_for_itself_is_found_after_twenty_steps_and_half_a_minute(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for step_s, limit_s in ((0.01, 30.0), (4.0, 80.0)):
+        watch, clock, _ = group(monkeypatch, [[WAITS, WAITS]] * 99)
+        found_s = 0.0
+        while not watch.stalled([], silent(found_s, step_s=step_s)):
+            found_s += 0.5
+            clock.now_s = 1000.0 + found_s
+        assert limit_s < found_s < limit_s + 5.0
+        assert (watch.why, watch.silent) == ("all ranks wait in a collective", set())
+
+
+def test_a_rank_that_did_not_answer_twice_is_not_waited_for_again(
+    workers: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = list[Any]()
+    monkeypatch.setattr(hang.ray, "wait", lambda answers, **_: (asked.extend(answers), (answers, []))[1])
+    summary, silent = hang.diagnose(workers, Store(), 7, known={1})  # type: ignore[arg-type]
+    assert (asked, silent) == (["stacks"], workers[1:])
+    assert summary.startswith("rank 1 on node node, pid 1 does not answer")
 
 
 def test_a_group_that_goes_on_or_may_wait_for_ever_or_has_no_step_yet_is_not_looked_at(
@@ -122,11 +148,11 @@ def test_a_group_that_goes_on_or_may_wait_for_ever_or_has_no_step_yet_is_not_loo
 ) -> None:
     watch, clock, seen = group(monkeypatch, [[WAITS, ()]] * 9)
     for progress in (silent(5.0), silent(50.0, longest_s=math.inf), silent(50.0, step_s=math.inf)):
-        assert watch.stalled([], progress) == []
+        assert not watch.stalled([], progress)
     assert seen == []
-    assert watch.stalled([], silent(50.0, step=7)) == []
+    assert not watch.stalled([], silent(50.0, step=7))
     clock.now_s += 10.0
-    assert watch.stalled([], silent(50.0, step=8)) == []  # another step: two looks at it
+    assert not watch.stalled([], silent(50.0, step=8))  # another step: two looks at it
     assert len(seen) == 2
 
 

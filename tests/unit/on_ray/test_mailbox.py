@@ -15,6 +15,7 @@ from springtide.elastic import Interrupt
 from springtide.elastic.notices import TimeLeft
 from springtide.elastic.restart_forecast import RestartForecast
 from springtide.events import Decided, Evaluated, Left
+from springtide.on_ray.train import event_sender
 from springtide.on_ray.train import mailbox as mailboxes
 from springtide.on_ray.train.mailbox import Mailbox, MailboxClient, Progress
 from springtide.on_ray.train.worker import TrainJob
@@ -24,29 +25,32 @@ LEFT = Left(step=3, kept_in="memory")
 NOTHING_YET = Progress(prospects=RestartForecast(step_s=math.inf))
 
 
+def requested(mailbox: Mailbox) -> Interrupt | None:
+    """What the workers are asked for now."""
+    return mailbox._run.request
+
+
 @pytest.mark.parametrize("later", [Interrupt.LEAVE, Interrupt.STOP])
 def test_a_save_that_was_done_takes_no_other_request_back(later: Interrupt) -> None:
     async def run() -> None:
         mailbox = Mailbox("a", 10, 0.0)
         await mailbox.ask("a", Interrupt.SAVE)
         await mailbox.cancel("a", Interrupt.SAVE)  # the workers have it
-        assert await mailbox.post("a", []) is None
+        assert requested(mailbox) is None
         await mailbox.ask("a", Interrupt.SAVE)
         await mailbox.ask("a", later)
         await mailbox.cancel("a", Interrupt.SAVE)
-        assert await mailbox.post("a", []) is later
+        assert requested(mailbox) is later
         await mailbox.ask("a", Interrupt.SAVE)
-        assert await mailbox.post("a", []) is later  # who leaves or stops brings its state to safety
+        assert requested(mailbox) is later  # who leaves or stops brings its state to safety
 
     asyncio.run(run())
 
 
-def test_events_arrive_in_order_and_the_workers_get_the_request_with_the_next_post() -> None:
+def test_events_arrive_in_order() -> None:
     async def run() -> None:
         mailbox = Mailbox("a", 10, 0.0)
-        assert await mailbox.post("a", [EVALUATED, LEFT]) is None
-        await mailbox.ask("a", Interrupt.SAVE)
-        assert await mailbox.post("a", []) is Interrupt.SAVE
+        await mailbox.post("a", [EVALUATED, LEFT])
         assert await mailbox.take("a", 0.0) == [EVALUATED, LEFT]
         assert await mailbox.take("a", 0.0) == []
 
@@ -64,18 +68,53 @@ def test_a_driver_that_waits_gets_the_first_event_at_once() -> None:
     asyncio.run(run())
 
 
+def test_a_worker_that_waits_gets_each_request_at_once_and_none_of_another_group_or_run() -> None:
+    async def run() -> None:
+        mailbox = Mailbox("a", 10, 0.0)
+
+        async def waiting(heard: Interrupt | None, key: str = "a") -> asyncio.Task[Interrupt | None]:
+            task = asyncio.create_task(mailbox.request(key, heard))
+            await asyncio.sleep(0)
+            return task
+
+        first = await waiting(None)
+        await mailbox.ask("a", Interrupt.SAVE)
+        assert await asyncio.wait_for(first, 5.0) is Interrupt.SAVE
+        await mailbox.cancel("a", Interrupt.SAVE)
+        second = await waiting(None)
+        await mailbox.ask("a", Interrupt.COPY)
+        assert await asyncio.wait_for(second, 5.0) is Interrupt.COPY
+        await mailbox.cancel("a", Interrupt.COPY)
+        await mailbox.ask("a", Interrupt.LEAVE)
+        third = await waiting(Interrupt.LEAVE)
+        await mailbox.ask("a", Interrupt.LEAVE)  # it has heard that
+        assert not third.done()
+        await mailbox.ask("a", Interrupt.EVACUATE)
+        assert await asyncio.wait_for(third, 5.0) is Interrupt.EVACUATE
+        late = await waiting(Interrupt.EVACUATE)
+        await mailbox.reset_for_new_group("a")
+        assert await asyncio.wait_for(late, 5.0) is None  # calls of ended groups do not pile up
+        last = await waiting(None)
+        await mailbox.open("b", 10, 0.0)
+        assert await asyncio.wait_for(last, 5.0) is None
+        assert await mailbox.request("a", None) is None  # that run is over
+
+    asyncio.run(run())
+
+
 @pytest.mark.parametrize("leaving", [Interrupt.LEAVE, Interrupt.EVACUATE])
 def test_a_request_to_leave_ends_with_its_group_and_replaces_none_to_stop(leaving: Interrupt) -> None:
     async def run() -> None:
         mailbox = Mailbox("a", 10, 0.0)
         await mailbox.ask("a", leaving)
-        assert await mailbox.post("a", [LEFT]) is leaving
+        await mailbox.post("a", [LEFT])
+        assert requested(mailbox) is leaving
         await mailbox.reset_for_new_group("a")
-        assert await mailbox.post("a", []) is None
+        assert requested(mailbox) is None
         await mailbox.ask("a", Interrupt.STOP)
         await mailbox.ask("a", leaving)
         await mailbox.reset_for_new_group("a")
-        assert await mailbox.post("a", []) is Interrupt.STOP
+        assert requested(mailbox) is Interrupt.STOP
 
     asyncio.run(run())
 
@@ -85,16 +124,16 @@ def test_a_request_to_copy_comes_after_any_other_and_ends_with_its_group() -> No
         mailbox = Mailbox("a", 10, 0.0)
         await mailbox.ask("a", Interrupt.COPY)
         await mailbox.ask("a", Interrupt.SAVE)
-        assert await mailbox.post("a", []) is Interrupt.SAVE
+        assert requested(mailbox) is Interrupt.SAVE
         await mailbox.cancel("a", Interrupt.SAVE)
-        assert await mailbox.post("a", []) is Interrupt.COPY
+        assert requested(mailbox) is Interrupt.COPY
         await mailbox.cancel("a", Interrupt.COPY)
-        assert await mailbox.post("a", []) is None
+        assert requested(mailbox) is None
         await mailbox.ask("a", Interrupt.LEAVE)
         await mailbox.ask("a", Interrupt.COPY)
-        assert await mailbox.post("a", []) is Interrupt.LEAVE
+        assert requested(mailbox) is Interrupt.LEAVE
         await mailbox.reset_for_new_group("a")
-        assert await mailbox.post("a", []) is None
+        assert requested(mailbox) is None
 
     asyncio.run(run())
 
@@ -209,9 +248,9 @@ def test_a_save_that_is_heard_does_not_take_back_a_request_to_stop() -> None:
         await mailbox.ask("a", Interrupt.SAVE)
         await mailbox.ask("a", Interrupt.STOP)
         await mailbox.cancel("a", Interrupt.SAVE)
-        assert await mailbox.post("a", []) is Interrupt.STOP
+        assert requested(mailbox) is Interrupt.STOP
         await mailbox.ask("a", Interrupt.SAVE)
-        assert await mailbox.post("a", []) is Interrupt.STOP  # which saves, too
+        assert requested(mailbox) is Interrupt.STOP  # which saves, too
 
     asyncio.run(run())
 
@@ -221,15 +260,17 @@ def test_rank_0_cancels_the_request_that_it_has_heard_and_beats_once_a_second(
     monkeypatch: pytest.MonkeyPatch, asked: Interrupt
 ) -> None:
     calls: list[tuple[str, object]] = []
-    reply = SimpleNamespace(has_come=lambda timeout_s: True, get=lambda: asked)
+    replies = [asked, None]
+    reply = SimpleNamespace(has_come=lambda timeout_s: bool(replies), get=lambda: replies.pop(0))
     mailbox = SimpleNamespace(
-        post=lambda events: reply,
+        request=lambda heard: reply,
+        post=lambda events: SimpleNamespace(has_come=lambda timeout_s: True, get=lambda: None),
         cancel=lambda interrupt: calls.append(("cancel", interrupt)),
         heartbeat=lambda: calls.append(("heartbeat", now_s)),
     )
     now_s = 1000.0
-    monkeypatch.setattr(mailboxes, "time", SimpleNamespace(monotonic=lambda: now_s))
-    sender = mailboxes.EventSender(mailbox)  # type: ignore[arg-type]  # what it calls
+    monkeypatch.setattr(event_sender, "time", SimpleNamespace(monotonic=lambda: now_s))
+    sender = event_sender.EventSender(mailbox)  # type: ignore[arg-type]  # what it calls
     sender(EVALUATED)
     assert sender.interrupt() is asked
     assert sender.interrupt() is None
@@ -246,7 +287,7 @@ def test_what_comes_late_for_an_ended_run_changes_nothing_in_the_next() -> None:
         await mailbox.limit_micro_batch("a", 4)
         assert await mailbox.largest_micro_batch("a") == 4
         await mailbox.open("b", 10, 0.0)
-        assert await mailbox.post("a", [EVALUATED, LEFT]) is None
+        await mailbox.post("a", [EVALUATED, LEFT])
         await mailbox.ask("a", Interrupt.STOP)
         await mailbox.limit_micro_batch("a", 2)
         await mailbox.reset_for_new_group("a")
@@ -257,7 +298,7 @@ def test_what_comes_late_for_an_ended_run_changes_nothing_in_the_next() -> None:
         assert await mailbox.largest_micro_batch("b") is None
         assert await mailbox.progress("b") == NOTHING_YET
         assert await mailbox.take("b", 0.0) == []
-        assert await mailbox.post("b", []) is None
+        assert requested(mailbox) is None
 
     asyncio.run(run())
 

@@ -180,7 +180,10 @@ class Group:
 
     def __init__(self, copies: int = 2, device: str = "cpu") -> None:
         self.step, self.needs_rollback, self.cut = 0, False, threading.Event()
-        state: Any = SimpleNamespace(guard=self, tensors=lambda: {"model/w": nn.Linear(2, 2).weight.detach()})
+        self.optimizer = SimpleNamespace(state={})
+        state: Any = SimpleNamespace(
+            guard=self, optimizer=self.optimizer, tensors=lambda: {"model/w": nn.Linear(2, 2).weight.detach()}
+        )
         world = World(3, 4, torch.device(device), SimpleNamespace(ndim=2, size=lambda axis: copies), self.cut)  # type: ignore[arg-type]
         self.live = LiveState(state, world, lambda: (1, self.meta), Store(), "/dev/shm")  # type: ignore[arg-type]
 
@@ -192,6 +195,18 @@ class Group:
         self.live.before_update()
         self.step += 1
         assert list(self.live.after_step(None)) == []  # type: ignore[arg-type]
+
+
+def test_a_group_offers_what_it_has_restored_before_its_first_step() -> None:
+    """A second loss while it compiles, when what it was restored from is nowhere else any more."""
+    group = Group(copies=2)
+    group.live.begin()
+    assert group.live.offer([2, 3]) is None  # the run begins
+    group.step, group.optimizer.state = 7, {"w": {}}
+    group.live.begin()
+    assert group.live.offer([2, 3]) == LiveShard(3, 7, 1, 2)
+    group.live.before_update()
+    assert group.live.offer([2, 3]) is None
 
 
 def test_a_rank_offers_its_shard_where_those_left_may_have_all_of_them() -> None:

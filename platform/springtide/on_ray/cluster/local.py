@@ -109,10 +109,12 @@ class LocalCluster:
         """Let the processes of a stopped node go on. Ray may have given the node up meanwhile: then they end."""
         self._signal(node, signal.SIGCONT)
 
-    def kill(self, node: str) -> None:
-        """Remove a node and kill all its processes at once, as when its host is lost."""
-        self._signal(node, signal.SIGKILL)
-        self._cluster.remove_node(self._nodes.pop(node), allow_graceful=False)
+    def kill(self, *nodes: str) -> None:
+        """Remove nodes and kill all their processes at once, as when their hosts are lost."""
+        for node in nodes:
+            self._signal(node, signal.SIGKILL)
+        for node in nodes:
+            self._cluster.remove_node(self._nodes.pop(node), allow_graceful=False)
 
     def node_of(self, pid: int) -> str:
         """Return the node that a process of this machine is part of; empty if it is none's, as the driver or the head."""

@@ -10,14 +10,14 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from concurrent.futures import Future
 
 import ray
 from ray.exceptions import RayError
 
 from springtide.checkpoint.staging import in_thread
-from springtide.elastic.stalled import APART_S, Frames, first_look_s, stalled
+from springtide.elastic.stalled import APART_S, Frames, first_look_s, is_deadlock, stalled
 from springtide.on_ray._ray_private import Worker
 from springtide.on_ray.train.mailbox import Progress
 from springtide.store import Folder
@@ -62,41 +62,53 @@ def look(workers: Sequence[Worker]) -> list[Frames]:
 
 
 class Watch:
-    """Looks at the ranks of a group that is silent, and names those that the others wait for."""
+    """Looks at the ranks of a group that is silent, and says whom the others wait for."""
 
     def __init__(self) -> None:
         self._before: tuple[int, float, list[Frames]] | None = None
         """The step after which the group is silent, when it was looked at last [s], and what its ranks did."""
-        self.named: list[int] = []
-        """The ranks that were named last."""
+        self.why = ""
+        """Why the group hangs, as text; empty if that is not plain."""
+        self.silent: set[int] = set()
+        """The ranks that did not answer at the last two looks, if it hangs."""
 
     def is_due(self, progress: Progress) -> bool:
         """Return whether a group that has made a step is silent for so long that its ranks are looked at."""
         step_s = progress.prospects.step_s
         return first_look_s(step_s) < progress.silent_s and progress.longest_s < math.inf and step_s > 0
 
-    def stalled(self, workers: Sequence[Worker], progress: Progress) -> list[int]:
-        """Return the ranks that a silent group waits for, once two looks agree; else none. Looks seldom: a look costs a call to
-        every worker."""
+    def stalled(self, workers: Sequence[Worker], progress: Progress) -> bool:
+        """Return whether a silent group waits for some of its ranks, or for itself, once two looks agree. Looks seldom: a look
+        costs a call to every worker."""
         before = self._before
-        if not self.is_due(progress):
-            self._before, self.named = None, []
-            return []
-        if before is None or before[0] != progress.step:
-            self._before, self.named = (progress.step, time.monotonic(), look(workers)), []
-            return []
+        if not self.is_due(progress) or before is None or before[0] != progress.step:
+            self.why, self.silent = "", set()
+            self._before = self._look(workers, progress.step) if self.is_due(progress) else None
+            return False
         if time.monotonic() - before[1] < APART_S:
-            return []
-        self._before = progress.step, time.monotonic(), look(workers)
-        self.named = stalled(before[2], self._before[2])
-        return self.named
+            return False
+        self._before = self._look(workers, progress.step)
+        earlier, now = before[2], self._before[2]
+        if named := stalled(earlier, now):
+            self.why = f"all other ranks wait for {', '.join(map(str, named))}"
+        elif is_deadlock(earlier, now, progress.silent_s, progress.prospects.step_s):
+            self.why = "all ranks wait in a collective"
+        self.silent = {rank for rank in named if not now[rank]}
+        return bool(self.why)
+
+    @staticmethod
+    def _look(workers: Sequence[Worker], step: int) -> tuple[int, float, list[Frames]]:
+        return step, time.monotonic(), look(workers)
 
 
-def diagnose(workers: Sequence[Worker], run: Folder, step: int) -> tuple[str, list[Worker]]:
-    """Write down what ``workers``, by rank, are doing. Returns a summary of it and the workers that
-    do not answer."""
+def diagnose(
+    workers: Sequence[Worker], run: Folder, step: int, known: Collection[int] = ()
+) -> tuple[str, list[Worker]]:
+    """Write down what ``workers``, by rank, are doing. Returns a summary of it and the workers that do not answer; ``known``
+    ranks are not waited for, because they have not answered before."""
     asked = [worker.actor.execute.remote(stacks) for worker in workers]
-    done = set(ray.wait(asked, num_returns=len(asked), timeout=_ANSWER_S)[0])
+    others = [answer for rank, answer in enumerate(asked) if rank not in known]
+    done = set(ray.wait(others, num_returns=len(others), timeout=_ANSWER_S)[0]) if others else set()
     silent: dict[str, Worker] = {}
     text = ""
     for rank, (answer, worker) in enumerate(zip(asked, workers, strict=True)):
@@ -107,7 +119,7 @@ def diagnose(workers: Sequence[Worker], run: Folder, step: int) -> tuple[str, li
             found = str(error)
         if not found:
             silent[where] = worker
-        text += f"{where}\n{found or f'does not answer within {_ANSWER_S:g} s'}\n\n"
+        text += f"{where}\n{found or 'does not answer'}\n\n"
     name = f"step-{step:010d}-{int(time.time())}.txt"
     written = in_thread("springtide-hang", lambda: (run / "hangs").write(name, text), daemon=True)
     summary = (

@@ -3,6 +3,7 @@
 Workers need no access to the tracking store or the console: rank 0 posts, the driver takes.
 
     worker, controller --MailboxClient--> Mailbox (an actor on the driver's node) <--MailboxClient-- driver
+                       <--a request, as soon as it is made: rank 0 has a call there that waits for the next one
 
 A driver may train one run after the other: its mailbox stays, because a process takes a second to start. Every call names its
 run by a key, and what arrives late for an ended run is dropped.
@@ -30,14 +31,11 @@ from springtide.elastic import Interrupt
 from springtide.elastic.forecast import RunHistory
 from springtide.elastic.notices import TimeLeft
 from springtide.elastic.restart_forecast import RestartForecast
-from springtide.events import Event, Left, StepDone, record
+from springtide.events import Event, Left, record
 
 _BLOCK_BYTES = 8 * 2**20
-_BEAT_S = 1.0
 _ANSWER_S = 2.0
 _LEAVING = (Interrupt.LEAVE, Interrupt.EVACUATE)
-_ONCE = (Interrupt.COPY, Interrupt.SAVE)
-"""Requests after which a group trains on: it is told each once."""
 T = TypeVar("T")
 
 
@@ -78,6 +76,9 @@ class _RunState:
         self.arrived = asyncio.Event()
         self.asked: Interrupt | None = None
         self.copy = False  # whether it is asked for, too
+        self.groups = 0
+        """Groups of workers until now."""
+        self._changed = asyncio.Event()
         self.leave_by_s = math.inf
         """When the state of a group that leaves must be safe in memory, of ``time.monotonic`` [s]."""
         self.left = False
@@ -87,6 +88,20 @@ class _RunState:
         self.limit = WorkerLimit()
         self.notices: dict[str, tuple[int, float]] = {}
         """Node that leaves -> its deadline as announced to Ray [ms], and when that is, of ``time.monotonic`` [s]."""
+
+    @property
+    def request(self) -> Interrupt | None:
+        """The request to the workers."""
+        return self.asked or (Interrupt.COPY if self.copy else None)
+
+    def changed(self) -> None:
+        """Wake those that wait for a request: there is another one, another group, or another run."""
+        self._changed.set()
+        self._changed = asyncio.Event()
+
+    async def change(self) -> None:
+        """Wait until that is called."""
+        await self._changed.wait()
 
 
 class Mailbox:
@@ -101,13 +116,14 @@ class Mailbox:
 
     async def open(self, key: str, num_steps: int, hang_s: float) -> None:
         """Open the mailbox of the next run; the one before is over."""
-        self._run = _RunState(key, num_steps, hang_s)
+        before, self._run = self._run, _RunState(key, num_steps, hang_s)
+        before.changed()
 
-    async def post(self, key: str, events: Sequence[Event]) -> Interrupt | None:
+    async def post(self, key: str, events: Sequence[Event]) -> None:
         """See ``MailboxClient.post``."""
         run = self._run
         if key != run.key:
-            return None
+            return
         for one in events:
             run.left |= isinstance(one, Left)
             if not one.from_controller:
@@ -115,7 +131,14 @@ class Mailbox:
             run.history.add(record(one))
         run.events += events
         run.arrived.set()
-        return run.asked or (Interrupt.COPY if run.copy else None)
+
+    async def request(self, key: str, known: Interrupt | None) -> Interrupt | None:
+        """See ``MailboxClient.request``."""
+        run = self._run
+        group = run.groups
+        while self._run is run and run.key == key and run.groups == group and run.request is known:
+            await run.change()
+        return run.request if self._run is run and run.key == key else None
 
     async def take(self, key: str, wait_s: float) -> list[Event] | None:
         """See ``MailboxClient.take``."""
@@ -136,11 +159,13 @@ class Mailbox:
         run = self._run
         if interrupt is Interrupt.COPY:
             run.copy |= key == run.key
+            run.changed()
             return
         weaker = run.asked is Interrupt.STOP and interrupt is not Interrupt.STOP
         weaker |= run.asked in _LEAVING and interrupt is Interrupt.SAVE  # what leaves brings its state to safety
         if key == run.key and not weaker:
             run.asked, run.leave_by_s = interrupt, time.monotonic() + left_s
+            run.changed()
 
     async def leave_left_s(self, key: str) -> float | None:
         """See ``MailboxClient.leave_left_s``."""
@@ -153,6 +178,7 @@ class Mailbox:
         if key == run.key:
             run.copy &= interrupt is not Interrupt.COPY
             run.asked = None if run.asked is interrupt else run.asked
+            run.changed()
 
     async def heartbeat(self, key: str) -> None:
         """See ``MailboxClient.heartbeat``."""
@@ -167,6 +193,8 @@ class Mailbox:
             run.history.restart()
             run.asked, run.leave_by_s = None if run.asked in _LEAVING else run.asked, math.inf
             run.copy = False
+            run.groups += 1
+            run.changed()
 
     async def group_runs(self, key: str, workers: int) -> None:
         """See ``MailboxClient.group_runs``."""
@@ -251,9 +279,13 @@ class MailboxClient:
     actor: ActorHandle[Mailbox]
     key: str
 
-    def post(self, events: Sequence[Event]) -> Reply[Interrupt | None]:
-        """Post events to the driver; replies with the request to the workers, if any."""
+    def post(self, events: Sequence[Event]) -> Reply[None]:
+        """Post events to the driver."""
         return Reply(self.actor.post.remote(self.key, events))
+
+    def request(self, known: Interrupt | None) -> Reply[Interrupt | None]:
+        """Reply with the request to the workers as soon as it is another than ``known``, or the group is over."""
+        return Reply(self.actor.request.remote(self.key, known))
 
     def take(self, wait_s: float) -> Reply[list[Event]]:
         """Take everything posted since the last call; waits up to ``wait_s`` for the first event. For the current run only."""
@@ -337,64 +369,3 @@ def open_mailbox(
     here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
     actor = ray.remote(Mailbox).options(name=name, num_cpus=0, scheduling_strategy=here)
     return MailboxClient(actor.remote(key, num_steps, hang_s), key)
-
-
-class EventSender:
-    """Rank 0's end. Never waits for the driver in a step: while a post is in flight, events are collected for the next."""
-
-    def __init__(self, mailbox: MailboxClient) -> None:
-        self._mailbox = mailbox
-        self._waiting: list[Event] = []
-        self._in_flight: Reply[Interrupt | None] | None = None
-        self._asked: Interrupt | None = None
-        self._beat_s = -math.inf
-
-    def __call__(self, event: Event) -> None:
-        """Send one event. If it is not a step (a checkpoint, the end), it is delivered when this returns."""
-        self._waiting.append(event)
-        if not isinstance(event, StepDone):
-            self.flush()
-        elif self._settle(0):
-            self._post()
-
-    def heartbeat(self) -> None:
-        """Report that the group is alive, at most once a second. Does not wait."""
-        if time.monotonic() - self._beat_s >= _BEAT_S:
-            self._beat_s = time.monotonic()
-            self._mailbox.heartbeat()
-
-    def interrupt(self) -> Interrupt | None:
-        """Return the driver's request, as of the last post that was answered; a save or a copy is returned once."""
-        asked = self._asked
-        if asked in _ONCE:
-            self._asked = None
-            self._mailbox.cancel(asked)
-        return asked
-
-    def leave_left_s(self) -> float:
-        """Return how long the copy in memory of a group that was asked to leave may take; infinite if the driver does not say
-        [s]."""
-        with contextlib.suppress(RayError):
-            left_s = self._mailbox.leave_left_s().get(_ANSWER_S)
-            return math.inf if left_s is None else left_s
-        return math.inf
-
-    def flush(self) -> None:
-        """Wait until everything is delivered."""
-        self._settle(None)
-        if self._waiting:
-            self._post()
-            self._settle(None)
-
-    def _post(self) -> None:
-        self._in_flight = self._mailbox.post(self._waiting)
-        self._waiting = []
-
-    def _settle(self, timeout_s: float | None) -> bool:
-        if self._in_flight is None:
-            return True
-        if not self._in_flight.has_come(timeout_s):
-            return False
-        self._asked = self._in_flight.get()
-        self._in_flight = None
-        return True

@@ -268,7 +268,7 @@ class SpringtideScalingPolicy(ElasticScalingPolicy):
         self._mailbox.limit_micro_batch(self._limits.rows_at_once(decision.workers))
         self._mailbox.reset_for_new_group()
         self._asked, self._began_at, self._hung, self._runs = None, progress.step, None, False
-        self._told_of = set()
+        self._told_of, self._watch = set(), Watch()
         return self._get_resize_decision(decision.workers)
 
     def _unanswering(self, names: set[str]) -> set[str]:
@@ -276,21 +276,20 @@ class SpringtideScalingPolicy(ElasticScalingPolicy):
         return unanswering(names)
 
     def _is_stalled(self, workers: Sequence[Worker], progress: Progress) -> bool:
-        """Return whether some ranks of a group that has made a step keep all others waiting, long before the time limit."""
+        """Return whether a group that has made a step waits for some of its ranks, or for itself, before the time limit."""
         if progress.step == self._began_at or not self._watch.is_due(progress):
             return False
-        return self._hung is not None or bool(self._watch.stalled(workers, progress))
+        return self._hung is not None or self._watch.stalled(workers, progress)
 
     def _end_hung(self, workers: Sequence[Worker], progress: Progress) -> ScalingDecision:
         """Replace a group that sends no events any more; first write down what its ranks are doing."""
         if self._hung is None:  # diagnosed once: the group is still here while the next one waits for room
-            found, silent = diagnose(workers, self._job.folder, progress.step)
+            found, silent = diagnose(workers, self._job.folder, progress.step, self._watch.silent)
             for worker in silent:  # it would not react to ``let_go``
                 ray.kill(worker.actor)
             self._hung = frozenset(rank for rank, worker in enumerate(workers) if worker in silent)
-            named = ", ".join(map(str, self._watch.named))
-            waits = f"all other ranks wait for {named}; " if named else ""
-            reason = f"no event for {progress.silent_s:.0f} s, {waits}{found}"
+            why = f"{self._watch.why}; " if self._watch.why else ""
+            reason = f"no event for {progress.silent_s:.0f} s, {why}{found}"
             self._hangs[progress.step, bool(silent)] += 1
             times, most = self._hangs[progress.step, bool(silent)], _MOST_SILENT if silent else _MOST_HANGS
             self._mailbox.post([Failed(step=progress.step, cause="hung", reason=reason, again=times < most)])

@@ -26,11 +26,12 @@ from springtide.config.steps import StepsDone
 from springtide.dist import Connections, abort, end_group, gathered, world
 from springtide.elastic.health import Health
 from springtide.elastic.survivors import LiveShard
-from springtide.events import Left
+from springtide.events import Left, Started
 from springtide.faults import arm, reach
 from springtide.on_ray.cluster.nodes import where
 from springtide.on_ray.data.feed import feed
-from springtide.on_ray.train.mailbox import EventSender, MailboxClient
+from springtide.on_ray.train.event_sender import EventSender
+from springtide.on_ray.train.mailbox import MailboxClient
 from springtide.on_ray.train.other_reader import read_elsewhere
 from springtide.on_ray.train.snapshot_client import SnapshotClient
 from springtide.store import Folder
@@ -210,6 +211,8 @@ def _train(job: TrainJob) -> bool:
     left = False
     for event in run.events(batches, sender.interrupt if sender else lambda: None, [_live]):
         left |= isinstance(event, Left)
+        if isinstance(event, Started):
+            _live.begin()
         if sender:
             sender(event)
     if sender:

@@ -1,0 +1,45 @@
+"""A request that comes while a step is computed is known to all ranks after that very step."""
+
+from __future__ import annotations
+
+import torch
+from ranks import run_here
+
+from springtide.config import Config
+from springtide.dist import World
+from springtide.elastic import Interrupt
+from springtide.model import build
+from springtide.training.step import StepResult, StepSignals, train_step
+
+SHAPE = {"model.num_layers": 1, "model.dim": 8, "model.num_heads": 1, "model.num_kv_heads": 1, "model.ffn_dim": 8}
+
+
+def test_what_a_rank_is_asked_for_is_read_between_backward_and_the_update() -> None:
+    seen = list[str]()
+
+    def step(world: World) -> StepResult:
+        torch.manual_seed(17)
+        model = build(Config().override(SHAPE).model, 11)
+        weights = list(model.parameters())
+
+        def asked() -> Interrupt:
+            assert all(weight.grad is not None for weight in weights)  # all is computed
+            seen.append("asked")
+            return Interrupt.LEAVE
+
+        return train_step(
+            model,
+            torch.optim.SGD(weights, 0.1),
+            torch.randint(11, (2, 9)),
+            0,
+            world,
+            micro_batches=[slice(0, 2)],
+            tokens_per_step=16,
+            clip_norm=1.0,
+            signals=StepSignals(frozenset({Interrupt.SAVE}), asked=asked),
+            before_update=lambda: seen.append("update"),
+        )
+
+    result = run_here(step)
+    assert seen == ["asked", "update"]
+    assert result.interrupts == {Interrupt.SAVE, Interrupt.LEAVE}
