@@ -119,6 +119,11 @@ class SpringtideScalingPolicy(ElasticScalingPolicy):
         most = min(asked.max_workers, limit.workers or asked.max_workers)
         return dataclasses.replace(asked, fits=self._limits.least_workers, max_workers=most, paused_by=limit.paused_by)
 
+    @property
+    def is_leaving(self) -> bool:
+        """Whether the group that trains was asked to leave."""
+        return self._asked in (Interrupt.LEAVE, Interrupt.EVACUATE)
+
     def make_decision_for_non_running_worker_group(self) -> ScalingDecision:
         """Start a group if there is room, else wait a moment. Raises StoppedWaiting when asked to stop, TrainingFailed when
         the wait is over."""
