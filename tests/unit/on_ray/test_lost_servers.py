@@ -29,7 +29,7 @@ def test_what_others_hold_is_told_at_once_if_the_node_refuses_a_connection(
 ) -> None:
     asked: list[set[str]] = []
 
-    def refusing(servers: list[object], within_s: float) -> set[object]:
+    def refusing(servers: list[object], timeout_s: float) -> set[object]:
         asked.append({one.node for one in servers})  # type: ignore[attr-defined]
         return set(servers)
 
@@ -45,7 +45,7 @@ def test_what_others_hold_is_told_at_once_if_the_node_refuses_a_connection(
 def test_a_node_of_which_nothing_can_be_found_out_is_waited_for(
     nodes: Nodes, monkeypatch: pytest.MonkeyPatch, problem: type[Exception]
 ) -> None:
-    def refusing(servers: list[object], within_s: float) -> set[object]:
+    def refusing(servers: list[object], timeout_s: float) -> set[object]:
         nodes.ray.handles["b"].hangs.clear()
         raise problem("too many open files")
 

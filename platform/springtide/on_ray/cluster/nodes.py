@@ -140,12 +140,12 @@ def standing(servers: Iterable[ActorHandle]) -> set[ActorHandle]:
     return {actor for actor, node in where.items() if node not in silent}
 
 
-def refusing(servers: Iterable[ActorHandle], within_s: float) -> set[ActorHandle]:
+def refusing(servers: Iterable[ActorHandle], timeout_s: float) -> set[ActorHandle]:
     """Return those of the actors whose node refuses a connection, or is not there: it is lost. One that is silent for
-    ``within_s`` may be up."""
+    ``timeout_s`` may be up."""
     where = _nodes_of(servers)
     addresses = _addresses(set(where.values()))
-    errors = _connect(addresses, within_s)
+    errors = _connect(addresses, timeout_s)
     return {actor for actor, node in where.items() if node not in addresses or errors.get(node) == errno.ECONNREFUSED}
 
 
@@ -174,9 +174,9 @@ def lost(before: Iterable[str]) -> set[str]:
     return set(before) - alive
 
 
-def _connect(addresses: Mapping[str, tuple[str, int]], within_s: float) -> dict[str, int]:
+def _connect(addresses: Mapping[str, tuple[str, int]], timeout_s: float) -> dict[str, int]:
     """Try to connect to each address, ``_PROBES`` at a time. Returns the error number for each: 0 if it accepts, ETIMEDOUT if
-    it is silent for ``within_s``."""
+    it is silent for ``timeout_s``."""
     waiting, found = list(addresses), dict[str, int]()
     with selectors.DefaultSelector() as under_way:
         try:
@@ -191,7 +191,7 @@ def _connect(addresses: Mapping[str, tuple[str, int]], within_s: float) -> dict[
                         if not under_way.get_map():
                             raise
                         break  # until one of them is closed
-                    until_s = time.monotonic() + within_s
+                    until_s = time.monotonic() + timeout_s
                     under_way.register(connection, selectors.EVENT_WRITE, (waiting.pop(), until_s))
                 found |= _settled(under_way)
         finally:
