@@ -40,7 +40,8 @@ class Started(Event):
     markets: list[str] = dataclasses.field(default_factory=list)
     """Market type of each rank's node according to its labels, such as ``spot``; empty if there is no label."""
     phases_s: dict[str, float] = dataclasses.field(default_factory=dict)
-    """Time of each phase of rank 0's start-up [s]."""
+    """Time of each phase of rank 0's start-up; the first, in a process of an earlier group only, is ``rendezvous``: since it
+    let go of that group [s]."""
     energy_source: str = ""
     """How the joules of its steps are counted, as text (``training/energy.py``); empty if they are not."""
 

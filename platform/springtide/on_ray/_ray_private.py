@@ -53,6 +53,7 @@ _DEFINED_IN = {
     "ElasticScalingPolicy": f"{_EXECUTION}.scaling_policy.elastic",
     "WorkerGroup": f"{_EXECUTION}.worker_group",
     "WorkerGroupCallback": f"{_EXECUTION}.callback",
+    "WorkerGroupPollStatus": f"{_EXECUTION}.worker_group",
     "PlacementGroupHandle": f"{_EXECUTION}.worker_group.placement_group_handle",
     "WorkerGroupState": f"{_EXECUTION}.worker_group.state",
     "WorkerGroupStateBuilder": f"{_EXECUTION}.worker_group.state",

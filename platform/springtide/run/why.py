@@ -296,7 +296,9 @@ class DiagnosisBuilder:
     def _shares(self, book: Ledger) -> list[Finding]:
         """Return the findings that a share of the time alone tells."""
         phases = self.started.phases_s if self.started else {}
-        longest = max(phases, key=lambda name: phases[name], default="")
+        longest = max(
+            phases.keys() - {"rendezvous"}, key=lambda name: phases[name], default=""
+        )  # that is between groups
         phase = f"; the longest phase of the last one was {longest[:40]}, {phases[longest]:.1f} s" if longest else ""
         room = f": {self._out_of_room[:_SHOWN]}" if self._out_of_room else ""
         evaluations = self._counts["evaluated"]

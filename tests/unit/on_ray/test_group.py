@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
 import threading
 from types import SimpleNamespace
@@ -143,11 +144,19 @@ def test_a_controller_asks_its_workers_no_more_than_it_can(
 ) -> None:
     controller = object.__new__(group.Controller)
     controller._shortest_look_s = 0.2
+    policy, running = SimpleNamespace(is_leaving=False), SimpleNamespace(is_silent=False)
+    controller._scaling_policy, controller._worker_group = policy, running  # type: ignore[assignment]
     seen: list[float] = []
-    start = lambda self, number, resources: seen.append(self._health_check_interval_s)  # noqa: E731
-    monkeypatch.setattr(group.TrainController, "_start_worker_group", start)
+
+    async def polled(self: Any) -> None:
+        seen.append(self._health_check_interval_s)
+
+    monkeypatch.setattr(group.TrainController, "_start_worker_group", lambda self, number, resources: None)
+    monkeypatch.setattr(group.TrainController, "_poll_workers", polled)
     controller._start_worker_group(workers, {"CPU": 1})
-    assert seen == [interval_s]
+    for policy.is_leaving, running.is_silent in ((False, False), (True, False), (False, True), (False, False)):
+        asyncio.run(controller._poll_workers())
+    assert seen == [interval_s, 0.05, 0.05, interval_s]
 
 
 def _taken(processes: WorkerProcessPool, ray: FakeRay, *nodes: str) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import os
 import resource
 import socket
@@ -32,6 +33,13 @@ def table(monkeypatch: pytest.MonkeyPatch, addresses: dict[str, tuple[str, int]]
 
     monkeypatch.setattr(nodes.ray, "nodes", listed)
     return looks
+
+
+@dataclasses.dataclass(frozen=True)
+class Actor:
+    """The handle of an actor."""
+
+    _actor_id: bytes
 
 
 @pytest.fixture
@@ -73,6 +81,22 @@ def test_a_node_answers_refuses_or_is_not_known(monkeypatch: pytest.MonkeyPatch,
     assert unanswering(["up"]) == {"up"}
 
 
+def test_an_actor_is_lost_where_its_node_refuses_and_may_be_up_where_it_is_silent(
+    monkeypatch: pytest.MonkeyPatch, raylet: socket.socket, full: tuple[socket.socket, list[socket.socket]]
+) -> None:
+    listening, _ = full
+    where = {"up": raylet.getsockname(), "down": (LOOPBACK, free_port()), "silent": listening.getsockname()}
+    table(monkeypatch, where)
+    actors = {name: Actor(name.encode()) for name in (*where, "gone", "starts")}
+    entries = {
+        one._actor_id.hex(): {"State": "PENDING_CREATION" if name == "starts" else "ALIVE", "Address": {"NodeID": name}}
+        for name, one in actors.items()
+    }
+    monkeypatch.setattr(nodes.state, "actor_table", entries.__getitem__)
+    found = nodes.refusing(actors.values(), 0.1)  # type: ignore[arg-type]
+    assert found == {actors["down"], actors["gone"]}
+
+
 def test_a_node_that_is_silent_twice_is_lost_and_one_that_is_silent_once_is_not(
     monkeypatch: pytest.MonkeyPatch, full: tuple[socket.socket, list[socket.socket]]
 ) -> None:
@@ -82,8 +106,8 @@ def test_a_node_that_is_silent_twice_is_lost_and_one_that_is_silent_once_is_not(
     assert unanswering(["busy"]) == {"busy"}
     tried, connect = list[set[str]](), nodes._connect
 
-    def lossy(addresses: dict[str, tuple[str, int]]) -> dict[str, int]:
-        found = connect(addresses)
+    def lossy(addresses: dict[str, tuple[str, int]], timeout_s: float) -> dict[str, int]:
+        found = connect(addresses, timeout_s)
         if not tried:  # room for the second try
             for _ in queued:
                 listening.accept()[0].close()

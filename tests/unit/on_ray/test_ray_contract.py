@@ -49,6 +49,7 @@ SIGNATURES: dict[str, list[str]] = {
     "TrainController._start_worker_group": ["num_workers", "resources_per_worker"],
     "TrainController._execute_resize_decision": ["decision"],
     "TrainController._get_run_attempt_id": [],
+    "TrainController._poll_workers": [],
     "TrainController._shutdown_worker_group": [],
     "TrainController.get_result": [],
     "TrainController.run": [],
@@ -65,6 +66,7 @@ SIGNATURES: dict[str, list[str]] = {
     "WorkerGroup._start_impl": ["worker_group_state_builder"],
     "WorkerGroup.get_worker_group_state": [],
     "WorkerGroup.get_workers": [],
+    "WorkerGroup.poll_status": ["timeout"],
     "WorkerGroup.has_started": [],
     "WorkerGroup.shutdown": [],
     "WorkerGroupStateBuilder.__init__": [],
@@ -113,7 +115,8 @@ def test_what_we_replace_is_there() -> None:
 def test_the_controller_reads_its_interval_where_we_set_it() -> None:
     from ray.train.v2._internal.execution.controller import controller
 
-    assert "self._health_check_interval_s" in inspect.getsource(controller.TrainController)
+    assert "self._health_check_interval_s" in inspect.getsource(controller.TrainController._poll_workers)
+    assert "self._world_rank_to_ongoing_poll" in inspect.getsource(private.WorkerGroup._get_poll_tasks)
 
 
 @pytest.mark.usefixtures("ray_authentication")

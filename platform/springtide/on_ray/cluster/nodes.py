@@ -68,13 +68,9 @@ def unanswering(names: Collection[str]) -> set[str]:
     """Return those of the nodes that have no raylet which accepts a connection: Ray itself may notice much later. A node that
     refuses is lost; one that is silent is tried once more, because one packet may be lost. Raises OSError if this
     process cannot open a connection at all, which says nothing about the nodes."""
-    addresses = {
-        node["NodeID"]: (node["NodeManagerAddress"], node["NodeManagerPort"])
-        for node in (live() if names else ())
-        if node["NodeID"] in names
-    }
-    found = _connect(addresses)
-    found |= _connect({name: addresses[name] for name, error in found.items() if error == errno.ETIMEDOUT})
+    addresses = _addresses(names)
+    found = _connect(addresses, _ANSWER_S)
+    found |= _connect({name: addresses[name] for name, error in found.items() if error == errno.ETIMEDOUT}, _ANSWER_S)
     return {name for name in names if found.get(name) != 0}
 
 
@@ -139,13 +135,37 @@ def domains_of(nodes: Collection[str]) -> dict[str, Domain]:
 
 def standing(servers: Iterable[ActorHandle]) -> set[ActorHandle]:
     """Return those of the actors that run on a node that answers: they are busy, or stopped, but not lost."""
+    where = _nodes_of(servers)
+    silent = unanswering(set(where.values()))
+    return {actor for actor, node in where.items() if node not in silent}
+
+
+def refusing(servers: Iterable[ActorHandle], timeout_s: float) -> set[ActorHandle]:
+    """Return those of the actors whose node refuses a connection, or is not there: it is lost. One that is silent for
+    ``timeout_s`` may be up."""
+    where = _nodes_of(servers)
+    addresses = _addresses(set(where.values()))
+    errors = _connect(addresses, timeout_s)
+    return {actor for actor, node in where.items() if node not in addresses or errors.get(node) == errno.ECONNREFUSED}
+
+
+def _nodes_of(actors: Iterable[ActorHandle]) -> dict[ActorHandle, str]:
+    """Return the node of each of the actors that Ray takes for alive."""
     where = {}
-    for actor in servers:
+    for actor in actors:
         entry = state.actor_table(actor._actor_id.hex())
         if entry.get("State") == "ALIVE":
             where[actor] = entry["Address"]["NodeID"]
-    silent = unanswering(set(where.values()))
-    return {actor for actor, node in where.items() if node not in silent}
+    return where
+
+
+def _addresses(names: Collection[str]) -> dict[str, tuple[str, int]]:
+    """Return where the raylets of those of the nodes listen that Ray takes for alive."""
+    return {
+        node["NodeID"]: (node["NodeManagerAddress"], node["NodeManagerPort"])
+        for node in (live() if names else ())
+        if node["NodeID"] in names
+    }
 
 
 def lost(before: Iterable[str]) -> set[str]:
@@ -154,9 +174,9 @@ def lost(before: Iterable[str]) -> set[str]:
     return set(before) - alive
 
 
-def _connect(addresses: Mapping[str, tuple[str, int]]) -> dict[str, int]:
+def _connect(addresses: Mapping[str, tuple[str, int]], timeout_s: float) -> dict[str, int]:
     """Try to connect to each address, ``_PROBES`` at a time. Returns the error number for each: 0 if it accepts, ETIMEDOUT if
-    it is silent."""
+    it is silent for ``timeout_s``."""
     waiting, found = list(addresses), dict[str, int]()
     with selectors.DefaultSelector() as under_way:
         try:
@@ -171,7 +191,7 @@ def _connect(addresses: Mapping[str, tuple[str, int]]) -> dict[str, int]:
                         if not under_way.get_map():
                             raise
                         break  # until one of them is closed
-                    until_s = time.monotonic() + _ANSWER_S
+                    until_s = time.monotonic() + timeout_s
                     under_way.register(connection, selectors.EVENT_WRITE, (waiting.pop(), until_s))
                 found |= _settled(under_way)
         finally:

@@ -32,6 +32,7 @@ from springtide.on_ray._ray_private import (
     Worker,
     WorkerGroup,
     WorkerGroupCallback,
+    WorkerGroupPollStatus,
     WorkerGroupStartupFailedError,
     WorkerGroupState,
     WorkerGroupStateBuilder,
@@ -51,6 +52,10 @@ _ANSWER_S = 10.0
 """How long a process that is ready may take to answer [s]."""
 _CALLS_PER_S = 500.0
 """Calls to workers with which the controller asks how they are; more would take much of its thread's time [calls/s]."""
+_POLL_S = 0.05
+"""How long the answers of a small group are waited for when it is asked how it is; the rest is read the next time [s]."""
+_SOON_S = 0.05
+"""Time between these questions while a worker does not answer, or a group is about to leave [s]."""
 _LOOK_S = 1.0
 """Time between looks at the nodes of a group that forms [s]."""
 
@@ -176,6 +181,17 @@ class PooledWorkerGroup(WorkerGroup):
             if gone:
                 return
 
+    @property
+    def is_silent(self) -> bool:
+        """Whether a worker has not answered yet how it is; it may be lost."""
+        return bool(self._world_rank_to_ongoing_poll)
+
+    def poll_status(self, timeout: float | None = None) -> WorkerGroupPollStatus:
+        """Ask the workers how they are. What the others say does not wait for one that does not answer: its node may be lost,
+        and they say so, because their collective has failed."""
+        short_s = _POLL_S + len(self.get_workers()) / _CALLS_PER_S
+        return super().poll_status(short_s if timeout is None else min(timeout, short_s))
+
     def shutdown(self) -> None:
         """Release the workers; their processes stay for the next group."""
         if self.has_started():
@@ -221,12 +237,19 @@ class Controller(TrainController):
     def __init__(self, pool: WorkerProcessPool, *, callbacks: Sequence[object], **named: object) -> None:
         replace_synchronization_actor(_NoSynchronization())
         super().__init__(callbacks=[_BeforeRendezvous(), *callbacks], **named)
-        self._shortest_look_s = self._health_check_interval_s
+        self._shortest_look_s = self._usual_look_s = self._health_check_interval_s
 
         class Group(PooledWorkerGroup):
             processes = pool
 
         self.worker_group_cls = Group
+
+    async def _poll_workers(self) -> WorkerGroupPollStatus:
+        """Look soon where a look is likely to find that the group has ended."""
+        group, policy = self._worker_group, self._scaling_policy
+        is_soon = (group is not None and group.is_silent) or policy.is_leaving
+        self._health_check_interval_s = min(_SOON_S, self._usual_look_s) if is_soon else self._usual_look_s
+        return await super()._poll_workers()
 
     def _execute_resize_decision(self, decision: ResizeDecision) -> TrainControllerLoopIterationResult:
         """Resize the group. To no worker, which Ray does not know: end the group and all free processes, and wait for the next
@@ -242,5 +265,5 @@ class Controller(TrainController):
 
     def _start_worker_group(self, num_workers: int, resources_per_worker: dict[str, float]) -> None:
         """Ask large groups less often how they are: each time costs a call to every worker, from one thread."""
-        self._health_check_interval_s = max(self._shortest_look_s, num_workers / _CALLS_PER_S)
+        self._usual_look_s = max(self._shortest_look_s, num_workers / _CALLS_PER_S)
         super()._start_worker_group(num_workers, resources_per_worker)

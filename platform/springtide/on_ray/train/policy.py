@@ -122,6 +122,11 @@ class SpringtideScalingPolicy(ElasticScalingPolicy):
         fits, by, others = self._limits.least_workers, limit.paused_by, self._others
         return dataclasses.replace(asked, fits=fits, max_workers=most, paused_by=by, others=others)
 
+    @property
+    def is_leaving(self) -> bool:
+        """Whether the group that trains was asked to leave."""
+        return self._asked in (Interrupt.LEAVE, Interrupt.EVACUATE)
+
     def make_decision_for_non_running_worker_group(self) -> ScalingDecision:
         """Start a group if there is room, else wait a moment. Raises StoppedWaiting when asked to stop, TrainingFailed when
         the wait is over."""

@@ -79,6 +79,8 @@ class SnapshotClient:
         """Other node -> the first answer of its server."""
         self._excluded: set[tuple[str, HeldAt]] = set()
         self._read_at: dict[str, HeldAt] = {}
+        self._answering: set[ActorHandle[SnapshotServer]] = set()
+        """The servers that have told what they hold: they are waited for, one on a lost node is not."""
 
     def wait(self) -> None:
         """Wait until the server of this node is up."""
@@ -211,13 +213,15 @@ class SnapshotClient:
     def forget(self, before: int, kept: Snapshot | None = None) -> None:
         """As ``SnapshotStore.forget``; a server that does not answer keeps what it has until another call reaches it."""
         what = None if kept is None else (kept.term, kept.meta.step)
-        asked = [server.forget.remote(before, what) for server in servers_named(self._prefix)]
-        if kept is not None and asked:
-            ray.wait(asked, num_returns=len(asked), timeout=ANSWER_S)
+        asked = {server: server.forget.remote(before, what) for server in servers_named(self._prefix)}
+        answers = [answer for server, answer in asked.items() if server in self._answering]
+        if kept is not None and answers:
+            ray.wait(answers, num_returns=len(answers), timeout=ANSWER_S)
 
     def found(self) -> list[Snapshot]:
         """Return the whole snapshots of the servers that answer, each with all its places; nodes that stay come first."""
         stay, contents = staying(), contents_of(servers_named(self._prefix))
+        self._answering = {one.server for one in contents}
         contents.sort(key=lambda one: one.where[0] not in stay)
         known: dict[SnapshotKey, Snapshot] = {}
         places: dict[SnapshotKey, tuple[HeldAt, ...]] = {}

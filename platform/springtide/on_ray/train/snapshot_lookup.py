@@ -11,7 +11,7 @@ import ray
 from ray.actor import ActorHandle
 
 from springtide.checkpoint.snapshot_parts import Snapshot, newest_whole
-from springtide.on_ray.cluster.nodes import standing
+from springtide.on_ray.cluster.nodes import refusing, standing
 from springtide.on_ray.cluster.session import NAMESPACE
 from springtide.store import Folder, digest
 
@@ -21,6 +21,8 @@ BUSY_S = 30.0
 """How long a server that is up is waited for [s]."""
 _PROMPT_S = 0.2
 """Servers that are up have answered by then [s]."""
+_AT_ONCE_S = 0.05
+"""Whoever has not answered by then may be lost: its node is tried [s]."""
 
 
 def name_prefix(run: Folder) -> str:
@@ -52,13 +54,11 @@ def contents_of(asked: Iterable[ActorHandle]) -> list[ServerContents]:
     waiting = {server.found.remote(): server for server in asked}
     known: list[ServerContents] = []
     begin_s = time.monotonic()
-    end_s, number, wait_s = begin_s + ANSWER_S, len(waiting), _PROMPT_S
+    _take(waiting, known, len(waiting), _AT_ONCE_S)
+    _drop_lost(waiting)
+    end_s, number, wait_s = begin_s + ANSWER_S, len(waiting), _PROMPT_S - _AT_ONCE_S
     while waiting and wait_s > 0:
-        for answer in ray.wait(list(waiting), num_returns=number, timeout=wait_s)[0]:
-            server = waiting.pop(answer)
-            with contextlib.suppress(ray.exceptions.RayError):  # it is gone with its node
-                where, held = ray.get(answer)
-                known.append(ServerContents(where, held, server))
+        _take(waiting, known, number, wait_s)
         parts = [snapshot for one in known for snapshot, _ in one.held]
         whole = newest_whole(parts)
         if whole and _age(whole[0]) == max(map(_age, parts)):
@@ -70,6 +70,24 @@ def contents_of(asked: Iterable[ActorHandle]) -> list[ServerContents]:
             end_s = begin_s + BUSY_S
             wait_s = end_s - time.monotonic()
     return known
+
+
+def _take(waiting: dict[ray.ObjectRef, ActorHandle], known: list[ServerContents], number: int, wait_s: float) -> None:
+    """Move what has answered from ``waiting`` to ``known``, as soon as it is ``number``, or the time is over."""
+    for answer in ray.wait(list(waiting), num_returns=number, timeout=wait_s)[0] if waiting else ():
+        server = waiting.pop(answer)
+        with contextlib.suppress(ray.exceptions.RayError):  # it is gone with its node
+            where, held = ray.get(answer)
+            known.append(ServerContents(where, held, server))
+
+
+def _drop_lost(waiting: dict[ray.ObjectRef, ActorHandle]) -> None:
+    """Forget servers on nodes that refuse a connection: nothing comes from there, and Ray notices it seconds later."""
+    if waiting:
+        with contextlib.suppress(ray.exceptions.RayError, OSError):  # it cannot be found out: they are waited for
+            gone = refusing(waiting.values(), _AT_ONCE_S)
+            for answer in [answer for answer, server in waiting.items() if server in gone]:
+                del waiting[answer]
 
 
 def _age(part: Snapshot) -> tuple[int, int]:

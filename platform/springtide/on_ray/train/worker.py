@@ -51,6 +51,8 @@ _clean = True
 """Whether no collective of that group can be in flight."""
 _live: LiveState | None = None
 """What this rank has of the state of a group that trains, or that was lost."""
+_free_since_s = 0.0
+"""When this process let go of its newest group, of ``time.perf_counter``; 0 before [s]."""
 _LEFT_BYTES = 64 * 2**20
 """Device memory that a process may still hold after it let go of a group; with more it has no room for the next [bytes]."""
 
@@ -142,6 +144,8 @@ def settle(ranks: Sequence[int]) -> bool:
 
 def _is_ready() -> bool:
     """Give back memory; return whether there is enough for another group."""
+    global _free_since_s
+    _free_since_s = time.perf_counter()
     with contextlib.suppress(AttributeError):  # glibc only: each group's thread leaves an arena full of freed memory
         ctypes.CDLL(None).malloc_trim(0)
     return not torch.cuda.is_initialized() or _gave_memory_back()
@@ -160,6 +164,7 @@ def warm_up(job: TrainJob) -> Health:
     """Import and start ahead what a group needs, in a new worker's process that has none yet; return the preflight's result."""
     arm(job.fault_points)
     importlib.import_module("ray.data")
+    importlib.import_module("ray.train.torch")  # what forms a group needs it: all ranks would wait for a new one
     servers = SnapshotClient(job.config, job.folder, job.mailbox, owner=job.owner) if job.keeps_snapshots else None
     found = preflight(job.config)
     found = found._replace(network_bytes_per_s=job.mailbox.fetch_speed())
@@ -185,7 +190,8 @@ def _train(job: TrainJob) -> bool:
     data = open_data(config.data)
     global _links, _live
     _links = Connections()
-    phases_s = {"data": time.perf_counter() - begin}
+    phases_s = {"rendezvous": begin - _free_since_s} if _free_since_s else {}
+    phases_s["data"] = time.perf_counter() - begin
     name = f"{config.run.id}/rank-{here.rank}/feed"
 
     def batches(reader: RankReader, step: StepsDone) -> Iterator[Batch]:
