@@ -27,7 +27,7 @@ from springtide.events.record import event
 STEP = b'"kind": "step"'
 """What a step's line has; where text says so, its quotes are escaped."""
 _MOST_PATTERNS = 16
-"""Of one piece of a journal: a figure that only some steps tell makes another pattern."""
+"""The most patterns in one piece of a journal: a figure that only some steps tell makes another pattern."""
 _ROWS_COMPARED = 8192
 """Lines that are compared with a pattern at a time: the pattern is kept this many times in a row."""
 _LARGEST_INT = 2**53
@@ -60,7 +60,7 @@ class _Pattern(NamedTuple):
     names: tuple[str, ...]
     """The field of each value, or the figure of ``extra``."""
     kinds: tuple[str, ...]
-    """Of each value: ``int``, ``float``, ``hex``, or ``extra`` for a figure."""
+    """The kind of each value: ``int``, ``float``, ``hex``, or ``extra`` for a figure."""
     flags: tuple[tuple[str, bool], ...]
     """(field, value) of each that is true or false: these are part of the text."""
 
@@ -268,7 +268,7 @@ def _are_numbers(text: np.ndarray, begins: np.ndarray, ends: np.ndarray, which: 
 
 
 def _points_before_e(text: np.ndarray) -> np.ndarray:
-    """Return where ``.e`` or ``.E`` is: in the name of a source, or in 1.e5, which is no number in JSON."""
+    """Return where ``.e`` or ``.E`` is: in the name of a source, or in 1.e5, which is not a number in JSON."""
     found = [np.empty(0, np.int64)]
     for begin in (0, 1):  # two bytes at a time
         pairs = np.frombuffer(text, "<u2", (len(text) - begin) // 2, begin)
