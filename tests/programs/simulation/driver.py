@@ -7,7 +7,7 @@ import functools
 import json
 import math
 import types
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 from unittest import mock
 
@@ -201,7 +201,7 @@ class ScalingPolicy(policies.SpringtideScalingPolicy):
     def _send_resource_request(self) -> None:
         return None
 
-    def _reserved(self, alive: set[str]) -> dict[str, dict[str, float]]:
+    def _reserved(self, alive: set[str], busy: Sequence[str]) -> dict[str, dict[str, float]]:
         return {}
 
     def _get_resize_decision(self, num_workers: int) -> Any:
