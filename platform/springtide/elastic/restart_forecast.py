@@ -56,7 +56,7 @@ class RestartForecast(NamedTuple):
         Examples:
             >>> forecast = RestartForecast(step_s=2.0, save_s=20.0, copy_s=1.0)
             >>> forecast.leaving_s(5.0, durable=False), forecast.leaving_s(5.0, durable=True)
-            (11.0, 56.0)
+            (9.0, 54.0)
         """
         if durable:
             safe_s = max(reserve_s, _SAVES * self.save_s)
