@@ -100,6 +100,11 @@ def stdout_for_json() -> Iterator[Callable[[Any], None]]:
             yield functools.partial(print_json, file=replaced)
 
 
+def add_resume(parser: argparse.ArgumentParser, help: str) -> None:
+    """Add ``--resume``: True, or ``auto``; False without it."""
+    parser.add_argument("--resume", nargs="?", const=True, default=False, choices=["auto"], metavar="auto", help=help)
+
+
 def add_trust(parser: argparse.ArgumentParser) -> None:
     """Add --trust-code."""
     parser.add_argument("--trust-code", action="store_true", help="run the code that the run or --config FILE names")

@@ -7,7 +7,7 @@ import sys
 from functools import partial
 
 from springtide.cli.commands import Commands
-from springtide.cli.options import add_config, add_json, add_trust, config_of, print_json
+from springtide.cli.options import add_config, add_json, add_resume, add_trust, config_of, print_json
 
 _EXAMPLES = """  springtide sweep --space tune_spaces/lr_and_decay.py --recipe tiny
   springtide sweep --space tune_spaces/lr_and_decay.py --recipe demo --name first --scheduler none --elastic.max-workers 4
@@ -34,15 +34,7 @@ def _options(show_all: bool, parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--concurrent", metavar="N", type=int, default=0, help="number of trials at a time; 0: all that fit the cluster"
     )
-    parser.add_argument(
-        "--resume",
-        nargs="?",
-        const=True,
-        default=False,
-        choices=["auto"],
-        metavar="auto",
-        help="continue the sweep --name; auto starts it if there is none: for requeues and retries",
-    )
+    add_resume(parser, "continue the sweep --name; auto starts it if there is none: for requeues and retries")
     add_json(parser)
 
 

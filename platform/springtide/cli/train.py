@@ -9,7 +9,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from springtide.cli.commands import Commands
-from springtide.cli.options import add_config, add_trust, config_of, program
+from springtide.cli.options import add_config, add_resume, add_trust, config_of, program
 from springtide.cli.progress import progress_bars
 from springtide.errors import redacted
 
@@ -37,15 +37,8 @@ def _options(show_all: bool, parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--profile", dest="train.profile", metavar="STEPS", default=argparse.SUPPRESS, help="short for --train.profile"
     )
-    parser.add_argument(
-        "--resume",
-        nargs="?",
-        const=True,
-        default=False,
-        choices=["auto"],
-        metavar="auto",
-        help="continue an existing run; auto starts one if there is none: for requeues, retries and spot jobs",
-    )
+    help = "continue an existing run; auto starts one if there is none: for requeues, retries and spot jobs"
+    add_resume(parser, help)
     parser.add_argument(
         "--accept-changes", action="store_true", help="resume although the config trains something else"
     )
