@@ -73,9 +73,14 @@ class Dashboard:
         with urllib.request.urlopen(asked, timeout=30) as answer:
             return json.loads(answer.read())
 
+    def _run(self) -> Any:
+        """The newest run of that name: the test may be a second try."""
+        found = [one for one in self._get("/api/train/v2/runs/v1")["train_runs"] if one["name"].startswith("steered-")]
+        return max(found, key=lambda one: one["start_time_ns"])
+
     def train_run(self) -> tuple[str, str | None, list[list[int]]]:
         """The run's status and its detail, and the ranks of each worker group that lives or lived."""
-        [run] = [one for one in self._get("/api/train/v2/runs/v1")["train_runs"] if one["name"].startswith("steered-")]
+        run = self._run()
         return (
             run["status"],
             run["status_detail"],
@@ -84,7 +89,7 @@ class Dashboard:
 
     def logs(self) -> dict[int, str]:
         """Rank -> log file of the worker, of the newest group."""
-        [run] = [one for one in self._get("/api/train/v2/runs/v1")["train_runs"] if one["name"].startswith("steered-")]
+        run = self._run()
         newest = max(run["attempts"], key=lambda one: one["start_time_ns"])
         return {worker["world_rank"]: worker["log_file_path"] for worker in newest["workers"]}
 
