@@ -45,6 +45,7 @@ def waiting(nodes: int, wait_s: float) -> dict[str, Any]:
     """Share of a core that waiting for one more node takes."""
     from ray.train import ScalingConfig
 
+    from springtide.elastic.allocation import WorkerShare
     from springtide.elastic.limits import MemoryLimits
     from springtide.elastic.policy import Bounds
     from springtide.on_ray.cluster import nodes as cluster
@@ -72,7 +73,8 @@ def waiting(nodes: int, wait_s: float) -> dict[str, Any]:
 
     reply = lambda value=None: SimpleNamespace(get=lambda timeout_s=None: value)  # noqa: E731
     mailbox: Any = SimpleNamespace(progress=lambda: reply(Progress()), post=lambda events: reply())
-    share: Any = SimpleNamespace(mine=lambda timeout_s: {name: {"CPU": 1.0} for name in names})
+    allowed = WorkerShare({name: {"CPU": 1.0} for name in names})
+    share: Any = SimpleNamespace(mine=lambda timeout_s, holds, most: allowed)
     bounds = Bounds(nodes + 1, nodes + 1)
     scaling = ScalingConfig(num_workers=(nodes + 1, nodes + 1), resources_per_worker={"CPU": 1})
     job = TrainJob(
