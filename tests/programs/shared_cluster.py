@@ -28,6 +28,7 @@ from springtide.track.journal import read_journal
 
 STEPS = 260
 _WAIT_S = 180.0
+"""How long each event may take [s]."""
 
 
 def config(root: str, name: str) -> configs.Config:
@@ -61,11 +62,12 @@ def main() -> None:
                 )
 
         def until(what: str, holds: Callable[[], bool]) -> float:
+            until_s = time.monotonic() + _WAIT_S
             while not holds():
                 for name, child in children.items():
                     assert child.poll() in (None, 0), Path(root, f"{name}.log").read_text()[-3000:]
-                assert time.monotonic() - begin_s < _WAIT_S, f"{what} did not come: {queue().describe()}"
-                time.sleep(0.02)  # between looks
+                assert time.monotonic() < until_s, f"{what} did not come: {queue().describe()}"
+                time.sleep(0.1)  # between looks
             log.append(f"{time.monotonic() - begin_s:.2f} s: {what}")
             return time.monotonic()
 
