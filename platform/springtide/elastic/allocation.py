@@ -53,7 +53,7 @@ class WorkerShare(NamedTuple):
     nodes: dict[str, dict[str, float]]
     """Node -> resources."""
     others: str = ""
-    """What it waits for, or for whom it gives workers up, in words; empty if neither."""
+    """What it waits for, or which runs get its workers, in words; empty if neither."""
 
 
 def allocate(
@@ -168,8 +168,9 @@ def free_of(
     return found
 
 
-def fits(resources: Mapping[str, float], worker: Sequence[tuple[str, float]]) -> int:
-    """Return how many workers fit into ``resources``; 0 if a worker needs nothing.
+def fits(resources: Mapping[str, float], worker: Iterable[tuple[str, float]]) -> int:
+    """Return how many workers fit into ``resources``; 0 if a worker needs nothing. Three times 0.7 CPUs have room for three,
+    although their sum as floats is less than 2.1.
 
     Examples:
         >>> fits({"CPU": 8.0, "GPU": 2.0}, [("CPU", 2.0), ("GPU", 1.0)])
@@ -187,7 +188,7 @@ def in_words(
     holds: Mapping[str, Mapping[str, int]],
     quotas: Mapping[str, int],
 ) -> str:
-    """Return what a run waits for, or for whom it gives workers up; empty if neither. The arguments are those of
+    """Return what a run waits for, or which runs get its workers; empty if neither. The arguments are those of
     ``share_cluster`` and ``free_of``.
 
     Examples:

@@ -18,6 +18,8 @@ PREEMPTION = 2
 """``DrainNodeReason`` of autoscaler.proto: the node is taken away at a deadline."""
 MARKET_LABEL = "ray.io/market-type"
 """A node's label that says whether it is a spot node."""
+HEAD = "node:__internal_head__"
+"""A resource that the head node has, and no other."""
 LOOPBACK = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}
 """With it Ray's processes listen on the loopback address, on Linux, too."""
 OWN_ACTORS = {

@@ -158,6 +158,15 @@ def test_a_node_has_as_many_places_as_fit_into_what_is_reserved(monkeypatch: pyt
     assert b.leaves_at is not None
 
 
+def test_three_workers_fit_into_three_times_what_one_needs_whatever_the_sum_rounds_to(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(nodes.state, "get_draining_nodes", dict)
+    assert 3 * 0.7 < 2.1
+    [a] = observed([{"NodeID": "a"}], {"a": {"CPU": 3 * 0.7}}, {"CPU": 0.7})
+    assert a.places == 3
+
+
 @pytest.mark.parametrize("ahead_s", [-3600.0, -5.0, 0.0, 5.0])
 def test_a_deadline_is_as_far_away_as_the_node_itself_says_whatever_the_drivers_clock_shows(
     monkeypatch: pytest.MonkeyPatch, ahead_s: float

@@ -14,6 +14,7 @@ from typing import Any
 import ray
 from ray.actor import ActorHandle
 
+from springtide.elastic.allocation import fits
 from springtide.elastic.copies import Domain
 from springtide.elastic.notices import TimeLeft
 from springtide.elastic.policy import Node
@@ -56,9 +57,7 @@ def observed(
     for node in nodes:
         name = node["NodeID"]
         here = reserved.get(name, {})
-        places = min(
-            (int(here.get(kind, 0.0) // amount) for kind, amount in resources.items() if amount > 0), default=0
-        )
+        places = fits(here, resources.items())
         leaves_at = _monotonic(leaving[name], left.get(name)) if name in leaving else None
         found.append(Node(name, places, leaves_at))
     return found

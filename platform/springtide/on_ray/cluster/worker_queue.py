@@ -31,14 +31,12 @@ from springtide.elastic.allocation import (
     share_cluster,
 )
 from springtide.errors import ConfigError, explain
-from springtide.on_ray._ray_private import read_key, state, write_key
+from springtide.on_ray._ray_private import HEAD, read_key, state, write_key
 from springtide.on_ray.cluster.nodes import live
 from springtide.on_ray.cluster.session import NAMESPACE
 
 ACTOR = "springtide/queue"
 _QUOTAS = b"springtide/quotas"
-_HEAD = "node:__internal_head__"
-"""Ray's own resource of the head node."""
 _LOOK_S = 0.3
 _BEAT_S = 5.0
 """How often a driver says that it lives, while its policy may be busy [s]."""
@@ -262,7 +260,7 @@ def write_quotas(quotas: Mapping[str, int]) -> None:
 
 
 def _queue() -> ActorHandle[WorkerQueue]:
-    [head, *_] = [node["NodeID"] for node in live() if _HEAD in node["Resources"]] or [""]
+    [head, *_] = [node["NodeID"] for node in live() if HEAD in node["Resources"]] or [""]
     options: dict[str, Any] = {"scheduling_strategy": NodeAffinitySchedulingStrategy(head, soft=True)} if head else {}
     actor = ray.remote(WorkerQueue).options(
         name=ACTOR,

@@ -16,6 +16,7 @@ from ray.tune.schedulers import HyperBandScheduler, TrialScheduler
 from ray.tune.search import Searcher
 
 from springtide.errors import RunExists
+from springtide.on_ray._ray_private import HEAD
 from springtide.on_ray.tune.messages import TrialJob, TrialParameters, TrialResult, TrialSpec, value_of
 from springtide.on_ray.tune.schedulers import known_as
 from springtide.on_ray.tune.trial import Trial
@@ -38,8 +39,6 @@ if TYPE_CHECKING:
 
 _FAILURES = 3
 """Failures of a trial's process, not of its training, before the trial is given up."""
-_HEAD = "node:__internal_head__"
-"""Trials run there, because it stays; their workers are wherever the pool has room."""
 
 Say = Callable[[str], None]
 BeginTrial = Callable[[int, Point], bool]
@@ -259,7 +258,8 @@ class TrialTuner:
         most = (lambda: sweep.budget.trials) if knows_all else room
         points = SearchAdapter(search, sweep, spent.unless_lost(held.begin_trial), most)
         progress = ProgressCallback(sweep, points, spent, say, spent.unless_lost(held.end_trial), known_as(scheduler))
-        here = tune.PlacementGroupFactory([{"CPU": 0, _HEAD: round(0.99 / room(), 3) if knows_all else 0.001}])
+        # on the head, because it stays; their workers are wherever the pool has room
+        here = tune.PlacementGroupFactory([{"CPU": 0, HEAD: round(0.99 / room(), 3) if knows_all else 0.001}])
         tuner = tune.Tuner(
             tune.with_resources(tune.with_parameters(Trial, job=self.job), here),
             param_space=_members(sweep, population) if population else None,
