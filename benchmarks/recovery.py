@@ -431,7 +431,7 @@ def compare(config: Config, found: dict[str, list[dict[str, float]]]) -> None:
 
 
 def _undisturbed(config: Config, steps: int) -> list[Event]:
-    """The events of our loop in one process, for at least so many steps."""
+    """Return the events of our loop in one process, for at least this number of steps."""
     config = config.override({"run.id": "alone"})
     command = [
         sys.executable,

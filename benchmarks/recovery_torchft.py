@@ -118,7 +118,7 @@ class Replicas:
         gone.wait()
 
     def wait(self, steps: int) -> None:
-        """Wait until the first has done so many steps. Raises TimeoutError if it does none for minutes."""
+        """Wait until the first has done this number of steps. Raises TimeoutError if it does none for minutes."""
         done, since = 0, time.monotonic()
         while done < steps:
             time.sleep(1.0)  # between looks

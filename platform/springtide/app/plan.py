@@ -17,7 +17,7 @@ from springtide.app.plan_memory import ModelSize, model_size, predicted_step_byt
 from springtide.app.plan_roofline import ASSUMED_EFFICIENCY, step_time
 from springtide.app.plan_rows import MEASURED, Plan, PlanRow
 from springtide.app.plan_spot import Market, saves_of, spot_of
-from springtide.config import Config
+from springtide.config import Config, difference
 from springtide.config.cluster_file import ClusterFile, NodeType, parse_cluster
 from springtide.config.devices import figures_of, known_devices
 from springtide.elastic.evenness import evenness
@@ -234,8 +234,6 @@ def _row(
 
 
 def _changed(config: Config, chosen: Config) -> dict[str, Any]:
-    from springtide.config import difference
-
     return {name: new for name, (_, new) in difference(config, chosen).items()}
 
 

@@ -31,7 +31,7 @@ class Act:
     at: str = ""
     """Name of the fault point at which it happens, as ``restore-before``, when ``step`` is done; empty for any moment."""
     notice_s: float = NOTICE_S
-    """Of ``drain``: time between the notice and the loss [s]."""
+    """Time between the notice and the loss, for ``drain`` [s]."""
 
     def __str__(self) -> str:
         many = f"{self.nodes} nodes" if self.nodes > 1 else "a node"
@@ -57,7 +57,7 @@ class ActDone:
     at: str = ""
     """The fault point at which it happened, if at any: then perhaps while no group trained."""
     notice_s: float = 0.0
-    """Of ``drain``: time between the notice and the loss [s]."""
+    """Time between the notice and the loss, for ``drain`` [s]."""
 
 
 class Stage:

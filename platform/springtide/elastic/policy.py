@@ -52,7 +52,7 @@ class Bounds:
     shares: bool = False
     """Whether other runs may be given places on a node of this run."""
     others: str = ""
-    """What a run that shares the cluster waits for, or for whom it gives workers up, in words."""
+    """What a run that shares the cluster waits for, or which runs get its workers, in words."""
     fits: int = 1
     """Fewest workers that have enough memory for a step, as far as is known."""
     paused_by: str = ""

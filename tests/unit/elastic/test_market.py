@@ -75,7 +75,7 @@ def test_on_demand_nodes_stay_as_far_as_they_keep_the_pace_and_one_goes_if_the_l
 
 
 def test_whole_lanes_need_more_workers_for_the_same_pace() -> None:
-    """Of 8 lanes, 5 to 7 workers are no faster than 4."""
+    """With 8 lanes, 5 to 7 workers are no faster than 4."""
     for lanes, workers in ((0, 5), (8, 8)):
         plan = plan_of(10.0, 18.0, lanes=lanes)
         assert uniform_progress(plan, Rented(0, 0), 0.0, 60.0).on_demand == workers
