@@ -131,28 +131,33 @@ def _patterns(data: bytes, begins: np.ndarray, ends: np.ndarray, is_read: np.nda
         yield pattern
 
 
+def _text(value: Any) -> str:
+    """Return ``value`` as a journal writes it."""
+    return json.dumps(value, ensure_ascii=False, allow_nan=False)
+
+
 def _pattern(line: bytes) -> _Pattern | None:
     """Return the pattern of a line; None if it is not a step as a run writes it."""
     try:
         fields = json.loads(line)
         if not isinstance(event(fields), StepDone):
             return None
-        written = json.dumps(fields, ensure_ascii=False, allow_nan=False).encode()
+        written = _text(fields).encode()
     except (ValueError, RecursionError):
         return None
     if written != line or not _is_typed(fields):  # other spaces, a key twice, escapes
         return None
     texts, names, kinds, text = list[bytes](), list[str](), list[str](), "{"
     for key, value in fields.items():
-        text += f"{', ' if text != '{' or texts else ''}{json.dumps(key, ensure_ascii=False)}: "
+        text += f"{', ' if text != '{' or texts else ''}{_text(key)}: "
         if key in ("format", "kind") or _type(key) == "bool":
-            text += json.dumps(value)
+            text += _text(value)
             continue
         is_extra = key == "extra"
         inside = dict.fromkeys(value, "extra") if is_extra else {key: _KINDS[_type(key)]}
         text += "{" if is_extra else ""
         for at, (name, kind) in enumerate(inside.items()):
-            text += f"{', ' if at else ''}{json.dumps(name, ensure_ascii=False)}: " if is_extra else ""
+            text += f"{', ' if at else ''}{_text(name)}: " if is_extra else ""
             quote = '"' if kind == "hex" else ""
             texts.append((text + quote).encode())
             names.append(name)
