@@ -9,10 +9,13 @@ import math
 import os
 from collections.abc import Sequence
 
+from springtide.errors import DamagedFile
 from springtide.events import Event, StepDone
 from springtide.store import Folder
+from springtide.track.column_file import decode
 from springtide.track.journal import parse_lines, read_segment
-from springtide.track.segments import listed, name_of
+from springtide.track.segments import columns_of as columns_file
+from springtide.track.segments import listed_with_columns, name_of
 from springtide.track.step_lines import STEP, read_steps
 from springtide.track.timeline import StepColumns, Timeline, columns_of, columns_read, joined, parse_steps
 
@@ -43,6 +46,7 @@ class JournalReader:
         self._folder = run / "journal"
         self._parts: dict[tuple[int, int], _Part] = {}
         self._closed: set[tuple[int, int]] = set()
+        self._with_columns: set[tuple[int, int]] = set()
         self.changed_from = math.inf
         """The lowest step that an event of the last read is about; infinite if it brought none."""
         self._fresh: list[_Part] = []
@@ -50,7 +54,7 @@ class JournalReader:
 
     def read(self) -> bool:
         """Read what is new, and return whether anything is. OSError if the store cannot be reached."""
-        there = listed(self._folder)
+        there, self._with_columns = listed_with_columns(self._folder)
         last = dict(there)  # of each term: they are sorted
         growing = set(sorted(last)[-_GROWING_TERMS:])
         wanted = [one for one in there if one not in self._closed]
@@ -81,6 +85,10 @@ class JournalReader:
     def _take(self, segment: tuple[int, int]) -> bool:
         """Read what is new in one segment; runs in a thread."""
         name, part = name_of(*segment), self._parts.setdefault(segment, _Part())
+        if segment in self._with_columns and not part.size_bytes and (found := self._by_columns(name)) is not None:
+            self._parts[segment] = found
+            self.__dict__.pop("timeline", None)
+            return True
         data = self._new_bytes(name, part)
         whole = data.rfind(b"\n") + 1  # the rest is a line that is still being written
         if not whole:
@@ -92,6 +100,18 @@ class JournalReader:
         part.num_lines += num_lines
         self.__dict__.pop("timeline", None)
         return True
+
+    def _by_columns(self, name: str) -> _Part | None:
+        """Return what the segment's file of columns says; None if it is not of the segment as it is now."""
+        try:
+            found = decode(self._folder.read(columns_file(name)))
+            if found is None or found.segment_bytes != self._folder.size(name):
+                return None
+        except (DamagedFile, FileNotFoundError, IsADirectoryError):
+            return None
+        others = [(number, line, before) for before, number, line in found.others]
+        placed = _placed(self._folder.where(name), others)
+        return None if placed is None else _Part(found.segment_bytes, found.num_lines, found.steps, placed)
 
     def _new_bytes(self, name: str, part: _Part) -> bytes:
         if not part.size_bytes:

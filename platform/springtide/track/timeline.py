@@ -28,7 +28,7 @@ COLUMNS = (
     *("step_time_s", "data_wait_s", "tokens_per_s", "mfu", "time_s", "energy_j", "energy_between_j"),
 )
 """Fields of ``StepDone`` that are kept."""
-_MOST_EXTRAS = 128
+MOST_EXTRAS = 128
 """Figures of ``StepDone.extra`` that are kept; a run on 32 sources tells 96 of them."""
 _ARROW = {"int": pa.int64(), "float": pa.float64(), "str": pa.string(), "bool": pa.bool_(), "StepsDone": pa.int64()}
 _FIELDS = {field.name: field for field in dataclasses.fields(StepDone)}
@@ -39,7 +39,7 @@ _SCHEMA = pa.schema(
 )
 _DEFAULTS = {"term": 0, "updated": True, "energy_j": 0.0, "energy_between_j": 0.0}
 """Fields that older journals lack, and their values there."""
-_LATEST_S = 1e11
+LATEST_S = 1e11
 """Limit of ``Event.time_s``."""
 
 
@@ -68,7 +68,7 @@ def joined(parts: Sequence[StepColumns]) -> StepColumns:
     """Return the rows of ``parts``, one part after the other."""
     if len(parts) == 1:
         return parts[0]
-    names = list(dict.fromkeys(name for part in parts for name in part.extra))[:_MOST_EXTRAS]
+    names = list(dict.fromkeys(name for part in parts for name in part.extra))[:MOST_EXTRAS]
     columns = {name: _concatenated([part[name] for part in parts]) for name in COLUMNS}
     unknown = [np.full(len(part), np.nan) for part in parts] if names else []
     extra = {
@@ -85,7 +85,7 @@ def _concatenated(parts: Sequence[np.ndarray]) -> np.ndarray:
 def columns_of(steps: Sequence[StepDone]) -> StepColumns:
     """Return events as columns."""
     columns = {name: np.array([getattr(step, name) for step in steps], np.float64) for name in COLUMNS}
-    names = list(dict.fromkeys(name for step in steps for name in step.extra))[:_MOST_EXTRAS]
+    names = list(dict.fromkeys(name for step in steps for name in step.extra))[:MOST_EXTRAS]
     extra = {name: np.array([step.extra.get(name, math.nan) for step in steps], np.float64) for name in names}
     return StepColumns(columns, extra)
 
@@ -222,8 +222,8 @@ def _counted(joules: np.ndarray) -> np.ndarray:
 
 def columns_read(found: Steps) -> StepColumns | None:
     """Return the steps of lines as columns; None if one has a time that no event has."""
-    columns, extra = found.columns, dict(list(found.extra.items())[:_MOST_EXTRAS])
-    if "time_s" not in columns or not ((columns["time_s"] >= 0) & (columns["time_s"] <= _LATEST_S)).all():
+    columns, extra = found.columns, dict(list(found.extra.items())[:MOST_EXTRAS])
+    if "time_s" not in columns or not ((columns["time_s"] >= 0) & (columns["time_s"] <= LATEST_S)).all():
         return None
     size = len(columns["time_s"])
     kept = {name: columns[name] if name in columns else np.full(size, float(_DEFAULTS[name])) for name in COLUMNS}
@@ -273,7 +273,7 @@ def _checked(table: pa.Table, lines: bytes) -> StepColumns | None:
         if column.null_count:
             column = column.fill_null(_DEFAULTS.get(name, math.nan))
         columns[name] = column.cast(pa.float64(), safe=False).to_numpy(zero_copy_only=False)
-    if not ((columns["time_s"] >= 0) & (columns["time_s"] <= _LATEST_S)).all():
+    if not ((columns["time_s"] >= 0) & (columns["time_s"] <= LATEST_S)).all():
         return None
     found: dict[str, np.ndarray] = {}
     if "extra" in table.column_names:
@@ -284,4 +284,4 @@ def _checked(table: pa.Table, lines: bytes) -> StepColumns | None:
             if field.type not in (pa.int64(), pa.float64(), pa.null()):
                 return None
             found[field.name] = column.cast(pa.float64()).to_numpy(zero_copy_only=False)
-    return StepColumns(columns, dict(list(found.items())[:_MOST_EXTRAS]))
+    return StepColumns(columns, dict(list(found.items())[:MOST_EXTRAS]))
