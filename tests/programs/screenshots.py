@@ -47,7 +47,7 @@ def shoot(tab: browser.Tab, name: str, height: int = 800, width: int = 1000, dar
 
 
 def dashboard(tab: browser.Tab, address: str) -> None:
-    """The pages of Ray's dashboard on which a run is found."""
+    """The page of Ray's dashboard on which a run is found."""
     host, port = address.rsplit(":", 1)
     tab.send(
         "Network.setCookie",
@@ -55,11 +55,9 @@ def dashboard(tab: browser.Tab, address: str) -> None:
         value=os.environ["RAY_AUTH_TOKEN"],
         url=f"http://{host}:{port}",
     )
-    for page, shows in (("actors", "shown/worker"),):
-        tab.open(f"http://{address}/#/{page}", width=1400)
-        tab.value("location.reload()")
-        assert tab.becomes(f"document.body.innerText.includes('{shows}')"), f"Ray's {page} page does not show {shows}"
-        shoot(tab, f"ray-{page}", width=1400)
+    tab.open(f"http://{address}/#/actors", width=1400)
+    assert tab.becomes("document.body.innerText.includes('shown/worker')"), "Ray's page of actors does not show the run"
+    shoot(tab, "ray-actors", width=1400)
 
 
 def live(tab: browser.Tab, folder: str) -> None:

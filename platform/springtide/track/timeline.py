@@ -17,7 +17,6 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.json
 
-from springtide.config.steps import StepsDone
 from springtide.events import Event, StepDone
 from springtide.events.record import FORMAT
 from springtide.track.step_lines import Steps
@@ -37,6 +36,8 @@ _SCHEMA = pa.schema(
     + [(name, _ARROW[str(kind.type)]) for name, kind in _FIELDS.items() if name not in ("extra", "time_s")]
     + [("time_s", pa.float64())]
 )
+_NOT_KEPT = {"loss_scale": 1.0, "digest": ""}
+"""Fields of a step that columns do not have, as an event that was made of columns tells them."""
 _DEFAULTS = {"term": 0, "updated": True, "energy_j": 0.0, "energy_between_j": 0.0}
 """Fields that older journals lack, and their values there."""
 LATEST_S = 1e11
@@ -192,27 +193,22 @@ def _merged(rows: StepColumns, ends: np.ndarray) -> Iterator[StepDone]:
             np.minimum(*map(_counted, (rows["energy_between_j"], rows["energy_j"]))), begins
         ),
     }
+    columns = {name: sums.get(name, column[ends - 1]) for name, column in rows.columns.items()}
     extra = {name: np.add.reduceat(np.nan_to_num(column), begins) for name, column in rows.extra.items()}
-    last = {name: column[ends - 1] for name, column in rows.columns.items()}
-    names = list(rows.columns)
-    values = zip(*(sums.get(name, last[name]).tolist() for name in names), strict=True)
-    extras = zip(*(column.tolist() for column in extra.values()), strict=True) if extra else itertools.repeat(())
-    for row, figures in zip(values, extras, strict=False):
-        found = dict(zip(names, row, strict=True))
-        step, updated = found.pop("step"), found.pop("updated")
-        whole = {name: int(found.pop(name)) for name in ("tokens", "step_tokens", "world_size", "term", "memory_bytes")}
+    figures = zip(*(column.tolist() for column in extra.values()), strict=True) if extra else itertools.repeat(())
+    values = zip(*(_typed(name, column).tolist() for name, column in columns.items()), strict=True)
+    for row, of_extra in zip(values, figures, strict=False):
         # a frozen dataclass sets each field by a call, and 10,000 restarts make 40,000 events
         one = object.__new__(StepDone)
-        one.__dict__.update(
-            loss_scale=1.0,
-            **found,
-            **whole,
-            step=StepsDone(int(step)),
-            updated=bool(updated),
-            extra=dict(zip(extra, figures, strict=True)),
-            digest="",
-        )
+        one.__dict__.update(zip(columns, row, strict=True), extra=dict(zip(extra, of_extra, strict=True)))
+        one.__dict__.update(_NOT_KEPT)
         yield one
+
+
+def _typed(name: str, column: np.ndarray) -> np.ndarray:
+    """Return a column with the type that its field has."""
+    types = {"bool": np.bool_, "int": np.int64, "StepsDone": np.int64}
+    return column.astype(types.get(str(_FIELDS[name].type), np.float64))
 
 
 def _counted(joules: np.ndarray) -> np.ndarray:
