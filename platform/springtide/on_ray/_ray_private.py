@@ -47,6 +47,7 @@ _DEFINED_IN = {
     "TrainController": f"{_EXECUTION}.controller",
     "TrainControllerLoopIterationResult": f"{_EXECUTION}.controller.controller",
     "InitializingState": f"{_EXECUTION}.controller.state",
+    "TrainControllerState": f"{_EXECUTION}.controller.state",
     "DefaultFailurePolicy": f"{_EXECUTION}.failure_handling.default",
     "FailureDecision": f"{_EXECUTION}.failure_handling.failure_policy",
     "NoopDecision": f"{_EXECUTION}.scaling_policy",

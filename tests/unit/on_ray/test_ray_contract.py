@@ -49,6 +49,7 @@ SIGNATURES: dict[str, list[str]] = {
     "TrainController._start_worker_group": ["num_workers", "resources_per_worker"],
     "TrainController._execute_resize_decision": ["decision"],
     "TrainController._get_run_attempt_id": [],
+    "TrainController._make_and_handle_scaling_decision_for_non_running_worker_group": ["controller_state"],
     "TrainController._poll_workers": [],
     "TrainController._shutdown_worker_group": [],
     "TrainController.get_result": [],

@@ -29,6 +29,7 @@ from springtide.on_ray._ray_private import (
     ResizeDecision,
     TrainController,
     TrainControllerLoopIterationResult,
+    TrainControllerState,
     Worker,
     WorkerGroup,
     WorkerGroupCallback,
@@ -262,6 +263,15 @@ class Controller(TrainController):
         return TrainControllerLoopIterationResult(
             run_attempt_id=self._get_run_attempt_id(), previous_state=self._state, next_state=InitializingState()
         )
+
+    def _make_and_handle_scaling_decision_for_non_running_worker_group(
+        self, controller_state: TrainControllerState
+    ) -> TrainControllerLoopIterationResult:
+        """End a group that has failed before the next one is decided on: only then is it known which of its processes are
+        ready to train on, so that these need not wait for a new process in the place of one that is lost."""
+        if self._worker_group is not None:
+            self._shutdown_worker_group()
+        return super()._make_and_handle_scaling_decision_for_non_running_worker_group(controller_state)
 
     def _start_worker_group(self, num_workers: int, resources_per_worker: dict[str, float]) -> None:
         """Ask large groups less often how they are: each time costs a call to every worker, from one thread."""
