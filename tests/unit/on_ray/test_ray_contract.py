@@ -70,6 +70,7 @@ SIGNATURES: dict[str, list[str]] = {
     "WorkerGroup.has_started": [],
     "WorkerGroup.shutdown": [],
     "WorkerGroupStateBuilder.__init__": [],
+    "is_autoscaler_v2": ["fetch_from_server", "gcs_client"],
     "is_token_auth_enabled": [],
 }
 """What is called or overridden -> its arguments. Printed by this file when it is run."""
