@@ -41,11 +41,13 @@ from springtide.on_ray.train.worker import TrainJob
 ON_DEMAND = "on-demand"
 """Market label of nodes that are not taken away, as Ray's documentation writes it."""
 _LOOK_S = 1.0
+_AGAIN_S = 15.0
+"""Least time between two decisions while the nodes are the same; half a changeover if that is longer, as when simulated [s]."""
 _ASK_S = 5.0
 """How often the autoscaler is asked whether it can provide what is requested [s]."""
 _REFUSED = 2
 """Answers one after the other that it cannot, before the request is reduced: a node that is being ended counts until then."""
-_AGAIN_S = 600.0
+_REFUSED_S = 600.0
 """After how long a run whose order was refused orders again [s]."""
 _MEASURED = 3
 _MANY = 2**20
@@ -81,6 +83,8 @@ class OnDemandNodes:
         self._begin_s = time.monotonic()
         self._looked_s = self._asked_s = -math.inf
         self._sent: tuple[int, float] = (0, math.inf)
+        self._usable, self._again_s = frozenset[tuple[str, int]](), -math.inf
+        """The nodes at the last decision, and when the next one is due if they stay the same, of ``time.monotonic`` [s]."""
         self._can_be_met = True
 
     def labelled(self, scaling: ScalingConfig) -> ScalingConfig:
@@ -171,8 +175,10 @@ class OnDemandNodes:
             if self._problem:
                 deadline = deadline._replace(workers=max(1, min(places, deadline.workers)))
             self._tell(outlook(deadline, places, done, passed_s, self._price), deadline.workers, progress.step)
-            if self._problem:
+            usable = frozenset((one.id, one.places) for one in here)
+            if self._problem or (usable == self._usable and now < self._again_s):
                 return
+            self._usable, self._again_s = usable, now + max(_AGAIN_S, deadline.change_s / 2)
             order = self._book.decide(deadline, here, done, passed_s, multiple)
         if order.workers > before:
             self._ordered_s, self._known = now, {one.id for one in here if one.on_demand}
@@ -241,7 +247,7 @@ class OnDemandNodes:
         if found is Provision.INFEASIBLE and asked > spot:
             self._spot_most = spot + (asked - spot) // 2
             return
-        ordered, self._not_before_s = self._book.workers, now + _AGAIN_S
+        ordered, self._not_before_s = self._book.workers, now + _REFUSED_S
         self._problem = f"{found.value}; the run uses the nodes that are there"
         self._book.cancel()
         self._mailbox_post(Ordered(step=step, workers=ordered, reason="", problem=self._problem))
