@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from collections.abc import Callable
+from concurrent.futures import Future
 from types import SimpleNamespace
 from typing import Any
 
@@ -25,6 +27,13 @@ BEGUN_S, STEP_S = 1000.0, 10.0
 ORDERED, OTHERS = {MARKET_LABEL: "on-demand"}, {MARKET_LABEL: "!on-demand"}
 
 
+def at_once(name: str, function: Callable[[], Any], daemon: bool) -> Future[Any]:
+    """As ``in_thread``."""
+    future: Future[Any] = Future()
+    future.set_result(function())
+    return future
+
+
 class Cluster:
     """A cluster with one run of 1000 steps of 40 worker-seconds that must be done in 8000 s, so by 5 workers on average."""
 
@@ -38,11 +47,13 @@ class Cluster:
             list[dict[str, int]](),
         )
         self.ready, self.provision, self.paused_by = set[str](), Provision.FEASIBLE, ""
+        self.is_saved = False
         clock = SimpleNamespace(monotonic=lambda: self.now_s, time=lambda: BEGUN_S + self.now_s)
         monkeypatch.setattr(
             on_demand, "time", SimpleNamespace(**vars(clock), strftime=lambda *_: "then", gmtime=lambda at: at)
         )
         monkeypatch.setattr(on_demand, "provision", lambda gcs: self.provision)
+        monkeypatch.setattr(on_demand, "in_thread", at_once)
         monkeypatch.setattr(on_demand, "drain", lambda gcs, node, deadline_ms, why: self.drained.append(node))
         context = SimpleNamespace(gcs_address="gcs")
         ray: Any = SimpleNamespace(
@@ -89,7 +100,9 @@ class Cluster:
         nodes = [Node(name, int(name != "head")) for name in self.markets]
         costs = RestartForecast(restart_s=20.0, step_s=STEP_S * 4 / max(1, len(self.busy)) if self.step else math.inf)
         bounds = self.bounds if not self.paused_by else Bounds(1, 8, paused_by=self.paused_by)
-        found = self.mine.look(nodes, table, self.busy, bounds, Progress(step=self.step, prospects=costs))
+        found = self.mine.look(
+            nodes, table, self.busy, bounds, Progress(step=self.step, prospects=costs), self.is_saved
+        )
         return {node.id: node for node in found}
 
     def asks(self, number: int = 8) -> Counter[str]:
@@ -148,6 +161,26 @@ def test_what_is_behind_is_ordered_and_given_back_ahead_and_ended_there(monkeypa
     assert len(run.killed) == 1
     assert run.killed[0].endswith(given)
     assert run.trimmed[-1][given] == 0
+
+
+def test_a_run_that_gives_all_back_ends_what_it_has_there_when_its_state_is_saved(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    run = Cluster(monkeypatch)
+    run.mine._book.workers = run.mine._book.owed = 1
+    run.add("on-demand", "d")
+    run.mine._plan = run.mine._plan._replace(num_steps=100)  # one worker has twice the time that it needs
+    run.train("d")
+    for _ in range(4):
+        run.look(steps=10)
+    assert run.drained == ["d"]
+    run.busy = ()
+    run.look()
+    assert not run.killed, "the newest state is there only"
+    run.is_saved = True
+    run.look()
+    run.look()
+    assert len(run.killed) == 1
 
 
 def test_a_node_with_workers_of_other_runs_is_left_and_not_drained(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,6 +18,7 @@ import math
 import time
 from collections import deque
 from collections.abc import Mapping, Sequence
+from concurrent.futures import Future
 from typing import Any
 
 import ray
@@ -25,6 +26,7 @@ from ray.exceptions import RayError
 from ray.train import ScalingConfig
 
 from springtide.checkpoint.branch import first_step
+from springtide.checkpoint.staging import in_thread
 from springtide.elastic.allocation import fits
 from springtide.elastic.on_demand import ORDER_S, MarketNode, OnDemandPlan, Order, OrderBook, Outlook, StepWork, outlook
 from springtide.elastic.policy import Bounds, Node
@@ -82,6 +84,10 @@ class OnDemandNodes:
         self._refusals, self._problem, self._not_before_s = 0, "", 0.0
         self._begin_s = time.monotonic()
         self._looked_s = self._asked_s = -math.inf
+        self._asked: Future[Provision] | None = None
+        """The answer of the autoscaler that is waited for."""
+        self._ended: set[str] = set()
+        """Nodes that were given back and on which no snapshot server is left."""
         self._sent: tuple[int, float] = (0, math.inf)
         self._usable, self._again_s = frozenset[tuple[str, int]](), -math.inf
         """The nodes at the last decision, and when the next one is due if they stay the same, of ``time.monotonic`` [s]."""
@@ -111,6 +117,7 @@ class OnDemandNodes:
         busy: tuple[str, ...],
         bounds: Bounds,
         progress: Progress,
+        is_saved: bool,
     ) -> list[Node]:
         """Order and give back what is due.
 
@@ -120,6 +127,7 @@ class OnDemandNodes:
             busy: node of each worker of the group that trains.
             bounds: limits of the run's workers now.
             progress: of the run.
+            is_saved: whether the store has what the last group has left in memory.
 
         Returns:
             ``nodes``; a group that is on one that was given back leaves it, and no other starts there.
@@ -128,10 +136,12 @@ class OnDemandNodes:
         entries = {entry["NodeID"]: entry for entry in table}
         if now - self._looked_s >= _LOOK_S and not bounds.paused_by:
             self._looked_s = now
+            self._end_what_is_left(entries, busy, is_saved or (bool(busy) and progress.step > self._group_from))
             self._decide(nodes, entries, busy, bounds, progress, now)
         elif bounds.paused_by:
             self._book.cancel()
         self._given = {node: at_s for node, at_s in self._given.items() if node in entries}
+        self._ended &= self._given.keys()
         return [
             one._replace(places=0, leaves_at=self._given[one.id]) if one.id in self._given else one for one in nodes
         ]
@@ -159,7 +169,6 @@ class OnDemandNodes:
             if one.is_usable and one.id not in self._given
         ]
         self._measure_order(here, now)
-        self._end_what_is_left(entries, busy, progress)
         self._ask(here, progress.step, now)
         costs, multiple = progress.prospects, bounds.worker_multiple
         step_work = self._work.measure(progress.step - self._group_from, costs.step_s, len(busy))
@@ -214,16 +223,15 @@ class OnDemandNodes:
             except (RayError, OSError, RuntimeError) as error:
                 _log.warning("node %s is given back, but Ray does not drain it: %s", node[:8], error)
 
-    def _end_what_is_left(
-        self, entries: Mapping[str, Mapping[str, Any]], busy: tuple[str, ...], progress: Progress
-    ) -> None:
-        """End what the run has on nodes that its group has left, once the next group trains: Ray ends a node that is idle. What
-        they held in memory was copied to nodes that stay."""
+    def _end_what_is_left(self, entries: Mapping[str, Mapping[str, Any]], busy: tuple[str, ...], is_safe: bool) -> None:
+        """End what the run has on nodes that its group has left, once the next group trains or the state is in the store: Ray
+        ends a node that is idle. What was in their memory was copied to nodes that stay."""
         left = [node for node in self._given if node in entries and node not in busy]
-        if not left or not busy or progress.step <= self._group_from:
+        if not left or not is_safe:
             return
         self._processes.trim({node: 0 if node in self._given else _MANY for node in entries}, busy)
-        for node in left:
+        for node in {*left} - self._ended:
+            self._ended.add(node)
             with contextlib.suppress(ValueError, RayError):
                 server = f"{name_prefix(self._job.folder)}{node}"
                 ray.kill(ray.get_actor(server, namespace=NAMESPACE))
@@ -232,10 +240,16 @@ class OnDemandNodes:
         """Ask the autoscaler whether it can provide what is requested; if it cannot, request less."""
         if self._problem and now >= self._not_before_s:
             self._problem, self._refusals, self._spot_most = "", 0, math.inf
-        if self._problem or now - self._asked_s < _ASK_S:
+        if self._problem:
             return
-        self._asked_s = now
-        found = provision(ray.get_runtime_context().gcs_address)
+        if self._asked is None and now - self._asked_s >= _ASK_S:
+            gcs, self._asked_s = ray.get_runtime_context().gcs_address, now
+            self._asked = in_thread(
+                "springtide-autoscaler", lambda: provision(gcs), daemon=True
+            )  # the head may be away
+        if self._asked is None or not self._asked.done():
+            return
+        found, self._asked = self._asked.result(), None
         if found is Provision.UNKNOWN:
             return
         self._refusals = 0 if found is Provision.FEASIBLE else self._refusals + 1

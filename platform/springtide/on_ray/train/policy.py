@@ -327,7 +327,8 @@ class SpringtideScalingPolicy(ElasticScalingPolicy):
         problems = self._processes.problems()
         nodes = [node._replace(problem=problems.get(node.id, "")) for node in seen]
         if self._on_demand is not None:
-            nodes = self._on_demand.look(nodes, table, busy, self._bounds, self._newest)
+            is_saved = not busy and self._saver.is_safe
+            nodes = self._on_demand.look(nodes, table, busy, self._bounds, self._newest, is_saved)
         if self._share is not None:
             self._processes.trim({node.id: node.places for node in nodes}, busy)
         if self._watches is not None:
