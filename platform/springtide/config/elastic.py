@@ -33,7 +33,7 @@ class ElasticConfig(Section):
     deadline: Until = free(default=Until("0s"))
     """When the run must be done: a span since its first start, such as ``8h``, or a time, such as ``2026-12-01T08:00Z``. Where
     spot nodes are too few for that, the run orders on-demand nodes; it needs ``track.price`` and ``track.spot_price``. 0: there
-    is none, and nothing is ordered [time]."""
+    is none, and nothing is ordered [s]."""
     reserve: Seconds = free(default=Seconds(5.0), ge=0)
     """Least time before an announced loss that is reserved for saving the state; what was measured may need more [s]."""
     hang: Seconds = free(default=Seconds(300.0), ge=0)
