@@ -1,4 +1,4 @@
-"""A run with a deadline orders a node from Ray's own autoscaler, trains on it and gives it back; the training does not show it."""
+"""A run with a deadline orders a node from Ray's own autoscaler, trains on it, and gives it back."""
 
 from __future__ import annotations
 

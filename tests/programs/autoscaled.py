@@ -36,9 +36,10 @@ _OF_THE_HEAD = {"RAY_OVERRIDE_NODE_ID_FOR_TESTING": _HEAD_ID, "RAY_CLOUD_INSTANC
 
 
 @contextlib.contextmanager
-def autoscaled(types: Mapping[str, int], idle_s: float = 5.0) -> Iterator[Any]:
-    """Start a head without CPUs and its autoscaler, and connect to it. ``types``: market -> most nodes of it, each with one CPU
-    and the market as its label; ``idle_s``: after how long the autoscaler ends an idle node that nobody requests."""
+def autoscaled(types: Mapping[str, tuple[int, int]], idle_s: float = 5.0) -> Iterator[Any]:
+    """Start a head without CPUs and its autoscaler, and connect to it. ``types``: market -> fewest and most nodes of it, each
+    with one CPU and the market as its label; ``idle_s``: after how long the autoscaler ends an idle node that nobody
+    requests."""
     set_environment(
         RAY_enable_autoscaler_v2="1",
         RAY_FAKE_CLUSTER="1",
@@ -92,16 +93,16 @@ def wait_for(what: Any, timeout_s: float = 60.0) -> Any:
     return found
 
 
-def _config(types: Mapping[str, int], idle_s: float, gcs: str) -> dict[str, Any]:
+def _config(types: Mapping[str, tuple[int, int]], idle_s: float, gcs: str) -> dict[str, Any]:
     workers = {
         market: {
             "resources": {"CPU": 1, "object_store_memory": _STORE_BYTES},
             "labels": {"ray.io/market-type": market},
             "node_config": {},
-            "min_workers": 0,
+            "min_workers": least,
             "max_workers": most,
         }
-        for market, most in types.items()
+        for market, (least, most) in types.items()
     }
     head = {"resources": {"CPU": 0}, "node_config": {}, "max_workers": 0}
     provider = {
@@ -119,7 +120,7 @@ def _config(types: Mapping[str, int], idle_s: float, gcs: str) -> dict[str, Any]
         **{name: {} for name in ("file_mounts", "docker")},
         "cluster_synced_files": [],
         "cluster_name": "autoscaled",
-        "max_workers": sum(types.values()),
+        "max_workers": sum(most for _, most in types.values()),
         "idle_timeout_minutes": idle_s / 60,
         "provider": provider,
         "available_node_types": workers | {_HEAD_TYPE: head},

@@ -1,5 +1,5 @@
-"""A run with a deadline on a cluster that Ray's own autoscaler scales, from no node at all: it begins on a spot node, orders an
-on-demand node, trains on both, and gives the ordered one back when it is ahead. Prints one line of JSON.
+"""A run with a deadline on a cluster that Ray's own autoscaler scales: it begins on a spot node, orders an on-demand node, trains
+on both, and gives the ordered one back when it is ahead. Prints one line of JSON.
 
 python deadline_run.py [STEPS]
 """
@@ -19,7 +19,6 @@ import springtide as st
 from springtide.app.drill import compare
 from springtide.app.scenarios import Scenario, config_of
 from springtide.events import Event, Started, StepDone
-from springtide.on_ray.cluster.local import LocalCluster
 from springtide.on_ray.cluster.nodes import leftovers
 
 STEPS = int(sys.argv[1]) if len(sys.argv) > 1 else 1200
@@ -33,11 +32,6 @@ def main() -> None:
     told: list[str] = []
     with tempfile.TemporaryDirectory() as root:
         config = config_of(Scenario(2, (), STEPS, "a deadline"), root)
-        with LocalCluster(1):
-            twin = st.train(config.override({"run.id": "twin", "elastic.max_workers": 1}))
-        alone_s = sum(step.step_time_s for step in twin.steps)
-        changes = {"track.price": 3.0, "track.spot_price": 1.0, "elastic.deadline": 2.2 * alone_s + 30}
-        config = config.override({"run.id": "mine", **changes})
         seen: list[tuple[int, list[str]]] = []
 
         def listen(event: Event) -> None:
@@ -47,12 +41,15 @@ def main() -> None:
             else:
                 told.append(f"{time.time() - begin_s:6.1f} step {event.step}: {event.kind} {event.describe()}")
 
-        with autoscaled({"spot": 1, "on-demand": 2}):
+        with autoscaled({"spot": (1, 1), "on-demand": (0, 2)}):
+            wait_for(markets)
+            twin = st.train(config.override({"run.id": "twin", "elastic.max_workers": 1}))
+            alone_s = sum(step.step_time_s for step in twin.steps)
+            changes = {"track.price": 3.0, "track.spot_price": 1.0, "elastic.deadline": 2.2 * alone_s + 30}
             begin_s = time.time()
-            run = st.train(config, listen=listen)
+            run = st.train(config.override({"run.id": "mine", **changes}), listen=listen)
             took_s = time.time() - begin_s
             kept = leftovers()
-            wait_for(lambda: not markets(), 120.0)  # nobody asks for them any more
     compared = compare(run, twin, (), {}, STEPS)
     found: dict[str, Any] = {
         "digests_match": compared.digests_match,
