@@ -1,5 +1,5 @@
-"""A run with a deadline on a cluster that Ray's own autoscaler scales: it begins on a spot node, orders an on-demand node, trains
-on both, and gives the ordered one back when it is ahead. Prints one line of JSON.
+"""A run with a deadline on a cluster that Ray's own autoscaler scales: it begins on a spot node, orders an on-demand node,
+trains on both, and gives the ordered one back when it is ahead. Prints one line of JSON.
 
 python deadline_run.py [STEPS]
 """
@@ -18,7 +18,7 @@ from autoscaled import autoscaled, markets, wait_for
 import springtide as st
 from springtide.app.drill import compare
 from springtide.app.scenarios import Scenario, config_of
-from springtide.events import Event, Started, StepDone
+from springtide.events import Event, Ordered, Started, StepDone
 from springtide.on_ray.cluster.nodes import leftovers
 
 STEPS = int(sys.argv[1]) if len(sys.argv) > 1 else 1200
@@ -29,7 +29,6 @@ _EVERY = 10
 def main() -> None:
     """Train twice, and say what was ordered."""
     logging.basicConfig(level=logging.ERROR)
-    told: list[str] = []
     with tempfile.TemporaryDirectory() as root:
         config = config_of(Scenario(2, (), STEPS, "a deadline"), root)
         seen: list[tuple[int, list[str]]] = []
@@ -39,7 +38,8 @@ def main() -> None:
                 if event.step % _EVERY == 0:
                     seen.append((event.step, sorted(markets().values())))
             else:
-                told.append(f"{time.time() - begin_s:6.1f} step {event.step}: {event.kind} {event.describe()}")
+                told = f"{time.time() - begin_s:6.1f} step {event.step}: {event.kind} {event.describe()}"
+                print(told, file=sys.stderr, flush=True)
 
         with autoscaled({"spot": (1, 1), "on-demand": (0, 2)}):
             wait_for(markets)
@@ -50,22 +50,21 @@ def main() -> None:
             run = st.train(config.override({"run.id": "mine", **changes}), listen=listen)
             took_s = time.time() - begin_s
             kept = leftovers()
-    compared = compare(run, twin, (), {}, STEPS)
-    found: dict[str, Any] = {
-        "digests_match": compared.digests_match,
-        "loss_max_abs_diff": compared.loss_max_abs_diff,
-        "is_verified": compared.is_verified,
-        "in_time": took_s <= float(changes["elastic.deadline"]),
-        "groups": [one.markets for one in run.events if isinstance(one, Started)],
-        "orders": [(one.step, one.workers, one.given_back) for one in run.events if one.kind == "ordered"],  # type: ignore[attr-defined]
-        "restarts": [(one.cause, one.gap_s, one.steps_lost) for one in run.ledger.restarts],
-        "market_dollars": run.ledger.market_dollars,
-        "nodes_by_step": [one for place, one in enumerate(seen) if place == 0 or seen[place - 1][1] != one[1]],
-        "leftovers": kept,
-        "alone_s": alone_s,
-        "took_s": took_s,
-    }
-    print("\n".join(told), file=sys.stderr)
+        compared = compare(run, twin, (), {}, STEPS)
+        found: dict[str, Any] = {
+            "digests_match": compared.digests_match,
+            "loss_max_abs_diff": compared.loss_max_abs_diff,
+            "is_verified": compared.is_verified,
+            "in_time": took_s <= float(changes["elastic.deadline"]),
+            "groups": [one.markets for one in run.events if isinstance(one, Started)],
+            "orders": [(one.step, one.workers, one.given_back) for one in run.events if isinstance(one, Ordered)],
+            "restarts": [(one.cause, one.gap_s, one.steps_lost) for one in run.ledger.restarts],
+            "market_dollars": run.ledger.market_dollars,
+            "nodes_by_step": [one for place, one in enumerate(seen) if place == 0 or seen[place - 1][1] != one[1]],
+            "leftovers": kept,
+            "alone_s": alone_s,
+            "took_s": took_s,
+        }
     print(json.dumps(found))
 
 
