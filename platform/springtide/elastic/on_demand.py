@@ -121,10 +121,11 @@ class OrderBook:
     """Workers that it has ever ordered, less those on nodes that it has given back: most that it may give back."""
 
     def mine(self, nodes: Iterable[MarketNode]) -> list[MarketNode]:
-        """Return the on-demand nodes of ``nodes`` that count as ordered, those of the group first."""
+        """Return the on-demand nodes of ``nodes`` that count as ordered, those of the group first. The last of them may have
+        more places than were ordered."""
         found, left = [], self.owed
         for node in sorted(nodes, key=lambda node: (not node.in_group, node.places, node.id)):
-            if node.on_demand and 0 < node.places <= left:
+            if node.on_demand and node.places and left > 0:
                 found.append(node)
                 left -= node.places
         return found
@@ -186,7 +187,7 @@ class OrderBook:
         self.workers = 0
 
     def _note(self, workers: int, given: int) -> None:
-        self.owed += max(0, workers - self.workers) - given
+        self.owed = max(0, self.owed + max(0, workers - self.workers) - given)
         self.workers = workers
 
 

@@ -92,18 +92,25 @@ def test_before_a_step_is_measured_only_the_least_group_is_ordered_once() -> Non
 
 @settings(max_examples=60)
 @given(some.lists(some.tuples(some.integers(0, 9), some.lists(some.integers(1, 3), max_size=4)), max_size=12))
-def test_it_never_gives_back_more_than_it_has_ordered_and_never_orders_more_than_the_group(
-    turns: list[tuple[int, list[int]]],
-) -> None:
-    book, ever, given_back = OrderBook(), 0, 0
+def test_it_gives_back_only_what_an_order_brought_and_keeps_what_is_wanted(turns: list[tuple[int, list[int]]]) -> None:
+    book = OrderBook()
     for wanted, places in turns:
-        here, before = ordered(*places), book.workers
+        here, owed = ordered(*places), book.owed
+        mine = {node.id: node.places for node in book.mine(here)}
         order = decided(book, here, min(wanted, 8))
-        ever += max(0, order.workers - before)
-        given_back += sum(node.places for node in here if node.id in order.give_back)
-        assert given_back <= ever
-        assert book.owed == ever - given_back >= 0
-        assert 0 <= order.workers <= max(8, before)
+        assert {*order.give_back} <= mine.keys()
+        assert not order.give_back or owed > 0
+        assert sum(mine.values()) - sum(mine[node] for node in order.give_back) >= min(sum(mine.values()), wanted)
+        assert book.owed >= 0
+        assert order.workers >= 0
+
+
+def test_a_node_larger_than_its_order_is_given_back_when_none_of_it_is_wanted() -> None:
+    book = wanting(3)
+    assert decided(book, ordered(8), 3) == Order(8, (), "why")
+    assert decided(book, ordered(8), 1) == Order(8, (), "why")
+    assert decided(book, ordered(8), 0) == Order(0, ("d0",), "why")
+    assert book.owed == 0
 
 
 def test_the_real_rule_orders_behind_the_line_and_gives_back_ahead_of_it() -> None:

@@ -121,13 +121,13 @@ def test_until_a_step_is_measured_only_spot_nodes_are_asked_for(monkeypatch: pyt
     run.train("a", "b")
     run.look(steps=1)
     assert run.asks() == {"!on-demand": 8}
-    assert not run.mine.changed
+    assert not run.mine.has_changed()
     run.markets, run.busy = {}, ()  # and where none comes, the least that there must be is ordered
     run.look(seconds=100.0)
     assert run.asks() == {"!on-demand": 8}
     run.look(seconds=100.0)
     assert run.asks() == {"on-demand": 1, "!on-demand": 7}
-    assert run.mine.changed
+    assert run.mine.has_changed()
 
 
 def test_what_is_behind_is_ordered_and_given_back_ahead_and_ended_there(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -195,6 +195,12 @@ def test_a_node_with_workers_of_other_runs_is_left_and_not_drained(monkeypatch: 
     assert run.orders() == [(0, ["e"])]
     assert not run.drained
     assert found["e"].places == 0
+    run.train("a", "b", "c", "d", "f")
+    run.step = 0  # the run goes back, and orders again: that node is one that it may get
+    for _ in range(8):
+        found = run.look(steps=1, seconds=300.0)
+    assert run.orders()[-1][0] > 0
+    assert found["e"].places == 1
 
 
 def test_a_cluster_that_cannot_order_is_told_once_and_used_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:

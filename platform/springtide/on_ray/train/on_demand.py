@@ -50,7 +50,7 @@ _ASK_S = 5.0
 _REFUSED = 2
 """Answers one after the other that it cannot, before the request is reduced: a node that is being ended counts until then."""
 _REFUSED_S = 600.0
-"""After how long a run whose order was refused orders again [s]."""
+"""After how long a run whose request was refused asks for all again [s]."""
 _MEASURED = 3
 _MANY = 2**20
 _SURELY = 0.02
@@ -81,11 +81,15 @@ class OnDemandNodes:
         self._orders_s: deque[float] = deque(maxlen=_MEASURED)
         self._spot_most = math.inf
         """Most workers that are requested without a market, because the autoscaler has no nodes for more."""
-        self._refusals, self._problem, self._not_before_s = 0, "", 0.0
+        self._refusals, self._problem, self._not_before_s = 0, "", math.inf
+        """Refusals one after the other; why nothing can be ordered; until when the request stays reduced, of ``time.monotonic``
+        [s]."""
         self._begin_s = time.monotonic()
         self._looked_s = self._asked_s = -math.inf
         self._asked: Future[Provision] | None = None
         """The answer of the autoscaler that is waited for."""
+        self._shared: set[str] = set()
+        """Nodes that were given back and on which other runs have workers."""
         self._ended: set[str] = set()
         """Nodes that were given back and on which no snapshot server is left."""
         self._sent: tuple[int, float] = (0, math.inf)
@@ -142,13 +146,13 @@ class OnDemandNodes:
             self._book.cancel()
         self._given = {node: at_s for node, at_s in self._given.items() if node in entries}
         self._ended &= self._given.keys()
+        self._shared &= self._given.keys()
         return [
             one._replace(places=0, leaves_at=self._given[one.id]) if one.id in self._given else one for one in nodes
         ]
 
-    @property
-    def changed(self) -> bool:
-        """Whether the request has changed since this was last asked."""
+    def has_changed(self) -> bool:
+        """Return whether the request has changed since the last call."""
         before, self._sent = self._sent, (-1 if self._problem else self._book.workers, self._spot_most)
         return before != self._sent
 
@@ -176,7 +180,7 @@ class OnDemandNodes:
         if step_work is None:
             if busy or self._problem or now - self._begin_s < ORDER_S:  # spot nodes may still come
                 return
-            order = self._book.first(here, bounds.feasible(bounds.min_workers) or bounds.min_workers)
+            order = self._book.first(here, -(-bounds.min_workers // multiple) * multiple)
         else:
             deadline = self._plan.deadline(step_work, bounds, costs, max(self._orders_s, default=ORDER_S))
             done, passed_s = self._plan.done(progress.step, step_work), time.time() - self._plan.begun_s
@@ -191,6 +195,8 @@ class OnDemandNodes:
             order = self._book.decide(deadline, here, done, passed_s, multiple)
         if order.workers > before:
             self._ordered_s, self._known = now, {one.id for one in here if one.on_demand}
+            for node in self._shared - {*busy}:  # the autoscaler may count it for the order
+                self._given.pop(node, None)
         self._give_back(order, {one.id: one for one in here}, entries, progress, now)
         if order.workers != before or order.give_back:
             self._post(order, progress.step)
@@ -216,7 +222,8 @@ class OnDemandNodes:
             in_s = costs.leaving_s(reserve_s, durable=False) + costs.step_s if here[node].in_group else 0.0
             self._given[node] = now + in_s
             if fits(entries[node]["Resources"], self._worker.items()) > here[node].places:
-                continue  # others are on it: the autoscaler ends it when they have left it, too
+                self._shared.add(node)  # the autoscaler ends it when the others have left it, too
+                continue
             try:
                 deadline_ms = int((time.time() + max(in_s, 1.0)) * 1000)
                 drain(ray.get_runtime_context().gcs_address, node, deadline_ms, "on demand no longer needed")
@@ -238,15 +245,14 @@ class OnDemandNodes:
 
     def _ask(self, here: Sequence[MarketNode], step: int, now: float) -> None:
         """Ask the autoscaler whether it can provide what is requested; if it cannot, request less."""
-        if self._problem and now >= self._not_before_s:
-            self._problem, self._refusals, self._spot_most = "", 0, math.inf
+        if now >= self._not_before_s:
+            self._problem, self._spot_most, self._not_before_s = "", math.inf, math.inf
         if self._problem:
             return
         if self._asked is None and now - self._asked_s >= _ASK_S:
             gcs, self._asked_s = ray.get_runtime_context().gcs_address, now
-            self._asked = in_thread(
-                "springtide-autoscaler", lambda: provision(gcs), daemon=True
-            )  # the head may be away
+            # not here: the head may be away
+            self._asked = in_thread("springtide-autoscaler", lambda: provision(gcs), daemon=True)
         if self._asked is None or not self._asked.done():
             return
         found, self._asked = self._asked.result(), None
@@ -255,13 +261,13 @@ class OnDemandNodes:
         self._refusals = 0 if found is Provision.FEASIBLE else self._refusals + 1
         if self._refusals < _REFUSED:
             return
-        self._refusals = 0
+        self._refusals, self._not_before_s = 0, now + _REFUSED_S
         spot = sum(one.places for one in here if not one.on_demand)
         asked = min(self._spot_most, self._job.config.elastic.max_workers)
         if found is Provision.INFEASIBLE and asked > spot:
             self._spot_most = spot + (asked - spot) // 2
             return
-        ordered, self._not_before_s = self._book.workers, now + _REFUSED_S
+        ordered = self._book.workers
         self._problem = f"{found.value}; the run uses the nodes that are there"
         self._book.cancel()
         self._mailbox_post(Ordered(step=step, workers=ordered, reason="", problem=self._problem))

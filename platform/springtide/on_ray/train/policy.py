@@ -386,7 +386,7 @@ class SpringtideScalingPolicy(ElasticScalingPolicy):
 
     def _ask_for_what_leaves(self, nodes: list[Node]) -> None:
         leaving = sum(node.places for node in nodes if node.leaves_at is not None)
-        if leaving != self._leaving or (self._on_demand is not None and self._on_demand.changed):
+        if leaving != self._leaving or (self._on_demand is not None and self._on_demand.has_changed()):
             self._leaving = leaving
             if self._holds:
                 self._send_resource_request()
