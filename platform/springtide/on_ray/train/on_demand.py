@@ -53,8 +53,8 @@ _REFUSED_S = 600.0
 """After how long a run whose request was refused asks for all again [s]."""
 _MEASURED = 3
 _MANY = 2**20
-_SURELY = 0.02
-"""A deadline that was out of reach is in reach again if this share of the time is to spare."""
+_SURELY_S = 15.0
+"""For how long a deadline must be out of reach, or in reach again, before that is said: first steps are slow [s]."""
 _log = logging.getLogger(__name__)
 
 
@@ -95,7 +95,8 @@ class OnDemandNodes:
         self._sent: tuple[int, float] = (0, math.inf)
         self._usable, self._again_s = frozenset[tuple[str, int]](), -math.inf
         """The nodes at the last decision, and when the next one is due if they stay the same, of ``time.monotonic`` [s]."""
-        self._can_be_met = True
+        self._can_be_met, self._doubted_s = True, math.inf
+        """Whether the deadline was last said to be in reach, and since when that is not so, of ``time.monotonic`` [s]."""
 
     def labelled(self, scaling: ScalingConfig) -> ScalingConfig:
         """Return ``scaling`` for the run's request of resources, with a label selector for each worker."""
@@ -276,10 +277,11 @@ class OnDemandNodes:
         """Say when the deadline is out of reach, with what can be met, and when it is in reach again."""
         begun_s, until_s = self._plan.begun_s, self._plan.until_s
         finish_s = begun_s + found.finish_s
-        spare_s = until_s - finish_s
-        if found.can_be_met == self._can_be_met or 0 <= spare_s < _SURELY * (until_s - begun_s):
+        spare_s, now = until_s - finish_s, time.monotonic()
+        self._doubted_s = math.inf if found.can_be_met == self._can_be_met else min(self._doubted_s, now)
+        if now - self._doubted_s < _SURELY_S or self._doubted_s == math.inf:
             return
-        self._can_be_met = found.can_be_met
+        self._can_be_met, self._doubted_s = found.can_be_met, math.inf
         reason = f"{workers} workers would be done {_span(abs(spare_s))} {'before' if spare_s > 0 else 'after'} it"
         if not found.can_be_met:
             reason += f"; the earliest is {_time(finish_s)} ({found.dollars:.2f} dollars on demand from now)"
