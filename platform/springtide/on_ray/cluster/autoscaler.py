@@ -7,7 +7,9 @@ keeps it from starting any.
 
 from __future__ import annotations
 
+import functools
 from enum import Enum
+from typing import Any
 
 from ray.exceptions import RayError
 
@@ -34,7 +36,7 @@ def provision(gcs: str) -> Provision:
     """Return what the autoscaler of the cluster with its GCS at ``gcs`` says of the newest request that it has seen. This
     process is connected to the cluster."""
     try:
-        client = GcsClient(address=gcs)
+        client = _client(gcs)
         if not is_autoscaler_v2(fetch_from_server=True, gcs_client=client):
             return Provision.WITHOUT_LABELS
         reply = GetClusterStatusReply()
@@ -46,3 +48,8 @@ def provision(gcs: str) -> Provision:
     return (
         Provision.INFEASIBLE if reply.autoscaling_state.infeasible_cluster_resource_constraints else Provision.FEASIBLE
     )
+
+
+@functools.cache
+def _client(gcs: str) -> Any:
+    return GcsClient(address=gcs)  # each has a connection of its own
