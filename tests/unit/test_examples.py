@@ -36,6 +36,7 @@ MODULES = (
         "springtide.elastic.failures",
         "springtide.elastic.market",
         "springtide.elastic.node_table",
+        "springtide.elastic.on_demand",
         "springtide.elastic.restart_forecast",
     ),
     *("springtide.app.plan", "springtide.app.plan_rows", "springtide.config.cluster_file"),

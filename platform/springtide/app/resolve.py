@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from typing import Any, Literal
 
 from springtide import config as configs
+from springtide.app.deadline import check_deadline, remarks_on_markets
 from springtide.app.estimate import (
     check_fits,
     choose_micro_batch,
@@ -146,6 +147,7 @@ def resolved(
     if from_scratch and not resume:
         raise ConfigError(explain("--from-scratch", True, "restarts an existing run", "add --resume, or omit it"))
     config, run = find_run(absolute(config), resume, accept_changes)
+    check_deadline(config, run)
     config, take_up = followed(config, run)
     if resume and not from_scratch and run.has_nothing_left(config):
         remedy = "to train further, raise train.total and add --accept-changes"
@@ -167,6 +169,7 @@ def resolved(
         remarks.append(even.describe())
     with cluster(config, dashboard=dashboard) as address:
         check_resources(config)
+        remarks += remarks_on_markets(config)
         config, fitting = fitted(config, data)
         if run.folder.exists(configs.RUN_CONFIG):
             changed = configs.difference(run.config, config)

@@ -293,6 +293,9 @@ def _check(base: Config, name: str, scheduler: str) -> None:
     if not re.fullmatch(NAME, name):
         limit = "is not the name of a folder below run.root"
         raise ConfigError(explain("--name", name, limit, "begin with a letter or digit; use these, '.', '_' and '-'"))
+    if base.elastic.deadline.is_set:
+        limit = "is of one run: trials share the sweep's workers"
+        raise ConfigError(explain("elastic.deadline", str(base.elastic.deadline), limit, "leave it at 0"))
     if base.run.queue:
         problem = "a sweep has the whole cluster, and shares it between its trials"
         raise ConfigError(

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from springtide import config as configs
 from springtide.app import provenance
+from springtide.app.deadline import begun_s
 from springtide.app.resolve import ResolvedRun, resolved
 from springtide.checkpoint import branch, leases
 from springtide.checkpoint.fresh_start import begin_from_scratch
@@ -217,7 +218,8 @@ def _train(
                 journal.flush()
 
         try:
-            return train_on_ray(config, run.folder, journal.term, {"run": run.id}, lease.owner, on_event, workers)
+            labels, since_s = {"run": run.id}, begun_s(run)
+            return train_on_ray(config, run.folder, journal.term, labels, lease.owner, on_event, workers, since_s)
         except BaseException as error:
             if not tell_all.finished:  # later errors do not change how the run ended
                 status = "stopped" if isinstance(error, KeyboardInterrupt) else "failed"

@@ -13,6 +13,7 @@ import tempfile
 import threading
 from collections.abc import Callable, Collection, Mapping
 from concurrent.futures import Future, wait
+from typing import TypeVar
 
 import numpy as np
 import torch
@@ -24,19 +25,21 @@ from springtide.checkpoint.shared_memory import GROUP_BYTES, MARK_BYTES, mark
 from springtide.checkpoint.tensors import box, local, raw, type_name, writes
 from springtide.store import digest
 
+T = TypeVar("T")
 
-def in_thread(name: str, function: Callable[[], None], *, daemon: bool) -> Future[None]:
-    """Call ``function`` in a thread of its own. The future is done when it has returned or raised. ``daemon``: this process
-    does not wait for it when it ends."""
-    future: Future[None] = Future()
+
+def in_thread(name: str, function: Callable[[], T], *, daemon: bool) -> Future[T]:
+    """Call ``function`` in a thread of its own. The future has what it returned or raised. ``daemon``: this process does not
+    wait for it when it ends."""
+    future: Future[T] = Future()
 
     def call() -> None:
         try:
-            function()
+            found = function()
         except BaseException as error:
             future.set_exception(error)
         else:
-            future.set_result(None)
+            future.set_result(found)
 
     threading.Thread(target=call, name=name, daemon=daemon).start()
     return future

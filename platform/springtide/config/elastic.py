@@ -6,7 +6,7 @@ from typing import Literal
 
 from pydantic import model_validator
 
-from springtide.config.quantities import Seconds
+from springtide.config.quantities import Seconds, Until
 from springtide.config.section import Section, free
 from springtide.errors import explain
 
@@ -30,6 +30,10 @@ class ElasticConfig(Section):
     """Cluster changes that follow each other faster than this cause one restart [s]."""
     wait: Seconds = free(default=Seconds(0.0), ge=0)
     """How long to wait for ``min_workers`` before the run ends; it can be resumed later; 0 waits forever [s]."""
+    deadline: Until = free(default=Until("0s"))
+    """When the run must be done: a span since its first start, such as ``8h``, or a time, such as ``2026-12-01T08:00Z``. Where
+    spot nodes are too few for that, the run orders on-demand nodes; it needs ``track.price`` and ``track.spot_price``. 0: there
+    is none, and nothing is ordered [s]."""
     reserve: Seconds = free(default=Seconds(5.0), ge=0)
     """Least time before an announced loss that is reserved for saving the state; what was measured may need more [s]."""
     hang: Seconds = free(default=Seconds(300.0), ge=0)

@@ -1,7 +1,8 @@
-"""Amounts with units: ``2M`` tokens, ``64MiB``, ``10m``. Once parsed they are plain numbers."""
+"""Amounts with units: ``2M`` tokens, ``64MiB``, ``10m``. Once parsed they are plain numbers. And times."""
 
 from __future__ import annotations
 
+import datetime
 import math
 import re
 from typing import Any, ClassVar, Self
@@ -77,3 +78,52 @@ class Flops(_Amount, float):
 
     unit = "FLOP/s"
     suffixes = _DECIMAL
+
+
+class Until(str):
+    """A time until which something must be done: a span of time such as ``8h``, or a time such as ``2026-12-01T08:00Z``.
+
+    >>> Until.parse("8h").at_s(begun_s=1000.0), Until.parse("1970-01-02T01:00+01:00").at_s(begun_s=1000.0)
+    (29800.0, 86400.0)
+    >>> Until.parse(0).is_set
+    False
+    """
+
+    __slots__ = ()
+
+    @classmethod
+    def parse(cls, value: Any) -> Until:
+        """Parse a span as ``Seconds`` does, or a time as in ISO 8601, with its offset from UTC."""
+        if isinstance(value, Until):
+            return value
+        if isinstance(value, str) and re.match(r"\s*\d{4}-\d", value):
+            try:
+                value = datetime.datetime.fromisoformat(value.strip())
+            except ValueError:
+                raise ValueError("is not a time such as 2026-12-01T08:00Z") from None
+        if isinstance(value, datetime.datetime):  # YAML has read it
+            if value.tzinfo is None:
+                raise ValueError("has no offset from UTC; write 2026-12-01T08:00Z or 2026-12-01T09:00+01:00")
+            return cls(value.isoformat())
+        if isinstance(value, datetime.date):
+            raise ValueError("is a day without a time; write 2026-12-01T08:00Z")
+        return cls(f"{float(Seconds.parse(value)):.12g}s")
+
+    @property
+    def is_set(self) -> bool:
+        """Whether there is such a time; a span of 0 sets none."""
+        return str(self) != "0s"
+
+    def at_s(self, begun_s: float) -> float:
+        """Return the time, in seconds since 1970; a span begins at ``begun_s``."""
+        if str(self).endswith("s"):
+            return begun_s + Seconds.parse(str(self))
+        return datetime.datetime.fromisoformat(self).timestamp()
+
+    @classmethod
+    def __get_pydantic_core_schema__(cls, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        return core_schema.no_info_before_validator_function(
+            cls.parse,
+            core_schema.no_info_after_validator_function(cls, core_schema.str_schema()),
+            serialization=core_schema.plain_serializer_function_ser_schema(str),
+        )

@@ -3,7 +3,7 @@
 The training loop yields events; whatever prints, stores or plots is a listener.
 """
 
-from springtide.events.controller import Commanded, Decided, Failed, Ready
+from springtide.events.controller import Commanded, DeadlineChecked, Decided, Failed, Ordered, Ready
 from springtide.events.event import Event
 from springtide.events.record import EVENTS, event, record
 from springtide.events.saves import (
@@ -36,6 +36,7 @@ from springtide.events.steps import (
 __all__ = [
     "EVENTS",
     "Commanded",
+    "DeadlineChecked",
     "Decided",
     "Evaluated",
     "Event",
@@ -43,6 +44,7 @@ __all__ = [
     "Left",
     "Miscomputed",
     "Monitored",
+    "Ordered",
     "Paused",
     "Profiled",
     "Ready",

@@ -77,3 +77,39 @@ class Ready(Event):
 
     def describe(self) -> str:
         return f"node {self.node[:8]} is ready, {self.took_s:.1f} s after its process was started"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Ordered(Event):
+    """A run with a deadline changed what it orders on demand, or cannot order."""
+
+    kind: ClassVar[str] = "ordered"
+    from_controller: ClassVar[bool] = True
+    step: int
+    workers: int
+    """Workers that it has or asks for on demand."""
+    reason: str
+    given_back: list[str] = dataclasses.field(default_factory=list)
+    """On-demand nodes that its group leaves."""
+    problem: str = ""
+    """Why Ray cannot provide them; empty if it may."""
+
+    def describe(self) -> str:
+        given = f", gives back {', '.join(node[:8] for node in self.given_back)}" if self.given_back else ""
+        return f"on demand: {self.workers} workers{given}: {self.problem or self.reason}"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class DeadlineChecked(Event):
+    """A run's deadline cannot be met, or can again."""
+
+    kind: ClassVar[str] = "deadline"
+    from_controller: ClassVar[bool] = True
+    step: int
+    can_be_met: bool
+    finish_s: float
+    """When the run would be done with the whole group from now on, seconds since 1970."""
+    reason: str
+
+    def describe(self) -> str:
+        return f"elastic.deadline {'can be met again' if self.can_be_met else 'CANNOT BE MET'}: {self.reason}"

@@ -37,7 +37,9 @@ _EXECUTION = f"{_TRAIN}.execution"
 _DEFINED_IN = {
     "Cluster": "ray.cluster_utils",
     "GcsClient": "ray._raylet",
+    "GetClusterStatusReply": "ray.core.generated.autoscaler_pb2",
     "RuntimeContext": "ray.runtime_context",
+    "is_autoscaler_v2": "ray.autoscaler.v2.utils",
     "is_token_auth_enabled": "ray._private.authentication.authentication_utils",
     "state": "ray._private.state",
     "DatasetsCallback": f"{_TRAIN}.callbacks.datasets",

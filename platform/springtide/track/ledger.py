@@ -83,6 +83,8 @@ class Ledger:
     """Ranks that delayed the others."""
     dollars: dict[str, float] = dataclasses.field(default_factory=dict)
     """Kind -> price of ``spent`` [dollars]."""
+    market_dollars: dict[str, float] = dataclasses.field(default_factory=dict)
+    """``spot``, or ``other`` for on-demand nodes and those without a market label -> price of the time held there [dollars]."""
     tokens: int = 0
     """Tokens that the run has trained on [tokens]."""
     energy_kwh: dict[str, float] = dataclasses.field(default_factory=dict)
@@ -143,10 +145,11 @@ class Prices(NamedTuple):
         """Return the prices of a config's section."""
         return cls(track.price, track.spot_price)
 
-    def of(self, event: Started) -> float:
-        """Return the price of a worker group [dollars/s]."""
+    def of(self, event: Started) -> Prices:
+        """Return the price of a worker group's workers, by market [dollars/s]."""
         markets = event.markets or [""] * event.world_size
-        return sum(self.spot if market in SPOT else self.other for market in markets) / 3600
+        spot = sum(market in SPOT for market in markets)
+        return Prices((len(markets) - spot) * self.other / 3600, spot * self.spot / 3600)
 
 
 _FREE = Prices()
@@ -197,7 +200,8 @@ class LedgerBuilder:
         self.dollars = dict.fromkeys(KINDS, 0.0)
         self.energy = _EnergyBuilder()
         self.stragglers: list[Straggling] = []
-        self._prices, self._dollars_per_s = prices, 0.0
+        self._prices, self._dollars_per_s = prices, _FREE
+        self._spot_dollars = self._other_dollars = 0.0
         self.restarts: list[Restart] = []
         self._workers = 0
         self._pending: dict[str, float] = {}
@@ -256,6 +260,7 @@ class LedgerBuilder:
             restarts=list(self.restarts),
             stragglers=list(self.stragglers),
             dollars=dollars,
+            market_dollars={"spot": self._spot_dollars, "other": self._other_dollars},
             tokens=self._tokens,
             energy_kwh={kind: joules / _KWH_J for kind, joules in self.energy.joules.items()},
             energy_counted=self.energy.counted,
@@ -342,7 +347,10 @@ class LedgerBuilder:
 
     def _charge(self, kind: str, seconds: float) -> None:
         self.spent[kind] += seconds * self._workers
-        self.dollars[kind] += seconds * self._dollars_per_s
+        other, spot = self._dollars_per_s
+        self.dollars[kind] += seconds * (other + spot)
+        self._other_dollars += seconds * other
+        self._spot_dollars += seconds * spot
 
 
 def ledger(events: Iterable[Event], prices: Prices = _FREE) -> Ledger:

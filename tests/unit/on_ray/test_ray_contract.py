@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 import ray
+from ray.train import ScalingConfig
 from ray.train.torch import TorchTrainer
 from ray.tune.schedulers import PopulationBasedTraining
 
@@ -40,6 +41,7 @@ SIGNATURES: dict[str, list[str]] = {
     "PlacementGroupHandle.shutdown": [],
     "PlacementGroupHandle.wait": ["timeout_seconds"],
     "PopulationBasedTraining._get_new_config": ["trial", "trial_to_clone"],
+    "ScalingConfig._label_selector_per_worker": ["num_workers"],
     "RuntimeContext.__init__": ["worker"],
     "RuntimeContext.get_actor_id": [],
     "TorchTrainer._initialize_and_run_controller": ["controller_init_kwargs"],
@@ -71,10 +73,15 @@ SIGNATURES: dict[str, list[str]] = {
     "WorkerGroup.has_started": [],
     "WorkerGroup.shutdown": [],
     "WorkerGroupStateBuilder.__init__": [],
+    "is_autoscaler_v2": ["fetch_from_server", "gcs_client"],
     "is_token_auth_enabled": [],
 }
 """What is called or overridden -> its arguments. Printed by this file when it is run."""
-PUBLIC = {"PopulationBasedTraining": PopulationBasedTraining, "TorchTrainer": TorchTrainer}
+PUBLIC = {
+    "PopulationBasedTraining": PopulationBasedTraining,
+    "ScalingConfig": ScalingConfig,
+    "TorchTrainer": TorchTrainer,
+}
 """Public classes whose private methods we override."""
 FIELDS = {
     "Worker": ["actor", "metadata", "resources"],
@@ -111,6 +118,14 @@ def test_what_we_replace_is_there() -> None:
 
     assert hasattr(runtime_context, "_runtime_context")
     assert hasattr(worker_group, "SynchronizationActor")
+
+
+def test_a_request_of_resources_asks_its_config_for_the_label_of_each_worker() -> None:
+    from ray.train._internal.autoscaling_coordinator_client import build_train_resource_request
+
+    config: Any = ScalingConfig(num_workers=(1, 4), resources_per_worker={"CPU": 1})
+    config._label_selector_per_worker = lambda number: [{"place": str(one)} for one in range(number)]
+    assert build_train_resource_request(config, 2) == ([{"CPU": 1}] * 2, [{"place": "0"}, {"place": "1"}])
 
 
 def test_the_controller_reads_its_interval_where_we_set_it() -> None:

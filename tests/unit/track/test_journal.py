@@ -37,7 +37,7 @@ def test_an_event_survives_its_record() -> None:
     for one in (Started(step=0, world_size=2), step(3), Stopped(step=4, status="finished")):
         assert event(record(one)) == one
     saves = {"saved", "save_failed", "save_skipped", "cadence", "snapshots", "rejected"}
-    elastic = {"decided", "left", "failed", "ready", "commanded"}
+    elastic = {"decided", "left", "failed", "ready", "commanded", "ordered", "deadline"}
     training = {
         "started",
         "step",

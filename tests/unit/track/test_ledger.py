@@ -63,7 +63,7 @@ def test_a_ledger_as_plain_data_has_the_keys_of_the_report() -> None:
     book = ledger(HISTORY, Prices(other=3600.0))
     shown = book.as_dict()
     figures = ["goodput", "tokens", "dollars_per_million_tokens"]
-    assert list(shown) == [*figures, "held", "spent", "restarts", "stragglers", "dollars", *ENERGY]
+    assert list(shown) == [*figures, "held", "spent", "restarts", "stragglers", "dollars", "market_dollars", *ENERGY]
     assert (shown["tokens"], shown["dollars_per_million_tokens"]) == (5, 1e6 * book.total_dollars / 5)
     assert shown["restarts"][0]["steps_lost"] == 1
     assert ledger([]).as_dict()["dollars_per_million_tokens"] == 0.0
@@ -126,6 +126,8 @@ def test_seconds_have_the_price_of_the_market_they_were_bought_on() -> None:
     assert {kind: dollars for kind, dollars in found.dollars.items() if dollars} == pytest.approx(
         {"start_up": 10 * 3, "productive": 3 + 2, "resize": 1 * 3 + 2 * 2}
     )
+    assert found.market_dollars == pytest.approx({"spot": 12.0, "other": 30.0})
+    assert sum(found.market_dollars.values()) == pytest.approx(found.total_dollars)
     assert sum(ledger(history).dollars.values()) == 0.0
     unlabelled = [started(0, 0.0, 3), step(1, 1.0, 3)]
     assert ledger(unlabelled, Prices(other=3600.0)).dollars["productive"] == 3.0

@@ -18,7 +18,7 @@ from springtide.elastic.allocation import fits
 from springtide.elastic.copies import Domain
 from springtide.elastic.notices import TimeLeft
 from springtide.elastic.policy import Node
-from springtide.on_ray._ray_private import MARKET_LABEL, OWN_ACTORS, PREEMPTION, GcsClient, state
+from springtide.on_ray._ray_private import HEAD, MARKET_LABEL, OWN_ACTORS, PREEMPTION, GcsClient, state
 from springtide.track.ledger import SPOT
 
 _ANSWER_S = 0.5
@@ -109,6 +109,14 @@ def may_be_taken_away(node: str) -> str:
     [labels, *_] = [one.get("Labels", {}) for one in ray.nodes() if one["NodeID"] == node] or [{}]
     market = labels.get(MARKET_LABEL, "")
     return f"{node[:8]} ({MARKET_LABEL}={market})" if market.lower() in SPOT else ""
+
+
+def markets() -> dict[str, str]:
+    """Return the market label of each live node in lower case, empty if it has none; not of the head, unless it is alone."""
+    found = {
+        one["NodeID"]: (one.get("Labels", {}).get(MARKET_LABEL, "").lower(), HEAD in one["Resources"]) for one in live()
+    }
+    return {node: market for node, (market, is_head) in found.items() if len(found) == 1 or not is_head}
 
 
 def where() -> tuple[str, str, Domain]:

@@ -48,6 +48,7 @@ from springtide.on_ray.cluster.nodes import live, observed, unanswering
 from springtide.on_ray.cluster.notices import PreemptionWatchers
 from springtide.on_ray.train.hang import Watch, diagnose
 from springtide.on_ray.train.mailbox import Progress, WorkerLimit
+from springtide.on_ray.train.on_demand import OnDemandNodes
 from springtide.on_ray.train.snapshot_saver import SnapshotSaver
 from springtide.on_ray.train.worker import TrainJob
 from springtide.on_ray.train.worker_lender import WorkerLender
@@ -82,6 +83,10 @@ class SpringtideScalingPolicy(ElasticScalingPolicy):
         to."""
         super().__init__(scaling_config)
         self._processes, self._share = workers.processes, workers.share
+        self._on_demand: OnDemandNodes | None = None
+        if job.config.elastic.deadline.is_set and workers.share is None:
+            self._on_demand = OnDemandNodes(job, scaling_config, bounds, workers.processes)
+            self.scaling_config = self._on_demand.labelled(scaling_config)
         self._asked_for, self._job, self._mailbox = bounds, job, job.mailbox
         self._limits, self._began_at = limits, 0
         self._runs = False
@@ -111,7 +116,7 @@ class SpringtideScalingPolicy(ElasticScalingPolicy):
         """Nodes that Ray takes for alive and that did not answer."""
         self._probed_s = float("-inf")
         self._failed_looks = 0
-        self._limit, self._holds = WorkerLimit(), True
+        self._limit, self._holds, self._newest = WorkerLimit(), True, Progress()
         """What commands say of the workers, and whether the cluster is asked for any."""
         self._saver = SnapshotSaver(job)
 
@@ -321,6 +326,9 @@ class SpringtideScalingPolicy(ElasticScalingPolicy):
         self._processes.observe(seen)
         problems = self._processes.problems()
         nodes = [node._replace(problem=problems.get(node.id, "")) for node in seen]
+        if self._on_demand is not None:
+            is_saved = not busy and self._saver.is_safe
+            nodes = self._on_demand.look(nodes, table, busy, self._bounds, self._newest, is_saved)
         if self._share is not None:
             self._processes.trim({node.id: node.places for node in nodes}, busy)
         if self._watches is not None:
@@ -341,7 +349,7 @@ class SpringtideScalingPolicy(ElasticScalingPolicy):
         with contextlib.suppress(RayError):  # the mailbox is slow, or ends with its driver
             found = self._mailbox.progress().get(_ANSWER_S) or Progress(limit=self._limit)
             self._reported = self._reported if found.limit == self._limit else ""
-            self._limit = found.limit
+            self._limit, self._newest = found.limit, found
             return found
         return Progress()
 
@@ -373,11 +381,12 @@ class SpringtideScalingPolicy(ElasticScalingPolicy):
 
     def _get_num_workers_for_resource_request(self) -> int:
         """Add what leaving nodes hold: it is requested again before they are gone."""
-        return self._bounds.max_workers + self._leaving
+        number = self._bounds.max_workers + self._leaving
+        return number if self._on_demand is None else self._on_demand.requested(number)
 
     def _ask_for_what_leaves(self, nodes: list[Node]) -> None:
         leaving = sum(node.places for node in nodes if node.leaves_at is not None)
-        if leaving != self._leaving:
+        if leaving != self._leaving or (self._on_demand is not None and self._on_demand.has_changed()):
             self._leaving = leaving
             if self._holds:
                 self._send_resource_request()

@@ -57,10 +57,11 @@ def train(
     owner: str,
     listen: Callable[[Event], None],
     workers: WorkerLender | None = None,
+    begun_s: float = 0.0,
 ) -> bool:
     """Train ``config`` to its end on the cluster that this process is connected to. ``listen`` receives every event; ``owner``
-    has claimed the run. ``workers`` of an earlier run train this one, and are kept for the next. Returns True if a signal asked
-    it to stop.
+    has claimed the run. ``workers`` of an earlier run train this one, and are kept for the next. ``begun_s``: when the run was
+    first started, seconds since 1970. Returns True if a signal asked it to stop.
 
     SIGINT and SIGTERM ask for a checkpoint and stop; a second one raises KeyboardInterrupt at once. A worker's
     SpringtideError is raised as itself, any other error as TrainingFailed with its rank and trace.
@@ -73,7 +74,7 @@ def train(
         )
     last, workers = workers is None, workers or WorkerLender()
     mailbox = workers.open_mailbox(config)
-    trainer = _trainer(run, term, TrainJob(for_workers(config), mailbox, labels, owner, armed()), workers)
+    trainer = _trainer(run, term, TrainJob(for_workers(config), mailbox, labels, owner, armed(), begun_s), workers)
     failure: list[BaseException] = []
     signalled = False
 

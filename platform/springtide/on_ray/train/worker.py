@@ -69,6 +69,8 @@ class TrainJob:
     """Who has claimed the run."""
     fault_points: str = ""
     """Address of the drill to which fault points are reported; empty for none."""
+    begun_s: float = 0.0
+    """When the run was first started, seconds since 1970."""
 
     @property
     def folder(self) -> Folder:
