@@ -71,6 +71,7 @@ SIGNATURES: dict[str, list[str]] = {
     "WorkerGroup.shutdown": [],
     "WorkerGroupStateBuilder.__init__": [],
     "is_token_auth_enabled": [],
+    "state.actor_table": ["actor_id", "job_id", "actor_state_name"],
 }
 """What is called or overridden -> its arguments. Printed by this file when it is run."""
 PUBLIC = {"PopulationBasedTraining": PopulationBasedTraining, "TorchTrainer": TorchTrainer}
