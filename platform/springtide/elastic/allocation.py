@@ -80,6 +80,8 @@ def allocate(
             _take(shares[claim.client_id], left, node, min(number, sizes[claim.client_id]))
             sizes[claim.client_id] -= shares[claim.client_id].get(node, 0)
     for claim in ranked:
+        if not sizes[claim.client_id]:  # it keeps what it had: nodes are sorted only for who gets more
+            continue
         for node in sorted(left, key=lambda node: (node not in shares[claim.client_id], -left[node], node)):
             before = shares[claim.client_id].get(node, 0)
             _take(shares[claim.client_id], left, node, sizes[claim.client_id])
