@@ -42,11 +42,11 @@ class Measured(NamedTuple):
 
 
 ALL = {
-    "save": Measured(scale_state.save, "ranks W", "8 W requests: no rank lists what lies there"),
-    "commit": Measured(scale_state.commit, "ranks W", "W + 2 W / 1000 + 9 requests, 0.2 KB a piece"),
-    "retention": Measured(scale_state.retention, "ranks W", "2 K + 2 W (K + 1) / 1000 + 2 W / 1000 + 5 requests (K 4)"),
+    "save": Measured(scale_state.save, "ranks W", "9 W requests in the first save of a group, 7 W later"),
+    "commit": Measured(scale_state.commit, "ranks W", "W + 4 W / 1000 + 4 requests; 0.2 KB a piece"),
+    "retention": Measured(scale_state.retention, "ranks W", "2 K + 2 W (K + 1) / 1000 + 6 requests (K 4 kept)"),
     "restore": Measured(scale_state.restore, "ranks W", "4 W requests; 0.1 KB a piece from the other ranks"),
-    "lookup": Measured(scale_state.lookup, "ranks W", "5 N + 5 calls of rank 0 (N = W / 8), 4 parts a rank"),
+    "lookup": Measured(scale_state.lookup, "ranks W", "4 N + 5 calls of rank 0 (N = W / 8); 4 parts a rank"),
     "start": Measured(scale_control.start, "ranks W", "W / 2 new processes, a look for each quarter of them"),
     "poll": Measured(scale_control.poll, "ranks W", "calls a second: 5 W, at most 500"),
     "compare": Measured(scale_control.compare, "ranks W", "one sort, W log W"),

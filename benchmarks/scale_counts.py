@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import threading
 import time
 import tracemalloc
 from collections import Counter
@@ -33,25 +34,23 @@ class Cost(NamedTuple):
 @contextlib.contextmanager
 def counted() -> Iterator[Counter[str]]:
     """Count requests and bytes of all folders in the block."""
-    asked = Counter[str]()
+    asked, lock, here = Counter[str](), threading.Lock(), threading.local()
 
     def of(name: str, cost: Callable[..., tuple[int, int]]) -> Any:
         before = getattr(Folder, name)
 
         def call(folder: Folder, *rest: Any, **named: Any) -> Any:
-            inner = asked["inner"]
-            asked["inner"] = 1  # what one method asks through another is one request
+            is_inner, here.is_inner = getattr(here, "is_inner", False), True
+            calls, size = 1, 0
             try:
                 found = before(folder, *rest, **named)
-            except FileNotFoundError:
-                asked["calls"] += not inner
-                raise
-            finally:
-                asked["inner"] = inner
-            if not inner:
                 calls, size = cost(found, *rest)
-                asked["calls"] += calls
-                asked["bytes"] += size
+            finally:  # also where there is no such file
+                here.is_inner = is_inner
+                if not is_inner:  # what one method asks through another is one request
+                    with lock:
+                        asked["calls"] += calls
+                        asked["bytes"] += size
             return found
 
         return mock.patch.object(Folder, name, call)

@@ -245,12 +245,3 @@ def lookup(ranks: int, rounds: int) -> Cost:
             client.forget(9)
 
         return cost_of(again, rounds, others)
-
-
-FORMULAS = {
-    "save": "6 + 2 requests x W: no listing of what lies there",
-    "commit": "rank 0: W + W/500 + 8 requests; W x P x 200 B",
-    "restore": "(3 + 1 + P/merged) x W requests; a rank hears W x P x 100 B from its group",
-    "retention": "2 x K + 2 x K x W/1000 + 2 x W/1000 + 6 requests",
-    "lookup": "4 x N + 4 calls of rank 0; 4 x W x P pieces of 0.3 KB",
-}

@@ -41,6 +41,13 @@ CLAIMS = {
         *("run_why_s", "run_watch_s", "run_list_s"),
     },
     "plan": {"plan_memory_off", "plan_time_off", "plan_time_off_processor"},
+    "scale": {
+        *(
+            f"exponent_{what}"
+            for what in ("save", "commit", "retention", "restore", "lookup", "start", "poll", "compare")
+        ),
+        *(f"exponent_{what}" for what in ("connections", "queue", "open", "seek", "journal", "report")),
+    },
     "small_devices": {"lora_0_5b_peak_gib", "lora_1_5b_peak_gib", "qlora_4b_peak_gib"},
 }
 PEERS = (BENCHMARKS.parent / ".venv-peers").exists()
