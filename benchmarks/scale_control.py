@@ -112,7 +112,7 @@ def compare(ranks: int, rounds: int) -> Cost:
 
 def connections(ranks: int, rounds: int) -> Cost:
     """A rank finds which of its connections lead to its group: one to each rank. The bytes are those of the exchanges."""
-    from springtide.dist.connections import by_comparer, held_twice
+    from springtide.dist.connections import by_owner, is_shared
 
     draw = np.random.default_rng(0)
     mine = draw.integers(0, 2**63, ranks, dtype=np.uint64)
@@ -120,9 +120,9 @@ def connections(ranks: int, rounds: int) -> Cost:
     theirs = np.repeat(draw.integers(0, 2**63, max(1, ranks // 2), dtype=np.uint64), 2)
 
     def again() -> None:
-        names, sent = by_comparer(mine, ranks)
+        names, sent = by_owner(mine, ranks)
         assert len(names) == sent.sum()
-        assert held_twice(theirs).all()
+        assert is_shared(theirs).all()
 
     return cost_of(again, rounds)._replace(calls=3, bytes=8 * (2 * ranks + 2 * len(mine) + 2 * len(theirs)))
 

@@ -60,20 +60,20 @@ def _shared(names: np.ndarray) -> set[int]:
     if not dist.is_initialized():
         return set()
     size = dist.get_world_size()
-    sorted_names, sent = by_comparer(names, size)
+    sorted_names, sent = by_owner(names, size)
     received = _exchange(sent, np.ones_like(sent), np.ones_like(sent))
     theirs = _exchange(sorted_names.view(np.int64), sent, received).view(np.uint64)
-    answers = _exchange(held_twice(theirs).astype(np.int64), received, sent)
+    answers = _exchange(is_shared(theirs).astype(np.int64), received, sent)
     return set(sorted_names[answers == 1].tolist())
 
 
-def by_comparer(names: np.ndarray, size: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return ``names``, uint64 (n,), sorted by the rank that compares them, and how many go to each of ``size`` ranks."""
+def by_owner(names: np.ndarray, size: int) -> tuple[np.ndarray, np.ndarray]:
+    """Return ``names``, uint64 (n,), sorted by the rank that compares them, their owner, and how many go to each of ``size`` ranks."""
     comparer = (names % np.uint64(size)).astype(np.int64)
     return names[np.argsort(comparer, kind="stable")], np.bincount(comparer, minlength=size)
 
 
-def held_twice(names: np.ndarray) -> np.ndarray:
+def is_shared(names: np.ndarray) -> np.ndarray:
     """Return for each of the names that ranks have sent whether another rank sent it, too."""
     _, place, count = np.unique(names, return_inverse=True, return_counts=True)
     twice: np.ndarray = (count > 1)[place]

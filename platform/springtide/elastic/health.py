@@ -35,10 +35,10 @@ _CHECKS = (
 
 def unfit(node: str, known: Mapping[str, Health]) -> str:
     """Return the reason why ``node`` is unfit to train; empty if it is fit. ``known``: its health and that of the others."""
-    return FitnessCheck(known).unfit(node, known[node])
+    return HealthTable(known).unfit(node, known[node])
 
 
-class FitnessCheck:
+class HealthTable:
     """What nodes are compared with: the speeds of those that are known, sorted once for any number of comparisons."""
 
     def __init__(self, known: Mapping[str, Health]) -> None:

@@ -8,7 +8,7 @@ import statistics
 import pytest
 
 from springtide.elastic import health
-from springtide.elastic.health import SLOW_SHARE, FitnessCheck, Health, slow, unfit
+from springtide.elastic.health import SLOW_SHARE, Health, HealthTable, slow, unfit
 
 GOOD = Health(100e9, 10e9, network_bytes_per_s=1e9)
 OTHERS = {"a": GOOD, "b": Health(110e9, 9e9, "", 1e9), "c": Health(90e9, 11e9, "", 5e9)}
@@ -61,7 +61,7 @@ def test_a_thousand_ranks_are_compared_with_one_look_at_the_order_of_all(monkeyp
 
 
 def test_nodes_that_come_up_one_after_the_other_are_each_compared_with_those_before() -> None:
-    known = FitnessCheck({"a": GOOD, "broken": Health(1e9, 1e9, "copies wrong")})
+    known = HealthTable({"a": GOOD, "broken": Health(1e9, 1e9, "copies wrong")})
     slower = Health(30e9, 10e9)
     assert known.unfit("b", slower) == unfit("b", {"a": GOOD, "b": slower}) != ""
     for node in ("c", "d", "e"):

@@ -15,7 +15,7 @@ from ray import ObjectRef
 from ray.actor import ActorHandle
 from ray.exceptions import RayError
 
-from springtide.elastic.health import FitnessCheck, Health
+from springtide.elastic.health import Health, HealthTable
 from springtide.elastic.patience import StartTimes, ban_s
 from springtide.elastic.policy import Node
 from springtide.elastic.survivors import LiveShard, newest_holders
@@ -226,10 +226,10 @@ class WorkerProcessPool:
 
     def _check(self, processes: Sequence[WorkerProcess]) -> dict[ObjectRef, bool | None]:
         """Return the ``ready`` reference of each process that is ready or has ended -> as ``_is_fit``."""
-        known = FitnessCheck({node: one for node, one in self._health.items() if node not in self._leaving})
+        known = HealthTable({node: one for node, one in self._health.items() if node not in self._leaving})
         return {process.ready: self._is_fit(process, known) for process in processes}
 
-    def _is_fit(self, process: WorkerProcess, known: FitnessCheck) -> bool | None:
+    def _is_fit(self, process: WorkerProcess, known: HealthTable) -> bool | None:
         """Return whether a process that is ready or has ended may train; None if it did not come up. If it may not, its node
         has a problem from now on."""
         node = process.node
