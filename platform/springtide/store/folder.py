@@ -295,8 +295,14 @@ class Folder:
 
             s3.remove(self.fs, [self.where(name) for name in names])
         elif names:
-            with contextlib.suppress(FileNotFoundError), as_os_errors(self.path):
-                self.fs.rm([self.where(name) for name in names])
+            paths = [self.where(name) for name in names]
+            try:
+                with as_os_errors(self.path):
+                    self.fs.rm(paths)
+            except FileNotFoundError:  # some may be left
+                for path in paths:
+                    with contextlib.suppress(FileNotFoundError), as_os_errors(path):
+                        self.fs.rm_file(path)
 
     def remove_if_empty(self) -> None:
         """Remove a local folder in which nothing lies."""
