@@ -118,9 +118,19 @@ class PieceTable(NamedTuple):
             box = self.boxes[at : at + 2 * length].tolist()
             digests = self.digests[block : block + count].tobytes().hex()
             cut = (digests[place : place + 2 * _DIGEST_BYTES] for place in range(0, len(digests), 2 * _DIGEST_BYTES))
-            whole = self.tensors[tensor]
+            name, dtype, shape = self.tensors[tensor]
             found.append(
-                Piece(*whole, tuple(box[:length]), tuple(box[length:]), self.files[file], begin, size, tuple(cut))
+                Piece(
+                    name,
+                    dtype,
+                    shape,
+                    tuple(box[:length]),
+                    tuple(box[length:]),
+                    self.files[file],
+                    begin,
+                    size,
+                    tuple(cut),
+                )
             )
         return found
 
