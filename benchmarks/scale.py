@@ -43,7 +43,7 @@ class Measured(NamedTuple):
 
 ALL = {
     "save": Measured(scale_state.save, "ranks W", "9 W requests in the first save of a group, 7 W later"),
-    "commit": Measured(scale_state.commit, "ranks W", "W + 4 W / 1000 + 4 requests; 0.2 KB a piece"),
+    "commit": Measured(scale_state.commit, "ranks W", "W + 4 W / 1000 + 6 requests; 0.2 KB a piece"),
     "retention": Measured(scale_state.retention, "ranks W", "2 K + 2 W (K + 1) / 1000 + 6 requests (K 4 kept)"),
     "restore": Measured(scale_state.restore, "ranks W", "4 W requests; 0.1 KB a piece from the other ranks"),
     "lookup": Measured(scale_state.lookup, "ranks W", "4 N + 5 calls of rank 0 (N = W / 8); 4 parts a rank"),
