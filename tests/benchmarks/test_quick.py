@@ -50,10 +50,14 @@ CLAIMS = {
     },
     "small_devices": {"lora_0_5b_peak_gib", "lora_1_5b_peak_gib", "qlora_4b_peak_gib"},
 }
+LONG = {"scale"}
+"""Imports nearly all of the package: some ten seconds of a core."""
 PEERS = (BENCHMARKS.parent / ".venv-peers").exists()
 
 
-@pytest.mark.parametrize("benchmark", sorted(CLAIMS))
+@pytest.mark.parametrize(
+    "benchmark", [pytest.param(name, marks=[pytest.mark.full] * (name in LONG)) for name in sorted(CLAIMS)]
+)
 def test_a_benchmark_runs_and_ends_with_its_claims(benchmark: str) -> None:
     assert claims(benchmark).keys() == CLAIMS[benchmark]
 
