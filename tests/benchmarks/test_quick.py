@@ -41,12 +41,23 @@ CLAIMS = {
         *("run_why_s", "run_watch_s", "run_list_s"),
     },
     "plan": {"plan_memory_off", "plan_time_off", "plan_time_off_processor"},
+    "scale": {
+        *(
+            f"exponent_{what}"
+            for what in ("save", "commit", "retention", "restore", "lookup", "start", "poll", "compare")
+        ),
+        *(f"exponent_{what}" for what in ("connections", "queue", "open", "seek", "journal", "report")),
+    },
     "small_devices": {"lora_0_5b_peak_gib", "lora_1_5b_peak_gib", "qlora_4b_peak_gib"},
 }
+LONG = {"scale"}
+"""Imports nearly all of the package: some ten seconds of a core."""
 PEERS = (BENCHMARKS.parent / ".venv-peers").exists()
 
 
-@pytest.mark.parametrize("benchmark", sorted(CLAIMS))
+@pytest.mark.parametrize(
+    "benchmark", [pytest.param(name, marks=[pytest.mark.full] * (name in LONG)) for name in sorted(CLAIMS)]
+)
 def test_a_benchmark_runs_and_ends_with_its_claims(benchmark: str) -> None:
     assert claims(benchmark).keys() == CLAIMS[benchmark]
 

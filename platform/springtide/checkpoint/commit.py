@@ -36,7 +36,9 @@ from springtide.checkpoint.format import (
     is_good,
     listed,
     marked_by,
+    marker_of,
     name_of,
+    newest_before,
     read_index,
     read_manifest,
     step_of,
@@ -49,7 +51,8 @@ _PUT_BYTES = 8 * 2**20
 _LOOK_S = (0.05, 1.0)
 """First and longest pause between checks for the other ranks' indexes [s]."""
 _READERS = 8
-
+_MOST_INDEXES = 64
+"""Most indexes of another world size's checkpoint that each rank reads, to find pieces that did not change."""
 
 _log = logging.getLogger(__name__)
 
@@ -92,8 +95,10 @@ class PieceWriter:
     def __init__(self, run: Folder) -> None:
         self._run = run
         self._known: dict[Any, Piece] = {}
-        self._known_of: tuple[str, frozenset[str]] = ("", frozenset())
+        self._known_of: tuple[str, bytes] = ("", b"")
         self._known_for: tuple[int, str] = (0, "")
+        self._written: tuple[str, int, list[Piece]] = ("", 0, [])
+        """The newest part that was written here: its checkpoint, the term of its lease, its pieces."""
         self._noted = 0
         """Term of the lease whose first commit is recorded."""
 
@@ -101,16 +106,14 @@ class PieceWriter:
         """Write this rank's part; on rank 0, commit once every rank has written. ``view`` returns a piece's bytes;
         ``gone`` returns True if rank 0 is to stop waiting. Raises OSError; CheckpointError or RunExists if a retry
         cannot help."""
-        found = listed(self._run)
-        if _is_committed(self._run, job.name, found.get(job.name, set())):  # by an earlier lease, or an earlier try
+        if marker_of(self._run, job.name) is not None:  # by an earlier lease, or an earlier try
             manifest = read_manifest(self._run, job.name)
             if is_same_state(manifest.meta, job.meta):
                 return Committed(job.name, manifest.size_bytes, 0)
             if not job.rank:
                 leases.check(self._run, job.term, job.owner)
                 abandon(self._run, [job.name], "another lease trained the same step otherwise", job.term)
-        older = {name: files for name, files in found.items() if is_good(files) and name < job.name}
-        pieces, written = self._part(job, view, older)
+        pieces, written = self._part(job, view)
         if job.rank:
             return Committed(job.name, sum(piece.size_bytes for piece in pieces), written)
         manifest = commit(self._run, job, gone)
@@ -119,11 +122,9 @@ class PieceWriter:
             self._noted = job.term
         return Committed(job.name, manifest.size_bytes, manifest.written_bytes)
 
-    def _part(
-        self, job: CommitJob, view: Callable[[StagedPiece], memoryview], older: dict[str, set[str]]
-    ) -> tuple[list[Piece], int]:
+    def _part(self, job: CommitJob, view: Callable[[StagedPiece], memoryview]) -> tuple[list[Piece], int]:
         folder, own = checkpoints(self._run) / job.name, f"{job.name}/{data_name(job.term, job.rank)}"
-        known = self._base(job, older)
+        known = self._base(job)
         pieces, changed = [], []
         for staged in job.pieces:
             digests = tuple(digest.of_bytes(block) for block in cut(view(staged), BLOCK_BYTES))
@@ -146,27 +147,32 @@ class PieceWriter:
             index = {"header_bytes": len(header), "header_digest": head, "digest": data_digest(head, in_file)}
             index["size_bytes"] = len(header) + sum(piece.size_bytes for piece in in_file)
         folder.write(index_name(job.term, job.rank), to_json({**index, "pieces": pieces}))
+        self._written = job.name, job.term, pieces
         return pieces, index["size_bytes"]
 
-    def _base(self, job: CommitJob, older: dict[str, set[str]]) -> dict[Any, Piece]:
-        """Return box -> piece of the last of the checkpoints ``older``, name -> files: pieces that need not be written."""
+    def _base(self, job: CommitJob) -> dict[Any, Piece]:
+        """Return box -> piece of the newest older checkpoint: pieces that need not be written."""
         # every try of a job writes the same bytes: rank 0 may have committed what the one before wrote
         if (job.term, job.name) == self._known_for:
             return self._known
         self._known_for = job.term, job.name
-        last = next(reversed(older), "")
-        # the same step may have been committed again by another lease, and the files of the first be gone
-        this = last, frozenset(file for file in older.get(last, ()) if file.endswith("manifest.json"))
+        # by its marker: the same step may have been committed again by another lease, and the files of the first be gone
+        last, marker = this = newest_before(self._run, job.name)
         if this == self._known_of:
             return self._known
         self._known_of, self._known = this, {}
         if not last:
             return {}
+        if (last, _term_in(marker)) == self._written[:2]:  # what is in its index, then, is known
+            self._known = {piece.box: piece for piece in self._written[2]}
+            return self._known
         with contextlib.suppress(CheckpointError):  # a bad checkpoint has no pieces to refer to
             manifest, folder = read_manifest(self._run, last), checkpoints(self._run) / last
             mine = index_name(manifest.term, job.rank)
             same_size = manifest.meta.world_size == job.meta.world_size
-            for name in [mine] if same_size else manifest.indexes:
+            # after a resize any index may have a box of this rank; of a large group, writing it again costs less
+            others = manifest.indexes if len(manifest.indexes) <= _MOST_INDEXES else []
+            for name in [mine] if same_size else others:
                 _, pieces = read_index(folder, name, manifest.files[name]["digest"])
                 self._known |= {piece.box: piece for piece in pieces}
         return self._known
@@ -206,19 +212,18 @@ def commit(run: Folder, job: CommitJob, gone: Callable[[], bool]) -> Manifest:
     return manifest
 
 
+def _term_in(marker: bytes) -> int:
+    """Return the term of the lease that a commit marker names; 0 if it cannot be understood."""
+    with contextlib.suppress(ValueError, TypeError, KeyError):
+        return int(json.loads(marker)["term"])
+    return 0
+
+
 def is_same_state(one: Meta, other: Meta) -> bool:
     """Return whether two checkpoints of the same step have the same state: the same steps trained with the same settings."""
     return (one.step, one.order_identity, one.config_fingerprint, one.chain) == (
         *(other.step, other.order_identity, other.config_fingerprint, other.chain),
     )
-
-
-def _is_committed(run: Folder, name: str, files: set[str]) -> bool:
-    """Return whether a checkpoint counts that was listed with ``files``: a listing may lag behind (NFS)."""
-    if COMMITTED in files:
-        return is_good(files)
-    folder = checkpoints(run) / name
-    return folder.exists(COMMITTED) and not any(map(folder.exists, (ABANDONED, QUARANTINED)))
 
 
 def _written(folder: Folder, manifest: Manifest) -> tuple[Manifest, bytes]:
@@ -289,17 +294,15 @@ def _tidy(run: Folder, job: CommitJob) -> None:
     folder, reading = checkpoints(run), retention.being_read(run) | bad
     marks = [file for file in retention.garbage(found, job.retention, reading, job.term) if file.endswith(COMMITTED)]
     removed = {file: folder.read(file) for file in marks}
-    for file in marks:
-        folder.remove(file)
+    folder.remove_files(marks)
     if marks:  # who began to read one meanwhile has noted that before it looked for the mark
         now = retention.being_read(run) | bad
         for file in marks:
             if file.partition("/")[0] in now - reading:
                 folder.write(file, removed[file])
         reading = now
-    for file in retention.garbage(found, job.retention, reading, job.term):
-        if not file.endswith(COMMITTED):
-            folder.remove(file)
+    doomed = retention.garbage(found, job.retention, reading, job.term)
+    folder.remove_files([file for file in doomed if not file.endswith(COMMITTED)])
     for name in folder.names() if folder.is_local else []:  # object stores have no empty folders
         if step_of(name) is not None and name < job.name:
             (folder / name).remove_if_empty()

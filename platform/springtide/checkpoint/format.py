@@ -223,6 +223,33 @@ def is_good(files: set[str]) -> bool:
     return COMMITTED in files and not files & {ABANDONED, QUARANTINED}
 
 
+def marker_of(run: Folder, name: str) -> bytes | None:
+    """Return the commit marker of a checkpoint that counts; None for any other. It does not list the folder: on a large run
+    that is thousands of names."""
+    folder = checkpoints(run) / name
+    marker = _read_if_there(folder, COMMITTED)
+    if marker is None or any(_read_if_there(folder, mark) is not None for mark in (ABANDONED, QUARANTINED)):
+        return None
+    return marker
+
+
+def newest_before(run: Folder, name: str) -> tuple[str, bytes]:
+    """Return the name of the newest checkpoint that counts and is older than ``name``, and its commit marker; empty ones if
+    there is none. The number of requests does not grow with the ranks, nor with the checkpoints."""
+    older = [one for one in checkpoints(run).names() if step_of(one) is not None and one < name]
+    for one in reversed(older):
+        if (marker := marker_of(run, one)) is not None:
+            return one, marker
+    return "", b""
+
+
+def _read_if_there(folder: Folder, name: str) -> bytes | None:
+    try:
+        return folder.read(name)
+    except (FileNotFoundError, IsADirectoryError):
+        return None
+
+
 def committed(run: Folder) -> list[str]:
     """Return the names of the checkpoints that count, oldest first."""
     return [name for name, files in listed(run).items() if is_good(files)]

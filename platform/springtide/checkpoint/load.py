@@ -22,6 +22,7 @@ from springtide.checkpoint.adapters import without_adapter
 from springtide.checkpoint.averages import as_weights, begin_averages, match_averages
 from springtide.checkpoint.format import BLOCK_BYTES, BadFile, Manifest, Piece, checkpoints, read_index, read_manifest
 from springtide.checkpoint.new_blocks import with_new_blocks, without_new_outputs
+from springtide.checkpoint.piece_table import PieceTable
 from springtide.checkpoint.tensors import Box, box, local, materialize, named_tensors, raw, type_name, type_of
 from springtide.errors import CheckpointError
 from springtide.store import Folder, digest
@@ -55,20 +56,24 @@ def load(
     new_adapter: bool = False,
     convert: Convert | None = None,
     new_blocks: Sequence[int] = (),
+    table: PieceTable | None = None,
 ) -> Manifest:
     """Load this rank's part of checkpoint ``name`` in place, at any world size and layout. Returns its manifest. ``averaged``:
     load the averaged weights into ``model``, without an optimizer. ``new_adapter``: leave the model's adapter as it is.
     ``convert``: how tensors that are stored in a wider type than the model's become those of the model; None: not at all.
-    ``new_blocks``: as ``train.new_blocks``; without an optimizer.
+    ``new_blocks``: as ``train.new_blocks``; without an optimizer. ``table``: the checkpoint's pieces, if they were read.
 
     Raises CheckpointError with the bad file, or with the tensors that are missing, unexpected or of another shape. A
     single process needs no process group.
     """
     manifest = manifest or read_manifest(run, name)
-    pieces = read_pieces(run, name, manifest)
+    pieces = read_pieces(run, name, manifest) if table is None else []
     if optimizer is not None:
         materialize(optimizer)
     wanted = named_tensors(model, optimizer)
+    if table is not None:  # only a state as it was saved is read by the names that it has here
+        is_whole = optimizer is not None and not (new_adapter or new_blocks or averaged or convert)
+        pieces = table.overlapping({key: box(one) for key, one in wanted.items()}) if is_whole else table.pieces()
     if new_adapter:
         wanted = without_adapter(wanted)
     if new_blocks:
@@ -124,11 +129,12 @@ def _read_converted(source: PieceSource, pieces: Sequence[Piece], tensor: Tensor
         target[begin : begin + len(rows)].copy_(convert(rows, target.dtype))
 
 
-def read_pieces(run: Folder, name: str, manifest: Manifest) -> list[Piece]:
-    """Return the pieces of all tensors of a checkpoint, from its indexes, several read at a time. Raises as ``read_index``."""
-    folder = checkpoints(run) / name
+def read_pieces(run: Folder, name: str, manifest: Manifest, indexes: Sequence[str] | None = None) -> list[Piece]:
+    """Return the pieces of all tensors of a checkpoint, from its indexes, several read at a time; or those in some of its
+    ``indexes``. Raises as ``read_index``."""
+    folder, indexes = checkpoints(run) / name, manifest.indexes if indexes is None else indexes
     with ThreadPoolExecutor(_READERS, "springtide-load") as threads:
-        found = threads.map(lambda file: read_index(folder, file, manifest.files[file]["digest"]), manifest.indexes)
+        found = threads.map(lambda file: read_index(folder, file, manifest.files[file]["digest"]), indexes)
         return list(itertools.chain.from_iterable(pieces for _, pieces in found))
 
 

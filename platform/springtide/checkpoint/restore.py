@@ -9,11 +9,12 @@ A run that has committed does not begin at step 0 unless asked to. The last chec
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import logging
 import socket
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, TypeVar
 
 import torch
 from torch import nn
@@ -22,17 +23,20 @@ from springtide.checkpoint import branch, leases
 from springtide.checkpoint.adapters import has_adapter
 from springtide.checkpoint.agreed import good_until
 from springtide.checkpoint.format import (
+    COMMITTED,
     Identity,
     Manifest,
     Meta,
     OtherFormat,
+    checkpoints,
     committed,
     quarantine,
     read_manifest,
 )
 from springtide.checkpoint.fresh_start import check_fresh_start
-from springtide.checkpoint.load import Convert, Mismatch, load
+from springtide.checkpoint.load import Convert, Mismatch, load, read_pieces
 from springtide.checkpoint.other_orders import of_another_order
+from springtide.checkpoint.piece_table import PieceTable, share
 from springtide.checkpoint.retention import note_reader
 from springtide.checkpoint.second_reader import BadFileReport, ReadElsewhere, read_again, second_readers
 from springtide.config import code_fingerprint
@@ -43,6 +47,7 @@ from springtide.errors import CheckpointError, UnfitNode
 from springtide.store import Folder
 
 _log = logging.getLogger(__name__)
+_T = TypeVar("_T")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -158,23 +163,69 @@ def _try_load(
     """Return the manifest if every rank loaded its part, else None and what is wrong with the bytes. All ranks call it
     together. Without ``optimizer`` only weights are loaded; without ``identity`` the data order is not checked. Raises
     UnfitNode if only one reader finds them bad."""
-    manifest: Manifest | None = None
+
+    def read() -> tuple[Manifest, PieceTable]:
+        manifest = read_manifest(run, name)
+        if identity is not None and (mismatch := of_another_order(run, manifest.meta, identity)):
+            raise Mismatch(mismatch)
+        mine = share(manifest.indexes, rank_here(), size)
+        return manifest, PieceTable.of(read_pieces(run, name, manifest, mine))
+
+    def fill(manifest: Manifest, tables: Sequence[PieceTable]) -> None:
+        new_adapter = may_begin_adapter and not has_adapter(manifest)
+        load(
+            *(run, name, model, optimizer, manifest),
+            new_adapter=new_adapter,
+            convert=convert,
+            new_blocks=new_blocks,
+            table=PieceTable.joined(tables),
+        )
+
+    with contextlib.ExitStack() as noted:
+        if rank_here() == 0:  # one note for all, until all have read
+            noted.enter_context(_noted(run, name))
+        size = len(gathered(None))
+        found, report, fatal = _attempt(read, run, name, node)
+        manifest, mine = found or (None, None)
+        told = _unless_fatal((report, mine), fatal)
+        reports = [one for one, _ in told]
+        if manifest is not None and not any(one.problem for one in reports):
+            good, tables = manifest, [table for _, table in told]
+            _, report, fatal = _attempt(lambda: fill(good, tables), run, name, node)
+            reports = _unless_fatal(report, fatal)
+        problems = [f"{one.problem} (rank {rank})" for rank, one in enumerate(reports) if one.problem]
+        if not problems:
+            return manifest, ""
+        is_bad = _confirmed(run, name, reports, elsewhere)
+    if not is_bad:
+        rank, bad = next((rank, one) for rank, one in enumerate(reports) if one.problem)
+        raise UnfitNode(
+            f"rank {rank} on node {bad.node} finds {bad.file} bad, but a second reader finds it good: "
+            f"{bad.problem}. The checkpoint stays; check the memory, network and storage of that node",
+            bad.node if node else "",
+        )
+    return None, problems[0]
+
+
+@contextlib.contextmanager
+def _noted(run: Folder, name: str) -> Iterator[None]:
+    """As ``note_reader``, if this node sees the checkpoint: without the run's storage, a note would create a folder."""
+    is_there = False
+    with contextlib.suppress(OSError):  # who reads it says so
+        is_there = (checkpoints(run) / name).exists(COMMITTED)
+    with note_reader(run, name) if is_there else contextlib.nullcontext():
+        yield
+
+
+def _attempt(
+    function: Callable[[], _T], run: Folder, name: str, node: str
+) -> tuple[_T | None, BadFileReport, Exception | None]:
+    """Return what ``function`` returns, a report of what it finds bad, and its fatal error, with which no rank goes on."""
+    found: _T | None = None
     report = BadFileReport(node=node or socket.gethostname())
     fatal: Exception | None = None
     try:
-        manifest = read_manifest(
-            run, name
-        )  # before the reader note: on a node without the run's storage, the note would create a folder
-        with note_reader(run, name):
-            if identity is not None and (mismatch := of_another_order(run, manifest.meta, identity)):
-                raise Mismatch(mismatch)
-            new_adapter = may_begin_adapter and not has_adapter(manifest)
-            load(
-                *(run, name, model, optimizer, manifest),
-                new_adapter=new_adapter,
-                convert=convert,
-                new_blocks=new_blocks,
-            )
+        found = function()
     except (Mismatch, OtherFormat, PermissionError) as error:
         fatal = CheckpointError(f"{name} of {run.url}: {error}")
     except CheckpointError as error:
@@ -184,18 +235,7 @@ def _try_load(
     except Exception as error:  # no memory, a bug: the checkpoint may be good, and the others wait below
         _log.exception("rank %d cannot load %s", rank_here(), name)
         fatal = RuntimeError(f"rank {rank_here()} cannot load {name} of {run.url}: {type(error).__name__}: {error}")
-    reports = _unless_fatal(report, fatal)
-    problems = [f"{one.problem} (rank {rank})" for rank, one in enumerate(reports) if one.problem]
-    if not problems:
-        return manifest, ""
-    if not _confirmed(run, name, reports, elsewhere):
-        rank, bad = next((rank, one) for rank, one in enumerate(reports) if one.problem)
-        raise UnfitNode(
-            f"rank {rank} on node {bad.node} finds {bad.file} bad, but a second reader finds it good: "
-            f"{bad.problem}. The checkpoint stays; check the memory, network and storage of that node",
-            bad.node if node else "",
-        )
-    return None, problems[0]
+    return found, report, fatal
 
 
 def _confirmed(

@@ -124,8 +124,9 @@ class Snapshotter:
         if self._handle is not None and self._snapshot_store.settled(self._handle):
             self._handle = None
             self._taken += 1
-            if self._taken == 2:  # both staging buffers are of this lease
-                self._snapshot_store.forget(self._term)
+            if self._taken == 2 and self._rank == 0:  # the one before is of this lease, and safe on every rank
+                store, term = self._snapshot_store, self._term
+                in_thread("springtide-forget", lambda: store.forget(term), daemon=True)  # no step waits for all nodes
         return self._handle is not None
 
     def evacuate(self) -> bool:

@@ -12,11 +12,10 @@ import os
 import select
 import socket
 import stat
-from collections import Counter
 
 import numpy as np
-
-from springtide.dist.collectives import gathered
+import torch
+import torch.distributed as dist
 
 _OPEN_FILES = "/proc/self/fd"
 
@@ -26,11 +25,10 @@ class Connections:
 
     def __init__(self) -> None:
         mine = _connections()
-        everyone = gathered(np.array(list(mine), dtype=np.uint64))
-        ranks_that_have = Counter(np.concatenate(everyone).tolist())
+        others_have = _shared(np.array(list(mine), dtype=np.uint64))
         self._sockets = []
         for name, one in mine.items():
-            if ranks_that_have[name] > 1:
+            if name in others_have:
                 self._sockets.append(one)
             else:  # to Ray, or to a store
                 one.close()
@@ -52,6 +50,41 @@ class Connections:
                 one.shutdown(socket.SHUT_RDWR)
             one.close()
         self._sockets = []
+
+
+def _shared(names: np.ndarray) -> set[int]:
+    """Return those of this rank's ``names``, uint64 (n,), that another rank has, too; all ranks call it together.
+
+    Each name is compared by one rank. A rank sends and receives as much as it has connections, which grows with the ranks; if
+    all had the names of all, that would grow with their square."""
+    if not dist.is_initialized():
+        return set()
+    size = dist.get_world_size()
+    sorted_names, sent = by_owner(names, size)
+    received = _exchange(sent, np.ones_like(sent), np.ones_like(sent))
+    theirs = _exchange(sorted_names.view(np.int64), sent, received).view(np.uint64)
+    answers = _exchange(is_shared(theirs).astype(np.int64), received, sent)
+    return set(sorted_names[answers == 1].tolist())
+
+
+def by_owner(names: np.ndarray, size: int) -> tuple[np.ndarray, np.ndarray]:
+    """Return ``names``, uint64 (n,), sorted by the rank that compares them, their owner, and how many go to each of ``size`` ranks."""
+    comparer = (names % np.uint64(size)).astype(np.int64)
+    return names[np.argsort(comparer, kind="stable")], np.bincount(comparer, minlength=size)
+
+
+def is_shared(names: np.ndarray) -> np.ndarray:
+    """Return for each of the names that ranks have sent whether another rank sent it, too."""
+    _, place, count = np.unique(names, return_inverse=True, return_counts=True)
+    twice: np.ndarray = (count > 1)[place]
+    return twice
+
+
+def _exchange(values: np.ndarray, sent: np.ndarray, received: np.ndarray) -> np.ndarray:
+    """Send parts of ``values``, int64 (n,), of these lengths to the ranks; return what they sent, of the lengths ``received``."""
+    found = torch.empty(int(received.sum()), dtype=torch.int64)
+    dist.all_to_all_single(found, torch.from_numpy(values.copy()), received.tolist(), sent.tolist())
+    return found.numpy()
 
 
 def _connections() -> dict[int, socket.socket]:

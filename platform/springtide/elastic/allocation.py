@@ -9,6 +9,7 @@ long as that is equally fair. All runs of a queue together get no more workers t
 
 from __future__ import annotations
 
+import heapq
 import itertools
 import math
 from collections.abc import Iterable, Mapping, Sequence
@@ -79,11 +80,21 @@ def allocate(
         for node, number in held.get(claim.client_id, {}).items():
             _take(shares[claim.client_id], left, node, min(number, sizes[claim.client_id]))
             sizes[claim.client_id] -= shares[claim.client_id].get(node, 0)
+    emptiest = [(-number, node) for node, number in left.items()]
+    heapq.heapify(emptiest)
     for claim in ranked:
-        for node in sorted(left, key=lambda node: (node not in shares[claim.client_id], -left[node], node)):
-            before = shares[claim.client_id].get(node, 0)
-            _take(shares[claim.client_id], left, node, sizes[claim.client_id])
-            sizes[claim.client_id] -= shares[claim.client_id].get(node, 0) - before
+        mine, wanted = shares[claim.client_id], sizes[claim.client_id]
+        own = sorted((node for node in mine if node in left), key=lambda node: (-left[node], node)) if wanted else ()
+        for node in own:
+            wanted -= _take(mine, left, node, wanted)
+        while wanted and emptiest:
+            known, node = emptiest[0]
+            if left[node] == -known:
+                wanted -= _take(mine, left, node, wanted)
+            if left[node]:
+                heapq.heapreplace(emptiest, (-left[node], node))
+            else:
+                heapq.heappop(emptiest)
     return shares
 
 
@@ -247,20 +258,22 @@ def _sizes(
         for claim in equals:
             if claim.least <= min(total, allowed[claim.queue], claim.max_workers):
                 give(claim, claim.least)
-        while growing := [
-            claim
-            for claim in equals
-            if sizes[claim.client_id]
-            and claim.worker_multiple <= min(total, allowed[claim.queue])
-            and sizes[claim.client_id] + claim.worker_multiple <= claim.max_workers
-        ]:
-            poorest = min(growing, key=poverty)
-            give(poorest, poorest.worker_multiple)
+        growing = [(poverty(claim), place) for place, claim in enumerate(equals) if sizes[claim.client_id]]
+        heapq.heapify(growing)
+        while growing:
+            _, place = heapq.heappop(growing)
+            poorest = equals[place]
+            has_room = poorest.worker_multiple <= min(total, allowed[poorest.queue])
+            if has_room and sizes[poorest.client_id] + poorest.worker_multiple <= poorest.max_workers:
+                give(poorest, poorest.worker_multiple)
+                heapq.heappush(growing, (poverty(poorest), place))  # who cannot grow now never can
     return sizes
 
 
-def _take(share: dict[str, int], left: dict[str, int], node: str, number: int) -> None:
+def _take(share: dict[str, int], left: dict[str, int], node: str, number: int) -> int:
+    """Move up to ``number`` workers of a node from what is left to a share; return how many."""
     taken = max(0, min(number, left.get(node, 0)))
     if taken:
         share[node] = share.get(node, 0) + taken
         left[node] -= taken
+    return taken

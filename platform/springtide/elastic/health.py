@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import statistics
+import bisect
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
@@ -26,28 +26,70 @@ class Health(NamedTuple):
     """From the driver's node to this one; 0 if nothing was sent."""
 
 
+_CHECKS = (
+    ("flops_per_s", "its device multiplies", LEAST_SHARE),
+    ("copy_bytes_per_s", "its device copies", LEAST_SHARE),
+    ("network_bytes_per_s", "the network reaches it", LEAST_NETWORK_SHARE),
+)
+
+
 def unfit(node: str, known: Mapping[str, Health]) -> str:
     """Return the reason why ``node`` is unfit to train; empty if it is fit. ``known``: its health and that of the others."""
-    mine = known[node]
-    others = [health for name, health in known.items() if name != node and not health.wrong]
-    if mine.wrong:
-        return f"its device {mine.wrong}"
-    if not others:
+    return HealthTable(known).unfit(node, known[node])
+
+
+class HealthTable:
+    """What nodes are compared with: the speeds of those that are known, sorted once for any number of comparisons."""
+
+    def __init__(self, known: Mapping[str, Health]) -> None:
+        self._known = dict(known)
+        good = [health for health in known.values() if not health.wrong]
+        self._speeds = {field: sorted(filter(None, (getattr(one, field) for one in good))) for field, *_ in _CHECKS}
+
+    def add(self, node: str, health: Health) -> None:
+        """Know the health of a node from now on, in place of an earlier one."""
+        before = self._known.get(node)
+        for field, speeds in self._speeds.items():
+            if before is not None and not before.wrong and getattr(before, field):
+                del speeds[bisect.bisect_left(speeds, getattr(before, field))]
+            if not health.wrong and getattr(health, field):
+                bisect.insort(speeds, getattr(health, field))
+        self._known[node] = health
+
+    def unfit(self, node: str, mine: Health) -> str:
+        """As the function ``unfit``, of a node whose health is ``mine``, now."""
+        if mine.wrong:
+            return f"its device {mine.wrong}"
+        before = self._known.get(node)
+        for field, what, least in _CHECKS:
+            here, speeds = getattr(mine, field), self._speeds[field]
+            is_among = before is not None and not before.wrong and bool(getattr(before, field))
+            median = _median_of_others(speeds, bisect.bisect_left(speeds, getattr(before, field)) if is_among else None)
+            if 0 < here < least * median:
+                return f"{what} at {here / median:.0%} of the others' speed"
         return ""
-    for what, least, speeds in (
-        ("its device multiplies", LEAST_SHARE, [one.flops_per_s for one in (mine, *others)]),
-        ("its device copies", LEAST_SHARE, [one.copy_bytes_per_s for one in (mine, *others)]),
-        ("the network reaches it", LEAST_NETWORK_SHARE, [one.network_bytes_per_s for one in (mine, *others)]),
-    ):
-        here, median = speeds[0], statistics.median([speed for speed in speeds[1:] if speed] or [0.0])
-        if 0 < here < least * median:
-            return f"{what} at {here / median:.0%} of the others' speed"
-    return ""
 
 
 def slow(speeds: Sequence[float]) -> dict[int, float]:
-    """Return the slow ranks -> their share of the median speed of the others. ``speeds``: by rank, in any unit."""
-    shares = {
-        rank: speed / statistics.median([*speeds[:rank], *speeds[rank + 1 :]]) for rank, speed in enumerate(speeds)
-    }
-    return {rank: share for rank, share in shares.items() if share < SLOW_SHARE}
+    """Return the slow ranks -> their share of the median speed of the others. ``speeds``: by rank, in any unit. They are sorted
+    once: a thousand ranks do this in a step.
+
+    >>> slow([100.0, 90.0, 110.0, 50.0])
+    {3: 0.5}
+    """
+    order = sorted(range(len(speeds)), key=speeds.__getitem__)
+    ascending = [speeds[rank] for rank in order]
+    shares = {rank: speeds[rank] / _median_of_others(ascending, place) for place, rank in enumerate(order)}
+    return {rank: shares[rank] for rank in sorted(shares) if shares[rank] < SLOW_SHARE}
+
+
+def _median_of_others(ascending: Sequence[float], left_out: int | None) -> float:
+    """Return the median of sorted numbers without the one at ``left_out``; 0 of none."""
+    number = len(ascending) - (left_out is not None)
+    if not number:
+        return 0.0
+
+    def at(place: int) -> float:
+        return ascending[place + (left_out is not None and place >= left_out)]
+
+    return at(number // 2) if number % 2 else (at(number // 2 - 1) + at(number // 2)) / 2

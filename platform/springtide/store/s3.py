@@ -13,7 +13,7 @@ import datetime
 import functools
 import random
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import obstore
@@ -21,7 +21,9 @@ from fsspec.asyn import sync
 from obstore.exceptions import (
     AlreadyExistsError,
     BaseError,
+    GenericError,
     NotFoundError,
+    NotSupportedError,
     PermissionDeniedError,
     PreconditionError,
     UnauthenticatedError,
@@ -72,6 +74,24 @@ def files(fs: Any, path: str) -> list[str]:
     with _as_os_errors(path):
         found = obstore.list(_bucket(fs, bucket), prefix).collect()
     return [one["path"].removeprefix(prefix) for one in found]
+
+
+def remove(fs: Any, paths: Sequence[str]) -> None:
+    """Remove objects ``bucket/key``, a thousand in one request where the store can (DeleteObjects); one that does not exist is
+    removed. OSError after its retries."""
+    by_bucket: dict[str, list[str]] = {}
+    for path in paths:
+        bucket, key = path.split("/", 1)
+        by_bucket.setdefault(bucket, []).append(key)
+    for bucket, keys in by_bucket.items():
+        store = _bucket(fs, bucket)
+        with _as_os_errors(f"{bucket}/{keys[0]}"):
+            try:
+                obstore.delete(store, keys)
+            except (NotSupportedError, GenericError):  # not every store that speaks S3 has this request
+                for key in keys:
+                    with contextlib.suppress(NotFoundError):
+                        obstore.delete(store, key)
 
 
 def put(fs: Any, path: str, parts: Iterable[memoryview], size: int) -> None:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
+from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -91,9 +94,10 @@ def test_a_commit_that_the_listing_does_not_show_yet_is_not_written_over(
     run: Folder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The answer to the commit is lost, and the folder's listing lags behind when it is tried again (NFS)."""
-    writer, seen = Writer(run), {}
+    writer = Writer(run)
     writer.save(5)
-    monkeypatch.setattr(commit, "listed", lambda _: seen)
+    monkeypatch.setattr(commit, "listed", lambda _: {})
+    monkeypatch.setattr(commit, "newest_before", lambda *_: ("", b""))
     assert writer.save(5).written_bytes == 0
     writer.pieces = PieceWriter(run)  # the writer process was lost, too
     assert writer.save(5).written_bytes == 0
@@ -120,11 +124,11 @@ def test_every_try_of_a_save_writes_the_same_bytes(run: Folder, monkeypatch: pyt
     """Rank 0 may have committed the index that the first try wrote, while a listing changes."""
     writer = Writer(run)
     writer.save(4)
-    shown = dict(commit.listed(run))
+    shown = commit.newest_before(run, "step-0000000005")
     monkeypatch.setattr(commit, "commit", lambda *_: (_ for _ in ()).throw(OSError("connection reset")))
     written = []
-    for listing in ({}, shown):  # at first it lags behind
-        monkeypatch.setattr(commit, "listed", lambda _, listing=listing: listing)
+    for listing in (("", b""), shown):  # at first it lags behind
+        monkeypatch.setattr(commit, "newest_before", lambda *_, listing=listing: listing)
         with pytest.raises(OSError, match="reset"):
             writer.save(5)
         written.append((checkpoints(run) / "step-0000000005").read("a0001-r0000.json"))
@@ -206,7 +210,7 @@ def test_a_checkpoint_whose_manifest_cannot_be_read_keeps_the_files_that_it_may_
 def test_a_branch_from_a_checkpoint_that_is_being_removed_has_it_whole_or_is_refused(
     run: Folder, monkeypatch: pytest.MonkeyPatch, when: str
 ) -> None:
-    writer, being_read, remove = Writer(run), retention.being_read, Folder.remove
+    writer, being_read, remove = Writer(run), retention.being_read, Folder.remove_files
     writer.save(5)
     writer.save(10)
     url, looks, said = f"{run.url}/checkpoints/step-0000000005", 0, ""
@@ -226,13 +230,13 @@ def test_a_branch_from_a_checkpoint_that_is_being_removed_has_it_whole_or_is_ref
             begin_branch()
         return found
 
-    def taken_away(folder: Folder, name: str = "") -> None:
-        remove(folder, name)
-        if name.endswith(f"5/{COMMITTED}") and when == "after":
+    def taken_away(folder: Folder, names: Sequence[str]) -> None:
+        remove(folder, names)
+        if f"step-0000000005/{COMMITTED}" in names and when == "after":
             begin_branch()
 
     monkeypatch.setattr(retention, "being_read", look)
-    monkeypatch.setattr(Folder, "remove", taken_away)
+    monkeypatch.setattr(Folder, "remove_files", taken_away)
     writer.save(15, keep=1)
     monkeypatch.undo()
     if when == "after":
@@ -244,3 +248,69 @@ def test_a_branch_from_a_checkpoint_that_is_being_removed_has_it_whole_or_is_ref
         assert set(read_manifest(run, "step-0000000005").files) <= {
             file.partition("/")[2] for file in checkpoints(run).files() if file.startswith("step-0000000005/")
         }
+
+
+def counted(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
+    """The requests of all folders from now on, by kind; a listing of everything counts a page per thousand names."""
+    asked = Counter[str]()
+
+    def count(kind: str) -> None:
+        before = getattr(Folder, kind)
+
+        def call(folder: Folder, *rest: Any, **named: Any) -> Any:
+            asked[kind] += 1
+            return before(folder, *rest, **named)
+
+        monkeypatch.setattr(Folder, kind, call)
+
+    for kind in ("read", "names", "files", "exists", "create", "put_stream", "remove", "remove_files"):
+        count(kind)
+    return asked
+
+
+@pytest.mark.parametrize("kept", [1, 6])
+def test_what_a_rank_asks_the_store_in_a_save_does_not_grow_with_what_lies_there(
+    run: Folder, monkeypatch: pytest.MonkeyPatch, kept: int
+) -> None:
+    """It listed all files of all checkpoints, on each rank. What it has written itself it does not read again."""
+    writer = Writer(run)
+    for step in range(1, 1 + kept):
+        writer.save(step)
+    for number in range(40):  # as if there had been more ranks
+        checkpoints(run).write(f"step-{kept:010d}/a0001-r{number + 10:04d}.json", b"{}")
+    job = dataclasses.replace(writer.job(10), rank=1)
+    asked = counted(monkeypatch)
+    writer.pieces.write(job, lambda staged: memoryview(bytes(128))[: staged.size_bytes], lambda: False)
+    # whether the step is committed; which is the newest before it, and its three marks; data and index
+    assert asked == {"names": 1, "read": 4, "put_stream": 2}
+
+
+def test_after_a_resize_of_a_large_group_no_rank_reads_the_indexes_of_all(
+    run: Folder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    writer = Writer(run)
+    writer.save(5)
+    manifest = read_manifest(run, "step-0000000005")
+    [mine] = manifest.indexes
+    for ranks, reads in ((commit._MOST_INDEXES, commit._MOST_INDEXES), (commit._MOST_INDEXES + 1, 0)):
+        files = {f"a0001-r{rank:04d}.json": manifest.files[mine] for rank in range(ranks)}
+        of_many = manifest.model_copy(
+            update={"files": files, "meta": manifest.meta.model_copy(update={"world_size": ranks})}
+        )
+        monkeypatch.setattr(commit, "read_manifest", lambda *_, of_many=of_many: of_many)
+        asked = list[str]()
+        monkeypatch.setattr(commit, "read_index", lambda folder, name, _, asked=asked: asked.append(name) or ({}, []))
+        PieceWriter(run)._base(writer.job(10))
+        assert len(asked) == reads
+
+
+def test_all_files_that_retention_removes_go_in_two_requests(run: Folder, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One for the commit markers, which go first, and one for the rest."""
+    writer = Writer(run)
+    for step in (1, 2, 3):
+        writer.save(step, frozen=step)
+    asked = counted(monkeypatch)
+    tidy(run, writer.job(3, keep=1))
+    assert asked["remove_files"] == 2
+    assert asked["remove"] == 0
+    assert committed(run) == ["step-0000000003"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Sequence
 from typing import Any
@@ -24,6 +25,7 @@ class Here:
     def __init__(self) -> None:
         self.kept: list[tuple[Snapshot, StagingBuffer, int]] = []
         self.forgot: list[tuple[int, tuple[int, int] | None]] = []
+        self.has_forgotten = threading.Event()
 
     def keep(self, snapshot: Snapshot, stage: StagingBuffer, needed_from: int) -> int:
         self.kept.append((snapshot, stage, needed_from))
@@ -46,6 +48,7 @@ class Here:
 
     def forget(self, before: int, kept: Snapshot | None = None) -> None:
         self.forgot.append((before, kept and kept.key[:2]))
+        self.has_forgotten.set()
 
     def found(self) -> list[Snapshot]:
         return [snapshot for snapshot, _, _ in self.kept]
@@ -86,6 +89,7 @@ def test_older_attempts_are_needed_until_a_snapshot_of_this_one_is_safe(tmp_path
     for step in (1, 2, 3):
         take(memory, state, step)
     assert [needed_from for _, _, needed_from in keeper.kept] == [0, 3, 3]
+    assert keeper.has_forgotten.wait(30)  # in a thread: no step waits for all nodes
     assert keeper.forgot == [(3, None)]
     memory.close()
 
@@ -195,4 +199,13 @@ def test_a_part_of_survivors_that_is_missing_makes_their_step_no_snapshot(tmp_pa
     take(memory, state, 8)
     hold_live(keeper, named_tensors(*state), meta(8), 3, 1, [0, 1], "/dev/shm")
     assert [part.key for part in newest_whole(keeper.found())] == [(3, 8, 0, 0)]  # it has copies
+    memory.close()
+
+
+def test_one_rank_alone_tells_all_nodes_what_is_not_needed_any_more() -> None:
+    keeper, state = Here(), trained()
+    memory = Snapshotter(keeper, 3, 1, 1, "/dev/shm")
+    for step in (1, 2, 3):
+        take(memory, state, step)
+    assert keeper.forgot == []
     memory.close()

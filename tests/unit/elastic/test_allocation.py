@@ -5,9 +5,11 @@ from __future__ import annotations
 import math
 import random
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from springtide.elastic import allocation
 from springtide.elastic.allocation import Allocation, ResourceRequest, allocate, free_of, in_words, share_cluster
 
 PLACES = st.dictionaries(st.sampled_from("abcdefgh"), st.integers(0, 4), min_size=1)
@@ -179,3 +181,20 @@ def test_a_run_is_told_for_whom_it_leaves_and_what_it_waits_for() -> None:
     }
     assert in_words("third", requests, {}, {}, {"x": 1}) == "queue 'x' may have 1 worker"
     assert in_words("low", requests, shares, shares, {"x": 9}) == ""
+
+
+def test_workers_are_dealt_to_many_runs_without_a_look_at_all_runs_for_each(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two hundred trials took the queue seconds for each worker that one of them gave back."""
+    runs, operations = 200, list[str]()
+    for name in ("heappop", "heappush", "heapreplace"):
+        real = getattr(allocation.heapq, name)
+        monkeypatch.setattr(
+            allocation.heapq, name, lambda *rest, real=real, name=name: operations.append(name) or real(*rest)
+        )
+    nodes = {f"n{number}": 8 for number in range(runs)}
+    claims = [ResourceRequest(f"t{number}", 1, 16) for number in range(runs)]
+    dealt = allocation.allocate(nodes, claims, {})
+    assert {sum(share.values()) for share in dealt.values()} == {8}
+    assert len(operations) < 4 * 8 * runs
+    again = allocation.allocate(nodes, claims[1:], dealt)
+    assert sum(sum(share.values()) for share in again.values()) == 8 * runs

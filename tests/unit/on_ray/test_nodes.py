@@ -97,6 +97,17 @@ def test_an_actor_is_lost_where_its_node_refuses_and_may_be_up_where_it_is_silen
     assert found == {actors["down"], actors["gone"]}
 
 
+def test_the_nodes_of_many_actors_are_one_request(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A thousand servers that do not answer at once held up a restart by a request for each."""
+    actors = [Actor(number.to_bytes(4, "big")) for number in range(1000)]
+    entries = {one._actor_id.hex(): {"State": "ALIVE", "Address": {"NodeID": "down"}} for one in actors[1:]}
+    table(monkeypatch, {"down": (LOOPBACK, free_port())})
+    asked = list[tuple[object, ...]]()
+    monkeypatch.setattr(nodes.state, "actor_table", lambda *which: asked.append(which) or entries)
+    assert nodes.refusing(actors, 0.1) == set(actors[1:])  # type: ignore[arg-type]
+    assert asked == [(None, None, "ALIVE")]
+
+
 def test_a_node_that_is_silent_twice_is_lost_and_one_that_is_silent_once_is_not(
     monkeypatch: pytest.MonkeyPatch, full: tuple[socket.socket, list[socket.socket]]
 ) -> None:

@@ -240,3 +240,17 @@ def test_a_wait_ends_when_a_process_is_ready(ray: FakeRay) -> None:
     assert ray.now_s == before + 5.0
     processes._closed.set()
     assert processes.wait(60.0)
+
+
+def test_processes_that_come_up_one_by_one_are_looked_at_few_times(
+    ray: FakeRay, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each look asks Ray for all that are waited for: one look for each process would be as many as their square."""
+    nodes = [f"n{number}" for number in range(64)]
+    ray.start_s |= {node: 5.0 + number / 100 for number, node in enumerate(nodes)}
+    looks, wait = list[int](), ray.wait
+    monkeypatch.setattr(ray, "wait", lambda refs, *rest, **how: looks.append(len(refs)) or wait(refs, *rest, **how))
+    processes = pool()
+    assert [process.node for process in group(processes, ray, *nodes)] == nodes
+    assert len(looks) < 40 + len(nodes)  # one for each answer
+    assert sum(looks) < 12 * len(nodes)

@@ -75,6 +75,7 @@ SIGNATURES: dict[str, list[str]] = {
     "WorkerGroupStateBuilder.__init__": [],
     "is_autoscaler_v2": ["fetch_from_server", "gcs_client"],
     "is_token_auth_enabled": [],
+    "state.actor_table": ["actor_id", "job_id", "actor_state_name"],
 }
 """What is called or overridden -> its arguments. Printed by this file when it is run."""
 PUBLIC = {

@@ -152,3 +152,15 @@ def test_what_is_not_json_is_named(folder: Folder, data: bytes) -> None:
     folder.write("it.json", data)
     with pytest.raises(DamagedFile, match=r"it\.json: is not JSON \(.*\); restore the file from a copy, or remove it"):
         folder.read_json("it.json")
+
+
+@pytest.mark.parametrize("kind", ["disk", "memory"])
+def test_many_files_are_removed_and_nobody_minds_those_that_are_not_there(tmp_path: Path, kind: str) -> None:
+    folder = Folder(tmp_path / "some") if kind == "disk" else Folder(f"memory://{tmp_path.name}-some")
+    for name in ("a/1", "a/2", "b"):
+        folder.write(name, b"x")
+    folder.remove_files(["a/1", "a/2", "never there"])
+    assert folder.files() == ["b"]
+    folder.remove_files(["a/1"])
+    folder.remove_files([])
+    assert folder.files() == ["b"]

@@ -23,6 +23,9 @@ from springtide.track.ledger import SPOT
 
 _ANSWER_S = 0.5
 """How long a raylet may take to accept a connection, before it is tried once more [s]."""
+_FEW = 16
+"""Actors of which Ray is asked one by one; for more its table of all actors is read, which on a large cluster is megabytes."""
+_ALIVE = "ALIVE"
 _PROBES = 128
 """Connections that are tried at the same time."""
 DOMAIN_LABELS = (
@@ -84,7 +87,7 @@ def drain(gcs: str, node: str, deadline_ms: int, why: str) -> None:
 def leftovers() -> dict[str, int]:
     """Return what an ended run has left in the cluster: the number of live actors by class, and of placement groups. Ray's
     own actors do not count."""
-    alive = [actor["ActorClassName"] for actor in state.actor_table(None).values() if actor["State"] == "ALIVE"]
+    alive = [actor["ActorClassName"] for actor in state.actor_table(None).values() if actor["State"] == _ALIVE]
     found = Counter(name for name in alive if name not in OWN_ACTORS)
     groups = sum(group["state"] != "REMOVED" for group in ray.util.placement_group_table().values())
     return {**found, **({"placement groups": groups} if groups else {})}
@@ -157,13 +160,14 @@ def refusing(servers: Iterable[ActorHandle], timeout_s: float) -> set[ActorHandl
 
 
 def _nodes_of(actors: Iterable[ActorHandle]) -> dict[ActorHandle, str]:
-    """Return the node of each of the actors that Ray takes for alive."""
-    where = {}
-    for actor in actors:
-        entry = state.actor_table(actor._actor_id.hex())
-        if entry.get("State") == "ALIVE":
-            where[actor] = entry["Address"]["NodeID"]
-    return where
+    """Return the node of each of the actors that Ray takes for alive; one request if they are many."""
+    names = {actor: actor._actor_id.hex() for actor in actors}
+    if len(names) > _FEW:
+        table = state.actor_table(None, None, _ALIVE)
+    else:
+        table = {name: state.actor_table(name) for name in names.values()}
+    alive = {name: entry for name, entry in table.items() if entry.get("State") == _ALIVE}
+    return {actor: alive[name]["Address"]["NodeID"] for actor, name in names.items() if name in alive}
 
 
 def _addresses(names: Collection[str]) -> dict[str, tuple[str, int]]:

@@ -15,7 +15,7 @@ from ray import ObjectRef
 from ray.actor import ActorHandle
 from ray.exceptions import RayError
 
-from springtide.elastic.health import Health, unfit
+from springtide.elastic.health import Health, HealthTable
 from springtide.elastic.patience import StartTimes, ban_s
 from springtide.elastic.policy import Node
 from springtide.elastic.survivors import LiveShard, newest_holders
@@ -34,6 +34,8 @@ _LEAST_START_S = 20.0
 """How long it may take, at least, however fast others were: its node may have to read Python and torch first [s]."""
 _SETTLE_S = 30.0
 """How long a process may take to have its part of a lost group's state held [s]."""
+_LOOK_S = 1.0
+"""Time between looks at processes that come up, of which each may make the others late [s]."""
 _MEASURE_S = 5.0
 """How long a second measurement of a node's network may take [s]."""
 
@@ -125,14 +127,15 @@ class WorkerProcessPool:
         self._free += [self._begin(node) for node in (Counter(nodes) - have).elements()]
         done = _done([process.ready for process in self._free], 0.0)
         self._fit &= done
-        for process in self._free:
-            if process.ready not in done:  # nobody waits for it: a cold node may take its time
-                if time.monotonic() - process.begin_s > START_S:
-                    self.exclude(process.node, _never_came_up(process))
-            elif process.ready not in self._fit and self._is_fit(process):
-                self._fit.add(process.ready)
-                if process.is_new:
-                    self._start_times.add(time.monotonic() - process.begin_s)
+        for process in self._free:  # nobody waits for one that is not ready: a cold node may take its time
+            if process.ready not in done and time.monotonic() - process.begin_s > START_S:
+                self.exclude(process.node, _never_came_up(process))
+        came_up = [process for process in self._free if process.ready in done and process.ready not in self._fit]
+        fit = {ready for ready, is_fit in self._check(came_up).items() if is_fit}
+        self._fit |= fit
+        for process in came_up:
+            if process.is_new and process.ready in fit:
+                self._start_times.add(time.monotonic() - process.begin_s)
         self.give_back([])
 
     def ready(self, busy: Sequence[str]) -> Counter[str]:
@@ -150,16 +153,20 @@ class WorkerProcessPool:
         node has a problem from then on. One that takes far longer than the others does not hold them up."""
         self._start = start
         taken: list[WorkerProcess] = []
-        for node, number in Counter(self.plan).items():
-            here = [process for process in self._free if process.node == node][:number]
-            taken += here + [self._begin(node) for _ in range(number - len(here))]
-        refs = [process.ready for process in taken]
-        self._free = [process for process in self._free if process.ready not in refs]
+        lacking, left = Counter(self.plan), list[WorkerProcess]()
+        free: dict[str, list[WorkerProcess]] = {node: [] for node in lacking}
+        for process in self._free:
+            is_wanted = lacking[process.node] > 0
+            lacking[process.node] -= is_wanted
+            (free[process.node] if is_wanted else left).append(process)
+        for node, here in free.items():
+            taken += here + [self._begin(node) for _ in range(lacking[node])]
+        self._free = left
         done = self._await(taken)
         for process in taken:
             if process.ready not in done:
                 self.exclude(process.node, _never_came_up(process))
-        found = {process.ready: self._is_fit(process) for process in taken if process.ready in done - self._fit}
+        found = self._check([process for process in taken if process.ready in done - self._fit])
         if len(done) < len(taken) or not all(found.values()):
             self.give_back(taken)
             came_up = done - {ready for ready, is_fit in found.items() if is_fit is None}
@@ -208,15 +215,21 @@ class WorkerProcessPool:
         while waiting := {process.ready: process for process in processes if process.ready not in done}:
             last_s = max(process.begin_s for process in waiting.values())
             left_s = last_s + self._start_times.limit_s() - time.monotonic()
-            newly = _done(list(waiting), max(0.0, left_s), at_least=1)
-            if not newly:
+            # many at a time, at first: each look costs as much as there are processes
+            newly = _done(list(waiting), max(0.0, min(left_s, _LOOK_S)), at_least=-(-len(waiting) // 4))
+            if not newly and left_s <= _LOOK_S:
                 break
             for ref in newly:
                 self._start_times.add(time.monotonic() - waiting[ref].begin_s)
             done |= newly
         return done
 
-    def _is_fit(self, process: WorkerProcess) -> bool | None:
+    def _check(self, processes: Sequence[WorkerProcess]) -> dict[ObjectRef, bool | None]:
+        """Return the ``ready`` reference of each process that is ready or has ended -> as ``_is_fit``."""
+        known = HealthTable({node: one for node, one in self._health.items() if node not in self._leaving})
+        return {process.ready: self._is_fit(process, known) for process in processes}
+
+    def _is_fit(self, process: WorkerProcess, known: HealthTable) -> bool | None:
         """Return whether a process that is ready or has ended may train; None if it did not come up. If it may not, its node
         has a problem from now on."""
         node = process.node
@@ -225,13 +238,14 @@ class WorkerProcessPool:
         except RayError as error:
             self.exclude(node, f"no worker came up on it: {last_line(error)}", is_process_lost=True)
             return None
-        others = {name: one for name, one in self._health.items() if name != node and name not in self._leaving}
-        reason = unfit(node, {**others, node: health})
+        reason = known.unfit(node, health)
         # by its network alone: it may have been measured while others fetched, too
-        if reason and not unfit(node, {**others, node: health._replace(network_bytes_per_s=0.0)}):
+        if reason and not known.unfit(node, health._replace(network_bytes_per_s=0.0)):
             health = health._replace(network_bytes_per_s=max(health.network_bytes_per_s, self._network(process)))
-            reason = unfit(node, {**others, node: health})
+            reason = known.unfit(node, health)
         self._health[node] = health
+        if node not in self._leaving:
+            known.add(node, health)
         if reason:
             self.ban(node, reason)
         elif process.is_new:

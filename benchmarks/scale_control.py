@@ -1,0 +1,164 @@
+"""The control plane at size, for benchmarks/scale.py: real code, stand-ins for Ray's processes and its control store."""
+
+from __future__ import annotations
+
+import logging
+import time
+from types import SimpleNamespace
+from typing import Any
+from unittest import mock
+
+import numpy as np
+from scale_counts import Cost, cost_of
+
+RANKS_A_NODE = 8
+
+
+def nodes_of(ranks: int) -> list[str]:
+    """The node of each rank."""
+    return [f"{rank // RANKS_A_NODE:056x}" for rank in range(ranks)]
+
+
+def start(ranks: int, rounds: int) -> Cost:
+    """The driver takes processes for a group: one is new on each node, the others are of the group before."""
+    from springtide import config as configs
+    from springtide.elastic.health import Health
+    from springtide.on_ray.train import process_pool
+    from springtide.on_ray.train.process_pool import WorkerProcessPool
+    from springtide.on_ray.train.worker import TrainJob
+
+    calls, health = 0, Health(1e12, 1e11, network_bytes_per_s=1e9)
+
+    class Ref:
+        pass
+
+    class Actor:
+        def __init__(self, *_: Any) -> None:
+            self.metadata = SimpleNamespace(node_id=_[0])
+            self.execute = SimpleNamespace(remote=lambda *_: called(Ref()))
+
+    def called(value: Any) -> Any:
+        nonlocal calls
+        calls += 1
+        return value
+
+    def others() -> tuple[int, int]:
+        nonlocal calls
+        before, calls = calls, 0
+        return before, 0
+
+    def wait(refs: list[Any], num_returns: int = 1, timeout: float = 0.0) -> tuple[list[Any], list[Any]]:
+        return called((list(refs), []))
+
+    ray = SimpleNamespace(
+        wait=wait,
+        get=lambda ref, timeout=None: health,
+        put=lambda value: called(Ref()),
+        kill=lambda actor: called(None),
+    )
+    nodes, job = tuple(nodes_of(ranks)), TrainJob(configs.recipes.tiny(), None)  # type: ignore[arg-type]
+    pool = WorkerProcessPool()
+
+    def prepare() -> None:
+        nonlocal pool
+        pool = WorkerProcessPool()
+        pool.prepare(nodes, job)
+        taken = pool.take(Actor)
+        workers: list[Any] = [SimpleNamespace(actor=one.actor, metadata=one.actor.metadata) for one in taken]
+        pool.reclaim(workers[::2], ())  # of the others nothing is known: they start anew
+
+    def again() -> None:
+        pool.prepare(nodes, job)
+        assert len(pool.take(Actor)) == ranks
+
+    with (
+        mock.patch.object(process_pool, "ray", ray),
+        mock.patch.object(process_pool, "unanswering", return_value=set()),
+        mock.patch.object(process_pool, "_settled", lambda outcomes: [(worker, True) for worker, _ in outcomes]),
+    ):
+        return cost_of(again, rounds, others, prepare)
+
+
+def poll(ranks: int, rounds: int) -> Cost:
+    """Calls to workers in a second of training, and one look of the policy at the nodes."""
+    from springtide.elastic.policy import Bounds, Node, PolicyState, RestartForecast, WorkerGroup, decide
+    from springtide.on_ray.train import group as groups
+
+    controller: Any = groups.Controller.__new__(groups.Controller)
+    controller._shortest_look_s = 0.2
+    with mock.patch.object(groups.TrainController, "_start_worker_group", return_value=None):
+        controller._start_worker_group(ranks, {})
+    names = nodes_of(ranks)
+    bounds, group = Bounds(1, ranks), WorkerGroup(tuple(names))
+    nodes = [Node(name, RANKS_A_NODE, ready=RANKS_A_NODE) for name in dict.fromkeys(names)]
+    memory, looks = PolicyState(), 20
+
+    def again() -> None:
+        nonlocal memory
+        for _ in range(looks):
+            _, memory = decide(bounds, list(nodes), group, RestartForecast(step_s=1.0), memory, time.monotonic())
+
+    found = cost_of(again, rounds)
+    return found._replace(calls=round(ranks / controller._usual_look_s), cpu_s=found.cpu_s / looks)
+
+
+def compare(ranks: int, rounds: int) -> Cost:
+    """All ranks' devices are compared, in the step in which they were measured, on each rank."""
+    from springtide.elastic.health import slow
+
+    speeds = np.random.default_rng(0).normal(100.0, 5.0, ranks).tolist()
+    return cost_of(lambda: slow(speeds), rounds)._replace(bytes=16 * ranks)  # of the all-reduce
+
+
+def connections(ranks: int, rounds: int) -> Cost:
+    """A rank finds which of its connections lead to its group: one to each rank. The bytes are those of the exchanges."""
+    from springtide.dist.connections import by_owner, is_shared
+
+    draw = np.random.default_rng(0)
+    mine = draw.integers(0, 2**63, ranks, dtype=np.uint64)
+    # what the others send to this rank: both ends of about one connection for each of them
+    theirs = np.repeat(draw.integers(0, 2**63, max(1, ranks // 2), dtype=np.uint64), 2)
+
+    def again() -> None:
+        names, sent = by_owner(mine, ranks)
+        assert len(names) == sent.sum()
+        assert is_shared(theirs).all()
+
+    return cost_of(again, rounds)._replace(calls=3, bytes=8 * (2 * ranks + 2 * len(mine) + 2 * len(theirs)))
+
+
+def queue(runs: int, rounds: int) -> Cost:
+    """Trials share as many nodes, one of them ends, and the shares are computed again."""
+    from springtide.elastic.allocation import ResourceRequest, free_of, share_cluster
+
+    resources = (("CPU", 1.0),)
+    nodes = {f"{one:08x}": {"CPU": float(RANKS_A_NODE)} for one in range(runs)}
+    claims = [ResourceRequest(f"trial-{one}", 1, 16, resources=resources) for one in range(runs)]
+    held = share_cluster(nodes, claims, {})
+
+    def again() -> None:
+        shares = share_cluster(nodes, claims[1:], held)
+        free_of(nodes, claims[1:], shares, held)
+
+    return cost_of(again, rounds)._replace(calls=runs)
+
+
+def feed_start(ranks: int, rounds: int) -> Cost:
+    """Ray Data's coordinator at the start of a group: each rank's pipeline registers, in Ray's own code."""
+    from ray.data._internal.cluster_autoscaler import default_autoscaling_coordinator as coordinators
+    from ray.data._internal.cluster_autoscaler.base_autoscaling_coordinator import STANDARD_RESOURCE_TYPES
+
+    table = [
+        {"NodeID": name, "Alive": True, "Resources": {"CPU": 64.0, "GPU": 8.0, "memory": 1e12}, "Labels": {}}
+        for name in dict.fromkeys(nodes_of(ranks))
+    ]
+
+    def again() -> None:
+        actor = coordinators._AutoscalingCoordinatorActor(
+            send_resources_request=lambda *_, **__: None, get_cluster_nodes=lambda: table
+        )
+        for rank in range(ranks):
+            actor.request_resources(f"data-{rank}", [], 180.0, request_remaining=STANDARD_RESOURCE_TYPES)
+
+    logging.getLogger("ray.data").setLevel(logging.ERROR)
+    return cost_of(again, rounds)._replace(calls=ranks)
