@@ -24,6 +24,8 @@ class Health(NamedTuple):
     """Description of the fault; empty without one."""
     network_bytes_per_s: float = 0.0
     """From the driver's node to this one; 0 if nothing was sent."""
+    remark: str = ""
+    """What its user should know and mend, though it may train; empty if there is nothing."""
 
 
 def unfit(node: str, known: Mapping[str, Health]) -> str:
@@ -45,9 +47,14 @@ def unfit(node: str, known: Mapping[str, Health]) -> str:
     return ""
 
 
-def slow(speeds: Sequence[float]) -> dict[int, float]:
-    """Return the slow ranks -> their share of the median speed of the others. ``speeds``: by rank, in any unit."""
+def slow(speeds: Sequence[float], below: float = SLOW_SHARE) -> dict[int, float]:
+    """Return the slow ranks -> their share of the median speed of the others.
+
+    Args:
+        speeds: by rank, in any unit.
+        below: the share from which a rank is not slow.
+    """
     shares = {
         rank: speed / statistics.median([*speeds[:rank], *speeds[rank + 1 :]]) for rank, speed in enumerate(speeds)
     }
-    return {rank: share for rank, share in shares.items() if share < SLOW_SHARE}
+    return {rank: share for rank, share in shares.items() if share < below}
