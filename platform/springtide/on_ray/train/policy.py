@@ -18,6 +18,7 @@ from ray.exceptions import RayError
 from ray.train import ScalingConfig
 
 from springtide.elastic import Interrupt
+from springtide.elastic.cells import within_nodes
 from springtide.elastic.limits import MemoryLimits
 from springtide.elastic.notices import TimeLeft
 from springtide.elastic.patience import MOST_STORE_FAILURES, look_pause_s, store_pause_s
@@ -320,7 +321,7 @@ class SpringtideScalingPolicy(ElasticScalingPolicy):
         seen = observed(table, reserved, self.scaling_config._resources_per_worker_not_none, self._told)
         self._processes.observe(seen)
         problems = self._processes.problems()
-        nodes = [node._replace(problem=problems.get(node.id, "")) for node in seen]
+        nodes = self._whole_cells([node._replace(problem=problems.get(node.id, "")) for node in seen])
         if self._share is not None:
             self._processes.trim({node.id: node.places for node in nodes}, busy)
         if self._watches is not None:
@@ -329,7 +330,11 @@ class SpringtideScalingPolicy(ElasticScalingPolicy):
         if warm:
             self._processes.warm(following(self._bounds, nodes, self._memory), busy)
         ready = self._processes.ready(busy)
-        return [node._replace(ready=ready[node.id]) for node in nodes]
+        return self._whole_cells([node._replace(ready=ready[node.id]) for node in nodes])
+
+    def _whole_cells(self, nodes: list[Node]) -> list[Node]:
+        bounds = self._asked_for
+        return within_nodes(nodes, bounds.worker_multiple, bounds.min_workers)
 
     def _told(self) -> dict[str, TimeLeft]:
         """Return what the watchers of nodes that leave say is left to them."""

@@ -82,6 +82,7 @@ class WorkerProcessPool:
         """The actors that were not ended."""
         self._free: list[WorkerProcess] = []
         self._health: dict[str, Health] = {}
+        self._remarks: set[str] = set()
         self._leaving: set[str] = set()
         self._newly_ready: list[tuple[str, float]] = []
         self._fit: set[ObjectRef] = set()
@@ -232,6 +233,9 @@ class WorkerProcessPool:
             health = health._replace(network_bytes_per_s=max(health.network_bytes_per_s, self._network(process)))
             reason = unfit(node, {**others, node: health})
         self._health[node] = health
+        if health.remark and health.remark not in self._remarks:
+            self._remarks.add(health.remark)
+            _log.warning("node %s: %s", node[:8], health.remark)
         if reason:
             self.ban(node, reason)
         elif process.is_new:
