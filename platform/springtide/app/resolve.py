@@ -166,7 +166,7 @@ def resolved(
     if (even := estimate_evenness(config)).evenness.worst < 1:
         remarks.append(even.describe())
     with cluster(config, dashboard=dashboard) as address:
-        check_resources(config)
+        remarks += check_resources(config)
         config, fitting = fitted(config, data)
         if run.folder.exists(configs.RUN_CONFIG):
             changed = configs.difference(run.config, config)

@@ -71,6 +71,8 @@ def main() -> None:
     if before:
         configs.check_same_run(before, config, options.accept_changes)
     device = "cuda" if torch.cuda.is_available() and config.elastic.gpus_per_worker else "cpu"
+    if device == "cuda":
+        os.environ.update(config.elastic.env)
     os.environ.update(NCCL_ENVIRONMENT)  # torchrun sets some of these to other values
     request = LeaveRequest(os.getppid() if "TORCHELASTIC_RUN_ID" in os.environ else 0)
     with process_group(device):

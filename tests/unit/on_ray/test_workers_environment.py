@@ -97,5 +97,15 @@ def test_the_watchdog_is_off_when_ray_makes_the_group(
     assert seen[ASYNC] == expected
 
 
+def test_what_a_user_gives_workers_on_gpus_reaches_them_before_torch_is_loaded() -> None:
+    given = {"NCCL_SOCKET_IFNAME": "eth0", "PYTORCH_ALLOC_CONF": "backend:cudaMallocAsync"}
+    config = configs.recipes.tiny().override({"elastic.env": given})
+    assert worker_environment(config) == {}
+    found = worker_environment(config.override({"elastic.gpus_per_worker": 1.0}))["env_vars"]
+    assert found == {**given, **NCCL_ENVIRONMENT}
+    usual = worker_environment(configs.recipes.tiny().override({"elastic.gpus_per_worker": 1.0}))["env_vars"]
+    assert usual["PYTORCH_ALLOC_CONF"] == "expandable_segments:True"
+
+
 def test_workers_without_gpus_are_started_in_the_environment_that_is_there() -> None:
     assert worker_environment(configs.recipes.tiny()) == {}
