@@ -31,6 +31,7 @@ from springtide.track.journal import Journal
 from springtide.training import Placement, TrainLoop
 from springtide.training.forgetting import with_old_sets
 from springtide.training.leave_request import LEFT, LeaveRequest
+from springtide.training.preflight import check_gpu
 from springtide.training.start_check import check_objective, check_start, check_tensors
 from springtide.training.teacher import FIELD as TEACHER
 
@@ -95,7 +96,7 @@ def train(
     ``request``: listens to signals, in the main thread; None listens to nothing. Raises RunExists, with nothing written, if
     another process holds the run."""
     here, owner = world(device, local_rank, config.parallel.shards), secrets.token_hex(8)
-    as_given = config
+    of_gpu, as_given = check_gpu(here.device), config
     config, remarks = on_first(lambda: with_old_sets(as_given))
     watch = HangWatchdog(config.num_steps, float(config.elastic.hang))
     data = open_data(config.data)
@@ -111,7 +112,7 @@ def train(
     if from_scratch:
         on_first(lambda: begin_from_scratch(folder, term))
     try:
-        return _train(run, watch, term, local_rank, request, remarks)
+        return _train(run, watch, term, local_rank, request, [*of_gpu, *remarks])
     finally:
         if here.is_first:
             leases.end(folder, term)

@@ -17,6 +17,7 @@ from springtide.config import Config
 from springtide.config.engine import ModelConfig
 from springtide.dist import World, backend, world
 from springtide.elastic.health import Health
+from springtide.errors import ConfigError, explain
 from springtide.model import skeleton
 from springtide.parallel import parallelize
 from springtide.store.host_limits import lacks_locked_memory, lacks_shared_memory
@@ -57,6 +58,21 @@ def preflight(config: Config) -> Health:
         return found
     wrong = found.wrong or device_fault(here.device, config.elastic.gpus_per_worker)
     return found._replace(wrong=wrong, remark="; ".join(host_remarks(here.device)))
+
+
+def check_gpu(device: torch.device) -> list[str]:
+    """Return what a user should know of the device and its host, and mend, though they may train. Raises ConfigError if a GPU
+    must not train. For processes that a user starts; on Ray the node of such a GPU is excluded.
+
+    Args:
+        device: this process's.
+    """
+    if device.type != "cuda":
+        return []
+    if fault := device_fault(device):
+        remedy = "repair it, or hide it with CUDA_VISIBLE_DEVICES (springtide doctor says more)"
+        raise ConfigError(explain("device", str(device), fault, remedy))
+    return host_remarks(device)
 
 
 def device_fault(device: torch.device, share: float = 1.0) -> str:

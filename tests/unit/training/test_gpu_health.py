@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from springtide.config.steps import StepsDone
+from springtide.errors import ConfigError
 from springtide.store import host_limits
 from springtide.training import numa, preflight
 from springtide.training.energy import Counter, EnergyMeter
@@ -134,6 +135,18 @@ def test_a_busy_gpu_is_told_with_who_to_ask(
 ) -> None:
     Device(monkeypatch, used)
     assert preflight.device_fault(GPU, share) == fault
+
+
+def test_without_ray_a_gpu_that_must_not_train_ends_its_rank(monkeypatch: pytest.MonkeyPatch) -> None:
+    Device(monkeypatch, [40 * 10**9] * 11)
+    with pytest.raises(
+        ConfigError, match=r"device = 'cuda:0': has 40 of 80 GB in use by others: .*CUDA_VISIBLE_DEVICES"
+    ):
+        preflight.check_gpu(GPU)
+    monkeypatch.setattr(preflight, "device_fault", lambda device: "")
+    monkeypatch.setattr(preflight, "host_remarks", lambda device: ["a slice"])
+    assert preflight.check_gpu(GPU) == ["a slice"]
+    assert preflight.check_gpu(torch.device("cpu")) == []
 
 
 def test_a_slice_and_a_host_without_shared_or_locked_memory_are_told(
