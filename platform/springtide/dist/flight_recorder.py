@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
@@ -44,7 +44,7 @@ def newest_collectives() -> list[Collective]:
     return list(found.values())
 
 
-def _entries() -> Iterator[Mapping[str, object]]:
+def _entries() -> Iterator[Mapping[str, Any]]:
     """Yield the recorders' entries, oldest first."""
     private = torch._C._distributed_c10d
     for name in _DUMPS:
