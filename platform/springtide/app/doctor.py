@@ -57,11 +57,12 @@ def doctor(
         ConfigError: ``store`` is not a URL that is opened here, or ``peer`` is not HOST:PORT.
     """
     from springtide.app import doctor_checks as checks
+    from springtide.app.doctor_gpus import gpus
 
     variables = dict(os.environ if environment is None else environment)
     plans = [
         CheckPlan("versions", checks.versions),
-        CheckPlan("devices", lambda: checks.gpus(variables)),
+        CheckPlan("devices", lambda: gpus(variables)),
         CheckPlan("memory", checks.memory),
         CheckPlan("shared memory", checks.shared_memory),
         CheckPlan("open files", checks.open_files),

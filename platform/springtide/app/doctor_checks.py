@@ -17,6 +17,7 @@ from pathlib import Path
 from packaging.requirements import Requirement
 
 from springtide.app.doctor import Check, Status
+from springtide.app.doctor_gpus import driver_of, torch_check
 from springtide.store.free_memory import free_bytes
 
 _GIB = 2**30
@@ -36,8 +37,6 @@ _LEAST_MEMORY = 2 * _GIB
 """A driver, Ray's processes and one worker take about this much."""
 _GLOO_BYTES_PER_S = 100 * 2**20
 """Slower, the gradient of a model of 100M parameters (fp32) takes more than four seconds per step."""
-_THROTTLED = {0x8: "hardware slowdown", 0x20: "thermal (software)", 0x40: "thermal (hardware)", 0x80: "power brake"}
-"""Bits of NVML's clock event reasons that cost speed and are not wanted; a power cap is usual under load."""
 _BITE = {
     "CUDA_LAUNCH_BLOCKING": ("1", "unset it: each kernel waits for the one before"),
     "PYTORCH_NO_CUDA_MEMORY_CACHING": ("1", "unset it: each tensor is allocated by the driver"),
@@ -79,45 +78,6 @@ def _version(name: str) -> str:
         return metadata.version(name)
     except metadata.PackageNotFoundError:
         return ""
-
-
-def gpus(environment: Mapping[str, str]) -> list[Check]:
-    """Check the NVIDIA devices of this machine by their driver: memory in use, ECC errors, reasons to run slowly."""
-    program = shutil.which("nvidia-smi", path=environment.get("PATH"))
-    if program is None:
-        return [Check("devices", "ok", f"no NVIDIA driver; {os.cpu_count() or 1} CPUs")]
-    fields = "name,driver_version,memory.total,memory.used,ecc.errors.uncorrected.volatile.total,clocks_throttle_reasons.active"
-    command = [program, f"--query-gpu={fields}", "--format=csv,noheader,nounits"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=15)
-    if done.returncode:
-        said = (done.stderr or done.stdout).strip()[:200]
-        return [
-            Check("devices", "fail", f"nvidia-smi ended with status {done.returncode}: {said}", "", "repair the driver")
-        ]
-    return [gpu(number, line) for number, line in enumerate(done.stdout.strip().splitlines())]
-
-
-def gpu(number: int, line: str) -> Check:
-    """Return the check of one line of nvidia-smi.
-
-    Args:
-        number: of the device.
-        line: name, driver, memory and memory in use [MiB], ECC errors, throttle reasons (hexadecimal), by commas.
-    """
-    cells = [cell.strip() for cell in line.split(",")]
-    if len(cells) != 6:
-        return Check(f"GPU {number}", "fail", f"nvidia-smi said {line[:100]!r}", "", "repair the driver")
-    name, driver, total, used, errors, reasons = cells
-    figure = f"{name}, driver {driver}, {used} of {total} MiB in use, ECC errors {errors}"
-    why = [text for bit, text in _THROTTLED.items() if reasons.startswith("0x") and int(reasons, 16) & bit]
-    if errors.isdigit() and int(errors):
-        return Check(f"GPU {number}", "fail", figure, "no uncorrected errors", "reset or replace the device")
-    if why:
-        remedy = "look at cooling and power; a slow rank holds up all others"
-        return Check(f"GPU {number}", "warn", f"{figure}, slowed down: {', '.join(why)}", "full clocks", remedy)
-    if used.isdigit() and total.isdigit() and int(used) > 0.1 * int(total):
-        return Check(f"GPU {number}", "warn", figure, "under 10% in use", "end the other programs on this device")
-    return Check(f"GPU {number}", "ok", figure)
 
 
 def memory(proc: str = "/proc", cgroup: str = "/sys/fs/cgroup") -> list[Check]:
@@ -275,9 +235,4 @@ def torch_and_gloo(environment: Mapping[str, str], timeout_s: float = 80.0) -> l
             "gloo", "warn" if slow else "ok", f"{speed / 2**20:.0f} MiB/s summed by two local processes", limit, remedy
         )
     ]
-    build = f"CUDA {facts['cuda']}, NCCL {facts['nccl'] or 'none'}" if facts["cuda"] else "without CUDA"
-    has_driver = shutil.which("nvidia-smi", path=environment.get("PATH")) is not None
-    blind = has_driver and not facts["num_gpus"]
-    remedy = "install a torch built for this driver's CUDA, or look at CUDA_VISIBLE_DEVICES" if blind else ""
-    figure = f"built {build}, sees {facts['num_gpus']} GPUs"
-    return [*found, Check("torch", "fail" if blind else "ok", figure, "the driver's devices" if blind else "", remedy)]
+    return [*found, torch_check(facts, driver_of(environment))]

@@ -168,8 +168,7 @@ def resolved(
     if (even := estimate_evenness(config)).evenness.worst < 1:
         remarks.append(even.describe())
     with cluster(config, dashboard=dashboard) as address:
-        check_resources(config)
-        remarks += remarks_on_markets(config)
+        remarks += check_resources(config) + remarks_on_markets(config)
         config, fitting = fitted(config, data)
         if run.folder.exists(configs.RUN_CONFIG):
             changed = configs.difference(run.config, config)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Literal
 
 from pydantic import model_validator
@@ -9,6 +10,11 @@ from pydantic import model_validator
 from springtide.config.quantities import Seconds, Until
 from springtide.config.section import Section, free
 from springtide.errors import explain
+
+_OURS = ("CUDA_VISIBLE_DEVICES", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "RANK", "WORLD_SIZE")
+_OURS_BEGIN = ("RAY_", "TORCH_NCCL_", "TORCHELASTIC_")
+"""Variables that decide who a worker is and how it lets go of its group."""
+_SECRET = re.compile("TOKEN|SECRET|PASSWORD|CREDENTIAL|ACCESS_KEY|API_KEY", re.IGNORECASE)
 
 
 class ElasticConfig(Section):
@@ -22,6 +28,9 @@ class ElasticConfig(Section):
     """Logical CPUs that a worker reserves in Ray [cpus]."""
     gpus_per_worker: float = free(default=0.0, ge=0)
     """GPUs that a worker reserves in Ray [gpus]."""
+    env: dict[str, str] = free(default={})
+    """Environment variables of the workers on GPUs, set before torch is loaded, such as ``{NCCL_SOCKET_IFNAME: eth0}``: for
+    NCCL and the network's libraries, which read nothing else [table]."""
     grow: Literal["when_it_pays", "always", "never"] = free(default="when_it_pays")
     """Whether to use nodes that join: if they save more time than the restart takes, always, or never [name]."""
     max_failures: int = free(default=3, ge=0)
@@ -57,6 +66,19 @@ class ElasticConfig(Section):
     """URL of the cloud's metadata service; empty is the default address, which all clouds share [url]."""
     leave_on_rebalance: bool = free(default=False)
     """Whether to leave a node that AWS recommends to rebalance, before its loss is certain [flag]."""
+
+    @model_validator(mode="after")
+    def _check_env(self) -> ElasticConfig:  # of the section, whose messages do not show the whole field
+        for name, value in self.env.items():
+            field, remedy = f"elastic.env.{name}", "name a variable of NCCL, libfabric, gloo or torch"
+            if not re.fullmatch("[A-Za-z_][A-Za-z0-9_]*", name):
+                raise ValueError(explain(field, value, "is not a name of a variable", remedy))
+            if name in _OURS or name.startswith(_OURS_BEGIN):
+                raise ValueError(explain(field, value, "is set by springtide, Ray or torchrun", "leave it out"))
+            if _SECRET.search(name):
+                what = "looks like a secret, and this file and the dashboard show it"
+                raise ValueError(explain(field, "...", what, "give it to the nodes' own environment"))
+        return self
 
     @model_validator(mode="after")
     def _check(self) -> ElasticConfig:

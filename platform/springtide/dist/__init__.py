@@ -15,9 +15,10 @@ from springtide.dist.collectives import (
     sum_over_ranks,
 )
 from springtide.dist.connections import Connections
-from springtide.dist.world import NCCL_ENVIRONMENT, World, alone, backend, device_index, process_group, world
+from springtide.dist.world import (ALLOCATOR_ENVIRONMENT, NCCL_ENVIRONMENT, World, alone, backend, device_index, process_group, why_no_gpu, world)
 
 __all__ = [
+    "ALLOCATOR_ENVIRONMENT",
     "NCCL_ENVIRONMENT",
     "CollectiveError",
     "Connections",
@@ -36,5 +37,6 @@ __all__ = [
     "rank_here",
     "shifted",
     "sum_over_ranks",
+    "why_no_gpu",
     "world",
 ]

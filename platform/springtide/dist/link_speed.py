@@ -53,8 +53,17 @@ def measure(store: dist.Store, rank: int) -> dict[str, Any]:
     ahead_s, error_s = _clocks(group, rank)
     group.barrier().wait()
     nccl = ".".join(map(str, torch.cuda.nccl.version())) if dist.is_nccl_available() else ""
-    facts = {"cuda": torch.version.cuda or "", "nccl": nccl, "num_gpus": torch.cuda.device_count()}
+    facts = {"cuda": torch.version.cuda or "", "nccl": nccl, "num_gpus": torch.cuda.device_count(), **_code()}
     return {"bytes_per_s": _SIZE / min(times[1:]), "ahead_s": ahead_s, "error_s": error_s, **facts}
+
+
+def _code() -> dict[str, list[str]]:
+    """Return what this machine's GPUs are capable of, and what torch has code for; nothing where CUDA does not start."""
+    try:
+        found = {torch.cuda.get_device_capability(number) for number in range(torch.cuda.device_count())}
+        return {"capabilities": [f"{one}.{two}" for one, two in sorted(found)], "archs": torch.cuda.get_arch_list()}
+    except (RuntimeError, AssertionError):  # as with a driver that is too old
+        return {"capabilities": [], "archs": []}
 
 
 def _clocks(group: Any, rank: int) -> tuple[float, float]:

@@ -27,6 +27,9 @@ NCCL_ENVIRONMENT = {
     "TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC": "3600",
 }
 """Environment variables that ProcessGroupNCCL reads when it is created. Ray Train and torchrun both set the first to 1."""
+ALLOCATOR_ENVIRONMENT = {"PYTORCH_ALLOC_CONF": "expandable_segments:True"}
+"""What torch's allocator reads when it is loaded: a process lives through groups whose tensors have other sizes, and segments
+that grow leave no holes between them."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -62,6 +65,17 @@ def backend(device_type: str) -> str:
     return "cpu:gloo,cuda:nccl" if device_type == "cuda" else "gloo"
 
 
+def why_no_gpu() -> str:
+    """Return why torch sees no GPU, as far as it says: its build, the driver, or what hides them."""
+    if torch.version.cuda is None:
+        return f"torch {torch.__version__} is built without CUDA"
+    try:
+        torch.cuda.init()
+    except (RuntimeError, AssertionError) as error:  # no driver, one that is too old, a device that is lost
+        return f"torch {torch.__version__}: {(str(error).splitlines() or ['no reason'])[0][:200]}"
+    return "the driver has none, or CUDA_VISIBLE_DEVICES hides them"
+
+
 def device_index(local_rank: int) -> int:
     """Return the index of the CUDA device that this process uses: 0 if it sees only one, because its launcher has chosen that
     one (Ray sets CUDA_VISIBLE_DEVICES for each worker), else ``local_rank``.
@@ -71,6 +85,10 @@ def device_index(local_rank: int) -> int:
     visible = torch.cuda.device_count()
     if visible == 1:
         return 0
+    if not visible:
+        limit = f"this process sees no GPU: {why_no_gpu()}"
+        remedy = "mend that (springtide doctor says more), or train on CPUs with 0"
+        raise ConfigError(explain("elastic.gpus_per_worker", "> 0", limit, remedy))
     if local_rank >= visible:
         limit = f"local rank {local_rank} has no device of its own: this process sees {visible} (CUDA_VISIBLE_DEVICES)"
         raise ConfigError(

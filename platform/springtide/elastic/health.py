@@ -24,6 +24,8 @@ class Health(NamedTuple):
     """Description of the fault; empty without one."""
     network_bytes_per_s: float = 0.0
     """From the driver's node to this one; 0 if nothing was sent."""
+    remark: str = ""
+    """What its user should know and mend, though it may train; empty if there is nothing."""
 
 
 _CHECKS = (
@@ -70,9 +72,13 @@ class HealthTable:
         return ""
 
 
-def slow(speeds: Sequence[float]) -> dict[int, float]:
-    """Return the slow ranks -> their share of the median speed of the others. ``speeds``: by rank, in any unit. They are sorted
-    once: a thousand ranks do this in a step.
+def slow(speeds: Sequence[float], below: float = SLOW_SHARE) -> dict[int, float]:
+    """Return the slow ranks -> their share of the median speed of the others. They are sorted once: a thousand ranks do this in
+    a step.
+
+    Args:
+        speeds: by rank, in any unit.
+        below: the share from which a rank is not slow.
 
     >>> slow([100.0, 90.0, 110.0, 50.0])
     {3: 0.5}
@@ -80,7 +86,7 @@ def slow(speeds: Sequence[float]) -> dict[int, float]:
     order = sorted(range(len(speeds)), key=speeds.__getitem__)
     ascending = [speeds[rank] for rank in order]
     shares = {rank: speeds[rank] / _median_of_others(ascending, place) for place, rank in enumerate(order)}
-    return {rank: shares[rank] for rank in sorted(shares) if shares[rank] < SLOW_SHARE}
+    return {rank: shares[rank] for rank in sorted(shares) if shares[rank] < below}
 
 
 def _median_of_others(ascending: Sequence[float], left_out: int | None) -> float:

@@ -103,9 +103,12 @@ class Monitored(Event):
     """Degrees Celsius."""
     clock_mhz: float | None = None
     """Clock of its multiprocessors [MHz]."""
+    xids: tuple[int, ...] = ()
+    """Numbers of the critical errors (XID) that its driver has told since the last look."""
 
     def describe(self) -> str:
         figures = (
+            ("XID", " and ".join(map(str, self.xids)) or None, "{}"),
             ("busy", self.utilisation, "{:.0%}"),
             ("memory", self.memory_used_bytes and self.memory_used_bytes / 2**30, "{:.1f} GiB"),
             ("power", self.power_w, "{:.0f} W"),

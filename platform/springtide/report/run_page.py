@@ -294,7 +294,8 @@ def _samples(events: Sequence[Event]) -> str:
 
 def _events(events: Sequence[Event]) -> str:
     """Return the table of events, newest first."""
-    found = [event for event in events if not isinstance(event, Sampled | Waited | Monitored)][::-1]
+    kept = [event for event in events if not (isinstance(event, Monitored) and not event.xids)]
+    found = [event for event in kept if not isinstance(event, Sampled | Waited)][::-1]
     return table("Events", _rows(found[:_ROWS])) + more(len(found) - _ROWS)
 
 

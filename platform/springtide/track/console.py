@@ -64,7 +64,7 @@ class Console:
             self._step(event)
         elif isinstance(event, Sampled):
             self._console.print(Panel(Text(printable(event.prompt + event.text)), title=f"sample at step {event.step}"))
-        elif not isinstance(event, Waited | Monitored):
+        elif not isinstance(event, Waited) and not (isinstance(event, Monitored) and not event.xids):
             self.say(event.describe())
 
     def say(self, text: str) -> None:

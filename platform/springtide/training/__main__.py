@@ -31,6 +31,7 @@ from springtide.track.journal import Journal
 from springtide.training import Placement, TrainLoop
 from springtide.training.forgetting import with_old_sets
 from springtide.training.leave_request import LEFT, LeaveRequest
+from springtide.training.preflight import check_gpu
 from springtide.training.start_check import check_objective, check_start, check_tensors
 from springtide.training.teacher import FIELD as TEACHER
 
@@ -71,6 +72,8 @@ def main() -> None:
     if before:
         configs.check_same_run(before, config, options.accept_changes)
     device = "cuda" if torch.cuda.is_available() and config.elastic.gpus_per_worker else "cpu"
+    if device == "cuda":
+        os.environ.update(config.elastic.env)
     os.environ.update(NCCL_ENVIRONMENT)  # torchrun sets some of these to other values
     request = LeaveRequest(os.getppid() if "TORCHELASTIC_RUN_ID" in os.environ else 0)
     with process_group(device):
@@ -93,7 +96,7 @@ def train(
     ``request``: listens to signals, in the main thread; None listens to nothing. Raises RunExists, with nothing written, if
     another process holds the run."""
     here, owner = world(device, local_rank, config.parallel.shards), secrets.token_hex(8)
-    as_given = config
+    of_gpu, as_given = check_gpu(here.device), config
     config, remarks = on_first(lambda: with_old_sets(as_given))
     watch = HangWatchdog(config.num_steps, float(config.elastic.hang))
     data = open_data(config.data)
@@ -109,7 +112,7 @@ def train(
     if from_scratch:
         on_first(lambda: begin_from_scratch(folder, term))
     try:
-        return _train(run, watch, term, local_rank, request, remarks)
+        return _train(run, watch, term, local_rank, request, [*of_gpu, *remarks])
     finally:
         if here.is_first:
             leases.end(folder, term)

@@ -10,29 +10,65 @@ from torch import Tensor
 
 from springtide.config.steps import StepsDone
 from springtide.dist import World
-from springtide.elastic.health import Health, slow
+from springtide.elastic.health import SLOW_SHARE, Health, slow
 from springtide.events import Straggling
 from springtide.training.hooks import StepContext, StepHook
 from springtide.training.peak_flops import wait_for
 from springtide.training.step import StepSignals
 
 _SIZES = {"cpu": 768, "cuda": 4096}
-_COPY_BYTES = 64 * 2**20
+_COPY_BYTES = {"cpu": 64 * 2**20, "cuda": 512 * 2**20}
+"""Many times the last cache: an H100's has 50 MB."""
 _ROUNDS = 5
+_PERIOD = 16
+"""Summands after which the sum of a product of the check is back at its small result."""
+_RESULTS = 5
+_SLOW_SHARE = {"cpu": SLOW_SHARE, "cuda": 0.9}
+"""As ``SLOW_SHARE``: a GPU that throttles loses 10 to 25%, and other programs take none of it."""
 
 
 def check_device(device: torch.device) -> Health:
     """Measure how fast the device multiplies and copies, and check that the results are right. On a CPU only this thread's
-    time counts: other users of the machine do not matter."""
-    small, a = _matrix(device)
-    multiply_s, product = _best_s(device, lambda: a @ a.T)
-    # integers far below 2**24: sums are exact in any order
-    wrong = "" if bool((product == (small * small).sum()).all()) else "multiplies wrong"
-    pattern = torch.arange(_COPY_BYTES // 8, dtype=torch.int64, device=device)
+    time counts: other users of the machine do not matter. A GPU multiplies on its tensor cores."""
+    a, b = matrices(_SIZES[device.type], _dtype(device), device)
+    multiply_s, product = _best_s(device, lambda: a @ b)
+    wrong = "" if is_right(product) else "multiplies wrong"
+    copy_bytes = _COPY_BYTES[device.type]
+    pattern = torch.arange(copy_bytes // 8, dtype=torch.int64, device=device)
     copy_s, copy = _best_s(device, pattern.clone)
     if not torch.equal(copy, pattern):
         wrong = "copies wrong"
-    return Health(_flops(a) / multiply_s, 2 * _COPY_BYTES / copy_s, wrong)
+    return Health(_flops(a) / multiply_s, 2 * copy_bytes / copy_s, wrong)
+
+
+def matrices(size: int, dtype: torch.dtype, device: torch.device) -> tuple[Tensor, Tensor]:
+    """Return two square matrices of small integers, whose product is known exactly whatever the order of its sums and wherever
+    they are cut, in bf16 too: each 16 summands add up to nothing, but for the first ones.
+
+    Args:
+        size: rows and columns, a multiple of 16.
+        dtype: bf16, fp16 or fp32.
+        device: where they are made.
+    """
+    place = torch.arange(size, device=device)
+    sign = 1 - 2 * (place % _PERIOD // (_PERIOD // 2))
+    a = (place % (_PERIOD // 2) + 1).repeat(size, 1)
+    b = sign[:, None].repeat(1, size)
+    b[0] += place % _RESULTS
+    return a.to(dtype), b.to(dtype)
+
+
+def is_right(product: Tensor) -> bool:
+    """Return whether ``product`` is that of ``matrices``."""
+    place = torch.arange(product.shape[1], device=product.device)
+    return bool((product == (place % _RESULTS).to(product.dtype)).all())
+
+
+def _dtype(device: torch.device) -> torch.dtype:
+    if device.type == "cpu":
+        return torch.float32
+    # before Ampere, tensor cores take only fp16
+    return torch.bfloat16 if torch.cuda.get_device_capability(device) >= (8, 0) else torch.float16
 
 
 def _best_s(device: torch.device, function: object) -> tuple[float, Tensor]:
@@ -53,25 +89,18 @@ def _clock(device: torch.device) -> float:
 
 def speed(device: torch.device) -> float:
     """Measure the FLOP/s that the device gives this process now, all disturbances included."""
-    _, a = _matrix(device)
-    a @ a.T
+    a, b = matrices(_SIZES[device.type], _dtype(device), device)
+    a @ b
     wait_for(device)
     begin = time.perf_counter()
     for _ in range(_ROUNDS):
-        a @ a.T
+        a @ b
     wait_for(device)
     return _ROUNDS * _flops(a) / (time.perf_counter() - begin)
 
 
-def _matrix(device: torch.device) -> tuple[Tensor, Tensor]:
-    """Return a row of small integers, and a square matrix of such rows."""
-    size = _SIZES[device.type]
-    row = torch.arange(size, dtype=torch.float32, device=device) % 8
-    return row, row.repeat(size, 1)
-
-
 def _flops(a: Tensor) -> float:
-    """Return the FLOPs of a @ a.T."""
+    """Return the FLOPs of a product of two matrices of this size."""
     return 2.0 * len(a) ** 3
 
 
@@ -99,7 +128,7 @@ class StragglerDetector(StepHook):
         """Report each rank once that was far slower twice in a row; measure this device if it is time."""
         speeds = done.result.speeds
         if all(speeds):
-            found = slow(speeds)
+            found = slow(speeds, _SLOW_SHARE[self._world.device.type])
             for rank in sorted(found.keys() & self._slow_before - self._told):
                 node = self._nodes[rank] if self._nodes else ""
                 yield Straggling(step=done.step, rank=rank, node=node, share=round(found[rank], 3))

@@ -101,7 +101,8 @@ def counter_of(gpu: Gpu | None, device_type: str = "cpu", powercap: Path = _POWE
 
 
 class EnergyMeter(StepHook):
-    """Counts this rank's joules, those in steps apart from those between them, and on rank 0 looks at its GPU now and then."""
+    """Counts this rank's joules, those in steps apart from those between them, and looks at its GPU now and then: rank 0 tells
+    all, the others only critical errors."""
 
     def __init__(
         self,
@@ -110,11 +111,14 @@ class EnergyMeter(StepHook):
         source: str = "",
         gpu: Gpu | None = None,
         clock: Callable[[], float] = time.monotonic,
+        tells: bool = True,
     ) -> None:
         """``share``: this rank's share of what is counted, above 0 and at most 1; ``source``: of all ranks' joules, as text;
-        ``gpu``: the one to look at, None for none; ``clock``: returns seconds."""
+        ``gpu``: the one to look at, None for none; ``clock``: returns seconds; ``tells``: whether its figures are told."""
         self.source = source or counter.name
-        self._counter, self._share, self._gpu, self._clock = counter, share, gpu, clock
+        self._counter, self._share, self._gpu, self._clock, self._tells = counter, share, gpu, clock, tells
+        if gpu is not None:
+            gpu.watch_xids()
         self._read_s = self._looked_s = clock()
         self._last_j, self._counted_j, self._told_j, self._power_w = counter.joules(), 0.0, 0.0, 0.0
         self._in_step_j = self._between_j = 0.0
@@ -132,11 +136,15 @@ class EnergyMeter(StepHook):
         return in_step_j + between_j, between_j
 
     def after_step(self, done: StepContext) -> Iterator[Event]:
-        """Yield the figures of the GPU, every 30 s."""
+        """Yield the figures of rank 0's GPU, every 30 s; those of the others are looked at for errors, which are logged."""
         self._in_step_j += self._passed()
         if self._gpu is not None and self._clock() - self._looked_s >= _MONITOR_EVERY_S:
             self._looked_s = self._clock()
-            yield self._gpu.figures(done.step)
+            found = self._gpu.figures(done.step)
+            if found.xids:
+                _log.warning("the GPU's driver has told critical errors, XID %s", ", ".join(map(str, found.xids)))
+            if self._tells:
+                yield found
 
     def _passed(self) -> float:
         """Return this rank's joules since the last call."""
@@ -176,7 +184,7 @@ def energy_meter(world: World) -> EnergyMeter:
     gpu = gpu_of(world.device)
     counter = counter_of(gpu, world.device.type)
     share, source = shared(counter, gathered((counter.name, counter.host)))
-    return EnergyMeter(counter, share, source, gpu if world.is_first else None)
+    return EnergyMeter(counter, share, source, gpu, tells=world.is_first)
 
 
 def shared(counter: Counter, everyone: Sequence[tuple[str, str]]) -> tuple[float, str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 from typing import Any
 
@@ -9,6 +10,18 @@ import torch
 
 from springtide.config.steps import StepsDone
 from springtide.events import Monitored
+
+_MOST_XIDS = 32
+_RECOVERY = {
+    1: "a reset",
+    2: "a reboot of its host",
+    3: "its peers' links drained",
+    4: "a drain and a reset",
+    5: "a reset of its bus",
+}
+"""NVML's recovery actions (NVML_GPU_RECOVERY_ACTION_...) -> what the GPU needs before it computes again."""
+_THROTTLED = {0x8: "hardware slowdown", 0x20: "heat (software)", 0x40: "heat (hardware)", 0x80: "power brake"}
+"""Bits of NVML's clock event reasons that cost speed and are not wanted; a power cap is usual under load."""
 
 
 class Gpu:
@@ -18,6 +31,7 @@ class Gpu:
         """``nvml``: the module ``pynvml``, initialised; ``uuid``: as ``GPU-...``. Raises OSError if NVML does not know it."""
         self._nvml = nvml
         self._handle = self._ask("DeviceGetHandleByUUID", uuid)
+        self._xids: Any = None
 
     def joules(self) -> float:
         """Return what the GPU has used since its driver was loaded [J]. Raises OSError if the card does not count it."""
@@ -35,18 +49,68 @@ class Gpu:
             power_w=None if milliwatts is None else milliwatts / 1e3,
             temperature_c=self._told("DeviceGetTemperature", nvml.NVML_TEMPERATURE_GPU),
             clock_mhz=self._told("DeviceGetClockInfo", nvml.NVML_CLOCK_SM),
+            xids=self.xids(),
         )
 
+    def fault(self) -> str:
+        """Return why the GPU must not train, as what follows "its device"; empty if NVML knows no reason."""
+        if (action := self._field("NVML_FI_DEV_GET_GPU_RECOVERY_ACTION")) in _RECOVERY:
+            return f"needs {_RECOVERY[action]}, its driver says"
+        rows = self._told("DeviceGetRemappedRows")
+        if rows and rows[3]:
+            return "has rows of memory that could not be remapped: replace it"
+        return ""
+
+    def remarks(self) -> list[str]:
+        """Return what costs speed or will need a reset, though the GPU may train."""
+        found = []
+        reasons = int(self._told("DeviceGetCurrentClocksEventReasons") or 0)
+        if why := [text for bit, text in _THROTTLED.items() if reasons & bit]:
+            found.append(f"its clocks are lowered by {', '.join(why)}: look at cooling and power")
+        rows = self._told("DeviceGetRemappedRows")
+        if rows and rows[2]:
+            found.append(
+                "rows of its memory wait to be remapped: reset it when nothing trains (nvidia-smi --gpu-reset)"
+            )
+        return found
+
+    def watch_xids(self) -> None:
+        """Begin to note the GPU's critical errors (XID); without NVML's events nothing is noted."""
+        events = self._told_all("EventSetCreate")
+        if events is not None:
+            with contextlib.suppress(OSError, AttributeError):
+                self._ask("DeviceRegisterEvents", self._handle, self._nvml.nvmlEventTypeXidCriticalError, events)
+                self._xids = events
+
+    def xids(self) -> tuple[int, ...]:
+        """Return the critical errors (XID) since the last call; none unless they are watched."""
+        found: list[int] = []
+        while self._xids is not None and len(found) < _MOST_XIDS:
+            event = self._told_all("EventSetWait", self._xids, 0)
+            if event is None:  # none is left: a time-out
+                break
+            found.append(int(event.eventData))
+        return tuple(found)
+
+    def _field(self, name: str) -> int | None:
+        """Return a field's value, of an unsigned type; None if this NVML or this card has no such field."""
+        field = getattr(self._nvml, name, None)
+        values = self._told("DeviceGetFieldValues", [field]) if field is not None else None
+        return int(values[0].value.uiVal) if values is not None and not values[0].nvmlReturn else None
+
     def _told(self, name: str, *arguments: Any) -> Any:
+        return self._told_all(name, self._handle, *arguments)
+
+    def _told_all(self, name: str, *arguments: Any) -> Any:
         try:
-            return self._ask(name, self._handle, *arguments)
+            return self._ask(name, *arguments)
         except OSError:
             return None
 
     def _ask(self, name: str, *arguments: Any) -> Any:
         try:
             return getattr(self._nvml, f"nvml{name}")(*arguments)
-        except self._nvml.NVMLError as error:
+        except (self._nvml.NVMLError, AttributeError) as error:  # an older nvidia-ml-py has not all of them
             raise OSError(f"NVML: {name}: {error}") from error
 
 

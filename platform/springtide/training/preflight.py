@@ -17,10 +17,14 @@ from springtide.config import Config
 from springtide.config.engine import ModelConfig
 from springtide.dist import World, backend, world
 from springtide.elastic.health import Health
+from springtide.errors import ConfigError, explain
 from springtide.model import skeleton
 from springtide.parallel import parallelize
+from springtide.store.host_limits import lacks_locked_memory, lacks_shared_memory
 from springtide.training.device_check import check_device
 from springtide.training.micro_batches import largest_micro_batch
+from springtide.training.numa import bind_to_gpu
+from springtide.training.nvml import gpu_of
 from springtide.training.optim import optimizer_of
 from springtide.training.parameter_groups import freeze
 from springtide.training.peak_flops import peak_flops
@@ -32,18 +36,85 @@ _END_OF_TEXT = 0
 _ROWS = 2
 _LENGTH = 32
 _TIMES = 3
+_MOST_USED = 0.1
+"""Share of a GPU's memory that others may hold."""
+_LEAST_USED = 2 * 2**30
+"""They may hold that much in any case: this process's context and libraries count too [bytes]."""
+_LOOKS, _LOOK_S = 10, 1.0
 
 
 def preflight(config: Config) -> Health:
     """Run the preflight; return the device's health. The process must not be in a process group, and is in none afterwards."""
     with _alone("cuda" if config.elastic.gpus_per_worker else "cpu") as here:
+        bind_to_gpu(here.device)
         if config.parallel.threads:
             torch.set_num_threads(config.parallel.threads)
         if not config.model.source:  # a user's model may be large
             one_block = config.model.model_copy(update={"num_layers": 1})
             _step(config, here, one_block, _VOCABULARY, *_shape(config))
         peak_flops(here.device)
-        return check_device(here.device)
+        found = check_device(here.device)
+    if here.device.type == "cpu":
+        return found
+    wrong = found.wrong or device_fault(here.device, config.elastic.gpus_per_worker)
+    return found._replace(wrong=wrong, remark="; ".join(host_remarks(here.device)))
+
+
+def check_gpu(device: torch.device) -> list[str]:
+    """Return what a user should know of the device and its host, and mend, though they may train. Raises ConfigError if a GPU
+    must not train. For processes that a user starts; on Ray the node of such a GPU is excluded.
+
+    Args:
+        device: this process's.
+    """
+    if device.type != "cuda":
+        return []
+    if fault := device_fault(device):
+        remedy = "repair it, or hide it with CUDA_VISIBLE_DEVICES (springtide doctor says more)"
+        raise ConfigError(explain("device", str(device), fault, remedy))
+    return host_remarks(device)
+
+
+def device_fault(device: torch.device, share: float = 1.0) -> str:
+    """Return why a GPU must not train, as what follows "its device"; empty if nothing is known against it. A GPU that is in use
+    is looked at for some seconds: a process that has just ended gives its memory back a little later.
+
+    Args:
+        device: the GPU.
+        share: of it that the worker has; with less than one GPU others may use it too.
+    """
+    gpu = gpu_of(device)
+    if gpu is not None and (fault := gpu.fault()):
+        return fault
+    used, total = _used_by_others(device)
+    for _ in range(_LOOKS if share >= 1 else 0):
+        if used <= max(_LEAST_USED, _MOST_USED * total):
+            return ""
+        time.sleep(_LOOK_S)
+        used, total = _used_by_others(device)
+    if share < 1:
+        return ""
+    return f"has {used / 1e9:.0f} of {total / 1e9:.0f} GB in use by others: end them (nvidia-smi shows who)"
+
+
+def _used_by_others(device: torch.device) -> tuple[int, int]:
+    """Return the GPU's memory that this process's tensors do not hold, and all of it [bytes]."""
+    torch.cuda.empty_cache()
+    free, total = torch.cuda.mem_get_info(device)
+    return total - free - torch.cuda.memory_reserved(device), total
+
+
+def host_remarks(device: torch.device) -> list[str]:
+    """Return what a user should know of a GPU and its host, and mend, though they may train.
+
+    Args:
+        device: the GPU.
+    """
+    gpu, name = gpu_of(device), torch.cuda.get_device_name(device)
+    found = gpu.remarks() if gpu is not None else []
+    if "MIG" in name.split():
+        found.append(f"{name} is a slice of a GPU: it reaches others through the host's memory, not by NVLink")
+    return [*found, *filter(None, (lacks_shared_memory(), lacks_locked_memory()))]
 
 
 def measure_throughput(config: Config, vocab_size: int) -> float:

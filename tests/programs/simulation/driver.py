@@ -337,7 +337,7 @@ class Simulated:
             mock.patch.object(resolving, "fitted", lambda config, data: (config, [])),
             mock.patch.object(verifying, "open_data", lambda config: self.setting.data),
             mock.patch.object(session, "check_before_start", lambda config: None),
-            mock.patch.object(session, "check_resources", lambda config: None),
+            mock.patch.object(session, "check_resources", lambda config: []),
             mock.patch.object(session, "cluster", lambda config, dashboard: contextlib.nullcontext("")),
             mock.patch.object(files, "yaml", _KnownYaml),
             mock.patch.object(journal, "threading", threads),

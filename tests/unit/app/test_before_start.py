@@ -29,7 +29,7 @@ def test_a_machine_without_gpus_refuses_their_recipe_and_writes_nothing(config: 
         train.train(config)
     said = str(told.value)
     assert "elastic.gpus_per_worker = 1" in said
-    assert "no GPU on this machine" in said
+    assert "no GPU on this machine (torch " in said  # and why
     assert "--elastic.gpus-per-worker 0" in said
     assert "RAY_ADDRESS" in said
     assert list(tmp_path.iterdir()) == []
@@ -71,6 +71,33 @@ def test_the_setting_that_no_node_has_room_for_is_the_one_named(
     config = config.override({"feed.cpus_per_read": 0, "parallel.precision": "fp16"})
     with pytest.raises(ConfigError, match=named):
         check_resources(config)
+
+
+def test_a_cluster_of_unlike_devices_is_told(config: Config, monkeypatch: pytest.MonkeyPatch) -> None:
+    kinds = {"H100": "accelerator_type:H100", "A100": "accelerator_type:A100"}
+    nodes = [{"Alive": True, "Resources": {"CPU": 96.0, "GPU": 8.0, kind: 1.0}} for kind in kinds.values()]
+    monkeypatch.setattr(ray, "nodes", lambda: nodes)
+    config = config.override({"feed.cpus_per_read": 0})
+    [said] = check_resources(config)
+    assert said.startswith("the cluster has A100, H100 devices: a step takes as long as the slowest")
+    assert check_resources(config.override({"elastic.gpus_per_worker": 0})) == []
+    monkeypatch.setattr(ray, "nodes", lambda: nodes[:1])
+    assert check_resources(config) == []
+
+
+@pytest.mark.parametrize(
+    ("name", "limit"),
+    [
+        ("1ST", "is not a name of a variable"),
+        ("CUDA_VISIBLE_DEVICES", "is set by springtide, Ray or torchrun"),
+        ("TORCH_NCCL_ASYNC_ERROR_HANDLING", "is set by springtide, Ray or torchrun"),
+        ("AWS_SECRET_ACCESS_KEY", "looks like a secret"),
+    ],
+)
+def test_a_variable_that_workers_must_not_be_given_is_refused(config: Config, name: str, limit: str) -> None:
+    with pytest.raises(ConfigError, match=rf"elastic\.env\.{name} = .*{limit}") as told:
+        config.override({"elastic.env": {name: "hunter2"}})
+    assert ("hunter2" in str(told.value)) == ("SECRET" not in name)
 
 
 @pytest.mark.parametrize("name", ["../../etc", "/etc/x", ".hidden", "a/b", "a\nb", "x" * 200])

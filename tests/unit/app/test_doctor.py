@@ -152,37 +152,6 @@ def test_a_check_that_hangs_is_cut_off_and_one_that_raises_has_failed() -> None:
     assert "secret" not in one.figure
 
 
-@pytest.mark.parametrize(
-    ("line", "status", "part"),
-    [
-        ("NVIDIA H100, 570.1, 81559, 4, 0, 0x0000000000000000", "ok", "driver 570.1"),
-        ("NVIDIA H100, 570.1, 81559, 4, 0, 0x0000000000000004", "ok", "4 of 81559 MiB"),  # a power cap
-        ("NVIDIA H100, 570.1, 81559, 4, 0, 0x0000000000000040", "warn", "thermal (hardware)"),
-        ("NVIDIA H100, 570.1, 81559, 40000, 0, 0x0", "warn", "40000 of 81559"),
-        ("NVIDIA H100, 570.1, 81559, 4, 2, 0x0", "fail", "ECC errors 2"),
-        ("NVIDIA RTX, 570.1, 24564, 4, [N/A], [N/A]", "ok", "ECC errors [N/A]"),
-        ("no devices were found", "fail", "no devices"),
-    ],
-)
-def test_a_gpu_is_judged_by_what_its_driver_says(line: str, status: str, part: str) -> None:
-    found = checks.gpu(0, line)
-    assert found.status == status
-    assert part in found.figure
-    assert bool(found.remedy) == (status != "ok")
-
-
-def test_a_driver_that_fails_is_told(tmp_path: Path) -> None:
-    program = tmp_path / "nvidia-smi"
-    program.write_text("#!/bin/sh\necho Driver/library version mismatch >&2\nexit 18\n")
-    program.chmod(0o755)
-    [found] = checks.gpus({"PATH": str(tmp_path)})
-    assert found.status == "fail"
-    assert "status 18: Driver/library version mismatch" in found.figure
-    program.write_text("#!/bin/sh\necho NVIDIA H100, 570.1, 81559, 4, 0, 0x0\n")
-    [found] = checks.gpus({"PATH": f"{tmp_path}:{os.defpath}"})
-    assert (found.name, found.status) == ("GPU 0", "ok")
-
-
 def test_memory_limits_and_swap_are_read(tmp_path: Path) -> None:
     text = "MemTotal: 16777216 kB\nMemAvailable: 1048576 kB\nSwapTotal: 8388608 kB\nSwapFree: 4194304 kB\n"
     (tmp_path / "meminfo").write_text(text)

@@ -42,7 +42,7 @@ def allocation() -> Iterator[ModuleType]:
     sys.path.remove(str(SLURM))
 
 
-@pytest.mark.parametrize("name", ["aws", "gcp", "azure"])
+@pytest.mark.parametrize("name", ["aws", "aws-p5", "gcp", "gcp-a3", "azure"])
 def test_ray_takes_the_cluster_file_of_a_cloud(name: str) -> None:
     import jsonschema
     import ray.autoscaler
@@ -54,7 +54,7 @@ def test_ray_takes_the_cluster_file_of_a_cloud(name: str) -> None:
     validate_config(prepare_config(cluster))  # with Ray's defaults
 
 
-@pytest.mark.parametrize("name", ["aws", "gcp", "azure"])
+@pytest.mark.parametrize("name", ["aws", "aws-p5", "gcp", "gcp-a3", "azure"])
 def test_a_cluster_of_a_cloud_has_a_stable_head_and_spot_workers_with_their_zones(name: str) -> None:
     text = (DEPLOY / "cloud" / f"{name}.yaml").read_text()
     cluster = yaml.safe_load(text)
@@ -62,12 +62,13 @@ def test_a_cluster_of_a_cloud_has_a_stable_head_and_spot_workers_with_their_zone
     head = types.pop(cluster["head_node_type"])
     assert head["labels"]["ray.io/market-type"] == "on-demand"
     assert not re.search("spot", json.dumps(head["node_config"]), re.IGNORECASE)
-    assert len(types) >= 2
+    eight = name in ("aws-p5", "gcp-a3")  # their network does not leave a zone
+    assert len(types) >= 2 - eight
     for kind in types.values():
         assert kind["labels"]["ray.io/market-type"] == "spot"
         assert re.search(r'"(spot|SPOT|Spot)"', json.dumps(kind["node_config"])), "asks for spot capacity"
         assert kind["labels"]["ray.io/availability-zone"], "what its nodes fail together with"
-    if name != "gcp":  # Ray 2.60 starts all nodes of Google's in one zone
+    if name != "gcp" and not eight:  # Ray 2.60 starts all nodes of Google's in one zone
         assert len({kind["labels"]["ray.io/availability-zone"] for kind in types.values()}) == 2
     assert "~/.ray/auth_token" in cluster["file_mounts"]
     assert f"dist/springtide-{VERSION}-py3-none-any.whl" in cluster["file_mounts"].values()
@@ -76,6 +77,24 @@ def test_a_cluster_of_a_cloud_has_a_stable_head_and_spot_workers_with_their_zone
     for command in (*cluster["setup_commands"], *cluster["head_setup_commands"]):
         assert "://" not in command
         assert "pip install" not in command or "-c " in command
+
+
+def test_a_node_of_eight_gpus_has_the_network_cards_that_its_cloud_gives_it() -> None:
+    """AWS: an interface for the address and an EFA on the first of 32 cards, an EFA on each other one. Google: one and four."""
+    nodes = {}
+    for name in ("aws-p5", "gcp-a3"):
+        cluster = yaml.safe_load((DEPLOY / "cloud" / f"{name}.yaml").read_text())
+        nodes[name] = cluster["available_node_types"]["spot_h100"]
+        assert nodes[name]["resources"]["GPU"] == 8
+    cards = nodes["aws-p5"]["node_config"]["NetworkInterfaces"]
+    places = [(card["NetworkCardIndex"], card["DeviceIndex"], card["InterfaceType"]) for card in cards]
+    efa = [(0, 1, "efa-only"), *((number, 0, "efa-only") for number in range(1, 32))]
+    assert places == [(0, 0, "interface"), *efa]
+    assert all(card["SubnetId"] and card["Groups"] for card in cards), "Ray takes them from there"
+    assert not nodes["aws-p5"]["node_config"].keys() & {"SubnetIds", "SecurityGroupIds"}, "Ray refuses both"
+    cards = nodes["gcp-a3"]["node_config"]["networkInterfaces"]
+    assert [card["nicType"] for card in cards] == ["GVNIC"] * 5
+    assert len({card["subnetwork"] for card in cards}) == 5
 
 
 def pods(value: Any) -> Iterator[dict[str, Any]]:

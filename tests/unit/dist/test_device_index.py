@@ -25,7 +25,30 @@ def test_a_rank_that_sees_one_device_uses_it_and_else_that_of_its_local_rank(
     assert device_index(local_rank) == expected
 
 
-@pytest.mark.parametrize(("visible", "local_rank"), [(0, 0), (4, 4)])
+@pytest.mark.parametrize(
+    ("built", "error", "why"),
+    [
+        (None, None, "is built without CUDA"),
+        ("13.0", RuntimeError("The NVIDIA driver on your system is too old (found version 12040).\nUpdate it"), "too old"),
+        ("13.0", None, "CUDA_VISIBLE_DEVICES hides them"),
+    ],
+)
+def test_a_rank_that_sees_no_device_says_why(
+    monkeypatch: pytest.MonkeyPatch, built: str | None, error: Exception | None, why: str
+) -> None:
+    def init() -> None:
+        if error:
+            raise error
+
+    monkeypatch.setattr(torch.version, "cuda", built)
+    monkeypatch.setattr(torch.cuda, "init", init)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
+    with pytest.raises(ConfigError, match=f"this process sees no GPU: .*{why}") as told:
+        device_index(3)
+    assert "Update it" not in str(told.value)
+
+
+@pytest.mark.parametrize(("visible", "local_rank"), [(4, 4)])
 def test_a_rank_without_a_device_says_so(monkeypatch: pytest.MonkeyPatch, visible: int, local_rank: int) -> None:
     monkeypatch.setattr(torch.cuda, "device_count", lambda: visible)
     with pytest.raises(

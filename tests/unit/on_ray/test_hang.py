@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from springtide.config import recipes
+from springtide.dist.flight_recorder import Collective, newest_collectives
 from springtide.elastic.policy import RestartForecast
 from springtide.elastic.stalled import Frames
 from springtide.on_ray.train import hang, worker
@@ -21,15 +22,19 @@ from springtide.on_ray.train.worker import TrainJob
 @pytest.fixture
 def workers(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """Two, of which the second does not answer."""
-    ray = SimpleNamespace(wait=lambda asked, num_returns, timeout: (["stacks"], ["silent"]), get=lambda answer: answer)
+    newest = (Collective("0 default_pg", 7, "nccl:all_reduce", "[4]", False),)
+
+    def wait(asked: list[Any], num_returns: int, timeout: float) -> tuple[list[Any], list[Any]]:
+        return [answer for answer in asked if answer != "silent"], ["silent"]
+
+    ray = SimpleNamespace(wait=wait, get=lambda answer: answer)
     monkeypatch.setattr(hang, "ray", ray)
-    return [
-        SimpleNamespace(
-            actor=SimpleNamespace(execute=SimpleNamespace(remote=lambda function, answer=answer: answer)),
-            metadata=SimpleNamespace(node_id="node", pid=1),
-        )
-        for answer in ("stacks", "silent")
-    ]
+
+    def worker(answer: str) -> Any:
+        execute = SimpleNamespace(remote=lambda function: newest if function is newest_collectives else answer)
+        return SimpleNamespace(actor=SimpleNamespace(execute=execute), metadata=SimpleNamespace(node_id="node", pid=1))
+
+    return [worker(answer) for answer in ("stacks", "silent")]
 
 
 class Store:
@@ -56,7 +61,8 @@ def test_the_stacks_are_written_and_the_silent_ones_named(workers: list[Any]) ->
     assert silent == workers[1:]
     [(name, text)] = store.written.items()
     assert summary == f"rank 1 on node node, pid 1 does not answer; their stacks are in hangs/{name}"
-    assert "rank 0 on node node, pid 1\nstacks" in text
+    newest = "collective 7 of group 0 default_pg: nccl:all_reduce [4], under way"
+    assert f"rank 0 on node node, pid 1\n{newest}\nstacks" in text
 
 
 def test_a_store_that_is_away_does_not_keep_a_hung_group_alive(
@@ -139,7 +145,7 @@ def test_a_rank_that_did_not_answer_twice_is_not_waited_for_again(
     asked = list[Any]()
     monkeypatch.setattr(hang.ray, "wait", lambda answers, **_: (asked.extend(answers), (answers, []))[1])
     summary, silent = hang.diagnose(workers, Store(), 7, known={1})  # type: ignore[arg-type]
-    assert (asked, silent) == (["stacks"], workers[1:])
+    assert (asked[0], len(asked), silent) == ("stacks", 2, workers[1:])  # and its collectives
     assert summary.startswith("rank 1 on node node, pid 1 does not answer")
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import ray
+import torch
 import torch.distributed as dist
 from ray.air._internal.device_manager.nvidia_gpu import CUDATorchDeviceManager
 from ray.train import ScalingConfig
@@ -16,7 +17,7 @@ from ray.train.torch.config import _setup_torch_process_group
 from ray.train.v2._internal.callbacks.accelerators import AcceleratorSetupCallback
 
 from springtide import config as configs
-from springtide.dist import NCCL_ENVIRONMENT, backend
+from springtide.dist import NCCL_ENVIRONMENT, backend, device_index
 from springtide.on_ray.cluster import session
 from springtide.on_ray.train.trainer import worker_environment
 
@@ -34,6 +35,25 @@ class Worker:
     def execute_async(self, function: Any, accelerator_ids: str) -> str:
         self.visible = accelerator_ids
         return accelerator_ids
+
+
+def test_two_workers_on_a_node_of_eight_gpus_get_device_0_each(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Their actors were given the GPUs 3 and 6; each process sees one, and so its own is number 0."""
+    monkeypatch.setattr(ray, "get", lambda references: references)
+    monkeypatch.setattr(os, "environ", dict(os.environ))
+    os.environ.pop("TRAIN_ENABLE_SHARE_CUDA_VISIBLE_DEVICES", None)
+    session.set_environment()
+    workers: list[Any] = [Worker("3"), Worker("6")]
+    scaling = ScalingConfig(num_workers=2, use_gpu=True, resources_per_worker={"GPU": 1})
+    AcceleratorSetupCallback(TorchConfig(backend=backend("cuda")), scaling).before_init_train_context(workers)
+    host = [f"GPU-{number}" for number in range(8)]
+    used = []
+    for local_rank, worker in enumerate(workers):
+        seen = [host[int(one)] for one in worker.visible.split(",")]  # as CUDA numbers what it may see
+        monkeypatch.setattr(torch.cuda, "device_count", lambda seen=seen: len(seen))
+        index = device_index(local_rank)
+        used.append((index, seen[index]))
+    assert used == [(0, "GPU-3"), (0, "GPU-6")]
 
 
 @pytest.mark.parametrize(("ours", "visible"), [(True, ["0", "1", "2", "3"]), (False, ["0,1,2,3"] * 4)])
@@ -75,6 +95,16 @@ def test_the_watchdog_is_off_when_ray_makes_the_group(
     _setup_torch_process_group(backend("cuda"), world_rank=1, world_size=2, init_method="env://")
     assert seen["backend"] == "cpu:gloo,cuda:nccl"
     assert seen[ASYNC] == expected
+
+
+def test_what_a_user_gives_workers_on_gpus_reaches_them_before_torch_is_loaded() -> None:
+    given = {"NCCL_SOCKET_IFNAME": "eth0", "PYTORCH_ALLOC_CONF": "backend:cudaMallocAsync"}
+    config = configs.recipes.tiny().override({"elastic.env": given})
+    assert worker_environment(config) == {}
+    found = worker_environment(config.override({"elastic.gpus_per_worker": 1.0}))["env_vars"]
+    assert found == {**given, **NCCL_ENVIRONMENT}
+    usual = worker_environment(configs.recipes.tiny().override({"elastic.gpus_per_worker": 1.0}))["env_vars"]
+    assert usual["PYTORCH_ALLOC_CONF"] == "expandable_segments:True"
 
 
 def test_workers_without_gpus_are_started_in_the_environment_that_is_there() -> None:

@@ -51,3 +51,10 @@ def test_a_rank_that_is_slow_twice_in_a_row_is_named_once(
         found += detector.between_steps(measured(step, *speeds))
     assert [(event.step, event.rank) for event in found] == named
     assert all(event.node == "b" and event.share < 0.3 for event in found)
+
+
+@pytest.mark.parametrize(("device", "named"), [("cpu", []), ("cuda", [1])])
+def test_a_gpu_that_throttles_is_slow_earlier_than_a_busy_cpu(device: str, named: list[int]) -> None:
+    detector = StragglerDetector(World(rank=0, size=3, device=torch.device(device)), ["a", "b", "c"], every_s=60.0)
+    found = [rank.rank for step in (1, 2) for rank in detector.between_steps(measured(step, 9.0, 7.5, 9.0))]
+    assert found == named

@@ -8,7 +8,7 @@ import torch.distributed as dist
 
 from springtide import config as configs
 from springtide.training import device_check
-from springtide.training.device_check import check_device
+from springtide.training.device_check import check_device, is_right, matrices
 from springtide.training.preflight import preflight
 
 
@@ -33,3 +33,18 @@ def test_one_wrong_bit_of_a_product_is_found(monkeypatch: pytest.MonkeyPatch) ->
 
     monkeypatch.setattr(device_check, "_best_s", flipped)
     assert check_device(torch.device("cpu")).wrong == "multiplies wrong"
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_the_product_of_the_check_is_exact_however_its_sums_are_cut(dtype: torch.dtype) -> None:
+    """cuBLAS may cut a sum into parts and round each of them to bf16."""
+    a, b = matrices(256, dtype, torch.device("cpu"))
+    assert is_right(a @ b)
+    for parts in (2, 4, 16):
+        cut = zip(a.chunk(parts, 1), b.chunk(parts, 0), strict=True)
+        assert is_right(torch.stack([left @ right for left, right in cut]).sum(0, dtype=dtype))
+    product = a @ b
+    product[200, 7] += 1
+    assert not is_right(product)
+    b[37, 11] += 1  # one wrong summand
+    assert not is_right(a @ b)

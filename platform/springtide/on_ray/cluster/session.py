@@ -273,22 +273,26 @@ def check_before_start(config: Config) -> None:
         return
     import torch
 
+    from springtide.dist import why_no_gpu
+
     has = torch.cuda.device_count()
     if has < wanted:
+        why = "" if has else f" ({why_no_gpu()})"
         raise ConfigError(
             explain(
                 "elastic.gpus_per_worker",
                 wanted,
-                f"torch sees {has or 'no'} GPU{'s' * (has > 1)} on this machine, and RAY_ADDRESS names no cluster to train on",
+                f"torch sees {has or 'no'} GPU{'s' * (has > 1)} on this machine{why}, "
+                "and RAY_ADDRESS names no cluster to train on",
                 "submit the run to a cluster that has GPUs (RAY_ADDRESS, or ray job submit), or train a small recipe on "
                 "CPUs: --recipe demo, or --elastic.gpus-per-worker 0",
             )
         )
 
 
-def check_resources(config: Config) -> None:
+def check_resources(config: Config) -> list[str]:
     """Raise ConfigError if no node of the cluster can hold one worker, the workers leave no CPU for their feeds, or a device
-    cannot compute in the config's precision."""
+    cannot compute in the config's precision. Returns remarks for the user."""
     elastic, feed = config.elastic, config.feed
     wanted = {"CPU": elastic.cpus_per_worker, "GPU": elastic.gpus_per_worker}
     nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
@@ -318,3 +322,7 @@ def check_resources(config: Config) -> None:
                 "ask for less per worker or add larger nodes",
             )
         )
+    kinds = _kinds(nodes) if elastic.gpus_per_worker else []
+    if len(kinds) < 2:
+        return []
+    return [f"the cluster has {', '.join(kinds)} devices: a step takes as long as the slowest of those that train"]

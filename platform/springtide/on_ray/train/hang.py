@@ -1,10 +1,12 @@
 """Write down what every rank of a hung worker group is doing, into the run's folder, before the group is ended.
 
-<run>/hangs/step-0000000040-1795249320.txt     the stacks of all threads of each rank that answers; which ranks do not
+<run>/hangs/step-0000000040-1795249320.txt     the newest collectives and the stacks of all threads of each rank that answers;
+                                               which ranks do not, and which are behind
 """
 
 from __future__ import annotations
 
+import contextlib
 import math
 import sys
 import threading
@@ -17,6 +19,7 @@ import ray
 from ray.exceptions import RayError
 
 from springtide.checkpoint.staging import in_thread
+from springtide.dist.flight_recorder import Collective, behind, newest_collectives
 from springtide.elastic.stalled import APART_S, Frames, first_look_s, is_deadlock, stalled
 from springtide.on_ray._ray_private import Worker
 from springtide.on_ray.train.mailbox import Progress
@@ -24,6 +27,9 @@ from springtide.store import Folder
 
 LOOK_S = 1.5
 """How long a rank may take to say what it is doing [s]."""
+MOST_HANGS, MOST_SILENT = 3, 10
+"""Hangs at one step after which training fails: of groups whose ranks all answer, so that the code waits for ever, and of
+groups with a process that does not answer, which is the fault of its node."""
 _ANSWER_S = 5.0
 _WRITE_S = 5.0
 _WORK, _WORKER = "work", "/on_ray/train/worker.py"
@@ -110,7 +116,7 @@ def diagnose(
     others = [answer for rank, answer in enumerate(asked) if rank not in known]
     done = set(ray.wait(others, num_returns=len(others), timeout=_ANSWER_S)[0]) if others else set()
     silent: dict[str, Worker] = {}
-    text = ""
+    text, collectives = "", _collectives(workers, done, asked)
     for rank, (answer, worker) in enumerate(zip(asked, workers, strict=True)):
         where = f"rank {rank} on node {worker.metadata.node_id[:8]}, pid {worker.metadata.pid}"
         try:
@@ -119,13 +125,35 @@ def diagnose(
             found = str(error)
         if not found:
             silent[where] = worker
-        text += f"{where}\n{found or 'does not answer'}\n\n"
+        newest = "".join(f"{one.describe()}\n" for one in collectives.get(rank, ()))
+        text += f"{where}\n{newest}{found or 'does not answer'}\n\n"
+    late = behind(collectives)
+    text = f"{late}\n\n{text}" if late else text
     name = f"step-{step:010d}-{int(time.time())}.txt"
     written = in_thread("springtide-hang", lambda: (run / "hangs").write(name, text), daemon=True)
     summary = (
         f"{' and '.join(silent)} {'does' if len(silent) == 1 else 'do'} not answer" if silent else "every rank answers"
     )
-    return f"{summary}; {_where(written, name)}", list(silent.values())
+    return f"{summary}{f'; {late}' if late else ''}; {_where(written, name)}", list(silent.values())
+
+
+def _collectives(
+    workers: Sequence[Worker], answered: Collection[object], stacks_of: Sequence[object]
+) -> dict[int, list[Collective]]:
+    """Return the newest collectives of the ranks that have answered. Asked for by themselves: where a device is lost, torch may
+    wait for it, and the stacks are there by then."""
+    asked = {
+        rank: worker.actor.execute.remote(newest_collectives)
+        for rank, (worker, stack) in enumerate(zip(workers, stacks_of, strict=True))
+        if stack in answered
+    }
+    done = set(ray.wait(list(asked.values()), num_returns=len(asked), timeout=LOOK_S)[0]) if asked else set()
+    found: dict[int, list[Collective]] = {}
+    for rank, answer in asked.items():
+        with contextlib.suppress(RayError):
+            if answer in done:
+                found[rank] = ray.get(answer)
+    return found
 
 
 def _where(written: Future[None], name: str) -> str:

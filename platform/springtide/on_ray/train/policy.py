@@ -18,6 +18,7 @@ from ray.exceptions import RayError
 from ray.train import ScalingConfig
 
 from springtide.elastic import Interrupt
+from springtide.elastic.cells import within_nodes
 from springtide.elastic.limits import MemoryLimits
 from springtide.elastic.notices import TimeLeft
 from springtide.elastic.patience import MOST_STORE_FAILURES, look_pause_s, store_pause_s
@@ -46,7 +47,7 @@ from springtide.on_ray._ray_private import (
 )
 from springtide.on_ray.cluster.nodes import live, observed, unanswering
 from springtide.on_ray.cluster.notices import PreemptionWatchers
-from springtide.on_ray.train.hang import Watch, diagnose
+from springtide.on_ray.train.hang import MOST_HANGS, MOST_SILENT, Watch, diagnose
 from springtide.on_ray.train.mailbox import Progress, WorkerLimit
 from springtide.on_ray.train.on_demand import OnDemandNodes
 from springtide.on_ray.train.snapshot_saver import SnapshotSaver
@@ -61,9 +62,6 @@ _ORDER = (None, Interrupt.SAVE, Interrupt.LEAVE, Interrupt.EVACUATE)
 """Requests to a group; each may follow those before it."""
 _SOONER_S = 1.0
 """A deadline that comes closer by less is not passed on [s]."""
-_MOST_HANGS, _MOST_SILENT = 3, 10
-"""Hangs at one step after which training fails: of groups whose ranks all answer, so that the code waits for ever, and of
-groups with a process that does not answer, which is the fault of its node."""
 _log = logging.getLogger(__name__)
 
 
@@ -88,6 +86,7 @@ class SpringtideScalingPolicy(ElasticScalingPolicy):
             self._on_demand = OnDemandNodes(job, scaling_config, bounds, workers.processes)
             self.scaling_config = self._on_demand.labelled(scaling_config)
         self._asked_for, self._job, self._mailbox = bounds, job, job.mailbox
+        self._cells = bounds.worker_multiple, bounds.min_workers
         self._limits, self._began_at = limits, 0
         self._runs = False
         """Whether the mailbox knows that the newest group's processes have begun."""
@@ -301,7 +300,7 @@ class SpringtideScalingPolicy(ElasticScalingPolicy):
             why = f"{self._watch.why}; " if self._watch.why else ""
             reason = f"no event for {progress.silent_s:.0f} s, {why}{found}"
             self._hangs[progress.step, bool(silent)] += 1
-            times, most = self._hangs[progress.step, bool(silent)], _MOST_SILENT if silent else _MOST_HANGS
+            times, most = self._hangs[progress.step, bool(silent)], MOST_SILENT if silent else MOST_HANGS
             self._mailbox.post([Failed(step=progress.step, cause="hung", reason=reason, again=times < most)])
             if times >= most:
                 raise TrainingFailed(f"training hung {times} times after step {progress.step}: {reason}")
@@ -329,6 +328,7 @@ class SpringtideScalingPolicy(ElasticScalingPolicy):
         if self._on_demand is not None:
             is_saved = not busy and self._saver.is_safe
             nodes = self._on_demand.look(nodes, table, busy, self._bounds, self._newest, is_saved)
+        nodes = within_nodes(nodes, *self._cells)
         if self._share is not None:
             self._processes.trim({node.id: node.places for node in nodes}, busy)
         if self._watches is not None:
@@ -337,7 +337,7 @@ class SpringtideScalingPolicy(ElasticScalingPolicy):
         if warm:
             self._processes.warm(following(self._bounds, nodes, self._memory), busy)
         ready = self._processes.ready(busy)
-        return [node._replace(ready=ready[node.id]) for node in nodes]
+        return within_nodes([node._replace(ready=ready[node.id]) for node in nodes], *self._cells)
 
     def _told(self) -> dict[str, TimeLeft]:
         """Return what the watchers of nodes that leave say is left to them."""

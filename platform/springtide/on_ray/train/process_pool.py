@@ -84,6 +84,7 @@ class WorkerProcessPool:
         """The actors that were not ended."""
         self._free: list[WorkerProcess] = []
         self._health: dict[str, Health] = {}
+        self._remarks: set[str] = set()
         self._leaving: set[str] = set()
         self._newly_ready: list[tuple[str, float]] = []
         self._fit: set[ObjectRef] = set()
@@ -246,6 +247,9 @@ class WorkerProcessPool:
         self._health[node] = health
         if node not in self._leaving:
             known.add(node, health)
+        if health.remark and health.remark not in self._remarks:
+            self._remarks.add(health.remark)
+            _log.warning("node %s: %s", node[:8], health.remark)
         if reason:
             self.ban(node, reason)
         elif process.is_new:

@@ -18,7 +18,7 @@ from ray.train import FailureConfig, Result, RunConfig, ScalingConfig
 from ray.train.torch import TorchConfig, TorchTrainer
 
 from springtide.config import Config, redact
-from springtide.dist import NCCL_ENVIRONMENT, backend
+from springtide.dist import ALLOCATOR_ENVIRONMENT, NCCL_ENVIRONMENT, backend
 from springtide.elastic import Interrupt
 from springtide.elastic.limits import MemoryLimits
 from springtide.elastic.policy import Bounds
@@ -180,7 +180,9 @@ def worker_environment(config: Config) -> dict[str, dict[str, str]]:
     """Return the Ray runtime environment of the workers' processes. It is set before torch is imported. Ray Train keeps it:
     its own value would have NCCL's watchdog end them. Empty without GPUs: a process with its own environment starts
     slower."""
-    return {"env_vars": dict(NCCL_ENVIRONMENT)} if config.elastic.gpus_per_worker else {}
+    if not config.elastic.gpus_per_worker:
+        return {}
+    return {"env_vars": {**ALLOCATOR_ENVIRONMENT, **config.elastic.env, **NCCL_ENVIRONMENT}}
 
 
 class SpringtideTrainer(TorchTrainer):

@@ -1,0 +1,61 @@
+"""Limits of this host that networks of GPUs run into: locked memory, and shared memory."""
+
+from __future__ import annotations
+
+import os
+import resource
+import shutil
+
+_LEAST_LOCKED = 64 * 2**30
+"""Locked memory with which no one has to think of it [bytes]."""
+_LEAST_SHARED = 2**30
+"""What NCCL's guide gives a container: --shm-size=1g [bytes]."""
+
+
+def rdma_devices(sys: str = "/sys") -> list[str]:
+    """Return the network devices of this host that read and write memory themselves: InfiniBand, RoCE, EFA.
+
+    Args:
+        sys: where the kernel shows its devices.
+    """
+    try:
+        return sorted(os.listdir(f"{sys}/class/infiniband"))
+    except OSError:  # none, or another system
+        return []
+
+
+def locked_memory() -> float:
+    """Return how much memory a process may lock, which such devices need; infinite without a limit [bytes]."""
+    soft, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
+    return float("inf") if soft == resource.RLIM_INFINITY else float(soft)
+
+
+def lacks_locked_memory(sys: str = "/sys") -> str:
+    """Return what a host with such devices lacks of locked memory, and what to do; empty if nothing.
+
+    Args:
+        sys: where the kernel shows its devices.
+    """
+    devices, most = rdma_devices(sys), locked_memory()
+    if not devices or most >= _LEAST_LOCKED:
+        return ""
+    return (
+        f"{most / 2**20:g} MiB may be locked, too little for {', '.join(devices)}: memlock unlimited in "
+        "/etc/security/limits.conf, or docker run --ulimit memlock=-1"
+    )
+
+
+def lacks_shared_memory(path: str = "/dev/shm") -> str:
+    """Return what NCCL lacks of shared memory, and what to do; empty if nothing.
+
+    Args:
+        path: the memory file system.
+    """
+    if not os.path.isdir(path):
+        return ""
+    free = shutil.disk_usage(path).free
+    if free >= _LEAST_SHARED:
+        return ""
+    return (
+        f"{free / 2**20:.0f} MiB are free in {path}, and NCCL needs 1024: docker run --shm-size=1g, or remove old files"
+    )
