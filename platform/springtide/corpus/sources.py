@@ -100,6 +100,10 @@ class CorpusReader:
         kept = [tuple(one for one in some if one in names) for some in (self.names, self.beside)]
         return dataclasses.replace(self, names=kept[0], beside=kept[1]) if names else self
 
+    def bare(self) -> CorpusReader:
+        """Return the reader without the names of its files: what each of many tasks needs to read its unit."""
+        return dataclasses.replace(self, names=(), beside=())
+
     def units(self) -> list[Unit]:
         """Return the source as units of about four megabytes, in the order of names."""
         units: list[Unit] = []
