@@ -71,7 +71,7 @@ class Layout(NamedTuple):
 
     def find(self, name: str) -> tuple[np.dtype, tuple[int, ...], int]:
         """Return type, shape and first byte of a column."""
-        return next(found for one, *found in self.columns() if one == name)  # type: ignore[return-value]
+        return next((kind, shape, place) for one, kind, shape, place in self.columns() if one == name)
 
 
 class ColumnFile(NamedTuple):
@@ -84,7 +84,11 @@ class ColumnFile(NamedTuple):
     def read_all(self) -> Documents:
         """Return every column but ``band``, in one request."""
         data = self._bytes(0, self.layout.num_bytes)
-        return {name: _view(data, *found) for name, *found in self.layout.columns() if name and name[:4] != "band"}
+        return {
+            name: _view(data, kind, shape, place)
+            for name, kind, shape, place in self.layout.columns()
+            if name and not name.startswith("band")
+        }
 
     def read_keys(self) -> Documents:
         """Return the columns of ``KEYS``, in one request."""
@@ -109,11 +113,11 @@ class ColumnFile(NamedTuple):
         given = {**documents}
         if self.layout.has_bands:
             given |= {f"band{number}": documents["signature"][:, number] for number in range(BANDS)}
-        parts = []
+        parts: list[memoryview] = []
         for name, kind, shape, _ in self.layout.columns():
             if name:
                 assert given[name].shape == shape, (name, given[name].shape, shape)
-                parts.append(memoryview(np.ascontiguousarray(given[name], kind).reshape(-1).view(np.uint8)))
+                parts.append(np.ascontiguousarray(given[name], kind).reshape(-1).view(np.uint8).data)
         self.work.put(self.name, parts)
 
     def _bytes(self, begin: int, end: int) -> bytes | memoryview:
@@ -134,9 +138,7 @@ def in_order(parts: Sequence[Documents], heldout_fraction: float) -> Documents:
     equal keys stay in the order of the files."""
     low, high, share = (np.concatenate([part[name] for part in parts]) for name in ("low", "high", "share"))
     order = np.lexsort((low, high, share / 2.0**64 >= heldout_fraction))
-    found = {
-        name: np.concatenate([part[name] for part in parts])[order] for name in ("high", "low", "share", "length")
-    }
+    found = {name: np.concatenate([part[name] for part in parts])[order] for name in ("high", "low", "share", "length")}
     for name in ("sketch", "signature"):
         found[name] = np.concatenate([part[name] for part in parts])[order]
     tokens, names = [], []

@@ -45,7 +45,7 @@ from springtide.dataset.plan_files import Planned, read_plan, write_plan
 from springtide.dataset.repeats import buckets, find_repeats
 from springtide.dataset.runs import made_runs, merge, merges
 from springtide.dataset.sample import sample
-from springtide.dataset.seal import SealJob, made_bundles, read_records, seal_shards
+from springtide.dataset.sealing import SealJob, made_bundles, read_records, seal_shards
 from springtide.dataset.signatures import SIGNATURES
 from springtide.dataset.stages import Map, Progress, in_process, silent
 from springtide.dataset.statistics import statistics
@@ -206,9 +206,7 @@ def _make(
     counts = read_counts(work, len(jobs))
     check_pairs(counts, _named(corpus))
     parts = [
-        part
-        for job, mine in zip(jobs, counts, strict=True)
-        for part in parts_of(job.number, job.group or WHOLE, mine)
+        part for job, mine in zip(jobs, counts, strict=True) for part in parts_of(job.number, job.group or WHOLE, mine)
     ]
     merging = merges(work, parts, shards)
     _run_all(run, merge, merging, "sorting", progress, made_runs(work))
@@ -302,8 +300,8 @@ def _sources(planned: Planned, work: Folder) -> dict[str, dict[str, Split]]:
     records: dict[tuple[str, str], list[tuple[Shard, int]]] = {}
     with ThreadPoolExecutor(_READ_AT_ONCE) as threads:
         read = threads.map(lambda number: read_records(work, number), range(len(planned.bundles)))
-        for (split, _), found in zip(planned.bundles, read, strict=True):
-            records.setdefault(split, []).extend(found)
+        for (split, _), some in zip(planned.bundles, read, strict=True):
+            records.setdefault(split, []).extend(some)
     found: dict[str, dict[str, Split]] = {}
     for one in planned.plan.splits:
         if mine := records.get((one.source, one.split)):

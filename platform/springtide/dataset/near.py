@@ -1,7 +1,7 @@
 """Near-duplicates among the documents of all runs: one bucket per band, in parallel, then the pairs of all buckets together.
 
-    runs     buckets     rows that share a hash in one band, with a number for each hash     16 jobs
-    buckets  pairs       the few documents of all buckets are compared                       near_duplicates_among
+runs     buckets     rows that share a hash in one band, with a number for each hash     16 jobs
+buckets  pairs       the few documents of all buckets are compared                       near_duplicates_among
 """
 
 from __future__ import annotations

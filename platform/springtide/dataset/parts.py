@@ -92,7 +92,6 @@ class PartJob:
         """Return whether its parts were already made."""
         return self.work.exists(_counts(self.number))
 
-
     @property
     def output(self) -> str:
         """Name of the file that is written when its parts are made."""
@@ -370,7 +369,8 @@ def _encode(rows: list[dict[str, Any]], token_type: str) -> Documents:
 
 
 def read_counts(work: Folder, units: int) -> list[dict[str, Any]]:
-    """Return the counts of each unit: documents kept or dropped by reason, characters, tokens by group, broken samples, parts."""
+    """Return the counts of each unit: documents kept or dropped by reason, characters, tokens by group, broken samples, and the
+    sizes of its parts."""
     with ThreadPoolExecutor(_READ_AT_ONCE) as threads:
         return list(threads.map(lambda unit: dict(work.read_json(_counts(unit))), range(units)))
 

@@ -246,9 +246,7 @@ def _fit(settings: ShardsConfig, split: str, first: int, documents: Documents) -
         first_row, begin, number = first_row + rows, end, number + 1
 
 
-def _index(
-    work: Folder, runs: Sequence[Run], token_type: str
-) -> tuple[Documents, np.ndarray, np.ndarray, np.ndarray]:
+def _index(work: Folder, runs: Sequence[Run], token_type: str) -> tuple[Documents, np.ndarray, np.ndarray, np.ndarray]:
     """Return where the documents of all runs are, and their keys and shares, (documents,) each."""
     found = [run.file(work, token_type).read_keys() for run in runs]
     length = np.concatenate([one["length"] for one in found])

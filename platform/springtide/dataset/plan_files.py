@@ -1,7 +1,7 @@
 """The plan on disk: a prepare that is killed while it seals goes on where it was, and each task reads its own part only.
 
-    plan/000000.npz   the shards of one bundle: what one task seals     arrays of plan.ShardPlan, and the sizes of its runs
-    plan/plan.json    what the whole plan says, written last            a plan without it is made again
+plan/000000.npz   the shards of one bundle: what one task seals     arrays of plan.ShardPlan, and the sizes of its runs
+plan/plan.json    what the whole plan says, written last            a plan without it is made again
 """
 
 from __future__ import annotations
@@ -99,12 +99,14 @@ def _encode(shards: Sequence[ShardPlan], runs: Sequence[Run]) -> bytes:
     for one in shards:
         fields = {name: getattr(one, name) for name in ("split", "number", "first_row", "rows", "skip")}
         facts["shards"].append((fields, len(one.documents.run), None if one.pieces is None else len(one.pieces)))
-    columns = np.concatenate([np.stack([column.astype(np.int64) for column in one.documents]) for one in shards], axis=1)
+    columns = np.concatenate(
+        [np.stack([column.astype(np.int64) for column in one.documents]) for one in shards], axis=1
+    )
     facts["runs"] = [runs[number] for number in np.unique(columns[0]).tolist()]
     pieces = [one.pieces for one in shards if one.pieces is not None]
     out = io.BytesIO()
-    arrays = {"facts": np.frombuffer(to_json(facts).encode(), np.uint8), "documents": columns}
-    np.savez(out, **arrays, pieces=np.concatenate(pieces) if pieces else np.empty((0, 4), np.int32))
+    placed = np.concatenate(pieces) if pieces else np.empty((0, 4), np.int32)
+    np.savez(out, facts=np.frombuffer(to_json(facts).encode(), np.uint8), documents=columns, pieces=placed)
     return out.getvalue()
 
 
@@ -113,7 +115,7 @@ def _planned(record: dict[str, Any]) -> Planned:
         return None if found is None else tuple(found)
 
     plan = Plan(
-        splits=tuple(SplitPlan(*one, shards=()) for one in record["splits"]),
+        splits=tuple(SplitPlan(*one, ()) for one in record["splits"]),
         dropped=record["dropped"],
         examples=tuple(Drop(reason, place(at), place(kept), how) for reason, at, kept, how in record["examples"]),
         documents_by_tokens=tuple((edge, count) for edge, count in record["documents_by_tokens"]),

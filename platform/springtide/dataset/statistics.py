@@ -82,9 +82,7 @@ def _example(drop: Drop, runs: Sequence[ColumnFile], vocabulary: Tokenizer) -> d
     }
 
 
-def _document(
-    runs: Sequence[ColumnFile], place: tuple[int, int], vocabulary: Tokenizer
-) -> tuple[str, np.ndarray]:
+def _document(runs: Sequence[ColumnFile], place: tuple[int, int], vocabulary: Tokenizer) -> tuple[str, np.ndarray]:
     """Return the name of a document and the ids of its text."""
     run, row = place
     length = runs[run].read("length", 0, row + 1)
