@@ -115,7 +115,7 @@ def _planned(record: dict[str, Any]) -> Planned:
         return None if found is None else tuple(found)
 
     plan = Plan(
-        splits=tuple(SplitPlan(*one, ()) for one in record["splits"]),
+        splits=tuple(SplitPlan(name, split, many, tokens, ()) for name, split, many, tokens in record["splits"]),
         dropped=record["dropped"],
         examples=tuple(Drop(reason, place(at), place(kept), how) for reason, at, kept, how in record["examples"]),
         documents_by_tokens=tuple((edge, count) for edge, count in record["documents_by_tokens"]),

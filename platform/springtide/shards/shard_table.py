@@ -14,7 +14,7 @@ Digest = Annotated[str, Field(pattern="^[0-9a-f]{32}$")]
 Count = Annotated[int, Field(ge=0, lt=2**63)]
 
 _DIGEST_BYTES = 16
-_AT_ONCE = 2**18
+_AT_ONCE = 2**15
 """Row groups that are checked at a time: their numbers stay in the CPU's cache."""
 _MOST_BYTES = 2**62
 """Largest offset: sums of two stay below 2**63."""
@@ -91,7 +91,10 @@ class ShardTable(Sequence[Shard]):
 
     @classmethod
     def of(cls, shards: Sequence[Shard]) -> ShardTable:
-        """Return the table of these shards."""
+        """Return the table of these shards. ValueError if one has another number of rows than its row groups."""
+        for shard in shards:
+            if shard.rows != (rows := sum(group.rows for group in shard.groups)):
+                raise ValueError(f"{shard.name} has {shard.rows} rows and {rows} in its row groups")
         groups = [group for shard in shards for group in shard.groups]
         names = ("sample_ids", "num_bytes", "tokens", "end")
         columns = Columns(
@@ -201,25 +204,25 @@ class ShardTable(Sequence[Shard]):
         if int(one.row_ends[-1]) != rows:
             raise ValueError(f"has {rows} rows and {int(one.row_ends[-1])} in its row groups")
         for begin in range(0, len(one.row_ends), _AT_ONCE):
-            bad = self._contradicting(begin, row_bytes)
-            if bad.any():
-                self._blame(begin + int(np.argmax(bad)), row_bytes)
+            if not self._fits(begin, begin + _AT_ONCE, row_bytes):
+                end = min(begin + _AT_ONCE, len(one.row_ends))
+                self._blame(next(at for at in range(begin, end) if not self._fits(at, at + 1, row_bytes)), row_bytes)
 
-    def _contradicting(self, begin: int, row_bytes: int) -> np.ndarray:
-        """Return which of the row groups from ``begin`` on are not inside their files, bool (at most ``_AT_ONCE``,)."""
-        ends = self.columns.row_ends[begin : begin + _AT_ONCE]
+    def _fits(self, begin: int, end: int, row_bytes: int) -> bool:
+        """Return whether the row groups [begin, end) are inside their files, with enough space for their rows."""
+        ends = self.columns.row_ends[begin:end]
         rows = np.diff(ends, prepend=self.columns.row_ends[begin - 1] if begin else 0)
-        sample_ids, num_bytes, tokens, end = self.columns.offsets[:, begin : begin + _AT_ONCE]
+        offsets = self.columns.offsets[:, begin:end]
+        # what is negative is large without a sign; within these limits no sum below overflows
+        if _largest(rows) > _MOST_BYTES // max(row_bytes, 12) or max(map(_largest, offsets)) > _MOST_BYTES:
+            return False
+        sample_ids, num_bytes, tokens, last_byte = offsets
+        after_tokens = tokens + rows * row_bytes if rows.any() else tokens
+        inside = (sample_ids + 8 * rows <= num_bytes).all() and (num_bytes + 4 * rows <= tokens).all()
         first, last = np.searchsorted(self.columns.group_ends, [begin, begin + len(ends) - 1], side="right").tolist()
         many = np.diff(np.clip(self.columns.group_ends[first : last + 1], begin, begin + len(ends)), prepend=begin)
         sizes = np.repeat(self.columns.size_bytes[first : last + 1], many)
-        bad = (rows < 0) | (rows > _MOST_BYTES // max(row_bytes, 12)) | (sample_ids < 0) | (end > sizes)
-        for offset in (sample_ids, num_bytes, tokens, end):
-            bad |= (offset < 0) | (offset > _MOST_BYTES)
-        with np.errstate(over="ignore"):  # what overflows is bad already
-            bad |= (sample_ids + 8 * rows > num_bytes) | (num_bytes + 4 * rows > tokens)
-            bad |= tokens + rows * np.int64(min(row_bytes, _MOST_BYTES)) != end
-        return bad
+        return bool(inside and (after_tokens == last_byte).all() and (last_byte <= sizes).all())
 
     def _blame(self, number: int, row_bytes: int) -> None:
         shard, place = self.shard_of(number)
@@ -234,6 +237,10 @@ class ShardTable(Sequence[Shard]):
     def _groups_of(self, number: int) -> range:
         ends = self.columns.group_ends
         return range(int(ends[number - 1]) if number else 0, int(ends[number]))
+
+
+def _largest(numbers: np.ndarray) -> int:
+    return int(numbers.view(np.uint64).max())
 
 
 def _numbers(values: Iterable[int]) -> np.ndarray:
