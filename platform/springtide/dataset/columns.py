@@ -1,11 +1,11 @@
 """Documents with their keys, signatures, tokens and names as columns of one file, so that each column, and each range of its
-rows, is one ranged read. Parts and runs are such files, their rows sorted by key.
+rows, is one ranged read. Parts and segments are such files, their rows sorted by key.
 
     high, low      uint64   the key: a keyed hash of the text
     share          uint64   the hash that decides what is held out
     length         int32    tokens of the document
     sketch         128 bytes, to compare near-duplicates
-    signature      16 uint64, its band hashes; of a run also as 16 columns, ``band``
+    signature      16 uint64, its band hashes; of a segment also as 16 columns, ``band``
     tokens         of the token type, one document after another
     name_ends      int64    where the name of each document ends
     names          UTF-8

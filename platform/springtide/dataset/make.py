@@ -43,9 +43,9 @@ from springtide.dataset.parts import (
 from springtide.dataset.plan import check_plan, make_plan
 from springtide.dataset.plan_files import Planned, read_plan, write_plan
 from springtide.dataset.repeats import buckets, find_repeats
-from springtide.dataset.runs import made_runs, merge, merges
 from springtide.dataset.sample import sample
 from springtide.dataset.sealing import SealJob, made_bundles, read_records, seal_shards
+from springtide.dataset.segments import made_segments, merge, merges
 from springtide.dataset.signatures import SIGNATURES
 from springtide.dataset.stages import Map, Progress, in_process, silent
 from springtide.dataset.statistics import statistics
@@ -209,21 +209,23 @@ def _make(
         part for job, mine in zip(jobs, counts, strict=True) for part in parts_of(job.number, job.group or WHOLE, mine)
     ]
     merging = merges(work, parts, shards)
-    _run_all(run, merge, merging, "sorting", progress, made_runs(work))
-    runs = [job.run for job in merging]
+    _run_all(run, merge, merging, "sorting", progress, made_segments(work))
+    segments = [job.segment for job in merging]
     if (planned := read_plan(work)) is None:
         if corpus.near_duplicates:
-            _run_all(run, find_sharing, bands(work, runs, shards.token_type), "comparing", progress, made_bands(work))
-        plan = make_plan(work, runs, shards, corpus.near_duplicates, apart)
+            _run_all(
+                run, find_sharing, bands(work, segments, shards.token_type), "comparing", progress, made_bands(work)
+            )
+        plan = make_plan(work, segments, shards, corpus.near_duplicates, apart)
         check_plan(plan, shards, _named(corpus))
-        planned = write_plan(work, plan, runs, shards)
+        planned = write_plan(work, plan, segments, shards)
     bos_id = begin_of_text(vocabulary, corpus, shards)
     seals = [
         SealJob(number, shards, dataset, work, vocabulary.end_of_text, has_begin=bos_id is not None)
         for number in range(len(planned.bundles))
     ]
     _run_all(run, seal_shards, seals, "packing and sealing", progress, made_bundles(work))
-    files = [run.file(work, shards.token_type) for run in runs]
+    files = [segment.file(work, shards.token_type) for segment in segments]
     found = statistics(counts, planned.plan, files, vocabulary)
     manifest = Manifest(
         sequence_length=shards.sequence_length,

@@ -1,7 +1,7 @@
-"""Near-duplicates among the documents of all runs: one bucket per band, in parallel, then the pairs of all buckets together.
+"""Near-duplicates among the documents of all segments: a bucket per band, in parallel, then the pairs of all buckets together.
 
-runs     buckets     rows that share a hash in one band, with a number for each hash     16 jobs
-buckets  pairs       the few documents of all buckets are compared                       near_duplicates_among
+segments  buckets     rows that share a hash in one band, with a number for each hash     16 jobs
+buckets   pairs       the few documents of all buckets are compared                       near_duplicates_among
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 import numpy as np
 
 from springtide.corpus import BANDS, BINS, NearDuplicates, find_near_duplicates, sharing
-from springtide.dataset.runs import Run
+from springtide.dataset.segments import Segment
 from springtide.store import Folder
 
 _FOLDER = "near"
@@ -24,7 +24,7 @@ class BandJob:
     """The input to find the documents that share a hash in one band. Picklable."""
 
     band: int
-    runs: tuple[Run, ...]
+    segments: tuple[Segment, ...]
     token_type: str
     work: Folder
 
@@ -34,16 +34,16 @@ class BandJob:
         return _name(self.band)
 
 
-def bands(work: Folder, runs: Sequence[Run], token_type: str) -> list[BandJob]:
+def bands(work: Folder, segments: Sequence[Segment], token_type: str) -> list[BandJob]:
     """Return one job per band."""
-    return [BandJob(band, tuple(runs), token_type, work) for band in range(BANDS)]
+    return [BandJob(band, tuple(segments), token_type, work) for band in range(BANDS)]
 
 
 def find_sharing(job: BandJob) -> None:
     """Write the rows that share a hash in one band, and a number for each hash, unless that was done. Rows count through all
-    runs. Reads one range of each run; holds about 32 bytes a document."""
+    segments. Reads one range of each segment; holds about 32 bytes a document."""
     if not job.work.exists(job.output):
-        column = read_bands(job.work, job.runs, job.token_type, job.band)
+        column = read_bands(job.work, job.segments, job.token_type, job.band)
         job.work.write(job.output, np.stack(sharing(column)).astype("<i8").tobytes())
 
 
@@ -52,13 +52,15 @@ def made_bands(work: Folder) -> frozenset[str]:
     return frozenset(f"{_FOLDER}/{name}" for name in (work / _FOLDER).names())
 
 
-def near_duplicates_among(work: Folder, runs: Sequence[Run], token_type: str, order: np.ndarray) -> NearDuplicates:
-    """Compare the documents ``order``, int64 (n,), which counts the rows of all runs; of similar ones the first is kept.
+def near_duplicates_among(
+    work: Folder, segments: Sequence[Segment], token_type: str, order: np.ndarray
+) -> NearDuplicates:
+    """Compare the documents ``order``, int64 (n,), which counts the rows of all segments; of similar ones the first is kept.
 
     Memory holds one bucket at a time and the pairs. The sketches of documents that share a band go to a temporary file on this
     machine, 128 bytes each.
     """
-    rows = sum(run.sizes.documents for run in runs)
+    rows = sum(segment.sizes.documents for segment in segments)
     place = np.full(rows, -1, np.int64)
     place[order] = np.arange(len(order))
 
@@ -78,12 +80,12 @@ def near_duplicates_among(work: Folder, runs: Sequence[Run], token_type: str, or
             stored_at = np.zeros(len(order), np.int32)
             stored_at[shared] = np.searchsorted(wanted, order[shared])
             begin = 0
-            for run in runs:
-                first, last = np.searchsorted(wanted, [begin, begin + run.sizes.documents])
+            for segment in segments:
+                first, last = np.searchsorted(wanted, [begin, begin + segment.sizes.documents])
                 if first < last:
-                    found = run.file(work, token_type).read("sketch")
+                    found = segment.file(work, token_type).read("sketch")
                     file.write(found[wanted[first:last] - begin].tobytes())
-                begin += run.sizes.documents
+                begin += segment.sizes.documents
             file.flush()
             stored = np.memmap(file, np.uint8, "r", shape=(len(wanted), BINS))
             return lambda some: stored[stored_at[some]]
@@ -91,9 +93,9 @@ def near_duplicates_among(work: Folder, runs: Sequence[Run], token_type: str, or
         return find_near_duplicates(buckets, sketches, len(order))
 
 
-def read_bands(work: Folder, runs: Sequence[Run], token_type: str, band: int) -> np.ndarray:
-    """Return one band's hashes of the documents of all runs, uint64 (rows,)."""
-    return np.concatenate([run.file(work, token_type).read(f"band{band}") for run in runs])
+def read_bands(work: Folder, segments: Sequence[Segment], token_type: str, band: int) -> np.ndarray:
+    """Return one band's hashes of the documents of all segments, uint64 (rows,)."""
+    return np.concatenate([segment.file(work, token_type).read(f"band{band}") for segment in segments])
 
 
 def _name(band: int) -> str:

@@ -99,7 +99,7 @@ class PartJob:
 
 
 def _counts(unit: int) -> str:
-    return f"{_FOLDER}/{unit:06d}.json"
+    return f"{_FOLDER}/{unit:06d}-counts.json"
 
 
 def made_units(work: Folder) -> frozenset[str]:

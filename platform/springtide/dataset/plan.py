@@ -1,4 +1,4 @@
-"""All runs -> plan: drop duplicates, order the documents, split them and cut shards.
+"""All segments -> plan: drop duplicates, order the documents, split them and cut shards.
 
 Memory holds about 64 bytes per document and no text: keys, lengths, and one band of the signatures at a time.
 """
@@ -17,7 +17,7 @@ from springtide.corpus import BANDS
 from springtide.dataset.apart import TRAINED_ON, ApartFrom, trained_on
 from springtide.dataset.near import near_duplicates_among, read_bands
 from springtide.dataset.parts import EXAMPLES
-from springtide.dataset.runs import Run
+from springtide.dataset.segments import Segment
 from springtide.errors import CorpusError, explain
 from springtide.shards import HELDOUT, TRAIN, best_fit, shuffle_rows
 from springtide.store import Folder
@@ -29,12 +29,12 @@ _EDGES = (0, *(2**power for power in range(4, 21, 2)))
 class Documents(NamedTuple):
     """Where the documents of a shard are, in their order."""
 
-    run: np.ndarray
+    segment: np.ndarray
     """int32 (documents,)."""
     row: np.ndarray
-    """int32 (documents,): in the run."""
+    """int32 (documents,): in the segment."""
     begin: np.ndarray
-    """int64 (documents,): the first of its tokens in the run."""
+    """int64 (documents,): the first of its tokens in the segment."""
     length: np.ndarray
     """int32 (documents,): its tokens."""
 
@@ -69,7 +69,7 @@ class Drop(NamedTuple):
 
     reason: str
     place: tuple[int, int]
-    """(run, row in the run)."""
+    """(segment, row in the segment)."""
     kept: tuple[int, int] | None
     """The document that is kept for it, if it is a duplicate."""
     similarity: float
@@ -105,23 +105,23 @@ class Plan:
 
 
 def make_plan(
-    work: Folder, runs: Sequence[Run], settings: ShardsConfig, near_duplicates: bool, apart: ApartFrom
+    work: Folder, segments: Sequence[Segment], settings: ShardsConfig, near_duplicates: bool, apart: ApartFrom
 ) -> Plan:
-    """Compute the plan from the columns of the runs. It does not depend on how many processes made them.
+    """Compute the plan from the columns of the segments. It does not depend on how many processes made them.
 
-    The runs of a source follow one another. A document that several sources have, or close copies of, goes to the first of
+    The segments of a source follow one another. A document that several sources have, or close copies of, goes to the first of
     them. With ``near_duplicates`` the buckets of ``near`` must be there.
     """
-    where, high, low, share = _index(work, runs, settings.token_type)
+    where, high, low, share = _index(work, segments, settings.token_type)
     length = where.length
-    names = list(dict.fromkeys(run.source for run in runs))
+    names = list(dict.fromkeys(segment.source for segment in segments))
     numbers = {name: number for number, name in enumerate(names)}
-    source = np.array([numbers[run.source] for run in runs], dtype=np.int32)[where.run]
+    source = np.array([numbers[segment.source] for segment in segments], dtype=np.int32)[where.segment]
 
     def place(index: int) -> tuple[int, int]:
-        return int(where.run[index]), int(where.row[index])
+        return int(where.segment[index]), int(where.row[index])
 
-    order = np.lexsort((where.row, where.run, low, high))
+    order = np.lexsort((where.row, where.segment, low, high))
     again = np.zeros(len(order), dtype=bool)
     again[1:] = (high[order][1:] == high[order][:-1]) & (low[order][1:] == low[order][:-1])
     del high, low
@@ -134,7 +134,7 @@ def make_plan(
     if near_duplicates:
         by_source = np.argsort(source[order], kind="stable")
         first = order[by_source]
-        found = near_duplicates_among(work, runs, settings.token_type, first)
+        found = near_duplicates_among(work, segments, settings.token_type, first)
         near = found.kept != np.arange(len(order))
         dropped["near duplicate"] = int(near.sum())
         examples += [
@@ -149,7 +149,7 @@ def make_plan(
     if apart.datasets:
         met = np.zeros(len(order), dtype=bool)
         mine = order[held_out]
-        columns = (read_bands(work, runs, settings.token_type, band)[mine] for band in range(BANDS))
+        columns = (read_bands(work, segments, settings.token_type, band)[mine] for band in range(BANDS))
         met[held_out] = trained_on(np.stack(list(columns)), apart)
         dropped[TRAINED_ON] = int(met.sum())
         examples += [Drop(TRAINED_ON, place(index), None, 0.0) for index in order[met][:EXAMPLES].tolist()]
@@ -165,7 +165,7 @@ def make_plan(
                 break
             chosen = where.take(mine[begin:end])
             shards = tuple(lay(settings, split, number, chosen))
-            splits.append(SplitPlan(name, split, len(chosen.run), int(chosen.length.sum()), shards))
+            splits.append(SplitPlan(name, split, len(chosen.segment), int(chosen.length.sum()), shards))
             number += len(shards)
     counted = np.histogram(length[order], [*_EDGES, np.inf])[0].tolist()
     by_tokens = tuple(zip(_EDGES, counted, strict=True))
@@ -246,12 +246,14 @@ def _fit(settings: ShardsConfig, split: str, first: int, documents: Documents) -
         first_row, begin, number = first_row + rows, end, number + 1
 
 
-def _index(work: Folder, runs: Sequence[Run], token_type: str) -> tuple[Documents, np.ndarray, np.ndarray, np.ndarray]:
-    """Return where the documents of all runs are, and their keys and shares, (documents,) each."""
-    found = [run.file(work, token_type).read_keys() for run in runs]
+def _index(
+    work: Folder, segments: Sequence[Segment], token_type: str
+) -> tuple[Documents, np.ndarray, np.ndarray, np.ndarray]:
+    """Return where the documents of all segments are, and their keys and shares, (documents,) each."""
+    found = [segment.file(work, token_type).read_keys() for segment in segments]
     length = np.concatenate([one["length"] for one in found])
-    run = np.repeat(np.arange(len(runs), dtype=np.int32), [len(one["length"]) for one in found])
+    segment = np.repeat(np.arange(len(segments), dtype=np.int32), [len(one["length"]) for one in found])
     row = np.concatenate([np.arange(len(one["length"]), dtype=np.int32) for one in found])
     begin = np.concatenate([np.cumsum(one["length"], dtype=np.int64) - one["length"] for one in found])
     high, low, share = (np.concatenate([one[name] for one in found]) for name in ("high", "low", "share"))
-    return Documents(run, row, begin, length), high, low, share
+    return Documents(segment, row, begin, length), high, low, share

@@ -1,6 +1,6 @@
 """The plan on disk: a prepare that is killed while it seals goes on where it was, and each task reads its own part only.
 
-plan/000000.npz   the shards of one bundle: what one task seals     arrays of plan.ShardPlan, and the sizes of its runs
+plan/000000.npz   the shards of one bundle: what one task seals     arrays of plan.ShardPlan, and the sizes of its segments
 plan/plan.json    what the whole plan says, written last            a plan without it is made again
 """
 
@@ -16,21 +16,21 @@ import numpy as np
 from springtide.config.data import ShardsConfig
 from springtide.dataset.columns import Sizes
 from springtide.dataset.plan import Documents, Drop, Plan, ShardPlan, SplitPlan
-from springtide.dataset.runs import Run
+from springtide.dataset.segments import Segment
 from springtide.store import Folder, to_json
 
 _BUNDLE_BYTES = 128 * 2**20
-"""Tokens that one task seals, if there are many: each task looks into every run of its source."""
+"""Tokens that one task seals, if there are many: each task looks into every segment of its source."""
 _LEAST_BUNDLES = 64
 """Tasks to seal a split with, before one of them seals several shards: processes that can help."""
 _FOLDER, _PLAN = "plan", "plan/plan.json"
 
 
 class Bundle(NamedTuple):
-    """The shards that one task seals, and the runs that hold their documents."""
+    """The shards that one task seals, and the segments that hold their documents."""
 
     shards: tuple[ShardPlan, ...]
-    runs: dict[int, Run]
+    segments: dict[int, Segment]
 
 
 class Planned(NamedTuple):
@@ -42,7 +42,7 @@ class Planned(NamedTuple):
     """(source, split) and the number of shards of each bundle, in the order of their numbers."""
 
 
-def write_plan(work: Folder, plan: Plan, runs: Sequence[Run], settings: ShardsConfig) -> Planned:
+def write_plan(work: Folder, plan: Plan, segments: Sequence[Segment], settings: ShardsConfig) -> Planned:
     """Write a plan; return it without its shards."""
     shard_bytes = settings.rows_per_group * settings.groups_per_shard * (settings.sequence_length + 1)
     shard_bytes *= np.dtype(settings.token_type).itemsize
@@ -51,7 +51,7 @@ def write_plan(work: Folder, plan: Plan, runs: Sequence[Run], settings: ShardsCo
         most = max(1, min(len(split.shards) // _LEAST_BUNDLES, _BUNDLE_BYTES // shard_bytes))
         for begin in range(0, len(split.shards), most):
             shards = split.shards[begin : begin + most]
-            work.write(bundle_name(len(bundles)), _encode(shards, runs))
+            work.write(bundle_name(len(bundles)), _encode(shards, segments))
             bundles.append(((split.source, split.split), len(shards)))
     record = {
         "splits": [(one.source, one.split, one.documents, one.tokens) for one in plan.splits],
@@ -75,7 +75,8 @@ def read_plan(work: Folder) -> Planned | None:
 
 def read_bundle(work: Folder, number: int) -> Bundle:
     """Return the shards of a bundle."""
-    with np.load(io.BytesIO(work.read(bundle_name(number))), allow_pickle=False) as found:
+    name = bundle_name(number)
+    with np.load(io.BytesIO(work.read_range(name, 0, work.size(name))), allow_pickle=False) as found:
         facts, columns, pieces = json.loads(found["facts"].tobytes()), found["documents"], found["pieces"]
     shards = []
     document = piece = 0
@@ -85,8 +86,8 @@ def read_bundle(work: Folder, number: int) -> Bundle:
         placed = None if many is None else pieces[piece : piece + many]
         shards.append(ShardPlan(**fields, documents=where, pieces=placed))
         document, piece = document + documents, piece + (many or 0)
-    runs = {number: Run(number, source, Sizes(*sizes)) for number, source, sizes in facts["runs"]}
-    return Bundle(tuple(shards), runs)
+    segments = {number: Segment(number, source, Sizes(*sizes)) for number, source, sizes in facts["segments"]}
+    return Bundle(tuple(shards), segments)
 
 
 def bundle_name(number: int) -> str:
@@ -94,15 +95,15 @@ def bundle_name(number: int) -> str:
     return f"{_FOLDER}/{number:06d}.npz"
 
 
-def _encode(shards: Sequence[ShardPlan], runs: Sequence[Run]) -> bytes:
-    facts: dict[str, Any] = {"shards": [], "runs": []}
+def _encode(shards: Sequence[ShardPlan], segments: Sequence[Segment]) -> bytes:
+    facts: dict[str, Any] = {"shards": [], "segments": []}
     for one in shards:
         fields = {name: getattr(one, name) for name in ("split", "number", "first_row", "rows", "skip")}
-        facts["shards"].append((fields, len(one.documents.run), None if one.pieces is None else len(one.pieces)))
+        facts["shards"].append((fields, len(one.documents.segment), None if one.pieces is None else len(one.pieces)))
     columns = np.concatenate(
         [np.stack([column.astype(np.int64) for column in one.documents]) for one in shards], axis=1
     )
-    facts["runs"] = [runs[number] for number in np.unique(columns[0]).tolist()]
+    facts["segments"] = [segments[number] for number in np.unique(columns[0]).tolist()]
     pieces = [one.pieces for one in shards if one.pieces is not None]
     out = io.BytesIO()
     placed = np.concatenate(pieces) if pieces else np.empty((0, 4), np.int32)

@@ -1,4 +1,4 @@
-"""Plan and runs -> shards: the second pass of the shuffle. A task reads its documents from each run and seals its shards."""
+"""Plan and segments -> shards: the second pass of the shuffle. A task reads its documents from the segments and seals them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from springtide.corpus import BANDS
 from springtide.dataset.parts import open_work_tokenizer
 from springtide.dataset.plan import Documents, ShardPlan
 from springtide.dataset.plan_files import read_bundle
-from springtide.dataset.runs import Run
+from springtide.dataset.segments import Segment
 from springtide.dataset.signatures import write_signatures
 from springtide.shards import Shard, ids_of, is_predicted, masked, memory_type, write_shard
 from springtide.store import Folder
@@ -52,28 +52,30 @@ def read_records(work: Folder, number: int) -> list[tuple[Shard, int]]:
 
 
 def seal_shards(job: SealJob) -> None:
-    """Read the documents of a bundle from the runs, pack and write its shards, unless they were already made."""
+    """Read the documents of a bundle from the segments, pack and write its shards, unless they were already made."""
     if job.work.exists(job.output):
         return
     bundle = read_bundle(job.work, job.number)
     where = Documents(*map(np.concatenate, zip(*(one.documents for one in bundle.shards), strict=True)))
-    tokens, bands = _read(job, where, bundle.runs)
+    tokens, bands = _read(job, where, bundle.segments)
     records, begin = [], 0
     for plan in bundle.shards:
-        mine = slice(begin, begin + len(plan.documents.run))
+        mine = slice(begin, begin + len(plan.documents.segment))
         shard, num_bytes = _seal(job, plan, tokens[mine], bands[mine])
         records.append((shard.model_dump(mode="json"), num_bytes))
         begin = mine.stop
     job.work.write_json(job.output, records)
 
 
-def _read(job: SealJob, where: Documents, runs: Mapping[int, Run]) -> tuple[list[np.ndarray], np.ndarray]:
+def _read(job: SealJob, where: Documents, segments: Mapping[int, Segment]) -> tuple[list[np.ndarray], np.ndarray]:
     """Return the token ids of documents and their band hashes, uint64 (documents, BANDS)."""
-    tokens: list[np.ndarray] = [np.empty(0)] * len(where.run)
-    bands = np.empty((len(where.run), BANDS), dtype=np.uint64)
-    for run in np.unique(where.run).tolist():
-        file = runs[run].file(job.work, job.settings.token_type)
-        for here in _ranges(np.flatnonzero(where.run == run), where, np.dtype(job.settings.token_type).itemsize):
+    tokens: list[np.ndarray] = [np.empty(0)] * len(where.segment)
+    bands = np.empty((len(where.segment), BANDS), dtype=np.uint64)
+    for segment in np.unique(where.segment).tolist():
+        file = segments[segment].file(job.work, job.settings.token_type)
+        for here in _ranges(
+            np.flatnonzero(where.segment == segment), where, np.dtype(job.settings.token_type).itemsize
+        ):
             mine = where.take(here)
             first, last = int(mine.row[0]), int(mine.row[-1]) + 1
             found = file.read("tokens", int(mine.begin[0]), int(mine.begin[-1] + mine.length[-1]))
@@ -85,8 +87,8 @@ def _read(job: SealJob, where: Documents, runs: Mapping[int, Run]) -> tuple[list
 
 
 def _ranges(here: np.ndarray, where: Documents, token_bytes: int) -> Iterator[np.ndarray]:
-    """Yield the documents ``here``, int64 (n,), of one run, in the order of its rows, cut where a gap between two is not worth
-    reading."""
+    """Yield the documents ``here``, int64 (n,), of one segment, in the order of its rows, cut where a gap between two is not
+    worth reading."""
     here = here[np.argsort(where.row[here], kind="stable")]
     mine = where.take(here)
     gaps = (mine.begin[1:] - mine.begin[:-1] - mine.length[:-1]) * token_bytes

@@ -20,13 +20,13 @@ _TOKENS_BEFORE, _TOKENS_SHOWN = 16, EXAMPLE_CHARACTERS
 
 
 def statistics(
-    records: list[dict[str, Any]], plan: Plan, runs: Sequence[ColumnFile], vocabulary: Tokenizer
+    records: list[dict[str, Any]], plan: Plan, segments: Sequence[ColumnFile], vocabulary: Tokenizer
 ) -> dict[str, Any]:
     """Return the statistics of the source: documents, drops by reason with examples, characters, tokens, a few broken records.
 
     Args:
         records: the counts of each unit.
-        runs: where the texts of the plan's examples are.
+        segments: where the texts of the plan's examples are.
     """
     documents, edits, groups = (_total(records, name) for name in ("documents", "edits", "tokens_by_group"))
     largest = dict(groups.most_common(_GROUPS_NAMED))
@@ -43,7 +43,7 @@ def statistics(
         "broken": [sample for record in records for sample in record["broken"]][:20],
         "examples": [
             *_first(example for record in records for example in record["examples"]),
-            *(_example(drop, runs, vocabulary) for drop in plan.examples),
+            *(_example(drop, segments, vocabulary) for drop in plan.examples),
         ],
     }
 
@@ -62,14 +62,14 @@ def _first(examples: Iterable[dict[str, str]]) -> list[dict[str, str]]:
     return found
 
 
-def _example(drop: Drop, runs: Sequence[ColumnFile], vocabulary: Tokenizer) -> dict[str, Any]:
+def _example(drop: Drop, segments: Sequence[ColumnFile], vocabulary: Tokenizer) -> dict[str, Any]:
     """Return the example of a drop: the beginning of its text; of near-duplicates both texts, from a little before the first
     token that differs."""
-    name, ids = _document(runs, drop.place, vocabulary)
+    name, ids = _document(segments, drop.place, vocabulary)
     found = {"reason": drop.reason, "name": name}
     if drop.kept is None:
         return {**found, "sample": _excerpt(ids, 0, vocabulary)}
-    kept_name, kept_ids = _document(runs, drop.kept, vocabulary)
+    kept_name, kept_ids = _document(segments, drop.kept, vocabulary)
     common = min(len(ids), len(kept_ids))
     differ = np.flatnonzero(ids[:common] != kept_ids[:common])
     begin = max(0, (int(differ[0]) if len(differ) else common) - _TOKENS_BEFORE) if drop.similarity < 1 else 0
@@ -82,14 +82,14 @@ def _example(drop: Drop, runs: Sequence[ColumnFile], vocabulary: Tokenizer) -> d
     }
 
 
-def _document(runs: Sequence[ColumnFile], place: tuple[int, int], vocabulary: Tokenizer) -> tuple[str, np.ndarray]:
+def _document(segments: Sequence[ColumnFile], place: tuple[int, int], vocabulary: Tokenizer) -> tuple[str, np.ndarray]:
     """Return the name of a document and the ids of its text."""
-    run, row = place
-    length = runs[run].read("length", 0, row + 1)
+    segment, row = place
+    length = segments[segment].read("length", 0, row + 1)
     end = int(length.sum(dtype=np.int64))
-    tokens = runs[run].read("tokens", end - int(length[-1]), end)
+    tokens = segments[segment].read("tokens", end - int(length[-1]), end)
     tokens = tokens.astype(memory_type(tokens.dtype.name, vocabulary.size))
-    return runs[run].name_of(row), tokens[is_predicted(tokens)][:-1]
+    return segments[segment].name_of(row), tokens[is_predicted(tokens)][:-1]
 
 
 def _excerpt(ids: np.ndarray, begin: int, vocabulary: Tokenizer) -> str:

@@ -78,7 +78,9 @@ class CorpusOrders:
         return np.cumsum(sizes, dtype=np.int64) - sizes
 
     def _permute_groups(self, corpus: int, epoch: int) -> tuple[np.ndarray, np.ndarray]:
-        """Return the row groups in the order of the epoch, and where each ends in its virtual sequence, int64 (groups,)."""
+        """Return the row groups in the order of the epoch, int32 or int64 (groups,), and where each ends in its virtual
+        sequence, int64 (groups,)."""
         sizes = self._sizes[corpus]
         groups = permutation(keys(self._seed, corpus, epoch), len(sizes))
+        groups = groups.astype(np.int32) if len(sizes) < 2**31 else groups  # half the memory of an epoch of many
         return groups, np.cumsum(sizes[groups], dtype=np.int64)

@@ -15,7 +15,7 @@ from prepared import contents, prepare, small, write_corpus
 
 from springtide.config import Config
 from springtide.corpus import BANDS, open_source, sources
-from springtide.dataset import make, open_dataset, plan_files, runs, sealing
+from springtide.dataset import make, open_dataset, plan_files, sealing, segments
 from springtide.dataset.columns import ColumnFile, Layout, in_order, sizes
 from springtide.dataset.signatures import read_bands
 from springtide.errors import DamagedFile
@@ -45,9 +45,9 @@ def of(packing: str, root: Path, text: Path, **changes: Any) -> Config:
 
 @pytest.fixture
 def many_files(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Many units, runs and bundles of little text."""
+    """Many units, segments and bundles of little text."""
     monkeypatch.setattr(sources, "_UNIT_BYTES", 4_000)
-    monkeypatch.setattr(runs, "_RUN_BYTES", 60_000)
+    monkeypatch.setattr(segments, "_SEGMENT_BYTES", 60_000)
     monkeypatch.setattr(plan_files, "_LEAST_BUNDLES", 4)
     monkeypatch.setattr(sealing, "_GAP_BYTES", 200)
 
@@ -93,7 +93,7 @@ def test_requests_and_bytes_grow_with_the_text(tmp_path: Path, monkeypatch: pyte
         read.append(sum(counted.bytes.values()))
         assert counted.requests["names parts"] <= 1
         assert counted.bytes["read_range parts"] < 3 * text[-1]  # ids of two bytes, and 284 bytes a document
-        assert counted.bytes["read_range runs"] < 3 * text[-1]
+        assert counted.bytes["read_range segments"] < 3 * text[-1]
     growth = text[1] / text[0]
     assert requests[1] / requests[0] < growth * 1.2
     assert read[1] / read[0] < growth * 1.2
