@@ -44,7 +44,7 @@ from prepare import KINDS, gpt2
 
 import springtide as st
 from springtide.config import Config, dump, load_config
-from springtide.dataset import in_process, make_dataset
+from springtide.dataset import make_dataset
 from springtide.shards import MANIFEST, TRAIN, Manifest, Split, load_manifest, write_manifest
 from springtide.shards.shard_table import Columns, ShardTable
 from springtide.store import Folder
@@ -96,12 +96,14 @@ def write_text(source: str, to: Folder, megabytes: float) -> int:
 
 def some_texts(source: str, most: float) -> Iterator[str]:
     """Yield texts of the files below a folder, until there is enough."""
-    for path in sorted(Path(source).rglob("*")):
-        if most <= 0:
-            return
-        if path.suffix in KINDS and path.is_file() and 200 < path.stat().st_size < 200_000:
-            yield (text := path.read_text("utf-8", "replace"))
-            most -= len(text)
+    for folder, folders, names in os.walk(source):
+        folders.sort()
+        for path in (Path(folder, name) for name in sorted(names)):
+            if path.suffix in KINDS and path.is_file() and 200 < path.stat().st_size < 200_000:
+                yield (text := path.read_text("utf-8", "replace"))
+                most -= len(text)
+                if most <= 0:
+                    return
 
 
 def perturbed(text: str, words: np.ndarray, rng: np.random.Generator) -> str:
@@ -174,20 +176,18 @@ def prepare(config: Config, log: Path, processes: int) -> None:
         with log.open("a") as file:
             file.write(json.dumps({"stage": stage, **found}) + "\n")
 
-    def run(function: Any, items: Sequence[Any]) -> Iterator[Any]:
-        note("driver", _store[-1].taken())
-        if processes < 2:
-            done: Iterator[Any] = in_process(lambda item: _task(function, item), items)
-            for found in done:
-                note(function.__name__, found)
-                yield None
-            return
-        with ProcessPoolExecutor(processes, get_context("spawn"), _begin) as pool:
-            for found in pool.map(_task, [function] * len(items), items):
+    with contextlib.ExitStack() as open_pools:
+        tasks: Any = map
+        if processes > 1:
+            tasks = open_pools.enter_context(ProcessPoolExecutor(processes, get_context("spawn"), _begin)).map
+
+        def run(function: Any, items: Sequence[Any]) -> Iterator[Any]:
+            note("driver", _store[-1].taken())
+            for found in tasks(_task, [function] * len(items), items):
                 note(function.__name__, found)
                 yield None
 
-    make_dataset(config.corpus, config.shards, run=run)
+        make_dataset(config.corpus, config.shards, run=run)
     note("driver", _store[-1].taken())
 
 

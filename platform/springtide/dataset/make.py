@@ -8,6 +8,7 @@ import errno
 import hashlib
 import itertools
 import json
+import posixpath
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -27,14 +28,14 @@ from springtide.corpus import (
 )
 from springtide.dataset.apart import ApartFrom, names, open_apart
 from springtide.dataset.chats import check_chats, check_pairs, templates
-from springtide.dataset.near import bands, find_sharing, made_bands
+from springtide.dataset.near import bands, find_sharing
 from springtide.dataset.parts import (
+    Part,
     PartJob,
     begin_of_text,
     chat_template,
     find_pieces,
     infilling_of,
-    made_units,
     make_part,
     open_work_tokenizer,
     parts_of,
@@ -44,8 +45,8 @@ from springtide.dataset.plan import check_plan, make_plan
 from springtide.dataset.plan_files import Planned, read_plan, write_plan
 from springtide.dataset.repeats import buckets, find_repeats
 from springtide.dataset.sample import sample
-from springtide.dataset.sealing import SealJob, made_bundles, read_records, seal_shards
-from springtide.dataset.segments import made_segments, merge, merges
+from springtide.dataset.sealing import SealJob, read_records, seal_shards
+from springtide.dataset.segments import Segment, merge, merges
 from springtide.dataset.signatures import SIGNATURES
 from springtide.dataset.stages import Map, Progress, in_process, silent
 from springtide.dataset.statistics import statistics
@@ -202,29 +203,19 @@ def _make(
         repeats = buckets(work, len(jobs))
         _run_all(run, find_repeats, repeats, "comparing them", progress)
         jobs = [dataclasses.replace(job, buckets=len(repeats)) for job in jobs]
-    _run_all(run, make_part, jobs, "reading and tokenising", progress, made_units(work))
+    _run_all(run, make_part, jobs, "reading and tokenising", progress, work)
     counts = read_counts(work, len(jobs))
     check_pairs(counts, _named(corpus))
     parts = [
         part for job, mine in zip(jobs, counts, strict=True) for part in parts_of(job.number, job.group or WHOLE, mine)
     ]
-    merging = merges(work, parts, shards)
-    _run_all(run, merge, merging, "sorting", progress, made_segments(work))
-    segments = [job.segment for job in merging]
-    if (planned := read_plan(work)) is None:
-        if corpus.near_duplicates:
-            _run_all(
-                run, find_sharing, bands(work, segments, shards.token_type), "comparing", progress, made_bands(work)
-            )
-        plan = make_plan(work, segments, shards, corpus.near_duplicates, apart)
-        check_plan(plan, shards, _named(corpus))
-        planned = write_plan(work, plan, segments, shards)
+    segments, planned = _planned(corpus, shards, parts, apart, work, progress, run)
     bos_id = begin_of_text(vocabulary, corpus, shards)
     seals = [
         SealJob(number, shards, dataset, work, vocabulary.end_of_text, has_begin=bos_id is not None)
         for number in range(len(planned.bundles))
     ]
-    _run_all(run, seal_shards, seals, "packing and sealing", progress, made_bundles(work))
+    _run_all(run, seal_shards, seals, "packing and sealing", progress, work)
     files = [segment.file(work, shards.token_type) for segment in segments]
     found = statistics(counts, planned.plan, files, vocabulary)
     manifest = Manifest(
@@ -251,18 +242,46 @@ def _make(
         folder.sweep()
 
 
+def _planned(
+    corpus: CorpusConfig,
+    shards: ShardsConfig,
+    parts: Sequence[Part],
+    apart: ApartFrom,
+    work: Folder,
+    progress: Progress,
+    run: Map,
+) -> tuple[list[Segment], Planned]:
+    """Merge all parts to segments, and plan the shards, unless that was done."""
+    if not parts:
+        problem, remedy = "has no units to read", "point it at files that are not empty"
+        raise CorpusError(explain("corpus.source", _named(corpus), problem, remedy))
+    merging = merges(work, parts, shards)
+    _run_all(run, merge, merging, "sorting", progress, work)
+    segments = [job.segment for job in merging]
+    if (planned := read_plan(work)) is None:
+        if corpus.near_duplicates:
+            _run_all(run, find_sharing, bands(work, segments, shards.token_type), "comparing", progress, work)
+        plan = make_plan(work, segments, shards, corpus.near_duplicates, apart)
+        check_plan(plan, shards, _named(corpus))
+        planned = write_plan(work, plan, segments, shards)
+    return segments, planned
+
+
 def _run_all(
     run: Map,
     function: Callable[[Any], Any],
     jobs: Sequence[Any],
     stage: str,
     progress: Progress,
-    made: frozenset[str] = frozenset(),
+    work: Folder | None = None,
 ) -> None:
-    """Run the jobs whose output is not ``made``."""
-    left = [job for job in jobs if not (made and job.output in made)]
-    for done, _ in enumerate(run(function, left), start=1):
-        progress(stage, done, len(left))
+    """Run the jobs; with ``work`` only those whose output is not there, which one listing tells."""
+    if work is not None and jobs:
+        folder = posixpath.dirname(jobs[0].output)
+        made = {posixpath.join(folder, name) for name in (work / folder).names()}
+        jobs = [job for job in jobs if job.output not in made]
+    for done, _ in enumerate(run(function, jobs), start=1):
+        progress(stage, done, len(jobs))
 
 
 def _named(corpus: CorpusConfig) -> str:

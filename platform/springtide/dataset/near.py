@@ -47,11 +47,6 @@ def find_sharing(job: BandJob) -> None:
         job.work.write(job.output, np.stack(sharing(column)).astype("<i8").tobytes())
 
 
-def made_bands(work: Folder) -> frozenset[str]:
-    """Return the names of the buckets that are there, by one listing."""
-    return frozenset(f"{_FOLDER}/{name}" for name in (work / _FOLDER).names())
-
-
 def near_duplicates_among(
     work: Folder, segments: Sequence[Segment], token_type: str, order: np.ndarray
 ) -> NearDuplicates:

@@ -102,11 +102,6 @@ def _counts(unit: int) -> str:
     return f"{_FOLDER}/{unit:06d}-counts.json"
 
 
-def made_units(work: Folder) -> frozenset[str]:
-    """Return the names of the counts that are there, by one listing."""
-    return frozenset(f"{_FOLDER}/{name}" for name in (work / _FOLDER).names())
-
-
 def part_file(work: Folder, part: Part, token_type: str) -> ColumnFile:
     """Return the file of a part."""
     name = f"{_FOLDER}/{part.unit:06d}-{part.place:04d}.columns"

@@ -19,7 +19,7 @@ from springtide.dataset.plan import Documents, Drop, Plan, ShardPlan, SplitPlan
 from springtide.dataset.segments import Segment
 from springtide.store import Folder, to_json
 
-_BUNDLE_BYTES = 128 * 2**20
+_BUNDLE_BYTES = 256 * 2**20
 """Tokens that one task seals, if there are many: each task looks into every segment of its source."""
 _LEAST_BUNDLES = 64
 """Tasks to seal a split with, before one of them seals several shards: processes that can help."""

@@ -41,11 +41,6 @@ class SealJob:
         return _records(self.number)
 
 
-def made_bundles(work: Folder) -> frozenset[str]:
-    """Return the names of the records that are there, by one listing."""
-    return frozenset(f"{_FOLDER}/{name}" for name in (work / _FOLDER).names())
-
-
 def read_records(work: Folder, number: int) -> list[tuple[Shard, int]]:
     """Return the shards of a bundle, and how many bytes of text each holds."""
     return [(Shard.model_validate(shard), num_bytes) for shard, num_bytes in work.read_json(_records(number))]

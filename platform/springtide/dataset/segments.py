@@ -78,10 +78,5 @@ def merge(job: MergeJob) -> None:
         job.segment.file(job.work, job.token_type).write(in_order(found, job.heldout_fraction))
 
 
-def made_segments(work: Folder) -> frozenset[str]:
-    """Return the names of the segments that are there, by one listing."""
-    return frozenset(f"{_FOLDER}/{name}" for name in (work / _FOLDER).names())
-
-
 def _name(number: int) -> str:
     return f"{_FOLDER}/{number:06d}.columns"
