@@ -92,6 +92,7 @@ class _File(io.RawIOBase):
         return self._place
 
     def readinto(self, buffer: Any) -> int:
+        """Read into ``buffer`` and return the number of bytes, 0 at the end."""
         end = min(self._place + len(buffer), self._size)
         if self._place >= end:
             return 0
