@@ -102,6 +102,8 @@ class Manifest(Record):
             )
         if not self.sources:
             raise ValueError("has no source")
+        if self.row_groups and self.format != FORMAT:
+            raise ValueError(f"has row_groups in format {self.format}")
         row_bytes = np.dtype(self.token_type).itemsize * (self.sequence_length + 1)
         for source, splits in self.sources.items():
             if (TRAIN in splits) == self.is_eval_only:

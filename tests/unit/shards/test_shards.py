@@ -138,6 +138,7 @@ SOMEWHERE = [(*ROWS, "shards", 0), (*ROWS, "shards", 0, "groups", 0)]
         ((), {"sources": []}),
         ((), {"sources": {}}),
         ((), {"sources": {WHOLE: {}}}),
+        ((), {"row_groups": {"size_bytes": 1, "digest": "0" * 32}}),
         (("sources",), {"../web": {}}),
         (("sources", WHOLE), {"other": {}}),
     ],
