@@ -244,7 +244,7 @@ def measure(megabytes: float, state: Path, text: str, quick: bool) -> Counts:
     changes |= {
         "shards.sequence_length": 64 if quick else 1024,
         "model.max_sequence_length": 1024,
-        "shards.heldout_fraction": 0.1 if quick else 0.02,
+        "shards.heldout_fraction": 0.2 if quick else 0.02,
     }
     for who in ("whole",) if quick else ("whole", "killed"):
         config, log = (
@@ -327,7 +327,7 @@ def main() -> None:
         return
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the server and its clients end
     options = claims.options(__doc__, rounds=1, text="sizes folder text", groups=(10_000_000, 16_000))
-    sizes = [float(one) for one in (options.sizes or ("0.1,0.4" if options.quick else "10,100,1000")).split(",")]
+    sizes = [float(one) for one in (options.sizes or ("0.4,0.8" if options.quick else "10,100,1000")).split(",")]
     sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "programs"))
     import s3_server
 

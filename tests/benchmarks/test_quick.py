@@ -50,7 +50,13 @@ CLAIMS = {
 PEERS = (BENCHMARKS.parent / ".venv-peers").exists()
 
 
-@pytest.mark.parametrize("benchmark", sorted(CLAIMS))
+LONG = {"prepare_growth"}
+"""Left to ``make long``: a server, text of its own, and two datasets."""
+
+
+@pytest.mark.parametrize(
+    "benchmark", [pytest.param(name, marks=[pytest.mark.full] if name in LONG else []) for name in sorted(CLAIMS)]
+)
 def test_a_benchmark_runs_and_ends_with_its_claims(benchmark: str) -> None:
     assert claims(benchmark).keys() == CLAIMS[benchmark]
 

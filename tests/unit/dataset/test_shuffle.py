@@ -84,7 +84,7 @@ class Counted:
 def test_requests_and_bytes_grow_with_the_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Four times the text: a shard that looked into every part took sixteen times the requests."""
     requests, read, text = [], [], []
-    for documents in (60, 240):
+    for documents in (40, 160):
         text.append(sum(map(len, write_corpus(tmp_path / f"text-{documents}", documents))))
         with monkeypatch.context() as patch:
             counted = Counted(patch)
@@ -101,7 +101,7 @@ def test_requests_and_bytes_grow_with_the_text(tmp_path: Path, monkeypatch: pyte
 
 @pytest.mark.usefixtures("many_files")
 def test_a_killed_plan_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    write_corpus(tmp_path / "text", 100)
+    write_corpus(tmp_path / "text", 60)
     whole = prepare(of("concat", tmp_path / "whole", tmp_path / "text")).shards.dataset
     killed = of("concat", tmp_path / "killed", tmp_path / "text")
     sealed: list[int] = []
