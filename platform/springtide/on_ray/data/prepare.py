@@ -26,7 +26,7 @@ def ray_map(function: Callable[[T], object], items: Sequence[T]) -> Iterator[Non
     def work(batch: pa.Table) -> pa.Table:
         for item in batch[_ITEM].to_pylist():
             function(pickle.loads(item))
-        return batch.select([])  # rows to count, nothing to send back
+        return _done(batch)
 
     return _mapped(function, items, work)
 
@@ -54,7 +54,12 @@ class _WithModel:
     def __call__(self, batch: pa.Table) -> pa.Table:
         for item in batch[_ITEM].to_pylist():
             self._function(pickle.loads(item))
-        return batch.select([])
+        return _done(batch)
+
+
+def _done(batch: pa.Table) -> pa.Table:
+    """Return a row per item, to count: the items themselves need not come back."""
+    return pa.table({"done": pa.repeat(True, batch.num_rows)})
 
 
 def _mapped(function: Callable[[T], object], items: Sequence[T], work: Any, **how: Any) -> Iterator[None]:
