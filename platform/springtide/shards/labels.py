@@ -168,7 +168,7 @@ class LabelReader:
     def __init__(self, folder: Folder, labels: Labels, split: Split, cache: Cache | None = None) -> None:
         """``split``: of the dataset, or of one of its sources; ``cache``: as for ``SplitReader``."""
         self.layout = labels.layout
-        rows, ranges = split.group_rows(), []
+        rows, ranges = split.group_rows().tolist(), []
         for shard in split.shards:
             for index, (group, digest) in enumerate(zip(shard.groups, labels.groups[shard.name], strict=True)):
                 size = len(self.layout.header(group.rows)) + self.layout.size_bytes(group.rows)
