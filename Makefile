@@ -41,6 +41,7 @@ lint: .venv/.ready
 bench: .venv/.ready .venv-peers
 	$(BIN)/python benchmarks/step_overhead.py
 	$(BIN)/python benchmarks/prepare.py
+	$(BIN)/python benchmarks/prepare_growth.py
 	$(BIN)/python benchmarks/stream.py
 	$(BIN)/python benchmarks/layouts.py
 	$(BIN)/python benchmarks/growth.py

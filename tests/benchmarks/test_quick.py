@@ -40,6 +40,10 @@ CLAIMS = {
         *("page_build_s", "page_read_and_build_s", "page_mb", "page_refresh_s", "page_refresh_kb"),
         *("run_why_s", "run_watch_s", "run_list_s"),
     },
+    "prepare_growth": {
+        *("exponent_prepare_requests", "exponent_prepare_bytes_read", "prepare_read_over_text", "prepare_task_mib"),
+        *("prepare_killed_same_bytes", "open_s", "open_private_mib"),
+    },
     "plan": {"plan_memory_off", "plan_time_off", "plan_time_off_processor"},
     "scale": {
         *(
@@ -50,8 +54,8 @@ CLAIMS = {
     },
     "small_devices": {"lora_0_5b_peak_gib", "lora_1_5b_peak_gib", "qlora_4b_peak_gib"},
 }
-LONG = {"scale"}
-"""Imports nearly all of the package: some ten seconds of a core."""
+LONG = {"scale", "prepare_growth"}
+"""Left to ``make long``: one imports nearly all of the package, the other has a server, text of its own, and two datasets."""
 PEERS = (BENCHMARKS.parent / ".venv-peers").exists()
 
 

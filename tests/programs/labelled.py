@@ -50,6 +50,6 @@ def plain_log_probabilities(
     ids = ids_of(SplitReader(dataset, manifest, split).read(np.arange(manifest.splits[split].rows)).tokens)
     inputs = torch.from_numpy(ids[:, :-1].astype(np.int64))
     torch.set_num_threads(1)
-    rows = manifest.splits[split].group_rows()
+    rows = manifest.splits[split].group_rows().tolist()
     with torch.no_grad():  # a row group at a time: the bits of a product may depend on its shape
         return ids, torch.cat([model(part).log_softmax(-1) for part in inputs.split(rows)])

@@ -10,6 +10,8 @@ from typing import Any
 from springtide import config as configs
 from springtide.config import Config
 from springtide.dataset import Map, in_process, make_dataset, silent
+from springtide.shards import load_manifest
+from springtide.store import Folder
 
 LENGTH = 16
 
@@ -27,6 +29,12 @@ SEALED: dict[str, Any] = {
 def prepare(config: Config, run: Map = in_process) -> Config:
     """Return ``config`` with its dataset, found or made."""
     return config.override({"shards.dataset": make_dataset(config.corpus, config.shards, silent, run)})
+
+
+def format_8(dataset: str) -> dict[str, Any]:
+    """The manifest of a dataset as the format before the index of row groups had it, with its digest."""
+    manifest = load_manifest(Folder(dataset)).model_copy(update={"format": 8, "row_groups": None})
+    return {**manifest.in_full(), "digest": manifest.digest}
 
 
 def write_corpus(folder: Path, documents: int = 240, seed: int = 0) -> list[str]:

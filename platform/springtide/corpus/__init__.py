@@ -15,6 +15,7 @@ from springtide.corpus.near_duplicates import (
     exact_signature,
     find_near_duplicates,
     jaccard,
+    sharing,
     shingles,
     signature,
 )
@@ -53,6 +54,7 @@ __all__ = [
     "quotes",
     "quotes_of",
     "read_template",
+    "sharing",
     "shingles",
     "signature",
     "without",

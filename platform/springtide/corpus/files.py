@@ -7,6 +7,8 @@ import os
 import posixpath
 import re
 import sysconfig
+from collections.abc import Mapping
+from typing import Any, NamedTuple
 
 from springtide.errors import CorpusError, explain
 from springtide.store import Folder
@@ -17,6 +19,17 @@ _LEFT_OUT = {
     *("site-packages", "__pycache__", "ensurepip", "test", "tests", "idlelib", "lib2to3"),
     *("encodings", "pydoc_data"),  # tables, not code
 }
+_CHANGES = ("mtime", "ETag", "blob_id", "LastModified")
+"""What stores call the property of a file that changes when it is rewritten."""
+
+
+class Look(NamedTuple):
+    """How a file looks without reading it."""
+
+    size: int
+    """[bytes]"""
+    change: str
+    """What changes when it is rewritten."""
 
 
 def library_files() -> tuple[Folder, tuple[str, ...]]:
@@ -31,22 +44,28 @@ def library_files() -> tuple[Folder, tuple[str, ...]]:
     return root, tuple(sorted(names))
 
 
-def find_files(source: str) -> tuple[Folder, tuple[str, ...]]:
-    """Return the folder of a file, folder or glob, and its files' names, sorted; hidden ones and links that lead out of it are
-    excluded. CorpusError if it is missing or cannot be reached."""
+def look_of(info: Mapping[str, Any]) -> Look | None:
+    """Return the size and the last change of a file from what its store says of it; None if it does not say both."""
+    change = next((str(info[one]) for one in _CHANGES if info.get(one)), "")
+    return Look(int(info["size"]), change) if change and info.get("size") is not None else None
+
+
+def find_files(source: str) -> tuple[Folder, dict[str, Look | None]]:
+    """Return the folder of a file, folder or glob, and its files by name, sorted, as one listing tells them; hidden ones and
+    links that lead out of it are excluded. CorpusError if it is missing or cannot be reached."""
     is_glob = any(char in source for char in "*?[")
     fixed = posixpath.dirname(source[: min(source.find(c) for c in "*?[" if c in source)]) if is_glob else source
     root, pattern = Folder(fixed or ".", is_source=True), source[len(fixed) :].lstrip("/")
     try:
         if is_glob:
-            paths = root.fs.glob(posixpath.join(root.path, pattern))
+            found = root.fs.glob(posixpath.join(root.path, pattern), detail=True)
         elif not root.exists():
             raise CorpusError(explain("corpus.source", source, "does not exist", "check the path or URL"))
         elif root.fs.isfile(root.path):
-            return Folder(posixpath.dirname(root.url), is_source=True), (root.name,)
+            return Folder(posixpath.dirname(root.url), is_source=True), {root.name: None}
         else:
-            paths = root.fs.find(root.path)
-        files = [str(path) for path in paths if not root.is_local or root.fs.isfile(path)]
+            found = root.fs.find(root.path, detail=True)
+        files = [str(path) for path in found if not root.is_local or root.fs.isfile(path)]
     except CorpusError:
         raise
     except Exception as error:  # every object store raises its own errors
@@ -58,7 +77,7 @@ def find_files(source: str) -> tuple[Folder, tuple[str, ...]]:
     files = [path for path in files if not re.search(hidden, path[len(root.path) + 1 :])]
     if root.is_local:
         files = _inside(root.path, source, files)
-    return root, tuple(sorted(path[len(root.path) + 1 :] for path in files))
+    return root, {path[len(root.path) + 1 :]: look_of(found[path]) for path in sorted(files)}
 
 
 def _inside(root: str, source: str, paths: list[str]) -> list[str]:

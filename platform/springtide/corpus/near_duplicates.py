@@ -92,8 +92,28 @@ def recall(similarity: float) -> float:
     return 1 - (1 - similarity ** (BINS // BANDS)) ** BANDS
 
 
+def sharing(hashes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return the documents whose hash others have, too, and a number for each such hash, int64 (m,) both, sorted by the number
+    and then by the document. ``hashes``: those of one band, uint64 (documents,).
+
+    Example:
+        >>> import numpy as np
+        >>> from springtide.corpus import sharing
+        >>> [found.tolist() for found in sharing(np.array([7, 3, 7, 5, 3], np.uint64))]
+        [[1, 4, 0, 2], [0, 0, 1, 1]]
+    """
+    order = np.argsort(hashes, kind="stable")
+    same = hashes[order[1:]] == hashes[order[:-1]]
+    is_shared = np.zeros(len(order), dtype=bool)
+    is_shared[1:] |= same
+    is_shared[:-1] |= same
+    is_new = is_shared.copy()
+    is_new[1:] &= ~same
+    return order[is_shared], (np.cumsum(is_new) - 1)[is_shared]
+
+
 def find_near_duplicates(
-    columns: Callable[[], Iterable[np.ndarray]],
+    bands: Callable[[], Iterable[tuple[np.ndarray, np.ndarray]]],
     sketches: Callable[[np.ndarray], Callable[[np.ndarray], np.ndarray]],
     documents: int,
 ) -> NearDuplicates:
@@ -104,27 +124,29 @@ def find_near_duplicates(
     8 bytes each.
 
     Args:
-        columns: yields, band by band, that band's hashes of all documents, uint64 (documents,); called once for each round.
+        bands: yields, band by band, the documents that share a hash and a number for each hash, as ``sharing`` returns them;
+            called once for each round.
         sketches: called once with the documents that share a band, int64 (n,), rising; returns a function that returns the
             sketches of some of them, uint8 (m, BINS).
         documents: number of documents.
 
     Example:
         >>> import numpy as np
-        >>> from springtide.corpus import find_near_duplicates, signature
+        >>> from springtide.corpus import find_near_duplicates, sharing, signature
         >>> texts = [np.arange(300), np.arange(1, 300), np.arange(300, 600)]
         >>> found = [signature(ids) for ids in texts]
         >>> all_sketches = np.stack([one.sketch for one in found])
-        >>> bands = np.stack([one.bands for one in found])
-        >>> find_near_duplicates(lambda: bands.T, lambda shared: lambda some: all_sketches[some], 3).kept.tolist()
+        >>> shared = [sharing(column) for column in np.stack([one.bands for one in found]).T]
+        >>> find_near_duplicates(lambda: shared, lambda _: lambda some: all_sketches[some], 3).kept.tolist()
         [0, 0, 2]
     """
     kept, similar = np.arange(documents), np.ones(documents, np.float32)
-    pairs, stands_for_others = _pairs(columns(), kept), np.zeros(documents, dtype=bool)
+    was_kept, stands_for_others = np.ones(documents, dtype=bool), np.zeros(documents, dtype=bool)
+    pairs = _pairs(bands(), was_kept)
     if not len(pairs):
         return NearDuplicates(kept, similar)
     read = sketches(np.unique(np.concatenate(np.divmod(pairs, documents))))
-    compared, was_kept = pairs, np.ones(documents, dtype=bool)
+    compared = pairs
     for _ in range(_ROUNDS):
         for begin in range(0, len(pairs), _PAIRS_AT_ONCE):
             later, first = np.divmod(pairs[begin : begin + _PAIRS_AT_ONCE], documents)
@@ -139,22 +161,21 @@ def find_near_duplicates(
         if not np.any(is_kept[later] & was_kept[first] & ~is_kept[first]):
             break
         was_kept = is_kept
-        pairs = np.setdiff1d(_pairs(columns(), np.flatnonzero(is_kept)), compared, assume_unique=True)
+        pairs = np.setdiff1d(_pairs(bands(), is_kept), compared, assume_unique=True)
         compared = np.union1d(compared, pairs)
     return NearDuplicates(kept, similar)
 
 
-def _pairs(columns: Iterable[np.ndarray], alive: np.ndarray) -> np.ndarray:
-    """Return the pairs to compare among the documents ``alive``: later * documents + first, int64, rising."""
+def _pairs(bands: Iterable[tuple[np.ndarray, np.ndarray]], alive: np.ndarray) -> np.ndarray:
+    """Return the pairs to compare among the documents that are ``alive``, bool (documents,): later * documents + first, int64,
+    rising."""
     found = np.empty(0, np.int64)
-    for column in columns:
-        if not len(alive):
-            break
-        order = alive[np.argsort(column[alive], kind="stable")]
-        begins = np.ones(len(order), dtype=bool)
-        begins[1:] = column[order[1:]] != column[order[:-1]]
-        first = order[begins][np.cumsum(begins) - 1]
-        found = np.union1d(found, (order * len(column) + first)[~begins])
+    for documents, hashes in bands:
+        documents, hashes = documents[alive[documents]], hashes[alive[documents]]
+        begins = np.ones(len(documents), dtype=bool)
+        begins[1:] = hashes[1:] != hashes[:-1]
+        first = documents[begins][np.cumsum(begins) - 1]
+        found = np.union1d(found, (documents * len(alive) + first)[~begins])
     return found
 
 

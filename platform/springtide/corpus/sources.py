@@ -15,7 +15,8 @@ import itertools
 import json
 import posixpath
 import re
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import IO, Any, NamedTuple
 
 import numpy as np
@@ -25,10 +26,11 @@ import pyarrow.parquet as pq
 from springtide.corpus import chats, token_files
 from springtide.corpus.chats import BadChat, chats_of, has_chat
 from springtide.corpus.documents import Broken, Document, Tokens, from_tokens
-from springtide.corpus.files import find_files, library_files
+from springtide.corpus.files import Look, find_files, library_files, look_of
 from springtide.corpus.hub import pinned
+from springtide.corpus.parquet_column import SAMPLE, is_text, values_of
 from springtide.corpus.separators import split
-from springtide.corpus.token_files import field_of, ids_of, is_ids
+from springtide.corpus.token_files import field_of, ids_of
 from springtide.corpus.tokenizer import Tokenizer
 from springtide.errors import CorpusError, explain, redacted
 from springtide.store import Folder
@@ -42,11 +44,7 @@ _MOST_BYTES = 64 * 2**20
 document several times, as bytes, as text and as JSON."""
 _READ_BYTES = 2**20
 _ROWS_AT_ONCE = 256
-_CHANGES = ("mtime", "ETag", "blob_id", "LastModified")
-"""What stores call the property of a file that changes when it is rewritten."""
-_SAMPLE = 200
-"""Characters of a broken record that are shown."""
-_STRINGS = (pa.types.is_string, pa.types.is_large_string, pa.types.is_string_view)
+_FOOTERS_AT_ONCE = 16
 _SURROGATE = re.compile("[\ud800-\udfff]")
 
 
@@ -78,6 +76,8 @@ class CorpusReader:
     """Files that are read with those: indexes, and the data of indexed datasets."""
     is_chat: bool = False
     """Whether records are chats, not texts."""
+    seen: Mapping[str, Look | None] = dataclasses.field(default_factory=dict, compare=False)
+    """How files looked when they were found, in one listing; the store is asked for each of the others."""
 
     def fingerprint(self) -> str:
         """Return a hash that changes when a file is added, removed or rewritten; does not read file contents."""
@@ -91,14 +91,22 @@ class CorpusReader:
         """Return the size and the last change of each file, by name."""
         found = {}
         for name in (*self.names, *self.beside):
-            info = self.folder.fs.info(self.folder.where(name))
-            found[name] = f"{info['size']} {next((info[one] for one in _CHANGES if info.get(one)), '')}"
+            look = self._look(name)
+            found[name] = f"{look.size} {look.change}"
         return found
+
+    def _look(self, name: str) -> Look:
+        info = self.folder.fs.info(self.folder.where(name)) if self.seen.get(name) is None else {}
+        return self.seen.get(name) or look_of(info) or Look(info["size"], "")
 
     def only(self, names: frozenset[str]) -> CorpusReader:
         """Return the reader of these of its files; of all if ``names`` is empty."""
         kept = [tuple(one for one in some if one in names) for some in (self.names, self.beside)]
         return dataclasses.replace(self, names=kept[0], beside=kept[1]) if names else self
+
+    def bare(self) -> CorpusReader:
+        """Return the reader without the names of its files: what each of many tasks needs to read its unit."""
+        return dataclasses.replace(self, names=(), beside=(), seen={})
 
     def units(self) -> list[Unit]:
         """Return the source as units of about four megabytes, in the order of names."""
@@ -106,8 +114,9 @@ class CorpusReader:
         small: list[str] = []
         size = 0
         chunks = token_files.litdata_layouts(self.folder, self.beside)
+        footers = self._footers([name for name in self.names if _kind(name) == "parquet"])
         for name in self.names:
-            total = 0 if _kind(name) == "parquet" else self.folder.size(name)
+            total = 0 if _kind(name) == "parquet" else self._look(name).size
             is_whole = _kind(name) == "text" and (not self.separator or total <= _UNIT_BYTES)
             if name in chunks:
                 units.append(Unit((name,), num_bytes=total, layout=chunks[name]))
@@ -121,14 +130,23 @@ class CorpusReader:
                     units.append(Unit(tuple(small), num_bytes=size))
                     small, size = [], 0
             elif _kind(name) == "parquet":
-                with self._blamed(name), self.folder.open(name) as file:
-                    footer = pq.ParquetFile(file).metadata
-                    sizes = [footer.row_group(group).total_byte_size for group in range(footer.num_row_groups)]
-                units += [Unit((name,), group, group + 1, size) for group, size in enumerate(sizes)]
+                units += [Unit((name,), group, group + 1, size) for group, size in enumerate(next(footers))]
             else:
                 bounds = [*range(0, total, _UNIT_BYTES), total]
                 units += [Unit((name,), begin, end, end - begin) for begin, end in itertools.pairwise(bounds)]
         return [*units, Unit(tuple(small), num_bytes=size)] if small else units
+
+    def _footers(self, names: Sequence[str]) -> Iterator[list[int]]:
+        """Yield the bytes of each row group of each of these Parquet files; several are read at a time."""
+
+        def sizes(name: str) -> list[int]:
+            with self._blamed(name), self.folder.open(name) as file:
+                footer = pq.ParquetFile(file).metadata
+                return [footer.row_group(group).total_byte_size for group in range(footer.num_row_groups)]
+
+        if names:
+            with ThreadPoolExecutor(_FOOTERS_AT_ONCE) as threads:
+                yield from threads.map(sizes, names)
 
     def read(self, unit: Unit, vocabulary: Tokenizer | None = None) -> Iterator[Document | Broken]:
         """Yield the documents of ``unit`` in the order of its files. Bytes that are not UTF-8, and halves of surrogate pairs,
@@ -184,7 +202,7 @@ class CorpusReader:
         if compression := _compression(name):  # pyarrow can read zstd, Python's own library cannot yet
             return io.BufferedReader(pa.CompressedInputStream(data, compression))
         # a remote file of fsspec's takes no limit for a line
-        return data if self.folder.is_local else io.BufferedReader(data, _READ_BYTES)  # type: ignore[type-var]
+        return data if isinstance(data, io.BufferedIOBase) else io.BufferedReader(data, _READ_BYTES)  # type: ignore[type-var]
 
     def _lines(self, name: str, unit: Unit) -> Iterator[Document | Broken | Tokens]:
         """Yield the documents of ``unit``: a line belongs to the range that contains its first byte."""
@@ -218,18 +236,18 @@ class CorpusReader:
         try:
             record = json.loads(text)
         except ValueError:
-            return Broken(name, "not JSON", text[:_SAMPLE])
+            return Broken(name, "not JSON", text[:SAMPLE])
         except RecursionError:
-            return Broken(name, "nested too deeply", text[:_SAMPLE])
+            return Broken(name, "nested too deeply", text[:SAMPLE])
         if self.is_chat:
-            return self._chat(name, record, text[:_SAMPLE])
+            return self._chat(name, record, text[:SAMPLE])
         found = record.get(field_of(self.field, record)) if isinstance(record, dict) else None
         if (ids := ids_of(found)) is not None:
             return Tokens(name, ids)
         if not isinstance(found, str):
             if isinstance(record, dict):
                 self._check_is_text(name, record)
-            return Broken(name, f"no text in {self.field!r}", text[:_SAMPLE])
+            return Broken(name, f"no text in {self.field!r}", text[:SAMPLE])
         return Document(name, _SURROGATE.sub("\ufffd", found))  # JSON can encode half a surrogate pair
 
     def _chat(self, name: str, record: Any, sample: str) -> Document | Broken:
@@ -273,7 +291,7 @@ class CorpusReader:
         for group in range(unit.begin, last):
             batches = parquet.iter_batches(_ROWS_AT_ONCE, row_groups=[group], columns=columns)
             for row, record in enumerate(record for batch in batches for record in batch.to_pylist()):
-                yield self._chat(f"{name}@{group}/{row}", record, repr(record)[:_SAMPLE])
+                yield self._chat(f"{name}@{group}/{row}", record, repr(record)[:SAMPLE])
 
     def _rows(self, name: str, unit: Unit) -> Iterator[Document | Broken | Tokens]:
         with self.folder.open(name) as file:
@@ -292,13 +310,13 @@ class CorpusReader:
                         f"choose one of {', '.join(parquet.schema_arrow.names)}",
                     )
                 )
-            if _is_text(parquet.schema_arrow.field(field).type):
+            if is_text(parquet.schema_arrow.field(field).type):
                 # a value that many rows share is in memory once: expanded, a small file may be larger than memory
                 parquet = pq.ParquetFile(file, metadata=parquet.metadata, read_dictionary=[field])
             last = parquet.metadata.num_row_groups if unit.end < 0 else unit.end
             for group in range(unit.begin, last):
                 batches = parquet.iter_batches(_ROWS_AT_ONCE, row_groups=[group], columns=[field])
-                values = (value for batch in batches for value in _values(batch.column(0)))
+                values = (value for batch in batches for value in values_of(batch.column(0)))
                 for row, value in enumerate(values):
                     where = f"{name}@{group}/{row}"
                     if isinstance(value, np.ndarray):
@@ -312,7 +330,7 @@ def _document(name: str, data: bytes) -> Document | Broken:
 
 
 def _too_long(name: str, data: bytes) -> Broken:
-    return Broken(name, f"longer than {_MOST_BYTES:,} bytes", data[:_SAMPLE].decode("utf-8", "replace"))
+    return Broken(name, f"longer than {_MOST_BYTES:,} bytes", data[:SAMPLE].decode("utf-8", "replace"))
 
 
 def _skip_line(file: IO[bytes], begin: int, end: int) -> int:
@@ -336,37 +354,13 @@ def _pieces(file: IO[bytes], place: int) -> Iterator[tuple[int, bytes]]:
             at = place
 
 
-def _is_text(kind: pa.DataType) -> bool:
-    plain = kind.value_type if pa.types.is_dictionary(kind) else kind
-    return any(is_kind(plain) for is_kind in _STRINGS)
-
-
-def _values(column: pa.Array) -> Iterator[bytes | str | np.ndarray]:
-    """Yield the bytes of each text of a column, because pyarrow refuses a column if one is not UTF-8; of a list of whole
-    numbers, the numbers. For a value of another type yield the beginning of its representation."""
-    if is_ids(column.type):
-        for value in column:
-            ids = value.values
-            yield "None" if ids is None or ids.null_count else ids.to_numpy(zero_copy_only=False)
-        return
-    if not _is_text(column.type):
-        yield from (repr(value)[:_SAMPLE] for value in column.to_pylist())
-        return
-    is_shared = pa.types.is_dictionary(column.type)
-    texts = (column.dictionary if is_shared else column).cast("large_binary")
-    for index in column.indices.to_pylist() if is_shared else range(len(texts)):
-        if is_shared and index is not None and not 0 <= index < len(texts):  # pyarrow does not look
-            raise pa.ArrowInvalid(f"a row refers to entry {index} of a dictionary of {len(texts)}")
-        text = None if index is None else texts[index].as_py()
-        yield "None" if text is None else text
-
-
 def open_source(
     source: str, max_files: int = 0, field: str = "text", separator: str = "", is_chat: bool = False
 ) -> CorpusReader:
     """Find the files of ``corpus.source``; CorpusError if it is missing, cannot be reached or has no files."""
     if source == "stdlib":
-        folder, found, has_all = *library_files(), False
+        folder, names = library_files()
+        found, has_all = dict.fromkeys(names), False
     else:
         source = pinned(source)
         folder, found = find_files(source)
@@ -375,8 +369,8 @@ def open_source(
         raise CorpusError(
             explain("corpus.source", source, "holds no files", "point it at text files, a folder or a glob")
         )
-    names, beside = token_files.with_indexes(folder, found, has_all)
-    return CorpusReader(folder, names[: max_files or None], field, separator, beside, is_chat)
+    names, beside = token_files.with_indexes(folder, tuple(found), has_all)
+    return CorpusReader(folder, names[: max_files or None], field, separator, beside, is_chat, found)
 
 
 def _kind(name: str) -> str:

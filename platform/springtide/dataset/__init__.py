@@ -1,12 +1,13 @@
 """Prepare a sealed dataset from a corpus. Layer rule: every stage may be killed at any moment and restarted, by any number of
 processes, and the bytes are the same.
 
-    source -> units -> parts       per unit: clean, hash, tokenise                          parts.py
-    units  -> repeats              find lines or paragraphs that occurred before           repeats.py
-    parts  -> plan                 drop duplicates, shuffle globally, split, cut shards     near.py, plan.py
-    plan   -> shards -> manifest   per shard: pack and write; the manifest last             make.py, statistics.py
+    source -> units -> parts       per unit: clean, hash, tokenise                             parts.py
+    units  -> repeats              find lines or paragraphs that occurred before               repeats.py
+    parts  -> segments             merge some thirty, sorted: the first pass of the shuffle    segments.py, columns.py
+    segments -> plan               drop duplicates, shuffle globally, split, cut shards        near.py, plan.py, plan_files.py
+    plan   -> shards -> manifest   pack and write: the second pass; the manifest last          sealing.py, statistics.py
 
-    files as they arrive -> a dataset of each batch -> index                                follow.py
+    files as they arrive -> a dataset of each batch -> index                                   follow.py
 """
 
 from springtide.dataset.follow import check_followed, complete, new_files, seal

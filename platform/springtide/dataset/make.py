@@ -8,8 +8,10 @@ import errno
 import hashlib
 import itertools
 import json
+import posixpath
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -17,7 +19,6 @@ import numpy as np
 from springtide.config.code import code_digest
 from springtide.config.data import WHOLE, CorpusConfig, ShardsConfig
 from springtide.corpus import (
-    BANDS,
     CorpusReader,
     Tokenizer,
     check_byte_counts,
@@ -27,7 +28,9 @@ from springtide.corpus import (
 )
 from springtide.dataset.apart import ApartFrom, names, open_apart
 from springtide.dataset.chats import check_chats, check_pairs, templates
+from springtide.dataset.near import bands, find_sharing
 from springtide.dataset.parts import (
+    Part,
     PartJob,
     begin_of_text,
     chat_template,
@@ -35,14 +38,16 @@ from springtide.dataset.parts import (
     infilling_of,
     make_part,
     open_work_tokenizer,
-    part_numbers,
+    parts_of,
     read_counts,
-    read_documents,
 )
-from springtide.dataset.plan import Plan, ShardPlan, check_plan, make_plan
+from springtide.dataset.plan import check_plan, make_plan
+from springtide.dataset.plan_files import Planned, read_plan, write_plan
 from springtide.dataset.repeats import buckets, find_repeats
 from springtide.dataset.sample import sample
-from springtide.dataset.signatures import SIGNATURES, write_signatures
+from springtide.dataset.sealing import SealJob, read_records, seal_shards
+from springtide.dataset.segments import Segment, merge, merges
+from springtide.dataset.signatures import SIGNATURES
 from springtide.dataset.stages import Map, Progress, in_process, silent
 from springtide.dataset.statistics import statistics
 from springtide.errors import ConfigError, CorpusError, explain, redacted
@@ -54,13 +59,9 @@ from springtide.shards import (
     Shard,
     Split,
     ids_of,
-    is_predicted,
     load_manifest,
-    masked,
-    memory_type,
     most_ids,
     write_manifest,
-    write_shard,
 )
 from springtide.store import Folder, digest
 
@@ -68,6 +69,8 @@ _VERSION = 13
 """Increase it when the same settings produce other bytes."""
 
 _WORK = "work"
+_READ_AT_ONCE = 16
+"""Records that are read at a time."""
 _MADE_HERE = ("bpe", "bytes")
 """Tokenizers with byte counts that are correct by construction."""
 
@@ -153,6 +156,27 @@ def fingerprint(
     return hashlib.blake2b(redacted(text).encode(), digest_size=8).hexdigest()
 
 
+def _part_jobs(
+    corpus: CorpusConfig,
+    shards: ShardsConfig,
+    sources: list[CorpusReader],
+    apart: ApartFrom,
+    texts: Mapping[str, str],
+    work: Folder,
+) -> list[PartJob]:
+    """Return one job per unit. They share their sources, without the names of all files."""
+    units = [
+        (bare, each, unit, name if corpus.sources else "")
+        for source, (name, each) in zip(sources, corpus.each().items(), strict=True)
+        for bare in (source.bare(),)
+        for unit in source.units()
+    ]
+    return [
+        PartJob(number, *unit, shards, work, apart.datasets, texts[unit[1].chat_template])
+        for number, unit in enumerate(units)
+    ]
+
+
 def _make(
     corpus: CorpusConfig,
     shards: ShardsConfig,
@@ -165,15 +189,7 @@ def _make(
 ) -> None:
     _check_room(sources, dataset)
     work = dataset / _WORK
-    units = [
-        (source, each, unit, name if corpus.sources else "")
-        for source, (name, each) in zip(sources, corpus.each().items(), strict=True)
-        for unit in source.units()
-    ]
-    jobs = [
-        PartJob(number, *unit, shards, work, apart.datasets, texts[unit[1].chat_template])
-        for number, unit in enumerate(units)
-    ]
+    jobs = _part_jobs(corpus, shards, sources, apart, texts, work)
     vocabulary = _vocabulary(corpus, shards, jobs, work)
     tokenizer_digest = digest.of_bytes(vocabulary.to_json().encode())
     apart.check(tokenizer_digest)
@@ -187,19 +203,21 @@ def _make(
         repeats = buckets(work, len(jobs))
         _run_all(run, find_repeats, repeats, "comparing them", progress)
         jobs = [dataclasses.replace(job, buckets=len(repeats)) for job in jobs]
-    _run_all(run, make_part, [job for job in jobs if not job.done()], "reading and tokenising", progress)
-    counts = [read_counts(work, unit) for unit in range(len(jobs))]
+    _run_all(run, make_part, jobs, "reading and tokenising", progress, work)
+    counts = read_counts(work, len(jobs))
     check_pairs(counts, _named(corpus))
-    parts = {part: jobs[unit].group or WHOLE for unit, mine in enumerate(counts) for part in part_numbers(unit, mine)}
-    plan = make_plan(work, list(parts), list(parts.values()), shards, corpus.near_duplicates, apart)
-    check_plan(plan, shards, _named(corpus))
+    parts = [
+        part for job, mine in zip(jobs, counts, strict=True) for part in parts_of(job.number, job.group or WHOLE, mine)
+    ]
+    segments, planned = _planned(corpus, shards, parts, apart, work, progress, run)
     bos_id = begin_of_text(vocabulary, corpus, shards)
     seals = [
-        SealJob(shard, shards, dataset, work, vocabulary.end_of_text, has_begin=bos_id is not None)
-        for split in plan.splits
-        for shard in split.shards
+        SealJob(number, shards, dataset, work, vocabulary.end_of_text, has_begin=bos_id is not None)
+        for number in range(len(planned.bundles))
     ]
-    _run_all(run, seal_shard, [job for job in seals if not job.done()], "packing and sealing", progress)
+    _run_all(run, seal_shards, seals, "packing and sealing", progress, work)
+    files = [segment.file(work, shards.token_type) for segment in segments]
+    found = statistics(counts, planned.plan, files, vocabulary)
     manifest = Manifest(
         sequence_length=shards.sequence_length,
         token_type=shards.token_type,
@@ -210,10 +228,10 @@ def _make(
         has_loss_mask=bos_id is not None,
         tokenizer_digest=tokenizer_digest,
         fingerprint=dataset.name,
-        heldout_fraction=plan.heldout_fraction,
+        heldout_fraction=planned.plan.heldout_fraction,
         apart_from=tuple(manifest.digest for manifest in apart.manifests),
-        source={"source": _named(corpus), "apart_from": names(apart), **statistics(counts, plan, work, vocabulary)},
-        sources=_sources(plan, {job.shard.name: job for job in seals}),
+        source={"source": _named(corpus), "apart_from": names(apart), **found},
+        sources=_sources(planned, work),
     )
     dataset.write(TOKENIZER, vocabulary.to_json())
     if len(chats := [text for text in texts.values() if text]) == 1:
@@ -224,72 +242,44 @@ def _make(
         folder.sweep()
 
 
-@dataclasses.dataclass(frozen=True)
-class SealJob:
-    """The input to make one shard. Picklable."""
-
-    shard: ShardPlan
-    settings: ShardsConfig
-    dataset: Folder
-    work: Folder
-    end_of_text: int
-    has_begin: bool
-    """Whether each document begins with a begin-of-text, which is not of its text."""
-
-    @property
-    def record(self) -> str:
-        return f"shards/{self.shard.name}.json"
-
-    def done(self) -> bool:
-        """Return whether the shard was already made."""
-        return self.work.exists(self.record)
-
-
-def seal_shard(job: SealJob) -> None:
-    """Gather the shard's tokens from the parts, pack them and write the shard, unless it was already made."""
-    if job.done():
-        return
-    plan, length = job.shard, job.settings.sequence_length
-    documents: list[np.ndarray] = [np.empty(0)] * len(plan.parts)
-    bands = np.empty((len(plan.parts), BANDS), dtype=np.uint64)
-    for part in np.unique(plan.parts).tolist():
-        mine = np.flatnonzero(plan.parts == part)  # parts have the dataset's order, so these rows rise
-        found, bands[mine] = read_documents(job.work, part, plan.places[mine])
-        for place, tokens in zip(mine.tolist(), found, strict=True):
-            documents[place] = tokens
-    if plan.pieces is None:
-        line = np.concatenate(documents)[plan.skip :]
-        rows = np.lib.stride_tricks.sliding_window_view(line, length + 1)[: plan.rows * length : length]
-    else:
-        rows = _fill(documents, plan.pieces, plan.rows, length + 1, job.end_of_text)
-    lengths = open_work_tokenizer(job.work, job.end_of_text).byte_lengths()
-    wide = memory_type(job.settings.token_type, len(lengths))
-    num_bytes = np.array([_num_bytes(row[1:].astype(wide, copy=False), lengths) for row in rows], dtype=np.int64)
-    shard = write_shard(job.dataset, plan.name, job.settings, plan.first_row, num_bytes, rows)
-    texts = [ids_of(document[1:]) for document in documents] if job.has_begin else documents
-    shard = write_signatures(job.dataset, shard, plan.split, bands, texts)
-    job.work.write_json(job.record, {"shard": shard.model_dump(mode="json"), "num_bytes": int(num_bytes.sum())})
+def _planned(
+    corpus: CorpusConfig,
+    shards: ShardsConfig,
+    parts: Sequence[Part],
+    apart: ApartFrom,
+    work: Folder,
+    progress: Progress,
+    run: Map,
+) -> tuple[list[Segment], Planned]:
+    """Merge all parts to segments, and plan the shards, unless that was done."""
+    if not parts:
+        problem, remedy = "has no units to read", "point it at files that are not empty"
+        raise CorpusError(explain("corpus.source", _named(corpus), problem, remedy))
+    merging = merges(work, parts, shards)
+    _run_all(run, merge, merging, "sorting", progress, work)
+    segments = [job.segment for job in merging]
+    if (planned := read_plan(work)) is None:
+        if corpus.near_duplicates:
+            _run_all(run, find_sharing, bands(work, segments, shards.token_type), "comparing", progress, work)
+        plan = make_plan(work, segments, shards, corpus.near_duplicates, apart)
+        check_plan(plan, shards, _named(corpus))
+        planned = write_plan(work, plan, segments, shards)
+    return segments, planned
 
 
-def _fill(documents: list[np.ndarray], pieces: np.ndarray, rows: int, capacity: int, padding: int) -> np.ndarray:
-    """Return the rows of a shard with fitted pieces, (rows, capacity); ``padding`` fills the rest of each row. The first
-    token of a piece is not predicted: it is a begin-of-text, or the last token of the piece before it."""
-    found = masked(np.full((rows, capacity), padding, dtype=documents[0].dtype))
-    filled = np.zeros(rows, dtype=np.int64)
-    for row, document, begin, end in pieces.tolist():
-        at = filled[row]
-        found[row, at : at + end - begin] = documents[document][begin:end]
-        found[row, at : at + 1] = masked(found[row, at : at + 1])
-        filled[row] += end - begin
-    return found
-
-
-def _num_bytes(row: np.ndarray, lengths: np.ndarray) -> int:
-    """Return the bytes of text that the predicted tokens of ``row`` stand for."""
-    return int(lengths[row[is_predicted(row)]].sum())
-
-
-def _run_all(run: Map, function: Callable[[Any], Any], jobs: Sequence[Any], stage: str, progress: Progress) -> None:
+def _run_all(
+    run: Map,
+    function: Callable[[Any], Any],
+    jobs: Sequence[Any],
+    stage: str,
+    progress: Progress,
+    work: Folder | None = None,
+) -> None:
+    """Run the jobs; with ``work`` only those whose output is not there, which one listing tells."""
+    if work is not None and jobs:
+        folder = posixpath.dirname(jobs[0].output)
+        made = {posixpath.join(folder, name) for name in (work / folder).names()}
+        jobs = [job for job in jobs if job.output not in made]
     for done, _ in enumerate(run(function, jobs), start=1):
         progress(stage, done, len(jobs))
 
@@ -326,19 +316,22 @@ def _check_room_for_ids(made: Tokenizer, corpus: CorpusConfig, shards: ShardsCon
         raise ConfigError(explain("shards.token_type", shards.token_type, problem, "set shards.token_type to uint32"))
 
 
-def _sources(plan: Plan, jobs: Mapping[str, SealJob]) -> dict[str, dict[str, Split]]:
-    """Return the splits of each source. ``jobs``: of the shards, by their names."""
+def _sources(planned: Planned, work: Folder) -> dict[str, dict[str, Split]]:
+    """Return the splits of each source."""
+    records: dict[tuple[str, str], list[tuple[Shard, int]]] = {}
+    with ThreadPoolExecutor(_READ_AT_ONCE) as threads:
+        read = threads.map(lambda number: read_records(work, number), range(len(planned.bundles)))
+        for (split, _), some in zip(planned.bundles, read, strict=True):
+            records.setdefault(split, []).extend(some)
     found: dict[str, dict[str, Split]] = {}
-    for one in plan.splits:
-        if one.shards:
-            records = [jobs[shard.name].work.read_json(jobs[shard.name].record) for shard in one.shards]
-            shards = tuple(Shard.model_validate(record["shard"]) for record in records)
+    for one in planned.plan.splits:
+        if mine := records.get((one.source, one.split)):
             found.setdefault(one.source, {})[one.split] = Split(
                 documents=one.documents,
                 tokens=one.tokens,
-                num_bytes=sum(record["num_bytes"] for record in records),
-                rows=sum(shard.rows for shard in shards),
-                shards=shards,
+                num_bytes=sum(num_bytes for _, num_bytes in mine),
+                rows=sum(shard.rows for shard, _ in mine),
+                shards=tuple(shard for shard, _ in mine),
             )
     return found
 

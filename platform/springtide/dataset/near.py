@@ -1,44 +1,97 @@
-"""Near-duplicates among the documents of all parts."""
+"""Near-duplicates among the documents of all segments: a bucket per band, in parallel, then the pairs of all buckets together.
+
+segments  buckets     rows that share a hash in one band, with a number for each hash     16 jobs
+buckets   pairs       the few documents of all buckets are compared                       near_duplicates_among
+"""
 
 from __future__ import annotations
 
+import dataclasses
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 
-from springtide.corpus import BINS, NearDuplicates, find_near_duplicates
-from springtide.dataset.parts import read_columns, read_sketches
-from springtide.dataset.signatures import BAND_COLUMNS
+from springtide.corpus import BANDS, BINS, NearDuplicates, find_near_duplicates, sharing
+from springtide.dataset.segments import Segment
 from springtide.store import Folder
 
+_FOLDER = "near"
 
-def near_duplicates_among(work: Folder, parts: Sequence[int], order: np.ndarray) -> NearDuplicates:
-    """Compare the documents ``order``, int64 (n,), which counts all rows of all parts; of similar ones the first is kept.
 
-    Memory holds one band at a time and the pairs. The sketches of documents that share a band go to a temporary file on this
+@dataclasses.dataclass(frozen=True)
+class BandJob:
+    """The input to find the documents that share a hash in one band. Picklable."""
+
+    band: int
+    segments: tuple[Segment, ...]
+    token_type: str
+    work: Folder
+
+    @property
+    def output(self) -> str:
+        """Name of its file."""
+        return _name(self.band)
+
+
+def bands(work: Folder, segments: Sequence[Segment], token_type: str) -> list[BandJob]:
+    """Return one job per band."""
+    return [BandJob(band, tuple(segments), token_type, work) for band in range(BANDS)]
+
+
+def find_sharing(job: BandJob) -> None:
+    """Write the rows that share a hash in one band, and a number for each hash, unless that was done. Rows count through all
+    segments. Reads one range of each segment; holds about 32 bytes a document."""
+    if not job.work.exists(job.output):
+        column = read_bands(job.work, job.segments, job.token_type, job.band)
+        job.work.write(job.output, np.stack(sharing(column)).astype("<i8").tobytes())
+
+
+def near_duplicates_among(
+    work: Folder, segments: Sequence[Segment], token_type: str, order: np.ndarray
+) -> NearDuplicates:
+    """Compare the documents ``order``, int64 (n,), which counts the rows of all segments; of similar ones the first is kept.
+
+    Memory holds one bucket at a time and the pairs. The sketches of documents that share a band go to a temporary file on this
     machine, 128 bytes each.
     """
+    rows = sum(segment.sizes.documents for segment in segments)
+    place = np.full(rows, -1, np.int64)
+    place[order] = np.arange(len(order))
+
+    def buckets() -> Iterator[tuple[np.ndarray, np.ndarray]]:
+        for band in range(BANDS):
+            size = work.size(_name(band))
+            found, groups = np.frombuffer(work.read_range(_name(band), 0, size) if size else b"", "<i8").reshape(2, -1)
+            documents = place[found]
+            groups, documents = groups[documents >= 0], documents[documents >= 0]
+            by_group = np.lexsort((documents, groups))
+            yield documents[by_group], groups[by_group]
+
     with tempfile.TemporaryFile() as file:
 
         def sketches(shared: np.ndarray) -> Callable[[np.ndarray], np.ndarray]:
-            rows = np.sort(order[shared])
-            place = np.zeros(len(order), np.int32)
-            place[shared] = np.searchsorted(rows, order[shared])
+            wanted = np.sort(order[shared])
+            stored_at = np.zeros(len(order), np.int32)
+            stored_at[shared] = np.searchsorted(wanted, order[shared])
             begin = 0
-            for part in parts:
-                found = read_sketches(work, part)
-                first, last = np.searchsorted(rows, [begin, begin + len(found)])
-                file.write(found[rows[first:last] - begin].tobytes())
-                begin += len(found)
+            for segment in segments:
+                first, last = np.searchsorted(wanted, [begin, begin + segment.sizes.documents])
+                if first < last:
+                    found = segment.file(work, token_type).read("sketch")
+                    file.write(found[wanted[first:last] - begin].tobytes())
+                begin += segment.sizes.documents
             file.flush()
-            stored = np.memmap(file, np.uint8, "r", shape=(len(rows), BINS))
-            return lambda some: stored[place[some]]
+            stored = np.memmap(file, np.uint8, "r", shape=(len(wanted), BINS))
+            return lambda some: stored[stored_at[some]]
 
-        return find_near_duplicates(lambda: read_bands_of(work, parts, order), sketches, len(order))
+        return find_near_duplicates(buckets, sketches, len(order))
 
 
-def read_bands_of(work: Folder, parts: Sequence[int], order: np.ndarray) -> Iterator[np.ndarray]:
-    """Yield, band by band, that band's hashes of the documents ``order``, uint64 (n,)."""
-    for name in BAND_COLUMNS:
-        yield np.concatenate([read_columns(work, number, [name])[name].to_numpy() for number in parts])[order]
+def read_bands(work: Folder, segments: Sequence[Segment], token_type: str, band: int) -> np.ndarray:
+    """Return one band's hashes of the documents of all segments, uint64 (rows,)."""
+    return np.concatenate([segment.file(work, token_type).read(f"band{band}") for segment in segments])
+
+
+def _name(band: int) -> str:
+    return f"{_FOLDER}/{band:02d}.rows"

@@ -1,7 +1,7 @@
 """Unit of the source -> parts: its documents cleaned, hashed and tokenised, sorted by their place in the dataset.
 
     documents  [text] [text] [text]                      of one unit, in file order; a part takes about 64 MiB of them
-    parts      key, length, signature, name, tokens      Parquet, each sorted by key
+    parts      key, length, signature, name, tokens      columns (columns.py), each sorted by key
     unit       counts                                    JSON, written last: a unit without it is made again
 
 The key is a keyed hash of the text: sorting by it shuffles globally and makes equal texts neighbours.
@@ -13,16 +13,15 @@ import collections
 import dataclasses
 import functools
 import hashlib
-import io
 from collections.abc import Iterable, Iterator
-from typing import Any
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, NamedTuple
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
 
 from springtide.config.data import CorpusConfig, ShardsConfig
 from springtide.corpus import (
+    BANDS,
     BINS,
     Broken,
     ChatTemplate,
@@ -40,13 +39,12 @@ from springtide.corpus import (
 )
 from springtide.dataset.apart import open_exclusions
 from springtide.dataset.chats import laid_out, too_long
+from springtide.dataset.columns import ColumnFile, Documents, Layout, Sizes, sizes
 from springtide.dataset.repeats import Repeats, write_pieces
-from springtide.dataset.signatures import BAND_COLUMNS
 from springtide.errors import ConfigError, explain, legible, redacted
 from springtide.shards import TOKENIZER, masked
 from springtide.store import Folder
 
-_DOCUMENTS_A_GROUP = 64
 _SAMPLES = 5
 EXAMPLES, EXAMPLE_CHARACTERS = 3, 200
 """Dropped documents that are shown for each reason, and how much of each."""
@@ -54,8 +52,19 @@ _PART_BYTES = 64 * 2**20
 """Text of a part: a process that makes one holds it, its ids and their encoding in memory."""
 _DOCUMENT_BYTES = 512
 """Memory that a document takes besides its text: a unit may hold many short ones."""
-_PARTS_A_UNIT = 2**16
-"""A part's number is that of its unit times this, plus its place in the unit."""
+_READ_AT_ONCE = 16
+"""Counts that one process reads at a time; a store answers each after some 10 to 100 ms."""
+_FOLDER = "parts"
+
+
+class Part(NamedTuple):
+    """A part of a unit."""
+
+    unit: int
+    place: int
+    source: str
+    """Name of its source."""
+    sizes: Sizes
 
 
 @dataclasses.dataclass(frozen=True)
@@ -83,13 +92,20 @@ class PartJob:
         """Return whether its parts were already made."""
         return self.work.exists(_counts(self.number))
 
+    @property
+    def output(self) -> str:
+        """Name of the file that is written when its parts are made."""
+        return _counts(self.number)
+
 
 def _counts(unit: int) -> str:
-    return f"parts/{unit:06d}.json"
+    return f"{_FOLDER}/{unit:06d}-counts.json"
 
 
-def _rows(part: int) -> str:
-    return f"parts/{part // _PARTS_A_UNIT:06d}-{part % _PARTS_A_UNIT:04d}.parquet"
+def part_file(work: Folder, part: Part, token_type: str) -> ColumnFile:
+    """Return the file of a part."""
+    name = f"{_FOLDER}/{part.unit:06d}-{part.place:04d}.columns"
+    return ColumnFile(work, name, Layout(part.sizes, token_type, has_bands=False))
 
 
 def make_part(job: PartJob) -> None:
@@ -102,7 +118,8 @@ def make_part(job: PartJob) -> None:
     samples: list[dict[str, str]] = []
     dropped = _Examples()
     groups: collections.Counter[str] = collections.Counter()
-    kept = characters = parts = pairs = 0
+    kept = characters = pairs = 0
+    parts: list[Sizes] = []
     found = _cleaned(job, vocabulary, counts, edits, samples, dropped)
     for documents in _batches(_unrepeated(job, found, edits, dropped) if job.buckets else found):
         rows = _tokenised(job, documents, vocabulary)
@@ -112,13 +129,15 @@ def make_part(job: PartJob) -> None:
             rows = [row for row in rows if not dropped.add(_excluded(job, row), row["document"])]
         edits.update(_infill(job, rows, vocabulary))
         _begin_texts(job, rows, vocabulary)
-        part = job.number * _PARTS_A_UNIT + parts
-        job.work.write(_rows(part), _encode(rows, job.shards.token_type))
+        columns = _encode(rows, job.shards.token_type)
+        part = Part(job.number, len(parts), "", sizes(columns))
+        part_file(job.work, part, job.shards.token_type).write(columns)
         for row in rows:
             groups[row["group"]] += len(row["tokens"])
             characters += len(row["document"].text)
             pairs += bool(row["document"].rejected)
-        kept, parts = kept + len(rows), parts + 1
+        kept += len(rows)
+        parts.append(part.sizes)
     record = {
         "documents": {**(counts + dropped.counts), "kept": kept},
         "edits": edits,
@@ -326,63 +345,31 @@ def begin_of_text(vocabulary: Tokenizer, corpus: CorpusConfig, shards: ShardsCon
     return vocabulary.end_of_text if shards.mask_across_documents else None
 
 
-def _encode(rows: list[dict[str, Any]], token_type: str) -> bytes:
+def _encode(rows: list[dict[str, Any]], token_type: str) -> Documents:
+    """Return the columns of a part."""
     places = np.frombuffer(b"".join(row["place"] for row in rows), dtype=">u8").reshape(-1, 2).astype(np.uint64)
-    bands = np.array([row["bands"] for row in rows], dtype=np.uint64).reshape(-1, len(BAND_COLUMNS))
-    sketches = pa.py_buffer(b"".join(row["sketch"].tobytes() for row in rows))
-    lengths = np.array([len(row["tokens"]) for row in rows], dtype=np.int64)
-    flat = np.concatenate([row["tokens"] for row in rows] or [np.empty(0)]).astype(token_type)
-    offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
-    columns: dict[str, Any] = {
+    names = [shown(row["document"].name).encode() for row in rows]
+    return {
         "high": places[:, 0],
         "low": places[:, 1],
         "share": np.array([row["share"] for row in rows], dtype=np.uint64),
-        "length": lengths.astype(np.int32),  # a document is not longer than sources and documents allow
-        **{name: bands[:, number] for number, name in enumerate(BAND_COLUMNS)},
-        "sketch": pa.FixedSizeBinaryArray.from_buffers(pa.binary(BINS), len(rows), [None, sketches]),
-        "name": pa.array([shown(row["document"].name) for row in rows], pa.string()),
-        "tokens": pa.LargeListArray.from_arrays(pa.array(offsets), pa.array(flat)),
+        # a document is not longer than sources and documents allow
+        "length": np.array([len(row["tokens"]) for row in rows], dtype=np.int32),
+        "sketch": np.array([row["sketch"] for row in rows], dtype=np.uint8).reshape(-1, BINS),
+        "signature": np.array([row["bands"] for row in rows], dtype=np.uint64).reshape(-1, BANDS),
+        "tokens": np.concatenate([row["tokens"] for row in rows] or [np.empty(0)]).astype(token_type),
+        "name_ends": np.cumsum([len(name) for name in names], dtype=np.int64),
+        "names": np.frombuffer(b"".join(names), np.uint8),
     }
-    out = io.BytesIO()
-    pq.write_table(pa.table(columns), out, row_group_size=_DOCUMENTS_A_GROUP, compression="none", use_dictionary=False)
-    return out.getvalue()
 
 
-def read_counts(work: Folder, unit: int) -> dict[str, Any]:
-    """Return the counts of a unit: documents kept or dropped by reason, characters, tokens by group, broken samples, parts."""
-    return dict(work.read_json(_counts(unit)))
+def read_counts(work: Folder, units: int) -> list[dict[str, Any]]:
+    """Return the counts of each unit: documents kept or dropped by reason, characters, tokens by group, broken samples, and the
+    sizes of its parts."""
+    with ThreadPoolExecutor(_READ_AT_ONCE) as threads:
+        return list(threads.map(lambda unit: dict(work.read_json(_counts(unit))), range(units)))
 
 
-def part_numbers(unit: int, counts: dict[str, Any]) -> range:
-    """Return the numbers of the parts of a unit with these counts."""
-    return range(unit * _PARTS_A_UNIT, unit * _PARTS_A_UNIT + counts["parts"])
-
-
-def read_columns(work: Folder, part: int, names: list[str]) -> pa.Table:
-    """Return some columns of a part."""
-    with work.open(_rows(part)) as file:
-        return pq.read_table(file, columns=names)
-
-
-def read_sketches(work: Folder, part: int) -> np.ndarray:
-    """Return the sketches of a part's documents, uint8 (documents, BINS)."""
-    column = read_columns(work, part, ["sketch"])["sketch"].combine_chunks()
-    return np.frombuffer(column.buffers()[1], np.uint8, len(column) * BINS, column.offset * BINS).reshape(-1, BINS)
-
-
-def read_documents(work: Folder, part: int, rows: np.ndarray) -> tuple[list[np.ndarray], np.ndarray]:
-    """Return the token ids of documents of a part and their band hashes, uint64 (documents, BANDS). They are given by their
-    rows in rising order; reads only their row groups."""
-    groups = rows // _DOCUMENTS_A_GROUP
-    found: list[np.ndarray] = []
-    bands: list[np.ndarray] = []
-    with work.open(_rows(part)) as file:
-        parquet = pq.ParquetFile(file)
-        for group in np.unique(groups).tolist():
-            table = parquet.read_row_group(group, ["tokens", *BAND_COLUMNS])
-            lists = table["tokens"].combine_chunks()
-            values, offsets = lists.values.to_numpy(), lists.offsets.to_numpy()
-            inside = rows[groups == group] - group * _DOCUMENTS_A_GROUP
-            found += [values[offsets[row] : offsets[row + 1]] for row in inside.tolist()]
-            bands.append(np.stack([table[name].to_numpy()[inside] for name in BAND_COLUMNS], axis=1))
-    return found, np.concatenate(bands)
+def parts_of(unit: int, source: str, counts: dict[str, Any]) -> list[Part]:
+    """Return the parts of a unit with these counts."""
+    return [Part(unit, place, source, Sizes(*one)) for place, one in enumerate(counts["parts"])]

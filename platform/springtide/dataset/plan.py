@@ -1,4 +1,4 @@
-"""All parts -> plan: drop duplicates, order the documents, split them and cut shards.
+"""All segments -> plan: drop duplicates, order the documents, split them and cut shards.
 
 Memory holds about 64 bytes per document and no text: keys, lengths, and one band of the signatures at a time.
 """
@@ -13,17 +13,39 @@ from typing import NamedTuple
 import numpy as np
 
 from springtide.config.data import ShardsConfig
+from springtide.corpus import BANDS
 from springtide.dataset.apart import TRAINED_ON, ApartFrom, trained_on
-from springtide.dataset.near import near_duplicates_among, read_bands_of
-from springtide.dataset.parts import EXAMPLES, read_columns
+from springtide.dataset.near import near_duplicates_among, read_bands
+from springtide.dataset.parts import EXAMPLES
+from springtide.dataset.segments import Segment
 from springtide.errors import CorpusError, explain
 from springtide.shards import HELDOUT, TRAIN, best_fit, shuffle_rows
 from springtide.store import Folder
 
+_EDGES = (0, *(2**power for power in range(4, 21, 2)))
+"""Tokens from which on documents are counted together."""
+
+
+class Documents(NamedTuple):
+    """Where the documents of a shard are, in their order."""
+
+    segment: np.ndarray
+    """int32 (documents,)."""
+    row: np.ndarray
+    """int32 (documents,): in the segment."""
+    begin: np.ndarray
+    """int64 (documents,): the first of its tokens in the segment."""
+    length: np.ndarray
+    """int32 (documents,): its tokens."""
+
+    def take(self, which: np.ndarray | slice) -> Documents:
+        """Return some of them."""
+        return Documents(*(column[which] for column in self))
+
 
 @dataclasses.dataclass(frozen=True)
 class ShardPlan:
-    """One shard: its documents in order, by (part, row in the part), and the tokens that it takes from them."""
+    """One shard: its documents in order, and the tokens that it takes from them."""
 
     split: str
     number: int
@@ -31,10 +53,7 @@ class ShardPlan:
     first_row: int
     """Its number in the rows that its source has in the split."""
     rows: int
-    parts: np.ndarray
-    """int64 (documents,)."""
-    places: np.ndarray
-    """int32 (documents,): the row of each document in its part."""
+    documents: Documents
     skip: int = 0
     """Tokens of the first document that come before this shard; for documents packed end to end."""
     pieces: np.ndarray | None = None
@@ -50,7 +69,7 @@ class Drop(NamedTuple):
 
     reason: str
     place: tuple[int, int]
-    """(part, row in the part)."""
+    """(segment, row in the segment)."""
     kept: tuple[int, int] | None
     """The document that is kept for it, if it is a duplicate."""
     similarity: float
@@ -79,36 +98,33 @@ class Plan:
     """Reason -> number of documents dropped by the plan."""
     examples: tuple[Drop, ...]
     """The first few documents dropped for each reason."""
-    lengths: np.ndarray
-    """int32: tokens of each kept document."""
+    documents_by_tokens: tuple[tuple[int, int], ...]
+    """(tokens, kept documents with at least as many, and fewer than the next)."""
     heldout_fraction: float
     """Share of the documents that is held out; smaller than the setting if that is more than ``shards.heldout_tokens``."""
 
 
 def make_plan(
-    work: Folder,
-    parts: Sequence[int],
-    sources: Sequence[str],
-    settings: ShardsConfig,
-    near_duplicates: bool,
-    apart: ApartFrom,
+    work: Folder, segments: Sequence[Segment], settings: ShardsConfig, near_duplicates: bool, apart: ApartFrom
 ) -> Plan:
-    """Compute the plan from the columns of the parts with these numbers. It does not depend on how many processes made them.
+    """Compute the plan from the columns of the segments. It does not depend on how many processes made them.
 
-    ``sources``: the source of each part; the parts of a source follow one another. A document that several sources have, or
-    close copies of, goes to the first of them.
+    The segments of a source follow one another. A document that several sources have, or close copies of, goes to the first of
+    them. With ``near_duplicates`` the buckets of ``near`` must be there.
     """
-    part, row, high, low, share, length = _index(work, parts)
-    names = list(dict.fromkeys(sources))
+    where, high, low, share = _index(work, segments, settings.token_type)
+    length = where.length
+    names = list(dict.fromkeys(segment.source for segment in segments))
     numbers = {name: number for number, name in enumerate(names)}
-    source = np.array([numbers[name] for name in sources], dtype=np.int32)[np.searchsorted(parts, part)]
+    source = np.array([numbers[segment.source] for segment in segments], dtype=np.int32)[where.segment]
 
     def place(index: int) -> tuple[int, int]:
-        return int(part[index]), int(row[index])
+        return int(where.segment[index]), int(where.row[index])
 
-    order = np.lexsort((row, part, low, high))
+    order = np.lexsort((where.row, where.segment, low, high))
     again = np.zeros(len(order), dtype=bool)
     again[1:] = (high[order][1:] == high[order][:-1]) & (low[order][1:] == low[order][:-1])
+    del high, low
     dropped = {"duplicate": int(again.sum())}
     first = order[np.maximum.accumulate(np.where(again, 0, np.arange(len(order))))]
     examples = [
@@ -118,7 +134,7 @@ def make_plan(
     if near_duplicates:
         by_source = np.argsort(source[order], kind="stable")
         first = order[by_source]
-        found = near_duplicates_among(work, parts, first)
+        found = near_duplicates_among(work, segments, settings.token_type, first)
         near = found.kept != np.arange(len(order))
         dropped["near duplicate"] = int(near.sum())
         examples += [
@@ -132,7 +148,9 @@ def make_plan(
     held_out = _is_held_out(share[order], fraction)
     if apart.datasets:
         met = np.zeros(len(order), dtype=bool)
-        met[held_out] = trained_on(np.stack(list(read_bands_of(work, parts, order[held_out]))), apart)
+        mine = order[held_out]
+        columns = (read_bands(work, segments, settings.token_type, band)[mine] for band in range(BANDS))
+        met[held_out] = trained_on(np.stack(list(columns)), apart)
         dropped[TRAINED_ON] = int(met.sum())
         examples += [Drop(TRAINED_ON, place(index), None, 0.0) for index in order[met][:EXAMPLES].tolist()]
         order, held_out = order[~met], held_out[~met]
@@ -145,11 +163,13 @@ def make_plan(
         for name, (begin, end) in zip(names, itertools.pairwise(bounds.tolist()), strict=True):
             if fraction == 1 and split == TRAIN:
                 break
-            chosen = mine[begin:end]
-            shards = tuple(lay(settings, split, number, part[chosen], row[chosen], length[chosen]))
-            splits.append(SplitPlan(name, split, len(chosen), int(length[chosen].sum()), shards))
+            chosen = where.take(mine[begin:end])
+            shards = tuple(lay(settings, split, number, chosen))
+            splits.append(SplitPlan(name, split, len(chosen.segment), int(chosen.length.sum()), shards))
             number += len(shards)
-    return Plan(tuple(splits), dropped, tuple(examples), length[order], fraction)
+    counted = np.histogram(length[order], [*_EDGES, np.inf])[0].tolist()
+    by_tokens = tuple(zip(_EDGES, counted, strict=True))
+    return Plan(tuple(splits), dropped, tuple(examples), by_tokens, fraction)
 
 
 def check_plan(plan: Plan, settings: ShardsConfig, corpus: str) -> None:
@@ -193,12 +213,11 @@ def _is_held_out(share: np.ndarray, fraction: float) -> np.ndarray:
     return np.ones(len(share), dtype=bool) if fraction == 1 else share / 2.0**64 < fraction
 
 
-def _cut(
-    settings: ShardsConfig, split: str, first: int, part: np.ndarray, row: np.ndarray, length: np.ndarray
-) -> Iterator[ShardPlan]:
+def _cut(settings: ShardsConfig, split: str, first: int, documents: Documents) -> Iterator[ShardPlan]:
     """Cut the documents, end to end, into rows of sequence_length + 1 at a stride of sequence_length: a row repeats the last
     token of the previous row as its first input, so every token but the very first is predicted once. ``first``: number of the
     first shard."""
+    length = documents.length
     ends = np.cumsum(length, dtype=np.int64)
     stride = settings.sequence_length
     total_rows = (int(ends[-1]) - 1) // stride if len(ends) else 0
@@ -209,14 +228,12 @@ def _cut(
         opens, closes = np.searchsorted(ends, begin, side="right"), np.searchsorted(ends, end, side="left")
         inside = slice(int(opens), int(closes) + 1)
         skip = begin - int(ends[opens] - length[opens])
-        yield ShardPlan(split, number, first_row, rows, part[inside], row[inside], skip)
+        yield ShardPlan(split, number, first_row, rows, documents.take(inside), skip)
 
 
-def _fit(
-    settings: ShardsConfig, split: str, first: int, part: np.ndarray, row: np.ndarray, length: np.ndarray
-) -> Iterator[ShardPlan]:
+def _fit(settings: ShardsConfig, split: str, first: int, documents: Documents) -> Iterator[ShardPlan]:
     """Fit documents together, from neighbours that fill about one shard at a time. ``first``: number of the first shard."""
-    capacity = settings.sequence_length + 1
+    length, capacity = documents.length, settings.sequence_length + 1
     shard_tokens = capacity * settings.rows_per_group * settings.groups_per_shard
     ends = np.cumsum(length, dtype=np.int64)
     first_row, begin, number = 0, 0, first
@@ -225,16 +242,18 @@ def _fit(
         end = max(begin + 1, int(np.searchsorted(ends, done + shard_tokens, side="right")))
         pieces = shuffle_rows(best_fit(length[begin:end], capacity), settings.seed, number)
         rows = int(pieces[-1, 0]) + 1
-        yield ShardPlan(split, number, first_row, rows, part[begin:end], row[begin:end], pieces=pieces)
+        yield ShardPlan(split, number, first_row, rows, documents.take(slice(begin, end)), pieces=pieces)
         first_row, begin, number = first_row + rows, end, number + 1
 
 
-def _index(work: Folder, parts: Sequence[int]) -> tuple[np.ndarray, ...]:
-    columns: list[list[np.ndarray]] = [[], [], [], [], [], []]
-    for number in parts:
-        table = read_columns(work, number, ["high", "low", "share", "length"])
-        columns[0].append(np.full(table.num_rows, number, dtype=np.int64))
-        columns[1].append(np.arange(table.num_rows, dtype=np.int32))
-        for place, name in enumerate(("high", "low", "share", "length"), start=2):
-            columns[place].append(table[name].to_numpy())
-    return tuple(np.concatenate(column) for column in columns)
+def _index(
+    work: Folder, segments: Sequence[Segment], token_type: str
+) -> tuple[Documents, np.ndarray, np.ndarray, np.ndarray]:
+    """Return where the documents of all segments are, and their keys and shares, (documents,) each."""
+    found = [segment.file(work, token_type).read_keys() for segment in segments]
+    length = np.concatenate([one["length"] for one in found])
+    segment = np.repeat(np.arange(len(segments), dtype=np.int32), [len(one["length"]) for one in found])
+    row = np.concatenate([np.arange(len(one["length"]), dtype=np.int32) for one in found])
+    begin = np.concatenate([np.cumsum(one["length"], dtype=np.int64) - one["length"] for one in found])
+    high, low, share = (np.concatenate([one[name] for one in found]) for name in ("high", "low", "share"))
+    return Documents(segment, row, begin, length), high, low, share

@@ -3,34 +3,34 @@
 from __future__ import annotations
 
 import collections
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
 
 from springtide.corpus import Tokenizer
-from springtide.dataset.parts import EXAMPLE_CHARACTERS, EXAMPLES, read_columns, read_documents
+from springtide.dataset.columns import ColumnFile
+from springtide.dataset.parts import EXAMPLE_CHARACTERS, EXAMPLES
 from springtide.dataset.plan import Drop, Plan
 from springtide.shards import is_predicted, memory_type
-from springtide.store import Folder
 
 _GROUPS_NAMED = 12
 _TOKENS_BEFORE, _TOKENS_SHOWN = 16, EXAMPLE_CHARACTERS
 """Tokens that are decoded before the first difference of two documents, and in all."""
 
 
-def statistics(records: list[dict[str, Any]], plan: Plan, work: Folder, vocabulary: Tokenizer) -> dict[str, Any]:
+def statistics(
+    records: list[dict[str, Any]], plan: Plan, segments: Sequence[ColumnFile], vocabulary: Tokenizer
+) -> dict[str, Any]:
     """Return the statistics of the source: documents, drops by reason with examples, characters, tokens, a few broken records.
 
     Args:
         records: the counts of each unit.
-        work: folder with the parts, for the texts of the plan's examples.
+        segments: where the texts of the plan's examples are.
     """
     documents, edits, groups = (_total(records, name) for name in ("documents", "edits", "tokens_by_group"))
     largest = dict(groups.most_common(_GROUPS_NAMED))
     kept = documents.pop("kept", 0)
-    edges = [0, *(2**power for power in range(4, 21, 2))]
-    lengths = np.histogram(plan.lengths, [*edges, np.inf])[0].tolist()
     return {
         "documents": kept + sum(documents.values()),
         "dropped": {**documents, **plan.dropped},
@@ -39,11 +39,11 @@ def statistics(records: list[dict[str, Any]], plan: Plan, work: Folder, vocabula
         "pairs": sum(record["pairs"] for record in records),
         "tokens_before_deduplication": groups.total(),
         "tokens_by_group": [*largest.items(), ("others", groups.total() - sum(largest.values()))],
-        "documents_by_tokens": [[edge, count] for edge, count in zip(edges, lengths, strict=True)],
+        "documents_by_tokens": [list(one) for one in plan.documents_by_tokens],
         "broken": [sample for record in records for sample in record["broken"]][:20],
         "examples": [
             *_first(example for record in records for example in record["examples"]),
-            *(_example(drop, work, vocabulary) for drop in plan.examples),
+            *(_example(drop, segments, vocabulary) for drop in plan.examples),
         ],
     }
 
@@ -62,14 +62,14 @@ def _first(examples: Iterable[dict[str, str]]) -> list[dict[str, str]]:
     return found
 
 
-def _example(drop: Drop, work: Folder, vocabulary: Tokenizer) -> dict[str, Any]:
+def _example(drop: Drop, segments: Sequence[ColumnFile], vocabulary: Tokenizer) -> dict[str, Any]:
     """Return the example of a drop: the beginning of its text; of near-duplicates both texts, from a little before the first
     token that differs."""
-    name, ids = _document(work, drop.place, vocabulary)
+    name, ids = _document(segments, drop.place, vocabulary)
     found = {"reason": drop.reason, "name": name}
     if drop.kept is None:
         return {**found, "sample": _excerpt(ids, 0, vocabulary)}
-    kept_name, kept_ids = _document(work, drop.kept, vocabulary)
+    kept_name, kept_ids = _document(segments, drop.kept, vocabulary)
     common = min(len(ids), len(kept_ids))
     differ = np.flatnonzero(ids[:common] != kept_ids[:common])
     begin = max(0, (int(differ[0]) if len(differ) else common) - _TOKENS_BEFORE) if drop.similarity < 1 else 0
@@ -82,13 +82,14 @@ def _example(drop: Drop, work: Folder, vocabulary: Tokenizer) -> dict[str, Any]:
     }
 
 
-def _document(work: Folder, place: tuple[int, int], vocabulary: Tokenizer) -> tuple[str, np.ndarray]:
+def _document(segments: Sequence[ColumnFile], place: tuple[int, int], vocabulary: Tokenizer) -> tuple[str, np.ndarray]:
     """Return the name of a document and the ids of its text."""
-    part, row = place
-    [tokens], _ = read_documents(work, part, np.array([row]))
-    name = read_columns(work, part, ["name"])["name"][row].as_py()
+    segment, row = place
+    length = segments[segment].read("length", 0, row + 1)
+    end = int(length.sum(dtype=np.int64))
+    tokens = segments[segment].read("tokens", end - int(length[-1]), end)
     tokens = tokens.astype(memory_type(tokens.dtype.name, vocabulary.size))
-    return name, tokens[is_predicted(tokens)][:-1]
+    return segments[segment].name_of(row), tokens[is_predicted(tokens)][:-1]
 
 
 def _excerpt(ids: np.ndarray, begin: int, vocabulary: Tokenizer) -> str:

@@ -71,7 +71,7 @@ def _by_split(sources: Mapping[str, Any]) -> dict[str, collections.Counter[str]]
     for splits in sources.values():
         for name, split in splits.items():
             counts = {key: split[key] for key in ("documents", "tokens", "rows")}
-            found[name].update(counts, shards=len(split["shards"]))
+            found[name].update(counts, shards=split["shards"]["files"])
     return {name: counts for name, counts in found.items() if counts}
 
 

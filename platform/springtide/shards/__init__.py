@@ -22,7 +22,6 @@ from springtide.shards.manifest import (
     TOKENIZER,
     TRAIN,
     Manifest,
-    Shard,
     Split,
     load_manifest,
     write_manifest,
@@ -30,6 +29,8 @@ from springtide.shards.manifest import (
 from springtide.shards.packing import best_fit, shuffle_rows
 from springtide.shards.read import SplitReader, check_shard
 from springtide.shards.row_group import Rows
+from springtide.shards.row_group_index import ROW_GROUPS
+from springtide.shards.shard_table import Shard, ShardTable
 from springtide.shards.write import write_shard
 
 __all__ = [
@@ -38,6 +39,7 @@ __all__ = [
     "INDEX",
     "LABELS",
     "MANIFEST",
+    "ROW_GROUPS",
     "TOKENIZER",
     "TRAIN",
     "Columns",
@@ -48,6 +50,7 @@ __all__ = [
     "Manifest",
     "Rows",
     "Shard",
+    "ShardTable",
     "Split",
     "SplitReader",
     "append_entry",

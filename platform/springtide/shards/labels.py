@@ -23,8 +23,9 @@ import numpy as np
 from pydantic import model_validator
 
 from springtide.errors import CorpusError, explain
-from springtide.shards.manifest import Count, Digest, Manifest, Split, _Record
+from springtide.shards.manifest import Manifest, Split
 from springtide.shards.ranges import ByteRange, CheckedRanges, OpenGroups
+from springtide.shards.shard_table import Count, Digest, Record
 from springtide.store import Cache, Folder, to_json
 
 LABELS = "labels.json"
@@ -37,7 +38,7 @@ _TYPES = {"int64": "I64", "float16": "F16", "float32": "F32", "uint8": "U8", "ui
 _REMEDY = "remove the labels' folder and run `springtide data label` again, or restore the file"
 
 
-class Labels(_Record):
+class Labels(Record):
     """The manifest of sealed labels."""
 
     format: int = FORMAT
@@ -167,14 +168,16 @@ class LabelReader:
     def __init__(self, folder: Folder, labels: Labels, split: Split, cache: Cache | None = None) -> None:
         """``split``: of the dataset, or of one of its sources; ``cache``: as for ``SplitReader``."""
         self.layout = labels.layout
-        rows, ranges = split.group_rows(), []
+        rows, ranges = split.group_rows().tolist(), []
         for shard in split.shards:
             for index, (group, digest) in enumerate(zip(shard.groups, labels.groups[shard.name], strict=True)):
                 size = len(self.layout.header(group.rows)) + self.layout.size_bytes(group.rows)
                 file = _LabelFile(label_file(shard.name, index), size, digest)
                 ranges.append(ByteRange(file, 0, size, digest, "labels"))
-        checked = CheckedRanges(folder, ranges, cache, _REMEDY)
-        self._groups = OpenGroups(checked, rows, lambda number, data: _View(self.layout.decode(data, rows[number])))
+        checked = CheckedRanges(folder, ranges.__getitem__, cache, _REMEDY)
+        self._groups = OpenGroups(
+            checked, np.cumsum(rows, dtype=np.int64), lambda number, data: _View(self.layout.decode(data, rows[number]))
+        )
 
     def read(self, rows: np.ndarray) -> tuple[np.ndarray, Columns]:
         """Return the sample ids, int64 (n,), and the labels of the rows with numbers ``rows``, int64 (n,), in that order;

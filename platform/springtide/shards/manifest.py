@@ -7,79 +7,59 @@ from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import ConfigDict, Field, PlainSerializer, PlainValidator, TypeAdapter, model_validator
 
 from springtide.config.data import SOURCE_NAME
 from springtide.errors import CorpusError, explain
 from springtide.shards.loss_mask import memory_type, most_ids
-from springtide.store import Folder, to_json
+from springtide.shards.row_group_index import IndexRecord, SplitCounts, read_index_of, write_index
+from springtide.shards.shard_table import Count, Digest, Record, Shard, ShardTable
+from springtide.store import Cache, Folder, to_json
 
 MANIFEST = "manifest.json"
 TOKENIZER = "tokenizer.json"
 CHAT_TEMPLATE = "chat_template.jinja"
 """The chat template in a dataset's folder, under the name that model repositories give it."""
-FORMAT = 8
+FORMAT = 9
 """Increase it when a reader of the previous format would misread or refuse the new one."""
+_READ = (8, FORMAT)
+"""Formats that are read. In format 8 the manifest itself holds every row group."""
 TRAIN, HELDOUT = "train", "heldout"
 
-Digest = Annotated[str, Field(pattern="^[0-9a-f]{32}$")]
-"""BLAKE3-128 in hex. Strictly checked, because a manifest's digests become file names in the cache."""
-Count = Annotated[int, Field(ge=0, lt=2**63)]
+
+_COUNTS: TypeAdapter[dict[tuple[str, str], SplitCounts]] = TypeAdapter(dict[tuple[str, str], SplitCounts])
+_SHARDS: TypeAdapter[tuple[Shard, ...]] = TypeAdapter(Annotated[tuple[Shard, ...], Field(min_length=1)])
 
 
-class _Record(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
+def _table(shards: Any) -> ShardTable:
+    return shards if isinstance(shards, ShardTable) else ShardTable.of(_SHARDS.validate_python(shards))
 
 
-class RowGroup(_Record):
-    """One Parquet row group and the offsets of its values in the file, so that one ranged read fetches them all."""
-
-    rows: Count
-    sample_ids: Count
-    """Offset of int64 (rows,), the beginning of the group's values [bytes]."""
-    num_bytes: Count
-    """Offset of int32 (rows,) [bytes]."""
-    tokens: Count
-    """Offset of the tokens' bytes, uint8 (bytes of the token type, rows, sequence_length + 1), lowest byte first [bytes]."""
-    end: Count
-    """End of the tokens' bytes [bytes]."""
-    digest: Digest
-    """Digest of the bytes from ``sample_ids`` to ``end``."""
-
-    def fits(self, row_bytes: int) -> bool:
-        """Return whether the offsets leave enough space for the rows, with ``row_bytes`` bytes of tokens per row."""
-        after_ids, after_counts = self.sample_ids + 8 * self.rows, self.num_bytes + 4 * self.rows
-        return after_ids <= self.num_bytes and after_counts <= self.tokens == self.end - self.rows * row_bytes
+def _counts(table: ShardTable) -> dict[str, int]:
+    return {"files": len(table), "row_groups": table.num_groups}
 
 
-class Shard(_Record):
-    """One Parquet file."""
-
-    name: str = Field(pattern=r"^[a-z0-9][a-z0-9.-]*\.parquet$")
-    rows: Count
-    size_bytes: Count
-    digest: Digest
-    """Digest of the file."""
-    signatures: Digest | None = None
-    """Digest of the file of its documents' signatures; None if there is none."""
-    groups: tuple[RowGroup, ...] = Field(min_length=1)
+Shards = Annotated[ShardTable, PlainValidator(_table), PlainSerializer(_counts)]
+"""Shards in a manifest; as plain data only how many there are."""
 
 
-class Split(_Record):
+class Split(Record):
     """The rows to train on, or the held-out rows, of a source or of all together."""
+
+    model_config = ConfigDict(arbitrary_types_allowed=True)
 
     documents: Count
     tokens: Count
     num_bytes: Count
     rows: Count
-    shards: tuple[Shard, ...] = Field(min_length=1)
+    shards: Shards
 
-    def group_rows(self) -> list[int]:
-        """Return the number of rows of each row group, in order over all shards."""
-        return [group.rows for shard in self.shards for group in shard.groups]
+    def group_rows(self) -> np.ndarray:
+        """Return the number of rows of each row group, in order over all shards, int32 or int64 (row groups,)."""
+        return self.shards.group_rows()
 
 
-class Manifest(_Record):
+class Manifest(Record):
     """The manifest of a sealed dataset."""
 
     format: int = FORMAT
@@ -108,6 +88,8 @@ class Manifest(_Record):
         Annotated[str, Field(pattern=SOURCE_NAME)], dict[Annotated[str, Field(pattern="^(train|heldout)$")], Split]
     ]
     """Source -> split -> its rows, numbered from 0. A row holds documents of one source. A small source may hold out no row."""
+    row_groups: IndexRecord | None = None
+    """The index of the row groups; None in format 8, whose manifest holds them, and before it is written."""
 
     @model_validator(mode="after")
     def _check(self) -> Manifest:
@@ -120,6 +102,8 @@ class Manifest(_Record):
             )
         if not self.sources:
             raise ValueError("has no source")
+        if self.row_groups and self.format != FORMAT:
+            raise ValueError(f"has row_groups in format {self.format}")
         row_bytes = np.dtype(self.token_type).itemsize * (self.sequence_length + 1)
         for source, splits in self.sources.items():
             if (TRAIN in splits) == self.is_eval_only:
@@ -169,19 +153,25 @@ class Manifest(_Record):
     @property
     def digest(self) -> str:
         """32 hex digits over all fields; identifies the data in the order's identity."""
-        text = to_json(self.model_dump(mode="json"), sort_keys=True)
+        text = to_json(self.model_dump(mode="json") if self.row_groups else self.in_full(), sort_keys=True)
         return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
+
+    def in_full(self) -> dict[str, Any]:
+        """Return all fields as plain data, with every row group: what format 8 stores."""
+        record = self.model_dump(mode="json", exclude={"row_groups"})
+        for source, splits in self.sources.items():
+            for name, split in splits.items():
+                shards = [shard.model_dump(mode="json") for shard in split.shards]
+                record["sources"][source][name]["shards"] = shards
+        return record
 
 
 def _check_split(name: str, split: Split, row_bytes: int) -> None:
     """Raise ValueError if the counts and offsets of a split contradict each other."""
-    for shard in split.shards:
-        if not all(group.fits(row_bytes) and group.end <= shard.size_bytes for group in shard.groups):
-            raise ValueError(f"{shard.name} has a row group that is not inside the file")
-        if shard.rows != sum(group.rows for group in shard.groups):
-            raise ValueError(f"{shard.name} has another number of rows than its row groups")
-    if split.rows != sum(shard.rows for shard in split.shards):
-        raise ValueError(f"{name} has another number of rows than its shards")
+    try:
+        split.shards.check(split.rows, row_bytes)
+    except ValueError as error:
+        raise ValueError(f"{name}: {error}") from None
 
 
 def _together(splits: Sequence[Split]) -> Split:
@@ -192,24 +182,34 @@ def _together(splits: Sequence[Split]) -> Split:
         tokens=sum(split.tokens for split in splits),
         num_bytes=sum(split.num_bytes for split in splits),
         rows=sum(split.rows for split in splits),
-        shards=tuple(shard for split in splits for shard in split.shards),
+        shards=ShardTable.joined([split.shards for split in splits]),
     )
 
 
 def write_manifest(dataset: Folder, manifest: Manifest) -> None:
-    """Write a dataset's manifest and its digest: a number with a flipped bit may still fit, and misplace a column."""
-    dataset.write_json(MANIFEST, {**manifest.model_dump(mode="json"), "digest": manifest.digest})
+    """Write the index of a dataset's row groups, then its manifest with the digests of both: a number with a flipped bit may
+    still fit, and misplace a column."""
+    record = write_index(dataset, {key: split.shards for key, split in _by_key(manifest.sources).items()})
+    sealed = manifest.model_copy(update={"format": FORMAT, "row_groups": record})
+    dataset.write_json(MANIFEST, {**sealed.model_dump(mode="json"), "digest": sealed.digest})
 
 
-def load_manifest(dataset: Folder) -> Manifest:
-    """Load the manifest of a sealed dataset; CorpusError if it is missing, damaged or of another format."""
+def load_manifest(dataset: Folder, cache: Cache | None = None) -> Manifest:
+    """Load the manifest of a sealed dataset; CorpusError if it is missing, damaged or of another format.
+
+    ``cache``: this node's, which then holds the index of the row groups once for all processes, if that is in object storage.
+    """
     try:
         record = dataset.read_json(MANIFEST)
-        if isinstance(record, dict) and record.get("format") != FORMAT:
-            limit = f"is in format {record.get('format')!r:.40}, this version of springtide reads {FORMAT}"
+        if isinstance(record, dict) and record.get("format") not in _READ:
+            limit = (
+                f"is in format {record.get('format')!r:.40}, this version of springtide reads {_READ[0]} and {_READ[1]}"
+            )
             remedy = "prepare it again, or use the version that wrote it"
             raise CorpusError(explain("shards.dataset", dataset.url, limit, remedy))
         sealed = record.pop("digest", None) if isinstance(record, dict) else None
+        if isinstance(record, dict) and record["format"] == FORMAT:
+            _open_index(dataset, record, cache)
         manifest = Manifest.model_validate(record)
         if manifest.digest != sealed:
             raise ValueError(f"digest expected {sealed!r:.40}, found {manifest.digest}")
@@ -224,3 +224,23 @@ def load_manifest(dataset: Folder) -> Manifest:
         raise CorpusError(
             explain("shards.dataset", dataset.url, f"has a manifest that cannot be read ({error})", "prepare it again")
         ) from None
+
+
+def _open_index(dataset: Folder, record: dict[str, Any], cache: Cache | None) -> None:
+    """Put the shards of the index in place of their counts; ValueError if the manifest does not say what it must of both."""
+    counts = _COUNTS.validate_python(
+        {key: split.get("shards") for key, split in _by_key(record.get("sources")).items()}
+    )
+    index = IndexRecord.model_validate(record.get("row_groups"))
+    for (source, split), table in read_index_of(dataset, index, counts, cache).items():
+        record["sources"][source][split]["shards"] = table
+
+
+def _by_key(sources: Any) -> dict[tuple[str, str], Any]:
+    """Return what belongs to each source and split."""
+    if not isinstance(sources, dict) or not all(isinstance(splits, dict) for splits in sources.values()):
+        raise ValueError("sources is not a table of tables")
+    found = {(source, split): one for source, splits in sources.items() for split, one in splits.items()}
+    if not found or not all(isinstance(one, (dict, Split)) for one in found.values()):
+        raise ValueError("sources has no splits")
+    return found

@@ -6,7 +6,7 @@ object storage    one ranged read per range, several in parallel -> the node's c
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Generic, NamedTuple, Protocol, TypeVar
 
@@ -52,11 +52,11 @@ class CheckedRanges:
     """Random access to byte ranges."""
 
     def __init__(
-        self, folder: Folder, ranges: Sequence[ByteRange], cache: Cache | None = None, remedy: str = REMEDY
+        self, folder: Folder, range_of: Callable[[int], ByteRange], cache: Cache | None = None, remedy: str = REMEDY
     ) -> None:
-        """``cache``: this node's cache for ranges of object storage; without one they are read again each time. ``remedy``:
-        what to do about a bad file."""
-        self._folder, self._ranges, self._cache, self._remedy = folder, ranges, cache, remedy
+        """``range_of``: returns the range with a number; ``cache``: this node's cache for ranges of object storage; without one
+        they are read again each time; ``remedy``: what to do about a bad file."""
+        self._folder, self._range, self._cache, self._remedy = folder, range_of, cache, remedy
         self._checked: set[int] = set()
 
     def read(self, numbers: list[int]) -> list[np.ndarray]:
@@ -74,7 +74,7 @@ class CheckedRanges:
         return found
 
     def _map(self, number: int) -> np.ndarray:
-        one = self._ranges[number]
+        one = self._range(number)
         try:
             path = self._folder.local_file(one.file.name)
             return np.memmap(path, np.uint8, mode="r", offset=one.begin, shape=(one.end - one.begin,))
@@ -84,7 +84,7 @@ class CheckedRanges:
     def _cached(self, numbers: list[int]) -> list[np.ndarray]:
         assert self._cache is not None
         names = {
-            self._ranges[number].digest: number for number in numbers
+            self._range(number).digest: number for number in numbers
         }  # by digest: datasets share a cache and cannot mix up their row groups
 
         def fetch(name: str) -> bytes | memoryview:
@@ -95,15 +95,15 @@ class CheckedRanges:
         for name in bad:  # after a power failure or on a bad disk: fetch it from the store again
             self._cache.drop(name)
         found |= dict(zip(bad, self._cache.get(bad, fetch), strict=True))
-        return [found[self._ranges[number].digest] for number in numbers]
+        return [found[self._range(number).digest] for number in numbers]
 
     def _is_good(self, number: int, data: np.ndarray) -> bool:
-        if number not in self._checked and digest.of_bytes(data.data) == self._ranges[number].digest:
+        if number not in self._checked and digest.of_bytes(data.data) == self._range(number).digest:
             self._checked.add(number)
         return number in self._checked
 
     def _download(self, number: int) -> bytes | memoryview:
-        one = self._ranges[number]
+        one = self._range(number)
         try:
             return self._folder.read_range(one.file.name, one.begin, one.end)
         except FileNotFoundError as error:
@@ -115,7 +115,7 @@ class CheckedRanges:
             raise  # an error of the network: a retry may help
 
     def _corrupt(self, number: int, what: str) -> CorruptShard:
-        one = self._ranges[number]
+        one = self._range(number)
         return corruption(self._folder, one.file, f"{one.what}: {what}", remedy=self._remedy)
 
 
@@ -133,12 +133,10 @@ _View = TypeVar("_View", bound=View)
 class OpenGroups(Generic[_View]):
     """The row groups of a reader, of which those used last stay open."""
 
-    def __init__(
-        self, ranges: CheckedRanges, num_rows: Sequence[int], view: Callable[[int, np.ndarray], _View]
-    ) -> None:
-        """``num_rows``: rows of each group; ``view`` returns the view of a group, given its number and its bytes."""
-        self._ranges, self._rows, self._view = ranges, num_rows, view
-        self._ends = np.cumsum(num_rows)
+    def __init__(self, ranges: CheckedRanges, row_ends: np.ndarray, view: Callable[[int, np.ndarray], _View]) -> None:
+        """``row_ends``: rows up to the end of each group, int64 (groups,); ``view`` returns the view of a group, given its
+        number and its bytes."""
+        self._ranges, self._ends, self._view = ranges, row_ends, view
         self._open: dict[int, _View] = {}
 
     def of(self, rows: np.ndarray) -> Iterator[tuple[_View, np.ndarray, np.ndarray]]:
@@ -149,7 +147,7 @@ class OpenGroups(Generic[_View]):
         wanted, begins = np.unique(groups[order], return_index=True)
         self._fetch(wanted.tolist())
         for group, here in zip(wanted.tolist(), np.split(order, begins[1:]), strict=True):
-            yield self._open[group], here, rows[here] - (self._ends[group] - self._rows[group])
+            yield self._open[group], here, rows[here] - (self._ends[group - 1] if group else 0)
         self._forget()
 
     def _fetch(self, groups: list[int]) -> None:

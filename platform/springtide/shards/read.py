@@ -6,12 +6,15 @@ object storage    one ranged read per row group, several in parallel -> the node
 
 from __future__ import annotations
 
+import functools
+
 import numpy as np
 
 from springtide.errors import CorruptShard
-from springtide.shards.manifest import Manifest, RowGroup, Shard
+from springtide.shards.manifest import Manifest
 from springtide.shards.ranges import REMEDY, ByteRange, CheckedRanges, OpenGroups, corruption, digest_of
 from springtide.shards.row_group import RowGroupView, Rows
+from springtide.shards.shard_table import Shard, ShardTable
 from springtide.store import Cache, Folder
 
 
@@ -21,14 +24,13 @@ class SplitReader:
     def __init__(self, dataset: Folder, manifest: Manifest, split: str, cache: Cache | None = None) -> None:
         """``cache``: this node's cache for row groups of object storage; without one they are read again each time."""
         self._manifest = manifest
-        shards = manifest.splits[split].shards
-        groups = [group for shard in shards for group in shard.groups]
+        table = manifest.splits[split].shards
 
         def view(number: int, data: np.ndarray) -> RowGroupView:
-            return RowGroupView(data, groups[number], manifest.token_type, manifest.memory_type)
+            return RowGroupView(data, table.group(number), manifest.token_type, manifest.memory_type)
 
-        ranges = CheckedRanges(dataset, [one for shard in shards for one in _ranges(shard)], cache)
-        self._groups = OpenGroups(ranges, [group.rows for group in groups], view)
+        ranges = CheckedRanges(dataset, functools.partial(_range, table), cache)
+        self._groups = OpenGroups(ranges, table.columns.row_ends, view)
 
     def read(self, rows: np.ndarray) -> Rows:
         """Return the rows with numbers ``rows``, int64 (n,), in that order; CorruptShard names a shard with changed bytes."""
@@ -43,11 +45,10 @@ class SplitReader:
         return found
 
 
-def _ranges(shard: Shard) -> list[ByteRange]:
-    def of(index: int, group: RowGroup) -> ByteRange:
-        return ByteRange(shard, group.sample_ids, group.end, group.digest, f"row group {index}")
-
-    return [of(index, group) for index, group in enumerate(shard.groups)]
+def _range(table: ShardTable, number: int) -> ByteRange:
+    shard, place = table.shard_of(number)
+    group = table.group(number)
+    return ByteRange(table.file(shard), group.sample_ids, group.end, group.digest, f"row group {place}")
 
 
 def check_shard(dataset: Folder, shard: Shard) -> None:

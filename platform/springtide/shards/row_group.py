@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from springtide.shards.manifest import RowGroup
+from springtide.shards.shard_table import RowGroup
 
 
 class Rows(NamedTuple):

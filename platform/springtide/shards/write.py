@@ -11,8 +11,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from springtide.config.data import ShardsConfig
-from springtide.shards.manifest import RowGroup, Shard
 from springtide.shards.row_group import RowGroupView
+from springtide.shards.shard_table import RowGroup, Shard
 from springtide.store import Folder, digest
 
 _TOKENS_PATH = "tokens.list.element"

@@ -114,6 +114,10 @@ class Folder:
         """Open ``name`` for ranged reading. FileNotFoundError if it is not a regular file."""
         if self.is_local:
             return self.fs.open(self.local_file(name), "rb")
+        if self._is_s3:
+            from springtide.store import s3
+
+            return s3.open_file(self.fs, self.where(name))
         with as_os_errors(self.where(name)):
             return self.fs.open(self.where(name), "rb")
 

@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from springtide.config.data import WHOLE, DataConfig
 from springtide.errors import ConfigError, CorpusError, explain
 from springtide.shards import HELDOUT, TRAIN, Labels, Manifest, check_labels, load_labels, load_manifest
-from springtide.store import Folder
+from springtide.store import Cache, Folder
 from springtide.stream.leaks import check_fractions
 from springtide.stream.sample_ids import MOST_CORPORA
 
@@ -51,14 +51,15 @@ class Corpus:
         return HELDOUT in self.whole.sources[self.source]
 
 
-def open_corpora(config: DataConfig) -> tuple[tuple[Corpus, ...], tuple[Corpus, ...]]:
+def open_corpora(config: DataConfig, cache: Cache | None = None) -> tuple[tuple[Corpus, ...], tuple[Corpus, ...]]:
     """Return the corpora that ``config`` trains on, in the order of their numbers, and those that it evaluates on only.
+    ``cache``: this node's, for the indexes of their row groups.
 
     Raises ConfigError if they do not fit together, CorpusError if one is missing or has no rows to train on.
     """
     datasets, only = config.stream.mixture or {WHOLE: config.shards.dataset}, config.stream.eval_datasets
     with ThreadPoolExecutor(_OPENED_AT_ONCE) as threads:
-        opened = list(threads.map(lambda url: load_manifest(Folder(url)), (*datasets.values(), *only.values())))
+        opened = list(threads.map(lambda url: load_manifest(Folder(url), cache), (*datasets.values(), *only.values())))
     manifests = dict(zip(datasets, opened, strict=False))
     eval_manifests = dict(zip(only, opened[len(datasets) :], strict=True))
     for name, manifest in manifests.items():

@@ -19,7 +19,7 @@ class CorpusOrders:
     Symbols are those of ``springtide.stream.order``; arrays are int64, one element per draw.
     """
 
-    def __init__(self, seed: int, group_rows: Sequence[Sequence[int]], lanes: int, window: int) -> None:
+    def __init__(self, seed: int, group_rows: Sequence[Sequence[int] | np.ndarray], lanes: int, window: int) -> None:
         """Lay out the columns.
 
         Args:
@@ -29,13 +29,13 @@ class CorpusOrders:
             window: w [rows].
         """
         self._seed, self._window = seed, window
-        self._sizes = [np.array(rows, dtype=np.int64) for rows in group_rows]
-        self._starts = [np.cumsum(sizes) - sizes for sizes in self._sizes]
-        self.rows = np.array([sizes.sum() for sizes in self._sizes], dtype=np.int64)
+        self._sizes = [np.asarray(rows) for rows in group_rows]
+        self.rows = np.array([sizes.sum(dtype=np.int64) for sizes in self._sizes], dtype=np.int64)
         """T of each corpus."""
         self.columns = np.clip(self.rows // window, 1, lanes)
         """S of each corpus."""
         self._spread = np.array([spread(columns) for columns in self.columns.tolist()], dtype=np.int64)
+        self._starts = functools.lru_cache(maxsize=len(self._sizes))(self._first_rows)
         self._groups = functools.lru_cache(maxsize=_EPOCHS_KEPT * len(self._sizes))(self._permute_groups)
 
     def places(self, corpora: np.ndarray, draws: np.ndarray) -> np.ndarray:
@@ -69,11 +69,18 @@ class CorpusOrders:
             groups, ends = self._groups(corpus, int(epochs[here[0]]))
             place = np.searchsorted(ends, virtual[here], side="right")
             group = groups[place]
-            rows[here] = self._starts[corpus][group] + virtual[here] - (ends[place] - self._sizes[corpus][group])
+            rows[here] = self._starts(corpus)[group] + virtual[here] - (ends[place] - self._sizes[corpus][group])
         return rows
 
+    def _first_rows(self, corpus: int) -> np.ndarray:
+        """Return the first row of every row group, int64 (groups,)."""
+        sizes = self._sizes[corpus]
+        return np.cumsum(sizes, dtype=np.int64) - sizes
+
     def _permute_groups(self, corpus: int, epoch: int) -> tuple[np.ndarray, np.ndarray]:
-        """Return the row groups in the order of the epoch, and where each ends in its virtual sequence, int64 (groups,)."""
+        """Return the row groups in the order of the epoch, int32 or int64 (groups,), and where each ends in its virtual
+        sequence, int64 (groups,)."""
         sizes = self._sizes[corpus]
         groups = permutation(keys(self._seed, corpus, epoch), len(sizes))
-        return groups, np.cumsum(sizes[groups])
+        groups = groups.astype(np.int32) if len(sizes) < 2**31 else groups  # half the memory of an epoch of many
+        return groups, np.cumsum(sizes[groups], dtype=np.int64)

@@ -165,8 +165,7 @@ class Data:
 
     @functools.cached_property
     def _cache(self) -> Cache | None:
-        feed = self.config.feed
-        return Cache(feed.cache or default_cache(), int(feed.cache_bytes)) if feed.cache_bytes else None
+        return _cache_of(self.config.feed)
 
     @functools.cached_property
     def _label_readers(self) -> list[LabelReader]:
@@ -231,12 +230,12 @@ def open_data(config: DataConfig) -> Data:
 
     Raises ConfigError if they do not, CorpusError if one is missing or has no rows to train on.
     """
-    corpora, eval_corpora = open_corpora(config)
+    corpora, eval_corpora = open_corpora(config, _cache_of(config.feed))
     labels = open_labels(config.labels, corpora) if config.labels else None
     of = f" labels {labels.digest}" if labels else ""  # the same rows, and another run
     order = Order(
         manifests=tuple(f"{corpus.identity}{of}" for corpus in corpora),
-        group_rows=tuple(tuple(corpus.manifest.splits[TRAIN].group_rows()) for corpus in corpora),
+        group_rows=tuple(corpus.manifest.splits[TRAIN].group_rows() for corpus in corpora),
         seed=config.stream.seed,
         global_batch=config.stream.global_batch,
         lanes=config.stream.num_lanes,
@@ -260,6 +259,10 @@ def _open_once(stream: str, shards: str, feed: str, total: int, labels: str) -> 
             labels,
         )
     )
+
+
+def _cache_of(feed: FeedConfig) -> Cache | None:
+    return Cache(feed.cache or default_cache(), int(feed.cache_bytes)) if feed.cache_bytes else None
 
 
 def default_cache() -> str:

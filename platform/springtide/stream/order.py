@@ -27,6 +27,7 @@ import dataclasses
 import functools
 import hashlib
 import json
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -80,8 +81,8 @@ class Order:
 
     manifests: tuple[str, ...]
     """Digest of each corpus's manifest."""
-    group_rows: tuple[tuple[int, ...], ...]
-    """Rows of every row group, one tuple per corpus."""
+    group_rows: tuple[Sequence[int] | np.ndarray, ...] = dataclasses.field(compare=False)
+    """Rows of every row group, one sequence per corpus; their manifests' digests stand for them where orders are compared."""
     seed: int
     global_batch: int
     """G of a step of full size."""

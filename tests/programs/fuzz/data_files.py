@@ -30,6 +30,7 @@ from springtide.run.take_up import TakeUp, read_take_ups, write_take_up
 from springtide.shards import (
     LABELS,
     MANIFEST,
+    ROW_GROUPS,
     TOKENIZER,
     IndexEntry,
     LabelLayout,
@@ -46,7 +47,7 @@ from springtide.shards import (
     read_index,
     write_labels,
 )
-from springtide.shards.manifest import RowGroup
+from springtide.shards.shard_table import RowGroup
 from springtide.store import Folder, digest
 from springtide.stream import open_data
 
@@ -80,7 +81,7 @@ class Datasets(Target):
 
     def kinds(self) -> Mapping[str, str]:
         shards = self.of(".parquet")
-        return {MANIFEST: "json", TOKENIZER: "json"} | dict.fromkeys(shards, "parquet")
+        return {MANIFEST: "json", ROW_GROUPS: "bytes", TOKENIZER: "json"} | dict.fromkeys(shards, "parquet")
 
     def names(self) -> tuple[str, ...]:
         return (*super().names(), str(self.root)) if self.changed == MANIFEST else super().names()

@@ -16,6 +16,7 @@ from springtide.corpus.near_duplicates import (
     find_near_duplicates,
     hash_runs,
     recall,
+    sharing,
     signature,
     similarity,
 )
@@ -43,7 +44,8 @@ def compared(documents: list[np.ndarray], bands: np.ndarray | None = None) -> Ne
     found = [signature(ids) for ids in documents]
     columns = np.array([one.bands for one in found]).T if bands is None else bands.T
     sketches = np.array([one.sketch for one in found])
-    return find_near_duplicates(lambda: columns, lambda shared: lambda some: sketches[some], len(documents))
+    shared = [sharing(column) for column in columns]
+    return find_near_duplicates(lambda: shared, lambda _: lambda some: sketches[some], len(documents))
 
 
 @pytest.mark.parametrize("length", [60, 400, 3000])
@@ -136,7 +138,8 @@ def test_a_band_that_everybody_shares_costs_one_comparison_each() -> None:
         pairs += len(some)
         return sketches[some]
 
-    find_near_duplicates(lambda: np.zeros((BANDS, documents), np.uint64), lambda shared: read, documents)
+    shared = [sharing(np.zeros(documents, np.uint64))] * BANDS
+    find_near_duplicates(lambda: shared, lambda _: read, documents)
     assert pairs == 2 * (documents - 1)  # both documents of each pair are read
 
 

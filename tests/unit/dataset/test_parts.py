@@ -7,6 +7,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -55,7 +56,7 @@ def test_a_compressed_file_takes_the_memory_of_a_part(tmp_path: Path) -> None:
         [sys.executable, "-c", _MEASURE, *command], capture_output=True, text=True, check=True, env=env
     )
     small_mib, large_mib = map(float, done.stdout.split())
-    assert len(list((tmp_path / "work" / "parts").glob("*.parquet"))) > TEXT_MIB // 2
+    assert len(list((tmp_path / "work" / "parts").glob("*.columns"))) > TEXT_MIB // 2
     assert large_mib - small_mib < TEXT_MIB * 2  # whole, the texts and their ids would take seven times the text
 
 
@@ -66,13 +67,13 @@ def test_the_dataset_does_not_depend_on_where_parts_are_cut(tmp_path: Path, monk
     (tmp_path / "corpus" / "a.jsonl").write_text(lines)
     whole = prepare(small(tmp_path / "whole", tmp_path / "corpus"))
     written: list[str] = []
-    write = Folder.write
+    put = Folder.put
 
-    def noted(self: Folder, name: str, data: bytes | str, private: bool = False) -> None:
+    def noted(self: Folder, name: str, parts: Sequence[memoryview], private: bool = False) -> None:
         written.append(name)
-        write(self, name, data, private)
+        put(self, name, parts, private)
 
-    monkeypatch.setattr(Folder, "write", noted)
+    monkeypatch.setattr(Folder, "put", noted)
     monkeypatch.setattr(parts, "_PART_BYTES", 20_000)
     cut = prepare(small(tmp_path / "cut", tmp_path / "corpus"))
     assert sum(name.startswith("parts/000000-") for name in written) > 4

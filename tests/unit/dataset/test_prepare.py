@@ -248,7 +248,7 @@ def test_a_full_disk_is_named_and_what_is_made_is_kept(tmp_path: Path, small_dis
     assert "the disk is full" in done.stderr, done.stderr[-2000:]
     assert "run the same command again: finished work is kept" in done.stderr
     assert ".tmp-" not in done.stdout
-    assert "000000.json" in done.stdout
+    assert "000000-counts.json" in done.stdout
     assert "manifest.json" not in done.stdout
 
 

@@ -15,7 +15,7 @@ import pyarrow.parquet as pq
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from prepared import SEALED, prepare
+from prepared import SEALED, format_8, prepare
 
 from springtide.config import Config
 from springtide.config.data import WHOLE, ShardsConfig
@@ -23,6 +23,7 @@ from springtide.dataset import open_dataset
 from springtide.errors import ConfigError, CorpusError, CorruptShard
 from springtide.shards import (
     MANIFEST,
+    ROW_GROUPS,
     TOKENIZER,
     TRAIN,
     Manifest,
@@ -137,6 +138,7 @@ SOMEWHERE = [(*ROWS, "shards", 0), (*ROWS, "shards", 0, "groups", 0)]
         ((), {"sources": []}),
         ((), {"sources": {}}),
         ((), {"sources": {WHOLE: {}}}),
+        ((), {"row_groups": {"size_bytes": 1, "digest": "0" * 32}}),
         (("sources",), {"../web": {}}),
         (("sources", WHOLE), {"other": {}}),
     ],
@@ -144,8 +146,8 @@ SOMEWHERE = [(*ROWS, "shards", 0), (*ROWS, "shards", 0, "groups", 0)]
 def test_a_manifest_that_says_what_cannot_be_is_refused(
     tiny: Config, tmp_path: Path, place: tuple[Any, ...], changes: dict[str, Any]
 ) -> None:
-    record = Folder(tiny.shards.dataset).read_json(MANIFEST)
-    part = record
+    record = format_8(tiny.shards.dataset)
+    part: Any = record
     for key in place:
         part = part[key]
     part.update(changes)
@@ -158,7 +160,7 @@ def test_a_manifest_that_says_what_cannot_be_is_refused(
 @pytest.mark.parametrize("change", [4, -4])
 def test_a_number_that_changed_and_still_fits_is_found(tiny: Config, tmp_path: Path, change: int) -> None:
     """The offset of the byte counts: nothing else is checked against it, and bits per byte would be wrong."""
-    record = Folder(tiny.shards.dataset).read_json(MANIFEST)
+    record = format_8(tiny.shards.dataset)
     record["sources"][WHOLE]["train"]["shards"][0]["groups"][0]["num_bytes"] += change
     for digest in (record["digest"], None):
         Folder(tmp_path).write_json(MANIFEST, {**record, "digest": digest})
@@ -177,7 +179,7 @@ def test_a_dataset_of_another_format_is_refused_with_both_numbers(tiny: Config, 
     record = Folder(tiny.shards.dataset).read_json(MANIFEST)
     Folder(tmp_path).write_json(MANIFEST, {**record, "format": 99, "new": 1})
     with pytest.raises(
-        CorpusError, match=f"is in format 99, this version of springtide reads {FORMAT}; prepare it again"
+        CorpusError, match=f"is in format 99, this version of springtide reads 8 and {FORMAT}; prepare it again"
     ):
         load_manifest(Folder(tmp_path))
 
@@ -185,7 +187,8 @@ def test_a_dataset_of_another_format_is_refused_with_both_numbers(tiny: Config, 
 @pytest.mark.parametrize("text", [None, "{}"])
 def test_a_tokenizer_that_is_not_the_sealed_one_is_refused(tiny: Config, tmp_path: Path, text: str | None) -> None:
     dataset = Folder(tiny.shards.dataset)
-    Folder(tmp_path).write(MANIFEST, dataset.read(MANIFEST))
+    for name in (MANIFEST, ROW_GROUPS):
+        Folder(tmp_path).write(name, dataset.read(name))
     Folder(tmp_path).write(TOKENIZER, text or dataset.read(TOKENIZER).replace(b'"a"', b'"b"'))
     with pytest.raises(
         CorpusError, match=r"tokenizer\.json: its bytes changed after sealing; digest expected .*, found"

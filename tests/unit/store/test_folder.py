@@ -164,3 +164,29 @@ def test_many_files_are_removed_and_nobody_minds_those_that_are_not_there(tmp_pa
     folder.remove_files(["a/1"])
     folder.remove_files([])
     assert folder.files() == ["b"]
+
+
+def test_a_file_of_a_store_is_read_no_further_than_is_asked(s3: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A range of a large file is what one process reads of a source: fsspec would read 50 MiB behind it."""
+    from springtide.store import s3 as client
+
+    folder, data = Folder(f"{s3}/ranges"), bytes(range(256)) * 16_384
+    folder.write("four-mib", data)
+    asked: list[tuple[int, int]] = []
+    read_range = client.read_range
+
+    def noted(fs: object, path: str, begin: int, end: int) -> memoryview:
+        asked.append((begin, end))
+        return read_range(fs, path, begin, end)
+
+    monkeypatch.setattr(client, "read_range", noted)
+    with folder.open("four-mib") as file:
+        file.seek(10)
+        assert [file.read(3), file.read(2**19)] == [data[10:13], data[13 : 13 + 2**19]]
+        assert asked == [(10, 10 + 2**20)]
+        assert file.seek(-5, 2) == len(data) - 5
+        assert [file.read(), file.read()] == [data[-5:], b""]
+        file.seek(0)
+        assert file.read() == data
+    with pytest.raises(FileNotFoundError):
+        folder.open("none")

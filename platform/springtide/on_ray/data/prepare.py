@@ -4,6 +4,7 @@ which keep their model."""
 from __future__ import annotations
 
 import logging
+import pickle
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeVar
 
@@ -15,16 +16,17 @@ from ray.exceptions import RayError
 
 _log = logging.getLogger(__name__)
 T = TypeVar("T")
+_ITEM = "item"
+"""Name of the column that holds an item, pickled."""
 
 
 def ray_map(function: Callable[[T], object], items: Sequence[T]) -> Iterator[None]:
     """Run ``function`` on every item, and yield after each. Its result is dropped, because stages write their output."""
-    jobs = ray.put(list(items))
 
     def work(batch: pa.Table) -> pa.Table:
-        for number in batch["number"].to_pylist():
-            function(ray.get(jobs)[number])
-        return batch
+        for item in batch[_ITEM].to_pylist():
+            function(pickle.loads(item))
+        return _done(batch)
 
     return _mapped(function, items, work)
 
@@ -37,7 +39,7 @@ def ray_map_with_model(function: Callable[[T], object], items: Sequence[T]) -> I
     workers = min(len(items), gpus or cpus)
     pool = {"num_gpus": 1, "num_cpus": 0} if gpus else {"num_cpus": 1}
     given = {
-        "fn_constructor_args": (function, ray.put(list(items))),
+        "fn_constructor_args": (function,),
         "compute": ActorPoolStrategy(min_size=1, max_size=workers),
     }
     return _mapped(function, items, _WithModel, **given, **pool)
@@ -46,13 +48,18 @@ def ray_map_with_model(function: Callable[[T], object], items: Sequence[T]) -> I
 class _WithModel:
     """An actor's function."""
 
-    def __init__(self, function: Callable[[Any], object], jobs: Any) -> None:
-        self._function, self._jobs = function, ray.get(jobs) if isinstance(jobs, ray.ObjectRef) else jobs
+    def __init__(self, function: Callable[[Any], object]) -> None:
+        self._function = function
 
     def __call__(self, batch: pa.Table) -> pa.Table:
-        for number in batch["number"].to_pylist():
-            self._function(self._jobs[number])
-        return batch
+        for item in batch[_ITEM].to_pylist():
+            self._function(pickle.loads(item))
+        return _done(batch)
+
+
+def _done(batch: pa.Table) -> pa.Table:
+    """Return a row per item, to count: the items themselves need not come back."""
+    return pa.table({"done": pa.repeat(True, batch.num_rows)})
 
 
 def _mapped(function: Callable[[T], object], items: Sequence[T], work: Any, **how: Any) -> Iterator[None]:
@@ -60,8 +67,9 @@ def _mapped(function: Callable[[T], object], items: Sequence[T], work: Any, **ho
         return
     DataContext.get_current().enable_progress_bars = False
     logging.getLogger("ray.data").setLevel(logging.ERROR)  # the caller shows progress, and a failure is raised
-    numbers = ray.data.from_items([{"number": number} for number in range(len(items))], override_num_blocks=len(items))
-    made = numbers.map_batches(work, batch_size=None, batch_format="pyarrow", **how)
+    # an item travels in its own row: a list of all of them in each task would cost the square of their number
+    rows = ray.data.from_items([{_ITEM: pickle.dumps(item)} for item in items], override_num_blocks=len(items))
+    made = rows.map_batches(work, batch_size=None, batch_format="pyarrow", **how)
     try:
         for batch in made.iter_batches(batch_size=None, batch_format="pyarrow"):
             yield from [None] * batch.num_rows

@@ -1,0 +1,128 @@
+"""Plan and segments -> shards: the second pass of the shuffle. A task reads its documents from the segments and seals them."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Mapping, Sequence
+
+import numpy as np
+
+from springtide.config.data import ShardsConfig
+from springtide.corpus import BANDS
+from springtide.dataset.parts import open_work_tokenizer
+from springtide.dataset.plan import Documents, ShardPlan
+from springtide.dataset.plan_files import read_bundle
+from springtide.dataset.segments import Segment
+from springtide.dataset.signatures import write_signatures
+from springtide.shards import Shard, ids_of, is_predicted, masked, memory_type, write_shard
+from springtide.store import Folder
+
+_GAP_BYTES = 2**20
+"""Tokens that are not needed are read, too, rather than by another request [bytes]: about what a store sends in the time of
+one."""
+_FOLDER = "shards"
+
+
+@dataclasses.dataclass(frozen=True)
+class SealJob:
+    """The input to seal one bundle of shards. Picklable."""
+
+    number: int
+    settings: ShardsConfig
+    dataset: Folder
+    work: Folder
+    end_of_text: int
+    has_begin: bool
+    """Whether each document begins with a begin-of-text, which is not of its text."""
+
+    @property
+    def output(self) -> str:
+        """Name of the records of its shards."""
+        return _records(self.number)
+
+
+def read_records(work: Folder, number: int) -> list[tuple[Shard, int]]:
+    """Return the shards of a bundle, and how many bytes of text each holds."""
+    return [(Shard.model_validate(shard), num_bytes) for shard, num_bytes in work.read_json(_records(number))]
+
+
+def seal_shards(job: SealJob) -> None:
+    """Read the documents of a bundle from the segments, pack and write its shards, unless they were already made."""
+    if job.work.exists(job.output):
+        return
+    bundle = read_bundle(job.work, job.number)
+    where = Documents(*map(np.concatenate, zip(*(one.documents for one in bundle.shards), strict=True)))
+    tokens, bands = _read(job, where, bundle.segments)
+    records, begin = [], 0
+    for plan in bundle.shards:
+        mine = slice(begin, begin + len(plan.documents.segment))
+        shard, num_bytes = _seal(job, plan, tokens[mine], bands[mine])
+        records.append((shard.model_dump(mode="json"), num_bytes))
+        begin = mine.stop
+    job.work.write_json(job.output, records)
+
+
+def _read(job: SealJob, where: Documents, segments: Mapping[int, Segment]) -> tuple[list[np.ndarray], np.ndarray]:
+    """Return the token ids of documents and their band hashes, uint64 (documents, BANDS)."""
+    tokens: list[np.ndarray] = [np.empty(0)] * len(where.segment)
+    bands = np.empty((len(where.segment), BANDS), dtype=np.uint64)
+    for segment in np.unique(where.segment).tolist():
+        file = segments[segment].file(job.work, job.settings.token_type)
+        for here in _ranges(
+            np.flatnonzero(where.segment == segment), where, np.dtype(job.settings.token_type).itemsize
+        ):
+            mine = where.take(here)
+            first, last = int(mine.row[0]), int(mine.row[-1]) + 1
+            found = file.read("tokens", int(mine.begin[0]), int(mine.begin[-1] + mine.length[-1]))
+            bands[here] = file.read("signature", first, last)[mine.row - first]
+            begins = mine.begin - mine.begin[0]
+            for place, begin, end in zip(here.tolist(), begins.tolist(), (begins + mine.length).tolist(), strict=True):
+                tokens[place] = found[begin:end]
+    return tokens, bands
+
+
+def _ranges(here: np.ndarray, where: Documents, token_bytes: int) -> Iterator[np.ndarray]:
+    """Yield the documents ``here``, int64 (n,), of one segment, in the order of its rows, cut where a gap between two is not
+    worth reading."""
+    here = here[np.argsort(where.row[here], kind="stable")]
+    mine = where.take(here)
+    gaps = (mine.begin[1:] - mine.begin[:-1] - mine.length[:-1]) * token_bytes
+    yield from np.split(here, np.flatnonzero(gaps > _GAP_BYTES) + 1)
+
+
+def _seal(job: SealJob, plan: ShardPlan, documents: list[np.ndarray], bands: np.ndarray) -> tuple[Shard, int]:
+    """Pack and write one shard; return its record, and how many bytes of text it holds."""
+    length = job.settings.sequence_length
+    if plan.pieces is None:
+        line = np.concatenate(documents)[plan.skip :]
+        rows = np.lib.stride_tricks.sliding_window_view(line, length + 1)[: plan.rows * length : length]
+    else:
+        rows = _fill(documents, plan.pieces, plan.rows, length + 1, job.end_of_text)
+    lengths = open_work_tokenizer(job.work, job.end_of_text).byte_lengths()
+    wide = memory_type(job.settings.token_type, len(lengths))
+    num_bytes = np.array([_num_bytes(row[1:].astype(wide, copy=False), lengths) for row in rows], dtype=np.int64)
+    shard = write_shard(job.dataset, plan.name, job.settings, plan.first_row, num_bytes, rows)
+    texts = [ids_of(document[1:]) for document in documents] if job.has_begin else documents
+    return write_signatures(job.dataset, shard, plan.split, bands, texts), int(num_bytes.sum())
+
+
+def _fill(documents: Sequence[np.ndarray], pieces: np.ndarray, rows: int, capacity: int, padding: int) -> np.ndarray:
+    """Return the rows of a shard with fitted pieces, (rows, capacity); ``padding`` fills the rest of each row. The first
+    token of a piece is not predicted: it is a begin-of-text, or the last token of the piece before it."""
+    found = masked(np.full((rows, capacity), padding, dtype=documents[0].dtype))
+    filled = np.zeros(rows, dtype=np.int64)
+    for row, document, begin, end in pieces.tolist():
+        at = filled[row]
+        found[row, at : at + end - begin] = documents[document][begin:end]
+        found[row, at : at + 1] = masked(found[row, at : at + 1])
+        filled[row] += end - begin
+    return found
+
+
+def _num_bytes(row: np.ndarray, lengths: np.ndarray) -> int:
+    """Return the bytes of text that the predicted tokens of ``row`` stand for."""
+    return int(lengths[row[is_predicted(row)]].sum())
+
+
+def _records(number: int) -> str:
+    return f"{_FOLDER}/{number:06d}.json"

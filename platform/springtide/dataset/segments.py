@@ -1,0 +1,82 @@
+"""Parts -> segments: the first pass of the shuffle. A segment holds the documents of neighbouring parts of one source, sorted.
+
+    parts      a few MiB each, one per unit       read whole, one request each
+    segments   about 128 MiB each                 shards read one range of each segment of their source, or two
+
+A shard would have to look into every part: requests that grow with the square of the text. It looks into every segment, which
+are thirty times fewer. Documents are sorted by key; those that may be held out stand before the others, or shards of held-out
+text would read everything. Segments do not depend on who made the parts, or when.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from springtide.config.data import ShardsConfig
+from springtide.dataset.columns import ColumnFile, Layout, Sizes, in_order
+from springtide.dataset.parts import Part, part_file
+from springtide.store import Folder
+
+_SEGMENT_BYTES = 128 * 2**20
+"""Size of the parts of a segment [bytes]; the process that merges them holds them twice."""
+_FOLDER = "segments"
+
+
+class Segment(NamedTuple):
+    """Documents of one source, sorted by key."""
+
+    number: int
+    source: str
+    sizes: Sizes
+
+    def file(self, work: Folder, token_type: str) -> ColumnFile:
+        """Return its file."""
+        return ColumnFile(work, _name(self.number), Layout(self.sizes, token_type, has_bands=True))
+
+
+@dataclasses.dataclass(frozen=True)
+class MergeJob:
+    """The input to make one segment. Picklable."""
+
+    segment: Segment
+    parts: tuple[Part, ...]
+    token_type: str
+    heldout_fraction: float
+    work: Folder
+
+    @property
+    def output(self) -> str:
+        """Name of its file."""
+        return _name(self.segment.number)
+
+
+def merges(work: Folder, parts: Sequence[Part], settings: ShardsConfig) -> list[MergeJob]:
+    """Return the jobs that make the segments of all parts, which are in the order of the source."""
+    groups: list[list[Part]] = []
+    held = 0
+    for part in parts:
+        size = Layout(part.sizes, settings.token_type, has_bands=False).num_bytes
+        if not groups or groups[-1][-1].source != part.source or held + size > _SEGMENT_BYTES:
+            groups.append([])
+            held = 0
+        groups[-1].append(part)
+        held += size
+    jobs = []
+    for number, group in enumerate(groups):
+        total = Sizes(*(sum(many) for many in zip(*(part.sizes for part in group), strict=True)))
+        segment = Segment(number, group[0].source, total)
+        jobs.append(MergeJob(segment, tuple(group), settings.token_type, settings.heldout_fraction, work))
+    return jobs
+
+
+def merge(job: MergeJob) -> None:
+    """Merge the parts of a segment, unless that was done."""
+    if not job.work.exists(job.output):
+        found = [part_file(job.work, part, job.token_type).read_all() for part in job.parts]
+        job.segment.file(job.work, job.token_type).write(in_order(found, job.heldout_fraction))
+
+
+def _name(number: int) -> str:
+    return f"{_FOLDER}/{number:06d}.columns"

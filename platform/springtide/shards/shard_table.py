@@ -1,0 +1,252 @@
+"""The shards of a split and their row groups as columns of numbers: ten million row groups are opened as fast as ten, and a
+process holds none of them where the columns are those of a mapped file (``row_group_index.py``)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Annotated, Any, NamedTuple, overload
+
+import numpy as np
+from pydantic import BaseModel, ConfigDict, Field
+
+Digest = Annotated[str, Field(pattern="^[0-9a-f]{32}$")]
+"""BLAKE3-128 in hex. Strictly checked, because a manifest's digests become file names in the cache."""
+Count = Annotated[int, Field(ge=0, lt=2**63)]
+
+_DIGEST_BYTES = 16
+_AT_ONCE = 2**15
+"""Row groups that are checked at a time: their numbers stay in the CPU's cache."""
+_MOST_BYTES = 2**62
+"""Largest offset: sums of two stay below 2**63."""
+
+
+class Record(BaseModel):
+    """A part of a manifest."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class RowGroup(Record):
+    """One Parquet row group and the offsets of its values in the file, so that one ranged read fetches them all."""
+
+    rows: Count
+    sample_ids: Count
+    """Offset of int64 (rows,), the beginning of the group's values [bytes]."""
+    num_bytes: Count
+    """Offset of int32 (rows,) [bytes]."""
+    tokens: Count
+    """Offset of the tokens' bytes, uint8 (bytes of the token type, rows, sequence_length + 1), lowest byte first [bytes]."""
+    end: Count
+    """End of the tokens' bytes [bytes]."""
+    digest: Digest
+    """Digest of the bytes from ``sample_ids`` to ``end``."""
+
+
+class Shard(Record):
+    """One Parquet file."""
+
+    name: str = Field(pattern=r"^[a-z0-9][a-z0-9.-]*\.parquet$")
+    rows: Count
+    size_bytes: Count
+    digest: Digest
+    """Digest of the file."""
+    signatures: Digest | None = None
+    """Digest of the file of its documents' signatures; None if there is none."""
+    groups: tuple[RowGroup, ...] = Field(min_length=1)
+
+
+class ShardFile(NamedTuple):
+    """A shard without its row groups."""
+
+    name: str
+    size_bytes: int
+    digest: str
+
+
+class Columns(NamedTuple):
+    """The numbers of shards and of their row groups."""
+
+    size_bytes: np.ndarray
+    """int64 (shards,): size of each file."""
+    digests: np.ndarray
+    """uint8 (shards, 16): of each file."""
+    signatures: np.ndarray
+    """uint8 (shards, 16): digest of the file of its documents' signatures; zeros if there is none."""
+    group_ends: np.ndarray
+    """int64 (shards,): row groups up to the end of each shard."""
+    row_ends: np.ndarray
+    """int64 (row groups,): rows up to the end of each row group."""
+    offsets: np.ndarray
+    """int64 (4, row groups): ``sample_ids``, ``num_bytes``, ``tokens`` and ``end`` of each, as in ``RowGroup``."""
+    group_digests: np.ndarray
+    """uint8 (row groups, 16)."""
+
+
+class ShardTable(Sequence[Shard]):
+    """The shards of a split, in order. A shard is made from the columns when it is asked for."""
+
+    def __init__(self, names: Sequence[str], columns: Columns) -> None:
+        """``names``: of the files."""
+        self.names, self.columns = names, columns
+
+    @classmethod
+    def of(cls, shards: Sequence[Shard]) -> ShardTable:
+        """Return the table of these shards. ValueError if one has another number of rows than its row groups."""
+        for shard in shards:
+            if shard.rows != (rows := sum(group.rows for group in shard.groups)):
+                raise ValueError(f"{shard.name} has {shard.rows} rows and {rows} in its row groups")
+        groups = [group for shard in shards for group in shard.groups]
+        names = ("sample_ids", "num_bytes", "tokens", "end")
+        columns = Columns(
+            size_bytes=_numbers(shard.size_bytes for shard in shards),
+            digests=_bytes(shard.digest for shard in shards),
+            signatures=_bytes(shard.signatures or "00" * _DIGEST_BYTES for shard in shards),
+            group_ends=np.cumsum(_numbers(len(shard.groups) for shard in shards)),
+            row_ends=np.cumsum(_numbers(group.rows for group in groups)),
+            offsets=np.stack([_numbers(getattr(group, name) for group in groups) for name in names]),
+            group_digests=_bytes(group.digest for group in groups),
+        )
+        return cls([shard.name for shard in shards], columns)
+
+    @classmethod
+    def joined(cls, tables: Sequence[ShardTable]) -> ShardTable:
+        """Return the shards of several tables, one after the other."""
+        if len(tables) == 1:
+            return tables[0]
+        found = [table.columns for table in tables]
+        groups = np.cumsum([0, *(len(one.row_ends) for one in found)])
+        rows = np.cumsum([0, *(one.row_ends[-1] for one in found)])
+        columns = Columns(
+            size_bytes=np.concatenate([one.size_bytes for one in found]),
+            digests=np.concatenate([one.digests for one in found]),
+            signatures=np.concatenate([one.signatures for one in found]),
+            group_ends=np.concatenate([one.group_ends + begin for one, begin in zip(found, groups[:-1], strict=True)]),
+            row_ends=np.concatenate([one.row_ends + begin for one, begin in zip(found, rows[:-1], strict=True)]),
+            offsets=np.concatenate([one.offsets for one in found], axis=1),
+            group_digests=np.concatenate([one.group_digests for one in found]),
+        )
+        return cls([name for table in tables for name in table.names], columns)
+
+    def __len__(self) -> int:
+        return len(self.columns.size_bytes)
+
+    @overload
+    def __getitem__(self, place: int) -> Shard: ...
+    @overload
+    def __getitem__(self, place: slice) -> Sequence[Shard]: ...
+    def __getitem__(self, place: int | slice) -> Shard | Sequence[Shard]:
+        if isinstance(place, slice):
+            return [self[number] for number in range(*place.indices(len(self)))]
+        number = range(len(self))[place]
+        groups = tuple(map(self.group, self._groups_of(number)))
+        signatures, file = self.columns.signatures[number].tobytes(), self.file(number)
+        return Shard.model_construct(
+            **file._asdict(),
+            rows=sum(group.rows for group in groups),
+            signatures=signatures.hex() if any(signatures) else None,
+            groups=groups,
+        )
+
+    def __iter__(self) -> Iterator[Shard]:
+        return (self[number] for number in range(len(self)))
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, ShardTable):
+            return NotImplemented
+        same = all(np.array_equal(mine, theirs) for mine, theirs in zip(self.columns, other.columns, strict=True))
+        return same and list(self.names) == list(other.names)
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def file(self, number: int) -> ShardFile:
+        """Return a shard without its row groups."""
+        digest = self.columns.digests[number].tobytes().hex()
+        return ShardFile(self.names[number], int(self.columns.size_bytes[number]), digest)
+
+    @property
+    def num_groups(self) -> int:
+        """Row groups of all shards."""
+        return len(self.columns.row_ends)
+
+    def group(self, number: int) -> RowGroup:
+        """Return a row group; they count through all shards."""
+        rows = self.columns.row_ends[number] - (self.columns.row_ends[number - 1] if number else 0)
+        sample_ids, num_bytes, tokens, end = self.columns.offsets[:, number].tolist()
+        digest = self.columns.group_digests[number].tobytes().hex()
+        return RowGroup.model_construct(
+            rows=int(rows), sample_ids=sample_ids, num_bytes=num_bytes, tokens=tokens, end=end, digest=digest
+        )
+
+    def shard_of(self, group: int) -> tuple[int, int]:
+        """Return the number of the shard that a row group is in, and its place in that shard."""
+        number = int(np.searchsorted(self.columns.group_ends, group, side="right"))
+        return number, group - self._groups_of(number).start
+
+    def group_rows(self) -> np.ndarray:
+        """Return the rows of each row group, int32 (row groups,), int64 if one has more."""
+        ends = self.columns.row_ends
+        found = np.empty(len(ends), np.int32)
+        for begin in range(0, len(ends), _AT_ONCE):
+            rows = np.diff(ends[begin : begin + _AT_ONCE], prepend=ends[begin - 1] if begin else 0)
+            if rows.max(initial=0) >= 2**31:
+                return np.diff(ends, prepend=0)
+            found[begin : begin + len(rows)] = rows
+        return found
+
+    def check(self, rows: int, row_bytes: int) -> None:
+        """Raise ValueError if the numbers contradict each other. ``rows``: of all shards; ``row_bytes``: of a row's tokens."""
+        one = self.columns
+        firsts = np.concatenate([[0], one.group_ends[:-1]])
+        if not (len(one.row_ends) == one.group_ends[-1] and (one.group_ends > firsts).all()):
+            raise ValueError(f"group_ends of {len(self)} shards are not those of {len(one.row_ends)} row groups")
+        if (one.size_bytes < 0).any():
+            raise ValueError(f"{self.names[int(np.argmax(one.size_bytes < 0))]} has less than 0 bytes")
+        if int(one.row_ends[-1]) != rows:
+            raise ValueError(f"has {rows} rows and {int(one.row_ends[-1])} in its row groups")
+        for begin in range(0, len(one.row_ends), _AT_ONCE):
+            if not self._fits(begin, begin + _AT_ONCE, row_bytes):
+                end = min(begin + _AT_ONCE, len(one.row_ends))
+                self._blame(next(at for at in range(begin, end) if not self._fits(at, at + 1, row_bytes)), row_bytes)
+
+    def _fits(self, begin: int, end: int, row_bytes: int) -> bool:
+        """Return whether the row groups [begin, end) are inside their files, with enough space for their rows."""
+        ends = self.columns.row_ends[begin:end]
+        rows = np.diff(ends, prepend=self.columns.row_ends[begin - 1] if begin else 0)
+        offsets = self.columns.offsets[:, begin:end]
+        # what is negative is large without a sign; within these limits no sum below overflows
+        if _largest(rows) > _MOST_BYTES // max(row_bytes, 12) or max(map(_largest, offsets)) > _MOST_BYTES:
+            return False
+        sample_ids, num_bytes, tokens, last_byte = offsets
+        after_tokens = tokens + rows * row_bytes if rows.any() else tokens
+        inside = (sample_ids + 8 * rows <= num_bytes).all() and (num_bytes + 4 * rows <= tokens).all()
+        first, last = np.searchsorted(self.columns.group_ends, [begin, begin + len(ends) - 1], side="right").tolist()
+        many = np.diff(np.clip(self.columns.group_ends[first : last + 1], begin, begin + len(ends)), prepend=begin)
+        sizes = np.repeat(self.columns.size_bytes[first : last + 1], many)
+        return bool(inside and (after_tokens == last_byte).all() and (last_byte <= sizes).all())
+
+    def _blame(self, number: int, row_bytes: int) -> None:
+        shard, place = self.shard_of(number)
+        group = self.group(number)
+        values = ", ".join(
+            f"{name} = {getattr(group, name)}" for name in ("rows", "sample_ids", "num_bytes", "tokens", "end")
+        )
+        where = f"{self.names[shard]} has a row group that is not inside the file"
+        size = int(self.columns.size_bytes[shard])
+        raise ValueError(f"{where}: row group {place}: {values}; rows of {row_bytes} bytes, a file of {size} bytes")
+
+    def _groups_of(self, number: int) -> range:
+        ends = self.columns.group_ends
+        return range(int(ends[number - 1]) if number else 0, int(ends[number]))
+
+
+def _largest(numbers: np.ndarray) -> int:
+    return int(numbers.view(np.uint64).max())
+
+
+def _numbers(values: Iterable[int]) -> np.ndarray:
+    return np.fromiter(values, np.int64)
+
+
+def _bytes(digests: Iterable[str]) -> np.ndarray:
+    data: Any = b"".join(map(bytes.fromhex, digests))
+    return np.frombuffer(data, np.uint8).reshape(-1, _DIGEST_BYTES)
