@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from test_timeline import assert_same, life
+from journal_events import assert_same, life
 
 from springtide.store import Folder
 from springtide.track import column_file, journal_reader
