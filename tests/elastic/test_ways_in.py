@@ -111,7 +111,7 @@ def test_killed_at_step_60_with_all_its_workers_it_resumes_as_if_nothing_had_bee
     refused = subprocess.run(
         [*CLI, "train", *options(tiny, "killed")], capture_output=True, text=True, timeout=60, check=False
     )
-    assert refused.returncode == 1
+    assert refused.returncode == 3
     assert "resume it with --resume" in refused.stderr
     command = [*CLI, "train", *options(tiny, "killed"), "--resume"]
     resumed = subprocess.run(command, capture_output=True, text=True, timeout=240, check=False)
