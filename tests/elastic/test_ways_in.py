@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import glob
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -18,9 +19,13 @@ import ray
 from nbclient import NotebookClient
 
 import springtide as st
+from springtide.checkpoint.format import committed
 from springtide.cli.main import parser
 from springtide.cli.options import config_of
 from springtide.config import Config
+from springtide.config.files import dump
+from springtide.events import StepDone
+from springtide.store import Folder
 
 pytestmark = pytest.mark.cluster
 REPOSITORY = Path(__file__).parents[2]
@@ -58,6 +63,147 @@ def test_a_model_comes_in_learns_to_answer_and_goes_out(
     ours, theirs = said[-2:]
     assert ours == theirs
     assert ours.startswith("'the ")
+
+
+@pytest.mark.full
+def test_a_sweep_in_a_notebook_finds_a_point_and_trains_it_for_longer(
+    ray_cluster: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RAY_ADDRESS", ray.get_runtime_context().gcs_address)
+    notebook = nbformat.read(REPOSITORY / "notebooks" / "sweep.ipynb", as_version=4)
+    NotebookClient(notebook, timeout=300, resources={"metadata": {"path": str(tmp_path)}}).execute()
+    pages = [output["data"].get("text/html", "") for cell in notebook.cells for output in cell.get("outputs", ())]
+    assert "3 trials" in pages[0]
+    assert "<svg" in pages[1]
+    assert st.open_run(str(tmp_path / "runs" / "longer")).finished
+
+
+def ray_job(dashboard: str, *words: str) -> subprocess.CompletedProcess[str]:
+    """`ray job`, tried again as long as Ray's agent on a busy machine says that this helps."""
+    verb, *rest = words
+    command = [str(Path(sys.executable).parent / "ray"), "job", verb, "--address", dashboard, *rest]
+    deadline = time.monotonic() + 120
+    while True:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=240, check=False)
+        if "please try again later" not in done.stdout + done.stderr or time.monotonic() > deadline:
+            return done
+
+
+def submit(dashboard: str, name: str, *options: str) -> subprocess.CompletedProcess[str]:
+    """Submit jobs/train.py from the root of this repository, as a user does, under the id ``name``."""
+    job = [sys.executable, "jobs/train.py", *options]
+    stop = '{"env_vars": {"RAY_JOB_STOP_WAIT_TIME_S": "60"}}'
+    return ray_job(
+        *(dashboard, "submit", "--submission-id", name, "--no-wait", "--runtime-env-json", stop),
+        *("--working-dir", str(REPOSITORY), "--", *job),
+    )
+
+
+def ended(dashboard: str, name: str) -> str:
+    """Wait for the end of a job; its log."""
+    deadline = time.monotonic() + 240
+    while not any(
+        f"'{name}' {how}" in (said := said_of(dashboard, name)) for how in ("stopped", "succeeded", "failed")
+    ):
+        assert time.monotonic() < deadline, said
+        time.sleep(0.2)  # between looks at the job
+    return said + ray_job(dashboard, "logs", name).stdout
+
+
+def said_of(dashboard: str, name: str) -> str:
+    done = ray_job(dashboard, "status", name)
+    return done.stdout + done.stderr
+
+
+@pytest.mark.full
+def test_ray_job_stop_saves_and_the_next_job_trains_no_step_again(tiny: Config, ray_cluster: str) -> None:
+    given = [*options(tiny, "stopped"), "--resume", "auto", "--parallel.threads", "1", "--parallel.reduction", "fp64"]
+    folder = Path(tiny.run.root) / "stopped"
+    assert submit(ray_cluster, "stopped-1", *given).returncode == 0
+    deadline = time.monotonic() + 120
+    while not any('"step": 20,' in file.read_text() for file in folder.glob("journal/*.jsonl")):
+        assert time.monotonic() < deadline, ended(ray_cluster, "stopped-1")
+        time.sleep(0.02)  # between looks at the journal
+    assert ray_job(ray_cluster, "stop", "stopped-1").returncode == 0
+    said = ended(ray_cluster, "stopped-1")
+    assert "'stopped-1' stopped" in said
+    assert "the same command with --resume continues from there" in said
+    run = st.open_run(str(folder))
+    assert run.status == "stopped"
+    last = run.last_step
+    assert max(committed(Folder(str(folder)))) == f"step-{last:010d}"
+    assert 20 <= last < STEPS
+
+    assert submit(ray_cluster, "stopped-2", *given).returncode == 0
+    assert "'stopped-2' succeeded" in ended(ray_cluster, "stopped-2")
+    trained = [event.step for event in run.events if isinstance(event, StepDone)]
+    assert trained == list(range(1, STEPS + 1)), "a step is lost, or was trained again"
+    assert [start.step for start in run.starts] == [0, last]
+    assert run.verify().ok
+    st.train(config_of(parser(show_all=True).parse_args(["train", *[*options(tiny, "twin"), *given[-4:]]])))
+    assert losses(run) == losses(st.open_run(f"{tiny.run.root}/twin"))
+
+    assert submit(ray_cluster, "stopped-3", *options(tiny, "stopped")).returncode == 0  # without --resume
+    assert "failed with exit code 3" in " ".join(ended(ray_cluster, "stopped-3").split())
+
+
+def losses(run: st.Run) -> list[tuple[int, float]]:
+    """(step, loss), bit by bit."""
+    return [(step.step, step.loss) for step in run.steps]
+
+
+@pytest.mark.full
+def test_all_ways_in_reach_the_same_losses(
+    ray_cluster: str, tiny: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Python, command line, notebook, Ray job and torchrun: the same recipe, the same bits at each step."""
+    steps = 20
+    changes = {"train.total": steps * tiny.tokens_per_step, "train.sample_tokens": 0, "elastic.min_workers": 2}
+    changes |= {"elastic.max_workers": 2, "parallel.reduction": "fp64", "parallel.threads": 1}
+    config = tiny.override(changes)
+    monkeypatch.setenv("RAY_ADDRESS", ray.get_runtime_context().gcs_address)
+
+    def file(name: str) -> str:
+        path = tmp_path / f"{name}.yaml"
+        path.write_text(dump(config.override({"run.id": name})))
+        return str(path)
+
+    st.train(config.override({"run.id": "python"}))
+    subprocess.run([*CLI, "train", "--config", file("shell")], check=True, timeout=240)
+    shown = 'override({"track.progress": True})'
+    cell = f'import springtide as st\nst.train(st.load_config("{file("notebook")}").{shown})'
+    notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(cell)])
+    notebook.metadata.kernelspec = {"name": "python3", "display_name": "Python 3"}
+    NotebookClient(notebook, timeout=240).execute()
+    assert f'<progress value="{steps}" max="{steps}">' in str(notebook.cells[0].outputs)
+    assert submit(ray_cluster, "ways", "--config", file("job")).returncode == 0
+    assert "'ways' succeeded" in ended(ray_cluster, "ways")
+    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    subprocess.run([*launch, "-m", "springtide.training", "--config", file("torchrun")], check=True, timeout=240)
+
+    expected = losses(st.open_run(f"{config.run.root}/python"))
+    assert [step for step, _ in expected] == list(range(1, steps + 1))
+    for name in ("shell", "notebook", "job", "torchrun"):
+        run = st.open_run(f"{config.run.root}/{name}")
+        assert losses(run) == expected, name
+        assert run.verify().ok
+
+
+@pytest.mark.full
+def test_a_cluster_that_refuses_its_driver_is_said_in_a_sentence(ray_cluster: str) -> None:
+    """With another token, and with none, on a real cluster."""
+    address = {"RAY_ADDRESS": ray.get_runtime_context().gcs_address}
+    for more, said in (
+        ({"RAY_AUTH_TOKEN": "0" * 64}, "what RAY_AUTH_TOKEN has is not the cluster's token"),
+        ({"RAY_AUTH_MODE": "disabled"}, "RAY_AUTH_MODE here is not token"),
+    ):
+        done = subprocess.run(
+            [*CLI, "queue"], capture_output=True, text=True, timeout=120, check=False, env=os.environ | address | more
+        )
+        assert done.returncode == 2, done.stderr
+        assert said in done.stderr
+        assert "Traceback" not in done.stderr
+        assert "0" * 64 not in done.stderr
 
 
 def options(config: Config, name: str) -> list[str]:
