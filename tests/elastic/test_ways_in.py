@@ -103,7 +103,7 @@ def ended(dashboard: str, name: str) -> str:
     """Wait for the end of a job; its log."""
     deadline = time.monotonic() + 240
     while not any(
-        f"'{name}' {how}" in (said := said_of(dashboard, name)) for how in ("stopped", "succeeded", "failed")
+        f"'{name}' {how}" in (said := said_of(dashboard, name)) for how in ("was stopped", "succeeded", "failed")
     ):
         assert time.monotonic() < deadline, said
         time.sleep(0.2)  # between looks at the job
@@ -126,7 +126,7 @@ def test_ray_job_stop_saves_and_the_next_job_trains_no_step_again(tiny: Config, 
         time.sleep(0.02)  # between looks at the journal
     assert ray_job(ray_cluster, "stop", "stopped-1").returncode == 0
     said = ended(ray_cluster, "stopped-1")
-    assert "'stopped-1' stopped" in said
+    assert "'stopped-1' was stopped" in said
     assert "the same command with --resume continues from there" in said
     run = st.open_run(str(folder))
     assert run.status == "stopped"
