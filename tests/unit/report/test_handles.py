@@ -39,7 +39,7 @@ def test_a_run_shows_its_state_and_its_charts() -> None:
     assert "<b>mine</b>: running or killed, step 3" in page
     assert "<svg" in page
     failed = Stopped(step=3, status="failed", reason=HOSTILE, time_s=9.0, term=1)
-    page = handle(HOSTILE, timeline_of([*events, failed]))
+    page = handle(HOSTILE, timeline_of([begun, failed]))
     assert "failed at step 3" in page
     safe(page)
     assert handle("new", timeline_of([])) == "<p><b>new</b>: not started</p>"
