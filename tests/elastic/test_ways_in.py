@@ -81,11 +81,11 @@ def test_a_sweep_in_a_notebook_finds_a_point_and_trains_it_for_longer(
 
 def ray_job(dashboard: str, *words: str) -> subprocess.CompletedProcess[str]:
     """`ray job`, tried again as long as Ray's agent on a busy machine says that this helps."""
-    verb, *rest = words
-    command = [str(Path(sys.executable).parent / "ray"), "job", verb, "--address", dashboard, *rest]
+    command = [str(Path(sys.executable).parent / "ray"), "job", *words]
+    environment = os.environ | {"RAY_API_SERVER_ADDRESS": dashboard}
     deadline = time.monotonic() + 120
     while True:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=240, check=False)
+        done = subprocess.run(command, capture_output=True, text=True, timeout=240, check=False, env=environment)
         if "please try again later" not in done.stdout + done.stderr or time.monotonic() > deadline:
             return done
 
@@ -144,7 +144,8 @@ def test_ray_job_stop_saves_and_the_next_job_trains_no_step_again(tiny: Config, 
     st.train(config_of(parser(show_all=True).parse_args(["train", *[*options(tiny, "twin"), *given[-4:]]])))
     assert losses(run) == losses(st.open_run(f"{tiny.run.root}/twin"))
 
-    assert submit(ray_cluster, "stopped-3", *options(tiny, "stopped")).returncode == 0  # without --resume
+    again = [*options(tiny, "stopped"), *given[-4:]]  # without --resume
+    assert submit(ray_cluster, "stopped-3", *again).returncode == 0
     assert "failed with exit code 3" in " ".join(ended(ray_cluster, "stopped-3").split())
 
 
