@@ -5,6 +5,7 @@ from __future__ import annotations
 import glob
 import json
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -17,11 +18,13 @@ import psutil
 import pytest
 import ray
 from nbclient import NotebookClient
+from ray.job_submission import JobSubmissionClient
 
 import springtide as st
 from springtide.checkpoint.format import committed
 from springtide.cli.main import parser
 from springtide.cli.options import config_of
+from springtide.cli.status import Status
 from springtide.config import Config
 from springtide.config.files import dump
 from springtide.events import StepDone
@@ -79,74 +82,64 @@ def test_a_sweep_in_a_notebook_finds_a_point_and_trains_it_for_longer(
     assert st.open_run(str(tmp_path / "runs" / "longer")).finished
 
 
-def ray_job(dashboard: str, *words: str) -> subprocess.CompletedProcess[str]:
-    """`ray job`, tried again as long as Ray's agent on a busy machine says that this helps."""
-    command = [str(Path(sys.executable).parent / "ray"), "job", *words]
-    environment = os.environ | {"RAY_API_SERVER_ADDRESS": dashboard}
+def submit(jobs: JobSubmissionClient, name: str, *options: str) -> None:
+    """Submit jobs/train.py from the root of this repository, as `ray job submit` does, under the id ``name``."""
     deadline = time.monotonic() + 120
     while True:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=240, check=False, env=environment)
-        if "please try again later" not in done.stdout + done.stderr or time.monotonic() > deadline:
-            return done
+        try:
+            jobs.submit_job(
+                entrypoint=shlex.join([sys.executable, "jobs/train.py", *options]),
+                submission_id=name,
+                runtime_env={"working_dir": str(REPOSITORY), "env_vars": {"RAY_JOB_STOP_WAIT_TIME_S": "60"}},
+            )
+            return
+        except RuntimeError as error:  # Ray's agent on a busy machine: what its error says to do
+            if "please try again later" not in str(error) or time.monotonic() > deadline:
+                raise
 
 
-def submit(dashboard: str, name: str, *options: str) -> subprocess.CompletedProcess[str]:
-    """Submit jobs/train.py from the root of this repository, as a user does, under the id ``name``."""
-    job = [sys.executable, "jobs/train.py", *options]
-    stop = '{"env_vars": {"RAY_JOB_STOP_WAIT_TIME_S": "60"}}'
-    return ray_job(
-        *(dashboard, "submit", "--submission-id", name, "--no-wait", "--runtime-env-json", stop),
-        *("--working-dir", str(REPOSITORY), "--", *job),
-    )
-
-
-def ended(dashboard: str, name: str) -> str:
-    """Wait for the end of a job; its log."""
+def ended(jobs: JobSubmissionClient, name: str) -> tuple[str, int | None, str]:
+    """Wait for the end of a job; its status, the exit status of its command, and its log."""
     deadline = time.monotonic() + 240
-    while not any(
-        f"'{name}' {how}" in (said := said_of(dashboard, name)) for how in ("was stopped", "succeeded", "failed")
-    ):
-        assert time.monotonic() < deadline, said
-        time.sleep(0.2)  # between looks at the job
-    return said + ray_job(dashboard, "logs", name).stdout
-
-
-def said_of(dashboard: str, name: str) -> str:
-    done = ray_job(dashboard, "status", name)
-    return done.stdout + done.stderr
+    while not (info := jobs.get_job_info(name)).status.is_terminal():
+        assert time.monotonic() < deadline, jobs.get_job_logs(name)
+        time.sleep(0.1)  # between looks at the job
+    return str(info.status), info.driver_exit_code, jobs.get_job_logs(name)
 
 
 @pytest.mark.full
 def test_ray_job_stop_saves_and_the_next_job_trains_no_step_again(tiny: Config, ray_cluster: str) -> None:
-    given = [*options(tiny, "stopped"), "--resume", "auto", "--parallel.threads", "1", "--parallel.reduction", "fp64"]
+    jobs, steps = JobSubmissionClient(ray_cluster), 2 * STEPS
+    exact = ["--parallel.threads", "1", "--parallel.reduction", "fp64", "--stream.max-epochs", "1000"]
+    exact += ["--train.total", str(12 * 64 * steps)]
+    given = [*options(tiny, "stopped"), *exact]
     folder = Path(tiny.run.root) / "stopped"
-    assert submit(ray_cluster, "stopped-1", *given).returncode == 0
+    submit(jobs, "stopped-1", *given, "--resume", "auto")
     deadline = time.monotonic() + 120
     while not any('"step": 20,' in file.read_text() for file in folder.glob("journal/*.jsonl")):
-        assert time.monotonic() < deadline, ended(ray_cluster, "stopped-1")
+        assert time.monotonic() < deadline, jobs.get_job_logs("stopped-1")
         time.sleep(0.02)  # between looks at the journal
-    assert ray_job(ray_cluster, "stop", "stopped-1").returncode == 0
-    said = ended(ray_cluster, "stopped-1")
-    assert "'stopped-1' was stopped" in said
+    assert jobs.stop_job("stopped-1")
+    status, _, said = ended(jobs, "stopped-1")
+    assert status == "STOPPED"
     assert "the same command with --resume continues from there" in said
     run = st.open_run(str(folder))
     assert run.status == "stopped"
     last = run.last_step
     assert max(committed(Folder(str(folder)))) == f"step-{last:010d}"
-    assert 20 <= last < STEPS
+    assert 20 <= last < steps
 
-    assert submit(ray_cluster, "stopped-2", *given).returncode == 0
-    assert "'stopped-2' succeeded" in ended(ray_cluster, "stopped-2")
+    submit(jobs, "stopped-2", *given, "--resume", "auto")
+    assert ended(jobs, "stopped-2")[:2] == ("SUCCEEDED", Status.DONE)
     trained = [event.step for event in run.events if isinstance(event, StepDone)]
-    assert trained == list(range(1, STEPS + 1)), "a step is lost, or was trained again"
+    assert trained == list(range(1, steps + 1)), "a step is lost, or was trained again"
     assert [start.step for start in run.starts] == [0, last]
     assert run.verify().ok
-    st.train(config_of(parser(show_all=True).parse_args(["train", *[*options(tiny, "twin"), *given[-4:]]])))
+    st.train(config_of(parser(show_all=True).parse_args(["train", *options(tiny, "twin"), *exact])))
     assert losses(run) == losses(st.open_run(f"{tiny.run.root}/twin"))
 
-    again = [*options(tiny, "stopped"), *given[-4:]]  # without --resume
-    assert submit(ray_cluster, "stopped-3", *again).returncode == 0
-    assert "failed with exit code 3" in " ".join(ended(ray_cluster, "stopped-3").split())
+    submit(jobs, "stopped-3", *given)  # without --resume
+    assert ended(jobs, "stopped-3")[:2] == ("FAILED", Status.REFUSED)
 
 
 def losses(run: st.Run) -> list[tuple[int, float]]:
@@ -159,7 +152,7 @@ def test_all_ways_in_reach_the_same_losses(
     ray_cluster: str, tiny: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Python, command line, notebook, Ray job and torchrun: the same recipe, the same bits at each step."""
-    steps = 20
+    jobs, steps = JobSubmissionClient(ray_cluster), 20
     changes = {"train.total": steps * tiny.tokens_per_step, "train.sample_tokens": 0, "elastic.min_workers": 2}
     changes |= {"elastic.max_workers": 2, "parallel.reduction": "fp64", "parallel.threads": 1}
     config = tiny.override(changes)
@@ -178,8 +171,8 @@ def test_all_ways_in_reach_the_same_losses(
     notebook.metadata.kernelspec = {"name": "python3", "display_name": "Python 3"}
     NotebookClient(notebook, timeout=240).execute()
     assert f'<progress value="{steps}" max="{steps}">' in str(notebook.cells[0].outputs)
-    assert submit(ray_cluster, "ways", "--config", file("job")).returncode == 0
-    assert "'ways' succeeded" in ended(ray_cluster, "ways")
+    submit(jobs, "ways", "--config", file("job"))
+    assert ended(jobs, "ways")[0] == "SUCCEEDED"
     launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     subprocess.run([*launch, "-m", "springtide.training", "--config", file("torchrun")], check=True, timeout=240)
 
