@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import ray
 from ray._private import utils
-from ray.exceptions import AuthenticationError
+from ray.exceptions import AuthenticationError, RpcError
 
 from springtide.errors import ConfigError
 from springtide.on_ray.cluster import session
@@ -24,8 +24,6 @@ def listening() -> Any:
 
 def test_where_nobody_listens_is_said_within_the_patience_and_a_wrong_name_at_once(listening: str) -> None:
     session.wait_for_port(listening)
-    session.wait_for_port("auto")
-    session.wait_for_port("ray://127.0.0.1:1")  # Ray's own check
     with socket.create_server(("127.0.0.1", 0)) as server:
         closed = f"127.0.0.1:{server.getsockname()[1]}"
     begin_s = time.monotonic()
@@ -44,6 +42,7 @@ def test_other_versions_are_said_of_both_sides(listening: str, monkeypatch: pyte
     def init(**_: Any) -> None:
         utils.check_version_info({"ray_version": "2.59.1", "python_version": "3.10.4"}, "node 10.0.0.5")
 
+    monkeypatch.setattr(session, "check_token", lambda address: None)
     monkeypatch.setattr(ray, "init", init)
     there, here = "Ray 2.59.1 on Python 3.10.4", rf"Ray {ray.__version__} on Python 3\.\d+\.\d+"
     with pytest.raises(ConfigError, match=rf"{there}; this process has {here}.*jobs\.md"):
@@ -76,11 +75,22 @@ def test_a_wrong_token_is_named_by_its_place_and_never_shown(
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
 
-    def init(**_: Any) -> None:
+    def refuse(**_: Any) -> None:
         raise AuthenticationError("the token is invalid")
 
-    monkeypatch.setattr(ray, "init", init)
+    monkeypatch.setattr(session, "GcsClient", refuse)
     with pytest.raises(ConfigError, match=r"RAY_ADDRESS = .*auth_token of the cluster's head") as found:
         session.connect(listening)
     assert said in str(found.value)
     assert "hunter2" not in str(found.value)
+
+
+def test_another_server_at_the_address_is_no_ray(listening: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ray's client says so after 45 s, of which it has twenty tries."""
+
+    def time_out(**_: Any) -> None:
+        raise RpcError("Timed out while waiting for GCS to become available.")
+
+    monkeypatch.setattr(session, "GcsClient", time_out)
+    with pytest.raises(ConnectionError, match=r"no Ray cluster of this version \(Timed out.*HOST:PORT"):
+        session.connect(listening)
