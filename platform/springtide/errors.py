@@ -88,6 +88,10 @@ class TrainingFailed(SpringtideError):
     """Training stopped on an error in the training code; the message has the rank and the stack trace."""
 
 
+class StoreLost(TrainingFailed):
+    """Training stopped because a store could not be reached, after all tries. When the store is back, the run resumes."""
+
+
 class CommandFailed(SpringtideError):
     """A command to a run was refused, failed, or nobody carried it out."""
 

@@ -50,7 +50,7 @@ TOP_LEVEL = {
         "deploy",
     ),
     *("README.md", "LICENSE", "CHANGELOG.md", "CONTRIBUTING.md", "Makefile", "constraints.txt", ".gitignore"),
-    *("SECURITY.md", "CITATION.cff", ".pre-commit-config.yaml", "mkdocs.yml"),
+    *("SECURITY.md", "CITATION.cff", ".pre-commit-config.yaml", ".rayignore", "mkdocs.yml"),
 }
 UNITS = {
     *(

@@ -9,7 +9,11 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import nbformat
 import pytest
+from nbclient import NotebookClient
+
+import springtide as st
 
 pytestmark = [pytest.mark.cluster, pytest.mark.slow]
 
@@ -47,3 +51,14 @@ def test_a_notice_costs_no_step_a_kill_one_and_growth_none(tmp_path: Path) -> No
     assert sizes == [(3, 2), (2, 1), (1, 2)]
     assert found["leftovers"] == {}
     assert shared_memory() <= before
+
+
+@pytest.mark.full
+def test_a_drill_in_a_notebook_shows_that_nothing_changed(tmp_path: Path) -> None:
+    notebook = nbformat.read(Path(__file__).parents[2] / "notebooks" / "elasticity.ipynb", as_version=4)
+    NotebookClient(notebook, timeout=400, resources={"metadata": {"path": str(tmp_path)}}).execute()
+    run = st.open_run(str(tmp_path / "drills" / "drilled"))
+    assert run.verify().world_sizes == (2, 3)
+    assert [one.steps_lost for one in run.ledger.restarts] == [0]
+    said = "".join(output.get("text", "") for cell in notebook.cells for output in cell.get("outputs", ()))
+    assert "the same samples at every step; losses differ by 0.0e+00" in said

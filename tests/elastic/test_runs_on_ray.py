@@ -260,7 +260,7 @@ def test_a_second_driver_says_who_trains_and_writes_nothing(tiny: Config, ray_cl
 
     run = st.train(config, listen=listen)
     [second] = refused
-    assert second.returncode == 1, second.stderr
+    assert second.returncode == 3, second.stderr
     assert re.search(rf"driven is held by lease \d+, begun .* by process {os.getpid()} on ", second.stderr)
     assert run.status == "stopped"
     assert run.verify().ok

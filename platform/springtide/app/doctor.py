@@ -43,7 +43,11 @@ class CheckPlan(NamedTuple):
 
 
 def doctor(
-    store: str = "", root: str = "runs", environment: Mapping[str, str] | None = None, peer: str = ""
+    store: str = "",
+    root: str = "runs",
+    environment: Mapping[str, str] | None = None,
+    peer: str = "",
+    upload: str = "",
 ) -> Iterator[Check]:
     """Check this machine, and yield what each check found, as soon as it has.
 
@@ -52,9 +56,10 @@ def doctor(
         root: local folder of runs, whose disk must have room.
         environment: variables to check; None: those of this process.
         peer: HOST:PORT of this machine or of another one, where the same check runs; empty measures no network.
+        upload: folder that is to be submitted as the working directory of a Ray job; empty looks at none.
 
     Raises:
-        ConfigError: ``store`` is not a URL that is opened here, or ``peer`` is not HOST:PORT.
+        ConfigError: ``store`` is not a URL that is opened here, ``peer`` is not HOST:PORT, or ``upload`` is not a folder.
     """
     from springtide.app import doctor_checks as checks
     from springtide.app.doctor_gpus import gpus
@@ -79,6 +84,10 @@ def doctor(
         from springtide.app.doctor_peer import WAIT_S, PeerCheck
 
         plans.append(CheckPlan("peer", PeerCheck(peer, variables).make, WAIT_S))
+    if upload:
+        from springtide.app.doctor_upload import UploadCheck
+
+        plans.append(CheckPlan("upload", UploadCheck(upload).make))
     for plan in plans:
         yield from carry_out(plan)
 

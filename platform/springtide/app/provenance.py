@@ -78,11 +78,15 @@ def source_tags(command: Sequence[str], directory: str) -> dict[str, str]:
         directory = os.path.dirname(os.path.abspath(os.path.join(directory, program)))
     # MLflow's pages show what follows the last slash of the name
     shown = " ".join([_OURS, *command[1:2]]) if said.startswith(f"{_OURS} ") else said
-    return {f"{_SOURCE}.name": shown, _COMMAND: said, f"{_SOURCE}.type": "LOCAL", **_checkout(directory)}
+    return {f"{_SOURCE}.name": shown, _COMMAND: said, f"{_SOURCE}.type": "LOCAL", **checkout(directory)}
 
 
-def _checkout(directory: str) -> dict[str, str]:
-    """Return the tags of the git checkout that ``directory`` is in; none if it is in no checkout, or git does not answer."""
+def checkout(directory: str) -> dict[str, str]:
+    """Return the tags of the git checkout that ``directory`` is in; none if it is in no checkout, or git does not answer.
+
+    Args:
+        directory: any folder.
+    """
     head = _git(directory, "rev-parse", "HEAD", "--abbrev-ref", "HEAD").split()
     if len(head) != 2:
         return {}

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import html
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from springtide.errors import ConfigError, explain
+from springtide.errors import ConfigError, explain, legible
 from springtide.on_ray.cluster.session import named_cluster
 from springtide.on_ray.cluster.worker_queue import QueueRow, queue_rows, read_quotas, write_quotas
+
+_HEADS = ("run", "queue", "priority", "workers", "of", "waits for")
+_NOBODY = "no run is in the queue"
 
 
 class QueueTable(NamedTuple):
@@ -19,24 +23,26 @@ class QueueTable(NamedTuple):
 
     def describe(self) -> str:
         """Return it as a table."""
-        heads = ("run", "queue", "priority", "workers", "of", "waits for")
-        cells = [heads] + [
-            (
-                one.run,
-                one.queue,
-                str(one.priority),
-                str(one.holds),
-                f"{one.min_workers} to {one.max_workers}",
-                one.others,
-            )
-            for one in self.rows
-        ]
-        widths = [max(len(row[place]) for row in cells) for place in range(len(heads))]
+        cells = [_HEADS, *map(_cells, self.rows)]
+        widths = [max(len(row[place]) for row in cells) for place in range(len(_HEADS))]
         lines = ["  ".join(map(str.ljust, row, widths)).rstrip() for row in cells]
-        lines = lines if self.rows else ["no run is in the queue"]
-        return "\n".join(
-            lines + [f"queue {name}: at most {most} workers" for name, most in sorted(self.quotas.items())]
-        )
+        return "\n".join([*(lines if self.rows else [_NOBODY]), *self._limits()])
+
+    def _repr_html_(self) -> str:
+        heads = "".join(f"<th>{head}</th>" for head in _HEADS)
+        rows = ("".join(f"<td>{html.escape(cell)}</td>" for cell in _cells(one)) for one in self.rows)
+        body = "".join(f"<tr>{row}</tr>" for row in rows)
+        table = f"<table><thead><tr>{heads}</tr></thead><tbody>{body}</tbody></table>" if body else f"<p>{_NOBODY}</p>"
+        return legible(table + "".join(f"<p>{html.escape(line)}</p>" for line in self._limits()))
+
+    def _limits(self) -> list[str]:
+        return [f"queue {name}: at most {most} workers" for name, most in sorted(self.quotas.items())]
+
+
+def _cells(one: QueueRow) -> tuple[str, ...]:
+    """Return the text of each column."""
+    of = f"{one.min_workers} to {one.max_workers}"
+    return one.run, one.queue, str(one.priority), str(one.holds), of, one.others
 
 
 def queue(quotas: Mapping[str, int | None] | None = None) -> QueueTable:

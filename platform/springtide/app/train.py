@@ -74,8 +74,8 @@ def train(
         CorpusError: the corpus is missing, empty or too small; before anything starts.
         RunExists: the run exists and ``resume`` is not set, or the config would train something else; before anything starts.
         CheckpointError: no checkpoint of the run can be read, or none is of this order.
-        TrainingFailed: the training code raised an error. Workers raise their own SpringtideError instead if there is one. The
-            run can be resumed after any of them.
+        TrainingFailed: the training code raised an error; ``StoreLost``, one kind of it, if a store stayed away. Workers raise
+            their own SpringtideError instead if there is one. The run can be resumed after any of them.
 
     Examples:
         >>> run = st.train(st.recipes.tiny(), resume="auto")  # doctest: +SKIP

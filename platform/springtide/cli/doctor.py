@@ -10,7 +10,8 @@ from springtide.errors import printable, redacted
 
 _DOCTOR = """  springtide doctor                          # versions, devices, memory, disk, environment, gloo
   springtide doctor --store s3://bucket/runs   # the store, too: latency, speed, conditional puts, its clock
-  springtide doctor --peer 10.0.0.5:29400    # on two machines, one of which has this address: their network and clocks"""
+  springtide doctor --peer 10.0.0.5:29400    # on two machines, one of which has this address: their network and clocks
+  springtide doctor --upload .               # what `ray job submit --working-dir .` would send: size, uncommitted changes"""
 
 
 def add(commands: Commands) -> None:
@@ -25,6 +26,8 @@ def _options(parser: argparse.ArgumentParser) -> None:
     )
     help = "address of one of two machines, on both of which this runs: the network and the clocks between them"
     parser.add_argument("--peer", default="", metavar="HOST:PORT", help=help)
+    help = "folder to submit as a Ray job's working directory: its size, as Ray counts it, and uncommitted changes"
+    parser.add_argument("--upload", default="", metavar="FOLDER", help=help)
     parser.add_argument("--root", default="runs", metavar="FOLDER", help="local folder of runs; its disk is checked")
     add_json(parser)
 
@@ -33,7 +36,7 @@ def _doctor(options: argparse.Namespace) -> int:
     from springtide.app.doctor import doctor
 
     found = []
-    for one in doctor(options.store, options.root, peer=options.peer):
+    for one in doctor(options.store, options.root, peer=options.peer, upload=options.upload):
         found.append(one)
         if not options.json:
             print(printable(redacted(one.describe())), flush=True)

@@ -27,6 +27,7 @@ from typing import Any
 
 from springtide.cli import data, doctor, elastic, metrics, model, plan, queue, run, sweep, train
 from springtide.cli.commands import Commands
+from springtide.cli.status import Status, status_of
 from springtide.errors import ConfigError, SpringtideError, explain, printable, redacted
 
 
@@ -37,7 +38,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         arguments: the words after ``springtide``; None: those of the process.
 
     Returns:
-        The exit status: 0 done, 1 a check failed, 2 a bad setting, 130 interrupted.
+        The exit status: see ``springtide.cli.status``.
     """
     words = list(sys.argv[1:] if arguments is None else arguments)
     options, unknown = parser("--help-all" in words).parse_known_args(words)
@@ -45,18 +46,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if unknown:
             raise _unknown(unknown[0])
         return int(options.command(options))
-    except (ConfigError, ValueError) as error:
-        _complain(error)
-        return 2
     except BrokenPipeError:  # `| head` has read enough; the interpreter must not flush into the closed pipe
         sys.stdout = open("/dev/null", "w")  # noqa: SIM115
-        return 0
-    except (SpringtideError, OSError) as error:
-        _complain(error)
-        return 1
-    except KeyboardInterrupt:
+        return Status.DONE
+    except (SpringtideError, ValueError, OSError) as error:
+        return complain(error)
+    except KeyboardInterrupt as error:
         print("\nstopped at once; --resume continues from the last checkpoint", file=sys.stderr)
-        return 130
+        return status_of(error)
 
 
 def _unknown(option: str) -> ConfigError:
@@ -67,8 +64,10 @@ def _unknown(option: str) -> ConfigError:
     return ConfigError(explain("option", option, "is not known here", configs.nearest(option, known)))
 
 
-def _complain(error: BaseException) -> None:
+def complain(error: BaseException) -> Status:
+    """Print an error that ends a command, as every command does, and return the exit status."""
     print(f"springtide: {printable(redacted(str(error)))}", file=sys.stderr)
+    return status_of(error)
 
 
 class _Version(argparse.Action):

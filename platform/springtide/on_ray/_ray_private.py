@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import contextlib
 import importlib
-from collections.abc import Iterator
+import logging
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 SUPPORTED = ((2, 60), (2, 61))
@@ -134,3 +136,16 @@ def read_key(key: bytes) -> bytes | None:
 def write_key(key: bytes, value: bytes) -> None:
     """Keep ``value`` under ``key`` in the connected cluster's control store; it lives as long as the cluster."""
     importlib.import_module("ray.experimental.internal_kv")._internal_kv_put(key, value, overwrite=True)
+
+
+def visit_upload(folder: str, visit: Callable[[Path], None]) -> int:
+    """Call ``visit`` with each file and folder that ``ray job submit --working-dir`` would take of ``folder``: without what
+    .gitignore and .rayignore of any level and Ray's own list name. Returns the size that Ray refuses [bytes]."""
+    packaging = importlib.import_module("ray._private.runtime_env.packaging")
+    constants = importlib.import_module("ray._private.ray_constants")
+    ignores = not constants.env_bool(constants.RAY_RUNTIME_ENV_IGNORE_GITIGNORE, False)
+    root, silent = Path(folder).absolute(), logging.getLogger(f"{__name__}.silent")
+    silent.disabled = True  # it tells of each ignore file
+    excludes = [packaging._get_excludes(root, constants.get_runtime_env_default_excludes())]
+    packaging._dir_travel(root, excludes, visit, include_gitignore=ignores, logger=silent)
+    return int(packaging.GCS_STORAGE_MAX_SIZE)

@@ -23,7 +23,7 @@ from springtide.config import RUN_CONFIG, Config
 from springtide.config.schema import SAMPLE_TEMPERATURE
 from springtide.errors import ConfigError, explain, redacted
 from springtide.events import Evaluated, Event, Sampled, Started, StepDone, Stopped
-from springtide.report.run_page import charts, render
+from springtide.report.run_page import charts, handle, render
 from springtide.run.control import RunControl
 from springtide.run.page_facts import facts_of
 from springtide.run.task_scores import TaskScores, read_task_scores
@@ -378,7 +378,7 @@ class Run(RunControl):
         self.folder.write(CHARTS, charts(timeline))
 
     def _repr_html_(self) -> str:
-        return charts(self.timeline)
+        return handle(self.id, self.timeline)
 
 
 def open_run(path: str) -> Run:

@@ -1,4 +1,4 @@
-"""Progress output: one live line on a terminal, elsewhere a plain line from time to time."""
+"""Progress output: one live line on a terminal or in a notebook, elsewhere a plain line from time to time."""
 
 from __future__ import annotations
 
@@ -15,8 +15,10 @@ from rich.text import Text
 from springtide.errors import printable, redacted
 from springtide.events import Event, Monitored, Sampled, Started, StepDone, Waited
 from springtide.events.metrics import utilisation
+from springtide.track.notebook import NotebookBar, in_notebook
 
 _PLAIN_EVERY_S = 10.0
+_BAR_EVERY_S = 0.25
 _PLAIN_PARTS = 20
 _SMOOTHING = 0.9
 
@@ -36,6 +38,7 @@ class Console:
         self._console = console or rich.console.Console(highlight=False)
         self._step_time_s = 0.0
         self._printed_at, self._printed_step = clock(), 0
+        self._bar = NotebookBar(total_steps) if console is None and in_notebook() else None
         self._progress = Progress(
             TextColumn("[bold]step {task.completed}/{task.total}"),
             BarColumn(bar_width=30),
@@ -87,6 +90,11 @@ class Console:
         if self._console.is_terminal:
             return
         now = self._clock()
+        if self._bar is not None:
+            if now - self._printed_at >= _BAR_EVERY_S or event.step in (1, self._total):
+                self._bar.show(event.step, figures)
+                self._printed_at = now
+            return
         far_enough = event.step - self._printed_step >= self._total / _PLAIN_PARTS
         if (far_enough and now - self._printed_at >= _PLAIN_EVERY_S) or event.step == self._total:
             self.say(f"step {event.step}/{self._total}  {figures}")

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+import html
 import math
 import statistics
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+from springtide.errors import legible
 from springtide.tuning.space import Sweep
 from springtide.tuning.trial import TrialOutcome
 
@@ -50,6 +52,19 @@ class SweepResult:
             "tokens": self.tokens,
             "trials": [{"name": one.name, "value": one.value, **dataclasses.asdict(one)} for one in self.outcomes],
         }
+
+    def _repr_html_(self) -> str:
+        fields = list(dict.fromkeys(field for one in self.outcomes for field in one.point))
+        heads = "".join(f"<th>{html.escape(head)}</th>" for head in ("trial", "value", "tokens", *fields, "state"))
+        rows = ""
+        for one in sorted(self.outcomes, key=lambda one: (one != self.best, -one.tokens, one.number)):
+            point = (_short(one.point[field]) if field in one.point else "" for field in fields)
+            cells = (one.name, f"{one.value:.4f}" if one.rungs else "", f"{one.tokens:,}", *point, one.state)
+            weight = ' style="font-weight: bold"' if one == self.best else ""
+            rows += f"<tr{weight}>{''.join(f'<td>{html.escape(cell)}</td>' for cell in cells)}</tr>"
+        costs = f"{self.worker_s:,.0f} worker-seconds" + (f", ${self.dollars:,.2f}" if self.dollars else "")
+        head = f"<p>{len(self.outcomes)} trials, {self.tokens:,} tokens, {costs}; the best first</p>"
+        return legible(f"{head}<table><thead><tr>{heads}</tr></thead><tbody>{rows}</tbody></table>")
 
 
 def rank_trials(sweep: Sweep, outcomes: Sequence[TrialOutcome]) -> SweepResult:

@@ -167,6 +167,18 @@ if __name__ == "__main__":
         print(f'    "{each}": {arguments(each)},'.replace("'", '"'))
 
 
+def test_what_ray_takes_of_a_folder_is_still_told_so() -> None:
+    from ray._private import ray_constants
+    from ray._private.runtime_env import packaging
+
+    assert [*inspect.signature(packaging._dir_travel).parameters] == [
+        *("path", "excludes", "handler", "include_gitignore", "logger")
+    ]
+    assert [*inspect.signature(packaging._get_excludes).parameters] == ["path", "excludes"]
+    assert packaging.GCS_STORAGE_MAX_SIZE == 512 * 2**20
+    assert ray_constants.RAY_RUNTIME_ENV_IGNORE_GITIGNORE == "RAY_RUNTIME_ENV_IGNORE_GITIGNORE"
+
+
 def test_serve_still_tells_where_it_listens() -> None:
     from ray.serve import context
     from ray.serve._private.client import ServeControllerClient

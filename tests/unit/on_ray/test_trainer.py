@@ -9,9 +9,10 @@ from typing import Any
 
 import pytest
 from ray.exceptions import ActorDiedError
+from ray.train import WorkerGroupError
 
 from springtide.config import Config
-from springtide.errors import TrainingFailed, redacted
+from springtide.errors import StoreLost, TrainingFailed, redacted
 from springtide.on_ray.train import trainer
 from springtide.on_ray.train.worker import TrainJob
 from springtide.on_ray.train.worker_lender import WorkerLender
@@ -51,3 +52,12 @@ def test_ray_shows_no_password_and_workers_get_none_that_they_do_not_need(tmp_pa
     assert "***@host/web" in shown
     assert "hunter2" not in shown
     assert "needed" not in shown
+
+
+def test_a_run_that_ends_for_want_of_a_store_says_so_by_its_error() -> None:
+    away = ConnectionError("could not connect to the endpoint URL")
+    assert isinstance(trainer._explain(WorkerGroupError("", {0: away})), StoreLost)
+    for failures in ({0: ValueError("a bug")}, {0: away, 1: ValueError("a bug")}):
+        found = trainer._explain(WorkerGroupError("", failures))
+        assert type(found) is TrainingFailed
+        assert "rank 0 failed" in str(found)

@@ -136,5 +136,5 @@ def test_a_folder_that_is_half_there_is_a_run_that_has_not_started(
     assert main(["run", "compare", run.folder.url, run.folder.url]) == 0
     capsys.readouterr()
     for command in ("save", "stop", "pause"):
-        assert main(["run", command, run.folder.url, "--wait", "1"]) == 1
+        assert main(["run", command, run.folder.url, "--wait", "1"]) == 3
         assert "it has never been trained" in capsys.readouterr().err

@@ -70,7 +70,7 @@ class SpringtideFailurePolicy(DefaultFailurePolicy):
             cause, decision = "lost nodes", FailureDecision.RETRY
         elif isinstance(getattr(training_failed_error, "controller_failure", None), UnfitNodesError):
             cause, decision = "unfit node", FailureDecision.RETRY
-        elif (stores := _only_stores(training_failed_error)) is not None:
+        elif (stores := only_stores(training_failed_error)) is not None:
             return self._of_store(stores)
         elif failures is not None:
             cause, decision = "failed workers", self._of_workers(training_failed_error, failures)
@@ -179,7 +179,7 @@ def is_store_error(error: BaseException | None) -> bool:
     return may_pass(error) or of_store(error)
 
 
-def _only_stores(error: BaseException) -> BaseException | None:
+def only_stores(error: BaseException) -> BaseException | None:
     """Return the first error of a store if the failures are such errors and their echoes only."""
     found = None
     for failure in _failures(error):

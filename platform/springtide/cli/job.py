@@ -1,0 +1,50 @@
+"""The commands as Ray jobs: each file of jobs/ is one of them.
+
+A job runs in a copy of the folder that was submitted, on a node of the cluster; springtide is what is installed there.
+"""
+
+from __future__ import annotations
+
+import sys
+import tomllib
+from pathlib import Path
+
+import springtide
+from springtide.cli.main import complain, main
+from springtide.errors import ConfigError, explain
+
+
+def job(*command: str) -> int:
+    """Run a command with the arguments of this process, as a file of jobs/ does.
+
+    Args:
+        command: its words, as ``"data", "prepare"``. A run's folder says later that ``springtide`` had them and the arguments.
+
+    Returns:
+        The exit status: see ``springtide.cli.status``.
+    """
+    file, *options = sys.argv
+    sys.argv = ["springtide", *command, *options]
+    try:
+        check_sent(Path(file).resolve().parents[1])
+    except ConfigError as error:
+        return complain(error)
+    return main(sys.argv[1:])
+
+
+def check_sent(folder: Path) -> None:
+    """Raise ConfigError if a folder that was submitted is of another version of springtide than this process runs: the person
+    who wrote the command read the help of that version. A folder that does not say its version passes.
+
+    Args:
+        folder: with the ``jobs`` and perhaps the ``pyproject.toml`` of a checkout.
+    """
+    try:
+        sent = tomllib.loads((folder / "pyproject.toml").read_text())["project"]
+    except (OSError, ValueError, KeyError):
+        return
+    here = springtide.__version__
+    if isinstance(sent, dict) and sent.get("name") == "springtide" and sent.get("version") != here:
+        limit = f"is the version of the folder that was submitted, and {sys.executable} on the cluster has {here}"
+        remedy = f"submit a checkout of v{here}, or install the folder's version on all nodes (docs/how-to/cloud.md)"
+        raise ConfigError(explain("springtide", sent.get("version"), limit, remedy))
