@@ -239,7 +239,15 @@ class Simulated:
             self.watch.ended(driver, driver in self._began)
 
     def train(
-        self, config: Config, run: Folder, term: int, labels: Any, owner: str, listen: Any, workers: Any = None
+        self,
+        config: Config,
+        run: Folder,
+        term: int,
+        labels: Any,
+        owner: str,
+        listen: Any,
+        workers: Any = None,
+        begun_s: float = 0.0,
     ) -> bool:
         """In place of ``on_ray.train.trainer.train``."""
         clock, me, signalled = self.clock, self.clock.current, False

@@ -12,7 +12,7 @@ from ray._private import utils
 from ray.exceptions import AuthenticationError, RpcError
 
 from springtide.errors import ConfigError
-from springtide.on_ray.cluster import session
+from springtide.on_ray.cluster import connect
 
 
 @pytest.fixture
@@ -23,17 +23,17 @@ def listening() -> Any:
 
 
 def test_where_nobody_listens_is_said_within_the_patience_and_a_wrong_name_at_once(listening: str) -> None:
-    session.wait_for_port(listening)
+    connect.wait_for_port(listening)
     with socket.create_server(("127.0.0.1", 0)) as server:
         closed = f"127.0.0.1:{server.getsockname()[1]}"
     begin_s = time.monotonic()
     with pytest.raises(
         ConnectionError, match=rf"RAY_ADDRESS = '{closed}': no Ray cluster answers there.*refused.*HOST:PORT"
     ):
-        session.wait_for_port(closed, 0.3)
+        connect.wait_for_port(closed, 0.3)
     assert time.monotonic() - begin_s < 5
     with pytest.raises(ConnectionError, match="no Ray cluster answers there"):
-        session.wait_for_port("no such host:6379")
+        connect.wait_for_port("no such host:6379")
 
 
 def test_other_versions_are_said_of_both_sides(listening: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -42,18 +42,18 @@ def test_other_versions_are_said_of_both_sides(listening: str, monkeypatch: pyte
     def init(**_: Any) -> None:
         utils.check_version_info({"ray_version": "2.59.1", "python_version": "3.10.4"}, "node 10.0.0.5")
 
-    monkeypatch.setattr(session, "check_token", lambda address: None)
+    monkeypatch.setattr(connect, "check_token", lambda address: None)
     monkeypatch.setattr(ray, "init", init)
     there, here = "Ray 2.59.1 on Python 3.10.4", rf"Ray {ray.__version__} on Python 3\.\d+\.\d+"
     with pytest.raises(ConfigError, match=rf"{there}; this process has {here}.*jobs\.md"):
-        session.connect(listening)
+        connect.connect(listening)
 
     def fail(**_: Any) -> None:
         raise RuntimeError("something else")
 
     monkeypatch.setattr(ray, "init", fail)
     with pytest.raises(RuntimeError, match="something else"):
-        session.connect(listening)
+        connect.connect(listening)
 
 
 @pytest.mark.parametrize(
@@ -78,9 +78,9 @@ def test_a_wrong_token_is_named_by_its_place_and_never_shown(
     def refuse(**_: Any) -> None:
         raise AuthenticationError("the token is invalid")
 
-    monkeypatch.setattr(session, "GcsClient", refuse)
+    monkeypatch.setattr(connect, "GcsClient", refuse)
     with pytest.raises(ConfigError, match=r"RAY_ADDRESS = .*auth_token of the cluster's head") as found:
-        session.connect(listening)
+        connect.connect(listening)
     assert said in str(found.value)
     assert "hunter2" not in str(found.value)
 
@@ -91,6 +91,6 @@ def test_another_server_at_the_address_is_no_ray(listening: str, monkeypatch: py
     def time_out(**_: Any) -> None:
         raise RpcError("Timed out while waiting for GCS to become available.")
 
-    monkeypatch.setattr(session, "GcsClient", time_out)
+    monkeypatch.setattr(connect, "GcsClient", time_out)
     with pytest.raises(ConnectionError, match=r"no Ray cluster of this version \(Timed out.*HOST:PORT"):
-        session.connect(listening)
+        connect.connect(listening)

@@ -9,19 +9,15 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-import re
 import secrets
-import socket
 import subprocess
 import sys
 import tempfile
-import time
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import ray
-from ray.exceptions import AuthenticationError, RayError
 from ray.job_config import JobConfig
 
 from springtide.config import Config
@@ -29,13 +25,13 @@ from springtide.errors import ConfigError, explain
 from springtide.on_ray._ray_private import (
     LOOPBACK,
     SUPPORTED,
-    GcsClient,
     is_supported,
     is_token_auth_enabled,
     read_authentication,
     stay_on_loopback,
 )
 from springtide.on_ray.cluster import reaper
+from springtide.on_ray.cluster.connect import AUTH_MODE, TOKEN, TOKEN_FILE, connect
 from springtide.on_ray.names import job_metadata
 
 _DEVICE_GB = {"V100": 32, "T4": 16, "L4": 24, "A10G": 24, "L40S": 48, "A100": 80, "H100": 80, "H200": 141, "B200": 180}
@@ -44,19 +40,11 @@ _WITHOUT_BF16 = ("K80", "P100", "P4", "V100", "T4")
 """Devices older than Ampere: they emulate bf16, slower than fp32."""
 _ACCELERATOR = "accelerator_type:"
 _RAY_FOLDER = "RAY_TMPDIR"
-_AUTH_MODE, _TOKEN, _TOKEN_FILE = "RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"
 _PREFIX = "springtide-ray-"
 _STORE_BYTES = 512 * 2**20
 NAMESPACE = "springtide"
 _SUBMITTED = "RAY_JOB_CONFIG_JSON_ENV_VAR"
 """What Ray sets for a driver that `ray job submit` starts."""
-_ANSWER_S = 10.0
-"""How long a named cluster may take until it listens [s]: its head may be starting."""
-_RETRY_S = 0.2
-_OF_HEAD = "set RAY_ADDRESS to HOST:PORT of a head that runs (`ray start --head` prints it); is there a firewall?"
-_VERSIONS = re.compile(r"Ray: (\S+)\s+Python: (\S+)")
-"""What Ray's error about other versions says of the cluster, and then of this process."""
-
 # Ray Train reads the first one in the driver: without it the dashboard's Train page is empty
 _ENVIRONMENT = {
     "RAY_TRAIN_ENABLE_STATE_TRACKING": "1",
@@ -157,78 +145,11 @@ def named_cluster() -> Iterator[None]:
         ray.shutdown()
 
 
-def connect(address: str, **how: Any) -> Any:
-    """Connect to the cluster at ``address``, as ``ray.init`` does with ``how``. Raises ConnectionError if nothing answers,
-    ConfigError if the cluster has other versions of Ray and Python than this process, or refuses its token."""
-    if is_host_and_port(address):  # Ray itself tries a wrong address or token again, for minutes, and hides the reason
-        wait_for_port(address)
-        check_token(address)
-    try:
-        return ray.init(address=address, **how)
-    except RuntimeError as error:
-        versions = _VERSIONS.findall(str(error))
-        if len(versions) != 2:
-            raise
-        (ray_there, python_there), (ray_here, python_here) = versions
-        limit = (
-            f"runs Ray {ray_there} on Python {python_there}; this process has Ray {ray_here} on Python {python_here}"
-        )
-        remedy = "use an environment with the cluster's versions, or let the run start there: docs/how-to/jobs.md"
-        raise ConfigError(explain("RAY_ADDRESS", address, limit, remedy)) from None
-
-
-def is_host_and_port(address: str) -> bool:
-    """Return whether an address of a cluster is HOST:PORT, and not ``auto`` or a URL.
-
-    >>> is_host_and_port("10.0.0.5:6379"), is_host_and_port("ray://10.0.0.5:10001"), is_host_and_port("auto")
-    (True, False, False)
-    """
-    host, _, port = address.rpartition(":")
-    return bool(host) and "/" not in host and port.isdecimal()
-
-
-def check_token(address: str) -> None:
-    """Raise ConfigError if the cluster at ``address`` refuses this process's token, ConnectionError if no Ray is there."""
-    try:
-        GcsClient(address=address).get_all_node_info(timeout=_ANSWER_S)
-    except AuthenticationError as error:
-        told = f"{_token_source()} is not the cluster's token ({str(error).splitlines()[0]})"
-        remedy = "copy ~/.ray/auth_token of the cluster's head to this machine, and set RAY_AUTH_MODE=token"
-        raise ConfigError(explain("RAY_ADDRESS", address, told, remedy)) from None
-    except RayError as error:
-        problem = f"what answers there is no Ray cluster of this version ({str(error).splitlines()[0]})"
-        raise ConnectionError(explain("RAY_ADDRESS", address, problem, _OF_HEAD)) from None
-
-
-def wait_for_port(address: str, patience_s: float = _ANSWER_S) -> None:
-    """Raise ConnectionError if nothing listens at ``address`` for ``patience_s``, while a head may be starting."""
-    host, _, port = address.rpartition(":")
-    until_s = time.monotonic() + patience_s
-    while True:
-        try:
-            socket.create_connection((host.strip("[]"), int(port)), timeout=patience_s).close()
-            return
-        except OSError as error:
-            if time.monotonic() > until_s or isinstance(error, socket.gaierror):
-                problem = f"no Ray cluster answers there ({error})"
-                raise ConnectionError(explain("RAY_ADDRESS", address, problem, _OF_HEAD)) from None
-        time.sleep(_RETRY_S)
-
-
-def _token_source() -> str:
-    """Return where this process has its token from; never the token."""
-    if os.environ.get(_AUTH_MODE, "").lower() != "token":
-        return f"{_AUTH_MODE} here is not token: what was sent"
-    if os.environ.get(_TOKEN):
-        return f"what {_TOKEN} has"
-    return f"what is in {os.environ.get(_TOKEN_FILE) or os.path.expanduser('~/.ray/auth_token')}"
-
-
 def dashboard_hint() -> str:
     """Return a hint how to get the token of the cluster's dashboard; empty if it asks for none."""
     if not is_token_auth_enabled():
         return ""
-    file = os.environ.get(_TOKEN_FILE)
+    file = os.environ.get(TOKEN_FILE)
     command = f"cat {file}" if file else os.path.join(os.path.dirname(sys.executable), "ray") + " get-auth-token"
     return f" (it asks for a token: `{command}` prints it)"
 
@@ -270,11 +191,11 @@ def own_address_file(folder: str) -> Iterator[None]:
 def private_network(folder: str) -> Iterator[None]:
     """Make a Ray that is started in the block listen on this machine's loopback address, and refuse whoever does not send the
     token in ``folder``: Ray runs code for its clients. What the user has set of mode and token stays."""
-    mode = os.environ.get(_AUTH_MODE, "token")
-    values = {_AUTH_MODE: mode, **LOOPBACK}
-    if mode.lower() == "token" and not os.environ.keys() & {_TOKEN, _TOKEN_FILE}:
-        values[_TOKEN_FILE] = os.path.join(folder, "auth_token")
-        with open(values[_TOKEN_FILE], "x", opener=lambda path, flags: os.open(path, flags, 0o600)) as file:
+    mode = os.environ.get(AUTH_MODE, "token")
+    values = {AUTH_MODE: mode, **LOOPBACK}
+    if mode.lower() == "token" and not os.environ.keys() & {TOKEN, TOKEN_FILE}:
+        values[TOKEN_FILE] = os.path.join(folder, "auth_token")
+        with open(values[TOKEN_FILE], "x", opener=lambda path, flags: os.open(path, flags, 0o600)) as file:
             file.write(secrets.token_hex(32))
     with contextlib.ExitStack() as stack:
         stack.callback(read_authentication)
