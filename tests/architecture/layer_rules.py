@@ -94,7 +94,10 @@ ONLY_IN: dict[str, tuple[str, ...]] = {
 }
 """Package -> the files that may import it."""
 
-EDGES = ("app/train.py", "app/doctor.py", "app/tasks.py", "on_ray/cluster/session.py", "training/__main__.py")
+EDGES = (
+    *("app/train.py", "app/doctor.py", "app/tasks.py", "training/__main__.py"),
+    *("on_ray/cluster/session.py", "on_ray/cluster/connect.py"),
+)
 """Where the environment is read, once a process."""
 
 PURE: dict[str, tuple[str, ...]] = {

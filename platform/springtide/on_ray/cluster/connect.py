@@ -6,7 +6,6 @@ import os
 import re
 import socket
 import time
-from typing import Any
 
 import ray
 from ray.exceptions import AuthenticationError, RayError
@@ -23,14 +22,15 @@ _VERSIONS = re.compile(r"Ray: (\S+)\s+Python: (\S+)")
 """What Ray's error about other versions says of the cluster, and then of this process."""
 
 
-def connect(address: str, **how: Any) -> Any:
-    """Connect to the cluster at ``address``, as ``ray.init`` does with ``how``. Raises ConnectionError if nothing answers,
-    ConfigError if the cluster has other versions of Ray and Python than this process, or refuses its token."""
+def connect(address: str, **how: object) -> str:
+    """Connect to the cluster at ``address``, as ``ray.init`` does with ``how``, and return its dashboard's URL. Raises
+    ConnectionError if nothing answers, ConfigError if the cluster has other versions of Ray and Python than this process, or
+    refuses its token."""
     if is_host_and_port(address):  # Ray itself tries a wrong address or token again, for minutes, and hides the reason
         wait_for_port(address)
         check_token(address)
     try:
-        return ray.init(address=address, **how)
+        return ray.init(address=address, **how).dashboard_url or ""
     except RuntimeError as error:
         versions = _VERSIONS.findall(str(error))
         if len(versions) != 2:

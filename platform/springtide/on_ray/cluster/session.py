@@ -103,9 +103,9 @@ def cluster(config: Config, *, dashboard: bool = True, metadata: Mapping[str, st
     if ray.is_initialized():
         yield ""
     elif address := os.environ.get("RAY_ADDRESS"):
-        context = connect(address, **quiet)
+        url = connect(address, **quiet)
         try:
-            yield context.dashboard_url or ""
+            yield url
         finally:
             ray.shutdown()
     else:
