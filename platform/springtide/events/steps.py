@@ -103,7 +103,7 @@ class Monitored(Event):
     """Degrees Celsius."""
     clock_mhz: float | None = None
     """Clock of its multiprocessors [MHz]."""
-    xids: tuple[int, ...] = ()
+    xids: list[int] = dataclasses.field(default_factory=list)
     """Numbers of the critical errors (XID) that its driver has told since the last look."""
 
     def describe(self) -> str:

@@ -82,7 +82,7 @@ class Gpu:
                 self._ask("DeviceRegisterEvents", self._handle, self._nvml.nvmlEventTypeXidCriticalError, events)
                 self._xids = events
 
-    def xids(self) -> tuple[int, ...]:
+    def xids(self) -> list[int]:
         """Return the critical errors (XID) since the last call; none unless they are watched."""
         found: list[int] = []
         while self._xids is not None and len(found) < _MOST_XIDS:
@@ -90,7 +90,7 @@ class Gpu:
             if event is None:  # none is left: a time-out
                 break
             found.append(int(event.eventData))
-        return tuple(found)
+        return found
 
     def _field(self, name: str) -> int | None:
         """Return a field's value, of an unsigned type; None if this NVML or this card has no such field."""
