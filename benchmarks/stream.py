@@ -75,13 +75,16 @@ def config_of(dataset: str, cache: str) -> st.Config:
 
 
 def write_ours(rows: np.ndarray, folder: str) -> None:
-    """Seal ``rows`` as a dataset; the held-out split names the same shards."""
+    """Seal ``rows`` as a dataset; the held-out split has one shard of the first of them."""
     dataset, shards, config = Folder(folder), [], config_of("", "").shards
     shard_rows = config.rows_per_group * config.groups_per_shard
     for number, first in enumerate(range(0, len(rows), shard_rows)):
         part = rows[first : first + shard_rows]
         shards.append(write_shard(dataset, f"train-{number:05d}.parquet", config, first, np.zeros(len(part)), part))
     split = Split(documents=1, tokens=rows.size, num_bytes=1, rows=len(rows), shards=tuple(shards))
+    few = rows[: config.rows_per_group]
+    held_out = write_shard(dataset, f"{HELDOUT}-00000.parquet", config, 0, np.zeros(len(few)), few)
+    other = Split(documents=1, tokens=few.size, num_bytes=1, rows=len(few), shards=(held_out,))
     ids = {
         "vocab_size": 50_257,
         "end_of_text": 50_256,
@@ -92,7 +95,7 @@ def write_ours(rows: np.ndarray, folder: str) -> None:
         "source": {},
     }
     manifest = Manifest(
-        sequence_length=LENGTH, token_type="uint16", sources={"corpus": {TRAIN: split, HELDOUT: split}}, **ids
+        sequence_length=LENGTH, token_type="uint16", sources={"corpus": {TRAIN: split, HELDOUT: other}}, **ids
     )
     write_manifest(dataset, manifest)
 
