@@ -15,7 +15,17 @@ from springtide.dist.collectives import (
     sum_over_ranks,
 )
 from springtide.dist.connections import Connections
-from springtide.dist.world import (ALLOCATOR_ENVIRONMENT, NCCL_ENVIRONMENT, World, alone, backend, device_index, process_group, why_no_gpu, world)
+from springtide.dist.world import (
+    ALLOCATOR_ENVIRONMENT,
+    NCCL_ENVIRONMENT,
+    World,
+    alone,
+    backend,
+    device_index,
+    process_group,
+    why_no_gpu,
+    world,
+)
 
 __all__ = [
     "ALLOCATOR_ENVIRONMENT",

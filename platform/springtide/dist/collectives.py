@@ -88,7 +88,8 @@ def abort() -> bool:
     """
     if not dist.is_initialized() or not _uses_nccl():
         return False
-    abort_all = getattr(dist.distributed_c10d, "_abort_process_group", None)  # experimental: a later torch may not have it
+    # experimental: a later torch may not have it
+    abort_all = getattr(dist.distributed_c10d, "_abort_process_group", None)
     if abort_all is None:
         return False
     abort_all()

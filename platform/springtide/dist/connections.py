@@ -68,7 +68,8 @@ def _shared(names: np.ndarray) -> set[int]:
 
 
 def by_owner(names: np.ndarray, size: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return ``names``, uint64 (n,), sorted by the rank that compares them, their owner, and how many go to each of ``size`` ranks."""
+    """Return ``names``, uint64 (n,), sorted by their owner, which is the rank that compares them, and how many go to each of
+    ``size`` ranks."""
     comparer = (names % np.uint64(size)).astype(np.int64)
     return names[np.argsort(comparer, kind="stable")], np.bincount(comparer, minlength=size)
 
@@ -81,7 +82,8 @@ def is_shared(names: np.ndarray) -> np.ndarray:
 
 
 def _exchange(values: np.ndarray, sent: np.ndarray, received: np.ndarray) -> np.ndarray:
-    """Send parts of ``values``, int64 (n,), of these lengths to the ranks; return what they sent, of the lengths ``received``."""
+    """Send parts of ``values``, int64 (n,), of the lengths ``sent`` to the ranks; return what they sent, of the lengths
+    ``received``."""
     found = torch.empty(int(received.sum()), dtype=torch.int64)
     dist.all_to_all_single(found, torch.from_numpy(values.copy()), received.tolist(), sent.tolist())
     return found.numpy()

@@ -67,8 +67,8 @@ def _code() -> dict[str, list[str]]:
 
 
 def _clocks(group: Any, rank: int) -> tuple[float, float]:
-    """Return how far the other's clock is ahead, and by how much that may be wrong [s]: rank 1 asks for the time, and the answer
-    that came soonest counts (Cristian, 1989)."""
+    """Return how far the other's clock is ahead, and by how much that may be wrong [s]: rank 1 asks for the time, and the
+    answer that came soonest counts (Cristian, 1989)."""
     best = (float("inf"), 0.0)
     for _ in range(_ASKS):
         told = torch.zeros(1, dtype=torch.float64)
@@ -77,7 +77,8 @@ def _clocks(group: Any, rank: int) -> tuple[float, float]:
             told[0] = time.time()
             group.send([told], 1, 0).wait()
         else:
-            began, asked_s = time.perf_counter(), time.time()  # in this order: the bound holds also for who is interrupted
+            # in this order: the bound holds also for who is interrupted
+            began, asked_s = time.perf_counter(), time.time()
             group.send([told], 0, 0).wait()
             group.recv([told], 0, 0).wait()
             took_s = time.perf_counter() - began

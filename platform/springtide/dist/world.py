@@ -12,8 +12,8 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
-from springtide.errors import ConfigError, explain
 from springtide.dist.collectives import end_group
+from springtide.errors import ConfigError, explain
 
 _TIMEOUT = timedelta(minutes=10)
 
@@ -91,9 +91,7 @@ def device_index(local_rank: int) -> int:
         raise ConfigError(explain("elastic.gpus_per_worker", "> 0", limit, remedy))
     if local_rank >= visible:
         limit = f"local rank {local_rank} has no device of its own: this process sees {visible} (CUDA_VISIBLE_DEVICES)"
-        raise ConfigError(
-            explain("elastic.gpus_per_worker", "> 0", limit, "start one rank per device on each node")
-        )
+        raise ConfigError(explain("elastic.gpus_per_worker", "> 0", limit, "start one rank per device on each node"))
     return local_rank
 
 

@@ -9,7 +9,6 @@ import sys
 import pytest
 import torch
 
-from springtide import config as configs
 from springtide.config import Config
 from springtide.dist import NCCL_ENVIRONMENT, device_index
 from springtide.errors import ConfigError
@@ -29,7 +28,11 @@ def test_a_rank_that_sees_one_device_uses_it_and_else_that_of_its_local_rank(
     ("built", "error", "why"),
     [
         (None, None, "is built without CUDA"),
-        ("13.0", RuntimeError("The NVIDIA driver on your system is too old (found version 12040).\nUpdate it"), "too old"),
+        (
+            "13.0",
+            RuntimeError("The NVIDIA driver on your system is too old (found version 12040).\nUpdate it"),
+            "too old",
+        ),
         ("13.0", None, "CUDA_VISIBLE_DEVICES hides them"),
     ],
 )

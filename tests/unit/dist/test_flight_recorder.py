@@ -1,4 +1,4 @@
-"""Who is behind in a hang, by what torch records of the collectives of each rank."""
+"""Torch records each rank's collectives; in a hang they tell which rank is behind."""
 
 from __future__ import annotations
 
