@@ -19,7 +19,10 @@ _LABEL = "ray start --labels ray.io/market-type=spot, or on-demand"
 
 def begun_s(run: Run) -> float:
     """Return when a run was first started, seconds since 1970; now, if it was not."""
-    return min((event.time_s for event in stream_journal(run.folder)), default=time.time())
+    first = next(
+        stream_journal(run.folder), None
+    )  # of the first segment that has one: a long journal takes seconds to read
+    return time.time() if first is None else first.time_s
 
 
 def check_deadline(config: Config, run: Run) -> None:

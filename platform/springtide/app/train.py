@@ -218,7 +218,7 @@ def _train(
                 journal.flush()
 
         try:
-            labels, since_s = {"run": run.id}, begun_s(run)
+            labels, since_s = {"run": run.id}, begun_s(run) if config.elastic.deadline.is_set else 0.0
             return train_on_ray(config, run.folder, journal.term, labels, lease.owner, on_event, workers, since_s)
         except BaseException as error:
             if not tell_all.finished:  # later errors do not change how the run ended

@@ -61,7 +61,7 @@ def train(
 ) -> bool:
     """Train ``config`` to its end on the cluster that this process is connected to. ``listen`` receives every event; ``owner``
     has claimed the run. ``workers`` of an earlier run train this one, and are kept for the next. ``begun_s``: when the run was
-    first started, seconds since 1970. Returns True if a signal asked it to stop.
+    first started, seconds since 1970, if it has a deadline. Returns True if a signal asked it to stop.
 
     SIGINT and SIGTERM ask for a checkpoint and stop; a second one raises KeyboardInterrupt at once. A worker's
     SpringtideError is raised as itself, any other error as TrainingFailed with its rank and trace.

@@ -70,7 +70,7 @@ class TrainJob:
     fault_points: str = ""
     """Address of the drill to which fault points are reported; empty for none."""
     begun_s: float = 0.0
-    """When the run was first started, seconds since 1970."""
+    """When the run was first started, seconds since 1970; only a run with a deadline needs it."""
 
     @property
     def folder(self) -> Folder:
