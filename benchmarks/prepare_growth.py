@@ -291,7 +291,7 @@ def _private_mib() -> float:
 
 
 def make_index(folder: Path, groups: int) -> None:
-    """Write a manifest of so many row groups of 256 rows of 2,048 ids, 16 in a shard."""
+    """Write a manifest with this number of row groups: 256 rows of 2,048 ids each, 16 groups in a shard."""
     rows, row_bytes = 256, 2 * 2049
     shards = groups // 16
     begins = np.tile(np.arange(16, dtype=np.int64), shards) * (12 + row_bytes) * rows

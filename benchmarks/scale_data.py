@@ -22,7 +22,7 @@ FAR = OrderStep(1_000_000)
 
 
 def manifest_of(groups: int) -> Any:
-    """A dataset of so many row groups, some of them held out, in shards of 256."""
+    """A dataset with this number of row groups, some of them held out, in shards of 256."""
     from springtide.shards.manifest import HELDOUT, TRAIN, Manifest, RowGroup, Shard, Split
 
     row_bytes, digest = 2 * 257, "0" * 32

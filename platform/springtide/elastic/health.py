@@ -35,11 +35,6 @@ _CHECKS = (
 )
 
 
-def unfit(node: str, known: Mapping[str, Health]) -> str:
-    """Return the reason why ``node`` is unfit to train; empty if it is fit. ``known``: its health and that of the others."""
-    return HealthTable(known).unfit(node, known[node])
-
-
 class HealthTable:
     """What nodes are compared with: the speeds of those that are known, sorted once for any number of comparisons."""
 
@@ -59,7 +54,7 @@ class HealthTable:
         self._known[node] = health
 
     def unfit(self, node: str, mine: Health) -> str:
-        """As the function ``unfit``, of a node whose health is ``mine``, now."""
+        """Return the reason why ``node``, whose health is ``mine``, is unfit to train beside the others; empty if it is fit."""
         if mine.wrong:
             return f"its device {mine.wrong}"
         before = self._known.get(node)

@@ -29,7 +29,7 @@ from springtide.errors import DamagedFile, redacted
 from springtide.events import Event, StepDone, event, record
 from springtide.events.record import FORMAT
 from springtide.store import Folder, to_json
-from springtide.track.segments import Segment, Segments, Spool, columns_of, listed, name_of
+from springtide.track.segments import Segment, Segments, Spool, columns_name, listed, name_of
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -270,7 +270,7 @@ def _write_columns(journal: Folder, name: str, segment: bytes) -> None:
     try:
         found = columns_in(segment)
         if found is not None:
-            journal.write(columns_of(name), encode(found))
+            journal.write(columns_name(name), encode(found))
     except Exception as error:  # a store may raise any error of its client
         _log.info(
             "%s: no columns (%s); the page of this run takes longer to read", journal.where(name), redacted(str(error))

@@ -14,8 +14,7 @@ from springtide.events import Event, StepDone
 from springtide.store import Folder
 from springtide.track.column_file import decode
 from springtide.track.journal import parse_lines, read_segment
-from springtide.track.segments import columns_of as columns_file
-from springtide.track.segments import listed_with_columns, name_of
+from springtide.track.segments import columns_name, listed_with_columns, name_of
 from springtide.track.step_lines import STEP, read_steps
 from springtide.track.timeline import StepColumns, Timeline, columns_of, columns_read, joined, parse_steps
 
@@ -104,7 +103,7 @@ class JournalReader:
     def _by_columns(self, name: str) -> _Part | None:
         """Return what the segment's file of columns says; None if it is not of the segment as it is now."""
         try:
-            found = decode(self._folder.read(columns_file(name)))
+            found = decode(self._folder.read(columns_name(name)))
             if found is None or found.segment_bytes != self._folder.size(name):
                 return None
         except (DamagedFile, FileNotFoundError, IsADirectoryError):

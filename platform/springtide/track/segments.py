@@ -31,7 +31,7 @@ def name_of(term: int, number: int) -> str:
     return f"{term:04d}-{number:04d}.jsonl"
 
 
-def columns_of(name: str) -> str:
+def columns_name(name: str) -> str:
     """Return the name of the file that has a segment's columns."""
     return name.removesuffix(".jsonl") + ".columns"
 

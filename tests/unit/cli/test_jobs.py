@@ -41,7 +41,7 @@ COMMANDS = {
     "serve": ["model", "serve"],
 }
 MOST_BYTES = 10**6
-"""Of an upload. Ray does not compress it."""
+"""Largest upload. Ray does not compress it."""
 
 
 def test_there_is_a_job_for_each_command_and_no_other() -> None:

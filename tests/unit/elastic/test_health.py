@@ -8,10 +8,15 @@ import statistics
 import pytest
 
 from springtide.elastic import health
-from springtide.elastic.health import SLOW_SHARE, Health, HealthTable, slow, unfit
+from springtide.elastic.health import SLOW_SHARE, Health, HealthTable, slow
 
 GOOD = Health(100e9, 10e9, network_bytes_per_s=1e9)
 OTHERS = {"a": GOOD, "b": Health(110e9, 9e9, "", 1e9), "c": Health(90e9, 11e9, "", 5e9)}
+
+
+def unfit(node: str, known: dict[str, Health]) -> str:
+    """Why a node is unfit beside the others."""
+    return HealthTable(known).unfit(node, known[node])
 
 
 @pytest.mark.parametrize(

@@ -45,6 +45,7 @@ _STORE_BYTES = 512 * 2**20
 NAMESPACE = "springtide"
 _SUBMITTED = "RAY_JOB_CONFIG_JSON_ENV_VAR"
 """What Ray sets for a driver that `ray job submit` starts."""
+
 # Ray Train reads the first one in the driver: without it the dashboard's Train page is empty
 _ENVIRONMENT = {
     "RAY_TRAIN_ENABLE_STATE_TRACKING": "1",

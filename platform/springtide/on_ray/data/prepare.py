@@ -24,9 +24,7 @@ def ray_map(function: Callable[[T], object], items: Sequence[T]) -> Iterator[Non
     """Run ``function`` on every item, and yield after each. Its result is dropped, because stages write their output."""
 
     def work(batch: pa.Table) -> pa.Table:
-        for item in batch[_ITEM].to_pylist():
-            function(pickle.loads(item))
-        return _done(batch)
+        return _run(function, batch)
 
     return _mapped(function, items, work)
 
@@ -52,13 +50,13 @@ class _WithModel:
         self._function = function
 
     def __call__(self, batch: pa.Table) -> pa.Table:
-        for item in batch[_ITEM].to_pylist():
-            self._function(pickle.loads(item))
-        return _done(batch)
+        return _run(self._function, batch)
 
 
-def _done(batch: pa.Table) -> pa.Table:
-    """Return a row per item, to count: the items themselves need not come back."""
+def _run(function: Callable[[Any], object], batch: pa.Table) -> pa.Table:
+    """Run ``function`` on each item of a batch; return a row per item, to count: the items themselves need not come back."""
+    for item in batch[_ITEM].to_pylist():
+        function(pickle.loads(item))
     return pa.table({"done": pa.repeat(True, batch.num_rows)})
 
 
