@@ -81,14 +81,14 @@ def main() -> None:
             assert start(name).wait(_WAIT_S) == 0, Path(root, f"{name}.log").read_text()[-3000:]
         children = {"low": start("low")}
         until("the lower trains on three", lambda: steps(root, "low") > 20)
+        children["third"] = start("third")
+        until("the third waits", lambda: "third" in rows() and bool(rows()["third"].others))
         children["high"] = start("high")
         asked_s = until("the higher asks", lambda: "high" in rows())
         gave_s = until("the lower holds one", lambda: rows()["low"].holds == 1)
         until("the higher trains", lambda: steps(root, "high") > 0)
-        children["third"] = start("third")
-        until("the third waits", lambda: "third" in rows() and bool(rows()["third"].others))
         found["waits_for"], found["table"] = rows()["third"].others, queue().describe()
-        until("the third says so", lambda: "waiting for capacity" in said(root, "third"))
+        until("the third says so", lambda: any("'high'" in one for one in said(root, "third")))
         found["said"] = said(root, "third")
         children["third"].send_signal(signal.SIGTERM)
         until("the higher is done", lambda: children["high"].poll() == 0)
@@ -107,12 +107,11 @@ def steps(root: str, name: str) -> int:
     return len(open_run(str(folder)).steps) if (folder / "journal").exists() or (folder / "config.yaml").exists() else 0
 
 
-def said(root: str, name: str) -> str:
-    """The last reason of a decision of the run."""
+def said(root: str, name: str) -> list[str]:
+    """The reasons of the run's decisions."""
     if not Path(root, name).exists():
-        return ""
-    events = [one for one in read_journal(open_run(f"{root}/{name}").folder) if one.kind == "decided"]
-    return events[-1].describe() if events else ""
+        return []
+    return [one.describe() for one in read_journal(open_run(f"{root}/{name}").folder) if one.kind == "decided"]
 
 
 def compared(run: Run, twin: Run) -> dict[str, Any]:

@@ -65,7 +65,7 @@ def sweep(
     """Try points of a space in parallel, and rank them.
 
     Trials share the workers of the cluster: each has from ``elastic.min_workers`` to ``elastic.max_workers`` of them. A trial
-    that fails is marked and does not end the sweep.
+    that fails is marked and does not end the sweep. At Ctrl-C or SIGTERM all trials save and stop.
 
     Args:
         base: config of every trial, before the values of its point.
@@ -95,6 +95,7 @@ def sweep(
     from springtide.app.resolve import absolute
     from springtide.app.train import mlflow_uri
     from springtide.on_ray.cluster.session import check_resources, cluster, worker_speed
+    from springtide.on_ray.cluster.stop_signals import terminate_as_interrupt
     from springtide.on_ray.tune.schedulers import POPULATIONS, scheduler_of
     from springtide.on_ray.tune.worker_pool import open_worker_pool
 
@@ -131,7 +132,8 @@ def sweep(
             check_resources(base)
             if any(Prices.set_in(base.track)) and base.shards.dataset and not base.sources.keys() - {LISTENER}:
                 say(driver.projected_cost(worker_speed(base, open_data(base.data).vocab_size)))
-            limit = driver.try_all(pool, asked, judges, members)
+            with terminate_as_interrupt():  # Ray, when it starts, handles SIGTERM itself
+                limit = driver.try_all(pool, asked, judges, members)
         held.check()
         if limit:
             say(f"the budget is spent, {limit}")
