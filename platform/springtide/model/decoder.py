@@ -22,7 +22,7 @@ from springtide.model.attention import Attention, KVCache, LayerKVCache, RMSNorm
 from springtide.model.flex import BlockMask, FlexKernel, block_mask, lowest_keys
 from springtide.model.frozen import as_held, hold, packed_shapes
 from springtide.model.linear import Linear
-from springtide.model.loss import LargestLogit, capped, head_loss, logits, token_nats
+from springtide.model.loss import LargestLogit, PartLoss, capped, head_loss, logits, token_nats
 from springtide.model.positions import document_firsts, documents, rotary_table
 
 VOCAB_MULTIPLE = 64
@@ -101,6 +101,8 @@ class Decoder(nn.Module):
         self.computes_in: torch.dtype | None = None
         """The type of activations and products; None is that of the weights."""
         self.flex: FlexKernel | None = None
+        self.fused_loss: PartLoss | None = None
+        """``loss.part_loss``, compiled; None where the head's loss is computed in single operations."""
         self.embedding = nn.Embedding(self.padded_vocab_size, config.dim)
         self.blocks = nn.ModuleList(Block(config, config.window_of(layer)) for layer in range(config.num_layers))
         adapt(self.blocks, config)
@@ -147,7 +149,7 @@ class Decoder(nn.Module):
         hidden_ND, wanted_N = x_BLD.flatten(0, 1), targets_BL.flatten()
         if by_token:
             return token_nats(hidden_ND, head_VD, wanted_N, self.config.logit_cap).view_as(targets_BL)
-        return head_loss(hidden_ND, head_VD, wanted_N, z_weight, self.config.logit_cap, largest)
+        return head_loss(hidden_ND, head_VD, wanted_N, z_weight, self.config.logit_cap, largest, self.fused_loss)
 
     def _embedded(self, tokens_BL: Tensor) -> tuple[Tensor, Tensor]:
         """Return the embeddings of ids, (B, L, D), and the head's weight, in the type that is computed in. Tied weights are

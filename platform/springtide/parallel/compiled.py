@@ -1,5 +1,5 @@
-"""Compilation of blocks and of FlexAttention, each shape by itself, and the reason where it stops. The only file that touches
-Dynamo."""
+"""Compilation of blocks, of FlexAttention and of the head's loss, each shape by itself, and the reason where it stops. The only
+file that touches Dynamo."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from torch.nn.attention.flex_attention import flex_attention
 from springtide.config.engine import ModelConfig
 from springtide.errors import ConfigError, explain
 from springtide.model.flex import FlexKernel
+from springtide.model.loss import PartLoss, part_loss
 
 _log = logging.getLogger(__name__)
 _RECOMPILES = 64
@@ -86,6 +87,15 @@ def compiled_flex() -> FlexKernel:
     _raise_limits()
     kernel: FlexKernel = torch.compile(flex_attention, dynamic=False, fullgraph=True)
     return kernel
+
+
+def compiled_loss() -> PartLoss:
+    """Return ``part_loss``, to be compiled at its first call of each shape: all parts of a batch have one, the last may have
+    another."""
+    check_cache()
+    _raise_limits()
+    fused: PartLoss = torch.compile(part_loss, dynamic=False, fullgraph=True)
+    return fused
 
 
 def _compilers() -> dict[str, bool]:

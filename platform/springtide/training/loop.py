@@ -46,6 +46,7 @@ from springtide.training.forgetting import FirstLosses
 from springtide.training.group_lease import GroupLease
 from springtide.training.hooks import StepContext, StepHook, StepHooks
 from springtide.training.micro_batches import largest_micro_batch, micro_batches
+from springtide.training.nvidia_ranges import tools_of
 from springtide.training.optim import optimizer_of, rate_after, set_learning_rate
 from springtide.training.parameter_groups import check_groups, freeze
 from springtide.training.pauses import Pauses, check_can_tell, sensors
@@ -205,7 +206,7 @@ class TrainLoop:
             Recompiles(config.parallel.compile),
             CompiledCode(self.compiled, self.world, self.lease),
             self.state.guard,
-            Profile(config.train.profile, self.world, self.folder),
+            Profile(config.train.profile, self.world, self.folder, tools_of(self.world.device)),
             saves,
             snapshots,
             StragglerDetector(self.world, nodes, float(config.elastic.compare)),
