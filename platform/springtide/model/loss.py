@@ -104,8 +104,8 @@ class _HeadLoss(torch.autograd.Function):
 def _in_steps(
     logits_NV: Tensor, ids_N: Tensor, z_weight: float, cap: float, largest: LargestLogit | None, trains: bool
 ) -> tuple[Tensor, Tensor | None, Tensor | None]:
-    """Return what ``part_loss`` returns, one operation after the other; a gradient only if it ``trains``, often in the memory of
-    the logits."""
+    """Return what ``part_loss`` returns, one operation after the other; a gradient only if it ``trains``, often in the memory
+    of the logits."""
     dtype = logits_NV.dtype
     if cap:
         logits_NV = capped(logits_NV.float(), cap)
@@ -140,9 +140,14 @@ def _in_steps(
 
 
 def part_loss(logits_NV: Tensor, ids_N: Tensor, z_weight: float, cap: float) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the cross-entropy of some tokens, fp32 (N,), z-loss's sum over them, and the gradient of their logits, (N, V), whose
-    rows are to be multiplied by whether a token counts. Written to be compiled: a kernel then reads the logits twice and
-    writes the gradient once, where ``_in_steps`` passes over them six times. ``cap``: as for ``capped``; the logits are before it.
+    """Return the cross-entropy of some tokens, fp32 (N,), z-loss's sum over them, and the gradient of their logits, (N, V), which
+    is not zero yet for tokens that do not count. Written to be compiled: its passes over the logits become few kernels.
+
+    Args:
+        logits_NV: before the cap.
+        ids_N: those wanted, or IGNORE_INDEX.
+        z_weight: as for ``head_loss``.
+        cap: as for ``capped``.
     """
     counts_N, ids_N1 = ids_N != IGNORE_INDEX, ids_N.clamp_min(0)[:, None]
     capped_NV = capped(logits_NV.float(), cap)
