@@ -51,7 +51,7 @@ def main() -> None:
     config = recipe().override({"parallel.compile": True, "model.num_layers": 1})
     run = Folder(sys.argv[1])
     compiled, begin = CompileCache(run, key_of(run, config), config), time.perf_counter()
-    loaded = compiled.load(DEVICE, 1)
+    loaded = compiled.load(DEVICE)
     load_s = time.perf_counter() - begin
     model = Decoder(config.model, 256, 0).to(DEVICE, torch.bfloat16)
     model.place(DEVICE)

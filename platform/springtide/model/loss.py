@@ -140,8 +140,8 @@ def _in_steps(
 
 
 def part_loss(logits_NV: Tensor, ids_N: Tensor, z_weight: float, cap: float) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the cross-entropy of some tokens, fp32 (N,), z-loss's sum over them, and the gradient of their logits, (N, V), which
-    is not zero yet for tokens that do not count. Written to be compiled: its passes over the logits become few kernels.
+    """Return the cross-entropy of some tokens, fp32 (N,), z-loss's sum over them, and the gradient of their logits, (N, V),
+    which is not zero yet for tokens that do not count. Written to be compiled: its passes over the logits become few kernels.
 
     Args:
         logits_NV: before the cap.

@@ -105,6 +105,7 @@ def train(
     check_objective(config, data)
     compiled = CompileCache(folder, key_of(folder, config), config)
     placement = Placement(owner, heartbeat=watch.heartbeat)
+    compiled.load(here.device)
     run = TrainLoop(config, here, data, folder, placement=placement, compiled=compiled)
     if config.train.start_from:
         on_first(lambda: check_begin(run))

@@ -1,14 +1,16 @@
 """Compiled code kept with a run, so that a new node does not compile what another one has compiled.
 
-    <run>/compiled/NAME.bin    a head, the seal of what follows, and torch's cache artifacts; NAME is the digest of all that
-                               the code depends on: versions, kind of device, shapes
+    <run>/compiled/KIND/8-group.bin    a head, the seal of what follows, and torch's cache artifacts
+
+KIND is the digest of what the code depends on: versions, kind of device, model; 8 are the rows of a micro-batch, which follow from
+the number of workers.
 
 torch runs what it loads from there. A digest would tell damage, but anybody who may write the store could make one. So the file
 has a seal (HMAC-SHA256), whose key only the run's user can make: the driver derives it and hands it to the workers. What does
 not have it is not loaded, and the node compiles. Without a key (no ``~/.springtide``) nothing is kept.
 
 Only rank 0 of the group with the newest lease writes, in a thread, after the first step and when more has been compiled since:
-no step waits for the store.
+no step waits for the store. A new process reads all files of its kind before its preflight, once a node.
 """
 
 from __future__ import annotations
@@ -19,10 +21,10 @@ import hashlib
 import hmac
 import logging
 import platform
+import re
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -42,6 +44,9 @@ from springtide.training.micro_batches import largest_micro_batch
 _log = logging.getLogger(__name__)
 _HEAD = b"springtide compiled code 1\n"
 _SEAL_BYTES = hashlib.sha256().digest_size
+_FILE = re.compile(r"\d{1,6}-(alone|group)\.bin")
+_MOST_FILES = 16
+"""Files that a node loads: a run has few sizes of micro-batches."""
 _MOST_BYTES = 256 * 2**20
 """Most bytes of a file of compiled code; larger ones are neither written nor read."""
 
@@ -68,11 +73,6 @@ def padded_rows(config: Config, workers: int) -> int:
     order, exact = config.stream, config.parallel.exact
     most_lanes = -(-order.num_lanes // workers)
     return largest_micro_batch(order.global_batch // order.num_lanes, most_lanes, config.train.rows_at_once, exact)
-
-
-def file_name(about: Mapping[str, Any]) -> str:
-    """Return the name of the file, in the run's folder, of code that depends on ``about``."""
-    return f"compiled/{of_bytes(to_json(dict(about)).encode())}.bin"
 
 
 def sealed(name: str, artifacts: bytes, key: str) -> bytes:
@@ -104,46 +104,53 @@ class CompileCache:
     """From ``key_of``, where the run's driver is; empty keeps nothing."""
     config: Config
 
-    def name(self, device: torch.device, workers: int) -> str:
-        """Return the name of the file for a device of this kind, in a group of so many workers."""
-        config, kind = self.config, platform.machine()
+    def kind(self, device: torch.device) -> str:
+        """Return the folder, in the run's, of code for a device of this kind."""
+        config, model = self.config, platform.machine()
         if device.type == "cuda":
-            kind = f"{torch.cuda.get_device_name(device)} {torch.cuda.get_device_capability(device)}"
-        ours = config.parallel.model_dump(include={"precision", "reduction", "recompute", "compile", "strategy"})
+            model = f"{torch.cuda.get_device_name(device)} {torch.cuda.get_device_capability(device)}"
         about = {
             "springtide": code_fingerprint(),
             "torch": [torch.__version__, torch.version.cuda, torch.version.hip, platform.python_version()],
-            "device": kind,
+            "device": model,
             "model": config.model.model_dump(mode="json"),
-            "parallel": {**ours, "alone": workers == 1},
-            "rows": [padded_rows(config, workers), config.shards.sequence_length, config.shards.mask_across_documents],
+            "parallel": config.parallel.model_dump(include={"precision", "reduction", "recompute", "compile"}),
+            "rows": [config.shards.sequence_length, config.shards.mask_across_documents],
         }
-        return file_name(about)
+        return f"compiled/{of_bytes(to_json(about).encode())}"
 
-    def load(self, device: torch.device, workers: int) -> bool:
-        """Put the run's compiled code into this node's cache, once a node; return whether this process did. What cannot be had
-        is compiled. Raises ConfigError if the node's cache is not this user's alone."""
+    def name(self, device: torch.device, workers: int) -> str:
+        """Return the name of the file, in the run's folder, that rank 0 of a group of so many workers writes."""
+        return f"{self.kind(device)}/{padded_rows(self.config, workers)}-{'alone' if workers == 1 else 'group'}.bin"
+
+    def load(self, device: torch.device) -> int:
+        """Put the run's compiled code into this node's cache, each file once a node; return how many this process did. What
+        cannot be had is compiled. Raises ConfigError if the node's cache is not this user's alone."""
         if not self.key:
-            return False
-        name, folder = self.name(device, workers), Path(compiled_folder())
-        mark = folder / f"springtide-{Path(name).stem}"
-        with (folder / "springtide.lock").open("a") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)  # the other processes of this node wait for its result
-            if mark.exists():
-                return False
-            try:
-                artifacts = self._read(name)
-                found = artifacts is not None and load_compiled(artifacts)
-            except Exception as error:  # torch raises what it likes at artifacts of another version
-                _log.warning("compiled code is not loaded from %s: %s", self.run.where(name), error)
-                found = False
-            if found:
-                mark.touch()
-            return found
+            return 0
+        kind, folder = self.kind(device), Path(compiled_folder())
+        try:
+            with (folder / "springtide.lock").open("a") as lock:
+                fcntl.flock(lock, fcntl.LOCK_EX)  # the other processes of this node wait for its result
+                names = [f"{kind}/{name}" for name in (self.run / kind).names() if _FILE.fullmatch(name)]
+                return sum(self._load(name, folder) for name in sorted(names)[:_MOST_FILES])
+        except OSError as error:
+            _log.warning("compiled code is not loaded from %s: %s", self.run.where(kind), error)
+            return 0
 
-    def _read(self, name: str) -> bytes | None:
-        if not self.run.exists(name):
-            return None
+    def _load(self, name: str, folder: Path) -> bool:
+        mark = folder / f"springtide-{name.replace('/', '-')}"
+        if mark.exists():
+            return False
+        try:
+            found = load_compiled(self._read(name))
+        except Exception as error:  # torch raises what it likes
+            _log.warning("compiled code is not loaded from %s: %s", self.run.where(name), error)
+            return False
+        mark.touch()
+        return found
+
+    def _read(self, name: str) -> bytes:
         if (size := self.run.size(name)) > _MOST_BYTES:
             raise ValueError(f"it has {size} bytes, above the limit of {_MOST_BYTES}")
         artifacts = unsealed(name, self.run.read(name), self.key)
@@ -152,13 +159,13 @@ class CompileCache:
         return artifacts
 
     def save(self, name: str, lease: GroupLease, term: int) -> bool:
-        """Write what this process has compiled; return whether it did: not if the file has as much already. Raises RunExists,
+        """Write what this process has compiled; return whether it did: not if the file has as much or more. Raises RunExists,
         with nothing written, if lease ``term`` is not the newest any more."""
         artifacts = compiled_artifacts()
         if not artifacts or len(artifacts) + len(_HEAD) + _SEAL_BYTES > _MOST_BYTES:
             return False
         data = sealed(name, artifacts, self.key)
-        if self.run.exists(name) and self.run.size(name) == len(data):
+        if self.run.exists(name) and self.run.size(name) >= len(data):
             return False
         leases.check(self.run, term, lease.owner)
         self.run.write(name, data)

@@ -102,8 +102,6 @@ class TrainLoop:
         check_groups(model, config.optim)
         freeze(model, config.optim)
         figures = ModelFigures.of(model, self.data.sequence_length, config.parallel.recompute)
-        if self.compiled is not None:
-            self.compiled.load(self.world.device, self.world.size)
         model = parallelize(model, config.parallel, self.world)
         optimizer = optimizer_of(
             model, config.optim, fused=not (config.parallel.exact and self.world.device.type == "cpu")

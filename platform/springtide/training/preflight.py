@@ -55,7 +55,7 @@ def preflight(config: Config, compiled: CompileCache | None = None) -> Health:
         if config.parallel.threads:
             torch.set_num_threads(config.parallel.threads)
         if compiled is not None:
-            compiled.load(here.device, config.elastic.max_workers)
+            compiled.load(here.device)
         if not config.model.source:  # a user's model may be large
             one_block = config.model.model_copy(update={"num_layers": 1})
             _step(config, here, one_block, _VOCABULARY, *_shape(config))

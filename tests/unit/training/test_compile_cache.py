@@ -76,31 +76,37 @@ def test_each_user_and_each_run_has_a_key_of_its_own_and_a_run_that_compiles_not
 
 
 def test_the_files_name_has_all_that_compiled_code_depends_on(compiled: CompileCache) -> None:
-    names = {compiled.name(CPU, workers) for workers in (1, 2)}
-    for changes in ({"parallel.recompute": "full"}, {"model.num_layers": 3}, {"train.micro_batch": 1}):
-        other = CompileCache(compiled.run, compiled.key, compiled.config.override(changes))
-        names.add(other.name(CPU, 1))
-    assert len(names) == 5
-    renamed = CompileCache(compiled.run, compiled.key, compiled.config.override({"optim.peak_lr": 0.5}))
-    assert renamed.name(CPU, 1) in names
-    assert padded_rows(compiled.config, 1) >= padded_rows(compiled.config, 8)
+    def kind(**changes: Any) -> str:
+        config = compiled.config.override({name.replace("__", "."): value for name, value in changes.items()})
+        return CompileCache(compiled.run, compiled.key, config).kind(CPU)
+
+    same = {kind(), kind(optim__peak_lr=0.5), kind(train__micro_batch=1), kind(elastic__max_workers=1)}
+    others = {kind(parallel__recompute="full"), kind(model__num_layers=3), kind(shards__mask_across_documents=True)}
+    assert len(same) == 1
+    assert len(others - same) == 3
+    assert compiled.name(CPU, 1) == f"{kind()}/{padded_rows(compiled.config, 1)}-alone.bin"
+    assert compiled.name(CPU, 2) == f"{kind()}/{padded_rows(compiled.config, 2)}-group.bin"
 
 
 def test_what_one_node_compiled_another_loads_once(
     compiled: CompileCache, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     loaded = of_torch(monkeypatch)
-    name, lease = compiled.name(CPU, 1), claimed(compiled.run)
-    assert not compiled.load(CPU, 1)  # there is nothing yet
-    assert compiled.save(name, lease, lease.term)
-    assert not compiled.save(name, lease, lease.term)  # it is there
-    assert compiled.load(CPU, 1)
-    assert not compiled.load(CPU, 1)
-    assert loaded == [b"code"]
+    alone_name, group_name = compiled.name(CPU, 1), compiled.name(CPU, 2)
+    lease = claimed(compiled.run)
+    assert compiled.load(CPU) == 0  # there is nothing yet
+    assert compiled.save(alone_name, lease, lease.term)
+    assert not compiled.save(alone_name, lease, lease.term)  # it is there
+    assert compiled.load(CPU) == 1
+    assert compiled.save(group_name, lease, lease.term)
+    compiled.run.write(f"{compiled.kind(CPU)}/.tmp-1-group.bin", b"half a file")
+    assert compiled.load(CPU) == 1
+    assert compiled.load(CPU) == 0
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "another"))
-    assert compiled.load(CPU, 1)
-    assert not compiled.load(CPU, 2)  # of other shapes
-    assert loaded == [b"code"] * 2
+    assert compiled.load(CPU) == 2
+    assert loaded == [b"code"] * 4
+    without = CompileCache(compiled.run, "", compiled.config)
+    assert without.load(CPU) == 0
 
 
 def test_code_of_others_damaged_code_and_too_much_code_are_not_loaded(
@@ -109,11 +115,14 @@ def test_code_of_others_damaged_code_and_too_much_code_are_not_loaded(
     loaded = of_torch(monkeypatch)
     name = compiled.name(CPU, 1)
     compiled.run.write(name, sealed(name, b"evil", "another's key"))
-    assert not compiled.load(CPU, 1)
+    assert compiled.load(CPU) == 0
     assert "its seal is not that of this run's user" in caplog.text
+    other = compiled.name(CPU, 2)
+    compiled.run.write(name, sealed(other, b"of other shapes", compiled.key))
+    assert compiled.load(CPU) == 0
     monkeypatch.setattr(compile_cache, "_MOST_BYTES", 50)
     compiled.run.write(name, sealed(name, b"much", compiled.key))
-    assert not compiled.load(CPU, 1)
+    assert compiled.load(CPU) == 0
     assert "above the limit of 50" in caplog.text
     lease = claimed(compiled.run)
     assert not compiled.save(name, lease, lease.term)
@@ -168,7 +177,7 @@ from springtide.training.group_lease import GroupLease
 run = Folder(sys.argv[1])
 config = configs.recipes.tiny().override({"parallel.compile": True})
 compiled, device = CompileCache(run, key_of(run, config), config), torch.device("cpu")
-loaded = compiled.load(device, 1)
+loaded = compiled.load(device)
 block = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.GELU())
 compile_block(block)
 block(torch.ones(2, 8)).sum().backward()
@@ -196,5 +205,6 @@ def test_a_second_node_compiles_nothing_again(tmp_path: Path) -> None:
         )
         assert done.returncode == 0, done.stderr
         found.append(done.stdout.split())
-    assert found[0] == ["False", "True", "False"]
-    assert found[1][0] == found[1][2] == "True"
+    assert found[0] == ["0", "True", "False"]
+    assert found[1][0] == "1"
+    assert found[1][2] == "True"

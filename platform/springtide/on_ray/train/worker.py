@@ -222,7 +222,8 @@ def _train(job: TrainJob) -> bool:
     beat = sender.heartbeat if sender else lambda: None
     left_s = sender.leave_left_s if sender else lambda: math.inf
     placement = Placement(job.owner, nodes, markets, functools.partial(read_elsewhere, job.mailbox), beat, left_s)
-    run = TrainLoop(config, here, data, job.folder, job.labels, servers, phases_s, placement, job.compiled)
+    compiled = dataclasses.replace(job.compiled, config=config)
+    run = TrainLoop(config, here, data, job.folder, job.labels, servers, phases_s, placement, compiled)
     _live = LiveState(run.state, here, run.described, servers, config.checkpoint.stage)
     left = False
     for event in run.events(batches, sender.interrupt if sender else lambda: None, [_live]):
