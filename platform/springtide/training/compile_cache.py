@@ -2,8 +2,8 @@
 
     <run>/compiled/KIND/8-group.bin    a head, the seal of what follows, and torch's cache artifacts
 
-KIND is the digest of what the code depends on: versions, kind of device, model; 8 are the rows of a micro-batch, which follow from
-the number of workers.
+KIND is the digest of what the code depends on: versions, kind of device, model; 8 are the rows of a micro-batch, which follow
+from the number of workers.
 
 torch runs what it loads from there. A digest would tell damage, but anybody who may write the store could make one. So the file
 has a seal (HMAC-SHA256), whose key only the run's user can make: the driver derives it and hands it to the workers. What does

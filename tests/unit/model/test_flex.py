@@ -15,13 +15,15 @@ from torch import Tensor
 from torch._dynamo.utils import counters
 from torch.nn.attention import flex_attention as torch_flex
 
-from springtide.config.engine import ModelConfig
+from springtide.checkpoint.tensors import local
+from springtide.config.engine import ModelConfig, ParallelConfig
 from springtide.model import Decoder, KVCache, build
 from springtide.model.flex import BLOCK, FlexKernel, block_mask, lowest_keys
 from springtide.model.positions import document_firsts, documents
-from springtide.parallel import compiled
+from springtide.parallel import compiled, parallelize
 from springtide.parallel.compiled import compiled_flex, flex_kernel
 from springtide.parallel.recompute import recomputed
+from springtide.training.preflight import _alone
 
 EOS, BOS = 7, 6
 CONFIG = ModelConfig(num_layers=2, dim=64, num_heads=4, num_kv_heads=2, ffn_dim=48, max_sequence_length=320)
@@ -174,3 +176,25 @@ def test_a_text_read_in_parts_takes_masks(on_cpu: FlexKernel) -> None:
         parts = [flexed(tokens[:, :25], past=past), flexed(tokens[:, 25:], past=past)]
         torch.testing.assert_close(torch.cat(parts, 1), masked(tokens))
         torch.testing.assert_close(flexed(tokens), masked(tokens))
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("compiles", [False, True])
+def test_sharded_blocks_hand_the_mask_on(compiles: bool, on_cpu: FlexKernel) -> None:
+    """FSDP looks into what a block is called with; a process alone has it with fp64 sums."""
+    settings, found = ParallelConfig(reduction="fp64", recompute="selective", compile=compiles), []
+    with _alone("cpu") as here:
+        for kernel in (None, on_cpu):
+            model = build(CONFIG, 64, EOS, BOS)
+            weights = [one.detach().clone() for one in model.parameters()]
+            parallelize(model, settings, here)
+            for one, was in zip(model.parameters(), weights, strict=True):
+                local(one.data).copy_(was)
+            model.attend_by(kernel)
+            loss, _ = model(rows(1, 301)[:, :-1], rows(1, 301)[:, 1:].contiguous())
+            loss.backward()
+            found.append(
+                [loss.detach(), *(local(one.grad).float() for one in model.parameters() if one.grad is not None)]
+            )
+    assert len(found[0]) > 10
+    alike(found[1], found[0])
