@@ -75,7 +75,7 @@ class _HeadLoss(torch.autograd.Function):
                     largest.see(capped(logits_NV.float(), cap) if cap else logits_NV, counts_N)
                 found = fused(logits_NV, ids_N, z_weight, cap)
             nats_N[begin : begin + len(part_ND)], grad_NV = found[0], found[2]
-            if z_weight:
+            if found[1] is not None:
                 extra += found[1]
             # tokens that do not count become zero in the narrow factors of the products: the gradient of all logits is long
             if grad_hidden_ND is not None and grad_NV is not None:

@@ -99,7 +99,7 @@ def test_flex_attention_is_for_gpus_that_can_compile_it(
     assert flex_kernel(CONFIG, "bf16", gpu) is None
 
 
-OPTIONS = {
+OPTIONS: dict[str, dict[str, Any]] = {
     "grouped heads": {},
     "a window": {"window": 40, "global_every": 2, "local_rope_theta": 1000.0},
     "capped scores": {"attention_cap": 3.0, "attention_scale": 0.3},

@@ -49,7 +49,7 @@ def test_the_compiled_loss_is_that_in_steps_with_a_cap_and_the_largest_logit(dty
     found = []
     for fused in (None, part_loss):
         hidden, head, wanted = problem()
-        half, largest = (hidden.detach().to(dtype).requires_grad_(), head.detach().to(dtype).requires_grad_()), None
+        half = hidden.detach().to(dtype).requires_grad_(), head.detach().to(dtype).requires_grad_()
         largest = LargestLogit(hidden.device)
         total, nats_N = head_loss(*half, wanted, 0.01, 4.0, largest, fused)
         total.backward()

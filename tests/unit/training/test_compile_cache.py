@@ -25,7 +25,13 @@ from springtide.training.hooks import StepContext
 from springtide.training.step import StepResult
 
 CPU = torch.device("cpu")
-DONE = StepContext(StepsDone(1), StepResult(1.0, 1.0, 1, 0, frozenset(), *[False] * 5, (0.0,), (0.0,)), 0.1, 1.0, 0.0)
+DONE = StepContext(
+    StepsDone(1),
+    StepResult(1.0, 1.0, 1, 0, frozenset(), False, False, False, False, False, (0.0,), (0.0,)),
+    0.1,
+    1.0,
+    0.0,
+)
 
 
 @pytest.fixture
@@ -41,7 +47,12 @@ def of_torch(monkeypatch: pytest.MonkeyPatch, artifacts: bytes | None = b"code")
     """What torch has compiled, and what it is given to load from now on."""
     loaded: list[bytes] = []
     monkeypatch.setattr(compile_cache, "compiled_artifacts", lambda: artifacts)
-    monkeypatch.setattr(compile_cache, "load_compiled", lambda data: loaded.append(data) is None)
+
+    def load(data: bytes) -> bool:
+        loaded.append(data)
+        return True
+
+    monkeypatch.setattr(compile_cache, "load_compiled", load)
     return loaded
 
 
