@@ -120,7 +120,7 @@ class CompileCache:
         return f"compiled/{of_bytes(to_json(about).encode())}"
 
     def name(self, device: torch.device, workers: int) -> str:
-        """Return the name of the file, in the run's folder, that rank 0 of a group of so many workers writes."""
+        """Return the name of the file, in the run's folder, that rank 0 of a group of this size writes."""
         return f"{self.kind(device)}/{padded_rows(self.config, workers)}-{'alone' if workers == 1 else 'group'}.bin"
 
     def load(self, device: torch.device) -> int:
