@@ -14,15 +14,19 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import claims
+import cold
 import torch
 import torch.nn.functional as F
 from measure import CUDA, DEVICE, NO_GPU, Book, NotHere, figure, median_ms, peak_gb, tidy
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from springtide.model import decoder, loss
+from springtide.model import attention as attention_room
+from springtide.model import loss
 from springtide.model.attention import RMSNorm
-from springtide.model.positions import documents
+from springtide.model.flex import attend, block_mask
+from springtide.model.positions import document_firsts, documents
+from springtide.parallel.compiled import compiled_flex, compiled_loss
 
 HEADS, KV_HEADS, WIDTH, LENGTH = (32, 8, 128, 8192) if CUDA else (4, 2, 16, 64)
 DOCUMENTS = 8
@@ -44,7 +48,9 @@ def measure(book: Book) -> list[dict[str, Any]]:
     """The cells, and what they claim."""
     attention(book)
     for logits in (2**27, 2**28, 2**29, 2**30) if CUDA else (2**12, 2**15):
-        book.cell(f"head loss/parts of 2^{logits.bit_length() - 1} logits", lambda logits=logits: head_loss(logits))
+        part = f"head loss/parts of 2^{logits.bit_length() - 1} logits"
+        book.cell(part, lambda logits=logits: head_loss(logits, False))
+        book.cell(f"{part}, compiled", lambda logits=logits: head_loss(logits, True), NO_GPU)
     book.cell("head loss/F.cross_entropy of all logits", lambda: whole_loss(False))
     book.cell("head loss/F.cross_entropy of all logits, compiled", lambda: whole_loss(True), NO_GPU)
     book.cell("logits/bf16, then fp32", lambda: logits_as_fp32(False))
@@ -54,6 +60,7 @@ def measure(book: Book) -> list[dict[str, Any]]:
     norm.to(DEVICE)
     book.cell("norm/RMSNorm", lambda: norms(norm))
     book.cell("norm/RMSNorm, compiled", lambda: norms(torch.compile(norm)), NO_GPU)
+    book.cell("compiled code/a new node", compiled_code, NO_GPU)
     return comparisons(book)
 
 
@@ -63,11 +70,19 @@ def comparisons(book: Book) -> list[dict[str, Any]]:
     found = []
     for group in ("attention, causal", "attention, documents apart"):
         default = cells.get(f"{group}/default")
-        others = {name: one["ms"] for name, one in cells.items() if name.startswith(group)}
+        others = {name: one["ms"] for name, one in cells.items() if name.startswith(group) and "forward_ms" in one}
         if default and others:
             best = min(others, key=lambda name: others[name])
             detail = {"best": best, "ms": others}
             found.append(claims.claim(f"default_over_best {group}", default["ms"] / others[best], 1.1, "lower", detail))
+    fused, steps = (cells.get(f"head loss/parts of 2^27 logits{how}") for how in (", compiled", ""))
+    if fused and steps:
+        found.append(claims.claim("compiled_over_single head loss", fused["ms"] / steps["ms"], 0.85, "lower"))
+    if node := cells.get("compiled code/a new node"):
+        share = (node["load_s with the run's code"] + node["ready_s with the run's code"]) / node["ready_s cold"]
+        found.append(claims.claim("compiled_code_over_cold", share, 0.5, "lower", node))
+    if exact := cells.get("attention, documents apart/default against the mask in fp32"):
+        found.append(claims.claim("error_of_flex_over_mask", exact["error_over_masks"], 2.0, "lower", exact))
     return found
 
 
@@ -77,7 +92,12 @@ def attention(book: Book) -> None:
     for documents_apart in (False, True):
         group = "attention, documents apart" if documents_apart else "attention, causal"
         with_mask = mask if documents_apart else None
-        book.cell(f"{group}/default", lambda m=with_mask: sdpa("", m, as_the_decoder_does(m)))
+        if documents_apart:
+            book.cell(f"{group}/default", ours, NO_GPU)
+            book.cell(f"{group}/default against the mask in fp32", ours_against_the_mask, NO_GPU)
+            book.cell(f"{group}/mask of one block of scores after the other", blocks_of_scores)
+        masked = f"{group}/as with a mask" if documents_apart else f"{group}/default"
+        book.cell(masked, lambda m=with_mask: sdpa("", m, as_the_decoder_does(m)))
         for name in BACKENDS:
             for repeated in (False, True):
                 which = f"{name}{', heads repeated' if repeated else ''}"
@@ -87,13 +107,61 @@ def attention(book: Book) -> None:
         book.cell(f"{group}/flex_attention, compiled", lambda apart=documents_apart: flex(apart), NO_GPU)
 
 
-def _mask() -> Tensor:
-    """Who may attend to whom, where rows hold documents of one length, as the decoder makes it."""
+EOS, BOS = 0, 2
+
+
+def _ids() -> Tensor:
+    """A row that holds documents of one length."""
     ids = torch.ones(1, LENGTH, dtype=torch.int64, device=DEVICE)
-    eos_id, bos_id = 0, 2
-    ids[:, LENGTH // DOCUMENTS - 1 :: LENGTH // DOCUMENTS] = eos_id
-    ids[:, :: LENGTH // DOCUMENTS] = bos_id
-    return documents(ids, eos_id, bos_id)[1]
+    ids[:, LENGTH // DOCUMENTS - 1 :: LENGTH // DOCUMENTS] = EOS
+    ids[:, :: LENGTH // DOCUMENTS] = BOS
+    return ids
+
+
+def _mask() -> Tensor:
+    """Who may attend to whom, as the decoder makes it where no kernel takes documents."""
+    return documents(_ids(), EOS, BOS)[1]
+
+
+def ours() -> dict[str, Any]:
+    """springtide's FlexAttention, as a compiled step calls it; the mask is made once a step for all layers."""
+    kernel, q, k, v = compiled_flex(), _heads(HEADS), _heads(KV_HEADS), _heads(KV_HEADS)
+    mask = block_mask(document_firsts(_ids(), EOS, BOS)[0])
+    return both_ways(lambda: attend(kernel, q, k, v, mask, None, 0.0), [q, k, v], _attention_flops(True))
+
+
+def ours_against_the_mask() -> dict[str, Any]:
+    """How far results and gradients are from those in fp32 by a mask, and how far those in bf16 by the same mask."""
+    q, k, v = (
+        one.detach()[:, :, :2048].requires_grad_() for one in (_heads(HEADS), _heads(KV_HEADS), _heads(KV_HEADS))
+    )
+    firsts = document_firsts(_ids()[:, :2048], EOS, BOS)[0]
+    dense = documents(_ids()[:, :2048], EOS, BOS)[1]
+    kernel, mask = compiled_flex(), block_mask(firsts)
+
+    def by_mask(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        keys, values = (one.repeat_interleave(HEADS // KV_HEADS, dim=1) for one in (k, v))
+        return F.scaled_dot_product_attention(q, keys, values, attn_mask=dense)
+
+    def results(function: Callable[..., Tensor], *inputs: Tensor) -> list[Tensor]:
+        out = function(*inputs)
+        return [out.detach(), *torch.autograd.grad(out, inputs, torch.ones_like(out))]
+
+    exact = results(by_mask, *(one.detach().float().requires_grad_() for one in (q, k, v)))
+    found = {}
+    for name, function in {"flex": lambda *i: attend(kernel, *i, mask, None, 0.0), "mask": by_mask}.items():
+        errors = [(a.float() - b).norm() / b.norm() for a, b in zip(results(function, q, k, v), exact, strict=True)]
+        found |= {f"{name}_{part}": float(f"{one.item():.3g}") for part, one in zip("oqkv", errors, strict=True)}
+    return found | {"error_over_masks": max(found[f"flex_{one}"] / max(found[f"mask_{one}"], 1e-9) for one in "oqkv")}
+
+
+def blocks_of_scores() -> dict[str, Any]:
+    """What it takes to make the mask of a step, and the whole one."""
+    ids = _ids()
+    return {
+        "ms": median_ms(lambda: block_mask(document_firsts(ids, EOS, BOS)[0]), SECONDS),
+        "whole_ms": median_ms(lambda: documents(ids, EOS, BOS), SECONDS),
+    }
 
 
 def _heads(number: int) -> Tensor:
@@ -141,7 +209,7 @@ def _attention_flops(apart: bool) -> float:
 
 def as_the_decoder_does(mask: Tensor | None) -> bool:
     """Whether springtide repeats key and value heads here."""
-    asks = getattr(decoder, "_repeats_heads", None)
+    asks = getattr(attention_room, "_repeats_heads", None)
     return bool(asks and asks(_heads(HEADS), mask))
 
 
@@ -201,14 +269,25 @@ def both_ways(forward: Callable[[], Tensor], inputs: list[Tensor], flops: float 
     return found | ({"tflops": figure(flops / ms / 1e9)} if flops else {})
 
 
+def compiled_code() -> dict[str, Any]:
+    """Seconds until a block is ready on a cold node, on one that has the run's compiled code, and on that one again."""
+    found = cold.nodes()
+    values: dict[str, Any] = {f"{key} {name}": one[key] for name, one in found.items() for key in ("load_s", "ready_s")}
+    return (
+        values
+        | {key: found["cold"][key] for key in ("save_s", "file_mb")}
+        | {"loaded": found["with the run's code"]["loaded"]}
+    )
+
+
 def _head() -> tuple[Tensor, Tensor, Tensor]:
     hidden = torch.randn(TOKENS, DIM, device=DEVICE, dtype=TYPE, requires_grad=True)
     head = (0.02 * torch.randn(IDS, DIM, device=DEVICE)).to(TYPE).requires_grad_()
     return hidden, head, torch.randint(IDS, (TOKENS,), device=DEVICE)
 
 
-def head_loss(logits: int) -> dict[str, Any]:
-    """springtide's, with so many logits at once."""
+def head_loss(logits: int, fused: bool) -> dict[str, Any]:
+    """springtide's, with so many logits at once; ``fused``: as with parallel.compile."""
     sizes = getattr(loss, "_LOGITS_AT_ONCE", None)
     if not isinstance(sizes, dict):
         raise NotHere("head_loss has no size of its parts any more")
@@ -216,7 +295,9 @@ def head_loss(logits: int) -> dict[str, Any]:
     try:
         hidden, head, wanted = _head()
         usual = " (the default)" if logits == before else ""
-        found = both_ways(lambda: loss.head_loss(hidden, head, wanted)[0], [hidden, head], 6.0 * TOKENS * DIM * IDS)
+        named: dict[str, Any] = {"fused": compiled_loss()} if fused else {}
+        inputs, flops = [hidden, head], 6.0 * TOKENS * DIM * IDS
+        found = both_ways(lambda: loss.head_loss(hidden, head, wanted, **named)[0], inputs, flops)
         return found | {"parts": -(-TOKENS // max(1, logits // IDS)), "note": f"{logits}{usual}"}
     finally:
         sizes[DEVICE.type] = before

@@ -135,8 +135,8 @@ def is_sealed(text: str, found: object) -> bool:
 
 def _key() -> bytes:
     """Return the user's key, made when it is first needed; empty if that fails or others can read it."""
-    path = Path(_KEY).expanduser()
-    with contextlib.suppress(OSError):
+    with contextlib.suppress(OSError, RuntimeError):  # the second: a user without a home
+        path = Path(_KEY).expanduser()
         path.parent.mkdir(mode=0o700, exist_ok=True)
         if not path.exists():
             beside = path.with_name(f"{path.name}.{secrets.token_hex(4)}")

@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from springtide.config.engine import ModelConfig
+from springtide.model.flex import BlockMask, FlexKernel, attend
 from springtide.model.linear import Linear
 from springtide.model.positions import rotate
 
@@ -111,6 +112,8 @@ class Attention(nn.Module):
         width, kv_width = self.num_heads * self.head_width, self.num_kv_heads * self.head_width
         self.scale, self.cap, self.window = config.attention_scale, config.attention_cap, window
         self.norm_of = config.qk_norm
+        self.flex: FlexKernel | None = None
+        """The kernel for masks of FlexAttention; None where it does not run."""
         self.query = Linear(config.dim, width, bias=config.qkv_bias)
         self.key = Linear(config.dim, kv_width, bias=config.qkv_bias)
         self.value = Linear(config.dim, kv_width, bias=config.qkv_bias)
@@ -122,9 +125,15 @@ class Attention(nn.Module):
         )
 
     def forward(
-        self, x_BLD: Tensor, cos: Tensor, sin: Tensor, mask_B1LL: Tensor | None = None, kept: LayerKVCache | None = None
+        self,
+        x_BLD: Tensor,
+        cos: Tensor,
+        sin: Tensor,
+        mask: Tensor | BlockMask | None = None,
+        kept: LayerKVCache | None = None,
     ) -> Tensor:
-        """(B, L, D) -> (B, L, D); tables as for ``rotate``; without a mask, attention is causal."""
+        """(B, L, D) -> (B, L, D); tables as for ``rotate``; ``mask``: bool (B, 1, L, L), or from ``flex.block_mask``, which
+        has the window in it; without one, attention is causal."""
         B, L, _ = x_BLD.shape
         q_BLF, k_BLF = self.query(x_BLD), self.key(x_BLD)
         if self.norm_of == "all_heads":
@@ -139,9 +148,13 @@ class Attention(nn.Module):
         q_BHLE, k_BKLE = rotate(q_BLHE.transpose(1, 2), cos, sin), rotate(k_BLKE.transpose(1, 2), cos, sin)
         if kept is not None:
             k_BKLE, v_BKLE = kept.append(k_BKLE, v_BKLE, self.window)
-        if mask_B1LL is not None and mask_B1LL.shape[-1] != k_BKLE.shape[2]:
-            mask_B1LL = mask_B1LL[..., -k_BKLE.shape[2] :]  # of a local layer the cache keeps the newest tokens
-        y_BHLE = self._attend(q_BHLE, k_BKLE, v_BKLE, mask_B1LL)
+        if isinstance(mask, BlockMask):
+            assert self.flex is not None
+            y_BHLE = attend(self.flex, q_BHLE, k_BKLE, v_BKLE, mask, self.scale, self.cap)
+        else:
+            if mask is not None and mask.shape[-1] != k_BKLE.shape[2]:
+                mask = mask[..., -k_BKLE.shape[2] :]  # of a local layer the cache keeps the newest tokens
+            y_BHLE = self._attend(q_BHLE, k_BKLE, v_BKLE, mask)
         return self.out(y_BHLE.transpose(1, 2).reshape(B, L, -1))
 
     def _attend(self, q_BHLE: Tensor, k_BKLE: Tensor, v_BKLE: Tensor, mask_B1LL: Tensor | None) -> Tensor:

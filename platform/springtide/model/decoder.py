@@ -19,10 +19,11 @@ from springtide.config.engine import BLOCK_OUTPUTS, ModelConfig
 from springtide.errors import ConfigError, explain
 from springtide.model.adapter import adapt
 from springtide.model.attention import Attention, KVCache, LayerKVCache, RMSNorm
+from springtide.model.flex import BlockMask, FlexKernel, block_mask, lowest_keys
 from springtide.model.frozen import as_held, hold, packed_shapes
 from springtide.model.linear import Linear
-from springtide.model.loss import LargestLogit, capped, head_loss, logits, token_nats
-from springtide.model.positions import documents, rotary_table
+from springtide.model.loss import LargestLogit, PartLoss, capped, head_loss, logits, token_nats
+from springtide.model.positions import document_firsts, documents, rotary_table
 
 VOCAB_MULTIPLE = 64
 """The embedding is padded to a multiple of this, so that it shards evenly and its matmuls are fast."""
@@ -31,6 +32,9 @@ _INIT_ROWS = 64
 """Rows that are drawn with one seed."""
 _FILL_AT_ONCE = 2**22
 """Numbers that are drawn at a time."""
+
+Place = tuple[Tensor, Tensor, Tensor | BlockMask | None]
+"""Cosines and sines of the tokens' positions, as for ``rotate``, and their attention mask."""
 
 
 class FeedForward(nn.Module):
@@ -63,9 +67,14 @@ class Block(nn.Module):
         self.attention, self.ffn = Attention(config, window), FeedForward(config)
 
     def forward(
-        self, x_BLD: Tensor, cos: Tensor, sin: Tensor, mask_B1LL: Tensor | None = None, kept: LayerKVCache | None = None
+        self,
+        x_BLD: Tensor,
+        cos: Tensor,
+        sin: Tensor,
+        mask: Tensor | BlockMask | None = None,
+        kept: LayerKVCache | None = None,
     ) -> Tensor:
-        found_BLD = self.attention(self.attention_norm(x_BLD), cos, sin, mask_B1LL, kept)
+        found_BLD = self.attention(self.attention_norm(x_BLD), cos, sin, mask, kept)
         x_BLD = x_BLD + self.attention_out_norm(found_BLD)
         return x_BLD + self.ffn_out_norm(self.ffn(self.ffn_norm(x_BLD)))
 
@@ -91,6 +100,9 @@ class Decoder(nn.Module):
         self.padded_vocab_size = config.vocab_size or -(-vocab_size // VOCAB_MULTIPLE) * VOCAB_MULTIPLE
         self.computes_in: torch.dtype | None = None
         """The type of activations and products; None is that of the weights."""
+        self.flex: FlexKernel | None = None
+        self.fused_loss: PartLoss | None = None
+        """``loss.part_loss``, compiled; None where the head's loss is computed in single operations."""
         self.embedding = nn.Embedding(self.padded_vocab_size, config.dim)
         self.blocks = nn.ModuleList(Block(config, config.window_of(layer)) for layer in range(config.num_layers))
         adapt(self.blocks, config)
@@ -123,10 +135,10 @@ class Decoder(nn.Module):
         x_BLD, head_VD = self._embedded(tokens_BL)
         if self.config.scaled_embedding:
             x_BLD = x_BLD * math.sqrt(self.config.base_width or self.config.dim)
-        in_global, in_local, mask_B1LL = self._places(tokens_BL, past)
+        in_global, in_local = self._places(tokens_BL, past)
         for layer, block in enumerate(self.blocks):
-            cos, sin = in_local if self.config.window_of(layer) else in_global
-            x_BLD = block(x_BLD, cos, sin, mask_B1LL, past.blocks[layer] if past else None)
+            cos, sin, mask = in_local if self.config.window_of(layer) else in_global
+            x_BLD = block(x_BLD, cos, sin, mask, past.blocks[layer] if past else None)
         if newest:
             x_BLD = x_BLD[:, -1:]  # logits of a long text take more memory than its keys and values
         x_BLD = self.norm(x_BLD)
@@ -137,7 +149,7 @@ class Decoder(nn.Module):
         hidden_ND, wanted_N = x_BLD.flatten(0, 1), targets_BL.flatten()
         if by_token:
             return token_nats(hidden_ND, head_VD, wanted_N, self.config.logit_cap).view_as(targets_BL)
-        return head_loss(hidden_ND, head_VD, wanted_N, z_weight, self.config.logit_cap, largest)
+        return head_loss(hidden_ND, head_VD, wanted_N, z_weight, self.config.logit_cap, largest, self.fused_loss)
 
     def _embedded(self, tokens_BL: Tensor) -> tuple[Tensor, Tensor]:
         """Return the embeddings of ids, (B, L, D), and the head's weight, in the type that is computed in. Tied weights are
@@ -150,23 +162,35 @@ class Decoder(nn.Module):
         x_BLD: Tensor = functional_call(self.embedding, {"weight": table_VD}, (tokens_BL,))
         return x_BLD, table_VD if tied else self.head.weight.to(self.computes_in)
 
-    def _places(
-        self, tokens_BL: Tensor, past: KVCache | None
-    ) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor], Tensor | None]:
-        """Return the rotary tables of the tokens in global and in local layers, and the attention mask, in which windows are
-        not; None if attention is plainly causal."""
-        length, rows = tokens_BL.shape[1], [(self.cos, self.sin)]
+    def _places(self, tokens_BL: Tensor, past: KVCache | None) -> tuple[Place, Place]:
+        """Return the rotary tables and the attention mask of the tokens in global and in local layers; the mask is None if
+        attention is plainly causal. Windows are in masks of FlexAttention only."""
+        length, tables = tokens_BL.shape[1], [(self.cos, self.sin)]
         if self.local_cos is not None and self.local_sin is not None:
-            rows.append((self.local_cos, self.local_sin))
+            tables.append((self.local_cos, self.local_sin))
         if past is None and self.eos_id is None:
-            tables, mask_B1LL = [(cos[:length], sin[:length]) for cos, sin in rows], None
+            places: list[Place] = [(cos[:length], sin[:length], None) for cos, sin in tables]
+            return places[0], places[-1]
+        ids_BL = tokens_BL if past is None else past.append(tokens_BL)
+        no_id = -1
+        ends, begins = (no_id if index is None else index for index in (self.eos_id, self.bos_id))
+        masks: tuple[Tensor | BlockMask, Tensor | BlockMask]
+        if past is None and self.flex is not None:
+            first_BL, position_BL = document_firsts(ids_BL, ends, begins)
+            whole = block_mask(first_BL)
+            masks = whole, block_mask(lowest_keys(first_BL, self.config.window)) if self.config.window else whole
         else:
-            ids_BL = tokens_BL if past is None else past.append(tokens_BL)
-            no_id = -1
-            ends, begins = (no_id if index is None else index for index in (self.eos_id, self.bos_id))
             position_BL, mask_B1LL = documents(ids_BL, ends, begins, length, past.padding_B if past else None)
-            tables = [(cos[position_BL].unsqueeze(1), sin[position_BL].unsqueeze(1)) for cos, sin in rows]
-        return tables[0], tables[-1], mask_B1LL
+            masks = mask_B1LL, mask_B1LL
+        rows = [(cos[position_BL].unsqueeze(1), sin[position_BL].unsqueeze(1)) for cos, sin in tables]
+        return (*rows[0], masks[0]), (*rows[-1], masks[1])
+
+    def attend_by(self, kernel: FlexKernel | None) -> None:
+        """Let documents of a row attend apart by ``kernel``; None: by masks. Texts that are read in parts always are."""
+        self.flex = kernel
+        for module in self.modules():
+            if isinstance(module, Attention):
+                module.flex = kernel
 
     def tie(self) -> None:
         """Share the embedding's weight with the head, if the config ties them."""

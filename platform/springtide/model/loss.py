@@ -7,7 +7,7 @@ Shape suffixes: N tokens, D width, V ids.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -24,6 +24,10 @@ _TILE = 128
 """Tokens: products of other numbers of them are slower on a GPU, by half where 8 does not divide it."""
 _CONVERTED_AT_ONCE = 2**22
 """Numbers of a head that are converted to another type at a time."""
+
+
+PartLoss = Callable[[Tensor, Tensor, float, float], tuple[Tensor, Tensor, Tensor]]
+"""``part_loss``, compiled."""
 
 
 class LargestLogit:
@@ -53,6 +57,7 @@ class _HeadLoss(torch.autograd.Function):
         z_weight: float,
         cap: float,
         largest: LargestLogit | None,
+        fused: PartLoss | None,
     ) -> tuple[Tensor, Tensor]:
         """Compute what ``head_loss`` returns."""
         grad_hidden_ND = torch.empty_like(hidden_ND) if ctx.needs_input_grad[0] else None
@@ -62,46 +67,22 @@ class _HeadLoss(torch.autograd.Function):
         parts = (hidden_ND.split(_at_once(head_VD)), wanted_N.split(_at_once(head_VD)))
         begin = 0
         for part_ND, ids_N in zip(*parts, strict=True):
-            logits_NV = logits(part_ND, head_VD)
-            if cap:
-                logits_NV = capped(logits_NV.float(), cap)
-            counts_N, ids_N1 = ids_N != IGNORE_INDEX, ids_N.clamp_min(0)[:, None]
-            if largest is not None:
-                largest.see(logits_NV, counts_N)
-            wanted_logit_N1 = logits_NV.gather(-1, ids_N1).float()
-            log_p_NV = F.log_softmax(logits_NV, -1, dtype=torch.float32)
-            wanted_log_p_N1 = log_p_NV.gather(-1, ids_N1)
-            log_sum_N1 = wanted_logit_N1 - wanted_log_p_N1
-            of_part_N = nats_N[begin : begin + len(part_ND)]
-            torch.mul(-wanted_log_p_N1[:, 0], counts_N, out=of_part_N)
-            if z_weight:
-                extra += z_weight * (log_sum_N1[:, 0].square() * counts_N).sum()
-            if grad_hidden_ND is None and grad_head_VD is None:
-                begin += len(part_ND)
-                continue
-            # of the logits: (p f - [wanted]) s, where f is that of z-loss and s the slope of the cap
-            wanted_grad_N1 = wanted_log_p_N1.exp()
-            if z_weight or cap:
-                grad_NV = log_p_NV.exp_()
-                if z_weight:
-                    factor_N1 = 1.0 + 2.0 * z_weight * log_sum_N1
-                    grad_NV *= factor_N1
-                    wanted_grad_N1 *= factor_N1
-                wanted_grad_N1 -= 1.0
-                if cap:
-                    grad_NV *= 1.0 - (logits_NV / cap).square()
-                    wanted_grad_N1 *= 1.0 - (wanted_logit_N1 / cap).square()
-                grad_NV = grad_NV.type_as(part_ND)
+            logits_NV, counts_N = logits(part_ND, head_VD), ids_N != IGNORE_INDEX
+            if fused is None:
+                found = _in_steps(logits_NV, ids_N, z_weight, cap, largest, any(ctx.needs_input_grad[:2]))
             else:
-                wanted_grad_N1 -= 1.0
-                grad_NV = torch.exp(log_p_NV, out=logits_NV)  # in the logits' memory, rounded once
-            grad_NV.scatter_(-1, ids_N1, wanted_grad_N1.type_as(grad_NV))
+                if largest is not None:
+                    largest.see(capped(logits_NV.float(), cap) if cap else logits_NV, counts_N)
+                found = fused(logits_NV, ids_N, z_weight, cap)
+            nats_N[begin : begin + len(part_ND)], grad_NV = found[0], found[2]
+            if found[1] is not None:
+                extra += found[1]
             # tokens that do not count become zero in the narrow factors of the products: the gradient of all logits is long
-            if grad_hidden_ND is not None:
+            if grad_hidden_ND is not None and grad_NV is not None:
                 of_hidden_ND = grad_hidden_ND[begin : begin + len(part_ND)]
                 _through(grad_NV, head_VD, of_hidden_ND)
                 of_hidden_ND *= counts_N[:, None]
-            if grad_head_VD is not None:
+            if grad_head_VD is not None and grad_NV is not None:
                 _add_product(grad_head_VD, grad_NV, part_ND * counts_N[:, None], is_first=begin == 0)
             begin += len(part_ND)
         ctx.save_for_backward(grad_hidden_ND, grad_head_VD)
@@ -110,14 +91,75 @@ class _HeadLoss(torch.autograd.Function):
         return nats_N.sum() + extra, nats_N
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, Tensor | None, None, None, None, None]:
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, Tensor | None, None, None, None, None, None]:
         """Return the saved gradients times the upstream gradient; None for an input that is frozen."""
         grad_hidden_ND, grad_head_VD = ctx.saved_tensors
         if grad_hidden_ND is not None:
             grad_hidden_ND.mul_(grads[0])
         if grad_head_VD is not None:
             grad_head_VD = grad_head_VD.mul_(grads[0]).to(ctx.head_dtype)
-        return grad_hidden_ND, grad_head_VD, None, None, None, None
+        return grad_hidden_ND, grad_head_VD, None, None, None, None, None
+
+
+def _in_steps(
+    logits_NV: Tensor, ids_N: Tensor, z_weight: float, cap: float, largest: LargestLogit | None, trains: bool
+) -> tuple[Tensor, Tensor | None, Tensor | None]:
+    """Return what ``part_loss`` returns, one operation after the other; a gradient only if it ``trains``, often in the memory
+    of the logits."""
+    dtype = logits_NV.dtype
+    if cap:
+        logits_NV = capped(logits_NV.float(), cap)
+    counts_N, ids_N1 = ids_N != IGNORE_INDEX, ids_N.clamp_min(0)[:, None]
+    if largest is not None:
+        largest.see(logits_NV, counts_N)
+    wanted_logit_N1 = logits_NV.gather(-1, ids_N1).float()
+    log_p_NV = F.log_softmax(logits_NV, -1, dtype=torch.float32)
+    wanted_log_p_N1 = log_p_NV.gather(-1, ids_N1)
+    log_sum_N1 = wanted_logit_N1 - wanted_log_p_N1
+    nats_N = torch.mul(-wanted_log_p_N1[:, 0], counts_N)
+    extra = z_weight * (log_sum_N1[:, 0].square() * counts_N).sum() if z_weight else None
+    if not trains:
+        return nats_N, extra, None
+    # of the logits: (p f - [wanted]) s, where f is that of z-loss and s the slope of the cap
+    wanted_grad_N1 = wanted_log_p_N1.exp()
+    if z_weight or cap:
+        grad_NV = log_p_NV.exp_()
+        if z_weight:
+            factor_N1 = 1.0 + 2.0 * z_weight * log_sum_N1
+            grad_NV *= factor_N1
+            wanted_grad_N1 *= factor_N1
+        wanted_grad_N1 -= 1.0
+        if cap:
+            grad_NV *= 1.0 - (logits_NV / cap).square()
+            wanted_grad_N1 *= 1.0 - (wanted_logit_N1 / cap).square()
+        grad_NV = grad_NV.to(dtype)
+    else:
+        wanted_grad_N1 -= 1.0
+        grad_NV = torch.exp(log_p_NV, out=logits_NV)  # in the logits' memory, rounded once
+    return nats_N, extra, grad_NV.scatter_(-1, ids_N1, wanted_grad_N1.type_as(grad_NV))
+
+
+def part_loss(logits_NV: Tensor, ids_N: Tensor, z_weight: float, cap: float) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the cross-entropy of some tokens, fp32 (N,), z-loss's sum over them, and the gradient of their logits, (N, V),
+    which is not zero yet for tokens that do not count. Written to be compiled: its passes over the logits become few kernels.
+
+    Args:
+        logits_NV: before the cap.
+        ids_N: those wanted, or IGNORE_INDEX.
+        z_weight: as for ``head_loss``.
+        cap: as for ``capped``.
+    """
+    counts_N, ids_N1 = ids_N != IGNORE_INDEX, ids_N.clamp_min(0)[:, None]
+    capped_NV = capped(logits_NV.float(), cap)
+    log_sum_N1 = capped_NV.logsumexp(-1, keepdim=True)
+    wanted_N1 = capped_NV.gather(-1, ids_N1)
+    nats_N = (log_sum_N1 - wanted_N1)[:, 0] * counts_N
+    extra = z_weight * (log_sum_N1[:, 0].square() * counts_N).sum()
+    is_wanted_NV = torch.arange(logits_NV.shape[1], device=ids_N.device) == ids_N1
+    grad_NV = (capped_NV - log_sum_N1).exp() * (1.0 + 2.0 * z_weight * log_sum_N1) - is_wanted_NV.float()
+    if cap:
+        grad_NV = grad_NV * (1.0 - (capped_NV / cap).square())
+    return nats_N, extra, grad_NV.type_as(logits_NV)
 
 
 def _add_product(total_VD: Tensor, grad_NV: Tensor, part_ND: Tensor, is_first: bool) -> None:
@@ -178,15 +220,16 @@ def head_loss(
     z_weight: float = 0.0,
     cap: float = 0.0,
     largest: LargestLogit | None = None,
+    fused: PartLoss | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Return the loss, summed over tokens, fp32 scalar, and the cross-entropy of each token in it, fp32 (N,), 0 where it does
     not count; the second has no gradient.
 
     ``wanted_N`` are int64 ids, or IGNORE_INDEX. The loss adds ``z_weight`` times the squared logarithm of the softmax's
     denominator, which keeps logits from drifting (Chowdhery et al., PaLM, 2022, section 5). ``cap``: as for ``capped``.
-    ``largest`` sees all logits.
+    ``largest`` sees all logits. ``fused``: ``part_loss``, compiled; None computes in single operations.
     """
-    total, nats_N = _HeadLoss.apply(hidden_ND, head_VD, wanted_N, z_weight, cap, largest)
+    total, nats_N = _HeadLoss.apply(hidden_ND, head_VD, wanted_N, z_weight, cap, largest, fused)
     return total, nats_N
 
 

@@ -70,6 +70,19 @@ def document_begins(tokens_BL: Tensor, eos_id: int, bos_id: int) -> Tensor:
     return opens_BL | F.pad((is_eos_BL & ~opens_BL)[:, :-1], (1, 0), value=False)
 
 
+def document_firsts(
+    tokens_BL: Tensor, eos_id: int, bos_id: int, padding_B: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    """Return where the document of each token begins, int64 (B, L), and the token's position in it, int64 (B, L). Arguments as
+    for ``documents``."""
+    index_L = torch.arange(tokens_BL.shape[1], device=tokens_BL.device)
+    begins_BL = document_begins(tokens_BL, eos_id, bos_id)
+    if padding_B is not None:
+        begins_BL = begins_BL | (index_L == padding_B[:, None])
+    first_BL = torch.where(begins_BL, index_L, 0).cummax(dim=1).values
+    return first_BL, index_L - first_BL
+
+
 def documents(
     tokens_BL: Tensor, eos_id: int, bos_id: int, newest: int = 0, padding_B: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
@@ -83,10 +96,7 @@ def documents(
         padding_B: tokens of padding at the start of each row, to which no other token attends; None: there are none.
     """
     index_L = torch.arange(tokens_BL.shape[1], device=tokens_BL.device)
-    begins_BL = document_begins(tokens_BL, eos_id, bos_id)
-    if padding_B is not None:
-        begins_BL = begins_BL | (index_L == padding_B[:, None])
-    first_BL = torch.where(begins_BL, index_L, 0).cummax(dim=1).values
+    first_BL, position_BL = document_firsts(tokens_BL, eos_id, bos_id, padding_B)
     asks = slice(-newest if newest else None, None)
     together_BLL = first_BL[:, asks, None] == first_BL[:, None, :]
-    return index_L[asks] - first_BL[:, asks], (together_BLL & (index_L[asks, None] >= index_L)).unsqueeze(1)
+    return position_BL[:, asks], (together_BLL & (index_L[asks, None] >= index_L)).unsqueeze(1)

@@ -1,20 +1,33 @@
-"""Compilation of blocks, each shape by itself, and the reason where it stops. The only file that touches Dynamo."""
+"""Compilation of blocks, of FlexAttention and of the head's loss, each shape by itself, and the reason where it stops. The only
+file that touches Dynamo."""
 
 from __future__ import annotations
 
 import contextlib
+import importlib.util
+import logging
 import os
+import shutil
 import stat
 from typing import Any
 
 import torch
 from torch import nn
+from torch.nn.attention.flex_attention import flex_attention
 
+from springtide.config.engine import ModelConfig
 from springtide.errors import ConfigError, explain
+from springtide.model.flex import FlexKernel
+from springtide.model.loss import PartLoss, part_loss
 
+_log = logging.getLogger(__name__)
 _RECOMPILES = 64
 """Graphs of a block: one per micro-batch size at the world sizes of a process, with gradients and without."""
 _ALL_RECOMPILES = 1024
+_HALF = ("bf16", "fp16")
+_FLEX_WIDTHS = 16, 256
+"""Least and largest width of a head for FlexAttention."""
+_AMPERE = (8, 0)
 _LIMIT_HIT = "recompile limit"
 
 
@@ -22,11 +35,104 @@ def compile_block(block: nn.Module) -> None:
     """Compile ``block`` in place at its first call. Each shape gets its own graph: otherwise the second one would be dynamic
     in every size, with slower kernels. Raises ConfigError if another user could have left compiled code for this one."""
     check_cache()
+    _raise_limits()
+    block.compile(dynamic=False)
+
+
+def _raise_limits() -> None:
     settings: Any = torch._dynamo.config
     for name, least in {"recompile_limit": _RECOMPILES, "accumulated_recompile_limit": _ALL_RECOMPILES}.items():
         if hasattr(settings, name):  # a private setting of Dynamo, which may be renamed
             setattr(settings, name, max(getattr(settings, name), least))
-    block.compile(dynamic=False)
+
+
+def takes_flex(config: ModelConfig, precision: str) -> bool:
+    """Return whether FlexAttention's kernels on GPUs take a model's attention: they are for half types, and for heads of a
+    size that a block of them fits.
+
+    Args:
+        config: of the model.
+        precision: ``parallel.precision``.
+    """
+    least, most = _FLEX_WIDTHS
+    return precision in _HALF and least <= config.head_width <= most
+
+
+def flex_kernel(config: ModelConfig, precision: str, device: torch.device) -> FlexKernel | None:
+    """Return FlexAttention, compiled, if it runs on ``device``; None where attention has to take masks instead: on CPUs, on
+    GPUs older than Ampere, in full precision, and where nothing can compile it. Raises ConfigError as ``compile_block``.
+
+    Args:
+        config: of the model.
+        precision: ``parallel.precision``.
+        device: of this process.
+    """
+    if device.type != "cuda" or not takes_flex(config, precision):
+        return None
+    if torch.cuda.get_device_capability(device) < _AMPERE:
+        return None
+    if lacking := [what for what, is_there in _compilers().items() if not is_there]:
+        _log.warning(
+            "documents of a row attend apart by a mask, several times as slowly as by FlexAttention: this node lacks %s",
+            " and ".join(lacking),
+        )
+        return None
+    return compiled_flex()
+
+
+def compiled_flex() -> FlexKernel:
+    """Return FlexAttention, to be compiled at its first call of each shape; within a compiled block it becomes part of that.
+    It never runs uncompiled instead: that would make all scores."""
+    check_cache()
+    _raise_limits()
+    kernel: FlexKernel = torch.compile(flex_attention, dynamic=False, fullgraph=True)
+    return kernel
+
+
+def compiled_loss() -> PartLoss:
+    """Return ``part_loss``, to be compiled at its first call of each shape: all parts of a batch have one, the last may have
+    another."""
+    check_cache()
+    _raise_limits()
+    fused: PartLoss = torch.compile(part_loss, dynamic=False, fullgraph=True)
+    return fused
+
+
+def _compilers() -> dict[str, bool]:
+    """Return what FlexAttention is compiled with, and whether it is there: Triton builds its launchers with a C compiler."""
+    return {
+        "Triton": importlib.util.find_spec("triton") is not None,
+        "a C compiler": any(map(shutil.which, ("gcc", "clang", "cc"))),
+    }
+
+
+def compiled_folder() -> str:
+    """Return this node's folder of compiled code, which exists then. Raises ConfigError as ``check_cache``."""
+    from torch._inductor.runtime.cache_dir_utils import cache_dir  # takes a second to import
+
+    check_cache()
+    return cache_dir()
+
+
+def num_compiled() -> int:
+    """Return the number of graphs that this process has compiled so far."""
+    counted: Any = getattr(getattr(torch._dynamo, "utils", None), "counters", {}).get("stats", {})
+    return int(counted.get("unique_graphs", 0))
+
+
+def compiled_artifacts() -> bytes | None:
+    """Return what this process has compiled, for ``load_compiled``; None if nothing. Call it from any thread."""
+    lock = getattr(getattr(torch._dynamo, "convert_frame", None), "compile_lock", contextlib.nullcontext())
+    with lock:  # what is compiled meanwhile would change the list while it is read
+        found = torch.compiler.save_cache_artifacts()
+    return found[0] if found else None
+
+
+def load_compiled(artifacts: bytes) -> bool:
+    """Put ``artifacts`` into this node's folder; return whether any were. torch runs them: they must be the user's own."""
+    check_cache()
+    found = torch.compiler.load_cache_artifacts(artifacts)
+    return found is not None and not found.empty()
 
 
 def check_cache() -> None:

@@ -18,7 +18,7 @@ from springtide.config.engine import ParallelConfig
 from springtide.dist.world import World
 from springtide.errors import ConfigError, explain
 from springtide.model import Decoder
-from springtide.parallel.compiled import compile_block
+from springtide.parallel.compiled import compile_block, compiled_loss, flex_kernel
 from springtide.parallel.recompute import recomputed
 
 _TYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16, "fp64": torch.float64}
@@ -35,12 +35,17 @@ def parallelize(model: nn.Module, config: ParallelConfig, world: World) -> nn.Mo
     ):
         name = torch.cuda.get_device_name(world.device)
         raise ConfigError(explain("parallel.precision", "bf16", f"a {name} has no bf16 arithmetic", "use fp16"))
+    if isinstance(model, Decoder) and model.eos_id is not None:
+        model.attend_by(flex_kernel(model.config, config.precision, world.device))
     blocks = getattr(model, "blocks", nn.ModuleList())
     for index, block in enumerate(blocks):
         if config.recompute != "none":
             blocks[index] = recomputed(block, config.recompute)
         if config.compile:
             compile_block(blocks[index])
+    # not on CPUs, whose losses are bit-equal to those of single operations
+    if isinstance(model, Decoder) and config.compile and world.device.type == "cuda":
+        model.fused_loss = compiled_loss()
     # a single process has nothing to shard, and FSDP's copies take a sixth of a small model's step; but FSDP also makes fp64
     # sums, and for a user's model the other types of weights
     sharded = world.size > 1 or {config.precision, config.reduction} != {"fp32"}

@@ -18,8 +18,10 @@ _DEAR = {
     _aten._scaled_dot_product_flash_attention_for_cpu.default,
     _aten._scaled_dot_product_efficient_attention.default,
     _aten._scaled_dot_product_cudnn_attention.default,
+    torch.ops.higher_order.flex_attention,
 }
-"""Operators whose results cost more to recompute than to keep."""
+"""Operators whose results cost more to recompute than to keep. FlexAttention's are kept in compiled blocks; elsewhere its
+kernel is compiled by itself, what happens within is not seen here, and its forward is computed again."""
 
 
 def recomputed(block: nn.Module, how: str) -> nn.Module:

@@ -3,6 +3,7 @@
 <root>/<run id>/config.yaml    the resolved config
                 journal/       every event
                 checkpoints/   committed steps
+                compiled/      compiled code of its nodes, sealed
                 tasks/         scores of checkpoints on tasks
                 control/       commands to it, and their results
                 mlflow.json    the one MLflow run

@@ -29,6 +29,7 @@ from springtide.stream import Batch, RankReader, load, open_data
 from springtide.track.console import Console
 from springtide.track.journal import Journal
 from springtide.training import Placement, TrainLoop
+from springtide.training.compile_cache import CompileCache, key_of
 from springtide.training.forgetting import with_old_sets
 from springtide.training.leave_request import LEFT, LeaveRequest
 from springtide.training.preflight import check_gpu
@@ -102,7 +103,10 @@ def train(
     data = open_data(config.data)
     data.check_epochs(config.num_steps)
     check_objective(config, data)
-    run = TrainLoop(config, here, data, folder, placement=Placement(owner, heartbeat=watch.heartbeat))
+    compiled = CompileCache(folder, key_of(folder, config), config)
+    placement = Placement(owner, heartbeat=watch.heartbeat)
+    compiled.load(here.device)
+    run = TrainLoop(config, here, data, folder, placement=placement, compiled=compiled)
     if config.train.start_from:
         on_first(lambda: check_begin(run))
     if config.objective.teacher:

@@ -37,6 +37,7 @@ from springtide.stream import Batch, Data, RankReader, check, digest
 from springtide.training import source_figures
 from springtide.training.anchor import Anchor
 from springtide.training.checkpoint_schedule import CheckpointSchedule
+from springtide.training.compile_cache import CompileCache, CompiledCode
 from springtide.training.device import peak_memory, to_device
 from springtide.training.device_check import StragglerDetector
 from springtide.training.energy import energy_meter
@@ -45,6 +46,7 @@ from springtide.training.forgetting import FirstLosses
 from springtide.training.group_lease import GroupLease
 from springtide.training.hooks import StepContext, StepHook, StepHooks
 from springtide.training.micro_batches import largest_micro_batch, micro_batches
+from springtide.training.nvidia_ranges import tools_of
 from springtide.training.optim import optimizer_of, rate_after, set_learning_rate
 from springtide.training.parameter_groups import check_groups, freeze
 from springtide.training.pauses import Pauses, check_can_tell, sensors
@@ -83,6 +85,8 @@ class TrainLoop:
     phases_s: dict[str, float] = dataclasses.field(default_factory=dict)
     """Duration of each phase of the start [s]."""
     placement: Placement = dataclasses.field(default_factory=Placement)
+    compiled: CompileCache | None = None
+    """The run's compiled code; None keeps none."""
 
     def __post_init__(self) -> None:
         begin, config = time.perf_counter(), self.config
@@ -198,8 +202,9 @@ class TrainLoop:
             self.state.energy,
             Recheck(config, self.world, self.state, nodes, saves, self.lease),
             Recompiles(config.parallel.compile),
+            CompiledCode(self.compiled, self.world, self.lease),
             self.state.guard,
-            Profile(config.train.profile, self.world, self.folder),
+            Profile(config.train.profile, self.world, self.folder, tools_of(self.world.device)),
             saves,
             snapshots,
             StragglerDetector(self.world, nodes, float(config.elastic.compare)),

@@ -25,11 +25,12 @@ from torch.utils._pytree import tree_leaves
 from springtide.checkpoint.tensors import local, materialize
 from springtide.config import Config
 from springtide.dist import world
-from springtide.model import make
+from springtide.model import Decoder, make
 from springtide.model.attention import attention_as_on
+from springtide.model.flex import same_memory
 from springtide.model.loss import logits_as_on
 from springtide.objective import Objective, next_token, zeros
-from springtide.parallel import parallelize
+from springtide.parallel import parallelize, takes_flex
 from springtide.shards import load_labels
 from springtide.store import Folder
 from springtide.training.anchor import Anchor
@@ -99,6 +100,8 @@ def _peak(config: Config, vocab_size: int, eos_id: int | None, world_size: int) 
             model = make(config.model, vocab_size, eos_id)
             freeze(model, config.optim)
             model = parallelize(model, layout, here)
+            if device == "cuda" and isinstance(model, Decoder) and takes_flex(model.config, layout.precision):
+                model.attend_by(same_memory)
             optimizer = optimizer_of(model, config.optim)
             materialize(optimizer)
             anchor = Anchor(model, config.objective) if config.objective.anchor else None

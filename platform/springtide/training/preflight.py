@@ -21,8 +21,8 @@ from springtide.errors import ConfigError, explain
 from springtide.model import skeleton
 from springtide.parallel import parallelize
 from springtide.store.host_limits import lacks_locked_memory, lacks_shared_memory
+from springtide.training.compile_cache import CompileCache, padded_rows
 from springtide.training.device_check import check_device
-from springtide.training.micro_batches import largest_micro_batch
 from springtide.training.numa import bind_to_gpu
 from springtide.training.nvml import gpu_of
 from springtide.training.optim import optimizer_of
@@ -43,12 +43,19 @@ _LEAST_USED = 2 * 2**30
 _LOOKS, _LOOK_S = 10, 1.0
 
 
-def preflight(config: Config) -> Health:
-    """Run the preflight; return the device's health. The process must not be in a process group, and is in none afterwards."""
+def preflight(config: Config, compiled: CompileCache | None = None) -> Health:
+    """Run the preflight; return the device's health. The process must not be in a process group, and is in none afterwards.
+
+    Args:
+        config: of the run.
+        compiled: the run's compiled code, which is loaded first.
+    """
     with _alone("cuda" if config.elastic.gpus_per_worker else "cpu") as here:
         bind_to_gpu(here.device)
         if config.parallel.threads:
             torch.set_num_threads(config.parallel.threads)
+        if compiled is not None:
+            compiled.load(here.device)
         if not config.model.source:  # a user's model may be large
             one_block = config.model.model_copy(update={"num_layers": 1})
             _step(config, here, one_block, _VOCABULARY, *_shape(config))
@@ -133,10 +140,7 @@ def _shape(config: Config) -> tuple[int, int]:
     blocks get in a worker group of the maximum size."""
     if not config.parallel.compile:
         return _ROWS, min(_LENGTH, config.model.max_sequence_length)
-    order, exact = config.stream, config.parallel.exact
-    most_lanes = -(-order.num_lanes // config.elastic.max_workers)
-    rows = largest_micro_batch(order.global_batch // order.num_lanes, most_lanes, config.train.rows_at_once, exact)
-    return rows, config.shards.sequence_length
+    return padded_rows(config, config.elastic.max_workers), config.shards.sequence_length
 
 
 def _step(

@@ -14,9 +14,11 @@ from torch.autograd import DeviceType
 
 from springtide.config.steps import StepsDone
 from springtide.dist import World
-from springtide.events import Profiled
+from springtide.events import Profiled, Warned
 from springtide.store import Folder
 from springtide.training.hooks import StepContext, StepHook
+from springtide.training.nvidia_ranges import StepRanges, Tools
+from springtide.training.step import StepSignals
 
 _WARM_UP_STEPS = 3
 _TOP = 5
@@ -43,17 +45,28 @@ _TRY = {
 class Profile(StepHook):
     """Profiler of one worker group; rank 0 profiles ``steps`` steps after the first few."""
 
-    def __init__(self, steps: int, world: World, folder: Folder) -> None:
-        """``steps`` 0 profiles none; ``folder`` is the run's."""
+    def __init__(self, steps: int, world: World, folder: Folder, tools: Tools | None = None) -> None:
+        """``steps`` 0 profiles none; ``folder`` is the run's; ``tools``: of the device, such as ``tools_of`` returns."""
         self._steps, self._device, self._folder = steps if world.is_first else 0, world.device, folder
+        self._ranges = StepRanges(tools)
         self._done, self._began, self._input_s = 0, 0.0, 0.0
         self._profile: Any = None
 
-    def after_step(self, done: StepContext) -> Iterator[Profiled]:
+    def signals(self, signals: StepSignals, step: StepsDone) -> StepSignals:
+        """Begin the range of the step."""
+        self._ranges.before_step(step)
+        return signals
+
+    def before_update(self) -> None:
+        """Begin the range of the update."""
+        self._ranges.before_update()
+
+    def after_step(self, done: StepContext) -> Iterator[Profiled | Warned]:
         """Start, continue or end the profile. At the end, write the trace and yield its summary."""
         if not self._steps:
             return
         self._done += 1
+        self._ranges.after_step()
         if self._done > _WARM_UP_STEPS:
             self._input_s += done.data_wait_s
         if self._done == _WARM_UP_STEPS:
@@ -62,22 +75,28 @@ class Profile(StepHook):
                 kinds.append(torch.profiler.ProfilerActivity.CUDA)
             self._profile = torch.profiler.profile(activities=kinds)
             self._profile.start()
+            self._ranges.begin()
             self._began = time.perf_counter()
         elif self._done == _WARM_UP_STEPS + self._steps:
             wall_s = time.perf_counter() - self._began
+            self._ranges.end()
             self._profile.stop()
             yield self._summary(done.step, wall_s)
             self._profile, self._steps = None, 0
 
     def close(self) -> None:
-        """Stop the profiler if training ends before the profile."""
+        """Stop the profilers if training ends before the profile."""
+        self._ranges.end()
         if self._profile is not None:
             self._profile.stop()
             self._profile = None
 
-    def _summary(self, step: StepsDone, wall_s: float) -> Profiled:
+    def _summary(self, step: StepsDone, wall_s: float) -> Profiled | Warned:
         if self._device.type == "cuda":
             kernels = kernels_of(self._profile.events())
+            if not kernels:
+                seen = "torch's profiler saw nothing of the GPU, as when nsys or ncu has it; their trace has the ranges"
+                return Warned(step=step, reason=f"{seen} of the {self._steps} profiled steps")
             found, times = kernel_shares(kernels, wall_s, self._input_s), times_by_name(kernels)
         else:
             times = {one.key: one.self_cpu_time_total / 1e6 for one in self._profile.key_averages()}

@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
 from springtide.model import loss
-from springtide.model.loss import IGNORE_INDEX, head_loss
+from springtide.model.loss import IGNORE_INDEX, LargestLogit, PartLoss, head_loss, part_loss
 
 
 def problem() -> tuple[Tensor, Tensor, Tensor]:
@@ -21,14 +21,15 @@ def problem() -> tuple[Tensor, Tensor, Tensor]:
     return hidden, head, wanted
 
 
+@pytest.mark.parametrize("fused", [None, part_loss], ids=["in steps", "fused"])
 @pytest.mark.parametrize("tokens_at_once", [1, 7, 37, 100])
 @pytest.mark.parametrize("z_weight", [0.0, 0.01])
 def test_it_is_cross_entropy_and_so_are_its_gradients(
-    tokens_at_once: int, z_weight: float, monkeypatch: pytest.MonkeyPatch
+    tokens_at_once: int, z_weight: float, fused: PartLoss | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(loss._LOGITS_AT_ONCE, "cpu", 50 * tokens_at_once)
     hidden, head, wanted = problem()
-    total, nats_N = head_loss(hidden, head, wanted, z_weight)
+    total, nats_N = head_loss(hidden, head, wanted, z_weight, fused=fused)
     (total * 0.3).backward()
     expected_hidden, expected_head = hidden.detach().requires_grad_(), head.detach().requires_grad_()
     logits = expected_hidden @ expected_head.T
@@ -41,6 +42,20 @@ def test_it_is_cross_entropy_and_so_are_its_gradients(
     torch.testing.assert_close(total, cross_entropy + z_weight * squares)
     torch.testing.assert_close(hidden.grad, expected_hidden.grad)
     torch.testing.assert_close(head.grad, expected_head.grad)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_the_compiled_loss_is_that_in_steps_with_a_cap_and_the_largest_logit(dtype: torch.dtype) -> None:
+    found = []
+    for fused in (None, part_loss):
+        hidden, head, wanted = problem()
+        half = hidden.detach().to(dtype).requires_grad_(), head.detach().to(dtype).requires_grad_()
+        largest = LargestLogit(hidden.device)
+        total, nats_N = head_loss(*half, wanted, 0.01, 4.0, largest, fused)
+        total.backward()
+        assert all(one.grad is not None and one.grad.dtype == dtype for one in half)
+        found.append([total.detach(), nats_N, largest.value, *(one.grad for one in half)])
+    torch.testing.assert_close(found[1], found[0], rtol=1e-5 if dtype == torch.float32 else 2e-2, atol=1e-4)
 
 
 def test_tokens_that_count_for_nothing_have_no_gradient_and_none_is_made_without_training() -> None:

@@ -41,6 +41,7 @@ from springtide.on_ray.train.snapshot_saver import OrphanedRun
 from springtide.on_ray.train.worker import TrainJob, work
 from springtide.on_ray.train.worker_lender import WorkerLender
 from springtide.store import Folder
+from springtide.training.compile_cache import key_of
 
 _POLL_S = 0.5
 _END_S = 10.0
@@ -74,7 +75,8 @@ def train(
         )
     last, workers = workers is None, workers or WorkerLender()
     mailbox = workers.open_mailbox(config)
-    trainer = _trainer(run, term, TrainJob(for_workers(config), mailbox, labels, owner, armed(), begun_s), workers)
+    job = TrainJob(for_workers(config), mailbox, labels, owner, armed(), begun_s, key_of(run, config))
+    trainer = _trainer(run, term, job, workers)
     failure: list[BaseException] = []
     signalled = False
 

@@ -37,6 +37,7 @@ from springtide.on_ray.train.snapshot_client import SnapshotClient
 from springtide.store import Folder
 from springtide.stream import Batch, RankReader, open_data
 from springtide.training import Placement, TrainLoop
+from springtide.training.compile_cache import CompileCache
 from springtide.training.live_state import LiveState
 from springtide.training.preflight import preflight
 
@@ -71,11 +72,18 @@ class TrainJob:
     """Address of the drill to which fault points are reported; empty for none."""
     begun_s: float = 0.0
     """When the run was first started, seconds since 1970; only a run with a deadline needs it."""
+    compiled_key: str = dataclasses.field(default="", repr=False)
+    """Key of the seals of the run's compiled code; empty keeps none."""
 
     @property
     def folder(self) -> Folder:
         """The run's folder."""
         return Folder(self.config.run.root) / self.config.run.id
+
+    @property
+    def compiled(self) -> CompileCache:
+        """The run's compiled code."""
+        return CompileCache(self.folder, self.compiled_key, self.config)
 
     @property
     def keeps_snapshots(self) -> bool:
@@ -168,7 +176,7 @@ def warm_up(job: TrainJob) -> Health:
     importlib.import_module("ray.data")
     importlib.import_module("ray.train.torch")  # what forms a group needs it: all ranks would wait for a new one
     servers = SnapshotClient(job.config, job.folder, job.mailbox, owner=job.owner) if job.keeps_snapshots else None
-    found = preflight(job.config)
+    found = preflight(job.config, job.compiled)
     found = found._replace(network_bytes_per_s=job.mailbox.fetch_speed())
     if servers is not None:
         servers.wait()
@@ -214,7 +222,8 @@ def _train(job: TrainJob) -> bool:
     beat = sender.heartbeat if sender else lambda: None
     left_s = sender.leave_left_s if sender else lambda: math.inf
     placement = Placement(job.owner, nodes, markets, functools.partial(read_elsewhere, job.mailbox), beat, left_s)
-    run = TrainLoop(config, here, data, job.folder, job.labels, servers, phases_s, placement)
+    compiled = dataclasses.replace(job.compiled, config=config)
+    run = TrainLoop(config, here, data, job.folder, job.labels, servers, phases_s, placement, compiled)
     _live = LiveState(run.state, here, run.described, servers, config.checkpoint.stage)
     left = False
     for event in run.events(batches, sender.interrupt if sender else lambda: None, [_live]):

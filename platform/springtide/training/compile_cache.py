@@ -1,0 +1,203 @@
+"""Compiled code kept with a run, so that a new node does not compile what another one has compiled.
+
+    <run>/compiled/KIND/8-group.bin    a head, the seal of what follows, and torch's cache artifacts
+
+KIND is the digest of what the code depends on: versions, kind of device, model; 8 are the rows of a micro-batch, which follow
+from the number of workers.
+
+torch runs what it loads from there. A digest would tell damage, but anybody who may write the store could make one. So the file
+has a seal (HMAC-SHA256), whose key only the run's user can make: the driver derives it and hands it to the workers. What does
+not have it is not loaded, and the node compiles. Without a key (no ``~/.springtide``) nothing is kept.
+
+Only rank 0 of the group with the newest lease writes, in a thread, after the first step and when more has been compiled since:
+no step waits for the store. A new process reads all files of its kind before its preflight, once a node.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import fcntl
+import hashlib
+import hmac
+import logging
+import platform
+import re
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import torch
+
+from springtide.checkpoint import leases
+from springtide.config import Config
+from springtide.config.code import code_fingerprint, seal
+from springtide.dist import World
+from springtide.errors import RunExists
+from springtide.events import Event
+from springtide.parallel import compiled_artifacts, compiled_folder, load_compiled, num_compiled
+from springtide.store import Folder, to_json
+from springtide.store.digest import of_bytes
+from springtide.training.group_lease import GroupLease
+from springtide.training.hooks import StepContext, StepHook
+from springtide.training.micro_batches import largest_micro_batch
+
+_log = logging.getLogger(__name__)
+_HEAD = b"springtide compiled code 1\n"
+_SEAL_BYTES = hashlib.sha256().digest_size
+_FILE = re.compile(r"\d{1,6}-(alone|group)\.bin")
+_MOST_FILES = 16
+"""Files that a node loads: a run has few sizes of micro-batches."""
+_MOST_BYTES = 256 * 2**20
+"""Most bytes of a file of compiled code; larger ones are neither written nor read."""
+
+
+def key_of(run: Folder, config: Config) -> str:
+    """Return the key of the seals of a run's compiled code, 64 hex digits, the same whenever this user derives it; empty if the
+    user has no key of his own, or the run compiles nothing.
+
+    Args:
+        run: the run's folder.
+        config: of the run.
+    """
+    flexes = config.shards.mask_across_documents and config.elastic.gpus_per_worker
+    return seal(f"compiled code of {run.url}") if config.parallel.compile or flexes else ""
+
+
+def padded_rows(config: Config, workers: int) -> int:
+    """Return the rows of a micro-batch, with which blocks are called.
+
+    Args:
+        config: of the run.
+        workers: of the group.
+    """
+    order, exact = config.stream, config.parallel.exact
+    most_lanes = -(-order.num_lanes // workers)
+    return largest_micro_batch(order.global_batch // order.num_lanes, most_lanes, config.train.rows_at_once, exact)
+
+
+def sealed(name: str, artifacts: bytes, key: str) -> bytes:
+    """Return the contents of file ``name``: ``artifacts`` under the seal of ``key``."""
+    return _HEAD + _mac(name, artifacts, key) + artifacts
+
+
+def unsealed(name: str, data: bytes, key: str) -> bytes | None:
+    """Return the artifacts in the contents of file ``name``; None if they are not under the seal of ``key``."""
+    begin = len(_HEAD) + _SEAL_BYTES
+    artifacts = data[begin:]
+    if not data.startswith(_HEAD) or not hmac.compare_digest(data[len(_HEAD) : begin], _mac(name, artifacts, key)):
+        return None
+    return artifacts
+
+
+def _mac(name: str, artifacts: bytes, key: str) -> bytes:
+    found = hmac.new(key.encode(), f"{name}\n".encode(), hashlib.sha256)
+    found.update(artifacts)
+    return found.digest()
+
+
+@dataclasses.dataclass(frozen=True)
+class CompileCache:
+    """The compiled code of a run."""
+
+    run: Folder
+    key: str
+    """From ``key_of``, where the run's driver is; empty keeps nothing."""
+    config: Config
+
+    def kind(self, device: torch.device) -> str:
+        """Return the folder, in the run's, of code for a device of this kind."""
+        config, model = self.config, platform.machine()
+        if device.type == "cuda":
+            model = f"{torch.cuda.get_device_name(device)} {torch.cuda.get_device_capability(device)}"
+        about = {
+            "springtide": code_fingerprint(),
+            "torch": [torch.__version__, torch.version.cuda, torch.version.hip, platform.python_version()],
+            "device": model,
+            "model": config.model.model_dump(mode="json"),
+            "parallel": config.parallel.model_dump(include={"precision", "reduction", "recompute", "compile"}),
+            "rows": [config.shards.sequence_length, config.shards.mask_across_documents],
+        }
+        return f"compiled/{of_bytes(to_json(about).encode())}"
+
+    def name(self, device: torch.device, workers: int) -> str:
+        """Return the name of the file, in the run's folder, that rank 0 of a group of this size writes."""
+        return f"{self.kind(device)}/{padded_rows(self.config, workers)}-{'alone' if workers == 1 else 'group'}.bin"
+
+    def load(self, device: torch.device) -> int:
+        """Put the run's compiled code into this node's cache, each file once a node; return how many this process did. What
+        cannot be had is compiled. Raises ConfigError if the node's cache is not this user's alone."""
+        if not self.key:
+            return 0
+        kind, folder = self.kind(device), Path(compiled_folder())
+        try:
+            with (folder / "springtide.lock").open("a") as lock:
+                fcntl.flock(lock, fcntl.LOCK_EX)  # the other processes of this node wait for its result
+                names = [f"{kind}/{name}" for name in (self.run / kind).names() if _FILE.fullmatch(name)]
+                return sum(self._load(name, folder) for name in sorted(names)[:_MOST_FILES])
+        except OSError as error:
+            _log.warning("compiled code is not loaded from %s: %s", self.run.where(kind), error)
+            return 0
+
+    def _load(self, name: str, folder: Path) -> bool:
+        mark = folder / f"springtide-{name.replace('/', '-')}"
+        if mark.exists():
+            return False
+        try:
+            found = load_compiled(self._read(name))
+        except Exception as error:  # torch raises what it likes
+            _log.warning("compiled code is not loaded from %s: %s", self.run.where(name), error)
+            return False
+        mark.touch()
+        return found
+
+    def _read(self, name: str) -> bytes:
+        if (size := self.run.size(name)) > _MOST_BYTES:
+            raise ValueError(f"it has {size} bytes, above the limit of {_MOST_BYTES}")
+        artifacts = unsealed(name, self.run.read(name), self.key)
+        if artifacts is None:
+            raise ValueError("it is damaged, or of another user: its seal is not that of this run's user")
+        return artifacts
+
+    def save(self, name: str, lease: GroupLease, term: int) -> bool:
+        """Write what this process has compiled; return whether it did: not if the file has as much or more. Raises RunExists,
+        with nothing written, if lease ``term`` is not the newest any more."""
+        artifacts = compiled_artifacts()
+        if not artifacts or len(artifacts) + len(_HEAD) + _SEAL_BYTES > _MOST_BYTES:
+            return False
+        data = sealed(name, artifacts, self.key)
+        if self.run.exists(name) and self.run.size(name) >= len(data):
+            return False
+        leases.check(self.run, term, lease.owner)
+        self.run.write(name, data)
+        return True
+
+
+class CompiledCode(StepHook):
+    """Saver of what rank 0 of a worker group compiles."""
+
+    def __init__(self, cache: CompileCache | None, world: World, lease: GroupLease) -> None:
+        self._cache = cache if cache is not None and cache.key and world.is_first else None
+        self._world, self._lease = world, lease
+        self._saved, self._thread = 0, threading.Thread()
+
+    def after_step(self, done: StepContext) -> Iterator[Event]:
+        """Begin to save if something was compiled since the last save."""
+        if self._cache is not None and not self._thread.is_alive() and (compiled := num_compiled()) != self._saved:
+            self._saved = compiled
+            given = self._cache, self._cache.name(self._world.device, self._world.size), self._lease.term
+            self._thread = threading.Thread(target=self._save, args=given, name="springtide-compiled", daemon=True)
+            self._thread.start()
+        return iter(())
+
+    def wait(self) -> None:
+        """Wait until nothing is being saved."""
+        if self._thread.ident is not None:
+            self._thread.join()
+
+    def _save(self, cache: CompileCache, name: str, term: int) -> None:
+        try:
+            cache.save(name, self._lease, term)
+        except RunExists:
+            pass  # a newer group has the run, and saves what it compiles
+        except Exception as error:  # training does not need it
+            _log.warning("compiled code is not kept in %s: %s", cache.run.where(name), error)
