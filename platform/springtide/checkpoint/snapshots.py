@@ -263,7 +263,7 @@ def _try_load(
     problems = [one for one, _ in told]
     if opened is None or any(problems):
         return problems
-    source, table = opened[0], PieceTable.joined([one for _, one in told])
+    source, table = opened[0], PieceTable.joined([one for _, one in told if one is not None])
     _, problem = _attempt(snapshot_store, lambda: _fill(source, table, model, optimizer))
     return gathered(problem)
 

@@ -209,10 +209,10 @@ class WorkerProcessPool:
         if self.closed:  # meanwhile, in another thread, which may not have seen this one
             self._end(actor)
             raise WorkerGroupStartupFailedError("the run's driver has ended all processes")
-        measures_network = self._measured.get(node) not in self._all  # the one before may have ended
-        if measures_network:
+        measure_network = self._measured.get(node) not in self._all  # the one before may have ended
+        if measure_network:
             self._measured[node] = actor
-        ready = actor.execute.remote(warm_up, self._job, measures_network)
+        ready = actor.execute.remote(warm_up, self._job, measure_network)
         return WorkerProcess(node, actor, ready, time.monotonic())
 
     def _await(self, processes: Sequence[WorkerProcess]) -> set[ObjectRef]:
