@@ -103,7 +103,7 @@ class Snapshotter:
         self._stages: list[StagingBuffer] = []
         self._next = 0
         self._meta: Meta | None = None
-        """Of the snapshot under way."""
+        """What the snapshot under way says of itself."""
         self._handle: Any = None
         self._handing_over: Future[None] | None = None
         self._taken = 0

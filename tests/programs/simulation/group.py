@@ -354,8 +354,7 @@ class Rank:
             while snapshots.busy:
                 self.group.setting.clock.sleep(0.05)
             self.gathered(None)
-            stay = self.on_first(snapshots.staying)
-            if kept := all(self.gathered(snapshots.evacuate(stay))):
+            if kept := all(self.gathered(snapshots.evacuate(self.on_first(snapshots.staying)))):
                 snapshot(step)
                 while snapshots.busy:
                     self.group.setting.clock.sleep(0.05)
